@@ -1,7 +1,7 @@
-//! For whoever operates the server: is it alive, is it ready, and what has it done.
+//! The admin listener: health, readiness and metrics.
 //!
-//! `/healthz` says that the process answers. `/readyz` says whether it wants requests: not before everything listens,
-//! and not while it stops. `/metrics` is for Prometheus.
+//! `/healthz` reports that the process answers. `/readyz` reports whether it is ready for requests: not before everything
+//! listens, and not while it stops. `/metrics` is for Prometheus.
 
 use std::sync::Arc;
 
@@ -17,14 +17,14 @@ use crate::readiness::Readiness;
 use crate::service::http::{ErrorBody, quoted};
 use crate::service::{Hosts, Options, guard, serve};
 
-/// What is here, for whoever opens the address that the server tells.
+/// The page at `/`, which lists the others.
 const PAGES: &str = "\
-/healthz  whether the process answers
-/readyz   whether it wants requests
-/metrics  what it has done, for Prometheus
+/healthz  liveness: 200 if the process answers
+/readyz   readiness: 200 if it accepts requests, 503 while it starts or stops
+/metrics  metrics for Prometheus
 ";
 
-/// Answers until `shutdown` ends.
+/// Serves until `shutdown` resolves.
 pub(crate) async fn run(
     listener: TcpListener,
     metrics: Metrics,
@@ -55,18 +55,18 @@ fn all_metrics(registry: &Registry) -> impl IntoResponse + use<> {
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> impl IntoResponse {
-    let refusal = ErrorBody {
+    let error = ErrorBody {
         status: StatusCode::METHOD_NOT_ALLOWED,
         error: "method_not_allowed",
-        message: format!("{} does not take {}; use GET", quoted(uri.path()), quoted(method.as_str())),
+        message: format!("{} does not support {}; use GET", quoted(uri.path()), quoted(method.as_str())),
     };
-    ([(header::ALLOW, "GET")], refusal)
+    ([(header::ALLOW, "GET")], error)
 }
 
 async fn wrong_path(uri: Uri) -> ErrorBody {
     ErrorBody {
         status: StatusCode::NOT_FOUND,
         error: "not_found",
-        message: format!("nothing is at {}; use /healthz, /readyz or /metrics", quoted(uri.path())),
+        message: format!("no page is at {}; use /healthz, /readyz or /metrics", quoted(uri.path())),
     }
 }

@@ -1,4 +1,4 @@
-//! The rule file in force when nobody gave one: 10 requests per minute for each user.
+//! The built-in rule file of `tollgate serve` without `--config`: 10 requests per minute for each user.
 
 use tollgate::rules::file::{Parsed, Problems, RuleFile};
 

@@ -1,4 +1,4 @@
-//! What a person types, and what they read when it cannot be done.
+//! The command line: arguments, subcommands and the errors that end them.
 
 mod error;
 mod explain;
@@ -16,39 +16,51 @@ use tollgate::rules::file::Parsed;
 pub(crate) use self::error::Error;
 use crate::{config, notice, threads};
 
-/// How long the end may wait for whoever still looks at a file. Nothing is lost with it.
+/// The longest wait at exit for threads that are still reading a file. They hold nothing that could be lost.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Exact, fast and bounded rate limiting.
+/// A rate limiter: a gateway, a decision service over HTTP, and tools for rule files
 ///
-/// Exit codes: 0, 1 when the answer is no, 2 for wrong usage or configuration.
+/// Exit codes: 0 for success, 1 if the answer is no (a file is not valid, a request is refused), 2 for wrong usage or
+/// configuration.
 #[derive(Parser)]
-#[command(name = "tollgate", version, arg_required_else_help = true)]
+#[command(name = "tollgate", version, arg_required_else_help = true, after_help = EXAMPLES)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
+const EXAMPLES: &str = "\
+Examples:
+  tollgate serve                                 a gateway with built-in rules, in front of a built-in echo server
+  tollgate serve --config tollgate.yaml          the gateway and the services of a rule file
+  tollgate validate tollgate.yaml                check a rule file
+  tollgate explain --config tollgate.yaml GET /  show which limits apply to a request";
+
 #[derive(Subcommand)]
 enum Command {
-    /// Serves what a rule file names: the gateway, rate limit decisions over HTTP (POST /v1/check), metrics and health
+    /// Run the gateway, the decision service (POST /v1/check), metrics and health checks
+    #[command(after_help = serve::EXAMPLES)]
     Serve(serve::Arguments),
-    /// Says whether rule files are valid, and everything that is wrong with them
+    /// Check rule files and list every problem
+    #[command(after_help = validate::EXAMPLES)]
     Validate(validate::Arguments),
-    /// Shows what the limits of a rule file would make of a request
+    /// Show which limits apply to a request, and what they would decide
+    #[command(after_help = explain::EXAMPLES)]
     Explain(explain::Arguments),
-    /// Publishes a rule file to every node that shares its Redis
+    /// Publish a rule file to all nodes that share its Redis
+    #[command(after_help = publish::EXAMPLES)]
     Publish(publish::Arguments),
 }
 
-/// What a command answers.
+/// The answer of a command, which becomes its exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Completion {
     Positive,
     Negative,
 }
 
-/// Does what the command line asks; for `serve`, until a signal ends it.
+/// Runs the subcommand; `serve` runs until a signal ends it.
 pub(crate) fn run(cli: Cli) -> Result<Completion, Error> {
     threads::check(threads::runtime_workers()).map_err(Error::Threads)?;
     let runtime = tokio::runtime::Runtime::new().map_err(Error::Runtime)?;
@@ -64,36 +76,36 @@ pub(crate) fn run(cli: Cli) -> Result<Completion, Error> {
     outcome
 }
 
-/// The rule file, with its warnings told.
+/// Reads the rule file and logs its warnings.
 fn load(path: &Path) -> Result<Parsed, Error> {
     let parsed = config::load(path).map_err(Error::Load)?;
     notice::log_problems(parsed.warnings());
     Ok(parsed)
 }
 
-/// Says a command's answer. A closed stdout is no reason to fail: whoever closed it has read enough.
+/// Prints a command's answer. A closed stdout is not an error: its reader has read enough.
 fn print(answer: impl std::fmt::Display) {
     _ = writeln!(io::stdout(), "{answer}");
 }
 
-/// `--config FILE`, where it is needed.
+/// A required `--config FILE`.
 #[derive(clap::Args)]
 struct ConfigArgument {
-    /// The rule file
+    /// Rule file
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
 }
 
-/// `--store URL`. It may have a login, which then need not be in the rule file.
+/// `--store URL`. It may contain credentials, which keeps them out of the rule file.
 #[derive(clap::Args)]
 struct StoreArgument {
-    /// Where counts are kept, whatever the rule file says: memory, redis://host:6379, …
+    /// Store to use instead of the one in the rule file: memory, redis://host:6379, …
     #[arg(long, value_name = "URL", env = "TOLLGATE_STORE", hide_env_values = true)]
     store: Option<String>,
 }
 
 impl StoreArgument {
-    /// The file with this store, if one is given.
+    /// Returns the file with this store, if one is given.
     fn apply_to(&self, file: Parsed) -> Result<Parsed, Error> {
         match &self.store {
             Some(store) => {

@@ -1,11 +1,11 @@
-//! A number that only grows.
+//! A counter with a single writer.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Counts for one thread, and can be read by any.
+/// A counter that one thread writes and any thread can read.
 ///
-/// Only one thread adds to it at a time. So an addition is a load and a store, which cost a fraction of an
-/// instruction that locks the bus. Were two threads to add, counts would be lost, and nothing worse.
+/// Since only one thread adds at a time, an addition is a load and a store, at a fraction of the cost of an atomic
+/// addition. If two threads added at once, counts would be lost, and nothing worse.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 

@@ -1,4 +1,4 @@
-//! What limits have decided, by their names. Deliberately not here: for whom, and by which keys.
+//! Counts decisions by limit and outcome. Deliberately not here: keys and clients.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,19 +9,18 @@ use tollgate::rules::TokenStatus;
 
 use crate::counter::Counter;
 
-/// Names come from rule files, and each that was ever in force is remembered. Whoever publishes rules with new names
-/// all the time fills this and no more; from then on new names are not counted.
+/// The most limits that are counted. Names of removed limits are kept, so rules that are published with ever new names fill
+/// this; further names are not counted.
 const MAX_NAMES: usize = 20_000;
 
-/// The decisions of one worker of the gateway, or those of the decision service, which takes the lock once for all that
-/// a client asks together.
+/// The decisions of one worker of the gateway, or of the decision service, which takes the lock once per batch.
 #[derive(Debug, Default)]
 pub(crate) struct Decisions {
     limits: Mutex<HashMap<Box<str>, Arc<LimitCounts>, ahash::RandomState>>,
     tokens: Tokens,
 }
 
-/// What came of tokens. Counted like limits.
+/// Counts of token checks.
 #[derive(Debug, Default)]
 struct Tokens {
     signatures: Counter,
@@ -29,7 +28,7 @@ struct Tokens {
     failures: [Counter; TokenError::ALL.len()],
 }
 
-/// Tokens added up.
+/// Sums of token checks.
 #[derive(Debug, Default)]
 pub(crate) struct TokenSums {
     /// Signatures that were verified.
@@ -38,24 +37,24 @@ pub(crate) struct TokenSums {
     pub(crate) failures: [u64; TokenError::ALL.len()],
 }
 
-/// What one limit has decided. Whoever adds to it holds the lock, or is the only one who ever adds.
+/// The decisions of one limit. Its writer holds the lock, or is the only writer.
 #[derive(Debug)]
 struct LimitCounts {
     name: Box<str>,
     outcomes: [Counter; DecisionLabel::ALL.len()],
 }
 
-/// The limit that was noted last by the only one who notes.
+/// The limit that the only writer recorded last.
 #[derive(Debug, Default)]
 pub(crate) struct LastLimit(Option<Arc<LimitCounts>>);
 
-/// Decisions added up, by the names of the limits.
+/// Sums of decisions by limit.
 pub(crate) type Sums = BTreeMap<Box<str>, DecisionCounts>;
 
-/// How often each outcome has come about.
+/// The number of decisions with each outcome.
 pub(crate) type DecisionCounts = [u64; DecisionLabel::ALL.len()];
 
-/// What a limit made of a request.
+/// The label `outcome` of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DecisionLabel {
     Allowed,
@@ -70,7 +69,7 @@ pub(crate) enum DecisionLabel {
 }
 
 impl DecisionLabel {
-    /// All of them, in their order.
+    /// All labels, in declaration order.
     pub(crate) const ALL: [Self; 9] = [
         Self::Allowed,
         Self::Denied,
@@ -115,7 +114,7 @@ impl Decisions {
         self.record_all(outcomes);
     }
 
-    /// The limit that decided the last of them comes back.
+    /// Records the outcomes and returns the limit that decided the last one.
     fn record_all<'r>(&self, outcomes: impl IntoIterator<Item = &'r Outcome>) -> Option<Arc<LimitCounts>> {
         let counts = |outcome: &&Outcome| {
             outcome.limit().is_some()
@@ -153,8 +152,7 @@ impl Decisions {
         last
     }
 
-    /// The same for one outcome, by the only thread that notes anything here: it needs no lock as long as the same limit
-    /// decides.
+    /// Records one outcome, for a `Decisions` with a single writer. It takes no lock while the same limit decides.
     pub(crate) fn record_unlocked(&self, outcome: &Outcome, last: &mut LastLimit) {
         let name = outcome.limit().filter(|_| outcome.shadow_decisions().next().is_none());
         match (name, &last.0) {
@@ -166,7 +164,7 @@ impl Decisions {
         }
     }
 
-    /// Adds what has been decided to a sum.
+    /// Adds the counts to `sums`.
     pub(crate) fn add_to(&self, sums: &mut Sums) {
         let names = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         for (name, counts) in names.iter() {
@@ -179,7 +177,7 @@ impl Decisions {
 }
 
 impl Decisions {
-    /// Adds what came of tokens to a sum.
+    /// Adds the counts of token checks to `sums`.
     pub(crate) fn add_tokens_to(&self, sums: &mut TokenSums) {
         sums.signatures += self.tokens.signatures.value();
         for (sum, count) in sums.failures.iter_mut().zip(&self.tokens.failures) {

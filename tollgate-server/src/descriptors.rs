@@ -1,7 +1,7 @@
-//! File descriptors: how many the process may open, and who gets them.
+//! File descriptors: how many the process may open, and how they are divided.
 //!
-//! A process without a free descriptor accepts no connection, health checks included. So each surface has a share,
-//! and what upstreams, the store, logs and the runtime need is set aside before clients get the rest.
+//! A process without a free descriptor accepts no connection, not even for health checks. So each listener has a share, and
+//! upstreams, the store, logs and the runtime get theirs before clients do.
 
 use std::fmt;
 
@@ -9,32 +9,32 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::notice;
 
-/// For standard streams, the rule file and what watches it, certificates, logs, the store and the runtime.
+/// Reserved for standard streams, the rule file and its watcher, certificates, logs, the store and the runtime.
 const RESERVED: u64 = 64;
 
-/// For each worker: its poll, its wake-up, its listeners, and connections for health checks.
+/// Reserved for each worker: its poll, its wake-up, its listeners, and connections for health checks.
 const PER_WORKER: u64 = 8;
 
-/// Descriptors of 8 clients: each has a connection to an upstream beside its own, and one in 8 may be told just now that
-/// there is no room for another.
+/// Descriptors of 8 clients: each has its own connection and one to an upstream, and one more client in 8 may be receiving
+/// a refusal.
 const PER_EIGHT_CLIENTS: u64 = 17;
 
-/// The decision service and the admin listener get this part of all descriptors each.
+/// The decision service and the admin listener get one in this many descriptors each.
 const LISTENER_PART: u64 = 8;
 
-/// More connections than this are of no use to either.
+/// The most connections of either.
 const MAX_LISTENER_CONNECTIONS: u64 = 512;
 
-/// Less than this is not worth to serve.
+/// The fewest connections of a listener.
 const MIN_CONNECTIONS: u64 = 8;
 
-/// Where the system sets no bound, memory does.
+/// The most descriptors, if the system sets no limit: memory is the bound then.
 const MAX_DESCRIPTORS: u64 = 1 << 20;
 
-/// What is served.
+/// The listeners to divide descriptors between.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Surfaces {
-    /// How many workers the gateway has; 0 without one.
+    /// Workers of the gateway; 0 without a gateway.
     pub(crate) workers: usize,
     /// `gateway.max_connections`.
     pub(crate) max_connections: Option<u32>,
@@ -42,17 +42,17 @@ pub(crate) struct Surfaces {
     pub(crate) has_admin: bool,
 }
 
-/// How many connections each surface may have, and how many there may be to upstreams.
+/// The most connections of each listener, and of the gateway to upstreams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) gateway: i64,
-    /// From the gateway to upstreams, of all workers.
+    /// From the gateway to upstreams, over all workers.
     pub(crate) upstreams: usize,
     pub(crate) service: u32,
     pub(crate) admin: u32,
 }
 
-/// The process may not open enough files to serve anybody.
+/// The process may not open enough files to serve a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TooFewDescriptors {
     allowed: u64,
@@ -64,14 +64,14 @@ impl fmt::Display for TooFewDescriptors {
         let Self { allowed, needed } = self;
         write!(
             out,
-            "the process may open {allowed} files, and {needed} are the least to serve: raise the limit (`ulimit -n` in a \
+            "the process may open {allowed} files, and at least {needed} are needed: raise the limit (`ulimit -n` in a \
              shell, LimitNOFILE= under systemd, --ulimit nofile= with Docker), or set fewer gateway.workers"
         )
     }
 }
 
-/// Asks the system for as many open files as it gives, and shares them out. Lowers a `max_connections` that does not fit,
-/// with a warning.
+/// Raises the soft limit on open files to the hard limit, and divides the descriptors. Lowers a `max_connections` that does
+/// not fit, with a warning.
 pub(crate) fn plan(surfaces: Surfaces) -> Result<Plan, TooFewDescriptors> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let wanted = Rlimit { current: maximum, maximum };
@@ -99,31 +99,31 @@ fn share(allowed: u64, surfaces: Surfaces) -> Result<Plan, TooFewDescriptors> {
     }
     let gateway = surfaces.max_connections.map_or(fits, |wanted| fits.min(u64::from(wanted)));
     let number = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
-    // Clients that are not allowed leave their descriptors to upstreams.
+    // A lower max_connections leaves descriptors to upstreams.
     let upstreams = usize::try_from(left.saturating_sub(client_descriptors(gateway))).unwrap_or(usize::MAX);
     Ok(Plan { gateway: i64::from(number(gateway)), upstreams, service: number(service), admin: number(admin) })
 }
 
-/// What is set aside before anybody is served.
+/// Returns the descriptors that are not for clients.
 fn reserved(surfaces: Surfaces) -> u64 {
     RESERVED + PER_WORKER * u64::try_from(surfaces.workers).unwrap_or(MAX_DESCRIPTORS)
 }
 
-/// The descriptors of clients, with those that receive a refusal, without upstreams.
+/// Returns the descriptors of clients, including those that receive a refusal, without upstreams.
 fn client_descriptors(clients: u64) -> u64 {
     clients + clients.div_ceil(8)
 }
 
-/// The share of the decision service, or of the admin listener.
+/// Returns the share of the decision service or the admin listener.
 fn listener_share(allowed: u64, is_there: bool) -> u64 {
     if is_there { (allowed / LISTENER_PART).clamp(MIN_CONNECTIONS, MAX_LISTENER_CONNECTIONS) } else { 0 }
 }
 
-/// The descriptors that so many connections of the gateway take, with everything beside them.
+/// Returns the descriptors that are needed for this many connections of the gateway, and for everything else.
 fn needed(surfaces: Surfaces, clients: u64) -> u64 {
     let own = reserved(surfaces) + (clients * PER_EIGHT_CLIENTS).div_ceil(8);
     let mut needed = own;
-    // The listeners' shares grow with the whole, by a quarter of it at most, so this ends.
+    // The shares of the listeners are at most a quarter of the whole, so this ends.
     loop {
         let (service, admin) =
             (listener_share(needed, surfaces.has_service), listener_share(needed, surfaces.has_admin));
@@ -141,7 +141,7 @@ mod tests {
     const ALL: Surfaces = Surfaces { workers: 2, max_connections: None, has_service: true, has_admin: true };
 
     #[test]
-    fn shares_never_exceed_what_is_allowed() {
+    fn shares_never_exceed_the_limit() {
         for allowed in (0..5000).chain([20_000, 1 << 20]) {
             for workers in [0, 1, 2, 64] {
                 for has_admin in [false, true] {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_to_be_needed_is_enough() {
+    fn needed_descriptors_are_enough() {
         for clients in [8, 100, 240, 1000, 4095, 4096, 5000, 100_000] {
             for has_admin in [false, true] {
                 let surfaces = Surfaces { has_admin, ..ALL };

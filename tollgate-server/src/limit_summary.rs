@@ -1,4 +1,4 @@
-//! Limits in a line each, for people.
+//! A one-line summary of each limit, for the start of the server.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use tollgate::rules::file::RuleFile;
 use tollgate::rules::file::internal::{AlgorithmName, LimitRule};
 use tollgate::{InvalidLimit, Rate};
 
-/// As many as fit a terminal. Whoever has more knows the file.
+/// The most limits that are listed: as many as fit a terminal.
 const MAX_LIMITS: usize = 20;
 
-/// What is in force: in one line if it is one limit or none, else in a line each, up to a bound.
+/// Summarises the limits in force: on one line for up to one limit, otherwise one line each, up to a bound.
 pub(crate) fn summary(file: &RuleFile) -> String {
     match &*file.limits {
         [] => "no limits: everything passes".to_owned(),
@@ -31,7 +31,7 @@ fn describe(limit: &LimitRule) -> String {
     let name = limit.name.as_str();
     let mut text = match numbers(limit) {
         Ok(numbers) => format!("limit {name}: {numbers}"),
-        // A file that was understood has no such limit; its name is still worth to be told.
+        // A parsed file has no such limit.
         Err(_) => format!("limit {name}"),
     };
     if let Some(key) = &limit.key {
@@ -63,7 +63,7 @@ fn numbers(limit: &LimitRule) -> Result<String, InvalidLimit> {
     })
 }
 
-/// A time as people write it.
+/// Formats a duration in its largest whole unit.
 pub(crate) fn span(span: Duration) -> String {
     match span.subsec_micros() {
         0 => format!("{} s", span.as_secs()),

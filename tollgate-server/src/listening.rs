@@ -1,20 +1,20 @@
-//! Why something does not listen, for people: which setting asked for it, and what to do.
+//! Errors of listeners, with the setting that names the address and the fix.
 
 use std::fmt;
 use std::io;
 
 use tollgate::rules::file::internal::Address;
 
-/// What says where something listens.
+/// The source of a listener's address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Setting {
-    /// A key of the rule file, and the flag that may say it instead.
+    /// A key of the rule file, and the flag that overrides it.
     Key(&'static str, Option<Flag>),
-    /// The flag in the place of a key.
+    /// The flag that overrides a key.
     Flag(Flag),
 }
 
-/// A flag of the command line, and the environment variable that is the same.
+/// A command-line flag and its environment variable.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Flag {
     name: &'static str,
@@ -27,7 +27,7 @@ impl Flag {
     pub(crate) const ADMIN: Self = Self { name: "--admin", variable: "TOLLGATE_ADMIN" };
 }
 
-/// Both, for a variable that somebody has set long ago is where nobody looks.
+/// Names both, because a variable that was set long ago is easily overlooked.
 impl fmt::Display for Flag {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{} or {}", self.name, self.variable)
@@ -35,7 +35,7 @@ impl fmt::Display for Flag {
 }
 
 impl Setting {
-    /// A key of the rule file, or the flag in its place if that is given.
+    /// Returns the flag if it is given, otherwise the key of the rule file.
     pub(crate) const fn key_or_flag(key: &'static str, flag: Flag, given: Option<&Address>) -> Self {
         match given {
             None => Self::Key(key, Some(flag)),
@@ -53,7 +53,7 @@ impl fmt::Display for Setting {
     }
 }
 
-/// An address that cannot be listened on.
+/// A listener that cannot be bound.
 #[derive(Debug)]
 pub(crate) struct ListenError {
     pub(crate) setting: Setting,
@@ -62,11 +62,11 @@ pub(crate) struct ListenError {
 }
 
 impl ListenError {
-    /// What to do about it.
+    /// Returns the fix.
     pub(crate) fn fix(&self) -> &'static str {
         match self.source.kind() {
-            io::ErrorKind::AddrInUse => "stop the process that has it, or choose another port",
-            io::ErrorKind::AddrNotAvailable => "use an address of this machine",
+            io::ErrorKind::AddrInUse => "stop the process that uses it, or choose another port",
+            io::ErrorKind::AddrNotAvailable => "use an address of this host",
             io::ErrorKind::PermissionDenied => {
                 "choose a port above 1023, or give the process the capability CAP_NET_BIND_SERVICE"
             }
@@ -74,13 +74,12 @@ impl ListenError {
         }
     }
 
-    /// The same for whoever is about to start the server, and may use flags.
+    /// Returns the fix at start, when flags can be used too.
     pub(crate) fn fix_at_start(&self) -> String {
         match (self.source.kind(), self.setting) {
             (io::ErrorKind::AddrInUse, Setting::Key(_, Some(flag))) => {
-                format!("{} there or with {}", self.fix(), flag.name)
+                format!("{} in the rule file or with {}", self.fix(), flag.name)
             }
-            (io::ErrorKind::AddrInUse, _) => format!("{} there", self.fix()),
             _ => self.fix().to_owned(),
         }
     }

@@ -1,4 +1,4 @@
-//! The `tollgate` command. Everything it does is in [`cli`]; only `main` ends the process.
+//! The `tollgate` command. The subcommands are in [`cli`]; only `main` ends the process.
 
 mod admin;
 mod builtin;
@@ -29,9 +29,9 @@ use self::cli::{Cli, Completion};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// The answer is no.
+/// The command ran, and its answer is no: a file is not valid, a request is refused.
 const EXIT_NEGATIVE: u8 = 1;
-/// Wrong usage or configuration.
+/// The command could not run: wrong usage or configuration.
 const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {

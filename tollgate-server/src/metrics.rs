@@ -1,7 +1,7 @@
-//! What the server tells Prometheus, in the text format of OpenMetrics.
+//! Metrics for Prometheus, in the OpenMetrics text format.
 //!
-//! Nothing is counted here: everything is read from where it is counted when somebody asks. Labels are names from the
-//! rule file and words of ours, never a key of a user: their number is bounded.
+//! Nothing is counted here: each scrape reads the counters where they are. Labels are names from the rule file or fixed
+//! words, never keys, so their number is bounded.
 
 mod page;
 mod process;
@@ -21,20 +21,20 @@ use crate::decisions::{DecisionLabel, Decisions, Sums, TokenSums};
 use crate::readiness::Readiness;
 use crate::reload::Reloads;
 
-/// What the format is called.
+/// The media type of the format.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Everything that is told of.
+/// The sources of the metrics.
 pub(crate) struct Metrics {
     pub(crate) gate: Gate,
     pub(crate) readiness: Arc<Readiness>,
     pub(crate) reloads: Arc<Reloads>,
-    /// Of the decision service. The gateway has its own.
+    /// Decisions of the decision service. The gateway has its own.
     pub(crate) decisions: Arc<Decisions>,
 }
 
 impl Metrics {
-    /// Ready to be read.
+    /// Returns a registry that collects these metrics.
     pub(crate) fn registry(self) -> Registry {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(self));
@@ -54,7 +54,7 @@ impl Metrics {
         process::write(page)
     }
 
-    /// A limit is one, whoever asks it.
+    /// Writes decisions by limit, with those of the gateway and the decision service added up.
     fn write_decisions(&self, page: &mut Page<'_>) -> fmt::Result {
         let mut limits = Sums::new();
         self.decisions.add_to(&mut limits);
@@ -65,11 +65,11 @@ impl Metrics {
             let named = DecisionLabel::ALL.iter().zip(outcomes);
             named.map(move |(outcome, count)| ([("limit", &**name), ("outcome", outcome.as_str())], *count))
         });
-        let help = "Requests and questions by the limit that decided and what it decided";
+        let help = "Decisions on requests and checks, by limit and outcome";
         page.counters("tollgate_decisions", help, rows)
     }
 
-    /// Tokens, where rules read them.
+    /// Writes the results of token checks, if rules read tokens.
     fn write_tokens(&self, page: &mut Page<'_>) -> fmt::Result {
         let mut tokens = TokenSums::default();
         self.decisions.add_tokens_to(&mut tokens);
@@ -83,23 +83,23 @@ impl Metrics {
             TokenError::ALL.iter().zip(tokens.failures).map(|(error, count)| ([("reason", error.code())], count));
         page.counters(
             "tollgate_token_failures",
-            "Requests without a valid token where a limit reads one, by reason",
+            "Requests without the valid token that a limit needs, by reason",
             rows,
         )?;
-        page.counter("tollgate_token_verifications", "Signatures of tokens that were verified", tokens.signatures)
+        page.counter("tollgate_token_verifications", "Token signatures verified", tokens.signatures)
     }
 
-    /// The gateway and the decision service share the rules, and the rules count.
+    /// Writes failed expressions. The rules count them, for the gateway and the decision service together.
     fn write_expression_errors(&self, page: &mut Page<'_>) -> fmt::Result {
         let rules = self.gate.rules();
         let rows = rules
             .expression_errors()
             .map(|(limit, field, count)| ([("limit", limit), ("field", field.as_str())], count));
-        let help = "Evaluations of expressions that failed and were decided against the client, by limit and field";
+        let help = "Expressions that failed and were decided against the client, by limit and field";
         page.counters("tollgate_expression_errors", help, rows)
     }
 
-    /// How often limits have lacked memory for their keys.
+    /// Writes evictions and denials for lack of memory.
     fn write_overflow(&self, page: &mut Page<'_>) -> fmt::Result {
         let Some(limiter) = self.gate.memory() else { return Ok(()) };
         let overflows = || {
@@ -108,10 +108,10 @@ impl Metrics {
             limiter.limits().iter().filter_map(named).map(overflow)
         };
         let rows = overflows().map(|(name, overflow)| ([("limit", name)], overflow.evicted));
-        let help = "Keys that lost their count to another key because max_memory is used up, by limit";
+        let help = "Keys evicted because max_memory is used up, by limit";
         page.counters("tollgate_evicted_keys", help, rows)?;
         let rows = overflows().map(|(name, overflow)| ([("limit", name)], overflow.denied));
-        let help = "Denials of keys without a count of their own because max_memory is used up, by limit";
+        let help = "Requests denied because max_memory is used up and their key has no counter, by limit";
         page.counters("tollgate_overflow_denials", help, rows)
     }
 }
@@ -128,7 +128,7 @@ impl Collector for Metrics {
     }
 }
 
-/// All of it as text. There is nothing that a string could refuse.
+/// Renders the metrics as text. Writing to a string does not fail.
 pub(crate) fn text(registry: &Registry) -> String {
     let mut text = String::new();
     _ = text::encode(&mut text, registry);

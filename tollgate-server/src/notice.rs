@@ -1,4 +1,4 @@
-//! Lines for whoever runs the server, on stderr. What a command answers goes to stdout instead.
+//! Log lines on stderr for operators. The answer of a command goes to stdout instead.
 
 use std::fmt::{self, Display};
 use std::io::{Write, stderr};
@@ -8,29 +8,29 @@ use tollgate::redis::{StoreError, StoreStatus};
 use tollgate::rules::file::Problems;
 use tollgate::{Gate, OnStoreFailure};
 
-/// Says something worth to know. Nobody is left to tell when even stderr is closed.
+/// Logs an event. A closed stderr is ignored.
 pub(crate) fn log(line: impl Display) {
     _ = writeln!(stderr(), "tollgate: {line}");
 }
 
-/// Says something that may not be meant so.
+/// Logs a warning.
 pub(crate) fn warn(line: impl Display) {
     log(format_args!("warning: {line}"));
 }
 
-/// Says what is wrong with a rule file, one problem to a line: `file:line:column` first, where editors look for it.
+/// Logs the problems of a rule file, one per line. Each begins with `file:line:column`, as editors expect.
 pub(crate) fn log_problems(problems: &Problems) {
     if problems.iter().next().is_some() {
         _ = writeln!(stderr(), "{problems}");
     }
 }
 
-/// Warns of each store that does not answer, with the reason.
+/// Warns about each store that does not answer, with the reason.
 pub(crate) fn warn_if_store_unavailable(gate: &Gate) {
     stores(gate).into_iter().filter_map(StoreOutage::of).for_each(warn);
 }
 
-/// Reports when a store fails and when it is back, and which servers evict keys, for ever.
+/// Logs when a store fails, when it recovers, and which servers evict keys. Never returns.
 pub(crate) async fn monitor_store(gate: Gate) {
     const CHECK_INTERVAL: Duration = Duration::from_secs(1);
     let name = |(store, _): &(StoreStatus, OnStoreFailure)| store.name.clone();
@@ -53,18 +53,18 @@ pub(crate) async fn monitor_store(gate: Gate) {
     }
 }
 
-/// The stores on Redis, with the policy of limits that choose none.
+/// Returns the Redis stores, with the default policy of their limits.
 fn stores(gate: &Gate) -> Vec<(StoreStatus, OnStoreFailure)> {
     let Some(limiter) = gate.redis() else { return Vec::new() };
     limiter.stores().into_iter().map(|store| (store, limiter.on_store_failure())).collect()
 }
 
-/// A store in a sentence.
+/// Returns the name of a store for a sentence.
 fn named(store: &StoreStatus) -> String {
     if store.name == "default" { "the store".to_owned() } else { format!("store `{}`", store.name) }
 }
 
-/// Warns of servers that evict keys when their memory is full, once for each. `known` has those that do, by address.
+/// Warns once about each server that evicts keys when its memory is full. `known` has their addresses.
 fn warn_of_evictions(gate: &Gate, known: &mut Vec<String>) {
     let servers = gate.redis().map(|store| store.servers()).unwrap_or_default();
     let evicting = servers
@@ -73,15 +73,14 @@ fn warn_of_evictions(gate: &Gate, known: &mut Vec<String>) {
     let evicting: Vec<_> = evicting.collect();
     for (address, memory) in evicting.iter().filter(|(address, _)| !known.contains(address)) {
         warn(format_args!(
-            "the store at {address} evicts keys when its memory is full (maxmemory-policy {}, {} evicted so far), and an evicted \
-             key gets its full quota again; set maxmemory-policy noeviction, or keep limits on a Redis of their own",
+            "the store at {address} evicts keys when its memory is full (maxmemory-policy {}, {} evicted so far), and an evicted key starts with its full quota; set maxmemory-policy noeviction, or use a separate Redis for limits",
             memory.eviction_policy, memory.evicted_keys
         ));
     }
     *known = evicting.into_iter().map(|(address, _)| address).collect();
 }
 
-/// Warns when `max_memory` is too small for the keys of the limits, at max once in ten minutes, for ever.
+/// Warns when `max_memory` is too small for the keys, at most once in ten minutes. Never returns.
 pub(crate) async fn monitor_memory(gate: Gate) {
     const CHECK_INTERVAL: Duration = Duration::from_secs(1);
     const WARN_INTERVAL: Duration = Duration::from_secs(600);
@@ -93,12 +92,12 @@ pub(crate) async fn monitor_memory(gate: Gate) {
             warn(&shortage);
             tokio::time::sleep(WARN_INTERVAL).await;
         }
-        // Counts begin anew after a reload that changes the store.
+        // Counts start from zero after a reload that changes the store.
         before = MemoryShortage::of(&gate);
     }
 }
 
-/// How often limits have lacked memory for their keys, all together.
+/// Evictions and denials for lack of memory, summed over all limits.
 #[derive(Default)]
 struct MemoryShortage {
     limits: Vec<String>,
@@ -127,14 +126,13 @@ impl Display for MemoryShortage {
         let Self { limits, evicted, denied } = self;
         write!(
             out,
-            "max_memory is used up by keys of {}: {evicted} keys lost their count to new ones and {denied} requests of new \
-             keys were denied so far; raise max_memory, or look for a client that invents keys",
+            "max_memory is used up by keys of {}: {evicted} keys were evicted and {denied} requests with new keys were denied so far; raise max_memory, or look for a client that invents keys",
             join_up_to(limits, 5)
         )
     }
 }
 
-/// A store that does not answer, why that is, what happens meanwhile, and what to do.
+/// A store that does not answer. Displays the reason, the policy in force and the fix.
 struct StoreOutage {
     store: StoreStatus,
     why: StoreError,
@@ -153,11 +151,11 @@ impl Display for StoreOutage {
         let Self { store, why, policy } = self;
         let (address, policy) = (&store.address, policy_name(*policy));
         let (verb, until) =
-            if why.is_refused() { ("refuses", "until it decides") } else { ("does not answer", "until it does") };
+            if why.is_refused() { ("refuses", "until it accepts them") } else { ("does not answer", "until it does") };
         write!(
             out,
-            "{} at {address} {verb}: {}; {until}, limits answer by their on_store_failure ({policy} \
-             unless they choose for themselves); {}",
+            "{} at {address} {verb}: {}; {until}, limits follow on_store_failure ({policy} \
+             unless a limit sets its own); {}",
             named(store),
             why.detail(),
             why.fix()
@@ -165,7 +163,7 @@ impl Display for StoreOutage {
     }
 }
 
-/// Names in a line: so many of them, and how many more there are.
+/// Joins up to `max` names, and adds the number of the others.
 pub(crate) fn join_up_to(names: &[impl AsRef<str>], max: usize) -> String {
     let listed: Vec<&str> = names.iter().take(max).map(AsRef::as_ref).collect();
     match names.len().saturating_sub(max) {
@@ -174,7 +172,7 @@ pub(crate) fn join_up_to(names: &[impl AsRef<str>], max: usize) -> String {
     }
 }
 
-/// The policy as a file writes it.
+/// Returns the policy as it is written in a rule file.
 pub(crate) fn policy_name(policy: OnStoreFailure) -> &'static str {
     match policy {
         OnStoreFailure::Allow => "allow",

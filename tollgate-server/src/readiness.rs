@@ -1,26 +1,26 @@
-//! How far the server is: not yet ready, ready, or about to end.
+//! Readiness of the server for `/readyz`: starting, ready or stopping.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use crate::gateway::Gateway;
 
-/// Where the server stands.
+/// The state that `/readyz` reports.
 #[derive(Default)]
 pub(crate) struct Readiness {
-    /// Everything listens; the gateway is there if the rule file has one.
+    /// Set once everything listens. Holds the gateway, if the rule file has one.
     started: OnceLock<Option<Arc<Gateway>>>,
     stopping: AtomicBool,
 }
 
 impl Readiness {
-    /// Everything listens.
+    /// Marks the server as started: everything listens.
     pub(crate) fn set_started(&self, gateway: Option<Arc<Gateway>>) {
-        // A server starts once.
+        // Only the first call counts.
         _ = self.started.set(gateway);
     }
 
-    /// From here on no more requests are wanted.
+    /// Marks the server as stopping: load balancers should send no more requests.
     pub(crate) fn set_stopping(&self) {
         self.stopping.store(true, Relaxed);
     }
@@ -29,7 +29,7 @@ impl Readiness {
         self.started.get().and_then(Option::as_ref)
     }
 
-    /// Whether requests are wanted, or else why not.
+    /// Returns an error with the reason if the server is not ready for requests.
     pub(crate) fn check_ready(&self) -> Result<(), &'static str> {
         match (self.stopping.load(Relaxed), self.started.get()) {
             (true, _) => Err("stopping"),

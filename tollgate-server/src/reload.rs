@@ -1,9 +1,9 @@
-//! Rules change while the server runs: the file is saved, SIGHUP comes, or a rule set is published on Redis.
+//! Reloads rules at run time: when the file is saved, on SIGHUP, or when rules are published on Redis.
 //!
-//! The newest of these wins. What is refused changes nothing, and whoever runs the server reads why. Files are read
-//! on a thread of its own, which may wait for a disk as long as it likes: no request waits with it.
+//! The newest of these wins. Rules with problems change nothing, and the problems are logged. Files are read on a separate
+//! thread, so a slow disk delays no request.
 //!
-//! The gateway's listeners change too; whoever changes the others has to start the server again, and is told so.
+//! The gateway's listeners change too. Other listeners need a restart, and a warning says so.
 
 mod changes;
 mod file_snapshot;
@@ -38,20 +38,20 @@ use crate::gateway::{Gateway, StartError};
 use crate::listening::ListenError;
 use crate::{config, notice};
 
-/// Some file systems tell nobody that a file has changed, and a folder that is replaced takes its watch with it. So
-/// the file is looked at now and then as well.
+/// The time between two polls of the file. Some file systems do not report changes, and a folder that is replaced takes
+/// its watch with it.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How long the end may wait for whoever still looks at a file. Nothing is lost with it.
+/// The longest wait at exit for a thread that is still reading a file. It holds nothing that could be lost.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Saving takes several steps; a file is taken once they have been over for this long.
+/// A file is read once it has not changed for this long, because saving takes several steps.
 const QUIET_PERIOD: Duration = Duration::from_millis(100);
 
-/// A file that is written all the time is taken as it is in the end, and looked at again soon.
+/// The most reads of a file that keeps changing. The last one is used, and the next poll reads it again.
 const MAX_READS: usize = 20;
 
-/// How the server was started.
+/// The state of the server after its start.
 pub(crate) struct Started {
     pub(crate) gate: Gate,
     pub(crate) path: PathBuf,
@@ -62,38 +62,38 @@ pub(crate) struct Started {
     pub(crate) reloads: Arc<Reloads>,
 }
 
-/// Puts other rules in force.
+/// Applies new rules.
 pub(crate) struct Reload {
     gate: Gate,
     path: PathBuf,
-    /// The file whose store is in force: the last good one.
+    /// The last valid file. Its store is in force.
     file: Parsed,
-    /// Its rules as they were put in force: who goes back to them needs no disk.
+    /// Its compiled rules, so that returning to them needs no disk.
     compiled: tollgate::rules::RuleSet,
-    /// The rules in force: those of the file, or published ones.
+    /// The rules in force: the file's or published ones.
     rules: RuleFile,
-    /// Whether they are published ones.
+    /// Whether `rules` are published ones.
     are_published: bool,
     gateway: Option<Arc<Gateway>>,
     overrides: CliOverrides,
-    /// What the server was started with, and stays so.
+    /// Settings that the server was started with. Changes to them need a restart.
     startup_only: StartupOnly,
     reloads: Arc<Reloads>,
-    /// What the file was when it was last looked at, good or bad.
+    /// The file when it was last read, valid or not.
     last_read: FileSnapshot,
     watcher: FileWatcher,
     hangup: Hangup,
     published: RuleUpdates,
 }
 
-/// Rules change until this ends.
+/// The running reload task.
 pub(crate) struct ReloadTask {
     stop: oneshot::Sender<()>,
     thread: JoinHandle<()>,
 }
 
 impl ReloadTask {
-    /// Ends it. Whoever still waits for a disk is left behind.
+    /// Ends it. A thread that still waits for a disk is abandoned.
     pub(crate) async fn end(self) {
         drop(self.stop);
         _ = timeout(SHUTDOWN_TIMEOUT, self.thread).await;
@@ -103,14 +103,14 @@ impl ReloadTask {
 enum Cause {
     /// The file may have changed.
     FileTouched,
-    /// Somebody wants the file to be read again.
+    /// SIGHUP was received.
     Hangup,
     Published(PublishedRules),
-    /// Redis had lost a rule set.
+    /// Redis had lost published rules.
     Repaired(Repairs),
 }
 
-/// What rules came from, for whoever reads or counts what became of them.
+/// The source of new rules. Logs and counts the result.
 struct Origin {
     name: String,
     reloads: Arc<Reloads>,
@@ -146,7 +146,7 @@ impl Reload {
         let thread = tokio::task::spawn_blocking(move || {
             runtime.block_on(async {
                 tokio::select! {
-                    // Seen first, so that nothing is begun after the end.
+                    // Polled first, so that nothing starts after the end.
                     biased;
                     _ = stopped => {}
                     () = self.run() => {}
@@ -157,7 +157,7 @@ impl Reload {
     }
 
     async fn run(mut self) {
-        // What was saved between the start and the first watch is found by this look.
+        // Finds changes that were saved between the start and the first watch.
         let mut cause = Cause::FileTouched;
         loop {
             match cause {
@@ -186,7 +186,7 @@ impl Reload {
         Origin { name, reloads: Arc::clone(&self.reloads) }
     }
 
-    /// Takes the file if it is not what it was.
+    /// Applies the file if it has changed.
     async fn check_file(&mut self) {
         if self.snapshot() != self.last_read {
             let snapshot = self.stable_snapshot().await;
@@ -196,7 +196,7 @@ impl Reload {
         }
     }
 
-    /// Takes the file whether it has changed or not: published rules may have taken its place.
+    /// Applies the file whether it has changed or not: published rules may have replaced it.
     async fn reread_file(&mut self) {
         let snapshot = self.stable_snapshot().await;
         self.apply_file(snapshot).await;
@@ -206,7 +206,7 @@ impl Reload {
         FileSnapshot::read(&self.path, config::key_file(&self.file).as_deref())
     }
 
-    /// What the file is once it stays the same for a moment. Half of a file can be a valid file, with fewer limits.
+    /// Reads the file until it stays the same for a moment. Half a file can be a valid one, with fewer limits.
     async fn stable_snapshot(&self) -> FileSnapshot {
         let mut snapshot = self.snapshot();
         for _ in 0..MAX_READS {
@@ -222,15 +222,15 @@ impl Reload {
     async fn apply_file(&mut self, snapshot: FileSnapshot) {
         let origin = self.origin(self.path.display().to_string());
         match snapshot.text() {
-            // Whoever empties the file by accident must not let everything pass by it.
+            // An accidentally emptied file must not allow everything.
             Ok(text) if text.trim_ascii().is_empty() => {
-                origin.rejected_because("it is empty; write `limits: []` if everything is to pass");
+                origin.rejected_because("it is empty; write `limits: []` to allow everything");
             }
             Ok(text) => match config::understand(&self.path, text) {
                 Ok(file) => self.apply(self.with_store_override(file), &origin).await,
                 Err(problems) => origin.rejected(&problems),
             },
-            Err(problem) => origin.rejected_because(&format!("{problem}; name a file that is there and may be read")),
+            Err(problem) => origin.rejected_because(&format!("{problem}: check the path and its permissions")),
         }
         self.last_read = snapshot.with_keys(config::key_file(&self.file).as_deref());
     }
@@ -248,7 +248,7 @@ impl Reload {
         let next = match &self.gateway {
             Some(_) if file.gateway.is_none() => {
                 return origin
-                    .rejected_because("it has no gateway, and one runs; start the server again if it is to end");
+                    .rejected_because("it has no gateway, and one is running; restart the server to remove it");
             }
             Some(gateway) => match gateway.prepare(&file).await {
                 Ok(next) => Some((gateway, next)),
@@ -284,20 +284,20 @@ impl Reload {
         self.file = file;
     }
 
-    /// Goes over to the store of another file.
+    /// Changes to the store of another file.
     async fn open_store(&self, file: &Parsed) -> Result<(), String> {
         let other = Gate::open(file).await.map_err(|error| error.to_string())?;
         let before = self.gate.redis();
         self.gate.adopt(&other);
         if let Some(before) = before {
-            // What it has leased is missing elsewhere until it is overrides back.
+            // Other nodes cannot use its leases until they are returned.
             tokio::spawn(async move { before.return_leases().await });
         }
         Ok(())
     }
 
-    /// Published rules take the place of the file's, but for the store and the listeners, which are this node's own. Whom
-    /// limits believe about the client is too, where nothing is published of that.
+    /// Applies published rules in place of the file's. The store and the listeners stay this node's own, and so do
+    /// `trusted_proxies` and `forwarding_header` if the published rules have no gateway.
     fn apply_published(&mut self, version: u64, id: &str, rules: &[u8]) {
         let name = format!("published version {version}");
         let origin = self.origin(name.clone());
@@ -319,7 +319,7 @@ impl Reload {
         }
     }
 
-    /// Published rules as they are in force here: of a gateway, only whom it believes is taken.
+    /// Returns published rules with this node's gateway. Only `trusted_proxies` and `forwarding_header` come from theirs.
     fn with_own_gateway(&self, mut published: RuleFile) -> RuleFile {
         if let Some(theirs) = &mut published.gateway {
             let own = self.file.gateway.clone().unwrap_or_default();
@@ -339,7 +339,7 @@ impl Reload {
         }
     }
 
-    /// What was published is withdrawn. Where a file has taken its place since, that is nothing new.
+    /// Returns to the file's rules, unless they are already in force.
     async fn withdraw_published(&mut self, version: u64) {
         if !self.are_published {
             return;
@@ -348,13 +348,13 @@ impl Reload {
         let withdraws = format!("version {version} withdraws the published rules");
         let path = self.path.display();
         if !self.are_published {
-            return notice::log(format_args!("{withdraws}; those of {path} come back"));
+            return notice::log(format_args!("{withdraws}; the rules of {path} are back"));
         }
-        // A withdrawal is heard once, and a file may be bad for as long as it likes.
+        // A withdrawal is received once, and the file may stay invalid, so the last valid rules are used.
         match self.gate.replace(self.compiled.clone()) {
             Ok(()) => {
                 let changes = changes::describe(&self.rules, &self.file);
-                notice::log(format_args!("{withdraws}; those of the last good {path} come back: {changes}"));
+                notice::log(format_args!("{withdraws}; the last valid rules of {path} are back: {changes}"));
                 self.reloads.record_put_back();
                 self.reloads.record_file();
                 (self.rules, self.are_published) = ((*self.file).clone(), false);
@@ -363,10 +363,10 @@ impl Reload {
         }
     }
 
-    /// The file with the store that the command line named, if it named one.
+    /// Returns the file with the store of the command line, if there is one.
     fn with_store_override(&self, file: Parsed) -> Parsed {
         match &self.overrides.store {
-            // It was good when the server started.
+            // It was valid when the server started.
             Some(store) => file.clone().with_store(store).unwrap_or(file),
             None => file,
         }
@@ -381,21 +381,21 @@ impl Origin {
 
     fn rejected(&self, problems: &Problems) {
         self.reloads.record_refused();
-        notice::log(format_args!("{} is refused, and the rules before it stay in force:", self.name));
+        notice::log(format_args!("{} is rejected, and the previous rules stay in force:", self.name));
         notice::log_problems(problems);
     }
 
-    /// Nobody tries again by itself: another process may take an address that is free for a moment.
+    /// There is no automatic retry: the address could become free at a moment when nobody expects a change.
     fn cannot_listen(&self, problem: &ListenError) {
         let fix = problem.fix();
-        let meanwhile = "the gateway goes on where it listens";
-        // A file that is saved as it was is no event: see `FileSnapshot`. To change it helps, for the address is one of its own:
-        // what a flag names has been listened on since the start.
+        let meanwhile = "the gateway keeps its listeners";
+        // Saving the file without a change does nothing (see `FileSnapshot`), but changing it helps: the address is in the
+        // file, because the address of a flag has been bound since the start.
         self.rejected_because(&format!("{problem}; {meanwhile}; {fix}, and send SIGHUP or change the file"));
     }
 
     fn rejected_because(&self, problem: &str) {
         self.reloads.record_refused();
-        notice::log(format_args!("{} is refused, and the rules before it stay in force: {problem}", self.name));
+        notice::log(format_args!("{} is rejected, and the previous rules stay in force: {problem}", self.name));
     }
 }

@@ -1,12 +1,12 @@
-//! Times as programs read them.
+//! Seconds in JSON and Unix time.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::ser::{Error, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-/// A JSON number with six decimals, written from the integers: a detour over a float would round long times and
-/// write short ones as `1e-6`.
+/// A JSON number with six decimals. It is written from integers, because a float would round long times and print short
+/// ones as `1e-6`.
 pub(crate) struct Seconds(pub(crate) Duration);
 
 impl Serialize for Seconds {
@@ -16,8 +16,8 @@ impl Serialize for Seconds {
     }
 }
 
-/// The time of day, in seconds of the Unix epoch.
-#[expect(clippy::disallowed_methods, reason = "told to people and to Prometheus; nothing is decided by it")]
+/// Returns the current Unix time in seconds.
+#[expect(clippy::disallowed_methods, reason = "for log lines and metrics only, never for decisions")]
 pub(crate) fn unix_now() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)

@@ -1,4 +1,4 @@
-//! The decision service: the gate asked from outside. A surface translates, it never decides.
+//! The decision service: checks over HTTP. It translates requests for the gate and decides nothing itself.
 
 mod connections;
 mod cross_site;

@@ -1,8 +1,8 @@
-//! What ends the server: SIGINT (a person at a terminal) and SIGTERM (whatever started it).
+//! The signals that end the server: SIGINT from a terminal, SIGTERM from a service manager.
 
 use std::io;
 
-/// Starts to listen for the signals now; the future ends with the first of them.
+/// Installs the signal handlers now. The future resolves at the first signal.
 #[cfg(unix)]
 pub(crate) fn signal() -> io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
@@ -17,11 +17,11 @@ pub(crate) fn signal() -> io::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Where there are no Unix signals, Ctrl-C alone ends the server.
+/// Without Unix signals, only Ctrl-C ends the server.
 #[cfg(not(unix))]
 pub(crate) fn signal() -> io::Result<impl Future<Output = ()>> {
     Ok(async {
-        // Without a handler nothing can ask for an end, so serving on is all that is left.
+        // Without a handler there is no way to ask for the end, so the server keeps running.
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;
         }

@@ -1,10 +1,10 @@
-//! The state file of `serve --state FILE`: what keys have spent, from one run of the server to the next.
+//! The state file of `serve --state FILE`: keeps counts from one run of the server to the next.
 //!
-//! It is read once, before anything listens, and written by a thread that has nothing else to do: at the start, so that a
-//! folder that cannot be written to is found out then; every few seconds, so that a crash loses no more than that; and at
-//! the end, once the last request is answered. A new file replaces the old one whole, so there is always a complete one.
+//! It is read once, before anything listens, and written by its own thread: at the start, to find a folder without write
+//! access early; every few seconds, to bound the loss of a crash; and at the end, after the last request. A new file
+//! replaces the old one atomically, so the file is always complete.
 //!
-//! Deliberately not here: what is in the file, which the library knows.
+//! Deliberately not here: the format of the file, which belongs to the library.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -18,16 +18,17 @@ use tollgate::{Gate, OpenError, RestoreError, Restored, Timestamp};
 
 use crate::notice;
 
-/// Writing may take one part in this of a processor's time: with many keys, the pauses are longer than they were set.
+/// Each pause lasts at least this many times as long as the last write, so that writing many keys never takes more than
+/// about a tenth of a processor.
 const PAUSE_FACTOR: u32 = 10;
 
-/// A state file, and where its successor is written.
+/// A state file, and the temporary file that replaces it.
 pub(crate) struct StateFile {
     path: PathBuf,
     unfinished: PathBuf,
 }
 
-/// Why the server cannot start with a state file.
+/// An error that keeps the server from starting with a state file.
 #[derive(Debug)]
 pub(crate) enum StateError {
     Open(OpenError),
@@ -42,13 +43,12 @@ impl std::fmt::Display for StateError {
             Self::Open(error) => error.fmt(out),
             Self::Read { path, source } => write!(
                 out,
-                "cannot read the state file {}: {source}: let the user of this process read it, or name another with --state",
+                "cannot read the state file {}: {source}: make it readable for the user of this process, or name another with --state",
                 path.display()
             ),
             Self::Write { path, source } => write!(
                 out,
-                "cannot write the state file {}: {source}: let the user of this process write to its folder, or name \
-                 another with --state",
+                "cannot write the state file {}: {source}: make its folder writable for the user of this process, or name another with --state",
                 path.display()
             ),
             Self::Thread(source) => write!(out, "cannot start a thread: {source}: give the process more threads"),
@@ -62,7 +62,7 @@ impl StateFile {
         Self { path, unfinished }
     }
 
-    /// Opens a gate with the rules of a file whose keys go on where they were, if there is a state file that can be used.
+    /// Opens a gate and restores its counts, if there is a usable state file.
     pub(crate) async fn open(&self, rules: &Parsed) -> Result<Gate, StateError> {
         let read_error = |source| StateError::Read { path: self.path.clone(), source };
         let file = match File::open(&self.path) {
@@ -92,29 +92,27 @@ impl StateFile {
         }
     }
 
-    #[expect(clippy::disallowed_methods, reason = "the age of a file is shown to people, nothing is decided by it")]
+    #[expect(clippy::disallowed_methods, reason = "the age of the file is only logged")]
     fn log_restored(&self, restored: &Restored) {
         let path = self.path.display();
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let (now, then) = (Timestamp::EPOCH.saturating_add(now).as_micros(), restored.written_at.as_micros());
         let seconds = now.abs_diff(then) / 1_000_000;
-        notice::log(format_args!("{} keys go on where they were, from the state file {path}", restored.keys));
+        notice::log(format_args!("restored {} keys from the state file {path}", restored.keys));
         if then > now && seconds > 0 {
             notice::warn(format_args!(
-                "the state file {path} was written {seconds} s in the future, so the clock was set back: keys go on as if no \
-                 time had passed"
+                "the state file {path} was written {seconds} s in the future, so the clock was set back: keys continue as if no time had passed"
             ));
         }
         if restored.left_out > 0 {
             notice::warn(format_args!(
-                "{} keys of the state file {path} start with their full quota, because there is no memory for them: raise \
-                 max_memory",
+                "{} keys of the state file {path} start with their full quota, because they do not fit in memory: raise max_memory",
                 restored.left_out
             ));
         }
     }
 
-    /// Replaces the file by what keys have spent by now. A store on Redis, after a reload, keeps its keys itself.
+    /// Replaces the file with the current counts. Writes nothing if a reload has moved the store to Redis.
     fn write(&self, gate: &Gate) -> io::Result<()> {
         if gate.redis().is_some() {
             return Ok(());
@@ -126,15 +124,15 @@ impl StateFile {
             Ok(is_written)
         });
         if !matches!(written, Ok(true)) {
-            // It may not even be there.
+            // It may not exist.
             _ = fs::remove_file(&self.unfinished);
         }
         if written? { sync_folder(&self.path) } else { Ok(()) }
     }
 
-    /// Returns whether there was anything to write: a reload may just have changed to a store on Redis.
+    /// Returns whether there was anything to write: a reload may just have moved the store to Redis.
     fn write_unfinished(&self, gate: &Gate) -> io::Result<bool> {
-        // A process that was killed may have left one. It is not written to: it could be somebody's link by now.
+        // A killed process may have left one. It is removed rather than reused: by now it could be a link to another file.
         match fs::remove_file(&self.unfinished) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -152,14 +150,14 @@ impl StateFile {
     }
 }
 
-/// The same path with something behind its name.
+/// Appends `suffix` to the file name.
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
 }
 
-/// Makes sure that the new name outlives a power failure.
+/// Makes the rename durable.
 fn sync_folder(path: &Path) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
@@ -190,7 +188,7 @@ impl StateWriter {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "how long writing takes, not when anything is decided")]
+#[expect(clippy::disallowed_methods, reason = "measures how long writing takes")]
 fn run_writer(stop: &mpsc::Receiver<()>, state: &StateFile, gate: &Gate, pause: Duration) {
     let (mut next, mut has_failed) = (pause, false);
     loop {
@@ -201,7 +199,7 @@ fn run_writer(stop: &mpsc::Receiver<()>, state: &StateFile, gate: &Gate, pause: 
         match (&written, has_failed || is_over) {
             (Err(source), _) if is_over || !has_failed => {
                 let path = state.path.clone();
-                let lost = if is_over { "; what was spent since it was last written is lost" } else { "" };
+                let lost = if is_over { "; counts since the last write are lost" } else { "" };
                 notice::warn(format_args!("{}{lost}", StateError::Write { path, source: copy_error(source) }));
             }
             (Ok(()), true) if has_failed => {

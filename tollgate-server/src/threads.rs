@@ -1,17 +1,17 @@
-//! Whether the process may have the threads that it is about to start.
+//! Checks that the process may start the threads that it needs.
 //!
-//! tokio panics where it cannot start a thread. So they are tried first, all at the same time, and a process that may not
-//! have them ends with a message.
+//! tokio panics if it cannot start a thread. So all threads are started once beforehand, at the same time, and a process
+//! that may not have them exits with a message.
 
 use std::fmt;
 use std::io;
 use std::sync::Mutex;
 use std::thread;
 
-/// For blocking calls beside the workers of a runtime, such as looking up names and reading files.
+/// Threads for blocking calls, such as DNS lookups and reading files, in addition to the workers of a runtime.
 const BLOCKING: usize = 2;
 
-/// The process may not have the threads that it needs.
+/// The process may not start enough threads.
 #[derive(Debug)]
 pub(crate) struct TooFewThreads {
     needed: usize,
@@ -29,17 +29,17 @@ impl fmt::Display for TooFewThreads {
     }
 }
 
-/// The workers of the runtime that commands run on.
+/// Returns the number of workers of the runtime that commands run on.
 pub(crate) fn runtime_workers() -> usize {
     thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// Returns whether as many threads can run beside those that do, with some for blocking calls.
+/// Checks that `workers` more threads can run, and a few for blocking calls.
 pub(crate) fn check(workers: usize) -> Result<(), TooFewThreads> {
     let needed = workers + BLOCKING;
     let gate = Mutex::new(());
     thread::scope(|scope| {
-        // All of them wait here, so that they are there at the same time.
+        // All of them wait for this lock, so that they exist at the same time.
         let _held = gate.lock();
         (0..needed).try_for_each(|_| thread::Builder::new().spawn_scoped(scope, || drop(gate.lock())).map(drop))
     })

@@ -1,4 +1,4 @@
-//! Why a command could not be done, with the fix.
+//! Errors of commands: what is wrong, and the fix.
 
 use std::fmt;
 use std::io;
@@ -32,7 +32,7 @@ pub(crate) enum Error {
 }
 
 impl Error {
-    /// A gate that cannot be opened is no matter of the state file.
+    /// Unwraps the errors of a gate, which have nothing to do with the state file.
     pub(crate) fn from_state(error: StateError) -> Self {
         match error {
             StateError::Open(error) => Self::Open(error),
@@ -40,7 +40,7 @@ impl Error {
         }
     }
 
-    /// Says it on stderr. Problems of a file come first, each with its place at the beginning of its line.
+    /// Writes it to stderr. Problems of a file come first, each on a line that begins with its position.
     pub(crate) fn log(&self) {
         if let Self::Load(LoadError::Refused(problems))
         | Self::Open(OpenError::Rules(problems))
@@ -62,14 +62,13 @@ impl fmt::Display for Error {
             Self::Open(error) => error.fmt(out),
             Self::NothingToServe { config } => write!(
                 out,
-                "{} names nothing that can be served; add `gateway: {{ routes: [...] }}`, or `service: {{ http: \
+                "{} configures nothing to serve; add `gateway: {{ routes: [...] }}`, or `service: {{ http: \
                  127.0.0.1:8090 }}`",
                 config.display()
             ),
             Self::NoFleet { config } => write!(
                 out,
-                "the store is in memory, which no other node sees; name a Redis with --store, or in {} as store: \
-                 redis://127.0.0.1:6379",
+                "the store is in memory, and other nodes cannot see it; name a Redis with --store, or in {} as `store: redis://127.0.0.1:6379`",
                 config.display()
             ),
             Self::Connect(error) => write!(out, "store: {error}"),
@@ -88,10 +87,10 @@ impl fmt::Display for Error {
 }
 
 fn cannot_start(source: &io::Error, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-    write!(out, "cannot start: {source}; give the process more threads or file descriptors")
+    write!(out, "cannot start: {source}; raise the limits on threads and file descriptors")
 }
 
 fn refused(problems: &Problems, out: &mut fmt::Formatter<'_>) -> fmt::Result {
     let file = problems.iter().next().map_or("the rule file", |problem| problem.file());
-    write!(out, "{file} cannot be used; correct what stands above")
+    write!(out, "{file} is not valid; correct the problems above")
 }

@@ -1,5 +1,6 @@
-//! `tollgate explain`: what the limits of a rule file would make of a request, and which route the gateway would take.
-//! Nothing is taken for it, and nobody is asked.
+//! `tollgate explain`: shows which limits apply to a request, what they would decide, and which route serves it.
+//!
+//! Nothing is counted, and no upstream is contacted.
 
 mod address;
 mod json;
@@ -19,8 +20,14 @@ use self::overall::Overall;
 use super::{Completion, ConfigArgument, Error, StoreArgument, load, print};
 use crate::{gateway, notice};
 
-/// Those that people mean when they write them in small letters.
+/// Methods that are probably meant when they are written in lower case.
 const METHODS: [&str; 8] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"];
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  tollgate explain --config tollgate.yaml GET /api/items -H 'X-User-Id: 42' --ip 192.0.2.7
+  tollgate explain --config tollgate.yaml POST /login --json
+  tollgate explain --config tollgate.yaml GET / --domain mail --descriptor plan=free";
 
 #[derive(clap::Args)]
 pub(super) struct Arguments {
@@ -28,48 +35,48 @@ pub(super) struct Arguments {
     config: ConfigArgument,
     #[command(flatten)]
     store: StoreArgument,
-    /// The method of the request
+    /// Method of the request
     method: String,
-    /// The path of the request, with its query if it has one
+    /// Path of the request, with its query
     path: String,
-    /// A header of the request, such as 'X-User-Id: 42'; may be given several times
+    /// Header of the request, such as 'X-User-Id: 42'; repeatable
     #[arg(short = 'H', long = "header", value_name = "NAME: VALUE", value_parser = header)]
     headers: Vec<(HeaderName, HeaderValue)>,
-    /// The address that the request came from
+    /// IP address of the client
     #[arg(long, value_name = "ADDR", value_parser = address)]
     ip: Option<IpAddr>,
-    /// A descriptor, as a client of the decision service gives it; may be given several times
+    /// Descriptor of a check by the decision service; repeatable
     #[arg(long = "descriptor", value_name = "NAME=VALUE", value_parser = descriptor)]
     descriptors: Vec<(String, String)>,
-    /// The domain that a client of the decision service names
+    /// Domain of a check by the decision service
     #[arg(long)]
     domain: Option<String>,
-    /// The explanation as JSON, for programs
+    /// Print the explanation as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Whose counts the explanation tells.
+/// Source of the counts in the explanation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Counts {
-    /// Those of a limiter that has just begun: only the server that has the memory could tell its own.
+    /// A new limiter: only the server itself can read its in-memory store.
     Fresh,
-    /// Those of the store, at this moment.
+    /// The store.
     Live,
-    /// Nobody's: the store does not answer.
+    /// None: the store does not answer.
     Unknown,
 }
 
 /// Where the gateway would send the request.
 #[derive(Clone, Copy, Debug)]
 enum Routed<'a> {
-    /// The file has no gateway, or it is a question that only the decision service is asked.
+    /// The file has no gateway, or the request is a check for the decision service.
     NoGateway,
     NoRoute,
     By(&'a RouteRule),
 }
 
-/// What is to be shown.
+/// Everything that the output shows.
 struct Explained<'a> {
     arguments: &'a Arguments,
     routed: Routed<'a>,
@@ -104,15 +111,15 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Completion, Error> {
 }
 
 impl Arguments {
-    /// Whether it can be a request that a client sends.
+    /// Checks the method and the path.
     fn check(&self) -> Result<(), Error> {
         let Self { method, path, .. } = self;
         if Method::from_bytes(method.as_bytes()).is_err() {
-            return Err(Error::Request(format!("`{method}` is no method; write one such as GET")));
+            return Err(Error::Request(format!("`{method}` is not an HTTP method; use one such as GET")));
         }
         let upper = method.to_ascii_uppercase();
         if *method != upper && METHODS.contains(&&*upper) {
-            notice::warn(format_args!("methods are case-sensitive, and {method} is not {upper}; write {upper}"));
+            notice::warn(format_args!("methods are case-sensitive, and {method} is not {upper}; use {upper}"));
         }
         if path.starts_with('/') {
             return Ok(());
@@ -120,18 +127,18 @@ impl Arguments {
         let url = path.parse::<Uri>().ok().filter(|uri| uri.scheme().is_some());
         Err(Error::Request(match url.as_ref().and_then(|url| url.authority().zip(url.path_and_query())) {
             Some((host, target)) => {
-                format!("`{path}` is a URL; write its path, {target}, and give its host with -H 'host: {host}'")
+                format!("`{path}` is a URL; use its path, {target}, and pass its host with -H 'host: {host}'")
             }
-            None => format!("the path `{path}` does not begin with a slash; write /{path}"),
+            None => format!("the path `{path}` does not begin with a slash; use /{path}"),
         }))
     }
 
-    /// Whether only the decision service is asked this.
+    /// Returns whether the arguments describe a check for the decision service.
     fn is_service_check(&self) -> bool {
         self.domain.is_some() || !self.descriptors.is_empty()
     }
 
-    /// The path and query that the gateway forwards, by which limits count; `None` if it refuses the path.
+    /// Returns the path and query that the gateway forwards and limits count by, or `None` if it refuses the path.
     fn forwarded(&self, reading: PathReading) -> Option<String> {
         let (path, query) = self.path.split_once('?').map_or((&*self.path, None), |(path, query)| (path, Some(query)));
         let path = CleanPath::new(path).ok()?;
@@ -139,7 +146,7 @@ impl Arguments {
         Some(query.map_or(path.to_string(), |query| format!("{path}?{query}")))
     }
 
-    /// Whether the gateway could read the request in one way, before any limit looks at it.
+    /// Checks that the request has a single reading, as the gateway does before any limit.
     fn check_readable(&self, file: &Parsed, routed: Routed<'_>, headers: &HeaderMap) -> Result<(), Unreadable> {
         if matches!(routed, Routed::NoGateway) {
             return Ok(());
@@ -196,7 +203,7 @@ fn drop_headers(file: &Parsed, headers: &mut HeaderMap, peer: Option<IpAddr>) ->
     Ok(())
 }
 
-/// How the upstreams of a route read paths; as the gateway has it where there is none.
+/// Returns how the upstreams of the route read paths, or the default of the gateway without a route.
 fn path_reading(file: &Parsed, routed: Routed<'_>) -> PathReading {
     let gateway =
         file.gateway.as_ref().map_or_else(PathReading::default, |gateway| gateway.paths.over(PathReading::default()));
@@ -207,17 +214,17 @@ fn path_reading(file: &Parsed, routed: Routed<'_>) -> PathReading {
 }
 
 fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
-    let (name, value) = text.split_once(':').ok_or("there is no colon in it; write 'name: value'")?;
-    let parsed = name.trim().parse().map_err(|_| format!("`{name}` is no name of a header; write 'name: value'"))?;
+    let (name, value) = text.split_once(':').ok_or("it has no colon; write 'name: value'")?;
+    let parsed = name.trim().parse().map_err(|_| format!("`{name}` is not a header name; write 'name: value'"))?;
     let value = HeaderValue::from_bytes(value.trim().as_bytes());
-    Ok((parsed, value.map_err(|_| "the value has control characters; write it without")?))
+    Ok((parsed, value.map_err(|_| "the value has control characters; remove them")?))
 }
 
 fn address(text: &str) -> Result<IpAddr, &'static str> {
-    text.parse().map_err(|_| "it is no IP address; write one such as 192.0.2.7 or 2001:db8::7")
+    text.parse().map_err(|_| "it is not an IP address; use one such as 192.0.2.7 or 2001:db8::7")
 }
 
 fn descriptor(text: &str) -> Result<(String, String), String> {
-    let (name, value) = text.split_once('=').ok_or("there is no equals sign in it; write name=value")?;
+    let (name, value) = text.split_once('=').ok_or("it has no equals sign; write name=value")?;
     Ok((name.to_owned(), value.to_owned()))
 }

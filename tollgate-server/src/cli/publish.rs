@@ -1,4 +1,4 @@
-//! `tollgate publish`: one rule file to every node that shares its Redis; what is published, and away with it.
+//! `tollgate publish`: publishes a rule file to all nodes that share its Redis, shows it, or withdraws it.
 
 mod logins;
 
@@ -12,34 +12,41 @@ use tollgate::rules::file::{Parsed, RuleFile};
 use super::{Completion, ConfigArgument, Error, StoreArgument, load, print};
 use crate::notice;
 
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  tollgate publish --config tollgate.yaml
+  tollgate publish --config tollgate.yaml --expect 7
+  tollgate publish --config tollgate.yaml --show
+  tollgate publish --config tollgate.yaml --withdraw";
+
 #[derive(clap::Args)]
 pub(super) struct Arguments {
     #[command(flatten)]
     config: ConfigArgument,
     #[command(flatten)]
     store: StoreArgument,
-    /// Publish or withdraw only if this version is the newest (0: none was published yet); else the answer is no
+    /// Publish or withdraw only if this is the newest version (0 if none was ever published), otherwise exit with 1
     #[arg(long, value_name = "VERSION")]
     expect: Option<u64>,
-    /// Show what is published on that Redis; publish nothing
+    /// Show the published rules and publish nothing
     #[arg(long, conflicts_with_all = ["withdraw", "expect"])]
     show: bool,
-    /// Take away what is published on that Redis: nodes go back to their own files
+    /// Withdraw the published rules: nodes return to their own files
     #[arg(long)]
     withdraw: bool,
-    /// What is published as JSON, for programs
+    /// Print the published rules as JSON
     #[arg(long, requires = "show")]
     json: bool,
 }
 
-/// What is published, as programs read it.
+/// The output of `--show --json`.
 #[derive(Serialize)]
 struct PublishedJson<'a> {
-    /// 0 if nothing ever was.
+    /// 0 if nothing was ever published.
     version: u64,
-    /// Identifies the publication; `null` if nothing ever was published.
+    /// Identifies the publication; `null` if nothing was ever published.
     id: Option<&'a str>,
-    /// `null` if nothing is.
+    /// `null` if nothing is published.
     rules: Option<&'a str>,
 }
 
@@ -53,7 +60,7 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Completion, Error> {
     if arguments.withdraw {
         let message = |version| match version {
             0 => "nothing is published".to_owned(),
-            _ => format!("nothing is published any more, as of version {version}; nodes go back to their files"),
+            _ => format!("version {version} withdraws the published rules; nodes return to their own files"),
         };
         return outcome(rule_sets.withdraw(arguments.expect).await, message);
     }
@@ -81,12 +88,12 @@ fn log_ignored_settings(file: &RuleFile) {
     let named: Vec<&str> = named.iter().filter_map(|(name, is_there)| is_there.then_some(*name)).collect();
     if !named.is_empty() {
         let believed = match &file.gateway {
-            Some(_) => ", and trusted_proxies and forwarding_header of gateway",
+            Some(_) => ", and gateway.trusted_proxies and gateway.forwarding_header",
             None => "",
         };
         let kept = named.join(", ");
         notice::log(format_args!(
-            "nodes take limits, headers, body and jwt of it{believed}; they keep what their own files say of {kept}"
+            "nodes apply its limits, headers, body and jwt{believed}; they keep their own {kept}"
         ));
     }
 }
@@ -105,16 +112,16 @@ fn outcome(changed: Result<u64, PublishError>, message: impl Fn(u64) -> String) 
             Ok(Completion::Positive)
         }
         Err(PublishError::Conflict { version }) => {
-            let problem = format_args!("the newest version is {version}, not the one that was expected");
-            notice::log(format_args!("{problem}; look at it with `tollgate publish --show`"));
+            let problem = format_args!("the newest version is {version}, not the expected one");
+            notice::log(format_args!("{problem}; see it with `tollgate publish --show`"));
             Ok(Completion::Negative)
         }
         Err(error) => Err(Error::Publish(error)),
     }
 }
 
-/// The rules that are published, with their version in a comment before them, so that they are a rule file. If nothing
-/// is, the answer is no. They may have been published by a program that takes logins with them.
+/// Prints the published rules after a comment with their version, so that the output is a rule file. Lines that may
+/// contain credentials are hidden: another program may have published them.
 async fn show(rule_sets: &RuleSets, as_json: bool) -> Result<Completion, Error> {
     let newest = rule_sets.newest().await.map_err(|error| Error::Publish(PublishError::Store(error)))?;
     let version = newest.as_ref().map_or(0, |newest| newest.version);
@@ -127,7 +134,7 @@ async fn show(rule_sets: &RuleSets, as_json: bool) -> Result<Completion, Error> 
         match &rules {
             Some(rules) => print(format_args!("# published version {version}\n{}", rules.trim_end())),
             None if version == 0 => print("nothing is published"),
-            None => print(format_args!("nothing is published; version {version} withdrew what was")),
+            None => print(format_args!("nothing is published; version {version} withdrew the rules")),
         }
     }
     Ok(if rules.is_some() { Completion::Positive } else { Completion::Negative })
@@ -135,6 +142,6 @@ async fn show(rule_sets: &RuleSets, as_json: bool) -> Result<Completion, Error> 
 
 fn rules_text(rule_set: &PublishedRules) -> Option<String> {
     let text = String::from_utf8_lossy(rule_set.rules.as_ref()?);
-    let hidden = "# not shown: the login of a store may be somewhere in it; publish the rules again without it";
+    let hidden = "# hidden: the rules may contain the credentials of a store; publish them again without credentials";
     Some(logins::shown(&text).map_or_else(|| hidden.to_owned(), Cow::into_owned))
 }

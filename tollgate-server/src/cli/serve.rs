@@ -1,4 +1,4 @@
-//! `tollgate serve`: everything that a rule file names and this version has.
+//! `tollgate serve`: starts the gateway, the decision service and the admin listener, and stops them in order.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -25,35 +25,42 @@ use crate::service::{Hosts, Options};
 use crate::state::{StateFile, StateWriter};
 use crate::{admin, builtin, config, descriptors, limit_summary, notice, service, shutdown, threads};
 
-/// What is not overrides back by then is missing until the limits give it back by themselves.
+/// The longest wait at exit for leases to be returned to Redis. Those that are not returned expire there.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(1);
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  tollgate serve
+  tollgate serve --config tollgate.yaml --admin 127.0.0.1:8099
+  tollgate serve --config tollgate.yaml --store redis://10.0.0.5:6379
+  tollgate serve --config tollgate.yaml --state /var/lib/tollgate/state";
 
 #[derive(clap::Args)]
 pub(super) struct Arguments {
-    /// The rule file; without one, 10 requests a minute for each user, before an upstream that echoes
+    /// Rule file; without one, a gateway in front of an echo server allows 10 requests per minute for each X-User-Id
     #[arg(long, value_name = "FILE", env = "TOLLGATE_CONFIG")]
     config: Option<PathBuf>,
-    /// Where the gateway listens, whatever the rule file says; port 0 takes any free one
+    /// Address of the gateway, instead of the one in the rule file; port 0 picks a free port
     #[arg(long, value_name = "ADDR", env = Flag::LISTEN.variable)]
     listen: Option<Address>,
-    /// Where the decision service answers POST /v1/check, whatever the rule file says
+    /// Address of the decision service (POST /v1/check), instead of the one in the rule file
     #[arg(long, value_name = "ADDR", env = Flag::HTTP.variable)]
     http: Option<Address>,
-    /// Where health and metrics are told, whatever the rule file says
+    /// Address of health checks and metrics, instead of the one in the rule file
     #[arg(long, value_name = "ADDR", env = Flag::ADMIN.variable)]
     admin: Option<Address>,
     #[command(flatten)]
     store: StoreArgument,
-    /// Keeps what keys have spent in this file, so that a restart gives nobody a full quota; for the store in memory
+    /// Keep counts in this file across restarts; only for the in-memory store
     #[arg(long, value_name = "FILE", env = "TOLLGATE_STATE")]
     state: Option<PathBuf>,
-    /// Seconds between two writings of the state file, which is also written when the server ends
+    /// Seconds between two writes of the state file, which is also written on exit
     #[arg(long, value_name = "SECONDS", env = "TOLLGATE_STATE_INTERVAL", requires = "state", default_value_t = 10,
         value_parser = clap::value_parser!(u64).range(1..=86_400))]
     state_interval: u64,
 }
 
-/// Where to listen, and how.
+/// Address and options of the decision service.
 struct ServiceListener {
     address: String,
     setting: Setting,
@@ -67,7 +74,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     warn_of_unsupported_listeners(&file);
     if listen.is_some() && file.gateway.is_none() {
         let fix = "add `gateway: { routes: [...] }` to it, or use --http for the decision service";
-        return Err(Error::Usage(format!("{} is for the gateway, and the rule file names none; {fix}", Flag::LISTEN)));
+        return Err(Error::Usage(format!("{} needs a gateway, and the rule file has none; {fix}", Flag::LISTEN)));
     }
     let overrides = CliOverrides { http, admin, store: store.store };
     let http = service_listener(file.service.http.as_ref(), overrides.http.as_ref());
@@ -75,9 +82,9 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
         return Err(Error::NothingToServe { config: path.unwrap_or_default() });
     }
     if state.is_some() && !file.store.is_memory() {
-        let fix = "leave it out, or use `store: memory`";
+        let fix = "remove it, or use `store: memory`";
         return Err(Error::Usage(format!(
-            "--state is for the store in memory, and Redis keeps its keys itself: {fix}"
+            "--state is only for the in-memory store, because Redis keeps its own keys: {fix}"
         )));
     }
     let plan = plan(&file, http.is_some(), overrides.admin.is_some() || file.admin.is_some())?;
@@ -119,9 +126,9 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     let pause = Duration::from_secs(state_interval);
     let state = state.map(|state| StateWriter::start(state, gate.clone(), pause)).transpose().map_err(Error::State)?;
     readiness.set_started(gateway.clone());
-    // Before the line below is read, so that whoever reads it can already signal the server.
+    // Installed before the line below is printed, so that its reader can already signal the server.
     let shutdown = shutdown::signal().map_err(Error::Runtime)?;
-    // Without a file there is nothing to read again; but whoever asks for it must not end the server.
+    // Without a rule file there is nothing to reload, but SIGHUP must not end the server.
     let hangup = Hangup::listen().map_err(Error::Runtime)?;
     announce(&surfaces.addresses, &file);
     tokio::spawn(notice::monitor_store(gate.clone()));
@@ -141,7 +148,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
         gateway.stop().await;
     }
     for task in surfaces.tasks {
-        // A task that panicked has been told of by its panic.
+        // A panic has already been reported.
         _ = task.await;
     }
     if let Some(state) = state {
@@ -156,17 +163,17 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     Ok(())
 }
 
-/// How many connections everything that is served may have, and whether there are threads to serve it.
+/// Divides the file descriptors between the listeners, and checks that enough threads can start.
 fn plan(file: &RuleFile, has_service: bool, has_admin: bool) -> Result<descriptors::Plan, Error> {
     let workers = file.gateway.as_ref().map_or(0, Gateway::workers);
-    // The access log, what watches the rule file, and the state file have one each.
+    // One each for the access log, the watcher of the rule file, and the state file.
     threads::check(workers + 3).map_err(Error::Threads)?;
     let max_connections = file.gateway.as_ref().and_then(|gateway| gateway.max_connections);
     descriptors::plan(descriptors::Surfaces { workers, max_connections, has_service, has_admin })
         .map_err(Error::Descriptors)
 }
 
-/// The rule file, or the one that is built in, with what the command line says of the store.
+/// Returns the rule file, or the built-in one, with the store of the command line.
 fn rules(arguments: &Arguments) -> Result<Parsed, Error> {
     let file = match &arguments.config {
         Some(path) => load(path)?,
@@ -175,12 +182,12 @@ fn rules(arguments: &Arguments) -> Result<Parsed, Error> {
     arguments.store.apply_to(file)
 }
 
-/// What listens.
+/// The listeners that run.
 struct Running {
-    /// What it is, for people.
+    /// A description of each, for the line that announces the start.
     addresses: Vec<String>,
     tasks: Vec<JoinHandle<()>>,
-    /// Ends with the server.
+    /// Resolves when the server stops.
     stopping: watch::Receiver<()>,
 }
 
@@ -212,7 +219,7 @@ impl Running {
     }
 }
 
-/// What is told to operators. It starts before everything else and ends after it, to say how far the server is.
+/// The admin listener. It starts first and ends last, so that `/readyz` can report both.
 struct Admin {
     bound: SocketAddr,
     running: oneshot::Sender<()>,
@@ -220,15 +227,15 @@ struct Admin {
 }
 
 impl Admin {
-    fn start((listener, bound): (TcpListener, SocketAddr), metrics: Metrics, asked: (Options, Hosts)) -> Self {
+    fn start((listener, bound): (TcpListener, SocketAddr), metrics: Metrics, access: (Options, Hosts)) -> Self {
         let (running, stop) = oneshot::channel();
-        let task = tokio::spawn(admin::run(listener, metrics, asked, async { _ = stop.await }));
+        let task = tokio::spawn(admin::run(listener, metrics, access, async { _ = stop.await }));
         Self { bound, running, task }
     }
 
     async fn end(self) {
         drop(self.running);
-        // A task that panicked has been told of by its panic.
+        // A panic has already been reported.
         _ = self.task.await;
     }
 }
@@ -252,27 +259,27 @@ fn service_listener(named: Option<&Listener>, overrides: Option<&Address>) -> Op
 fn warn_of_unsupported_listeners(file: &RuleFile) {
     for (name, listener) in [("service.grpc", &file.service.grpc), ("service.resp", &file.service.resp)] {
         if listener.is_some() {
-            notice::warn(format_args!("{name} is named, but this version does not serve it yet; service.http it does"));
+            notice::warn(format_args!("{name} is not supported by this version and is ignored; use service.http"));
         }
     }
 }
 
-/// Frees memory that a burst of keys has left empty, for ever.
+/// Frees memory that a burst of keys has left empty. Never returns.
 async fn free_memory(gate: Gate) {
     const COMPACT_INTERVAL: Duration = Duration::from_secs(60);
-    /// Most requests that use the larger table have ended by then, and it can be freed.
+    /// By then most requests that use the larger table have ended, and it can be freed.
     const RECHECK_AFTER: Duration = Duration::from_secs(5);
     let mut pause = COMPACT_INTERVAL;
     loop {
         sleep(pause).await;
         let gate = gate.clone();
-        // Millions of keys take milliseconds to look through.
+        // Scanning millions of keys takes milliseconds.
         let is_replaced = tokio::task::spawn_blocking(move || gate.compact()).await;
         pause = if matches!(is_replaced, Ok(true)) { RECHECK_AFTER } else { COMPACT_INTERVAL };
     }
 }
 
-/// Says what listens where, and what is in force.
+/// Prints the listeners and the limits in force.
 fn announce(addresses: &[String], file: &RuleFile) {
     let (version, limits) = (env!("CARGO_PKG_VERSION"), limit_summary::summary(file));
     print(format_args!("tollgate {version}: {}; {limits}", addresses.join(", ")));

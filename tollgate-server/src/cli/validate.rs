@@ -1,4 +1,4 @@
-//! `tollgate validate`: is the file valid? No is an answer (1); a file that cannot be read is an error (2).
+//! `tollgate validate`: checks rule files. An invalid file exits with 1, one that cannot be read with 2.
 
 use std::path::{Path, PathBuf};
 
@@ -9,20 +9,25 @@ use tollgate::{Gate, OpenError};
 use super::{Completion, Error, print};
 use crate::config;
 
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  tollgate validate tollgate.yaml
+  tollgate validate --strict --json rules/*.yaml";
+
 #[derive(clap::Args)]
 pub(super) struct Arguments {
-    /// The rule files
+    /// Rule files
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Takes warnings for errors: a file with one is not valid
+    /// Treat warnings as errors
     #[arg(long)]
     strict: bool,
-    /// Problems as a JSON array, for programs
+    /// Print problems as a JSON array
     #[arg(long)]
     json: bool,
 }
 
-/// A problem as programs read it.
+/// A problem in the output of `--json`.
 #[derive(Serialize)]
 struct ProblemJson<'a> {
     file: &'a str,
@@ -34,14 +39,14 @@ struct ProblemJson<'a> {
     fix: &'a str,
 }
 
-/// What is to be said of one file.
+/// The result for one file.
 struct Report {
     file: String,
     limits: usize,
     verdict: Verdict,
-    /// All that was found, warnings too.
+    /// All problems, warnings included.
     problems: Vec<Problems>,
-    /// What is wrong with the file as a whole.
+    /// A problem without a position in the file.
     whole: Option<String>,
 }
 
@@ -86,8 +91,8 @@ async fn report(path: &Path) -> Result<Report, Error> {
     })
 }
 
-/// Whether a server could decide by it: the files that it names are there, and the limits fit the memory. Nobody is asked
-/// whether a Redis is there.
+/// Checks that a server could start with it: the files that it names exist, and the limits fit in memory. Redis is not
+/// contacted.
 async fn usable(parsed: &Parsed) -> Result<(), OpenError> {
     config::compile(parsed, None)?;
     parsed.named_redis_settings()?;

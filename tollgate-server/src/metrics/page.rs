@@ -1,11 +1,11 @@
-//! Families of metrics, written one after the other.
+//! Writes metric families to the page.
 
 use std::fmt;
 
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
-/// What is being written. Counters get their `_total` by themselves.
+/// The page under construction. The encoder appends `_total` to the names of counters.
 pub(crate) struct Page<'a>(DescriptorEncoder<'a>);
 
 impl<'a> Page<'a> {
@@ -53,14 +53,14 @@ impl<'a> Page<'a> {
         Ok(())
     }
 
-    /// A histogram without labels: the sum, and the number of values in each bucket.
+    /// Writes a histogram without labels: the sum, and the number of values in each bucket.
     pub(crate) fn histogram(&mut self, name: &str, help: &str, sum: f64, buckets: &[(f64, u64)]) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
         let count = buckets.iter().map(|(_, count)| count).sum();
         family.encode_histogram::<NoLabelSet>(sum, count, buckets, None)
     }
 
-    /// Each row is its labels, the sum, and how many are in which bucket.
+    /// Writes a histogram with labels. A row has the labels, the sum, and the number of values in each bucket.
     pub(crate) fn histograms<Labels: EncodeLabelSet>(
         &mut self,
         name: &str,

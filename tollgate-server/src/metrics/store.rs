@@ -1,4 +1,4 @@
-//! Metrics of a store on Redis.
+//! Metrics of a Redis store.
 
 use std::fmt;
 
@@ -11,11 +11,11 @@ pub(super) fn write(gate: &Gate, page: &mut Page<'_>) -> fmt::Result {
     let Some(store) = gate.redis() else { return Ok(()) };
     page.gauge(
         "tollgate_store_available",
-        "Whether every server of all stores decides; 0 while one fails or refuses",
+        "1 if every server of all stores is available, 0 while one fails or refuses commands",
         i64::from(store.is_store_available()),
     )?;
     write_servers(&store.servers(), page)?;
-    let help = "Nodes seen on the store, by which local limits are divided while it fails";
+    let help = "Nodes that share the store; local limits are divided by it while the store fails";
     page.gauge("tollgate_fleet_nodes", help, i64::from(store.fleet_nodes()))?;
     write_stats(&store.stats(), page)
 }
@@ -25,17 +25,17 @@ fn write_servers(servers: &[ServerStatus], page: &mut Page<'_>) -> fmt::Result {
     let rows = servers.iter().map(|server| (labels(server), i64::from(server.available)));
     page.gauges(
         "tollgate_store_server_available",
-        "Whether a server of the store decides; 0 while it fails or refuses",
+        "1 if this server of the store is available, 0 while it fails or refuses commands",
         rows,
     )?;
     let known = || servers.iter().filter_map(|server| Some((labels(server), server.memory.as_ref()?)));
     let gauge = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
     let rows = known().map(|(labels, memory)| (labels, gauge(memory.used)));
-    page.gauges("tollgate_store_server_memory_bytes", "Memory in use of a server of the store", rows)?;
+    page.gauges("tollgate_store_server_memory_bytes", "Memory used by this server of the store, in bytes", rows)?;
     let rows = known().map(|(labels, memory)| (labels, gauge(memory.maximum)));
     page.gauges(
         "tollgate_store_server_max_memory_bytes",
-        "The most memory that a server of the store may use (maxmemory); 0 if there is no bound",
+        "The maxmemory of this server of the store, in bytes; 0 for no limit",
         rows,
     )?;
     let policy = |memory: &ServerMemory| memory.eviction_policy.clone();
@@ -43,13 +43,13 @@ fn write_servers(servers: &[ServerStatus], page: &mut Page<'_>) -> fmt::Result {
         .map(|([store, server], memory)| ([store, server, ("policy", policy(memory))], i64::from(memory.evicts())));
     page.gauges(
         "tollgate_store_server_evicts",
-        "Whether a server of the store evicts keys when its memory is full, by its maxmemory-policy",
+        "1 if this server of the store evicts keys when its memory is full, by maxmemory-policy",
         rows,
     )?;
     let rows = known().map(|(labels, memory)| (labels, memory.evicted_keys));
     page.counters(
         "tollgate_store_server_evicted_keys",
-        "Keys that a server of the store has evicted since it started",
+        "Keys evicted by this server of the store since it started",
         rows,
     )
 }
@@ -57,16 +57,24 @@ fn write_servers(servers: &[ServerStatus], page: &mut Page<'_>) -> fmt::Result {
 fn write_stats(stats: &Stats, page: &mut Page<'_>) -> fmt::Result {
     for (name, help, count) in [
         ("tollgate_store_trips", "Script calls sent to the store", stats.trips),
-        ("tollgate_store_questions", "Questions that travelled with them", stats.questions),
-        ("tollgate_store_cached_denials", "Certain denials, answered without asking", stats.cached_denials),
+        ("tollgate_store_questions", "Checks sent to the store in these calls", stats.questions),
+        (
+            "tollgate_store_cached_denials",
+            "Denials answered from the denial cache, without a call",
+            stats.cached_denials,
+        ),
         ("tollgate_store_leased", "Hits taken from a lease, without a call", stats.leased),
         ("tollgate_store_leases", "Leases taken from the store", stats.leases),
         ("tollgate_store_sent_bytes", "Bytes sent to the servers of the store", stats.bytes_sent),
         ("tollgate_store_received_bytes", "Bytes received from the servers of the store", stats.bytes_received),
-        ("tollgate_store_failure_decisions", "Decisions made by on_store_failure", stats.by_policy),
+        (
+            "tollgate_store_failure_decisions",
+            "Decisions made by on_store_failure because the store failed",
+            stats.by_policy,
+        ),
         (
             "tollgate_store_failures",
-            "How often a server of the store began to fail or to refuse, and was given up until it would be back",
+            "Times the circuit breaker of a server opened because it failed or refused commands",
             stats.breaker_opened,
         ),
     ] {
@@ -74,10 +82,10 @@ fn write_stats(stats: &Stats, page: &mut Page<'_>) -> fmt::Result {
     }
     const SECONDS: f64 = 1e6;
     for (name, help, histogram, unit) in [
-        ("tollgate_store_batch_size", "Questions in one call to the store", stats.batch_sizes, 1.0),
+        ("tollgate_store_batch_size", "Checks in one call to the store", stats.batch_sizes, 1.0),
         (
             "tollgate_store_call_duration_seconds",
-            "Time from sending a call to the store to its reply or failure",
+            "Duration of calls to the store, until the reply or the failure",
             stats.call_micros,
             SECONDS,
         ),

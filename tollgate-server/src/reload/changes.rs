@@ -1,4 +1,4 @@
-//! What other rules change, in a line for people.
+//! Describes the difference between two rule files in a log line.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use tollgate::rules::file::internal::{Address, ForwardingName, GatewayRule, Limi
 
 use crate::notice::join_up_to;
 
-/// As many names as fit a line. Whoever changed more at once knows what.
+/// The most names in a line.
 const MAX_NAMES: usize = 10;
 
 pub(super) fn describe(before: &RuleFile, after: &RuleFile) -> String {
@@ -20,8 +20,8 @@ pub(super) fn describe(before: &RuleFile, after: &RuleFile) -> String {
     let removed = names(&before.limits, &|limit| !new.contains_key(limit.name.as_str()));
     let mut parts: Vec<String> =
         [("added", added), ("changed", changed), ("removed", removed)].into_iter().filter_map(listed).collect();
-    parts.extend(other_changes(before, after).map(|what| format!("other {what}")));
-    if parts.is_empty() { "nothing has changed".to_owned() } else { parts.join("; ") }
+    parts.extend(other_changes(before, after).map(|what| format!("changed {what}")));
+    if parts.is_empty() { "no changes".to_owned() } else { parts.join("; ") }
 }
 
 fn by_name(file: &RuleFile) -> HashMap<&str, &LimitRule> {
@@ -36,14 +36,14 @@ fn routes(file: &RuleFile) -> &[RouteRule] {
     file.gateway.as_ref().map_or(&[], |gateway| &gateway.routes)
 }
 
-/// Where the gateway listens, for plain HTTP and for TLS.
+/// Returns the addresses of the gateway, for plain HTTP and for TLS.
 fn listeners(file: &RuleFile) -> (Option<&Address>, Option<&Address>) {
     let Some(gateway) = &file.gateway else { return (None, None) };
     (Some(&gateway.listen), gateway.tls.as_ref().and_then(|tls| tls.listen.as_ref()))
 }
 
-/// What the gateway has beside its routes, its listeners and whom it believes. One that is not there yet is told
-/// elsewhere.
+/// Returns the gateway without the settings that have their own entry: routes, listeners, and trusted proxies. A gateway
+/// that is new or removed is reported elsewhere.
 fn of_gateway(file: &RuleFile) -> GatewayRule {
     let mut gateway = file.gateway.clone().unwrap_or_default();
     (gateway.routes, gateway.trusted_proxies) = (Vec::new(), Vec::new());
@@ -55,7 +55,7 @@ fn of_gateway(file: &RuleFile) -> GatewayRule {
     gateway
 }
 
-/// What decides or answers beside limits, where it differs.
+/// Lists the settings other than limits that differ.
 fn other_changes(before: &RuleFile, after: &RuleFile) -> impl Iterator<Item = &'static str> {
     let proxies = |file: &RuleFile| file.gateway.clone().unwrap_or_default().trusted_proxies;
     let believed = |file: &RuleFile| file.gateway.as_ref().map(|gateway| gateway.forwarding_header).unwrap_or_default();
@@ -78,17 +78,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_differs_is_told_by_its_name() {
+    fn changes_are_described_by_name() {
         let parsed = |text: &str| RuleFile::parse("tollgate.yaml", text).unwrap();
         let gateway = |listen: &str, settings: &str| {
             parsed(&format!("gateway: {{ listen: '{listen}', routes: [{{ path: /, upstream: echo }}]{settings} }}\n"))
         };
         let before = gateway("127.0.0.1:8080", "");
         for (after, expected) in [
-            (gateway("127.0.0.1:8080", ""), "nothing has changed"),
-            (gateway("127.0.0.1:8081", ""), "other listeners"),
-            (gateway("127.0.0.1:8080", ", max_head: 8KiB"), "other settings of the gateway"),
-            (parsed("limits: [{ name: a, limit: 1, window: 1s }]\n"), "added a; other routes; other listeners"),
+            (gateway("127.0.0.1:8080", ""), "no changes"),
+            (gateway("127.0.0.1:8081", ""), "changed listeners"),
+            (gateway("127.0.0.1:8080", ", max_head: 8KiB"), "changed settings of the gateway"),
+            (parsed("limits: [{ name: a, limit: 1, window: 1s }]\n"), "added a; changed routes; changed listeners"),
         ] {
             assert_eq!(describe(&before, &after), expected);
         }

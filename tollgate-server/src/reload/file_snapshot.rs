@@ -1,13 +1,13 @@
-//! What the rule file was when it was looked at, so that a mere touch changes nothing.
+//! Contents of the rule file at one moment, so that touching the file without a change does nothing.
 
 use std::path::Path;
 
 use crate::config;
 
-/// The rule file, and the keys of tokens that it names. Two sights that are the same mean the same rules.
+/// The contents of the rule file, and of the key file for tokens that it names. Equal snapshots mean equal rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FileSnapshot {
-    /// Why it cannot be read, if it cannot.
+    /// The text, or the reason why it cannot be read.
     text: Result<Vec<u8>, String>,
     keys: Option<Vec<u8>>,
 }
@@ -24,7 +24,7 @@ impl FileSnapshot {
         Self { text: Ok(text.into()), keys: None }
     }
 
-    /// The same text beside the keys of another file. One that cannot be read has none.
+    /// Returns the same text with the contents of this key file; `None` if that cannot be read.
     pub(super) fn with_keys(self, key_file: Option<&Path>) -> Self {
         Self { keys: key_file.and_then(|path| config::read(path).ok()), ..self }
     }
@@ -34,7 +34,7 @@ impl FileSnapshot {
     }
 }
 
-/// A byte order mark says nothing, and is left out of what was understood.
+/// Removes a byte order mark, which the parser removes too.
 fn without_bom(text: Vec<u8>) -> Vec<u8> {
     match text.strip_prefix(b"\xEF\xBB\xBF") {
         Some(rest) => rest.to_vec(),

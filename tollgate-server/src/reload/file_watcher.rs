@@ -1,7 +1,7 @@
-//! Hears when a file may have changed, whichever way it was changed.
+//! Notices when a file may have changed, however it was changed.
 //!
-//! Editors write another file and rename it; Kubernetes swaps a symbolic link that the path goes through. A watch on
-//! the file itself would stay with what it was, so the folders of the file and of every link on the way are watched.
+//! Editors write another file and rename it; Kubernetes swaps a symbolic link in the path. A watch on the file itself would
+//! stay on the old inode, so the folders of the file and of every link in its path are watched.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,14 +15,14 @@ use tokio::time::timeout;
 use super::QUIET_PERIOD;
 use crate::notice;
 
-/// A folder in which something else is always written must not keep the file from being read.
+/// The longest wait for a quiet period. Constant writes to another file in the folder must not delay a reload further.
 const MAX_BURST: Duration = Duration::from_secs(1);
 
-/// As many links on the way to one file as Linux itself follows.
+/// The most links that are followed for one path, as in Linux.
 const MAX_LINKS: usize = 40;
 
 pub(super) struct FileWatcher {
-    /// `None` where nothing can be watched.
+    /// `None` if the system has no way to watch files.
     watcher: Option<RecommendedWatcher>,
     folders: BTreeSet<PathBuf>,
     events: mpsc::Receiver<()>,
@@ -30,7 +30,7 @@ pub(super) struct FileWatcher {
 
 impl FileWatcher {
     pub(super) fn new(path: &Path) -> Self {
-        // One event says as much as many: look.
+        // One pending event is enough: the file is read after it.
         let (sender, events) = mpsc::channel(1);
         let watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
             if event.is_ok_and(|event| is_change(event.kind)) {
@@ -43,32 +43,32 @@ impl FileWatcher {
         watch
     }
 
-    /// Watches the folders on the way to these files as they are now.
+    /// Watches the folders that these paths go through now.
     pub(super) fn follow(&mut self, path: &Path, other: Option<&Path>) {
         let Some(watcher) = &mut self.watcher else { return };
         let mut wanted = folders_to_watch(path);
         wanted.extend(other.map(folders_to_watch).into_iter().flatten());
         for gone in self.folders.difference(&wanted) {
-            // Where a folder is gone, its watch is too.
+            // Fails if the folder was removed, and its watch with it.
             _ = watcher.unwatch(gone);
         }
         let mut watched = BTreeSet::new();
         for folder in wanted {
-            // Watched anew even if it was before: another folder may be there under the same name.
+            // Watched again even if it was before: a new folder may have the same name.
             match watcher.watch(&folder, RecursiveMode::NonRecursive) {
                 Ok(()) => _ = watched.insert(folder),
                 Err(error) if self.folders.is_empty() => warn_not_watched(path, &error),
-                // It is looked for again at the next look.
+                // Tried again at the next poll.
                 Err(_) => {}
             }
         }
         self.folders = watched;
     }
 
-    /// Something was touched, and then nothing for a moment.
+    /// Waits for a change and then for a quiet period.
     pub(super) async fn touched(&mut self) {
         if self.events.recv().await.is_none() {
-            // Nobody watches.
+            // Nothing is watched.
             std::future::pending::<()>().await;
         }
         let settled = async { while let Ok(Some(())) = timeout(QUIET_PERIOD, self.events.recv()).await {} };
@@ -79,12 +79,12 @@ impl FileWatcher {
 fn warn_not_watched(path: &Path, error: &notify::Error) {
     let seconds = super::POLL_INTERVAL.as_secs();
     notice::warn(format_args!(
-        "{} cannot be watched: {error}; it is looked at every {seconds} s, and at once on SIGHUP",
+        "{} cannot be watched: {error}; it is read every {seconds} s, and on SIGHUP",
         path.display()
     ));
 }
 
-/// Reading is no change; it would make us read again for ever.
+/// Returns whether the event may change a file. Reading must not count: each reload would cause the next.
 fn is_change(kind: EventKind) -> bool {
     match kind {
         EventKind::Access(AccessKind::Close(AccessMode::Write)) => true,
@@ -93,12 +93,12 @@ fn is_change(kind: EventKind) -> bool {
     }
 }
 
-/// The folders whose entries decide which file the path leads to.
+/// Returns the folders whose entries determine which file the path resolves to.
 fn folders_to_watch(path: &Path) -> BTreeSet<PathBuf> {
     let mut folders = BTreeSet::new();
     let mut path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     for _ in 0..MAX_LINKS {
-        // From the root on, so that a link is resolved before what lies behind it.
+        // From the root on, so that a link is resolved before the rest of the path.
         let ancestors: Vec<&Path> = path.ancestors().collect();
         let link = ancestors.iter().rev().find_map(|part| Some((*part, std::fs::read_link(part).ok()?)));
         let Some((link, target)) = link else { break };
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_folder_that_decides_which_file_it_is_is_watched() {
+    fn every_folder_that_the_path_goes_through_is_watched() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path().canonicalize().unwrap();
         for folder in ["mount", "mount/..1", "etc"] {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn links_in_a_circle_end() {
+    fn circular_links_are_not_followed_forever() {
         let root = tempfile::tempdir().unwrap();
         symlink("b", root.path().join("a")).unwrap();
         symlink("a", root.path().join("b")).unwrap();

@@ -1,4 +1,4 @@
-//! SIGHUP, by which administrators ask a server to read its file again.
+//! SIGHUP, which asks the server to read its rule file again.
 
 use std::io;
 
@@ -7,7 +7,7 @@ pub(crate) struct Hangup(tokio::signal::unix::Signal);
 
 #[cfg(unix)]
 impl Hangup {
-    /// Hears the signal from now on.
+    /// Installs the signal handler.
     pub(crate) fn listen() -> io::Result<Self> {
         tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup()).map(Self)
     }
@@ -19,7 +19,7 @@ impl Hangup {
     }
 }
 
-/// Where there are no Unix signals, nobody asks that way.
+/// Without Unix signals, it is never received.
 #[cfg(not(unix))]
 pub(crate) struct Hangup;
 

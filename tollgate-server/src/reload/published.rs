@@ -1,4 +1,4 @@
-//! Rule sets that are published on the Redis that the nodes share.
+//! Subscription to the rules that are published on the shared Redis.
 
 use tokio::sync::watch;
 use tollgate::redis::{PublishedRules, Repairs, RuleSets};
@@ -6,13 +6,13 @@ use tollgate::rules::file::Parsed;
 
 use crate::notice;
 
-/// Nothing is published to a store in memory.
+/// Updates of published rules. An in-memory store has none.
 pub(super) struct RuleUpdates(Option<Subscription>);
 
 struct Subscription {
     latest: watch::Receiver<Option<PublishedRules>>,
     repairs: watch::Receiver<Repairs>,
-    /// The repairs that were reported so far.
+    /// Repairs that were already reported.
     reported: Repairs,
     _rule_sets: RuleSets,
 }
@@ -28,9 +28,9 @@ impl RuleUpdates {
         let settings = match file.redis_settings() {
             Ok(Some(settings)) => settings,
             Ok(None) => return Self(None),
-            // The store itself has been opened with these settings, so this is rare.
+            // Rare: the store itself was opened with these settings.
             Err(problems) => {
-                notice::warn("published rules will not be heard of:");
+                notice::warn("published rules will not be received:");
                 notice::log_problems(&problems);
                 return Self(None);
             }
@@ -43,18 +43,18 @@ impl RuleUpdates {
                 _rule_sets: rule_sets,
             })),
             Err(error) => {
-                notice::warn(format_args!("published rules will not be heard of: {error}"));
+                notice::warn(format_args!("published rules will not be received: {error}"));
                 Self(None)
             }
         }
     }
 
-    /// The next rule set that is published, or the next repair of a published one.
+    /// Returns the next published rules, or the next repair of published rules.
     pub(super) async fn next(&mut self) -> PublishedEvent {
         if let Some(Subscription { latest, repairs, reported, .. }) = &mut self.0 {
             loop {
                 tokio::select! {
-                    // Why rules change is said before they do.
+                    // The reason for a change is logged before the change.
                     biased;
                     Ok(()) = repairs.changed() => {
                         let now = repairs.borrow_and_update().clone();

@@ -1,4 +1,4 @@
-//! How often rules have changed, and whether the last try was good.
+//! Metrics of reloads: how often rules changed, and whether the last attempt succeeded.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
@@ -18,15 +18,15 @@ pub(crate) struct Reloads {
     /// Seconds since the Unix epoch.
     last_at: AtomicI64,
     in_force_since: AtomicI64,
-    /// The version and the id of the published rules in force. `None` for those of the file.
+    /// Version and id of the published rules in force. `None` if the file's rules are in force.
     published: Mutex<Option<(u64, String)>>,
-    /// Published rules that Redis had lost: those that this node restored, and those that others replaced.
+    /// Published rules that Redis lost: the times this node restored them, and the times newer rules replaced them.
     restored: AtomicU64,
     replaced: AtomicU64,
 }
 
 impl Reloads {
-    /// The rules of the start are in force.
+    /// Starts with the rules of the start in force.
     pub(crate) fn new() -> Self {
         let now = unix_now();
         Self {
@@ -55,17 +55,17 @@ impl Reloads {
         self.last_at.store(unix_now(), Relaxed);
     }
 
-    /// Rules are in force that once were. Nothing was read: what was refused last still is.
+    /// Records that earlier rules are in force again. Nothing was read, so the last result stays.
     pub(super) fn record_put_back(&self) {
         self.in_force_since.store(unix_now(), Relaxed);
     }
 
-    /// Published rules are in force.
+    /// Records that published rules are in force.
     pub(super) fn record_published(&self, version: u64, id: &str) {
         *self.published.lock().unwrap_or_else(PoisonError::into_inner) = Some((version, id.to_owned()));
     }
 
-    /// The rules of the file are in force.
+    /// Records that the rules of the file are in force.
     pub(super) fn record_file(&self) {
         *self.published.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
@@ -82,26 +82,28 @@ impl Reloads {
             None => ("file", <(String, String)>::default()),
         };
         let row = ([("source", source), ("version", version.as_str()), ("id", id.as_str())], 1);
-        let help =
-            "The rules in force: of the file, or published with this version and id; nodes that agree have one id";
+        let help = "Source of the rules in force, with version and id of published rules; equal ids mean equal rules";
         page.gauges("tollgate_rules_info", help, std::iter::once(row))?;
-        let help = "Published rules that Redis had lost and this node restored";
+        let help = "Published rules that Redis lost and this node restored";
         page.counter("tollgate_published_rules_restored", help, self.restored.load(Relaxed))?;
-        let help =
-            "Published rules that Redis had lost and that others, published after the loss, replaced on this node";
+        let help = "Published rules that Redis lost and that rules published later replaced on this node";
         page.counter("tollgate_published_rules_replaced", help, self.replaced.load(Relaxed))
     }
 
     pub(crate) fn write_metrics(&self, page: &mut Page<'_>) -> fmt::Result {
         let counts = [("applied", &self.applied), ("refused", &self.refused)];
         let counts = counts.into_iter().map(|(result, count)| ([("result", result)], count.load(Relaxed)));
-        page.counters("tollgate_reloads", "Rules that were read again or published, by what became of them", counts)?;
+        page.counters("tollgate_reloads", "Reloads of rules from the file or from Redis, by result", counts)?;
         let is_good = i64::from(!self.last_was_refused.load(Relaxed));
-        let help = "1 if the newest rules are in force, 0 if they were refused and those before them are";
+        let help = "1 if the last reload succeeded, 0 if it was refused and the previous rules stay in force";
         page.gauge("tollgate_last_reload_successful", help, is_good)?;
         let (last, since) = (self.last_at.load(Relaxed), self.in_force_since.load(Relaxed));
-        page.gauge("tollgate_last_reload_timestamp_seconds", "When rules were last read, good or bad", last)?;
-        page.gauge("tollgate_rules_in_force_timestamp_seconds", "When the rules in force were taken", since)?;
+        page.gauge("tollgate_last_reload_timestamp_seconds", "Unix time of the last reload, successful or not", last)?;
+        page.gauge(
+            "tollgate_rules_in_force_timestamp_seconds",
+            "Unix time at which the rules in force were applied",
+            since,
+        )?;
         self.write_published(page)
     }
 }

@@ -1,5 +1,4 @@
-//! What a file can say, but only a server that is started by it does: listeners but for the gateway's, and how the gateway
-//! is laid out.
+//! Settings that only take effect at start: all listeners except the gateway's, and the layout of the gateway.
 
 use std::time::Duration;
 
@@ -8,7 +7,7 @@ use tollgate::rules::file::internal::{Address, AdminRule, GatewayRule, Listener}
 
 use crate::notice;
 
-/// What the command line named, whatever a file says.
+/// Settings from the command line, which override the rule file.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CliOverrides {
     pub(crate) http: Option<Address>,
@@ -16,7 +15,7 @@ pub(crate) struct CliOverrides {
     pub(crate) store: Option<String>,
 }
 
-/// What is settled when a server starts.
+/// The settings of a rule file that need a restart.
 #[derive(Clone, Debug)]
 pub(super) struct StartupOnly {
     http: Option<Listener>,
@@ -45,12 +44,12 @@ impl StartupOnly {
         }
     }
 
-    /// Tells what another file after that of `before` changes in vain. What it changes back to what is in force is nothing
-    /// to tell.
+    /// Warns about changes from `before` to `after` that need a restart. A change back to the settings in force (`self`)
+    /// needs none.
     pub(super) fn warn_of_changes(&self, before: &Self, after: &Self) {
         for (name, differs) in FIELDS {
             if differs(before, after) && differs(self, after) {
-                notice::warn(format_args!("{name} has changed; start the server again for that"));
+                notice::warn(format_args!("{name} has changed; restart the server to apply it"));
             }
         }
     }
@@ -68,7 +67,7 @@ impl Layout {
     }
 }
 
-/// Whether two differ in one thing.
+/// Returns whether two differ in one setting.
 type Differs = fn(&StartupOnly, &StartupOnly) -> bool;
 
 const FIELDS: [(&str, Differs); 7] = [
@@ -81,7 +80,7 @@ const FIELDS: [(&str, Differs); 7] = [
     ("gateway.timeouts.drain", |one, other| differ(one, other, |layout| layout.drain)),
 ];
 
-/// Where one of them has no gateway, that is the difference.
+/// Returns `false` if one of them has no gateway: that is reported by its own entry.
 fn differ<T: PartialEq>(one: &StartupOnly, other: &StartupOnly, part: impl Fn(Layout) -> T) -> bool {
     one.gateway.zip(other.gateway).is_some_and(|(one, other)| part(one) != part(other))
 }

@@ -1,4 +1,4 @@
-//! What a file that was saved means for the store.
+//! The effect of a reload on the store.
 
 use tollgate::rules::file::Parsed;
 use tollgate::rules::file::internal::StoreRule;
@@ -8,11 +8,11 @@ use crate::notice;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum StoreChange {
     None,
-    /// The same Redis under other terms; it has the counts.
+    /// The same Redis with other settings; counts are kept.
     SameRedis,
-    /// The counts of limits on these stores start anew.
-    NamedAnew(Vec<String>),
-    /// Counts start anew.
+    /// Other named stores; counts of their limits start from zero.
+    NewNamedStores(Vec<String>),
+    /// Another store; counts start from zero.
     NewStore,
 }
 
@@ -30,14 +30,14 @@ impl StoreChange {
             stores.map(|(name, _)| name.clone()).collect()
         };
         match (old.is_memory(), new.is_memory()) {
-            // The terms of a remote store mean nothing to memory.
+            // The settings of a remote store do not apply to memory.
             (true, true) if before.max_memory == after.max_memory => Self::None,
             (true, true) => Self::NewStore,
             _ if !old.has_counts_of(new) => Self::NewStore,
             _ if same_terms && old == new && before.stores == after.stores => Self::None,
             _ => match elsewhere() {
                 stores if stores.is_empty() => Self::SameRedis,
-                stores => Self::NamedAnew(stores),
+                stores => Self::NewNamedStores(stores),
             },
         }
     }
@@ -45,13 +45,13 @@ impl StoreChange {
     pub(super) fn log(&self) {
         match self {
             Self::None => {}
-            Self::SameRedis => notice::log("the store is asked under other terms; its counts stay"),
-            Self::NamedAnew(names) => {
+            Self::SameRedis => notice::log("the settings of the store have changed; counts are kept"),
+            Self::NewNamedStores(names) => {
                 for name in names {
-                    notice::log(format_args!("store `{name}` is another Redis; the counts of its limits start anew"));
+                    notice::log(format_args!("store `{name}` is another Redis; counts of its limits start from zero"));
                 }
             }
-            Self::NewStore => notice::log("the store is another; counts start anew"),
+            Self::NewStore => notice::log("the store has changed; counts start from zero"),
         }
     }
 }

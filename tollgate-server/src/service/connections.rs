@@ -1,8 +1,8 @@
-//! Accepts connections and sees to their end.
+//! Accepts connections of the decision service and the admin listener, and bounds their number and lifetime.
 //!
-//! No client can hold a connection for ever, whatever it sends or leaves unsent, nor take more of them than the
-//! process can bear. The body of a request is read, and timed, by its handler. Who called is in the extensions of
-//! every request, as [`ConnectInfo<SocketAddr>`].
+//! No client can keep a connection open forever, whatever it sends or does not send. The handler reads the body of a
+//! request, with its own timeout. The client's address is in the extensions of every request, as
+//! [`ConnectInfo<SocketAddr>`].
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -26,27 +26,27 @@ use tollgate::rules::file::internal::Listener;
 
 use super::proxy_protocol::{self, ProxyProtocol};
 
-/// Where nothing else is said. Further clients wait in the kernel's queue.
+/// The default limit. Further clients wait in the kernel's queue.
 const MAX_CONNECTIONS: u32 = 512;
 
-/// From the first moment of a connection, or the end of the last answer, to the end of the next head. So it
-/// bounds idle connections too.
+/// The longest time from the start of a connection, or the end of the last response, to the end of the next request head.
+/// It bounds idle connections too.
 const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 
-/// A head of 100 headers fits; 512 connections cannot take more than 32 MiB of buffers.
+/// Enough for 100 headers; 512 connections use at most 32 MiB of buffers.
 const MAX_HEAD_BYTES: usize = 64 * 1024;
 
-/// The only bound on a client that sends well but does not read its answers, so it must not be hours. A client
-/// that behaves reconnects once in this time and does not notice.
+/// The only bound on a client that sends requests but does not read responses, so it must not be hours. Other clients
+/// reconnect once in this time.
 const MAX_CONNECTION_AGE: Duration = Duration::from_secs(600);
 
-/// For what is under way when the server or the connection has to end. Container managers kill after 10 s.
+/// The time for pending requests when the server or the connection ends. Container managers kill after 10 s.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 
-/// A process out of descriptors gets one back soon; until then, trying again at once would only burn the CPU.
+/// The pause after a failed accept. A process without free descriptors would otherwise use a full core.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What a listener can be told beside its address.
+/// Options of a listener.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
     pub(crate) proxy_protocol: ProxyProtocol,
@@ -60,14 +60,14 @@ impl Default for Options {
 }
 
 impl Options {
-    /// What a rule file says of a listener.
+    /// Returns the options of a listener in a rule file.
     pub(crate) fn of(listener: &Listener) -> Self {
         let proxy_protocol = if listener.proxy_protocol { ProxyProtocol::Required } else { ProxyProtocol::Off };
         Self { proxy_protocol, ..Self::default() }
     }
 }
 
-/// Serves until `shutdown` ends, then lets what is under way finish, for at most [`DRAIN_DEADLINE`].
+/// Serves until `shutdown` resolves, then lets pending requests finish, for at most [`DRAIN_DEADLINE`].
 pub(crate) async fn serve(listener: TcpListener, router: Router, options: Options, shutdown: impl Future<Output = ()>) {
     let slots = Arc::new(Semaphore::new(options.max_connections as usize));
     let (serving, stopped) = watch::channel(());
@@ -86,34 +86,34 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, options: Option
     }
     drop(serving);
     drop(listener);
-    // Every connection gives its slot back when it ends, so all slots together are the end of the last one.
+    // Each connection returns its slot when it ends, so all slots are free after the last one.
     _ = slots.acquire_many(options.max_connections).await;
 }
 
-/// The next connection, and the slot that it takes up.
+/// Returns the next connection and its slot.
 async fn accept(listener: &TcpListener, slots: &Arc<Semaphore>) -> (Connection<TcpStream>, OwnedSemaphorePermit) {
     let slot = Arc::clone(slots).acquire_owned().await.expect("the slots are never closed");
     loop {
         match listener.accept().await {
             Ok((io, peer)) => {
-                // An answer is one small write; waiting to fill a packet would only delay it.
+                // A response is one small write; Nagle's algorithm would only delay it.
                 _ = io.set_nodelay(true);
                 return (Connection { io, peer }, slot);
             }
-            // Only this client is gone; the next may be waiting.
+            // Only this client is gone.
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
             Err(_) => sleep(ACCEPT_PAUSE).await,
         }
     }
 }
 
-/// A connection, and who called.
+/// A connection and the client's address.
 struct Connection<Io> {
     io: Io,
     peer: SocketAddr,
 }
 
-/// Hears from the load balancer who called, where that is asked for, and then serves the connection.
+/// Reads the PROXY header, if one is required, and serves the connection.
 async fn start<Io>(mut connection: Connection<Io>, router: Router, options: Options, stop: impl Future<Output = ()>)
 where
     Io: AsyncRead + AsyncWrite + Unpin,
@@ -133,7 +133,7 @@ where
     serve_connection(connection, router, stop).await;
 }
 
-/// Serves one connection until the client or a deadline ends it, or `stop` asks for its end.
+/// Serves one connection until the client, a deadline or `stop` ends it.
 async fn serve_connection<Io>(connection: Connection<Io>, router: Router, stop: impl Future<Output = ()>)
 where
     Io: AsyncRead + AsyncWrite + Unpin,
@@ -151,9 +151,9 @@ where
             .max_buf_size(MAX_HEAD_BYTES)
             .serve_connection(TokioIo::new(io), service)
     );
-    // Errors of a connection are the client's: it went away, or did not speak HTTP. Nobody is left to tell.
+    // Errors are ignored: the client went away, or did not speak HTTP.
     tokio::select! {
-        // A stop is seen first, so that no answer after it promises to keep the connection.
+        // `stop` is polled first, so that no later response promises to keep the connection.
         biased;
         () = stop => {}
         () = sleep(MAX_CONNECTION_AGE) => {}
@@ -163,7 +163,7 @@ where
     _ = timeout(DRAIN_DEADLINE, connection).await;
 }
 
-/// The time of these tests is tokio's own, paused: it passes at once whenever everybody waits.
+/// These tests run on tokio's paused clock, which advances whenever all tasks wait.
 #[cfg(test)]
 mod tests {
     use std::future::pending;
@@ -185,7 +185,7 @@ mod tests {
         client
     }
 
-    /// A server that tells who called it, behind a load balancer.
+    /// Connects to a server that responds with the client's address, behind a load balancer.
     fn connect_through_balancer(stop: impl Future<Output = ()> + Send + 'static) -> DuplexStream {
         let (client, server) = duplex(8192);
         tokio::spawn(start(Connection { io: server, peer: PEER }, caller_echo(), BALANCED, stop));
@@ -202,7 +202,7 @@ mod tests {
         String::from_utf8(answer[..length].to_vec()).unwrap()
     }
 
-    /// How long until the server ends the connection, whatever it still sends.
+    /// Returns the time until the server closes the connection.
     async fn until_closed(mut client: DuplexStream) -> Duration {
         let start = Instant::now();
         _ = client.read_to_end(&mut Vec::new()).await;
@@ -235,7 +235,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn client_that_never_reads_is_cut_off_at_the_greatest_age() {
-        // Smaller than one answer, so the server can never finish to write it.
+        // Smaller than one response, so the server can never finish writing it.
         let mut client = connect(pending(), 256);
         let start = Instant::now();
         while client.write_all(REQUEST).await.is_ok() {}

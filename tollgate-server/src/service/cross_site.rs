@@ -1,10 +1,10 @@
-//! Refuses what a browser sends on behalf of another web site.
+//! Refuses requests that a browser sends on behalf of another web site.
 //!
 //! A page on any site can make its visitors' browsers send requests to addresses that only they can reach, such as
-//! 127.0.0.1. Browsers say so in `Origin` and `Sec-Fetch-Site`. A name that the site first resolves to itself and then to
-//! such an address (DNS rebinding) makes the request look like one of the same site, but its `Host` is still that name.
-//! So only hosts that no web site has are served: addresses, `localhost`, names without a dot such as those of containers,
-//! names that public DNS cannot hold such as those of Kubernetes, and the names that the rule file lists.
+//! 127.0.0.1. Browsers mark them with `Origin` and `Sec-Fetch-Site`. With DNS rebinding, a site resolves its name to itself
+//! first and to such an address later. The request then looks like one of the same site, but its `Host` is still that name.
+//! So only hosts that no web site can have are served: IP addresses, `localhost`, names without a dot such as those of
+//! containers, names that public DNS cannot contain such as those of Kubernetes, and the names in the rule file.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use axum::response::IntoResponse;
 
 use super::http::{ErrorBody, quoted};
 
-/// The hosts that a listener may be asked for, beside addresses, `localhost` and other local names.
+/// The hosts that a listener serves, in addition to IP addresses, `localhost` and other local names.
 #[derive(Clone, Debug)]
 pub(crate) struct Hosts {
-    /// Names, or `*.` and what every name under it ends in.
+    /// Names, or `*.` and a suffix.
     listed: Arc<[String]>,
-    /// The setting that names them.
+    /// The setting that lists them.
     setting: &'static str,
 }
 
 impl Hosts {
-    /// The hosts that a rule file lists, and the name that the listener is bound by.
+    /// Creates the list from the hosts of a rule file and the name in the listener's address.
     pub(crate) fn new<'l>(
         setting: &'static str,
         listed: impl IntoIterator<Item = &'l str>,
@@ -49,12 +49,12 @@ impl Hosts {
     }
 }
 
-/// The ends of names that public DNS never holds: reserved by RFC 6761 (`localhost`), RFC 6762 (`local`, and with it
+/// Suffixes of names that public DNS never contains: reserved by RFC 6761 (`localhost`), RFC 6762 (`local`, and with it
 /// Kubernetes's `cluster.local`), RFC 8375 (`home.arpa`) and ICANN (`internal`), and the `NAME.NAMESPACE.svc` of
-/// Kubernetes: `svc` is no top-level domain.
+/// Kubernetes: `svc` is not a top-level domain.
 const LOCAL_ENDINGS: [&str; 5] = [".localhost", ".local", ".internal", ".home.arpa", ".svc"];
 
-/// Returns whether no web site can have this name. Names without a dot are those of a local network.
+/// Returns whether no web site can have this name. Names without a dot belong to a local network.
 fn is_local_name(name: &str) -> bool {
     let is_label = |label: &str| {
         !label.is_empty() && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
@@ -73,17 +73,17 @@ fn without_port(host: &str) -> &str {
 /// Puts the check in front of a router.
 pub(crate) fn guard(router: Router, hosts: Hosts) -> Router {
     router.layer(from_fn(move |request: Request, next: Next| {
-        let refusal = check(request.uri(), request.headers(), &hosts).err();
+        let error = check(request.uri(), request.headers(), &hosts).err();
         async move {
-            match refusal {
-                Some(refusal) => refusal.into_response(),
+            match error {
+                Some(error) => error.into_response(),
                 None => next.run(request).await,
             }
         }
     }))
 }
 
-/// The text of a header, or one that nothing allows.
+/// Returns the text of a header, or a text that no check allows.
 fn readable(value: &HeaderValue) -> &str {
     value.to_str().unwrap_or("?")
 }
@@ -92,7 +92,7 @@ fn check(uri: &Uri, headers: &HeaderMap, hosts: &Hosts) -> Result<(), ErrorBody>
     let text = |name| headers.get(name).map(readable);
     let named = headers.get_all(header::HOST).iter().map(readable);
     let named: Vec<&str> = named.chain(uri.authority().map(|authority| authority.as_str())).collect();
-    // A browser always sends one, so a request without a host is nobody's on behalf of another.
+    // A browser always sends a host, so a request without one is not from a browser.
     if let Some(host) = named.iter().find(|host| !hosts.serve(host)) {
         let setting = hosts.setting;
         return Err(ErrorBody {
@@ -108,7 +108,10 @@ fn check(uri: &Uri, headers: &HeaderMap, hosts: &Hosts) -> Result<(), ErrorBody>
     let cross_site = |sent: &str, value: &str| ErrorBody {
         status: StatusCode::FORBIDDEN,
         error: "cross_site",
-        message: format!("{sent} {} is another site's: ask from a server, not from a web page", quoted(value)),
+        message: format!(
+            "{sent} {} is of another site: send the request from a server, not from a web page",
+            quoted(value)
+        ),
     };
     if let Some(origin) = text(header::ORIGIN).filter(|origin| !is_own(origin)) {
         return Err(cross_site("Origin", origin));
@@ -133,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_that_nobody_else_can_own_are_served() {
+    fn local_and_listed_hosts_are_served() {
         for host in [
             "127.0.0.1:8090",
             "[::1]:8090",
@@ -176,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_page_of_another_site_sends_is_refused() {
+    fn requests_of_other_sites_are_refused() {
         let host = ("host", "127.0.0.1:8090");
         for (headers, wanted) in [
             ([host, ("origin", "https://evil.example")], Some(403)),

@@ -1,9 +1,8 @@
-//! `POST /v1/check`: questions and decisions as JSON.
+//! `POST /v1/check`: checks and decisions as JSON.
 //!
-//! A valid question is answered with 200, whether it is allowed or denied: being denied is a decision. All the
-//! questions of a batch are resolve before the first is decided, so a batch that is refused has spent
-//! nothing; then each is decided by itself, all by the same rules. In memory they are decided in order. On Redis
-//! they set out in order, together, so that they share trips.
+//! A valid check is answered with 200 whether it is allowed or denied: a denial is a decision too. All checks of a batch
+//! are parsed before the first is decided, so an invalid batch spends nothing. Then each is decided separately, all by the
+//! same rules. In memory they are decided in order. For Redis they are sent in order and share calls.
 
 mod check_request;
 mod check_response;
@@ -32,21 +31,21 @@ use super::connections::{self, Options};
 use super::cross_site::{Hosts, guard};
 use crate::decisions::Decisions;
 
-/// A full batch of questions of about 1,000 bytes each.
+/// A full batch of checks of about 1,000 bytes each.
 const MAX_BODY_BYTES: usize = 1024 * 1024;
 
-/// A client with a whole question in hand sends it in far less, over any network that is of use.
+/// The longest wait for a body. A client that has the whole body sends it much faster.
 const BODY_DEADLINE: Duration = Duration::from_secs(10);
 
-/// What questions are answered by.
+/// The state that requests share.
 #[derive(Clone)]
 pub(crate) struct ServiceState {
     pub(crate) gate: Gate,
-    /// Where it is counted what was decided.
+    /// Counts of decisions.
     pub(crate) decisions: Arc<Decisions>,
 }
 
-/// Answers questions until `shutdown` ends, then finishes what is under way.
+/// Serves until `shutdown` resolves, then finishes pending requests.
 pub(crate) async fn run(
     listener: TcpListener,
     state: ServiceState,
@@ -70,7 +69,7 @@ async fn check(State(state): State<ServiceState>, request: Request) -> Result<Re
     let body = read_body(request).await?;
     let requests = CheckRequests::parse(&body)?;
     let checks: Vec<Check> = {
-        // One set of rules for all of them, whatever is put in force meanwhile.
+        // One set of rules for the whole batch, even if a reload happens meanwhile.
         let gate = state.gate.pinned();
         requests.resolve(&gate.rules())?.iter().map(|check| check.start(&gate)).collect()
     };
@@ -84,7 +83,7 @@ async fn check(State(state): State<ServiceState>, request: Request) -> Result<Re
             message: request.message.clone(),
         });
     }
-    // Who only is_peek has nothing decided.
+    // A check with cost 0 takes nothing and is not counted as a decision.
     let decided = outcomes.iter().zip(requests.is_peek()).filter(|(_, is_peek)| !is_peek);
     state.decisions.record(decided.map(|(outcome, _)| outcome));
     let mut answers = outcomes.iter().map(CheckResponse::new);
@@ -95,7 +94,7 @@ async fn check(State(state): State<ServiceState>, request: Request) -> Result<Re
 }
 
 async fn read_body(request: Request) -> Result<Bytes, ErrorBody> {
-    // A body announced as too long is refused before it is sent.
+    // A body with too large a Content-Length is refused before it is read.
     if request.body().size_hint().lower() > MAX_BODY_BYTES as u64 {
         return Err(too_large());
     }
@@ -115,7 +114,7 @@ async fn read_body(request: Request) -> Result<Bytes, ErrorBody> {
     }
 }
 
-/// A page of another site cannot send this type without being asked first (CORS), and nothing here answers that.
+/// Checks the media type. A web page of another site cannot send this type without a CORS preflight, which fails here.
 fn is_json(headers: &HeaderMap) -> Result<(), ErrorBody> {
     let sent = headers.get(header::CONTENT_TYPE).map(|value| value.to_str().unwrap_or("?")).unwrap_or_default();
     let essence = sent.split(';').next().unwrap_or_default().trim();
@@ -123,7 +122,7 @@ fn is_json(headers: &HeaderMap) -> Result<(), ErrorBody> {
         return Ok(());
     }
     let problem = if sent.is_empty() {
-        "the question has no Content-Type".to_owned()
+        "the request has no Content-Type".to_owned()
     } else {
         format!("the Content-Type is {}", quoted(sent))
     };
@@ -143,18 +142,18 @@ fn too_large() -> ErrorBody {
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> impl IntoResponse {
-    let refusal = ErrorBody {
+    let error = ErrorBody {
         status: StatusCode::METHOD_NOT_ALLOWED,
         error: "method_not_allowed",
-        message: format!("{} does not take {}; use POST", quoted(uri.path()), quoted(method.as_str())),
+        message: format!("{} does not support {}; use POST", quoted(uri.path()), quoted(method.as_str())),
     };
-    ([(header::ALLOW, "POST")], refusal)
+    ([(header::ALLOW, "POST")], error)
 }
 
 async fn wrong_path(uri: Uri) -> ErrorBody {
     ErrorBody {
         status: StatusCode::NOT_FOUND,
         error: "not_found",
-        message: format!("nothing is at {}; use POST /v1/check", quoted(uri.path())),
+        message: format!("no page is at {}; use POST /v1/check", quoted(uri.path())),
     }
 }

@@ -1,11 +1,11 @@
-//! The PROXY protocol, versions 1 and 2: a load balancer's word, ahead of the first request, on who is calling.
+//! The PROXY protocol, versions 1 and 2: a header in which a load balancer sends the client's address.
 //!
-//! Only for listeners that nobody but the balancer can reach, since whoever connects is believed. There the header
-//! is required: a connection without one is closed, for to guess would let a client speak for the balancer.
+//! It is only for listeners that nobody but the load balancer can reach, because every header is trusted. The header is
+//! required: a connection without one is closed, since guessing would let a client impersonate the load balancer.
 //!
-//! Read to the byte, so what follows is left in the stream for HTTP and nothing has to be handed on. Of version 1
-//! the end is not known in advance, so after the shortest header there is, it is read byte by byte; that is paid
-//! once per connection. What version 2 may say beside addresses (TLS, authority, checksums) is not looked at.
+//! Exactly the header is read, so the stream continues with HTTP. The length of version 1 is not known in advance, so after
+//! the shortest possible header it is read byte by byte, once per connection. Extensions of version 2 (TLS, authority,
+//! checksums) are ignored.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -15,22 +15,22 @@ use ppp::{v1, v2};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::time::timeout;
 
-/// Balancers send the header with the first packet of a connection.
+/// The longest wait for the header. Load balancers send it in the first packet of a connection.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// `PROXY UNKNOWN\r\n`, the shortest header of version 1. One of version 2 is a byte longer at least.
+/// The length of `PROXY UNKNOWN\r\n`, the shortest header of version 1. Version 2 has at least one byte more.
 const SHORTEST_BYTES: usize = 15;
 
-/// The longest of version 1, as its document says.
+/// The longest header of version 1, by the specification.
 const MAX_V1_BYTES: usize = 107;
 
-/// What comes before the addresses of version 2; its last two bytes say how much follows.
+/// The fixed part of version 2. Its last two bytes are the length of the rest.
 const V2_HEAD_BYTES: usize = 16;
 
-/// Addresses take 216 bytes at most. Certificates' names and the like fit beside them.
+/// Enough for addresses, which take up to 216 bytes, and for extensions such as certificate names.
 const MAX_V2_REST_BYTES: usize = 4096;
 
-/// Whether connections begin with the header.
+/// Setting of a listener.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ProxyProtocol {
     #[default]
@@ -38,12 +38,12 @@ pub(crate) enum ProxyProtocol {
     Required,
 }
 
-/// Why a connection is closed before its first request.
+/// The reason why a connection is closed before its first request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum HeaderError {
-    /// Something else came in its place, or something that is not legal.
+    /// The connection begins with something else, or with an invalid header.
     Malformed,
-    /// Legal, but longer than [`MAX_V2_REST_BYTES`].
+    /// A valid header that is longer than [`MAX_V2_REST_BYTES`].
     TooLong,
     /// The client went away, or did not send the whole header within [`DEADLINE`].
     Incomplete,
@@ -52,17 +52,21 @@ pub(crate) enum HeaderError {
 impl fmt::Display for HeaderError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
-            Self::Malformed => "the connection does not begin with a PROXY header; turn it on in the load balancer",
-            Self::TooLong => "the PROXY header is too long; let the load balancer send fewer extensions",
-            Self::Incomplete => "the PROXY header did not come in time; look for a client that passes by the balancer",
+            Self::Malformed => {
+                "the connection does not begin with a PROXY header; enable the PROXY protocol in the load balancer"
+            }
+            Self::TooLong => "the PROXY header is too long; make the load balancer send fewer extensions",
+            Self::Incomplete => {
+                "the PROXY header did not arrive in time; look for a client that bypasses the load balancer"
+            }
         })
     }
 }
 
 impl std::error::Error for HeaderError {}
 
-/// Reads the header and nothing beyond it: who is calling, or `None` if it is the balancer itself or it does not
-/// know, and then the connection's own address stands.
+/// Reads the header and nothing beyond it. Returns the client's address, or `None` if the load balancer itself is the
+/// client or does not know it; the address of the connection applies then.
 pub(crate) async fn read<Io: AsyncRead + Unpin>(io: &mut Io) -> Result<Option<SocketAddr>, HeaderError> {
     timeout(DEADLINE, read_header(io)).await.unwrap_or(Err(HeaderError::Incomplete))
 }
@@ -87,7 +91,7 @@ async fn read_v1<Io: AsyncRead + Unpin>(io: &mut Io, mut header: Vec<u8>) -> Res
         read_more(io, &mut header, 1).await?;
     }
     let parsed = v1::Header::try_from(&*header).map_err(|_| HeaderError::Malformed)?;
-    // A line end before the last byte would mean that bytes of the request were read.
+    // An earlier line end would mean that bytes of the request were read.
     if parsed.header.len() != header.len() {
         return Err(HeaderError::Malformed);
     }
@@ -112,7 +116,7 @@ async fn read_v2<Io: AsyncRead + Unpin>(io: &mut Io, mut header: Vec<u8>) -> Res
     Ok(match (parsed.command, parsed.addresses) {
         (v2::Command::Proxy, v2::Addresses::IPv4(from)) => Some((from.source_address, from.source_port).into()),
         (v2::Command::Proxy, v2::Addresses::IPv6(from)) => Some((from.source_address, from.source_port).into()),
-        // A health check of the balancer, or a caller without an address.
+        // A health check of the load balancer, or a client without an address.
         (v2::Command::Local, _) | (_, v2::Addresses::Unspecified | v2::Addresses::Unix(_)) => None,
     })
 }
@@ -123,7 +127,7 @@ async fn read_more<Io: AsyncRead + Unpin>(io: &mut Io, header: &mut Vec<u8>, cou
     io.read_exact(&mut header[start..]).await.map(drop).map_err(|_| HeaderError::Incomplete)
 }
 
-/// The time of these tests is tokio's own, paused: it passes at once whenever everybody waits.
+/// These tests run on tokio's paused clock, which advances whenever all tasks wait.
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncWriteExt, duplex};
@@ -142,7 +146,7 @@ mod tests {
         [&[203, 0, 113, 9][..], &[10, 0, 0, 1], &4321_u16.to_be_bytes(), &443_u16.to_be_bytes()].concat()
     }
 
-    /// What is made of the header, and what is left behind it.
+    /// Returns the result of reading the header, and the bytes after it.
     async fn outcome(header: &[u8]) -> (Result<Option<SocketAddr>, HeaderError>, Vec<u8>) {
         let (mut client, mut server) = duplex(64 * 1024);
         client.write_all(&[header, REQUEST].concat()).await.unwrap();
@@ -275,7 +279,7 @@ mod tests {
             let prefix = [&b""[..], b"PROXY ", v2::PROTOCOL_PREFIX][version as usize];
             let bytes = [prefix, &bytes].concat();
             let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-            // Everything has been sent, so the end of the bytes ends it and not the deadline.
+            // All bytes are there, so their end ends it, not the deadline.
             _ = runtime.block_on(read(&mut &*bytes));
         }
     }

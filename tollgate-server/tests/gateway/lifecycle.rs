@@ -161,7 +161,7 @@ fn a_bad_file_changes_no_route() {
     .enumerate()
     {
         gateway.save(bad);
-        gateway.await_said("is refused, and the rules before it stay in force", times + 1);
+        gateway.await_said("is rejected, and the previous rules stay in force", times + 1);
         assert_eq!(connection.get("/").text(), "first");
     }
     gateway.save(&route("second"));
@@ -176,7 +176,7 @@ fn a_port_in_use_ends_with_2_and_the_fix() {
     let rules = site("", &["{ path: /**, upstream: echo }"], "").replace("127.0.0.1:0", &address);
     let (said, code) = fails(&[("tollgate.yaml", &rules)]);
     assert!(said.contains(&format!("cannot listen on {address}: Address already in use")), "{said}");
-    assert!(said.contains("; stop the process that has it, or choose another port"), "{said}");
+    assert!(said.contains("; stop the process that uses it, or choose another port"), "{said}");
     assert_eq!(code, Some(2));
 }
 
@@ -193,8 +193,8 @@ fn port_in_use_at_a_reload_is_logged_with_the_fix() {
         let address = taken.local_addr().unwrap().to_string();
         gateway.save(&route(&address));
         let expected = format!(
-            "tollgate.yaml is refused, and the rules before it stay in force: gateway.listen: cannot listen on {address}: \
-             Address already in use (os error 98); the gateway goes on where it listens; stop the process that has it, or choose another port, \
+            "tollgate.yaml is rejected, and the previous rules stay in force: gateway.listen: cannot listen on {address}: \
+             Address already in use (os error 98); the gateway keeps its listeners; stop the process that uses it, or choose another port, \
              and send SIGHUP or change the file\n"
         );
         gateway.await_said(&expected, 1);

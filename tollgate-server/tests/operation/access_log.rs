@@ -66,7 +66,7 @@ fn a_line_in_json_tells_what_became_of_a_request() {
 }
 
 #[test]
-fn an_answer_that_its_upstream_broke_off_is_told() {
+fn an_answer_that_its_upstream_broke_off_is_reported() {
     let cut_off: [&'static [u8]; 2] = [
         b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\nconnection: close\r\n\r\nhello",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n5\r\nhello\r\n",
@@ -94,7 +94,7 @@ fn an_answer_that_its_upstream_broke_off_is_told() {
 
 /// Of several hundred lines with 502, whoever is woken wants those of one reason.
 #[test]
-fn why_the_gateway_answered_in_place_of_an_upstream_is_told() {
+fn why_the_gateway_answered_in_place_of_an_upstream_is_reported() {
     // Held, and without anybody who listens: nobody else gets the port.
     let gone = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     gone.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
@@ -113,13 +113,13 @@ fn why_the_gateway_answered_in_place_of_an_upstream_is_told() {
     ];
     // Plain, and not.
     let bodies = ["content-length: 0\r\n\r\n", "transfer-encoding: chunked\r\n\r\n0\r\n\r\n"];
-    for ((address, status, told), body) in cases.iter().flat_map(|case| bodies.map(|body| (case, body))) {
+    for ((address, status, error), body) in cases.iter().flat_map(|case| bodies.map(|body| (case, body))) {
         let rules = rules(FILE, address).replace("/shop/**, upstream", "/shop/**, timeout: 100ms, upstream");
         let gateway = Gateway::start(&rules);
         let head = "POST /shop/1 HTTP/1.1\r\nhost: a\r\nconnection: close\r\n";
-        assert_eq!(gateway.send(format!("{head}{body}")).status, *status, "{told:?}");
+        assert_eq!(gateway.send(format!("{head}{body}")).status, *status, "{error:?}");
         let line = parsed(&gateway.await_lines(&gateway.path("access.log"), 1)[0]);
-        assert_eq!(line.get("upstream_error"), told.map(|told| json!(told)).as_ref(), "{body:?} {line}");
+        assert_eq!(line.get("upstream_error"), error.map(|error| json!(error)).as_ref(), "{body:?} {line}");
         assert_eq!(line["upstream"], json!(address.to_string()));
     }
 }
@@ -204,7 +204,7 @@ fn reason_of_a_400_is_logged() {
 }
 
 #[test]
-fn a_client_of_ipv4_is_told_as_that_at_a_listener_of_both() {
+fn a_client_of_ipv4_is_reported_as_that_at_a_listener_of_both() {
     if std::net::TcpListener::bind("[::]:0").is_err() {
         return;
     }
@@ -251,7 +251,7 @@ fn whatever_clients_send_a_line_is_one_line_of_json() {
 }
 
 #[test]
-fn a_client_that_leaves_is_told_with_499() {
+fn a_client_that_leaves_is_reported_with_499() {
     let gateway = Gateway::start(&rules(FILE, slow_upstream(HELLO, Duration::from_secs(60))));
     let mut client = connect(gateway.address);
     client.write_all(b"GET /shop/1 HTTP/1.1\r\nhost: a\r\n\r\n").unwrap();
@@ -279,7 +279,7 @@ fn a_log_that_was_renamed_away_is_opened_again() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_log_that_was_removed_with_its_folder_is_told_once_and_its_lines_are_counted() {
+fn a_log_that_was_removed_with_its_folder_is_reported_once_and_its_lines_are_counted() {
     let folder = tempfile::tempdir().unwrap();
     let (log, logs) = (folder.path().join("logs/access.log"), folder.path().join("logs"));
     std::fs::create_dir(&logs).unwrap();
@@ -344,7 +344,7 @@ fn a_log_that_cannot_be_opened_ends_the_start() {
 }
 
 #[test]
-fn a_request_that_a_queue_held_is_told_with_its_delay() {
+fn a_request_that_a_queue_held_is_reported_with_its_delay() {
     let gateway = Gateway::start(
         "gateway:
   access_log: { file: access.log }

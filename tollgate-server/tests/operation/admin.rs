@@ -34,8 +34,8 @@ fn a_gateway_that_stops_is_alive_but_not_ready_and_finishes_what_is_under_way() 
 #[test]
 fn the_first_page_names_the_others() {
     let gateway = Gateway::start(RULES);
-    let told = gateway.first_line.split_once("admin http://").expect("it is told").1;
-    let (_, path) = told.split_once(';').expect("the limits follow").0.split_once('/').expect("a path");
+    let rest = gateway.first_line.split_once("admin http://").expect("it is announced").1;
+    let (_, path) = rest.split_once(';').expect("the limits follow").0.split_once('/').expect("a path");
     let answer = gateway.ask_admin(&format!("/{path}"));
     assert_eq!(answer.status, 200);
     let pages: Vec<&str> = answer.text.lines().filter_map(|line| line.split(' ').next()).collect();
@@ -46,7 +46,7 @@ fn the_first_page_names_the_others() {
 }
 
 #[test]
-fn what_is_not_there_is_told_in_json() {
+fn what_is_not_there_is_reported_in_json() {
     let gateway = Gateway::start(RULES);
     let answer = gateway.ask_admin("/absent");
     let problem: serde_json::Value = serde_json::from_str(&answer.text).expect("JSON");

@@ -153,9 +153,10 @@ fn batch_is_answered_in_the_same_order() {
             {"limit": "per-user", "key": format!("other-{user}")},
         ]))
     });
-    let told = |field: &str| answers.as_array().unwrap().iter().map(|answer| answer[field].clone()).collect::<Vec<_>>();
-    assert_eq!(told("allowed"), [true, false, true, true]);
-    assert_eq!(told("remaining"), [3, 3, 0, 9]);
+    let field_of =
+        |field: &str| answers.as_array().unwrap().iter().map(|answer| answer[field].clone()).collect::<Vec<_>>();
+    assert_eq!(field_of("allowed"), [true, false, true, true]);
+    assert_eq!(field_of("remaining"), [3, 3, 0, 9]);
 }
 
 #[test]

@@ -1,14 +1,14 @@
-//! Starting with a rule file: what is served, what is told, and what cannot be.
+//! Starting with a rule file: what is served and logged, and what cannot start.
 
 use std::io::ErrorKind;
 use std::net::TcpListener;
 
 use serde_json::json;
 
-use crate::process::{RULES, Server, folder_with, run_in, told};
+use crate::process::{RULES, Server, folder_with, run_in, transcript};
 
 fn serve(rules: &str) -> String {
-    told(&run_in(folder_with(&[(RULES, rules)]).path(), &["serve", "--config", RULES]))
+    transcript(&run_in(folder_with(&[(RULES, rules)]).path(), &["serve", "--config", RULES]))
 }
 
 #[test]
@@ -30,36 +30,36 @@ limits:
          limit trial: 10, then 1/s (leaky_bucket), key ip + path, shadow: never denies\n"
     );
     let warning = |name: &str| {
-        format!("tollgate: warning: {name} is named, but this version does not serve it yet; service.http it does\n")
+        format!("tollgate: warning: {name} is not supported by this version and is ignored; use service.http\n")
     };
     assert_eq!(server.said(), warning("service.grpc") + &warning("service.resp"));
 }
 
 #[test]
 fn a_file_that_names_nothing_to_serve_ends_with_2_and_the_fix() {
-    let told = serve("limits: [{ name: user }]\n");
-    let message = "on stderr:\ntollgate: tollgate.yaml names nothing that can be served; add `gateway: { routes: \
+    let output = serve("limits: [{ name: user }]\n");
+    let message = "on stderr:\ntollgate: tollgate.yaml configures nothing to serve; add `gateway: { routes: \
                    [...] }`, or `service: { http: 127.0.0.1:8090 }`\nexit code 2";
-    assert_eq!(told, message);
+    assert_eq!(output, message);
 }
 
 #[test]
 fn a_bad_file_ends_with_2_and_every_problem() {
-    let told = serve("limits:\n  - { name: user, limit: 0 }\n  - { name: user }\n");
+    let output = serve("limits:\n  - { name: user, limit: 0 }\n  - { name: user }\n");
     let message = "on stderr:\n\
         tollgate.yaml:2:26: limit 0 admits nothing; use 1 or more, or `blocked` to refuse every request\n\
         tollgate.yaml:3:13: a limit named `user` is at 2:13 already; give each limit a name of its own\n\
-        tollgate: tollgate.yaml cannot be used; correct what stands above\nexit code 2";
-    assert_eq!(told, message);
+        tollgate: tollgate.yaml is not valid; correct the problems above\nexit code 2";
+    assert_eq!(output, message);
 }
 
 #[test]
 fn an_absent_file_ends_with_2() {
     let folder = folder_with(&[]);
-    let told = told(&run_in(folder.path(), &["serve", "--config", "absent.yaml"]));
+    let output = transcript(&run_in(folder.path(), &["serve", "--config", "absent.yaml"]));
     assert!(
-        told.starts_with("on stderr:\ntollgate: cannot read absent.yaml: ") && told.ends_with("exit code 2"),
-        "{told}"
+        output.starts_with("on stderr:\ntollgate: cannot read absent.yaml: ") && output.ends_with("exit code 2"),
+        "{output}"
     );
 }
 
@@ -82,10 +82,11 @@ fn a_port_in_use_and_a_bad_store_end_with_2() {
 #[test]
 fn publishing_needs_a_redis() {
     let folder = folder_with(&[(RULES, "limits: [{ name: user }]\n")]);
-    let told = told(&run_in(folder.path(), &["publish", "--config", RULES]));
+    let output = transcript(&run_in(folder.path(), &["publish", "--config", RULES]));
     assert!(
-        told.contains("tollgate: the store is in memory, which no other node sees") && told.ends_with("exit code 2"),
-        "{told}"
+        output.contains("tollgate: the store is in memory, and other nodes cannot see it")
+            && output.ends_with("exit code 2"),
+        "{output}"
     );
 }
 

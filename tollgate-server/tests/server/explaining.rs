@@ -1,6 +1,6 @@
 //! `tollgate explain`, on a store in memory. Live counts are looked at in `fleet`.
 
-use crate::process::{folder_with, run_in, told};
+use crate::process::{folder_with, run_in, transcript};
 
 const RULES: &str = "\
 limits:
@@ -40,7 +40,7 @@ limits:
 
 fn explain(arguments: &[&str]) -> String {
     let folder = folder_with(&[("rules.yaml", RULES)]);
-    told(&run_in(folder.path(), &[&["explain", "--config", "rules.yaml"], arguments].concat()))
+    transcript(&run_in(folder.path(), &[&["explain", "--config", "rules.yaml"], arguments].concat()))
 }
 
 const EXPENSIVE: [&str; 8] =
@@ -70,12 +70,12 @@ fn descriptors_hosts_and_cookies() {
 
 #[test]
 fn an_explanation_for_programs() {
-    let told = explain(&[&EXPENSIVE[..], &["-H", "x-cost: 11", "--json"]].concat());
-    let json = told.rsplit_once('\n').expect("the exit code is a line").0;
+    let output = explain(&[&EXPENSIVE[..], &["-H", "x-cost: 11", "--json"]].concat());
+    let json = output.rsplit_once('\n').expect("the exit code is a line").0;
     let parsed: serde_json::Value = serde_json::from_str(json).expect("JSON");
     assert!(parsed["limits"][0]["counted"]["reset_after"].is_f64(), "{parsed}");
     let is_time = |line: &&str| line.trim_start().starts_with("\"reset_after\": ");
-    let lines = told.lines().map(|line| if is_time(&line) { "        \"reset_after\": [seconds]," } else { line });
+    let lines = output.lines().map(|line| if is_time(&line) { "        \"reset_after\": [seconds]," } else { line });
     insta::assert_snapshot!(lines.collect::<Vec<_>>().join("\n"));
 }
 
@@ -90,10 +90,10 @@ limits:
 ";
 
 #[test]
-fn the_route_that_a_request_would_take_is_told() {
+fn the_route_that_a_request_would_take_is_reported() {
     let folder = folder_with(&[("rules.yaml", ROUTED)]);
     let explain = |arguments: &[&str]| {
-        told(&run_in(folder.path(), &[&["explain", "--config", "rules.yaml"], arguments].concat()))
+        transcript(&run_in(folder.path(), &[&["explain", "--config", "rules.yaml"], arguments].concat()))
     };
     for (arguments, route, key) in [
         (
@@ -103,7 +103,7 @@ fn the_route_that_a_request_would_take_is_told() {
         ),
         (&["GET", "/shop//%31", "-H", "x-beta: 1"], "Route: beta, to https://beta.internal/shop/1.", "beta"),
         (&["GET", "/status", "-H", "host: A.example:80"], "Route: /status, answers with 204.", "/status"),
-        (&["GET", "/status"], "Route: none; what limits let pass is answered with 404.", "anonymous"),
+        (&["GET", "/status"], "Route: none, so an allowed request gets 404.", "anonymous"),
     ] {
         let text = explain(arguments);
         assert!(text.contains(&format!("\n\n{route}\n\n  per-route  passes  key {key}, cost 1: ")), "{text}");
@@ -125,7 +125,7 @@ fn the_route_that_a_request_would_take_is_told() {
 }
 
 #[test]
-fn what_upstreams_are_asked_for_is_told() {
+fn urls_of_upstreams_are_reported() {
     let rules = "\
 gateway:
   routes:
@@ -141,70 +141,70 @@ limits: [{ name: all }]
         ("/old/a/../b", "/old/**, to h2c://192.0.2.7/new/b."),
         ("/echo/a", "/echo/**, to echo."),
     ] {
-        let text = told(&run_in(folder.path(), &["explain", "--config", "rules.yaml", "GET", path]));
+        let text = transcript(&run_in(folder.path(), &["explain", "--config", "rules.yaml", "GET", path]));
         assert!(text.contains(&format!("\nRoute: {route}\n")), "{text}");
     }
 }
 
 #[test]
-fn an_address_that_limits_ask_for_and_nobody_gave_is_told() {
-    let note = "\nThe request has no address, so limits by ip count it as anonymous, and it is in no list of ips; give one with \
+fn a_missing_client_address_is_reported_if_a_limit_needs_it() {
+    let note = "\nThe request has no client address, so limits by ip count it as anonymous, and no list of ips contains it; pass one with \
                 --ip, such as --ip 192.0.2.7.\n";
     let text = explain(&["GET", "/"]);
     assert!(text.contains(note) && text.contains("\n  office     passes               key anonymous, "), "{text}");
-    assert!(!explain(&["GET", "/", "--ip", "192.0.2.7"]).contains("no address"));
+    assert!(!explain(&["GET", "/", "--ip", "192.0.2.7"]).contains("no client address"));
 
     let gateway = "gateway: { routes: [{ path: /**, upstream: echo }] }";
     for (rules, question, note) in [
-        ("limits: [{ name: a, key: ip }]", &[][..], Some("limits by ip count it as anonymous; give")),
-        ("limits: [{ name: a, key: ip, missing: skip }]", &[], Some("limits by ip are not for it; give")),
-        ("limits: [{ name: a, key: ip/48, missing: deny }]", &[], Some("limits by ip refuse it; give")),
+        ("limits: [{ name: a, key: ip }]", &[][..], Some("limits by ip count it as anonymous; pass")),
+        ("limits: [{ name: a, key: ip, missing: skip }]", &[], Some("limits by ip do not apply; pass")),
+        ("limits: [{ name: a, key: ip/48, missing: deny }]", &[], Some("limits by ip refuse it; pass")),
         (
             "limits: [{ name: a, key: ip }, { name: b, key: ip, missing: deny }, { name: c, key: ip, missing: skip }]",
             &[],
-            Some("a counts it as anonymous, b refuses it, and c is not for it; give"),
+            Some("a counts it as anonymous, b refuses it, and c does not apply; pass"),
         ),
         (
             "limits: [{ name: a, key: ip, missing: deny, shadow: true }, { name: b, key: ip, exempt: { ips: [10.0.0.0/8] } }, \
              { name: c, key: [host, ip], in_flight: 1 }, { name: d, key: ip }, { name: e, key: ip }]",
             &["-H", "host: a"],
-            Some("b, c, d and 1 more count it as anonymous, a is not for it, and it is in no list of ips; give"),
+            Some("b, c, d and 1 more count it as anonymous, a does not apply, and no list of ips contains it; pass"),
         ),
-        // What lacks something else, or is for others, has not asked for the address.
+        // Limits that lack another part of the key, or do not match, do not need the address.
         (
             "limits: [{ name: a, key: ip, match: { path: /a }, blocked: { ips: [10.0.0.0/8] } }, { name: b, key: \
              ['header:x', ip], missing: deny }]",
             &[],
             None,
         ),
-        ("limits: [{ name: a, blocked: { ips: [192.0.2.7] } }]", &[], Some("it is in no list of ips; give")),
+        ("limits: [{ name: a, blocked: { ips: [192.0.2.7] } }]", &[], Some("no list of ips contains it; pass")),
         (
             &format!("{gateway}\nlimits: [{{ name: a, key: ip }}]"),
             &[],
-            Some("limits by ip count it as anonymous; clients of the gateway always have one; give"),
+            Some("limits by ip count it as anonymous; clients of the gateway always have one; pass"),
         ),
         (
             &format!("{gateway}\nlimits: [{{ name: a, key: ip }}]"),
             &["--domain", "edge"],
-            Some("limits by ip count it as anonymous; give"),
+            Some("limits by ip count it as anonymous; pass"),
         ),
         (ROUTED, &[], None),
     ] {
         let folder = folder_with(&[("rules.yaml", rules)]);
         let asked = [&["explain", "--config", "rules.yaml", "GET", "/"], question].concat();
-        let text = told(&run_in(folder.path(), &asked));
+        let text = transcript(&run_in(folder.path(), &asked));
         match note {
             Some(note) => {
-                assert!(text.contains(&format!("\nThe request has no address, so {note} one with ")), "{text}")
+                assert!(text.contains(&format!("\nThe request has no client address, so {note} one with ")), "{text}")
             }
-            None => assert!(!text.contains("no address"), "no limit asks for it: {text}"),
+            None => assert!(!text.contains("no client address"), "no limit needs it: {text}"),
         }
     }
 }
 
 #[test]
-fn a_method_in_small_letters_is_told_to_be_another() {
-    let warning = "on stderr:\ntollgate: warning: methods are case-sensitive, and get is not GET; write GET\n";
+fn a_method_in_lower_case_is_a_warning() {
+    let warning = "on stderr:\ntollgate: warning: methods are case-sensitive, and get is not GET; use GET\n";
     assert!(explain(&["get", "/"]).contains(warning));
     for fine in ["GET", "purge", "PURGE"] {
         assert!(!explain(&[fine, "/"]).contains("on stderr"), "{fine}");
@@ -214,19 +214,19 @@ fn a_method_in_small_letters_is_told_to_be_another() {
 #[test]
 fn wrong_usage_ends_with_2_and_the_fix() {
     for (arguments, message) in [
-        (&["GET", "api"][..], "the path `api` does not begin with a slash; write /api"),
+        (&["GET", "api"][..], "the path `api` does not begin with a slash; use /api"),
         (
             &["GET", "http://foo:81/api?q"],
-            "`http://foo:81/api?q` is a URL; write its path, /api?q, and give its host with -H 'host: foo:81'",
+            "`http://foo:81/api?q` is a URL; use its path, /api?q, and pass its host with -H 'host: foo:81'",
         ),
-        (&["G T", "/"], "`G T` is no method; write one such as GET"),
-        (&["GET", "/", "-H", "x-user-id"], "there is no colon in it; write 'name: value'"),
-        (&["GET", "/", "-H", "x user: 1"], "`x user` is no name of a header; write 'name: value'"),
-        (&["GET", "/", "--descriptor", "a"], "there is no equals sign in it; write name=value"),
-        (&["GET", "/", "--ip", "300.1.1.1"], "it is no IP address; write one such as 192.0.2.7 or 2001:db8::7"),
+        (&["G T", "/"], "`G T` is not an HTTP method; use one such as GET"),
+        (&["GET", "/", "-H", "x-user-id"], "it has no colon; write 'name: value'"),
+        (&["GET", "/", "-H", "x user: 1"], "`x user` is not a header name; write 'name: value'"),
+        (&["GET", "/", "--descriptor", "a"], "it has no equals sign; write name=value"),
+        (&["GET", "/", "--ip", "300.1.1.1"], "it is not an IP address; use one such as 192.0.2.7 or 2001:db8::7"),
     ] {
-        let told = explain(arguments);
-        assert!(told.contains(message) && told.ends_with("exit code 2"), "{told}");
+        let output = explain(arguments);
+        assert!(output.contains(message) && output.ends_with("exit code 2"), "{output}");
     }
 }
 
@@ -248,11 +248,11 @@ limits:
     let explain = |arguments: &[&str]| {
         let arguments =
             [&["explain", "--config", "rules.yaml", "GET", "/?page=99999999999999999999"], arguments].concat();
-        told(&run_in(folder.path(), &arguments))
+        transcript(&run_in(folder.path(), &arguments))
     };
     insta::assert_snapshot!(explain(&[]));
-    let told = explain(&["--json"]);
-    let json = told.split_once("\non stderr:").expect("the warnings are on stderr").0;
+    let output = explain(&["--json"]);
+    let json = output.split_once("\non stderr:").expect("the warnings are on stderr").0;
     let parsed: serde_json::Value = serde_json::from_str(json).expect("JSON");
     let errors = &parsed["limits"][0]["expression_errors"];
     assert_eq!(errors[1]["field"], "exempt.when", "{parsed}");
@@ -260,7 +260,7 @@ limits:
 }
 
 #[test]
-fn why_a_token_failed_is_told() {
+fn the_reason_of_a_failed_token_is_reported() {
     let secret = "0123456789abcdef0123456789abcdef";
     let rules = "jwt: { key_file: secret.key, algorithms: [HS256], challenge: true }\n\
         limits: [{ name: user, key: 'jwt:sub', missing: deny }]\n";
@@ -268,7 +268,7 @@ fn why_a_token_failed_is_told() {
     let key = jsonwebtoken::EncodingKey::from_secret(secret.as_bytes());
     let token = |claims| jsonwebtoken::encode(&jsonwebtoken::Header::default(), &claims, &key).unwrap();
     let explain = |more: &[&str]| {
-        told(&run_in(folder.path(), &[&["explain", "--config", "rules.yaml", "GET", "/"], more].concat()))
+        transcript(&run_in(folder.path(), &[&["explain", "--config", "rules.yaml", "GET", "/"], more].concat()))
     };
     let expired = format!("authorization: Bearer {}", token(serde_json::json!({ "sub": "ann", "exp": 1 })));
     let text = explain(&["-H", &expired]);

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use serde_json::{Value, json};
 
 use crate::client::Connection;
-use crate::process::{RULES, Server, folder_with, run_in, served, told};
+use crate::process::{RULES, Server, folder_with, run_in, served, transcript};
 use crate::redis::Redis;
 
 fn rules(redis: &Redis, limit: u64, rest: &str) -> String {
@@ -67,12 +67,12 @@ fn without_redis_each_policy_answers_in_its_way() {
     for (policy, server) in &cases {
         let mut connection = server.connect();
         let asked = [(); 2].map(|()| connection.check(&user("ann")));
-        let told = asked.each_ref().map(|answer| (answer["allowed"] == true, answer["source"].as_str().unwrap()));
+        let output = asked.each_ref().map(|answer| (answer["allowed"] == true, answer["source"].as_str().unwrap()));
         match *policy {
-            "local" => assert_eq!(told, [(true, "local"), (false, "local")]),
-            "allow" => assert_eq!(told, [(true, "policy"); 2]),
+            "local" => assert_eq!(output, [(true, "local"), (false, "local")]),
+            "allow" => assert_eq!(output, [(true, "policy"); 2]),
             _ => {
-                assert_eq!(told, [(false, "policy"); 2]);
+                assert_eq!(output, [(false, "policy"); 2]);
                 assert_eq!(asked[0]["reason"], "store_unavailable");
             }
         }
@@ -111,19 +111,19 @@ fn a_node_starts_while_redis_is_down_and_says_so_and_uses_it_once_it_is_back() {
     let server = Server::with_rules(&rules(&redis, 10, "on_store_failure: deny"));
     let address = redis.url().replace("redis://", "");
     let said = server.await_said(&format!("tollgate: warning: the store at {address} does not answer: "), 1);
-    let meanwhile = "; until it does, limits answer by their on_store_failure (deny \
-                     unless they choose for themselves); start it, or correct its URL\n";
+    let meanwhile = "; until it does, limits follow on_store_failure (deny \
+                     unless a limit sets its own); start it, or correct its URL\n";
     assert!(said.contains("Connection refused") && said.contains(meanwhile), "{said}");
     let mut connection = server.connect();
     assert_eq!(connection.check(&user("ann"))["reason"], "store_unavailable");
     redis.restart();
     let back =
-        crate::process::wait_until(|| Some(connection.check(&user("ann"))).filter(|told| told["allowed"] == true));
+        crate::process::wait_until(|| Some(connection.check(&user("ann"))).filter(|answer| answer["allowed"] == true));
     assert_eq!(back.expect("the store is asked again")["source"], "store");
 }
 
 #[test]
-fn a_store_that_does_not_take_the_password_is_told_without_it() {
+fn a_store_that_does_not_take_the_password_is_reported_without_it() {
     let redis = Redis::start();
     redis.command(&["ACL", "SETUSER", "ann", "on", ">another", "~*", "&*", "+@all"]);
     let text = rules(&redis, 10, "").replace("redis://", "redis://ann:hunter2@");
@@ -135,21 +135,21 @@ fn a_store_that_does_not_take_the_password_is_told_without_it() {
 }
 
 #[test]
-fn what_something_else_at_the_address_of_the_store_says_is_told_in_one_line() {
+fn what_something_else_at_the_address_of_the_store_says_is_reported_in_one_line() {
     let web = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = web.local_addr().unwrap();
     std::thread::spawn(move || {
         for stream in web.incoming() {
             let mut stream = stream.expect("it accepts");
             let mut asked = [0; 4096];
-            // Who has gone meanwhile is not told.
+            // A client that has gone in the meantime is ignored.
             _ = stream.read(&mut asked);
             let page = "x".repeat(5000);
             _ = write!(stream, "HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\n\r\n{page}\r\n");
         }
     });
     let server = Server::with_rules(&format!("store: redis://{address}\nlimits: [{{ name: user }}]\n"));
-    let said = server.await_said("limits answer by their on_store_failure", 1);
+    let said = server.await_said("limits follow on_store_failure", 1);
     assert!(said.starts_with(&format!("tollgate: warning: the store at {address} does not answer: ")), "{said}");
     assert!(said.ends_with("; start it, or correct its URL\n") && said.lines().count() == 1, "{said}");
     assert!(said.len() < 600, "{said}");
@@ -167,7 +167,7 @@ fn fleets_with_different_prefixes_share_one_redis_and_no_counts() {
     assert_eq!(other.connect().check(&user("ann"))["remaining"], 9);
     let office = folder_with(&[(RULES, &with("other", 20))]);
     let published = run_in(office.path(), &["publish", "--config", RULES]);
-    assert_eq!(told(&published), "tollgate.yaml is published as version 1\nexit code 0");
+    assert_eq!(transcript(&published), "tollgate.yaml is published as version 1\nexit code 0");
     other.await_said("tollgate: published version 1 is in force: changed user", 1);
     assert_eq!(other.connect().check(&user("ann"))["remaining"], 18);
     assert_eq!(one.connect().check(&user("ann"))["remaining"], 8);
@@ -182,10 +182,9 @@ fn a_rule_set_published_once_reaches_every_node_and_a_bad_file_is_not_published(
 
     let office = folder_with(&[(RULES, &rules(&redis, 20, ""))]);
     let publish = |arguments: &[&str]| run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat());
-    assert_eq!(told(&publish(&["--expect", "0"])), "tollgate.yaml is published as version 1\nexit code 0");
-    let conflict = "on stderr:\ntollgate: the newest version is 1, not the one that was expected; look at it with \
-                    `tollgate publish --show`\nexit code 1";
-    assert_eq!(told(&publish(&["--expect", "0"])), conflict);
+    assert_eq!(transcript(&publish(&["--expect", "0"])), "tollgate.yaml is published as version 1\nexit code 0");
+    let conflict = "on stderr:\ntollgate: the newest version is 1, not the expected one; see it with `tollgate publish --show`\nexit code 1";
+    assert_eq!(transcript(&publish(&["--expect", "0"])), conflict);
     for (node, connection) in nodes.iter().zip(&mut connections) {
         node.await_said("tollgate: published version 1 is in force: changed user", 1);
         assert_eq!(connection.check(&user("bob"))["quota"], 20);
@@ -218,7 +217,7 @@ fn published_rules_that_redis_lost_are_restored_and_every_node_says_which_it_has
     assert_eq!(metric(&nodes[0], "tollgate_rules_info").as_deref(), Some(info));
     let office = folder_with(&[(RULES, &rules(&redis, 20, ""))]);
     let publish =
-        |arguments: &[&str]| told(&run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat()));
+        |arguments: &[&str]| transcript(&run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat()));
     assert_eq!(publish(&[]), "tollgate.yaml is published as version 1\nexit code 0");
     for node in &nodes {
         node.await_said("tollgate: published version 1 is in force: changed user", 1);
@@ -242,7 +241,7 @@ fn published_rules_that_redis_lost_are_restored_and_every_node_says_which_it_has
 }
 
 #[test]
-fn routes_and_listeners_are_not_published_and_not_told_as_changed() {
+fn routes_and_listeners_are_not_published_and_not_reported_as_changed() {
     let redis = Redis::start();
     let gateway = |route: &str, more: &str| {
         format!("gateway: {{ listen: '127.0.0.1:0', routes: [{{ path: {route}, upstream: echo }}]{more} }}")
@@ -252,16 +251,15 @@ fn routes_and_listeners_are_not_published_and_not_told_as_changed() {
     let parts = format!("{}\nadmin: {{ listen: '127.0.0.1:9' }}", gateway("/**", more));
     let office = folder_with(&[(RULES, &served(&rules(&redis, 20, &parts)))]);
     let publish =
-        |arguments: &[&str]| told(&run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat()));
-    let note = "tollgate: nodes take limits, headers, body and jwt of it, and trusted_proxies and forwarding_header of \
-                gateway; they keep what their own files say of the rest of gateway, service, admin\n";
+        |arguments: &[&str]| transcript(&run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat()));
+    let note = "tollgate: nodes apply its limits, headers, body and jwt, and gateway.trusted_proxies and gateway.forwarding_header; they keep their own the rest of gateway, service, admin\n";
     assert_eq!(publish(&[]), format!("tollgate.yaml is published as version 1\non stderr:\n{note}exit code 0"));
-    node.await_said("tollgate: published version 1 is in force: changed user; other trusted_proxies\n", 1);
+    node.await_said("tollgate: published version 1 is in force: changed user; changed trusted_proxies\n", 1);
     assert_eq!(
         publish(&["--withdraw"]),
-        "nothing is published any more, as of version 2; nodes go back to their files\nexit code 0"
+        "version 2 withdraws the published rules; nodes return to their own files\nexit code 0"
     );
-    node.await_said("tollgate: tollgate.yaml is in force: changed user; other trusted_proxies\n", 1);
+    node.await_said("tollgate: tollgate.yaml is in force: changed user; changed trusted_proxies\n", 1);
 }
 
 #[test]
@@ -271,7 +269,7 @@ fn what_is_published_can_be_looked_at_and_withdrawn() {
     let text = rules(&redis, 20, "");
     let office = folder_with(&[(RULES, &text)]);
     let publish =
-        |arguments: &[&str]| told(&run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat()));
+        |arguments: &[&str]| transcript(&run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat()));
     assert_eq!(publish(&["--show"]), "nothing is published\nexit code 1");
     assert_eq!(publish(&["--withdraw"]), "nothing is published\nexit code 0");
     assert_eq!(
@@ -290,17 +288,16 @@ fn what_is_published_can_be_looked_at_and_withdrawn() {
     assert!(id.starts_with("1-") && id.len() == "1-".len() + 16, "{id}");
     assert_eq!(json, serde_json::json!({ "version": 1, "id": id, "rules": text }));
 
-    let conflict = "on stderr:\ntollgate: the newest version is 1, not the one that was expected; look at it with \
-                    `tollgate publish --show`\nexit code 1";
+    let conflict = "on stderr:\ntollgate: the newest version is 1, not the expected one; see it with `tollgate publish --show`\nexit code 1";
     assert_eq!(publish(&["--withdraw", "--expect", "3"]), conflict);
-    let withdrawn = "nothing is published any more, as of version 2; nodes go back to their files\nexit code 0";
+    let withdrawn = "version 2 withdraws the published rules; nodes return to their own files\nexit code 0";
     assert_eq!(publish(&["--withdraw", "--expect", "1"]), withdrawn);
-    node.await_said("tollgate: version 2 withdraws the published rules; those of tollgate.yaml come back", 1);
+    node.await_said("tollgate: version 2 withdraws the published rules; the rules of tollgate.yaml are back", 1);
     node.await_said("tollgate: tollgate.yaml is in force: changed user", 1);
     let answer = connection.check(&user("ann"));
     assert_eq!((&answer["quota"], &answer["remaining"]), (&serde_json::json!(10), &serde_json::json!(8)));
     assert_eq!(publish(&["--withdraw"]), withdrawn);
-    assert_eq!(publish(&["--show"]), "nothing is published; version 2 withdrew what was\nexit code 1");
+    assert_eq!(publish(&["--show"]), "nothing is published; version 2 withdrew the rules\nexit code 1");
 
     // Who comes now has its own file, and nothing to go back from.
     let late = Server::with_rules(&rules(&redis, 10, ""));
@@ -313,9 +310,8 @@ fn what_is_published_can_be_looked_at_and_withdrawn() {
 /// What refuses the login of a store at a place of the file.
 fn login_refused(place: &str, what: &str) -> String {
     format!(
-        "on stderr:\ntollgate.yaml:{place}: {what}, and that is not for everybody who may read what is published; take \
-         it out of the file, comments as well, and give the URL with its login as --store or TOLLGATE_STORE\n\
-         tollgate: tollgate.yaml cannot be used; correct what stands above\nexit code 2"
+        "on stderr:\ntollgate.yaml:{place}: {what}, which everyone who reads published rules would see; remove them from the file, comments included, and pass the URL with its credentials as --store or TOLLGATE_STORE\n\
+         tollgate: tollgate.yaml is not valid; correct the problems above\nexit code 2"
     )
 }
 
@@ -331,17 +327,17 @@ fn a_file_with_the_login_of_a_store_is_not_published_and_the_login_may_be_given_
     let text = rules(&redis, 20, "");
     let office = folder_with(&[(RULES, &text)]);
     let publish =
-        |arguments: &[&str]| told(&run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat()));
+        |arguments: &[&str]| transcript(&run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat()));
     let no_override = "    overrides: [{ key: 'redis://svc@db', limit: 5 }]\n";
     let listed = "limits:\n  - name: user\n    key: header:x-user-id\n    algorithm: fixed_window\n    limit: 5\n    \
                   window: 1h\n";
-    let in_line = "there is an @ behind the URL of a store: what is before it may be a login";
+    let in_line = "an @ follows the URL of a store, so this line may contain credentials";
     for (refused, place, what) in [
         (with_login(&text), "1:8", in_line),
         (format!("{text}# was redis://:it's-hunter2@old\n"), "6:7", in_line),
         (format!("{text}# was \"RedisS://:two hunter2@old\"\n"), "6:8", in_line),
         (format!("{listed}{no_override}"), "7:25", in_line),
-        (format!("store: \"redis:\\/\\/:hunter2@h\"\n{listed}"), "1:8", "the store has a login"),
+        (format!("store: \"redis:\\/\\/:hunter2@h\"\n{listed}"), "1:8", "the store's URL has credentials"),
     ] {
         std::fs::write(office.path().join(RULES), refused).unwrap();
         assert_eq!(publish(&["--store", &url]), login_refused(place, what));
@@ -353,7 +349,7 @@ fn a_file_with_the_login_of_a_store_is_not_published_and_the_login_may_be_given_
     assert_eq!(node.connect().check(&user("ann"))["source"], "store", "the node has its own login");
     assert_eq!(publish(&["--show", "--store", &url]), format!("# published version 1\n{text}exit code 0"));
     let explain = ["explain", "--config", RULES, "--store", &url, "GET", "/", "-H", "X-User-Id: ann"];
-    let explained = told(&run_in(office.path(), &explain));
+    let explained = transcript(&run_in(office.path(), &explain));
     assert!(explained.contains("passes  key ann, cost 1: 18 of 20 left\n"), "{explained}");
 }
 
@@ -364,20 +360,20 @@ fn a_login_that_was_published_is_not_shown_and_its_rules_are_taken() {
     let node = Server::with_rules(&rules(&redis, 10, ""));
     let office = folder_with(&[(RULES, &rules(&redis, 10, ""))]);
     let publish =
-        |arguments: &[&str]| told(&run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat()));
+        |arguments: &[&str]| transcript(&run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat()));
     let published = |version: &str, rules: &str| {
         redis.command(&["HSET", "rate_limit:{rules}", "version", version, "rules", rules]);
         redis.command(&["PUBLISH", "rate_limit:rules", version]);
     };
     let text = rules(&redis, 20, "# was \"redis://:two hunter2@old\"");
     let rest = text.splitn(4, '\n').last().unwrap();
-    let line = "# not shown: the login of a store may be in this line";
+    let line = "# hidden: this line may contain the credentials of a store";
     published("1", &text.replacen("redis://", "redis://ann:hunter2@", 1));
     node.await_said("tollgate: published version 1 is in force: changed user", 1);
     let shown = format!("# published version 1\n{line}\nstore_timeout: 5s\n{line}\n{rest}exit code 0");
     assert_eq!(publish(&["--show"]), shown);
 
-    let nothing = "# not shown: the login of a store may be somewhere in it; publish the rules again without it";
+    let nothing = "# hidden: the rules may contain the credentials of a store; publish them again without credentials";
     published("2", "store: \"redis:\\/\\/ann:hunter2@h\"\nlimits: []\n");
     assert_eq!(publish(&["--show"]), format!("# published version 2\n{nothing}\nexit code 0"));
     let json = format!("{{\n  \"version\": 2,\n  \"id\": \"2@0\",\n  \"rules\": \"{nothing}\"\n}}\nexit code 0");
@@ -410,10 +406,10 @@ fn what_is_withdrawn_goes_even_if_the_file_cannot_be_taken_at_that_moment() {
         assert_eq!(connection.check(&user("ann"))["quota"], 20);
 
         publish(&["--withdraw"]);
-        let back = "tollgate: version 2 withdraws the published rules; those of the last good tollgate.yaml come back: \
+        let back = "tollgate: version 2 withdraws the published rules; the last valid rules of tollgate.yaml are back: \
                     changed user";
         let said = node.await_said(back, 1);
-        assert!(said.matches(problem).count() == 2 && said.matches("come back").count() == 1, "{said}");
+        assert!(said.matches(problem).count() == 2 && said.matches("are back").count() == 1, "{said}");
         let answer = connection.check(&user("ann"));
         assert_eq!((&answer["quota"], &answer["remaining"]), (&json!(10), &json!(8)));
 
@@ -426,13 +422,13 @@ fn what_is_withdrawn_goes_even_if_the_file_cannot_be_taken_at_that_moment() {
 
 /// Whatever published it, it was not `tollgate publish`, which looks first.
 #[test]
-fn published_rules_with_problems_change_nothing_and_every_problem_is_told() {
+fn published_rules_with_problems_change_nothing_and_every_problem_is_reported() {
     let redis = Redis::start();
     let server = Server::with_rules(&rules(&redis, 10, ""));
     redis.command(&["HSET", "rate_limit:{rules}", "version", "7", "rules", "limits: [{ name: user, limit: 0 }]"]);
     redis.command(&["PUBLISH", "rate_limit:rules", "7"]);
     let said = server.await_said("limit 0 admits nothing", 1);
-    let expected = "tollgate: published version 7 is refused, and the rules before it stay in force:\n\
+    let expected = "tollgate: published version 7 is rejected, and the previous rules stay in force:\n\
                     published version 7:1:31: limit 0 admits nothing; use 1 or more, or `blocked` to refuse every request\n";
     assert_eq!(said, expected);
     assert_eq!(server.connect().check(&user("ann"))["quota"], 10);
@@ -459,13 +455,13 @@ fn explaining_looks_at_live_counts_and_takes_nothing() {
     let office = folder_with(&[(RULES, &rules(&redis, 2, ""))]);
     let explain = || run_in(office.path(), &["explain", "--config", RULES, "GET", "/", "-H", "X-User-Id: ann"]);
     for _ in 0..3 {
-        let text = told(&explain());
+        let text = transcript(&explain());
         assert!(text.contains("passes  key ann, cost 1: 0 of 2 left\n"), "{text}");
         assert!(text.ends_with("nothing was taken.\nexit code 0"), "{text}");
     }
     assert_eq!(connection.check(&user("ann"))["remaining"], 0);
-    let text = told(&explain());
-    assert!(text.contains("refuses  key ann, cost 1: 0 of 2 left, again in "), "{text}");
+    let text = transcript(&explain());
+    assert!(text.contains("refuses  key ann, cost 1: 0 of 2 left, retry in "), "{text}");
     assert!(text.contains("\nAnswer: 429 Too Many Requests, Retry-After: "), "{text}");
     assert!(text.ends_with("exit code 1"), "{text}");
 }
@@ -489,7 +485,7 @@ fn a_store_by_name_that_moves_starts_anew_and_other_counts_stay() {
     };
     assert_eq!((left("user"), left("all")), (json!(9), json!(99)));
     server.save_rules(&with_other(on_two(&default, &second, 10)));
-    server.await_said("tollgate: store `sessions` is another Redis; the counts of its limits start anew\n", 1);
+    server.await_said("tollgate: store `sessions` is another Redis; counts of its limits start from zero\n", 1);
     assert_eq!((left("user"), left("all")), (json!(9), json!(98)));
     // A limit that goes over to the default store is counted there.
     server.save_rules(&with_other(on_two(&default, &second, 10)).replace(", store: sessions", ""));
@@ -503,8 +499,8 @@ fn published_limits_are_on_the_stores_of_each_node_by_name() {
     let node = Server::with_rules(&on_two(&default, &sessions, 10));
     assert_eq!(node.connect().check(&user("ann"))["remaining"], 9);
     let office = folder_with(&[(RULES, &on_two(&default, &sessions, 20))]);
-    let publish = || told(&run_in(office.path(), &["publish", "--config", RULES]));
-    let kept = "on stderr:\ntollgate: nodes take limits, headers, body and jwt of it; they keep what their own files say of stores";
+    let publish = || transcript(&run_in(office.path(), &["publish", "--config", RULES]));
+    let kept = "on stderr:\ntollgate: nodes apply its limits, headers, body and jwt; they keep their own stores";
     assert_eq!(publish(), format!("tollgate.yaml is published as version 1\n{kept}\nexit code 0"));
     node.await_said("tollgate: published version 1 is in force: changed user", 1);
     assert_eq!(node.connect().check(&user("ann"))["remaining"], 18);
@@ -512,7 +508,7 @@ fn published_limits_are_on_the_stores_of_each_node_by_name() {
     std::fs::write(office.path().join(RULES), unknown).unwrap();
     assert_eq!(publish(), format!("tollgate.yaml is published as version 2\n{kept}\nexit code 0"));
     node.await_said(
-        "tollgate: published version 2 is refused, and the rules before it stay in force: limit `user`: there is no store \
+        "tollgate: published version 2 is rejected, and the previous rules stay in force: limit `user`: there is no store \
          `audit`; use one of `default`, `sessions`, or add a store of that name\n",
         1,
     );
@@ -520,7 +516,7 @@ fn published_limits_are_on_the_stores_of_each_node_by_name() {
     let login = on_two(&default, &sessions, 30).replace("sessions: 'redis://", "sessions: 'redis://:hunter2@");
     std::fs::write(office.path().join(RULES), login).unwrap();
     let refused = publish();
-    assert!(refused.contains("may be a login") && !refused.contains("as version"), "{refused}");
+    assert!(refused.contains("may contain credentials") && !refused.contains("as version"), "{refused}");
 }
 
 #[test]
@@ -531,12 +527,12 @@ fn a_command_line_may_put_all_counts_in_memory() {
     )]);
     let explain = |more: &[&str]| {
         let arguments = ["explain", "--config", RULES, "GET", "/"];
-        told(&run_in(folder.path(), &[&arguments[..], more].concat()))
+        transcript(&run_in(folder.path(), &[&arguments[..], more].concat()))
     };
     let refused = explain(&[]);
     assert!(refused.contains("`stores` are on Redis and `store` is memory, and a file cannot mix both"), "{refused}");
     let in_memory = explain(&["--store", "memory"]);
     assert!(in_memory.ends_with("exit code 0"), "{in_memory}");
-    let validated = told(&run_in(folder.path(), &["validate", RULES]));
+    let validated = transcript(&run_in(folder.path(), &["validate", RULES]));
     assert!(validated.contains("tollgate.yaml:1:9: `stores` are on Redis"), "{validated}");
 }

@@ -85,7 +85,7 @@ pub(crate) fn run(arguments: &[&str]) -> Output {
 }
 
 /// What a command said and how it ended, for people to compare.
-pub(crate) fn told(output: &Output) -> String {
+pub(crate) fn transcript(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");
     let code = output.status.code().expect("no signal ended it");
     let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));

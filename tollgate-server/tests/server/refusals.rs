@@ -43,7 +43,7 @@ fn body_that_is_not_utf8() {
 fn json_that_is_no_question() {
     assert_invalid(
         "42",
-        "the body: invalid type: integer `42`, expected a question or an array of questions at line 1 column 2",
+        "the body: invalid type: integer `42`, expected a check or an array of checks at line 1 column 2",
     );
     let message = "`[0]`: invalid type: sequence, expected an object at line 1 column 1";
     assert_invalid(r#"[["per-user","42",null,1]]"#, message);
@@ -137,7 +137,7 @@ fn facts_of_the_wrong_kind() {
     );
     assert_invalid(
         r#"{"request":{"headers":{"x-user-id":"a\nb"}}}"#,
-        "`request.headers`: the value of `x-user-id` has control characters; send it without at line 1 column 42",
+        "`request.headers`: the value of `x-user-id` has control characters; remove them at line 1 column 42",
     );
     assert_invalid(
         r#"{"request":{"headers":{"x-user-id":1}}}"#,
@@ -145,7 +145,7 @@ fn facts_of_the_wrong_kind() {
     );
     assert_invalid(
         r#"{"request":{"headers":{"x-user-id":"a","X-User-Id":"b"}}}"#,
-        "`request.headers`: `X-User-Id` is there twice; names are case-insensitive, send it once at line 1 column 55",
+        "`request.headers`: `X-User-Id` is duplicated; header names are case-insensitive, send it once at line 1 column 55",
     );
 }
 
@@ -161,7 +161,7 @@ fn ambiguous_method() {
     );
     assert_invalid(
         r#"{"request":{"method":"GET","path":"*"}}"#,
-        "`request.method` has to be OPTIONS where the path is `*`; send OPTIONS, or another path",
+        "`request.method` must be OPTIONS if the path is `*`; send OPTIONS, or another path",
     );
 }
 
@@ -178,7 +178,7 @@ fn batch_of_more_than_a_thousand() {
     let batch = vec![json!({"limit": "per-user", "key": "1"}); 1001];
     let (error, message) = refused(&json!(batch).to_string());
     assert_eq!(error, "invalid_question");
-    assert!(message.contains("a batch holds at most 1000 questions; send the rest in another request"), "{message}");
+    assert!(message.contains("a batch holds at most 1000 checks; send the rest in another request"), "{message}");
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn wrong_method() {
         let response = connection.receive();
         assert_eq!(response.status, 405);
         assert_eq!(response.header("allow"), Some("POST"));
-        let message = format!("`/v1/check` does not take `{method}`; use POST");
+        let message = format!("`/v1/check` does not support `{method}`; use POST");
         assert_eq!(error_of(&response.json()), ("method_not_allowed".to_owned(), message));
     }
 }
@@ -259,7 +259,7 @@ fn wrong_path() {
         connection.send(format!("POST {path} HTTP/1.1\r\nhost: tollgate\r\ncontent-length: 0\r\n\r\n"));
         let response = connection.receive();
         assert_eq!(response.status, 404);
-        let message = format!("nothing is at `{path}`; use POST /v1/check");
+        let message = format!("no page is at `{path}`; use POST /v1/check");
         assert_eq!(error_of(&response.json()), ("not_found".to_owned(), message));
     }
 }

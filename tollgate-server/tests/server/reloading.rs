@@ -75,7 +75,7 @@ fn mount(folder: &Path, version: u64) {
 fn hangup_reads_the_file_again_even_if_it_is_the_same() {
     let server = Server::with_rules(&limits(&[("user", 10)]));
     server.signal("HUP");
-    server.await_said("tollgate.yaml is in force: nothing has changed", 1);
+    server.await_said("tollgate.yaml is in force: no changes", 1);
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn a_touch_changes_nothing_and_says_nothing() {
 }
 
 #[test]
-fn a_bad_file_changes_nothing_and_every_problem_is_told() {
+fn a_bad_file_changes_nothing_and_every_problem_is_reported() {
     let server = Server::with_rules(&limits(&[("user", 10)]));
     server.connect().check(&ann("user"));
     server.save_rules("limits:\n  - name: user\n    limit: 0\n    windw: 1h\n");
@@ -97,15 +97,15 @@ fn a_bad_file_changes_nothing_and_every_problem_is_told() {
         "tollgate.yaml:4:12: limit 0 admits nothing; use 1 or more, or `blocked` to refuse every request\n",
         1,
     );
-    let first = "tollgate: tollgate.yaml is refused, and the rules before it stay in force:\ntollgate.yaml:4:12: ";
+    let first = "tollgate: tollgate.yaml is rejected, and the previous rules stay in force:\ntollgate.yaml:4:12: ";
     assert!(said.starts_with(first), "{said}");
     assert!(said.contains("tollgate.yaml:5:5: unknown key `windw`"), "{said}");
     assert_eq!(server.connect().check(&ann("user"))["remaining"], 8);
 
     std::fs::write(server.path(RULES), "\n").unwrap();
-    server.await_said("rules before it stay in force: it is empty; write `limits: []` if everything is to pass", 1);
+    server.await_said("the previous rules stay in force: it is empty; write `limits: []` to allow everything", 1);
     std::fs::remove_file(server.path(RULES)).unwrap();
-    server.await_said("rules before it stay in force: cannot read tollgate.yaml: No such file", 1);
+    server.await_said("the previous rules stay in force: cannot read tollgate.yaml: No such file", 1);
     assert_eq!(server.connect().check(&ann("user"))["remaining"], 7);
 
     server.save_rules(&limits(&[("user", 12)]));
@@ -118,17 +118,17 @@ fn another_store_starts_anew_and_other_listeners_want_a_restart() {
     let server = Server::with_rules(&limits(&[("user", 10)]));
     server.connect().check(&ann("user"));
     server.save_rules(&format!("max_memory: 64MiB\n{}", limits(&[("user", 10)])));
-    server.await_said("tollgate: the store is another; counts start anew\n", 1);
+    server.await_said("tollgate: the store has changed; counts start from zero\n", 1);
     assert_eq!(server.connect().check(&ann("user"))["remaining"], 9);
     let elsewhere = format!("service: {{ http: '127.0.0.1:1' }}\nmax_memory: 64MiB\n{}", limits(&[("user", 10)]));
     std::fs::write(server.path(RULES), elsewhere).unwrap();
-    server.await_said("service.http has changed; start the server again for that", 1);
+    server.await_said("service.http has changed; restart the server to apply it", 1);
     assert_eq!(server.connect().check(&ann("user"))["remaining"], 8);
 }
 
 /// What is changed back to what the server was started with is in force already.
 #[test]
-fn what_wants_a_restart_is_told_until_it_is_what_the_server_was_started_with() {
+fn changes_that_need_a_restart_are_reported() {
     let rules = |http: &str, admin: &str, gateway: &str| {
         format!(
             "service: {{ http: '127.0.0.1:{http}' }}\nadmin: {{ listen: '127.0.0.1:{admin}' }}\ngateway: {{ listen: \
@@ -143,19 +143,19 @@ fn what_wants_a_restart_is_told_until_it_is_what_the_server_was_started_with() {
         server.await_said("is in force", turn);
     };
     save(&rules("1", "2", "workers: 2, max_connections: 101, timeouts: { drain: 2s }"), 1);
-    let wanted = "tollgate: warning: service.http has changed; start the server again for that
-tollgate: warning: admin.listen has changed; start the server again for that
-tollgate: warning: gateway.workers has changed; start the server again for that
-tollgate: warning: gateway.max_connections has changed; start the server again for that
-tollgate: warning: gateway.timeouts.drain has changed; start the server again for that
+    let wanted = "tollgate: warning: service.http has changed; restart the server to apply it
+tollgate: warning: admin.listen has changed; restart the server to apply it
+tollgate: warning: gateway.workers has changed; restart the server to apply it
+tollgate: warning: gateway.max_connections has changed; restart the server to apply it
+tollgate: warning: gateway.timeouts.drain has changed; restart the server to apply it
 ";
     let said = server.await_said("gateway.timeouts.drain has changed", 1);
     assert!(said.ends_with(wanted), "{said}");
     save(&started, 2);
-    // The next is told after whatever would have been told of this.
+    // The next change is logged after any line about this one.
     save(&rules("0", "2", "workers: 1, max_connections: 100, timeouts: { drain: 1s }"), 3);
     let said = server.await_said("admin.listen has changed", 2);
-    assert_eq!(said.matches("start the server again").count(), 6, "{said}");
+    assert_eq!(said.matches("restart the server to apply it").count(), 6, "{said}");
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn what_the_command_line_names_wants_no_restart() {
     server.await_said("is in force", 1);
     server.save_rules(&limits(&[("user", 20)]));
     let said = server.await_said("is in force", 2);
-    assert!(!said.contains("start the server again"), "{said}");
+    assert!(!said.contains("restart the server to apply it"), "{said}");
 }
 
 #[test]

@@ -255,7 +255,10 @@ fn keys_of_several_parts_and_of_none() {
             json!({"limit": "pair", "key": "ann"}),
             "`key` has 1 part, but `pair` counts by header:x-user-id, path; send a list of 2 strings",
         ),
-        (json!({"limit": "all", "key": "ann"}), "`key` is given, but `all` is one count for all; leave it out"),
+        (
+            json!({"limit": "all", "key": "ann"}),
+            "`key` is given, but `all` has one counter for all requests; remove it",
+        ),
         (
             json!({"limit": "all", "key": 1}),
             "`key`: invalid type: integer `1`, expected a string or a list of strings at line 1 column 8",

@@ -39,6 +39,17 @@ fn no_command_shows_the_usage() {
     assert!(text(&output.stderr).contains("Usage: tollgate <COMMAND>"), "{}", text(&output.stderr));
 }
 
+/// After a change of the texts: `INSTA_UPDATE=always cargo test -p tollgate-server --test server help`.
+#[test]
+fn help_of_every_command() {
+    for command in ["tollgate", "serve", "validate", "explain", "publish"] {
+        let arguments: &[&str] = if command == "tollgate" { &["--help"] } else { &[command, "--help"] };
+        let output = run(arguments);
+        assert!(output.status.success());
+        insta::assert_snapshot!(format!("help_of_{command}"), text(&output.stdout));
+    }
+}
+
 #[test]
 fn port_in_use_ends_with_2_and_the_fix() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -47,43 +58,41 @@ fn port_in_use_ends_with_2_and_the_fix() {
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(text(&output.stdout), "");
     let message = text(&output.stderr);
-    let told = format!(
-        "tollgate: --listen or TOLLGATE_LISTEN: cannot listen on {address}: Address already in use (os error 98); stop the \
-         process that has it, or choose another port there\n"
+    let expected = format!(
+        "tollgate: --listen or TOLLGATE_LISTEN: cannot listen on {address}: Address already in use (os error 98); stop the process that uses it, or choose another port\n"
     );
-    assert_eq!(message, told);
+    assert_eq!(message, expected);
 }
 
 #[test]
-fn a_port_in_use_is_told_with_the_setting_that_names_it() {
+fn a_port_in_use_is_reported_with_the_setting_that_names_it() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let of_gateway = |settings: &str| {
         format!("gateway: {{ {settings}, routes: [{{ path: /**, upstream: echo }}] }}\nlimits: [{{ name: a }}]\n")
     };
     for (rules, arguments, setting, fix) in [
-        (of_gateway(&format!("listen: '{address}'")), vec![], "gateway.listen", " there or with --listen"),
+        (of_gateway(&format!("listen: '{address}'")), vec![], "gateway.listen", " in the rule file or with --listen"),
         (
             format!("admin: {{ listen: '{address}' }}\n{}", of_gateway("listen: '127.0.0.1:0'")),
             vec![],
             "admin.listen",
-            " there or with --admin",
+            " in the rule file or with --admin",
         ),
-        (of_gateway("listen: '127.0.0.1:0'"), vec!["--admin", &*address], "--admin or TOLLGATE_ADMIN", " there"),
+        (of_gateway("listen: '127.0.0.1:0'"), vec!["--admin", &*address], "--admin or TOLLGATE_ADMIN", ""),
         (
             format!("service: {{ http: '{address}' }}\nlimits: [{{ name: a }}]\n"),
             vec![],
             "service.http",
-            " there or with --http",
+            " in the rule file or with --http",
         ),
     ] {
         let folder = folder_with(&[("tollgate.yaml", &rules)]);
         let output = run_in(folder.path(), &[&["serve", "--config", "tollgate.yaml"], &*arguments].concat());
-        let told = format!(
-            "tollgate: {setting}: cannot listen on {address}: Address already in use (os error 98); stop the process that \
-             has it, or choose another port{fix}\n"
+        let expected = format!(
+            "tollgate: {setting}: cannot listen on {address}: Address already in use (os error 98); stop the process that uses it, or choose another port{fix}\n"
         );
-        assert_eq!((text(&output.stderr), output.status.code()), (&*told, Some(2)));
+        assert_eq!((text(&output.stderr), output.status.code()), (&*expected, Some(2)));
     }
 }
 
@@ -93,7 +102,7 @@ fn address_of_another_machine_ends_with_2_and_the_fix() {
     assert_eq!(output.status.code(), Some(2));
     let message = text(&output.stderr);
     assert!(message.contains("cannot listen on 192.0.2.1:8090: "), "{message}");
-    assert!(message.contains("; use an address of this machine"), "{message}");
+    assert!(message.contains("; use an address of this host"), "{message}");
 }
 
 #[test]
@@ -111,7 +120,7 @@ fn bad_address_ends_with_2_and_the_fix_of_the_rule_file() {
             assert_eq!(output.status.code(), Some(2), "{address}");
             let message = text(&output.stderr);
             assert!(
-                message.contains(&format!("'{flag} <ADDR>': `{address}` is no address and port; {fix}")),
+                message.contains(&format!("'{flag} <ADDR>': `{address}` is no address and port: {fix}")),
                 "{message}"
             );
         }

@@ -44,7 +44,7 @@ fn a_key_that_was_spent_is_denied_after_a_restart() {
     assert_eq!(std::fs::metadata(&state).unwrap().permissions().mode() & 0o777, 0o600);
 
     let server = start(LIMIT, &state);
-    server.await_said("2 keys go on where they were, from the state file", 1);
+    server.await_said("restored 2 keys from the state file", 1);
     assert_eq!(statuses(&server, "ann", 1), [429]);
     assert_eq!(statuses(&server, "bob", 3), [200, 200, 429]);
     assert_eq!(statuses(&server, "eve", 1), [200]);
@@ -103,7 +103,7 @@ fn a_state_file_that_cannot_work_ends_with_2_and_the_fix() {
         assert_eq!(output.status.code(), Some(2));
         String::from_utf8(output.stderr).expect("UTF-8").trim_end().to_owned()
     };
-    insta::assert_snapshot!(start(LIMIT, "no/such/folder/state"), @"tollgate: cannot write the state file no/such/folder/state: No such file or directory (os error 2): let the user of this process write to its folder, or name another with --state");
-    insta::assert_snapshot!(start(LIMIT, "."), @"tollgate: cannot read the state file .: Is a directory (os error 21): let the user of this process read it, or name another with --state");
-    insta::assert_snapshot!(start(&format!("store: redis://127.0.0.1:1\n{LIMIT}"), "state"), @"tollgate: --state is for the store in memory, and Redis keeps its keys itself: leave it out, or use `store: memory`");
+    insta::assert_snapshot!(start(LIMIT, "no/such/folder/state"), @"tollgate: cannot write the state file no/such/folder/state: No such file or directory (os error 2): make its folder writable for the user of this process, or name another with --state");
+    insta::assert_snapshot!(start(LIMIT, "."), @"tollgate: cannot read the state file .: Is a directory (os error 21): make it readable for the user of this process, or name another with --state");
+    insta::assert_snapshot!(start(&format!("store: redis://127.0.0.1:1\n{LIMIT}"), "state"), @"tollgate: --state is only for the in-memory store, because Redis keeps its own keys: remove it, or use `store: memory`");
 }

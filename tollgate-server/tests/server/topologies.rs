@@ -15,7 +15,7 @@ fn rules(store: &str) -> String {
     )
 }
 
-/// Two nodes on one store: one is told of it by its rule file, one by the command line.
+/// Two nodes on one store: one is configured by its rule file, one by the command line.
 fn nodes(store: &str) -> [Server; 2] {
     [Server::with_rules(&rules(&format!("store: '{store}'"))), node_told(store)]
 }

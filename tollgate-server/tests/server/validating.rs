@@ -1,6 +1,6 @@
 //! `tollgate validate`.
 
-use crate::process::{RULES, folder_with, run_in, told};
+use crate::process::{RULES, folder_with, run_in, transcript};
 
 const GOOD: &str = "limits:\n  - { name: user, key: ip }\n";
 const ODD: &str = "limits: []\n";
@@ -29,7 +29,7 @@ fn validate(arguments: &[&str]) -> String {
         ("without-keys.yaml", WITHOUT_KEYS),
         ("small.yaml", TOO_SMALL),
     ];
-    told(&run_in(folder_with(&files).path(), &[&["validate"], arguments].concat()))
+    transcript(&run_in(folder_with(&files).path(), &[&["validate"], arguments].concat()))
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn a_good_file_is_valid() {
 }
 
 #[test]
-fn a_warning_is_told_of_a_valid_file() {
+fn a_valid_file_with_a_warning() {
     insta::assert_snapshot!(validate(&["odd.yaml"]));
 }
 
@@ -58,14 +58,14 @@ fn a_key_that_all_requests_would_share_is_refused_when_a_file_is_checked_and_whe
     let rules = |key: &str| format!("limits: [{{ name: per-client, key: {key} }}]\n");
     let folder = |key: &str| folder_with(&[(RULES, &rules(key))]);
     let validate =
-        |key: &str| told(&run_in(folder(key).path(), &["validate", RULES])).replace(&format!("{RULES}:"), "");
+        |key: &str| transcript(&run_in(folder(key).path(), &["validate", RULES])).replace(&format!("{RULES}:"), "");
     let problem = "1:35: `x-api-key` is not a part of a key; write header:x-api-key, or const:x-api-key for a constant, the \
                    same for all requests\n";
     assert_eq!(validate("x-api-key"), format!("{problem} not valid: 1 error\nexit code 1"));
     for meant in ["header:x-api-key", "const:x-api-key"] {
         assert_eq!(validate(meant), " valid, 1 limit\nexit code 0");
     }
-    let served = told(&run_in(folder("remote_addr").path(), &["serve", "--config", RULES]));
+    let served = transcript(&run_in(folder("remote_addr").path(), &["serve", "--config", RULES]));
     assert!(
         served.contains("`remote_addr` is not a part of a key; write ip") && served.ends_with("exit code 2"),
         "{served}"
@@ -73,7 +73,7 @@ fn a_key_that_all_requests_would_share_is_refused_when_a_file_is_checked_and_whe
 }
 
 #[test]
-fn routes_that_cannot_be_meant_are_told() {
+fn routes_that_no_request_reaches_are_reported() {
     let rules = "\
 gateway:
   routes:
@@ -82,7 +82,7 @@ gateway:
     - { path: /shop/**, strip_prefix: /store, upstream: echo }
 limits: [{ name: user, key: ip }]
 ";
-    let told = told(&run_in(folder_with(&[(RULES, rules)]).path(), &["validate", RULES]));
+    let output = transcript(&run_in(folder_with(&[(RULES, rules)]).path(), &["validate", RULES]));
     let wanted = "\
 tollgate.yaml:4:15: no request reaches this route: the one at 3:15 serves all that it matches; remove it, or let one of \
                   them match by something else
@@ -90,46 +90,46 @@ tollgate.yaml:5:39: warning: no path of this route begins with /store, so nothin
                   the route's path
 tollgate.yaml: not valid: 1 error, 1 warning
 exit code 1";
-    assert_eq!(told, wanted);
+    assert_eq!(output, wanted);
 }
 
 #[test]
-fn too_many_proxies_are_told_once() {
+fn too_many_proxies_are_reported_once() {
     let networks: Vec<String> = (0..=16_384).map(|n| format!("10.{}.{}.{}", n >> 14, n >> 7 & 127, n & 127)).collect();
     let gateway = format!("trusted_proxies: [{}], routes: [{{ path: /**, upstream: echo }}]", networks.join(", "));
     let folder = folder_with(&[(RULES, &format!("limits: []\ngateway: {{ {gateway} }}\n"))]);
-    let told = told(&run_in(folder.path(), &["validate", RULES]));
+    let output = transcript(&run_in(folder.path(), &["validate", RULES]));
     let problem =
         "tollgate.yaml:2:29: trusted_proxies: there are more than 16384 networks; join neighbours into wider ones\n";
-    assert!(told.contains(problem) && told.matches("networks").count() == 1, "{told}");
+    assert!(output.contains(problem) && output.matches("networks").count() == 1, "{output}");
 }
 
 #[test]
-fn every_problem_is_told_at_once() {
+fn every_problem_is_reported_at_once() {
     insta::assert_snapshot!(validate(&["bad.yaml"]));
 }
 
 #[test]
-fn every_problem_is_told_to_programs() {
+fn every_problem_is_reported_as_json() {
     insta::assert_snapshot!(validate(&["--json", "bad.yaml"]));
 }
 
 #[test]
-fn files_that_it_names_and_the_memory_it_wants_are_looked_at() {
+fn referenced_files_and_memory_are_checked() {
     insta::assert_snapshot!(validate(&["without-keys.yaml", "small.yaml"]));
 }
 
 #[test]
-fn one_invalid_file_of_several_makes_the_answer_no() {
-    let told = validate(&["good.yaml", "bad.yaml"]);
-    assert!(told.starts_with("good.yaml: valid, 1 limit\nbad.yaml:1:8: "), "{told}");
-    assert!(told.ends_with("exit code 1"), "{told}");
+fn one_invalid_file_of_several_exits_with_1() {
+    let output = validate(&["good.yaml", "bad.yaml"]);
+    assert!(output.starts_with("good.yaml: valid, 1 limit\nbad.yaml:1:8: "), "{output}");
+    assert!(output.ends_with("exit code 1"), "{output}");
 }
 
 #[test]
-fn a_file_that_cannot_be_read_is_no_answer() {
-    let told = validate(&["good.yaml", "absent.yaml"]);
-    let message = "on stderr:\ntollgate: cannot read absent.yaml: No such file or directory (os error 2); name a file \
-                   that is there and may be read\nexit code 2";
-    assert_eq!(told, message);
+fn a_file_that_cannot_be_read_exits_with_2() {
+    let output = validate(&["good.yaml", "absent.yaml"]);
+    let message = "on stderr:\ntollgate: cannot read absent.yaml: No such file or directory (os error 2): check the path and its \
+                   permissions\nexit code 2";
+    assert_eq!(output, message);
 }

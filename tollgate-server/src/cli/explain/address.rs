@@ -1,4 +1,4 @@
-//! What limits make of a request whose client has no address because nobody has said it.
+//! The effect of a missing client address: `explain` was called without `--ip`.
 
 use tollgate::http::Refusal;
 use tollgate::rules::file::internal::{KeyPart, LimitRule};
@@ -7,18 +7,18 @@ use tollgate::{RuleExplained, RuleState};
 use super::Explained;
 use crate::notice;
 
-/// More names than these are a list, not a sentence.
+/// The most names in one sentence.
 const MAX_NAMES: usize = 3;
 
-/// What a limit by ip makes of it, of one limit and of several.
+/// The effect on a limit by ip, in the singular and in the plural.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct AddressEffect(&'static str, &'static str);
 
 const COUNTED: AddressEffect = AddressEffect("counts it as anonymous", "count it as anonymous");
 const REFUSED: AddressEffect = AddressEffect("refuses it", "refuse it");
-const SKIPPED: AddressEffect = AddressEffect("is not for it", "are not for it");
+const SKIPPED: AddressEffect = AddressEffect("does not apply", "do not apply");
 
-/// Parts of a sentence, none where no limit asks for the address of this request.
+/// Returns parts of a sentence, or none if no limit needs the address of this request.
 pub(super) fn effects_without_address(explained: &Explained<'_>) -> Vec<String> {
     if explained.arguments.ip.is_some() {
         return Vec::new();
@@ -38,7 +38,7 @@ pub(super) fn effects_without_address(explained: &Explained<'_>) -> Vec<String> 
         is_matched && (!limit.exempt.ips.is_empty() || !limit.blocked.ips.is_empty())
     };
     if limits().any(has_list) {
-        parts.push("it is in no list of ips".to_owned());
+        parts.push("no list of ips contains it".to_owned());
     }
     parts
 }
@@ -50,12 +50,12 @@ fn effect_of(limit: &LimitRule, rule: &RuleExplained) -> Option<AddressEffect> {
         RuleState::Counted { .. } | RuleState::InFlight { .. } if is_by_ip => Some(COUNTED),
         RuleState::Refused(Refusal::KeyMissing { part }) if is_ip(part) => Some(REFUSED),
         RuleState::KeyMissing(part) if is_ip(part) => Some(SKIPPED),
-        // Not for it, or decided before anybody asked for the key.
+        // Does not apply, or was decided before the key was needed.
         _ => None,
     }
 }
 
-/// The limits that make this of it, if any does.
+/// Describes the limits with this effect, if there are any.
 fn describe(effect: AddressEffect, by_ip: &[(&str, AddressEffect)]) -> Option<String> {
     let names: Vec<&str> = by_ip.iter().filter(|(_, other)| *other == effect).map(|(name, _)| *name).collect();
     let verb = match names.len() {

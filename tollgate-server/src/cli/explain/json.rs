@@ -1,4 +1,4 @@
-//! The explanation for programs.
+//! The explanation as JSON.
 
 use std::net::IpAddr;
 
@@ -16,21 +16,21 @@ use crate::seconds::Seconds;
 #[derive(Serialize)]
 struct Json<'a> {
     allowed: bool,
-    /// The limit that speaks.
+    /// The limit that decides the answer.
     limit: Option<&'a str>,
     reason: Option<&'static str>,
-    /// Of the answer, when it is refused.
+    /// The status of a refusal.
     status: Option<u16>,
-    /// Whole seconds, as the header has them.
+    /// Whole seconds, as in the header.
     retry_after: Option<u64>,
-    /// Whose counts these are: `fresh`, `live` or `unknown`.
+    /// The source of the counts: `fresh`, `live` or `unknown`.
     counts: &'static str,
-    /// `null` if none was given: limits by `ip` have none to count by then.
+    /// `null` if none was given: limits by `ip` then have no address to count by.
     ip: Option<IpAddr>,
-    /// `null` where no route serves it; left out where the file has no gateway.
+    /// `null` if no route serves the request; left out if the file has no gateway.
     #[serde(skip_serializing_if = "Option::is_none")]
     route: Option<Option<RouteJson<'a>>>,
-    /// What came of its token; left out where no limit reads one.
+    /// The result of checking the token; left out if no limit reads one.
     #[serde(skip_serializing_if = "Option::is_none")]
     token: Option<TokenJson>,
     limits: Vec<LimitJson<'a>>,
@@ -61,9 +61,9 @@ impl TokenJson {
 struct RouteJson<'a> {
     name: &'a str,
     upstreams: Vec<&'a str>,
-    /// The URLs that they are asked for.
+    /// The URLs that are requested from them.
     asked: Vec<String>,
-    /// Of an answer in place of an upstream.
+    /// The status of a route that responds itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     respond: Option<u16>,
 }
@@ -105,7 +105,7 @@ struct InFlightJson<'a> {
 struct CountedJson<'a> {
     key: &'a [String],
     cost: u64,
-    /// `null` where the store does not tell, like all below it.
+    /// `null` if the store does not answer, like all fields below.
     allowed: Option<bool>,
     quota: Option<u64>,
     remaining: Option<u64>,
@@ -176,7 +176,7 @@ fn limit(rule: &RuleExplained) -> LimitJson<'_> {
             };
             LimitJson { standing: "counted", counted: Some(counted), ..limit }
         }
-        // What the library may learn to tell later.
+        // Variants that the library may add.
         _ => limit,
     }
 }

@@ -1,4 +1,4 @@
-//! What a client would be answered, all limits together.
+//! The answer to the client, from all limits together.
 
 use axum::http::{HeaderMap, StatusCode, header};
 use tollgate::http::{Body, Refusal, RefusalBuilder, UnreadableRequest};
@@ -9,12 +9,12 @@ use tollgate::{Decision, Explanation, RuleExplained, RuleState};
 
 pub(super) struct Overall {
     pub(super) allowed: bool,
-    /// The limit that speaks.
+    /// The limit that decides the answer.
     pub(super) limit: Option<String>,
     pub(super) refusal: Option<Refusal>,
-    /// Of a refusal.
+    /// The status of a refusal.
     pub(super) status: Option<StatusCode>,
-    /// Whole seconds, as the header has them.
+    /// Whole seconds, as in the header.
     pub(super) retry_after: Option<u64>,
 }
 
@@ -22,7 +22,7 @@ impl Overall {
     pub(super) fn of(explanation: &Explanation, file: &Parsed) -> Self {
         let mut limit = explanation.limit.clone();
         let mut refusal = explanation.refusal.clone();
-        // Where the store does not tell, the policy of the limit answers; only to deny is certain.
+        // If the store does not answer, the policy of the limit decides; only a denial is certain.
         if refusal.is_none()
             && let Some(name) = denied_by_policy(explanation, file)
         {
@@ -41,7 +41,7 @@ impl Overall {
 }
 
 impl Overall {
-    /// The gateway refuses the request before any limit looks at it.
+    /// Replaces the answer: the gateway refuses the request before any limit.
     pub(super) fn refuse_unreadable(&mut self, problem: &Unreadable) {
         let refusal = Refusal::Unreadable(Box::new(UnreadableRequest::new(problem.reason(), problem.to_string())));
         *self = Self {
@@ -54,7 +54,7 @@ impl Overall {
     }
 }
 
-/// The status and the `Retry-After` that the answer to a client would carry.
+/// Returns the status and the `Retry-After` of the response.
 fn answer(refusal: &Refusal, decision: Option<&Decision>) -> (StatusCode, Option<u64>) {
     let mut answer = RefusalBuilder::new(refusal);
     if let Some(decision) = decision {
@@ -80,11 +80,11 @@ fn denied_by_policy<'e>(explanation: &'e Explanation, file: &Parsed) -> Option<&
     names.into_iter().find(|name| policy(file, name) == FailurePolicy::Deny)
 }
 
-/// What a limit answers while the store fails.
+/// Returns the limit's policy for a failing store.
 pub(super) fn policy(file: &Parsed, name: &str) -> FailurePolicy {
     let limit = file.limits.iter().find(|limit| limit.name.as_str() == name);
     limit.and_then(|limit| limit.on_store_failure).unwrap_or(file.on_store_failure)
 }
 
-/// The word for a refusal, as `/v1/check` says it.
+/// The name of a refusal in `/v1/check`.
 pub(super) use crate::service::http::reason;

@@ -1,4 +1,4 @@
-//! The explanation for people: a line for each limit, in columns, and then the answer.
+//! The explanation as text: one line per limit, in columns, then the answer.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use super::{Counts, Explained, Routed, path_reading};
 use crate::gateway::upstream_urls;
 use crate::notice::policy_name;
 
-/// A wider name would push all others away; it is told in full, out of its column.
+/// The widest column of names. A longer name is printed in full and breaks its column.
 const MAX_NAME_WIDTH: usize = 32;
 
-/// A key is told as far as it can be recognised.
+/// The longest part of a key that is printed.
 const MAX_KEY_CHARS: usize = 60;
 
 pub(super) fn show(explained: &Explained<'_>) -> String {
@@ -39,13 +39,13 @@ pub(super) fn show(explained: &Explained<'_>) -> String {
     text + "\n" + &answer(explained) + "\n" + counts(explained.counts) + &address(explained)
 }
 
-/// The route, in lines of its own.
+/// Describes the route.
 fn route(explained: &Explained<'_>) -> String {
     let Explained { routed, file, arguments, .. } = explained;
     let path = &arguments.path;
     let rule = match *routed {
         Routed::NoGateway => return String::new(),
-        Routed::NoRoute => return "Route: none; what limits let pass is answered with 404.\n\n".to_owned(),
+        Routed::NoRoute => return "Route: none, so an allowed request gets 404.\n\n".to_owned(),
         Routed::By(rule) => rule,
     };
     let leads = match &rule.respond {
@@ -57,7 +57,7 @@ fn route(explained: &Explained<'_>) -> String {
     format!("Route: {}, {leads}.\n\n", rule.name())
 }
 
-/// What came of the token, in lines of its own.
+/// Describes the result of checking the token.
 fn token(status: TokenStatus) -> String {
     match status {
         TokenStatus::Valid => "\nToken: valid.\n".to_owned(),
@@ -66,7 +66,7 @@ fn token(status: TokenStatus) -> String {
     }
 }
 
-/// The expressions of a limit that failed for the request, one to a line.
+/// Lists the expressions that failed for the request, one per line.
 fn expression_errors(rule: &RuleExplained) -> String {
     let line = |failed: &FailedExpression| {
         let effect = match failed.field {
@@ -81,13 +81,13 @@ fn expression_errors(rule: &RuleExplained) -> String {
     rule.failed_expressions.iter().map(line).collect()
 }
 
-/// The name, the verdict, and the rest.
+/// Returns the name, the verdict and the details.
 fn row(explained: &Explained<'_>, rule: &RuleExplained) -> [String; 3] {
     let (verdict, detail) = match &rule.state {
         RuleState::NotMatched(why) => ("not matched", why.clone()),
         RuleState::Disabled => ("disabled", "`enabled` is false".to_owned()),
         RuleState::KeyMissing(part) => ("not matched", format!("the request has no {part}")),
-        RuleState::Exempt => ("exempt", "is not counted".to_owned()),
+        RuleState::Exempt => ("exempt", "not counted".to_owned()),
         RuleState::Refused(Refusal::KeyMissing { part }) => ("refuses", format!("the request has no {part}")),
         RuleState::Refused(Refusal::TokenInvalid { error, .. }) => ("refuses", format!("token {}", error.code())),
         RuleState::Refused(Refusal::Blocked) => ("refuses", "blocked".to_owned()),
@@ -100,7 +100,7 @@ fn row(explained: &Explained<'_>, rule: &RuleExplained) -> [String; 3] {
                 (Some(decision), None) => ("refuses", format!("{hit}: {}, {}", left(decision), again(decision))),
                 (None, None) => {
                     let policy = policy_name(policy(explained.file, &rule.name).into());
-                    ("unknown", format!("{hit}: not known, on_store_failure is {policy}"))
+                    ("unknown", format!("{hit}: store unavailable, on_store_failure is {policy}"))
                 }
             }
         }
@@ -121,7 +121,7 @@ fn row(explained: &Explained<'_>, rule: &RuleExplained) -> [String; 3] {
 
 fn describe_key(key: &[String]) -> String {
     if key.is_empty() {
-        return "one count for all".to_owned();
+        return "one counter for all".to_owned();
     }
     let parts: Vec<String> = key.iter().map(|part| part.escape_debug().to_string()).collect();
     let joined = parts.join(" + ");
@@ -137,8 +137,8 @@ fn left(decision: &Decision) -> String {
 
 fn again(decision: &Decision) -> String {
     match decision.retry_after() {
-        Some(wait) => format!("again in {}", seconds(wait)),
-        None => "more than it ever admits".to_owned(),
+        Some(wait) => format!("retry in {}", seconds(wait)),
+        None => "cost exceeds the limit".to_owned(),
     }
 }
 
@@ -149,9 +149,11 @@ fn seconds(span: Duration) -> String {
 fn answer(explained: &Explained<'_>) -> String {
     let overall = &explained.overall;
     match (&overall.refusal, overall.limit.as_deref()) {
-        (None, _) if explained.counts == Counts::Unknown => "Answer: passes, as far as anybody knows.".to_owned(),
+        (None, _) if explained.counts == Counts::Unknown => {
+            "Answer: passes, as far as is known without the store.".to_owned()
+        }
         (None, None) => "Answer: passes; no limit counts it.".to_owned(),
-        (None, Some(limit)) => format!("Answer: passes; {limit} has the least share left."),
+        (None, Some(limit)) => format!("Answer: passes; {limit} has the smallest share left."),
         (Some(Refusal::Unreadable(request)), _) => {
             format!("Answer: 400 Bad Request, {}. {}", request.reason, request.message)
         }
@@ -163,7 +165,7 @@ fn answer(explained: &Explained<'_>) -> String {
     }
 }
 
-/// What is assumed of the client's address, where that matters and nobody has said.
+/// Describes the effect of a missing client address.
 fn address(explained: &Explained<'_>) -> String {
     let parts = effects_without_address(explained);
     let made = match parts.split_last() {
@@ -175,15 +177,13 @@ fn address(explained: &Explained<'_>) -> String {
         Routed::NoGateway => "",
         Routed::NoRoute | Routed::By(_) => " clients of the gateway always have one;",
     };
-    format!("\nThe request has no address, so {made};{clients} give one with --ip, such as --ip 192.0.2.7.")
+    format!("\nThe request has no client address, so {made};{clients} pass one with --ip, such as --ip 192.0.2.7.")
 }
 
 fn counts(counts: Counts) -> &'static str {
     match counts {
-        Counts::Fresh => "Counts are those of a fresh start: a store in memory is seen by its own server alone.",
-        Counts::Live => "Counts are those of the store at this moment; nothing was taken.",
-        Counts::Unknown => {
-            "The store does not answer, so nobody knows what is left; each limit answers by its on_store_failure."
-        }
+        Counts::Fresh => "Counts start from zero: only the server itself can read its in-memory store.",
+        Counts::Live => "Counts are the current ones of the store; nothing was taken.",
+        Counts::Unknown => "The store does not answer, so counts are unknown; each limit follows its on_store_failure.",
     }
 }

@@ -1,14 +1,15 @@
-//! Users and passwords of stores in the text of rule files: whoever may look at what is published would see them, and no
-//! node needs them, for it has read what is published with its own.
+//! Finds credentials of stores in the text of rule files.
 //!
-//! Deliberately not here: cutting them out of a text. That makes other rules of it than those that were checked.
+//! Everyone who can read published rules would see them, and no node needs them: each connects with its own.
+//!
+//! Deliberately not here: removing credentials from a text. The result would be other rules than those that were checked.
 
 use std::borrow::Cow;
 
 use tollgate::rules::file::internal::SettingError;
 use tollgate::rules::file::{Parsed, Position, Problems, RuleFile};
 
-/// The schemes of stores, as URLs begin with them.
+/// The URL schemes of stores.
 const SCHEMES: [&str; 7] = [
     "redis://",
     "rediss://",
@@ -19,14 +20,14 @@ const SCHEMES: [&str; 7] = [
     "unix://",
 ];
 
-/// What keeps a file from being published: every line of it, comments as well, in which a login may stand.
+/// Returns a problem for every line, comments included, that may contain credentials.
 pub(super) fn problems(file: &Parsed) -> Option<Problems> {
     let text = with_unix_newlines(file.source());
     let error = |where_it_is: &str| {
-        let message = format!("{where_it_is}, and that is not for everybody who may read what is published");
+        let message = format!("{where_it_is}, which everyone who reads published rules would see");
         SettingError::new(
             message,
-            "take it out of the file, comments as well, and give the URL with its login as --store or TOLLGATE_STORE",
+            "remove them from the file, comments included, and pass the URL with its credentials as --store or TOLLGATE_STORE",
         )
     };
     let mut errors: Vec<SettingError> = lines(&text)
@@ -34,28 +35,28 @@ pub(super) fn problems(file: &Parsed) -> Option<Problems> {
         .filter_map(|(line, number)| {
             let column = line[..login(line)?].chars().count() + 1;
             Some(
-                error("there is an @ behind the URL of a store: what is before it may be a login")
+                error("an @ follows the URL of a store, so this line may contain credentials")
                     .at(Position { line: number, column: u32::try_from(column).unwrap_or(u32::MAX) }),
             )
         })
         .collect();
-    // One that is written over several lines, or with escapes of YAML.
+    // Credentials that are spread over several lines, or written with YAML escapes.
     if errors.is_empty() && file.store.url.has_login() {
-        errors.push(error("the store has a login").of("store"));
+        errors.push(error("the store's URL has credentials").of("store"));
     }
     if errors.is_empty()
         && let Some((name, _)) = file.stores.iter().find(|(_, store)| store.url.has_login())
     {
-        errors.push(error("the store has a login").of(name.as_str()).of("stores"));
+        errors.push(error("the store's URL has credentials").of(name.as_str()).of("stores"));
     }
     (!errors.is_empty()).then(|| file.problems(errors))
 }
 
-/// What may be shown of a text that somebody has published, this version or another: comments stand for lines in which a
-/// login may be. `None` if its store has one all the same.
+/// Returns the published text with a comment in place of each line that may contain credentials, or `None` if its store
+/// still has credentials then. Another version may have published it.
 pub(super) fn shown(text: &str) -> Option<Cow<'_, str>> {
     let Ok(file) = RuleFile::parse("", text) else {
-        // Nobody knows which part of it is the store, and in how many lines that is written.
+        // The text does not parse, so the store and its lines are unknown.
         let may_have_login = text.contains('@') || lines(text).any(|line| scheme(line).is_some());
         return (!may_have_login).then_some(text.into());
     };
@@ -69,7 +70,7 @@ fn has_login(file: &RuleFile) -> bool {
 }
 
 fn without(text: &str, is_hidden: impl Fn(&str) -> bool) -> Cow<'_, str> {
-    const HIDDEN: &str = "# not shown: the login of a store may be in this line";
+    const HIDDEN: &str = "# hidden: this line may contain the credentials of a store";
     let normalised = with_unix_newlines(text);
     if !lines(&normalised).any(&is_hidden) {
         return text.into();
@@ -87,14 +88,14 @@ fn lines(text: &str) -> impl Iterator<Item = &str> {
     text.split(['\n', '\r'])
 }
 
-/// Where the URL of a store begins, in small letters or capitals.
+/// Returns the position of a store's URL, in either case.
 fn scheme(line: &str) -> Option<usize> {
     let line = line.to_ascii_lowercase();
     SCHEMES.iter().filter_map(|scheme| line.find(scheme)).min()
 }
 
-/// Where the URL of a store begins that may have a login: what ends it is not asked, for a password may have anything in
-/// it.
+/// Returns the position of a store's URL that may contain credentials. The end of the URL is not considered, because a
+/// password may contain any character.
 fn login(line: &str) -> Option<usize> {
     scheme(line).filter(|at| line[*at..].contains('@'))
 }
@@ -103,7 +104,7 @@ fn login(line: &str) -> Option<usize> {
 mod tests {
     use super::*;
 
-    const HIDDEN: &str = "# not shown: the login of a store may be in this line\n";
+    const HIDDEN: &str = "# hidden: this line may contain the credentials of a store\n";
 
     fn rendered(text: &str) -> Option<String> {
         problems(&RuleFile::parse("file", text).unwrap()).map(|problems| problems.to_string())
@@ -127,7 +128,7 @@ mod tests {
         ];
         for (line, before, after, column) in cases {
             let text = format!("{before}{line}{after}");
-            let place = format!("file:{}:{column}: there is an @ behind", before.lines().count() + 1);
+            let place = format!("file:{}:{column}: an @ follows", before.lines().count() + 1);
             let rendered = rendered(&text).expect("a refusal");
             assert!(
                 rendered.starts_with(&place) && rendered.lines().count() == 1 && !rendered.contains("hunter2"),
@@ -156,11 +157,11 @@ mod tests {
             let text = format!("limits: []\nstore: \"{url}\"\n");
             let rendered = rendered(&text).expect("a refusal");
             assert!(
-                rendered.starts_with("file:2:8: the store has a login") && !rendered.contains("hunter2"),
+                rendered.starts_with("file:2:8: the store's URL has credentials") && !rendered.contains("hunter2"),
                 "{rendered}"
             );
             assert_eq!(shown(&text), None, "{url}");
-            // A line that is hidden for another one does not make it fit to be shown.
+            // Hiding another line does not make the text safe.
             assert_eq!(shown(&format!("# was redis://:old@h\n{text}")), None, "{url}");
         }
     }

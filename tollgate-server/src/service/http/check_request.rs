@@ -1,4 +1,4 @@
-//! The body of a request, resolve: JSON to what the gate is asked.
+//! Parses the body of `POST /v1/check` and resolves it against the rules.
 
 mod facts;
 mod values;
@@ -16,17 +16,17 @@ use self::facts::RequestFacts;
 use self::values::{Cost, Object, OneOrMany};
 use super::error_body::{ErrorBody, parse_error, quoted};
 
-/// About a millisecond of decisions, during which the thread serves nobody else.
+/// About a millisecond of decisions, during which the thread serves no other client.
 const MAX_BATCH: usize = 1000;
 
-/// As many names of limits as a message repeats.
+/// The most names of limits in a message.
 const MAX_NAMES: usize = 20;
 
-/// What was asked, and whether the answer is one object or an array of them.
+/// The checks of a body, and whether the response is an object or an array.
 #[derive(Debug)]
 pub(crate) struct CheckRequests {
     shape: Shape,
-    questions: Vec<CheckRequest>,
+    checks: Vec<CheckRequest>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +35,7 @@ pub(crate) enum Shape {
     Batch,
 }
 
-/// One decision asked for. Fields that are null count as left out.
+/// One check. Fields that are `null` count as left out.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct CheckRequest {
@@ -45,46 +45,46 @@ struct CheckRequest {
     cost: Option<Cost>,
 }
 
-/// A question that makes sense under the rules it was held against.
+/// A check that is valid under the rules it was resolved with.
 pub(crate) enum ResolvedCheck<'q> {
-    /// A key of the limit of that name.
+    /// A key of a limit, by the name of the limit.
     Named { limit: &'q str, key: Vec<&'q [u8]>, cost: u64 },
-    /// Whatever limits the request meets.
+    /// All limits that match the request.
     Request { facts: &'q RequestFacts, cost: Option<u64> },
 }
 
 impl CheckRequests {
     pub(crate) fn parse(body: &[u8]) -> Result<Self, ErrorBody> {
         let mut json = serde_json::Deserializer::from_slice(body);
-        let questions = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let checks = serde_path_to_error::deserialize(&mut json).map_err(|error| {
             let path = error.path().to_string();
             refuse_json(&path, &error.into_inner())
         })?;
         json.end().map_err(|error| refuse_json(".", &error))?;
-        Ok(questions)
+        Ok(checks)
     }
 
     pub(crate) fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// Of each question, whether it takes nothing.
+    /// Returns for each check whether its cost is 0.
     pub(crate) fn is_peek(&self) -> impl Iterator<Item = bool> {
-        self.questions.iter().map(|question| question.cost.as_ref().is_some_and(|cost| cost.0 == 0))
+        self.checks.iter().map(|check| check.cost.as_ref().is_some_and(|cost| cost.0 == 0))
     }
 
-    /// Every question held against the rules, or the refusal of the first that makes no sense.
+    /// Resolves every check against the rules, or returns the error of the first invalid one.
     pub(crate) fn resolve(&self, rules: &RuleSet) -> Result<Vec<ResolvedCheck<'_>>, ErrorBody> {
         let place = |index| match self.shape {
             Shape::One => String::new(),
             Shape::Batch => format!("[{index}]."),
         };
-        self.questions.iter().enumerate().map(|(index, one)| one.resolve(rules, || place(index))).collect()
+        self.checks.iter().enumerate().map(|(index, one)| one.resolve(rules, || place(index))).collect()
     }
 }
 
 impl CheckRequest {
-    /// `place` is what stands before the field's name when the question is one of several.
+    /// `place` returns the prefix of field names in a batch, such as `[1].`.
     fn resolve(&self, rules: &RuleSet, place: impl Fn() -> String) -> Result<ResolvedCheck<'_>, ErrorBody> {
         let refuse = |field: &str, problem: &str| Err(invalid_request(format!("`{}{field}` {problem}", place())));
         let cost = self.cost.as_ref().map(|cost| cost.0);
@@ -113,22 +113,22 @@ impl CheckRequest {
 }
 
 impl ResolvedCheck<'_> {
-    /// Asks a gate with the rules that the question was held against.
+    /// Starts the check on a gate with the same rules.
     pub(crate) fn start(&self, gate: &Gate) -> Check {
         match self {
             Self::Named { limit, key, cost } => {
-                gate.check_by_name(limit, key, *cost).expect("the rules have been asked for this limit")
+                gate.check_by_name(limit, key, *cost).expect("the limit was found when the check was resolved")
             }
             Self::Request { facts, cost } => facts.start(gate, *cost),
         }
     }
 }
 
-/// What a key has too many or too few of.
+/// Describes a key with the wrong number of parts.
 fn wrong_parts(limit: &str, given: usize, parts: &[impl ToString]) -> String {
     let names = parts.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     match parts.len() {
-        0 => format!("is given, but {} is one count for all; leave it out", quoted(limit)),
+        0 => format!("is given, but {} has one counter for all requests; remove it", quoted(limit)),
         1 => format!("has {given} parts, but {} counts by {names}; send one string", quoted(limit)),
         most => {
             let has = if given == 1 { "1 part".to_owned() } else { format!("{given} parts") };
@@ -142,7 +142,7 @@ fn unknown_limit(name: &str, rules: &RuleSet) -> ErrorBody {
     if rules.names().nth(MAX_NAMES).is_some() {
         known += ", …";
     }
-    let fix = if known.is_empty() { "there are no limits".to_owned() } else { format!("use one of: {known}") };
+    let fix = if known.is_empty() { "the rule file has no limits".to_owned() } else { format!("use one of: {known}") };
     let message = format!("no limit is named {}; {fix}", quoted(name));
     ErrorBody { status: StatusCode::BAD_REQUEST, error: "unknown_limit", message }
 }
@@ -173,25 +173,25 @@ impl<'de> Deserialize<'de> for CheckRequests {
             type Value = CheckRequests;
 
             fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-                out.write_str("a question or an array of questions")
+                out.write_str("a check or an array of checks")
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<CheckRequests, A::Error> {
-                let question = CheckRequest::deserialize(MapAccessDeserializer::new(map))?;
-                Ok(CheckRequests { shape: Shape::One, questions: vec![question] })
+                let check = CheckRequest::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(CheckRequests { shape: Shape::One, checks: vec![check] })
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<CheckRequests, A::Error> {
-                let mut questions = Vec::new();
-                while let Some(Object(question)) = seq.next_element()? {
-                    if questions.len() == MAX_BATCH {
+                let mut checks = Vec::new();
+                while let Some(Object(check)) = seq.next_element()? {
+                    if checks.len() == MAX_BATCH {
                         return Err(A::Error::custom(format_args!(
-                            "a batch holds at most {MAX_BATCH} questions; send the rest in another request"
+                            "a batch holds at most {MAX_BATCH} checks; send the rest in another request"
                         )));
                     }
-                    questions.push(question);
+                    checks.push(check);
                 }
-                Ok(CheckRequests { shape: Shape::Batch, questions })
+                Ok(CheckRequests { shape: Shape::Batch, checks })
             }
         }
 

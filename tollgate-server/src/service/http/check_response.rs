@@ -1,4 +1,4 @@
-//! An outcome as JSON.
+//! The response to a check, as JSON.
 
 use serde::Serialize;
 use tollgate::http::{Refusal, TokenError};
@@ -6,7 +6,7 @@ use tollgate::{Decision, Outcome, Source};
 
 use crate::seconds::Seconds;
 
-/// What a client reads. The times are seconds.
+/// The response to one check. Times are in seconds.
 #[derive(Serialize)]
 pub(crate) struct CheckResponse<'a> {
     allowed: bool,
@@ -18,7 +18,7 @@ pub(crate) struct CheckResponse<'a> {
     delay: Seconds,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
-    /// Why its token failed, if a rule read one.
+    /// The reason why the token failed, if a rule reads one.
     #[serde(skip_serializing_if = "Option::is_none")]
     token: Option<&'static str>,
     source: Option<&'static str>,
@@ -26,7 +26,7 @@ pub(crate) struct CheckResponse<'a> {
     shadow: Vec<ShadowDecision<'a>>,
 }
 
-/// What a rule that only watches has decided.
+/// The decision of a shadow limit.
 #[derive(Serialize)]
 struct ShadowDecision<'a> {
     limit: &'a str,
@@ -55,12 +55,12 @@ impl<'a> CheckResponse<'a> {
     }
 }
 
-/// The word for a refusal.
+/// Returns the `reason` of a refusal.
 pub(crate) fn reason(refusal: &Refusal) -> &'static str {
     match refusal {
         Refusal::Limited => "limited",
         Refusal::Unreadable(request) => request.reason,
-        // The others go by the same word wherever they are told.
+        // The other reasons are the same in all responses.
         other => other.code(),
     }
 }

@@ -1,17 +1,17 @@
-//! What a client reads when its question could not be answered.
+//! Error responses of the decision service.
 
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
-/// As much of a client's own text as an error message repeats: enough to recognise it.
+/// The longest part of a client's text in an error message.
 const MAX_QUOTED_CHARS: usize = 80;
 
-/// As much of a parser's parse_error, which may repeat a client's text, too.
+/// The longest error of the JSON parser in a message. It may repeat a client's text.
 const MAX_PARSE_ERROR_CHARS: usize = 300;
 
-/// An error answer: `error` for programs, `message` for people, with the field and the fix.
+/// An error response: `error` for programs; `message` for people, with the field and the fix.
 #[derive(Debug, Serialize)]
 pub(crate) struct ErrorBody {
     #[serde(skip)]
@@ -26,12 +26,12 @@ impl IntoResponse for ErrorBody {
     }
 }
 
-/// A client's text in backticks, cut to a length that is fit to read.
+/// Returns a client's text in backticks, shortened.
 pub(crate) fn quoted(text: &str) -> String {
     format!("`{}`", cut(text, MAX_QUOTED_CHARS))
 }
 
-/// What a parser complains of, cut to a length that is fit to read.
+/// Returns the error of the JSON parser, shortened.
 pub(crate) fn parse_error(error: &serde_json::Error) -> String {
     cut(&error.to_string(), MAX_PARSE_ERROR_CHARS)
 }

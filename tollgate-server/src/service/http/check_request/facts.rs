@@ -1,6 +1,6 @@
-//! What is known of the request that someone wants to let through.
+//! The request that a client of the decision service wants checked.
 //!
-//! Who asks is a service, so nothing is taken from its own connection: a fact that it leaves out is not known.
+//! The client is another service, so nothing is taken from its connection: a field that it leaves out is unknown.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -15,13 +15,13 @@ use tollgate::{Check, Gate};
 use super::super::error_body::quoted;
 use super::values::OneOrMany;
 
-/// As many as the HTTP server itself takes from a request.
+/// The same limit as for the headers of an HTTP request.
 const MAX_HEADERS: usize = 100;
 
-/// Far more than the descriptors of one question, which name what a request is about.
+/// Far more descriptors than a check needs.
 const MAX_DESCRIPTORS: usize = 100;
 
-/// A request without a method or a path is taken for a `GET` of `/`.
+/// The default method and path.
 const METHOD: &str = "GET";
 const PATH: &str = "/";
 
@@ -37,7 +37,7 @@ pub(crate) struct RequestFacts {
     domain: Option<String>,
 }
 
-/// Names are case-insensitive, and each is there once: of two, a client could not know which one counts first.
+/// Headers with case-insensitive, unique names. The order of duplicates would be ambiguous.
 #[derive(Debug, Default)]
 struct Headers(HeaderMap);
 
@@ -45,7 +45,7 @@ struct Headers(HeaderMap);
 struct Descriptors(Vec<(String, String)>);
 
 impl RequestFacts {
-    /// What keeps the path from being one that a server gets. Services read such a text differently.
+    /// Returns the problem with a path that no server would receive. Services would read it differently.
     pub(super) fn path_problem(&self) -> Option<&'static str> {
         let path = self.path.as_deref()?;
         if path != "*" && !path.starts_with('/') {
@@ -62,9 +62,7 @@ impl RequestFacts {
     pub(super) fn method_problem(&self) -> Option<&'static str> {
         let target = self.path.as_deref().unwrap_or(PATH);
         match check_method(self.method.as_deref().unwrap_or(METHOD), target).err()? {
-            Unreadable::AsteriskTarget => {
-                Some("has to be OPTIONS where the path is `*`; send OPTIONS, or another path")
-            }
+            Unreadable::AsteriskTarget => Some("must be OPTIONS if the path is `*`; send OPTIONS, or another path"),
             _ => Some("is a registered method in another case; send it in upper case, such as POST"),
         }
     }
@@ -130,11 +128,11 @@ fn insert(headers: &mut HeaderMap, name: &str, values: &OneOrMany) -> Result<(),
     let parsed = HeaderName::from_bytes(name.as_bytes())
         .map_err(|_| format!("{} is not a header name; use letters, digits and hyphens", quoted(name)))?;
     if headers.contains_key(&parsed) {
-        return Err(format!("{} is there twice; names are case-insensitive, send it once", quoted(name)));
+        return Err(format!("{} is duplicated; header names are case-insensitive, send it once", quoted(name)));
     }
     for value in values.as_slice() {
         let value = HeaderValue::from_bytes(value.as_bytes())
-            .map_err(|_| format!("the value of {} has control characters; send it without", quoted(name)))?;
+            .map_err(|_| format!("the value of {} has control characters; remove them", quoted(name)))?;
         headers.append(parsed.clone(), value);
     }
     Ok(())
@@ -155,7 +153,7 @@ impl<'de> Deserialize<'de> for Descriptors {
                 let mut descriptors: Vec<(String, String)> = Vec::new();
                 while let Some((name, value)) = map.next_entry::<String, String>()? {
                     if descriptors.iter().any(|(known, _)| *known == name) {
-                        let problem = format!("{} is there twice; send it once", quoted(&name));
+                        let problem = format!("{} is duplicated; send it once", quoted(&name));
                         return Err(A::Error::custom(problem));
                     }
                     if descriptors.len() == MAX_DESCRIPTORS {

@@ -1,4 +1,4 @@
-//! The pieces of a question, each with a message of its own when it is something else.
+//! Values in the body of a check, each with its own error message.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -7,13 +7,13 @@ use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-/// More parts than a key may have, and more lines of one header than anybody sends.
+/// More than the parts of a key or the lines of one header.
 const MAX_STRINGS: usize = 100;
 
 #[derive(Debug)]
 pub(super) struct Cost(pub(super) u64);
 
-/// A struct that is written with the names of its fields. serde by itself takes an array for it too.
+/// A struct written as an object. serde alone would also accept an array.
 #[derive(Debug)]
 pub(super) struct Object<T>(pub(super) T);
 
@@ -46,7 +46,9 @@ impl<'de> Deserialize<'de> for OneOrMany {
                 let mut strings = Vec::new();
                 while let Some(text) = seq.next_element()? {
                     if strings.len() == MAX_STRINGS {
-                        return Err(A::Error::custom(format_args!("a list holds at most {MAX_STRINGS} strings here")));
+                        return Err(A::Error::custom(format_args!(
+                            "a list holds at most {MAX_STRINGS} strings; send fewer"
+                        )));
                     }
                     strings.push(text);
                 }
