@@ -1,34 +1,49 @@
-//! The answer to a request.
+//! Decisions: the result of checking limits.
+//!
+//! Deliberately not here: HTTP statuses and headers, which `http` derives from a decision.
 
 use std::time::Duration;
 
 use crate::limit::LimitId;
 use crate::units::Timestamp;
 
-/// What the limiter answers: whether the request may pass, which limit decided, and what is left of it.
+/// The result of a check: whether the request is allowed, which limit decided, and the remaining quota.
 ///
-/// When several limits were asked, the decision speaks of the one that denied, or else of the one with the
-/// least share of its quota left.
+/// If several limits were checked, the decision describes the limit that denied, or otherwise the one with the smallest
+/// share of its quota left.
+///
+/// ```
+/// use tollgate::{FixedWindow, Limit, Limiter, MINUTE, Source};
+///
+/// let limiter = Limiter::new(Limit::new("login", FixedWindow::new(1, MINUTE).from_first_request())?);
+/// let allowed = limiter.check("ann");
+/// assert_eq!((allowed.is_allowed(), allowed.remaining(), allowed.quota()), (true, 0, 1));
+/// let denied = limiter.check("ann");
+/// assert!(!denied.is_allowed());
+/// assert!(denied.retry_after().is_some_and(|wait| wait <= MINUTE));
+/// assert_eq!(denied.source(), Source::Store);
+/// # Ok::<(), tollgate::InvalidLimit>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
     pub(crate) limit: Option<LimitId>,
     pub(crate) quota: u64,
     pub(crate) cost: u64,
-    /// In the time of the limiter or store that decided, by which charges are given back.
+    /// Time of the decision on the clock of the limiter or store that decided. Refunds refer to it.
     pub(crate) at: Timestamp,
-    /// How far the wall clock was ahead of that, in microseconds.
+    /// Microseconds by which the wall clock was ahead of that clock.
     pub(crate) wall_offset: i64,
     pub(crate) source: Source,
     pub(crate) verdict: Verdict,
 }
 
-/// A denial as an error: of [`Decision::into_result`], of [`Limiter::reserve`](crate::Limiter::reserve), and of waits
-/// that would be too long.
+/// A denial as an error, returned by [`Decision::into_result`], [`Limiter::reserve`](crate::Limiter::reserve) and by
+/// waits that would take too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Denied(pub(crate) Decision);
 
 impl Denied {
-    /// The decision that stands in the way.
+    /// Returns the decision that denied the request.
     pub fn decision(&self) -> &Decision {
         &self.0
     }
@@ -38,35 +53,41 @@ impl std::fmt::Display for Denied {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0.verdict.admission {
             Admission::Allowed { .. } => {
-                write!(out, "rate limited: the turn in the queue comes after {:?}, which is too late", self.0.delay())
+                write!(
+                    out,
+                    "rate limited: the wait in the queue would be {:?}, longer than allowed: retry later or allow a longer wait",
+                    self.0.delay()
+                )
             }
             Admission::Denied { retry_after } => {
                 write!(out, "rate limited: retry after {:?}", Duration::from_micros(retry_after))
             }
-            Admission::NeverFits => out.write_str("rate limited: the cost exceeds the whole quota; ask for less"),
+            Admission::NeverFits => out.write_str("rate limited: the cost exceeds the whole quota: use a lower cost"),
         }
     }
 }
 
 impl std::error::Error for Denied {}
 
-/// Who answered: the store, or what stands between a limiter and a store that many share.
+/// The part of a limiter that made a decision.
+///
+/// In-memory limiters always decide by their store. The other sources belong to limits that processes share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Source {
     /// The store that holds the key.
     Store,
-    /// This node, which remembers a denial that is still certain.
+    /// The denial cache of this process: a denial that still holds.
     DenialCache,
-    /// This node, out of a slice of the quota that it took in advance.
+    /// A lease of this process: a slice of the quota taken in advance.
     Lease,
-    /// This node's own memory, while the store fails.
+    /// Limits in this process's memory, while the store fails.
     Local,
-    /// The failure policy alone, while the store fails: allowed or denied without counting.
+    /// The failure policy, while the store fails: allowed or denied without counting.
     Policy,
 }
 
-/// What one limit says of one request: the decision without the names. Times are in microseconds.
+/// The decision of one limit on one request, without names. Times are in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
     pub(crate) admission: Admission,
@@ -74,25 +95,25 @@ pub(crate) struct Verdict {
     pub(crate) reset_after: u64,
 }
 
-/// Whether a request passes, and what waiting is worth. Times are in microseconds.
+/// Whether a request is allowed, and the wait otherwise. Times are in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
-    /// It may leave after this delay; zero everywhere but in a queue.
+    /// Allowed after this delay, which is zero except in a queue.
     Allowed { delay: u64 },
-    /// It would pass after this wait if nothing else arrived.
+    /// Denied. The same request is allowed after this wait, unless other requests arrive first.
     Denied { retry_after: u64 },
-    /// Its cost is above the whole quota: no wait helps.
+    /// Denied, because the cost exceeds the whole quota. Waiting does not help.
     NeverFits,
 }
 
 impl Decision {
-    /// Whether the request may pass.
+    /// Returns whether the request is allowed.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
         self.verdict.is_allowed()
     }
 
-    /// Returns the decision if the request may pass, and the denial as an error if not, for use with `?`.
+    /// Returns the decision if the request is allowed, and the denial as an error otherwise, for use with `?`.
     ///
     /// ```
     /// use tollgate::{Denied, Limiter};
@@ -110,41 +131,40 @@ impl Decision {
     ///
     /// # Errors
     ///
-    /// When the request is denied.
+    /// Returns the denial if the request is denied.
     pub fn into_result(self) -> Result<Self, Denied> {
         if self.is_allowed() { Ok(self) } else { Err(Denied(self)) }
     }
 
-    /// The limit that decided; `None` when no limit was asked. [`Limiter::limit`](crate::Limiter::limit) tells
-    /// its name and numbers.
+    /// Returns the id of the limit that decided, or `None` if no limit was checked. [`Limiter::limit`](crate::Limiter::limit)
+    /// returns its name and numbers.
     #[must_use]
     pub fn limit(&self) -> Option<LimitId> {
         self.limit
     }
 
-    /// The whole quota of that limit: its capacity, or its count per window.
+    /// Returns the whole quota of that limit: its capacity, or its count per window.
     #[must_use]
     pub fn quota(&self) -> u64 {
         self.quota
     }
 
-    /// The largest cost that would pass right now, after this decision.
+    /// Returns the units that are left after this decision.
     #[must_use]
     pub fn remaining(&self) -> u64 {
         self.verdict.remaining
     }
 
-    /// The time until the full quota is back, if nothing else arrives.
+    /// Returns the time until the whole quota is back, if no other requests arrive.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
         Duration::from_micros(self.verdict.reset_after)
     }
 
-    /// For a denied request, the time after which the same cost would pass if nothing else arrived: exact, so
-    /// that a client that waits it passes, and one that waits a microsecond less does not.
+    /// Returns the time after which a denied request is allowed, unless other requests arrive first.
     ///
-    /// `None` for a request that was allowed, and for one whose cost is above the whole quota, which no wait
-    /// can help.
+    /// The time is exact: a client that waits this long is allowed, and one that waits a microsecond less is not. `None` if
+    /// the request was allowed, or if its cost exceeds the whole quota, so that waiting does not help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self.verdict.admission {
@@ -153,26 +173,27 @@ impl Decision {
         }
     }
 
-    /// How long an admitted request has to be held before it may leave: zero, but for a leaky bucket that
-    /// queues.
+    /// Returns the delay before an allowed request may proceed. It is zero except for a leaky bucket with a
+    /// [queue](crate::LeakyBucket::queue).
     #[must_use]
     pub fn delay(&self) -> Duration {
         Duration::from_micros(self.verdict.delay())
     }
 
-    /// Who answered. A denial by [`Source::Policy`] says that the store fails, not that a limit is spent.
+    /// Returns the part of the limiter that decided. A denial by [`Source::Policy`] means that the store fails, not that a
+    /// limit is exceeded.
     #[must_use]
     pub fn source(&self) -> Source {
         self.source
     }
 
-    /// What was asked for.
+    /// Returns the cost of the request in units.
     #[must_use]
     pub fn cost(&self) -> u64 {
         self.cost
     }
 
-    /// When it was decided, by the wall clock.
+    /// Returns the time of the decision, by the wall clock.
     #[must_use]
     pub fn at(&self) -> Timestamp {
         self.at.offset_by(self.wall_offset)
@@ -184,7 +205,7 @@ impl Verdict {
         matches!(self.admission, Admission::Allowed { .. })
     }
 
-    /// How long a denied request has to wait; forever if it can never fit.
+    /// Returns the wait of a denied request, or `u64::MAX` if waiting does not help.
     pub(crate) fn wait(&self) -> u64 {
         match self.admission {
             Admission::Allowed { .. } => 0,
@@ -193,8 +214,8 @@ impl Verdict {
         }
     }
 
-    /// Whether of two verdicts on one request this one is to be reported, rather than one that came first: the denial,
-    /// the longer wait of two denials, else the one with the least share of its quota left. Each comes with its quota.
+    /// Returns whether this verdict is reported instead of `first`, both on the same request: a denial, the longer wait of two
+    /// denials, or otherwise the smaller share of the quota left. Each comes with its quota.
     #[inline]
     pub(crate) fn takes_precedence(&self, quota: u64, (first, firsts_quota): (&Self, u64)) -> bool {
         match (first.is_allowed(), self.is_allowed()) {
@@ -207,7 +228,7 @@ impl Verdict {
         }
     }
 
-    /// How long it has to be held if it is admitted.
+    /// Returns the delay of an allowed request.
     #[inline]
     pub(crate) fn delay(&self) -> u64 {
         match self.admission {
@@ -216,7 +237,7 @@ impl Verdict {
         }
     }
 
-    /// A request that several queues let in leaves when the slowest of them lets it go.
+    /// Sets the delay of an allowed request. With several queues, the longest delay counts.
     #[inline]
     pub(crate) fn with_delay(mut self, longest: u64) -> Self {
         if let Admission::Allowed { delay } = &mut self.admission {
@@ -227,27 +248,28 @@ impl Verdict {
 }
 
 impl Decision {
-    /// The answer when no limit was asked: nothing stands in the way.
+    /// Returns the decision if no limit was checked: allowed.
     pub(crate) fn without_limit(now: Timestamp) -> Self {
         let verdict = Verdict { admission: Admission::Allowed { delay: 0 }, remaining: u64::MAX, reset_after: 0 };
         Self { limit: None, quota: u64::MAX, cost: 0, at: now, wall_offset: 0, source: Source::Store, verdict }
     }
 
-    /// The same told of another limit, whose ban it is: while that lasts, nothing is left of the limit.
+    /// Returns this decision of a ban as one of the limit that the ban belongs to. While the ban lasts, nothing is left of
+    /// the limit.
     #[cfg(feature = "rules")]
     pub(crate) fn for_limit(self, limit: LimitId, quota: u64) -> Self {
         let remaining = if self.is_allowed() { quota } else { 0 };
         Self { limit: Some(limit), quota, verdict: Verdict { remaining, ..self.verdict }, ..self }
     }
 
-    /// The denial that the strike which brings a ban means for who was struck.
+    /// Returns the denial for the request whose strike starts a ban.
     #[cfg(feature = "rules")]
     pub(crate) fn denied_until_reset(self) -> Self {
         let admission = Admission::Denied { retry_after: self.verdict.reset_after };
         Self { verdict: Verdict { admission, ..self.verdict }, ..self }
     }
 
-    /// Of two decisions on one request, the one to report; see [`Verdict::is_before`].
+    /// Returns the decision to report out of two on the same request: see [`Verdict::takes_precedence`].
     #[inline]
     pub(crate) fn most_restrictive(self, other: Self) -> Self {
         let delay = self.verdict.delay().max(other.verdict.delay());

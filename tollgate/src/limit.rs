@@ -1,4 +1,6 @@
-//! A limit: a name, an algorithm and its numbers, checked once and for all.
+//! Limits: a name and an algorithm with checked numbers.
+//!
+//! Deliberately not here: the state of keys, which stores have, and the requests a limit applies to, which rules define.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,56 +9,67 @@ use crate::algorithm::{Algorithm, Ban, Compiled};
 use crate::error::InvalidLimit;
 use crate::units::WallOffset;
 
-/// The longest name: enough for people, and short enough for headers, metrics and Redis keys.
+/// Longest name in bytes: short enough for headers, metrics and Redis keys.
 const MAX_NAME: usize = 128;
 
-/// A configured limit. There is no other way to make one than [`Limit::new`], which checks its numbers, so
-/// every `Limit` is valid. Cloning it is cheap.
+/// A configured limit. [`Limit::new`] checks its numbers, so every `Limit` is valid. Clones are cheap.
+///
+/// ```
+/// use tollgate::{Limit, Rate, TokenBucket};
+///
+/// let limit = Limit::new("per-user", TokenBucket::new(10, Rate::per_second(1)))?;
+/// assert_eq!((limit.name(), limit.quota()), ("per-user", 10));
+/// # Ok::<(), tollgate::InvalidLimit>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Limit(Arc<Inner>);
 
-/// In this order, so that what every decision reads comes together.
+/// The fields that every decision reads come first, on one cache line.
 #[derive(Clone, Debug)]
 #[repr(C)]
 struct Inner {
-    /// The algorithm knows it, but would have to be asked which one it is, at every decision.
+    /// A copy of the algorithm's quota, which saves a match for every decision.
     quota: u64,
     compiled: Compiled,
     name: String,
     algorithm: Algorithm,
     consistency: Consistency,
     on_store_failure: Option<OnStoreFailure>,
+    /// Name of the store that keeps this limit; `None` for the default store.
     store: Option<Arc<str>>,
+    /// Name of the variant of a limit that this is; `None` for the limit itself.
+    variant: Option<Box<str>>,
 }
 
-/// How a limit that many processes share is kept.
+/// How exactly processes that share a limit count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Consistency {
-    /// Every decision is made by the store.
+    /// The store makes every decision.
     #[default]
     Exact,
-    /// A process takes slices of a busy key's quota in advance and decides by itself: a few trips a second to
-    /// the store instead of one per request, and never more admitted than the limit says.
+    /// A process takes slices of a busy key's quota in advance and decides by itself. That takes a few round trips per second
+    /// instead of one per request, and still never exceeds the limit.
     Leased,
 }
 
-/// What a limit that many processes share answers while its store fails.
+/// Decisions of a shared limit while its store fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnStoreFailure {
-    /// This process's own memory takes over with this process's share of the limit: the quota and the rate, divided by
-    /// the number of processes that shared the store lately. Together they admit the limit and at most one unit more for
-    /// each of them, beside what the store admitted before it failed. See `RedisLimiter::fleet_nodes`.
+    /// Each process counts its share of the limit in memory: the quota and the rate, divided by the number of processes
+    /// that recently used the store. Together they admit at most one unit per process more than the limit, in addition to
+    /// what the store admitted before it failed. See `RedisLimiter::fleet_nodes`.
     #[default]
     Local,
-    /// Everything passes.
+    /// All requests are allowed.
     Allow,
-    /// Nothing passes.
+    /// All requests are denied.
     Deny,
 }
 
-/// Which limit of a [`Limiter`](crate::Limiter) it is; see [`Limiter::id`](crate::Limiter::id).
+/// Identifies a limit, variant or ban of a [`Limiter`](crate::Limiter): see [`Limiter::id`](crate::Limiter::id),
+/// [`Limiter::variant`](crate::Limiter::variant) and [`Limiter::ban`](crate::Limiter::ban).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LimitId(pub(crate) u32);
 
@@ -67,12 +80,12 @@ impl LimitId {
 }
 
 impl Limit {
-    /// A limit of that name.
+    /// Creates a limit.
     ///
     /// # Errors
     ///
-    /// When a number makes no sense, such as a capacity of 0 or a window of 0, or is out of bounds: quotas go
-    /// from 1 to 2^32, spans of time from 1 ms to 35 years. The error names the field and the fix.
+    /// Fails if a number is out of bounds: quotas range from 1 to 2^32, and times from 1 ms to 35 years. The error names the
+    /// field and the fix.
     ///
     /// ```
     /// use tollgate::{FixedWindow, Limit, MINUTE};
@@ -86,27 +99,35 @@ impl Limit {
         check_name(&name).map_err(|error| error.of_limit(&name))?;
         let compiled = algorithm.compile().map_err(|error| error.of_limit(&name))?;
         let (quota, consistency) = (algorithm.quota(), Consistency::default());
-        let inner = Inner { quota, compiled, name, algorithm, consistency, on_store_failure: None, store: None };
-        Ok(Self(Arc::new(inner)))
+        Ok(Self(Arc::new(Inner {
+            quota,
+            compiled,
+            name,
+            algorithm,
+            consistency,
+            on_store_failure: None,
+            store: None,
+            variant: None,
+        })))
     }
 
-    /// A ban of that name: see [`Ban`].
+    /// Creates a ban: see [`Ban`].
     ///
     /// # Errors
     ///
-    /// As [`Limit::new`].
+    /// The same as [`Limit::new`].
     pub fn ban(name: impl Into<String>, ban: Ban) -> Result<Self, InvalidLimit> {
         Self::new(name, ban)
     }
 
-    /// Chooses between exact decisions and leases, on a store that is shared.
+    /// Chooses between exact decisions and leases on a shared store.
     #[must_use]
     pub fn with_consistency(mut self, consistency: Consistency) -> Self {
         Arc::make_mut(&mut self.0).consistency = consistency;
         self
     }
 
-    /// Chooses what to answer while a store that is shared fails, instead of what the limiter chooses.
+    /// Sets the failure policy of this limit on a shared store, instead of that of the limiter.
     #[must_use]
     pub fn with_on_store_failure(mut self, policy: OnStoreFailure) -> Self {
         Arc::make_mut(&mut self.0).on_store_failure = Some(policy);
@@ -114,50 +135,58 @@ impl Limit {
     }
 
     /// Keeps the keys of this limit on another Redis than the default one: a store that `RedisLimiterBuilder::store` added
-    /// by this name. A limiter in memory ignores it.
+    /// under this name. In-memory limiters ignore it.
     #[must_use]
     pub fn with_store(mut self, name: impl Into<Arc<str>>) -> Self {
         Arc::make_mut(&mut self.0).store = Some(name.into());
         self
     }
 
-    /// Exact, or leased.
+    /// Returns how exactly processes that share this limit count.
     #[must_use]
     pub fn consistency(&self) -> Consistency {
         self.0.consistency
     }
 
-    /// What this limit answers while the store fails, if that was chosen for it.
+    /// Returns the failure policy of this limit, or `None` if the limiter's policy applies.
     #[must_use]
     pub fn on_store_failure(&self) -> Option<OnStoreFailure> {
         self.0.on_store_failure
     }
 
-    /// The name of the store that was chosen for this limit.
+    /// Returns the name of the store of this limit, or `None` for the default store.
     #[must_use]
     pub fn store(&self) -> Option<&str> {
         self.0.store.as_deref()
     }
 
-    /// The name.
+    /// Returns the name of this variant, or `None` if this is the limit itself: see [`LimitSet::variant`].
+    ///
+    /// [`LimitSet::variant`]: crate::LimitSet::variant
+    #[must_use]
+    pub fn variant(&self) -> Option<&str> {
+        self.0.variant.as_deref()
+    }
+
+    /// Returns the name. Variants of a limit have the name of the limit.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// The whole quota: the capacity, or the count per window.
+    /// Returns the whole quota: the capacity, or the count per window.
     #[must_use]
     pub fn quota(&self) -> u64 {
         self.0.quota
     }
 
-    /// The time in which the whole quota comes back: the window, or how long an empty bucket takes to fill.
+    /// Returns the time in which the whole quota comes back: the window, or the time to refill an empty bucket.
     #[must_use]
     pub fn window(&self) -> Duration {
         self.0.algorithm.window()
     }
 
-    /// The algorithm and its numbers.
+    /// Returns the algorithm with its numbers.
     #[must_use]
     pub fn algorithm(&self) -> &Algorithm {
         &self.0.algorithm
@@ -169,39 +198,45 @@ impl Limit {
         matches!(self.algorithm(), Algorithm::LeakyBucket(bucket) if bucket.queues())
     }
 
-    /// The share of this limit that one of several nodes takes while it decides by itself.
+    /// Returns the share of this limit for one of `nodes` processes that count by themselves.
     #[cfg(feature = "redis")]
     pub(crate) fn share(&self, nodes: u32) -> Self {
         let share = Self::new(self.name(), self.algorithm().share(nodes));
         share.unwrap_or_else(|_| self.clone())
     }
 
+    /// Returns this limit as the variant of that name.
+    pub(crate) fn with_variant(mut self, variant: String) -> Self {
+        Arc::make_mut(&mut self.0).variant = Some(variant.into());
+        self
+    }
+
     pub(crate) fn compiled(&self) -> &Compiled {
         &self.0.compiled
     }
 
-    /// Lets the windows of this limit follow the wall clock that `offset` describes, where they are aligned to it.
+    /// Makes windows that are aligned to the wall clock follow `offset`.
     pub(crate) fn follow_wall_clock(&mut self, offset: &WallOffset) {
         if matches!(self.compiled(), Compiled::ClockWindow(_) | Compiled::Interval(_)) {
             Arc::make_mut(&mut self.0).compiled.follow_wall_clock(offset.clone());
         }
     }
 
-    /// Whether both count by the same algorithm under the same name, so that a key of one is a key of the other.
+    /// Returns whether both limits have the same name and algorithm, so that they share keys.
     pub(crate) fn is_variant_of(&self, other: &Self) -> bool {
-        let kind = |limit: &Self| std::mem::discriminant(limit.algorithm());
-        kind(self) == kind(other) && self.name() == other.name()
+        let algorithm = |limit: &Self| std::mem::discriminant(limit.algorithm());
+        algorithm(self) == algorithm(other) && self.name() == other.name()
     }
 
-    /// Whether a key of one is a key of the other: both are limits of one name, or bans of one name. Their algorithms
-    /// may differ, if one was changed to the other.
+    /// Returns whether both limits share keys: two limits or two bans of the same name. Their algorithms may differ, if one
+    /// was changed to the other.
     #[cfg(feature = "redis")]
     pub(crate) fn shares_keys_with(&self, other: &Self) -> bool {
         let is_ban = |limit: &Self| matches!(limit.algorithm(), Algorithm::Ban(_));
         is_ban(self) == is_ban(other) && self.name() == other.name()
     }
 
-    /// The same limit with its numbers prepared in another way.
+    /// Returns this limit with other compiled numbers.
     pub(crate) fn with_compiled(&self, compiled: Compiled) -> Self {
         Self(Arc::new(Inner { compiled, ..(*self.0).clone() }))
     }

@@ -1,25 +1,26 @@
-//! The limits of a limiter: those that are asked for every key, and those beside them that only a hit names.
+//! The limits of a limiter: base limits that apply to every key, and variants and bans that only hits use.
 
 use crate::algorithm::Algorithm;
 use crate::error::InvalidLimit;
-use crate::limit::{Limit, LimitId};
+use crate::limit::{Limit, LimitId, check_name};
 
-/// Limits in one limiter: each takes 8 to 64 KiB before it has a single key, more with hundreds of segments.
+/// Most limits in one limiter. Each takes 8 to 64 KiB before its first key, and more with hundreds of segments.
 const MAX_LIMITS: usize = 10_000;
 
-/// Limits to make a limiter of, or to change the limits of one to: see [`Limiter::with_limits`].
+/// The limits of a limiter, with variants and bans: see [`LimiterBuilder::limits`](crate::LimiterBuilder::limits) and
+/// [`Limiter::with_limits`].
 ///
 /// ```
 /// use tollgate::{FixedWindow, Hit, Limit, LimitSet, Limiter, MINUTE};
 ///
 /// let limits = LimitSet::new()
 ///     .limit(Limit::new("per-user", FixedWindow::new(10, MINUTE))?)
-///     .variant(Limit::new("per-user", FixedWindow::new(1000, MINUTE))?);
+///     .variant("gold", Limit::new("per-user", FixedWindow::new(1000, MINUTE))?);
 /// let limiter = Limiter::builder().limits(limits).build()?;
 /// assert_eq!(limiter.check("ann").remaining(), 9);
-/// // Ann buys a plan: what she has spent counts there too.
-/// let plan = limiter.variants().next().unwrap();
-/// assert_eq!(limiter.decide_now(&[Hit::new(plan, "ann")]).remaining(), 998);
+/// // Ann buys the gold plan. Her first request counts there too.
+/// let gold = limiter.variant("per-user", "gold").unwrap();
+/// assert_eq!(limiter.decide_now(&[Hit::new(gold, "ann")]).remaining(), 998);
 /// # Ok::<(), tollgate::InvalidLimit>(())
 /// ```
 ///
@@ -29,74 +30,84 @@ const MAX_LIMITS: usize = 10_000;
 pub struct LimitSet {
     limits: Vec<Limit>,
     variants: Vec<Limit>,
-    /// Rules may all have been taken away; else a limiter without limits is a mistake.
+    /// Set for rules, which may all be removed. Otherwise a limiter without limits is a mistake.
     allows_empty: bool,
 }
 
 impl LimitSet {
-    /// No limits yet.
+    /// Creates a set without limits.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a limit. Names must differ.
+    /// Adds a limit, which applies to every key. Each limit needs its own name.
     pub fn limit(mut self, limit: Limit) -> Self {
         self.limits.push(limit);
         self
     }
 
-    /// Adds other numbers for a limit that is in the set, under its name and with its algorithm: for a plan, or for a
-    /// single key. Only hits ask for it, by the id that [`beside`](crate::Limiter::beside) tells.
+    /// Adds a variant of a limit: other numbers under the same limit name and algorithm, for a plan or a single key.
     ///
-    /// What a key has spent counts in all variants of a limit, in units, whatever their windows and rates are: it is
-    /// converted to the numbers that ask, as [`Limiter::with_limits`] describes. A client that alternates between
-    /// two variants gets no more than either allows. While its state is that of another variant with another window, the
-    /// `retry_after` of a denial may be too short: the charges may still count there.
+    /// `limit` must have the name and algorithm of a limit in this set; `name` is the name of the variant. A variant applies
+    /// only to hits that use its id: see [`Limiter::variant`](crate::Limiter::variant).
+    ///
+    /// Spent units count in all variants of a limit, whatever their windows and rates are. They are converted to the numbers
+    /// of the variant that is checked, as [`Limiter::with_limits`] describes. A client that alternates between two variants
+    /// gets no more than either allows. While a key's state belongs to a variant with another window, `retry_after` may be
+    /// too short, because charges may still count there.
     ///
     /// [`Limiter::with_limits`]: crate::Limiter::with_limits
-    pub fn variant(mut self, limit: Limit) -> Self {
-        self.variants.push(limit);
+    pub fn variant(mut self, name: impl Into<String>, limit: Limit) -> Self {
+        self.variants.push(limit.with_variant(name.into()));
         self
     }
 
-    /// Adds a ban, under the name of a limit or one of its own. Only hits ask for it, by the id that
-    /// [`beside`](crate::Limiter::beside) tells.
+    /// Adds a ban. It may have the name of a limit. A ban applies only to hits that use its id: see
+    /// [`Limiter::ban`](crate::Limiter::ban).
     pub fn ban(mut self, ban: Limit) -> Self {
         self.variants.push(ban);
         self
     }
 
-    /// The limits of rules, and those beside them, in the order of their ids.
+    /// Creates a set of the limits of rules and their variants, in the order of their ids.
     #[cfg(feature = "rules")]
     pub(crate) fn from_rules(limits: &[Limit], variants: &[Limit]) -> Self {
         Self { limits: limits.to_vec(), variants: variants.to_vec(), allows_empty: true }
     }
 
-    /// The share of each limit that one node takes while it decides by itself. `nodes` returns how many nodes share a limit.
+    /// Returns the share of each limit for one process that counts by itself. `nodes` returns the number of processes that
+    /// share a limit.
     #[cfg(feature = "redis")]
     pub(crate) fn share(&self, nodes: impl Fn(&Limit) -> u32) -> Self {
         let share = |limits: &[Limit]| limits.iter().map(|limit| limit.share(nodes(limit))).collect();
         Self { limits: share(&self.limits), variants: share(&self.variants), allows_empty: self.allows_empty }
     }
 
-    /// Sees to it that there are limits, not too many of them, and that names say which is which.
+    /// Checks that there are limits, not too many, and that their names are unique.
     pub(crate) fn checked(self) -> Result<Checked, InvalidLimit> {
         if self.limits.is_empty() && !self.allows_empty {
-            return Err(InvalidLimit::new("limits", "there is no limit".into(), "add one"));
+            return Err(InvalidLimit::new("limits", "the limiter has no limit".into(), "add one with `limit`"));
         }
         let count = self.limits.len() + self.variants.len();
         if count > MAX_LIMITS {
-            let problem = format!("{count} limits are more than 10000");
-            return Err(InvalidLimit::new("limits", problem, "count by key rather than by limit"));
+            let problem = format!("{count} limits exceed the maximum of {MAX_LIMITS}");
+            return Err(InvalidLimit::new("limits", problem, "use one limit with many keys instead of many limits"));
         }
         let mut by_name: Vec<&Limit> = self.limits.iter().collect();
         by_name.sort_unstable_by_key(|limit| limit.name());
         if let Some(twice) = by_name.windows(2).find(|pair| pair[0].name() == pair[1].name()) {
             let problem = format!("two limits are named `{}`", twice[0].name());
-            return Err(InvalidLimit::new("name", problem, "give each limit a name of its own"));
+            return Err(InvalidLimit::new("name", problem, "give each limit its own name"));
         }
         for limit in self.variants.iter().filter(|limit| !matches!(limit.algorithm(), Algorithm::Ban(_))) {
             check_variant(limit, &by_name)?;
+        }
+        let mut variants: Vec<(&str, &str)> =
+            self.variants.iter().filter_map(|limit| Some((limit.name(), limit.variant()?))).collect();
+        variants.sort_unstable();
+        if let Some(twice) = variants.windows(2).find(|pair| pair[0] == pair[1]) {
+            let problem = format!("two variants of `{}` are named `{}`", twice[0].0, twice[0].1);
+            return Err(InvalidLimit::new("variant", problem, "give each variant its own name"));
         }
         let base_count = self.limits.len();
         Ok(Checked { limits: self.limits.into_iter().chain(self.variants).collect(), base_count })
@@ -105,13 +116,16 @@ impl LimitSet {
 
 fn check_variant(variant: &Limit, by_name: &[&Limit]) -> Result<(), InvalidLimit> {
     let name = variant.name();
+    if let Some(variant) = variant.variant() {
+        check_name(variant).map_err(|error| error.of_limit(name))?;
+    }
     let Ok(found) = by_name.binary_search_by_key(&name, |limit| limit.name()) else {
-        let problem = format!("there is no limit `{name}` for this to be a variant of");
-        return Err(InvalidLimit::new("name", problem, "add the limit itself too"));
+        let problem = format!("a variant names the limit `{name}`, which does not exist");
+        return Err(InvalidLimit::new("name", problem, "add the limit itself with `limit`"));
     };
     if !by_name[found].is_variant_of(variant) {
-        let problem = format!("a variant of `{name}` counts by another algorithm");
-        return Err(InvalidLimit::new("algorithm", problem, "use the algorithm of the limit, with other numbers"));
+        let problem = format!("a variant of `{name}` uses another algorithm");
+        return Err(InvalidLimit::new("algorithm", problem, "use the algorithm of the limit with other numbers"));
     }
     Ok(())
 }
@@ -122,14 +136,14 @@ impl From<Vec<Limit>> for LimitSet {
     }
 }
 
-/// Limits that make sense together, in the order of their ids.
+/// Checked limits, in the order of their ids.
 pub(crate) struct Checked {
     pub(crate) limits: Vec<Limit>,
-    /// So many of them, the first ones, are asked for every key.
+    /// Number of limits that apply to every key. They come first; variants and bans follow.
     pub(crate) base_count: usize,
 }
 
-/// The ids of limits from one position to another.
+/// Returns the ids of the limits at these positions.
 pub(crate) fn ids(positions: std::ops::Range<usize>) -> impl Iterator<Item = LimitId> {
     (positions.start as u32..positions.end as u32).map(LimitId)
 }

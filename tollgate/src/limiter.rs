@@ -1,4 +1,7 @@
-//! The limiter: limits, a store and a clock in one handle.
+//! The in-memory limiter: limits, a store and a clock in one handle.
+//!
+//! Deliberately not here: which limits apply to a request, which `rules` decides, and limits shared between processes,
+//! which `redis` has.
 
 mod builder;
 #[cfg(feature = "rules")]
@@ -16,6 +19,7 @@ pub use self::builder::LimiterBuilder;
 #[cfg(feature = "rules")]
 pub(crate) use self::hashed::{FewHits, hits_of_limit};
 pub use self::snapshot::{RestoreError, Restored};
+use crate::algorithm::Algorithm;
 use crate::clock::TimeSource;
 use crate::decision::{Decision, Denied};
 use crate::error::InvalidLimit;
@@ -26,9 +30,11 @@ use crate::reservation::{Reservation, Settlement};
 use crate::store::memory::{HashedHit, MemoryStore, Overflow, Positions};
 use crate::units::Timestamp;
 
-/// Decides requests by one limit or by several, in this process's memory.
+/// A rate limiter in this process's memory, with one limit or several.
 ///
-/// Cloning it is cheap, and clones share everything: give one to each thread or task.
+/// Clones are cheap and share all state: give one to each thread or task. To share limits between processes, use
+/// `RedisLimiter`, which has the same methods; code that works with either is generic over
+/// [`RateLimiter`](crate::RateLimiter).
 ///
 /// ```
 /// use tollgate::{Limit, Limiter, Rate, TokenBucket};
@@ -44,13 +50,13 @@ pub struct Limiter(Arc<Inner>);
 
 struct Inner {
     limits: Box<[Limit]>,
-    /// So many of them, the first ones, are asked for every key. The others are asked only by hits that name them.
+    /// Number of limits that apply to every key. They come first; variants and bans follow, and only hits use those.
     base_count: usize,
     store: MemoryStore,
     clock: TimeSource,
 }
 
-/// A question about one limit: this key, at this cost.
+/// One limit, one key and a cost to count: see [`Limiter::decide_now`].
 #[derive(Clone, Copy, Debug)]
 pub struct Hit<'a> {
     limit: LimitId,
@@ -59,7 +65,7 @@ pub struct Hit<'a> {
 }
 
 impl<'a> Hit<'a> {
-    /// One unit.
+    /// Creates a hit that costs one unit.
     pub fn new(limit: LimitId, key: impl Into<Key<'a>>) -> Self {
         Self { limit, key: key.into(), cost: 1 }
     }
@@ -69,7 +75,7 @@ impl<'a> Hit<'a> {
         (self.limit, self.key, self.cost)
     }
 
-    /// So many units; 0 only looks.
+    /// Sets the cost in units. A cost of 0 takes nothing: it only checks that the limit is not exceeded.
     #[must_use]
     pub const fn cost(self, cost: u64) -> Self {
         Self { cost, ..self }
@@ -79,7 +85,9 @@ impl<'a> Hit<'a> {
 type HashedHits = SmallVec<[HashedHit; 8]>;
 
 impl Limiter {
-    /// A limiter with one limit, a memory of 512 MiB at most and the system's clock.
+    /// Creates a limiter with one limit, the system's clock and at most 512 MiB of memory for keys.
+    ///
+    /// Memory is allocated as keys arrive. See [`LimiterBuilder::max_memory`] for other bounds.
     #[cfg(not(all(target_family = "wasm", target_os = "unknown")))]
     #[must_use]
     pub fn new(limit: Limit) -> Self {
@@ -87,36 +95,38 @@ impl Limiter {
         built.expect("one valid limit fits the default memory")
     }
 
-    /// A limiter with several limits, or with settings of its own.
+    /// Starts to build a limiter with several limits or other settings.
     pub fn builder() -> LimiterBuilder {
         LimiterBuilder::default()
     }
 
-    /// A limiter with other limits that goes on where this one is: the same keys, clock and memory. This one works on
-    /// as before, and both count together, so that they can be exchanged while requests are decided.
+    /// Returns a limiter with other limits for the same keys, with the same clock and memory.
     ///
-    /// What a key has spent stays spent, in units, under the new numbers, whatever was changed: quota, rate, window,
-    /// segments or algorithm. It is converted when the key is next used:
+    /// This limiter keeps working, and both count together. So you can replace one by the other while other threads
+    /// use it.
     ///
-    /// - Of a bucket, what is owed survives, and comes back at the new rate.
-    /// - Of a window, its count survives and counts in the new window that contains the moment of the change. A window
-    ///   that a key's first request opened keeps its opening, if it is still open by the new length.
-    /// - Entries of a log keep their moments, and the segments of a counter theirs.
-    /// - Between algorithms, all that counts by the old one counts as spent at the moment of the change.
+    /// Spent quota stays spent, in units, whatever was changed: quota, rate, window, segments or algorithm. The state of a
+    /// key is converted when the key is next used:
     ///
-    /// A key that has spent more than the new quota has nothing left until enough has come back. So a change never
-    /// admits more: `docs/algorithms.md` has the exact bound. A limit that is removed and comes back under its name
-    /// before its keys are at rest finds them as they were. Limits of other names start anew.
+    /// - A bucket keeps its debt, which is refilled at the new rate.
+    /// - A window keeps its count, which counts in the new window that contains the time of the change. A window that was
+    ///   opened by a key's first request keeps its start, if it is still open under the new length.
+    /// - Log entries and counter segments keep their times.
+    /// - Between different algorithms, everything that the old one still counts is spent at the time of the change.
     ///
-    /// The state of a former configuration takes memory, within the bound, until all of its keys are at rest. After
-    /// many changes in a row it is converted at once, which takes about a microsecond for each key.
+    /// A key that has spent more than the new quota has nothing left until enough has been refilled, so a change never
+    /// admits extra requests: `docs/algorithms.md` has the exact bound. If a limit is removed and added again under the same
+    /// name while its keys still have spent quota, the keys keep their state. Limits with new names start with full quotas.
     ///
-    /// A [reservation](Self::reserve) is settled by the limits that took it, whichever limiter settles it.
+    /// The state of a former configuration takes memory, within the bound, until all of its keys have their whole quota
+    /// back. After many changes in a row it is converted at once, which takes about a microsecond per key.
+    ///
+    /// A [reservation](Self::reserve) is settled with the limits that took it, whichever limiter settles it.
     ///
     /// # Errors
     ///
-    /// As [`LimiterBuilder::build`]. Then nothing has changed. When the memory is spent, new limits get room for their
-    /// first keys beyond it.
+    /// The same as [`LimiterBuilder::build`]; nothing changes then. If the memory is full, new limits get room for their
+    /// first keys beyond the bound.
     ///
     /// ```
     /// use tollgate::{FixedWindow, Limit, Limiter, MINUTE};
@@ -136,7 +146,7 @@ impl Limiter {
         Ok(Self(Arc::new(Inner { limits: limits.into(), base_count, store, clock: inner.clock.clone() })))
     }
 
-    /// A limiter with other limits and keys of its own, within the same memory and by the same clock.
+    /// Returns a limiter with other limits and separate keys, with the same clock and memory.
     #[cfg(feature = "redis")]
     pub(crate) fn with_other_keys(&self, limits: LimitSet) -> Result<Self, InvalidLimit> {
         let inner = &*self.0;
@@ -148,20 +158,30 @@ impl Limiter {
     }
 
     /// Takes one unit of the key from every limit, or from none.
+    ///
+    /// ```
+    /// use tollgate::{FixedWindow, Limit, Limiter, MINUTE};
+    ///
+    /// let limiter = Limiter::new(Limit::new("login", FixedWindow::new(5, MINUTE))?);
+    /// let decision = limiter.check("user:42");
+    /// assert!(decision.is_allowed());
+    /// assert_eq!(decision.remaining(), 4);
+    /// # Ok::<(), tollgate::InvalidLimit>(())
+    /// ```
     #[inline]
-    #[must_use = "a decision that is not looked at limits nothing"]
+    #[must_use = "ignoring the decision limits nothing"]
     pub fn check<'k>(&self, key: impl Into<Key<'k>>) -> Decision {
         self.check_n(key, 1)
     }
 
     /// Takes `cost` units of the key from every limit, or from none.
     #[inline]
-    #[must_use = "a decision that is not looked at limits nothing"]
+    #[must_use = "ignoring the decision limits nothing"]
     pub fn check_n<'k>(&self, key: impl Into<Key<'k>>, cost: u64) -> Decision {
         let inner = &*self.0;
         if let [_] = &*inner.limits {
             let fingerprint = inner.store.fingerprint(key.into());
-            // The processor reads its counter once all that went before is done, so not after a cache miss.
+            // Read the clock before the table: the processor waits for earlier loads to finish before it reads its counter.
             let now = self.now();
             let hit = HashedHit { limit: LimitId(0), fingerprint, cost };
             return self.with_wall_time(inner.store.decide_one(&inner.limits, hit, now));
@@ -174,19 +194,20 @@ impl Limiter {
         self.with_wall_time(self.0.store.decide(&self.0.limits, &self.hash_for_every_limit(key, cost), self.now()))
     }
 
-    /// What is left for the key, taking nothing.
+    /// Returns the quota that is left for the key, taking nothing.
     #[must_use]
     pub fn peek<'k>(&self, key: impl Into<Key<'k>>) -> Decision {
         self.peek_n(key.into(), 0)
     }
 
-    /// What [`Limiter::check_n`] would say, taking nothing.
+    /// Returns what [`Limiter::check_n`] would decide, taking nothing.
     pub(crate) fn peek_n(&self, key: Key<'_>, cost: u64) -> Decision {
         self.with_wall_time(self.0.store.peek(&self.0.limits, &self.hash_for_every_limit(key, cost), self.now()))
     }
 
-    /// Takes what every hit asks for, or nothing: the hits may name different limits and different keys. No
-    /// runtime is needed, and it never waits.
+    /// Takes the cost of every hit, or nothing. Hits may name different limits and different keys.
+    ///
+    /// It never waits and needs no async runtime. Hits on the same limit and key are added up.
     ///
     /// ```
     /// use tollgate::{FixedWindow, Hit, Limit, Limiter, MINUTE};
@@ -202,7 +223,7 @@ impl Limiter {
     /// assert_eq!(decision.remaining(), 40);
     /// # Ok::<(), tollgate::InvalidLimit>(())
     /// ```
-    #[must_use = "a decision that is not looked at limits nothing"]
+    #[must_use = "ignoring the decision limits nothing"]
     pub fn decide_now(&self, hits: &[Hit<'_>]) -> Decision {
         self.decide_hashed(&self.hash_hits(hits))
     }
@@ -217,7 +238,7 @@ impl Limiter {
         let (mut all, mut positions) = (HashedHits::new(), Positions::default());
         for hit in hits {
             let fingerprint = store.fingerprint(hit.key);
-            // The same key twice asks for the sum.
+            // Two hits on the same key count as one, with the sum of the costs.
             let is_same = |one: &HashedHit| {
                 one.fingerprint == fingerprint && store.identity(one.limit) == store.identity(hit.limit)
             };
@@ -232,11 +253,10 @@ impl Limiter {
         all
     }
 
-    /// Forgets all that the key has spent.
+    /// Gives the key its whole quota back, in every limit.
     ///
-    /// A key that was evicted for want of memory ([`Overflow`]) has a slot again and its whole quota, until it is evicted
-    /// again. If every key near it has spent half of its quota or more, there is no slot to be had, and the reset has no
-    /// effect.
+    /// A key that was evicted for lack of memory ([`Overflow`]) gets a slot and its whole quota, until it is evicted
+    /// again. If all keys near it have spent half of their quota or more, no slot is available and the reset has no effect.
     pub fn reset<'k>(&self, key: impl Into<Key<'k>>) {
         let now = self.now();
         for hit in self.hash_for_every_limit(key.into(), 0) {
@@ -244,13 +264,14 @@ impl Limiter {
         }
     }
 
-    /// Takes `cost` units now, as [`check_n`](Self::check_n) does, to be given back or corrected later: an estimate of a
-    /// cost that is known only afterwards, or the cost of work that may fail. See [`settle`](Self::settle) and
-    /// [`refund`](Self::refund). A reservation that is not settled in time keeps what it took.
+    /// Takes `cost` units now, as [`check_n`](Self::check_n) does, and returns a reservation to correct the cost later.
+    ///
+    /// Use it for work whose cost is known only afterwards ([`settle`](Self::settle)) or that may fail
+    /// ([`refund`](Self::refund)). A reservation that is not settled within `expires_after` keeps the estimate.
     ///
     /// # Errors
     ///
-    /// The denial, when the cost does not fit.
+    /// Returns the denial if the cost exceeds the remaining quota.
     ///
     /// ```
     /// use tollgate::{Limit, Limiter, SlidingWindowLog, MINUTE};
@@ -271,11 +292,11 @@ impl Limiter {
         self.reserve_hashed(self.hash_for_every_limit(key.into(), cost), expires_after)
     }
 
-    /// Takes what every hit asks for, or nothing, to be given back or corrected later: see [`reserve`](Self::reserve).
+    /// Takes the cost of every hit, or nothing, and returns a reservation: see [`reserve`](Self::reserve).
     ///
     /// # Errors
     ///
-    /// The denial, when one of them does not fit.
+    /// Returns the denial if the cost of a hit exceeds its remaining quota.
     pub fn reserve_hits(&self, hits: &[Hit<'_>], expires_after: Duration) -> Result<Reservation, Denied> {
         self.reserve_hashed(self.hash_hits(hits), expires_after)
     }
@@ -289,9 +310,11 @@ impl Limiter {
         Ok(Reservation { limiter: self.clone(), hits, decision, expires_at: now.saturating_add(expires_after) })
     }
 
-    /// Brings a reservation to its actual cost: gives back what was too much, as far as [`refund`](Self::refund) would, or
-    /// takes what was too little, as far as there is any. Of several hits, each is brought to this cost. If the limits have
-    /// changed since, it is settled by those that took it.
+    /// Corrects a reservation to its actual cost.
+    ///
+    /// A lower cost gives back the difference, as far as [`refund`](Self::refund) would. A higher cost takes the difference,
+    /// as far as quota is left. If the reservation has several hits, each is corrected to this cost. If the limits have
+    /// changed since, the limits that took the reservation settle it.
     pub fn settle(&self, reservation: Reservation, actual: u64) -> Settlement {
         let Reservation { limiter, hits, decision, expires_at } = reservation;
         if limiter.now() >= expires_at {
@@ -300,13 +323,17 @@ impl Limiter {
         limiter.settle_hashed(&hits, &decision, actual)
     }
 
-    /// Gives back what a reservation took.
+    /// Gives back the units of a reservation.
     ///
-    /// Only what is still owed comes back, so that quota is never minted: a window gives back while the charge
-    /// still counts in it; a bucket gives back what has not been refilled since; a queue gives back nothing,
-    /// because later requests were already given their delays. If the wall clock was stepped since, nothing comes
-    /// back. Do not refund after a [`reset`](Self::reset), which gave it back already. To a key that was evicted for want of
-    /// memory ([`Overflow`]) the charge is given back out of what it is taken to have spent, if there is a slot for it.
+    /// Only units that are still owed are given back, so a refund never creates quota:
+    ///
+    /// - A window gives back the charge while it still counts.
+    /// - A bucket gives back the part that has not been refilled since.
+    /// - A queue gives back nothing, because later requests already have their delays.
+    /// - If the wall clock was stepped since the reservation, nothing is given back.
+    ///
+    /// Do not refund after a [`reset`](Self::reset), which has already given the units back. If the key was evicted for lack
+    /// of memory ([`Overflow`]), the charge is subtracted from the estimate for evicted keys, if a slot is free.
     ///
     /// ```
     /// use tollgate::{FixedWindow, Limit, Limiter, MINUTE};
@@ -325,7 +352,7 @@ impl Limiter {
         self.settle(reservation, 0)
     }
 
-    /// Brings what a decision has taken to its actual cost, as far as that can be.
+    /// Corrects the cost that a decision took to the actual cost, as far as possible.
     pub(crate) fn settle_hashed(&self, hits: &[HashedHit], decision: &Decision, actual: u64) -> Settlement {
         let owed = hits.iter().filter(|hit| hit.cost > actual);
         let owed: HashedHits = owed.map(|hit| HashedHit { cost: hit.cost - actual, ..*hit }).collect();
@@ -338,7 +365,7 @@ impl Limiter {
         }
     }
 
-    /// Takes what there is of a cost that has been spent already, and says how much there was not.
+    /// Takes as much of `cost` as is left, and returns the units that were missing.
     fn take_up_to(&self, hit: HashedHit, cost: u64) -> u64 {
         let inner = &*self.0;
         let mut left =
@@ -348,13 +375,13 @@ impl Limiter {
             if taken.is_allowed() {
                 break;
             }
-            // Another thread has taken some meanwhile, or there is no memory for the key. Each attempt is for less.
+            // Another thread has taken some in the meantime, or there is no memory for the key. Each attempt takes less.
             left = Some(taken.remaining()).filter(|remaining| *remaining < left).unwrap_or(0);
         }
         cost - left
     }
 
-    /// Gives back what a hit took at that time, once. `wall_offset` is that of the decision.
+    /// Gives back the units that a hit took at `at`. `wall_offset` is that of the decision.
     #[cfg(feature = "redis")]
     pub(crate) fn give_back_hit(&self, hit: Hit<'_>, at: Timestamp, wall_offset: i64) {
         self.give_back(&self.hash_hits(&[hit]), at, wall_offset);
@@ -362,7 +389,7 @@ impl Limiter {
 
     fn give_back(&self, hits: &[HashedHit], at: Timestamp, wall_offset: i64) {
         let now = self.now();
-        // The wall clock was stepped since: nobody knows in which windows the charge was made.
+        // The wall clock was stepped since, so the windows of the charge are unknown.
         if wall_offset != self.0.clock.wall_offset_micros() {
             return;
         }
@@ -378,19 +405,48 @@ impl Limiter {
         decision
     }
 
-    /// The limit of that name.
+    /// Returns the id of the limit of that name.
     #[must_use]
     pub fn id(&self, name: &str) -> Option<LimitId> {
         let index = self.limits().iter().position(|limit| limit.name() == name)?;
         u32::try_from(index).ok().map(LimitId)
     }
 
-    /// The variants and bans, in the order they were given: see [`LimitSet`].
+    /// Returns the id of a limit's variant, by the names of both: see [`LimitSet::variant`].
+    ///
+    /// ```
+    /// use tollgate::{FixedWindow, Hit, Limit, Limiter, MINUTE};
+    ///
+    /// let limiter = Limiter::builder()
+    ///     .limit(Limit::new("per-user", FixedWindow::new(10, MINUTE))?)
+    ///     .variant("gold", Limit::new("per-user", FixedWindow::new(1000, MINUTE))?)
+    ///     .build()?;
+    /// let gold = limiter.variant("per-user", "gold").expect("the limit has this variant");
+    /// assert_eq!(limiter.decide_now(&[Hit::new(gold, "ann")]).quota(), 1000);
+    /// assert_eq!(limiter.variant("per-user", "silver"), None);
+    /// # Ok::<(), tollgate::InvalidLimit>(())
+    /// ```
+    #[must_use]
+    pub fn variant(&self, limit: &str, variant: &str) -> Option<LimitId> {
+        self.find_variant(|one| one.name() == limit && one.variant() == Some(variant))
+    }
+
+    /// Returns the id of the ban of that name: see [`LimitSet::ban`].
+    #[must_use]
+    pub fn ban(&self, name: &str) -> Option<LimitId> {
+        self.find_variant(|one| one.name() == name && matches!(one.algorithm(), Algorithm::Ban(_)))
+    }
+
+    fn find_variant(&self, is_it: impl Fn(&Limit) -> bool) -> Option<LimitId> {
+        self.variants().find(|id| is_it(self.limit(*id)))
+    }
+
+    /// Returns the ids of all variants and bans, in the order in which they were added: see [`LimitSet`].
     pub fn variants(&self) -> impl Iterator<Item = LimitId> + use<> {
         limit_set::ids(self.0.base_count..self.0.limits.len())
     }
 
-    /// The limit a decision speaks of.
+    /// Returns the limit of an id, such as [`Decision::limit`].
     ///
     /// # Panics
     ///
@@ -400,7 +456,7 @@ impl Limiter {
         &self.0.limits[id.index()]
     }
 
-    /// The limits that are asked for every key, in the order they were given.
+    /// Returns the limits that apply to every key, in the order in which they were added.
     #[must_use]
     pub fn limits(&self) -> &[Limit] {
         &self.0.limits[..self.0.base_count]
@@ -412,8 +468,8 @@ impl Limiter {
         self.0.store.budget()
     }
 
-    /// The largest quota that a limit has or had under this name, and the configurations that its keys may have been
-    /// counted by.
+    /// Returns the largest quota that a limit of this name has or had, and the configurations that may have counted its
+    /// keys.
     #[cfg(feature = "redis")]
     pub(crate) fn configurations(&self, limit: LimitId) -> (u64, Vec<crate::algorithm::Compiled>) {
         self.0.store.family(limit).map(crate::store::memory::Family::configurations).unwrap_or_default()
@@ -436,20 +492,21 @@ impl Limiter {
         self.0.store.overflow(limit)
     }
 
-    /// Bytes taken for keys so far, of those allowed.
+    /// Returns the bytes allocated for keys, out of [`max_memory`](LimiterBuilder::max_memory).
     #[must_use]
     pub fn memory_used(&self) -> usize {
         self.0.store.memory_used()
     }
 
-    /// Returns a limiter with smaller tables for the same limits and keys, if most of the memory of this one is empty: a
-    /// burst of keys makes tables grow, and keys that are at rest leave them empty. `None` if there is not much to gain.
+    /// Returns a limiter with smaller tables for the same limits and keys, or `None` if there is not much to gain.
     ///
-    /// Put the new limiter in the place of this one, as after [`with_limits`](Self::with_limits). Both count together
-    /// meanwhile, exactly. The memory of the larger tables is freed by the next call, on the new limiter, once this one
-    /// and all of its clones are dropped. A call takes some 100 microseconds, or some 100 milliseconds for each million keys
-    /// of the burst if there is something to replace or to free. Requests are decided meanwhile, and decisions do not pay for
-    /// this. The library starts no thread, so call it now and then if you expect bursts.
+    /// A burst of keys makes tables grow, and they stay large after the keys have their quota back. The library starts no
+    /// thread, so call this now and then if you expect bursts.
+    ///
+    /// Replace this limiter by the new one, as after [`with_limits`](Self::with_limits). Both count together exactly in the
+    /// meantime. The next call, on the new limiter, frees the larger tables once this limiter and all of its clones are
+    /// dropped. A call takes about 100 microseconds, or about 100 milliseconds per million keys of the burst if there are
+    /// tables to replace or free. Other threads keep deciding and are not slowed down.
     ///
     /// A table is replaced if one with room for twice its keys takes at most a quarter of its memory, and if the memory
     /// for both is within the bound.
@@ -479,11 +536,11 @@ impl Limiter {
         Some(Self(Arc::new(Inner { limits, base_count: inner.base_count, store, clock })))
     }
 
-    /// Counts the keys of a limit that have spent something that is not back yet. Keys of its variants count too; keys
-    /// for which there was no memory do not.
+    /// Counts the keys of a limit that do not have their whole quota. Keys of its variants are included; keys that found no
+    /// memory are not.
     ///
-    /// It visits the whole table of the limit, some milliseconds for a million keys. While other threads decide, it is
-    /// an estimate.
+    /// It visits the whole table of the limit, which takes some milliseconds for a million keys. While other threads
+    /// decide, the count is an estimate.
     ///
     /// ```
     /// use tollgate::{FixedWindow, Limit, Limiter, ManualClock, MINUTE, Timestamp};

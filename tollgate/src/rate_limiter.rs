@@ -1,4 +1,4 @@
-//! What every limiter can do, for code that works with any of them.
+//! The operations that all limiters share, for code that works with any of them.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -10,33 +10,54 @@ use crate::limit::{Limit, LimitId};
 use crate::limiter::{Hit, Limiter};
 use crate::reservation::{Reservation, Settlement};
 
-/// What [`Limiter`] and [`RedisLimiter`](crate::redis::RedisLimiter) have in common: code that is generic over this trait
-/// works with limits in memory and with limits on Redis.
+/// The operations that [`Limiter`] and `RedisLimiter` share.
 ///
-/// Both have these operations as methods too. Those need no import, take everything that becomes a [`Key`], and in memory
-/// most of them need no `await`.
+/// Code that is generic over this trait works with limits in memory and with limits on Redis, for example on Redis in
+/// production and in memory in tests. Both types also have these operations as inherent methods, which need no import and
+/// accept any type that converts to a [`Key`]. The differences:
+///
+/// | operation | `Limiter` | `RedisLimiter` | this trait |
+/// |---|---|---|---|
+/// | check hits | `decide_now`, immediate | `decide`, async | [`decide`](Self::decide), async |
+/// | read the quota | `peek`, infallible | `peek`, can fail | [`peek`](Self::peek), can fail with [`Error`](Self::Error) |
+/// | reservation | [`Reservation`] | `RedisReservation` | [`Self::Reservation`], read with [`decision_of`](Self::decision_of) |
+///
+/// Checks never fail: while Redis is unreachable, limits follow their failure policy. The other operations return the
+/// store's error, which is [`Infallible`] in memory.
 ///
 /// ```
-/// use tollgate::{Denied, FixedWindow, Limit, Limiter, MINUTE, RateLimiter};
+/// use tollgate::{Denied, FixedWindow, Hit, Limit, Limiter, MINUTE, RateLimiter};
 ///
-/// async fn send<L: RateLimiter>(limiter: &L, user: &str) -> Result<(), Denied> {
-///     limiter.check(user.into()).await.into_result()?;
-///     // … send it …
-///     Ok(())
+/// async fn send<L: RateLimiter>(limiter: &L, user: &str) -> Result<u64, Denied> {
+///     let mails = limiter.id("mails").expect("the limiter has this limit");
+///     limiter.decide(&[Hit::new(mails, user)]).await.into_result()?;
+///     let reservation = limiter.reserve(user.into(), 2, MINUTE).await?;
+///     assert!(L::decision_of(&reservation).is_allowed());
+///     // … only one more mail is sent …
+///     let _ = limiter.settle(reservation, 1).await;
+///     Ok(limiter.peek(user.into()).await.map_or(0, |decision| decision.remaining()))
 /// }
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let limiter = Limiter::new(Limit::new("mails", FixedWindow::new(1, MINUTE))?);
-/// assert!(send(&limiter, "ann").await.is_ok());
-/// assert!(send(&limiter, "ann").await.is_err());
+/// let limit = Limit::new("mails", FixedWindow::new(4, MINUTE).from_first_request())?;
+/// let limiter = Limiter::new(limit.clone());
+/// assert_eq!(send(&limiter, "ann").await?, 2);
+///
+/// // The same function with limits on Redis:
+/// # #[cfg(feature = "redis")]
+/// async fn send_with_redis(limit: Limit) -> Result<(), Box<dyn std::error::Error>> {
+///     let limiter = tollgate::redis::RedisLimiter::builder("redis://10.0.0.5:6379").limit(limit).connect().await?;
+///     send(&limiter, "ann").await?;
+///     Ok(())
+/// }
 /// # Ok(())
 /// # }
 /// ```
 pub trait RateLimiter: Clone + Send + Sync + 'static {
-    /// What was taken and may be given back or corrected, once.
+    /// Units that were taken and can be corrected or given back once.
     type Reservation: Send + 'static;
-    /// Why the store did not answer. Memory always does.
+    /// The error if the store does not respond. Memory always does.
     type Error: Error + Send + Sync + 'static;
 
     /// Takes one unit of the key from every limit, or from none.
@@ -47,16 +68,16 @@ pub trait RateLimiter: Clone + Send + Sync + 'static {
     /// Takes `cost` units of the key from every limit, or from none.
     fn check_n(&self, key: Key<'_>, cost: u64) -> impl Future<Output = Decision> + Send;
 
-    /// Takes what every hit asks for, or nothing.
+    /// Takes the cost of every hit, or nothing.
     fn decide(&self, hits: &[Hit<'_>]) -> impl Future<Output = Decision> + Send;
 
-    /// Returns what is left for the key, taking nothing.
+    /// Returns the quota that is left for the key, taking nothing.
     fn peek(&self, key: Key<'_>) -> impl Future<Output = Result<Decision, Self::Error>> + Send;
 
-    /// Forgets all that the key has spent.
+    /// Gives the key its whole quota back, in every limit.
     fn reset(&self, key: Key<'_>) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// Takes `cost` units of the key now, to be given back or corrected later: see [`Limiter::reserve`].
+    /// Takes `cost` units of the key now, to correct or refund later: see [`Limiter::reserve`].
     fn reserve(
         &self,
         key: Key<'_>,
@@ -64,36 +85,49 @@ pub trait RateLimiter: Clone + Send + Sync + 'static {
         expires_after: Duration,
     ) -> impl Future<Output = Result<Self::Reservation, Denied>> + Send;
 
-    /// Takes what every hit asks for, or nothing, to be given back or corrected later.
+    /// Takes the cost of every hit, or nothing, to correct or refund later: see [`Limiter::reserve_hits`].
     fn reserve_hits(
         &self,
         hits: &[Hit<'_>],
         expires_after: Duration,
     ) -> impl Future<Output = Result<Self::Reservation, Denied>> + Send;
 
-    /// Brings a reservation to its actual cost: see [`Limiter::settle`].
+    /// Corrects a reservation to its actual cost: see [`Limiter::settle`].
     fn settle(
         &self,
         reservation: Self::Reservation,
         actual: u64,
     ) -> impl Future<Output = Result<Settlement, Self::Error>> + Send;
 
-    /// Gives back what a reservation took: see [`Limiter::refund`].
+    /// Gives back the units of a reservation: see [`Limiter::refund`].
     fn refund(&self, reservation: Self::Reservation) -> impl Future<Output = Result<Settlement, Self::Error>> + Send {
         self.settle(reservation, 0)
     }
 
-    /// Takes units of the key from every limit, and waits for them if need be: see [`Limiter::until_ready`].
+    /// Takes units of the key from every limit, and waits for them if necessary: see [`Limiter::until_ready`].
     #[cfg(feature = "tokio")]
     fn until_ready(&self, key: Key<'_>, wait: crate::Wait) -> impl Future<Output = Result<Decision, Denied>> + Send;
 
     /// Returns the decision that took a reservation.
     fn decision_of(reservation: &Self::Reservation) -> &Decision;
 
-    /// Returns the limit of that name.
+    /// Returns the id of the limit of that name.
     fn id(&self, name: &str) -> Option<LimitId>;
 
-    /// Returns the limits that apply to every key, in the order they were given.
+    /// Returns the id of a limit's variant, by the names of both: see [`LimitSet::variant`](crate::LimitSet::variant).
+    fn variant(&self, limit: &str, variant: &str) -> Option<LimitId>;
+
+    /// Returns the id of the ban of that name: see [`LimitSet::ban`](crate::LimitSet::ban).
+    fn ban(&self, name: &str) -> Option<LimitId>;
+
+    /// Returns the limit, variant or ban of an id, such as [`Decision::limit`].
+    ///
+    /// # Panics
+    ///
+    /// If the id comes from another limiter that has more limits.
+    fn limit(&self, id: LimitId) -> &Limit;
+
+    /// Returns the limits that apply to every key, in the order in which they were added.
     fn limits(&self) -> &[Limit];
 }
 
@@ -141,6 +175,18 @@ impl RateLimiter for Limiter {
 
     fn id(&self, name: &str) -> Option<LimitId> {
         Self::id(self, name)
+    }
+
+    fn variant(&self, limit: &str, variant: &str) -> Option<LimitId> {
+        Self::variant(self, limit, variant)
+    }
+
+    fn ban(&self, name: &str) -> Option<LimitId> {
+        Self::ban(self, name)
+    }
+
+    fn limit(&self, id: LimitId) -> &Limit {
+        Self::limit(self, id)
     }
 
     fn limits(&self) -> &[Limit] {
@@ -195,6 +241,18 @@ mod on_redis {
 
         fn id(&self, name: &str) -> Option<LimitId> {
             Self::id(self, name)
+        }
+
+        fn variant(&self, limit: &str, variant: &str) -> Option<LimitId> {
+            Self::variant(self, limit, variant)
+        }
+
+        fn ban(&self, name: &str) -> Option<LimitId> {
+            Self::ban(self, name)
+        }
+
+        fn limit(&self, id: LimitId) -> &Limit {
+            Self::limit(self, id)
         }
 
         fn limits(&self) -> &[Limit] {

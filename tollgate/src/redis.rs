@@ -271,7 +271,20 @@ impl RedisLimiter {
         self.0.catalogue.limits()
     }
 
-    /// The variants and bans, in the order they were given: see [`LimitSet`](crate::LimitSet).
+    /// Returns the id of a limit's variant, by the names of both: see [`LimitSet::variant`](crate::LimitSet::variant).
+    #[must_use]
+    pub fn variant(&self, limit: &str, variant: &str) -> Option<LimitId> {
+        self.0.catalogue.variant(limit, variant)
+    }
+
+    /// Returns the id of the ban of that name: see [`LimitSet::ban`](crate::LimitSet::ban).
+    #[must_use]
+    pub fn ban(&self, name: &str) -> Option<LimitId> {
+        self.0.catalogue.ban(name)
+    }
+
+    /// Returns the ids of all variants and bans, in the order in which they were added: see
+    /// [`LimitSet`](crate::LimitSet).
     pub fn variants(&self) -> impl Iterator<Item = LimitId> + use<> {
         self.0.catalogue.variants()
     }

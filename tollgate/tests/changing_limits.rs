@@ -245,9 +245,9 @@ fn plans_of_other_windows_and_rates_count_together() {
     for [one, other] in apart() {
         let clock = ManualClock::at(Timestamp::from_micros(START_US));
         // A variant has the algorithm of its limit.
-        let limits = LimitSet::new().limit(limit(one)).variant(limit(other));
+        let limits = LimitSet::new().limit(limit(one)).variant("plan", limit(other));
         let Ok(limiter) = Limiter::builder().limits(limits).clock(clock).build() else { continue };
-        let plan = limiter.variants().next().unwrap();
+        let plan = limiter.variant("limit", "plan").unwrap();
         let mut admitted = 0;
         for round in 0..30 {
             let id = if round % 2 == 0 { limiter.id("limit").unwrap() } else { plan };
@@ -280,10 +280,10 @@ fn limits_that_are_refused_change_nothing() {
     assert!(rig.limiter.with_limits(vec![]).is_err());
     let twice = rig.limiter.with_limits(vec![limit(FixedWindow::new(1, HOUR)), limit(FixedWindow::new(2, HOUR))]);
     assert!(twice.unwrap_err().to_string().contains("two limits are named `limit`"));
-    let other = LimitSet::new().limit(limit(FixedWindow::new(1, HOUR))).variant(limit(TokenBucket::default()));
+    let other = LimitSet::new().limit(limit(FixedWindow::new(1, HOUR))).variant("plan", limit(TokenBucket::default()));
     assert_eq!(rig.limiter.with_limits(other).unwrap_err().field(), "algorithm");
     let nobody = Limit::new("nobody", FixedWindow::new(1, HOUR)).unwrap();
-    let nobody = LimitSet::new().limit(limit(FixedWindow::new(1, HOUR))).variant(nobody);
+    let nobody = LimitSet::new().limit(limit(FixedWindow::new(1, HOUR))).variant("plan", nobody);
     assert_eq!(rig.limiter.with_limits(nobody).unwrap_err().field(), "name");
     assert_eq!(rig.limiter.peek("ann").remaining(), 6);
 }
@@ -385,9 +385,10 @@ fn the_same_limits_exchanged_under_load_lose_not_one_count() {
 fn variants_of_a_limit_count_together_and_are_only_asked_by_hits() {
     for way in every_way() {
         let clock = ManualClock::at(Timestamp::from_micros(START_US));
-        let limits = LimitSet::new().limit(limit(way(10))).variant(limit(way(1_000))).variant(limit(way(5)));
+        let limits =
+            LimitSet::new().limit(limit(way(10))).variant("large", limit(way(1_000))).variant("small", limit(way(5)));
         let limiter = Limiter::builder().limits(limits).clock(clock).build().unwrap();
-        let [large, small] = *limiter.variants().collect::<Vec<_>>() else { panic!("two") };
+        let [large, small] = ["large", "small"].map(|plan| limiter.variant("limit", plan).unwrap());
         assert_eq!(limiter.limits().len(), 1);
         assert_eq!(limiter.id("limit").map(|id| limiter.limit(id).quota()), Some(10));
         assert_eq!(limiter.check_n("ann", 3).remaining(), 7);
@@ -408,9 +409,9 @@ fn variants_keep_each_other_s_keys() {
     // A key at rest by the faster rate is not at rest by the slower, which must find it again.
     let way = |rate: u64| TokenBucket::new(1_000, Rate::per_minute(rate)).interval();
     let clock = ManualClock::at(Timestamp::from_micros(START_US));
-    let limits = LimitSet::new().limit(limit(way(1))).variant(limit(way(1_000)));
+    let limits = LimitSet::new().limit(limit(way(1))).variant("fast", limit(way(1_000)));
     let limiter = Limiter::builder().limits(limits).clock(clock.clone()).max_memory(1 << 15).build().unwrap();
-    let fast = limiter.variants().next().unwrap();
+    let fast = limiter.variant("limit", "fast").unwrap();
     assert_eq!(limiter.check_n("ann", 1_000).remaining(), 0);
     clock.advance(MINUTE);
     for key in 0..5_000 {

@@ -195,9 +195,10 @@ fn several_limits_admit_together_while_tables_shrink() {
 #[test]
 fn variants_in_several_tables_shrink_together() {
     let clock = ManualClock::at(Timestamp::from_micros(START_US));
-    let limits = LimitSet::new().limit(limit(FixedWindow::new(10, MINUTE))).variant(limit(FixedWindow::new(50, HOUR)));
+    let limits =
+        LimitSet::new().limit(limit(FixedWindow::new(10, MINUTE))).variant("hourly", limit(FixedWindow::new(50, HOUR)));
     let limiter = Limiter::builder().limits(limits).clock(clock.clone()).build().expect("enough memory");
-    let hourly = limiter.variants().next().expect("the variant");
+    let hourly = limiter.variant("limit", "hourly").expect("the variant");
     for key in 0..20_000_u32 {
         let key = key.to_le_bytes();
         let is_hourly = key[0] % 2 == 0;
@@ -217,9 +218,10 @@ fn variants_in_several_tables_shrink_together() {
 #[test]
 fn a_denial_by_another_variant_changes_nothing_in_a_replaced_table() {
     let clock = ManualClock::at(Timestamp::from_micros(START_US));
-    let limits = LimitSet::new().limit(limit(FixedWindow::new(10, MINUTE))).variant(limit(FixedWindow::new(50, HOUR)));
+    let limits =
+        LimitSet::new().limit(limit(FixedWindow::new(10, MINUTE))).variant("hourly", limit(FixedWindow::new(50, HOUR)));
     let limiter = Limiter::builder().limits(limits).clock(clock.clone()).build().expect("enough memory");
-    let hourly = limiter.variants().next().expect("the variant");
+    let hourly = limiter.variant("limit", "hourly").expect("the variant");
     for key in 0..20_000_u32 {
         assert!(limiter.decide_now(&[Hit::new(hourly, &key.to_le_bytes())]).is_allowed());
     }

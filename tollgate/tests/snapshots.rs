@@ -104,7 +104,7 @@ fn bans_and_variants_go_on_too() {
     let limits = || {
         LimitSet::new()
             .limit(limit(FixedWindow::new(10, MINUTE)))
-            .variant(limit(FixedWindow::new(1000, 5 * MINUTE)))
+            .variant("long", limit(FixedWindow::new(1000, 5 * MINUTE)))
             .ban(Limit::ban("limit", Ban { after: 2, within: MINUTE, for_: DAY }).unwrap())
     };
     let before = Limiter::builder().limits(limits()).clock(clock.clone()).build().unwrap();
@@ -176,10 +176,10 @@ fn files_of_others_and_of_other_versions_are_named_so() {
     };
     let mut other_version = snapshot(&Limiter::new(limit(FixedWindow::new(10, MINUTE))));
     other_version[8] = 9;
-    insta::assert_snapshot!(error(b"limits:\n  - name: per-user\n"), @"it is not a snapshot of tollgate: name another file");
-    insta::assert_snapshot!(error(&other_version), @"it has format 9, and this version of tollgate reads format 1: delete it, or use the version that wrote it");
-    insta::assert_snapshot!(error(b"tollgate"), @"it is truncated: restore a copy, or start without it");
-    insta::assert_snapshot!(error(b""), @"it is truncated: restore a copy, or start without it");
+    insta::assert_snapshot!(error(b"limits:\n  - name: per-user\n"), @"the input is not a Tollgate snapshot: use another file, or start without it");
+    insta::assert_snapshot!(error(&other_version), @"the snapshot has format 9, and this version of Tollgate reads format 1: delete it, or use the version that wrote it");
+    insta::assert_snapshot!(error(b"tollgate"), @"the snapshot is truncated: restore a copy, or start without it");
+    insta::assert_snapshot!(error(b""), @"the snapshot is truncated: restore a copy, or start without it");
 }
 
 #[test]

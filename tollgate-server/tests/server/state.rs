@@ -90,7 +90,7 @@ fn a_damaged_state_file_is_kept_aside_and_the_server_starts_without_it() {
     std::fs::write(&state, "tollgate\u{1}damaged").unwrap();
     let server = start(LIMIT, &state);
     let said = server.said().replace(folder.path().to_str().unwrap(), "DIR");
-    insta::assert_snapshot!(said.trim_end(), @"tollgate: warning: the state file DIR/state is not used: it is truncated: restore a copy, or start without it; it is kept as DIR/state.rejected, and every key starts with its full quota");
+    insta::assert_snapshot!(said.trim_end(), @"tollgate: warning: the state file DIR/state is not used: the snapshot is truncated: restore a copy, or start without it; it is kept as DIR/state.rejected, and every key starts with its full quota");
     assert_eq!(statuses(&server, "ann", 1), [200]);
     assert!(folder.path().join("state.rejected").exists());
 }

@@ -1,7 +1,7 @@
-//! Strikes: after so many within a period, refuse for a period. This is what bans are made of.
+//! Strikes, the algorithm of bans: after a number of strikes within a period, a key is denied for a period.
 //!
-//! It decides nothing by itself: whoever denies a request strikes its key, and asks with every request whether the key
-//! is banned. So a cost of 0, which only looks everywhere else, can be denied here.
+//! It denies nothing by itself: the caller strikes a key when it denies a request, and checks with every request whether the
+//! key is banned. So a hit of cost 0, which other algorithms never deny, can be denied here.
 
 use std::time::Duration;
 
@@ -12,12 +12,11 @@ use crate::decision::Verdict;
 use crate::error::InvalidLimit;
 use crate::units::Timestamp;
 
-/// Refuses a key for a while once it has been struck too often.
+/// A ban: denies a key for a while after too many strikes.
 ///
-/// A hit of cost 1 or more is so many strikes. The first one opens a period of `within`; when there are `after` of
-/// them in it, the key is banned from that moment on, for `for_`. A hit of cost 0 asks: it is allowed unless the key
-/// is banned, and then denied until exactly the moment at which the ban ends. Strikes on a banned key are denied and
-/// change nothing, and after the ban the count starts from 0.
+/// A hit of cost n counts n strikes. The first strike opens a period of `within`. With `after` strikes in this period, the
+/// key is banned for `for_`. A hit of cost 0 checks the ban: it is denied until exactly the end of the ban. Strikes on a
+/// banned key are denied and change nothing. After the ban, the count starts from 0.
 ///
 /// ```
 /// use tollgate::{Ban, FixedWindow, Hit, HOUR, Limit, LimitSet, Limiter, MINUTE};
@@ -26,9 +25,9 @@ use crate::units::Timestamp;
 ///     .limit(Limit::new("login", FixedWindow::new(5, MINUTE))?)
 ///     .ban(Limit::new("login", Ban { after: 2, within: MINUTE, for_: HOUR })?);
 /// let limiter = Limiter::builder().limits(limits).build()?;
-/// let (login, ban) = (limiter.id("login").unwrap(), limiter.variants().next().unwrap());
+/// let (login, ban) = (limiter.id("login").unwrap(), limiter.ban("login").unwrap());
 ///
-/// // Every request asks for the ban, and who is denied is struck.
+/// // Every request checks the ban, and every denial strikes the key.
 /// assert!(limiter.decide_now(&[Hit::new(login, "eve"), Hit::new(ban, "eve").cost(0)]).is_allowed());
 /// let _ = limiter.decide_now(&[Hit::new(ban, "eve").cost(2)]);
 /// let banned = limiter.decide_now(&[Hit::new(login, "eve"), Hit::new(ban, "eve").cost(0)]);
@@ -39,9 +38,9 @@ use crate::units::Timestamp;
 pub struct Ban {
     /// Strikes that ban: 1 to 2^32.
     pub after: u64,
-    /// How long strikes count together, from the first of them on.
+    /// Period in which strikes count together, from the first one.
     pub within: Duration,
-    /// How long the ban lasts.
+    /// Duration of the ban.
     pub for_: Duration,
 }
 
@@ -61,10 +60,10 @@ impl From<Ban> for Algorithm {
     }
 }
 
-/// A moment, and what it began: strikes that count together, or a ban.
+/// The start of a period of strikes or of a ban.
 ///
-/// A clock that steps back before that moment moves it back with it: strikes are not forgotten, and nobody is banned
-/// for longer than one ban from then on.
+/// A clock that steps back before the start moves the start back with it: strikes are kept, and no key is banned for longer
+/// than one ban from then on.
 #[derive(Clone, Debug)]
 pub(crate) struct Strikes {
     pub(super) after: u64,
@@ -104,7 +103,7 @@ impl Strikes {
         Marks::most(self.after)
     }
 
-    /// What counts at `now`, and whether that differs from what is stored because the clock stepped back.
+    /// Returns the strikes that count at `now`, and whether they differ from the stored ones because the clock stepped back.
     fn struck(&self, cells: &impl StateWords, now: u64) -> (Struck, bool) {
         let (since, marks) = self.packing.load(cells);
         let marks = Marks(marks);
@@ -115,7 +114,8 @@ impl Strikes {
         (Struck { since: since.min(now), marks }, since > now)
     }
 
-    /// A ban began at a known moment. Strikes count as struck now, unless the new period would not be over yet.
+    /// Converts to other numbers. A ban keeps its start. Strikes count as made now, unless the new period would not be over
+    /// yet.
     pub(super) fn convert(&self, into: &impl StateWords, old: &Self, from: &impl StateWords, now: u64) -> Fit {
         let (struck, _) = old.struck(from, now);
         let Struck { since, marks } = struck;
@@ -166,7 +166,7 @@ impl LimitAlgorithm for Strikes {
             return Step { verdict: denied(wait, 0, wait), edit };
         }
         if cost == 0 {
-            // However near a ban is, it stands in nobody's way yet: a limit that is asked with it speaks.
+            // Before a ban, all of the quota remains, so that the limit checked with the ban is reported.
             let Verdict { reset_after, .. } = self.allowed_after(struck, now);
             return Step { verdict: allowed(self.after, reset_after), edit };
         }
@@ -174,7 +174,7 @@ impl LimitAlgorithm for Strikes {
         Step { verdict: self.allowed_after(after, now), edit: Some(after) }
     }
 
-    /// Strikes are taken back while they count together. A ban stands.
+    /// Gives back strikes while they still count. A ban is kept.
     fn refund(&self, cells: &impl StateWords, now: u64, charge: Charge) -> Option<Struck> {
         let (struck, _) = self.struck(cells, now);
         let strikes = struck.marks.strikes();
@@ -188,8 +188,8 @@ impl LimitAlgorithm for Strikes {
         self.packing.store(cells, edit.since, edit.marks.0);
     }
 
-    /// Someone else was struck first, perhaps long ago, and the period would end too soon for who has just come. A ban
-    /// ends when it ends: who comes into it has done nothing to make it longer.
+    /// Restarts the period: the first strike may have been another key's, long ago, so it could end too soon for this key. A
+    /// ban is not extended.
     fn shared(&self, cells: &impl StateWords, now: u64) {
         let (struck, _) = self.struck(cells, now);
         if !struck.marks.is_ban() {
@@ -232,7 +232,7 @@ mod tests {
         }
     }
 
-    /// One key, struck and asked for.
+    /// One key, with strikes and checks.
     struct Key {
         algorithm: Strikes,
         words: Words,

@@ -1,4 +1,4 @@
-//! Puts a limiter together.
+//! Builder of the in-memory limiter.
 
 use std::sync::Arc;
 
@@ -9,11 +9,23 @@ use crate::limit::Limit;
 use crate::limit_set::{Checked, LimitSet};
 use crate::store::memory::MemoryStore;
 
-/// Memory for keys unless told otherwise: 512 MiB, room for some twenty million keys of a token bucket. It is
-/// not taken before it is needed.
+/// Default memory for keys: 512 MiB, room for about twenty million keys of a token bucket. It is allocated as keys
+/// arrive.
 const DEFAULT_MAX_MEMORY: usize = 512 << 20;
 
-/// Puts a [`Limiter`] together.
+/// Builds a [`Limiter`]: see [`Limiter::builder`].
+///
+/// ```
+/// use tollgate::{FixedWindow, Limit, Limiter, Rate, SECOND, TokenBucket};
+///
+/// let limiter = Limiter::builder()
+///     .limit(Limit::new("burst", FixedWindow::new(10, SECOND))?)
+///     .limit(Limit::new("sustained", TokenBucket::new(1000, Rate::per_minute(100)))?)
+///     .max_memory(64 << 20)
+///     .build()?;
+/// assert!(limiter.check("user:42").is_allowed());
+/// # Ok::<(), tollgate::InvalidLimit>(())
+/// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct LimiterBuilder {
@@ -30,30 +42,32 @@ impl Default for LimiterBuilder {
 }
 
 impl LimiterBuilder {
-    /// Adds a limit. Names must differ.
+    /// Adds a limit. Each limit needs its own name.
     pub fn limit(mut self, limit: Limit) -> Self {
         self.limits = self.limits.limit(limit);
         self
     }
 
-    /// Sets the limits, and those beside them, instead of what was added so far.
+    /// Replaces all limits, variants and bans that were added so far.
     pub fn limits(mut self, limits: impl Into<LimitSet>) -> Self {
         self.limits = limits.into();
         self
     }
 
-    /// Adds other numbers for a limit: see [`LimitSet::variant`].
-    pub fn variant(mut self, limit: Limit) -> Self {
-        self.limits = self.limits.variant(limit);
+    /// Adds a variant of a limit, with other numbers: see [`LimitSet::variant`].
+    pub fn variant(mut self, name: impl Into<String>, limit: Limit) -> Self {
+        self.limits = self.limits.variant(name, limit);
         self
     }
 
     /// Bounds the memory for keys, in bytes, for all limits together. A token bucket's key takes 23 to 46 bytes.
     ///
-    /// When it is full of keys that are not at rest, those are judged as before, and keys that find no room
-    /// share what one key may have, bucket by bucket. So an attack with invented keys takes no more memory and
-    /// nothing from those who are there; honest newcomers are judged too strictly until it has aged out. A table
-    /// grows by doubling, so up to half of the bound may stay unused.
+    /// When the memory is full, a new key takes the slot of a key that has more than half of its quota left. If there is
+    /// none nearby, new keys share the quota of one key. So an attack with invented keys cannot use more memory or exceed a
+    /// limit, and busy keys are still counted exactly; honest new keys may get less than their quota until the attack is
+    /// over. See [`Limiter::overflow`].
+    ///
+    /// Tables grow by doubling, so up to half of the bound may stay unused.
     pub fn max_memory(mut self, bytes: usize) -> Self {
         self.max_memory = bytes;
         self
@@ -72,8 +86,8 @@ impl LimiterBuilder {
 
     /// Hashes keys with this secret instead of a random one.
     ///
-    /// Needed on platforms without a source of randomness, such as `wasm32-unknown-unknown`: draw it there from the
-    /// host. Anyone who knows the secret can find keys that share a count.
+    /// Platforms without a source of randomness, such as `wasm32-unknown-unknown`, need it: get random numbers from the
+    /// host. An attacker who knows the secret can find keys that collide.
     ///
     /// ```
     /// use tollgate::{FixedWindow, Limit, Limiter, ManualClock, MINUTE, Timestamp};
@@ -92,13 +106,14 @@ impl LimiterBuilder {
         self
     }
 
-    /// The limiter.
+    /// Builds the limiter.
     ///
     /// # Errors
     ///
-    /// When there is no limit or more than 10 000, when two have the same name, when a variant has no limit of its
-    /// name and algorithm, or when the memory is too little for the first keys of each. On a platform without a system
-    /// clock or without randomness, when no [`clock`](Self::clock) or no [`hash_seed`](Self::hash_seed) was set.
+    /// Fails if there is no limit or more than 10 000, if two limits or two variants of a limit have the same name, if a
+    /// variant has no limit of its name and algorithm, or if the memory does not suffice for the first keys of each limit.
+    /// On a platform without a system clock or randomness, also if no [`clock`](Self::clock) or no
+    /// [`hash_seed`](Self::hash_seed) was set.
     pub fn build(self) -> Result<Limiter, InvalidLimit> {
         let Checked { mut limits, base_count } = self.limits.checked()?;
         let clock = self.clock.or_else(TimeSource::system).ok_or_else(no_clock)?;

@@ -1,4 +1,6 @@
-//! Questions that were made ready before, for rules.
+//! Operations on hits whose keys are already hashed, for rules.
+//!
+//! A request that several rules match hashes each key once, and uses the hits for the check and for the settlement.
 
 use smallvec::SmallVec;
 
@@ -8,11 +10,11 @@ use crate::limit::LimitId;
 use crate::store::memory::HashedHit;
 use crate::units::Timestamp;
 
-/// What the rules ask that a request meets. They travel with it, so there is no more room than most need.
+/// The hits of one request. They are kept with the request, so there is inline room for as many as most requests have.
 pub(crate) type FewHits = SmallVec<[HashedHit; 3]>;
 
 impl Limiter {
-    /// A hit as it is asked. Whoever gathers several sees to it that no two are of one key.
+    /// Hashes the key of a hit. A caller that gathers several hits must not include the same key twice.
     #[inline]
     pub(crate) fn hash_hit(&self, hit: &Hit<'_>) -> HashedHit {
         HashedHit { limit: hit.limit, fingerprint: self.0.store.fingerprint(hit.key), cost: hit.cost }
@@ -27,26 +29,26 @@ impl Limiter {
     #[cfg(feature = "tower")]
     #[inline(always)]
     pub(crate) fn decide_one_hashed(&self, hit: HashedHit) -> Decision {
-        // The processor reads its counter once all that went before is done, so not after a cache miss.
+        // Read the clock before the table: the processor waits for earlier loads to finish before it reads its counter.
         let now = self.now();
         let inner = &*self.0;
         self.with_wall_time(inner.store.decide_one(&inner.limits, hit, now))
     }
 
-    /// The denial, if one of the limits denies. Otherwise nothing has changed.
+    /// Returns the denial, if one of the limits denies. Otherwise nothing changes.
     pub(crate) fn find_denial(&self, hits: &[HashedHit]) -> Option<Decision> {
         let inner = &*self.0;
         let denied = inner.store.find_denial(&inner.limits, hits, self.now())?;
         Some(self.with_wall_time(denied))
     }
 
-    /// What would be decided, taking nothing.
+    /// Returns the decision on the hits, taking nothing.
     pub(crate) fn peek_hashed(&self, hits: &[HashedHit]) -> Decision {
         self.with_wall_time(self.0.store.peek(&self.0.limits, hits, self.now()))
     }
 }
 
-/// One of the limits alone, at another cost.
+/// Returns the hits of one limit, with another cost.
 pub(crate) fn hits_of_limit(hits: &[HashedHit], limit: LimitId, cost: u64) -> FewHits {
     hits.iter().filter(|hit| hit.limit == limit).map(|hit| HashedHit { cost, ..*hit }).collect()
 }

@@ -1,8 +1,9 @@
-//! Snapshots: the keys of a limiter written out, and a limiter that goes on where another process ended.
+//! Snapshots: saving the state of all keys, and restoring it in another process.
 //!
-//! A snapshot has the limits by name and numbers, the secret that keys were hashed with, and for each key that is not at
-//! rest what it has spent and when, by the wall clock. It has no key itself. It is read into a limiter with the limits that
-//! it was written by, which is then changed to the limits that are wanted, as by [`Limiter::with_limits`].
+//! A snapshot contains the limits with their numbers, the secret that keys were hashed with, and for each key that does
+//! not have its whole quota the spent units and their times, by the wall clock. It contains no keys. Restoring first
+//! builds a limiter with the limits of the snapshot, and then changes it to the current limits as
+//! [`Limiter::with_limits`] does.
 
 mod encoding;
 
@@ -21,9 +22,9 @@ use crate::store::memory::{MemoryStore, SectionHead};
 use crate::units::Timestamp;
 
 const MAGIC: [u8; 8] = *b"tollgate";
-/// To be raised with every change of what follows.
+/// Format version. Raise it with every change of the format.
 const VERSION: u8 = 1;
-/// What comes next: nothing, the keys of another limit, or a key.
+/// Tags: the end of the snapshot, the keys of another limit, or a key.
 const END: u64 = 0;
 const SECTION: u64 = 1;
 const KEY: u64 = 2;
@@ -32,28 +33,28 @@ const MAX_SECTIONS: u64 = 1 << 20;
 const MAX_NAME: usize = 1 << 16;
 const MAX_ENTRIES: u64 = 1 << 24;
 
-/// What came of a snapshot: see [`LimiterBuilder::restore`].
+/// The result of restoring a snapshot: see [`LimiterBuilder::restore`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Restored {
-    /// Keys that go on where they were.
+    /// Keys that were restored.
     pub keys: u64,
-    /// Keys for which there was no memory. They start with their full quota.
+    /// Keys that found no memory. They start with their full quota.
     pub left_out: u64,
-    /// When the snapshot was written, by the wall clock of that machine. If that is in the future, the clock was set
-    /// back since; keys then go on as if no time had passed.
+    /// Time at which the snapshot was written, by the wall clock of that machine. If it is in the future, the clock was
+    /// set back since, and keys are restored as if no time had passed.
     pub written_at: Timestamp,
 }
 
-/// Why a snapshot cannot be restored.
+/// The reason why a snapshot cannot be restored.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum RestoreError {
-    /// It cannot be read.
+    /// Reading the snapshot failed.
     Read(io::Error),
-    /// It is not a snapshot, it was written by another version, it is damaged, or there is too little memory for its limits.
+    /// The input is not a snapshot, was written by another version, is damaged, or needs more memory than allowed.
     Unusable(String),
-    /// The limiter cannot be built, with or without a snapshot.
+    /// The limiter cannot be built, with or without the snapshot.
     Limits(InvalidLimit),
 }
 
@@ -61,14 +62,14 @@ impl RestoreError {
     fn of_read(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::UnexpectedEof => {
-                Self::Unusable("it is truncated: restore a copy, or start without it".into())
+                Self::Unusable("the snapshot is truncated: restore a copy, or start without it".into())
             }
             _ => Self::Read(error),
         }
     }
 
     fn corrupt() -> Self {
-        Self::Unusable("it is damaged: restore a copy, or start without it".into())
+        Self::Unusable("the snapshot is damaged: restore a copy, or start without it".into())
     }
 }
 
@@ -99,18 +100,18 @@ impl From<InvalidLimit> for RestoreError {
 }
 
 impl Limiter {
-    /// Writes what all keys have spent, for [`LimiterBuilder::restore`], and returns the number of keys. It takes about 10
-    /// to 30 bytes for each key that is not at rest, and little memory.
+    /// Writes the state of all keys for [`LimiterBuilder::restore`], and returns the number of keys.
     ///
-    /// Other threads decide meanwhile, and what they take may be in the snapshot or not. Counts that keys without a slot
-    /// share while the [memory](LimiterBuilder::max_memory) is full are not in it, nor is what is in flight.
+    /// It writes about 10 to 30 bytes per key that does not have its whole quota, and needs little memory. Other threads can
+    /// decide at the same time; their charges may be missing from the snapshot. Quota that keys share because the
+    /// [memory](LimiterBuilder::max_memory) is full is not included, nor are requests in flight.
     ///
-    /// The snapshot does not have the keys, but it has the secret that they are hashed with. Anyone who can read it can
-    /// find out whether a certain key is in it, and find keys that share a count: keep it as you keep a password.
+    /// The snapshot does not contain keys, but it contains the secret that they are hashed with. A reader of the file can
+    /// test whether a certain key is in it and can find keys that collide: protect it like a password.
     ///
     /// # Errors
     ///
-    /// When `out` fails.
+    /// Returns the error of `out`.
     ///
     /// ```
     /// use tollgate::{FixedWindow, Limit, Limiter, MINUTE};
@@ -169,18 +170,18 @@ fn write_key(out: &mut Encoder<impl Write>, fingerprint: u64, record: &Record) -
 }
 
 impl LimiterBuilder {
-    /// Builds a limiter that goes on where another one was when it wrote a [snapshot](Limiter::snapshot): what keys had
-    /// spent then is spent, as far as it has not come back since.
+    /// Builds a limiter with the state of a [snapshot](Limiter::snapshot).
     ///
-    /// Limits may differ from those of the snapshot. What keys have spent is converted to them, as [`Limiter::with_limits`]
-    /// describes; that of limits that are gone is kept for a while, in case they come back.
+    /// Spent quota stays spent, except for units that have been refilled since. Limits may differ from those of the
+    /// snapshot: the state is converted as [`Limiter::with_limits`] describes. The state of limits that no longer exist is
+    /// kept for a while, in case they are added again.
     ///
-    /// Keys are hashed with the secret in the snapshot, whatever [`hash_seed`](Self::hash_seed) says.
+    /// Keys are hashed with the secret in the snapshot, and [`hash_seed`](Self::hash_seed) is ignored.
     ///
     /// # Errors
     ///
-    /// As [`build`](Self::build), and when the snapshot cannot be read or used. A limiter without it is then a
-    /// [`build`](Self::build) away; it gives every key its full quota.
+    /// The same as [`build`](Self::build), and if the snapshot cannot be read or used. To start without it, call
+    /// [`build`](Self::build): every key then has its full quota.
     pub fn restore(self, snapshot: impl Read) -> Result<(Limiter, Restored), RestoreError> {
         let Checked { mut limits, base_count } = self.limits.checked()?;
         let wanted = limits.clone();
@@ -222,7 +223,7 @@ impl LimiterBuilder {
     }
 }
 
-/// What a snapshot begins with.
+/// The header of a snapshot.
 struct Head {
     written_at: Timestamp,
     seed: [u64; 4],
@@ -233,11 +234,14 @@ impl Head {
     fn read(input: &mut Decoder<impl Read>) -> Result<Self, RestoreError> {
         let magic: [u8; 8] = input.bytes()?;
         if magic != MAGIC {
-            return Err(RestoreError::Unusable("it is not a snapshot of tollgate: name another file".into()));
+            return Err(RestoreError::Unusable(
+                "the input is not a Tollgate snapshot: use another file, or start without it".into(),
+            ));
         }
         let [version] = input.bytes()?;
         if version != VERSION {
-            let problem = format!("it has format {version}, and this version of tollgate reads format {VERSION}");
+            let problem =
+                format!("the snapshot has format {version}, and this version of Tollgate reads format {VERSION}");
             return Err(RestoreError::Unusable(format!("{problem}: delete it, or use the version that wrote it")));
         }
         let written_at = Timestamp::from_micros(input.number()?);
@@ -254,7 +258,7 @@ impl Head {
     }
 }
 
-/// Calls `see` with every key, and the number of its limit.
+/// Calls `see` with every key and the id of its limit.
 fn read_keys(
     input: &mut Decoder<impl Read>,
     sections: usize,

@@ -97,9 +97,9 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// Adds other numbers for a limit: see [`LimitSet::variant`].
-    pub fn variant(mut self, limit: Limit) -> Self {
-        self.limits = self.limits.variant(limit);
+    /// Adds a variant of a limit, with other numbers: see [`LimitSet::variant`].
+    pub fn variant(mut self, name: impl Into<String>, limit: Limit) -> Self {
+        self.limits = self.limits.variant(name, limit);
         self
     }
 

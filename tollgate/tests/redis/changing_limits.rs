@@ -203,9 +203,9 @@ async fn a_reset_by_another_reaches_the_new_limits() {
 async fn variants_of_a_limit_are_one_key_with_denials_of_their_own() {
     let server = RedisServer::start();
     for way in every_way() {
-        let limits = LimitSet::new().limit(limit(way(10))).variant(limit(way(1_000)));
+        let limits = LimitSet::new().limit(limit(way(10))).variant("plan", limit(way(1_000)));
         let limiter = connect(&server, limits, None).await;
-        let plan = limiter.variants().next().expect("a variant");
+        let plan = limiter.variant("limit", "plan").expect("a variant");
         let _ = until(&limiter, "key", RECOVERY, |decision| decision.source() == Source::DenialCache).await;
         let by_plan = limiter.decide(&[Hit::new(plan, "key")]).await;
         assert_eq!((by_plan.is_allowed(), by_plan.limit()), (true, Some(plan)), "{:?}", way(1_000));

@@ -1,10 +1,10 @@
-//! How a snapshot is written: numbers in groups of seven bits, and a checksum at the end.
+//! The encoding of a snapshot: variable-length integers in groups of seven bits, and a checksum at the end.
 
 use std::io::{self, BufReader, BufWriter, Read, Write};
 
 use super::RestoreError;
 
-/// FNV-1a: a single changed byte changes it. It is no protection against forgery, nor meant to be.
+/// FNV-1a. It detects damage, not forgery.
 struct Checksum(u64);
 
 impl Checksum {
@@ -34,12 +34,12 @@ impl<W: Write> Encoder<W> {
         self.out.write_all(bytes)
     }
 
-    /// Writes a number that may be any, in 8 bytes.
+    /// Writes a number in 8 bytes.
     pub(super) fn word(&mut self, word: u64) -> io::Result<()> {
         self.bytes(&word.to_le_bytes())
     }
 
-    /// Writes a number that is mostly small.
+    /// Writes a number in 1 to 10 bytes: small numbers take fewer.
     pub(super) fn number(&mut self, mut number: u64) -> io::Result<()> {
         let (mut bytes, mut len) = ([0; 10], 0);
         while number >= 0x80 {
@@ -50,7 +50,7 @@ impl<W: Write> Encoder<W> {
         self.bytes(&bytes[..=len])
     }
 
-    /// Writes the checksum of all that was written.
+    /// Writes the checksum and flushes the output.
     pub(super) fn finish(mut self) -> io::Result<()> {
         let checksum = self.checksum.0;
         self.word(checksum)?;
@@ -100,7 +100,7 @@ impl<R: Read> Decoder<R> {
         String::from_utf8(bytes).map_err(|_| RestoreError::corrupt())
     }
 
-    /// Reads the checksum, and whether there is more behind it.
+    /// Checks the checksum, and that nothing follows it.
     pub(super) fn finish(mut self) -> Result<(), RestoreError> {
         let checksum = self.checksum.0;
         if self.word()? != checksum {

@@ -206,12 +206,12 @@ async fn several_leased_limits_with_costs_and_variants_count_what_is_admitted() 
             .limit(leased("global", TokenBucket::new(10_000, Rate::per_day(1))))
             .limit(leased("plan", window(1_000)))
             .limit(limit("per-user", window(90)))
-            .variant(leased("plan", window(2_000)));
+            .variant("large", leased("plan", window(2_000)));
         limits.connect()
     };
     let nodes = [build().await.expect("connects"), build().await.expect("connects")];
     let [global, plan, per_user] = ["global", "plan", "per-user"].map(|name| nodes[0].id(name).expect("a limit"));
-    let variant = nodes[0].variants().next().expect("the variant");
+    let variant = nodes[0].variant("plan", "large").expect("the variant");
     let tasks = (0..40).map(|number| {
         let node = nodes[number % 2].clone();
         tokio::spawn(async move {

@@ -63,7 +63,7 @@ async fn mistakes_are_refused_with_their_fix() {
             "store `a`: there is a user without a password; set password_file, or remove the user",
         ),
         (
-            at().store("a", url).limit(plan(Some("a"))).variant(plan(None)),
+            at().store("a", url).limit(plan(Some("a"))).variant("gold", plan(None)),
             "limit `per-user`: a variant is on another store than its limit; give both the same store: a variant counts \
              the keys of its limit",
         ),
