@@ -1,12 +1,12 @@
-//! The algorithms: pure arithmetic on integers. Never reads a clock, knows no store.
+//! The algorithms: pure integer arithmetic, without clocks or stores.
 //!
-//! An algorithm is a function of (configuration, state, now, cost) to (verdict, change of state). The state of
-//! a key is a few 64-bit words, the fewest that keep the algorithm exact, and words of all zeros are a key at
-//! rest: a store may forget an idle key at any moment and nobody can tell.
+//! An algorithm maps (configuration, state, now, cost) to (verdict, change of state). The state of a key is a few 64-bit
+//! words, as few as keep the algorithm exact. A key that has its whole quota is *at rest* (idle). Words of all zeros are a
+//! key at rest, so a store can drop an idle key at any time without a visible effect.
 //!
-//! Deliberately not here: names, keys, several limits at once, concurrency. A store reads the words, asks, and
-//! writes them back, and how it keeps that atomic is its own affair. An algorithm must therefore answer on any
-//! words at all, torn ones too, with any answer but a panic: the store throws such an answer away.
+//! Deliberately not here: names, keys, several limits at once, concurrency. A store reads the words, calls the algorithm
+//! and writes the words back atomically. It may read torn words, whose verdict it then discards, so an algorithm must not
+//! panic on any words.
 
 pub(crate) mod conversion;
 mod divisor;
@@ -43,24 +43,24 @@ pub use sliding_window_log::SlidingWindowLog;
 pub use strikes::Ban;
 pub use token_bucket::TokenBucket;
 
-/// The most a limit may hold: 2^32.
+/// The largest quota: 2^32.
 pub(crate) const MAX_QUOTA: u64 = 1 << 32;
 
-/// Which algorithm a limit follows, and its numbers.
+/// The algorithm of a limit, with its numbers. `docs/algorithms.md` compares them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Algorithm {
     /// Bursts up to a capacity, then a steady rate.
     TokenBucket(TokenBucket),
-    /// A steady outflow: what does not fit is refused, or waits its turn.
+    /// A steady outflow: requests that do not fit are denied, or wait in a queue.
     LeakyBucket(LeakyBucket),
     /// A count per window of time.
     FixedWindow(FixedWindow),
-    /// Exact at every instant: every admitted request is remembered for a window.
+    /// Exact at every instant: every allowed request is recorded for a window.
     SlidingWindowLog(SlidingWindowLog),
     /// A sliding window estimated from counts per segment. The default.
     SlidingWindowCounter(SlidingWindowCounter),
-    /// No limit by itself: refuses for a while who has been struck too often.
+    /// Denies a key for a while after too many strikes. Not a limit by itself.
     Ban(Ban),
 }
 
@@ -70,79 +70,77 @@ impl Default for Algorithm {
     }
 }
 
-/// The state of one key, as words that a store lends.
+/// The state of one key: words that belong to a store.
 pub(crate) trait StateWords {
     fn get(&self, index: usize) -> u64;
     fn set(&self, index: usize, word: u64);
-    /// Where a log goes on that has outgrown its words.
+    /// Memory for logs that have outgrown their words.
     fn spill(&self) -> &spill::Spill;
 }
 
-/// A verdict, and what it changes. `None` leaves the state as it is.
+/// A verdict and a change of the state. `None` changes nothing.
 pub(crate) struct Step<Edit> {
     pub(crate) verdict: Verdict,
     pub(crate) edit: Option<Edit>,
 }
 
-/// What was once admitted and is now to be given back.
+/// An earlier charge that is to be given back.
 #[derive(Clone, Copy)]
 pub(crate) struct Charge {
     pub(crate) at: u64,
     pub(crate) cost: u64,
 }
 
-/// How the words of a key are read and written. Times are microseconds since the Unix epoch.
+/// Reads and writes the words of a key. Times are microseconds since the Unix epoch.
 pub(crate) trait LimitAlgorithm {
     type Edit;
 
-    /// How many words a key needs.
+    /// Returns the number of words per key.
     fn words(&self) -> usize;
 
-    /// How many high bits of a state of one word are always 0, so that a store can keep a tag there. A state with such
-    /// bits never has all the others set. 0 for states of several words.
+    /// Returns the number of high bits of a one-word state that are always 0, so that a store can keep a tag there. The other
+    /// bits are never all set. 0 for states of several words.
     fn free_bits(&self) -> u32 {
         0
     }
 
-    /// Whether the words mean nothing unless the key is held still while they are read.
+    /// Returns whether the words can only be read while the key is locked.
     fn must_lock(&self) -> bool {
         false
     }
 
     fn decide(&self, cells: &impl StateWords, now: u64, cost: u64) -> Step<Self::Edit>;
 
-    /// What to change so that a charge is taken back, as far as it still weighs on the key. Giving back more
-    /// would mint quota.
+    /// Returns the change that gives back a charge, as far as it still counts. Giving back more would create quota.
     fn refund(&self, cells: &impl StateWords, now: u64, charge: Charge) -> Option<Self::Edit>;
 
     fn apply(&self, cells: &impl StateWords, edit: Self::Edit);
 
-    /// Whether the key is at rest, so that forgetting it changes no answer from now on.
+    /// Returns whether the key is at rest, so that dropping it changes no later decision.
     fn is_idle(&self, cells: &impl StateWords, now: u64) -> bool;
 
-    /// Called on words that other keys have written to, to keep whoever comes now no richer than it would be
-    /// alone. Most states see to that by themselves.
+    /// Adjusts words that several keys share before a key is charged to them, so that the key gets no more quota than it would
+    /// have alone. Most algorithms need no adjustment.
     fn shared(&self, cells: &impl StateWords, now: u64) {
         let _ = (cells, now);
     }
 
-    /// Raises `floor` so that it covers `state` as well: a key that starts with it has no more left than with either.
-    /// That must need no later date for any charge, or a floor that is raised again and again would never decay.
-    /// Changes nothing and returns false if less than half the quota, or just half, would be left, or if the states of
-    /// this algorithm cannot be combined in this way.
+    /// Raises `floor` so that it covers `state` too: a key that starts with the floor has no more left than with either. No
+    /// charge may get a later time, or a floor that is raised repeatedly would never decay. Returns false and changes
+    /// nothing if half of the quota or less would be left, or if states of this algorithm cannot be combined.
     fn cover(&self, floor: &impl StateWords, state: &impl StateWords, now: u64) -> bool {
         let _ = (floor, state, now);
         false
     }
 
-    /// Makes the key a newcomer that has spent all that `from` has.
+    /// Copies the charges of `from` to a new key.
     fn inherit(&self, cells: &impl StateWords, from: &impl StateWords) {
         for index in 0..self.words() {
             cells.set(index, from.get(index));
         }
     }
 
-    /// Puts the key to rest.
+    /// Gives the key its whole quota back.
     fn clear(&self, cells: &impl StateWords) {
         for index in 0..self.words() {
             cells.set(index, 0);
@@ -150,12 +148,12 @@ pub(crate) trait LimitAlgorithm {
     }
 }
 
-/// The algorithms with their numbers checked and prepared.
+/// The algorithms with checked and precomputed numbers.
 #[derive(Clone, Debug)]
 pub(crate) enum Compiled {
-    /// Token bucket with smooth refill, and both leaky buckets: the same arithmetic seen from two sides.
+    /// Token bucket with smooth refill, and both leaky buckets, which are the same arithmetic.
     Meter(meter::Meter<u64>),
-    /// The same for a bucket of very many units that come back very slowly.
+    /// The same for buckets with a very large capacity and a very slow refill.
     WideMeter(meter::Meter<u128>),
     Interval(token_bucket::Interval),
     ClockWindow(fixed_window::ClockWindow),
@@ -165,7 +163,7 @@ pub(crate) enum Compiled {
     Strikes(strikes::Strikes),
 }
 
-/// Runs the same expression on whichever algorithm it is, each compiled on its own.
+/// Runs the same expression for each algorithm, compiled separately for each.
 macro_rules! with_algorithm {
     ($compiled:expr, $algorithm:ident => $body:expr) => {
         match $compiled {
@@ -183,7 +181,7 @@ macro_rules! with_algorithm {
 pub(crate) use with_algorithm;
 
 impl Compiled {
-    /// Lets windows follow the wall clock that `offset` describes, where they are aligned to it.
+    /// Makes windows that are aligned to the wall clock follow `offset`.
     pub(crate) fn follow_wall_clock(&mut self, offset: WallOffset) {
         match self {
             Self::ClockWindow(algorithm) => algorithm.wall = offset,
@@ -228,7 +226,7 @@ impl Algorithm {
     }
 }
 
-/// What every algorithm asks of its numbers.
+/// Checks of the numbers of all algorithms.
 mod checked {
     use std::time::Duration;
 
@@ -279,7 +277,7 @@ mod checked {
         Ok(whole_micros(value))
     }
 
-    /// The rate as (count, period in microseconds).
+    /// Returns a checked rate as (count, period in microseconds).
     pub(super) fn rate(field: &'static str, rate: Rate) -> Result<(u64, u64), InvalidLimit> {
         if rate.count() == 0 {
             return Err(InvalidLimit::new(
@@ -298,13 +296,13 @@ mod checked {
         Ok((rate.count(), span(field, rate.period())?))
     }
 
-    /// How long a bucket of that capacity takes to fill or to run empty, rounded up to a microsecond.
+    /// Returns the time to fill or drain a bucket of this capacity, rounded up to a microsecond.
     pub(super) fn full_refill_time(capacity: u64, rate: Rate) -> Duration {
         let micros = (u128::from(capacity) * rate.period().as_micros()).div_ceil(u128::from(rate.count().max(1)));
         Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
     }
 
-    /// Refuses a bucket that takes longer than any window may to fill.
+    /// Rejects a bucket that takes longer to fill than the longest window.
     pub(super) fn full_refill(field: &'static str, capacity: u64, count: u64, period: u64) -> Result<(), InvalidLimit> {
         let rate = Rate::new(count, Duration::from_micros(period));
         if full_refill_time(capacity, rate) > MAX_SPAN {
@@ -318,20 +316,20 @@ mod checked {
     }
 }
 
-/// `a * b / c`, rounded down, exact whatever the size. A `u128` division costs ten of a `u64`'s, so it is only
-/// made when the product asks for it.
+/// Returns `a * b / c`, rounded down. A `u128` division is ten times as slow as a `u64` division, so it is used only if the
+/// product does not fit.
 #[inline]
 fn mul_div(a: u64, b: u64, c: u64) -> u64 {
     div(u128::from(a) * u128::from(b), c)
 }
 
-/// `a / b` rounded down, where the quotient is known to fit.
+/// Returns `a / b`, rounded down. The quotient must fit.
 #[inline(always)]
 fn div(a: u128, b: u64) -> u64 {
     u64::try_from(a).map_or_else(|_| div_wide(a, b), |a| a / b)
 }
 
-/// `a / b` rounded up, where the quotient is known to fit.
+/// Returns `a / b`, rounded up. The quotient must fit.
 #[inline(always)]
 fn div_ceil(a: u128, b: u64) -> u64 {
     u64::try_from(a).map_or_else(|_| div_wide(a + u128::from(b - 1), b), |a| a.div_ceil(b))

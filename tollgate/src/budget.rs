@@ -1,10 +1,10 @@
-//! The memory a store may take, and the zeroed words it takes it in.
+//! The memory budget of a store, and the zeroed words that it allocates.
 
 use std::sync::Arc;
 
 use crate::sync::{AtomicU64, AtomicUsize, Ordering};
 
-/// Bytes that may still be taken. Clones share it.
+/// A bound on memory, in bytes. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Budget(Arc<Inner>);
 
@@ -16,14 +16,14 @@ struct Inner {
 /// Words for a table: zeroed, aligned to a pair of cache lines, never moved.
 pub(crate) struct Words {
     words: Box<[AtomicU64]>,
-    /// Where the first aligned word is.
+    /// Index of the first aligned word.
     first: usize,
 }
 
 /// Buckets are laid out in units of this many bytes, the pair of lines that the hardware fetches together.
 const ALIGN: usize = 128;
 const WORD: usize = 8;
-/// Words taken beside those asked for, to align them; too few to count.
+/// Extra words for alignment. They are too few to count.
 const SLACK: usize = ALIGN / WORD;
 
 impl Budget {
@@ -35,25 +35,25 @@ impl Budget {
         self.0.used.load(Ordering::Relaxed)
     }
 
-    /// Whether so many words could be taken now.
+    /// Returns whether `count` words are left.
     pub(crate) fn has(&self, count: usize) -> bool {
         count.saturating_mul(WORD) <= self.0.max.load(Ordering::Relaxed).saturating_sub(self.used())
     }
 
-    /// All that may be taken, in bytes.
+    /// Returns the bound in bytes.
     pub(crate) fn max(&self) -> usize {
         self.0.max.load(Ordering::Relaxed)
     }
 
-    /// So many words even if there are none left, to begin a table with: a limit that is added while the tables of
-    /// others have taken everything must still count. They do not grow any more until it has been made up for.
+    /// Allocates `count` words even if the budget is used up, for the first block of a table: a limit that is added while
+    /// the memory is full must still count. Other tables do not grow until memory is within the bound again.
     pub(crate) fn take_anyway(&self, count: usize) -> Option<Words> {
         let words = zeroed(count.checked_add(SLACK)?)?;
         self.0.used.fetch_add(words.bytes(), Ordering::Relaxed);
         Some(words)
     }
 
-    /// Counts bytes that are held outside of tables, unless that is more than is left.
+    /// Counts `bytes` outside of tables, unless they exceed the rest of the budget.
     #[cfg(feature = "redis")]
     pub(crate) fn reserve(&self, bytes: usize) -> bool {
         let max = self.max();
@@ -71,8 +71,8 @@ impl Budget {
         self.0.used.fetch_sub(words.bytes(), Ordering::Relaxed);
     }
 
-    /// So many words, unless that is more than is left. If the machine has less than the budget allows, the
-    /// budget ends there.
+    /// Allocates `count` words, unless they exceed the rest of the budget. If the machine has less memory than the budget,
+    /// the budget is lowered.
     pub(crate) fn take(&self, count: usize) -> Option<Words> {
         let bytes = count.checked_mul(WORD)?;
         let max = self.0.max.load(Ordering::Relaxed);
@@ -88,7 +88,7 @@ impl Budget {
 }
 
 impl Words {
-    /// What they were counted as when they were taken.
+    /// Returns the bytes that these words count as.
     pub(crate) fn bytes(&self) -> usize {
         (self.words.len() - if cfg!(loom) { 0 } else { SLACK }) * WORD
     }
@@ -103,8 +103,7 @@ impl Words {
     }
 }
 
-/// Memory fresh from the operating system is zero already: asking for it zeroed touches none of it, so that a
-/// table of a gigabyte costs nothing until it is used.
+/// Allocates zeroed words. The operating system provides zeroed pages on first access, so an unused table costs nothing.
 #[cfg(not(loom))]
 fn zeroed(count: usize) -> Option<Words> {
     let words: Box<[AtomicU64]> = bytemuck::try_zeroed_slice_box(count).ok()?;

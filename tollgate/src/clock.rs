@@ -1,8 +1,8 @@
-//! Clocks: the only place where one is read.
+//! Clocks. This is the only module that reads them.
 //!
-//! A limiter has one time, in which buckets refill and logs expire. It goes forward with the machine's monotonic clock,
-//! so that a wall clock that is stepped refills nothing. The wall clock is followed by an offset beside it, for windows
-//! that are aligned to it and for times that clients read ([`WallOffset`]).
+//! A limiter has one time, by which buckets refill and logs expire. It follows the machine's monotonic clock, so a stepped
+//! wall clock refills nothing. A separate offset ([`WallOffset`]) follows the wall clock, for windows that are aligned to it
+//! and for times that clients read.
 
 #[cfg(not(all(target_family = "wasm", target_os = "unknown")))]
 mod machine;
@@ -22,10 +22,10 @@ use std::time::Duration;
 use self::system::SystemClock;
 use crate::units::{Timestamp, WallOffset};
 
-/// Tells a limiter the time, in place of the system's clock.
+/// A clock for limiters, instead of the system's clock: see [`LimiterBuilder::clock`](crate::LimiterBuilder::clock).
 ///
-/// For platforms without a system clock, such as `wasm32-unknown-unknown`, and for programs that keep their own time.
-/// Closures that return a [`Timestamp`] are clocks. For tests there is [`ManualClock`].
+/// Use it on platforms without a system clock, such as `wasm32-unknown-unknown`, or in simulations. Closures that return a
+/// [`Timestamp`] are clocks. For tests, use [`ManualClock`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -40,8 +40,8 @@ use crate::units::{Timestamp, WallOffset};
 pub trait Clock: Send + Sync {
     /// Returns the current time.
     ///
-    /// Called for every decision. A step forward is taken for time that has passed, so it refills buckets. A step back
-    /// gives nobody more and locks nobody out.
+    /// It is called for every decision. A step forward counts as passed time, so it refills buckets. A step back neither
+    /// adds quota nor locks keys out.
     fn now(&self) -> Timestamp;
 }
 
@@ -82,7 +82,7 @@ impl TimeSource {
         }
     }
 
-    /// Returns how far the wall clock is ahead of [`now`](Self::now). A custom clock tells both times.
+    /// Returns how far the wall clock is ahead of [`now`](Self::now). A custom clock serves as both.
     pub(crate) fn wall_offset(&self) -> WallOffset {
         match self {
             #[cfg(not(all(target_family = "wasm", target_os = "unknown")))]
@@ -93,7 +93,7 @@ impl TimeSource {
         }
     }
 
-    /// The same as a number of microseconds.
+    /// Returns the offset of the wall clock in microseconds.
     #[inline(always)]
     pub(crate) fn wall_offset_micros(&self) -> i64 {
         match self {
@@ -111,11 +111,10 @@ impl TimeSource {
         self.now().offset_by(self.wall_offset_micros())
     }
 
-    /// Returns a time that is never behind real time for long: the limiter's, with every forward step of the wall clock
-    /// added.
+    /// Returns the limiter's time plus every forward step of the wall clock.
     ///
-    /// For what ends by another machine's clock, such as leases and cached denials. This machine may have been paused
-    /// while the other one was not, and the first sign of that is a wall clock that was set right.
+    /// Leases and cached denials expire by another machine's clock. This machine may have been paused in the meantime, and
+    /// then its wall clock steps forward when it is corrected.
     #[cfg(feature = "redis")]
     pub(crate) fn now_with_gaps(&self) -> Timestamp {
         match self {
@@ -139,7 +138,7 @@ impl std::fmt::Debug for TimeSource {
     }
 }
 
-/// A clock that stands still until it is moved, for tests and simulations.
+/// A clock that moves only when you move it, for tests and simulations.
 ///
 /// ```
 /// use tollgate::{FixedWindow, Limit, Limiter, ManualClock, Timestamp, MINUTE};
@@ -157,23 +156,23 @@ impl std::fmt::Debug for TimeSource {
 pub struct ManualClock(Arc<AtomicU64>);
 
 impl ManualClock {
-    /// Returns a clock that stands at `now`. Clones share it.
+    /// Creates a clock that shows `now`. Clones share the time.
     #[must_use]
     pub fn at(now: Timestamp) -> Self {
         Self(Arc::new(now.as_micros().into()))
     }
 
-    /// Moves to `now`, forward or back.
+    /// Sets the time, forward or back.
     pub fn set(&self, now: Timestamp) {
         self.0.store(now.as_micros(), Ordering::SeqCst);
     }
 
-    /// Moves forward.
+    /// Moves the time forward by `span`.
     pub fn advance(&self, span: Duration) {
         self.set(self.now().saturating_add(span));
     }
 
-    /// Returns the time it stands at.
+    /// Returns the current time of this clock.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         Timestamp::from_micros(self.0.load(Ordering::SeqCst))

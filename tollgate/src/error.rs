@@ -1,9 +1,9 @@
-//! What a limit can be refused for. Being denied is a decision, not an error; see [`crate::Decision`].
+//! The error of invalid limits. A denial is not an error: see [`crate::Decision`].
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// A limit, rate or limiter that cannot be built: the field that is wrong, what is wrong with it, and the fix.
+/// The error if a limit, rate or limiter cannot be built: the field, the problem and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidLimit {
     limit: Option<String>,
@@ -22,19 +22,19 @@ impl InvalidLimit {
         self
     }
 
-    /// The field that has to change, by the name it has in a rule file: `capacity`, `refill`, `window`.
+    /// Returns the name of the invalid field as in a rule file: `capacity`, `refill`, `window`.
     #[must_use]
     pub fn field(&self) -> &str {
         self.field
     }
 
-    /// What is wrong, without the name of the limit.
+    /// Returns the problem, without the name of the limit.
     #[must_use]
     pub fn problem(&self) -> &str {
         &self.problem
     }
 
-    /// What to do about it.
+    /// Returns the fix.
     #[must_use]
     pub fn fix(&self) -> &str {
         &self.fix

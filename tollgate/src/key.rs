@@ -1,12 +1,12 @@
-//! What a limit counts by.
+//! Keys: the identities that limits count by.
 
 use std::fmt::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The identity a limit counts by: a user, an address, a tenant and an endpoint together.
+/// The identity that a limit counts by: a user, an address, or a tenant and an endpoint together.
 ///
-/// Borrowed, and hashed in place: no string is built for it. Any bytes will do, of any length, the empty key
-/// too. Several parts make one key without any way for two different lists of parts to mean the same key.
+/// A key is borrowed and hashed in place, without building a string. It can be any bytes of any length, even empty. A key
+/// can have several parts, and different lists of parts are always different keys.
 ///
 /// ```
 /// use tollgate::{Key, Limiter, Limit, FixedWindow, MINUTE};
@@ -18,8 +18,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// # Ok::<(), tollgate::InvalidLimit>(())
 /// ```
 ///
-/// Integers, IP addresses and, with the feature `uuid`, UUIDs are keys too. Each is the same key as its text, so that
-/// processes that count together may write it either way. An IPv4 address that is mapped into IPv6 is the IPv4 address.
+/// Integers, IP addresses and, with the feature `uuid`, UUIDs convert to keys. Each is the same key as its text, so
+/// processes that share limits may use either. An IPv4-mapped IPv6 address is the same key as the IPv4 address.
 ///
 /// ```
 /// use std::net::IpAddr;
@@ -50,23 +50,23 @@ struct Text {
     length: u8,
 }
 
-/// The length of the longest IPv6 address and of the largest `u128`, and one for a sign.
+/// Length of the longest IPv6 address and of the largest `u128`, plus a sign.
 const MAX_TEXT: usize = 40;
 
 impl<'a> Key<'a> {
-    /// A key made of several parts. One part is the same key as that part alone.
+    /// Creates a key of several parts. A single part is the same key as the part alone.
     #[must_use]
     pub const fn parts(parts: &'a [&'a str]) -> Self {
         Self(Repr::Parts(parts))
     }
 
-    /// A key made of several parts that need not be text. It is the same key as that of the same parts as text.
+    /// Creates a key of several parts that need not be text. It is the same key as the same parts as text.
     #[must_use]
     pub const fn byte_parts(parts: &'a [&'a [u8]]) -> Self {
         Self(Repr::ByteParts(parts))
     }
 
-    /// The bytes of a key of one part.
+    /// Returns the bytes of a key of one part.
     #[inline(always)]
     pub(crate) fn whole(&self) -> Option<&[u8]> {
         match &self.0 {
@@ -78,7 +78,7 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// The parts of a key of several, or of none.
+    /// Returns the parts of a key that does not have exactly one part.
     pub(crate) fn several(&self) -> impl Iterator<Item = &'a [u8]> {
         let (text, bytes): (&[&str], &[&[u8]]) = match self.0 {
             Repr::Whole(_) | Repr::Inline(_) => (&[], &[]),

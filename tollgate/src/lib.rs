@@ -11,26 +11,46 @@
 //! # Ok::<(), tollgate::InvalidLimit>(())
 //! ```
 //!
-//! In the order to read them:
+//! - A [`Limit`] is a name and one of five algorithms with checked numbers: [`TokenBucket`], [`LeakyBucket`],
+//!   [`FixedWindow`], [`SlidingWindowLog`] or [`SlidingWindowCounter`].
+//! - A [`Limiter`] holds one or more limits and the state of every key in memory. [`Limiter::check`] checks all of its
+//!   limits for one key. [`Limiter::decide_now`] checks any set of [`Hit`]s, all or nothing. Neither needs a runtime.
+//! - A [`Decision`] says whether the request is allowed, which limit decided, the remaining quota, and the exact time
+//!   to wait.
+//! - Other operations are [`peek`](Limiter::peek), [`refund`](Limiter::refund), [`reset`](Limiter::reset) and, for costs
+//!   that are known only afterwards, [`reserve`](Limiter::reserve) and [`settle`](Limiter::settle). With the feature
+//!   `tokio`, `until_ready` waits for quota.
+//! - `RedisLimiter` (feature `redis`) shares limits between processes and has the same operations. Code that is generic
+//!   over [`RateLimiter`] works with both.
 //!
-//! - A [`Limit`] is configured: a name and one of five algorithms, [`TokenBucket`], [`LeakyBucket`],
-//!   [`FixedWindow`], [`SlidingWindowLog`] and [`SlidingWindowCounter`], with numbers that were checked.
-//! - A [`Limiter`] holds one limit or several and the state of every key. [`Limiter::check`] asks all its limits
-//!   for one key; [`Limiter::decide_now`] asks any set of [`Hit`]s, all or nothing. Neither needs a runtime.
-//! - A [`Decision`] is answered: allowed or not, by which limit, what is left, and exactly how long to wait.
-//! - Beside `check` there are [`peek`](Limiter::peek), [`refund`](Limiter::refund), [`reset`](Limiter::reset)
-//!   and, for costs known only afterwards, [`reserve`](Limiter::reserve) and [`settle`](Limiter::settle). With
-//!   the feature `tokio`, `until_ready` waits for quota.
+//! # Guarantees
 //!
-//! What it promises:
-//!
-//! - It never admits more than a limit says, whatever the concurrency, the clock or the number of keys.
-//! - A denied request takes nothing, from any limit.
+//! - A limit is never exceeded, whatever the concurrency, the clock or the number of keys.
+//! - A denied request takes nothing from any limit.
 //! - `retry_after` is exact to the microsecond.
-//! - Memory stays within a bound that is set, under attack too; see [`LimiterBuilder::max_memory`].
-//! - Rates are exact ratios: nothing drifts, however long it runs.
-
-#![cfg_attr(docsrs, feature(doc_cfg))]
+//! - Memory stays within a bound that you set, even under attack: see [`LimiterBuilder::max_memory`].
+//! - Rates are exact ratios, so nothing drifts over time.
+//!
+//! # When to use rules and a `Gate`
+//!
+//! Use a [`Limiter`] if your code knows the limit and the key of each call: a job queue, a client of someone else's API,
+//! a single endpoint. Move to rules (feature `rules`) and a `Gate` once the limits depend on the request: several routes
+//! with their own limits, keys from headers, tokens or addresses, plans, exemptions, block lists and bans. A `Gate` is a
+//! set of rules with a store. It finds the limits of a request, checks them all or nothing, writes the HTTP response, and
+//! replaces its rules while it runs without losing counts. `tollgate::tower` puts a gate in front of any `tower::Service`,
+//! and the feature `file` reads rules from the same YAML file as the gateway.
+//!
+//! # Where to read on
+//!
+#![cfg_attr(
+    feature = "axum",
+    doc = "- [`recipes`]: your own 429, the remaining quota in a handler, plans, a fake clock, tests"
+)]
+//! - `docs/library.md` in the repository: how to limit calls inside a Rust program
+//! - `docs/middleware.md` in the repository: how to limit requests to a tower service
+//! - `docs/algorithms.md` in the repository: how to choose an algorithm
+//! - `docs/redis.md` in the repository: how to share limits through Redis
+//! - `docs/rules.md` in the repository: rule file reference
 
 mod algorithm;
 mod budget;
@@ -50,6 +70,8 @@ mod limit_set;
 mod limiter;
 mod rate;
 mod rate_limiter;
+#[cfg(all(feature = "axum", any(doc, doctest)))]
+pub mod recipes;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod reservation;

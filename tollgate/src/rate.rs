@@ -1,4 +1,4 @@
-//! Exact rates: so many units per so much time, never a float.
+//! Rates as exact ratios of units and time, never floats.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::error::InvalidLimit;
 use crate::units::{DAY, HOUR, MINUTE, SECOND};
 
-/// A rate such as `7/s`, `100/m` or `1/3s`, kept as the exact ratio it was given as.
+/// A rate such as `7/s`, `100/m` or `1/3s`, stored as an exact ratio.
 ///
 /// ```
 /// use tollgate::Rate;
@@ -18,7 +18,7 @@ use crate::units::{DAY, HOUR, MINUTE, SECOND};
 /// # Ok::<(), tollgate::InvalidLimit>(())
 /// ```
 ///
-/// A rate by itself may be any ratio; [`Limit::new`](crate::Limit::new) says whether it makes a limit.
+/// A rate can be any ratio; [`Limit::new`](crate::Limit::new) checks that it is valid for a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rate {
     count: u64,
@@ -26,50 +26,50 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// `count` units in every `period`.
+    /// Creates a rate of `count` units per `period`.
     #[must_use]
     pub const fn new(count: u64, period: Duration) -> Self {
         Self { count, period }
     }
 
-    /// `count` units a second.
+    /// Creates a rate of `count` units per second.
     #[must_use]
     pub const fn per_second(count: u64) -> Self {
         Self::new(count, SECOND)
     }
 
-    /// `count` units a minute.
+    /// Creates a rate of `count` units per minute.
     #[must_use]
     pub const fn per_minute(count: u64) -> Self {
         Self::new(count, MINUTE)
     }
 
-    /// `count` units an hour.
+    /// Creates a rate of `count` units per hour.
     #[must_use]
     pub const fn per_hour(count: u64) -> Self {
         Self::new(count, HOUR)
     }
 
-    /// `count` units a day.
+    /// Creates a rate of `count` units per day.
     #[must_use]
     pub const fn per_day(count: u64) -> Self {
         Self::new(count, DAY)
     }
 
-    /// The units that come in one period.
+    /// Returns the units per period.
     #[must_use]
     pub const fn count(self) -> u64 {
         self.count
     }
 
-    /// The time in which they come.
+    /// Returns the period.
     #[must_use]
     pub const fn period(self) -> Duration {
         self.period
     }
 }
 
-/// A rate in units a second, taken as the decimal number the float prints as: `0.1` is exactly one per ten
+/// Converts units per second, as the decimal number that the float prints as: `0.1` is exactly one unit per ten
 /// seconds.
 impl TryFrom<f64> for Rate {
     type Error = InvalidLimit;
@@ -103,14 +103,14 @@ fn parse(text: &str) -> Option<Rate> {
     let (count, period) = text.split_once('/')?;
     let (count, scale) = parse_decimal(count.trim())?;
     let period = parse_period(period.trim())?;
-    // 0.5/s is 5 per 10 s, which is 1 per 2 s: a fraction moves into the period, then both are reduced as far
-    // as the fraction made them larger.
+    // 0.5/s is 5 per 10 s, which is 1 per 2 s: the fraction moves into the period, and then both are reduced by the factor
+    // that the fraction added.
     let common = gcd(count, scale).max(1);
     let period = period.checked_mul(u32::try_from(scale / common).ok()?)?;
     Some(Rate::new(count / common, period))
 }
 
-/// A decimal number as digits over a power of ten.
+/// Parses a decimal number into digits and a power of ten to divide them by.
 fn parse_decimal(text: &str) -> Option<(u64, u64)> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let digits_only = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
@@ -124,7 +124,7 @@ fn parse_decimal(text: &str) -> Option<(u64, u64)> {
     Some((whole.checked_mul(scale)?.checked_add(fraction)?, scale))
 }
 
-/// `s`, `10s`, `m`, `500ms`, `h`, `d`.
+/// Parses a period such as `s`, `10s`, `m`, `500ms`, `h` or `d`.
 pub(crate) fn parse_period(text: &str) -> Option<Duration> {
     let unit_at = text.find(|letter: char| !letter.is_ascii_digit())?;
     let (count, unit) = text.split_at(unit_at);

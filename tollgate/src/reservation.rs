@@ -1,4 +1,4 @@
-//! Costs that are known only afterwards.
+//! Reservations, for costs that are known only afterwards.
 
 use smallvec::SmallVec;
 
@@ -7,9 +7,10 @@ use crate::limiter::Limiter;
 use crate::store::memory::HashedHit;
 use crate::units::Timestamp;
 
-/// What was taken and may be given back or corrected; see [`Limiter::reserve`](crate::Limiter::reserve).
+/// Units that were taken and can be corrected or given back: see [`Limiter::reserve`](crate::Limiter::reserve).
 ///
-/// It can be settled or refunded once, because that consumes it. Dropped, it stands: what was taken stays taken.
+/// Settling or refunding consumes the reservation, so it happens at most once. If the reservation is dropped, the units
+/// stay taken.
 ///
 /// ```compile_fail,E0382
 /// use tollgate::{FixedWindow, Limit, Limiter, MINUTE};
@@ -20,9 +21,9 @@ use crate::units::Timestamp;
 /// limiter.refund(reservation); // error: use of moved value
 /// ```
 #[derive(Debug)]
-#[must_use = "what a reservation took stays taken until it is settled"]
+#[must_use = "the units of a reservation stay taken until it is settled"]
 pub struct Reservation {
-    /// Whose limits took it: they may have been changed by the time it is settled.
+    /// The limiter that took the units. Its limits may have been replaced when the reservation is settled.
     pub(crate) limiter: Limiter,
     pub(crate) hits: SmallVec<[HashedHit; 8]>,
     pub(crate) decision: Decision,
@@ -30,41 +31,41 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// The decision that took it.
+    /// Returns the decision that took the units.
     #[must_use]
     pub fn decision(&self) -> &Decision {
         &self.decision
     }
 
-    /// When it is too late to settle, by the wall clock at the time of the reservation.
+    /// Returns the time from which it is too late to settle, by the wall clock at the time of the reservation.
     #[must_use]
     pub fn expires_at(&self) -> Timestamp {
         self.expires_at.offset_by(self.decision.wall_offset)
     }
 }
 
-/// How a reservation ended.
+/// The result of settling a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Settlement {
-    /// The key has been charged what the work cost.
+    /// The key was charged the actual cost.
     Settled,
-    /// The work cost more than was left: the key is spent, and this much could not be taken.
+    /// The actual cost exceeded the remaining quota: the key has nothing left.
     Short {
         /// Units that were spent but not charged.
         missing: u64,
     },
-    /// It was settled before, and that stands.
+    /// The reservation was settled before. Nothing changed.
     AlreadySettled,
-    /// It came too late: the estimate stands.
+    /// The reservation had expired: the estimate stays charged.
     Expired,
-    /// The store could not be reached in time: the estimate stands.
+    /// The store could not be reached in time: the estimate stays charged.
     Unreachable,
 }
 
 #[cfg(feature = "rules")]
 impl Settlement {
-    /// Of two limits that were settled, the one that is further from what it should be.
+    /// Returns the worse of two results, for a request with several limits.
     pub(crate) fn worse(self, other: Self) -> Self {
         let weight = |settlement: &Self| match settlement {
             Self::AlreadySettled => 0,

@@ -1,3 +1,3 @@
-//! Where the state of keys lives.
+//! Stores of the state of keys. The Redis store is in `redis`.
 
 pub(crate) mod memory;

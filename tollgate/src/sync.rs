@@ -1,4 +1,4 @@
-//! The atomics of the standard library, or those of loom when its models run, and a mutex that is not modelled.
+//! The atomics of the standard library, or those of loom in its models, and a mutex that loom does not model.
 
 #[cfg(not(loom))]
 pub(crate) use std::hint::spin_loop;
@@ -14,7 +14,7 @@ pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering
 #[cfg(loom)]
 pub(crate) use loom::thread::yield_now;
 
-/// A mutex whose data a panic elsewhere does not poison: nothing it guards here is left half-written.
+/// A mutex without poisoning: the data it guards is never left half-written.
 #[derive(Default)]
 pub(crate) struct Mutex<T>(std::sync::Mutex<T>);
 

@@ -1,4 +1,4 @@
-//! Time as the algorithms see it: whole microseconds, and nothing finer.
+//! Units of time: whole microseconds.
 //!
 //! Microseconds since the Unix epoch stay below 2^53 until the year 2255, so the same numbers are exact in
 //! Rust and in the doubles of a Lua script. Nothing here reads a clock; see [`crate::clock`].
@@ -16,47 +16,47 @@ pub const HOUR: Duration = Duration::from_secs(60 * 60);
 /// One day of 24 hours.
 pub const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The longest window, refill period or full refill: 2^50 µs, some 35 years. With [`Timestamp::MAX`] it keeps
-/// every time an algorithm stores below 2^53.
+/// The longest window, refill period or full refill: 2^50 µs, about 35 years. Together with [`Timestamp::MAX`] it keeps
+/// every stored time below 2^53.
 pub const MAX_SPAN: Duration = Duration::from_micros(1 << 50);
 /// The shortest window, refill period or leak period: one millisecond.
 pub const MIN_SPAN: Duration = Duration::from_millis(1);
 
-/// A moment: microseconds since the Unix epoch.
+/// A point in time: microseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(u64);
 
 impl Timestamp {
-    /// The last moment that can be told: 2^52 µs, in the year 2112. Later moments are taken for this one.
+    /// The latest timestamp: 2^52 µs, in the year 2112. Later times are clamped to it.
     pub const MAX: Self = Self(1 << 52);
     /// The Unix epoch.
     pub const EPOCH: Self = Self(0);
 
-    /// The moment so many microseconds after the Unix epoch.
+    /// Creates a timestamp from microseconds since the Unix epoch.
     #[must_use]
     pub const fn from_micros(micros: u64) -> Self {
         if micros > Self::MAX.0 { Self::MAX } else { Self(micros) }
     }
 
-    /// The moment so many seconds after the Unix epoch.
+    /// Creates a timestamp from seconds since the Unix epoch.
     #[must_use]
     pub const fn from_secs(secs: u64) -> Self {
         Self::from_micros(secs.saturating_mul(1_000_000))
     }
 
-    /// Microseconds since the Unix epoch.
+    /// Returns the microseconds since the Unix epoch.
     #[must_use]
     pub const fn as_micros(self) -> u64 {
         self.0
     }
 
-    /// This moment moved forward, at most to [`Timestamp::MAX`]. What is finer than a microsecond is dropped.
+    /// Returns this time plus `span`, at most [`Timestamp::MAX`]. Fractions of a microsecond are dropped.
     #[must_use]
     pub fn saturating_add(self, span: Duration) -> Self {
         Self::from_micros(self.0.saturating_add(whole_micros(span)))
     }
 
-    /// This moment moved back, at most to the epoch. What is finer than a microsecond is dropped.
+    /// Returns this time minus `span`, at least the epoch. Fractions of a microsecond are dropped.
     #[must_use]
     pub fn saturating_sub(self, span: Duration) -> Self {
         Self(self.0.saturating_sub(whole_micros(span)))
@@ -64,7 +64,7 @@ impl Timestamp {
 }
 
 impl Timestamp {
-    /// Returns this moment moved by `micros`, between the epoch and [`Timestamp::MAX`].
+    /// Returns this time plus `micros`, between the epoch and [`Timestamp::MAX`].
     pub(crate) const fn offset_by(self, micros: i64) -> Self {
         Self::from_micros(self.0.saturating_add_signed(micros))
     }
@@ -97,7 +97,7 @@ impl WallOffset {
     }
 }
 
-/// The whole microseconds in a duration, saturating.
+/// Returns the whole microseconds of a duration, saturating.
 pub(crate) fn whole_micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }

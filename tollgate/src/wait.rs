@@ -11,7 +11,8 @@ use crate::limiter::Limiter;
 #[cfg(feature = "redis")]
 use crate::redis::RedisLimiter;
 
-/// What to wait for, and for how long: see [`Limiter::until_ready`]. A [`Duration`] is a wait for one unit.
+/// The cost to wait for and the longest wait: see [`Limiter::until_ready`]. A [`Duration`] converts to a wait for one
+/// unit.
 ///
 /// ```
 /// use std::time::Duration;
@@ -35,7 +36,7 @@ pub struct Wait {
 }
 
 impl Wait {
-    /// Waits for one unit, for `max` at most.
+    /// Waits for one unit, at most for `max`.
     pub const fn at_most(max: Duration) -> Self {
         Self { max, cost: 1, jitter: Duration::ZERO }
     }
@@ -45,9 +46,9 @@ impl Wait {
         Self { cost, ..self }
     }
 
-    /// Adds a random time of up to `max` to each wait for quota, so that callers that wait for the same quota do not all
-    /// ask at the same moment. It never makes a wait longer than its maximum. Turns in a queue differ by themselves and
-    /// get none.
+    /// Adds a random time of up to `max` to each wait for quota, so that callers do not all retry at the same time.
+    ///
+    /// It never extends a wait beyond its maximum. Waits in a queue get no jitter, because their delays already differ.
     pub const fn jitter(self, max: Duration) -> Self {
         Self { jitter: max, ..self }
     }
@@ -60,10 +61,11 @@ impl From<Duration> for Wait {
 }
 
 impl Limiter {
-    /// Takes units of the key from every limit, one unless [`Wait::cost`] says otherwise, and waits for them if need be.
+    /// Takes units of the key from every limit, and waits for them if necessary. It takes one unit unless [`Wait::cost`] sets
+    /// another cost.
     ///
-    /// A leaky bucket that queues gives each caller its turn, first in first out. With the other algorithms, the caller
-    /// that asks first when quota comes back gets it.
+    /// A leaky bucket with a queue serves callers in order. With the other algorithms, the first caller that retries after
+    /// a refill gets the quota.
     ///
     /// ```
     /// use std::time::Duration;
@@ -82,14 +84,13 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// The decision that stands in the way, at once, when it would come too late to wait for: a denial, or a
-    /// turn in a queue further off than the maximum. Nothing is taken then, unless another caller took the turn
-    /// that was seen, and left a later one.
+    /// Returns the denial at once if the wait would exceed the maximum. Nothing is taken then, except if another caller took
+    /// the expected position in a queue and the remaining one is too late.
     ///
     /// # Cancellation
     ///
-    /// Dropped while it waits for quota, it has taken nothing. Dropped while it waits for its turn in a queue,
-    /// its turn stays taken.
+    /// If the future is dropped while it waits for quota, nothing is taken. If it is dropped while it waits in a queue, its
+    /// position stays taken.
     pub async fn until_ready<'k>(
         &self,
         key: impl Into<Key<'k>> + Send,
@@ -101,9 +102,9 @@ impl Limiter {
 
 #[cfg(feature = "redis")]
 impl RedisLimiter {
-    /// Takes units of the key from every limit, one unless [`Wait::cost`] says otherwise, and waits for them if need be,
-    /// as [`Limiter::until_ready`] does. While Redis fails, limits answer by their failure policy, and a denial by it is
-    /// waited for like any other.
+    /// Takes units of the key from every limit, and waits for them if necessary, as [`Limiter::until_ready`] does.
+    ///
+    /// While Redis fails, limits follow their failure policy, and a denial by the policy is waited for like any other.
     ///
     /// ```no_run
     /// # async fn example(limiter: tollgate::redis::RedisLimiter) -> Result<(), tollgate::Denied> {
@@ -117,12 +118,12 @@ impl RedisLimiter {
     ///
     /// # Errors
     ///
-    /// The decision that stands in the way, at once, when it would come too late to wait for.
+    /// Returns the denial at once if the wait would exceed the maximum.
     ///
     /// # Cancellation
     ///
-    /// Dropped while it waits for quota, it has taken nothing. Dropped while Redis is asked, or while it waits for its
-    /// turn in a queue, what it asked for may stay taken.
+    /// If the future is dropped while it waits for quota, nothing is taken. If it is dropped during a call to Redis or while
+    /// it waits in a queue, the units may stay taken.
     pub async fn until_ready<'k>(
         &self,
         key: impl Into<Key<'k>> + Send,
@@ -132,9 +133,10 @@ impl RedisLimiter {
     }
 }
 
-/// What waiting needs of a limiter.
+/// The operations of a limiter that waiting needs.
 trait WaitTarget {
-    /// Returns what [`take`](Self::take) would, where it has to be known before: a turn in a queue cannot be given back.
+    /// Returns what [`take`](Self::take) would decide, if that must be known in advance: a position in a queue cannot be
+    /// given back.
     fn peek_ahead(&self, key: Key<'_>, cost: u64) -> impl Future<Output = Option<Decision>> + Send;
 
     fn take(&self, key: Key<'_>, cost: u64) -> impl Future<Output = Decision> + Send;
@@ -153,7 +155,7 @@ impl WaitTarget for Limiter {
 #[cfg(feature = "redis")]
 impl WaitTarget for RedisLimiter {
     async fn peek_ahead(&self, key: Key<'_>, cost: u64) -> Option<Decision> {
-        // Without a queue that is a trip too many.
+        // Without a queue, this round trip is unnecessary.
         let has_queue = self.limits().iter().any(crate::limit::Limit::queues);
         if has_queue { self.peek_n(key, cost).await.ok() } else { None }
     }
@@ -176,11 +178,11 @@ async fn wait_for(limiter: &impl WaitTarget, key: Key<'_>, wait: Wait) -> Result
     }
 }
 
-/// A wait that has begun.
+/// A wait in progress.
 struct Waiting {
     cost: u64,
     jitter: Duration,
-    /// `None` if that is later than clocks go.
+    /// `None` if the deadline is beyond the range of the clock.
     deadline: Option<Instant>,
 }
 
@@ -194,12 +196,12 @@ impl Waiting {
         self.deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// Returns whether the request may pass, with its turn before the deadline.
+    /// Returns whether the request is allowed and its delay ends before the deadline.
     fn is_soon(&self, decision: &Decision) -> bool {
         decision.is_allowed() && decision.delay() <= self.left()
     }
 
-    /// Sleeps until the request's turn, and returns true; or until the request is worth another try, and returns false.
+    /// Sleeps for the delay of an allowed request and returns true, or until a retry is due and returns false.
     async fn sleep_after(&self, decision: &Decision) -> Result<bool, Denied> {
         let left = self.left();
         let wait = if decision.is_allowed() { Some(decision.delay()) } else { decision.retry_after() };
@@ -217,7 +219,7 @@ fn random_below(max: Duration) -> Duration {
     if max.is_zero() {
         return max;
     }
-    // Every state of the standard library's maps has other keys, drawn from the system's randomness.
+    // Every `RandomState` has other keys, which come from the system's randomness.
     let share = RandomState::new().hash_one(0) >> 32;
     let nanos = max.as_nanos().saturating_mul(share.into()) >> 32;
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))

@@ -1,21 +1,21 @@
 //! Conversion of a key's state from one configuration of a limit to another.
 //!
-//! A rule file is reloaded, or a request belongs to another plan: the same key is now judged by other numbers, perhaps
-//! by another algorithm. What the key has spent stays spent, in units:
+//! After a reload, or for a request of another plan, the same key is counted by other numbers or another algorithm. Spent
+//! units stay spent:
 //!
-//! - Charges whose time the state knows keep it, and count for as long as the new configuration counts them. These are
+//! - Charges with a known time keep it, and count for as long as the new configuration counts them. These are
 //!   the entries of a log, the segments of a counter and the opening of a window that the new configuration has open too.
-//! - All other charges count as made at the moment of the conversion, the latest that they can have been made. Between
-//!   different algorithms that is all that the old configuration counts at that moment.
-//! - Nothing is cut to the new quota. A key that has spent more than it waits until enough has come back.
+//! - All other charges count as made at the time of the conversion, the latest possible time. Between different
+//!   algorithms these are all charges that the old configuration counts at that time.
+//! - Charges are not cut to the new quota. A key that has spent more waits until enough is refilled.
 //! - A key at rest converts to a key at rest.
-//! - A state of the same meaning in words of another layout keeps all of its numbers: what a clock that steps back finds
+//! - A state of the same meaning in another layout keeps all of its numbers, so the effect of a clock that steps back
 //!   does not depend on the layout.
 //!
 //! So a conversion never lowers what a key has spent, except by charges that the new configuration would have forgotten
 //! by now had it been in force all along. The bound that follows is in `docs/algorithms.md`.
 //!
-//! Deliberately not here: where a store keeps the key, and that nobody changes the old state meanwhile.
+//! Deliberately not here: where a store keeps the key, and how it locks the old state.
 
 use super::fixed_window::{ClockWindow, OpenedWindow};
 use super::meter::Meter;
@@ -26,20 +26,19 @@ use super::token_bucket::Interval;
 use super::{Charge, Compiled, StateWords};
 use crate::units::MAX_SPAN;
 
-/// Units that count at a moment, and the latest moment at which they can have been spent: now, unless the clock has
-/// stepped back since.
+/// Units that still count, and the latest time at which they can have been spent: now, unless the clock has stepped back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Spent {
     pub(crate) at: u64,
     pub(crate) units: u64,
 }
 
-/// Whether the new words have room for all that the key has spent.
+/// Whether the new words have room for all charges of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Fit {
     Whole,
-    /// The state is full beyond its limit, but less than was spent. A store must not replace the old state by it.
+    /// Some charges did not fit. A store must not replace the old state.
     Cut,
 }
 
@@ -110,12 +109,12 @@ impl Compiled {
             Self::OpenedWindow(algorithm) => algorithm.spent_at(cells, now),
             Self::Log(algorithm) => algorithm.spent_at(cells, now),
             Self::Counter(algorithm) => algorithm.spent_at(cells, now),
-            // A ban and a limit have nothing in common.
+            // Strikes are not units of a limit.
             Self::Strikes(_) => Spent { at: now, units: 0 },
         }
     }
 
-    /// Charges a key at rest with what it has spent elsewhere.
+    /// Charges a key at rest with units spent under another configuration.
     pub(crate) fn charge(&self, cells: &impl StateWords, spent: Spent, now: u64) -> Fit {
         if spent.units == 0 {
             return Fit::Whole;
@@ -136,7 +135,7 @@ impl Compiled {
         }
     }
 
-    /// Returns the most of a charge that can still count at `now`, whatever the key did since. A refund must not
+    /// Returns the largest part of a charge that can still count at `now`. A refund must not
     /// exceed it under any configuration that may have counted the charge meanwhile.
     pub(crate) fn still_counts(&self, charge: Charge, now: u64) -> u64 {
         let Charge { at, cost } = charge;
@@ -188,7 +187,7 @@ impl Interval {
         Spent { at: now + ahead, units: spent.tokens }
     }
 
-    /// There is no room for more than comes back in the longest window.
+    /// Charges as much as is refilled in the longest window.
     fn charge(&self, cells: &impl StateWords, spent: Spent) -> Fit {
         let longest = (MAX_SPAN.as_micros() as u64 / self.period).saturating_mul(self.portion);
         let units = spent.units.min(longest.max(self.capacity));
@@ -263,7 +262,7 @@ impl Counter {
         (passed..=self.segments).filter_map(count).filter(|(_, units)| *units > 0).collect()
     }
 
-    /// Charges a key at rest with units of moments up to `latest`.
+    /// Charges a key at rest with units of times up to `latest`.
     pub(super) fn restore(&self, cells: &impl StateWords, counts: &[(u64, u64)], latest: u64) -> Fit {
         let current = self.position(latest).segment;
         let (mut fit, mut any) = (Fit::Whole, false);

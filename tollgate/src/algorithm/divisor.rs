@@ -1,7 +1,7 @@
-//! Division by a number that is known in advance.
+//! Division by a constant number, by multiplication.
 
-/// A divisor with its inverse. Dividing 64 bits takes tens of cycles on many processors, multiplying takes three, and
-/// every answer divides.
+/// A divisor with its inverse. A 64-bit division takes tens of cycles on many processors, a multiplication three, and every
+/// decision divides.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Divisor {
     by: u64,

@@ -1,4 +1,4 @@
-//! Fixed window: a count that starts anew with every window.
+//! Fixed window: a count that restarts with every window.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use crate::decision::Verdict;
 use crate::error::InvalidLimit;
 use crate::units::{MINUTE, Timestamp, WallOffset};
 
-/// At most so many units per window of time.
+/// At most `limit` units per window of time.
 ///
-/// Simple and cheap, with a known flaw: requests on both sides of a boundary are counted apart, so a stretch
-/// as long as the window can hold twice the limit. By default 10 a minute.
+/// Simple and cheap, with a known flaw: requests on both sides of a boundary count in different windows, so a period as long
+/// as the window can contain twice the limit. The default is 10 per minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FixedWindow {
     pub(super) limit: u64,
@@ -32,13 +32,14 @@ impl Default for FixedWindow {
 }
 
 impl FixedWindow {
-    /// Windows of the clock, the same for every key: a window of an hour begins at every full hour (UTC).
+    /// Creates windows that are aligned to the clock and the same for every key: a window of an hour begins at every full
+    /// hour (UTC).
     #[must_use]
     pub const fn new(limit: u64, window: Duration) -> Self {
         Self { limit, window, align: Align::Clock }
     }
 
-    /// Opens a key's window with its first request instead.
+    /// Starts each key's window with its first request instead of aligning it to the clock.
     #[must_use]
     pub const fn from_first_request(self) -> Self {
         Self { align: Align::FirstRequest, ..self }
@@ -66,7 +67,7 @@ impl From<FixedWindow> for Algorithm {
     }
 }
 
-/// The units counted in one window, which is told by its index or by its start.
+/// The units counted in one window, which is identified by its index or its start.
 #[derive(Clone, Copy)]
 pub(crate) struct Count {
     pub(super) window: u64,
@@ -74,7 +75,7 @@ pub(crate) struct Count {
 }
 
 impl Count {
-    /// Judges a cost against the count, in a window that ends `left` from now.
+    /// Decides on a cost in a window that ends in `left`.
     fn judge(self, limit: u64, left: u64, cost: u64) -> (Verdict, Option<Self>) {
         let remaining = limit.saturating_sub(self.units);
         let reset_after = if self.units > 0 { left } else { 0 };
@@ -98,14 +99,14 @@ impl Count {
 /// Windows counted from the Unix epoch, so that every node agrees when one ends.
 ///
 /// A clock that steps back holds a key in the later window, at most the one after the current: jitter at a
-/// boundary never starts a window twice, and a long step back locks nobody out. When the wall clock is stepped forward
+/// boundary never starts a window twice, and a long step back locks no key out. When the wall clock is stepped forward
 /// past the end of a window, that window ends: each such step admits at most one more quota.
 #[derive(Clone, Debug)]
 pub(crate) struct ClockWindow {
     pub(super) limit: u64,
     pub(super) window: u64,
     pub(super) packing: Pair,
-    /// How far the wall clock, which windows follow, is ahead of the times that the methods get.
+    /// Offset of the wall clock, which windows follow, from the times that the methods get.
     pub(super) wall: WallOffset,
 }
 
@@ -145,7 +146,7 @@ impl LimitAlgorithm for ClockWindow {
         Step { verdict, edit: edit.or(stepped_back.then_some(count)) }
     }
 
-    /// Only a charge of this window can be taken back: the others are forgotten already.
+    /// Gives back a charge of the current window. Earlier charges no longer count.
     fn refund(&self, cells: &impl StateWords, now: u64, charge: Charge) -> Option<Count> {
         let (count, _) = self.count(cells, self.at_wall(now));
         if self.at_wall(charge.at) / self.window == count.window { count.give_back(charge.cost) } else { None }
@@ -159,7 +160,7 @@ impl LimitAlgorithm for ClockWindow {
         self.count(cells, self.at_wall(now)).0.units == 0
     }
 
-    /// The larger count. Both are of one window, unless the clock has stepped back.
+    /// Takes the larger count. Both belong to the same window, unless the clock has stepped back.
     fn cover(&self, floor: &impl StateWords, state: &impl StateWords, now: u64) -> bool {
         let now = self.at_wall(now);
         let [one, other] = [self.count(floor, now).0, self.count(state, now).0];
@@ -172,10 +173,10 @@ impl LimitAlgorithm for ClockWindow {
     }
 }
 
-/// A window that opens with the first request that is let through.
+/// A window that opens with the first allowed request.
 ///
-/// A clock that steps back before the opening moves the opening back with it: the window still lasts its whole
-/// length from there, so nothing is minted, and nobody waits longer than that.
+/// A clock that steps back before the opening moves the opening back with it. The window still lasts its whole length from
+/// there, so no quota is created and no key waits longer than a window.
 #[derive(Clone, Debug)]
 pub(crate) struct OpenedWindow {
     pub(super) limit: u64,
@@ -221,7 +222,7 @@ impl LimitAlgorithm for OpenedWindow {
         self.packing.store(cells, edit.window, edit.units);
     }
 
-    /// Someone else opened this window, perhaps long ago, and it would end too soon for who has just come.
+    /// Restarts the window: another key may have opened it long ago, so it could end too soon for this key.
     fn shared(&self, cells: &impl StateWords, now: u64) {
         let (count, _) = self.count(cells, now);
         self.packing.store(cells, now, count.units);

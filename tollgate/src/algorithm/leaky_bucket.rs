@@ -1,4 +1,4 @@
-//! Leaky bucket: whatever comes in, what goes out is steady.
+//! Leaky bucket: bursts in, a steady rate out.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use crate::units::{MAX_SPAN, whole_micros};
 
 /// A bucket that fills with requests and leaks at a steady rate.
 ///
-/// It leaks continuously. What does not fit is refused; with [`queue`](Self::queue), what fits is told how
-/// long to wait for its turn, so that requests leave one by one. By default 10 units, leaking one a second.
+/// It leaks continuously. Requests that do not fit are denied. With [`queue`](Self::queue), allowed requests get a delay, so
+/// that they proceed one by one. The default is 10 units that leak at one per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeakyBucket {
     pub(super) capacity: u64,
@@ -33,34 +33,33 @@ impl Default for LeakyBucket {
 }
 
 impl LeakyBucket {
-    /// A bucket of `capacity` units that refuses what would overflow it.
+    /// Creates a bucket of `capacity` units that denies requests which would overflow it.
     #[must_use]
     pub const fn new(capacity: u64, leak: Rate) -> Self {
         Self { capacity, leak, overflow: Overflow::Reject }
     }
 
-    /// Queues instead: an admitted request carries the [`delay`](crate::Decision::delay) after which it may
-    /// leave, first in first out, no two together. One that finds the queue full, or would wait longer than
-    /// `max_wait`, is denied.
+    /// Queues requests instead: an allowed request has a [`delay`](crate::Decision::delay) after which it may proceed, first in
+    /// first out. A request that finds the queue full, or would wait longer than `max_wait`, is denied.
     #[must_use]
     pub const fn queue(self, max_wait: Duration) -> Self {
         Self { overflow: Overflow::Queue { max_wait }, ..self }
     }
 
-    /// Returns whether what does not fit at once waits its turn.
+    /// Returns whether requests wait in a queue.
     #[cfg(feature = "redis")]
     pub(crate) fn queues(&self) -> bool {
         matches!(self.overflow, Overflow::Queue { .. })
     }
 
-    /// The share of one of several nodes.
+    /// Returns the share for one of `nodes` processes.
     #[cfg(feature = "redis")]
     pub(super) fn share(&self, nodes: u32) -> Self {
         let (capacity, leak) = (share::quota(self.capacity, nodes), share::rate(self.leak, nodes));
         Self { capacity, leak, ..*self }
     }
 
-    /// How long a full bucket takes to run empty.
+    /// Returns the time in which a full bucket drains.
     pub(super) fn window(&self) -> Duration {
         checked::full_refill_time(self.capacity, self.leak)
     }

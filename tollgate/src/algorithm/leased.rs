@@ -1,42 +1,41 @@
-//! Limits whose quota is taken in slices, ahead of time: what the store must count so that spending a slice a
-//! little later than it was charged never admits more than the limit says.
+//! Leases: quota that is taken in slices in advance, and the limits that the store must enforce for them.
 //!
-//! A slice is charged at a moment T and spent until T + h. So what is spent in a stretch of time t was charged in
-//! a stretch of at most t + h, and the store is made to allow no more in that than the limit allows in t:
+//! A slice is charged at a time T and spent until T + h. So all units spent in a period t were charged in a period of at
+//! most t + h. The store allows no more in t + h than the limit allows in t:
 //!
 //! - A bucket (capacity C, rate r) keeps C − ⌈r·h⌉: charges in t + h are at most C − r·h + r·(t + h) = C + r·t.
 //! - A log or a counter of a window W counts over W + h.
-//! - Where a count starts anew at the end of a window or a period, a slice dies with it.
+//! - Where a count restarts at the end of a window or a period, a slice expires with it.
 
 use super::sliding_window_counter::Counter;
 use super::sliding_window_log::{Counted, Log};
 use super::{Compiled, meter};
 
-/// The longest that a slice lives: a few trips a second for a busy key.
+/// Longest life of a slice: a few round trips per second for a busy key.
 const LONGEST: u64 = 200_000;
-/// A shorter life is not worth a trip: then every decision is made by the store.
+/// Shortest useful life of a slice. Below it, the store makes every decision.
 const SHORTEST: u64 = 10_000;
-/// How much of a bucket is kept back for the life of a slice: this part of it, or for a small bucket as much as slices of
-/// a useful life need, up to the second part.
+/// Share of a bucket that is reserved for the life of a slice. A small bucket reserves as much as slices of a useful life
+/// need, up to the second share.
 const SHARE_OF_BUCKET: u64 = 10;
 const MAX_SHARE_OF_BUCKET: u64 = 4;
 const USEFUL: u64 = 20_000;
-/// How much is added to a sliding window for the life of a slice, which is how much less the window admits.
+/// Share of a sliding window that is added to it for the life of a slice. The window admits less by this share.
 const SHARE_OF_SLIDING_WINDOW: u64 = 50;
-/// How much of a window or a period a slice may live. It costs nothing.
+/// Longest life of a slice as a share of a window or a period. It costs no quota.
 const SHARE_OF_WINDOW: u64 = 20;
 
-/// How a limit is leased. Times are in microseconds.
+/// The terms of a lease. Times are in microseconds.
 #[derive(Debug)]
 pub(crate) struct Leased {
-    /// What the store counts by.
+    /// The limit that the store enforces.
     pub(crate) stored: Compiled,
-    /// How long a slice lives.
+    /// Life of a slice.
     pub(crate) horizon: u64,
 }
 
 impl Compiled {
-    /// How to lease this, if it can be.
+    /// Returns the terms of leases of this limit, or `None` if it cannot be leased.
     pub(crate) fn leased(&self) -> Option<Leased> {
         match self {
             Self::Meter(algorithm) => {
@@ -59,12 +58,12 @@ impl Compiled {
                 let stored = Self::Counter(Counter::new(algorithm.limit, algorithm.window + horizon, segments));
                 Some(Leased { stored, horizon })
             }
-            // Who counts denials has to hear of each, and a ban holds for all at once.
+            // The store must see every denial of a log that counts denials, and a ban must hold on all processes at once.
             Self::Log(_) | Self::Strikes(_) => None,
         }
     }
 
-    /// How long after `at` a slice may be spent that was charged to this state then.
+    /// Returns how long after `at` a slice may be spent that was charged to this state at `at`.
     pub(crate) fn slice_lives(&self, state: &[u64], at: u64, horizon: u64) -> u64 {
         let left = match self {
             Self::Interval(algorithm) => algorithm.period - at % algorithm.period,
@@ -81,7 +80,7 @@ impl Compiled {
 }
 
 fn leased_meter(capacity: u64, units: u64, micros: u64, max_wait: Option<u64>) -> Option<Leased> {
-    // A place in a queue is given by the store.
+    // Only the store can assign positions in a queue.
     if max_wait.is_some() {
         return None;
     }
@@ -114,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_bucket_keeps_back_what_refills_while_a_slice_lives() {
-        // At most a tenth is kept back, more if slices would live less than 20 ms, and never more than a quarter.
+        // At most a tenth is reserved, more if slices would live less than 20 ms, and never more than a quarter.
         let cases =
             [(1000, 300, 200_000, 60), (1000, 1000, 100_000, 100), (100, 1000, 20_000, 20), (50, 1000, 12_000, 12)];
         for (capacity, rate, horizon, kept_back) in cases {

@@ -1,17 +1,17 @@
-//! The arithmetic that the token bucket and the leaky bucket share: a debt that is paid off at a steady rate.
+//! The arithmetic of token buckets and leaky buckets: a debt that is paid off at a steady rate (GCRA).
 //!
-//! A token bucket of which three tokens are spent and a leaky bucket that holds three units are the same thing,
-//! and one moment says all of it: the time at which the debt will be paid (the theoretical arrival time of
-//! GCRA). A moment that has passed is a key at rest.
+//! A token bucket with three tokens spent and a leaky bucket that holds three units are the same state. One timestamp
+//! describes it: the time at which the debt will be paid off (GCRA's theoretical arrival time). If it has passed, the key
+//! is at rest.
 //!
 //! Exactness: with a rate of `n` units in `d` microseconds, reduced, one unit is worth `d / n` microseconds. So
-//! the moment is kept in whole microseconds and in `n`-ths of one, debts are counted in `n`-ths, and nothing is
-//! ever rounded. Only answers are, up to the microsecond at which they become true.
+//! the time is stored in whole microseconds and in `n`-ths of one, debts are counted in `n`-ths, and state is never
+//! rounded. Only returned times are, up to the microsecond at which they become true.
 //!
 //! A debt may exceed the capacity: it was made under a larger one, of a variant of the limit or before a reload, and
 //! stays until the rate has paid it off. A clock that steps back makes a debt look larger than the largest capacity
-//! that the key's state has seen. Such a debt is cut to that capacity, from that moment on: nothing is minted, and
-//! nobody waits longer than one refill of it.
+//! that the key's state has seen. Such a debt is cut to that capacity, so no quota is created and no key waits longer
+//! than one refill of it.
 
 use std::ops::{Add, Sub};
 use std::sync::Arc;
@@ -33,26 +33,26 @@ pub(crate) struct Meter<D> {
     pub(super) micros: u64,
     /// The debt of a full bucket, in `units`-ths of a microsecond.
     pub(super) full: D,
-    /// The largest debt that any configuration of the limit can have made. A larger one is the clock's doing.
+    /// The largest debt that any configuration of the limit can have caused. A larger one means that the clock stepped back.
     pub(super) most: D,
     /// The largest quota of the limit as of now: a reload may have raised it since `most` was computed.
     ceiling: Option<Arc<AtomicU64>>,
-    /// What one unit adds to the moment of rest.
+    /// The time that one unit adds to the time of rest.
     step: Moment,
     by_units: Divisor,
     by_micros: Divisor,
-    /// In a queue, how long a request may be held.
+    /// The longest delay in a queue; `None` without a queue.
     pub(super) max_wait: Option<u64>,
     pub(super) packing: Pair,
 }
 
-/// What debts are counted in: 64 bits where they fit, as nearly all do, else 128.
+/// The integer type of debts: 64 bits if they suffice, as they nearly always do, or 128.
 pub(crate) trait Debt: Copy + Ord + Add<Output = Self> + Sub<Output = Self> {
     const ZERO: Self;
     /// A debt to which the cost of a request can still be added.
     const LARGEST: Self;
 
-    /// The product, or if it does not fit, more than any bucket holds.
+    /// Returns the product, or more than any bucket holds if it does not fit.
     fn product(a: u64, b: u64) -> Self;
     fn plus(self, parts: u64) -> Self;
     fn div(self, by: Divisor) -> u64;
@@ -116,14 +116,14 @@ impl Debt for u128 {
     }
 }
 
-/// A moment, or a span, in microseconds and `units`-ths of a microsecond.
+/// A time or a span, in microseconds and `units`-ths of a microsecond.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment {
     micros: u64,
     parts: u64,
 }
 
-/// The numbers have been checked: all positive, and a full bucket is paid off within `MAX_SPAN`.
+/// Compiles checked numbers: all are positive, and a full bucket is paid off within `MAX_SPAN`.
 pub(super) fn compile(capacity: u64, count: u64, period: u64, max_wait: Option<u64>) -> Compiled {
     let common = gcd(count, period);
     compile_reduced(Reduced { capacity, units: count / common, micros: period / common, max_wait }, capacity)
@@ -138,7 +138,7 @@ pub(super) struct Reduced {
     pub(super) max_wait: Option<u64>,
 }
 
-/// A bucket whose keys may owe up to `ceiling` units, though never for longer than any window lasts.
+/// Compiles a bucket whose keys may owe up to `ceiling` units, though never for longer than the longest window.
 pub(super) fn compile_reduced(numbers: Reduced, ceiling: u64) -> Compiled {
     let Reduced { capacity, units, micros, .. } = numbers;
     let full = u128::from(capacity) * u128::from(micros);
@@ -165,14 +165,14 @@ impl<D: Debt> Meter<D> {
         self.ceiling = Some(ceiling);
     }
 
-    /// The largest debt that any configuration of the limit can have made by now.
+    /// Returns the largest debt that any configuration of the limit can have caused so far.
     fn most_now(&self) -> D {
         let ceiling = self.ceiling.as_ref().map_or(0, |ceiling| ceiling.load(Ordering::Acquire));
         let longest = D::product(MAX_SPAN.as_micros() as u64, self.units);
         D::product(ceiling, self.micros).min(longest).min(D::LARGEST).max(self.most)
     }
 
-    /// A debt that is larger than those that were known, or than any: then the clock has stepped back.
+    /// Handles a debt above the known maximum. If it also exceeds the current one, the clock has stepped back.
     #[cold]
     #[inline(never)]
     fn large_debt(&self, debt: D) -> (D, bool) {
@@ -184,7 +184,7 @@ impl<D: Debt> Meter<D> {
         Reduced { capacity: self.capacity, units: self.units, micros: self.micros, max_wait: self.max_wait }
     }
 
-    /// The debt at `now`, in `units`-ths of a microsecond.
+    /// Returns the debt at `now`, in `units`-ths of a microsecond.
     pub(super) fn debt_at(&self, cells: &impl StateWords, now: u64) -> u128 {
         self.debt(self.load(cells), now).0.wide()
     }
@@ -204,7 +204,7 @@ impl<D: Debt> Meter<D> {
         Moment { micros, parts }
     }
 
-    /// The debt at `now`, and whether it had to be cut because the clock has stepped back.
+    /// Returns the debt at `now`, and whether it was cut because the clock has stepped back.
     #[inline(always)]
     fn debt(&self, rest: Moment, now: u64) -> (D, bool) {
         if rest.micros < now {
@@ -220,7 +220,7 @@ impl<D: Debt> Meter<D> {
         Moment { micros: now + micros, parts: parts as u64 }
     }
 
-    /// Where the debt stands once `cost` is added to it. Adding one unit divides nothing.
+    /// Returns the time of rest after `cost` is added to the debt. Adding one unit needs no division.
     #[inline(always)]
     fn add(&self, rest: Moment, cost: u64) -> Moment {
         let step = match cost {
@@ -288,11 +288,11 @@ impl<D: Debt> LimitAlgorithm for Meter<D> {
         Step { verdict, edit: Some(rest) }
     }
 
-    /// A charge is worth giving back only as far as time has not paid it off already: what was paid off since
-    /// it was made could have been someone else's share of the same debt, so giving it back would mint.
+    /// Gives back the part of a charge that has not been paid off since. The rest may have paid off charges of other requests,
+    /// so giving it back would create quota.
     fn refund(&self, cells: &impl StateWords, now: u64, charge: Charge) -> Option<Moment> {
-        // A place in the queue was promised to those behind it, so it cannot be given twice; and if the clock has
-        // stepped back, nobody knows what was paid off since.
+        // Later requests in the queue already have their delays, so a position cannot be reused. If the clock has stepped
+        // back, the amount paid off since the charge is unknown.
         if self.max_wait.is_some() || now < charge.at {
             return None;
         }
@@ -313,7 +313,7 @@ impl<D: Debt> LimitAlgorithm for Meter<D> {
         rest.micros < now || (rest.micros == now && rest.parts == 0)
     }
 
-    /// The later moment of rest.
+    /// Takes the later time of rest.
     fn cover(&self, floor: &impl StateWords, state: &impl StateWords, now: u64) -> bool {
         let [one, other] = [self.load(floor), self.load(state)];
         let later = if (one.micros, one.parts) > (other.micros, other.parts) { one } else { other };

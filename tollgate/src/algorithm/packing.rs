@@ -1,9 +1,9 @@
-//! Numbers in as few words as they need.
+//! Packing of numbers into as few words as possible.
 
 use super::conversion::Fit;
 use super::{MAX_QUOTA, StateWords};
 
-/// How many bits it takes to write every number up to `max`.
+/// Returns the bits needed for every number up to `max`.
 pub(super) fn bits_for(max: u64) -> u32 {
     u64::BITS - max.leading_zeros()
 }
@@ -34,7 +34,7 @@ impl Pair {
         Self { low_bits: Some(low_bits), free_bits: left - low_bits }
     }
 
-    /// A word each, whatever they are.
+    /// Returns a packing with one word for each number.
     #[cfg(feature = "redis")]
     pub(super) const fn of_two_words() -> Self {
         Self { low_bits: None, free_bits: 0 }
@@ -44,7 +44,7 @@ impl Pair {
         self.free_bits
     }
 
-    /// Whether a second number up to this one can be kept.
+    /// Returns whether a second number up to `max_second` fits.
     pub(super) fn holds(self, max_second: u64) -> bool {
         self.low_bits.is_none_or(|bits| bits_for(max_second) <= bits)
     }
@@ -75,7 +75,7 @@ impl Pair {
 }
 
 impl Pair {
-    /// Stores two numbers, or the largest second number that there is room for.
+    /// Stores two numbers. A second number that does not fit is stored as the largest that does.
     pub(super) fn store_at_most(self, cells: &impl StateWords, first: u64, second: u64) -> Fit {
         let most = self.low_bits.map_or(u64::MAX, |bits| (1_u64 << bits) - 1);
         self.store(cells, first, second.min(most));

@@ -1,5 +1,5 @@
-//! The same algorithms where the state is somewhere else: what a script needs to decide there, and the answer
-//! from the state that it saw.
+//! The algorithms for state on Redis: the input of the script that decides there, and the verdict from the state that the
+//! script returns.
 
 use std::cell::Cell;
 use std::sync::LazyLock;
@@ -22,30 +22,30 @@ use crate::units::Timestamp;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PortableCost(pub(crate) u64, pub(crate) u64);
 
-/// How much a key owed before a request took from it, in what the script counts for its algorithm. What comes back until
-/// that is paid was not the request's.
+/// The debt of a key before a request took from it, in the script's units for its algorithm. Refill up to this amount pays
+/// off earlier requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Before(pub(crate) u64, pub(crate) u64);
 
-/// What a state looks like from here.
+/// The format in which the script returns a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
     /// Numbers, which [`Compiled::read`] reads.
     Numbers,
-    /// The script answers itself, in text.
+    /// The script returns the verdict as text.
     Answer,
 }
 
-/// Which of the scripts decides.
+/// The script that decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Script {
-    /// The one for requests that take, of common algorithms.
+    /// The small script, for requests that take from common algorithms.
     Lean,
-    /// The one for everything.
+    /// The complete script.
     Full,
 }
 
-/// The kinds by which the script tells algorithms apart.
+/// The codes by which the script identifies algorithms.
 mod kind {
     pub(super) const METER: u64 = 1;
     pub(super) const INTERVAL: u64 = 2;
@@ -63,7 +63,7 @@ const LOG_BLOCK: u64 = 128;
 /// than a millisecond to copy or to forget, while all other clients wait.
 const MAX_SHARED_LOG: u64 = 100_000;
 
-/// For a number that there is none.
+/// Stands for an absent number.
 const NONE: i64 = -1;
 
 impl Compiled {
@@ -97,7 +97,7 @@ impl Compiled {
         std::iter::once(kind as i64).chain(numbers).chain([ceiling as i64]).collect()
     }
 
-    /// Whether the smaller script can take from it.
+    /// Returns whether the small script can take from this limit.
     pub(crate) fn is_taken_lean(&self) -> bool {
         match self {
             Self::Interval(_) | Self::Strikes(_) => false,
@@ -106,7 +106,7 @@ impl Compiled {
         }
     }
 
-    /// Whether it is a log that may have more entries than one block of the script.
+    /// Returns whether this is a log that may have more entries than one block of the script.
     pub(crate) fn may_be_long_log(&self) -> bool {
         matches!(self, Self::Log(log) if log.limit > LOG_BLOCK)
     }
@@ -126,7 +126,7 @@ impl Compiled {
         }
     }
 
-    /// Sees to it that a store with one thread for all clients can keep it.
+    /// Checks that the limit suits a store with one thread for all clients.
     pub(crate) fn check_shared(&self) -> Result<(), InvalidLimit> {
         match self {
             Self::Log(log) if log.limit > MAX_SHARED_LOG => Err(InvalidLimit::new(
@@ -175,7 +175,7 @@ impl Compiled {
         }
     }
 
-    /// Whether asking again makes the wait longer.
+    /// Returns whether denied requests make the wait longer.
     pub(crate) fn counts_denied(&self) -> bool {
         matches!(self, Self::Log(log) if log.counted == Counted::All)
     }
@@ -187,7 +187,7 @@ impl Compiled {
         }
     }
 
-    /// A cost for the script. One above the whole quota is made just that: it never fits, and stays small.
+    /// Returns a cost for the script. Costs above the whole quota are reduced to one unit above it: they still never fit.
     pub(crate) fn portable_cost(&self, cost: u64) -> PortableCost {
         match self {
             Self::Meter(meter) => meter_cost(meter, cost),
@@ -197,12 +197,12 @@ impl Compiled {
             Self::OpenedWindow(algorithm) => PortableCost(cost.min(algorithm.limit + 1), 0),
             Self::Log(algorithm) => PortableCost(cost.min(algorithm.limit + 1), 0),
             Self::Counter(algorithm) => PortableCost(cost.min(algorithm.limit + 1), 0),
-            // All strikes fit: the last one that counts bans.
+            // All strikes fit: the last one that counts starts the ban.
             Self::Strikes(algorithm) => PortableCost(cost.min(algorithm.after), 0),
         }
     }
 
-    /// The same limit with room for whatever a store may hold: also what was spent under higher numbers.
+    /// Returns the same limit with room for any state of a store, including charges under higher quotas.
     pub(crate) fn with_room(&self) -> Self {
         match self {
             Self::Counter(algorithm) => {
@@ -221,14 +221,14 @@ impl Compiled {
         }
     }
 
-    /// The answer for a state of two numbers, or of a segment and its counts, by a limit [with
+    /// Returns the verdict on a state of two numbers, or of a segment and its counts, by a limit [with
     /// room](Self::with_room) for it.
     pub(crate) fn verdict(&self, state: &[u64], now: u64, cost: u64) -> Verdict {
         let words = self.restored(state, now);
         super::with_algorithm!(self, algorithm => algorithm.decide(&words, now, cost).verdict)
     }
 
-    /// Returns what a key in this state owed at that time.
+    /// Returns the debt of a key in this state at `at`.
     pub(crate) fn before(&self, state: &[u64], at: u64) -> Before {
         let number = |index: usize| state.get(index).copied().unwrap_or(0);
         let (first, second) = (number(0), number(1));
@@ -256,7 +256,7 @@ impl Compiled {
         }
     }
 
-    /// What the same request would be answered next, right after it has been let through.
+    /// Returns the verdict after the same request was allowed.
     pub(crate) fn verdict_after(&self, state: &[u64], now: u64, cost: u64) -> Verdict {
         let words = self.restored(state, now);
         super::with_algorithm!(self, algorithm => {
@@ -267,12 +267,12 @@ impl Compiled {
         })
     }
 
-    /// The words of a state, which the script has converted to the numbers of this limit. It is cut to what any limit
-    /// can mean: a store can hold anything.
+    /// Returns the words of a state that the script has converted to the numbers of this limit. Values that no limit can
+    /// produce are clamped, because a store can hold anything.
     fn restored(&self, state: &[u64], now: u64) -> Restored {
         let number = |index: usize| state.get(index).copied().unwrap_or(0);
         let (first, second) = (number(0), number(1));
-        // Further ahead is all the same: the clock has stepped back.
+        // Further ahead makes no difference: the clock has stepped back.
         let ahead = |stored: u64, current: u64| stored.min(current + 2);
         let words = Restored::of(super::with_algorithm!(self, algorithm => algorithm.words()));
         match self {
@@ -297,17 +297,17 @@ impl Compiled {
                 let segment = |at: u64| super::mul_div(at, algorithm.segments, algorithm.window);
                 algorithm.set_segment(&words, ahead(segment(first), segment(now)));
             }
-            // The script answers for a log itself.
+            // The script computes the verdict of a log.
             Self::Log(_) => {}
         }
         words
     }
 }
 
-/// The latest moment that any state can speak of.
+/// The latest time that a state can contain.
 const LATEST: u64 = Timestamp::MAX.as_micros();
 
-/// The number in the first bytes, and what follows.
+/// Splits off the number in the first bytes.
 fn split_number(bytes: &[u8], width: usize) -> Option<(u64, &[u8])> {
     let (number, rest) = bytes.split_at_checked(width)?;
     Some((number.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)), rest))
@@ -346,10 +346,10 @@ fn divided(value: u128, by: u64) -> (u64, u64) {
     (quotient, (value - u128::from(quotient) * u128::from(by)) as u64)
 }
 
-/// Words that hold a state which came from elsewhere.
+/// The words of a state from another store.
 struct Restored(SmallVec<[Cell<u64>; 8]>);
 
-/// Only logs spill, and the script answers for those.
+/// Only logs spill, and the script computes their verdicts.
 static NO_SPILL: LazyLock<Spill> = LazyLock::new(|| Spill::new(Budget::new(0)));
 
 impl Restored {

@@ -1,10 +1,10 @@
-//! The state of a key without its words, for snapshots: what it has spent, and when.
+//! Records: the state of a key for snapshots, as spent units and their times.
 //!
-//! A record depends neither on how words are laid out nor on the time of the limiter that made it: its moments are those
-//! of the wall clock. So it can be read by another process, with another version of the layout.
+//! A record does not depend on the layout of words or on the time of its limiter: its times are those of the wall clock.
+//! So another process with another version of the layout can read it.
 //!
-//! Deliberately not here: how records are written to a file, and other numbers. A record is read by the numbers that it was
-//! made by; after that, `conversion.rs` applies.
+//! Deliberately not here: the file format, and conversion to other numbers. A record is read with the numbers it was written
+//! with; then `conversion.rs` applies.
 
 use std::time::Duration;
 
@@ -19,21 +19,21 @@ use super::{
 use crate::rate::Rate;
 use crate::units::{MIN_SPAN, Timestamp};
 
-/// Moments and the units that were spent then. Of a bucket, the high and low half of what is owed instead.
+/// Pairs of a time and the units spent then. For a bucket, the high and low half of its debt instead.
 pub(crate) type Record = SmallVec<[(u64, u64); 2]>;
 
-/// No record has more units at one moment. A file may claim any number.
+/// Most units at one time in a record. A file may claim any number.
 const MOST_UNITS: u64 = 1 << 48;
 
-/// The algorithm of a limit and its numbers, as a file has them.
+/// The algorithm of a limit and its numbers, as stored in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Numbers {
     pub(crate) kind: u8,
     pub(crate) values: [u64; 4],
 }
 
-/// The moment at which records were made, in the time of the limiter that reads them, and how far that time is ahead of
-/// the wall clock that the records know.
+/// The time at which records were written, in the time of the limiter that reads them, and the offset of that time from the
+/// wall clock of the records.
 #[derive(Clone, Copy)]
 pub(crate) struct RecordedAt {
     pub(crate) now: u64,
@@ -63,7 +63,7 @@ impl Compiled {
         Numbers { kind, values }
     }
 
-    /// Returns what a key has spent that still counts at `now`. `wall_offset` is how far the wall clock is ahead.
+    /// Returns the charges of a key that still count at `now`. `wall_offset` is how far the wall clock is ahead.
     pub(crate) fn record(&self, cells: &impl StateWords, now: u64, wall_offset: i64) -> Record {
         let mut record: Record = match self {
             Self::Meter(_) | Self::WideMeter(_) => {
@@ -90,7 +90,7 @@ impl Compiled {
         record
     }
 
-    /// Charges a key at rest with what a record of the same numbers says.
+    /// Charges a key at rest with a record of the same numbers.
     pub(crate) fn restore(&self, cells: &impl StateWords, record: &[(u64, u64)], recorded: RecordedAt) -> Fit {
         let RecordedAt { now, shift } = recorded;
         if let (true, Some((high, low))) = (self.bucket().is_some(), record.first()) {

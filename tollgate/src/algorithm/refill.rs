@@ -1,7 +1,7 @@
-//! When more of a quota becomes available, worked out from an answer instead of the state.
+//! The time until more quota is available, computed from a decision instead of the state.
 //!
-//! Answers carry the time until the whole quota is back, which decisions get for nothing. The time until the next unit is
-//! a division away from it, and only some answers carry it, so it is not computed for every decision.
+//! Decisions already contain the time until the whole quota is back. The time until the next unit needs a division, and
+//! only some responses contain it, so it is computed on demand.
 
 use super::{Algorithm, mul_div};
 use crate::decision::Decision;

@@ -1,4 +1,4 @@
-//! The share of a limit that one of several nodes takes while it decides by itself.
+//! The share of a limit for one of several processes that count by themselves.
 //!
 //! Quotas are divided and rounded up, so that every node admits something: n nodes together admit at most n - 1 units
 //! more than the limit. Rates of buckets are divided exactly, so that this surplus does not grow with time. What counts
@@ -9,7 +9,7 @@ use crate::rate::Rate;
 use crate::units::{MAX_SPAN, whole_micros};
 
 impl Algorithm {
-    /// The share of one of `nodes` nodes. A ban is not divided: every node counts the strikes that it sees.
+    /// Returns the share for one of `nodes` processes. A ban is not divided: every process counts the strikes that it sees.
     pub(crate) fn share(&self, nodes: u32) -> Self {
         let mut share = *self;
         match &mut share {
@@ -36,8 +36,8 @@ pub(super) fn quota(quota: u64, nodes: u32) -> u64 {
     quota.div_ceil(u64::from(nodes.max(1)))
 }
 
-/// An exact fraction of a rate, unless its period would be longer than a limit's may be: then at most a unit per longest
-/// period more.
+/// Returns an exact fraction of a rate. If its period would exceed the longest allowed one, the result is at most one unit per
+/// longest period too high.
 pub(super) fn rate(rate: Rate, nodes: u32) -> Rate {
     let period = rate.period().saturating_mul(nodes.max(1));
     if period <= MAX_SPAN {

@@ -11,12 +11,12 @@ use super::{
 use crate::error::InvalidLimit;
 use crate::units::{MINUTE, Timestamp};
 
-/// At most so many units in a sliding window, by estimate: the counts of the segments inside the window, and
-/// of the oldest segment the share that is still inside.
+/// At most `limit` units in a sliding window, by an estimate: the counts of the segments inside the window, plus the share of
+/// the oldest segment that is still inside.
 ///
-/// With one segment this is the two-window formula that most gateways use. Any run of `segments` whole
-/// segments holds at most the limit; a window that lies across them can hold up to twice the limit when all of
-/// it came at the two ends, and more segments make that stretch shorter. By default 10 a minute, one segment.
+/// With one segment this is the two-window formula of most gateways. Any `segments` consecutive whole segments contain at
+/// most the limit. A window that is not aligned to segments can contain up to twice the limit if all requests came at its two
+/// ends; more segments make this deviation smaller. The default is 10 per minute with one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingWindowCounter {
     pub(super) limit: u64,
@@ -24,8 +24,7 @@ pub struct SlidingWindowCounter {
     segments: u32,
 }
 
-/// A window of a day in minutes is 1440 segments, and each costs a key some bits: finer than this, a log is
-/// smaller and exact.
+/// Most segments: a day in minutes. Each segment costs some bits per key; with more of them, a log is smaller, and exact.
 const MAX_SEGMENTS: u32 = 1440;
 
 impl Default for SlidingWindowCounter {
@@ -35,13 +34,13 @@ impl Default for SlidingWindowCounter {
 }
 
 impl SlidingWindowCounter {
-    /// A window of one segment.
+    /// Creates a window of one segment.
     #[must_use]
     pub const fn new(limit: u64, window: Duration) -> Self {
         Self { limit, window, segments: 1 }
     }
 
-    /// Divides the window into so many segments, for a sharper estimate.
+    /// Divides the window into segments, for a more precise estimate.
     #[must_use]
     pub const fn segments(self, segments: u32) -> Self {
         Self { segments, ..self }
@@ -87,7 +86,7 @@ impl From<SlidingWindowCounter> for Algorithm {
 /// `segments`-ths of a microsecond, so that a segment is exactly `window` of them.
 ///
 /// A clock that steps back is held at the start of the segment last written, at most the one after the
-/// current: jitter never counts a segment twice, and a long step back locks nobody out.
+/// current: jitter never counts a segment twice, and a long step back locks no key out.
 #[derive(Clone, Debug)]
 pub(crate) struct Counter {
     pub(super) limit: u64,
@@ -99,14 +98,14 @@ pub(crate) struct Counter {
     pub(super) by_segments: Divisor,
 }
 
-/// Moves the counts on to a segment, and changes the count of the one that is so many segments old.
+/// Moves the counts to a new current segment, and changes the count of the segment that is `age` segments old.
 pub(crate) struct Move {
     segment: u64,
     age: usize,
     units: u64,
 }
 
-/// Where a moment lies: its segment, and how far into it, in `segments`-ths of a microsecond.
+/// The position of a time: its segment, and the time elapsed in it in `segments`-ths of a microsecond.
 #[derive(Clone, Copy)]
 pub(super) struct SegmentPosition {
     pub(super) segment: u64,
@@ -118,7 +117,7 @@ impl Counter {
         Self::with_ceiling(limit, window, segments, limit)
     }
 
-    /// A counter whose counts have room for `ceiling` units.
+    /// Creates a counter whose counts have room for `ceiling` units.
     pub(super) fn with_ceiling(limit: u64, window: u64, segments: u32, ceiling: u64) -> Self {
         let (counts, segments) = (segments + 1, u64::from(segments));
         // One more than the largest index, so that no state is a word of ones.
@@ -139,7 +138,7 @@ impl Counter {
         SegmentPosition { segment, elapsed }
     }
 
-    /// The first microsecond of a segment.
+    /// Returns the first microsecond of a segment.
     pub(super) fn start_of(&self, segment: u64) -> u64 {
         self.by_segments.div_ceil(u128::from(segment) * u128::from(self.window))
     }
@@ -152,7 +151,7 @@ impl Counter {
         read_bits(|index| cells.get(index), 0, self.index_bits)
     }
 
-    /// The stored count of the segment that was `age` segments old when the state was written.
+    /// Returns the stored count of the segment that was `age` segments old when the state was written.
     pub(super) fn stored(&self, cells: &impl StateWords, age: u64) -> u64 {
         if age > self.segments {
             return 0;
@@ -170,7 +169,8 @@ impl Counter {
         write_bits(|index| cells.get(index), |index, word| cells.set(index, word), at, self.count_bits, units);
     }
 
-    /// Where to judge from, and how many segments that is after the state was written.
+    /// Returns the position to decide at, the number of segments since the state was written, and whether the clock has
+    /// stepped back by more than a segment.
     pub(super) fn judged_from(&self, cells: &impl StateWords, now: u64) -> (SegmentPosition, u64, bool) {
         let position = self.position(now);
         let stored = self.stored_segment(cells);
@@ -181,18 +181,18 @@ impl Counter {
         (held, 0, stored > position.segment + 1)
     }
 
-    /// The count of the segments that lie wholly inside the window, once `passed` segments have gone by.
+    /// Returns the count of the segments that are entirely inside the window, after `passed` segments.
     pub(super) fn inside(&self, cells: &impl StateWords, passed: u64) -> u64 {
         (0..self.segments.saturating_sub(passed)).map(|age| self.stored(cells, age)).sum()
     }
 
-    /// The count of the segment that is leaving the window, once `passed` segments have gone by.
+    /// Returns the count of the segment that is leaving the window, after `passed` segments.
     pub(super) fn leaving(&self, cells: &impl StateWords, passed: u64) -> u64 {
         self.segments.checked_sub(passed).map_or(0, |age| self.stored(cells, age))
     }
 
-    /// The first moment at which `cost` passes, if nothing else arrives. The estimate only falls until then,
-    /// and without a jump, so it is enough to find the segment in which it falls far enough.
+    /// Returns the first time at which `cost` is allowed, if no other requests arrive. Until then the estimate falls
+    /// continuously, so it suffices to find the segment in which it falls far enough.
     fn passes_at(&self, cells: &impl StateWords, from: SegmentPosition, passed: u64, cost: u64) -> u64 {
         let mut inside = self.inside(cells, passed);
         let room = self.limit + 1 - cost;
@@ -213,8 +213,8 @@ impl Counter {
         0
     }
 
-    /// How long until the whole limit is free. Only the newest count matters: the window is empty, but for a
-    /// part of one unit, at some moment while that count is leaving.
+    /// Returns the time until the whole limit is free. Only the newest count matters: the window is empty, except for a part
+    /// of one unit, at some time while that count is leaving.
     fn reset_after(&self, segment: u64, newest: Option<(u64, u64)>, now: u64) -> u64 {
         let Some((age, units)) = newest else { return 0 };
         let ticks = u128::from(segment + self.segments - age) * u128::from(self.window)
@@ -263,7 +263,7 @@ impl LimitAlgorithm for Counter {
         Step { verdict, edit }
     }
 
-    /// A charge is taken back from the segment it was made in, while that still counts.
+    /// Gives back a charge from its segment, while that still counts.
     fn refund(&self, cells: &impl StateWords, now: u64, charge: Charge) -> Option<Move> {
         let (position, passed, _) = self.judged_from(cells, now);
         let age = position.segment.checked_sub(self.position(charge.at).segment)?;
@@ -298,7 +298,7 @@ impl LimitAlgorithm for Counter {
         passed > self.segments || (0..=self.segments - passed).all(|age| self.stored(cells, age) == 0)
     }
 
-    /// The larger count of every segment.
+    /// Takes the larger count of every segment.
     fn cover(&self, floor: &impl StateWords, state: &impl StateWords, now: u64) -> bool {
         let position = self.position(now);
         let [one, other] = [self.stored_segment(floor), self.stored_segment(state)];

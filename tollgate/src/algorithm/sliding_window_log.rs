@@ -1,4 +1,4 @@
-//! Sliding window log: exact at every instant, because every admitted request is remembered for a window.
+//! Sliding window log: exact at every instant, because every allowed request is recorded for a window.
 
 mod conversion;
 mod inline;
@@ -15,10 +15,9 @@ use super::{Algorithm, Charge, Compiled, LimitAlgorithm, StateWords, Step, allow
 use crate::error::InvalidLimit;
 use crate::units::MINUTE;
 
-/// At most so many units in any window of time, at every instant.
+/// At most `limit` units in any window of time, at every instant.
 ///
-/// It remembers each admitted request, some 4 to 6 bytes each, until it is a window old. By default 10 a
-/// minute.
+/// It records each allowed request for a window, at 4 to 6 bytes each. The default is 10 per minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingWindowLog {
     pub(super) limit: u64,
@@ -39,13 +38,13 @@ impl Default for SlidingWindowLog {
 }
 
 impl SlidingWindowLog {
-    /// Counts the requests that were let through.
+    /// Creates a log that counts allowed requests.
     #[must_use]
     pub const fn new(limit: u64, window: Duration) -> Self {
         Self { limit, window, count: Counted::Admitted }
     }
 
-    /// Counts denied requests too: who keeps knocking stays out.
+    /// Counts denied requests too, so a client that keeps retrying stays denied.
     #[must_use]
     pub const fn count_denied(self) -> Self {
         Self { count: Counted::All, ..self }
@@ -64,36 +63,36 @@ impl From<SlidingWindowLog> for Algorithm {
     }
 }
 
-/// Requests of the same microsecond are one entry. An entry's time is kept by its lowest bits, enough of them
-/// to tell it within a window of the newest; its units by the bits of the limit. The newest entries are in the
+/// Requests of the same microsecond share an entry. An entry stores the lowest bits of its time, enough to identify it within
+/// a window of the newest entry, and its units in as many bits as the limit needs. The newest entries are in the
 /// words of the key, the older ones of a long log in a list of chunks.
 ///
 /// When there is no memory for another chunk, the newest entries become one, of the latest moment: what was
 /// spent counts for longer, never for shorter, so the limit still holds.
 ///
 /// A clock that steps back is held at the newest entry: entries wait for it, for a window at most. A longer
-/// step back makes all of the log one entry of that moment, so that nothing is minted and nobody is locked out
+/// step back turns the log into one entry of that time, so that no quota is created and no key is locked out
 /// for longer than a window.
 #[derive(Clone, Debug)]
 pub(crate) struct Log {
     pub(super) limit: u64,
     pub(super) window: u64,
     pub(super) counted: Counted,
-    /// The most units that any configuration of the limit counts. More make no difference to any of them.
+    /// The largest quota of any configuration of the limit. Units above it make no difference.
     pub(super) ceiling: u64,
-    /// The same as of now: a reload may have raised it.
+    /// The current ceiling: a reload may have raised it.
     raised: Option<Arc<AtomicU64>>,
     layout: Layout,
 }
 
-/// How a log is laid out: chosen for a limit, and kept when the limit is changed to one that it can hold.
+/// The layout of a log. It is chosen for a limit, and kept when the limit changes to one that fits.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     time_bits: u32,
     unit_bits: u32,
-    /// How many entries are kept in the words of a key.
+    /// Number of entries in the words of a key.
     inline: usize,
-    /// Whether more of them go on in a list.
+    /// Whether further entries go to a list.
     list: bool,
 }
 
@@ -106,17 +105,17 @@ pub(crate) struct Entry {
 /// Entries that a long log keeps inline before it moves them to its list: enough that most decisions touch no
 /// chunk, few enough that a key with a short history stays small.
 const INLINE_IN_LONG: usize = 6;
-/// As many entries as there are: a log that has left the window as a whole is not walked.
+/// All entries: a log that has left the window as a whole is not visited.
 const ALL: u64 = u64::MAX;
 
 pub(crate) enum Edit {
-    /// Forgets the oldest entries, which had so many units, then adds one.
+    /// Removes the oldest entries, which had `units` in total, and then adds one.
     Move {
         forget: u64,
         gone: u64,
         add: Entry,
     },
-    /// Makes all of the log one entry, then perhaps adds to it.
+    /// Turns the log into one entry, and adds to it if the request counts.
     Collapse {
         now: u64,
         add: u64,
@@ -124,7 +123,7 @@ pub(crate) enum Edit {
     GiveBack(Entry),
 }
 
-/// A log as it is read.
+/// The entries of a log.
 struct Reading<'a, C> {
     log: &'a Log,
     cells: &'a C,
@@ -141,7 +140,7 @@ impl<C: StateWords> Reading<'_, C> {
         self.log.inline_entry(self.cells, index, self.head.newest)
     }
 
-    /// The moment of the oldest entry.
+    /// Returns the time of the oldest entry.
     fn oldest(&self) -> Option<u64> {
         if !self.list.is_empty() {
             return Some(self.list.oldest);
@@ -149,7 +148,7 @@ impl<C: StateWords> Reading<'_, C> {
         (self.head.len > 0).then(|| self.inline(0).at)
     }
 
-    /// The moment of the newest entry that has units left.
+    /// Returns the time of the newest entry that has units left.
     fn last_charge(&self) -> Option<u64> {
         if self.head.len > 0 {
             return Some(self.inline(self.head.len - 1).at);
@@ -162,7 +161,7 @@ impl<C: StateWords> Reading<'_, C> {
         last
     }
 
-    /// Visits entries from the oldest on, until told to stop.
+    /// Visits entries from the oldest to the newest, until `visitor` returns false.
     fn visit(&self, mut visitor: impl FnMut(Entry) -> bool) {
         let spill = self.cells.spill();
         if self.log.visit_list(spill, self.list, self.head.newest, |entry, _, _| visitor(entry)) {
@@ -170,7 +169,7 @@ impl<C: StateWords> Reading<'_, C> {
         }
     }
 
-    /// How many entries have left the window, and their units.
+    /// Returns the number of entries that have left the window, and their units.
     fn expired(&self, now: u64) -> (u64, u64) {
         let left = |at: u64| at + self.log.window <= now;
         if left(self.head.newest) {
@@ -195,7 +194,7 @@ impl Log {
         Self::with_ceiling(limit, window, counted, limit)
     }
 
-    /// A log that has room for `ceiling` units.
+    /// Creates a log with room for `ceiling` units.
     pub(super) fn with_ceiling(limit: u64, window: u64, counted: Counted, ceiling: u64) -> Self {
         let ceiling = ceiling.max(limit);
         let list = ceiling > inline::MAX as u64;
@@ -231,13 +230,13 @@ impl Log {
         Reading { log: self, cells, head: self.head(cells), list: self.read_list(cells) }
     }
 
-    /// The moment whose lowest bits are these, at or before `newest` and within a window of it.
+    /// Returns the time with these lowest bits, at or before `newest` and within a window of it.
     fn moment(&self, newest: u64, low: u64) -> u64 {
         let mask = (1 << self.layout.time_bits) - 1;
         newest.saturating_sub(newest.wrapping_sub(low) & mask)
     }
 
-    /// After a long step back, all that was spent was spent just now.
+    /// Decides after a long step back of the clock: all charges count as made now.
     fn decide_collapsed(&self, units: u64, now: u64, cost: u64) -> Step<Edit> {
         let remaining = self.limit - units;
         let counts = cost <= remaining || (self.counted == Counted::All && cost <= self.limit);
@@ -251,7 +250,7 @@ impl Log {
         Step { verdict, edit: Some(Edit::Collapse { now, add: if counts { cost } else { 0 } }) }
     }
 
-    /// How long a request has to wait that is denied in a log of `total` units, its own included if it counts.
+    /// Returns the wait of a request that is denied in a log of `total` units, its own included if it counts.
     fn wait(&self, log: &Reading<'_, impl StateWords>, expired: u64, total: u64, cost: u64, now: u64) -> Wait {
         let ceiling = self.ceiling_now();
         let (mut seen, mut left) = (0, total);
@@ -312,8 +311,8 @@ impl Log {
     }
 }
 
-/// How long a denied request has to wait, if any entry's leaving helps it; and how many of the oldest entries
-/// can never matter again, because the log is full beyond every limit without them.
+/// The wait of a denied request, if it is allowed once entries leave the window; and the number of oldest entries that
+/// no longer matter, because the log exceeds every limit without them.
 struct Wait {
     retry_after: Option<u64>,
     trim: u64,
@@ -327,7 +326,7 @@ impl LimitAlgorithm for Log {
         self.inline_words() + if self.has_list() { list::WORDS } else { 0 }
     }
 
-    /// The chunks of a list may be given to others meanwhile: it is only read while its key is held.
+    /// A list is read only while its key is locked, because its chunks may be reused.
     fn must_lock(&self) -> bool {
         self.has_list()
     }
@@ -418,7 +417,7 @@ impl LimitAlgorithm for Log {
         log.units() == 0 || log.head.newest + self.window <= now
     }
 
-    /// The newcomer starts with one entry for all that was spent.
+    /// Starts the new key with one entry for all charges.
     fn inherit(&self, cells: &impl StateWords, from: &impl StateWords) {
         let log = self.read(from);
         let (newest, units) = (log.head.newest, log.units().min(self.ceiling_now()).min(self.most_units()));

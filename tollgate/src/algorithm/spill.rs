@@ -1,7 +1,7 @@
-//! Where long logs go on: chunks of 128 bytes in linked lists, taken from and given back to one pool.
+//! A pool of 128-byte chunks, in which long logs are stored as linked lists.
 //!
-//! Chunks live in segments that double in size and never move, so a chunk is known by a number. The pool takes
-//! its memory from the store's budget; when that is spent, [`Spill::take`] says so and the log makes do.
+//! Chunks are in segments that double in size and never move, so a chunk is identified by a number. The pool allocates from
+//! the store's budget; when that is used up, [`Spill::take`] returns `None` and the log merges entries.
 
 use std::sync::OnceLock;
 
@@ -21,11 +21,11 @@ pub(crate) struct Spill {
     free: Mutex<Free>,
 }
 
-/// Chunks are numbered from 1; 0 is none.
+/// The free list. Chunks are numbered from 1; 0 means no chunk.
 #[derive(Default)]
 struct Free {
     first: u32,
-    /// The highest number ever given out.
+    /// The highest chunk number in use so far.
     used: u32,
 }
 
@@ -34,7 +34,7 @@ impl Spill {
         Self { budget, segments: [const { OnceLock::new() }; SEGMENTS], free: Mutex::new(Free::default()) }
     }
 
-    /// A chunk for a log to go on in, or `None` when the memory is spent.
+    /// Allocates a chunk, or returns `None` if the memory is used up.
     pub(crate) fn take(&self) -> Option<u32> {
         let mut free = self.free.lock();
         if free.first != 0 {
@@ -54,14 +54,14 @@ impl Spill {
         Some(chunk)
     }
 
-    /// Gives back a list of chunks, from its first to its last.
+    /// Frees a list of chunks, from its first to its last.
     pub(crate) fn give_back(&self, first: u32, last: u32) {
         let mut free = self.free.lock();
         self.set_next(last, free.first);
         free.first = first;
     }
 
-    /// The bytes of all chunks, in use or not.
+    /// Returns the bytes of all chunks, used or free.
     pub(crate) fn bytes(&self) -> usize {
         self.segments.iter().filter_map(OnceLock::get).map(Words::bytes).sum()
     }
@@ -105,7 +105,7 @@ impl Drop for Spill {
     }
 }
 
-/// The segment of a chunk, and its place there.
+/// Returns the segment of a chunk and its index there.
 fn locate(chunk: u32) -> (usize, usize) {
     let index = chunk.saturating_sub(1);
     if index < FIRST_SEGMENT {

@@ -14,7 +14,7 @@ use super::sliding_window_log::Log;
 use super::{Compiled, LimitAlgorithm, meter};
 use crate::units::{MAX_SPAN, Timestamp};
 
-/// What the numbers of a state mean, apart from the quota: see [`Compiled::meaning`].
+/// The meaning of a state's numbers, apart from the quota: see [`Compiled::meaning`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Meaning {
     kind: Option<StateKind>,
@@ -35,8 +35,7 @@ enum StateKind {
     Queue = 8,
 }
 
-/// The meaning of a state, as the script writes it before the numbers: a code for the kind, and the numbers that count
-/// units in time.
+/// The meaning of a state, as the script writes it before the numbers: a code for the algorithm, and its rate or window.
 #[cfg(feature = "redis")]
 pub(crate) type Signature = smallvec::SmallVec<[u8; 16]>;
 
@@ -137,8 +136,8 @@ impl Compiled {
         }
     }
 
-    /// Returns the same limit with an eye on the largest quota that its name has, which later reloads may raise while
-    /// this limit is still in use: a bucket must not take a debt under those for a clock that has stepped back, nor a log drop what counts for them.
+    /// Returns the same limit with a reference to the largest quota of its name, which a reload may raise while this limit is
+    /// still in use. A larger debt is then not mistaken for a clock that stepped back, and a log keeps all entries.
     pub(crate) fn watching_ceiling(mut self, ceiling: &Arc<AtomicU64>) -> Self {
         match &mut self {
             Self::Meter(algorithm) => algorithm.watch_ceiling(ceiling.clone()),
@@ -157,7 +156,7 @@ impl Compiled {
         }
     }
 
-    /// Returns how long after its last charge a key is at rest, if it has spent at most `ceiling` units.
+    /// Returns the time from the last charge of a key until it is at rest, if it has spent at most `ceiling` units.
     pub(crate) fn settles_within(&self, ceiling: u64) -> u64 {
         match self {
             Self::Meter(_) | Self::WideMeter(_) => {
@@ -179,18 +178,18 @@ impl Compiled {
         }
     }
 
-    /// Whether the limit gives out places in a queue.
+    /// Returns whether the limit has a queue.
     pub(crate) fn is_queue(&self) -> bool {
         self.bucket().is_some_and(|numbers| numbers.max_wait.is_some())
     }
 
-    /// Returns what the numbers of a state mean: two limits with the same meaning count the same units in it. On
-    /// Redis it is the signature of a state.
+    /// Returns the meaning of a state's numbers: two limits with the same meaning read the same units from it. On Redis it is
+    /// the signature of a state.
     pub(crate) fn meaning(&self) -> Meaning {
         let (kind, first, second) = match self {
             Self::Meter(_) | Self::WideMeter(_) => {
                 let Some(numbers) = self.bucket() else { return Meaning::default() };
-                // A place in a queue is not given back, so queues are kept apart.
+                // Queues do not give refunds, so they are separate.
                 let kind = if numbers.max_wait.is_some() { StateKind::Queue } else { StateKind::Bucket };
                 (kind, numbers.units, numbers.micros)
             }
@@ -213,7 +212,7 @@ impl Compiled {
         }
     }
 
-    /// Of limits that keep two numbers, the same limit with those kept in that way.
+    /// Returns the same limit with this packing, if its state has two numbers.
     pub(super) fn with_packing(&self, packing: Pair) -> Self {
         let mut same = self.clone();
         match &mut same {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The clocks that a [`SystemClock`](super::system::SystemClock) is made of. Tests bring their own.
+/// The clocks that [`SystemClock`](super::system::SystemClock) reads. Tests have their own implementation.
 pub(crate) trait MachineClocks {
     /// Reads the processor's counter. It is cheap, and it may stop, jump or restart when a machine is suspended, paused,
     /// restored or migrated.
@@ -11,7 +11,7 @@ pub(crate) trait MachineClocks {
     /// Estimates how many nanoseconds 2^32 ticks take.
     fn nanos_in_2_pow_32_ticks(&self) -> u64;
 
-    /// Reads the monotonic clock, in nanoseconds. It never goes back, and nobody can set it.
+    /// Reads the monotonic clock, in nanoseconds. It never goes back and cannot be set.
     fn monotonic_nanos(&self) -> u64;
 
     /// Reads the wall clock, in nanoseconds since the Unix epoch. It can be set, forward and back.
@@ -22,7 +22,7 @@ pub(crate) trait MachineClocks {
 #[derive(Clone)]
 pub(crate) struct Machine {
     counter: quanta::Clock,
-    /// Where the operating system has no clock that counts time asleep.
+    /// Start of the process, for operating systems without a clock that counts the time asleep.
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     start: std::time::Instant,
 }

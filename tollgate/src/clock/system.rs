@@ -60,7 +60,7 @@ struct Line {
     until: AtomicU64,
 }
 
-/// A line as it was read.
+/// A consistent copy of a line.
 #[derive(Clone, Copy)]
 struct LineReading {
     version: u64,
@@ -71,13 +71,13 @@ struct LineReading {
     until: u64,
 }
 
-/// What the last comparison found.
+/// The result of the last comparison.
 struct Comparison {
     ticks: u64,
     monotonic_nanos: u64,
     /// The counter's slope before it; `None` if that was not measured.
     slope: Option<u64>,
-    /// The slope of the last line.
+    /// Slope of the last trusted line.
     trusted: u64,
 }
 
@@ -95,10 +95,10 @@ const PART_BITS: u32 = 40;
 const COMPARE_AFTER: Duration = Duration::from_millis(500);
 /// The wall clock is followed when it has moved further than this against the monotonic clock.
 const WALL_STEP_MICROS: u64 = 1_000_000;
-/// A thread can be held up while it reads several clocks: it then reads them again, a few times.
+/// A thread can be preempted while it reads several clocks. It then reads them again, a few times.
 const GOOD_SPREAD_NANOS: u64 = 10_000;
 const SAMPLES: usize = 4;
-/// A sample that took longer says nothing about frequencies or offsets.
+/// A sample that took longer is not used for frequencies or offsets.
 const MAX_SPREAD_NANOS: u64 = 1_000_000;
 
 impl<C: MachineClocks> SystemClock<C> {
@@ -230,7 +230,7 @@ impl<C: MachineClocks> SystemClock<C> {
         self.shared.base_nanos.wrapping_add(monotonic_nanos)
     }
 
-    /// Writes a line. The caller holds the last comparison, so nobody else does.
+    /// Writes a line. The caller holds the lock of the last comparison, so there is one writer.
     fn draw(&self, version: u64, ticks: u64, from_nanos: u64, (slope, until): (u64, u64)) {
         let line = &self.shared.line;
         let (micros, parts) = split(from_nanos);
@@ -310,7 +310,7 @@ fn split(nanos: u64) -> (u64, u64) {
 const MAX_SLOPE: u64 = 1 << PART_BITS;
 const MIN_SLOPE: u64 = 1 << (PART_BITS - 20);
 
-/// Returns the slope of a counter, or `None` if no counter counts like that.
+/// Returns the slope of a counter, or `None` if no real counter has this frequency.
 fn slope_of(nanos: u128, ticks: u128) -> Option<u64> {
     let slope = (nanos << PART_BITS).checked_div(ticks.saturating_mul(1000))?;
     u64::try_from(slope).ok().filter(|slope| (MIN_SLOPE..=MAX_SLOPE).contains(slope))

@@ -1,13 +1,13 @@
-//! The wall clock, for moments that somebody else has written down, such as the expiry of a token.
+//! The wall clock, for times from other machines, such as the expiry of a token.
 //!
-//! The clock of decisions is not for that: it only goes forward at the pace of this machine, and a machine that was
-//! asleep, or whose clock was set right, would keep expired tokens alive.
+//! The limiter's time does not fit: it follows the monotonic clock, so after a sleep or a correction of the wall clock it
+//! would accept expired tokens.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::units::Timestamp;
 
-/// The time of day, as the operating system has it now.
+/// Returns the time of the operating system's wall clock.
 #[expect(clippy::disallowed_methods, reason = "this is part of the module that may read clocks")]
 pub(crate) fn now() -> Timestamp {
     SystemTime::now()

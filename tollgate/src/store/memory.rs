@@ -1,13 +1,13 @@
-//! The embedded store: every key of every limit in this process's memory, within a bound.
+//! The memory store: every key of every limit in this process's memory, within a bound.
 //!
-//! Each limit has a table, and shares it at most with limits of its name to which the words mean the same: its
-//! variants, and what it was before its numbers were changed. Limits of its name to which they mean something else have
-//! other tables, and keys are converted on their way from one to the other: see `family.rs`. A key is known by a
-//! 64-bit fingerprint, keyed with a secret of the process: nobody outside can aim at a collision, and among ten
-//! million keys of a limit the chance that any two share a fingerprint is about 3 in a million (n² / 2^65).
+//! Each limit has a table. It shares the table only with limits of its name whose words have the same meaning: its variants,
+//! and its former configurations. Limits of its name with another meaning have other tables, and keys are converted when
+//! they move between tables: see `family.rs`. A key is identified by a 64-bit fingerprint, hashed with a secret of the
+//! process, so an attacker cannot construct collisions. Among ten million keys of a limit, the probability of any collision
+//! is about 3 in a million (n² / 2^65).
 //!
-//! One limit is decided by one compare-and-swap. Several are decided with all their words but one sealed for the few
-//! nanoseconds it takes, so that a request takes from all of them or from none, and others see nothing between.
+//! A single limit is decided by one compare-and-swap. For several limits, all words but one are sealed for a few
+//! nanoseconds, so a request takes from all of them or from none, and other threads see no intermediate state.
 
 mod bucket;
 #[cfg(all(test, not(loom)))]
@@ -54,22 +54,22 @@ use crate::sync::Ordering;
 use crate::units::Timestamp;
 
 pub(crate) struct MemoryStore {
-    /// In the order of the limits.
+    /// The table of each limit, in the order of the limits.
     tables: Box<[Arc<Table>]>,
-    /// The first of them, one step nearer: most limiters have no other.
+    /// The first table, with one indirection less: most limiters have only one.
     first: Option<Arc<Table>>,
-    /// The family of each, in the same order.
+    /// The family of each limit, in the same order.
     limit_families: Box<[Arc<Family>]>,
     /// Keeps the tables in use.
     usages: Box<[Arc<Usage>]>,
     families: Arc<Families>,
     secret: ahash::RandomState,
-    /// What the secret was made of.
+    /// The seed of the secret.
     seed: [u64; 4],
     budget: Budget,
 }
 
-/// One limit, one key and a cost, as the store asks them of a table.
+/// A hit with its key hashed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HashedHit {
     pub(crate) limit: LimitId,
@@ -81,22 +81,23 @@ pub(crate) struct HashedHit {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Overflow {
-    /// Keys that lost their slot before they had their whole quota back. When they return, they are taken to have spent as
-    /// much as any key that lost its slot in the same bucket: never less than they have, and less than half of their
-    /// quota, unless requests were counted without a slot.
+    /// Keys that lost their slot before they had their whole quota back.
+    ///
+    /// When such a key returns, it is charged as much as any key that lost its slot in the same bucket: never less than it has
+    /// spent, and less than half of its quota, unless requests were counted without a slot.
     pub evicted: u64,
-    /// Requests denied because their key had no slot and other keys without one had spent what they share.
+    /// Requests denied because their key had no slot and other keys without a slot had spent the shared quota.
     pub denied: u64,
 }
 
-/// What may be written.
+/// Which changes a check may write.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
-    /// Whatever the decision changes.
+    /// All changes of the decision.
     Take,
-    /// Only what a denial changes. It takes nothing, but a log may count it.
+    /// Only the changes of a denial: it takes nothing, but a log may count it.
     DenyOnly,
-    /// Nothing.
+    /// No changes.
     Peek,
 }
 
@@ -111,31 +112,31 @@ impl Mode {
 }
 
 impl MemoryStore {
-    /// A store for these limits. Where several share a table they adopt its layout.
+    /// Creates a store for these limits. Limits that share a table adopt its layout.
     pub(crate) fn new(limits: &mut [Limit], max_bytes: usize) -> Result<Self, InvalidLimit> {
         let (budget, families) = (Budget::new(max_bytes), Arc::new(Families::default()));
         let chosen = tables::choose(limits, &families, &budget, Timestamp::EPOCH.as_micros())?;
         Ok(Self::of(chosen, families, random_seed(), budget))
     }
 
-    /// Hashes keys with this secret instead of a random one. For a store that has no keys yet.
+    /// Hashes keys with this secret instead of a random one. The store must not have keys yet.
     pub(crate) fn with_secret(self, seed: [u64; 4]) -> Self {
         Self { secret: secret_of(seed), seed, ..self }
     }
 
-    /// Returns what the secret was made of.
+    /// Returns the seed of the secret.
     pub(crate) fn seed(&self) -> [u64; 4] {
         self.seed
     }
 
-    /// A store for other limits that knows the same keys, within the same memory. Both act on the same state, whatever
-    /// the numbers of each limit are.
+    /// Returns a store for other limits with the same keys and memory. Both stores share the state, whatever the numbers of
+    /// the limits are.
     pub(crate) fn successor(&self, limits: &mut [Limit], now: Timestamp) -> Result<Self, InvalidLimit> {
         let chosen = tables::choose(limits, &self.families, &self.budget, now.as_micros())?;
         Ok(Self::of(chosen, self.families.clone(), self.seed, self.budget.clone()))
     }
 
-    /// A store for other limits with keys of its own, within the same memory.
+    /// Returns a store for other limits with separate keys and the same memory.
     #[cfg(feature = "redis")]
     pub(crate) fn with_other_keys(&self, limits: &mut [Limit], now: Timestamp) -> Result<Self, InvalidLimit> {
         let families = Arc::new(Families::default());
@@ -148,13 +149,13 @@ impl MemoryStore {
         Self { first: tables.first().cloned(), tables, limit_families, usages, families, secret, seed, budget }
     }
 
-    /// Returns what two limits have in common if a key of one is a key of the other: variants of one limit. A limit of some
-    /// other limiter is like no other.
+    /// Returns a value that is equal for limits that share keys: variants of one limit. A limit of another limiter equals only
+    /// itself.
     pub(crate) fn identity(&self, limit: LimitId) -> Result<usize, LimitId> {
         self.limit_families.get(limit.index()).map(|family| Arc::as_ptr(family).addr()).ok_or(limit)
     }
 
-    /// The family of a limit.
+    /// Returns the family of a limit.
     #[cfg(feature = "redis")]
     pub(crate) fn family(&self, limit: LimitId) -> Option<&Family> {
         self.limit_families.get(limit.index()).map(|family| &**family)
@@ -195,8 +196,8 @@ impl MemoryStore {
                 hasher.finish()
             }
             None => {
-                // Lengths keep parts apart, and the turned bits keep them apart from a key of one part that
-                // spells the same.
+                // Lengths separate the parts, and inverted bits separate them from a key of one part with the same
+                // bytes.
                 for part in key.several() {
                     hasher.write_usize(part.len());
                     hasher.write(part);
@@ -204,11 +205,11 @@ impl MemoryStore {
                 !hasher.finish()
             }
         };
-        // The lowest fingerprint means an empty slot.
+        // 0 is the fingerprint of an empty slot.
         hash.max(1)
     }
 
-    /// Decides all that is asked: all of it passes and is taken, or nothing is.
+    /// Decides all hits: all are allowed and taken, or none.
     pub(crate) fn decide(&self, limits: &[Limit], hits: &[HashedHit], now: Timestamp) -> Decision {
         match hits {
             [] => Decision::without_limit(now),
@@ -222,12 +223,11 @@ impl MemoryStore {
         let (Some(table), Some(limit)) = (self.table(hit.limit), limits.get(hit.limit.index())) else {
             return self.decision(limits, hit, now, NO_SUCH_LIMIT);
         };
-        // The buckets are what most limits use, and short: all the others in one place would crowd them out of
-        // the registers.
+        // Most limits are buckets, and their code is short. Inlining all algorithms here would cost them registers.
         if let Compiled::Meter(algorithm) = limit.compiled() {
             let (now_micros, HashedHit { fingerprint, cost, .. }) = (now.as_micros(), hit);
             if let Some(verdict) = table.decide_fast(algorithm, fingerprint, now_micros, cost, Mode::Take) {
-                // Its own return, so that the verdict stays in registers until it is written once.
+                // A separate return keeps the verdict in registers until it is written once.
                 return self.decision(limits, hit, now, verdict);
             }
         }
@@ -241,15 +241,14 @@ impl MemoryStore {
         table.map(|table| &**table)
     }
 
-    /// What the decision would be, taking nothing.
+    /// Returns the decision, taking nothing.
     pub(crate) fn peek(&self, limits: &[Limit], hits: &[HashedHit], now: Timestamp) -> Decision {
         let answers =
             hits.iter().map(|hit| self.decision(limits, *hit, now, self.check(limits, *hit, now, Mode::Peek)));
         answers.reduce(Decision::most_restrictive).unwrap_or_else(|| Decision::without_limit(now))
     }
 
-    /// The denial, if one of them denies: then it is decided, and denials that count are counted. Otherwise nothing has
-    /// changed.
+    /// Returns the denial, if one of the limits denies. A log that counts denials counts it. Otherwise nothing changes.
     #[cfg(feature = "rules")]
     pub(crate) fn find_denial(&self, limits: &[Limit], hits: &[HashedHit], now: Timestamp) -> Option<Decision> {
         let verdicts = hits.iter().map(|hit| (*hit, self.check(limits, *hit, now, Mode::DenyOnly)));
@@ -265,17 +264,17 @@ impl MemoryStore {
         }
     }
 
-    /// The long way, which is always open.
+    /// The slow path for several limits, which handles every case.
     #[inline(never)]
     fn decide_several_slow(&self, limits: &[Limit], hits: &[HashedHit], now: Timestamp) -> Decision {
-        // All buckets are asked for before any is looked into, so that their cache misses overlap.
+        // Prefetch all buckets before reading any, so that their cache misses overlap.
         for hit in hits {
             if let Some(table) = self.tables.get(hit.limit.index()) {
                 std::hint::black_box(table.prefetch(hit.fingerprint).1);
             }
         }
-        // Most denials are found without holding anything, and the buckets are in the cache afterwards. What takes
-        // nothing is answered by this look alone: it needs no slot.
+        // Most denials are found without locks, and the buckets are in the cache afterwards. Hits of cost 0 are complete
+        // after this: they need no slot.
         let (mut denied, mut looked) = (None::<Decision>, None::<Decision>);
         let mut taking: SmallVec<[HashedHit; 8]> = SmallVec::new();
         for hit in hits {
@@ -296,7 +295,7 @@ impl MemoryStore {
             [hit] => Some(self.decide_one(limits, *hit, now)),
             several => Some(self.take_several(limits, several, now)),
         };
-        // Of equals, the one that was asked first speaks, as on every store.
+        // Of equal decisions, the first hit's is reported, as on every store.
         let word_ref = |decision: &Decision| hits.iter().position(|hit| Some(hit.limit) == decision.limit());
         match (looked, taken) {
             (Some(looked), Some(taken)) if word_ref(&taken) < word_ref(&looked) => taken.most_restrictive(looked),
@@ -333,12 +332,12 @@ impl MemoryStore {
         }
     }
 
-    /// HeldBuckets every key's slot, then takes from all of them or from none.
+    /// Locks every key's slot, then takes from all of them or from none.
     fn take_all(&self, limits: &[Limit], hits: &[HashedHit], now: Timestamp) -> Result<Decision, (HashedHit, Busy)> {
         let members: SmallVec<[Option<Arc<Members>>; 8]> =
             hits.iter().map(|hit| self.limit_families.get(hit.limit.index())?.if_several()).collect();
         let mut holds = HeldBuckets::default();
-        // With whether each may take what it asks for.
+        // With whether each hit is allowed.
         let mut slot_refs: SmallVec<[(HashedHit, SlotRef<'_>, bool); 8]> = SmallVec::new();
         let mut positions = Positions::default();
         for (hit, members) in hits.iter().zip(&members) {
@@ -349,7 +348,7 @@ impl MemoryStore {
             let Some(slot_ref) = slot_ref.map_err(|busy| (*hit, busy))? else {
                 return Ok(self.decision(limits, *hit, now, family::NO_ROOM));
             };
-            // The same key twice, or two keys that share a slot, ask for their sum.
+            // The costs of two keys that share a slot are added.
             match positions.of(&slot_refs, |(_, other, _)| other.is(slot_ref), || slot_ref.address()) {
                 Some(same) => slot_refs[same].0.cost = slot_refs[same].0.cost.saturating_add(hit.cost),
                 None => {
@@ -383,8 +382,8 @@ impl MemoryStore {
         Ok(most_restrictive.unwrap_or_else(|| Decision::without_limit(now)))
     }
 
-    /// Gives back what a decision took, as far as it still weighs on the key. A key that was evicted gets a slot again,
-    /// and the charge is taken from what the floor says of it.
+    /// Gives back the units of a decision, as far as they still count. An evicted key gets a slot again, and the charge is
+    /// subtracted from the floor.
     pub(crate) fn refund(&self, limits: &[Limit], hit: HashedHit, charged_at: Timestamp, now: Timestamp) {
         let charge = Charge { at: charged_at.as_micros(), cost: hit.cost };
         let Some(view) = self.family_view(limits, hit.limit) else { return };
@@ -403,7 +402,7 @@ impl MemoryStore {
         }
     }
 
-    /// Puts a key to rest. A key without a slot gets one, and is at rest until another key needs the slot.
+    /// Gives a key its whole quota back. A key without a slot gets one, and keeps it until another key needs it.
     pub(crate) fn reset(&self, limits: &[Limit], limit: LimitId, fingerprint: u64, now: Timestamp) {
         let now = now.as_micros();
         let Some(view) = self.family_view(limits, limit) else { return };
@@ -444,7 +443,7 @@ impl MemoryStore {
     fn decision(&self, limits: &[Limit], hit: HashedHit, now: Timestamp, verdict: Verdict) -> Decision {
         let quota = limits.get(hit.limit.index()).map_or(0, Limit::quota);
         let HashedHit { limit, cost, .. } = hit;
-        // The limiter knows the wall clock.
+        // The limiter adds the wall clock.
         Decision { limit: Some(limit), quota, cost, at: now, wall_offset: 0, source: Source::Store, verdict }
     }
 }
@@ -453,17 +452,17 @@ fn secret_of([first, second, third, fourth]: [u64; 4]) -> ahash::RandomState {
     ahash::RandomState::with_seeds(first, second, third, fourth)
 }
 
-/// Returns a seed from the system's randomness, as the standard library has it for its maps.
+/// Returns a seed from the system's randomness, through the standard library's hash maps.
 fn random_seed() -> [u64; 4] {
     let random = std::hash::RandomState::new();
     [0_u64, 1, 2, 3].map(|part| random.hash_one(part))
 }
 
-/// The answer to a limit of some other limiter: nothing passes by mistake.
+/// The verdict on a limit of another limiter: denied.
 const NO_SUCH_LIMIT: Verdict = Verdict { admission: Admission::NeverFits, remaining: 0, reset_after: 0 };
 
 impl Table {
-    /// Decides on a key. `view` is what else there is of the limit, if anything.
+    /// Decides on a key. `view` has the other tables of the limit, if any.
     #[inline(always)]
     fn decide<R: LimitAlgorithm>(
         &self,
@@ -490,7 +489,7 @@ impl Table {
         let HashedHit { fingerprint, cost, .. } = hit;
         let mut sought = self.find(fingerprint);
         let mut attempts = 0;
-        // Who has lost a race to write claims first and computes then, so as not to lose the next one as well.
+        // After a lost race, lock first and then compute, so as not to lose the next race too.
         let mut claim_first = algorithm.must_lock();
         loop {
             let decided = match (sought, view) {
@@ -510,7 +509,7 @@ impl Table {
         }
     }
 
-    /// Decides on a key that was found; `None` if its bucket has changed meanwhile.
+    /// Decides on a key that was found. `None` if its bucket has changed in the meantime.
     #[inline(always)]
     fn decide_found<R: LimitAlgorithm>(
         &self,
@@ -549,7 +548,7 @@ impl Table {
         }
     }
 
-    /// Decides on a key that has no slot; `None` if there are other tables meanwhile where it may have one.
+    /// Decides on a key without a slot. `None` if the family has other tables by now, which may have the key.
     #[cold]
     #[inline(never)]
     fn decide_without_slot<R: LimitAlgorithm>(
@@ -593,7 +592,7 @@ impl Table {
     ) -> Result<Verdict, Busy> {
         let mut holds = HeldBuckets::default();
         holds.hold_home(self, fingerprint)?;
-        // Now that the home is held, nobody adds the key to another table.
+        // With the home bucket locked, no thread adds the key to another table.
         if view.is_some_and(|view| !view.family.is_alone()) {
             return Err(Busy::Held);
         }
@@ -605,8 +604,8 @@ impl Table {
         Ok(verdict)
     }
 
-    /// Changes the words of a key. A key without a slot gets one first, if others may have spent on its account. False:
-    /// the family has other tables by now, and the key may be in one of them.
+    /// Changes the words of a key. A key without a slot gets one first, unless its floor is idle. Returns false if the family
+    /// has other tables by now, which may have the key.
     fn change<R: LimitAlgorithm>(
         &self,
         algorithm: &R,
@@ -630,7 +629,7 @@ impl Table {
         }
     }
 
-    /// Gives a slot to a key that has none and changes it there. If there is no slot to be had, nothing is changed.
+    /// Gives a slot to a key and changes its words there. If no slot is available, nothing changes.
     #[cold]
     fn change_in_new_slot<R: LimitAlgorithm>(
         &self,
@@ -642,7 +641,7 @@ impl Table {
     ) -> bool {
         let mut holds = HeldBuckets::default();
         let slot_ref = holds.hold_home(self, fingerprint).and_then(|home| {
-            // Now that the home is held, nobody adds the key to another table.
+            // With the home bucket locked, no thread adds the key to another table.
             if family.is_some_and(|family| !family.is_alone()) {
                 return Err(Busy::Held);
             }
@@ -675,7 +674,7 @@ impl Table {
         true
     }
 
-    /// Sealed rather than replaced: what is given back to a key that has just got the slot would be minted.
+    /// Seals the word before changing it: a refund to a key that has just got the slot would create quota.
     fn change_word(&self, found: Found<'_>, change: impl Fn(&WordsView<'_, '_>)) -> bool {
         let (word_ref, tags) = (self.word_ref(found), self.layout.tags);
         let old = word_ref.word.load(Ordering::Relaxed);

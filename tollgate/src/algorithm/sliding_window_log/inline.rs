@@ -16,7 +16,7 @@ pub(super) const MAX: usize = 16;
 /// What the first word tells.
 #[derive(Clone, Copy)]
 pub(super) struct Head {
-    /// The latest moment the log knows of. Times are told by their distance from it.
+    /// The latest time in the log. Other times are stored relative to it.
     pub(super) newest: u64,
     pub(super) len: usize,
     /// The units of all entries, if there is no list to tell them.

@@ -72,7 +72,7 @@ impl Log {
         self.unpack(|word| spill.get(chunk, word), index, newest)
     }
 
-    /// Visits entries from the oldest on, until told to stop; says whether it got to the end.
+    /// Visits entries from the oldest to the newest, until `visitor` returns false. Returns whether it reached the end.
     pub(super) fn visit_list(
         &self,
         spill: &Spill,

@@ -51,7 +51,7 @@ impl Churn {
         self.table.decide(self.algorithm(), None, hit, self.now, Mode::Peek).remaining
     }
 
-    /// Lets `keys` new keys come, one after the other over a window, and returns how many were denied.
+    /// Checks `keys` new keys, spread over a window, and returns the number of denials.
     fn run_window(&mut self, keys: u64) -> usize {
         self.now = self.now / WINDOW * WINDOW + WINDOW;
         let begin = self.now;
@@ -73,7 +73,7 @@ impl Churn {
         self.table.budget.used()
     }
 
-    /// Buckets that a key without a slot is looked for in: the mean over all homes, and the most.
+    /// Returns the number of buckets searched for a key without a slot: the mean and the maximum over all homes.
     fn lookups(&self) -> (f64, usize) {
         let lengths = (0..self.buckets()).map(|index| {
             let mut bucket = self.table.bucket(index);
@@ -139,8 +139,8 @@ fn invented_keys_at_the_cap_do_not_keep_new_keys_out() {
     assert_eq!(churn.bytes(), 64 * 128);
 }
 
-/// Another thread lets go of its buckets one by one: the flag of the second may be unpublished when that of the first is
-/// published already.
+/// Another thread unlocks its buckets one by one: the flag of the second may be unpublished when that of the first is already
+/// published.
 #[test]
 fn a_sweep_keeps_a_flag_whose_successor_is_held() {
     let churn = Churn::new(64);

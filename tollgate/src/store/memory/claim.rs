@@ -1,19 +1,19 @@
-//! Finding a slot for a key that has none, and what happens when there is none to be had.
+//! Claiming slots for new keys, and handling keys that find no slot.
 //!
 //! A new key takes an empty slot of its home bucket or the slot of an idle key, there or in the next buckets. When the
-//! table is crowded it grows. When it may not grow any more, a new key evicts the key of its home bucket that has the
-//! most left. The last words of every bucket are its *floor*: an upper bound of what any key without a slot has spent
-//! that is at home there. An eviction raises the floor to what the evicted key has spent, and a key that gets a slot
-//! starts with the floor as it was before. A floor decays like the state of a key, because it is one.
+//! table is crowded, it grows. When it cannot grow any more, a new key evicts the key of its home bucket that has the most
+//! quota left. The last words of every bucket are its *floor*: an upper bound of the charges of any key of this home bucket
+//! without a slot. An eviction raises the floor to the charges of the evicted key, and a new key starts with the floor before
+//! the eviction. A floor is the state of a key, and decays like one.
 //!
 //! A key is evicted only if the floor then leaves more than half of the quota: see [`LimitAlgorithm::cover`]. If no key of the
-//! bucket is that near to rest, keys without a slot are charged to the floor itself, as if they were one key, until
-//! slots become free. So however many keys an attacker invents,
+//! bucket has that much left, keys without a slot are charged to the floor itself, as if they were one key, until slots
+//! become free. So however many keys an attacker invents,
 //!
-//! - a key that has spent half of its quota keeps its slot and is judged exactly;
+//! - a key that has spent half of its quota keeps its slot and is counted exactly;
 //! - every other key has at least half of its quota left when it is evicted and comes back, as long as a key can be
 //!   evicted for it;
-//! - no key is richer than it would be alone;
+//! - no key has more quota than it would have alone;
 //! - the table does not grow.
 
 use std::cell::Cell;
@@ -29,12 +29,12 @@ use crate::algorithm::{LimitAlgorithm, StateWords};
 use crate::decision::Verdict;
 use crate::sync::Ordering;
 
-/// Buckets in which a new key looks for a free slot before it takes that of another key, once the table cannot grow. It
-/// holds them all meanwhile.
+/// Buckets that are searched for a free slot before a key is evicted, once the table cannot grow. They are all locked in the
+/// meantime.
 const NEAR: usize = 8;
 
 impl Table {
-    /// Changes what is at a held slot.
+    /// Changes the words of a locked slot.
     pub(super) fn apply<'a, R: LimitAlgorithm>(
         &'a self,
         algorithm: &R,
@@ -43,7 +43,7 @@ impl Table {
         edit: R::Edit,
         now: u64,
     ) {
-        // A word that decisions replace by itself is known by its value, and the others by the header.
+        // A word that decisions replace alone is protected by its value, the others by the header.
         if self.layout.tags == 0 || slot_ref.slot == self.layout.slots {
             holds.write(slot_ref.bucket);
         }
@@ -54,12 +54,12 @@ impl Table {
         }
     }
 
-    /// The words that the keys without a slot of a bucket share. At rest unless the table is overfull.
+    /// Returns the floor of a bucket. It is at rest unless the table is full.
     pub(super) fn shared<'a>(&'a self, home: Bucket<'a>) -> Slot<'a> {
         self.slot(home, self.layout.slots)
     }
 
-    /// What a key without a slot would be told, without giving it one.
+    /// Returns the verdict on a key without a slot, without giving it one.
     pub(super) fn peek_without_slot<R: LimitAlgorithm>(
         &self,
         algorithm: &R,
@@ -85,7 +85,7 @@ impl Table {
         }
     }
 
-    /// HeldBuckets the slot of a key, giving it one if it has none. The slot may be the shared one.
+    /// Locks the slot of a key, and claims one if it has none. The result may be the shared words.
     pub(super) fn hold_slot<'a, R: LimitAlgorithm>(
         &'a self,
         algorithm: &R,
@@ -98,7 +98,7 @@ impl Table {
             holds.keep_for_key(slot_ref.bucket, slot_ref.slot);
             return Ok(slot_ref);
         }
-        // An eviction raises the floor by what the evicted key has spent, which the new key does not owe.
+        // Copy the floor first: an eviction raises it by the evicted key's charges, which the new key does not owe.
         let floor = Floor::copy(self.shared(home), algorithm.words());
         match self.free_slot(algorithm, holds, home, now)? {
             Some(slot_ref) => {
@@ -110,13 +110,13 @@ impl Table {
                 holds.keep_for_key(slot_ref.bucket, slot_ref.slot);
                 Ok(slot_ref)
             }
-            // The caller makes room before it tries again.
+            // The caller makes room before it retries.
             None if self.can_grow() => Err(Busy::Crowded),
             None => holds.lock_slot(self, home, self.layout.slots),
         }
     }
 
-    /// The slot a key has already. Its home is held, so it cannot get one meanwhile.
+    /// Locks the slot of a key, if it has one. Its home bucket is locked, so it cannot get one in the meantime.
     pub(super) fn find_in_run<'a>(
         &'a self,
         holds: &mut HeldBuckets<'a>,
@@ -137,8 +137,7 @@ impl Table {
         Ok(None)
     }
 
-    /// A slot that is empty or whose key is at rest, the nearest to home. The buckets passed by on the way are
-    /// marked.
+    /// Claims the slot nearest to home that is empty or whose key is at rest, and marks the buckets in between.
     pub(super) fn free_slot<'a, R: LimitAlgorithm>(
         &'a self,
         algorithm: &R,
@@ -155,7 +154,7 @@ impl Table {
                 return Ok(Some(slot_ref));
             }
             holds.hold(bucket)?;
-            // One of a key at rest rather than an empty one: the table grows by the empty ones it uses up.
+            // Prefer slots of keys at rest to empty ones: using up empty slots makes the table grow.
             loop {
                 let free = self.free_slots(algorithm, bucket, now).filter(|slot| !holds.is_given(bucket, *slot));
                 let Some(slot) = free.max_by_key(|slot| bucket.fingerprint(*slot) != EMPTY) else {
@@ -174,8 +173,8 @@ impl Table {
         Ok(None)
     }
 
-    /// Takes the slot of the key in a held bucket that has the most left, if the floor of that key's home can cover what
-    /// it has spent.
+    /// Evicts the key with the most quota left from a locked bucket, if the floor of that key's home bucket can cover its
+    /// charges.
     fn evict<'a, R: LimitAlgorithm>(
         &'a self,
         algorithm: &R,
@@ -199,7 +198,7 @@ impl Table {
         Ok(is_covered.then_some(slot_ref))
     }
 
-    /// The units that the key of a slot in a held bucket has left, unless it changes just now.
+    /// Returns the units left of a key in a locked bucket, or 0 if it is being changed.
     fn left_in<R: LimitAlgorithm>(&self, algorithm: &R, bucket: Bucket<'_>, slot: usize, now: u64) -> u64 {
         let cells = self.slot(bucket, slot);
         match self.layout.tags {
@@ -216,7 +215,7 @@ impl Table {
         }
     }
 
-    /// The slots of a held bucket that nobody needs. A decision that began earlier may still spend from a key at rest.
+    /// Returns the free slots of a locked bucket. A decision that began earlier may still charge a key at rest.
     pub(super) fn free_slots<'a, R: LimitAlgorithm>(
         &'a self,
         algorithm: &'a R,
@@ -227,7 +226,7 @@ impl Table {
             .filter(move |slot| bucket.fingerprint(*slot) == EMPTY || self.looks_idle(algorithm, bucket, *slot, now))
     }
 
-    /// Whether the key of a slot is at rest, unless it changes just now.
+    /// Returns whether the key of a slot is at rest and not being changed.
     pub(super) fn looks_idle<R: LimitAlgorithm>(
         &self,
         algorithm: &R,
@@ -245,7 +244,7 @@ impl Table {
         }
     }
 
-    /// Counts the keys that are not at rest, one bucket after the other. A key that moves meanwhile may count twice or not
+    /// Counts the keys that are not at rest, bucket by bucket. A key that moves in the meantime may be counted twice or not
     /// at all.
     pub(super) fn live_keys<R: LimitAlgorithm>(&self, algorithm: &R, now: u64) -> usize {
         self.buckets().map(|bucket| self.live_in(algorithm, bucket, now)).sum()
@@ -259,7 +258,7 @@ impl Table {
         bucket.fingerprint(slot) != EMPTY && !self.looks_idle(algorithm, bucket, slot, now)
     }
 
-    /// Takes a slot that was free a moment ago.
+    /// Claims a slot that was free a moment ago, if it still is.
     pub(super) fn claim_if_free<'a, R: LimitAlgorithm>(
         &'a self,
         algorithm: &R,
@@ -276,7 +275,7 @@ impl Table {
         Ok(is_free.then_some(slot_ref))
     }
 
-    /// Puts a free slot to rest for the key that is about to have it.
+    /// Clears a free slot for its next key.
     pub(super) fn clear_slot<'a, R: LimitAlgorithm>(
         &'a self,
         algorithm: &R,
@@ -292,7 +291,7 @@ impl Table {
         holds.write(slot_ref.bucket);
     }
 
-    /// Marks the buckets between home and where a key ended up.
+    /// Marks the buckets between the home of a key and the bucket of its slot.
     pub(super) fn mark_passed_by<'a>(
         &'a self,
         holds: &mut HeldBuckets<'a>,
@@ -309,8 +308,8 @@ impl Table {
     }
 }
 
-/// A copy of the words of a floor. Chunks that they name belong to the floor; the states that have such are not evicted,
-/// so the floor does not change while its bucket is held.
+/// A copy of the words of a floor. Chunks belong to the floor itself: keys whose state has chunks are not evicted, so such a
+/// floor does not change while its bucket is locked.
 struct Floor<'a> {
     words: SmallVec<[Cell<u64>; 8]>,
     slot: Slot<'a>,

@@ -1,10 +1,10 @@
-//! Compaction: memory that a burst of keys took is freed once they are at rest.
+//! Compaction: frees the memory of a burst of keys once they are at rest.
 //!
-//! Decisions read the segments of a table without saying so, therefore a table can only be freed as a whole, when no
-//! store uses it. Compaction is a change of tables like that of a reload: a new store has a smaller table in the place of
+//! Decisions do not register as readers of a table's segments, so a table can only be freed as a whole, when no store
+//! uses it. Compaction is a change of tables like that of a reload: a new store has a smaller table in the place of
 //! each one that is mostly empty, both tables are in the family of the limit, and decisions move keys from one to the
 //! other. Once no store uses the larger table, the next compaction moves the keys that are left, and frees it. The
-//! fast path knows nothing of this.
+//! fast path is unaware of this.
 //!
 //! Deliberately not here: when to compact. That is for the owner of the limiter.
 
@@ -29,12 +29,12 @@ const SLOTS_PER_KEY: usize = 2;
 /// A full budget does not keep a table from being replaced, as long as the new one takes at most this part of it: the
 /// memory of the old one comes back soon.
 const BEYOND: usize = 16;
-/// Buckets that are looked at to estimate how many keys a table has.
+/// Buckets to sample for an estimate of the number of keys.
 const SAMPLE: usize = 1 << 10;
 
 impl MemoryStore {
-    /// Returns a store with smaller tables in the place of those that are mostly empty, if there are any: it has the same
-    /// limits and keys. Frees tables that were replaced before, if no store uses them any more.
+    /// Returns a store with the same limits and keys, and smaller tables instead of those that are mostly empty, or `None` if
+    /// there are none. Frees replaced tables that no store uses any more.
     pub(crate) fn compacted(&self, now: Timestamp) -> Option<Self> {
         let now = now.as_micros();
         // A reload would choose from the same tables.
@@ -77,7 +77,7 @@ impl MemoryStore {
 fn replacement(family: &Family, table: &Arc<Table>, budget: &Budget, now: u64) -> Option<(Arc<Table>, Arc<Usage>)> {
     let members = family.members();
     let member = members.tables.iter().find(|member| Arc::ptr_eq(&member.table, table))?;
-    // One after the other: otherwise a store that is never dropped could keep any number of tables.
+    // One replacement at a time: otherwise a store that is never dropped could keep any number of tables.
     if member.replaces.is_some() || members.tables.iter().any(|other| other.replaces(table)) {
         return None;
     }
@@ -102,7 +102,7 @@ fn free_replaced(family: &Family, now: u64) {
 }
 
 impl FamilyView<'_> {
-    /// The table that this one takes the place of, while it has keys.
+    /// Returns the table that this one replaces, while that has keys.
     pub(super) fn replaced(self) -> Option<Arc<Table>> {
         let members = self.family.if_several()?;
         let member = members.tables.iter().find(|member| std::ptr::eq(&*member.table, self.table))?;
@@ -115,7 +115,7 @@ impl Table {
     fn smaller<R: LimitAlgorithm>(&self, algorithm: &R, budget: &Budget, now: u64) -> Option<Self> {
         self.smaller_level(self.estimated_keys(algorithm, now))?;
         let level = self.smaller_level(self.live_keys(algorithm, now))?;
-        // Keys without a slot are charged by the floors of their buckets, which are others in a table of another size.
+        // Keys without a slot are charged to floors, whose buckets differ in a table of another size.
         if !self.has_idle_floors(algorithm, now) {
             return None;
         }
@@ -124,24 +124,24 @@ impl Table {
         Some(table)
     }
 
-    /// The level of a table for a number of keys, if it takes much less memory than this one.
+    /// Returns the level of a table for `keys` keys, if it takes much less memory than this one.
     fn smaller_level(&self, keys: usize) -> Option<u32> {
         let level = self.level_for(keys);
         let segments = self.buckets_at(level) * self.layout.stride() * size_of::<u64>();
-        // Keys at rest have entries of logs, too, until a sweep comes.
+        // Until the next sweep, keys at rest have log entries too.
         let occupied = self.occupied.load(Ordering::Relaxed).max(1);
         let entries = self.spill.bytes_in_use() / occupied * keys;
         (segments.saturating_add(entries) <= self.bytes() / PART).then_some(level)
     }
 
-    /// The level at which a table has enough slots for a number of keys.
+    /// Returns the level at which a table has enough slots for `keys` keys.
     fn level_for(&self, keys: usize) -> u32 {
         let slots = self.layout.slots << self.layout.block_bits;
         let blocks = keys.saturating_mul(SLOTS_PER_KEY).div_ceil(slots);
         blocks.next_power_of_two().ilog2()
     }
 
-    /// Estimates how many keys are not at rest, by looking at some of the buckets.
+    /// Estimates the number of keys that are not at rest from a sample of buckets.
     fn estimated_keys<R: LimitAlgorithm>(&self, algorithm: &R, now: u64) -> usize {
         let (level, split) = self.extent();
         let buckets = self.buckets_at(level) + split;
@@ -150,7 +150,7 @@ impl Table {
         sample.sum::<usize>() * step
     }
 
-    /// An empty table that has grown to a level already, if the budget has the memory or it is a small part of that.
+    /// Creates an empty table of a level, if the budget has the memory or it is a small part of the budget.
     fn of_level(layout: Layout, level: u32, budget: &Budget) -> Option<Self> {
         let words = Self::first_words(layout) << level;
         if !budget.has(words) && words * size_of::<u64>() > budget.max() / BEYOND {

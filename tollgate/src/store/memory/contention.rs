@@ -1,9 +1,9 @@
-//! How long to stay away from a word after losing it to another thread.
+//! Back-off after a thread loses the race for a word.
 //!
 //! A thread that has just replaced a word has its cache line, and the next replacement costs it a fraction of what it
 //! costs any other. So a thread that loses a race stays away for a while, and the winner gets through several decisions
-//! before the line is taken from it. The right time depends on how many threads there are. Each thread learns it: longer
-//! after every wait that was in vain, shorter by a fraction after every decision that got through.
+//! before the line is taken from it. The right time depends on how many threads there are. Each thread adapts it: longer
+//! after every wait that did not help, slightly shorter after every successful decision.
 
 #[cfg(not(loom))]
 use std::cell::Cell;
@@ -19,10 +19,10 @@ const SHORTEST: u32 = 3;
 /// The longest: some ten microseconds.
 #[cfg(not(loom))]
 const LONGEST: u32 = 8;
-/// A wait in vain makes the next one twice as long; this number of decisions that get through makes it half as long.
+/// A wait that did not help doubles the next one; this number of successful decisions halves it.
 #[cfg(not(loom))]
 const PATIENCE: u32 = 4;
-/// After this number of waits in vain it lets other threads have the processor: the one it waits for may have none.
+/// Number of unsuccessful waits before the thread yields: the thread it waits for may be preempted.
 #[cfg(not(loom))]
 const SPINS: u32 = 16;
 
@@ -48,7 +48,7 @@ impl Contention {
         Self { steps: STEPS.get(), waits: 0 }
     }
 
-    /// Whether this thread has lost a race lately.
+    /// Returns whether this thread has lost a race recently.
     #[inline(always)]
     pub(super) fn is_likely(&self) -> bool {
         self.steps > 0
@@ -69,7 +69,7 @@ impl Contention {
         }
     }
 
-    /// A decision got through.
+    /// Records a successful decision.
     #[inline(always)]
     pub(super) fn end(self) {
         if self.steps > 0 {

@@ -3,18 +3,18 @@
 //! Variants of a limit may count by other windows or rates, and a reload may change either. Words that mean different
 //! things cannot be in one table, so a limit is a family of tables, and a key has a slot in at most one of them. A
 //! decision that finds the key in the table of its own configuration looks no further: that is the fast path, and it
-//! does not know of families. A decision that does not find it there holds the home buckets of the key in all tables of
+//! is unaware of families. A decision that does not find it there locks the home buckets of the key in all tables of
 //! the family. If the key has a slot in another table, its state is converted.
 //!
-//! A decision that charges the key moves it. A denial moves it too, so that the wait it tells is that of the new
+//! A decision that charges the key moves it. A denial moves it too, so that its `retry_after` is that of the new
 //! configuration, unless both are variants of one limit: a client that alternates between two plans would otherwise
-//! have its charges dated to now again and again, and never see them expire. Such a denial judges a copy.
+//! have its charges dated to now again and again, and they would never expire. Such a denial uses a copy.
 //!
-//! Every key is added with all of its home buckets held, and tables are added to a family before anyone uses them. So
-//! if the list of tables is still the same once the buckets are held, no other thread adds the key elsewhere.
+//! A key is added with all of its home buckets locked, and a table is added to a family before it is used. So if the list
+//! of tables is unchanged once the buckets are locked, no other thread adds the key elsewhere.
 //!
-//! Keys without a slot share words of their home bucket, in each table apart. Whoever has no slot in any table is judged
-//! by the sum of what all these words say.
+//! Keys without a slot share words of their home bucket, separately in each table. A key that has no slot in any table is
+//! charged the sum of these words.
 //!
 //! If a key cannot be moved, because the table is full or has no room for what the key has spent, it is denied: it keeps
 //! its state where it is.
@@ -36,10 +36,10 @@ use crate::sync::{AtomicBool, Mutex, Ordering};
 /// All tables of a limit. Stores that were made from one another share it.
 pub(crate) struct Family {
     members: Mutex<Arc<Members>>,
-    /// Whether there is more than one table. What is read with a bucket held is true until the bucket is let go, as
-    /// far as that bucket's keys are concerned.
+    /// Whether there is more than one table. A value read with a bucket locked stays valid for the keys of that bucket until
+    /// it is unlocked.
     has_several: AtomicBool,
-    /// Set while a copy of the list is changed, to take its place. Written with the list locked.
+    /// Set while a copy of the list is changed that will replace it. Written with the list locked.
     is_frozen: AtomicBool,
     /// The largest quota that the limit has or had, for buckets of stores that were made before it was raised.
     pub(super) ceiling: Arc<std::sync::atomic::AtomicU64>,
@@ -60,11 +60,11 @@ pub(super) struct Member {
     pub(super) table: Arc<Table>,
     /// A configuration by which the table's words are read.
     pub(super) algorithm: Compiled,
-    /// Gone once no store uses the table.
+    /// Dropped once no store uses the table.
     pub(super) usage: Weak<Usage>,
-    /// When that was noticed.
+    /// Time at which the table was found to be unused.
     pub(super) retired_at: Option<u64>,
-    /// The table of the same meaning that this one takes the place of, until that is empty.
+    /// The table of the same meaning that this one replaces, until that is empty.
     pub(super) replaces: Option<Weak<Table>>,
 }
 
@@ -86,7 +86,7 @@ impl Member {
 /// Held by every store that uses a table.
 pub(crate) struct Usage;
 
-/// A configuration, its table, and the family of that.
+/// A configuration with its table and family.
 #[derive(Clone, Copy)]
 pub(super) struct FamilyView<'a> {
     pub(super) family: &'a Family,
@@ -96,7 +96,7 @@ pub(super) struct FamilyView<'a> {
     pub(super) tables: &'a [Arc<Table>],
 }
 
-/// Where a key was found, with its buckets held.
+/// The location of a key whose buckets are locked.
 enum KeyLocation<'a> {
     Here(SlotRef<'a>),
     There(&'a Member, SlotRef<'a>),
@@ -122,7 +122,7 @@ impl Family {
         self.members.lock().clone()
     }
 
-    /// The largest quota that the limit has or had, and its configurations.
+    /// Returns the largest quota that the limit has or had, and its configurations.
     #[cfg(feature = "redis")]
     pub(crate) fn configurations(&self) -> (u64, Vec<Compiled>) {
         let members = self.members();
@@ -146,8 +146,7 @@ impl Family {
         drop(before);
     }
 
-    /// Copies the list of tables. Until the guard is dropped, decisions drop no table, so that the copy can take the place
-    /// of the list.
+    /// Copies the list of tables. Until the guard is dropped, decisions drop no table, so that the copy can replace the list.
     pub(super) fn freeze(self: &Arc<Self>) -> (Members, Frozen) {
         let current = self.members.lock();
         self.is_frozen.store(true, Ordering::Relaxed);
@@ -158,7 +157,7 @@ impl Family {
         self.change(|members| members.tables.push(member));
     }
 
-    /// The members, if there are several tables.
+    /// Returns the members, if there are several tables.
     pub(super) fn if_several(&self) -> Option<Arc<Members>> {
         (!self.is_alone()).then(|| self.members())
     }
@@ -172,7 +171,7 @@ impl Family {
         self.change(|members| members.retain(|member| !Arc::ptr_eq(&member.table, table)));
     }
 
-    /// Drops tables that no store uses and that hold nothing any more.
+    /// Drops tables that no store uses and whose keys are all at rest.
     pub(super) fn drop_retired(&self, now: u64) {
         if self.members.lock().changes_at(now) {
             // Read and written with the lock held.
@@ -196,7 +195,7 @@ impl Drop for Frozen {
 }
 
 impl Members {
-    /// Whether a table is not used any more since the last look, or can be dropped.
+    /// Returns whether a table has become unused since the last call, or can be dropped.
     fn changes_at(&self, now: u64) -> bool {
         self.tables.iter().any(|member| match member.retired_at {
             None => !member.is_in_use(),
@@ -214,7 +213,7 @@ impl Members {
         }
     }
 
-    /// Notes which tables are not used any more, and drops those of them in which every key has come to rest.
+    /// Marks tables that are no longer used, and drops those whose keys are all at rest.
     pub(super) fn retire(&mut self, now: u64) {
         let ceiling = self.ceiling;
         self.retain(|member| {
@@ -229,7 +228,7 @@ impl Members {
 }
 
 impl<'a> FamilyView<'a> {
-    /// The same for as long as these members are there too.
+    /// Returns this view for the lifetime of `members`.
     pub(super) fn with_members<'b>(self, _: &'b Arc<Members>) -> FamilyView<'b>
     where
         'a: 'b,
@@ -237,7 +236,7 @@ impl<'a> FamilyView<'a> {
         self
     }
 
-    /// Decides on a key that has no slot in its own table. `None`: it has one now, or someone else was in the way.
+    /// Decides on a key without a slot in its own table. `None` if it has one by now, or if another thread held a bucket.
     pub(super) fn decide(self, members: &'a Arc<Members>, hit: HashedHit, now: u64, mode: Mode) -> Option<Verdict> {
         let mut holds = HeldBuckets::default();
         match self.decide_held(&mut holds, members, hit, now, mode) {
@@ -294,8 +293,8 @@ impl<'a> FamilyView<'a> {
         Ok(Some(verdict))
     }
 
-    /// Whether the key is in the table of a configuration that is not a variant beside this one. A table that takes the
-    /// place of another for compaction belongs to the same configuration.
+    /// Returns whether the key is in the table of a former configuration, rather than of a variant. A table that replaces
+    /// another for compaction belongs to the same configuration.
     fn is_replaced_by_this(self, members: &Members, location: &KeyLocation<'a>) -> bool {
         let KeyLocation::There(member, _) = location else { return false };
         let is_ours = |table: &Arc<Table>| self.tables.iter().any(|own| Arc::ptr_eq(own, table));
@@ -306,8 +305,8 @@ impl<'a> FamilyView<'a> {
         !is_variant
     }
 
-    /// HeldBuckets the slot of a key in its own table, and gives it one if it has none. `None` if there is none to be had:
-    /// then the key must be denied. Without `members`, the table is the only one.
+    /// Locks the slot of a key in its own table, and claims one if it has none. `None` if no slot is available: the key must
+    /// then be denied. Without `members`, the table is the only one.
     pub(super) fn hold_slot(
         self,
         holds: &mut HeldBuckets<'a>,
@@ -338,7 +337,7 @@ impl<'a> FamilyView<'a> {
         Ok(slot_ref)
     }
 
-    /// Gives back a charge, wherever the key is.
+    /// Gives back a charge, in whichever table the key is.
     pub(super) fn refund(
         self,
         members: &'a Arc<Members>,
@@ -365,7 +364,7 @@ impl<'a> FamilyView<'a> {
         Ok(())
     }
 
-    /// Puts a key to rest, wherever it is.
+    /// Gives a key its whole quota back, in whichever table it is.
     pub(super) fn reset(self, members: &'a Arc<Members>, fingerprint: u64, now: u64) -> Result<(), Busy> {
         let mut holds = HeldBuckets::default();
         let Some((table, algorithm, slot_ref)) = self.find_or_add(&mut holds, members, fingerprint, now)? else {
@@ -376,8 +375,8 @@ impl<'a> FamilyView<'a> {
         Ok(())
     }
 
-    /// HeldBuckets the slot of a key, wherever it is. A key without one gets one here, if others may have spent on its account.
-    /// `None` if there is nothing to change, or no slot to be had.
+    /// Locks the slot of a key, in whichever table it is. A key without a slot gets one here, unless its floors are idle.
+    /// `None` if there is nothing to change, or no slot is available.
     fn find_or_add(
         self,
         holds: &mut HeldBuckets<'a>,
@@ -405,7 +404,7 @@ impl<'a> FamilyView<'a> {
         }
     }
 
-    /// HeldBuckets the home buckets of a key in all tables, and finds out where it is.
+    /// Locks the home buckets of a key in all tables, and finds its location.
     fn find(
         self,
         holds: &mut HeldBuckets<'a>,
@@ -437,7 +436,7 @@ impl<'a> FamilyView<'a> {
         members.tables.iter().filter(move |member| !std::ptr::eq(&*member.table, self.table))
     }
 
-    /// A copy of the state of a key, converted to this configuration.
+    /// Returns a copy of the state of a key, converted to this configuration.
     fn copy(
         self,
         holds: &mut HeldBuckets<'a>,
@@ -471,7 +470,7 @@ impl<'a> FamilyView<'a> {
         }
     }
 
-    /// What keys without a slot have spent in the other tables.
+    /// Returns the units that keys without a slot have spent in the other tables.
     fn shared_elsewhere(
         self,
         holds: &mut HeldBuckets<'a>,
@@ -488,7 +487,7 @@ impl<'a> FamilyView<'a> {
         Ok(sum)
     }
 
-    /// A slot for a key that has none in its own table, which the caller fills. `None` if there is none to be had.
+    /// Claims a slot in the key's own table for the caller to fill. `None` if none is available.
     fn claim_slot(
         self,
         holds: &mut HeldBuckets<'a>,
@@ -509,13 +508,13 @@ impl<'a> FamilyView<'a> {
         if self.table.can_grow() {
             return Err(Busy::Crowded);
         }
-        // The shared words count for a key only if it has nothing anywhere else.
+        // The shared words count for a key only if it has no state anywhere else.
         let is_alone = matches!(location, KeyLocation::Nowhere)
             && self.shared_elsewhere(holds, members, fingerprint, now)?.units == 0;
         is_alone.then(|| holds.lock_slot(self.table, home, self.table.layout.slots)).transpose()
     }
 
-    /// Takes the key out of the table that it was found in.
+    /// Removes the key from the table that it was found in.
     fn remove_from_old_table(self, holds: &mut HeldBuckets<'a>, location: KeyLocation<'a>) {
         if let KeyLocation::There(member, slot_ref) = location {
             with_algorithm!(&member.algorithm, algorithm => algorithm.clear(&holds.cells(&member.table, slot_ref)));
@@ -524,7 +523,7 @@ impl<'a> FamilyView<'a> {
     }
 }
 
-/// Notes that the clock has stepped back where the state is, so that the key does not wait for it to catch up.
+/// Records in the state that the clock has stepped back, so that the key does not wait for the clock to catch up.
 fn note_step_back<'a>(holds: &mut HeldBuckets<'a>, location: &KeyLocation<'a>, now: u64) {
     if let KeyLocation::There(member, slot_ref) = location {
         with_algorithm!(&member.algorithm, algorithm => {
@@ -535,11 +534,11 @@ fn note_step_back<'a>(holds: &mut HeldBuckets<'a>, location: &KeyLocation<'a>, n
     }
 }
 
-/// The denial of a key for which there is no room, among several that are asked together.
+/// The denial of a key without room, for a request with several keys.
 pub(super) const NO_ROOM: Verdict =
     Verdict { admission: Admission::Denied { retry_after: 1_000_000 }, remaining: 0, reset_after: 1_000_000 };
 
-/// The denial of a key that would pass, but for which there is no room.
+/// Returns the denial of a key that would be allowed, but has no room.
 fn without_room(verdict: &Verdict) -> Verdict {
     match verdict.admission {
         Admission::Allowed { .. } => {
@@ -550,7 +549,7 @@ fn without_room(verdict: &Verdict) -> Verdict {
     }
 }
 
-/// Decides on a key that its own table does not have. `None`: it has to be looked for again.
+/// Decides on a key that is not in its own table. `None` if the caller must retry.
 #[cold]
 #[inline(never)]
 pub(super) fn decide(view: FamilyView<'_>, hit: HashedHit, now: u64, mode: Mode) -> Option<Verdict> {
@@ -559,7 +558,7 @@ pub(super) fn decide(view: FamilyView<'_>, hit: HashedHit, now: u64, mode: Mode)
     view.with_members(&members).decide(&members, hit, now, mode)
 }
 
-/// Repeats what others may be in the way of, and makes room for the key where it needs a slot.
+/// Repeats `attempt` until no other thread interferes, and makes room for the key where it needs a slot.
 pub(super) fn retry_until_done(
     view: FamilyView<'_>,
     fingerprint: u64,
@@ -575,7 +574,7 @@ pub(super) fn retry_until_done(
     }
 }
 
-/// Words of a key that are not in a table. Chunks that they own are given back, unless the words are handed on.
+/// Converted words that are not in a table yet. Their chunks are freed on drop, unless the words were moved to a slot.
 pub(super) struct Converted<'a> {
     words: SmallVec<[std::cell::Cell<u64>; 8]>,
     algorithm: &'a Compiled,
@@ -587,7 +586,7 @@ impl<'a> Converted<'a> {
         Self { words: smallvec![std::cell::Cell::new(0); algorithm.words()], algorithm, spill }
     }
 
-    /// Hands the words on to a slot.
+    /// Moves the words to a slot.
     fn move_to(&self, slot: &impl StateWords) {
         for (index, word) in self.words.iter().enumerate() {
             slot.set(index, word.replace(0));

@@ -1,7 +1,7 @@
-//! The fast path: a key of one word, in its home bucket, that nobody holds just now.
+//! The fast path: a key of one word, in its home bucket, which is not locked.
 //!
-//! That is nearly every decision of nearly every limit. The layout is known here when the code is compiled, so
-//! that nothing is looked up and no index is checked; whatever is out of the ordinary goes the slow path.
+//! Nearly every decision of nearly every limit takes this path. The layout is known at compile time, so there are no
+//! lookups and no index checks. All other cases take the slow path.
 
 use super::Mode;
 use super::bucket::{LOCKED, Layout, level_of};
@@ -12,15 +12,15 @@ use crate::algorithm::{LimitAlgorithm, Step};
 use crate::decision::Verdict;
 use crate::sync::{AtomicU64, Ordering};
 
-/// The words of a bucket whose keys have one word each.
+/// Words of a bucket whose keys have one word each.
 const STRIDE: usize = Layout::SHORT_STRIDE;
 
-/// How often to try before going the slow path.
+/// Attempts before the slow path.
 pub(super) const ATTEMPTS: u32 = 64;
 
-/// Why a decision cannot be made on the fast path here and now.
+/// The reason why the fast path cannot decide.
 pub(super) enum FastPathMiss {
-    /// Another thread is in the way; it will not be for long.
+    /// Another thread is changing the bucket. Retry soon.
     Changed,
     /// The key needs the slow path.
     Unusual,
@@ -34,7 +34,7 @@ pub(super) struct HomeBucket<'a> {
 }
 
 impl<'a> HomeBucket<'a> {
-    /// The word of a key, if it is in this bucket. Slots are a fingerprint and a word each.
+    /// Returns the word of a key, if it is in this bucket. Slots are a fingerprint and a word each.
     #[inline(always)]
     pub(super) fn word_of(self, fingerprint: u64) -> Option<WordRef<'a>> {
         let Self { words, header } = self;
@@ -46,7 +46,7 @@ impl<'a> HomeBucket<'a> {
 }
 
 impl Table {
-    /// The home of a fingerprint, if keys are decided by one word and nobody holds it just now.
+    /// Returns the home bucket of a fingerprint, if keys have one word and the bucket is not locked.
     #[inline(always)]
     pub(super) fn short_home(&self, fingerprint: u64) -> Result<HomeBucket<'_>, FastPathMiss> {
         if self.layout.tags == 0 {
@@ -61,7 +61,7 @@ impl Table {
         }
     }
 
-    /// Decides if it is as easy as most are. `None`: it has to be decided on the slow path.
+    /// Decides in the common case. `None` if the slow path must decide.
     #[inline(always)]
     pub(super) fn decide_fast<R: LimitAlgorithm>(
         &self,
@@ -80,7 +80,7 @@ impl Table {
         }
     }
 
-    /// Decides on a word that many threads want at once. `None`: it has to be decided on the slow path.
+    /// Decides on a word for which threads compete. `None` if the slow path must decide.
     #[cold]
     #[inline(never)]
     fn decide_contended<R: LimitAlgorithm>(
@@ -94,7 +94,7 @@ impl Table {
     ) -> Option<Verdict> {
         let mut contention = Contention::new();
         for _ in 0..ATTEMPTS {
-            // At once: the swap that failed has brought the cache line here.
+            // Retry at once: the failed swap has brought the cache line here.
             match self.decide_word(algorithm, word_ref, word, now, cost, mode) {
                 Ok(verdict) => {
                     contention.end();
@@ -108,7 +108,7 @@ impl Table {
         None
     }
 
-    /// Decides on a key of one word, if that is still `old`.
+    /// Decides on a key of one word, if the word is still `old`.
     #[inline(always)]
     pub(super) fn decide_word<R: LimitAlgorithm>(
         &self,

@@ -1,12 +1,12 @@
-//! When and how far the table grows: by a few buckets with each new key, never all at once, and only once a sweep
-//! (`sweep.rs`) has left it crowded with live keys.
+//! Growth of a table: by a few buckets with each new key, never all at once, and only after a sweep (`sweep.rs`) has left it
+//! crowded with live keys.
 
 use super::bucket::Bucket;
 use super::table::{SEGMENTS, Table};
 use crate::algorithm::LimitAlgorithm;
 use crate::sync::{AtomicBool, Ordering};
 
-/// Ends the sweeping or growing of a thread, also if it panics.
+/// Marks the end of a thread's sweep or growth on drop, even after a panic.
 struct Growing<'a>(&'a AtomicBool);
 
 impl Drop for Growing<'_> {
@@ -16,14 +16,14 @@ impl Drop for Growing<'_> {
 }
 
 impl Table {
-    /// Whether the table is doubling, or has the memory to.
+    /// Returns whether the table is growing or has the memory to grow.
     pub(super) fn can_grow(&self) -> bool {
         let next = self.extent().0 as usize + 1;
         let there = self.segments.get(next).is_some_and(|segment| segment.get().is_some());
         there || (next < SEGMENTS && self.budget.has(self.words_in(next)))
     }
 
-    /// Sweeps or grows by a few buckets, if it is time for that.
+    /// Sweeps or grows by a few buckets, if due.
     pub(super) fn maintain<R: LimitAlgorithm>(&self, algorithm: &R, now: u64) {
         let (level, split) = self.extent();
         if split > 0 || self.is_sweep_due(self.buckets_at(level) * self.layout.slots) {
@@ -55,7 +55,7 @@ impl Table {
 
     /// Splits the next few buckets.
     fn grow<R: LimitAlgorithm>(&self, algorithm: &R, now: u64) {
-        /// Splits with each new key: so many that a doubling is done long before the next is due.
+        /// Splits per new key: enough to complete a doubling long before the next is due.
         const STEP: usize = 4;
 
         let (level, mut split) = self.extent();
@@ -70,8 +70,7 @@ impl Table {
         }
     }
 
-    /// Makes room where a new key found none, by splitting the buckets it looked into before it is their
-    /// turn: nobody waits for all the others.
+    /// Makes room for a new key by splitting the buckets of its run early, instead of waiting for all others to be split.
     #[cold]
     pub(super) fn make_room<R: LimitAlgorithm>(&self, algorithm: &R, fingerprint: u64, now: u64) {
         let (level, _) = self.extent();
@@ -81,7 +80,7 @@ impl Table {
         }
         let mut index = self.home_at(fingerprint, level);
         for _ in 0..self.run() {
-            // Splitting one frees some slots, wherever in the run its keys were.
+            // Splitting a bucket frees slots, wherever in the run its keys are.
             if self.split(algorithm, now, index, level).is_ok_and(|freed| freed > 0) {
                 return;
             }
@@ -89,7 +88,7 @@ impl Table {
         }
     }
 
-    /// The bucket that half of a bucket's keys move to when it splits.
+    /// Returns the bucket to which half of a bucket's keys move when it splits.
     pub(super) fn upper(&self, index: usize, level: u32) -> Bucket<'_> {
         self.bucket(index + self.buckets_at(level))
     }

@@ -1,4 +1,4 @@
-//! Several buckets held at once, by one thread, without ever waiting in a circle.
+//! Locking several buckets in one thread, without deadlocks.
 
 use smallvec::SmallVec;
 
@@ -8,14 +8,14 @@ use super::table::Table;
 use super::word::{SEAL, Sealed, WordsView};
 use crate::sync::Ordering;
 
-/// A slot, or the shared words, of a bucket that is held.
+/// A slot or the shared words of a locked bucket.
 #[derive(Clone, Copy)]
 pub(super) struct SlotRef<'a> {
     pub(super) bucket: Bucket<'a>,
     pub(super) slot: usize,
-    /// Where its bucket is among those held.
+    /// Index of its bucket among the locked ones.
     held: usize,
-    /// Where its seal is, if it has one word that others decide by.
+    /// Index of its seal, if the slot has one word that other threads can replace.
     sealed: Option<usize>,
 }
 
@@ -24,27 +24,26 @@ impl SlotRef<'_> {
         self.bucket.is(other.bucket) && self.slot == other.slot
     }
 
-    /// Differs from that of every other slot.
+    /// Returns an address that is unique among all slots.
     pub(super) fn address(self) -> (usize, usize) {
         (self.bucket.address(), self.slot)
     }
 }
 
-/// Buckets that are held, and words in them that are sealed. When this is dropped, the words are written, and then the
-/// buckets are let go, the last one first.
+/// Locked buckets, and sealed words in them. On drop, the words are written, and then the buckets are unlocked, the last one
+/// first.
 #[derive(Default)]
 pub(super) struct HeldBuckets<'a> {
     sealed: SmallVec<[Sealed<'a>; 8]>,
     held: SmallVec<[Held<'a>; 8]>,
-    /// Where each of these buckets is among them, by its address.
+    /// Index of each bucket, by its address.
     positions: Positions<usize>,
-    /// For each of these buckets, a bit for each slot that was given to a key. Such a key may have spent nothing yet, and
-    /// its slot then looks free.
+    /// For each bucket, a bit for each slot that was claimed for a key. Until the key is charged, its slot looks free.
     given: SmallVec<[u64; 8]>,
 }
 
 impl<'a> HeldBuckets<'a> {
-    /// HeldBuckets a bucket, unless it is held already.
+    /// Locks a bucket, unless it is locked already.
     pub(super) fn hold(&mut self, bucket: Bucket<'a>) -> Result<&mut Held<'a>, Busy> {
         let index = self.hold_index(bucket)?;
         Ok(&mut self.held[index])
@@ -64,7 +63,7 @@ impl<'a> HeldBuckets<'a> {
         self.positions.added(&self.held, |held| held.bucket.address());
     }
 
-    /// HeldBuckets the home bucket of a key.
+    /// Locks the home bucket of a key.
     pub(super) fn hold_home(&mut self, table: &'a Table, fingerprint: u64) -> Result<Bucket<'a>, Busy> {
         let mut bucket = table.probable_home(fingerprint);
         loop {
@@ -81,7 +80,7 @@ impl<'a> HeldBuckets<'a> {
         }
     }
 
-    /// Keeps others from changing a slot: its bucket is held, and a word that is decided without the lock is sealed.
+    /// Locks a slot: locks its bucket, and seals a word that other threads can replace without the lock.
     pub(super) fn lock_slot(&mut self, table: &'a Table, bucket: Bucket<'a>, slot: usize) -> Result<SlotRef<'a>, Busy> {
         let held = self.hold_index(bucket)?;
         let tags = table.layout.tags;
@@ -100,14 +99,14 @@ impl<'a> HeldBuckets<'a> {
         Ok(SlotRef { bucket, slot, held, sealed: Some(index) })
     }
 
-    /// Lets others change the slot again, if it is the last that was sealed.
+    /// Unlocks the slot, if it is the last that was sealed.
     pub(super) fn unlock_slot(&mut self, slot_ref: SlotRef<'a>) {
         if slot_ref.sealed.is_some_and(|index| index + 1 == self.sealed.len()) {
             self.sealed.pop();
         }
     }
 
-    /// The words of a slot.
+    /// Returns the words of a slot.
     pub(super) fn cells(&self, table: &'a Table, slot_ref: SlotRef<'a>) -> WordsView<'_, 'a> {
         match slot_ref.sealed {
             Some(index) => WordsView::Copy(self.sealed[index].cells()),
@@ -115,18 +114,18 @@ impl<'a> HeldBuckets<'a> {
         }
     }
 
-    /// Gives a slot to another key, or to none.
+    /// Reassigns a slot to another key, or empties it.
     pub(super) fn reassign(&mut self, table: &'a Table, slot_ref: SlotRef<'a>, fingerprint: u64) {
         let held = &mut self.held[slot_ref.held];
         held.mark_written();
-        // An empty slot has no decisions on their way to it.
+        // No decision can be in progress on an empty slot.
         if let Some(sealed) = slot_ref.sealed.filter(|_| slot_ref.bucket.fingerprint(slot_ref.slot) != EMPTY) {
             self.sealed[sealed].reassign(held, table.layout.tags);
         }
         slot_ref.bucket.set_fingerprint(slot_ref.slot, fingerprint);
     }
 
-    /// Keeps a slot for the key that it was given to, as long as anything is held.
+    /// Reserves a slot for its new key until all locks are released.
     pub(super) fn keep_for_key(&mut self, bucket: Bucket<'a>, slot: usize) {
         if let Some(index) = self.position(bucket) {
             self.given[index] |= 1 << slot;
@@ -137,7 +136,7 @@ impl<'a> HeldBuckets<'a> {
         self.position(bucket).is_some_and(|index| self.given[index] & 1 << slot != 0)
     }
 
-    /// Readers of this bucket will have to look again.
+    /// Makes concurrent readers of this bucket retry.
     pub(super) fn write(&mut self, bucket: Bucket<'a>) {
         if let Some(index) = self.position(bucket) {
             self.held[index].mark_written();
@@ -145,7 +144,7 @@ impl<'a> HeldBuckets<'a> {
     }
 
     fn position(&self, bucket: Bucket<'_>) -> Option<usize> {
-        // Most buckets that are asked for are held by nobody.
+        // Most buckets are unlocked.
         let is_locked = bucket.header().load(Ordering::Relaxed) & LOCKED != 0;
         let is_it = |held: &Held<'_>| held.bucket.is(bucket);
         is_locked.then(|| self.positions.of(&self.held, is_it, || bucket.address())).flatten()

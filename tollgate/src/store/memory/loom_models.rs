@@ -27,7 +27,7 @@ impl Model {
         Self::with_tags(quota, block_bits, budget, 2)
     }
 
-    /// With tags of so many bits.
+    /// Creates a model with tags of `tag_bits` bits.
     fn with_tags(quota: u64, block_bits: u32, budget: usize, tag_bits: u32) -> Self {
         let limit = Limit::new("model", FixedWindow::new(quota, MINUTE)).unwrap();
         assert!(limit.compiled().free_bits() >= tag_bits);
@@ -79,13 +79,13 @@ impl Model {
         self.table.decide(algorithm, None, hit, NOW, Mode::Peek).remaining
     }
 
-    /// What taking one unit of a key would be, on the fast path for several.
+    /// Drafts taking one unit of a key, on the fast path for several keys.
     fn draft<'a>(&'a self, fingerprint: u64, draft: &mut Draft<'a>) -> Result<(), FastPathMiss> {
         let Compiled::ClockWindow(algorithm) = self.limit.compiled() else { unreachable!() };
         self.table.draft_now(algorithm, &HashedHit { limit: LimitId(0), fingerprint, cost: 1 }, NOW, draft)
     }
 
-    /// In how many slots of the first block a fingerprint is.
+    /// Returns the number of slots of the first block that have a fingerprint.
     fn slot_refs(&self, fingerprint: u64) -> usize {
         let buckets = (0..self.table.layout.block()).map(|index| self.table.bucket(index));
         buckets
@@ -256,7 +256,7 @@ fn loom_one_key_alone_and_with_another_is_counted_exactly() {
     });
 }
 
-/// The decisive key is taken from meanwhile, which is no reason to start over: only that word is decided on again.
+/// The decisive key is taken from in the meantime, which is no reason to start over: only that word is decided on again.
 #[test]
 fn loom_a_hot_key_with_a_cold_one_is_taken_from_at_the_second_try() {
     check_all_orders(|| {

@@ -1,7 +1,7 @@
-//! The fast path for several keys at once: each has one word.
+//! The fast path for several keys that have one word each.
 //!
-//! One of the words is decisive: that of the table with the fewest keys, a global limit for example, which every thread
-//! wants. The others are mostly wanted by nobody else.
+//! One of the words is decisive: that of the table with the fewest keys, for example a global limit, for which all threads
+//! compete. There is little competition for the others.
 //!
 //! 1. Decide on all words as they were read. If one denies, that is the answer, and nothing was written.
 //! 2. Seal all words but the decisive one, each only if it is still the word that was decided on.
@@ -9,15 +9,14 @@
 //! 4. Write the others: their new words if it was replaced, else the old ones.
 //!
 //! The replacement is the moment at which all of it happens: the other words cannot change between step 2 and step 4. If
-//! the decisive key denies in step 3, the sealed words get their old values back, and it is as if they had not been
-//! touched.
+//! the decisive key denies in step 3, the sealed words get their old values back, as if nothing had happened.
 //!
-//! A thread that has lost races lately leaves the decisive word out of step 1. Reading it early would take its cache
+//! A thread that has lost races recently leaves the decisive word out of step 1. Reading it early would take its cache
 //! line from a thread that is about to replace it.
 //!
 //! No thread waits while it has a seal. One that finds a word sealed, or loses the decisive word twice, takes its seals
-//! back, waits, and starts again, so no two threads wait for each other. After too many attempts, and for whatever is out
-//! of the ordinary, there is the slow path.
+//! back, waits, and starts again, so no two threads wait for each other. After too many attempts, and in unusual cases, the
+//! slow path decides.
 
 use super::contention::Contention;
 use super::fast_path::{ATTEMPTS, FastPathMiss, HomeBucket};
@@ -30,22 +29,22 @@ use crate::limit::Limit;
 use crate::sync::Ordering;
 use crate::units::Timestamp;
 
-/// More keys than this go the slow path.
+/// Most keys on this path. Requests with more take the slow path.
 const MOST: usize = 8;
-/// Most requests have no more than this. Preparing room for [`MOST`] takes them longer.
+/// Few enough for most requests. Initialising room for [`MOST`] would take longer.
 const FEW: usize = 4;
 /// How often to try to replace the decisive word while the others are sealed.
 const TRIES: u32 = 2;
 
-/// What one key says, and what will be written if all pass.
+/// The verdict on one key, and the word to write if all keys allow.
 pub(super) struct Draft<'a> {
     pub(super) verdict: Verdict,
-    /// `None` if it denies, or has not been looked at.
+    /// `None` if the key denies or was not read yet.
     pub(super) change: Option<Change<'a>>,
 }
 
 impl Draft<'_> {
-    /// Of a key that has not been looked at.
+    /// The draft of a key that was not read yet.
     pub(super) const UNKNOWN: Self = Self { verdict: crate::algorithm::allowed(u64::MAX, 0), change: None };
 }
 
@@ -56,13 +55,13 @@ pub(super) struct Change<'a> {
     new: u64,
 }
 
-/// Words that are sealed until this is dropped. Then they are what they were before, unless they were written.
+/// Sealed words. On drop they get their old values back, unless they were written.
 struct Seals<'c, 'a> {
     drafts: &'c [Draft<'a>],
 }
 
 impl<'c, 'a> Seals<'c, 'a> {
-    /// Seals all words that are to be replaced, or none if one of them is not what it was.
+    /// Seals all words that are to be replaced, or none if one of them has changed.
     #[inline(always)]
     fn new(drafts: &'c [Draft<'a>]) -> Option<Self> {
         let mut seals = Self { drafts: &drafts[..0] };
@@ -96,7 +95,7 @@ fn changes<'c, 'a>(drafts: &'c [Draft<'a>]) -> impl Iterator<Item = &'c Change<'
 }
 
 impl MemoryStore {
-    /// Decides if it is as easy as it mostly is. `None`: it has to be decided on the slow path.
+    /// Decides in the common case. `None` if the slow path must decide.
     #[inline]
     pub(super) fn decide_several_fast(&self, limits: &[Limit], hits: &[HashedHit], now: Timestamp) -> Option<Decision> {
         if hits.len() <= FEW {
@@ -132,10 +131,10 @@ impl MemoryStore {
         let (mut homes, mut drafts) = ([None; N], [const { Draft::UNKNOWN }; N]);
         let homes = homes.get_mut(..hits.len()).ok_or(FastPathMiss::Unusual)?;
         let drafts = drafts.get_mut(..hits.len()).ok_or(FastPathMiss::Unusual)?;
-        // Of the decisive key, whose word is not sealed with the others.
+        // The draft of the decisive key, whose word is not sealed.
         let mut last = Draft::UNKNOWN;
         let decisive = self.decisive(hits);
-        // All buckets are asked for before any is looked into, so that their cache misses overlap.
+        // Prefetch all buckets before reading any, so that their cache misses overlap.
         for (index, (home, hit)) in homes.iter_mut().zip(hits).enumerate() {
             if hit.cost > 0 && (look_first || Some(index) != decisive) {
                 let table = self.tables.get(hit.limit.index()).ok_or(FastPathMiss::Unusual)?;
@@ -163,7 +162,7 @@ impl MemoryStore {
         self.most_restrictive(limits, hits, drafts, now)
     }
 
-    /// Which of the words is not sealed: of those that are to be replaced, the one of the table with the fewest keys.
+    /// Returns the index of the decisive word: of those to be replaced, the one of the table with the fewest keys.
     #[inline(always)]
     fn decisive(&self, hits: &[HashedHit]) -> Option<usize> {
         let taking = hits.iter().enumerate().filter(|(_, hit)| hit.cost > 0);
@@ -194,7 +193,7 @@ impl MemoryStore {
         }
     }
 
-    /// Makes a draft by what is there now, without waiting for anybody.
+    /// Makes a draft from the current word, without waiting.
     #[inline(always)]
     fn draft_anew<'a>(
         &'a self,
@@ -208,7 +207,7 @@ impl MemoryStore {
         self.draft(limits, one, (home, Displaced::GiveUp), now, draft)
     }
 
-    /// The decision, by what each limit says.
+    /// Combines the verdicts of all limits into a decision.
     #[inline(always)]
     fn most_restrictive(
         &self,
@@ -231,12 +230,12 @@ impl MemoryStore {
     }
 }
 
-/// What to do about a key that is not in its home bucket.
+/// How to treat a key that is not in its home bucket.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Displaced {
-    /// Look into the next buckets, and wait for one that another thread holds.
+    /// Search the next buckets, and wait for locked ones.
     Search,
-    /// Go the slow path: a thread that has a seal must not wait.
+    /// Take the slow path: a thread that has a seal must not wait.
     GiveUp,
 }
 
@@ -261,7 +260,7 @@ pub(super) fn write_all<'a>(
                 seals.write();
                 return Ok(());
             }
-            // At once: the swap that failed has brought the cache line here.
+            // Retry at once: the failed swap has brought the cache line here.
             Err(LostRace::To(_)) => {}
             Err(LostRace::Elsewhere) => break,
         }
@@ -270,7 +269,7 @@ pub(super) fn write_all<'a>(
 }
 
 impl Table {
-    /// Drafts what a key says to a cost that is not 0.
+    /// Drafts the decision on a key and a cost above 0.
     #[inline(always)]
     fn draft<'a, R: LimitAlgorithm>(
         &'a self,
@@ -314,7 +313,7 @@ impl Table {
         self.draft(algorithm, word_ref, hit, now, draft)
     }
 
-    /// The word of a key that is not in its home bucket, if it has a slot.
+    /// Finds the word of a key that is not in its home bucket, if it has a slot.
     #[cold]
     #[inline(never)]
     fn find_displaced(&self, fingerprint: u64, displaced: Displaced) -> Result<WordRef<'_>, FastPathMiss> {

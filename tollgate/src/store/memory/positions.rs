@@ -1,4 +1,4 @@
-//! The position of an item among those that one request has gathered: a few as a rule, thousands at most.
+//! Finding an item among those that one request has gathered: usually a few, at most thousands.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -6,8 +6,8 @@ use std::hash::Hash;
 /// Up to this many items are compared one by one, which is faster than a hash map.
 const FEW: usize = 16;
 
-/// Positions by key, kept once there are more than a few items. A request with many limits or hits would otherwise cost
-/// their square.
+/// Positions by key, maintained once there are more than a few items. Without it, the cost of a request would be quadratic in
+/// its hits.
 #[expect(clippy::box_collection, reason = "most requests have none, and every slow decision would clear its room")]
 pub(crate) struct Positions<K>(Option<Box<HashMap<K, usize>>>);
 
@@ -26,7 +26,7 @@ impl<K: Eq + Hash> Positions<K> {
         }
     }
 
-    /// Notes that the last item was added.
+    /// Records the last item, after it was added.
     pub(crate) fn added<T>(&mut self, items: &[T], key: impl Fn(&T) -> K) {
         match &mut self.0 {
             None if items.len() <= FEW => {}

@@ -1,12 +1,11 @@
 //! Reads the keys of all tables for a snapshot, and puts keys from a snapshot into tables.
 //!
 //! Reading holds one bucket at a time, and no bucket at all where keys have one word each, so decisions go on. Tables
-//! of former configurations are read first, so a key that moves to the current table meanwhile is read twice rather than
+//! of former configurations are read first, so a key that moves to the current table in the meantime is read twice rather than
 //! never: restoring keeps the later record. A key that moves between the tables of two variants may be missed. A snapshot
 //! is exact if nothing is decided while it is made.
 //!
-//! Deliberately not here: what keys without a slot share while the memory is full. Where they would find it in a table of
-//! another size is not known.
+//! Deliberately not here: the shared words of keys without a slot. Their buckets in a table of another size are unknown.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -32,7 +31,7 @@ pub(crate) struct Section<'a> {
     pub(crate) ceiling: u64,
     table: &'a Arc<Table>,
     family: &'a Family,
-    /// Tables of former configurations, with the rules by which their words are read.
+    /// Tables of former configurations, with the algorithm that reads their words.
     former: Vec<(Arc<Table>, Compiled)>,
 }
 
@@ -84,7 +83,7 @@ impl MemoryStore {
         Ok(Self::of(chosen, families, seed, budget))
     }
 
-    /// Gives a key what it has spent by a record, instead of what it has. False: there is no room for the key.
+    /// Replaces the state of a key by a record. Returns false if there is no room for the key.
     pub(crate) fn restore(
         &self,
         limits: &[Limit],
@@ -123,7 +122,7 @@ impl MemoryStore {
 }
 
 impl Section<'_> {
-    /// Calls `see` with the fingerprint of every key that is not at rest, and what it has spent.
+    /// Calls `see` with the fingerprint and the record of every key that is not at rest.
     pub(crate) fn visit<E>(
         &self,
         now: Timestamp,
@@ -131,12 +130,12 @@ impl Section<'_> {
         mut see: impl FnMut(u64, &Record) -> Result<(), E>,
     ) -> Result<(), E> {
         let (now, algorithm) = (now.as_micros(), self.limit.compiled());
-        // Keys move from former tables to this one: a key that moves meanwhile is read twice, and the later record counts.
+        // Keys move from former tables to this one: a key that moves in the meantime is read twice, and the later record counts.
         for (table, before) in &self.former {
             self.visit_other(table, before, (now, wall_offset), &mut see)?;
         }
         self.table.visit(|cells| algorithm.record(cells, now, wall_offset), &mut see)?;
-        // A smaller table may take the place of this one, and keys move there meanwhile.
+        // A smaller table may replace this one, and keys move there in the meantime.
         let members = self.family.members();
         let mut replacing = members.tables.iter().filter(|member| member.replaces(self.table));
         replacing
@@ -168,14 +167,14 @@ impl Table {
         see: &mut impl FnMut(u64, &Record) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut keys = Vec::new();
-        // Segments that are added meanwhile are visited too: keys move up only.
+        // Segments that are added in the meantime are visited too: keys only move up.
         let buckets = (0..).take_while(|index| self.has_bucket(*index));
         for index in buckets {
             let mut attempts = 0;
             while !self.read_bucket(self.bucket(index), &record, &mut keys) {
                 attempts = pause(attempts);
             }
-            // Nothing is held here: `see` may wait for a disk.
+            // No lock is held here: `see` may wait for a disk.
             for (fingerprint, record) in keys.drain(..).filter(|(_, record)| !record.is_empty()) {
                 see(fingerprint, &record)?;
             }
@@ -183,7 +182,7 @@ impl Table {
         Ok(())
     }
 
-    /// Reads all keys of a bucket. False: someone else was in the way, and nothing was read.
+    /// Reads all keys of a bucket. Returns false if another thread interfered; nothing is read then.
     fn read_bucket(
         &self,
         bucket: Bucket<'_>,
@@ -217,7 +216,7 @@ impl Table {
 }
 
 impl tables::Families {
-    /// Lets a limit know of keys that may have spent up to `ceiling` units.
+    /// Raises the ceiling of a limit for keys that may have spent up to `ceiling` units.
     fn raise(&self, limit: &Limit, ceiling: u64) {
         let mut known = self.0.lock();
         let family = known.entry(tables::name_of(limit)).or_insert_with(|| Arc::new(Family::new()));

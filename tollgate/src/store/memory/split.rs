@@ -1,4 +1,4 @@
-//! Growing by one bucket: half of a bucket's keys move to the bucket that many places up.
+//! Splitting a bucket: half of its keys move to a new bucket.
 
 use smallvec::SmallVec;
 
@@ -11,8 +11,8 @@ use crate::sync::Ordering;
 type SlotRefs<'a> = SmallVec<[SlotRef<'a>; 16]>;
 
 impl Table {
-    /// Splits bucket `index` of a table of that level, unless it is split already, and says how many slots that
-    /// made free. Keys at rest are dropped on the way.
+    /// Splits bucket `index` of a table of that level, unless it is split already, and returns the number of freed slots. Keys
+    /// at rest are dropped.
     pub(super) fn split<R: LimitAlgorithm>(
         &self,
         algorithm: &R,
@@ -22,7 +22,7 @@ impl Table {
     ) -> Result<usize, Busy> {
         let mut holds = HeldBuckets::default();
         let (low, high) = (self.bucket(index), self.upper(index, level));
-        // The low bucket is let go last: when it sends readers to the high one, that is ready for them.
+        // The low bucket is unlocked last: it redirects readers to the high one, which must be ready.
         if holds.hold(low)?.level() != level {
             return Ok(0);
         }
@@ -49,7 +49,7 @@ impl Table {
         Ok(freed)
     }
 
-    /// The keys at home in a held bucket that will be at home in the upper one, wherever in the run they are.
+    /// Returns the keys of a locked home bucket whose home will be the upper one, wherever in the run they are.
     fn movers<'a, R: LimitAlgorithm>(
         &'a self,
         algorithm: &R,
@@ -89,7 +89,7 @@ impl Table {
         Ok(movers)
     }
 
-    /// So many free slots in the run of a held bucket, nearest first; busy when there are not so many.
+    /// Returns `count` free slots in the run of a locked bucket, nearest first, or `Busy` if there are fewer.
     fn free_slots_above<'a, R: LimitAlgorithm>(
         &'a self,
         algorithm: &R,

@@ -1,4 +1,4 @@
-//! The sweep: takes the slots of idle keys back and clears flags that no longer apply, a few buckets with each new key.
+//! The sweep: frees the slots of idle keys and clears outdated flags, in a few buckets with each new key.
 //!
 //! Slots of idle keys are reused by new keys of the same bucket, but most are in buckets that no new key needs just then.
 //! Without a sweep they would make the table grow, and every bucket that was ever full would send lookups on for good.
@@ -8,10 +8,10 @@
 //!
 //! # Flags
 //!
-//! `PASSED_BY` says that a key lives further on although it would have lived here, or earlier, if there had been room.
-//! A key is added with every bucket that it passes by held. So while a bucket is held, the set of keys that pass it by
+//! `PASSED_BY` means that a key is in a later bucket because this bucket, or an earlier one of its run, was full. A key is
+//! added with every bucket that it passes by locked. So while a bucket is locked, the set of keys that pass it by
 //! can only shrink, and no such key is beyond a bucket whose own flag is clear. A thread publishes the flags of its
-//! buckets one by one as it lets go of them, so the flag of a bucket that is locked counts as set.
+//! buckets one by one as it unlocks them, so the flag of a locked bucket counts as set.
 
 use super::bucket::{Bucket, Busy, EMPTY, LOCKED, PASSED_BY};
 use super::holds::HeldBuckets;
@@ -25,12 +25,12 @@ const STEP: usize = 16;
 const CROWDED_INTERVAL: usize = 16;
 
 impl Table {
-    /// Whether more than four fifths of the slots are in use. Longer runs of full buckets would slow down lookups.
+    /// Returns whether more than four fifths of the slots are in use. Longer runs of full buckets would slow down lookups.
     pub(super) fn is_crowded(&self, slots: usize) -> bool {
         self.occupied.load(Ordering::Relaxed) * 5 > slots * 4
     }
 
-    /// Whether a pass is under way or should begin.
+    /// Returns whether a pass is in progress or due.
     pub(super) fn is_sweep_due(&self, slots: usize) -> bool {
         let interval = if self.is_crowded(slots) { slots / CROWDED_INTERVAL } else { slots };
         self.swept.load(Ordering::Relaxed) > 0 || self.added.load(Ordering::Relaxed) > interval
@@ -44,7 +44,7 @@ impl Table {
         for index in from..until {
             let bucket = self.bucket(index);
             if self.has_idle(algorithm, bucket, now) {
-                // A bucket that another thread holds for long is left to the next pass.
+                // A bucket that stays locked is left to the next pass.
                 let _ = self.remove_idle(algorithm, bucket, now);
             }
             if (index + 1) % self.layout.block() == 0 {
@@ -59,7 +59,7 @@ impl Table {
         is_over
     }
 
-    /// Whether a key of a bucket looks idle. Reads without the lock, so the answer is only a hint.
+    /// Returns whether a key of a bucket looks idle. It reads without the lock, so the result is only a hint.
     fn has_idle<R: LimitAlgorithm>(&self, algorithm: &R, bucket: Bucket<'_>, now: u64) -> bool {
         (0..self.layout.slots)
             .any(|slot| bucket.fingerprint(slot) != EMPTY && self.looks_idle(algorithm, bucket, slot, now))
@@ -83,8 +83,8 @@ impl Table {
         Ok(())
     }
 
-    /// Clears the flags of a block that no key needs any more. Begins with the last bucket, so that the flags of those
-    /// behind a bucket are exact when its own is recomputed.
+    /// Clears the flags of a block that no key needs any more. Begins with the last bucket, so that the flags of later buckets
+    /// are exact when a flag is recomputed.
     fn clear_flags(&self, last: usize) {
         let first = last + 1 - self.layout.block();
         for index in (first..=last).rev() {
@@ -100,7 +100,7 @@ impl Table {
         }
     }
 
-    /// Whether a key lives further on that would rather live in this held bucket or before it.
+    /// Returns whether a key in a later bucket has passed by this locked bucket.
     fn has_passing_key(&self, bucket: Bucket<'_>) -> bool {
         let within = self.layout.block() - 1;
         let mut next = bucket;
@@ -108,14 +108,14 @@ impl Table {
             next = self.next_in_run(next);
             let passes = |slot| {
                 let fingerprint = next.fingerprint(slot);
-                // A key lives in the block of its home, so the low bits of its fingerprint are the place of that.
+                // A key is in the block of its home, so the low bits of its fingerprint are the index of its home there.
                 let from_home = next.index.wrapping_sub(fingerprint as usize) & within;
                 fingerprint != EMPTY && from_home >= distance
             };
             if (0..self.layout.slots).any(passes) {
                 return true;
             }
-            // The flag of a bucket that another thread holds may still be unpublished.
+            // The flag of a bucket that another thread has locked may be unpublished.
             if next.header().load(Ordering::Acquire) & (PASSED_BY | LOCKED) == 0 {
                 break;
             }

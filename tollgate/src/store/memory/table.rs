@@ -1,14 +1,13 @@
-//! A concurrent table of keys: the words of each, found by a 64-bit fingerprint, in buckets of a few slots.
+//! A concurrent hash table: the words of each key, by a 64-bit fingerprint, in buckets of a few slots.
 //!
-//! A key lives in its home bucket, or when that is full in one of the next of the same block of 64; a flag in the
-//! header says when to look further. Whoever adds a key holds its home bucket, so no key is added twice.
+//! A key is in its home bucket or, if that is full, in one of the next buckets of the same block of 64. A flag in the
+//! header makes lookups continue. A thread that adds a key locks its home bucket, so no key is added twice.
 //!
-//! The table grows in place by linear hashing: bucket `i` of `n` splits into `i` and `i + n`, a few buckets
-//! with each new key, never all at once. The memory for the upper half is one segment that never moves. A
-//! bucket's header knows how often it has split, so a reader with an old idea of the size is led on.
+//! The table grows in place by linear hashing: bucket `i` of `n` splits into `i` and `i + n`, a few buckets with each new
+//! key, never all at once. The memory for the upper half is one segment that never moves. A bucket's header records how
+//! often it has split, so a reader with an outdated size is redirected.
 //!
-//! When the memory is spent, keys at rest make room, and if there are none, keys without a slot share one: see
-//! `new key.rs`.
+//! When the memory is full, new keys replace keys at rest or share words: see `claim.rs`.
 
 use std::sync::{Arc, OnceLock};
 
@@ -21,11 +20,11 @@ use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 /// Segments double, so this many hold more than any machine does.
 pub(super) const SEGMENTS: usize = 40;
 
-/// In this order, so that what every decision reads comes together, away from the count that every new key changes.
+/// The fields that every decision reads come first, on other cache lines than the counts that every new key changes.
 #[repr(C, align(64))]
 pub(crate) struct Table {
     pub(super) layout: Layout,
-    /// The level in the upper half, the next bucket to split in the lower. Only a hint to readers.
+    /// The level in the upper half, and the next bucket to split in the lower half. Only a hint for readers.
     pub(super) extent: AtomicU64,
     pub(super) segments: [OnceLock<Words>; SEGMENTS],
     /// Slots that are not empty.
@@ -33,7 +32,7 @@ pub(crate) struct Table {
     /// Keys that got a slot since the last sweep.
     pub(super) added: AtomicUsize,
     pub(super) overflow: Arc<OverflowCounts>,
-    /// Buckets that the current sweep has visited; 0 if no sweep is under way.
+    /// Buckets that the current sweep has visited; 0 if no sweep is in progress.
     pub(super) swept: AtomicUsize,
     /// Whether a thread is sweeping the table or growing it.
     pub(super) growing: AtomicBool,
@@ -46,11 +45,11 @@ pub(crate) struct Table {
 pub(super) struct OverflowCounts {
     /// Keys that lost their slot to another before they were idle.
     pub(super) evicted: AtomicU64,
-    /// Denials of keys that have no slot, by what others have spent.
+    /// Denials of keys without a slot, because of other keys' charges.
     pub(super) denied: AtomicU64,
 }
 
-/// Where a key was found, and the header of its bucket when it was.
+/// The location of a key, and the header of its bucket when it was found.
 #[derive(Clone, Copy)]
 pub(super) struct Found<'a> {
     pub(super) bucket: Bucket<'a>,
@@ -59,8 +58,8 @@ pub(super) struct Found<'a> {
 }
 
 impl Table {
-    /// A table with its first block of buckets, or `None` when the machine has not even that. Whether the budget has
-    /// it is for the caller to see.
+    /// Creates a table with its first block of buckets, or returns `None` if the allocation fails. The caller checks the
+    /// budget.
     pub(super) fn new(layout: Layout, budget: Budget) -> Option<Self> {
         let first = budget.take_anyway(Self::first_words(layout))?;
         let table = Self {
@@ -79,12 +78,12 @@ impl Table {
         Some(table)
     }
 
-    /// The words that a table begins with.
+    /// Returns the number of words that a table begins with.
     pub(super) fn first_words(layout: Layout) -> usize {
         layout.block() * layout.stride()
     }
 
-    /// Buckets before the sweep that is under way, if one is.
+    /// Returns the number of buckets at a level.
     #[inline]
     pub(super) fn buckets_at(&self, level: u32) -> usize {
         1 << (self.layout.block_bits + level)
@@ -107,8 +106,8 @@ impl Table {
         self.segments.get(self.locate(index).0).is_some_and(|segment| segment.get().is_some())
     }
 
-    /// The bucket of that index. Indexes come from levels that headers and the extent speak of, and those are
-    /// written after the segment is there.
+    /// Returns the bucket of that index. Indexes are derived from levels in headers and the extent, which are written after the
+    /// segment exists.
     #[inline(always)]
     pub(super) fn bucket(&self, index: usize) -> Bucket<'_> {
         let (segment, offset) = self.locate(index);
@@ -118,13 +117,13 @@ impl Table {
         Bucket::new(index, words, self.layout)
     }
 
-    /// The word of a key that was found, if it has one.
+    /// Returns the word of a key that was found, for keys of one word.
     pub(super) fn word_ref<'a>(&'a self, found: Found<'a>) -> WordRef<'a> {
         let Found { bucket, slot, header } = found;
         WordRef { header_word: bucket.header(), header, word: &bucket.words_of(slot, self.layout)[0] }
     }
 
-    /// The words of a slot, or past the last slot the shared ones.
+    /// Returns the words of a slot, or the shared words for the index after the last slot.
     #[inline]
     pub(super) fn slot<'a>(&'a self, bucket: Bucket<'a>, slot: usize) -> Slot<'a> {
         Slot::new(bucket.words_of(slot, self.layout), &self.spill)
@@ -136,19 +135,19 @@ impl Table {
         self.bucket(next)
     }
 
-    /// How far a run may reach before it comes round to its beginning: all of a block. At four fifths full a
-    /// block of 64 buckets overflows once in a million; a run of 16 would, once in a thousand.
+    /// Returns the length of a run: a whole block. At four fifths full, a block of 64 buckets overflows once in a million; a
+    /// run of 16 would overflow once in a thousand.
     pub(super) fn run(&self) -> usize {
         self.layout.block()
     }
 
-    /// The home of a fingerprint once its bucket has split to `level`.
+    /// Returns the home of a fingerprint after its bucket has split to `level`.
     #[inline(always)]
     pub(super) fn home_at(&self, fingerprint: u64, level: u32) -> usize {
         fingerprint as usize & (self.buckets_at(level) - 1)
     }
 
-    /// Where to begin looking for the home of a fingerprint: right but for the bucket that is splitting now.
+    /// Returns the probable home of a fingerprint. It is wrong only for the bucket that is currently being split.
     #[inline(always)]
     pub(super) fn probable_home(&self, fingerprint: u64) -> Bucket<'_> {
         self.bucket(self.probable_index(fingerprint))
@@ -161,7 +160,7 @@ impl Table {
         if index < split { self.home_at(fingerprint, level + 1) } else { index }
     }
 
-    /// The same in a table of short buckets.
+    /// Returns the probable home in a table of short buckets.
     #[inline(always)]
     pub(super) fn short_bucket(&self, fingerprint: u64) -> Option<(usize, &[AtomicU64; Layout::SHORT_STRIDE])> {
         let index = self.probable_index(fingerprint);
@@ -170,14 +169,14 @@ impl Table {
         Some((index, words.try_into().ok()?))
     }
 
-    /// The home bucket of a fingerprint, and its header.
+    /// Returns the home bucket of a fingerprint, and its header.
     #[inline(always)]
     pub(super) fn home(&self, fingerprint: u64) -> (Bucket<'_>, u64) {
         let (bucket, header) = self.prefetch(fingerprint);
         self.home_from(bucket, header, fingerprint)
     }
 
-    /// The home bucket of a fingerprint, looked for from a bucket whose header has been read.
+    /// Returns the home bucket of a fingerprint, starting from a bucket whose header has been read.
     #[inline(always)]
     fn home_from<'a>(&'a self, mut bucket: Bucket<'a>, mut header: u64, fingerprint: u64) -> (Bucket<'a>, u64) {
         loop {
@@ -191,14 +190,14 @@ impl Table {
         }
     }
 
-    /// The bucket where a key lives that has moved on from this one, by what its header says.
+    /// Returns the bucket that a key has moved to, if this bucket was split according to its header.
     #[inline(always)]
     pub(super) fn split_target(&self, bucket: Bucket<'_>, header: u64, fingerprint: u64) -> Option<Bucket<'_>> {
         let home = self.home_at(fingerprint, level_of(header));
         (home != bucket.index).then(|| self.bucket(home))
     }
 
-    /// The header of a bucket once nobody holds it.
+    /// Waits until a bucket is unlocked, and returns its header.
     #[cold]
     #[inline(never)]
     fn wait_until_unlocked(&self, bucket: Bucket<'_>) -> u64 {
@@ -212,14 +211,14 @@ impl Table {
         }
     }
 
-    /// Asks for the bucket where a key probably is, long before it is looked into.
+    /// Prefetches the bucket where a key probably is.
     #[inline(always)]
     pub(super) fn prefetch(&self, fingerprint: u64) -> (Bucket<'_>, u64) {
         let bucket = self.probable_home(fingerprint);
         (bucket, bucket.header().load(Ordering::Acquire))
     }
 
-    /// Where a key is, if it is there.
+    /// Finds a key.
     pub(super) fn find(&self, fingerprint: u64) -> Option<Found<'_>> {
         self.find_from(self.prefetch(fingerprint), fingerprint)
     }
@@ -249,8 +248,7 @@ impl Table {
                 bucket = self.next_in_run(bucket);
                 header = self.wait_until_unlocked(bucket);
             }
-            // A key is only moved or added by someone who holds its home, so if the home is as it was, the key
-            // was not there.
+            // A key is only moved or added with its home locked, so if the home is unchanged, the key was not there.
             if unchanged(home, home_header) {
                 return None;
             }
@@ -267,7 +265,7 @@ impl Table {
         buckets * self.layout.stride()
     }
 
-    /// The bytes of its segments and of the entries of its logs.
+    /// Returns the bytes of its segments and of the chunks of its logs.
     pub(super) fn bytes(&self) -> usize {
         self.segments.iter().filter_map(OnceLock::get).map(Words::bytes).sum::<usize>() + self.spill.bytes()
     }

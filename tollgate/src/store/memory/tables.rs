@@ -1,4 +1,4 @@
-//! Which table each limit gets: one that a configuration of the same meaning has or had, or a new one in its family.
+//! Assigning a table to each limit: an existing one of the same meaning, or a new one in its family.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -16,10 +16,10 @@ use crate::error::InvalidLimit;
 use crate::limit::Limit;
 use crate::sync::{Mutex, Ordering, fence};
 
-/// Tables of one limit. When a reload needs more, those that are not used any more are emptied into the newest: a key
-/// that is not found is looked for in all of them.
+/// Most tables of one limit. When a reload needs more, unused ones are emptied into the newest, because a key that is not
+/// found is searched in all of them.
 const MAX_TABLES: usize = 8;
-/// Configurations of one limit that are remembered for refunds: more than a rule file has plans.
+/// Configurations of one limit that are kept for refunds: more than a rule file has plans.
 const MAX_CONFIGURATIONS: usize = 16;
 
 /// The families of all limits that a store and those before it have had.
@@ -33,7 +33,7 @@ pub(super) fn name_of(limit: &Limit) -> Name {
     (limit.name().to_owned(), matches!(limit.algorithm(), Algorithm::Ban(_)))
 }
 
-/// What a store has of each limit, in their order.
+/// The table, family and usage of each limit, in their order.
 pub(super) struct Chosen {
     pub(super) tables: Box<[Arc<Table>]>,
     pub(super) families: Box<[Arc<Family>]>,
@@ -50,8 +50,7 @@ struct PlannedMembers {
     frozen: Frozen,
 }
 
-/// Chooses a table for every limit. A limit that shares one adopts the layout of the others in it. If it fails, nothing
-/// has changed.
+/// Chooses a table for every limit. A limit that shares a table adopts its layout. If it fails, nothing changes.
 pub(super) fn choose(
     limits: &mut [Limit],
     families: &Families,
@@ -75,7 +74,7 @@ pub(super) fn choose(
         members.tables.iter_mut().for_each(|member| member.algorithm = member.algorithm.raised_to(ceiling));
     }
     let mut tables: Vec<Option<(Arc<Table>, Owner)>> = vec![None; limits.len()];
-    // The largest quota first: what has room for it has room for its variants.
+    // The largest quota first: a table with room for it has room for its variants.
     let mut order: Vec<usize> = (0..limits.len()).collect();
     order.sort_by_key(|index| Reverse(limits[*index].quota()));
     let (mut first_words, count) = (0, limits.len());
@@ -105,7 +104,7 @@ pub(super) fn choose(
         merge_retired(&family, now);
         known.insert(name, family);
     }
-    // Limits that are gone stay known while their keys may come back.
+    // Keep removed limits while they have live keys.
     known.retain(|_, family| {
         family.drop_retired(now);
         !family.members().tables.is_empty()
@@ -121,10 +120,10 @@ fn too_little(budget: &Budget, limits: usize) -> InvalidLimit {
 }
 
 impl Members {
-    /// A table whose words mean the same, and the configuration in its layout.
+    /// Returns a table whose words have the same meaning, and the configuration in its layout.
     fn shared_by(&mut self, compiled: &Compiled) -> Option<(Compiled, Arc<Table>, Arc<Usage>)> {
         let ceiling = self.ceiling;
-        // The newest first: it may have taken the place of an older one of the same meaning.
+        // The newest first: it may have replaced an older one of the same meaning.
         self.tables.iter_mut().rev().find_map(|member| {
             let compiled = compiled.laid_out_as(&member.algorithm, ceiling)?;
             let usage = member.usage.upgrade().unwrap_or_else(|| Arc::new(Usage));
@@ -153,7 +152,7 @@ fn merge_retired(family: &Family, now: u64) {
         if members.tables.len() <= MAX_TABLES {
             return;
         }
-        // One that is not used may be dropped before the keys that come from elsewhere are at rest.
+        // An unused table could be dropped before the keys moved there are at rest.
         let Some(newest) = members.tables.iter().rev().find(|member| member.is_in_use()) else { return };
         let mut others = members.tables.iter().filter(|member| !Arc::ptr_eq(&member.table, &newest.table));
         let Some(oldest) = others.find(|member| member.can_be_emptied(now)) else { return };
@@ -164,7 +163,7 @@ fn merge_retired(family: &Family, now: u64) {
     }
 }
 
-/// Moves all live keys of a table that no store uses to another one, and drops it. False: there is no room for them.
+/// Moves all live keys of an unused table to another one, and drops it. Returns false if there is no room for them.
 pub(super) fn empty(family: &Family, from: &Member, to: &Member, now: u64) -> bool {
     let keys = with_algorithm!(&from.algorithm, algorithm => from.table.live_fingerprints(algorithm, now));
     let is_empty = keys.into_iter().all(|fingerprint| move_key(family, to, fingerprint, now));
@@ -175,10 +174,10 @@ pub(super) fn empty(family: &Family, from: &Member, to: &Member, now: u64) -> bo
 }
 
 impl Member {
-    /// Whether no store uses the table, and no key without a slot is charged by its floors: those cannot be moved.
+    /// Returns whether no store uses the table and its floors are idle: floors cannot be moved.
     pub(super) fn can_be_emptied(&self, now: u64) -> bool {
         let is_unused = !self.is_in_use();
-        // What the last user wrote is read from here on.
+        // Reads from here on see everything that the last user wrote.
         fence(Ordering::Acquire);
         is_unused && with_algorithm!(&self.algorithm, algorithm => self.table.has_idle_floors(algorithm, now))
     }
@@ -188,7 +187,7 @@ fn move_key(family: &Family, to: &Member, fingerprint: u64, now: u64) -> bool {
     let view = FamilyView { family, table: &to.table, algorithm: &to.algorithm, tables: &[] };
     let mut attempts = 0;
     loop {
-        // Read anew each time: a decision may have dropped a table that is at rest.
+        // Load it each time: a decision may have dropped a table that is at rest.
         let members = family.members();
         let mut holds = HeldBuckets::default();
         match view.with_members(&members).hold_slot(&mut holds, Some(&members), fingerprint, now) {
@@ -205,7 +204,7 @@ fn move_key(family: &Family, to: &Member, fingerprint: u64, now: u64) -> bool {
 }
 
 impl Table {
-    /// The fingerprints of all keys that have a slot and are not at rest. Nobody adds any.
+    /// Returns the fingerprints of all live keys. No thread adds keys.
     fn live_fingerprints<R: LimitAlgorithm>(&self, algorithm: &R, now: u64) -> Vec<u64> {
         let live = |bucket: Bucket<'_>| {
             let header = bucket.header().load(Ordering::Acquire);
@@ -214,7 +213,7 @@ impl Table {
                 slots.map(|slot| bucket.fingerprint(slot)).collect::<SmallVec<[u64; 8]>>()
             };
             let live = keys(&|slot| self.is_live(algorithm, bucket, slot, now));
-            // Words that change meanwhile may look idle.
+            // Words that are being changed may look idle.
             let is_certain = header & LOCKED == 0 && unchanged(bucket, header);
             if is_certain { live } else { keys(&|slot| bucket.fingerprint(slot) != EMPTY) }
         };
@@ -225,7 +224,7 @@ impl Table {
         self.buckets().all(|bucket| algorithm.is_idle(&self.shared(bucket), now))
     }
 
-    /// All buckets, also those that were split before it was their turn.
+    /// Returns all buckets, including those that were split early.
     pub(super) fn buckets(&self) -> impl Iterator<Item = Bucket<'_>> {
         (0..).take_while(|index| self.has_bucket(*index)).map(|index| self.bucket(index))
     }

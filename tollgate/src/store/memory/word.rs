@@ -1,4 +1,4 @@
-//! Deciding by one word: how threads share the word of a key without holding its bucket.
+//! Deciding on one word: how threads share the word of a key without locking its bucket.
 //!
 //! A decision reads the header, the fingerprint and the word, computes, and replaces exactly the word it read:
 //!
@@ -26,16 +26,16 @@
 //! 5 finds another lap. Conversely, the same lap in step 5 proves that the slot had not changed hands before the swap.
 //! The clocks of the threads play no part in this.
 //!
-//! With another lap nobody knows whether the right key was charged, so the decision is made again and perhaps
+//! With another lap it is unknown whether the right key was charged, so the decision is made again and perhaps
 //! charged twice, never too little. For that to happen, a thread has to be suspended for the few nanoseconds between steps
 //! 3 and 5 while one slot of the bucket completes its four owners, and the word it wanted must still be there.
 //!
 //! # Seals
 //!
 //! Operations that need several words at once, or must not go astray (a refund to the wrong key would mint quota), replace
-//! the word by [`SEAL`] first. Nobody changes a sealed word but the thread that sealed it; others go the slow path and try
-//! again. A seal that may have gone astray is undone, whoever the owner is. The slow path holds the header while it seals;
-//! the fast path does not, but it never waits while it has a seal, so whoever waits for a seal waits briefly.
+//! the word by [`SEAL`] first. Only the thread that sealed a word changes it; other threads take the slow path and retry.
+//! A seal that may have hit the wrong owner is undone. The slow path locks the header while it seals; the fast path does
+//! not, but it never waits while it has a seal, so waits for a seal are short.
 
 use std::cell::Cell;
 
@@ -44,10 +44,10 @@ use crate::algorithm::StateWords;
 use crate::algorithm::spill::Spill;
 use crate::sync::{AtomicU64, Ordering, spin_loop};
 
-/// The word of a key that someone else is about to replace. No state is equal to it.
+/// The value of a sealed word, which another thread is about to replace. No state has this value.
 pub(super) const SEAL: u64 = u64::MAX;
 
-/// Where the word of a key was found, and the header of its bucket when it was.
+/// The word of a key, and the header of its bucket when it was found.
 #[derive(Clone, Copy)]
 pub(super) struct WordRef<'a> {
     pub(super) header_word: &'a AtomicU64,
@@ -55,17 +55,17 @@ pub(super) struct WordRef<'a> {
     pub(super) word: &'a AtomicU64,
 }
 
-/// Why a word was not replaced. The decision has to be made again.
+/// The reason why a word was not replaced. The decision must be made again.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum LostRace {
-    /// Another thread has replaced it by this one.
+    /// Another thread has replaced it by this value.
     To(u64),
     /// It is sealed, or its bucket has changed, and the key may be elsewhere.
     Elsewhere,
 }
 
 impl WordRef<'_> {
-    /// Whether a word that was read here is the key's, and not a seal.
+    /// Returns whether a word that was read here belongs to the key and is not a seal.
     #[inline(always)]
     pub(super) fn proves(self, word: u64) -> bool {
         word != SEAL && unchanged_header(self.header_word, self.header)
@@ -84,14 +84,14 @@ impl WordRef<'_> {
         }
     }
 
-    /// Reads the word and brings its cache line here for writing, in one go: a plain read would bring it only for reading,
-    /// and the compare-and-swap that follows would have to ask all other processors once more.
+    /// Reads the word and acquires its cache line for writing. After a plain read, the compare-and-swap that follows would have
+    /// to acquire the line again.
     #[inline(always)]
     pub(super) fn read_to_replace(self) -> u64 {
         self.word.compare_exchange(SEAL, SEAL, Ordering::Relaxed, Ordering::Relaxed).unwrap_or_else(|word| word)
     }
 
-    /// Seals the word if it is still `old`. The caller writes the next word without waiting for anybody.
+    /// Seals the word if it is still `old`. The caller must write the next word without waiting.
     #[inline(always)]
     pub(super) fn seal(self, old: u64) -> bool {
         if !self.proves(old) || self.word.compare_exchange(old, SEAL, Ordering::AcqRel, Ordering::Relaxed).is_err() {
@@ -144,7 +144,7 @@ impl StateWords for Copied<'_> {
     }
 }
 
-/// A word in a held bucket that is sealed until this is dropped. Then it gets the tag and the state that are here.
+/// A sealed word in a locked bucket. On drop it gets the tag and the state in this value.
 pub(super) struct Sealed<'a> {
     word: &'a AtomicU64,
     tag: u64,
@@ -152,7 +152,7 @@ pub(super) struct Sealed<'a> {
 }
 
 impl<'a> Sealed<'a> {
-    /// Seals a word in a held bucket. Only a thread on the fast path can have sealed it already.
+    /// Seals a word in a locked bucket. Only a thread on the fast path can have sealed it already.
     pub(super) fn new(word: &'a AtomicU64, tags: u64, spill: &'a Spill) -> Result<Self, Busy> {
         for _ in 0..PATIENCE {
             let old = word.load(Ordering::Relaxed);
@@ -172,7 +172,7 @@ impl<'a> Sealed<'a> {
         &self.state
     }
 
-    /// Gives the slot to another key, or to none: no decision on the old one can change it any more.
+    /// Reassigns the slot to another key, or empties it: no decision on the old key can change it any more.
     pub(super) fn reassign(&mut self, held: &mut Held<'_>, tags: u64) {
         let lowest = tags & tags.wrapping_neg();
         self.tag = self.tag.wrapping_add(lowest);
