@@ -16,7 +16,7 @@ fn an_upstream_that_is_the_gateway_itself_is_refused() {
         let folder = folder_with(&[(RULES, rules)]);
         String::from_utf8(run_in(folder.path(), &["validate", RULES]).stdout).unwrap()
     };
-    let fix = "requests would be forwarded in a loop; name the service behind the gateway, or change gateway.listen\n";
+    let fix = "requests would be forwarded in a loop: name the service behind the gateway, or change gateway.listen\n";
     let expected = |place: &str, upstream: &str, listen: &str| {
         format!("{RULES}:{place}: the upstream {upstream} is the gateway itself, which listens on {listen}: {fix}")
     };

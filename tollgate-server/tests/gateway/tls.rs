@@ -225,13 +225,13 @@ fn certificate_files_that_cannot_be_used_end_with_2_and_the_fix() {
     let authority = Authority::new();
     let (one, other) = (authority.sign(&["localhost"]), authority.sign(&["localhost"]));
     let rules = site(TLS, &["{ path: /**, upstream: echo }"], "{ name: user, key: ip }");
-    let (in_pem, of_it) = ("; name a readable PEM file", "; name the key of this certificate, or");
+    let (in_pem, of_it) = (": name a readable PEM file", ": name the key of this certificate, or");
     let no_key = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n";
     for (cert, key, wanted, fix) in [
         (None, Some(one.key.as_str()), "cert.pem: No such file", in_pem),
         (Some("nonsense"), Some(&one.key), "cert.pem: it contains no certificate", in_pem),
         (Some(one.cert.as_str()), None, "key.pem: No such file", in_pem),
-        (Some(&one.cert), Some(no_key), "key.pem: it cannot be used", "; name an RSA, ECDSA or Ed25519 private key"),
+        (Some(&one.cert), Some(no_key), "key.pem: it cannot be used", ": name an RSA, ECDSA or Ed25519 private key"),
         (Some(&one.cert), Some(&other.key), "key.pem does not belong to it", of_it),
     ] {
         let mut files = vec![("tollgate.yaml", rules.as_str())];

@@ -54,7 +54,7 @@ fn ejection_is_logged_once_at_its_start_and_once_at_its_end() {
 
 /// The log line about rules without limits.
 const NO_LIMITS: &str =
-    "tollgate.yaml:6:1: warning: there are no limits, so everything passes; add a limit to `limits`\n";
+    "tollgate.yaml:6:1: warning: there are no limits, so every request passes: add a limit to `limits`\n";
 
 #[test]
 fn lasting_ejection_is_logged_once() {

@@ -340,7 +340,7 @@ fn a_log_that_cannot_be_opened_ends_the_start() {
     let output = run_in(folder.path(), &["serve", "--config", "tollgate.yaml", "--listen", "127.0.0.1:0"]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("gateway.access_log.file") && said.contains("; name a writable file"), "{said}");
+    assert!(said.contains("gateway.access_log.file") && said.contains(": name a writable file"), "{said}");
 }
 
 #[test]

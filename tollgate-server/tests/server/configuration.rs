@@ -47,8 +47,8 @@ fn a_file_that_names_nothing_to_serve_ends_with_2_and_the_fix() {
 fn a_bad_file_ends_with_2_and_every_problem() {
     let output = serve("limits:\n  - { name: user, limit: 0 }\n  - { name: user }\n");
     let message = "on stderr:\n\
-        tollgate.yaml:2:26: limit 0 admits nothing; use 1 or more, or `blocked` to refuse every request\n\
-        tollgate.yaml:3:13: a limit named `user` is at 2:13 already; give each limit a name of its own\n\
+        tollgate.yaml:2:26: limit 0 admits nothing: use 1 or more, or `blocked` to refuse every request\n\
+        tollgate.yaml:3:13: duplicate limit name `user`, first at 2:13: give each limit its own name\n\
         tollgate: tollgate.yaml is not valid; correct the problems above\nexit code 2";
     assert_eq!(output, message);
 }
@@ -75,7 +75,7 @@ fn a_port_in_use_and_a_bad_store_end_with_2() {
     assert!(text.ends_with("exit code 2"), "{text}");
     let text =
         serve("store: 'redis://127.0.0.1:6379/nonsense'\nlimits: [{ name: user }]\nservice: { http: '127.0.0.1:0' }\n");
-    assert!(text.contains("tollgate.yaml:1:8: the store's URL has a database that is no number; "), "{text}");
+    assert!(text.contains("tollgate.yaml:1:8: the store's URL has a database that is not a number: "), "{text}");
     assert!(text.ends_with("exit code 2"), "{text}");
 }
 

@@ -310,7 +310,7 @@ fn what_is_published_can_be_looked_at_and_withdrawn() {
 /// What refuses the login of a store at a place of the file.
 fn login_refused(place: &str, what: &str) -> String {
     format!(
-        "on stderr:\ntollgate.yaml:{place}: {what}, which everyone who reads published rules would see; remove them from the file, comments included, and pass the URL with its credentials as --store or TOLLGATE_STORE\n\
+        "on stderr:\ntollgate.yaml:{place}: {what}, which everyone who reads published rules would see: remove them from the file, comments included, and pass the URL with its credentials as --store or TOLLGATE_STORE\n\
          tollgate: tollgate.yaml is not valid; correct the problems above\nexit code 2"
     )
 }
@@ -429,7 +429,7 @@ fn published_rules_with_problems_change_nothing_and_every_problem_is_reported() 
     redis.command(&["PUBLISH", "rate_limit:rules", "7"]);
     let said = server.await_said("limit 0 admits nothing", 1);
     let expected = "tollgate: published version 7 is rejected, and the previous rules stay in force:\n\
-                    published version 7:1:31: limit 0 admits nothing; use 1 or more, or `blocked` to refuse every request\n";
+                    published version 7:1:31: limit 0 admits nothing: use 1 or more, or `blocked` to refuse every request\n";
     assert_eq!(said, expected);
     assert_eq!(server.connect().check(&user("ann"))["quota"], 10);
 }

@@ -94,7 +94,7 @@ fn a_bad_file_changes_nothing_and_every_problem_is_reported() {
     server.connect().check(&ann("user"));
     server.save_rules("limits:\n  - name: user\n    limit: 0\n    windw: 1h\n");
     let said = server.await_said(
-        "tollgate.yaml:4:12: limit 0 admits nothing; use 1 or more, or `blocked` to refuse every request\n",
+        "tollgate.yaml:4:12: limit 0 admits nothing: use 1 or more, or `blocked` to refuse every request\n",
         1,
     );
     let first = "tollgate: tollgate.yaml is rejected, and the previous rules stay in force:\ntollgate.yaml:4:12: ";

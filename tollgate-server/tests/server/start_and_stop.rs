@@ -120,7 +120,7 @@ fn bad_address_ends_with_2_and_the_fix_of_the_rule_file() {
             assert_eq!(output.status.code(), Some(2), "{address}");
             let message = text(&output.stderr);
             assert!(
-                message.contains(&format!("'{flag} <ADDR>': `{address}` is no address and port: {fix}")),
+                message.contains(&format!("'{flag} <ADDR>': `{address}` is not an address and port: {fix}")),
                 "{message}"
             );
         }

@@ -59,7 +59,7 @@ fn a_key_that_all_requests_would_share_is_refused_when_a_file_is_checked_and_whe
     let folder = |key: &str| folder_with(&[(RULES, &rules(key))]);
     let validate =
         |key: &str| transcript(&run_in(folder(key).path(), &["validate", RULES])).replace(&format!("{RULES}:"), "");
-    let problem = "1:35: `x-api-key` is not a part of a key; write header:x-api-key, or const:x-api-key for a constant, the \
+    let problem = "1:35: `x-api-key` is not a part of a key: write header:x-api-key, or const:x-api-key for a constant, the \
                    same for all requests\n";
     assert_eq!(validate("x-api-key"), format!("{problem} not valid: 1 error\nexit code 1"));
     for meant in ["header:x-api-key", "const:x-api-key"] {
@@ -67,7 +67,7 @@ fn a_key_that_all_requests_would_share_is_refused_when_a_file_is_checked_and_whe
     }
     let served = transcript(&run_in(folder("remote_addr").path(), &["serve", "--config", RULES]));
     assert!(
-        served.contains("`remote_addr` is not a part of a key; write ip") && served.ends_with("exit code 2"),
+        served.contains("`remote_addr` is not a part of a key: write ip") && served.ends_with("exit code 2"),
         "{served}"
     );
 }
@@ -84,10 +84,10 @@ limits: [{ name: user, key: ip }]
 ";
     let output = transcript(&run_in(folder_with(&[(RULES, rules)]).path(), &["validate", RULES]));
     let wanted = "\
-tollgate.yaml:4:15: no request reaches this route: the one at 3:15 serves all that it matches; remove it, or let one of \
-                  them match by something else
-tollgate.yaml:5:39: warning: no path of this route begins with /store, so nothing is taken away; write the beginning of \
-                  the route's path
+tollgate.yaml:4:15: no request reaches this route, because the route at 3:15 serves all of its requests: remove it, or \
+                  change the requests that one of them matches
+tollgate.yaml:5:39: warning: strip_prefix has no effect, because no path of this route starts with /store: write the \
+                  start of the route's path
 tollgate.yaml: not valid: 1 error, 1 warning
 exit code 1";
     assert_eq!(output, wanted);
@@ -100,7 +100,7 @@ fn too_many_proxies_are_reported_once() {
     let folder = folder_with(&[(RULES, &format!("limits: []\ngateway: {{ {gateway} }}\n"))]);
     let output = transcript(&run_in(folder.path(), &["validate", RULES]));
     let problem =
-        "tollgate.yaml:2:29: trusted_proxies: there are more than 16384 networks; join neighbours into wider ones\n";
+        "tollgate.yaml:2:29: trusted_proxies: there are more than 16384 networks: join neighbours into wider ones\n";
     assert!(output.contains(problem) && output.matches("networks").count() == 1, "{output}");
 }
 

@@ -1,4 +1,4 @@
-//! What is written in the file is what is done.
+//! Compiled rules do what the file says.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -10,7 +10,7 @@ use tollgate::rules::Facts;
 use tollgate::rules::file::RuleFile;
 use tollgate::{Gate, Outcome};
 
-/// A gate on a rule file in memory.
+/// Opens a gate in memory on a rule file.
 pub(crate) fn gate(text: &str) -> Gate {
     let parsed = RuleFile::parse("tollgate.yaml", text).unwrap_or_else(|problems| panic!("{problems}"));
     open(&parsed)
@@ -186,7 +186,7 @@ fn proxies_are_believed_as_the_file_says() {
         let gate = gate(&file(header));
         assert!(ask(&gate, "GET /", &forged, "10.0.0.1").is_allowed());
         assert!(!ask(&gate, "GET /", &[], believed).is_allowed(), "{header}");
-        // From anyone else, they are nothing but text.
+        // From other clients, they are ignored.
         assert!(ask(&gate, "GET /", &forged, "192.0.2.1").is_allowed());
     }
 }
@@ -259,7 +259,7 @@ fn a_disabled_limit_is_checked_but_counts_nothing() {
     }
     let explained = block_on(gate.explain(&Facts::new("GET", "/")));
     assert!(explained.rules.iter().all(|rule| matches!(rule.state, tollgate::RuleState::Disabled)));
-    // It is refused for its mistakes like any other.
+    // Its mistakes are reported like those of any other limit.
     assert!(RuleFile::parse("tollgate.yaml", "limits: [{ name: a, enabled: false, limit: 0 }]\n").is_err());
     // Enabled again, it applies.
     gate.replace(RuleFile::parse("tollgate.yaml", text(true)).unwrap().compile().unwrap()).unwrap();
@@ -268,8 +268,8 @@ fn a_disabled_limit_is_checked_but_counts_nothing() {
     assert_eq!(ask(&gate, "GET /?x=1", &[], "192.0.2.1").refusal(), Some(&Refusal::Limited));
 }
 
-/// What `validate` suggests for `rate=10r/s burst=5` of nginx, with and without `nodelay`, admits what nginx admits: six of
-/// many at once, and each of those that wait 100 ms after the other.
+/// The suggestion of `validate` for `rate=10r/s burst=5` of nginx, with and without `nodelay`, admits the same requests as
+/// nginx: six of many at once, and queued ones 100 ms apart.
 #[test]
 fn the_suggestions_for_words_of_nginx_admit_what_nginx_admits() {
     let decisions = |numbers: &str| -> Vec<Option<u128>> {

@@ -109,7 +109,7 @@ fn a_cost_that_fails_takes_what_the_file_says() {
         ("'max(1, min(int(request.query.n), 40)) * 2'", 80),
         // Above the quota, nothing would ever pass.
         ("'min(int(request.query.n), 4000)'", 100),
-        // Else the whole quota, whatever numbers stand in it.
+        // Else the whole quota, whatever numbers it contains.
         ("'int(request.query.n)'", 100),
         ("'int(request.query.n) * 2'", 100),
     ];
@@ -164,7 +164,7 @@ fn counts_of_errors_outlive_a_change_of_rules() {
     gate.replace(rules(20)).unwrap();
     assert!(get(&gate, "/").is_allowed());
     assert_eq!(errors(&gate), [("a".to_owned(), ExpressionField::MatchWhen, 2)]);
-    // Rules that were in force before count on from where the others are.
+    // Adopted rules continue the counts of the previous ones.
     gate.replace(first).unwrap();
     assert_eq!(errors(&gate), [("a".to_owned(), ExpressionField::MatchWhen, 2)]);
 }

@@ -1,4 +1,4 @@
-//! Files that are taken, and what they come to.
+//! Valid files and the values that they parse to.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tollgate::{Consistency, OnStoreFailure, Rate, TokenBucket};
 
 pub(crate) const FILES: [&str; 4] = [DOCUMENTED, EVERYTHING, UNUSUAL, "limits:\n  - name: all\n"];
 
-/// The example of the documents.
+/// The example of the documentation.
 pub(crate) const DOCUMENTED: &str = "
 store: memory
 store_timeout: 50ms
@@ -48,7 +48,7 @@ limits:
     window: 1m
 ";
 
-/// Every key there is.
+/// A file with every key.
 const EVERYTHING: &str = r#"
 store: redis+sentinel://ann:secret@h1:26379,h2:26379/mymaster
 store_timeout: 100ms
@@ -108,7 +108,7 @@ limits:
   - { name: counter, segments: 6, key: [ip, path], missing: skip, exempt: { keys: [[a, b]] } }
 "#;
 
-/// Texts at the edges of their forms.
+/// Unusual but valid strings.
 const UNUSUAL: &str = r#"
 max_memory: 5 GiB
 body: { template: x, content_type: "application/vnd.a+json ;x=1" }
@@ -212,7 +212,7 @@ fn keys_that_begin_with_x_are_a_place_for_anchors() {
     );
     assert_eq!(file.limits[0].limit().unwrap().quota(), 7);
     assert_eq!(file.warnings().iter().count(), 0);
-    // Only at the top level: below, they are more likely a header in the wrong place.
+    // Only at the top level: elsewhere, they are more likely a misplaced header.
     assert!(RuleFile::parse("tollgate.yaml", "limits: [{ name: a, x-note: b }]\n").is_err());
 }
 

@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use tollgate::rules::file::{Problems, RuleFile};
 
-/// Files whose shape is wrong: what an editor sees too.
+/// Files that do not fit the schema, which editors report too.
 pub(crate) const SHAPES: [&str; 46] = [
     // The file as a whole.
     "- name: a\n",
@@ -61,7 +61,7 @@ pub(crate) const SHAPES: [&str; 46] = [
     "limits:\n  - name: a\n    match: { methods: [GET, 5] }\n",
 ];
 
-/// What people type who come from another rate limiter, and what a fix must not change.
+/// Keys and values of other rate limiters.
 pub(crate) const MIGRANTS: [&str; 75] = [
     // In the wrong place.
     "limits:\n  - name: a\n    keys: ip\n",
@@ -153,7 +153,7 @@ pub(crate) const MIGRANTS: [&str; 75] = [
     "gateway: { routes: [{ path: /, upstream: http://h, eject: { statuses: 503 } }] }\n",
 ];
 
-/// What is no YAML, or not the YAML that we read.
+/// Files that are not YAML, or use YAML that is not supported.
 const YAML: [&str; 17] = [
     "",
     "# nothing but a comment\n",
@@ -174,7 +174,7 @@ const YAML: [&str; 17] = [
     "limits:\n  - name: a\n    key: @user\n",
 ];
 
-/// Texts that are not of their form.
+/// Strings with the wrong syntax.
 const FORMS: [&str; 50] = [
     "store: memry\n",
     "store: http://user:hunter2@h\n",
@@ -228,7 +228,7 @@ const FORMS: [&str; 50] = [
     "limits: [{ name: a, exempt: { ips: [\"2001:db8::1/64\"] } }]\n",
 ];
 
-/// Matches that no request can meet, by their form or by what they say together.
+/// Conditions that no request can meet.
 const UNREACHABLE: [&str; 26] = [
     "gateway:\n  routes:\n    - { path: /a, methods: [GET, POST], upstream: echo }\n    - { path: /a, methods: [GET], upstream: echo }\n    - { path: /b/**, upstream: echo }\nlimits: [{ name: a }]\n",
     "limits: [{ name: a, match: { path: api/** } }]\n",
@@ -258,7 +258,7 @@ const UNREACHABLE: [&str; 26] = [
     "limits: [{ name: a, key: ip, blocked: { keys: [[x, y]] } }]\n",
 ];
 
-/// Numbers that cannot be meant.
+/// Numbers that cannot be used.
 const NUMBERS: [&str; 52] = [
     "limits: [{ name: a, limit: 10_000 }]\n",
     "limits: [{ name: a, limit: 0 }]\n",
@@ -314,7 +314,7 @@ const NUMBERS: [&str; 52] = [
     "expected_nodes: 10001\nlimits: [{ name: a }]\n",
 ];
 
-/// Names, keys, routes, listeners and tokens that do not go together.
+/// Names, keys, routes, listeners and tokens that contradict each other.
 const TOGETHER: [&str; 38] = [
     "limits:\n  - name: a\n  - name: b\n  - name: a\n",
     "limits: [&a { name: a }, *a]\n",
@@ -356,7 +356,7 @@ const TOGETHER: [&str; 38] = [
     "gateway: { tls: { certificates: [{ cert: a, key: b }], client_certificates: required }, routes: [] }\n",
 ];
 
-/// What is taken, with a word about it.
+/// Files that are accepted with a warning.
 const WARNINGS: [&str; 15] = [
     "store: memory\n",
     "limits: []\n",
@@ -375,7 +375,7 @@ const WARNINGS: [&str; 15] = [
     "gateway:\n  routes:\n    - { path: [/api/**, /v1], strip_prefix: /v2, upstream: echo }\n    - { path: [/a/**, /b/**], strip_prefix: /b, upstream: echo }\nlimits: [{ name: a }]\n",
 ];
 
-/// Nothing that was refused for one reason is refused for another that follows from it.
+/// A file with many problems. A rejected value causes no further problems.
 const MANY: &str = "
 store: memry
 headrs: [legacy]
@@ -492,6 +492,14 @@ fn a_problem_has_its_position_its_text_and_its_fix() {
 }
 
 #[test]
+fn a_semicolon_in_an_expression_belongs_to_the_problem() {
+    let problems = problems("limits: [{ name: a, match: { when: 'request.path.matches(\"a; (\")' } }]\n");
+    let problem = problems.iter().next().unwrap();
+    assert!(problem.message().starts_with("the pattern `a; (` cannot be read"), "{problem}");
+    assert_eq!(problem.fix(), "write a regular expression");
+}
+
+#[test]
 fn columns_count_characters() {
     let problems = problems("limits: [{ name: \"gr\u{f6}\u{df}e\", limit: 0 }]\n");
     assert_eq!(problems.iter().next().unwrap().position().column, 34);
@@ -510,10 +518,10 @@ fn a_password_is_not_repeated() {
 #[test]
 fn a_file_in_another_encoding_is_refused_where_it_begins() {
     let problems = RuleFile::parse("tollgate.yaml", b"limits:\n  - name: gr\xF6\n").unwrap_err();
-    assert_eq!(problems.to_string(), "tollgate.yaml:2:13: the file is not in UTF-8; save it as UTF-8");
+    assert_eq!(problems.to_string(), "tollgate.yaml:2:13: the file is not UTF-8: save it as UTF-8");
     // YAML ends lines at carriage returns too.
     let problems = RuleFile::parse("tollgate.yaml", b"limits:\r\n  - name: a\r    key: gr\xF6\r").unwrap_err();
-    assert_eq!(problems.to_string(), "tollgate.yaml:3:12: the file is not in UTF-8; save it as UTF-8");
+    assert_eq!(problems.to_string(), "tollgate.yaml:3:12: the file is not UTF-8: save it as UTF-8");
 }
 
 #[test]

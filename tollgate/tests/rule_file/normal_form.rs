@@ -1,10 +1,10 @@
-//! What rules see of a request is its normal form, in keys, lists, conditions and costs alike.
+//! Keys, lists, conditions and costs all use the normal form of a request.
 
 use tollgate::http::Refusal;
 
 use super::compiled::{ask, gate};
 
-/// What a request gets: `ok`, or the code of its refusal.
+/// Returns `ok`, or the error code of the refusal.
 fn answer(gate: &tollgate::Gate, line: &str, headers: &[(&str, &str)]) -> String {
     let outcome = ask(gate, line, headers, "192.0.2.1");
     outcome.refusal().map_or("ok".to_owned(), |refusal: &Refusal| refusal.code().to_owned())
@@ -98,6 +98,6 @@ limits:
     );
     assert_eq!(answer(&gate, "GET /", &[("x-tier", "free \t")]), "blocked");
     assert_eq!(answer(&gate, "GET /", &[("host", "node.test:x")]), "bad_request");
-    // To be there is no question of which value counts, and HTTP/2 divides cookies.
+    // `in` does not depend on the value, and HTTP/2 splits cookies.
     assert_eq!(answer(&gate, "GET /?tag=a&tag=b", &[("cookie", "a=1"), ("cookie", "b=2")]), "ok");
 }

@@ -1,4 +1,4 @@
-//! Rules that read tokens are asked in two phases. The same rules on headers, which are asked at once, decide the same.
+//! Rules that read tokens are checked in two phases. The same rules on headers, checked in one phase, decide the same.
 
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -80,7 +80,7 @@ proptest! {
             clock.advance(std::time::Duration::from_secs(request.after));
             let (two, one) = (ask(&on_tokens, request), ask(&on_headers, request));
             prop_assert_eq!(two.is_allowed(), one.is_allowed(), "{:?} {:?} {:?}", request, two, one);
-            // Of several limits that deny, those that need no token speak first. That nothing was taken is seen later.
+            // Of several limits that deny, those that need no token are reported. Later requests show that nothing was taken.
             if two.is_allowed() {
                 prop_assert_eq!(two.limit(), one.limit(), "{:?}", request);
                 prop_assert_eq!(format!("{:?}", two.decision()), format!("{:?}", one.decision()), "{:?}", request);

@@ -1,4 +1,4 @@
-//! The JSON Schema is generated from the types, is checked in, and agrees with what we refuse.
+//! The JSON Schema is generated from the types, is checked in, and rejects the same files.
 
 use std::path::Path;
 
@@ -36,7 +36,7 @@ fn an_editor_refuses_the_shapes_that_we_refuse() {
     }
 }
 
-/// YAML as JSON, by another reader than ours.
+/// Reads YAML as JSON with another parser.
 fn json(text: &str) -> Value {
     let options = serde_saphyr::options! { strict_booleans: true };
     serde_saphyr::from_str_with_options(text, options).expect("is YAML")

@@ -1,4 +1,4 @@
-//! The store as a map, and stores by name: their settings, and what is wrong with them.
+//! The store as a map, and stores by name: their settings and their problems.
 
 use tollgate::rules::file::internal::StoreUrl;
 use tollgate::rules::file::{Parsed, Problems, RuleFile};
@@ -29,7 +29,7 @@ fn a_map_has_the_url_and_other_settings() {
 }
 
 #[test]
-fn settings_that_contradict_each_other_are_refused_where_they_stand() {
+fn contradictory_settings_are_reported_at_their_positions() {
     insta::assert_snapshot!(
         [
             "{ prefix: a }",
@@ -55,7 +55,7 @@ fn settings_that_contradict_each_other_are_refused_where_they_stand() {
 }
 
 #[test]
-fn another_url_keeps_the_settings_that_make_sense_there() {
+fn another_url_keeps_the_settings_that_apply_to_it() {
     let text = "{ url: 'rediss+sentinel://a/m', prefix: shop, ca: ca.pem, username: ann, password_file: p, \
                 sentinel_username: bob, sentinel_password_file: s }";
     let at = |url: &str| parse(text).unwrap().with_store(url).unwrap().into_rules().store;
@@ -72,7 +72,7 @@ fn another_url_keeps_the_settings_that_make_sense_there() {
 
 #[cfg(feature = "redis")]
 #[test]
-fn files_of_the_store_are_read_beside_the_rule_file() {
+fn files_of_the_store_are_relative_to_the_rule_file() {
     let folder = tempfile::tempdir().unwrap();
     let settings = |store: &str| parse(store).unwrap().in_folder(folder.path()).redis_settings();
     let message = |store: &str| {
@@ -114,7 +114,7 @@ fn limits_choose_a_store_by_its_name() {
     assert_eq!(file.limits[0].limit().unwrap().store(), Some("sessions"));
     let warnings = file.warnings().to_string();
     let warning =
-        "tollgate.yaml:2:58: warning: no limit is on store `audit`; write `store: audit` in a limit, or remove it";
+        "tollgate.yaml:2:58: warning: no limit is on store `audit`: write `store: audit` in a limit, or remove it";
     assert_eq!(warnings, warning);
     let file = parse_named("{ sessions: redis://s }", ", store: default").unwrap();
     assert_eq!(file.limits[0].limit().unwrap().store(), Some("default"));
@@ -152,14 +152,14 @@ fn more_stores_than_a_limiter_takes_are_refused() {
     let stores = |count: usize| (0..count).map(|nth| format!("s{nth}: redis://s{nth}")).collect::<Vec<_>>().join(", ");
     assert!(parse_named(&format!("{{ {} }}", stores(15)), "").is_ok());
     let problem = parse_named(&format!("{{ {} }}", stores(16)), "").unwrap_err().to_string();
-    assert_eq!(problem, "tollgate.yaml:2:1: there are 16 stores, more than 15; use 15 or fewer");
+    assert_eq!(problem, "tollgate.yaml:2:1: there are 16 stores, more than 15: use 15 or fewer");
 }
 
 #[test]
 fn stores_beside_a_store_in_memory_are_refused() {
     let text = "stores: { sessions: redis://s }\nlimits: [{ name: a, limit: 1, window: 1m, store: sessions }]\n";
     let problem = RuleFile::parse("tollgate.yaml", format!("store: memory\n{text}")).unwrap_err().to_string();
-    let expected = "`stores` are on Redis and `store` is memory, and a file cannot mix both; write the URL of a Redis in \
+    let expected = "`stores` are on Redis and `store` is memory, and a file cannot mix both: write the URL of a Redis in \
                     `store`, or remove `stores`";
     assert_eq!(problem, format!("tollgate.yaml:2:1: {expected}"));
     // The default store may be given on the command line.

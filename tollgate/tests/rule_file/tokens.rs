@@ -104,7 +104,7 @@ fn a_request_that_is_denied_without_its_token_has_no_signature_verified() {
 fn a_denial_by_either_kind_of_rule_takes_nothing_from_the_other() {
     let site = Site::new("", BOTH);
     let left = |outcome: &Outcome| (outcome.limit().unwrap().to_owned(), outcome.decision().unwrap().remaining());
-    // Both have the same share left: the first in the file speaks.
+    // Both have the same share left: the first in the file is reported.
     let site_even = Site::new("", &BOTH.replace("limit: 4", "limit: 2"));
     assert_eq!(left(&site_even.ask(&good("ann"))), ("per-user".into(), 1));
     for peer in ["192.0.2.1", "192.0.2.1", "192.0.2.2", "192.0.2.3"] {
@@ -321,7 +321,7 @@ fn a_realm_is_refused_where_it_cannot_be_sent() {
     };
     assert_eq!(problems(", challenge: true, realm: api"), "");
     let without = problems(", realm: api");
-    assert!(without.contains("realm means nothing without `challenge: true`"), "{without}");
+    assert!(without.contains("realm has no effect without `challenge: true`"), "{without}");
     for realm in [r#"'a"b'"#, r"'a\b'", "ä", r#""a\nb""#] {
         let message = problems(&format!(", challenge: true, realm: {realm}"));
         assert!(message.contains("use printable ASCII"), "{realm}: {message}");

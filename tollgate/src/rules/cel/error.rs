@@ -13,7 +13,8 @@ use super::variables::MAX_LOOP_NAMES;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ExpressionError {
     position: Option<TextPosition>,
-    message: String,
+    problem: String,
+    fix: String,
 }
 
 /// A position in the text of an expression, in characters from 1.
@@ -24,14 +25,26 @@ pub(crate) struct TextPosition {
 }
 
 impl ExpressionError {
-    /// Creates an error of the whole expression.
+    /// Creates an error of the whole expression. The message has the form `problem; fix`.
     pub(super) fn whole(message: String) -> Self {
-        Self { position: None, message }
+        Self::at(None, message)
     }
 
-    /// Creates an error at a position.
+    /// Creates an error at a position. The message has the form `problem; fix`.
     pub(super) fn at(position: Option<TextPosition>, message: String) -> Self {
-        Self { position, message }
+        // The problem may repeat a text of the file with a semicolon in it; a fix has none.
+        let (problem, fix) = message.rsplit_once("; ").unwrap_or((&message, "write it another way"));
+        Self { position, problem: problem.to_owned(), fix: fix.to_owned() }
+    }
+
+    /// Returns the problem, without the fix.
+    pub(crate) fn problem(&self) -> &str {
+        &self.problem
+    }
+
+    /// Returns the fix.
+    pub(crate) fn fix(&self) -> &str {
+        &self.fix
     }
 
     /// Returns the position, or `None` for the whole expression.
@@ -54,7 +67,7 @@ impl TextPosition {
 
 impl fmt::Display for ExpressionError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.message)
+        write!(out, "{}; {}", self.problem, self.fix)
     }
 }
 

@@ -1,6 +1,6 @@
-//! From a file that was read to rules that decide.
+//! Compiles a rule file into rules that decide.
 //!
-//! What is refused here could not be seen in the text alone: files that it names, and whether the keys in them fit.
+//! Reports the problems that the text alone does not show: files that do not exist, and keys in them that do not fit.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::{Parsed, Problems, RuleFile};
 use crate::Ban;
 use crate::error::InvalidLimit;
 use crate::http::{Body, Challenge, HeaderFamily, TokenError};
-use crate::rules::cel::{Expression, Input};
+use crate::rules::cel::{Expression, ExpressionError, Input};
 use crate::rules::expression_errors::ErrorCount;
 use crate::rules::networks::InvalidNetwork;
 use crate::rules::request::{Token, Tokens};
@@ -29,12 +29,11 @@ use crate::rules::{
 };
 
 impl Parsed {
-    /// The rules, ready to decide. Files that they name are looked for beside the rule file if it was loaded, else in
-    /// the current folder.
+    /// Compiles the rules. Relative paths start from [`folder`](Self::folder).
     ///
     /// # Errors
     ///
-    /// When such a file cannot be read, or has no keys in it that fit.
+    /// Fails if a file that the rules name cannot be read, or has no suitable keys.
     pub fn compile(&self) -> Result<RuleSet, Problems> {
         let mut findings = Findings::default();
         let rules = rule_set(&self.rules, &self.root, &self.folder, &mut findings);
@@ -46,11 +45,11 @@ impl Parsed {
 }
 
 impl Parsed {
-    /// Whom the gateway believes about its clients: nobody, where there is none.
+    /// Returns the trusted proxies of the gateway.
     ///
     /// # Errors
     ///
-    /// When there are too many of them. [`compile`](Self::compile) tells that too.
+    /// Fails if there are too many of them, as [`compile`](Self::compile) does.
     #[doc(hidden)]
     pub fn trusted_proxies(&self) -> Result<TrustedProxies, Problems> {
         let mut findings = Findings::default();
@@ -59,11 +58,11 @@ impl Parsed {
             .ok_or_else(|| findings.into_problems(&self.name, &self.source))
     }
 
-    /// The routes of the gateway, ready to be found by what they match, in the order of the file.
+    /// Compiles the routes of the gateway, in the order of the file.
     ///
     /// # Errors
     ///
-    /// When one of them matches by something that cannot be.
+    /// Fails if a condition of a route is not valid.
     #[doc(hidden)]
     pub fn routes(&self) -> Result<Routes, Problems> {
         let mut findings = Findings::default();
@@ -135,17 +134,21 @@ impl From<InvalidLimit> for InvalidValue {
     }
 }
 
+impl From<ExpressionError> for InvalidValue {
+    fn from(error: ExpressionError) -> Self {
+        Self::new(error.problem(), error.fix())
+    }
+}
+
 impl From<InvalidNetwork> for InvalidValue {
     fn from(error: InvalidNetwork) -> Self {
         Self::new(error.problem(), error.fix())
     }
 }
 
-/// The parsers of rules agree with the forms of the file; should they ever not, the file is refused all the same.
-fn disagreed(error: impl std::fmt::Display) -> InvalidValue {
-    let text = error.to_string();
-    let (problem, fix) = text.split_once("; ").unwrap_or((&text, "write it another way"));
-    InvalidValue { problem: problem.to_owned(), fix: fix.to_owned() }
+/// The rules accept every text that the file accepts. If they ever do not, the file is still rejected.
+fn unexpected(error: impl std::fmt::Display) -> InvalidValue {
+    InvalidValue::new(error.to_string(), "write it another way")
 }
 
 fn rule(limit: &LimitRule) -> Result<Rule, InvalidValue> {
@@ -203,7 +206,7 @@ fn rule(limit: &LimitRule) -> Result<Rule, InvalidValue> {
     Ok(rule)
 }
 
-/// What the expressions of a limit read a token for.
+/// Returns when the expressions of a limit read a token.
 fn token_use(limit: &LimitRule) -> TokenUse {
     let reads_token = |expression: Result<Expression, _>| expression.is_ok_and(|expression| expression.reads_token());
     let mut conditions = [&limit.matches.when, &limit.exempt.when, &limit.blocked.when].into_iter().flatten();
@@ -237,14 +240,14 @@ fn overridden(mut rule: Rule, limit: &LimitRule, by: &OverrideRule) -> Result<Ru
     })
 }
 
-/// Everything of a match but its expression, which routes do not have.
-/// Which requests a route is for. Where its upstreams ignore the case of paths, so does its own path; the setting of the
-/// gateway applies to all requests, before there is a route.
+/// Compiles the conditions of a route. If its upstreams ignore the case of paths, its own path does too. The setting of
+/// the gateway applies before a route is chosen.
 pub(super) fn route_matching(rule: &RouteRule) -> Result<Match, InvalidValue> {
     let matching = matching(&rule.matches())?;
     Ok(if rule.paths.case == Some(PathCase::Insensitive) { matching.ignoring_path_case() } else { matching })
 }
 
+/// Compiles a match without its expression, which routes do not have.
 fn matching(rule: &MatchRule) -> Result<Match, InvalidValue> {
     let mut matching = Match::everything();
     for glob in rule.path.iter().flatten() {
@@ -286,7 +289,7 @@ fn cost(rule: Option<&CostRule>, errors: ErrorCount) -> Result<Cost, InvalidValu
         Some(CostRule::Found(CostText::Expression(text))) => (text, None),
         Some(CostRule::Computed(rule)) => (&rule.expression, rule.when_error),
     };
-    let expression = Expression::cost(text.as_str()).map_err(disagreed)?;
+    let expression = Expression::cost(text.as_str())?;
     let when_error = when_error.or_else(|| expression.max_units());
     let units = move |request: &Request<'_>| match expression.units(&input(&expression, request)) {
         Ok(units) => Some(units),
@@ -309,9 +312,9 @@ fn answers(rule: &CountRule) -> Result<StatusSet, InvalidValue> {
     for one in listed {
         answers = match one {
             StatusRule::Status(status) => {
-                answers.status(u16::try_from(*status).map_err(disagreed)?.try_into().map_err(disagreed)?)
+                answers.status(u16::try_from(*status).map_err(unexpected)?.try_into().map_err(unexpected)?)
             }
-            StatusRule::Class(class) => answers.class(class.first().try_into().map_err(disagreed)?),
+            StatusRule::Class(class) => answers.class(class.first().try_into().map_err(unexpected)?),
         };
     }
     Ok(answers)
@@ -343,16 +346,16 @@ fn plan(source: &PlanSource) -> Result<KeyPart, InvalidValue> {
 }
 
 fn header(name: &HeaderName) -> Result<Name, InvalidValue> {
-    name.as_str().parse().map_err(disagreed)
+    name.as_str().parse().map_err(unexpected)
 }
 
-/// Compiles a condition. One that fails for a request decides against the client: the limit applies, the request is
+/// Compiles a condition. If it fails for a request, it decides against the client: the limit applies, the request is
 /// blocked, or it is not exempt.
 fn condition(
     text: &str,
     errors: ErrorCount,
 ) -> Result<impl Fn(&Request<'_>) -> bool + Send + Sync + 'static, InvalidValue> {
-    let expression = Expression::condition(text).map_err(disagreed)?;
+    let expression = Expression::condition(text)?;
     let when_error = match errors.field() {
         ExpressionField::ExemptWhen => false,
         ExpressionField::MatchWhen | ExpressionField::BlockedWhen | ExpressionField::Cost => true,
@@ -365,7 +368,7 @@ fn condition(
     })
 }
 
-/// A request as an expression sees it. A token is verified only for an expression that looks at it.
+/// Returns the variables of an expression. A token is verified only for an expression that reads it.
 fn input<'r>(expression: &Expression, request: &'r Request<'_>) -> Input<'r> {
     let claims = if expression.reads_token() { request.claims() } else { None };
     let errors = request.errors();
@@ -416,7 +419,7 @@ fn tokens(rule: &JwtRule, node: &Node, folder: &Path, findings: &mut Findings) -
 fn challenge(rule: &JwtRule, node: &Node, findings: &mut Findings) -> Option<Challenge> {
     let challenge = Challenge::new(rule.realm.as_deref());
     if challenge.is_none() {
-        let message = "realm has characters that a header cannot carry in quotes";
+        let message = "realm has characters that are not allowed in a quoted string";
         findings.error(node.value_at("realm"), message, "use printable ASCII without \" and \\");
     }
     challenge

@@ -1,7 +1,7 @@
-//! Texts of a form: spans of time, rates, addresses, globs, key parts.
+//! Strings with a syntax: durations, rates, addresses, globs, key parts.
 //!
-//! Each form is a type with one door, [`Form::read`]. The same form tells the JSON Schema its pattern, so that an
-//! editor refuses what we would. A pattern may let pass what `read` refuses, never the other way round.
+//! Each syntax is a type with one constructor, [`Form::read`]. It also provides the pattern for the JSON Schema, so that
+//! editors reject the same texts. A pattern may accept a text that `read` rejects, never the other way round.
 
 mod answer;
 mod key;
@@ -21,21 +21,21 @@ pub use self::request::{HeaderName, HostGlob, MethodName, PathGlob, PathText, Pa
 pub use self::text::{ByteSize, ContentType, CostText, Expression, KeyPrefix, LimitName, StoreName};
 pub use self::time::{DurationText, RateText};
 
-/// A type that is written as a text of a certain form.
+/// A type that is written as a string with a syntax.
 pub(super) trait Form: Sized {
-    /// Its name in the schema.
+    /// The `format` in the schema.
     const FORMAT: &'static str;
-    /// What an editor can check of it: a regular expression that JavaScript understands too.
+    /// The `pattern` in the schema: a regular expression that JavaScript supports too.
     const PATTERN: &'static str;
-    /// What it is, for people.
+    /// A noun phrase for messages.
     const NOUN: &'static str;
-    /// A good one.
+    /// A valid example.
     const EXAMPLE: &'static str;
 
     fn read(text: &str) -> Result<Self, InvalidValue>;
 }
 
-/// A form, as the check of the file's shape finds it by its name in the schema.
+/// A form that `shape` finds by its `format` in the schema.
 pub(super) struct FormInfo {
     pub(super) format: &'static str,
     pub(super) noun: &'static str,
@@ -74,7 +74,7 @@ const ALL: &[FormInfo] = &[
     info::<Upstream>(),
 ];
 
-/// The form of that name.
+/// Returns the form with that `format`.
 pub(super) fn by_format(format: &str) -> Option<&'static FormInfo> {
     ALL.iter().find(|known| known.format == format)
 }
@@ -83,7 +83,7 @@ pub(super) fn schema_of<F: Form>() -> Value {
     json!({ "type": "string", "format": F::FORMAT, "pattern": F::PATTERN, "examples": [F::EXAMPLE] })
 }
 
-/// Reads a form wherever serde meets it, and tells its schema.
+/// Implements `Deserialize` and `JsonSchema` for forms.
 macro_rules! form_of_text {
     ($($form:ty),*) => {$(
         impl<'de> serde::Deserialize<'de> for $form {
@@ -136,10 +136,10 @@ form_of_text!(
     Upstream
 );
 
-/// The nearest of some words, if it is near enough to be what was meant: one letter in a short word, two in a
-/// longer one, none in a letter. Case does not count.
+/// Returns the known word with the smallest edit distance, if it is probably a typo: at most one edit in a short word,
+/// two in a longer one, none in a single letter. Case is ignored.
 pub(super) fn nearest<'w>(word: &str, known: impl IntoIterator<Item = &'w str>) -> Option<&'w str> {
-    /// Longer than any word we know by more than a slip; comparing costs the product of both lengths.
+    /// Longer than any known word with a typo. Comparing costs the product of both lengths.
     const MAX_WORD: usize = 64;
     if word.len() > MAX_WORD {
         return None;

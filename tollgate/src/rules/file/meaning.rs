@@ -1,8 +1,7 @@
-//! Whether what a file says can be meant: numbers that admit something, limits that requests can reach, names that
-//! differ.
+//! Checks that values make sense together: numbers that admit requests, limits that requests can reach, unique names.
 //!
-//! Works on types, and looks up positions in the nodes they were read from. What was refused before is not judged
-//! again: a value that was taken out for its form is not missing.
+//! Works on types, and finds positions in the nodes that they were read from. Values that `shape` has rejected are not
+//! reported again as missing.
 
 mod answers;
 mod dropped_headers;
@@ -31,7 +30,7 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     dropped_headers::check(file, root, findings);
 }
 
-/// What was seen before, and where.
+/// The first position of each value, to find duplicates.
 struct FirstPositions<T>(HashMap<T, Position>);
 
 impl<T: Eq + Hash> FirstPositions<T> {
@@ -39,7 +38,7 @@ impl<T: Eq + Hash> FirstPositions<T> {
         Self(HashMap::new())
     }
 
-    /// Where this was seen first, if it is not the first.
+    /// Returns the first position of `this` if it is a duplicate.
     fn duplicate_of(&mut self, this: T, at: Position) -> Option<String> {
         match self.0.entry(this) {
             Entry::Occupied(first) => Some(format!("{}:{}", first.get().line, first.get().column)),

@@ -1,7 +1,7 @@
-//! What YAML says, with the position of each part.
+//! A YAML document as a tree, with the position of each part.
 //!
-//! A tree of texts, lists and maps, before anyone has asked what they mean. Scalars are what YAML 1.2 takes them
-//! for: `5` is a number and `"5"` is text.
+//! Scalars have the type that YAML 1.2 gives them: `5` is a number and `"5"` is a string. Deliberately not here: the
+//! meaning of keys and values.
 
 use serde_json::{Map as JsonMap, Number, Value};
 
@@ -24,7 +24,7 @@ pub(super) enum NodeKind {
 pub(super) struct Scalar {
     pub(super) text: String,
     pub(super) value: ScalarValue,
-    /// How many characters after the position the text begins, if it stands there letter for letter.
+    /// The offset of the text from the position in characters, if it is written without escapes.
     pub(super) verbatim: Option<u32>,
 }
 
@@ -40,7 +40,7 @@ pub(super) enum ScalarValue {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Map {
     pub(super) entries: Vec<Entry>,
-    /// Keys whose values were refused and taken out. Nothing may be concluded from their absence.
+    /// Keys whose values were rejected and removed. They must not be reported as missing.
     pub(super) lost: Vec<String>,
 }
 
@@ -52,32 +52,32 @@ pub(super) struct Entry {
 }
 
 impl Node {
-    /// The value under a key.
+    /// Returns the value of a key.
     pub(super) fn get(&self, key: &str) -> Option<&Self> {
         Some(&self.entry(key)?.value)
     }
 
-    /// Where a key stands, or else the whole.
+    /// Returns the position of a key, or of the node if the key is missing.
     pub(super) fn key_at(&self, key: &str) -> Position {
         self.entry(key).map_or(self.at, |entry| entry.key_at)
     }
 
-    /// Where the value of a key stands, or else the whole.
+    /// Returns the position of the value of a key, or of the node if the key is missing.
     pub(super) fn value_at(&self, key: &str) -> Position {
         self.get(key).map_or(self.at, |value| value.at)
     }
 
-    /// Whether a key is there, or was there and was refused.
+    /// Returns whether the file has a key, even if its value was rejected.
     pub(super) fn mentions(&self, key: &str) -> bool {
         self.entry(key).is_some() || self.lost(key)
     }
 
-    /// Whether the value of a key was refused.
+    /// Returns whether the value of a key was rejected.
     pub(super) fn lost(&self, key: &str) -> bool {
         matches!(&self.kind, NodeKind::Map(map) if map.lost.iter().any(|lost| lost == key))
     }
 
-    /// An item of a list; a value that is no list is the one item of its own.
+    /// Returns an item of a list. A single value counts as a list of one.
     pub(super) fn item(&self, index: usize) -> &Self {
         match &self.kind {
             NodeKind::List(items) => items.get(index).unwrap_or(self),
@@ -85,7 +85,7 @@ impl Node {
         }
     }
 
-    /// Where a character of a text stands: exactly, if the text is written as it is read.
+    /// Returns the position of a character of a string, or of the string if it is written with escapes.
     pub(super) fn letter_at(&self, offset: usize) -> Position {
         match &self.kind {
             NodeKind::Scalar(Scalar { verbatim: Some(start), .. }) => {
@@ -103,7 +103,7 @@ impl Node {
         }
     }
 
-    /// How many values it is, and how deep they go.
+    /// Returns the number of values in the node, and the depth of its nesting.
     pub(super) fn extent(&self) -> (usize, usize) {
         let add = |(size, depth): (usize, usize), node: &Self| {
             let inner = node.extent();
@@ -116,7 +116,7 @@ impl Node {
         }
     }
 
-    /// The same without positions.
+    /// Returns the value without positions.
     pub(super) fn to_json(&self) -> Value {
         match &self.kind {
             NodeKind::Scalar(scalar) => scalar.to_json(),
@@ -143,7 +143,7 @@ impl Scalar {
 }
 
 impl ScalarValue {
-    /// What a text without quotes is, by the core schema of YAML 1.2.
+    /// Returns the type of a plain scalar by the core schema of YAML 1.2.
     pub(super) fn of_plain(text: &str) -> Self {
         match text {
             "" | "~" | "null" | "Null" | "NULL" => return Self::Null,
@@ -156,7 +156,7 @@ impl ScalarValue {
             return Self::Integer(value);
         }
         if !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) {
-            // Beyond an i128 it is too large for everything, however large it is.
+            // A larger number is out of range for every key.
             let size = digits.parse::<i128>().unwrap_or(i128::MAX);
             return Self::Integer(if text.starts_with('-') { -size } else { size });
         }
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plain_texts_are_what_yaml_takes_them_for() {
+    fn plain_scalars_have_the_types_of_yaml_1_2() {
         let cases = [
             ("5", ScalarValue::Integer(5)),
             ("-5", ScalarValue::Integer(-5)),

@@ -1,35 +1,35 @@
-//! What is wrong with a rule file: where, what, and the fix.
+//! Problems of a rule file: the position, the problem and the fix.
 //!
-//! Reading goes on after a problem, so that all of them are told at once. Deliberately not here: what counts as a
-//! problem.
+//! Reading continues after a problem, so that all of them are reported at once. Deliberately not here: the checks that
+//! find problems.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// More than people read at once, and a bound on what a hostile file makes us write.
+/// More than people read at once, and a bound on the output for a hostile file.
 const MAX_REPORTED: usize = 100;
 
-/// Nobody looks for more after so many: enough that the first hundred by position are among them in any file that
-/// people write, and few enough that a hostile one costs little.
+/// Checking stops after this many problems: enough to include the first hundred by position in any file that people
+/// write, and few enough that a hostile file costs little.
 const MAX_FOUND: usize = 1000;
 
-/// The longest piece of the file that is repeated.
+/// The most characters of the file that a message repeats.
 const MAX_TEXT: usize = 80;
 
-/// The widest line that is searched for what is repeated of it.
+/// The most characters of a line that are searched for a password.
 const MAX_LINE: usize = 1000;
 
-/// Where something stands, both counted from 1. Columns count characters.
+/// A position in a file. Lines and columns count from 1, and columns count characters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position {
-    /// The line.
+    /// The line number.
     pub line: u32,
-    /// The character in it.
+    /// The number of the character in the line.
     pub column: u32,
 }
 
 impl Position {
-    /// Where the next character stands. YAML ends a line at a line feed, a carriage return, or both together.
+    /// Returns the position after `text`. YAML ends a line at a line feed, a carriage return, or both together.
     pub(super) fn after(text: &str) -> Self {
         let text = text.replace("\r\n", "\n");
         let (before, line) =
@@ -40,13 +40,13 @@ impl Position {
     }
 }
 
-/// Whether a file with such a problem is refused.
+/// The severity of a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Severity {
-    /// The file is refused.
+    /// The file is rejected.
     Error,
-    /// The file is taken, though this is hardly what was meant.
+    /// The file is accepted, but the setting is probably not intended.
     Warning,
 }
 
@@ -71,7 +71,8 @@ impl fmt::Display for InvalidValue {
 
 /// One problem of a rule file, with its position and its fix.
 ///
-/// It shows as `tollgate.yaml:14:9: capacity 0 admits nothing; use 1 or more, or `blocked` to refuse every request`.
+/// `Display` writes it in one line:
+/// `tollgate.yaml:14:9: capacity 0 admits nothing: use 1 or more, or `blocked` to refuse every request`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     file: Arc<str>,
@@ -83,37 +84,37 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// The name of the file, as it was given.
+    /// Returns the name of the file, as given to [`RuleFile::parse`](super::RuleFile::parse).
     #[must_use]
     pub fn file(&self) -> &str {
         &self.file
     }
 
-    /// Where it is.
+    /// Returns the position.
     #[must_use]
     pub fn position(&self) -> Position {
         self.at
     }
 
-    /// What stands there, to the end of the line, cut short. A password in a URL is left out.
+    /// Returns the text at the position, up to the end of the line, shortened and without the password of a URL.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// What is wrong.
+    /// Returns the problem, without the fix.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// What to do about it.
+    /// Returns the fix.
     #[must_use]
     pub fn fix(&self) -> &str {
         &self.fix
     }
 
-    /// Whether the file is refused for it.
+    /// Returns whether it is an error or a warning.
     #[must_use]
     pub fn severity(&self) -> Severity {
         self.severity
@@ -124,11 +125,11 @@ impl fmt::Display for Problem {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Position { line, column } = self.at;
         let kind = if self.severity == Severity::Warning { "warning: " } else { "" };
-        write!(out, "{}:{line}:{column}: {kind}{}; {}", self.file, self.message, self.fix)
+        write!(out, "{}:{line}:{column}: {kind}{}: {}", self.file, self.message, self.fix)
     }
 }
 
-/// Why a rule file is refused: every problem in it, in the order of the file. Shown one to a line.
+/// Every problem of a rule file, in the order of the file. `Display` writes one per line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problems {
     reported: Vec<Problem>,
@@ -136,12 +137,12 @@ pub struct Problems {
 }
 
 impl Problems {
-    /// The problems, the first hundred of them, errors and warnings.
+    /// Returns the first hundred problems, errors and warnings.
     pub fn iter(&self) -> impl Iterator<Item = &Problem> {
         self.reported.iter()
     }
 
-    /// These and those of another look at the same file, in its order.
+    /// Adds the problems that another check found in the same file, in the order of the file.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.reported.extend(other.reported);
@@ -150,7 +151,7 @@ impl Problems {
         self
     }
 
-    /// How many were found beside those. After a thousand in all, nobody looked for more.
+    /// Returns the number of problems that [`iter`](Self::iter) leaves out. Checking stops after a thousand problems.
     #[must_use]
     pub fn more(&self) -> usize {
         self.more
@@ -204,7 +205,7 @@ impl Findings {
         }
     }
 
-    /// Whether enough is wrong, so that looking for more can end.
+    /// Returns whether there are so many problems that checking can stop.
     pub(super) fn is_full(&self) -> bool {
         self.found.len() >= MAX_FOUND
     }
@@ -213,13 +214,13 @@ impl Findings {
         self.refused
     }
 
-    /// All of them, in the order of the file.
+    /// Returns the problems in the order of the file.
     pub(super) fn into_problems(mut self, file: &str, source: &str) -> Problems {
         self.found.sort_by_key(|found| found.at);
-        // A part of the file that stands for several, by an alias, has its problem once.
+        // A value that aliases repeat is reported once.
         self.found.dedup_by(|a, b| a.at == b.at && a.message == b.message);
         let more = self.found.len().saturating_sub(MAX_REPORTED);
-        // Errors must not be pushed out by warnings before them: whoever reads has to see why.
+        // Warnings must not displace the errors that the file is rejected for.
         if self.found.len() > MAX_REPORTED && self.refused {
             self.found.retain(|found| found.severity == Severity::Error);
         }
@@ -237,13 +238,13 @@ impl Findings {
     }
 }
 
-/// The rest of the line from a column on, cut short.
+/// Returns the rest of a line from `column`, shortened.
 fn text_at(line: &str, column: u32) -> String {
     let rest: String = line.chars().skip((column as usize).saturating_sub(1)).take(MAX_LINE).collect();
     shown(&without_password(rest.trim_end()))
 }
 
-/// A piece of the file as a message may repeat it: short, and without what a terminal would obey.
+/// Returns a text of the file for use in a message: shortened, and without control characters.
 pub(super) fn shown(text: &str) -> String {
     match text.char_indices().nth(MAX_TEXT) {
         Some((end, _)) => clean(&text[..end]) + "…",
@@ -251,12 +252,13 @@ pub(super) fn shown(text: &str) -> String {
     }
 }
 
-/// The same letters in one line. Messages of other parsers, such as that of expressions, repeat the file as it is.
+/// Replaces control characters by spaces. Messages of other parsers, such as that of expressions, repeat the file
+/// unchanged.
 fn clean(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
-/// What stands between `://` and `@` may be a password, and messages go to logs.
+/// Removes the text between `://` and `@`, which may be a password: messages go to logs.
 fn without_password(text: &str) -> String {
     match text.split_once("://") {
         Some((scheme, rest)) => match rest.rsplit_once('@') {

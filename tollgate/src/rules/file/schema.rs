@@ -14,7 +14,7 @@ static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
     schema
 });
 
-/// The JSON Schema of the rule file, for editors. It is checked in as `docs/tollgate.schema.json`.
+/// Returns the JSON Schema of the rule file, for editors. It is checked in as `docs/tollgate.schema.json`.
 #[must_use]
 pub fn schema() -> Value {
     SCHEMA.clone()
@@ -24,8 +24,7 @@ pub(super) fn borrowed() -> &'static Value {
     &SCHEMA
 }
 
-/// A field that may be left out may not be written with nothing behind it: `key:` alone is more likely a line that
-/// was not finished than one that means nothing.
+/// Removes `null` from optional fields: `key:` without a value is more likely an unfinished line than an omitted field.
 fn finish(schema: &mut Value) {
     match schema {
         Value::Object(object) => {
@@ -40,7 +39,7 @@ fn finish(schema: &mut Value) {
                 object.remove("default");
             }
             collapse(object);
-            // A text without a form of its own still has to say something.
+            // A string without a syntax must not be empty.
             let is_text = object.get("type").is_some_and(|kind| kind == "string");
             if is_text && !["format", "enum", "const"].iter().any(|key| object.contains_key(*key)) {
                 object.insert("minLength".into(), 1.into());
@@ -52,7 +51,7 @@ fn finish(schema: &mut Value) {
     }
 }
 
-/// `anyOf` of something and null is that something.
+/// Replaces `anyOf` of a schema and null by the schema.
 fn collapse(object: &mut Map<String, Value>) {
     let Some(Value::Array(choices)) = object.get_mut("anyOf") else { return };
     choices.retain(|choice| choice.get("type") != Some(&"null".into()));

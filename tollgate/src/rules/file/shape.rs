@@ -1,7 +1,7 @@
-//! Whether a file has the shape that the schema gives it: known keys, right types, texts of the right form.
+//! Checks a file against the schema: known keys, types, and the syntax of strings.
 //!
-//! What does not fit is told and taken out, so that the rest can still be read and checked for its meaning. It
-//! follows the part of JSON Schema that our types generate, and no more.
+//! Invalid values are reported and removed, so that the rest can still be read and checked. Supports only the part of
+//! JSON Schema that our types generate.
 
 mod other_limiters;
 mod words;
@@ -15,7 +15,7 @@ use super::forms;
 use super::node::{Entry, Map, Node, NodeKind, ScalarValue};
 use super::problem::{Findings, InvalidValue, Position, shown};
 
-/// What of the file fits the schema.
+/// Returns the part of the file that fits the schema.
 pub(super) fn check(root: Node, schema: &Value, findings: &mut Findings) -> Option<Node> {
     Shape { root: schema, findings }.node(root, schema, "the file")
 }
@@ -57,7 +57,7 @@ impl<'s> Shape<'s, '_> {
         Some(Node { at, kind })
     }
 
-    /// The schemas of which one must fit, none of them a reference.
+    /// Returns the alternatives of a schema, with references resolved.
     fn choices(&self, schema: &'s Value) -> Vec<&'s Value> {
         let schema = self.resolved(schema);
         let choices = schema.get("anyOf").or_else(|| schema.get("oneOf")).and_then(Value::as_array);
@@ -92,7 +92,7 @@ impl<'s> Shape<'s, '_> {
                 continue;
             }
             if let Some(fix) = other_limiters::algorithm(&key, &value, &siblings) {
-                let problem = format!("`{}` is no value of `{key}`", shown(siblings.get(&key).unwrap_or_default()));
+                let problem = format!("`{}` is not a value of `{key}`", shown(siblings.get(&key).unwrap_or_default()));
                 self.findings.error(value.at, problem, fix);
                 kept.lost.push(key);
                 continue;
@@ -111,7 +111,7 @@ impl<'s> Shape<'s, '_> {
             whole = false;
             if !kept.lost.iter().any(|lost| lost == name) {
                 let fix = property(schema, name).map_or_else(String::new, |schema| self.addition(name, schema));
-                self.findings.error(at, format!("`{name}` is missing here"), fix);
+                self.findings.error(at, format!("`{name}` is missing"), fix);
             }
         }
         whole.then_some(kept)
@@ -140,13 +140,13 @@ impl<'s> Shape<'s, '_> {
             properties(schema).filter(|(_, inner)| has_key(inner)).map(|(name, _)| name).collect();
         homes.sort_unstable();
         let (problem, fix) = match (homes.as_slice(), near) {
-            ([home], _) => (problem, format!("write it under `{home}`")),
+            ([home], _) => (problem, format!("move it under `{home}`")),
             ([], Some(near)) => {
                 (format!("{problem} (known here: {})", listed(&known)), format!("did you mean `{near}`?"))
             }
             ([], None) => (problem, format!("use one of {}", listed(&known))),
-            // Which of them is meant changes what the file does, so it is asked.
-            (several, _) => (problem, format!("write it under `{}`, whichever is meant", several.join("` or `"))),
+            // A guess between them would change the effect of the file.
+            (several, _) => (problem, format!("move it under `{}`", several.join("` or `"))),
         };
         self.findings.error(at, problem, fix);
         near.map(str::to_owned)
@@ -172,8 +172,8 @@ impl<'s> Shape<'s, '_> {
         let name = format!("an entry of {name}");
         let before = items.len();
         let kept: Vec<Node> = items.into_iter().filter_map(|item| self.node(item, schema, &name)).collect();
-        // Of a list of choices, what is left means something else than what was written. Limits, routes and
-        // overrides stand for themselves.
+        // A list of conditions without its invalid entries has another meaning. Limits, routes and overrides are
+        // independent of each other.
         let stands_alone = self.choices(schema).iter().any(|choice| takes(choice, "object"));
         (stands_alone || kept.len() == before).then_some(kept)
     }
@@ -192,7 +192,7 @@ impl<'s> Shape<'s, '_> {
     }
 }
 
-/// Whether a key is a place for YAML anchors: `x-` and anything, at the top level.
+/// Returns whether a key is ignored: one that starts with `x-` at the top level, for YAML anchors.
 fn is_ignored(schema: &Value, key: &str) -> bool {
     schema.get("patternProperties").is_some() && key.starts_with("x-")
 }
@@ -224,7 +224,7 @@ fn takes(schema: &Value, kind: &str) -> bool {
     schema.get("type").and_then(Value::as_str) == Some(kind)
 }
 
-/// Whether a number fits its type. Whether it makes sense is said by those who know what it is for.
+/// Checks that a number fits its type. `meaning` checks its range.
 fn integer(value: i128, schema: &Value, name: &str) -> Result<(), InvalidValue> {
     let bound = |key: &str| schema.get(key).and_then(Value::as_u64);
     let least = bound("minimum").unwrap_or(0);
@@ -250,7 +250,7 @@ fn integer(value: i128, schema: &Value, name: &str) -> Result<(), InvalidValue> 
     Ok(())
 }
 
-/// Whether a text is one of those listed, or of the form that is asked for.
+/// Checks that a string is one of the listed words, or has the required syntax.
 fn text(text: &str, schema: &Value, choices: &[&Value], name: &str) -> Result<(), InvalidValue> {
     let words: Vec<&str> = choices.iter().flat_map(|choice| words::listed_in(choice)).collect();
     if !words.is_empty() {
@@ -263,18 +263,15 @@ fn text(text: &str, schema: &Value, choices: &[&Value], name: &str) -> Result<()
             (None, Some(near)) => format!("did you mean `{near}`?"),
             (None, None) => format!("use one of {}", listed(&words)),
         };
-        let place = match name.strip_prefix("an ") {
-            Some(entry) => words::quoted(entry),
-            None => format!("value of {}", quoted(name)),
-        };
-        return Err(InvalidValue { problem: format!("`{}` is no {place}", shown(text)), fix });
+        let role = if name.starts_with("an ") { quoted(name) } else { format!("a value of {}", quoted(name)) };
+        return Err(InvalidValue { problem: format!("`{}` is not {role}", shown(text)), fix });
     }
     let format = schema.get("format").and_then(Value::as_str);
     match format.and_then(forms::by_format) {
         Some(known) => (known.check)(text),
         None if text.is_empty() => Err(InvalidValue {
             problem: format!("{} is empty", quoted(name)),
-            fix: "write something between the quotes, or remove the line".into(),
+            fix: "write a value, or remove the line".into(),
         }),
         None => Ok(()),
     }

@@ -1,4 +1,4 @@
-//! The settings of a Redis that a rule file names, with the files that they name.
+//! The Redis settings of a rule file, with the content of the files that they name.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,19 +9,19 @@ use super::types::StoreRule;
 use super::{Parsed, Problems};
 use crate::redis::RedisSettings;
 
-/// More than the certificates of any authority take. A larger file is another file.
+/// Larger than any bundle of certificates.
 const MAX_PEM: u64 = 4 << 20;
 
-/// Takes the content of a file into the settings.
+/// Sets the content of a file.
 type SetPem = fn(RedisSettings, Vec<u8>) -> RedisSettings;
 
 impl Parsed {
-    /// Returns the settings of the Redis that `store` names, or `None` if counts are kept in memory. Files that it names
-    /// are read beside the rule file if that was loaded, else in the current folder.
+    /// Returns the settings of the Redis in `store`, or `None` if the store is in memory. Relative paths start from
+    /// [`folder`](Self::folder).
     ///
     /// # Errors
     ///
-    /// When such a file cannot be read, or the settings can never work.
+    /// Fails if a file cannot be read, or if the settings cannot work.
     pub fn redis_settings(&self) -> Result<Option<RedisSettings>, Problems> {
         self.settings(&self.rules.store)
             .map_err(|errors| self.problems(errors.into_iter().map(|error| error.of("store"))))
@@ -63,7 +63,7 @@ impl Parsed {
                 None => {}
                 Some(Ok(pem)) => settings = set(settings, pem),
                 Some(Err(problem)) => {
-                    let fix = "name a file that is there and may be read";
+                    let fix = "check the path and its permissions";
                     errors.push(SettingError::new(format!("{key}: {problem}"), fix).of(key));
                 }
             }
@@ -96,7 +96,7 @@ impl Parsed {
         match read {
             Ok(length) if length as u64 > MAX_PEM => Err(format!("{} is larger than 4 MiB", path.display())),
             Ok(_) => Ok(pem),
-            Err(error) => Err(format!("{} cannot be read: {error}", path.display())),
+            Err(error) => Err(format!("cannot read {}: {error}", path.display())),
         }
     }
 }

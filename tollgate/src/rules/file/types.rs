@@ -1,8 +1,8 @@
-//! The rule file as types. Their fields are its keys, and their docs are the descriptions in the JSON Schema.
+//! The types of the rule file. Their fields are its keys, and their docs are the descriptions in the JSON Schema.
 //!
-//! One truth: the schema is generated from these types, and the shape of a file is checked against that schema.
-//! What the schema cannot say is checked in `meaning`, so a value of these types that [`RuleFile::parse`] returned
-//! is good to use. Deliberately not here: matching, which works on something faster.
+//! The schema is generated from these types, and files are checked against that schema. `meaning` checks what the schema
+//! cannot express, so the values that [`RuleFile::parse`] returns can be used without further checks. Deliberately not
+//! here: matching, which uses compiled rules.
 //!
 //! [`RuleFile::parse`]: super::RuleFile::parse
 
@@ -34,59 +34,62 @@ pub use self::one_or_many::OneOrMany;
 pub use self::service::{AdminRule, JwtAlgorithm, JwtRule, Listener, ServiceRule};
 pub use self::store::StoreRule;
 
-/// The most stores that limits can choose. Each has connections and background tasks.
+/// The most additional stores. Each has connections and background tasks.
 pub(super) const MAX_STORES: usize = 15;
 
-/// The rules of a rate limiter: limits, and where they are kept and applied.
+/// A rule file: limits, the store that keeps their counts, and the servers that apply them.
+///
+/// Read one with [`load`](Self::load) or [`parse`](Self::parse). `docs/rules.md` describes its keys.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schemars(title = "Tollgate rule file", extend("patternProperties" = { "^x-": {} }))]
+#[schemars(description = "Limits, the store that keeps their counts, and the servers that apply them.")]
 #[non_exhaustive]
 pub struct RuleFile {
-    /// Where counts are kept: `memory`, or a URL: `redis://h:6379`, `rediss://h:6379`,
+    /// The store of the counts: `memory`, or a URL: `redis://h:6379`, `rediss://h:6379`,
     /// `redis+cluster://h1:7001,h2:7002`, `redis+sentinel://h1:26379,h2:26379/mymaster`, `unix:///path/to/socket`; or a map
     /// with the URL and other settings.
     #[doc(hidden)]
     pub store: StoreRule,
-    /// More stores, by name, for limits that choose one with `store`. Each is the URL of a Redis, or a map with the URL and
-    /// other settings.
+    /// Additional stores by name, for limits with `store`. Each is the URL of a Redis, or a map with the URL and other
+    /// settings.
     #[schemars(extend("propertyNames" = schema_of::<StoreName>(), "maxProperties" = MAX_STORES))]
     #[doc(hidden)]
     pub stores: BTreeMap<String, StoreRule>,
-    /// How long one decision may wait for the store.
+    /// The longest time that a decision waits for the store.
     #[doc(hidden)]
     pub store_timeout: DurationText,
-    /// What is answered while the store fails; a limit may choose for itself.
+    /// The policy while the store fails. A limit can override it.
     #[doc(hidden)]
     pub on_store_failure: FailurePolicy,
     /// The least number of nodes that limits are divided by while the store fails and the policy is `local`. Nodes that
-    /// have seen each other on the store know their number without it.
+    /// have seen each other on the store count themselves.
     #[schemars(range(min = 1, max = 10_000))]
     #[doc(hidden)]
     pub expected_nodes: Option<u32>,
-    /// The most memory that counts may take in this process.
+    /// The most memory for counts in this process.
     #[doc(hidden)]
     pub max_memory: Option<ByteSize>,
-    /// Which families of headers tell a client about its limits.
+    /// The header families that report limits to clients.
     #[schemars(length(max = 4))]
     #[doc(hidden)]
     pub headers: Vec<HeaderFamily>,
-    /// What a denied request is answered with.
+    /// The body of the response to a denied request.
     #[doc(hidden)]
     pub body: BodyRule,
-    /// The gateway; off unless named.
+    /// The gateway. Off if left out.
     #[doc(hidden)]
     pub gateway: Option<GatewayRule>,
-    /// The decision service; each listener is off unless named.
+    /// The decision service. Each listener is off if left out.
     #[doc(hidden)]
     pub service: ServiceRule,
-    /// Health, metrics and the dashboard; off unless named.
+    /// Health checks, metrics and the dashboard. Off if left out.
     #[doc(hidden)]
     pub admin: Option<AdminRule>,
-    /// How tokens are verified, for `jwt:CLAIM`.
+    /// The verification of tokens, for `jwt:CLAIM`.
     #[doc(hidden)]
     pub jwt: Option<JwtRule>,
-    /// The limits. A request passes when all that match it let it pass, and then spends in all of them.
+    /// The limits. A request passes if every matching limit allows it, and is then counted by all of them.
     #[schemars(length(max = 10_000))]
     #[doc(hidden)]
     pub limits: Vec<LimitRule>,
@@ -112,17 +115,17 @@ impl Default for RuleFile {
     }
 }
 
-/// What is answered while the store fails.
+/// The policy while the store fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum FailurePolicy {
-    /// This process's own memory takes over with its share of the limits, by the number of nodes seen on the store.
+    /// Counts in the memory of this process, with its share of the limits by the number of nodes seen on the store.
     #[default]
     Local,
-    /// Everything passes.
+    /// Allows every request.
     Allow,
-    /// Nothing passes.
+    /// Denies every request.
     Deny,
 }
 
@@ -136,15 +139,15 @@ impl From<FailurePolicy> for crate::OnStoreFailure {
     }
 }
 
-/// How a limit that many nodes share is kept.
+/// The consistency of a limit that nodes share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ConsistencyName {
-    /// The store makes every decision.
+    /// The store decides every request.
     #[default]
     Exact,
-    /// A node takes slices of a busy key's quota in advance.
+    /// A node leases slices of a busy key's quota in advance.
     Leased,
 }
 
@@ -157,7 +160,7 @@ impl From<ConsistencyName> for crate::Consistency {
     }
 }
 
-/// A family of headers.
+/// A header family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -172,14 +175,14 @@ pub enum HeaderFamily {
     Ietf,
 }
 
-/// What a denied request is answered with.
+/// The body of the response to a denied request.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(untagged)]
 #[non_exhaustive]
 pub enum BodyRule {
-    /// A body that Tollgate writes.
+    /// A built-in body.
     Named(BodyName),
-    /// A text of your own.
+    /// A template.
     Template(TemplateRule),
 }
 
@@ -189,24 +192,24 @@ impl Default for BodyRule {
     }
 }
 
-/// A body that Tollgate writes.
+/// A built-in body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum BodyName {
     /// `{"error":"rate_limit_exceeded",…}`.
     Json,
-    /// `application/problem+json` of RFC 9457.
+    /// `application/problem+json` (RFC 9457).
     Problem,
 }
 
-/// A text with `{{limit}}`, `{{retry_after}}` and others in it.
+/// A template with placeholders such as `{{limit}}` and `{{retry_after}}`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct TemplateRule {
-    /// The text.
+    /// The text of the template.
     pub template: String,
-    /// What kind of text it is; values are escaped accordingly.
+    /// The content type. Values are escaped accordingly.
     pub content_type: ContentType,
 }

@@ -1,8 +1,8 @@
-//! YAML to nodes, within bounds.
+//! Reads YAML into nodes, within bounds.
 //!
-//! Aliases and merge keys (`<<: *defaults`) are written out here, and what they write out counts against the same
-//! bounds as what is typed, so that no file grows beyond them. Tags are refused: they have no meaning in a rule
-//! file. Nothing here knows what a rule is.
+//! Aliases and merge keys (`<<: *defaults`) are expanded here, and count against the same bounds as other values, so that
+//! no file expands beyond them. Tags are rejected: they have no meaning in a rule file. Deliberately not here: anything
+//! about rules.
 
 use std::collections::HashMap;
 
@@ -13,16 +13,16 @@ use super::problem::{Findings, Position, shown};
 
 /// Ten thousand limits of twenty lines fit.
 pub(super) const MAX_FILE: usize = 4 << 20;
-/// A rule file is eight levels deep at most; the rest is room for anchors that hold parts of it.
+/// A rule file has at most eight levels. The rest is for anchors that contain parts of it.
 const MAX_DEPTH: usize = 32;
-/// Ten thousand limits of fifty values each, aliases written out.
+/// Ten thousand limits of fifty values each, with aliases expanded.
 const MAX_NODES: usize = 500_000;
 
-/// Reads a file. `None` when it is no YAML, or too much of it; then the findings say why.
+/// Reads a file, or returns `None` after reporting that it is not YAML or too large.
 pub(super) fn read(source: &str, findings: &mut Findings) -> Option<Node> {
     if source.len() > MAX_FILE {
         let message = format!("the file has {} bytes, more than 4 MiB", source.len());
-        findings.error(Position { line: 1, column: 1 }, message, "split the rules over several nodes, or remove some");
+        findings.error(Position { line: 1, column: 1 }, message, "remove some limits");
         return None;
     }
     let options = granit_parser::options! { flow_nesting_limit: MAX_DEPTH, block_nesting_limit: MAX_DEPTH };
@@ -50,7 +50,7 @@ pub(super) fn read(source: &str, findings: &mut Findings) -> Option<Node> {
     }
 }
 
-/// What ends the reading.
+/// An error after which reading cannot continue.
 struct YamlError {
     at: Position,
     message: String,
@@ -66,7 +66,7 @@ struct Builder<'s, 'f> {
     root: Option<Node>,
 }
 
-/// A list or map whose end has not come yet.
+/// A list or map that is not complete yet.
 struct Open {
     at: Position,
     anchor: usize,
@@ -110,7 +110,7 @@ impl Builder<'_, '_> {
             Event::DocumentStart(..) if self.root.is_some() => Err(YamlError {
                 at,
                 message: "a second document starts here".into(),
-                fix: "keep one document in a file: remove the `---`, or what follows it".into(),
+                fix: "remove the `---`, or the text after it".into(),
             }),
             _ => Ok(()),
         }
@@ -119,11 +119,11 @@ impl Builder<'_, '_> {
     fn refuse_tag(&mut self, tagged: bool, span: Span) {
         if tagged {
             let at = position(span.tag_start().unwrap_or(span.start));
-            self.findings.error(at, "a tag (`!…`) means nothing in a rule file", "remove the tag");
+            self.findings.error(at, "a tag (`!…`) is not allowed in a rule file", "remove the tag");
         }
     }
 
-    /// Where the text begins within what is written, if it is written as it is read.
+    /// Returns the offset of the text in its span, if it is written without escapes.
     fn verbatim(&self, text: &str, style: ScalarStyle, span: Span) -> Option<u32> {
         let written = span.slice(self.source)?;
         match style {
@@ -153,13 +153,13 @@ impl Builder<'_, '_> {
         self.value(Node { at, kind }, anchor, false)
     }
 
-    /// The entries of a map: each key once, its own before merged ones.
+    /// Returns the map with each key once. Its own entries override merged ones.
     fn map(&mut self, entries: Vec<Entry>, merged: Vec<Node>) -> Map {
         let mut first: HashMap<String, Position> = HashMap::with_capacity(entries.len());
         let mut kept = Vec::with_capacity(entries.len());
         for entry in entries {
             if let Some(Position { line, column }) = first.get(&entry.key) {
-                let message = format!("`{}` is here twice: the first is at {line}:{column}", shown(&entry.key));
+                let message = format!("duplicate key `{}`, first at {line}:{column}", shown(&entry.key));
                 self.findings.error(entry.key_at, message, "remove one of them");
             } else {
                 first.insert(entry.key.clone(), entry.key_at);
@@ -173,7 +173,11 @@ impl Builder<'_, '_> {
             };
             for node in nodes {
                 let NodeKind::Map(map) = node.kind else {
-                    self.findings.error(node.at, "`<<` merges maps, and this is none", "write `<<: *name` of a map");
+                    self.findings.error(
+                        node.at,
+                        "`<<` merges maps, but this is not a map",
+                        "write `<<: *name` with the anchor of a map",
+                    );
                     continue;
                 };
                 for entry in map.entries {
@@ -190,11 +194,11 @@ impl Builder<'_, '_> {
         let Some((size, depth)) = self.anchors.get(&anchor).map(Node::extent) else {
             return Err(YamlError {
                 at,
-                message: "this alias stands inside of what it names".into(),
-                fix: "write the value out instead".into(),
+                message: "this alias is inside the value that it refers to".into(),
+                fix: "write out the value".into(),
             });
         };
-        // Before the copy, so that what is too much is never made.
+        // Checked before the copy, so that memory stays bounded.
         self.count(at, size)?;
         self.check_depth(at, self.open.len() + depth)?;
         match self.anchors.get(&anchor).cloned() {
@@ -203,11 +207,11 @@ impl Builder<'_, '_> {
         }
     }
 
-    /// A value that was read whole.
+    /// Takes a complete value.
     fn value(&mut self, node: Node, anchor: usize, merges: bool) -> Result<(), YamlError> {
         self.count(node.at, 1)?;
         if anchor != 0 {
-            // The copy that is kept counts as well.
+            // The copy for the anchor counts too.
             self.count(node.at, node.extent().0)?;
             self.anchors.insert(anchor, node.clone());
         }
@@ -237,7 +241,7 @@ impl Builder<'_, '_> {
         }
         Err(YamlError {
             at,
-            message: format!("the file has more than {MAX_NODES} values, aliases written out"),
+            message: format!("the file has more than {MAX_NODES} values, with aliases expanded"),
             fix: "use fewer limits, or fewer aliases".into(),
         })
     }
@@ -255,8 +259,8 @@ fn position(mark: Marker) -> Position {
 fn too_deep(at: Position) -> YamlError {
     YamlError {
         at,
-        message: format!("more than {MAX_DEPTH} levels, one inside the other"),
-        fix: "a rule file has eight at most; close the brackets, or indent less".into(),
+        message: format!("more than {MAX_DEPTH} nested levels"),
+        fix: "close the brackets, or indent less (a rule file needs eight levels at most)".into(),
     }
 }
 
@@ -264,7 +268,7 @@ fn no_key(at: Position) -> YamlError {
     YamlError {
         at,
         message: "a list or map cannot be a key".into(),
-        fix: "write a word and a colon before it, or quotes around text in brackets or braces".into(),
+        fix: "write `key:` before it, or put text with brackets or braces in quotes".into(),
     }
 }
 
@@ -277,35 +281,36 @@ fn of_scan_error(error: &ScanError) -> YamlError {
         | ErrorKind::TabInBlockIndentation
         | ErrorKind::TabInIndentation
         | ErrorKind::TabInPlainScalar
-        | ErrorKind::TabAtBlockScalarStart => yaml_error("a tab where YAML wants spaces", "indent with spaces"),
+        | ErrorKind::TabAtBlockScalarStart => yaml_error("YAML does not allow a tab here", "use spaces"),
         ErrorKind::UnknownAnchor => {
-            yaml_error("this alias names no anchor before it", "put text that starts with `*` in quotes")
+            yaml_error("there is no anchor for this alias before it", "put text that starts with `*` in quotes")
         }
         ErrorKind::MissingAnchorOrAliasName => {
-            yaml_error("`*` or `&` begins an alias or anchor here", "put text that starts with `*` or `&` in quotes")
+            yaml_error("`*` or `&` starts an alias or anchor here", "put text that starts with `*` or `&` in quotes")
         }
         ErrorKind::UnclosedQuotedScalar | ErrorKind::InvalidQuotedScalarIndent => {
-            yaml_error("a quote is not closed before this", "close it with the same quote, or indent the text further")
+            yaml_error("a quote before this is not closed", "close it with the same quote, or indent the text further")
         }
         ErrorKind::ExpectedBlockMappingKey => {
-            yaml_error("this line is indented like none that it could belong to", "indent it like its neighbours")
+            yaml_error("the indentation of this line matches no line above", "align it with its neighbours")
         }
-        ErrorKind::UnexpectedCharacter { character } if character.is_control() => {
-            yaml_error(&format!("a control character ({}) stands here", character.escape_default()), "remove it")
-        }
+        ErrorKind::UnexpectedCharacter { character } if character.is_control() => yaml_error(
+            &format!("a control character ({}) is not allowed here", character.escape_default()),
+            "remove it",
+        ),
         ErrorKind::UnexpectedCharacter { character } => {
-            let message = format!("no text begins with `{}` unless it is in quotes", character.escape_default());
+            let message = format!("a text cannot start with `{}`", character.escape_default());
             yaml_error(&message, "put the text in quotes")
         }
         ErrorKind::UnclosedFlowCollection { open } => {
-            yaml_error(&format!("`{open}` is not closed"), "close it, or put text that has a bracket in it in quotes")
+            yaml_error(&format!("`{open}` is not closed"), "close it, or put text with a bracket in quotes")
         }
         ErrorKind::MappingValueNotAllowed | ErrorKind::MappingKeyNotAllowed => yaml_error(
-            "a `key: value` cannot stand here",
-            "indent it like its neighbours, or put text with `: ` in quotes",
+            "a `key: value` is not allowed here",
+            "align it with its neighbours, or put text with `: ` in quotes",
         ),
         kind => {
-            yaml_error(&format!("this is no YAML: {kind}"), "check the indentation, the brackets and the quotes here")
+            yaml_error(&format!("invalid YAML ({kind})"), "check the indentation, the brackets and the quotes here")
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What of an answer matters to a limit: classes of statuses, and where a cost is told.
+//! Properties of responses: classes of statuses, and the source of the actual cost.
 
 use super::super::problem::{InvalidValue, shown};
 use super::{Form, HeaderName};
@@ -8,7 +8,7 @@ use super::{Form, HeaderName};
 pub struct StatusClass(u16);
 
 impl StatusClass {
-    /// The first status of the class: 500.
+    /// Returns the first status of the class: 500.
     #[must_use]
     pub const fn first(self) -> u16 {
         self.0
@@ -26,33 +26,33 @@ impl Form for StatusClass {
         match digit.filter(|digit| (1..=5).contains(digit) && text.len() == 3) {
             Some(digit) => Ok(Self(digit * 100)),
             None => Err(InvalidValue::new(
-                format!("`{}` is no status and no class of them", shown(text)),
+                format!("`{}` is not a status or a class of statuses", shown(text)),
                 "write a status such as 401, or a class such as 5xx",
             )),
         }
     }
 }
 
-/// Where an answer tells what it took: `header:NAME`.
+/// The source of the actual cost of a request: `header:NAME`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SettleSource {
-    /// `header:NAME`: a whole number in a header of the answer.
+    /// `header:NAME`: a whole number in a response header.
     Header(HeaderName),
 }
 
 impl Form for SettleSource {
     const FORMAT: &'static str = "settle-source";
     const PATTERN: &'static str = r"^header:[\s\S]+$";
-    const NOUN: &'static str = "where an answer tells its cost";
+    const NOUN: &'static str = "a source of the cost";
     const EXAMPLE: &'static str = "header:x-cost";
 
     fn read(text: &str) -> Result<Self, InvalidValue> {
         match text.strip_prefix("header:") {
             Some(name) => Ok(Self::Header(HeaderName::read(name)?)),
             None => Err(InvalidValue::new(
-                format!("`{}` is no place where an answer tells its cost", shown(text)),
-                "write header:NAME",
+                format!("`{}` is not a source of the cost", shown(text)),
+                "write header:NAME with the response header that has the cost",
             )),
         }
     }

@@ -1,4 +1,4 @@
-//! What a key is made of, and where plans and tokens come from: `kind:NAME`.
+//! Key parts, and the sources of plans and tokens: `kind:NAME`.
 
 use std::fmt;
 
@@ -15,9 +15,9 @@ const MAX_NAME: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum KeyPart {
-    /// `ip` or `ip/56`: the client's address, of IPv6 so many bits.
+    /// `ip` or `ip/56`: the client's address, or a prefix of an IPv6 address.
     Ip {
-        /// How many bits of an IPv6 address count.
+        /// The prefix length of IPv6 addresses.
         v6_prefix: u8,
     },
     /// `header:NAME`.
@@ -44,7 +44,7 @@ pub enum KeyPart {
     Const(String),
 }
 
-/// As a file writes it.
+/// The notation of a rule file.
 impl fmt::Display for KeyPart {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -89,8 +89,8 @@ impl Form for KeyPart {
             let bits = if whole { bits.parse().ok() } else { None };
             let v6_prefix = bits.filter(|bits| (1..=128).contains(bits)).ok_or_else(|| {
                 InvalidValue::new(
-                    format!("`{}` does not say how many bits of an IPv6 address count", shown(text)),
-                    "write a number from 1 to 128, such as ip/56",
+                    format!("`{}` has an invalid prefix length", shown(text)),
+                    "use 1 to 128 bits of an IPv6 address, such as ip/56",
                 )
             })?;
             return Ok(Self::Ip { v6_prefix });
@@ -105,7 +105,7 @@ impl Form for KeyPart {
             "cert" => certificate(&text[kind.len() + 1..]),
             "descriptor" => Ok(Self::Descriptor(name()?)),
             "const" => Ok(Self::Const(name()?)),
-            _ => Err(unknown_kind(kind, &KINDS, "a key")),
+            _ => Err(unknown_kind(kind, &KINDS)),
         }
     }
 }
@@ -114,13 +114,13 @@ fn certificate(field: &str) -> Result<KeyPart, InvalidValue> {
     const FIELDS: [CertificateField; 3] = [CertificateField::Fingerprint, CertificateField::Cn, CertificateField::San];
     let known = FIELDS.into_iter().find(|known| known.as_str() == field);
     known.map(KeyPart::Certificate).ok_or_else(|| {
-        let problem = format!("`cert:{}` is nothing that a certificate has", shown(field));
+        let problem = format!("`cert:{}` is not a field of a certificate", shown(field));
         InvalidValue::new(problem, "write cert:fingerprint, cert:cn or cert:san")
     })
 }
 
-/// A bare word. Taken for a constant, it would make all requests share one count, which hardly anybody means: it is refused
-/// with the part that was probably meant, and `const:` for those who do.
+/// Returns the error for a word without a kind. As a constant, it would make all requests share one count, which is
+/// rarely intended: the fix names the likely key part, and `const:` for a real constant.
 fn not_a_part(word: &str) -> InvalidValue {
     let problem = format!("`{}` is not a part of a key", shown(word));
     let part = meant(word).unwrap_or_else(|| "write ip, header:NAME, cookie:NAME, query:NAME or jwt:CLAIM".to_owned());
@@ -131,7 +131,7 @@ fn not_a_part(word: &str) -> InvalidValue {
     InvalidValue::new(problem, fix)
 }
 
-/// Returns the fix for a word that people write for a part, many of them from nginx and other rate limiters.
+/// Returns the fix for a common word for a key part, many of them from nginx and other rate limiters.
 fn meant(word: &str) -> Option<String> {
     let name = word.trim_start_matches('$');
     let as_header = |name: &str| name.to_ascii_lowercase().replace('_', "-");
@@ -148,31 +148,31 @@ fn meant(word: &str) -> Option<String> {
         | "clientip" | "client_address" | "source_ip" | "ip_address" | "ipaddress" | "address" | "addr" | "ips"
         | "peer" => "write ip",
         "x_forwarded_for" | "proxy_add_x_forwarded_for" | "forwarded_for" | "forwarded" | "x_real_ip" | "real_ip" => {
-            "write ip, and name your proxies in `trusted_proxies` of the gateway"
+            "write ip, and list your proxies in `gateway.trusted_proxies`"
         }
         "user" | "users" | "user_id" | "userid" | "username" | "account" | "customer" | "tenant" | "client"
         | "client_id" | "consumer" | "sub" | "id" => {
-            "write where the request names it, such as header:x-user-id, cookie:NAME or jwt:sub"
+            "write where the request has it, such as header:x-user-id, cookie:NAME or jwt:sub"
         }
-        "api_key" | "apikey" => "write header:x-api-key, or query:api_key if the query has it",
+        "api_key" | "apikey" => "write header:x-api-key, or query:api_key if it is in the query",
         "token" | "access_token" | "bearer" | "auth" | "authorization" | "jwt" | "claim" => {
-            "write jwt:sub for a claim of a verified token, or header:authorization for the header as it is sent"
+            "write jwt:sub for a claim of a verified token, or header:authorization for the whole header"
         }
         "session" | "session_id" | "sessionid" => "write cookie:NAME with the name of the session cookie",
         "uri" | "url" | "request_uri" | "request_path" | "endpoint" | "document_uri" => "write path",
         "hostname" | "http_host" | "server_name" | "domain" | "authority" => "write host",
         "verb" | "request_method" | "http_method" => "write method",
         "global" | "all" | "any" | "everyone" | "everybody" | "shared" | "default" | "none" | "service" | "server" => {
-            "remove `key` for one count for all requests"
+            "remove `key` to share one count among all requests"
         }
         _ => return near(word),
     };
     Some(fix.to_owned())
 }
 
-/// Returns the fix for a slip of the pen, and for what looks like the name of a header.
+/// Returns the fix for a typo, and for a word that looks like a header name.
 fn near(word: &str) -> Option<String> {
-    // Of words this short, most are near to `ip`.
+    // Most two-letter words are one edit from `ip`.
     if word.len() > 2
         && let Some(near) = nearest(word, BARE)
     {
@@ -187,7 +187,7 @@ fn near(word: &str) -> Option<String> {
 
 fn named(kind: &str, name: &str) -> Result<String, InvalidValue> {
     if name.is_empty() {
-        return Err(InvalidValue::new(format!("`{kind}:` names nothing"), format!("write {kind}:NAME")));
+        return Err(InvalidValue::new(format!("`{kind}:` has no name after it"), format!("write {kind}:NAME")));
     }
     if name.len() > MAX_NAME {
         let problem = format!("the name after `{kind}:` has {} bytes", name.len());
@@ -195,14 +195,14 @@ fn named(kind: &str, name: &str) -> Result<String, InvalidValue> {
     }
     if name.chars().any(char::is_control) {
         return Err(InvalidValue::new(
-            format!("the name after `{kind}:` has a control character in it"),
+            format!("the name after `{kind}:` contains a control character"),
             "use printable characters",
         ));
     }
     Ok(name.to_owned())
 }
 
-fn unknown_kind(kind: &str, known: &[&str], of: &str) -> InvalidValue {
+fn unknown_kind(kind: &str, known: &[&str]) -> InvalidValue {
     let meant = match kind {
         "claim" | "token" if known.contains(&"jwt") => Some("jwt"),
         "arg" | "param" | "parameter" if known.contains(&"query") => Some("query"),
@@ -212,10 +212,10 @@ fn unknown_kind(kind: &str, known: &[&str], of: &str) -> InvalidValue {
         Some(near) => format!("did you mean `{near}:`?"),
         None => format!("use one of {}", known.iter().map(|kind| format!("{kind}:")).collect::<Vec<_>>().join(", ")),
     };
-    InvalidValue::new(format!("`{}:` begins no part of {of}", shown(kind)), fix)
+    InvalidValue::new(format!("`{}:` is not a kind of key part", shown(kind)), fix)
 }
 
-/// Where the name of a caller's plan is found.
+/// The source of the client's plan.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PlanSource {
@@ -230,7 +230,7 @@ pub enum PlanSource {
 impl Form for PlanSource {
     const FORMAT: &'static str = "plan-source";
     const PATTERN: &'static str = r"^(header|jwt|descriptor):[\s\S]+$";
-    const NOUN: &'static str = "where a plan is found";
+    const NOUN: &'static str = "a source of the plan";
     const EXAMPLE: &'static str = "jwt:plan";
 
     fn read(text: &str) -> Result<Self, InvalidValue> {
@@ -240,14 +240,14 @@ impl Form for PlanSource {
             "jwt" => Ok(Self::Jwt(named(kind, name)?)),
             "descriptor" => Ok(Self::Descriptor(named(kind, name)?)),
             _ => Err(InvalidValue::new(
-                format!("`{}` is no place where a plan is found", shown(text)),
+                format!("`{}` is not a source of the plan", shown(text)),
                 "write header:NAME, jwt:CLAIM or descriptor:NAME",
             )),
         }
     }
 }
 
-/// Where a request carries its token.
+/// The source of a token.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TokenSource {
@@ -268,7 +268,7 @@ impl Default for TokenSource {
 impl Form for TokenSource {
     const FORMAT: &'static str = "token-source";
     const PATTERN: &'static str = r"^(header|cookie|query):[\s\S]+$";
-    const NOUN: &'static str = "where a token is found";
+    const NOUN: &'static str = "a source of the token";
     const EXAMPLE: &'static str = "header:authorization";
 
     fn read(text: &str) -> Result<Self, InvalidValue> {
@@ -278,7 +278,7 @@ impl Form for TokenSource {
             "cookie" => Ok(Self::Cookie(named(kind, name)?)),
             "query" => Ok(Self::Query(named(kind, name)?)),
             _ => Err(InvalidValue::new(
-                format!("`{}` is no place where a token is found", shown(text)),
+                format!("`{}` is not a source of the token", shown(text)),
                 "write header:NAME, cookie:NAME or query:NAME",
             )),
         }

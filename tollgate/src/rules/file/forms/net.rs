@@ -1,4 +1,4 @@
-//! Networks, addresses to listen on, upstreams, and where the store is.
+//! Networks, addresses to listen on, and the URLs of upstreams and stores.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -36,19 +36,21 @@ impl Form for Cidr {
             return Ok(Self(address.into()));
         }
         let invalid = |problem: &str| {
-            let problem = format!("`{}` is no network: {problem}", shown(text));
+            let problem = format!("`{}` is not a network{problem}", shown(text));
             InvalidValue::new(problem, "write an address, or a network such as 10.0.0.0/8 or 2001:db8::/32")
         };
-        let (address, bits) = text.split_once('/').ok_or_else(|| invalid("it is no address"))?;
-        let address: IpAddr = address.parse().map_err(|_| invalid("what stands before the `/` is no address"))?;
+        let (address, bits) = text.split_once('/').ok_or_else(|| invalid(""))?;
+        let address: IpAddr =
+            address.parse().map_err(|_| invalid(", because the part before the `/` is not an address"))?;
         let most = if address.is_ipv4() { 32 } else { 128 };
-        // `IpNet` would take `/+8` too.
+        // `IpNet` would accept `/+8`.
         let bits = Some(bits).filter(|bits| bits.bytes().all(|byte| byte.is_ascii_digit()));
         let bits: Option<u8> = bits.and_then(|bits| bits.parse().ok()).filter(|bits| *bits <= most);
         let net = bits.and_then(|bits| IpNet::new(address, bits).ok());
-        let net = net.ok_or_else(|| invalid(&format!("what follows the `/` is no number from 0 to {most}")))?;
+        let net =
+            net.ok_or_else(|| invalid(&format!(", because the part after the `/` is not a number from 0 to {most}")))?;
         if net.addr() != net.network() {
-            let problem = format!("`{}` has bits set beyond its /{}", shown(text), net.prefix_len());
+            let problem = format!("`{}` has host bits set", shown(text));
             return Err(InvalidValue::new(
                 problem,
                 format!("write {} for the network, or {address} alone", net.trunc()),
@@ -67,13 +69,13 @@ impl Address {
         Self(text.to_owned())
     }
 
-    /// The address as it was written, for whoever listens to look up.
+    /// Returns the address as written. It may be a host name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Whether the system chooses the port.
+    /// Returns whether the system chooses the port.
     pub(in crate::rules::file) fn is_any_port(&self) -> bool {
         self.0.ends_with(":0")
     }
@@ -89,7 +91,7 @@ impl Form for Address {
         if text.parse::<SocketAddr>().is_ok() {
             return Ok(Self(text.to_owned()));
         }
-        let problem = format!("`{}` is no address and port", shown(text));
+        let problem = format!("`{}` is not an address and port", shown(text));
         let (host, port) = text.rsplit_once(':').unwrap_or((text, ""));
         if !is_port(port) {
             return Err(InvalidValue::new(problem, "add a port from 0 to 65535, such as 127.0.0.1:8080"));
@@ -114,9 +116,8 @@ impl Form for Address {
     }
 }
 
-/// As in a rule file.
 impl FromStr for Address {
-    /// What is wrong with it, and the fix.
+    /// The problem and the fix.
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -124,24 +125,24 @@ impl FromStr for Address {
     }
 }
 
-/// Where a route leads: `http://127.0.0.1:8081`, `https://api.internal`, `h2c://127.0.0.1:50051`, or `echo`.
+/// The URL of an upstream: `http://127.0.0.1:8081`, `https://api.internal`, `h2c://127.0.0.1:50051`, or `echo`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Upstream(String);
 
 impl Upstream {
-    /// The URL as it was written.
+    /// Returns the URL as written.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Whether it is the one that is built in, and answers with what it was asked.
+    /// Returns whether it is the built-in echo server, which returns the request.
     #[must_use]
     pub fn is_echo(&self) -> bool {
         self.0 == ECHO
     }
 
-    /// The same for all URLs that lead to the same place.
+    /// Returns one spelling for all equivalent URLs.
     pub(in crate::rules::file) fn normal(&self) -> String {
         let Ok(uri) = self.0.parse::<http::Uri>() else { return self.0.clone() };
         let scheme = uri.scheme_str().unwrap_or_default();
@@ -151,7 +152,7 @@ impl Upstream {
     }
 }
 
-/// The upstream that is built in.
+/// The built-in echo server.
 const ECHO: &str = "echo";
 
 impl Form for Upstream {
@@ -168,41 +169,41 @@ impl Form for Upstream {
             return Ok(Self(text.to_owned()));
         }
         let rest = ["http://", "https://", "h2c://"].iter().find_map(|scheme| text.strip_prefix(scheme));
-        let rest = rest.ok_or_else(|| invalid("has no http://, https:// or h2c:// before it"))?;
-        let uri: http::Uri = text.parse().map_err(|_| invalid("is no URL"))?;
+        let rest = rest.ok_or_else(|| invalid("has no http://, https:// or h2c://"))?;
+        let uri: http::Uri = text.parse().map_err(|_| invalid("is not a URL"))?;
         if rest.contains('@') {
-            return Err(invalid("has a user or password in it, which nobody sends on"));
+            return Err(invalid("contains a user or password, which is not supported"));
         }
         if rest.contains(['?', '#']) {
-            return Err(invalid("has a query or fragment in it, which nobody sends on"));
+            return Err(invalid("contains a query or fragment, which is not supported"));
         }
-        // What is no port is none to the URI: it would be taken for the default.
+        // `Uri` ignores an invalid port, and the default port would be used.
         let host = uri.host().unwrap_or_default();
         let port = uri.authority().and_then(|authority| authority.as_str().strip_prefix(host)).unwrap_or_default();
         let is_good = port.is_empty() || port.strip_prefix(':').is_some_and(is_port);
         if host.is_empty() || !is_good {
-            return Err(invalid("names no host, or a port that is none"));
+            return Err(invalid("has no host, or an invalid port"));
         }
         if uri.port_u16() == Some(0) {
-            return Err(invalid("has port 0, where nobody can be reached"));
+            return Err(invalid("has port 0, which cannot be connected to"));
         }
         Ok(Self(text.to_owned()))
     }
 }
 
-/// Where limits are kept: in memory, or at the URL of a Redis.
+/// The store of the counts: memory, or the URL of a Redis.
 #[derive(Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreUrl {
-    /// In this process.
+    /// The memory of this process.
     #[default]
     Memory,
-    /// On Redis or Valkey, by the URL that `tollgate::redis` takes. It may hold a password.
+    /// Redis or Valkey, by a URL for `tollgate::redis`. It may contain a password.
     Redis(String),
 }
 
 impl StoreUrl {
-    /// Whether there is a user or a password in it.
+    /// Returns whether the URL contains a user or a password.
     #[must_use]
     pub fn has_login(&self) -> bool {
         self.parts().is_some_and(|parts| parts.login.is_some())
@@ -225,7 +226,7 @@ impl StoreUrl {
         self.parts().is_some_and(|parts| parts.scheme.ends_with("+sentinel"))
     }
 
-    /// Everything but the user and the password.
+    /// Returns the scheme and the rest, without the user and the password.
     pub(in crate::rules::file) fn without_login(&self) -> Option<(&str, &str)> {
         self.parts().map(|parts| (parts.scheme, parts.rest))
     }
@@ -233,7 +234,7 @@ impl StoreUrl {
     fn parts(&self) -> Option<Parts<'_>> {
         let Self::Redis(url) = self else { return None };
         let (scheme, rest) = url.split_once("://")?;
-        // The path of a socket may have an @ in it.
+        // The path of a socket may contain an @.
         let end = if scheme == "unix" { rest.find('/')? } else { rest.len() };
         let at = rest[..end].rfind('@');
         let (login, rest) = at.map_or((None, rest), |at| (Some(&rest[..at]), &rest[at + 1..]));
@@ -249,14 +250,14 @@ struct Parts<'u> {
     rest: &'u str,
 }
 
-/// A password must not reach a log by way of `{:?}`.
+/// Leaves out the URL: its password must not reach a log through `{:?}`.
 impl fmt::Debug for StoreUrl {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(if *self == Self::Memory { "Memory" } else { "Redis(…)" })
     }
 }
 
-/// As a rule file writes it, but without a user and password.
+/// The notation of a rule file, without the user and password.
 impl fmt::Display for StoreUrl {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.without_login() {
@@ -283,32 +284,33 @@ impl Form for StoreUrl {
                  redis+sentinel://h1:26379,h2:26379/mymaster or unix:///path/to/socket",
             )
         };
-        let (scheme, rest) = text.split_once("://").ok_or_else(|| invalid("the store is neither memory nor a URL"))?;
+        let (scheme, rest) =
+            text.split_once("://").ok_or_else(|| invalid("the store is neither `memory` nor a URL"))?;
         if scheme == "unix" {
             return socket(rest).map(|()| Self::Redis(text.to_owned())).map_err(invalid);
         }
         let (base, kind) = scheme.split_once('+').unwrap_or((scheme, ""));
         if !matches!(base, "redis" | "rediss") || !matches!(kind, "" | "cluster" | "sentinel") || scheme.ends_with('+')
         {
-            return Err(invalid(&format!("`{}` is no scheme of a store", shown(scheme))));
+            return Err(invalid(&format!("`{}` is not a scheme of a store", shown(scheme))));
         }
         let rest = rest.rsplit_once('@').map_or(rest, |(_, hosts)| hosts);
         let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
         if hosts.split(',').any(|host| host.is_empty() || host.starts_with(':')) {
-            return Err(invalid("the store's URL lacks a host"));
+            return Err(invalid("the store's URL has no host"));
         }
         if kind.is_empty() && hosts.contains(',') {
-            return Err(invalid("a single Redis has one host"));
+            return Err(invalid("the URL of a single Redis has more than one host"));
         }
         if kind == "sentinel" && path.split('/').next().is_none_or(str::is_empty) {
-            return Err(invalid("the store's URL lacks the master's name after the sentinels"));
+            return Err(invalid("the store's URL has no master name after the sentinels"));
         }
         if hosts.contains('?') {
             return Err(invalid("the store's URL has a `?` without a `/` before it"));
         }
-        // What stands there may be a password, if the @ behind it was forgotten.
+        // The message must not repeat the text: it may be a password whose @ was forgotten.
         if !hosts.split(',').all(has_port_or_none) {
-            return Err(invalid("the store's URL has a port that is none, or a login without an @ behind it"));
+            return Err(invalid("the store's URL has an invalid port, or credentials not followed by `@`"));
         }
         if kind == "cluster" && !matches!(path, "" | "0") {
             return Err(invalid("a cluster has only database 0"));
@@ -316,17 +318,17 @@ impl Form for StoreUrl {
         let database = if kind == "sentinel" { path.split_once('/').map_or("", |(_, rest)| rest) } else { path };
         let database = database.split('?').next().unwrap_or_default().trim_matches('/');
         if !database.is_empty() && database.parse::<i64>().is_err() {
-            return Err(invalid("the store's URL has a database that is no number"));
+            return Err(invalid("the store's URL has a database that is not a number"));
         }
         Ok(Self::Redis(text.to_owned()))
     }
 }
 
-/// Checks what stands after `unix://`: `[user:password@]/path/to/socket[?db=n]`.
+/// Checks the part after `unix://`: `[user:password@]/path/to/socket[?db=n]`.
 fn socket(rest: &str) -> Result<(), &'static str> {
     let (authority, path) = rest.find('/').map_or((rest, ""), |slash| rest.split_at(slash));
     if !authority.is_empty() && !authority.ends_with('@') {
-        return Err("the path of the socket does not begin with a slash");
+        return Err("the path of the socket does not start with a slash");
     }
     let (path, query) = path.split_once('?').unwrap_or((path, ""));
     if path.len() < 2 {
@@ -334,13 +336,13 @@ fn socket(rest: &str) -> Result<(), &'static str> {
     }
     match query.strip_prefix("db=") {
         Some(number) if number.parse::<i64>().is_ok() => Ok(()),
-        Some(_) => Err("the store's URL has a database that is no number"),
+        Some(_) => Err("the store's URL has a database that is not a number"),
         None if query.is_empty() => Ok(()),
-        None => Err("the socket's URL has settings other than `db`"),
+        None => Err("the socket's URL has parameters other than `db`"),
     }
 }
 
-/// Whether what stands behind a host is a port, or nothing.
+/// Returns whether a host is followed by a port or by nothing.
 fn has_port_or_none(host: &str) -> bool {
     let behind = match host.strip_prefix('[') {
         Some(address) => address.split_once(']').map(|(_, behind)| behind),

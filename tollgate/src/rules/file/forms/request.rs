@@ -1,4 +1,4 @@
-//! What a request is matched by: globs of paths and hosts, methods, names of headers.
+//! Conditions on requests: globs of paths and hosts, methods, header names.
 
 mod foreign;
 
@@ -6,18 +6,18 @@ use super::super::problem::{InvalidValue, shown};
 use super::net::is_host_name;
 use super::{Form, nearest};
 
-/// A glob of paths: `*` is anything within a segment, `**` is any number of whole segments.
+/// A glob of paths: `*` matches anything within a segment, `**` any number of whole segments.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PathGlob(String);
 
 impl PathGlob {
-    /// The glob as it was written.
+    /// Returns the glob as written.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The same for all globs that match the same by their stars alone: `/a/**/**` is `/a/**`.
+    /// Returns one spelling for globs that differ only in repeated `**`: `/a/**/**` is `/a/**`.
     pub(in crate::rules::file) fn normal(&self) -> String {
         let mut segments: Vec<&str> = self.0.split('/').collect();
         segments.dedup_by(|a, b| *a == "**" && *b == "**");
@@ -34,33 +34,33 @@ impl Form for PathGlob {
     fn read(text: &str) -> Result<Self, InvalidValue> {
         let invalid = |problem: &str, fix: String| InvalidValue::new(format!("path `{}` {problem}", shown(text)), fix);
         if let Some(fix) = foreign::regex(text) {
-            return Err(invalid("looks like a regular expression, and a path is a glob", fix));
+            return Err(invalid("looks like a regular expression, but paths are globs", fix));
         }
         if let Some(fix) = foreign::parameters(text) {
-            return Err(invalid("has a parameter of a router in it, and a path is a glob", fix));
+            return Err(invalid("has a router parameter, but paths are globs", fix));
         }
         if !text.starts_with('/') {
-            let fix = format!("begin it with a slash: /{}", shown(text));
-            return Err(invalid("matches no request: every path begins with `/`", fix));
+            let fix = format!("write /{}", shown(text));
+            return Err(invalid("matches no request, because every path starts with `/`", fix));
         }
         if text.contains(['?', '#']) {
-            let fix = "remove the `?` or `#` and what follows, and use `when` to look at the query".into();
-            return Err(invalid("matches no request: a path ends before its query", fix));
+            let fix = "remove the `?` or `#` and the text after it, and match the query in `when`".into();
+            return Err(invalid("matches no request, because a path has no query", fix));
         }
         if text.contains(['{', '}']) {
-            return Err(invalid("has braces in it", "write * for one segment and ** for any number".into()));
+            return Err(invalid("has braces", "write * for one segment and ** for any number".into()));
         }
         if text.chars().any(|letter| letter.is_whitespace() || letter.is_control()) {
-            return Err(invalid("matches no request: paths have no spaces", "write %20 for a space".into()));
+            return Err(invalid("matches no request, because paths have no spaces", "write %20 for a space".into()));
         }
         for segment in text.split('/').skip(1) {
             if segment.contains("**") && segment != "**" {
-                let fix = "let ** stand alone between slashes, or write * for a part of a segment".into();
-                return Err(invalid("has a `**` that touches other text", fix));
+                let fix = "put ** alone between slashes, or write * for part of a segment".into();
+                return Err(invalid("has a `**` next to other text", fix));
             }
             if matches!(segment, "." | "..") {
-                let fix = "write the path that it leads to".into();
-                return Err(invalid("matches no request: `.` and `..` are resolved before", fix));
+                let fix = "write the resolved path".into();
+                return Err(invalid("matches no request, because `.` and `..` are resolved first", fix));
             }
         }
         text.parse::<crate::rules::PathGlob>().map_err(|error| InvalidValue::new(error.problem(), error.fix()))?;
@@ -68,12 +68,12 @@ impl Form for PathGlob {
     }
 }
 
-/// A path, or the beginning of one, in which nothing stands for anything else.
+/// A literal path, or the start of one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PathText(String);
 
 impl PathText {
-    /// The path as it was written.
+    /// Returns the path as written.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -89,10 +89,10 @@ impl Form for PathText {
     fn read(text: &str) -> Result<Self, InvalidValue> {
         let invalid = |problem: &str, fix: &str| InvalidValue::new(format!("path `{}` {problem}", shown(text)), fix);
         if !text.starts_with('/') {
-            return Err(invalid("does not begin with a slash", "begin it with one, such as /api"));
+            return Err(invalid("does not start with a slash", "start it with one, such as /api"));
         }
         if text.contains('#') || text.parse::<http::uri::PathAndQuery>().is_err() {
-            return Err(invalid("has letters in it that no path has", "escape them, such as %20 for a space"));
+            return Err(invalid("has characters that a path cannot have", "escape them, such as %20 for a space"));
         }
         Ok(Self(text.to_owned()))
     }
@@ -103,7 +103,7 @@ impl Form for PathText {
 pub struct Pattern(regex::Regex);
 
 impl Pattern {
-    /// The text with what the expression finds first replaced; `$1` is what its first group found.
+    /// Replaces the first match in `text`. `$1` in `by` is the match of the first group.
     #[must_use]
     pub fn replace<'t>(&self, text: &'t str, by: &str) -> std::borrow::Cow<'t, str> {
         self.0.replace(text, by)
@@ -116,7 +116,7 @@ impl Pattern {
     }
 }
 
-/// The default bound would let a pattern take megabytes.
+/// The default bound would allow a pattern to use megabytes.
 const MAX_COMPILED_BYTES: usize = 256 << 10;
 
 fn compiler(text: &str) -> regex::RegexBuilder {
@@ -140,8 +140,8 @@ impl Form for Pattern {
     const EXAMPLE: &'static str = "^/api/(.*)$";
 
     fn read(text: &str) -> Result<Self, InvalidValue> {
-        /// A pattern of a path is some dozen letters. Parsing takes two hundred times the memory of the text, before
-        /// there is anything compiled to bound.
+        /// A pattern of a path has some dozen characters. Parsing takes two hundred times the memory of the text, before
+        /// the bound on the compiled pattern applies.
         const MAX_TEXT_BYTES: usize = 1024;
         if text.len() > MAX_TEXT_BYTES {
             let problem = format!("a regular expression of {} bytes is too long", text.len());
@@ -149,10 +149,10 @@ impl Form for Pattern {
         }
         compiler(text).build().map(Self).map_err(|error| {
             let problem = match error {
-                regex::Error::CompiledTooBig(_) => format!("takes more than {MAX_COMPILED_BYTES} bytes compiled"),
-                // What the parser says has lines and arrows; its last line is the reason.
+                regex::Error::CompiledTooBig(_) => format!("compiles to more than {MAX_COMPILED_BYTES} bytes"),
+                // The message of the parser has several lines; the last one is the reason.
                 error => format!(
-                    "is no regular expression: {}",
+                    "is not a regular expression ({})",
                     error.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ")
                 ),
             };
@@ -166,7 +166,7 @@ impl Form for Pattern {
 pub struct HostGlob(String);
 
 impl HostGlob {
-    /// The glob in lower case.
+    /// Returns the glob in lower case.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -183,7 +183,7 @@ impl Form for HostGlob {
         let invalid = |problem: &str, fix: String| InvalidValue::new(format!("host `{}` {problem}", shown(text)), fix);
         if let Some((_, host)) = text.split_once("://") {
             let host = host.split(['/', ':']).next().unwrap_or_default();
-            return Err(invalid("has a scheme before it", format!("write the host alone: {}", shown(host))));
+            return Err(invalid("has a scheme", format!("write {}", shown(host))));
         }
         let address = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
         if address.parse::<std::net::Ipv6Addr>().is_ok() {
@@ -194,27 +194,27 @@ impl Form for HostGlob {
             };
         }
         if let Some((host, _)) = text.split_once(':') {
-            let fix = format!("write the host alone: {}", shown(host));
-            return Err(invalid("has a port, and a request's port does not count", fix));
+            let fix = format!("write {}", shown(host));
+            return Err(invalid("has a port, but ports are not compared", fix));
         }
         let name = text.strip_prefix("*.").unwrap_or(text);
         if name.contains('*') {
             let fix = "write *.example.com for all names under a domain".into();
-            return Err(invalid("has a star in a place where it means nothing", fix));
+            return Err(invalid("has a `*` where it is not supported", fix));
         }
         if text.len() > 253 || !is_host_name(name) {
-            return Err(invalid("is no host name", "write a name such as api.example.com or *.example.com".into()));
+            return Err(invalid("is not a host name", "write a name such as api.example.com or *.example.com".into()));
         }
         Ok(Self(text.to_ascii_lowercase()))
     }
 }
 
-/// A request method, in capitals.
+/// A request method, in upper case.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MethodName(String);
 
 impl MethodName {
-    /// The method.
+    /// Returns the method.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -232,27 +232,27 @@ impl Form for MethodName {
     fn read(text: &str) -> Result<Self, InvalidValue> {
         let problem = |problem: &str| format!("method `{}` {problem}", shown(text));
         if text == "*" {
-            return Err(InvalidValue::new(problem("is no method"), "remove `methods` to match all of them"));
+            return Err(InvalidValue::new(problem("is not valid"), "remove `methods` to match all of them"));
         }
         let is_token = text.len() <= 64 && http::Method::from_bytes(text.as_bytes()).is_ok();
         if is_token && text.bytes().any(|byte| byte.is_ascii_lowercase()) {
             let fix = format!("write {}", text.to_ascii_uppercase());
-            return Err(InvalidValue::new(problem("matches no request: methods are in capitals"), fix));
+            return Err(InvalidValue::new(problem("matches no request, because methods are in upper case"), fix));
         }
         if METHODS.contains(&text) {
             return Ok(Self(text.to_owned()));
         }
         if let Some(near) = nearest(text, METHODS) {
-            return Err(InvalidValue::new(problem("is none that clients send"), format!("did you mean {near}?")));
+            return Err(InvalidValue::new(problem("is not a standard method"), format!("did you mean {near}?")));
         }
         if !is_token {
-            return Err(InvalidValue::new(problem("is no method"), "write a method such as GET or POST"));
+            return Err(InvalidValue::new(problem("is not valid"), "write a method such as GET or POST"));
         }
         Ok(Self(text.to_owned()))
     }
 }
 
-/// The name of a header, in lower case.
+/// A header name, in lower case.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HeaderName(String);
 
@@ -261,7 +261,7 @@ impl HeaderName {
         Self(text.to_owned())
     }
 
-    /// The name in lower case.
+    /// Returns the name in lower case.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -271,15 +271,15 @@ impl HeaderName {
 impl Form for HeaderName {
     const FORMAT: &'static str = "header-name";
     const PATTERN: &'static str = "^[A-Za-z0-9!#$%&'*+.^_`|~-]+$";
-    const NOUN: &'static str = "the name of a header";
+    const NOUN: &'static str = "a header name";
     const EXAMPLE: &'static str = "x-user-id";
 
     fn read(text: &str) -> Result<Self, InvalidValue> {
         match http::HeaderName::from_bytes(text.as_bytes()) {
             Ok(name) => Ok(Self(name.as_str().to_owned())),
             Err(_) => Err(InvalidValue::new(
-                format!("`{}` is no name of a header", shown(text)),
-                "write letters, digits and dashes alone, such as x-user-id",
+                format!("`{}` is not a header name", shown(text)),
+                "use letters, digits and hyphens, such as x-user-id",
             )),
         }
     }

@@ -1,4 +1,4 @@
-//! Names, expressions, sizes, and types of content.
+//! Names, expressions, sizes and content types.
 
 use super::super::problem::{InvalidValue, shown};
 use super::{Form, HeaderName};
@@ -9,7 +9,7 @@ use crate::limit::check_name;
 pub struct LimitName(String);
 
 impl LimitName {
-    /// The name.
+    /// Returns the name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -33,7 +33,7 @@ impl Form for LimitName {
 pub struct KeyPrefix(String);
 
 impl KeyPrefix {
-    /// The prefix, without a colon at its end.
+    /// Returns the prefix, without the colon that follows it.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -47,22 +47,22 @@ impl Form for KeyPrefix {
     const EXAMPLE: &'static str = "checkout";
 
     fn read(text: &str) -> Result<Self, InvalidValue> {
-        // As `redis/names.rs` takes it: braces would be the hash tag of a cluster.
+        // The same rule as in `redis/names.rs`: braces would be the hash tag of a cluster.
         let is_good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b':' | b'/');
         if text.is_empty() || text.len() > 64 || !text.bytes().all(is_good) {
-            let problem = format!("`{}` is not a prefix of keys", shown(text));
-            return Err(InvalidValue::new(problem, "use letters, digits and _ - . : /, 64 at most"));
+            let problem = format!("`{}` is not a key prefix", shown(text));
+            return Err(InvalidValue::new(problem, "use at most 64 letters, digits and _ - . : /"));
         }
         Ok(Self(text.to_owned()))
     }
 }
 
-/// The name of a store that limits choose.
+/// The name of a store in `stores`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StoreName(String);
 
 impl StoreName {
-    /// The name.
+    /// Returns the name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -76,28 +76,28 @@ impl Form for StoreName {
     const EXAMPLE: &'static str = "sessions";
 
     fn read(text: &str) -> Result<Self, InvalidValue> {
-        // The URL is not repeated: it may have a password.
+        // The message must not repeat the URL: it may contain a password.
         if text.contains("://") {
             let problem = "a URL is not the name of a store";
-            let fix = "write the URL in `stores` at the top of the file, under a name, and the name here";
+            let fix = "add the URL to `stores` at the top of the file under a name, and write that name here";
             return Err(InvalidValue::new(problem, fix));
         }
-        // As `redis/stores.rs` takes it.
+        // The same rule as in `redis/stores.rs`.
         let is_good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
         if text.is_empty() || text.len() > 64 || !text.bytes().all(is_good) {
             let problem = format!("`{}` is not the name of a store", shown(text));
-            return Err(InvalidValue::new(problem, "use letters, digits and _ - ., 64 at most"));
+            return Err(InvalidValue::new(problem, "use at most 64 letters, digits and _ - ."));
         }
         Ok(Self(text.to_owned()))
     }
 }
 
-/// An expression in CEL. That it compiles is checked with the rest of the rule it is in.
+/// A CEL expression. `meaning` checks that it compiles.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Expression(String);
 
 impl Expression {
-    /// The expression as it was written.
+    /// Returns the expression as written.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -118,13 +118,13 @@ impl Form for Expression {
     }
 }
 
-/// A cost that is found in the request.
+/// A cost that depends on the request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CostText {
-    /// `header:NAME`: a whole number in a header; 1 if it is none.
+    /// `header:NAME`: a whole number in a header. Any other value costs 1.
     Header(HeaderName),
-    /// An expression that gives a whole number.
+    /// An expression that returns a whole number.
     Expression(Expression),
 }
 
@@ -142,7 +142,7 @@ impl Form for CostText {
     }
 }
 
-/// So many bytes: `512MiB`, `2GiB`, `64KiB`, `1000000B`.
+/// A number of bytes: `512MiB`, `2GiB`, `64KiB`, `1000000B`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ByteSize(u64);
 
@@ -151,7 +151,7 @@ impl ByteSize {
         Self(bytes)
     }
 
-    /// How many bytes.
+    /// Returns the number of bytes.
     #[must_use]
     pub const fn bytes(self) -> u64 {
         self.0
@@ -166,7 +166,7 @@ impl Form for ByteSize {
 
     fn read(text: &str) -> Result<Self, InvalidValue> {
         let invalid = || {
-            let problem = format!("`{}` is no size", shown(text));
+            let problem = format!("`{}` is not a size", shown(text));
             InvalidValue::new(problem, "write a whole number and one of B, KiB, MiB or GiB, such as 512MiB")
         };
         let unit_at = text.find(|letter: char| !letter.is_ascii_digit()).ok_or_else(invalid)?;
@@ -183,12 +183,12 @@ impl Form for ByteSize {
     }
 }
 
-/// A type of content, such as `text/html; charset=utf-8`.
+/// A content type, such as `text/html; charset=utf-8`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ContentType(String);
 
 impl ContentType {
-    /// The type as it was written.
+    /// Returns the content type as written.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -198,7 +198,7 @@ impl ContentType {
 impl Form for ContentType {
     const FORMAT: &'static str = "content-type";
     const PATTERN: &'static str = r"^[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+ *(;[ -~]*)?$";
-    const NOUN: &'static str = "a type of content";
+    const NOUN: &'static str = "a content type";
     const EXAMPLE: &'static str = "text/html";
 
     fn read(text: &str) -> Result<Self, InvalidValue> {
@@ -211,7 +211,7 @@ impl Form for ContentType {
         if is_word(whole) && is_word(part) && parameters.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
             return Ok(Self(text.to_owned()));
         }
-        let problem = format!("`{}` is no type of content", shown(text));
+        let problem = format!("`{}` is not a content type", shown(text));
         Err(InvalidValue::new(problem, "write one such as text/html or application/json"))
     }
 }

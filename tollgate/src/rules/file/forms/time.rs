@@ -1,4 +1,4 @@
-//! Spans of time and rates.
+//! Durations and rates.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use super::super::problem::{InvalidValue, shown};
 use super::Form;
 use crate::rate::{Rate, parse_period};
 
-/// A span of time such as `50ms`, `1m` or `1h30m`. `sec`, `second`, `min`, `minute`, `hour` and `day` are units too.
+/// A duration such as `50ms`, `1m` or `1h30m`. `sec`, `second`, `min`, `minute`, `hour` and `day` are units too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DurationText(Duration);
 
@@ -15,7 +15,7 @@ impl DurationText {
         Self(span)
     }
 
-    /// How long it is.
+    /// Returns the duration.
     #[must_use]
     pub const fn duration(self) -> Duration {
         self.0
@@ -25,12 +25,12 @@ impl DurationText {
 impl Form for DurationText {
     const FORMAT: &'static str = "span";
     const PATTERN: &'static str = "^([0-9]+(us|ms|s|sec|second|m|min|minute|h|hour|d|day))+$";
-    const NOUN: &'static str = "a span of time";
+    const NOUN: &'static str = "a duration";
     const EXAMPLE: &'static str = "1m";
 
     fn read(text: &str) -> Result<Self, InvalidValue> {
         let invalid = || {
-            let problem = format!("`{}` is no span of time", shown(text));
+            let problem = format!("`{}` is not a duration", shown(text));
             InvalidValue::new(
                 problem,
                 "write a whole number and one of us, ms, s, m, h or d, such as 50ms, 1m or 1h30m",
@@ -55,7 +55,7 @@ impl Form for DurationText {
 pub struct RateText(Rate);
 
 impl RateText {
-    /// The rate.
+    /// Returns the rate.
     #[must_use]
     pub const fn rate(self) -> Rate {
         self.0

@@ -1,4 +1,4 @@
-//! What a limit does with answers: statuses that there are, and algorithms that give back.
+//! Checks of `count` and `settle`: valid statuses, and algorithms that can refund.
 
 use super::FirstPositions;
 use crate::rules::file::node::Node;
@@ -12,7 +12,7 @@ pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
     let queues = rule.algorithm == AlgorithmName::LeakyBucket && rule.modes.overflow == Some(Overflow::Queue);
     for key in ["count", "settle"] {
         if queues && node.get(key).is_some() {
-            let message = format!("a queue gives nothing back, so `{key}` means nothing to it");
+            let message = format!("`{key}` has no effect with `overflow: queue`, which gives nothing back");
             findings.error(node.key_at(key), message, "use `overflow: reject`, or remove it");
         }
     }
@@ -25,10 +25,10 @@ fn statuses(listed: &[StatusRule], list: &Node, findings: &mut Findings) {
         if let StatusRule::Status(status) = one
             && !STATUSES.contains(status)
         {
-            findings.error(at, format!("no answer has status {status}"), "use 100 to 599, or a class such as 5xx");
+            findings.error(at, format!("no response has status {status}"), "use 100 to 599, or a class such as 5xx");
         }
         if let Some(first) = seen.duplicate_of(one, at) {
-            findings.warning(at, format!("this status is at {first} already"), "remove one of them");
+            findings.warning(at, format!("duplicate status, first at {first}"), "remove one of them");
         }
     }
 }

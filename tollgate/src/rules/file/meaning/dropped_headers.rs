@@ -55,24 +55,24 @@ fn of_limit(dropped: &Dropped<'_>, rule: &LimitRule, node: &Node, findings: &mut
     }
 }
 
-/// Which headers the gateway drops.
+/// The headers that the gateway drops.
 struct Dropped<'a> {
     gateway: &'a GatewayRule,
 }
 
 impl Dropped<'_> {
-    /// Warns of a header that no request through the gateway has.
+    /// Warns about a header that the gateway drops.
     fn warn(&self, name: &str, at: Position, findings: &mut Findings) {
         if name.contains('_') && self.gateway.underscore_headers != UnderscoreHeaders::Keep {
             let message =
-                format!("the gateway drops `{}`: it drops every header with an underscore in its name", shown(name));
+                format!("the gateway drops `{}`, like every header with an underscore in its name", shown(name));
             findings.warning(at, message, "write the name with hyphens, or set `underscore_headers: keep`");
         } else if is_forwarding_header(name) && self.gateway.trusted_proxies.is_empty() {
-            let message = format!("the gateway drops `{}`: only `trusted_proxies` may send it", shown(name));
+            let message = format!("the gateway drops `{}` unless it comes from `trusted_proxies`", shown(name));
             findings.warning(
                 at,
                 message,
-                "use `ip` for the client's address, and name your proxies in trusted_proxies",
+                "use `ip` for the client's address, and list your proxies in `trusted_proxies`",
             );
         }
     }
@@ -82,7 +82,7 @@ impl Dropped<'_> {
     }
 }
 
-/// The names in `headers.NAME`, `headers["NAME"]` and `headers['NAME']`.
+/// Returns the names in `headers.NAME`, `headers["NAME"]` and `headers['NAME']`.
 fn headers_of(expression: &str) -> impl Iterator<Item = &str> {
     expression.split("headers").skip(1).filter_map(|rest| {
         let rest = rest.trim_start();

@@ -1,4 +1,4 @@
-//! The gateway: routes that requests can reach and that lead somewhere, and waits that end.
+//! Checks of the gateway: reachable routes, upstreams, timeouts and headers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
@@ -15,17 +15,17 @@ use crate::rules::file::types::{GatewayRule, HeaderEdits, RouteRule, UpstreamHea
 use crate::rules::shadowing::{Shadowed, can_begin_with, shadowed};
 use crate::units::{HOUR, MIN_SPAN};
 
-/// Whoever waits longer is forgotten.
+/// No request waits longer.
 const MAX_WAIT: Duration = HOUR.saturating_mul(24);
-/// A head has to hold at least a request line and some headers, and hyper needs this much of a buffer.
+/// Fits a request line and some headers, and is the smallest buffer of hyper.
 const MIN_HEAD_BYTES: u64 = 8 << 10;
-/// A longer head is an attack.
+/// No legitimate head is larger.
 const MAX_HEAD_BYTES: u64 = 1 << 20;
-/// Some bodies at once have to have room.
+/// Fits several bodies at once.
 const MIN_BUFFERED_BYTES: u64 = 1 << 20;
-/// A share of less than a thousandth is no share.
+/// Weights above this add no useful precision.
 const MAX_WEIGHT: u32 = 1000;
-/// Headers that belong to a connection, or tell where a body ends. Whoever could set them could smuggle requests.
+/// Headers of the connection and of the message framing. Setting them would allow request smuggling.
 const OF_THE_CONNECTION: [&str; 8] =
     ["connection", "content-length", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"];
 
@@ -35,13 +35,13 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
         findings.error(node.value_at("max_head"), message, "use a size such as 64KiB");
     }
     if gateway.max_buffered.is_some_and(|size| size.bytes() < MIN_BUFFERED_BYTES) {
-        let message = "max_buffered is less than 1MiB, in which few bodies have room";
+        let message = "max_buffered is below 1MiB";
         findings.error(node.value_at("max_buffered"), message, "use a size such as 512MiB");
     }
     let is_repeated =
         |header: &UpstreamHeader| gateway.tell_upstreams.iter().filter(|other| *other == header).count() > 1;
     if gateway.tell_upstreams.iter().any(is_repeated) {
-        let message = "tell_upstreams names something twice";
+        let message = "tell_upstreams has a duplicate entry";
         findings.warning(node.value_at("tell_upstreams"), message, "remove one of them");
     }
     if let Some(timeouts) = node.get("timeouts") {
@@ -64,7 +64,7 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
         && node.get("client_certificates").is_some()
         && tls.client_ca.is_none()
     {
-        let message = "client_certificates are asked for, and there is no client_ca to believe them by";
+        let message = "client_certificates needs client_ca to verify them";
         findings.error(
             node.value_at("client_certificates"),
             message,
@@ -78,8 +78,8 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
         reach(route, at, &mut seen, findings);
         if let Some(first) = route.name.is_some().then(|| names.duplicate_of(route.name().to_owned(), at.at)).flatten()
         {
-            let message = format!("the name `{}` is taken at {first} already", shown(route.name()));
-            findings.error(at.value_at("name"), message, "give each route a name of its own");
+            let message = format!("duplicate route name `{}`, first at {first}", shown(route.name()));
+            findings.error(at.value_at("name"), message, "give each route its own name");
         }
         leads_somewhere(route, at, findings);
         shares(route, at, findings);
@@ -93,30 +93,31 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
         }
         if let (Some(respond), Some(node)) = (&route.respond, at.get("respond")) {
             if !(200..=599).contains(&respond.status) {
-                let message = format!("{} is no status of an answer", respond.status);
-                findings.error(node.value_at("status"), message, "write one from 200 to 599, such as 503");
+                let message = format!("{} is not a status of a response", respond.status);
+                findings.error(node.value_at("status"), message, "use 200 to 599, such as 503");
             }
             values(&respond.headers, node.get("headers").unwrap_or(node), findings);
         }
     }
-    // Who has errors to mend is not bothered with what may be their consequence.
+    // After an error, this may be only its consequence.
     if !findings.refused() {
         shadows(gateway, node, findings);
     }
 }
 
-/// Routes that others keep every request from. One that is the same as another is an error, told above.
+/// Reports routes that other routes hide. `reach` reports equal routes.
 fn shadows(gateway: &GatewayRule, node: &Node, findings: &mut Findings) {
     let matches: Option<Vec<Match>> = gateway.routes.iter().map(|route| route_matching(route).ok()).collect();
     for Shadowed { route, by } in shadowed(&matches.unwrap_or_default()) {
         let at = |index: usize| node.get("routes").map_or(node.at, |routes| routes.item(index).value_at("path"));
         let Position { line, column } = at(by);
-        let message = format!("no request reaches this route: the one at {line}:{column} serves all that it matches");
-        findings.error(at(route), message, "remove it, or let one of them match by something else");
+        let message =
+            format!("no request reaches this route, because the route at {line}:{column} serves all of its requests");
+        findings.error(at(route), message, "remove it, or change the requests that one of them matches");
     }
 }
 
-/// Routes are chosen by how specific they are, not by their order, so only an equal one hides another.
+/// Reports routes that are equal to an earlier one. The most specific route is chosen, whatever the order.
 fn reach(route: &RouteRule, at: &Node, seen: &mut FirstPositions<String>, findings: &mut Findings) {
     let (mut methods, mut hosts) = (route.methods.clone().unwrap_or_default(), route.hosts.clone().unwrap_or_default());
     methods.sort_unstable();
@@ -126,11 +127,12 @@ fn reach(route: &RouteRule, at: &Node, seen: &mut FirstPositions<String>, findin
         if let Some(first) = seen.duplicate_of(conditions, at.value_at("path")) {
             let path = shown(path.as_str());
             let (message, fix) = if route.path.len() == 1 {
-                let message = format!("no request reaches this route: {path} is routed at {first} already");
+                let message = format!("no request reaches this route, because {path} is already routed at {first}");
                 (message, "remove one of them, or give one route both upstreams in a list")
             } else {
-                let message = format!("no request for {path} reaches this route: it is routed at {first} already");
-                (message, "take the path out of one of them")
+                let message =
+                    format!("no request for {path} reaches this route, because it is already routed at {first}");
+                (message, "remove the path from one of them")
             };
             findings.error(at.value_at("path"), message, fix);
         }
@@ -142,36 +144,38 @@ fn leads_somewhere(route: &RouteRule, at: &Node, findings: &mut Findings) {
     match (at.mentions("upstream"), at.mentions("respond")) {
         (false, false) => findings.error(
             at.at,
-            "this route leads nowhere",
-            "add `upstream: http://127.0.0.1:8081`, or an answer with `respond`",
+            "this route has neither `upstream` nor `respond`",
+            "add `upstream: http://127.0.0.1:8081`, or a fixed response with `respond`",
         ),
         (true, true) => {
-            findings.error(at.key_at("respond"), "upstream and respond both say what answers", "remove one of them")
+            findings.error(at.key_at("respond"), "this route has both `upstream` and `respond`", "remove one of them")
         }
         (true, false) => {
             let upstreams = route.upstream.iter().flatten();
             if upstreams.clone().count() > 1 && upstreams.clone().any(echoes) {
-                let message = "echo is an upstream of its own";
-                findings.error(at.value_at("upstream"), message, "name it alone, or name URLs");
+                let message = "`echo` cannot be combined with other upstreams";
+                findings.error(at.value_at("upstream"), message, "use it alone, or remove it");
             }
         }
         (false, true) => {}
     }
     let is_prefix = |prefix: &str| !prefix.contains(['?', '*']);
     if route.strip_prefix.as_ref().is_some_and(|prefix| !is_prefix(prefix.as_str())) {
-        let message = "strip_prefix has a `*` or `?` in it";
-        findings.error(at.value_at("strip_prefix"), message, "write the beginning of a path, such as /api");
+        let message = "strip_prefix contains `*` or `?`";
+        findings.error(at.value_at("strip_prefix"), message, "write the start of a path, such as /api");
     } else if let Some(prefix) = &route.strip_prefix {
         let mut globs = route.path.iter().filter_map(|path| path.as_str().parse().ok());
         if !globs.any(|glob| can_begin_with(&glob, prefix.as_str())) {
-            let message =
-                format!("no path of this route begins with {}, so nothing is taken away", shown(prefix.as_str()));
-            findings.warning(at.value_at("strip_prefix"), message, "write the beginning of the route's path");
+            let message = format!(
+                "strip_prefix has no effect, because no path of this route starts with {}",
+                shown(prefix.as_str())
+            );
+            findings.warning(at.value_at("strip_prefix"), message, "write the start of the route's path");
         }
     }
 }
 
-/// Whether each upstream has a share of the requests, and only one.
+/// Checks that each upstream is named once and has a weight.
 fn shares(route: &RouteRule, at: &Node, findings: &mut Findings) {
     let mut sums = HashMap::new();
     for upstream in route.upstream.iter().flatten() {
@@ -183,16 +187,16 @@ fn shares(route: &RouteRule, at: &Node, findings: &mut Findings) {
         let node = at.get("upstream").map_or(at, |upstreams| upstreams.item(index));
         if upstream.weight == 0 {
             let fix = "remove it, or give it a weight of 1 or more";
-            findings.error(node.value_at("weight"), "weight 0 keeps every request from this upstream", fix);
+            findings.error(node.value_at("weight"), "weight 0 sends no requests to this upstream", fix);
         } else {
             number(upstream.weight, 1..=MAX_WEIGHT, (node, "weight"), findings);
         }
         let place = node.value_at("url");
         if let Some(first) = seen.duplicate_of(upstream.url.normal(), place).filter(|_| !upstream.url.is_echo()) {
             let url = shown(upstream.url.as_str());
-            let message = format!("{url} is an upstream of this route at {first} already");
+            let message = format!("duplicate upstream {url}, first at {first}");
             let all = sums.get(&upstream.url.normal()).map_or(1, |sum| (*sum).clamp(1, MAX_WEIGHT));
-            let fix = format!("remove it, and give the first the share of all: {{ url: {url}, weight: {all} }}");
+            let fix = format!("remove it, and write the first as {{ url: {url}, weight: {all} }}");
             findings.error(place, message, fix);
         }
     }
@@ -213,7 +217,7 @@ fn waits(route: &RouteRule, at: &Node, findings: &mut Findings) {
         for (index, status) in route.eject.statuses.iter().enumerate() {
             if !(500..=599).contains(status) {
                 let at = node.get("statuses").map_or(node.at, |list| list.item(index).at);
-                let message = format!("status {status} does not say that an upstream failed");
+                let message = format!("status {status} is not a server error");
                 findings.error(at, message, "use statuses from 500 to 599, such as [502, 503, 504]");
             }
         }
@@ -226,7 +230,7 @@ fn waits(route: &RouteRule, at: &Node, findings: &mut Findings) {
     }
 }
 
-/// Whether a number is within the bounds that the schema tells editors.
+/// Checks that a number is within the bounds in the schema.
 fn number(value: u32, bounds: RangeInclusive<u32>, (node, key): (&Node, &str), findings: &mut Findings) {
     let (least, most) = bounds.into_inner();
     let at = node.value_at(key);
@@ -240,7 +244,7 @@ fn number(value: u32, bounds: RangeInclusive<u32>, (node, key): (&Node, &str), f
 fn span(span: Duration, (node, key): (&Node, &str), findings: &mut Findings) {
     if !(MIN_SPAN..=MAX_WAIT).contains(&span) {
         let message = format!("{key} is not between 1ms and 24h");
-        findings.error(node.value_at(key), message, "use a time such as 30s");
+        findings.error(node.value_at(key), message, "use a duration such as 30s");
     }
 }
 
@@ -256,20 +260,20 @@ fn edits(edits: &HeaderEdits, node: &Node, findings: &mut Findings) {
     }
 }
 
-/// Whether these can be headers.
+/// Checks that headers can be sent.
 fn values(headers: &BTreeMap<String, String>, node: &Node, findings: &mut Findings) {
     for (name, value) in headers {
         framing(name, node.key_at(name), findings);
         if HeaderName::try_from(name).is_ok() && HeaderValue::try_from(value).is_err() {
-            let message = format!("the value of {} has letters in it that no header has", shown(name));
-            findings.error(node.value_at(name), message, "write it in one line of plain text");
+            let message = format!("the value of {} has characters that a header cannot have", shown(name));
+            findings.error(node.value_at(name), message, "use one line of printable text");
         }
     }
 }
 
 fn framing(name: &str, at: Position, findings: &mut Findings) {
     if OF_THE_CONNECTION.iter().any(|header| name.eq_ignore_ascii_case(header)) {
-        let message = format!("{} is for the gateway to write", shown(name));
-        findings.error(at, message, "remove it; what belongs to a connection does not pass the gateway");
+        let message = format!("the gateway sets {} itself", shown(name));
+        findings.error(at, message, "remove it (headers of a connection are not forwarded)");
     }
 }

@@ -1,4 +1,4 @@
-//! Limits of what is in flight: a number of requests, and nothing that only a rate has.
+//! Checks of `in_flight` limits, which have a number of requests and no settings of a rate.
 
 use super::numbers;
 use crate::rules::file::node::{Node, NodeKind};
@@ -6,7 +6,7 @@ use crate::rules::file::problem::Findings;
 use crate::rules::file::types::{AlgorithmName, LimitRule};
 use crate::rules::rule::check_in_flight;
 
-/// What says something of a rate, beside the numbers of algorithms.
+/// The settings of a rate, other than the numbers of algorithms.
 const OF_RATES: [&str; 8] = ["algorithm", "cost", "count", "settle", "ban", "consistency", "on_store_failure", "store"];
 
 pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
@@ -28,8 +28,8 @@ fn of_rates(place: &Node, findings: &mut Findings) {
         let key = entry.key.as_str();
         let is_number = AlgorithmName::ALL.iter().any(|name| name.keys().contains(&key));
         if is_number || OF_RATES.contains(&key) {
-            let message = format!("`{key}` means nothing to `in_flight`, which counts requests at the same time");
-            findings.error(entry.key_at, message, "give it to a limit of its own, or remove it");
+            let message = format!("`{key}` does not apply to `in_flight`, which counts concurrent requests");
+            findings.error(entry.key_at, message, "move it to another limit, or remove it");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Who is counted, how apart, and who is not: keys, plans, exemptions.
+//! Checks of keys, plans, overrides, exemptions and blocks.
 
 use std::collections::HashMap;
 
@@ -16,11 +16,11 @@ pub(super) fn check(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut
     }
     let has_plans = rule.overrides.iter().any(|by| by.plan.is_some());
     if rule.plan.is_some() && !has_plans && !node.lost("overrides") {
-        let message = "no override is for a plan, so the plan changes nothing";
+        let message = "`plan` has no effect, because no override is for a plan";
         findings.warning(node.key_at("plan"), message, "add `overrides` with a `plan`, or remove it");
     }
     if rule.ban.is_some() && !node.mentions("key") && !node.mentions("in_flight") {
-        let message = "without a key, a ban refuses everybody at once";
+        let message = "without a key, a ban refuses all clients at once";
         findings.warning(node.key_at("ban"), message, "add a `key`, such as `key: ip`");
     }
     let mut seen = FirstPositions::new();
@@ -28,26 +28,26 @@ pub(super) fn check(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut
         let Some(place) = node.get("overrides").map(|overrides| overrides.item(index)) else { continue };
         for_whom(rule, by, node, place, findings);
         if let Some(first) = seen.duplicate_of((&by.plan, by.key.as_deref()), place.at) {
-            findings.error(place.at, format!("an override for the same is at {first} already"), "remove one of them");
+            findings.error(place.at, format!("duplicate override, first at {first}"), "remove one of them");
         }
     }
     lists(rule, node, findings);
 }
 
-/// For whom an override is.
+/// Checks that an override has a plan or a key.
 fn for_whom(rule: &LimitRule, by: &OverrideRule, limit: &Node, place: &Node, findings: &mut Findings) {
     match (place.mentions("plan"), place.mentions("key")) {
         (false, false) => {
-            findings.error(place.at, "this override does not say for whom it is", "add `plan: NAME` or `key: NAME`");
+            findings.error(place.at, "this override has neither `plan` nor `key`", "add `plan: NAME` or `key: NAME`");
         }
         (true, true) => {
-            let message = "this override is for a plan and for a key";
+            let message = "this override has both `plan` and `key`";
             findings.error(place.key_at("key"), message, "write two overrides, one for each");
         }
         _ => {}
     }
     if by.plan.is_some() && rule.plan.is_none() && !limit.lost("plan") {
-        let message = "this limit does not say where a caller's plan is found";
+        let message = "this override never applies, because the limit has no `plan`";
         findings.error(
             place.key_at("plan"),
             message,
@@ -59,20 +59,20 @@ fn for_whom(rule: &LimitRule, by: &OverrideRule, limit: &Node, place: &Node, fin
 fn key(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut Findings) {
     let (Some(parts), Some(place)) = (&rule.key, node.get("key")) else {
         if node.get("missing").is_some() && !node.lost("key") {
-            let message = "`missing` means nothing without a key";
+            let message = "`missing` has no effect without a key";
             findings.error(node.key_at("missing"), message, "add a `key`, or remove it");
         }
         return;
     };
     if parts.len() > MAX_KEY_PARTS {
-        let message = format!("a key of {} parts is too long", parts.len());
+        let message = format!("the key has {} parts, more than {MAX_KEY_PARTS}", parts.len());
         findings.error(place.at, message, format!("use {MAX_KEY_PARTS} parts or fewer"));
     }
     let mut seen = FirstPositions::new();
     for (index, part) in parts.iter().enumerate() {
         let at = place.item(index).at;
         if let Some(first) = seen.duplicate_of(part, at) {
-            findings.error(at, format!("this part of the key is at {first} already"), "remove one of them");
+            findings.error(at, format!("duplicate key part, first at {first}"), "remove one of them");
         }
         if matches!(part, KeyPart::Jwt(_)) && !has_jwt {
             no_jwt(at, findings);
@@ -81,11 +81,11 @@ fn key(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut Findings) {
 }
 
 pub(super) fn no_jwt(at: Position, findings: &mut Findings) {
-    let message = "the file does not say how tokens are verified";
-    findings.error(at, message, "add a `jwt` section, such as `jwt: { key_file: public.pem, algorithms: [RS256] }`");
+    let message = "tokens cannot be verified without a `jwt` section";
+    findings.error(at, message, "add one, such as `jwt: { key_file: public.pem, algorithms: [RS256] }`");
 }
 
-/// Exemptions, blocks, and overrides for single keys.
+/// Checks exemptions, blocks, and overrides for single keys.
 fn lists(rule: &LimitRule, node: &Node, findings: &mut Findings) {
     let mut exempt: HashMap<Cidr, Position> = HashMap::new();
     let mut exempt_keys: HashMap<&[String], Position> = HashMap::new();
@@ -108,7 +108,7 @@ fn lists(rule: &LimitRule, node: &Node, findings: &mut Findings) {
             single_key(rule, key, node, at("keys", index), findings);
         }
         if section == "exempt" && is_everybody(list) {
-            let message = "no request reaches this limit: every address is exempt";
+            let message = "no request reaches this limit, because every address is exempt";
             findings.error(at("ips", 0), message, "exempt fewer, or remove the limit");
         }
     }
@@ -125,7 +125,7 @@ fn contradicts(what: &str, first: Position, at: Position, findings: &mut Finding
     findings.error(at, message, "remove it from one of the lists");
 }
 
-/// Both families of addresses, whole.
+/// Returns whether a list contains all IPv4 and all IPv6 addresses.
 fn is_everybody(list: &ListRule) -> bool {
     let whole = |v4: bool| list.ips.iter().any(|ip| ip.net().prefix_len() == 0 && ip.net().addr().is_ipv4() == v4);
     whole(true) && whole(false)
@@ -135,17 +135,17 @@ fn counted(parts: usize) -> String {
     if parts == 1 { "1 part".to_owned() } else { format!("{parts} parts") }
 }
 
-/// A key that is named must have the parts that the limit's key has.
+/// Checks that a key has as many parts as the limit's key.
 fn single_key(rule: &LimitRule, named: &OneOrMany<String>, node: &Node, at: Position, findings: &mut Findings) {
     if node.lost("key") {
         return;
     }
     let parts = rule.key.as_ref().map_or(0, |key| key.len());
     if parts == 0 {
-        findings.error(at, "this limit has no key, so no key is like this one", "add a `key` to the limit");
+        findings.error(at, "the limit has no key, so this key never matches", "add a `key` to the limit");
     } else if parts != named.len() {
-        let message = format!("this key has {}, and the limit's key has {}", counted(named.len()), counted(parts));
-        let fix = if parts == 1 { "write one text".to_owned() } else { format!("write a list of {parts} texts") };
+        let message = format!("this key has {}, but the limit's key has {}", counted(named.len()), counted(parts));
+        let fix = if parts == 1 { "write one string".to_owned() } else { format!("write a list of {parts} strings") };
         findings.error(at, message, fix);
     }
 }

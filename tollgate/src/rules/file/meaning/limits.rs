@@ -1,4 +1,4 @@
-//! The limits as a whole: names, and requests that can reach them.
+//! Checks of limits as a whole: unique names, reachable matches, and expressions.
 
 use super::{FirstPositions, answers, keys, numbers, store};
 use crate::rules::ExpressionField;
@@ -11,9 +11,13 @@ use crate::rules::file::types::{CostRule, LimitRule, RuleFile};
 pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     let has_jwt = root.mentions("jwt");
     let mut names = FirstPositions::new();
-    // Who has errors to mend is not bothered with what may be their consequence.
+    // After an error, this may be only its consequence.
     if !findings.refused() && file.limits.is_empty() {
-        findings.warning(root.key_at("limits"), "there are no limits, so everything passes", "add a limit to `limits`");
+        findings.warning(
+            root.key_at("limits"),
+            "there are no limits, so every request passes",
+            "add a limit to `limits`",
+        );
     }
     for (index, rule) in file.limits.iter().enumerate() {
         let Some(node) = root.get("limits").map(|limits| limits.item(index)) else { continue };
@@ -22,8 +26,8 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
         }
         let name_at = node.value_at("name");
         if let Some(first) = names.duplicate_of(rule.name.as_str(), name_at) {
-            let message = format!("a limit named `{}` is at {first} already", shown(rule.name.as_str()));
-            findings.error(name_at, message, "give each limit a name of its own");
+            let message = format!("duplicate limit name `{}`, first at {first}", shown(rule.name.as_str()));
+            findings.error(name_at, message, "give each limit its own name");
         }
         store::check_choice(rule, file, (node, root), findings);
         numbers::check(rule, node, findings);
@@ -34,7 +38,7 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     }
 }
 
-/// What no request can meet, or what is written twice.
+/// Reports conditions that no request meets, and duplicates.
 fn matches(rule: &LimitRule, node: &Node, findings: &mut Findings) {
     let Some(node) = node.get("match") else { return };
     let matches = &rule.matches;
@@ -49,7 +53,7 @@ fn matches(rule: &LimitRule, node: &Node, findings: &mut Findings) {
         for (index, value) in values.into_iter().enumerate() {
             let at = list.item(index).at;
             if let Some(first) = seen.duplicate_of(value, at) {
-                findings.warning(at, format!("`{}` is at {first} already", shown(value)), "remove one of them");
+                findings.warning(at, format!("duplicate `{}`, first at {first}", shown(value)), "remove one of them");
             }
         }
     }
@@ -59,17 +63,17 @@ fn matches(rule: &LimitRule, node: &Node, findings: &mut Findings) {
         let at = headers.key_at(name);
         let lower = HeaderName::read(name).map_or_else(|_| name.clone(), |name| name.as_str().to_owned());
         if let Some(first) = names.duplicate_of(lower, at) {
-            let message = format!("header `{}` is at {first} already: case does not count", shown(name));
+            let message = format!("duplicate header `{}` (case is ignored), first at {first}", shown(name));
             findings.error(at, message, "remove one of them");
         }
         if http::HeaderValue::from_bytes(value.as_bytes()).is_err() || value.trim() != value {
-            let message = "no request meets this: a header's value has no line breaks, and no spaces around it";
-            findings.error(headers.value_at(name), message, "write the value as it is sent, with * for any part");
+            let message = "no request matches, because header values have no line breaks and no surrounding spaces";
+            findings.error(headers.value_at(name), message, "write the value without them, with * for any part");
         }
     }
 }
 
-/// Expressions: those that do not compile, that are the same for every request, or that fail for some.
+/// Reports expressions that do not compile, that have the same result for every request, or that fail for some.
 fn conditions(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut Findings) {
     let sections = [
         ("match", &rule.matches.when, ExpressionField::MatchWhen),
@@ -82,10 +86,18 @@ fn conditions(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut Findi
         };
         match (section, when.as_str().trim()) {
             ("match", "false") => {
-                findings.error(node.at, "no request reaches this limit: `when` is never true", "remove the limit");
+                findings.error(
+                    node.at,
+                    "no request reaches this limit, because `when` is never true",
+                    "remove the limit",
+                );
             }
             ("exempt", "true") => {
-                findings.error(node.at, "no request reaches this limit: everybody is exempt", "remove the limit");
+                findings.error(
+                    node.at,
+                    "no request reaches this limit, because every request is exempt",
+                    "remove the limit",
+                );
             }
             _ => expression(field, when, node, has_jwt, findings),
         }
@@ -98,7 +110,7 @@ fn conditions(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut Findi
         Some(CostRule::Computed(cost)) => {
             let node = node.get("expression").unwrap_or(node);
             let compiled = compiled(ExpressionField::Cost, &cost.expression, node, has_jwt, findings);
-            // With `when_error`, the author has thought of requests for which it fails.
+            // `when_error` covers requests for which it fails.
             if cost.when_error.is_none() {
                 unguarded_reads(ExpressionField::Cost, compiled, node, findings);
             }
@@ -130,7 +142,7 @@ fn compiled(
     compiled
 }
 
-/// Warns of reads that fail for some requests, with a fix that changes nothing for all others.
+/// Warns about reads that fail for some requests, with a fix that changes nothing for all others.
 fn unguarded_reads(field: ExpressionField, compiled: Compiled, node: &Node, findings: &mut Findings) {
     for (offset, read) in compiled.unguarded_reads {
         let (text, guard) = (shown(&read.text), shown(&read.guard));
@@ -143,7 +155,7 @@ fn unguarded_reads(field: ExpressionField, compiled: Compiled, node: &Node, find
         let message = format!("`{text}` fails for a request without it, and {effect}");
         let fix = match field {
             ExpressionField::Cost => {
-                format!("write `{guard} ? … : COST` with the cost of such a request, or choose `when_error`")
+                format!("write `{guard} ? … : COST` with the cost of such a request, or set `when_error`")
             }
             ExpressionField::ExemptWhen => {
                 format!("write `{guard} && …` to keep that, or `!({guard}) || …` to exempt such a request")

@@ -1,4 +1,4 @@
-//! Numbers: those that an algorithm has, those that admit something, costs that fit, what overrides change, bans.
+//! Checks of numbers: those of the algorithm, costs, overrides and bans.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::rules::file::shape::rate_text;
 use crate::rules::file::types::{AlgorithmName, BanRule, ComputedCost, CostRule, LimitRule, Overflow, OverrideRule};
 use crate::units::{MAX_SPAN, MIN_SPAN};
 
-/// The keys that an override may have beside `plan` and `key`.
+/// The keys that an override may have in addition to `plan` and `key`.
 const OVERRIDABLE: [&str; 7] = ["limit", "window", "segments", "capacity", "refill", "leak", "max_wait"];
 
 pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
@@ -31,7 +31,7 @@ pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
         }
         _ => {}
     }
-    // Without the algorithm that was meant, no number can be judged.
+    // Without a valid algorithm, numbers cannot be checked.
     if node.lost("algorithm") {
         return;
     }
@@ -52,7 +52,7 @@ pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
         override_numbers(rule, by, (node, place), findings);
         match rule.overridden(by) {
             Ok(limit) => cost_fits(rule, limit.quota(), node, Some(place), findings),
-            // What is wrong with the limit itself is said there.
+            // An error of the limit itself is reported there.
             Err(error)
                 if base.as_ref().is_some_and(|base| base.field() == error.field())
                     && place.get(error.field()).is_none() => {}
@@ -64,7 +64,7 @@ pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
     }
 }
 
-/// Numbers that mean nothing to the algorithm.
+/// Reports numbers that do not apply to the algorithm.
 fn foreign(algorithm: AlgorithmName, limit: &Node, place: &Node, findings: &mut Findings) {
     let NodeKind::Map(map) = &place.kind else { return };
     let has = algorithm.keys();
@@ -77,14 +77,14 @@ fn foreign(algorithm: AlgorithmName, limit: &Node, place: &Node, findings: &mut 
         }
         let is_default = if limit.get("algorithm").is_none() { ", the default" } else { "" };
         let message =
-            format!("`{key}` means nothing to {}{is_default}, which has {}", algorithm.as_str(), has.join(", "));
-        // Without a quota of its own, the limit would have the default one.
+            format!("`{key}` does not apply to {}{is_default}, which has {}", algorithm.as_str(), has.join(", "));
+        // Without the key of its quota, the limit would have the default quota.
         let fix = match (owners.join("` or `algorithm: "), algorithm.quota_key()) {
             (owners, ours) if key == "limit" || key == "capacity" => {
                 format!("write `{ours}` for {}, or use `algorithm: {owners}`", algorithm.as_str())
             }
             (owners, _) => match rate_of_window(algorithm, key, limit) {
-                Some(rate) => format!("write {rate} in its place, or use `algorithm: {owners}`"),
+                Some(rate) => format!("write {rate} instead, or use `algorithm: {owners}`"),
                 None => format!("use `algorithm: {owners}`, or remove it"),
             },
         };
@@ -92,7 +92,7 @@ fn foreign(algorithm: AlgorithmName, limit: &Node, place: &Node, findings: &mut 
     }
 }
 
-/// The rate of a bucket that was given a window: without it, the limit would have the default rate.
+/// Returns the rate of a bucket that has a window. Without it, the limit would have the default rate.
 fn rate_of_window(algorithm: AlgorithmName, key: &str, limit: &Node) -> Option<String> {
     let rate = match algorithm {
         AlgorithmName::TokenBucket => "refill",
@@ -117,13 +117,13 @@ fn queue(rule: &LimitRule, node: &Node, findings: &mut Findings) {
     match rule.modes.overflow.unwrap_or_default() {
         Overflow::Reject => {
             if node.get("max_wait").is_some() {
-                let message = "max_wait means nothing without a queue";
+                let message = "max_wait has no effect without a queue";
                 findings.error(node.key_at("max_wait"), message, "add `overflow: queue`, or remove it");
             }
         }
         Overflow::Queue => {
             if !node.mentions("max_wait") {
-                let message = "a queue needs to know how long a request may wait";
+                let message = "`overflow: queue` needs max_wait";
                 findings.error(node.value_at("overflow"), message, "add `max_wait: 10s`");
             }
         }
@@ -134,7 +134,7 @@ fn when_error_at(limit: &Node) -> Position {
     limit.get("cost").map_or(limit.at, |cost| cost.value_at("when_error"))
 }
 
-/// A constant cost above the quota never passes.
+/// Reports a constant cost above the quota, which never passes.
 fn cost_fits(rule: &LimitRule, quota: u64, limit: &Node, over: Option<&Node>, findings: &mut Findings) {
     let key = rule.algorithm.quota_key();
     let cost = match &rule.cost {
@@ -167,8 +167,8 @@ fn cost_fits(rule: &LimitRule, quota: u64, limit: &Node, over: Option<&Node>, fi
 fn override_numbers(rule: &LimitRule, by: &OverrideRule, (limit, place): (&Node, &Node), findings: &mut Findings) {
     foreign(rule.algorithm, limit, place, findings);
     if place.get("in_flight").is_some() {
-        let message = "in_flight means nothing to an override of a rate";
-        findings.error(place.key_at("in_flight"), message, "remove it, and add a limit with `in_flight` for it");
+        let message = "in_flight does not apply to an override of a rate";
+        findings.error(place.key_at("in_flight"), message, "remove it, and add a limit with `in_flight`");
     }
     let may_change: Vec<&str> = rule.algorithm.keys().iter().copied().filter(|key| OVERRIDABLE.contains(key)).collect();
     if !OVERRIDABLE.iter().chain(&["in_flight"]).any(|key| place.mentions(key)) {
@@ -176,21 +176,21 @@ fn override_numbers(rule: &LimitRule, by: &OverrideRule, (limit, place): (&Node,
     }
     let queues = rule.modes.overflow == Some(Overflow::Queue) || limit.lost("overflow");
     if rule.algorithm == AlgorithmName::LeakyBucket && !queues && place.get("max_wait").is_some() {
-        let message = "max_wait means nothing without a queue";
+        let message = "max_wait has no effect without a queue";
         findings.error(place.key_at("max_wait"), message, "add `overflow: queue` to the limit, or remove it");
     }
 }
 
-/// An override without a number that its limit has.
+/// Reports an override without a number that its limit has.
 pub(super) fn changes_nothing(by: &OverrideRule, place: &Node, may_change: &str, findings: &mut Findings) {
     let name = by.plan.as_deref().or(by.key.as_ref().and_then(|key| key.first().map(String::as_str)));
     let message = format!("the override for `{}` changes nothing", shown(name.unwrap_or_default()));
-    findings.error(place.at, message, format!("give it {may_change}"));
+    findings.error(place.at, message, format!("add {may_change}"));
 }
 
 fn check_ban(ban: BanRule, node: &Node, findings: &mut Findings) {
     if ban.after == 0 {
-        findings.error(node.value_at("after"), "after 0 bans everybody at once", "use 1 or more, or remove the ban");
+        findings.error(node.value_at("after"), "after 0 bans every key at once", "use 1 or more, or remove the ban");
     }
     if ban.after > MAX_QUOTA {
         let message = format!("after {} is above {MAX_QUOTA} (2^32)", ban.after);
@@ -202,7 +202,7 @@ fn check_ban(ban: BanRule, node: &Node, findings: &mut Findings) {
                 "`{key}` is {}",
                 if span < Duration::from_secs(1) { "shorter than a millisecond" } else { "longer than 35 years" }
             );
-            findings.error(node.value_at(key), message, "use a time such as 10m");
+            findings.error(node.value_at(key), message, "use a duration such as 10m");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The store, the listeners, the routes, and whose tokens are believed.
+//! Checks of the settings at the top of the file: the store, listeners, trusted proxies and tokens.
 
 use std::time::Duration;
 
@@ -8,27 +8,27 @@ use crate::rules::file::problem::{Findings, Position};
 use crate::rules::file::types::{GatewayRule, JwtRule, RuleFile, ServiceRule};
 use crate::units::{HOUR, MIN_SPAN, MINUTE};
 
-/// A request that waits longer for a decision has been given up by its client.
+/// Clients do not wait longer for a decision.
 const MAX_STORE_TIMEOUT: Duration = MINUTE;
-/// A token that expired longer ago than this has expired, whatever the clocks.
+/// No clock of a server differs by more.
 const MAX_LEEWAY: Duration = HOUR;
-/// More nodes than share one Redis.
+/// More nodes than one Redis can serve.
 const MAX_NODES: u32 = 10_000;
-/// Less than this holds no table of keys worth the name.
+/// Less memory fits no useful table of keys.
 const MIN_MEMORY: u64 = 1 << 20;
 
 pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     let timeout = file.store_timeout.duration();
     if !(MIN_SPAN..=MAX_STORE_TIMEOUT).contains(&timeout) {
         let message = "store_timeout is not between 1ms and 1m";
-        findings.error(root.value_at("store_timeout"), message, "use a time such as 50ms");
+        findings.error(root.value_at("store_timeout"), message, "use a duration such as 50ms");
     }
     if file.expected_nodes.is_some_and(|nodes| !(1..=MAX_NODES).contains(&nodes)) {
         let message = "expected_nodes is not between 1 and 10000";
         findings.error(root.value_at("expected_nodes"), message, "use the number of nodes that share the store");
     }
     if file.max_memory.is_some_and(|size| size.bytes() < MIN_MEMORY) {
-        let message = "max_memory is too little to count in";
+        let message = "max_memory is below 1MiB";
         findings.error(root.value_at("max_memory"), message, "use 1MiB or more");
     }
     if let Some(node) = root.get("store") {
@@ -39,7 +39,7 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     for (index, family) in file.headers.iter().enumerate() {
         let at = root.get("headers").map_or(root.at, |headers| headers.item(index).at);
         if let Some(first) = families.duplicate_of(family, at) {
-            findings.warning(at, format!("this family of headers is at {first} already"), "remove one of them");
+            findings.warning(at, format!("duplicate family of headers, first at {first}"), "remove one of them");
         }
     }
     let mut listeners = FirstPositions::new();
@@ -54,8 +54,8 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
             if !listen.is_any_port()
                 && let Some(first) = listeners.duplicate_of(listen.clone(), at)
             {
-                let message = format!("another listener is at {} already ({first})", listen.as_str());
-                findings.error(at, message, "give each listener a port of its own");
+                let message = format!("another listener already uses {} (at {first})", listen.as_str());
+                findings.error(at, message, "give each listener its own port");
             }
         }
     }
@@ -64,8 +64,8 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
             continue;
         }
         if let Some(first) = listeners.duplicate_of(listen.clone(), at) {
-            let message = format!("another listener is at {} already ({first})", listen.as_str());
-            findings.error(at, message, "give each listener a port of its own");
+            let message = format!("another listener already uses {} (at {first})", listen.as_str());
+            findings.error(at, message, "give each listener its own port");
         }
     }
     if let (Some(jwt), Some(node)) = (&file.jwt, root.get("jwt")) {
@@ -73,7 +73,7 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     }
 }
 
-/// Every address but the gateway's, and where it is written.
+/// Returns every address but that of the gateway, with its position.
 fn listening<'f>(file: &'f RuleFile, root: &Node) -> Vec<(&'f crate::rules::file::forms::Address, Position)> {
     let ServiceRule { http, grpc, resp } = &file.service;
     let of_service = [("http", http), ("grpc", grpc), ("resp", resp)].into_iter().filter_map(|(key, listener)| {
@@ -88,8 +88,8 @@ fn networks(gateway: &GatewayRule, node: &Node, findings: &mut Findings) {
     for (index, network) in gateway.trusted_proxies.iter().enumerate() {
         if network.net().prefix_len() == 0 {
             let at = node.get("trusted_proxies").map_or(node.at, |list| list.item(index).at);
-            let message = format!("{network} trusts everybody, so that any client can claim any address");
-            findings.warning(at, message, "name the networks of your own proxies");
+            let message = format!("{network} trusts every client, so any client can claim any address");
+            findings.warning(at, message, "list only the networks of your proxies");
         }
     }
 }
@@ -98,35 +98,33 @@ fn tokens(jwt: &JwtRule, node: &Node, findings: &mut Findings) {
     match (node.mentions("key_file"), node.mentions("jwks_file")) {
         (false, false) => findings.error(
             node.at,
-            "nothing says by which key tokens are verified",
+            "jwt has neither key_file nor jwks_file",
             "add `key_file: public.pem` or `jwks_file: keys.json`",
         ),
-        (true, true) => findings.error(
-            node.key_at("jwks_file"),
-            "key_file and jwks_file both say by which key tokens are verified",
-            "remove one of them",
-        ),
+        (true, true) => {
+            findings.error(node.key_at("jwks_file"), "jwt has both key_file and jwks_file", "remove one of them")
+        }
         _ => {}
     }
     if node.mentions("key_file") && !node.lost("algorithms") {
         if jwt.algorithms.is_empty() {
-            let fix = "add `algorithms: [RS256]`, or which of HS256, RS256, ES256 and EdDSA it is";
-            findings.error(node.at, "key_file does not tell what the key is for", fix);
+            let fix = "add `algorithms: [RS256]`, or one of HS256, ES256 and EdDSA";
+            findings.error(node.at, "key_file needs the algorithm of its key", fix);
         } else if jwt.algorithms.iter().any(|other| *other != jwt.algorithms[0]) {
-            let fix = "keep the algorithm that the key is for, or use jwks_file for several keys";
-            findings.error(node.value_at("algorithms"), "one key is for one algorithm", fix);
+            let fix = "keep the algorithm of the key, or use jwks_file for several keys";
+            findings.error(node.value_at("algorithms"), "key_file takes one algorithm", fix);
         }
     }
     if jwt.leeway.duration() > MAX_LEEWAY {
-        findings.error(node.value_at("leeway"), "leeway is longer than an hour", "use a time such as 30s");
+        findings.error(node.value_at("leeway"), "leeway is longer than an hour", "use a duration such as 30s");
     }
     if jwt.realm.is_some() && !jwt.challenge && !node.lost("challenge") {
-        let message = "realm means nothing without `challenge: true`";
+        let message = "realm has no effect without `challenge: true`";
         findings.error(node.key_at("realm"), message, "add `challenge: true`, or remove it");
     }
     let is_plain = |byte: u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\');
     if jwt.realm.as_deref().is_some_and(|realm| !realm.bytes().all(is_plain)) {
-        let message = "realm has characters that a header cannot carry in quotes";
+        let message = "realm has characters that are not allowed in a quoted string";
         findings.error(node.value_at("realm"), message, "use printable ASCII without \" and \\");
     }
 }

@@ -1,4 +1,4 @@
-//! Whether the settings of a store fit its URL and each other, and whether limits choose stores that exist.
+//! Checks that the settings of a store fit its URL and each other, and that limits use stores that exist.
 
 use crate::rules::file::forms::{StoreUrl, nearest};
 use crate::rules::file::node::Node;
@@ -10,7 +10,7 @@ const DEFAULT: &str = "default";
 /// The store in this process, which has no name in `stores`.
 const MEMORY: &str = "memory";
 
-/// `node` is the store, which is a text or a map.
+/// `node` is the store, a string or a map.
 pub(super) fn check(store: &StoreRule, node: &Node, findings: &mut Findings) {
     if node.lost("url") {
         return;
@@ -32,22 +32,22 @@ pub(super) fn check(store: &StoreRule, node: &Node, findings: &mut Findings) {
             "sentinel_username",
             "sentinel_password_file",
         ];
-        misplaced(&keys, "means nothing to the store in memory", "name a Redis in `url`, or remove it");
+        misplaced(&keys, "has no effect with the store in memory", "set `url` to a Redis, or remove it");
         return;
     }
     if !url.is_tls() {
         let fix = "write rediss:// instead of redis:// in `url`, or remove it";
-        misplaced(&["ca", "client_cert", "client_key"], "means nothing without TLS", fix);
+        misplaced(&["ca", "client_cert", "client_key"], "has no effect without TLS", fix);
     }
     if !url.has_sentinels() {
         let fix = "write redis+sentinel://h1:26379,h2:26379/mymaster in `url`, or remove it";
-        misplaced(&["sentinel_username", "sentinel_password_file"], "means nothing without sentinels", fix);
+        misplaced(&["sentinel_username", "sentinel_password_file"], "has no effect without sentinels", fix);
     }
     if url.has_user() {
-        misplaced(&["username"], "names a user, and so does `url`", "remove one of them");
+        misplaced(&["username"], "is set, but `url` has a user too", "remove one of them");
     }
     if url.has_password() {
-        misplaced(&["password_file"], "gives a password, and so does `url`", "remove the login from `url`");
+        misplaced(&["password_file"], "is set, but `url` has a password too", "remove the login from `url`");
     }
     let alone = [
         ("client_cert", "client_key", "`client_key: client-key.pem`"),

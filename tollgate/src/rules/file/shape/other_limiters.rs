@@ -1,7 +1,7 @@
-//! Words that other rate limiters use, and ours for them.
+//! Keys and values of other rate limiters, and the corresponding ones of Tollgate.
 //!
-//! Somebody who comes from nginx, Envoy, Kong or a library types its words first. A guess by spelling would mislead, so
-//! each of them has a sentence that leads to the same meaning here, or that asks which meaning is wanted.
+//! Users of nginx, Envoy, Kong or a library often start with the keys that they know. A suggestion by spelling would
+//! mislead, so each of these keys has its own fix.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use crate::rules::file::forms;
 use crate::rules::file::node::{Map, Node, NodeKind, ScalarValue};
 use crate::rules::file::problem::shown;
 
-/// A key of another rate limiter: the sentence that leads to ours, and the key of ours that it stands for.
+/// The fix for a key of another rate limiter, and the corresponding key of Tollgate.
 pub(super) struct Suggestion {
     pub(super) fix: String,
     pub(super) ours: Option<&'static str>,
 }
 
-/// The single values of a map: what a number means may depend on what stands beside it.
+/// The scalars of a map. The fix for one key may depend on the values of others.
 pub(super) struct Siblings(Vec<(String, String)>);
 
 impl Siblings {
@@ -37,7 +37,7 @@ impl Siblings {
     }
 }
 
-/// A part of the file whose keys have look-alikes elsewhere.
+/// A section of the file with keys that other rate limiters name differently.
 enum Section {
     File,
     Limit,
@@ -57,7 +57,7 @@ impl Section {
     }
 }
 
-/// Returns what is known of a key that the schema does not have.
+/// Returns the suggestion for a key that is not in the schema.
 pub(super) fn key(key: &str, value: &Node, siblings: &Siblings, schema: &Value) -> Option<Suggestion> {
     let known = |ours, fix: String| Some(Suggestion { fix, ours });
     let word = word_of(key);
@@ -78,14 +78,14 @@ fn limit(word: &str, value: &Node, siblings: &Siblings) -> Option<Suggestion> {
     match word {
         "keys" => known(
             "key",
-            "write `key` for what to count by; keys that are not counted or always refused are listed under `exempt` or \
-             `blocked`"
+            "write `key` for the key to count by, or list keys under `exempt` (not counted) or `blocked` (always \
+             refused)"
                 .into(),
         ),
         "when" | "if" | "condition" => known(
             "match",
-            "write `match: { when: … }` for the requests that the limit applies to; under `exempt` it says who is not \
-             counted, under `blocked` who is refused"
+            "write `match: { when: … }` to choose the requests that the limit applies to, or use `when` under `exempt` \
+             (not counted) or `blocked` (always refused)"
                 .into(),
         ),
         "ips" | "cidrs" | "networks" => known(
@@ -105,29 +105,29 @@ fn limit(word: &str, value: &Node, siblings: &Siblings) -> Option<Suggestion> {
                 .into(),
         ),
         "api_key" | "apikey" => {
-            known("key", "write where the request names it, such as `key: header:x-api-key` or `key: query:api_key`".into())
+            known("key", "write where the request has it, such as `key: header:x-api-key` or `key: query:api_key`".into())
         }
         "user" | "user_id" | "token" => {
-            known("key", "write where the request names it, such as `key: header:x-user-id` or `key: jwt:sub`".into())
+            known("key", "write where the request has it, such as `key: header:x-user-id` or `key: jwt:sub`".into())
         }
         "rate" | "rps" | "average" => known("refill", bucket(siblings)),
         "burst" | "burst_size" | "nodelay" => known("capacity", bucket(siblings)),
         "delay" => known(
             "max_wait",
-            "write `algorithm: leaky_bucket` with `overflow: queue` and `max_wait`, which lets requests wait".into(),
+            "write `algorithm: leaky_bucket` with `overflow: queue` and `max_wait` to delay requests".into(),
         ),
         "requests" | "requests_per_unit" | "max" | "max_requests" | "hits" | "points" | "quota" | "threshold" => {
             let number = integer_of(value).unwrap_or_else(|| "10".into());
-            known("limit", format!("write `limit: {number}`, and in `window` the time that it is for"))
+            known("limit", format!("write `limit: {number}`, and its period in `window`"))
         }
         "unit" | "per" | "period" | "interval" | "duration" | "time_window" | "seconds" | "window_ms" | "windowms" => {
             known("window", format!("write `window`, {}", window_of(word, value)))
         }
         "gcra" => known("algorithm", gcra(siblings)),
         "token_bucket" | "leaky_bucket" | "fixed_window" | "sliding_window_log" | "sliding_window_counter" => {
-            known("algorithm", format!("write `algorithm: {word}`, and its numbers beside it"))
+            known("algorithm", format!("write `algorithm: {word}`, and its numbers next to it"))
         }
-        // Kong's.
+        // Kong.
         "policy" if matches!(scalar(value), Some("local" | "cluster" | "redis")) => Some(Suggestion {
             fix: "write `store` at the top of the file: `memory`, or `redis://HOST:6379` to share counts".into(),
             ours: None,
@@ -146,7 +146,7 @@ fn limit(word: &str, value: &Node, siblings: &Siblings) -> Option<Suggestion> {
         ),
         "route" => known("key", "write `key: route` to count each route apart, or `match: { path: … }`".into()),
         "concurrency" | "concurrent" | "max_concurrent" | "connections" | "limit_conn" => {
-            known("in_flight", "write `in_flight` for requests at the same time".into())
+            known("in_flight", "write `in_flight` to limit concurrent requests".into())
         }
         "dry_run" | "log_only" | "report_only" | "shadow_mode" => known("shadow", "write `shadow: true`".into()),
         "disabled" => known("enabled", "write `enabled: false`".into()),
@@ -161,7 +161,7 @@ fn limit(word: &str, value: &Node, siblings: &Siblings) -> Option<Suggestion> {
     }
 }
 
-/// Words of libraries for Node, Python and Go, and of Kong and Envoy.
+/// Returns the suggestion for a key of a Node, Python or Go library, or of Kong or Envoy.
 fn library(word: &str, value: &Node) -> Option<Suggestion> {
     let known = |ours, fix: String| Some(Suggestion { fix, ours: Some(ours) });
     let elsewhere = |fix: &str| Some(Suggestion { fix: fix.into(), ours: None });
@@ -171,10 +171,10 @@ fn library(word: &str, value: &Node) -> Option<Suggestion> {
             "write what the function returns, such as `key: ip`, `key: header:x-user-id` or `key: [ip, path]`".into(),
         ),
         "skipsuccessfulrequests" | "skip_successful_requests" => {
-            known("count", "write `count: failures`: answers of status 400 and above spend the limit".into())
+            known("count", "write `count: failures`: responses with status 400 and above count".into())
         }
         "skipfailedrequests" | "skip_failed_requests" => {
-            known("count", "write `count: successes`: answers of a status below 400 spend the limit".into())
+            known("count", "write `count: successes`: responses with a status below 400 count".into())
         }
         "standardheaders" | "legacyheaders" | "draft_polli_ratelimit_headers" | "headers" | "hide_client_headers" => {
             elsewhere("write `headers: [ietf]` or `headers: [legacy]` at the top of the file, for all limits")
@@ -186,12 +186,12 @@ fn library(word: &str, value: &Node) -> Option<Suggestion> {
             elsewhere("remove it: a request beyond a limit gets 429, and one that is `blocked` gets 403")
         }
         "passonstoreerror" | "pass_on_store_error" | "fault_tolerant" | "swallow_errors" => {
-            elsewhere("write `on_store_failure: allow` at the top of the file; the default counts in memory meanwhile")
+            elsewhere("write `on_store_failure: allow` at the top of the file; by default, limits are counted in memory meanwhile")
         }
         "redis" | "storage_uri" => elsewhere("write `store: redis://HOST:6379` at the top of the file"),
         "blockduration" | "block_duration" => {
             let lasts = integer_of(value).map_or_else(|| "10m".into(), |seconds| format!("{seconds}s"));
-            known("ban", format!("write `ban: {{ after: 1, within: 1m, for: {lasts} }}`, which bans a key that was denied"))
+            known("ban", format!("write `ban: {{ after: 1, within: 1m, for: {lasts} }}`, which bans a key after one denial"))
         }
         "max_tokens" => known("capacity", "write `algorithm: token_bucket` with `capacity`".into()),
         "tokens_per_fill" | "fill_interval" => known(
@@ -207,20 +207,20 @@ fn library(word: &str, value: &Node) -> Option<Suggestion> {
     }
 }
 
-/// Returns the fix for a value of `algorithm` whose numbers would not be those of ours.
+/// Returns the fix for an algorithm that needs other numbers here.
 pub(super) fn algorithm(key: &str, value: &Node, siblings: &Siblings) -> Option<String> {
     let is_gcra = key == "algorithm" && matches!(word_of(scalar(value)?).as_str(), "gcra" | "generic_cell_rate");
     is_gcra.then(|| gcra(siblings))
 }
 
-/// GCRA in our words, with the numbers that stand beside it.
+/// Returns the fix for GCRA, with the numbers of the limit.
 fn gcra(siblings: &Siblings) -> String {
     let why = "GCRA is a token bucket";
     let limit = siblings.number(&["limit", "max", "requests"]);
     let rate = limit.zip(siblings.get("window")).and_then(|(limit, window)| rate_text(limit, window));
     match (limit, rate) {
         (Some(limit), Some(rate)) => format!(
-            "write `algorithm: token_bucket`, `capacity: {limit}` and `refill: {rate}` in place of `limit` and `window`: {why}"
+            "write `algorithm: token_bucket`, `capacity: {limit}` and `refill: {rate}` instead of `limit` and `window`: {why}"
         ),
         (Some(limit), None) => {
             format!("write `algorithm: token_bucket`, `capacity: {limit}` and its rate in `refill`: {why}")
@@ -229,14 +229,14 @@ fn gcra(siblings: &Siblings) -> String {
     }
 }
 
-/// So much per window as a rate; `None` if a rate cannot have such a window.
+/// Returns `count` per `window` as a rate, or `None` if a rate cannot have that period.
 pub(in crate::rules::file) fn rate_text(count: u64, window: &str) -> Option<String> {
     let unit = window.strip_prefix('1').filter(|unit| unit.starts_with(|letter: char| letter.is_ascii_alphabetic()));
     let text = format!("{count}/{}", unit.unwrap_or(window));
     text.parse::<Rate>().is_ok().then_some(text)
 }
 
-/// A rate and a burst in our words. nginx's burst is one less than the capacity, and waits unless `nodelay` is given.
+/// Returns the fix for a rate and a burst. nginx's burst is one less than the capacity, and waits without `nodelay`.
 fn bucket(siblings: &Siblings) -> String {
     let given = ["rate", "rps", "average"].iter().find_map(|key| siblings.get(key));
     let rate = given.and_then(rate_of);
@@ -252,7 +252,7 @@ fn bucket(siblings: &Siblings) -> String {
         return match burst {
             Some(burst) => format!(
                 "write `algorithm: token_bucket` with `refill: {refill}` and `capacity: {burst}`; nginx's `burst={burst} \
-                 nodelay` is `capacity: {}`, because nginx admits one request beside the burst",
+                 nodelay` is `capacity: {}`, because nginx admits one request in addition to the burst",
                 burst.saturating_add(1)
             ),
             None => format!(
@@ -264,29 +264,29 @@ fn bucket(siblings: &Siblings) -> String {
     match rate.parse::<Rate>() {
         Ok(parsed) if waits => format!(
             "write `algorithm: leaky_bucket`, `capacity: {capacity}`, `leak: {rate}`, `overflow: queue` and `max_wait: {}`: \
-             nginx delays the requests of a burst unless it has `nodelay`, and admits one beside the burst",
+             nginx delays the requests of a burst unless it has `nodelay`, and admits one in addition to the burst",
             wait_text(parsed, capacity - 1)
         ),
         _ => format!(
-            "write `algorithm: token_bucket`, `capacity: {capacity}` and `refill: {rate}`: nginx admits one request beside \
-             the burst"
+            "write `algorithm: token_bucket`, `capacity: {capacity}` and `refill: {rate}`: nginx admits one request in \
+             addition to the burst"
         ),
     }
 }
 
-/// The time in which a rate lets that many pass, rounded up to milliseconds.
+/// Returns the time in which a rate admits `units`, rounded up to milliseconds.
 fn wait_text(rate: Rate, units: u64) -> String {
     let millis = rate.period().as_millis().saturating_mul(u128::from(units)).div_ceil(u128::from(rate.count()).max(1));
     let wait = Duration::from_millis(millis.try_into().unwrap_or(u64::MAX));
     if wait.subsec_millis() == 0 { format!("{}s", wait.as_secs()) } else { format!("{}ms", wait.as_millis()) }
 }
 
-/// A rate where a number should stand.
+/// A rate in place of a number.
 pub(super) struct WrittenRate {
-    /// The rate as we write it.
+    /// The rate in our notation.
     pub(super) rate: String,
     pub(super) count: String,
-    /// The time that the count is for.
+    /// The period of the count.
     pub(super) window: String,
 }
 
@@ -307,7 +307,7 @@ pub(super) fn written_rate(text: &str) -> Option<WrittenRate> {
     is_whole.then(|| WrittenRate { count: count.to_owned(), window, rate: rate.clone() })
 }
 
-/// Returns the sentence for a word that is not one of those listed for a key.
+/// Returns the fix for a value that is not one of the listed words of a key.
 pub(super) fn word(key: &str, word: &str) -> Option<&'static str> {
     if key != "algorithm" {
         return None;
@@ -319,12 +319,12 @@ pub(super) fn word(key: &str, word: &str) -> Option<&'static str> {
         ),
         "fixed" | "fixedwindow" | "window" => Some("write fixed_window"),
         "sliding" | "sliding_window" | "slidingwindow" | "rolling" | "rolling_window" | "moving_window" => {
-            Some("write sliding_window_counter, an estimate in little memory, or sliding_window_log, which is exact")
+            Some("write sliding_window_counter (an estimate, little memory) or sliding_window_log (exact)")
         }
         "log" | "sliding_log" => Some("write sliding_window_log"),
         "counter" | "sliding_counter" => Some("write sliding_window_counter"),
         "concurrency" | "concurrent" | "limit_conn" => {
-            Some("write `in_flight: 10` in place of an algorithm, for requests at the same time")
+            Some("write `in_flight: 10` instead of an algorithm, to limit concurrent requests")
         }
         _ => None,
     }
@@ -341,7 +341,7 @@ fn integer_of(value: &Node) -> Option<String> {
     scalar(value).filter(|text| text.len() <= 10 && text.bytes().all(|byte| byte.is_ascii_digit())).map(str::to_owned)
 }
 
-/// A rate as we write it: nginx has `10r/s`, and some have a number for each second.
+/// Returns a rate in our notation. nginx writes `10r/s`, and others a number per second.
 fn rate_of(text: &str) -> Option<String> {
     let is_number = !text.is_empty() && text.len() <= 10 && text.bytes().all(|byte| byte.is_ascii_digit());
     if is_number {
@@ -352,7 +352,7 @@ fn rate_of(text: &str) -> Option<String> {
     is_rate.then(|| shown(&text))
 }
 
-/// A word however it is written.
+/// Returns a key in lower case with underscores.
 fn word_of(text: &str) -> String {
     text.to_ascii_lowercase().replace(['-', ' '], "_")
 }

@@ -1,4 +1,4 @@
-//! What a schema asks for, said to people.
+//! Messages about the schema: expected types, examples and likely fixes.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use crate::rules::file::forms;
 use crate::rules::file::node::{NodeKind, Scalar, ScalarValue};
 use crate::rules::file::problem::{InvalidValue, shown};
 
-/// Why a value of that kind is none of what could stand there.
+/// Returns the error for a value of the wrong type.
 pub(super) fn wrong_type(name: &str, kind: &NodeKind, choices: &[&Value]) -> InvalidValue {
     let (takes, mut example) = expected(choices);
     if name == "the file" {
@@ -23,7 +23,7 @@ pub(super) fn wrong_type(name: &str, kind: &NodeKind, choices: &[&Value]) -> Inv
         };
     }
     if name.ends_with("statuses") {
-        example = "statuses from 500 to 599, each by itself, such as [502, 503, 504]".into();
+        example = "statuses from 500 to 599 one by one, such as [502, 503, 504]".into();
     }
     if let NodeKind::Scalar(scalar) = kind
         && let Some(fix) = rate_for_number(name, &scalar.text)
@@ -43,16 +43,16 @@ pub(super) fn wrong_type(name: &str, kind: &NodeKind, choices: &[&Value]) -> Inv
             Some(effect) => format!("write {example}; {effect}"),
             None => format!("write {example}, or remove the line"),
         };
-        return InvalidValue { problem: format!("{name} has nothing behind it"), fix };
+        return InvalidValue { problem: format!("{name} has no value"), fix };
     }
     let fix = meant(scalar, choices).unwrap_or_else(|| format!("write {example}"));
     let found = shown(&scalar.text);
     let found =
-        if fix.starts_with("remove the quotes") { format!("the text \"{found}\"") } else { format!("`{found}`") };
+        if fix.starts_with("remove the quotes") { format!("the string \"{found}\"") } else { format!("`{found}`") };
     InvalidValue { problem: format!("{name} must be {takes}, not {found}"), fix }
 }
 
-/// Returns the effect of leaving out a key, where that widens a limit more than somebody expects who began to write it.
+/// Returns the effect of leaving out a key, if that widens a limit more than expected.
 pub(super) fn without(name: &str) -> Option<&'static str> {
     match name.trim_matches('`') {
         "key" => Some("without `key`, all requests share one count"),
@@ -63,7 +63,7 @@ pub(super) fn without(name: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns the fix for a rate in the place of a quota.
+/// Returns the fix for a rate in place of a quota.
 fn rate_for_number(name: &str, text: &str) -> Option<String> {
     let WrittenRate { rate, count, window } = written_rate(text)?;
     match name {
@@ -73,19 +73,18 @@ fn rate_for_number(name: &str, text: &str) -> Option<String> {
         )),
         "limit" => Some(format!("write `limit: {count}` and `window: {window}`")),
         "capacity" => Some(format!(
-            "write the rate as `refill: {rate}`, or `leak: {rate}` for a leaky bucket, and in `capacity` how many requests \
-             may come at once"
+            "write the rate as `refill: {rate}`, or `leak: {rate}` for a leaky bucket, and the largest burst in `capacity`"
         )),
         _ => None,
     }
 }
 
-/// What somebody who wrote this probably meant.
+/// Returns the likely fix for a scalar of the wrong type.
 fn meant(scalar: &Scalar, choices: &[&Value]) -> Option<String> {
     let text = shown(&scalar.text);
     let takes = |kind: &str| choices.iter().find(|choice| super::takes(choice, kind));
     let is_number = matches!(scalar.value, ScalarValue::Integer(_) | ScalarValue::Float(_));
-    // A number in quotes is a text, which takes people by surprise.
+    // A number in quotes is a string.
     let is_quoted = scalar.value == ScalarValue::Text && scalar.verbatim == Some(1);
     if is_quoted && takes("integer").is_some() && matches!(ScalarValue::of_plain(&scalar.text), ScalarValue::Integer(_))
     {
@@ -131,7 +130,7 @@ fn meant(scalar: &Scalar, choices: &[&Value]) -> Option<String> {
     None
 }
 
-/// What could stand there, and something to write.
+/// Returns the expected types and an example.
 pub(super) fn expected(choices: &[&Value]) -> (String, String) {
     let words: Vec<&str> = choices.iter().flat_map(|choice| listed_in(choice)).collect();
     let mut kinds: Vec<String> = Vec::new();
@@ -146,9 +145,11 @@ pub(super) fn expected(choices: &[&Value]) -> (String, String) {
             (Some(form), _) => (form.noun.to_owned(), format!("{} such as {}", form.noun, form.example)),
             (None, Some("integer")) => ("a whole number".into(), "a whole number such as 10".into()),
             (None, Some("boolean")) => ("true or false".into(), "true or false".into()),
-            (None, Some("array")) => ("a list".into(), "a list, each entry on a line with `- `, or in [ ]".into()),
-            (None, Some("object")) => ("a map".into(), "keys and values under it, each on a line".into()),
-            _ => ("a text".into(), "a text".into()),
+            (None, Some("array")) => {
+                ("a list".into(), "a list, with each entry on a line after `- `, or in [ ]".into())
+            }
+            (None, Some("object")) => ("a map".into(), "keys and values under it, one per line".into()),
+            _ => ("a string".into(), "a string".into()),
         };
         kinds.push(kind);
         example.get_or_insert(good);
@@ -156,13 +157,13 @@ pub(super) fn expected(choices: &[&Value]) -> (String, String) {
     (kinds.join(" or "), example.unwrap_or_default())
 }
 
-/// Something that can be written for a schema as it stands.
+/// Returns a valid value of a schema.
 pub(super) fn literal(schema: &Value) -> Option<String> {
     let form = schema.get("format").and_then(Value::as_str).and_then(forms::by_format);
     listed_in(schema).first().map(|word| (*word).to_owned()).or_else(|| form.map(|form| form.example.to_owned()))
 }
 
-/// A value as YAML writes it in one line.
+/// Returns a value in YAML flow style.
 pub(super) fn flow(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -174,27 +175,27 @@ pub(super) fn flow(value: &Value) -> String {
     }
 }
 
-/// The words that a schema lists, if it is a list of words.
+/// Returns the words of an enumeration.
 pub(super) fn listed_in(schema: &Value) -> Vec<&str> {
     let words = schema.get("enum").and_then(Value::as_array);
     words.into_iter().flatten().chain(schema.get("const")).filter_map(Value::as_str).collect()
 }
 
-/// Whether a schema is of a list in which this text could stand.
+/// Returns whether a schema is a list that can contain this string.
 pub(super) fn lists(schema: &Value, text: &str) -> bool {
     let entries = schema.get("items").and_then(|items| items.get("anyOf")).and_then(Value::as_array);
     let formats = entries.into_iter().flatten().filter_map(|entry| entry.get("format")?.as_str());
     formats.filter_map(forms::by_format).any(|form| (form.check)(text).is_ok())
 }
 
-/// In the order of the alphabet: that of the schema depends on how its maps are built.
+/// Joins words in alphabetical order. The order of the schema depends on the map type of serde_json.
 pub(super) fn listed(words: &[&str]) -> String {
     let mut words = words.to_vec();
     words.sort_unstable();
     words.join(", ")
 }
 
-/// A key in the words of a message: `limit`, but the file, and an entry of `headers`.
+/// Quotes the name of a key for a message: `limit`, the file, an entry of `headers`.
 pub(super) fn quoted(name: &str) -> String {
     match name.rsplit_once("entry of ") {
         Some((article, list)) => format!("{article}entry of {}", quoted(list)),

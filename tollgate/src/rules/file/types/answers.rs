@@ -1,4 +1,4 @@
-//! Which answers spend a limit.
+//! The responses that a limit counts.
 
 use std::borrow::Cow;
 
@@ -7,45 +7,45 @@ use serde::Deserialize;
 
 use crate::rules::file::forms::{StatusClass, schema_of};
 
-/// Which answers spend a limit.
+/// The responses that a limit counts.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(untagged)]
 #[non_exhaustive]
 pub enum CountRule {
-    /// By a word.
+    /// All, failures or successes.
     Named(CountName),
-    /// Those of these statuses and classes: `[401, 5xx]`.
+    /// The statuses and classes of statuses: `[401, 5xx]`.
     Listed(#[schemars(length(min = 1))] Vec<StatusRule>),
 }
 
-/// Which answers spend a limit, in a word.
+/// A named set of responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum CountName {
-    /// Every answer.
+    /// Every response.
     All,
-    /// Those of status 400 and above.
+    /// Responses with status 400 and above.
     Failures,
-    /// Those of a status below 400.
+    /// Responses with a status below 400.
     Successes,
 }
 
-/// A status, or a class of them.
+/// A status, or a class of statuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(untagged)]
 #[non_exhaustive]
 pub enum StatusRule {
-    /// One status.
+    /// A single status.
     Status(u64),
-    /// All that begin with the same digit.
+    /// Every status with the same first digit.
     Class(StatusClass),
 }
 
-/// The statuses that answers have.
+/// The statuses of responses.
 pub(in crate::rules::file) const STATUSES: std::ops::RangeInclusive<u64> = 100..=599;
 
-/// Written out, so that a list of them is seen to be one of single values.
+/// Written out, so that `shape` sees a list of single values.
 impl JsonSchema for StatusRule {
     fn inline_schema() -> bool {
         true

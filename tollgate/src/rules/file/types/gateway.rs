@@ -1,4 +1,4 @@
-//! The gateway: where it listens, what it bears, and what it writes down.
+//! The gateway: listeners, bounds, timeouts and the access log.
 
 mod routes;
 
@@ -18,49 +18,49 @@ use crate::rules::{EncodedSlash, ForwardingHeader, PathCase, PathParameters, Pat
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct GatewayRule {
-    /// Where it listens.
+    /// The address to listen on.
     pub listen: Address,
-    /// TLS: on `listen`, or beside it.
+    /// TLS, on `listen` or on an address of its own.
     pub tls: Option<TlsRule>,
-    /// Networks whose `X-Forwarded-For` and `Forwarded` are believed; nobody's by default.
+    /// Networks of proxies whose `X-Forwarded-For` and `Forwarded` are trusted. None by default.
     pub trusted_proxies: Vec<Cidr>,
-    /// In which header those proxies name their clients. A proxy that maintains one of them may pass the other on as
-    /// the client sent it.
+    /// The header in which trusted proxies name their clients. A proxy that maintains one header may forward the other
+    /// unchanged from the client.
     pub forwarding_header: ForwardingName,
-    /// How upstreams read paths; a route may say otherwise.
+    /// How upstreams interpret paths. A route can override it.
     pub paths: PathsRule,
-    /// Whether connections begin with the header of the PROXY protocol.
+    /// Expects the header of the PROXY protocol on every connection.
     pub proxy_protocol: bool,
-    /// What becomes of request headers with an underscore in their name: `drop` (the default), `keep` or `refuse`.
-    /// Many upstreams take `X_User_Id` for `X-User-Id`, which limits do not.
+    /// The treatment of request headers with an underscore in their name: `drop` (the default), `keep` or `refuse`.
+    /// Many upstreams take `X_User_Id` for `X-User-Id`; limits do not.
     pub underscore_headers: UnderscoreHeaders,
-    /// What upstreams are told of the client and of the way.
+    /// Headers about the client and the connection that are added to requests for upstreams.
     #[schemars(length(max = 4))]
     pub tell_upstreams: Vec<UpstreamHeader>,
-    /// How many threads serve connections; one for each processor if left out.
+    /// Number of worker threads. One per processor if left out.
     #[schemars(range(min = 1, max = 1024))]
     pub workers: Option<u16>,
-    /// How many connections of clients it holds at most; as many as its open files allow if left out.
+    /// Most client connections at once. As many as open files allow if left out.
     #[schemars(range(min = 1))]
     pub max_connections: Option<u32>,
-    /// How many connections one client address holds at most; of IPv6, one /64. A quarter of `max_connections`, but at
-    /// least 64, if left out. Trusted proxies are not counted.
+    /// Most connections of one client address, or of one IPv6 /64. A quarter of `max_connections`, but at least 64, if
+    /// left out. Trusted proxies are not counted.
     #[schemars(range(min = 1))]
     pub max_connections_per_address: Option<u32>,
-    /// The longest head of a request.
+    /// Largest request head.
     pub max_head: ByteSize,
-    /// The longest body of a request; any length if left out.
+    /// Largest request body. Unlimited if left out.
     pub max_body: Option<ByteSize>,
-    /// How much of bodies is held at most, of all connections together, while one side does not read what the other
-    /// sends; half of the memory that the process may have if left out.
+    /// Most memory for buffered bodies, of all connections together, while one side reads more slowly than the other
+    /// sends. Half of the memory available to the process if left out.
     pub max_buffered: Option<ByteSize>,
-    /// How many requests queues of limits hold at most, all together.
+    /// Most requests that wait in queues of limits, all together.
     pub max_queued: u32,
-    /// How long it waits for clients.
+    /// Timeouts for clients.
     pub timeouts: TimeoutsRule,
-    /// Where a line for every request is written; nowhere if left out.
+    /// The access log. Off if left out.
     pub access_log: Option<AccessLogRule>,
-    /// Which requests go where.
+    /// The routes.
     #[schemars(length(max = 10_000))]
     pub routes: Vec<RouteRule>,
 }
@@ -95,21 +95,23 @@ impl Default for GatewayRule {
     }
 }
 
-/// How upstreams read paths. See `docs/normal-form.md` for the setting that fits a framework.
+/// How upstreams interpret paths. `docs/normal-form.md` lists the settings for common frameworks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct PathsRule {
-    /// How they read `%2F` and `%5C`: `any` (a limit applies if any reading matches it), `refuse`, `decode` or `keep`.
+    /// The interpretation of `%2F` and `%5C`: `any` (a limit applies if any interpretation matches), `refuse`, `decode` or
+    /// `keep`.
     pub encoded_slash: Option<EncodedSlash>,
-    /// How they read `;` in a path: `any` (a limit applies if any reading matches it), `refuse`, `strip` or `keep`.
+    /// The interpretation of `;` in a path: `any` (a limit applies if any interpretation matches), `refuse`, `strip` or
+    /// `keep`.
     pub parameters: Option<PathParameters>,
-    /// Whether they tell `/API` from `/api`: `sensitive` or `insensitive`.
+    /// Whether `/API` and `/api` differ: `sensitive` or `insensitive`.
     pub case: Option<PathCase>,
 }
 
 impl PathsRule {
-    /// Returns the reading that these settings make of another, which stands where they say nothing.
+    /// Returns `reading` with these settings applied.
     #[must_use]
     pub fn over(&self, reading: PathReading) -> PathReading {
         PathReading {
@@ -120,18 +122,18 @@ impl PathsRule {
     }
 }
 
-/// The header in which proxies name their clients.
+/// The header in which trusted proxies name their clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[non_exhaustive]
 pub enum ForwardingName {
-    /// `X-Forwarded-For` if it is there, or else `Forwarded`.
+    /// `X-Forwarded-For` if present, else `Forwarded`.
     #[default]
     #[serde(rename = "either")]
     Either,
-    /// `X-Forwarded-For` alone.
+    /// Only `X-Forwarded-For`.
     #[serde(rename = "x-forwarded-for")]
     XForwardedFor,
-    /// `Forwarded` alone (RFC 7239).
+    /// Only `Forwarded` (RFC 7239).
     #[serde(rename = "forwarded")]
     Forwarded,
 }
@@ -146,21 +148,21 @@ impl From<ForwardingName> for ForwardingHeader {
     }
 }
 
-/// What becomes of request headers with an underscore in their name.
+/// The treatment of request headers with an underscore in their name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum UnderscoreHeaders {
-    /// Neither limits nor upstreams see them.
+    /// Removed before limits and upstreams see them.
     #[default]
     Drop,
-    /// Limits and upstreams see them, unless the same name with hyphens is one that the gateway handles itself.
+    /// Kept, unless the same name with hyphens is a header that the gateway handles itself.
     Keep,
-    /// A request with one is answered with 400.
+    /// Refused: a request with one gets 400.
     Refuse,
 }
 
-/// Something that upstreams are told.
+/// A header, or a group of headers, that the gateway adds to requests for upstreams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, JsonSchema)]
 #[non_exhaustive]
 pub enum UpstreamHeader {
@@ -170,10 +172,10 @@ pub enum UpstreamHeader {
     /// `Forwarded` (RFC 7239).
     #[serde(rename = "forwarded")]
     Forwarded,
-    /// `Via`, to the upstream and to the client.
+    /// `Via`, in the request and in the response.
     #[serde(rename = "via")]
     Via,
-    /// `X-Request-Id`: the client's, or a new one; the client gets it back.
+    /// `X-Request-Id`: that of the client, or a new one. The response has it too.
     #[serde(rename = "request-id")]
     RequestId,
 }
@@ -183,14 +185,14 @@ pub enum UpstreamHeader {
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct TlsRule {
-    /// Where TLS is spoken; if left out, at the gateway's `listen`, and nothing else is spoken there.
+    /// The address for TLS. If left out, the gateway's `listen` is TLS only.
     pub listen: Option<Address>,
-    /// Certificates. A client gets the first that is for the name it asks for, or else the first.
+    /// Certificates. A client gets the first one that is valid for the requested name, else the first.
     #[schemars(extend("examples" = [{ "cert": "server.pem", "key": "server.key" }]))]
     pub certificates: OneOrMany<CertificateRule>,
-    /// A file in PEM with the authorities whose client certificates are believed; relative to the rule file.
+    /// A PEM file with the authorities of client certificates, relative to the rule file.
     pub client_ca: Option<String>,
-    /// Whether a client must have a certificate, where `client_ca` is given.
+    /// Whether a client must have a certificate. Needs `client_ca`.
     #[serde(default)]
     pub client_certificates: ClientCertificates,
 }
@@ -200,40 +202,40 @@ pub struct TlsRule {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ClientCertificates {
-    /// It must.
+    /// Connections without a certificate are refused.
     #[default]
     Required,
-    /// It may.
+    /// Connections without a certificate are accepted.
     Optional,
 }
 
-/// A certificate and its key. Both files are read again when they change.
+/// A certificate and its key. Both files are reloaded when they change.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct CertificateRule {
-    /// A file in PEM with the certificate and those between it and its authority; relative to the rule file.
+    /// A PEM file with the certificate and its intermediate certificates, relative to the rule file.
     pub cert: String,
-    /// A file in PEM with its private key; relative to the rule file.
+    /// A PEM file with the private key, relative to the rule file.
     pub key: String,
 }
 
-/// How long the gateway waits for clients.
+/// Timeouts for clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct TimeoutsRule {
-    /// For the whole head of a request, from its first byte on.
+    /// For a whole request head, from its first byte.
     pub head: DurationText,
-    /// For the next bytes of a body.
+    /// For the next bytes of a request body.
     pub body: DurationText,
     /// For the next request on a connection.
     pub idle: DurationText,
-    /// For a client to read some of what it is sent.
+    /// For a client to read some of its response.
     pub write: DurationText,
-    /// For either side of a connection that was upgraded, such as to WebSocket, to say something.
+    /// For either side of an upgraded connection, such as a WebSocket, to send something.
     pub upgraded: DurationText,
-    /// For what is under way when the gateway stops.
+    /// For requests in progress when the gateway stops.
     pub drain: DurationText,
 }
 
@@ -251,24 +253,24 @@ impl Default for TimeoutsRule {
     }
 }
 
-/// Where a line for every request is written, and how.
+/// The access log: one line for each request.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(from = "AccessLogText")]
 #[schemars(with = "AccessLogText", inline)]
 #[non_exhaustive]
 pub struct AccessLogRule {
-    /// How a line looks.
+    /// The format of a line.
     pub format: LogFormat,
-    /// The file that lines are added to, relative to the rule file; the standard output if there is none.
+    /// The file to append to, relative to the rule file. Standard output if left out.
     pub file: Option<String>,
 }
 
-/// How an access log is written.
+/// The notations of an access log.
 #[derive(Deserialize, JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
 enum AccessLogText {
-    /// The format alone: lines go to the standard output.
+    /// The format alone: lines go to standard output.
     Format(LogFormat),
     /// The format with a file.
     Settings(AccessLogSettings),
@@ -278,10 +280,10 @@ enum AccessLogText {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct AccessLogSettings {
-    /// How a line looks.
+    /// The format of a line.
     #[serde(default)]
     format: LogFormat,
-    /// The file that lines are added to, relative to the rule file; the standard output if left out.
+    /// The file to append to, relative to the rule file. Standard output if left out.
     file: Option<String>,
 }
 
@@ -294,14 +296,14 @@ impl From<AccessLogText> for AccessLogRule {
     }
 }
 
-/// How a line of the access log looks.
+/// The format of a line of the access log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum LogFormat {
-    /// An object in JSON.
+    /// A JSON object.
     #[default]
     Json,
-    /// The combined format of Apache and nginx, with the limit that decided at its end.
+    /// The combined format of Apache and nginx, followed by the limit that decided.
     Combined,
 }

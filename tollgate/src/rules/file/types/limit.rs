@@ -1,4 +1,4 @@
-//! A limit: what it matches, what it counts by, how much it lets through, and for whom it is different.
+//! A limit: the requests it matches, its key, its quota and its overrides.
 
 use std::collections::BTreeMap;
 
@@ -18,64 +18,64 @@ use crate::{InvalidLimit, Limit};
 #[schemars(extend("additionalProperties" = false))]
 #[non_exhaustive]
 pub struct LimitRule {
-    /// What it is called in headers, logs and metrics. Names differ.
+    /// Name in headers, logs and metrics. Must be unique.
     pub name: LimitName,
-    /// What it is for, for the people who read the file.
+    /// A description for readers of the file.
     pub description: Option<String>,
-    /// Whether it is in force. One that is not is checked like the others, but matches and counts nothing.
+    /// Whether the limit applies. A disabled limit is validated, but matches and counts nothing.
     #[serde(default = "enabled")]
     pub enabled: bool,
-    /// Which requests it is about; all of them if this is left out.
+    /// The requests that the limit applies to. All if left out.
     #[serde(rename = "match", default)]
     pub matches: MatchRule,
-    /// What it counts by: one part or several of `ip`, `ip/56`, `header:NAME`, `cookie:NAME`, `query:NAME`, `path`,
-    /// `method`, `host`, `route`, `jwt:CLAIM`, `cert:fingerprint`, `cert:cn`, `cert:san`, `descriptor:NAME`, `const:TEXT`. One count for all if left out.
+    /// The key to count by, of one or several parts: `ip`, `ip/56`, `header:NAME`, `cookie:NAME`, `query:NAME`, `path`,
+    /// `method`, `host`, `route`, `jwt:CLAIM`, `cert:fingerprint`, `cert:cn`, `cert:san`, `descriptor:NAME`, `const:TEXT`. All requests share one count if left out.
     pub key: Option<OneOrMany<KeyPart>>,
-    /// What a request without a part of the key is.
+    /// The treatment of a request without a part of the key.
     #[serde(default)]
     pub missing: Missing,
-    /// How it counts.
+    /// The algorithm.
     #[serde(default)]
     pub algorithm: AlgorithmName,
-    /// Its numbers.
+    /// The numbers of the algorithm.
     #[serde(flatten)]
     pub numbers: Numbers,
-    /// What it chooses beside them.
+    /// The modes of the algorithm.
     #[serde(flatten)]
     pub modes: Modes,
-    /// How many requests of a key are served at the same time at most, in each process. Such a limit has no algorithm.
+    /// Most concurrent requests of a key, in each process. Such a limit has no algorithm.
     #[schemars(range(min = 1, max = MAX_QUOTA))]
     pub in_flight: Option<u64>,
-    /// How many units a request takes (1): a whole number, `header:NAME`, an expression in CEL, or
+    /// Units that a request costs (1): a whole number, `header:NAME`, an expression in CEL, or
     /// `{ expression, when_error }`.
     pub cost: Option<CostRule>,
-    /// Which answers spend it: `all` (the default), `failures` (status 400 and above), `successes` (below 400), or a
-    /// list of statuses and classes such as `[401, 5xx]`. What was taken is given back when the answer is none of them.
+    /// The responses that count: `all` (the default), `failures` (status 400 and above), `successes` (below 400), or a
+    /// list of statuses and classes such as `[401, 5xx]`. The cost of other responses is refunded.
     pub count: Option<CountRule>,
-    /// Where the answer tells what the request really cost, `header:NAME`: `cost` is taken first and brought to that.
+    /// The response header with the actual cost, `header:NAME`. `cost` is taken first and then settled to it.
     pub settle: Option<SettleSource>,
-    /// Where a caller's plan is found, for overrides: `header:NAME`, `jwt:CLAIM` or `descriptor:NAME`.
+    /// The source of the client's plan, for overrides: `header:NAME`, `jwt:CLAIM` or `descriptor:NAME`.
     pub plan: Option<PlanSource>,
-    /// Plans and single keys with numbers of their own. A single key goes before a plan.
+    /// Other numbers for plans and single keys. A single key takes precedence over a plan.
     #[serde(default)]
     pub overrides: Vec<OverrideRule>,
-    /// Whom it does not count.
+    /// Requests that are not counted.
     #[serde(default)]
     pub exempt: ListRule,
-    /// Whom it always refuses.
+    /// Requests that are always refused.
     #[serde(default)]
     pub blocked: ListRule,
-    /// Whether it only decides and counts, and never denies.
+    /// Counts and reports, but never denies.
     #[serde(default)]
     pub shadow: bool,
-    /// How it is kept when many nodes share it.
+    /// The consistency if nodes share the limit.
     #[serde(default)]
     pub consistency: ConsistencyName,
-    /// The name of the store that keeps its counts, one of `stores`. The file's `store` keeps them if left out.
+    /// The name of the store of its counts, one of `stores`. The file's `store` if left out.
     pub store: Option<StoreName>,
-    /// What it answers while the store fails, if not what the file says.
+    /// The policy while the store fails. That of the file if left out.
     pub on_store_failure: Option<FailurePolicy>,
-    /// Refuses for a while who was denied too often.
+    /// A temporary ban of keys that were denied too often.
     pub ban: Option<BanRule>,
 }
 
@@ -84,29 +84,28 @@ fn enabled() -> bool {
 }
 
 impl LimitRule {
-    /// The limit, with its own numbers.
+    /// Returns the limit with its own numbers.
     ///
     /// # Errors
     ///
-    /// When a number makes no sense, of which a file that was parsed has none, and of a limit `in_flight`, which has no
-    /// rate.
+    /// Fails for an `in_flight` limit, which has no rate. Numbers of a parsed file are always valid.
     pub fn limit(&self) -> Result<Limit, InvalidLimit> {
         self.with(self.numbers)
     }
 
-    /// The limit with the numbers of an override, and its own where that has none.
+    /// Returns the limit with the numbers of an override, and its own numbers where the override has none.
     ///
     /// # Errors
     ///
-    /// When a number makes no sense. A file that was parsed has none of those.
+    /// As [`limit`](Self::limit).
     pub fn overridden(&self, by: &OverrideRule) -> Result<Limit, InvalidLimit> {
         self.with(by.numbers.or(self.numbers))
     }
 
     fn with(&self, numbers: Numbers) -> Result<Limit, InvalidLimit> {
         if self.in_flight.is_some() {
-            let problem = "a limit of what is in flight has no rate".into();
-            return Err(InvalidLimit::new("in_flight", problem, "look at in_flight itself"));
+            let problem = "an in_flight limit has no rate".into();
+            return Err(InvalidLimit::new("in_flight", problem, "read `in_flight` instead"));
         }
         let limit = Limit::new(self.name.as_str(), numbers.algorithm(self.algorithm, self.modes))?;
         let limit = limit.with_consistency(self.consistency.into());
@@ -121,34 +120,34 @@ impl LimitRule {
     }
 }
 
-/// Which requests a limit is about. All that is written must hold; in a list, one entry must.
+/// The requests that a limit applies to. All conditions must hold; of a list, one entry must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct MatchRule {
-    /// Paths: `*` is anything within a segment, `**` any number of segments.
+    /// Paths: `*` matches anything within a segment, `**` any number of segments.
     pub path: Option<OneOrMany<PathGlob>>,
-    /// Methods, in capitals.
+    /// Methods, in upper case.
     #[schemars(length(min = 1))]
     pub methods: Option<Vec<MethodName>>,
     /// Hosts: `api.example.com`, or `*.example.com` for all names under it.
     #[schemars(length(min = 1))]
     pub hosts: Option<Vec<HostGlob>>,
-    /// Values of headers, in which `*` is anything.
+    /// Required values of headers. `*` matches anything.
     #[schemars(extend("propertyNames" = schema_of::<HeaderName>()))]
     pub headers: BTreeMap<String, String>,
-    /// The domain that a client of the decision service names.
+    /// The domain in a request to the decision service.
     pub domain: Option<String>,
-    /// An expression in CEL that gives true or false.
+    /// A CEL expression that returns true or false.
     pub when: Option<Expression>,
 }
 
-/// What a request without a part of the key is.
+/// The treatment of a request without a part of the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Missing {
-    /// One of those who are all called `anonymous`.
+    /// Counted under the shared key part `anonymous`.
     #[default]
     Anonymous,
     /// Not counted by this limit.
@@ -157,21 +156,21 @@ pub enum Missing {
     Deny,
 }
 
-/// How many units a request takes.
+/// The cost of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(untagged)]
 #[non_exhaustive]
 pub enum CostRule {
-    /// Always so many.
+    /// A fixed number of units.
     Units(#[schemars(range(min = 1, max = MAX_QUOTA))] u64),
-    /// As many as the request says.
+    /// A number from the request.
     Found(CostText),
-    /// As many as an expression gives, and so many if it fails.
+    /// The result of an expression, with a cost for the case that it fails.
     Computed(ComputedCost),
 }
 
 impl CostRule {
-    /// The expression that computes it, which may fail.
+    /// Returns the expression that computes the cost, which may fail.
     pub(in crate::rules::file) fn expression(&self) -> Option<&Expression> {
         match self {
             Self::Found(CostText::Expression(text)) => Some(text),
@@ -181,30 +180,30 @@ impl CostRule {
     }
 }
 
-/// A cost by an expression, with the cost of a request for which it fails.
+/// A cost from an expression, with the cost of a request for which it fails.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct ComputedCost {
-    /// An expression in CEL that gives a whole number.
+    /// A CEL expression that returns a whole number.
     #[schemars(extend("examples" = ["request.method == \"POST\" ? 5 : 1"]))]
     pub expression: Expression,
-    /// How many units a request takes for which the expression fails. If left out: the most that the expression can give
-    /// where its text shows that, else the whole quota.
+    /// The cost of a request for which the expression fails. If left out: the largest result of the expression if it is
+    /// known from its text, else the whole quota.
     #[schemars(range(min = 1, max = MAX_QUOTA))]
     pub when_error: Option<u64>,
 }
 
-/// A plan or a single key with numbers of its own.
+/// Other numbers for a plan or a single key.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[schemars(extend("additionalProperties" = false))]
 #[non_exhaustive]
 pub struct OverrideRule {
     /// The plan.
     pub plan: Option<String>,
-    /// The key; as many parts as the limit's key has.
+    /// The key, with as many parts as the limit's key.
     pub key: Option<OneOrMany<String>>,
-    /// How many requests at the same time, for a limit of that.
+    /// Most concurrent requests, for a limit with `in_flight`.
     #[schemars(range(min = 1, max = MAX_QUOTA))]
     pub in_flight: Option<u64>,
     /// The numbers that differ.
@@ -212,36 +211,36 @@ pub struct OverrideRule {
     pub numbers: Numbers,
 }
 
-/// Some callers: by address, by key, or by an expression.
+/// A list of clients: by address, by key, or by an expression.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct ListRule {
     /// Networks and addresses of clients.
     pub ips: Vec<Cidr>,
-    /// Keys; each with as many parts as the limit's key has.
+    /// Keys, each with as many parts as the limit's key.
     pub keys: Vec<OneOrMany<String>>,
-    /// An expression in CEL that gives true or false.
+    /// A CEL expression that returns true or false.
     pub when: Option<Expression>,
 }
 
-/// Refuses for a while who was denied too often.
+/// A temporary ban of keys that were denied too often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct BanRule {
-    /// How many denials bring the ban.
+    /// Number of denials that cause the ban.
     #[schemars(range(min = 1, max = MAX_QUOTA))]
     pub after: u64,
-    /// In how short a time they have to come.
+    /// The period in which they are counted.
     pub within: DurationText,
-    /// How long the key is refused then.
+    /// Duration of the ban.
     #[serde(rename = "for")]
     pub lasts: DurationText,
 }
 
 impl MatchRule {
-    /// The headers to look at and the globs that their values must match.
+    /// Returns the headers and the globs that their values must match.
     pub fn headers(&self) -> impl Iterator<Item = (HeaderName, &str)> {
         self.headers.iter().map(|(name, value)| (HeaderName::new(&name.to_ascii_lowercase()), value.as_str()))
     }

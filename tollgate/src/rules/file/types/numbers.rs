@@ -1,4 +1,4 @@
-//! The numbers of the five algorithms, as a file writes them.
+//! The numbers and modes of the five algorithms.
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -8,14 +8,14 @@ use crate::rules::file::forms::{DurationText, RateText};
 use crate::units::{MINUTE, SECOND};
 use crate::{Algorithm, FixedWindow, LeakyBucket, Rate, SlidingWindowCounter, SlidingWindowLog, TokenBucket};
 
-/// How a limit counts.
+/// The algorithm of a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum AlgorithmName {
     /// Bursts up to `capacity`, then the `refill` rate.
     TokenBucket,
-    /// A steady outflow at `leak`; what does not fit is refused, or waits its turn.
+    /// A steady outflow at `leak`. Requests that do not fit are refused or queued.
     LeakyBucket,
     /// At most `limit` per `window`.
     FixedWindow,
@@ -30,7 +30,7 @@ impl AlgorithmName {
     pub(in crate::rules::file) const ALL: [Self; 5] =
         [Self::TokenBucket, Self::LeakyBucket, Self::FixedWindow, Self::SlidingWindowLog, Self::SlidingWindowCounter];
 
-    /// The name as a file writes it.
+    /// Returns the name in a rule file.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -42,7 +42,7 @@ impl AlgorithmName {
         }
     }
 
-    /// The keys that mean something to it, the quota first.
+    /// Returns the keys that apply to the algorithm, the quota first.
     pub(in crate::rules::file) const fn keys(self) -> &'static [&'static str] {
         match self {
             Self::TokenBucket => &["capacity", "refill", "refill_mode"],
@@ -53,38 +53,38 @@ impl AlgorithmName {
         }
     }
 
-    /// The key of its quota.
+    /// Returns the key of the quota.
     pub(in crate::rules::file) const fn quota_key(self) -> &'static str {
         self.keys()[0]
     }
 }
 
-/// The numbers of a limit. Which of them mean something depends on the algorithm.
+/// The numbers of a limit. The algorithm decides which of them apply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct Numbers {
-    /// How many units a window holds (10). For windows, logs and counters.
+    /// Units per window (10). For windows, logs and counters.
     #[schemars(range(min = 1, max = MAX_QUOTA))]
     pub limit: Option<u64>,
-    /// How long a window is (60s). For windows, logs and counters.
+    /// Length of the window (60s). For windows, logs and counters.
     pub window: Option<DurationText>,
-    /// Into how many segments the window is divided (1). For sliding_window_counter.
+    /// Number of segments of the window (1). For sliding_window_counter.
     #[schemars(range(min = 1, max = 1440))]
     pub segments: Option<u32>,
-    /// How many units a bucket holds (10). For token_bucket and leaky_bucket.
+    /// Units in a full bucket (10). For token_bucket and leaky_bucket.
     #[schemars(range(min = 1, max = MAX_QUOTA))]
     pub capacity: Option<u64>,
-    /// How fast tokens come back (1/s). For token_bucket.
+    /// Rate at which tokens return (1/s). For token_bucket.
     pub refill: Option<RateText>,
-    /// How fast the bucket leaks (1/s). For leaky_bucket.
+    /// Rate at which the bucket leaks (1/s). For leaky_bucket.
     pub leak: Option<RateText>,
-    /// How long a request may wait for its turn. For leaky_bucket with `overflow: queue`.
+    /// Longest wait of a queued request. For leaky_bucket with `overflow: queue`.
     pub max_wait: Option<DurationText>,
 }
 
 impl Numbers {
-    /// These, and where there are none, those.
+    /// Returns these numbers, and those of `those` where there are none.
     #[must_use]
     pub fn or(self, those: Self) -> Self {
         Self {
@@ -98,7 +98,7 @@ impl Numbers {
         }
     }
 
-    /// The algorithm of that name with these numbers, and the defaults for the others.
+    /// Returns the algorithm of that name with these numbers, and defaults for the missing ones.
     #[must_use]
     pub fn algorithm(self, name: AlgorithmName, modes: Modes) -> Algorithm {
         const QUOTA: u64 = 10;
@@ -139,22 +139,22 @@ impl Numbers {
     }
 }
 
-/// What a limit chooses beside its numbers. An override cannot change these.
+/// The modes of a limit. An override cannot change them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct Modes {
-    /// How tokens come back. For token_bucket.
+    /// How tokens return. For token_bucket.
     pub refill_mode: Option<RefillMode>,
-    /// What happens to what does not fit. For leaky_bucket.
+    /// The treatment of requests that do not fit. For leaky_bucket.
     pub overflow: Option<Overflow>,
-    /// When a window opens. For fixed_window.
+    /// The start of a window. For fixed_window.
     pub align: Option<Align>,
-    /// Whether denied requests count too (false). For sliding_window_log.
+    /// Also counts denied requests (false). For sliding_window_log.
     pub count_denied: Option<bool>,
 }
 
-/// How tokens come back.
+/// How tokens return.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -162,30 +162,30 @@ pub enum RefillMode {
     /// One by one.
     #[default]
     Smooth,
-    /// In whole portions, at the end of each period of the clock.
+    /// All at once, at the end of each period of the clock.
     Interval,
 }
 
-/// What happens to what does not fit.
+/// The treatment of requests that do not fit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Overflow {
-    /// It is refused.
+    /// Refused.
     #[default]
     Reject,
-    /// It waits its turn, for `max_wait` at most.
+    /// Queued, for at most `max_wait`.
     Queue,
 }
 
-/// When a window opens.
+/// The start of a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Align {
-    /// With the clock, for all keys at once.
+    /// Aligned to the clock, the same for all keys.
     #[default]
     Clock,
-    /// With the first request of a key.
+    /// At the first request of a key.
     FirstRequest,
 }

@@ -1,4 +1,4 @@
-//! One of something, or a list of it.
+//! A single value or a list.
 
 use std::borrow::Cow;
 use std::ops::Deref;
@@ -6,7 +6,7 @@ use std::ops::Deref;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
-/// One value, or a list of at least one: `path: /a` and `path: [/a, /b]`.
+/// A single value or a list of at least one: `path: /a` or `path: [/a, /b]`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(from = "Written<T>", bound = "T: Deserialize<'de>")]
 pub struct OneOrMany<T>(Vec<T>);

@@ -1,4 +1,4 @@
-//! The decision service, the admin page, and whose tokens are believed.
+//! The decision service, the admin listener, and the verification of tokens.
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -15,7 +15,7 @@ pub struct ServiceRule {
     pub http: Option<Listener>,
     /// Envoy's rate limit service.
     pub grpc: Option<Listener>,
-    /// The protocol of Redis.
+    /// The Redis protocol.
     pub resp: Option<Listener>,
 }
 
@@ -25,15 +25,15 @@ pub struct ServiceRule {
 #[schemars(with = "ListenerText", inline)]
 #[non_exhaustive]
 pub struct Listener {
-    /// Where it listens.
+    /// The address to listen on.
     pub listen: Address,
-    /// Whether connections begin with the header of the PROXY protocol.
+    /// Expects the header of the PROXY protocol on every connection.
     pub proxy_protocol: bool,
-    /// Host names that it may be asked for; addresses and `localhost` always.
+    /// Allowed host names. Addresses and `localhost` are always allowed.
     pub hosts: Vec<HostGlob>,
 }
 
-/// How a listener is written.
+/// The notations of a listener.
 #[derive(Deserialize, JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
@@ -48,13 +48,12 @@ enum ListenerText {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ListenerSettings {
-    /// Where it listens.
+    /// The address to listen on.
     listen: Address,
-    /// Whether connections begin with the header of the PROXY protocol.
+    /// Expects the header of the PROXY protocol on every connection.
     #[serde(default)]
     proxy_protocol: bool,
-    /// Host names that it may be asked for, such as `limits.example.com` or `*.example.com`; addresses and `localhost`
-    /// always.
+    /// Allowed host names, such as `limits.example.com` or `*.example.com`. Addresses and `localhost` are always allowed.
     #[serde(default)]
     hosts: Vec<HostGlob>,
 }
@@ -70,46 +69,45 @@ impl From<ListenerText> for Listener {
     }
 }
 
-/// The admin page.
+/// The admin listener: health checks, metrics and the dashboard.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct AdminRule {
-    /// Where it listens.
+    /// The address to listen on.
     pub listen: Address,
-    /// Host names that it may be asked for, such as `metrics.example.com` or `*.example.com`; addresses and `localhost`
-    /// always.
+    /// Allowed host names, such as `metrics.example.com` or `*.example.com`. Addresses and `localhost` are always allowed.
     #[serde(default)]
     pub hosts: Vec<HostGlob>,
 }
 
-/// How tokens are verified: by one key, or by a set of keys.
+/// The verification of tokens, by one key or by a key set.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct JwtRule {
-    /// A file with a public key in PEM, or with the bytes of a secret; relative to the rule file.
+    /// A file with a public key in PEM or with a shared secret, relative to the rule file.
     pub key_file: Option<String>,
-    /// A file with a JSON Web Key Set; relative to the rule file.
+    /// A file with a JSON Web Key Set, relative to the rule file.
     pub jwks_file: Option<String>,
-    /// Which algorithms are believed; needed with `key_file`.
+    /// Accepted algorithms. Needed with `key_file`.
     #[serde(default)]
     pub algorithms: Vec<JwtAlgorithm>,
-    /// Who must have issued the token.
+    /// Required issuer.
     pub issuer: Option<String>,
-    /// For whom it must be; one of these.
+    /// Accepted audiences; a token must have one of them.
     pub audience: Option<OneOrMany<String>>,
-    /// How far clocks may be apart.
+    /// Tolerated difference between clocks.
     #[serde(default = "leeway")]
     pub leeway: DurationText,
-    /// Where a request carries its token: `header:NAME`, `cookie:NAME` or `query:NAME`.
+    /// The source of the token: `header:NAME`, `cookie:NAME` or `query:NAME`.
     #[serde(default)]
     pub from: TokenSource,
-    /// Whether a request that `missing: deny` refuses for want of a valid token gets a 401 with `WWW-Authenticate:
-    /// Bearer` (RFC 6750) rather than a 403.
+    /// Whether a request that `missing: deny` refuses because it has no valid token gets a 401 with `WWW-Authenticate:
+    /// Bearer` (RFC 6750) instead of a 403.
     #[serde(default)]
     pub challenge: bool,
-    /// The realm that the challenge names; printable ASCII without quotes and backslashes.
+    /// The realm of the challenge: printable ASCII without quotes and backslashes.
     pub realm: Option<String>,
 }
 
@@ -117,7 +115,7 @@ fn leeway() -> DurationText {
     DurationText::new(std::time::Duration::from_secs(30))
 }
 
-/// An algorithm that signs tokens.
+/// A signature algorithm of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, JsonSchema)]
 #[non_exhaustive]
 pub enum JwtAlgorithm {

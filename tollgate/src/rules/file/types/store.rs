@@ -1,11 +1,11 @@
-//! Where counts are kept.
+//! The store of the counts.
 
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::rules::file::forms::{KeyPrefix, StoreUrl};
 
-/// Where counts are kept: a URL, with or without settings.
+/// The store of the counts: a URL, with or without settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(from = "StoreText")]
 #[schemars(with = "StoreText", inline)]
@@ -13,11 +13,11 @@ use crate::rules::file::forms::{KeyPrefix, StoreUrl};
 pub struct StoreRule {
     /// `memory`, or the URL of a Redis.
     pub url: StoreUrl,
-    /// What all keys and channels begin with.
+    /// The prefix of all keys and channels.
     pub prefix: Option<KeyPrefix>,
     /// A file with the certificate authorities of the servers.
     pub ca: Option<String>,
-    /// A file with the certificate that is sent to the servers.
+    /// A file with the client certificate.
     pub client_cert: Option<String>,
     /// A file with the private key of that certificate.
     pub client_key: Option<String>,
@@ -38,14 +38,13 @@ impl StoreRule {
         self.url == StoreUrl::Memory
     }
 
-    /// Returns whether both keep their counts in the same place.
+    /// Returns whether both use the same counts.
     #[must_use]
     pub fn has_counts_of(&self, other: &Self) -> bool {
         self.url.without_login() == other.url.without_login() && self.prefix == other.prefix
     }
 
-    /// The same settings at another URL, as far as they make sense there. A login in the URL takes the place of the one
-    /// beside it.
+    /// Returns the settings that apply to another URL. A login in the URL replaces `username` and `password_file`.
     pub(in crate::rules::file) fn at(&self, url: StoreUrl) -> Self {
         let (tls, sentinel, apart) = (url.is_tls(), url.has_sentinels(), !url.has_login());
         let kept = |value: &Option<String>, is_kept: bool| value.clone().filter(|_| is_kept);
@@ -64,7 +63,7 @@ impl StoreRule {
     }
 }
 
-/// How a store is written.
+/// The notations of a store.
 #[derive(Deserialize, JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
@@ -82,24 +81,22 @@ struct StoreSettings {
     /// The URL: `redis://h:6379`, `rediss://h:6379`, `redis+cluster://h1:7001,h2:7002`,
     /// `redis+sentinel://h1:26379,h2:26379/mymaster` or `unix:///path/to/socket`.
     url: StoreUrl,
-    /// What all keys and channels begin with: `prefix:rate_limit:…`. Fleets with different prefixes share one Redis, and
-    /// no counts.
+    /// The prefix of all keys and channels: `prefix:rate_limit:…`. Fleets with different prefixes can share one Redis
+    /// without sharing counts.
     prefix: Option<KeyPrefix>,
-    /// A file with the certificate authorities of the servers in PEM, instead of the public ones; relative to the rule
-    /// file.
+    /// A PEM file with the trusted authorities, instead of the public ones, relative to the rule file.
     ca: Option<String>,
-    /// A file with the certificate that is sent to servers that require one, in PEM; relative to the rule file. Needs
-    /// `client_key`.
+    /// A PEM file with the client certificate, relative to the rule file. Needs `client_key`.
     client_cert: Option<String>,
-    /// A file with the private key of `client_cert`, in PEM; relative to the rule file.
+    /// A PEM file with the private key of `client_cert`, relative to the rule file.
     client_key: Option<String>,
     /// The ACL user to log in as. Needs `password_file`.
     username: Option<String>,
-    /// A file with the password; relative to the rule file. It is read for every new connection.
+    /// A file with the password, relative to the rule file. It is read for every new connection.
     password_file: Option<String>,
     /// The ACL user to log in as at the sentinels. Needs `sentinel_password_file`.
     sentinel_username: Option<String>,
-    /// A file with the password of the sentinels; relative to the rule file.
+    /// A file with the password of the sentinels, relative to the rule file.
     sentinel_password_file: Option<String>,
 }
 

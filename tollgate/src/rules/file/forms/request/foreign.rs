@@ -1,11 +1,11 @@
-//! Paths as routers and proxies write them: regular expressions, and parameters such as `:id`.
+//! Paths in the syntax of routers and proxies: regular expressions, and parameters such as `:id`.
 //!
-//! As globs they would be taken letter for letter and match nothing that is meant, so they are refused. Who means the
-//! letters escapes one of them.
+//! As globs they would match these characters literally, which is rarely intended, so they are rejected. To match them
+//! literally, escape them.
 
 use super::super::super::problem::shown;
 
-/// Returns the fix if a path is a regular expression. `/files/report.*` is a glob, and so is `/Products(5)` a path.
+/// Returns the fix if a path is a regular expression. `/files/report.*` and `/Products(5)` are not.
 pub(super) fn regex(text: &str) -> Option<String> {
     let is_anchored = text.starts_with('^') || text.ends_with('$');
     let has_class = text.contains('\\') || ["[^", "[0-9", "[a-z", "[A-Z"].iter().any(|class| text.contains(class));
@@ -25,7 +25,7 @@ pub(super) fn regex(text: &str) -> Option<String> {
     let glob = match segments.get(literal.len()..).unwrap_or_default() {
         [] if ends => format!("write {} for that path alone", shown(&path)),
         [one] if literal.is_empty() && is_rest(one) => "write /** for every path".into(),
-        _ if literal.is_empty() => "write a glob for each path, where * is one segment and ** any number".into(),
+        _ if literal.is_empty() => "write a glob for each path, where * matches one segment and ** any number".into(),
         _ => format!("write {}/** for {} and everything under it", shown(&path), shown(&path)),
     };
     let escaped = text.chars().find_map(|letter| match letter {
@@ -36,9 +36,9 @@ pub(super) fn regex(text: &str) -> Option<String> {
         '[' => Some("%5B"),
         _ => None,
     });
-    let letters =
-        escaped.map_or_else(String::new, |escape| format!("; where the letters are meant, escape them: {escape}"));
-    Some(format!("{glob}; a limit takes a regular expression in `when: request.path.matches(\"…\")`{letters}"))
+    let letters = escaped
+        .map_or_else(String::new, |escape| format!("; to match these characters literally, escape them: {escape}"));
+    Some(format!("{glob}; a limit can match a regular expression in `when: request.path.matches(\"…\")`{letters}"))
 }
 
 /// Returns the fix if a segment is a parameter such as `:id` or `<id>`.
@@ -52,9 +52,9 @@ pub(super) fn parameters(text: &str) -> Option<String> {
         return None;
     }
     let glob: Vec<&str> = text.split('/').map(|segment| parameter(segment).unwrap_or(segment)).collect();
-    let mut fix = format!("write {}, where * is one segment and ** any number", shown(&glob.join("/")));
+    let mut fix = format!("write {}, where * matches one segment and ** any number", shown(&glob.join("/")));
     if text.contains("/:") {
-        fix.push_str("; where the letters are meant, escape the colon: %3A");
+        fix.push_str("; to match a colon literally, escape it: %3A");
     }
     Some(fix)
 }

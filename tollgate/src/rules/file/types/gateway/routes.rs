@@ -1,4 +1,4 @@
-//! Routes: which requests go where, and what is changed on the way.
+//! Routes: the requests they serve, their upstreams, and the changes to requests and responses.
 
 use std::collections::BTreeMap;
 
@@ -11,66 +11,66 @@ use crate::rules::file::forms::{
     DurationText, HeaderName, HostGlob, MethodName, PathGlob, PathText, Pattern, Upstream, schema_of,
 };
 
-/// A route of the gateway. Of all that match a request, the most specific serves it: by host, then by path, then by
-/// methods, then by headers, then by their order.
+/// A route of the gateway. The most specific matching route serves a request: by host, then by path, then by methods,
+/// then by headers, then by order.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct RouteRule {
-    /// What it is called in logs, metrics and the key part `route`; its first path if left out.
+    /// Name in logs, metrics and the key part `route`. The first path if left out.
     pub name: Option<String>,
-    /// Which paths it serves: `*` is anything within a segment, `**` any number of segments.
+    /// Paths: `*` matches anything within a segment, `**` any number of segments.
     pub path: OneOrMany<PathGlob>,
-    /// Which methods it serves, in capitals; all if left out.
+    /// Methods, in upper case. All if left out.
     #[schemars(length(min = 1))]
     pub methods: Option<Vec<MethodName>>,
-    /// Which hosts it serves: `api.example.com`, or `*.example.com` for all names under it; all if left out.
+    /// Hosts: `api.example.com`, or `*.example.com` for all names under it. All if left out.
     #[schemars(length(min = 1))]
     pub hosts: Option<Vec<HostGlob>>,
-    /// Values that headers must have; `*` is anything.
+    /// Required values of headers. `*` matches anything.
     #[serde(default)]
     #[schemars(extend("propertyNames" = schema_of::<HeaderName>()))]
     pub headers: BTreeMap<String, String>,
-    /// Where requests go: one URL, or several to balance over. `http://`, `https://`, `h2c://` for HTTP/2 without TLS;
-    /// `echo` answers with what it was asked.
+    /// The upstream: one URL, or several to balance over. `http://`, `https://`, or `h2c://` for HTTP/2 without TLS.
+    /// `echo` returns the request.
     pub upstream: Option<OneOrMany<UpstreamRule>>,
-    /// An answer that is always the same, in place of an upstream.
+    /// A fixed response, instead of an upstream.
     pub respond: Option<RespondRule>,
-    /// How its upstreams read paths; as `gateway.paths` has it where left out.
+    /// How its upstreams interpret paths. As in `gateway.paths` if left out.
     #[serde(default)]
     pub paths: PathsRule,
-    /// What is taken from the beginning of the path.
+    /// The prefix to remove from the path.
     pub strip_prefix: Option<PathText>,
-    /// A change of the path by a pattern.
+    /// A replacement in the path by a pattern.
     pub rewrite: Option<RewriteRule>,
-    /// Which host the upstream is asked for.
+    /// The Host header of requests to the upstream.
     #[serde(default)]
     pub host: HostHeader,
-    /// Changes of the request's headers.
+    /// Changes to the request headers.
     #[serde(default)]
     pub request_headers: HeaderEdits,
-    /// Changes of the answer's headers.
+    /// Changes to the response headers.
     #[serde(default)]
     pub response_headers: HeaderEdits,
-    /// How long an upstream may take to begin its answer, and then between two parts of it.
+    /// Timeout for the start of a response, and between two parts of it.
     #[serde(default = "answer_timeout")]
     pub timeout: DurationText,
-    /// How long a connection to an upstream may take.
+    /// Timeout for connecting to an upstream.
     #[serde(default = "connect_timeout")]
     pub connect_timeout: DurationText,
-    /// How often a request that may be repeated is tried again when an upstream fails.
+    /// Number of retries of an idempotent request after an upstream failed.
     #[serde(default = "retries")]
     #[schemars(range(max = 10))]
     pub retries: u8,
-    /// How the upstream is chosen.
+    /// The balancing policy.
     #[serde(default)]
     pub balance: Balance,
-    /// Asks upstreams now and then whether they are well.
+    /// Active health checks of the upstreams.
     pub health_check: Option<HealthCheckRule>,
-    /// Leaves an upstream alone that failed several times in a row.
+    /// Ejection of an upstream after consecutive failures.
     #[serde(default)]
     pub eject: EjectRule,
-    /// How long connections to upstreams are kept for further requests.
+    /// Reuse of connections to upstreams.
     #[serde(default)]
     pub upstream_connections: UpstreamConnectionsRule,
     /// TLS to upstreams.
@@ -91,13 +91,13 @@ fn retries() -> u8 {
 }
 
 impl RouteRule {
-    /// What it is called.
+    /// Returns the name, or the first path of a route without one.
     #[must_use]
     pub fn name(&self) -> &str {
         self.name.as_deref().or_else(|| self.path.first().map(PathGlob::as_str)).unwrap_or_default()
     }
 
-    /// What it matches, as a limit would write it.
+    /// Returns its conditions as the `match` of a limit.
     pub(in crate::rules::file) fn matches(&self) -> MatchRule {
         MatchRule {
             path: Some(self.path.clone()),
@@ -115,13 +115,13 @@ impl RouteRule {
 #[schemars(with = "UpstreamText", inline)]
 #[non_exhaustive]
 pub struct UpstreamRule {
-    /// Where it is.
+    /// The URL.
     pub url: Upstream,
-    /// How much of the requests it gets, beside the others.
+    /// Share of the requests, relative to the other upstreams.
     pub weight: u32,
 }
 
-/// How an upstream is written.
+/// The notations of an upstream.
 #[derive(Deserialize, JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
@@ -136,9 +136,9 @@ enum UpstreamText {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct UpstreamSettings {
-    /// Where it is.
+    /// The URL.
     url: Upstream,
-    /// How much of the requests it gets, beside the others (1).
+    /// Share of the requests, relative to the other upstreams (1).
     #[serde(default = "weight")]
     #[schemars(range(min = 1, max = 1000))]
     weight: u32,
@@ -157,20 +157,20 @@ impl From<UpstreamText> for UpstreamRule {
     }
 }
 
-/// An answer that is always the same.
+/// A fixed response.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct RespondRule {
-    /// Its status.
+    /// The status.
     #[serde(default = "ok")]
     #[schemars(range(min = 200, max = 599))]
     pub status: u16,
-    /// Its headers.
+    /// The headers.
     #[serde(default)]
     #[schemars(extend("propertyNames" = schema_of::<HeaderName>()))]
     pub headers: BTreeMap<String, String>,
-    /// Its body.
+    /// The body.
     #[serde(default)]
     pub body: String,
 }
@@ -179,74 +179,74 @@ fn ok() -> u16 {
     200
 }
 
-/// A change of the path.
+/// A replacement in the path.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct RewriteRule {
-    /// A regular expression that finds a part of the path.
+    /// A regular expression that matches a part of the path.
     pub pattern: Pattern,
-    /// What takes its place; `$1` is what the first group found.
+    /// The replacement. `$1` is the match of the first group.
     pub to: String,
 }
 
-/// Which host an upstream is asked for.
+/// The Host header of requests to an upstream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum HostHeader {
-    /// The one that the client asked for.
+    /// The host that the client sent.
     #[default]
     Client,
-    /// The one in the upstream's URL.
+    /// The host of the upstream's URL.
     Upstream,
 }
 
-/// Changes of headers: first what is removed, then what is set, then what is added.
+/// Changes to headers: `remove` first, then `set`, then `add`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct HeaderEdits {
-    /// Headers that have this value in place of any other.
+    /// Headers to set, which replaces other values.
     #[schemars(extend("propertyNames" = schema_of::<HeaderName>()))]
     pub set: BTreeMap<String, String>,
-    /// Headers that have this value beside others.
+    /// Headers to add, which keeps other values.
     #[schemars(extend("propertyNames" = schema_of::<HeaderName>()))]
     pub add: BTreeMap<String, String>,
-    /// Headers that are removed.
+    /// Headers to remove.
     pub remove: Vec<HeaderName>,
 }
 
-/// How the upstream is chosen among those that are well.
+/// How an upstream is chosen among the healthy ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Balance {
-    /// The one with the fewest requests under way, by weight.
+    /// The one with the fewest requests in progress, by weight.
     #[default]
     LeastRequests,
     /// One after the other, by weight.
     RoundRobin,
 }
 
-/// Asks upstreams now and then whether they are well: a GET that is answered with 2xx or 3xx.
+/// Active health checks: a GET that must return 2xx or 3xx.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct HealthCheckRule {
-    /// What is asked for: the whole path, before which the path of the upstream's URL is not put.
+    /// The whole path of the request. The path of the upstream's URL is not prepended.
     pub path: PathText,
-    /// How often.
+    /// The interval.
     #[serde(default = "check_every")]
     pub every: DurationText,
-    /// How long the answer may take.
+    /// Timeout for the response.
     #[serde(default = "check_timeout")]
     pub timeout: DurationText,
-    /// After how many bad answers in a row an upstream is left alone.
+    /// Consecutive failures after which an upstream is unhealthy.
     #[serde(default = "unhealthy_after")]
     #[schemars(range(min = 1, max = 100))]
     pub unhealthy_after: u32,
-    /// After how many good answers in a row it is used again.
+    /// Consecutive successes after which it is healthy again.
     #[serde(default = "healthy_after")]
     #[schemars(range(min = 1, max = 100))]
     pub healthy_after: u32,
@@ -268,20 +268,20 @@ fn healthy_after() -> u32 {
     2
 }
 
-/// Leaves an upstream alone that failed several times in a row. If all are left alone, all are used.
+/// Ejection of an upstream after consecutive failures. If all upstreams are ejected, all are used.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct EjectRule {
-    /// Number of failures in a row: no connection, no answer in time, an answer that breaks off or is not HTTP, or one of
+    /// Consecutive failures: no connection, no response in time, a response that breaks off or is not HTTP, or one of
     /// `statuses`.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub after: u32,
-    /// For how long.
+    /// Duration of the ejection.
     #[serde(rename = "for")]
     pub lasts: DurationText,
-    /// Statuses of answers that count as failures, from 500 to 599. None by default: a client that can provoke such answers
-    /// could have an upstream ejected.
+    /// Statuses of responses that count as failures, from 500 to 599. None by default: a client that can provoke such
+    /// responses could have an upstream ejected.
     #[schemars(length(max = 100), inner(range(min = 500, max = 599)))]
     pub statuses: Vec<u16>,
 }
@@ -292,12 +292,12 @@ impl Default for EjectRule {
     }
 }
 
-/// How long connections to upstreams are kept for further requests.
+/// Reuse of connections to upstreams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct UpstreamConnectionsRule {
-    /// Longest time that a connection of HTTP/1.1 waits for its next request. Must be shorter than the time after which the
+    /// Longest idle time of an HTTP/1.1 connection. Must be shorter than the time after which the
     /// upstream closes idle connections; a shorter time in the upstream's `Keep-Alive: timeout=` takes precedence.
     pub idle: DurationText,
     /// Age at which a connection takes no further requests.
@@ -325,8 +325,8 @@ impl Default for UpstreamConnectionsRule {
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct UpstreamTlsRule {
-    /// A file in PEM with the authorities that are believed, relative to the rule file; the public ones if left out.
+    /// A PEM file with the trusted authorities, relative to the rule file. The public ones if left out.
     pub ca: Option<String>,
-    /// The name that the upstream's certificate must be for; the host of its URL if left out.
+    /// The name that the upstream's certificate must be valid for. The host of its URL if left out.
     pub server_name: Option<String>,
 }
