@@ -185,7 +185,7 @@ pub(super) struct PermittedRequest {
 }
 
 /// The start of a response, or the reason why the client gets none.
-#[expect(clippy::large_enum_variant, reason = "it is matched where it is made, and a box would be an allocation")]
+#[expect(clippy::large_enum_variant, reason = "matched where it is created, and boxing would allocate")]
 pub(super) enum ResponseStart {
     Answered(SendResult, Option<Http1Conn>),
     ClientFailed(Failure),

@@ -128,7 +128,7 @@ impl Client {
     }
 
     /// Adds the client's address and certificate to the facts of a request.
-    pub(super) fn with_client<'a>(&'a self, facts: Facts<'a>) -> Facts<'a> {
+    pub(super) fn add_to<'a>(&'a self, facts: Facts<'a>) -> Facts<'a> {
         let facts = facts.peer(self.address.ip());
         self.certificate.as_ref().map_or(facts, |certificate| facts.certificate(certificate))
     }

@@ -246,7 +246,7 @@ fn note_unparsed(status: StatusCode, client: &Client, worker: &Worker) {
     let site = worker.site.load();
     // The client behind a trusted proxy is named in the head, which could not be parsed.
     if status == StatusCode::BAD_REQUEST && !site.proxies.trusts(client.address.ip()) {
-        worker.strike(&client.with_client(Facts::new("", "/")));
+        worker.strike(&client.add_to(Facts::new("", "/")));
     }
     if let Some(log) = &site.log {
         let mut record = Record::unparsed(client.address.ip().to_canonical(), (log, worker.number));

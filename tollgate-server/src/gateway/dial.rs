@@ -233,7 +233,7 @@ mod tests {
     async fn failure_of_all_addresses_is_the_upstreams_unless_the_gateway_lacks_something() {
         let (refusing, _bound) = refusing();
         let connected = connect(&[refusing, refusing], UpstreamSlot::for_test(3), |_| {}).await;
-        let error = connected.err().expect("nobody listens");
+        let error = connected.err().expect("nothing listens");
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
         let of = |code: rustix::io::Errno| io::Error::from(code);
         let (refused, descriptors, no_way) = (

@@ -88,7 +88,7 @@ pub(super) struct Exchange {
 }
 
 /// The response to a request, or a future that resolves to it.
-#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for every refusal")]
+#[expect(clippy::large_enum_variant, reason = "boxing would allocate for every refusal")]
 pub(super) enum ResponseFuture {
     /// A response that is available at once: refusals must be cheap.
     Ready(Option<Response<ToClient>>),
@@ -101,7 +101,9 @@ impl Future for ResponseFuture {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {
-            Self::Ready(response) => Poll::Ready(Ok(response.take().expect("an answer is asked for once"))),
+            Self::Ready(response) => {
+                Poll::Ready(Ok(response.take().expect("the future is not polled after completion")))
+            }
             Self::Pending(future) => future.as_mut().poll(context).map(Ok),
         }
     }
@@ -185,7 +187,7 @@ impl Worker {
 
 impl Exchange {
     /// Returns the response if it is available at once. Otherwise returns the check and the request.
-    #[expect(clippy::result_large_err, reason = "it is no error, and goes into a box at once")]
+    #[expect(clippy::result_large_err, reason = "not an error, and boxed at once")]
     fn begin(&self, mut request: Request<Incoming>) -> Result<Response<ToClient>, (Check, Forwarding)> {
         let mut guard = RequestGuard::new(&self.client);
         // The lane has checked this request already; it must not be counted twice.
@@ -320,7 +322,7 @@ impl Exchange {
         let own = || uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
         let facts = Facts::new(request.method().as_str(), target.unwrap_or_else(own)).headers(request.headers());
         let facts = uri.authority().map_or(facts, |authority| facts.host(authority.as_str()));
-        self.client.with_client(facts)
+        self.client.add_to(facts)
     }
 
     fn check(&self, request: &Request<Incoming>, site: &Site, route: Option<usize>) -> Check {

@@ -190,3 +190,42 @@ pub(super) fn response(failure: Failure) -> Response<Bytes> {
     }
     response
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_responses_are_json_and_name_the_problem() {
+        let all = [
+            Failure::NoHost,
+            Failure::SeveralHosts,
+            Failure::BadTarget,
+            Failure::BadLength,
+            Failure::UnderscoreHeader,
+            Failure::Connect,
+            Failure::BodyTooLong,
+            Failure::BodyLate,
+            Failure::BodyBroken,
+            Failure::NoRoute,
+            Failure::QueueFull,
+            Failure::Overloaded,
+            Failure::CannotConnect,
+            Failure::BadCertificate,
+            Failure::ConnectTimeout,
+            Failure::Disconnected,
+            Failure::BadAnswer,
+            Failure::LongAnswerHead,
+            Failure::RefusedAnswerHead,
+            Failure::UpstreamTimeout,
+            Failure::Exhausted,
+            Failure::UpstreamConnections,
+        ];
+        let lines = all.map(|failure| {
+            let body: serde_json::Value = serde_json::from_str(failure.body()).expect("the body is JSON");
+            assert_eq!(body.get("reason").and_then(serde_json::Value::as_str), failure.reason(), "{body}");
+            format!("{} {}", failure.status().as_u16(), failure.body())
+        });
+        insta::assert_snapshot!(lines.join("\n"));
+    }
+}

@@ -91,3 +91,35 @@ impl fmt::Display for Fault {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_upstreams_are_described_for_operators() {
+        let exhausted = [
+            Exhausted::UpstreamConnections,
+            Exhausted::Descriptors,
+            Exhausted::SystemDescriptors,
+            Exhausted::LocalAddresses,
+            Exhausted::Memory,
+        ];
+        let failures = [
+            Failure::Disconnected,
+            Failure::BadAnswer,
+            Failure::LongAnswerHead,
+            Failure::RefusedAnswerHead,
+            Failure::UpstreamTimeout,
+        ];
+        let others = [
+            ConnectError::Timeout.into(),
+            Fault::Stalled,
+            Fault::Status(StatusCode::SERVICE_UNAVAILABLE),
+            Fault::LateForCheck(Duration::from_millis(200)),
+        ];
+        let faults = exhausted.map(|exhausted| Fault::from(ConnectError::Exhausted(exhausted))).into_iter();
+        let faults = faults.chain(failures.map(Fault::from)).chain(others);
+        insta::assert_snapshot!(faults.map(|fault| fault.to_string()).collect::<Vec<_>>().join("\n"));
+    }
+}

@@ -279,7 +279,7 @@ impl<'a> Lane<'a> {
         if plain.body_bytes() > site.max_body {
             return Ok(Some(NextStep::HandOver));
         }
-        // As in `Client::with_client`.
+        // As in `Client::add_to`.
         let facts = Facts::new(plain.method, plain.target).headers(plain.headers.lines).peer(self.peer);
         let facts = self.certificate.map_or(facts, |certificate| facts.certificate(certificate));
         let route = site.find(&facts);

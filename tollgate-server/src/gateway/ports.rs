@@ -98,10 +98,10 @@ pub(super) fn listen_addresses(rule: &GatewayRule, listen: Option<&Address>) -> 
     match rule.tls.as_ref().map(|tls| &tls.listen) {
         None => vec![listen_address(address, setting, false)],
         Some(None) => vec![listen_address(address, setting, true)],
-        Some(Some(beside)) => {
+        Some(Some(tls_listen)) => {
             vec![
                 listen_address(address, setting, false),
-                listen_address(beside, Setting::Key("gateway.tls.listen", None), true),
+                listen_address(tls_listen, Setting::Key("gateway.tls.listen", None), true),
             ]
         }
     }

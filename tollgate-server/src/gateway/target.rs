@@ -58,7 +58,7 @@ pub(super) struct Target {
     /// Idle HTTP/1 connections by worker, so that none moves between workers.
     http1_conns: Box<[Mutex<Vec<Http1Conn>>]>,
     /// Idle connections of the lane, by worker.
-    #[expect(clippy::vec_box, reason = "every request takes one and gives it back")]
+    #[expect(clippy::vec_box, reason = "every request takes one and returns it")]
     lane_conns: Box<[Mutex<Vec<Box<LaneConn>>>]>,
     http2_pools: Box<[Http2Pool]>,
     /// Held while a shared connection is opened, so that other requests wait for it.

@@ -241,12 +241,12 @@ fn unfit(files: &Files, error: &rustls::Error) -> SettingError {
 /// Returns a verifier for client certificates issued by the authorities in a file.
 fn verifier(
     path: &Path,
-    wanted: ClientCertificates,
+    mode: ClientCertificates,
     provider: &Arc<CryptoProvider>,
 ) -> Result<Arc<dyn ClientCertVerifier>, SettingError> {
     let roots = Arc::new(authorities(path)?);
     let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(provider));
-    let verifier = match wanted {
+    let verifier = match mode {
         ClientCertificates::Optional => verifier.allow_unauthenticated(),
         _ => verifier,
     };

@@ -318,3 +318,16 @@ async fn turn_away(mut tcp: TcpStream) {
     };
     _ = timeout(TIMEOUT, reply).await;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rejection_has_the_length_that_it_announces() {
+        let text = std::str::from_utf8(NO_ROOM).expect("the response is text");
+        let (head, body) = text.split_once("\r\n\r\n").expect("the head has an end");
+        assert!(head.ends_with(&format!("content-length: {}", body.len())), "{head}");
+        serde_json::from_str::<serde_json::Value>(body).expect("the body is JSON");
+    }
+}

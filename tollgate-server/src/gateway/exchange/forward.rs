@@ -325,8 +325,8 @@ impl Exchange {
                 match deadline.limit(&mut waiting).await {
                     None => return AttemptResult::Failed(Failure::UpstreamTimeout.into()),
                     Some(Err(failure)) => return AttemptResult::Failed(failure.into()),
-                    Some(Ok((answer, still_attempt))) => {
-                        attempt = still_attempt;
+                    Some(Ok((answer, returned))) => {
+                        attempt = returned;
                         Some(Some(answer))
                     }
                 }

@@ -32,7 +32,7 @@ impl Exchange {
         guard: RequestGuard,
     ) -> Response<ToClient> {
         if is_malformed(outcome) {
-            self.worker.strike(&self.client.with_client(Facts::new("", "/").headers(request.headers())));
+            self.worker.strike(&self.client.add_to(Facts::new("", "/").headers(request.headers())));
         }
         let refusal = if is_grpc(request.headers()) {
             outcome.grpc_response().map(|response| response.map(|()| Bytes::new()))
@@ -54,7 +54,7 @@ impl Exchange {
     ) -> Response<ToClient> {
         guard.note_reason(problem.reason());
         self.worker.tally.note_unreadable(problem.number());
-        self.worker.strike(&self.client.with_client(Facts::new("", "/").headers(request.headers())));
+        self.worker.strike(&self.client.add_to(Facts::new("", "/").headers(request.headers())));
         self.drain(request.into_body());
         failure::unreadable_response(problem).map(|text| ToClient::local(text, guard))
     }
@@ -70,7 +70,7 @@ impl Exchange {
             guard.note_reason(reason);
         }
         if failure.is_malformed_request() {
-            self.worker.strike(&self.client.with_client(Facts::new("", "/").headers(request.headers())));
+            self.worker.strike(&self.client.add_to(Facts::new("", "/").headers(request.headers())));
         }
         self.fail(request.into_body(), failure, guard)
     }

@@ -159,9 +159,8 @@ impl Lane<'_> {
     ) -> Result<(), Failure> {
         let route = forwarding.route();
         let upstream = forwarding.tried.last().and_then(|number| route.upstream(*number)).ok_or(Failure::NoRoute)?;
-        let context_ = (&*forwarding.site, route);
-        let id =
-            plain.write(&mut buffers.out, context_, upstream, (self.client, self.worker), forwarding.id.clone())?;
+        let routed = (&*forwarding.site, route);
+        let id = plain.write(&mut buffers.out, routed, upstream, (self.client, self.worker), forwarding.id.clone())?;
         forwarding.guard.note_id(id.as_ref());
         forwarding.id = id;
         Ok(())

@@ -66,7 +66,7 @@ impl Lane<'_> {
     ) -> Option<(WrittenResponse, &'d [u8])> {
         if is_malformed(outcome) {
             let facts = Facts::new("", "/").headers(plain.headers.lines);
-            self.worker.strike(&self.client.with_client(facts));
+            self.worker.strike(&self.client.add_to(facts));
         }
         self.is_last |= self.worker.is_closing();
         let WorkerBuffers { last_refusal, date, .. } = buffers;

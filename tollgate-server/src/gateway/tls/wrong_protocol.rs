@@ -37,3 +37,16 @@ pub(in super::super) async fn send_use_https(mut tcp: TcpStream) -> io::Result<(
     };
     timeout(LINGER, reply).await?
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn response_has_the_length_that_it_announces() {
+        let text = std::str::from_utf8(USE_HTTPS).expect("the response is text");
+        let (head, body) = text.split_once("\r\n\r\n").expect("the head has an end");
+        assert!(head.ends_with(&format!("content-length: {}", body.len())), "{head}");
+        serde_json::from_str::<serde_json::Value>(body).expect("the body is JSON");
+    }
+}

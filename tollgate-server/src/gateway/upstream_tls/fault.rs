@@ -189,3 +189,32 @@ fn date(time: UnixTime) -> String {
         Err(_) => format!("{seconds} s of the Unix epoch"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn tls_errors_of_upstreams_end_with_the_fix() {
+        let day = UnixTime::since_unix_epoch(Duration::from_secs(24 * 60 * 60));
+        let expected = || ServerName::try_from("api.internal").expect("it is a host name");
+        let presented = vec![r#"DnsName("shop.internal")"#.to_owned()];
+        let faults = [
+            TlsFault::UnknownAuthority,
+            TlsFault::OtherSignature,
+            TlsFault::CaCertificate,
+            TlsFault::Expired(day),
+            TlsFault::NotYet(day),
+            TlsFault::OtherName { expected: expected(), presented: Vec::new() },
+            TlsFault::OtherName { expected: expected(), presented },
+            TlsFault::BadCertificate(CertificateError::Revoked),
+            TlsFault::NoTls,
+            TlsFault::HungUp,
+            TlsFault::WantsCertificate,
+            TlsFault::NothingInCommon,
+        ];
+        insta::assert_snapshot!(faults.map(|fault| fault.to_string()).join("\n"));
+    }
+}
