@@ -1,4 +1,4 @@
-//! Subscribes to resets by other processes, so that no remembered denial and no slice outlives one.
+//! Subscribes to resets by other processes: a reset ends the cached denials and the slices of its key.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,19 +17,20 @@ use crate::units::Timestamp;
 /// The channel on which the script publishes the times and names of keys that were reset, after `rate_limit:`.
 const CHANNEL: &str = "changed";
 
-/// How soon to listen again after the connection was lost: at first, and at most.
-const AGAIN_AFTER: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// The pause before another attempt to subscribe: the first, and the longest.
+const RETRY_AFTER: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// How long nothing may be heard before it is asked whether anyone is there, and how long for an answer.
+/// The time without a message after which the connection is probed.
 const QUIET_FOR: Duration = Duration::from_secs(5);
-const PATIENCE: Duration = Duration::from_secs(2);
+/// The longest time for a subscription, and for the reply to a probe.
+const REPLY_LIMIT: Duration = Duration::from_secs(2);
 
 /// The state of this process that a reset on one store ends.
 pub(super) struct Resets {
     pub(super) store: StoreIndex,
     pub(super) denials: Arc<Denials>,
     pub(super) leases: Arc<Leases>,
-    /// Set while resets are heard of, if denials are remembered at all.
+    /// Set while the subscription is up. `None` if denials are not cached.
     pub(super) hears: Option<Arc<AtomicBool>>,
 }
 
@@ -70,34 +71,34 @@ fn parse(message: &[u8]) -> (Option<Timestamp>, &[u8]) {
     (micros.map(Timestamp::from_micros), name)
 }
 
-/// Listens for ever. While nothing is heard, nothing is certain.
+/// Keeps a subscription for ever. While there is none, no denial is cached and no slice is taken.
 pub(super) async fn listen(topology: Arc<Topology>, resets: Resets) {
-    let mut pause = AGAIN_AFTER.0;
+    let mut pause = RETRY_AFTER.0;
     loop {
-        let ear = timeout(PATIENCE, async {
-            let mut ear = topology.subscriber().await.ok()?;
-            ear.subscribe(topology.names().of(CHANNEL)).await.ok()?;
-            Some(ear)
+        let subscribing = timeout(REPLY_LIMIT, async {
+            let mut subscriber = topology.subscriber().await.ok()?;
+            subscriber.subscribe(topology.names().of(CHANNEL)).await.ok()?;
+            Some(subscriber)
         });
-        if let Ok(Some(ear)) = ear.await {
+        if let Ok(Some(subscriber)) = subscribing.await {
             resets.begin();
-            pause = AGAIN_AFTER.0;
-            hear(ear, &resets).await;
+            pause = RETRY_AFTER.0;
+            apply_messages(subscriber, &resets).await;
             resets.end();
         }
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(AGAIN_AFTER.1);
+        pause = (pause * 2).min(RETRY_AFTER.1);
     }
 }
 
-/// Hears until the connection is gone, also if nobody says so.
-async fn hear(ear: PubSub, resets: &Resets) {
-    let (mut mouth, mut ear) = ear.split();
+/// Applies resets until the connection is lost. A server that is gone without closing it is found by a probe.
+async fn apply_messages(subscriber: PubSub, resets: &Resets) {
+    let (mut probes, mut messages) = subscriber.split();
     loop {
-        match timeout(QUIET_FOR, ear.next()).await {
+        match timeout(QUIET_FOR, messages.next()).await {
             Ok(Some(message)) => resets.apply(message.get_payload_bytes()),
             Ok(None) => return,
-            Err(_) => match timeout(PATIENCE, mouth.ping::<redis::Value>()).await {
+            Err(_) => match timeout(REPLY_LIMIT, probes.ping::<redis::Value>()).await {
                 Ok(Ok(_)) => {}
                 Ok(Err(_)) | Err(_) => return,
             },
