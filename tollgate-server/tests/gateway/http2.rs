@@ -217,7 +217,7 @@ fn an_upstream_of_http_2_that_hangs_is_given_up() {
     assert_eq!(gateway.get("/head").status, 504);
     let mut connection = gateway.connect();
     connection.send("GET /body HTTP/1.1\r\nHost: h\r\n\r\n");
-    let cut_off = connection.try_receive().err().expect("the client must see that the response is incomplete");
+    let cut_off = connection.try_receive().expect_err("the client must see that the response is incomplete");
     let is_timeout = matches!(cut_off.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
     assert!(!is_timeout, "the gateway does not close the connection: {cut_off}");
 }
