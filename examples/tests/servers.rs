@@ -29,12 +29,12 @@ impl Server {
     }
 
     /// Returns the next line of output.
-    fn says(&mut self) -> String {
+    fn next_line(&mut self) -> String {
         self.said.next().expect("a line").expect("UTF-8")
     }
 
     /// Returns the status of a response, and its `ratelimit` header.
-    fn ask(&self, header: &str) -> (u16, String) {
+    fn send(&self, header: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.address).expect("it listens");
         let request = format!("GET / HTTP/1.1\r\nhost: localhost\r\n{header}connection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).expect("it reads");
@@ -58,7 +58,7 @@ impl Drop for Server {
 #[test]
 fn axum_tiers_gives_each_plan_its_own_numbers() {
     let server = Server::start(env!("CARGO_BIN_EXE_axum_tiers"), &[ANY_PORT]);
-    let left = |account: &str| server.ask(&format!("authorization: Bearer {account}\r\n"));
+    let left = |account: &str| server.send(&format!("authorization: Bearer {account}\r\n"));
     assert_eq!(left("ann-gold"), (200, "\"per-user\";r=999".to_owned()));
     assert_eq!(left("bob-silver"), (200, "\"per-user\";r=99".to_owned()));
     for remaining in ["2", "1", "0"] {
@@ -74,7 +74,7 @@ fn axum_redis_counts_for_all_servers() {
     let redis = Redis::start();
     let servers: Vec<Server> =
         (0..2).map(|_| Server::start(env!("CARGO_BIN_EXE_axum_redis"), &[&redis.url(), ANY_PORT])).collect();
-    let statuses: Vec<u16> = (0..7).map(|call| servers[call % 2].ask("").0).collect();
+    let statuses: Vec<u16> = (0..7).map(|call| servers[call % 2].send("").0).collect();
     assert_eq!(statuses, [200, 200, 200, 200, 200, 429, 429]);
 }
 
@@ -91,15 +91,15 @@ fn hot_reload_changes_the_rules_and_keeps_what_was_spent() {
     };
     write("2");
     let mut server = Server::start(env!("CARGO_BIN_EXE_hot_reload"), &[file.to_str().expect("a plain path"), ANY_PORT]);
-    let statuses: Vec<u16> = (0..3).map(|_| server.ask("").0).collect();
+    let statuses: Vec<u16> = (0..3).map(|_| server.send("").0).collect();
     assert_eq!(statuses, [200, 200, 429]);
 
     write("5");
-    assert_eq!(server.says(), "new rules are in force");
-    assert_eq!(server.ask(""), (200, "\"per-client\";r=2".to_owned()));
+    assert_eq!(server.next_line(), "new rules are in force");
+    assert_eq!(server.send(""), (200, "\"per-client\";r=2".to_owned()));
 
     write("many");
-    let said = server.says();
+    let said = server.next_line();
     assert!(said.starts_with("the old rules stay in force: ") && said.contains(":1:"), "{said}");
-    assert_eq!(server.ask(""), (200, "\"per-client\";r=1".to_owned()));
+    assert_eq!(server.send(""), (200, "\"per-client\";r=1".to_owned()));
 }

@@ -84,7 +84,7 @@ fn rules_are_replaced_under_load_without_a_wrong_decision() {
     let (gate, _) = gate([per_user(1000)]);
     let (admitted, done) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        let asking: Vec<_> = (0..4)
+        let threads: Vec<_> = (0..4)
             .map(|_| {
                 scope.spawn(|| {
                     let headers = headers(&ANN);
@@ -100,7 +100,7 @@ fn rules_are_replaced_under_load_without_a_wrong_decision() {
             })
             .collect();
         scope.spawn(|| replace_without_end(&gate, &done));
-        for thread in asking {
+        for thread in threads {
             thread.join().unwrap();
         }
         done.store(true, Ordering::Relaxed);

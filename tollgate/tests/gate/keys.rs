@@ -66,17 +66,17 @@ fn an_ipv6_client_is_a_network() {
 #[test]
 fn a_forwarded_address_is_ignored_except_from_trusted_proxies() {
     let forged = headers(&[("x-forwarded-for", "203.0.113.9")]);
-    let asked = |gate: &Gate| {
+    let is_allowed = |gate: &Gate| {
         let facts = Facts::new("GET", "/").peer("10.0.0.1".parse().unwrap()).headers(&forged);
         gate.decide_now(&facts).unwrap().is_allowed()
     };
     let rules = || RuleSet::builder().rule(once().key(KeyPart::ip()));
     let direct = Facts::new("GET", "/").peer("203.0.113.9".parse().unwrap());
     let stranger = Gate::in_memory(rules().build().unwrap()).unwrap();
-    assert!(asked(&stranger) && stranger.decide_now(&direct).unwrap().is_allowed());
+    assert!(is_allowed(&stranger) && stranger.decide_now(&direct).unwrap().is_allowed());
     let proxies = TrustedProxies::parse(["10.0.0.0/8"]).unwrap();
     let trusting = Gate::in_memory(rules().trusted_proxies(proxies).build().unwrap()).unwrap();
-    assert!(asked(&trusting) && !trusting.decide_now(&direct).unwrap().is_allowed());
+    assert!(is_allowed(&trusting) && !trusting.decide_now(&direct).unwrap().is_allowed());
 }
 
 #[test]
@@ -125,12 +125,12 @@ fn certificates_are_counted_by_fingerprint_or_name() {
     // Other middleware may insert it into the extensions.
     let (gate, _) = gate([once().key(KeyPart::certificate(CertificateField::Cn)).missing(Missing::Skip)]);
     let mut extensions = http::Extensions::new();
-    let asked = |extensions: &http::Extensions| {
+    let is_allowed = |extensions: &http::Extensions| {
         gate.decide_now(&Facts::new("GET", "/").extensions(extensions)).unwrap().limit().is_some()
     };
-    assert!(!asked(&extensions));
+    assert!(!is_allowed(&extensions));
     extensions.insert(certificate("aa", Some("billing")));
-    assert!(asked(&extensions));
+    assert!(is_allowed(&extensions));
 }
 
 #[test]
@@ -145,12 +145,12 @@ fn spellings_of_one_path_are_one_key() {
 #[test]
 fn keys_can_be_bytes_that_are_not_utf8() {
     let (gate, _) = gate([once().key(KeyPart::header("x-user-id"))]);
-    let asked = |bytes: &[u8]| {
+    let is_allowed = |bytes: &[u8]| {
         let mut headers = http::HeaderMap::new();
         headers.insert("x-user-id", http::HeaderValue::from_bytes(bytes).unwrap());
         gate.decide_now(&Facts::new("GET", "/").headers(&headers)).unwrap().is_allowed()
     };
-    assert!(asked(b"\xff") && asked(b"\xfe") && !asked(b"\xff"));
+    assert!(is_allowed(b"\xff") && is_allowed(b"\xfe") && !is_allowed(b"\xff"));
 }
 
 #[test]

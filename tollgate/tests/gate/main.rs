@@ -39,5 +39,5 @@ fn check(gate: &Gate, method: &str, path: &str, pairs: &[(&'static str, &str)]) 
 }
 
 fn remaining(outcome: &Outcome) -> u64 {
-    outcome.decision().expect("a limit was asked").remaining()
+    outcome.decision().expect("a limit applies").remaining()
 }

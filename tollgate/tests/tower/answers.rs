@@ -105,8 +105,8 @@ async fn a_refused_head_request_gets_no_body() {
     let server = Server::with(&gate).await;
     assert_eq!(server.get("/", &[]).await.status, 200);
     for client in [http1(), http2()] {
-        let whole = server.ask(&client, Method::GET, "/", &[]).await;
-        let head = server.ask(&client, Method::HEAD, "/", &[]).await;
+        let whole = server.send(&client, Method::GET, "/", &[]).await;
+        let head = server.send(&client, Method::HEAD, "/", &[]).await;
         assert_eq!((head.status, &*head.body), (429, ""));
         assert_eq!(head.header("content-length"), Some(&*whole.body.len().to_string()));
         assert_eq!(head.all(IETF), whole.all(IETF));
@@ -120,10 +120,10 @@ async fn http2_gets_the_same_responses() {
     let (gate, _) = gate([per_minute("all", 1)]);
     let server = Server::with(&gate).await;
     let client = http2();
-    let allowed = server.ask(&client, Method::GET, "/", &[]).await;
+    let allowed = server.send(&client, Method::GET, "/", &[]).await;
     assert_eq!((allowed.version, allowed.status, &*allowed.body), (Version::HTTP_2, 200, "hello"));
     assert_eq!(allowed.left(), Some(r#""all";r=0;t=20"#));
-    let denied = server.ask(&client, Method::POST, "/", &[]).await;
+    let denied = server.send(&client, Method::POST, "/", &[]).await;
     assert_eq!((denied.version, denied.status, denied.header("retry-after")), (Version::HTTP_2, 429, Some("20")));
     assert!(denied.body.ends_with(r#""retry_after":20}"#), "{}", denied.body);
 }

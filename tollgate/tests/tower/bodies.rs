@@ -95,12 +95,12 @@ async fn a_connection_can_be_upgraded_through_the_layer() {
         (StatusCode::SWITCHING_PROTOCOLS, [("connection", "upgrade"), ("upgrade", "echo")])
     };
     let server = Server::serving(Router::new().route("/", get(echo)).layer(layer(&gate))).await;
-    let ask = || {
+    let send = || {
         let request = http::Request::builder().method(Method::GET).uri(format!("http://{}/", server.address));
         let request = request.header("connection", "upgrade").header("upgrade", "echo");
         http1().request(request.body(Empty::new()).unwrap())
     };
-    let response = ask().await.unwrap();
+    let response = send().await.unwrap();
     assert_eq!(response.status(), 101);
     assert_eq!(response.headers()["ratelimit"], r#""all";r=0;t=20"#);
     let mut upgraded = TokioIo::new(hyper::upgrade::on(response).await.unwrap());
@@ -108,5 +108,5 @@ async fn a_connection_can_be_upgraded_through_the_layer() {
     let mut echoed = Vec::new();
     upgraded.read_to_end(&mut echoed).await.unwrap();
     assert_eq!(echoed, b"ping");
-    assert_eq!(ask().await.unwrap().status(), 429);
+    assert_eq!(send().await.unwrap().status(), 429);
 }

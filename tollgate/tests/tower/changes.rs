@@ -7,7 +7,7 @@ use http::Method;
 use tollgate::rules::{Rule, RuleSet};
 use tollgate::{FixedWindow, Limit, MINUTE};
 
-use super::server::{Answer, Server, http1, http2};
+use super::server::{Server, TestResponse, http1, http2};
 use super::{gate_of, per_minute, user};
 
 /// Clients that send requests without a pause.
@@ -24,7 +24,7 @@ fn rules(limit: u64, with_second: bool) -> RuleSet {
 }
 
 /// Returns `true` if a response comes entirely from one of the rule sets.
-fn is_whole(answer: &Answer) -> bool {
+fn is_whole(answer: &TestResponse) -> bool {
     let limit = answer.header("x-ratelimit-limit");
     let remaining = answer.header("x-ratelimit-remaining").and_then(|left| left.parse::<u64>().ok());
     let policy = answer.header("ratelimit-policy");
@@ -50,7 +50,7 @@ async fn every_response_under_load_comes_from_the_old_rules_or_the_new() {
                 let name = format!("user-{number}");
                 let mut statuses = [0_usize; 2];
                 while !done.load(Ordering::Relaxed) {
-                    let answer = server.ask(&client, Method::GET, "/", &[("x-user-id", &name)]).await;
+                    let answer = server.send(&client, Method::GET, "/", &[("x-user-id", &name)]).await;
                     assert!(is_whole(&answer), "{answer:?}");
                     statuses[usize::from(answer.status == 429)] += 1;
                     answered.fetch_add(1, Ordering::Relaxed);

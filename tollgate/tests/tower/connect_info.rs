@@ -17,7 +17,7 @@ async fn two_lines_limit_each_client_of_an_axum_router() {
     let (one, other) = (http1_from("127.0.0.2"), http1_from("127.0.0.3"));
     let mut statuses = Vec::new();
     for client in [&one, &one, &other, &other] {
-        statuses.push(server.ask(client, Method::GET, "/", &[]).await.status);
+        statuses.push(server.send(client, Method::GET, "/", &[]).await.status);
     }
     assert_eq!(statuses, [200, 429, 200, 429]);
 }

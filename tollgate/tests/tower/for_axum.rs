@@ -8,7 +8,7 @@ use http_body_util::BodyExt;
 use tollgate::rules::{KeyPart, Rule};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-use super::server::{Answer, Server, http1, http2, layer};
+use super::server::{Server, TestResponse, http1, http2, layer};
 use super::{gate, per_minute};
 
 #[tokio::test]
@@ -24,8 +24,8 @@ async fn clients_get_the_same_responses_as_from_the_other_layer() {
                 for (method, kind) in
                     [(Method::GET, ""), (Method::GET, ""), (Method::HEAD, ""), (Method::GET, "application/grpc")]
                 {
-                    let Answer { status, version, mut headers, body } =
-                        server.ask(&client, method, "/", &[("content-type", kind)]).await;
+                    let TestResponse { status, version, mut headers, body } =
+                        server.send(&client, method, "/", &[("content-type", kind)]).await;
                     headers.remove("date");
                     responses.push((for_axum, status, version, headers, body));
                 }
@@ -45,10 +45,10 @@ async fn a_body_passes_unchanged_and_its_permit_is_held_until_it_ends() {
         std::future::ready(Ok::<_, std::convert::Infallible>(http::Response::new(Body::from("hello"))))
     });
     let mut service = layer(&gate).for_axum().layer(inner);
-    let mut ask = async || service.ready().await.unwrap().call(Request::new(())).await.unwrap();
-    let first = ask().await;
-    assert_eq!(ask().await.status(), StatusCode::TOO_MANY_REQUESTS);
+    let mut send = async || service.ready().await.unwrap().call(Request::new(())).await.unwrap();
+    let first = send().await;
+    assert_eq!(send().await.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(first.into_body().collect().await.unwrap().to_bytes(), "hello");
-    let last: http::Response<Body> = ask().await;
+    let last: http::Response<Body> = send().await;
     assert_eq!(last.status(), StatusCode::OK);
 }

@@ -59,7 +59,7 @@ async fn client(address: SocketAddr) -> HealthClient<Channel> {
     HealthClient::new(Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap())
 }
 
-fn asked_by(user: &'static str) -> Request<HealthCheckRequest> {
+fn request_of(user: &'static str) -> Request<HealthCheckRequest> {
     let mut request = Request::new(HealthCheckRequest::default());
     request.metadata_mut().insert("x-user-id", user.parse().unwrap());
     request
@@ -72,20 +72,20 @@ async fn a_denied_call_is_resource_exhausted_with_the_exact_wait() {
     let mut client = client(address).await;
     clock.advance(SECOND / 4);
 
-    let allowed = client.check(asked_by("ann")).await.unwrap();
+    let allowed = client.check(request_of("ann")).await.unwrap();
     assert_eq!(allowed.metadata().get("ratelimit").unwrap(), r#""per-user";r=0;t=20"#);
     assert_eq!(allowed.get_ref().status(), ServingStatus::Serving);
 
-    let denied = client.check(asked_by("ann")).await.unwrap_err();
+    let denied = client.check(request_of("ann")).await.unwrap_err();
     assert_eq!(denied.code(), Code::ResourceExhausted);
     assert_eq!(denied.message(), "Too many requests. Please retry after 20 seconds.");
     assert_eq!(denied.get_details_retry_info().unwrap().retry_delay, Some(Duration::from_millis(19_750)));
     assert_eq!(denied.metadata().get("retry-after").unwrap(), "20");
     assert_eq!(calls.load(Ordering::Relaxed), 1);
 
-    assert!(client.check(asked_by("bob")).await.is_ok());
+    assert!(client.check(request_of("bob")).await.is_ok());
     clock.advance(SECOND * 20);
-    assert!(client.check(asked_by("ann")).await.is_ok());
+    assert!(client.check(request_of("ann")).await.is_ok());
     assert_eq!(calls.load(Ordering::Relaxed), 3);
 }
 

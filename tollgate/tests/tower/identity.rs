@@ -27,7 +27,7 @@ async fn forwarding_headers_are_ignored_by_default() {
     ] {
         assert_eq!(server.get("/", &[spoofed]).await.status, 429, "{spoofed:?}");
     }
-    let elsewhere = server.ask(&http1_from("127.0.0.2"), Method::GET, "/", &[]).await;
+    let elsewhere = server.send(&http1_from("127.0.0.2"), Method::GET, "/", &[]).await;
     assert_eq!(elsewhere.status, 200);
     assert_eq!(server.calls(), 2);
 }
@@ -61,9 +61,9 @@ async fn behind_a_trusted_proxy_the_rightmost_untrusted_address_is_the_client() 
     // The same from a peer that is not a proxy.
     let stranger = http1_from("127.0.0.3");
     let spoofed = [("x-forwarded-for", "198.51.100.1")];
-    assert_eq!(server.ask(&stranger, Method::GET, "/", &spoofed).await.status, 200);
+    assert_eq!(server.send(&stranger, Method::GET, "/", &spoofed).await.status, 200);
     let spoofed = [("x-forwarded-for", "198.51.100.2")];
-    assert_eq!(server.ask(&stranger, Method::GET, "/", &spoofed).await.status, 429);
+    assert_eq!(server.send(&stranger, Method::GET, "/", &spoofed).await.status, 429);
 }
 
 /// The user of a request, as found by an outer layer.

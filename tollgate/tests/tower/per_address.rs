@@ -13,7 +13,7 @@ use tollgate::tower::{ActualCost, PeerAddress, RateLimitLayer};
 use tollgate::{Ban, Check, FixedWindow, Gate, HOUR, LeakyBucket, Limit, MINUTE, ManualClock, Rate, TokenBucket};
 use tower::{Layer, ServiceExt, service_fn};
 
-use super::server::Answer;
+use super::server::TestResponse;
 use super::{gate_of, per_minute};
 
 /// Requests in order: the peer, the client that the proxy names, and the path.
@@ -49,7 +49,7 @@ fn without_fast_path(rules: RuleSetBuilder) -> RuleSetBuilder {
     rules.rule(per_minute("nobody", 1).matching(Match::everything().path("/nobody")))
 }
 
-async fn ask(gate: &Gate, (peer, forwarded_for, uri): (&str, &str, &str), cost: Option<ActualCost>) -> Answer {
+async fn send(gate: &Gate, (peer, forwarded_for, uri): (&str, &str, &str), cost: Option<ActualCost>) -> TestResponse {
     let inner = service_fn(move |_: Request<()>| {
         let mut response = Response::new(Full::<Bytes>::from("hello"));
         if let Some(cost) = cost.clone() {
@@ -65,14 +65,14 @@ async fn ask(gate: &Gate, (peer, forwarded_for, uri): (&str, &str, &str), cost: 
     if !forwarded_for.is_empty() {
         request.headers_mut().insert("x-forwarded-for", forwarded_for.parse().unwrap());
     }
-    Answer::of(RateLimitLayer::new(gate.clone()).layer(inner).oneshot(request).await.unwrap()).await
+    TestResponse::of(RateLimitLayer::new(gate.clone()).layer(inner).oneshot(request).await.unwrap()).await
 }
 
 /// Returns the response to each request. The clock advances by a second with each.
 async fn responses((gate, clock): (Gate, ManualClock)) -> Vec<String> {
     let mut all = Vec::new();
     for request in REQUESTS {
-        all.push(format!("{:?}", ask(&gate, request, None).await));
+        all.push(format!("{:?}", send(&gate, request, None).await));
         clock.advance(Duration::from_secs(1));
     }
     all
@@ -118,8 +118,8 @@ async fn the_fast_path_gives_the_same_responses_for_every_kind_of_rule() {
 #[tokio::test]
 async fn the_fast_path_uses_the_same_key_as_a_check_by_name() {
     let (gate, _) = gate_of(of(per_client(5)));
-    ask(&gate, ("192.0.2.1:1", "", "/"), None).await;
-    ask(&gate, ("[2001:db8::1]:1", "", "/"), None).await;
+    send(&gate, ("192.0.2.1:1", "", "/"), None).await;
+    send(&gate, ("[2001:db8::1]:1", "", "/"), None).await;
     for (key, remaining) in [("192.0.2.1", 4), ("2001:db8::/64", 4), ("192.0.2.2", 5)] {
         let Some(Check::Ready(looked)) = gate.check_by_name("per-client", &[key.as_bytes()], 0) else {
             panic!("{key}")
@@ -141,7 +141,7 @@ async fn the_actual_cost_is_settled() {
     ];
     for (cost, actual, left) in table {
         let (gate, _) = gate_of(of(per_client(10).cost(Cost::constant(cost))));
-        let answer = ask(&gate, ("192.0.2.1:1", "", "/"), Some(actual.clone())).await;
+        let answer = send(&gate, ("192.0.2.1:1", "", "/"), Some(actual.clone())).await;
         assert_eq!(answer.header("x-ratelimit-remaining"), Some(&*(10 - cost).to_string()));
         let Some(Check::Ready(looked)) = gate.check_by_name("per-client", &[b"192.0.2.1"], 0) else {
             panic!("in memory")
@@ -153,7 +153,7 @@ async fn the_actual_cost_is_settled() {
 #[tokio::test]
 async fn replaced_rules_apply_to_the_next_request() {
     let (gate, _) = gate_of(of(per_client(1)));
-    let status = async || ask(&gate, ("192.0.2.1:1", "", "/"), None).await.status;
+    let status = async || send(&gate, ("192.0.2.1:1", "", "/"), None).await.status;
     assert_eq!([status().await, status().await], [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS].map(|it| it.as_u16()));
     gate.replace(of(per_client(3)).build().unwrap()).unwrap();
     assert_eq!([status().await, status().await, status().await], [200, 200, 429]);

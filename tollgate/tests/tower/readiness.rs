@@ -49,7 +49,7 @@ impl Service<Request<()>> for Strict {
     }
 }
 
-async fn ask<S>(service: &mut RateLimit<S>) -> u16
+async fn send<S>(service: &mut RateLimit<S>) -> u16
 where
     RateLimit<S>: Service<Request<()>, Response = Response<tollgate::tower::ResponseBody<Full<Bytes>>>>,
     <RateLimit<S> as Service<Request<()>>>::Error: std::fmt::Debug,
@@ -63,7 +63,7 @@ async fn the_service_that_was_ready_is_the_one_that_is_called() {
     let (gate, _) = gate([per_minute("all", 3)]);
     let mut service = RateLimitLayer::new(gate).layer(strict.clone());
     for expected in [200, 200, 200, 429, 429] {
-        assert_eq!(ask(&mut service).await, expected);
+        assert_eq!(send(&mut service).await, expected);
     }
     assert_eq!(strict.calls.load(Ordering::Relaxed), 3);
 }
@@ -75,7 +75,7 @@ async fn a_delayed_request_calls_the_service_that_was_ready_too() {
     let (gate, _) = gate([Rule::new(Limit::new("queue", queue).unwrap())]);
     let mut service = RateLimitLayer::new(gate).layer(strict.clone());
     for expected in [200, 200, 200, 429] {
-        assert_eq!(ask(&mut service).await, expected);
+        assert_eq!(send(&mut service).await, expected);
     }
     assert_eq!(strict.calls.load(Ordering::Relaxed), 3);
 }
@@ -145,11 +145,11 @@ async fn a_denied_request_does_not_wait_for_a_busy_service() {
     let (gate, _) = gate([per_minute("all", 1)]);
     let mut service = RateLimitLayer::new(gate).layer(busy.clone());
     let admitted = tokio::spawn(service.ready().await.unwrap().call(Request::new(())));
-    assert_eq!(ask(&mut service).await, 429);
+    assert_eq!(send(&mut service).await, 429);
     assert!(!admitted.is_finished());
     busy.room.add(1);
     assert_eq!(admitted.await.unwrap().unwrap().status(), 200);
-    assert_eq!(ask(&mut service).await, 429);
+    assert_eq!(send(&mut service).await, 429);
 }
 
 #[tokio::test]
@@ -164,10 +164,10 @@ async fn a_request_that_never_reaches_the_service_is_refunded() {
         for _ in 0..3 {
             let mut waiting = service.ready().await.unwrap().call(Request::new(()));
             assert!(poll_immediate(&mut waiting).await.is_none());
-            assert_eq!(ask(&mut service).await, 429);
+            assert_eq!(send(&mut service).await, 429);
         }
         busy.room.add(1);
-        assert_eq!(ask(&mut service).await, 200);
+        assert_eq!(send(&mut service).await, 200);
     }
 }
 
@@ -180,7 +180,7 @@ async fn a_request_is_refunded_if_the_service_fails_before_the_call() {
     busy.room.add(1);
     assert_eq!(waiting.await.err(), Some(OutOfOrder));
     let mut service = RateLimitLayer::new(gate).layer(Strict::default());
-    assert_eq!(ask(&mut service).await, 200);
+    assert_eq!(send(&mut service).await, 200);
 }
 
 /// The same in an axum server, which waits until its layers are ready before each request.

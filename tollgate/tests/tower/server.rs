@@ -62,24 +62,24 @@ impl Server {
         self.calls.load(Ordering::Relaxed)
     }
 
-    pub(crate) async fn get(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
-        self.ask(&http1(), Method::GET, path, headers).await
+    pub(crate) async fn get(&self, path: &str, headers: &[(&str, &str)]) -> TestResponse {
+        self.send(&http1(), Method::GET, path, headers).await
     }
 
-    pub(crate) async fn ask(
+    pub(crate) async fn send(
         &self,
         client: &HttpClient,
         method: Method,
         path: &str,
         headers: &[(&str, &str)],
-    ) -> Answer {
+    ) -> TestResponse {
         let mut request = Request::new(Empty::new());
         *request.method_mut() = method;
         *request.uri_mut() = format!("http://{}{path}", self.address).parse().unwrap();
         for (name, value) in headers {
             request.headers_mut().append(name.parse::<http::HeaderName>().unwrap(), value.parse().unwrap());
         }
-        Answer::of(client.request(request).await.unwrap()).await
+        TestResponse::of(client.request(request).await.unwrap()).await
     }
 }
 
@@ -108,14 +108,14 @@ pub(crate) fn http1_from(address: &str) -> HttpClient {
 
 /// A response.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct TestResponse {
     pub(crate) status: u16,
     pub(crate) version: Version,
     pub(crate) headers: HeaderMap,
     pub(crate) body: String,
 }
 
-impl Answer {
+impl TestResponse {
     pub(crate) async fn of<B>(response: Response<B>) -> Self
     where
         B: http_body::Body,
