@@ -63,7 +63,7 @@ pub(crate) fn thread_time() -> Duration {
     Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
 }
 
-/// Waits for other processes, which tell nobody when they are ready.
+/// Waits for other processes, which do not signal when they are ready.
 #[expect(clippy::disallowed_methods, reason = "a benchmark has nothing else to do while a process starts")]
 pub(crate) fn pause(length: Duration) {
     std::thread::sleep(length);

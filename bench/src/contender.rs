@@ -30,7 +30,7 @@ const FILL_COST: u32 = 3600;
 #[derive(Clone, Copy)]
 pub(crate) struct Setup {
     pub(crate) path: Path,
-    /// For the contenders that ask for the number of keys in advance.
+    /// For contenders that need the number of keys in advance.
     pub(crate) keys: usize,
 }
 
@@ -62,10 +62,10 @@ impl Path {
 /// A limiter under test. Keys are `&String` since governor's are.
 #[expect(clippy::ptr_arg, reason = "governor compares owned keys, and all get the same")]
 pub(crate) trait Contender: Sync {
-    /// Asks for one unit; whether it was allowed.
+    /// Takes one unit; returns whether it was allowed.
     fn decide(&self, key: &String) -> bool;
 
-    /// Asks for several units at once.
+    /// Takes several units at once.
     fn spend(&self, key: &String, cost: u32) -> bool;
 
     /// The bytes the store says it holds, where it says so.
@@ -73,7 +73,7 @@ pub(crate) trait Contender: Sync {
         None
     }
 
-    /// Asks for each key of a batch; how many were allowed. One copy of this loop per contender, so that
+    /// Takes a unit for each key of a batch; returns how many were allowed. One copy of this loop per contender, so that
     /// `decide` is inlined into it and not called through a table.
     fn run(&self, batch: Batch<'_>) -> usize {
         let decide = |key: &String| usize::from(black_box(self.decide(black_box(key))));

@@ -38,7 +38,7 @@ enum Command {
     MemoryChild(memory::child::Args),
 }
 
-/// Something is missing that somebody has to install first.
+/// A tool is missing and must be installed first.
 const EXIT_MISSING: u8 = 2;
 
 fn main() -> ExitCode {

@@ -26,7 +26,7 @@ const KEYS: usize = 1_000_000;
 ///
 /// A key reaches the limiter in one of two ways, and each table says which.
 ///
-/// `arriving`: the keys of a run lie in memory in the order they are asked, as freshly parsed requests would,
+/// `arriving`: the keys of a run lie in memory in the order of the checks, as freshly parsed requests would,
 /// so no contender is charged with fetching a cold key.
 ///
 /// `scattered`: the keys are picked at random out of a list of a million strings, which adds two cache misses
@@ -73,7 +73,7 @@ enum Part {
 /// How much is measured.
 struct Scale {
     rounds: Rounds,
-    /// Requests laid out per traffic; a thread turns round when it has asked them all.
+    /// Requests laid out per traffic; a thread starts over after the last one.
     requests: usize,
     coverage: Coverage,
 }

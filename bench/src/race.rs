@@ -100,7 +100,7 @@ pub(crate) fn take_turns<E>(
 /// Nanoseconds per decision of each contender: elapsed time over the decisions of all threads.
 pub(crate) fn run(runners: &[Runner<'_>], course: &Course<'_>, rounds: Rounds) -> Vec<Times> {
     let decisions: Vec<usize> = runners.iter().map(|runner| pace(runner, course, rounds.slice)).collect();
-    // Each round asks other keys, so a slow contender does not get to know the few it has time for.
+    // Each round uses other keys, so that a slow contender does not repeat the few it has time for.
     let step = decisions.iter().max().copied().unwrap_or(0);
     let mut times: Vec<Times> = runners.iter().map(|runner| Times::new(runner.name)).collect();
     let Ok(()) = take_turns::<Infallible>(rounds.count, runners.len(), |round, turn| {

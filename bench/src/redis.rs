@@ -54,7 +54,7 @@ enum Part {
     LongLog,
     /// Redis bytes per key
     Bytes,
-    /// Floods, leases and several limits: how often Redis is asked
+    /// Floods, leases and several limits: how often Redis is called
     Trips,
 }
 

@@ -16,9 +16,9 @@ use crate::race::{self, Rounds, Times, per_decision};
 use crate::report::{self, Results, Table};
 use crate::tokens;
 
-/// Requests that are asked over and over: enough that no two in a row meet the same rules or keys.
+/// Requests that are checked over and over: enough that no two in a row meet the same rules or keys.
 const REQUESTS: usize = 1024;
-/// How often all of them are asked before a slice counts.
+/// How often all of them are checked before a slice counts.
 const LEAD_IN_TURNS: usize = 2;
 /// The largest number of rules, which the benchmark of the layer reports too.
 const MANY: usize = 1000;
@@ -41,9 +41,9 @@ pub(crate) const QUICK: Rounds = Rounds { count: 5, slice: Duration::from_millis
 
 /// What takes a turn.
 enum Contender {
-    /// Rules, and the requests that ask them.
+    /// Rules, and the requests to check.
     Gate(Gate, Requests),
-    /// The limits that three rules would ask, without any rules: what deciding alone costs.
+    /// The limits of three rules without the rules: the cost of deciding alone.
     Limiter(Limiter, Requests),
 }
 
@@ -51,11 +51,11 @@ enum Contender {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Meeting {
     Rules,
-    /// Neither path nor host has a rule, and there is none for every request.
+    /// No rule matches the path, the host or every request.
     Nothing,
 }
 
-/// Requests, as a surface has them when it asks.
+/// Requests, as middleware has them.
 struct Requests(Vec<Asked>);
 
 struct Asked {
@@ -165,7 +165,7 @@ impl Contender {
 }
 
 impl Requests {
-    /// `rule(request)` says which path and which host a request asks for.
+    /// `rule(request)` returns the number of the path and the host of a request.
     fn new(meeting: Meeting, rule: impl Fn(usize) -> (usize, usize)) -> anyhow::Result<Self> {
         let request = |number: usize| {
             let (path, host) = rule(number);

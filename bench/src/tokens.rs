@@ -16,7 +16,7 @@ use crate::report::{Results, Table};
 /// More than a gate remembers of bad tokens, so that each is verified every time.
 const TOKENS: usize = 4096;
 
-/// Public keys that nobody has the other half of: an odd number of 2048 bits, the base points of the curves, a secret.
+/// Public keys without private keys: an odd number of 2048 bits, the base points of the curves, a secret.
 const KEYS: &str = r#"{"keys":[
 {"kty":"RSA","kid":"RS256","e":"AQAB","n":"$N"},
 {"kty":"EC","crv":"P-256","kid":"ES256","x":"axfR8uEsQkf4vOblY6RA8ncDfYEt6zOg9KE5RdiYwpY","y":"T-NC4v4af5uO5-tKfA-eFivOM1drMV7Oy7ZAaDe_UfU"},

@@ -1,7 +1,7 @@
-//! Which keys ask, in which order, and how they reach the limiter.
+//! Which keys are checked, in which order, and how they reach the limiter.
 //!
 //! A limiter in a server is handed a key that was parsed from a request a moment ago, so it lies in the
-//! processor's cache. [`Reach::Arriving`] lays the keys of a run out in the order they will be asked, and the
+//! processor's cache. [`Reach::Arriving`] lays the keys of a run out in the order of the checks, and the
 //! processor has them ready: what is measured is the limiter. [`Reach::Scattered`] picks them at random out of
 //! a list of all strings, which adds two cache misses per decision to every contender alike, the string's
 //! header and its bytes; comparisons of limiters are often made that way, so both are shown.
@@ -15,7 +15,7 @@ use rand_distr::{Distribution, Zipf};
 /// Strings of one hot key: enough to be "a new request each time", few enough to stay in the first cache.
 const HOT_COPIES: usize = 256;
 
-/// How the key of a decision lies in memory when the limiter is asked.
+/// How the key of a decision lies in memory before the check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Reach {
     /// In arrival order, as freshly parsed requests: no contender is charged with fetching a cold key
@@ -24,15 +24,15 @@ pub(crate) enum Reach {
     Scattered,
 }
 
-/// Which key asks next.
+/// Which key is checked next.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Spread {
     Uniform,
-    /// The k-th most frequent key asks 1/k as often as the first (s = 1).
+    /// The k-th most frequent key occurs 1/k times as often as the first (s = 1).
     Zipf,
 }
 
-/// A sequence of keys that is asked from beginning to end, over and over.
+/// A sequence of keys that repeats.
 pub(crate) enum Traffic {
     Arriving(Vec<String>),
     Scattered { names: Vec<String>, picks: Vec<u32> },
@@ -69,7 +69,7 @@ impl Traffic {
         }
     }
 
-    /// The key that asks at a position; it turns round at the end.
+    /// Returns the key at a position; the sequence repeats.
     pub(crate) fn key(&self, position: usize) -> &String {
         let at = position % self.len();
         match self {

@@ -38,7 +38,7 @@ pub fn cookies(input: &[u8]) {
         return;
     }
     let by_cookie = by_rule(0, &facts);
-    // A value that nobody could misread is what a simple reader finds.
+    // An unambiguous value is what a simple parser finds.
     if let Some(value) = cookie(&headers).filter(|value| is_simple(value)) {
         assert_eq!(by_cookie, or_missing(Some(value)), "{headers:?}");
     }

@@ -13,7 +13,7 @@ pub fn expressions(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     condition(text);
     if let Some(gate) = read(&format!("cost: {}", quoted(text))) {
-        // A cost that cannot be told is one unit, and never keeps a rule from a request.
+        // A cost that cannot be computed is one unit, and the rule still applies.
         assert!(requests(&headers()).iter().all(|facts| holds(&gate, facts)), "{text}");
     }
 }
@@ -54,7 +54,7 @@ fn read(setting: &str) -> Option<Gate> {
     }
 }
 
-/// As YAML takes it for the same text: JSON, but for what neither writes as it is.
+/// The JSON form of a string, which YAML reads as the same text.
 fn quoted(text: &str) -> String {
     let mut written = String::from('"');
     for letter in text.chars() {

@@ -1,4 +1,4 @@
-//! Forwarding headers: whatever a client writes, it cannot be taken for somebody else.
+//! Forwarding headers: a client cannot impersonate another one with them.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -54,7 +54,7 @@ fn gate(globs: &[PathGlob]) -> Gate {
     gate
 }
 
-/// Asks rules, which have an index, and globs, which have none; both must say the same. Returns the key that the
+/// Matches the path with rules, which have an index, and with globs, which have none; both must agree. Returns the key that the
 /// path makes, and which rules it meets.
 fn asked(gate: &Gate, globs: &[PathGlob], path: &str) -> (String, Vec<bool>) {
     let facts = Facts::new("GET", path);

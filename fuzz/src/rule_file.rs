@@ -13,7 +13,7 @@ use crate::refusals::{check_refusal, check_warnings};
 /// Longer than most windows that files name, so that counts are seen to end.
 const A_WHILE: Duration = Duration::from_secs(90);
 
-/// Refuses or takes bytes as a rule file, and asks what is taken about a few requests.
+/// Parses bytes as a rule file and checks a few requests with valid ones.
 pub fn rule_file(input: &[u8]) {
     match RuleFile::parse("tollgate.yaml", input) {
         Err(problems) => {
@@ -59,7 +59,7 @@ fn compiled(file: &Parsed) {
     }
 }
 
-/// What is explained is what is then decided, and either can be told to the client.
+/// The explanation agrees with the decision, and both can be written to a response.
 fn decided(gate: &Gate, facts: &Facts<'_>) {
     let explanation = asking::explained(gate, facts);
     let Some(outcome) = gate.decide_now(facts) else { panic!("a gate in memory waits") };

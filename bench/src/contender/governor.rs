@@ -1,6 +1,6 @@
 //! governor, keyed, on DashMap with its default clock (quanta), through `dashmap_with_hasher`. Its default
 //! hasher is SipHash. With foldhash it answers one hot key 6 to 9 % faster than with ahash and 14 to 33 % faster
-//! than with SipHash; at a million keys the three cannot be told apart. So it gets foldhash. Its keys are owned
+//! than with SipHash; at a million keys the three do not differ measurably. So it gets foldhash. Its keys are owned
 //! and of one type, `String` here; a key already known is looked up by reference and not cloned.
 
 use std::hint::black_box;

@@ -1,6 +1,6 @@
 //! Two limits on one request: a global one, which every request meets, and one per user.
 //!
-//! tollgate takes from both or from none. Two governors are asked one after the other: what the first has taken is
+//! tollgate takes from both or from none. Two governors are checked in turn: what the first has taken is
 //! spent, even if the second denies. Once both are keyed, and once the global one is `RateLimiter::direct`, which has
 //! no map to look into and is what governor's documentation would have one use.
 

@@ -1,7 +1,7 @@
-//! The configurations: what each contender is told, at its best for one core.
+//! The configurations: the best settings of each contender for one core.
 //!
-//! Nobody writes access logs, everybody keeps its connections to the upstream, and nobody closes a client's. Everybody
-//! tells the upstream who the client is, in the same headers: `X-Forwarded-For`, `-Proto` and `-Host`, and `X-Request-Id`.
+//! No contender writes access logs or closes client connections, and all keep their connections to the upstream. All
+//! send the client address to the upstream in the same headers: `X-Forwarded-For`, `-Proto` and `-Host`, and `X-Request-Id`.
 
 use std::path::Path;
 
@@ -45,7 +45,7 @@ pub(super) fn tollgate(task: &Task<'_>) -> String {
     let bucket = |name: &str, key: &str, numbers: &str| {
         format!("  - name: {name}\n{key}    algorithm: token_bucket\n    {numbers}\n")
     };
-    // Room for every request of a run, and in use: refilled faster than it is asked, a key would be at rest after each
+    // Room for every request of a run, and in use: refilled faster than it is used, a key would be at rest after each
     // request, and those of one bucket would take each other's seat.
     let ample = "capacity: 10000000\n    refill: 1000/s";
     let user = "    key: header:x-user-id\n";

@@ -1,4 +1,4 @@
-//! Load as fast as it is answered: wrk over HTTP/1.1, h2load over HTTP/2. Both have 64 requests under way at any time.
+//! Closed-loop load, as fast as responses arrive: wrk over HTTP/1.1, h2load over HTTP/2. Both keep 64 requests in flight.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use super::cores::{Cores, pinned};
 use super::peers::Programs;
 use crate::race;
 
-/// Users that ask in turn over HTTP/1.1. h2load has one set of headers, so over HTTP/2 there is one user.
+/// Users that send requests in turn over HTTP/1.1. h2load has one set of headers, so over HTTP/2 there is one user.
 pub(super) const USERS: usize = 8;
 /// Requests under way at a time.
 pub(super) const CONNECTIONS: usize = 64;
@@ -95,7 +95,7 @@ impl Generators {
         }
     }
 
-    /// h2load tells no percentiles; its log has every request.
+    /// h2load prints no percentiles; its log has every request.
     pub(super) fn h2load(&self, address: SocketAddr, path: &str, seconds: u64) -> anyhow::Result<Load> {
         let log = self.folder.path().join("h2load.tsv");
         // It appends.

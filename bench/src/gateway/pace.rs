@@ -19,7 +19,7 @@ use crate::race::quantile;
 /// How long the last answers may take.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// So many requests per second for so long.
+/// A fixed number of requests per second, for a fixed time.
 #[derive(Clone, Copy)]
 pub(super) struct Pace {
     pub(super) per_second: f64,

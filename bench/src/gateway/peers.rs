@@ -54,7 +54,7 @@ impl Programs {
     }
 }
 
-/// Cargo is asked even if there is one: it may be older than its source.
+/// Cargo runs even if there is a binary: it may be older than its source.
 fn build_tollgate() -> anyhow::Result<PathBuf> {
     let bench = std::env::current_exe().context("this program cannot find itself")?;
     let folder = bench.parent().context("this program is in no folder")?;

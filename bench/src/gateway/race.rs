@@ -21,7 +21,7 @@ const DISTURBED: f64 = 0.05;
 /// Limits that are used up so far apart come back in different seconds.
 const APART: Duration = Duration::from_millis(1100);
 
-/// What is asked of all contenders.
+/// One measurement of all contenders.
 pub(super) struct Case {
     pub(super) title: String,
     pub(super) body: Body,
@@ -63,7 +63,7 @@ impl Body {
 
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
-    /// As fast as it is answered.
+    /// As fast as responses arrive.
     Http1,
     Http2,
     /// At this rate.

@@ -16,7 +16,7 @@ use crate::clock;
 const READY_TRIES: usize = 250;
 const TRY_EVERY: Duration = Duration::from_millis(20);
 
-/// A port that nobody listens on.
+/// A free port.
 pub(super) fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr())?.port())
 }
@@ -39,7 +39,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts it, and waits until it accepts connections. What it has to say goes to the file `told`.
+    /// Starts it, and waits until it accepts connections. Its output goes to the file `log`.
     pub(super) fn start(mut command: Command, port: u16, told: &Path) -> anyhow::Result<Self> {
         let (out, err) = (File::create(told)?, File::options().append(true).open(told)?);
         let process = command.stdout(out).stderr(err).spawn().context("could not be started")?;

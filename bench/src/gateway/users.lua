@@ -1,4 +1,4 @@
--- For wrk: so many users ask in turn, and the figures are told on one line.
+-- For wrk: users send requests in turn, and the figures are printed on one line.
 
 local requests, turn = {}, 0
 

@@ -30,7 +30,7 @@ struct Workload<'a> {
     traffic: &'a Traffic,
 }
 
-/// Contenders that hold their keys and are ready to be asked.
+/// Contenders that hold their keys and are ready to decide.
 pub(super) struct Filled(Vec<(&'static str, Box<dyn Contender>)>);
 
 impl Filled {

@@ -50,7 +50,7 @@ pub(super) fn run(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
 
 async fn cases(bench: &Bench) -> anyhow::Result<Vec<Case>> {
     let keys = bench.scale.keys;
-    // Each key of a log is asked for a hundred times before the rounds start.
+    // Each key of a log is checked a hundred times before the rounds start.
     let log_keys = match bench.scale.coverage {
         Coverage::Full => 10_000,
         Coverage::Quick => 2_000,

@@ -1,4 +1,4 @@
-//! How long one decision takes when nobody else asks. Contenders alternate in blocks of calls; a block's figure
+//! How long one decision takes without other load. Contenders alternate in blocks of calls; a block's figure
 //! is the median of its calls.
 
 use super::Bench;

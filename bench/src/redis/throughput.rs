@@ -1,4 +1,4 @@
-//! Decisions per second and Redis's processor time per decision, with so many tasks asking at once.
+//! Decisions per second and Redis's processor time per decision, by number of concurrent tasks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,7 +58,7 @@ fn compare(
     let (mut times, mut cpu): (Vec<Times>, Vec<Times>) = (named(), named());
     let before: Vec<_> = contenders.iter().map(Contender::batched).collect();
     race::take_turns(bench.scale.rounds.count, contenders.len(), |round, turn| {
-        // Each round asks other keys.
+        // Each round uses other keys.
         let from = round * workload.traffic.len() / bench.scale.rounds.count;
         let ask = |length| slice(bench, &contenders[turn], &workload.traffic, from, concurrency, length);
         bench.block_on(ask(bench.scale.rounds.slice / LEAD_IN))?;
@@ -102,7 +102,7 @@ fn compare(
     Ok(())
 }
 
-/// One contender's turn: so many tasks, each asking again as soon as it is answered, until the time is up.
+/// Runs one contender: each task sends its next check as soon as the last is answered, until the time is up.
 pub(super) async fn slice(
     bench: &Bench,
     contender: &Contender,

@@ -24,15 +24,15 @@ const FLOOD_FOR: Duration = Duration::from_secs(2);
 const FLOODED: Bucket = Bucket { capacity: 1, per_second: 5 };
 
 const NODES: usize = 4;
-/// Each asks once a millisecond, so a node is asked 10 000 times a second.
+/// Each checks once a millisecond, so a node makes 10 000 checks a second.
 const ASKERS_PER_NODE: usize = 10;
 const ASK_EVERY: Duration = Duration::from_millis(1);
-/// Less than the 40 000 a second that all nodes are asked, by far: it is used up within the first second or two.
+/// Far less than the 40 000 checks a second of all nodes: it is used up within the first second or two.
 const TIGHT: Bucket = Bucket { capacity: 20_000, per_second: 20_000 };
-/// More than they are asked: nothing is ever denied.
+/// More than all checks: nothing is ever denied.
 const AMPLE: Bucket = Bucket { capacity: 100_000, per_second: 100_000 };
 
-/// Nodes of the measurement of use; together they are asked for twice what the limit allows.
+/// Nodes of the measurement of use; together they check twice as often as the limit allows.
 const USE_NODES: usize = 3;
 const USE_PER_SECOND: u64 = 15_000;
 
@@ -185,7 +185,7 @@ async fn share(nodes: &[RedisLimiter], length: Duration) -> anyhow::Result<Share
     Ok(Shared { requests, admitted, trips: stats.map(|stats| stats.trips).sum(), elapsed })
 }
 
-/// Asks at every tick, and makes up for ticks it was too late for; how often it may pass.
+/// Checks at every tick and catches up on missed ones; returns how often it was allowed.
 async fn ask(limiter: RedisLimiter, offset: Duration, ticks: u32) -> u64 {
     let mut clock = interval_at(Instant::from_std(clock::now()) + offset, ASK_EVERY);
     clock.set_missed_tick_behavior(MissedTickBehavior::Burst);

@@ -23,7 +23,7 @@ use super::requests::{CLIENTS, request};
 
 /// A burst that no run spends.
 const BURST: u32 = 10_000_000;
-/// The time after which a unit comes back: longer than a run, so that a client that has asked stays known to all. A
+/// The time after which a unit comes back: longer than a run, so that all limiters keep every client. A
 /// limiter may forget a key at rest, and forgetting must not look like saving time, nor like taking it.
 const PERIOD: Duration = Duration::from_secs(60);
 
@@ -49,7 +49,7 @@ impl Contender {
         Self { name, app: app.with_state(()) }
     }
 
-    /// Lets every client ask once, so that its limiter knows all of them before the watch starts.
+    /// Sends one request for every client, so that its limiter knows all of them before the clock starts.
     pub(super) fn fill(&mut self) {
         self.serve(0..CLIENTS);
     }
