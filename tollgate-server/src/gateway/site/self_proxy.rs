@@ -10,7 +10,7 @@ use tollgate::rules::file::internal::SettingError;
 use super::super::target::Target;
 use super::Route;
 
-/// Returns a flaw for each upstream of a route that is one of the gateway's listen addresses.
+/// Returns an error for each upstream of a route that is one of the gateway's listen addresses.
 pub(super) fn errors(route: &Route, listens: &[String]) -> Vec<SettingError> {
     let upstreams = route.targets().enumerate();
     let itself = upstreams.filter_map(|(index, target)| {
