@@ -282,10 +282,26 @@ fn limits_that_are_refused_change_nothing() {
     assert!(twice.unwrap_err().to_string().contains("two limits are named `limit`"));
     let other = LimitSet::new().limit(limit(FixedWindow::new(1, HOUR))).variant("plan", limit(TokenBucket::default()));
     assert_eq!(rig.limiter.with_limits(other).unwrap_err().field(), "algorithm");
-    let nobody = Limit::new("nobody", FixedWindow::new(1, HOUR)).unwrap();
-    let nobody = LimitSet::new().limit(limit(FixedWindow::new(1, HOUR))).variant("plan", nobody);
-    assert_eq!(rig.limiter.with_limits(nobody).unwrap_err().field(), "name");
+    let unknown = Limit::new("unknown", FixedWindow::new(1, HOUR)).unwrap();
+    let unknown = LimitSet::new().limit(limit(FixedWindow::new(1, HOUR))).variant("plan", unknown);
+    assert_eq!(rig.limiter.with_limits(unknown).unwrap_err().field(), "name");
     assert_eq!(rig.limiter.peek("ann").remaining(), 6);
+}
+
+#[test]
+fn variants_and_bans_are_found_by_name() {
+    let hourly = |quota| limit(FixedWindow::new(quota, HOUR));
+    let ban = Limit::ban("limit", Ban { after: 2, within: HOUR, for_: HOUR }).unwrap();
+    let limits = LimitSet::new().limit(hourly(1)).variant("silver", hourly(2)).variant("gold", hourly(3)).ban(ban);
+    let limiter = Limiter::builder().limits(limits).build().unwrap();
+    let quota = |variant| limiter.variant("limit", variant).map(|id| limiter.limit(id).quota());
+    assert_eq!([quota("silver"), quota("gold"), quota("bronze")], [Some(2), Some(3), None]);
+    assert_eq!(limiter.variant("other", "gold"), None);
+    let ban = limiter.ban("limit").expect("the ban");
+    assert_eq!((limiter.limit(ban).quota(), limiter.ban("other")), (2, None));
+    let twice = LimitSet::new().limit(hourly(1)).variant("gold", hourly(2)).variant("gold", hourly(3));
+    let error = Limiter::builder().limits(twice).build().unwrap_err();
+    assert_eq!((error.field(), error.fix()), ("variant", "give each variant its own name"));
 }
 
 #[test]

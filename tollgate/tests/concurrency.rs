@@ -69,8 +69,11 @@ fn many_threads_with_costs_admit_whole_requests_only() {
 fn many_threads_in_one_queue_leave_one_by_one() {
     let rig = Rig::of(LeakyBucket::new(400, Rate::per_second(1)).queue(HOUR));
     let delays = in_threads(|_| {
-        let asked = (0..100).map(|_| rig.limiter.check("key"));
-        asked.filter(|decision| decision.is_allowed()).map(|decision| decision.delay().as_secs()).collect::<Vec<_>>()
+        let decisions = (0..100).map(|_| rig.limiter.check("key"));
+        decisions
+            .filter(|decision| decision.is_allowed())
+            .map(|decision| decision.delay().as_secs())
+            .collect::<Vec<_>>()
     });
     let mut delays = delays.concat();
     delays.sort_unstable();
@@ -105,7 +108,7 @@ fn many_threads_that_give_back_are_charged_what_they_kept() {
             kept
         });
         let (kept, spent) = (kept.iter().sum::<u64>(), 20_000 - rig.limiter.peek("key").remaining());
-        // A queue gives nothing back: others have been told already when to leave.
+        // A queue gives nothing back: later requests already have their delays.
         let is_queue = matches!(algorithm, Algorithm::LeakyBucket(_)) && !rig.limiter.peek("key").delay().is_zero();
         assert!(spent == kept || is_queue && spent > kept, "{spent} spent, {kept} kept: {algorithm:?}");
     }
@@ -164,7 +167,7 @@ fn several() -> Vec<Algorithm> {
     ]
 }
 
-/// Half of the threads bring so many new keys that the table grows many times, half hammer a few that are there.
+/// Half of the threads add enough new keys to grow the table many times; the other half use a few existing keys.
 fn grows_exactly(with_quota: impl Fn(u64) -> Algorithm) {
     const COLD_KEYS: usize = 200_000;
     const HOT_KEYS: usize = 4;
@@ -186,7 +189,7 @@ fn grows_exactly(with_quota: impl Fn(u64) -> Algorithm) {
     in_threads(|thread| {
         for step in 0..COLD_KEYS {
             if thread % 2 == 0 {
-                // Four threads, each from a place of its own, so every key is asked for four times.
+                // Four threads, each from its own start, so every key is checked four times.
                 ask(cold, (step + thread * COLD_KEYS / THREADS) % COLD_KEYS);
             } else if step % 4 == 0 {
                 ask(hot, COLD_KEYS + step / 4 % HOT_KEYS);

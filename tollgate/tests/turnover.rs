@@ -15,10 +15,11 @@ use tollgate::{
 const QUOTA: u64 = 6;
 const STEPS: u64 = 40_000;
 const STEP_US: u64 = 1_000;
-/// A new key comes every so many steps, so ten thousand come in all; this bound holds some hundreds.
+/// Steps between new keys: ten thousand keys arrive in total.
 const STEPS_PER_KEY: u64 = 4;
+/// Room for some hundreds of keys.
 const MAX_MEMORY: usize = 64 * 1024;
-/// How many keys are in use at a time.
+/// Keys in use at the same time.
 const IN_USE: u64 = 40;
 
 /// Sends the traffic of all keys to one small limiter, and of each key to a limiter of its own.

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::Answer;
 use super::plan::Plan;
 
-/// Random traces end here at the latest, so that every promise made lies before the end of told time.
+/// Latest end of random traces, so that every returned time is before the latest timestamp.
 pub(crate) const LATEST_US: u64 = 1 << 51;
 
 /// How long after the last request the next one comes.

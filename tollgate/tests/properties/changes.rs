@@ -1,4 +1,4 @@
-//! Limits that change on the way: nobody gets more at one instant than the limit that admits the last of it allows.
+//! Limits that change during a trace: at any instant, no key gets more than the limit allows that admits its last request.
 
 use proptest::prelude::*;
 use tollgate::{Limit, Limiter};

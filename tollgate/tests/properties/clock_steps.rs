@@ -108,7 +108,7 @@ proptest! {
                 charges.push(Charge { at: forward, cost });
             }
             let wait = last.retry_after.unwrap_or(0);
-            prop_assert!(wait <= longest_wait(&plan), "told to wait {wait} µs at {now}");
+            prop_assert!(wait <= longest_wait(&plan), "retry_after is {wait} µs at {now}");
         }
         nothing_minted(&plan, &charges)?;
 
@@ -120,7 +120,7 @@ proptest! {
                 answer = rig.ask(now, cost);
             }
         }
-        prop_assert!(answer.allowed, "still denied after waiting as told, three times: {answer:?}");
+        prop_assert!(answer.allowed, "still denied after waiting for retry_after three times: {answer:?}");
     }
 
     #[test]

@@ -6,17 +6,17 @@ use tollgate::{Algorithm, LeakyBucket, Rate, TokenBucket};
 
 use crate::common::{Rig, START_US};
 
-/// Takes all there is at every `gap_us`, for so many decisions; the sum must be the whole part of
+/// Takes everything that is left every `gap_us`, in `decisions` decisions; the sum must be the whole part of
 /// `capacity + rate × time` at every moment.
 fn admits_the_ideal_count(algorithm: impl Into<Algorithm>, capacity: u64, rate: Rate, gap_us: u64, decisions: u64) {
     let rig = Rig::of(algorithm);
-    let (mut elapsed, mut admitted, mut asked) = (0_u64, 0_u64, 0_u64);
-    while asked < decisions {
+    let (mut elapsed, mut admitted, mut made) = (0_u64, 0_u64, 0_u64);
+    while made < decisions {
         while rig.ask(START_US + elapsed, 1).allowed {
             admitted += 1;
-            asked += 1;
+            made += 1;
         }
-        asked += 1;
+        made += 1;
         let came = u128::from(elapsed) * u128::from(rate.count()) / rate.period().as_micros();
         assert_eq!(u128::from(admitted), u128::from(capacity) + came, "{rate} after {elapsed} µs");
         elapsed += gap_us;

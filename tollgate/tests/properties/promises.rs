@@ -32,7 +32,7 @@ fn promise_holds(plan: &Plan, start: u64, requests: &[Request], answer: &Answer)
     let passes = |wait, cost| replay(plan, start, requests).ask(last.at + wait, cost).allowed;
     prop_assert_eq!(answer.retry_after.is_some(), !answer.allowed && last.cost <= plan.quota());
     if let Some(wait) = answer.retry_after {
-        prop_assert!(wait > 0, "a denied request was told to come back at once");
+        prop_assert!(wait > 0, "a denied request has a retry_after of 0");
         prop_assert!(passes(wait, last.cost), "denied {wait} µs after {last:?}");
         prop_assert!(!passes(wait - 1, last.cost), "passed a microsecond before {wait} µs after {last:?}");
     }
