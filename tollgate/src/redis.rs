@@ -339,7 +339,7 @@ impl RedisLimiter {
     }
 
     /// Returns by how many nodes local limits are divided while Redis fails: see
-    /// [`OnStoreFailure::Local`](crate::OnStoreFailure::Local).
+    /// [`OnStoreFailure::Local`].
     ///
     /// Nodes are limiters on the same Redis that have a limit with that policy. Each registers there a second after it
     /// was made, and every two seconds or so from then on. This is the largest number that was seen alive in the last
