@@ -39,6 +39,8 @@ pub(crate) struct Surfaces {
     /// `gateway.max_connections`.
     pub(crate) max_connections: Option<u32>,
     pub(crate) has_service: bool,
+    /// Whether the Redis protocol is served.
+    pub(crate) has_resp: bool,
     pub(crate) has_admin: bool,
 }
 
@@ -49,6 +51,7 @@ pub(crate) struct Plan {
     /// From the gateway to upstreams, over all workers.
     pub(crate) upstreams: usize,
     pub(crate) service: u32,
+    pub(crate) resp: u32,
     pub(crate) admin: u32,
 }
 
@@ -90,18 +93,20 @@ pub(crate) fn plan(surfaces: Surfaces) -> Result<Plan, TooFewDescriptors> {
 }
 
 fn share(allowed: u64, surfaces: Surfaces) -> Result<Plan, TooFewDescriptors> {
-    let (service, admin) = (listener_share(allowed, surfaces.has_service), listener_share(allowed, surfaces.has_admin));
-    let left = allowed.saturating_sub(reserved(surfaces) + service + admin);
+    let [service, resp, admin] = listener_shares(allowed, surfaces);
+    let listeners = service + resp + admin;
+    let left = allowed.saturating_sub(reserved(surfaces) + listeners);
     let fits = left * 8 / PER_EIGHT_CLIENTS;
     let least = if surfaces.workers > 0 { MIN_CONNECTIONS } else { 0 };
-    if fits < least || allowed < reserved(surfaces) + service + admin {
+    if fits < least || allowed < reserved(surfaces) + listeners {
         return Err(TooFewDescriptors { allowed, needed: needed(surfaces, least) });
     }
     let gateway = surfaces.max_connections.map_or(fits, |wanted| fits.min(u64::from(wanted)));
     let number = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
     // A lower max_connections leaves descriptors to upstreams.
     let upstreams = usize::try_from(left.saturating_sub(client_descriptors(gateway))).unwrap_or(usize::MAX);
-    Ok(Plan { gateway: i64::from(number(gateway)), upstreams, service: number(service), admin: number(admin) })
+    let (service, resp, admin) = (number(service), number(resp), number(admin));
+    Ok(Plan { gateway: i64::from(number(gateway)), upstreams, service, resp, admin })
 }
 
 /// Returns the descriptors that are not for clients.
@@ -119,15 +124,18 @@ fn listener_share(allowed: u64, is_there: bool) -> u64 {
     if is_there { (allowed / LISTENER_PART).clamp(MIN_CONNECTIONS, MAX_LISTENER_CONNECTIONS) } else { 0 }
 }
 
+/// Returns the shares of HTTP, the Redis protocol and the admin listener.
+fn listener_shares(allowed: u64, surfaces: Surfaces) -> [u64; 3] {
+    [surfaces.has_service, surfaces.has_resp, surfaces.has_admin].map(|is_there| listener_share(allowed, is_there))
+}
+
 /// Returns the descriptors that are needed for this many connections of the gateway, and for everything else.
 fn needed(surfaces: Surfaces, clients: u64) -> u64 {
     let own = reserved(surfaces) + (clients * PER_EIGHT_CLIENTS).div_ceil(8);
     let mut needed = own;
-    // The shares of the listeners are at most a quarter of the whole, so this ends.
+    // The shares of the listeners are at most three eighths of the whole, so this ends.
     loop {
-        let (service, admin) =
-            (listener_share(needed, surfaces.has_service), listener_share(needed, surfaces.has_admin));
-        match own + service + admin {
+        match own + listener_shares(needed, surfaces).iter().sum::<u64>() {
             enough if enough <= needed => return needed,
             more => needed = more,
         }
@@ -138,7 +146,8 @@ fn needed(surfaces: Surfaces, clients: u64) -> u64 {
 mod tests {
     use super::*;
 
-    const ALL: Surfaces = Surfaces { workers: 2, max_connections: None, has_service: true, has_admin: true };
+    const ALL: Surfaces =
+        Surfaces { workers: 2, max_connections: None, has_service: true, has_resp: false, has_admin: true };
 
     #[test]
     fn shares_never_exceed_the_limit() {
@@ -162,10 +171,10 @@ mod tests {
 
     #[test]
     fn few_descriptors_serve_few_clients_and_too_few_are_refused() {
-        assert_eq!(share(256, ALL), Ok(Plan { gateway: 52, upstreams: 53, service: 32, admin: 32 }));
-        assert_eq!(share(1024, ALL), Ok(Plan { gateway: 323, upstreams: 324, service: 128, admin: 128 }));
+        assert_eq!(share(256, ALL), Ok(Plan { gateway: 52, upstreams: 53, service: 32, resp: 0, admin: 32 }));
+        assert_eq!(share(1024, ALL), Ok(Plan { gateway: 323, upstreams: 324, service: 128, resp: 0, admin: 128 }));
         let ten = Surfaces { max_connections: Some(10), ..ALL };
-        assert_eq!(share(1024, ten), Ok(Plan { gateway: 10, upstreams: 676, service: 128, admin: 128 }));
+        assert_eq!(share(1024, ten), Ok(Plan { gateway: 10, upstreams: 676, service: 128, resp: 0, admin: 128 }));
         assert!(share(100, ALL).is_err());
     }
 

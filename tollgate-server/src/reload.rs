@@ -36,6 +36,7 @@ use self::startup_only::StartupOnly;
 use self::store_change::StoreChange;
 use crate::gateway::{Gateway, StartError};
 use crate::listening::ListenError;
+use crate::service::throttle::Throttles;
 use crate::{config, notice};
 
 /// The time between two polls of the file. Some file systems do not report changes, and a folder that is replaced takes
@@ -54,6 +55,7 @@ const MAX_READS: usize = 20;
 /// The state of the server after its start.
 pub(crate) struct Started {
     pub(crate) gate: Gate,
+    pub(crate) throttles: Arc<Throttles>,
     pub(crate) path: PathBuf,
     pub(crate) file: Parsed,
     pub(crate) hangup: Hangup,
@@ -65,6 +67,7 @@ pub(crate) struct Started {
 /// Applies new rules.
 pub(crate) struct Reload {
     gate: Gate,
+    throttles: Arc<Throttles>,
     path: PathBuf,
     /// The last valid file. Its store is in force.
     file: Parsed,
@@ -118,12 +121,13 @@ struct Origin {
 
 impl Reload {
     pub(crate) fn new(started: Started) -> Self {
-        let Started { gate, path, file, hangup, gateway, overrides, reloads } = started;
+        let Started { gate, throttles, path, file, hangup, gateway, overrides, reloads } = started;
         let (watcher, published) = (FileWatcher::new(&path), RuleUpdates::subscribe(&file));
         let last_read = FileSnapshot::of_text(file.source()).with_keys(config::key_file(&file).as_deref());
         let (rules, compiled, are_published) = ((*file).clone(), gate.rules(), false);
         Self {
             gate,
+            throttles,
             path,
             file,
             compiled,
@@ -289,6 +293,7 @@ impl Reload {
         let other = Gate::open(file).await.map_err(|error| error.to_string())?;
         let before = self.gate.redis();
         self.gate.adopt(&other);
+        self.throttles.follow(&self.gate);
         if let Some(before) = before {
             // Other nodes cannot use its leases until they are returned.
             tokio::spawn(async move { before.return_leases().await });

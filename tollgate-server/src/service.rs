@@ -1,9 +1,12 @@
-//! The decision service: checks over HTTP. It translates requests for the gate and decides nothing itself.
+//! The decision service: checks over HTTP and the Redis protocol. It translates requests for the gate and decides nothing itself.
 
 mod connections;
 mod cross_site;
 pub(crate) mod http;
 pub(crate) mod proxy_protocol;
+pub(crate) mod resp;
+pub(crate) mod throttle;
+pub(crate) mod tokens;
 
 pub(crate) use self::connections::{Options, serve};
 pub(crate) use self::cross_site::{Hosts, guard};

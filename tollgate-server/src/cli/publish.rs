@@ -82,7 +82,7 @@ fn log_ignored_settings(file: &RuleFile) {
     let named = [
         ("stores", !file.stores.is_empty()),
         ("the rest of gateway", file.gateway.is_some()),
-        ("service", [&service.http, &service.grpc, &service.resp].iter().any(|listener| listener.is_some())),
+        ("service", service.http.is_some() || service.grpc.is_some() || service.resp.is_some()),
         ("admin", file.admin.is_some()),
     ];
     let named: Vec<&str> = named.iter().filter_map(|(name, is_there)| is_there.then_some(*name)).collect();

@@ -21,6 +21,9 @@ use crate::metrics::Metrics;
 use crate::readiness::Readiness;
 use crate::reload::{CliOverrides, Hangup, Reload, Reloads, Started};
 use crate::service::http::ServiceState;
+use crate::service::resp;
+use crate::service::throttle::Throttles;
+use crate::service::tokens::Tokens;
 use crate::service::{Hosts, Options};
 use crate::state::{StateFile, StateWriter};
 use crate::{admin, builtin, config, descriptors, limit_summary, notice, service, shutdown, threads};
@@ -78,7 +81,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     }
     let overrides = CliOverrides { http, admin, store: store.store };
     let http = service_listener(file.service.http.as_ref(), overrides.http.as_ref());
-    if file.gateway.is_none() && http.is_none() {
+    if file.gateway.is_none() && http.is_none() && file.service.resp.is_none() {
         return Err(Error::NothingToServe { config: path.unwrap_or_default() });
     }
     if state.is_some() && !file.store.is_memory() {
@@ -87,6 +90,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
             "--state is only for the in-memory store, because Redis keeps its own keys: {fix}"
         )));
     }
+    let resp_tokens = resp_tokens(&file)?;
     let plan = plan(&file, http.is_some(), overrides.admin.is_some() || file.admin.is_some())?;
     config::compile(&file, listen.as_ref()).map_err(|problems| Error::Open(problems.into()))?;
     let state = state.map(StateFile::new);
@@ -120,7 +124,14 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     };
     if let Some(mut listener) = http {
         listener.options.max_connections = plan.service;
+        let decisions = Arc::clone(&decisions);
         surfaces.service(listener, ServiceState { gate: gate.clone(), decisions }).await?;
+    }
+    let throttles = Arc::new(Throttles::new(&gate));
+    if let Some(listener) = &file.service.resp {
+        let throttles = Arc::clone(&throttles);
+        let engine = resp::Engine { gate: gate.clone(), throttles, decisions, tokens: resp_tokens };
+        surfaces.resp(listener.listen.as_str(), engine, plan.resp).await?;
     }
     surfaces.addresses.extend(admin.as_ref().map(|admin| format!("admin http://{}/", admin.bound)));
     let pause = Duration::from_secs(state_interval);
@@ -135,7 +146,8 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     tokio::spawn(notice::monitor_memory(gate.clone()));
     tokio::spawn(free_memory(gate.clone()));
     let reloading = path.map(|path| {
-        let started = Started { gate: gate.clone(), path, file, hangup, gateway: gateway.clone(), overrides, reloads };
+        let (gate, gateway) = (gate.clone(), gateway.clone());
+        let started = Started { gate, throttles, path, file, hangup, gateway, overrides, reloads };
         Reload::new(started).spawn()
     });
     shutdown.await;
@@ -169,7 +181,8 @@ fn plan(file: &RuleFile, has_service: bool, has_admin: bool) -> Result<descripto
     // One each for the access log, the watcher of the rule file, and the state file.
     threads::check(workers + 3).map_err(Error::Threads)?;
     let max_connections = file.gateway.as_ref().and_then(|gateway| gateway.max_connections);
-    descriptors::plan(descriptors::Surfaces { workers, max_connections, has_service, has_admin })
+    let has_resp = file.service.resp.is_some();
+    descriptors::plan(descriptors::Surfaces { workers, max_connections, has_service, has_resp, has_admin })
         .map_err(Error::Descriptors)
 }
 
@@ -210,6 +223,14 @@ impl Running {
         self.addresses.push(format!("decisions POST http://{bound}/v1/check"));
         let stop = self.stop();
         self.tasks.push(tokio::spawn(service::http::run(listener, state, (service.options, service.hosts), stop)));
+        Ok(())
+    }
+
+    async fn resp(&mut self, address: &str, engine: resp::Engine, max_connections: u32) -> Result<(), Error> {
+        let (listener, bound) = bind(address, Setting::Key("service.resp", None)).await?;
+        self.addresses.push(format!("decisions redis://{bound}"));
+        let stop = self.stop();
+        self.tasks.push(tokio::spawn(resp::run(listener, engine, max_connections, stop)));
         Ok(())
     }
 
@@ -257,10 +278,34 @@ fn service_listener(named: Option<&Listener>, overrides: Option<&Address>) -> Op
 }
 
 fn warn_of_unsupported_listeners(file: &RuleFile) {
-    for (name, listener) in [("service.grpc", &file.service.grpc), ("service.resp", &file.service.resp)] {
-        if listener.is_some() {
-            notice::warn(format_args!("{name} is not supported by this version and is ignored; use service.http"));
-        }
+    if file.service.grpc.is_some() {
+        notice::warn(format_args!(
+            "service.grpc is set, but this version does not serve gRPC: use service.http or service.resp"
+        ));
+    }
+}
+
+/// Reads the tokens of the Redis protocol. A listener that other machines reach needs some, unless the file says that
+/// it is open.
+fn resp_tokens(file: &Parsed) -> Result<Option<Tokens>, Error> {
+    let Some(listener) = &file.service.resp else { return Ok(None) };
+    match &listener.tokens_file {
+        Some(path) => Tokens::open(&file.folder().join(path))
+            .map(Some)
+            .map_err(|error| Error::Usage(format!("service.resp: {error}"))),
+        None if listener.open || is_loopback(listener.listen.as_str()) => Ok(None),
+        None => Err(Error::Usage(format!(
+            "service.resp listens on {}, where other machines reach it, without authentication: set \
+             `service.resp.tokens_file`, listen on 127.0.0.1, or set `service.resp.open: true`",
+            listener.listen.as_str()
+        ))),
+    }
+}
+
+fn is_loopback(address: &str) -> bool {
+    match address.parse::<SocketAddr>() {
+        Ok(address) => address.ip().to_canonical().is_loopback(),
+        Err(_) => address.rsplit_once(':').is_some_and(|(host, _)| host.eq_ignore_ascii_case("localhost")),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tollgate::rules::file::RuleFile;
-use tollgate::rules::file::internal::{Address, AdminRule, GatewayRule, Listener};
+use tollgate::rules::file::internal::{Address, AdminRule, GatewayRule, Listener, RespListener};
 
 use crate::notice;
 
@@ -19,6 +19,7 @@ pub(crate) struct CliOverrides {
 #[derive(Clone, Debug)]
 pub(super) struct StartupOnly {
     http: Option<Listener>,
+    resp: Option<RespListener>,
     admin: Option<AdminRule>,
     gateway: Option<Layout>,
 }
@@ -39,6 +40,7 @@ impl StartupOnly {
         }
         Self {
             http,
+            resp: file.service.resp.clone(),
             admin: file.admin.clone().filter(|_| overrides.admin.is_none()),
             gateway: file.gateway.as_ref().map(Layout::of),
         }
@@ -70,8 +72,9 @@ impl Layout {
 /// Returns whether two differ in one setting.
 type Differs = fn(&StartupOnly, &StartupOnly) -> bool;
 
-const FIELDS: [(&str, Differs); 7] = [
+const FIELDS: [(&str, Differs); 8] = [
     ("service.http", |one, other| one.http != other.http),
+    ("service.resp", |one, other| one.resp != other.resp),
     ("admin.listen", |one, other| one.admin != other.admin),
     ("gateway", |one, other| one.gateway.is_some() != other.gateway.is_some()),
     ("gateway.workers", |one, other| differ(one, other, |layout| layout.workers)),

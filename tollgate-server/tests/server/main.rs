@@ -19,6 +19,7 @@ mod explaining;
 mod fleet;
 mod refusals;
 mod reloading;
+mod resp;
 mod rule_file;
 mod start_and_stop;
 mod state;

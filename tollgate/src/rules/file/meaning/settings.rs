@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{FirstPositions, gateway, store};
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position};
-use crate::rules::file::types::{GatewayRule, JwtRule, RuleFile, ServiceRule};
+use crate::rules::file::types::{GatewayRule, JwtRule, Listener, RuleFile, ServiceRule};
 use crate::units::{HOUR, MIN_SPAN, MINUTE};
 
 /// Clients do not wait longer for a decision.
@@ -76,9 +76,12 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
 /// Returns every address but that of the gateway, with its position.
 fn listening<'f>(file: &'f RuleFile, root: &Node) -> Vec<(&'f crate::rules::file::forms::Address, Position)> {
     let ServiceRule { http, grpc, resp } = &file.service;
-    let of_service = [("http", http), ("grpc", grpc), ("resp", resp)].into_iter().filter_map(|(key, listener)| {
+    let address = |listener: &'f Option<Listener>| listener.as_ref().map(|listener| &listener.listen);
+    let addresses =
+        [("http", address(http)), ("grpc", address(grpc)), ("resp", resp.as_ref().map(|listener| &listener.listen))];
+    let of_service = addresses.into_iter().filter_map(|(key, address)| {
         let node = root.get("service")?.get(key)?;
-        Some((&listener.as_ref()?.listen, node.get("listen").map_or(node.at, |listen| listen.at)))
+        Some((address?, node.get("listen").map_or(node.at, |listen| listen.at)))
     });
     let of_admin = file.admin.as_ref().zip(root.get("admin"));
     of_service.chain(of_admin.map(|(admin, node)| (&admin.listen, node.value_at("listen")))).collect()

@@ -16,7 +16,7 @@ pub struct ServiceRule {
     /// Envoy's rate limit service.
     pub grpc: Option<Listener>,
     /// The Redis protocol.
-    pub resp: Option<Listener>,
+    pub resp: Option<RespListener>,
 }
 
 /// An address to listen on, with or without the PROXY protocol.
@@ -64,6 +64,55 @@ impl From<ListenerText> for Listener {
             ListenerText::Address(listen) => Self { listen, proxy_protocol: false, hosts: Vec::new() },
             ListenerText::Settings(ListenerSettings { listen, proxy_protocol, hosts }) => {
                 Self { listen, proxy_protocol, hosts }
+            }
+        }
+    }
+}
+
+/// A listener for the Redis protocol.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(from = "RespListenerText")]
+#[schemars(with = "RespListenerText", inline)]
+#[non_exhaustive]
+pub struct RespListener {
+    /// The address.
+    pub listen: Address,
+    /// The path of a file with the tokens that clients send in `AUTH`.
+    pub tokens_file: Option<String>,
+    /// Whether clients on other machines need no token.
+    pub open: bool,
+}
+
+/// A listener for the Redis protocol, as it is written.
+#[derive(Deserialize, JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+enum RespListenerText {
+    /// The address alone.
+    Address(Address),
+    /// The address with settings.
+    Settings(RespListenerSettings),
+}
+
+/// A listener for the Redis protocol, with settings.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct RespListenerSettings {
+    /// Where it listens.
+    listen: Address,
+    /// A file with one token in each line. Clients send one of them in `AUTH`.
+    tokens_file: Option<String>,
+    /// Whether clients on other machines need no token.
+    #[serde(default)]
+    open: bool,
+}
+
+impl From<RespListenerText> for RespListener {
+    fn from(text: RespListenerText) -> Self {
+        match text {
+            RespListenerText::Address(listen) => Self { listen, tokens_file: None, open: false },
+            RespListenerText::Settings(RespListenerSettings { listen, tokens_file, open }) => {
+                Self { listen, tokens_file, open }
             }
         }
     }

@@ -1,0 +1,481 @@
+//! The commands of one connection.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tollgate::{Check, Decision, Outcome};
+
+use super::Engine;
+use super::reply::{Replies, Version};
+use crate::service::throttle::{Numbers, Throttled};
+
+/// The names that `CLIENT SETNAME` and `HELLO` accept are kept, so they have a bound.
+const MAX_CLIENT_NAME: usize = 128;
+
+/// What a command has done.
+pub(super) enum Step {
+    /// Its reply is written.
+    Replied,
+    /// Its reply is on its way, and is sent before those of later commands.
+    Pending(BoxFuture<'static, Vec<u8>>),
+    /// Its reply is written, and the connection ends.
+    Close,
+}
+
+/// One connection.
+pub(super) struct Session {
+    engine: Arc<Engine>,
+    pub(super) replies: Replies,
+    id: u64,
+    name: Vec<u8>,
+    is_authenticated: bool,
+}
+
+/// The words after the name of a command.
+type Words<'a, 'b> = &'a [Cow<'b, [u8]>];
+
+/// How a decision is written.
+#[derive(Clone, Copy)]
+enum Form {
+    /// As redis-cell replies to `CL.THROTTLE`.
+    Cell,
+    /// As throttlecrab replies to `THROTTLE`.
+    Throttlecrab,
+}
+
+/// The commands, with the number of words that each takes, its own name among them; at least as many if negative.
+const COMMANDS: [(&str, i64); 14] = [
+    ("auth", -2),
+    ("cl.throttle", -5),
+    ("client", -2),
+    ("command", -1),
+    ("echo", 2),
+    ("hello", -1),
+    ("info", -1),
+    ("ping", -1),
+    ("quit", -1),
+    ("reset", 1),
+    ("select", 2),
+    ("throttle", -5),
+    ("tollgate.check", -2),
+    ("tollgate.peek", -2),
+];
+
+impl Session {
+    pub(super) fn new(engine: Arc<Engine>, id: u64) -> Self {
+        let is_authenticated = engine.tokens.is_none();
+        Self { engine, replies: Replies::new(), id, name: Vec::new(), is_authenticated }
+    }
+
+    /// Executes one request.
+    pub(super) fn execute(&mut self, request: &[Cow<'_, [u8]>]) -> Step {
+        let Some((name, words)) = request.split_first() else { return Step::Replied };
+        let mut lower = [0; 16];
+        let name_known = match lower.get_mut(..name.len()) {
+            Some(lower) => {
+                lower.copy_from_slice(name);
+                lower.make_ascii_lowercase();
+                &*lower
+            }
+            None => &[],
+        };
+        if !self.is_authenticated && !matches!(name_known, b"auth" | b"hello" | b"quit" | b"reset" | b"post" | b"host:")
+        {
+            self.replies.error("NOAUTH Authentication required.");
+            return Step::Replied;
+        }
+        match name_known {
+            b"cl.throttle" => return self.throttle(Form::Cell, words),
+            b"throttle" => return self.throttle(Form::Throttlecrab, words),
+            b"tollgate.check" => return self.check("tollgate.check", words, Taking::Cost),
+            b"tollgate.peek" => return self.check("tollgate.peek", words, Taking::Nothing),
+            b"ping" => match words {
+                [] => self.replies.status("PONG"),
+                [text] => self.replies.bulk(text),
+                _ => self.wrong_arguments("ping"),
+            },
+            b"echo" => match words {
+                [text] => self.replies.bulk(text),
+                _ => self.wrong_arguments("echo"),
+            },
+            b"quit" => {
+                self.replies.status("OK");
+                return Step::Close;
+            }
+            b"reset" => {
+                self.replies.version = Version::Resp2;
+                self.name.clear();
+                self.is_authenticated = self.engine.tokens.is_none();
+                self.replies.status("RESET");
+            }
+            // A browser was made to send an HTTP request here: what follows in it must not be executed.
+            b"post" | b"host:" => return Step::Close,
+            b"hello" => self.hello(words),
+            b"auth" => self.auth(words),
+            b"select" => self.select(words),
+            b"client" => self.client(words),
+            b"command" => self.command(words),
+            b"info" => self.info(),
+            _ => self.unknown(name, words),
+        }
+        Step::Replied
+    }
+
+    /// `CL.THROTTLE key max_burst count period [quantity]`
+    fn throttle(&mut self, form: Form, words: Words<'_, '_>) -> Step {
+        let name = match form {
+            Form::Cell => "cl.throttle",
+            Form::Throttlecrab => "throttle",
+        };
+        let (key, burst, count, period, quantity) = match words {
+            [key, burst, count, period] => (key, burst, count, period, None),
+            [key, burst, count, period, quantity] => (key, burst, count, period, Some(quantity)),
+            _ => {
+                let usage = format!("ERR usage: {} key max_burst count period [quantity]", name.to_uppercase());
+                self.replies.error(&usage);
+                return Step::Replied;
+            }
+        };
+        let parsed = (|| {
+            let burst = number("max_burst", burst)?;
+            let capacity = burst.checked_add(1).ok_or_else(|| format!("max_burst {burst} is too large"))?;
+            let period = Duration::from_secs(number("period", period)?);
+            let numbers = Numbers { capacity, count: number("count", count)?, period };
+            let quantity = quantity.map_or(Ok(1), |text| number("quantity", text))?;
+            self.engine.throttles.check(numbers, key, quantity).map_err(|error| error.to_string())
+        })();
+        match parsed {
+            Ok(Throttled::Ready(decision)) => form.write(&mut self.replies, &decision),
+            Ok(Throttled::Pending(decision)) => {
+                let version = self.replies.version;
+                return Step::Pending(Box::pin(async move {
+                    let mut replies = Replies { bytes: Vec::new(), version };
+                    form.write(&mut replies, &decision.await);
+                    replies.bytes
+                }));
+            }
+            Err(problem) => self.replies.error(&format!("ERR {problem}")),
+        }
+        Step::Replied
+    }
+
+    /// `TOLLGATE.CHECK limit key… [cost]`: as many parts of a key as the limit counts by.
+    fn check(&mut self, name: &'static str, words: Words<'_, '_>, taking: Taking) -> Step {
+        let Some((limit, words)) = words.split_first() else {
+            self.wrong_arguments(name);
+            return Step::Replied;
+        };
+        match self.begin_check(limit, words, taking) {
+            Ok(Check::Ready(outcome)) => {
+                if taking == Taking::Cost {
+                    self.engine.decisions.record([&outcome]);
+                }
+                write_outcome(&mut self.replies, &outcome);
+                Step::Replied
+            }
+            Ok(pending @ Check::Pending(_)) => {
+                let (engine, version) = (Arc::clone(&self.engine), self.replies.version);
+                Step::Pending(Box::pin(async move {
+                    let outcome = pending.outcome().await;
+                    if taking == Taking::Cost {
+                        engine.decisions.record([&outcome]);
+                    }
+                    let mut replies = Replies { bytes: Vec::new(), version };
+                    write_outcome(&mut replies, &outcome);
+                    replies.bytes
+                }))
+            }
+            Err(problem) => {
+                self.replies.error(&format!("ERR {problem}"));
+                Step::Replied
+            }
+        }
+    }
+
+    fn begin_check(&self, limit: &[u8], words: Words<'_, '_>, taking: Taking) -> Result<Check, String> {
+        let unknown = || format!("unknown limit '{}': name a limit of the rule file", shown(limit));
+        let limit_name = std::str::from_utf8(limit).map_err(|_| unknown())?;
+        let gate = self.engine.gate.pinned();
+        let rules = gate.rules();
+        let parts = rules.key_parts(limit_name).ok_or_else(unknown)?.len();
+        let (key, cost) = match (words.len().checked_sub(parts), taking) {
+            (Some(0), Taking::Cost) => (words, 1),
+            (Some(0), Taking::Nothing) => (words, 0),
+            (Some(1), Taking::Cost) => (&words[..parts], number("cost", &words[parts])?),
+            _ => {
+                let names: Vec<String> =
+                    rules.key_parts(limit_name).into_iter().flatten().map(ToString::to_string).collect();
+                let usage = names.iter().fold(String::new(), |usage, name| usage + " " + name);
+                let cost = if taking == Taking::Cost { " [cost]" } else { "" };
+                return Err(format!("wrong number of arguments: send {limit_name}{usage}{cost}"));
+            }
+        };
+        let key: Vec<&[u8]> = key.iter().map(|part| &**part).collect();
+        gate.check_by_name(limit_name, &key, cost).ok_or_else(unknown)
+    }
+
+    /// `HELLO [version [AUTH user password] [SETNAME name]]`
+    fn hello(&mut self, words: Words<'_, '_>) {
+        let mut words = words.iter();
+        let version = match words.next() {
+            None => self.replies.version,
+            Some(text) => match &**text {
+                b"2" => Version::Resp2,
+                b"3" => Version::Resp3,
+                text if text.iter().all(u8::is_ascii_digit) => {
+                    return self.replies.error("NOPROTO unsupported protocol version");
+                }
+                _ => return self.replies.error("ERR Protocol version is not an integer or out of range"),
+            },
+        };
+        while let Some(option) = words.next() {
+            if option.eq_ignore_ascii_case(b"auth")
+                && let (Some(_), Some(token)) = (words.next(), words.next())
+            {
+                if let Err(problem) = self.authenticate(token) {
+                    return self.replies.error(problem);
+                }
+            } else if option.eq_ignore_ascii_case(b"setname")
+                && let Some(name) = words.next()
+            {
+                if let Err(problem) = self.set_name(name) {
+                    return self.replies.error(problem);
+                }
+            } else {
+                let problem = format!("ERR Syntax error in HELLO option '{}'", shown(option));
+                return self.replies.error(&problem);
+            }
+        }
+        if !self.is_authenticated {
+            return self.replies.error("NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time");
+        }
+        self.replies.version = version;
+        let id = self.id as i64;
+        let replies = &mut self.replies;
+        replies.map(7);
+        for (key, value) in [("server", "tollgate"), ("version", env!("CARGO_PKG_VERSION"))] {
+            replies.bulk(key.as_bytes());
+            replies.bulk(value.as_bytes());
+        }
+        replies.bulk(b"proto");
+        replies.integer(if version == Version::Resp3 { 3 } else { 2 });
+        replies.bulk(b"id");
+        replies.integer(id);
+        for (key, value) in [("mode", "standalone"), ("role", "master")] {
+            replies.bulk(key.as_bytes());
+            replies.bulk(value.as_bytes());
+        }
+        replies.bulk(b"modules");
+        replies.array(0);
+    }
+
+    fn auth(&mut self, words: Words<'_, '_>) {
+        match words {
+            // A client that has a user name sends it too; only the token counts.
+            [token] | [_, token] => match self.authenticate(token) {
+                Ok(()) => self.replies.status("OK"),
+                Err(problem) => self.replies.error(problem),
+            },
+            _ => self.wrong_arguments("auth"),
+        }
+    }
+
+    fn authenticate(&mut self, token: &[u8]) -> Result<(), &'static str> {
+        match &self.engine.tokens {
+            None => Err("ERR AUTH <password> called without any password configured for this listener"),
+            Some(tokens) if tokens.contains(token) => {
+                self.is_authenticated = true;
+                Ok(())
+            }
+            Some(_) => Err("WRONGPASS invalid username-password pair or user is disabled."),
+        }
+    }
+
+    /// There are no databases, so every connection is to the same one.
+    fn select(&mut self, words: Words<'_, '_>) {
+        match words {
+            [index] => match number("index", index) {
+                Ok(0) => self.replies.status("OK"),
+                Ok(_) => self.replies.error("ERR DB index is out of range: there is only database 0"),
+                Err(_) => self.replies.error("ERR invalid DB index: use 0"),
+            },
+            _ => self.wrong_arguments("select"),
+        }
+    }
+
+    fn client(&mut self, words: Words<'_, '_>) {
+        let Some((subcommand, words)) = words.split_first() else { return self.wrong_arguments("client") };
+        match (&subcommand.to_ascii_lowercase()[..], words) {
+            (b"setname", [name]) => match self.set_name(name) {
+                Ok(()) => self.replies.status("OK"),
+                Err(problem) => self.replies.error(problem),
+            },
+            (b"getname", []) if self.name.is_empty() => self.replies.null(),
+            (b"getname", []) => self.replies.bulk(&self.name),
+            (b"id", []) => self.replies.integer(self.id as i64),
+            (b"setinfo", [_, _]) => self.replies.status("OK"),
+            (b"info", []) => {
+                let line = format!("id={} name={} db=0\n", self.id, String::from_utf8_lossy(&self.name));
+                self.replies.bulk(line.as_bytes());
+            }
+            (b"no-evict" | b"no-touch", [_]) => self.replies.status("OK"),
+            _ => {
+                let problem = format!("ERR unknown subcommand '{}' of CLIENT", shown(subcommand));
+                self.replies.error(&problem);
+            }
+        }
+    }
+
+    fn set_name(&mut self, name: &[u8]) -> Result<(), &'static str> {
+        if name.len() > MAX_CLIENT_NAME {
+            return Err("ERR the client name is too long: use 128 bytes or less");
+        }
+        if name.iter().any(|byte| !(b'!'..=b'~').contains(byte)) {
+            return Err("ERR Client names cannot contain spaces, newlines or special characters.");
+        }
+        self.name = name.to_vec();
+        Ok(())
+    }
+
+    fn command(&mut self, words: Words<'_, '_>) {
+        let subcommand = words.first().map(|word| word.to_ascii_lowercase());
+        match subcommand.as_deref() {
+            None => {
+                self.replies.array(COMMANDS.len());
+                for (name, arity) in COMMANDS {
+                    describe(&mut self.replies, name, arity);
+                }
+            }
+            Some(b"count") => self.replies.integer(COMMANDS.len() as i64),
+            Some(b"list") => {
+                self.replies.array(COMMANDS.len());
+                COMMANDS.iter().for_each(|(name, _)| self.replies.bulk(name.as_bytes()));
+            }
+            Some(b"info") => {
+                self.replies.array(words.len() - 1);
+                for word in &words[1..] {
+                    match COMMANDS.iter().find(|(name, _)| word.eq_ignore_ascii_case(name.as_bytes())) {
+                        Some((name, arity)) => describe(&mut self.replies, name, *arity),
+                        None => self.replies.null(),
+                    }
+                }
+            }
+            Some(b"docs") => self.replies.map(0),
+            Some(_) => self.replies.error("ERR unknown subcommand of COMMAND: use COUNT, LIST, INFO or DOCS"),
+        }
+    }
+
+    /// Clients read it to see whether the server has loaded its data, and which version it is.
+    fn info(&mut self) {
+        let text = format!(
+            "# Server\r\nredis_version:7.0.0\r\ntollgate_version:{}\r\nredis_mode:standalone\r\nos:{}\r\n\r\n\
+             # Persistence\r\nloading:0\r\n\r\n# Replication\r\nrole:master\r\n",
+            env!("CARGO_PKG_VERSION"),
+            std::env::consts::OS,
+        );
+        self.replies.bulk(text.as_bytes());
+    }
+
+    fn wrong_arguments(&mut self, name: &str) {
+        self.replies.error(&format!("ERR wrong number of arguments for '{name}' command"));
+    }
+
+    fn unknown(&mut self, name: &[u8], words: Words<'_, '_>) {
+        let words: String = words.iter().take(3).map(|word| format!("'{}' ", shown(word))).collect();
+        self.replies.error(&format!("ERR unknown command '{}', with args beginning with: {words}", shown(name)));
+    }
+}
+
+/// Whether a check takes its cost or only reports.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Taking {
+    Cost,
+    Nothing,
+}
+
+impl Form {
+    fn write(self, replies: &mut Replies, decision: &Decision) {
+        let (limit, remaining) = (decision.quota() as i64, decision.remaining() as i64);
+        let reset = whole_seconds(decision.reset_after());
+        let retry = decision.retry_after().filter(|_| !decision.is_allowed()).map(whole_seconds);
+        replies.array(5);
+        match self {
+            Self::Cell => {
+                replies.integer(i64::from(!decision.is_allowed()));
+                replies.integer(limit);
+                replies.integer(remaining);
+                replies.integer(retry.unwrap_or(-1));
+                replies.integer(reset);
+            }
+            Self::Throttlecrab => {
+                replies.integer(i64::from(decision.is_allowed()));
+                replies.integer(limit);
+                replies.integer(remaining);
+                replies.integer(reset);
+                replies.integer(retry.unwrap_or(0));
+            }
+        }
+    }
+}
+
+/// Writes an outcome as a map, with times in milliseconds, rounded up. `retry_after_ms` is -1 if no wait helps, and
+/// where the request is allowed.
+fn write_outcome(replies: &mut Replies, outcome: &Outcome) {
+    let decision = outcome.decision();
+    let denied = decision.filter(|_| !outcome.is_allowed());
+    let number = |replies: &mut Replies, name: &str, value: Option<i64>| {
+        replies.bulk(name.as_bytes());
+        match value {
+            Some(value) => replies.integer(value),
+            None => replies.null(),
+        }
+    };
+    replies.map(6);
+    number(replies, "allowed", Some(i64::from(outcome.is_allowed())));
+    number(replies, "limit", decision.map(|decision| decision.quota() as i64));
+    number(replies, "remaining", decision.map(|decision| decision.remaining() as i64));
+    number(replies, "reset_after_ms", decision.map(|decision| whole_millis(decision.reset_after())));
+    number(replies, "retry_after_ms", Some(denied.and_then(Decision::retry_after).map_or(-1, whole_millis)));
+    replies.bulk(b"reason");
+    match outcome.refusal() {
+        Some(refusal) => replies.bulk(crate::service::http::reason(refusal).as_bytes()),
+        None => replies.null(),
+    }
+}
+
+/// Describes a command as `COMMAND` does: name, words, flags, and where its keys are.
+fn describe(replies: &mut Replies, name: &str, arity: i64) {
+    replies.array(6);
+    replies.bulk(name.as_bytes());
+    replies.integer(arity);
+    replies.array(1);
+    replies.status("fast");
+    // The first key, the last and the step between them: a client of a cluster finds the slot by it.
+    let key = i64::from(matches!(name, "cl.throttle" | "throttle"));
+    (0..3).for_each(|_| replies.integer(key));
+}
+
+/// Seconds, rounded up: a client that waits this long is admitted.
+fn whole_seconds(span: Duration) -> i64 {
+    span.as_micros().div_ceil(1_000_000) as i64
+}
+
+fn whole_millis(span: Duration) -> i64 {
+    span.as_micros().div_ceil(1_000) as i64
+}
+
+/// Parses a number that is not negative.
+fn number(field: &str, text: &[u8]) -> Result<u64, String> {
+    let parsed =
+        std::str::from_utf8(text).ok().filter(|text| !text.starts_with('+')).and_then(|text| text.parse().ok());
+    parsed.ok_or_else(|| format!("{field} '{}' is not a number: use a whole number from 0", shown(text)))
+}
+
+/// A word of a request, for an error: printable and short.
+fn shown(word: &[u8]) -> String {
+    const MAX: usize = 64;
+    let text = word[..word.len().min(MAX)].escape_ascii().to_string();
+    if word.len() > MAX { text + "…" } else { text }
+}

@@ -1,0 +1,172 @@
+//! Tokens that clients of a listener authenticate with: `Authorization: Bearer` over HTTP, `AUTH` over the Redis protocol.
+//!
+//! They are in a file, one in a line, so that they can be rotated without a restart: add the new token, move the clients,
+//! remove the old one. The file is read again when it has changed. One that cannot be read any more, or that has no token,
+//! leaves the last tokens in force.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use sha2::{Digest, Sha256};
+use tokio::time::Instant;
+
+use crate::notice;
+
+/// Shorter tokens can be guessed.
+const MIN_TOKEN_BYTES: usize = 16;
+const MAX_TOKEN_BYTES: usize = 1024;
+/// Each is compared with.
+const MAX_TOKENS: usize = 64;
+const MAX_FILE_BYTES: u64 = 128 * 1024;
+/// How often the file is looked at while clients authenticate.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
+
+/// The tokens of a listener.
+#[derive(Debug)]
+pub(crate) struct Tokens {
+    path: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    digests: Vec<[u8; 32]>,
+    modified: Option<SystemTime>,
+    checked: Instant,
+}
+
+/// Why a file has no tokens to use.
+#[derive(Debug)]
+pub(crate) struct TokensError {
+    path: PathBuf,
+    problem: String,
+}
+
+impl fmt::Display for TokensError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "tokens_file {}: {}", self.path.display(), self.problem)
+    }
+}
+
+impl Tokens {
+    /// Reads the file.
+    pub(crate) fn open(path: &Path) -> Result<Self, TokensError> {
+        let modified = modified(path);
+        let digests = read(path).map_err(|problem| TokensError { path: path.to_owned(), problem })?;
+        let state = State { digests, modified, checked: Instant::now() };
+        Ok(Self { path: path.to_owned(), state: Mutex::new(state) })
+    }
+
+    /// Returns whether it is one of the tokens. The time it takes says nothing about how much of a token is right,
+    /// because digests are compared.
+    pub(crate) fn contains(&self, token: &[u8]) -> bool {
+        let digest: [u8; 32] = Sha256::digest(token).into();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.refresh(&mut state);
+        state.digests.iter().fold(false, |found, known| found | (*known == digest))
+    }
+
+    fn refresh(&self, state: &mut State) {
+        if state.checked.elapsed() < CHECK_EVERY {
+            return;
+        }
+        state.checked = Instant::now();
+        let modified = modified(&self.path);
+        if modified == state.modified {
+            return;
+        }
+        state.modified = modified;
+        match read(&self.path) {
+            Ok(digests) => state.digests = digests,
+            Err(problem) => notice::warn(format_args!(
+                "tokens_file {} is not used, and the tokens from before stay valid: {problem}",
+                self.path.display()
+            )),
+        }
+    }
+}
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok()
+}
+
+/// Reads the digests of all tokens: one in a line, without those lines that are empty or begin with `#`.
+fn read(path: &Path) -> Result<Vec<[u8; 32]>, String> {
+    let cannot_read = |error| format!("{error}: check the path and its permissions");
+    let size = std::fs::metadata(path).map_err(cannot_read)?.len();
+    if size > MAX_FILE_BYTES {
+        return Err(format!("{size} bytes are too many: use {MAX_TOKENS} tokens or fewer, one in a line"));
+    }
+    let text = std::fs::read_to_string(path).map_err(cannot_read)?;
+    let mut digests = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let token = line.trim();
+        if token.is_empty() || token.starts_with('#') {
+            continue;
+        }
+        if !(MIN_TOKEN_BYTES..=MAX_TOKEN_BYTES).contains(&token.len()) {
+            return Err(format!(
+                "line {}: a token has {MIN_TOKEN_BYTES} to {MAX_TOKEN_BYTES} bytes: make one with `openssl rand -hex 32`",
+                number + 1
+            ));
+        }
+        digests.push(Sha256::digest(token.as_bytes()).into());
+    }
+    match digests.len() {
+        0 => Err("there is no token: write one in a line, for example from `openssl rand -hex 32`".to_owned()),
+        count if count > MAX_TOKENS => Err(format!("{count} tokens are too many: use {MAX_TOKENS} or fewer")),
+        _ => Ok(digests),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OLD: &str = "0123456789abcdef-old";
+    const NEW: &str = "0123456789abcdef-new";
+
+    /// Writes the file with another time of modification, as a later write has.
+    fn write(path: &Path, text: &str, seconds: u64) {
+        std::fs::write(path, text).unwrap();
+        let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000 + seconds);
+        std::fs::File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tokens_are_rotated_by_writing_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens");
+        write(&path, &format!("# a comment\n\n {OLD} \r\n"), 0);
+        let tokens = Tokens::open(&path).unwrap();
+        assert!(tokens.contains(OLD.as_bytes()) && !tokens.contains(NEW.as_bytes()) && !tokens.contains(b""));
+        write(&path, &format!("{OLD}\n{NEW}\n"), 1);
+        tokio::time::advance(CHECK_EVERY).await;
+        assert!(tokens.contains(OLD.as_bytes()) && tokens.contains(NEW.as_bytes()));
+        write(&path, "\n", 2);
+        tokio::time::advance(CHECK_EVERY).await;
+        assert!(tokens.contains(OLD.as_bytes()), "a file without tokens changes nothing");
+        write(&path, NEW, 3);
+        tokio::time::advance(CHECK_EVERY).await;
+        assert!(!tokens.contains(OLD.as_bytes()) && tokens.contains(NEW.as_bytes()));
+    }
+
+    #[test]
+    fn a_file_that_is_of_no_use_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens");
+        let problem = |text: &str| {
+            write(&path, text, 0);
+            Tokens::open(&path).unwrap_err().problem
+        };
+        assert_eq!(
+            problem("# none\n"),
+            "there is no token: write one in a line, for example from `openssl rand -hex 32`"
+        );
+        assert!(problem("short").starts_with("line 1: a token has 16 to 1024 bytes"));
+        assert_eq!(problem(&format!("{OLD}\n").repeat(65)), "65 tokens are too many: use 64 or fewer");
+        assert!(Tokens::open(&folder.path().join("missing")).unwrap_err().problem.contains("check the path"));
+    }
+}

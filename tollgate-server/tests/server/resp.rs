@@ -1,0 +1,193 @@
+//! The Redis protocol, asked with real clients.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::common::{Process, RULES, folder_with, run_in};
+use crate::store::servers::RedisServer;
+
+const LIMITS: &str = "
+limits:
+  - { name: per-user, key: 'header:x-user-id', algorithm: token_bucket, capacity: 3, refill: 1/h }
+  - { name: per-page, key: ['header:x-user-id', path], limit: 5, window: 1h }
+  - { name: global, limit: 100, window: 1h }
+";
+
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+fn server(settings: &str) -> (Process, SocketAddr) {
+    let folder = folder_with(&[(RULES, &format!("{settings}{LIMITS}")), ("tokens", TOKEN)]);
+    let server = Process::start(folder, &["serve", "--config", RULES]);
+    let address = server.address_of("decisions redis");
+    (server, address)
+}
+
+fn plain() -> (Process, SocketAddr) {
+    server("service: { resp: '127.0.0.1:0' }")
+}
+
+fn connect(address: SocketAddr, protocol: &str) -> redis::Connection {
+    let client = redis::Client::open(format!("redis://{address}/?protocol={protocol}")).unwrap();
+    client.get_connection_with_timeout(Duration::from_secs(10)).unwrap()
+}
+
+fn throttle(connection: &mut redis::Connection, words: &[&str]) -> [i64; 5] {
+    let reply: Vec<i64> = redis::cmd(words[0]).arg(&words[1..]).query(connection).unwrap();
+    reply.try_into().unwrap()
+}
+
+/// Sends bytes and returns everything up to the end of the connection.
+fn raw(address: SocketAddr, bytes: &[u8]) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.write_all(bytes).unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    reply
+}
+
+#[test]
+fn commands_reply_as_redis_cell_and_throttlecrab_do() {
+    let (_server, address) = plain();
+    let mut connection = connect(address, "resp2");
+    assert_eq!(throttle(&mut connection, &["CL.THROTTLE", "ann", "15", "30", "60"]), [0, 16, 15, -1, 2]);
+    assert_eq!(throttle(&mut connection, &["cl.throttle", "bob", "0", "1", "3600", "1"]), [0, 1, 0, -1, 3600]);
+    assert_eq!(throttle(&mut connection, &["CL.THROTTLE", "bob", "0", "1", "3600"]), [1, 1, 0, 3600, 3600]);
+    assert_eq!(throttle(&mut connection, &["CL.THROTTLE", "bob", "0", "1", "3600", "2"]), [1, 1, 0, -1, 3600]);
+    assert_eq!(throttle(&mut connection, &["THROTTLE", "eve", "1", "1", "3600"]), [1, 2, 1, 3600, 0]);
+    assert_eq!(throttle(&mut connection, &["THROTTLE", "eve", "1", "1", "3600", "2"]), [0, 2, 1, 3600, 3600]);
+}
+
+#[test]
+fn limits_of_the_rule_file_are_checked_by_name() {
+    let (_server, address) = plain();
+    let mut connection = connect(address, "resp3");
+    let mut check = |words: &[&str]| -> redis::RedisResult<(i64, i64)> {
+        let reply: std::collections::HashMap<String, redis::Value> =
+            redis::cmd(words[0]).arg(&words[1..]).query(&mut connection)?;
+        let number = |name: &str| redis::from_redis_value(reply[name].clone()).unwrap();
+        Ok((number("allowed"), number("remaining")))
+    };
+    assert_eq!(check(&["TOLLGATE.CHECK", "per-user", "ann", "2"]).unwrap(), (1, 1));
+    assert_eq!(check(&["TOLLGATE.CHECK", "per-user", "ann", "2"]).unwrap(), (0, 1));
+    assert_eq!(check(&["TOLLGATE.PEEK", "per-user", "ann"]).unwrap(), (1, 1));
+    assert_eq!(check(&["TOLLGATE.CHECK", "per-user", "ann"]).unwrap(), (1, 0));
+    assert_eq!(check(&["TOLLGATE.CHECK", "per-page", "ann", "/a"]).unwrap(), (1, 4));
+    assert_eq!(check(&["TOLLGATE.CHECK", "global"]).unwrap(), (1, 99));
+    let mut problem = |words: &[&str]| check(words).unwrap_err().to_string();
+    insta::assert_snapshot!(
+        [
+            problem(&["TOLLGATE.CHECK", "nobody", "ann"]),
+            problem(&["TOLLGATE.CHECK", "per-page", "ann"]),
+            problem(&["TOLLGATE.CHECK", "per-user", "ann", "many"]),
+            problem(&["TOLLGATE.CHECK"]),
+            problem(&["CL.THROTTLE", "ann"]),
+            problem(&["CL.THROTTLE", "ann", "x", "1", "1"]),
+            problem(&["CL.THROTTLE", "ann", "1", "0", "1"]),
+            problem(&["CL.THROTTLE", "ann", "1", "1", "0"]),
+            problem(&["CL.THROTTLE", "ann", "18446744073709551615", "1", "1"]),
+            problem(&["GET", "ann"]),
+            problem(&["SELECT", "1"]),
+            problem(&["AUTH", "secret"]),
+        ]
+        .join("\n")
+    );
+}
+
+#[test]
+fn a_pipeline_is_answered_in_order() {
+    let (_server, address) = plain();
+    let throttle = "*5\r\n$11\r\nCL.THROTTLE\r\n$3\r\nann\r\n$1\r\n1\r\n$1\r\n1\r\n$4\r\n3600\r\n";
+    let pipeline = format!("PING\r\n{throttle}ECHO 'a b'\r\n{throttle}\r\n{throttle}*1\r\n$4\r\nQUIT\r\nPING\r\n");
+    assert_eq!(
+        raw(address, pipeline.as_bytes()),
+        "+PONG\r\n*5\r\n:0\r\n:2\r\n:1\r\n:-1\r\n:3600\r\n$3\r\na b\r\n*5\r\n:0\r\n:2\r\n:0\r\n:-1\r\n:7200\r\n\
+         *5\r\n:1\r\n:2\r\n:0\r\n:3600\r\n:7200\r\n+OK\r\n"
+    );
+}
+
+#[test]
+fn bytes_that_are_no_request_get_a_protocol_error_and_the_end() {
+    let (_server, address) = plain();
+    assert_eq!(raw(address, b"*1\r\n:1\r\n"), "-ERR Protocol error: expected '$', got ':'\r\n");
+    assert_eq!(
+        raw(address, b"PING\r\n*99999999999\r\n"),
+        "+PONG\r\n-ERR Protocol error: too many arguments: 99999999999, at most 64\r\n"
+    );
+    // A browser that was made to send an HTTP request.
+    assert_eq!(raw(address, b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nTOLLGATE.CHECK per-user ann\r\n"), "");
+    let mut connection = connect(address, "resp2");
+    let pong: String = redis::cmd("PING").query(&mut connection).unwrap();
+    assert_eq!(pong, "PONG");
+}
+
+#[test]
+fn a_listener_with_tokens_serves_nobody_without_one() {
+    let (_server, address) = server("service: { resp: { listen: '127.0.0.1:0', tokens_file: tokens } }");
+    assert_eq!(
+        raw(address, b"CL.THROTTLE ann 1 1 1\r\nAUTH wrong-wrong-wrong-wrong\r\nTOLLGATE.PEEK global\r\nQUIT\r\n"),
+        "-NOAUTH Authentication required.\r\n-WRONGPASS invalid username-password pair or user is disabled.\r\n\
+         -NOAUTH Authentication required.\r\n+OK\r\n"
+    );
+    for protocol in ["resp2", "resp3"] {
+        let client = redis::Client::open(format!("redis://:{TOKEN}@{address}/?protocol={protocol}")).unwrap();
+        let mut connection = client.get_connection().unwrap();
+        assert_eq!(throttle(&mut connection, &["CL.THROTTLE", protocol, "1", "1", "3600"]), [0, 2, 1, -1, 3600]);
+        let () = redis::cmd("RESET").query(&mut connection).unwrap();
+        assert!(redis::cmd("PING").query::<String>(&mut connection).unwrap_err().to_string().contains("NOAUTH"));
+    }
+}
+
+#[test]
+fn a_listener_for_other_machines_needs_tokens() {
+    let output = |settings: &str| {
+        let folder = folder_with(&[(RULES, &format!("{settings}{LIMITS}")), ("short", "secret\n")]);
+        let output = run_in(folder.path(), &["serve", "--config", RULES]);
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8(output.stderr).unwrap().replace(&*folder.path().to_string_lossy(), "FOLDER")
+    };
+    let problems = [
+        output("service: { resp: '0.0.0.0:0' }"),
+        output("service: { resp: { listen: '0.0.0.0:0', tokens_file: short } }"),
+    ];
+    insta::assert_snapshot!(problems.concat());
+    let (_server, address) = server("service: { resp: { listen: '0.0.0.0:0', open: true } }");
+    let mut connection = connect(SocketAddr::from(([127, 0, 0, 1], address.port())), "resp2");
+    assert_eq!(throttle(&mut connection, &["CL.THROTTLE", "ann", "1", "1", "3600"]), [0, 2, 1, -1, 3600]);
+}
+
+#[test]
+fn nodes_on_one_redis_count_together() {
+    let redis = RedisServer::start();
+    let url = format!("redis://127.0.0.1:{}", redis.port());
+    let settings = format!("store: {url}\nstore_timeout: 5s\nservice: {{ resp: '127.0.0.1:0' }}");
+    let (_first, first) = server(&settings);
+    let (_second, second) = server(&settings);
+    let (mut first, mut second) = (connect(first, "resp2"), connect(second, "resp2"));
+    assert_eq!(throttle(&mut first, &["CL.THROTTLE", "ann", "9", "1", "3600", "4"]), [0, 10, 6, -1, 4 * 3600]);
+    let mut pipeline = redis::pipe();
+    (0..7).for_each(|_| {
+        pipeline.cmd("CL.THROTTLE").arg(&["ann", "9", "1", "3600"]);
+    });
+    let replies: Vec<[i64; 5]> = pipeline
+        .query::<Vec<Vec<i64>>>(&mut second)
+        .unwrap()
+        .into_iter()
+        .map(|reply| reply.try_into().unwrap())
+        .collect();
+    assert_eq!(replies.iter().map(|reply| reply[0]).collect::<Vec<_>>(), [0, 0, 0, 0, 0, 0, 1]);
+    // Other numbers, the same count.
+    assert_eq!(throttle(&mut first, &["CL.THROTTLE", "ann", "19", "1", "3600", "0"])[2], 10);
+}
+
+#[test]
+fn the_client_of_redis_itself_connects() {
+    let (_server, address) = plain();
+    let output = Command::new("redis-cli")
+        .args(["-p", &address.port().to_string(), "CL.THROTTLE", "ann", "1", "1", "3600"])
+        .output()
+        .expect("redis-cli is installed with the server");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "0\n2\n1\n-1\n3600\n");
+}
