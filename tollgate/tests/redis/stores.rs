@@ -109,8 +109,16 @@ async fn a_denial_on_any_store_takes_nothing_from_the_others() {
 async fn never_admits_too_many(default: String, sessions: String) {
     let build = || {
         builder(default.clone(), sessions.clone())
-            .limit(Limit::new("loose", SlidingWindowLog::new(400, DAY)).unwrap().with_store("sessions"))
-            .limit(Limit::new("tight", TokenBucket::new(150, Rate::new(1, DAY))).unwrap().with_store("sessions"))
+            .limit(
+                Limit::new("loose", SlidingWindowLog::new(400, DAY))
+                    .expect("the numbers are within the bounds")
+                    .with_store("sessions"),
+            )
+            .limit(
+                Limit::new("tight", TokenBucket::new(150, Rate::new(1, DAY)))
+                    .expect("the numbers are within the bounds")
+                    .with_store("sessions"),
+            )
             .limit(window("wide", 2_000))
             .limit(window("narrow", 160))
             .connect()
