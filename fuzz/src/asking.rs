@@ -1,4 +1,4 @@
-//! Gates made of rule files, and what they say of a request.
+//! Gates with the rules of a file, and their explanations of requests.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -7,23 +7,23 @@ use tollgate::rules::file::RuleFile;
 use tollgate::rules::{Facts, RuleSet};
 use tollgate::{Explanation, Gate, Limiter, ManualClock, RuleState, Timestamp};
 
-/// Any day will do: the second of November 2023.
+/// A moment in November 2023. Any other would do.
 const TODAY: Timestamp = Timestamp::from_secs(1_700_000_000);
 
-/// A gate whose time stands still, so that what is explained and what is decided next must agree.
+/// Returns a gate whose clock stands still, so that an explanation and the next decision must agree.
 pub(crate) fn gate(rules: RuleSet) -> Option<(Gate, ManualClock)> {
     let clock = ManualClock::at(TODAY);
     let gate = Gate::with_limiter(rules, Limiter::builder().clock(clock.clone())).ok()?;
     Some((gate, clock))
 }
 
-/// The rules of a file that is known to be good.
+/// Returns the rules of a file that is known to be valid.
 pub(crate) fn rules(text: &str) -> RuleSet {
     let file = RuleFile::parse("tollgate.yaml", text).unwrap_or_else(|problems| panic!("{problems}"));
     file.compile().unwrap_or_else(|problems| panic!("{problems}"))
 }
 
-/// What the rules would make of a request. In memory that needs no runtime: it never waits.
+/// Explains a request. A gate in memory never waits, so no runtime is needed.
 pub(crate) fn explained(gate: &Gate, facts: &Facts<'_>) -> Explanation {
     let explaining = pin!(gate.explain(facts));
     match explaining.poll(&mut Context::from_waker(Waker::noop())) {
@@ -32,7 +32,7 @@ pub(crate) fn explained(gate: &Gate, facts: &Facts<'_>) -> Explanation {
     }
 }
 
-/// The parts of the key that a rule counts a request by; `None` if it does not count it.
+/// Returns the parts of the key by which a rule counts a request, or `None` if it does not count it.
 pub(crate) fn key(gate: &Gate, rule: usize, facts: &Facts<'_>) -> Option<Vec<String>> {
     match explained(gate, facts).rules.swap_remove(rule).state {
         RuleState::Counted { key, .. } => Some(key),

@@ -1,4 +1,4 @@
-//! Cookies and queries: the value that counts is the one that simpler readers find, or the request is refused.
+//! Cookies and queries: a limit counts by the value that a simple parser finds, or refuses the request.
 
 use std::sync::LazyLock;
 
@@ -9,10 +9,10 @@ use tollgate::rules::Facts;
 
 use crate::asking;
 
-/// The name that is looked for in both.
+/// The name of the cookie and of the query parameter.
 const NAME: &str = "sid";
 
-/// What a request without the value is called.
+/// The key of a request without the value.
 const MISSING: &str = "anonymous";
 
 static GATE: LazyLock<Gate> = LazyLock::new(|| {
@@ -21,7 +21,7 @@ static GATE: LazyLock<Gate> = LazyLock::new(|| {
     gate
 });
 
-/// The first line is a query; the others are lines of `Cookie`.
+/// Reads the first line as a query and the others as lines of `Cookie`.
 pub fn cookies(input: &[u8]) {
     let mut lines = input.split(|byte| *byte == b'\n');
     let query = lines.next().and_then(|line| std::str::from_utf8(line).ok()).unwrap_or_default();
@@ -31,14 +31,14 @@ pub fn cookies(input: &[u8]) {
     let facts = Facts::new("GET", &target).headers(&headers);
     let Some(outcome) = GATE.decide_now(&facts) else { panic!("memory answers at once") };
     if !outcome.is_allowed() {
-        // Only differing values of a name are refused, so there are several.
+        // A request is refused only if the values of a name differ, so there must be several.
         let lines = headers.get_all(COOKIE).iter().map(|line| String::from_utf8_lossy(line.as_bytes()).into_owned());
         let several = lines.chain([decoded(query)]).map(|line| line.matches(NAME).count()).sum::<usize>() > 1;
         assert!(several, "{query} {headers:?}");
         return;
     }
     let by_cookie = by_rule(0, &facts);
-    // An unambiguous value is what a simple parser finds.
+    // A simple parser finds every unambiguous value.
     if let Some(value) = cookie(&headers).filter(|value| is_simple(value)) {
         assert_eq!(by_cookie, or_missing(Some(value)), "{headers:?}");
     }
@@ -68,8 +68,8 @@ fn or_missing(found: Option<String>) -> String {
     found.filter(|value| !value.is_empty()).unwrap_or_else(|| MISSING.to_owned())
 }
 
-/// The first pair of that name; its value without blanks and one pair of quotes round it. Bytes that are no text are
-/// shown as marks, as an explanation shows them.
+/// Returns the value of the first pair with that name, without the blanks and the pair of quotes around it. Bytes that
+/// are not UTF-8 become replacement characters, as in an explanation.
 fn cookie(headers: &HeaderMap) -> Option<String> {
     for line in headers.get_all(COOKIE) {
         for pair in line.as_bytes().split(|byte| *byte == b';') {

@@ -1,4 +1,4 @@
-//! Expressions in CEL: refused with a reason, or answered, with one answer for one request.
+//! CEL expressions: refused with a reason, or evaluated with the same result each time for the same request.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tollgate::rules::Facts;
@@ -8,19 +8,19 @@ use tollgate::{Gate, RuleState};
 use crate::asking;
 use crate::refusals::check_refusal;
 
-/// Reads a text as a condition and as a cost, and answers it for a few requests.
+/// Reads a text as a condition and as a cost, and evaluates both for a few requests.
 pub fn expressions(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     condition(text);
     if let Some(gate) = read(&format!("cost: {}", quoted(text))) {
-        // A cost that cannot be computed is one unit, and the rule still applies.
+        // The rule applies even if its cost cannot be computed.
         assert!(requests(&headers()).iter().all(|facts| holds(&gate, facts)), "{text}");
     }
 }
 
 fn condition(text: &str) {
     let Some(gate) = when(text) else { return };
-    // A comment at the end of the text must not swallow the bracket.
+    // The line feeds keep a comment in the text from hiding the bracket.
     let negated = when(&format!("!(\n{text}\n)"));
     let or_true = when(&format!("(\n{text}\n) || true"));
     let and_false = when(&format!("(\n{text}\n) && false"));
@@ -39,7 +39,7 @@ fn when(text: &str) -> Option<Gate> {
     read(&format!("match: {{ when: {} }}", quoted(text)))
 }
 
-/// A gate of one limit; `None` if it is refused, with reasons.
+/// Returns a gate with one limit, or `None` if the setting is refused, after checking the reasons.
 fn read(setting: &str) -> Option<Gate> {
     let text = format!("limits:\n  - name: one\n    capacity: 1000000\n    algorithm: token_bucket\n    {setting}\n");
     match RuleFile::parse("tollgate.yaml", &text) {
@@ -54,7 +54,7 @@ fn read(setting: &str) -> Option<Gate> {
     }
 }
 
-/// The JSON form of a string, which YAML reads as the same text.
+/// Returns a string in JSON syntax, which YAML reads as the same text.
 fn quoted(text: &str) -> String {
     let mut written = String::from('"');
     for letter in text.chars() {
@@ -68,7 +68,7 @@ fn quoted(text: &str) -> String {
     written
 }
 
-/// Whether the rule is for the request, by its explanation and by its decision.
+/// Returns whether the rule matches the request. The explanation and the decision must agree.
 fn holds(gate: &Gate, facts: &Facts<'_>) -> bool {
     let holds = !matches!(asking::explained(gate, facts).rules[0].state, RuleState::NotMatched(_));
     let Some(outcome) = gate.decide_now(facts) else { panic!("a gate in memory waits") };

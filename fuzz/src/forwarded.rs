@@ -9,10 +9,10 @@ const STRANGER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(198, 51, 100, 7));
 const PROXY: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 9));
 
-/// As many hops as are looked at.
+/// The number of hops that are read.
 const MAX_HOPS: usize = 32;
 
-/// Each line is a line of the header, once as `X-Forwarded-For` and once as `Forwarded`.
+/// Reads each line as a line of `X-Forwarded-For`, and as one of `Forwarded`.
 pub fn forwarded(input: &[u8]) {
     let lines = input.split(|byte| *byte == b'\n').filter_map(|line| HeaderValue::from_bytes(line).ok());
     let lines: Vec<HeaderValue> = lines.collect();
@@ -27,12 +27,12 @@ pub fn forwarded(input: &[u8]) {
     only_one_header_is_believed(&lines);
 }
 
-/// How one of the headers is written.
+/// The syntax of one of the headers.
 struct Written {
     name: HeaderName,
     believing: ForwardingHeader,
     client: &'static str,
-    /// The client, and a second trusted proxy that it came through.
+    /// The client, and a second trusted proxy between it and the first.
     client_and_proxy: &'static str,
 }
 
@@ -66,7 +66,8 @@ fn client(believing: ForwardingHeader, peer: IpAddr, headers: &HeaderMap) -> IpA
     client
 }
 
-/// Trusted proxies append the client to whatever the client sent, in the same line or in one of their own.
+/// Checks that trusted proxies name the client, whatever it sent: they append its address to the same line or to a line
+/// of their own.
 fn behind_a_proxy(written: &Written, lines: &[HeaderValue]) {
     for appended in [written.client, written.client_and_proxy] {
         let Ok(own) = HeaderValue::from_str(appended) else { panic!("{appended} is a header") };
@@ -86,7 +87,7 @@ fn behind_a_proxy(written: &Written, lines: &[HeaderValue]) {
     }
 }
 
-/// As long as every hop is an address that the standard library reads too, the walk is plain to see.
+/// Compares with a simple walk, as long as the standard library can parse every hop.
 fn agrees_with_std(lines: &[HeaderValue]) {
     let whole: Vec<&[u8]> = lines.iter().map(HeaderValue::as_bytes).collect();
     let whole = whole.join(&b',');
@@ -111,7 +112,7 @@ fn std_address(hop: &str) -> Option<IpAddr> {
     hop.parse().ok().or_else(|| hop.parse::<SocketAddr>().ok().map(|address| address.ip()))
 }
 
-/// A forged `Forwarded` changes nothing where there is an `X-Forwarded-For`.
+/// Checks that a forged `Forwarded` changes nothing if there is an `X-Forwarded-For`.
 fn only_one_header_is_believed(lines: &[HeaderValue]) {
     let Ok(honest) = HeaderValue::from_str(Written::X_FORWARDED_FOR.client) else { panic!("it is a header") };
     let mut headers = Written::FORWARDED.headers(lines);

@@ -1,4 +1,4 @@
-//! Tokens: what was not signed with the key says nothing, and what was is believed.
+//! Tokens: claims count only if they are signed with the configured key.
 
 use std::sync::LazyLock;
 
@@ -23,12 +23,12 @@ jwt: { key_file: secret, algorithms: [HS256] }
 limits: [{ name: per-user, key: 'jwt:sub' }]
 ";
 
-/// What a request without a good token is called.
+/// The key of a request without a valid token.
 const MISSING: &str = "anonymous";
 
 static GATE: LazyLock<Gate> = LazyLock::new(|| opened().unwrap_or_else(|error| panic!("{error}")));
 
-/// A gate whose key was read from a file, as rules name it. The key stays when the file is gone.
+/// Opens a gate whose key is in a file. The gate keeps the key after the file is removed.
 fn opened() -> Result<Gate, Box<dyn std::error::Error>> {
     let folder = tempfile::tempdir()?;
     std::fs::write(folder.path().join("secret"), SECRET)?;
@@ -37,8 +37,8 @@ fn opened() -> Result<Gate, Box<dyn std::error::Error>> {
     Ok(Gate::in_memory(RuleFile::load(&path)?.compile()?)?)
 }
 
-/// The first byte says what the rest is: a whole token, or a header and, behind a line feed, claims, which are then
-/// signed with our key or with another.
+/// Reads the first byte as the kind of the input: a whole token, or a header and claims, separated by a line feed, to
+/// be signed with our key or with another.
 pub fn jwt(input: &[u8]) {
     let Some((kind, rest)) = input.split_first() else { return };
     let (header, claims) = rest.split_at(rest.iter().position(|byte| *byte == b'\n').unwrap_or(rest.len()));
@@ -53,7 +53,7 @@ pub fn jwt(input: &[u8]) {
     }
 }
 
-/// Whatever was sent: only a good signature makes anyone of it.
+/// Checks that only a token with a valid signature identifies a client.
 fn any_token(token: &[u8]) {
     let Some(found) = client(token) else { return };
     if found != MISSING {
@@ -62,7 +62,7 @@ fn any_token(token: &[u8]) {
     }
 }
 
-/// Claims that we signed are believed, if the header and the claims make sense.
+/// Checks that claims signed with our key count, if the header and the claims are valid.
 fn signed_by_us(header: &[u8], claims: &[u8]) {
     let token = signed(header, claims, SECRET);
     let Some(found) = client(token.as_bytes()) else { return };
@@ -80,7 +80,7 @@ fn signed_by_us(header: &[u8], claims: &[u8]) {
     }
 }
 
-/// Long ago, as a whole number of seconds.
+/// Returns whether `exp` is a whole number of seconds that is long past.
 fn is_expired(claims: &Map<String, Value>) -> bool {
     claims.get("exp").and_then(Value::as_u64).is_some_and(|end| end < 1_000_000_000)
 }
@@ -93,7 +93,7 @@ fn subject(claims: &Map<String, Value>) -> String {
     }
 }
 
-/// Who a request with that token is taken for; `None` if no header can carry it.
+/// Returns the client that a token identifies, or `None` if the token is not a valid header value.
 fn client(token: &[u8]) -> Option<String> {
     let value = HeaderValue::from_bytes(&[b"Bearer ", token].concat()).ok()?;
     let headers = HeaderMap::from_iter([(AUTHORIZATION, value)]);

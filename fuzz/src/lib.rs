@@ -1,16 +1,17 @@
-//! What must hold for any bytes that reach Tollgate from outside: the rule file, paths, forwarding headers, cookies
-//! and queries, tokens, and expressions.
+//! Properties that hold for any bytes that reach Tollgate from outside: the rule file, paths, forwarding headers,
+//! cookies and queries, tokens, and expressions.
 //!
-//! Each target is a function from bytes to nothing that panics when a property is broken. They use the library as
-//! users do, by its public API alone. Where an answer can be computed in a second, simpler way, it is, and the two are
-//! compared.
+//! Each target is a function that takes bytes and panics if a property does not hold. It uses only the public API of
+//! the library, and `CleanPath` from `internal`. Where a result can be computed in a second, simpler way, both results
+//! are compared.
 //!
-//! `make fuzz` runs all targets, each for `FUZZ_SECONDS` (60); `make fuzz-jwt` runs one. What they find lies in
-//! `fuzz/artifacts/`, and `cargo fuzz run --sanitizer none --features libfuzzer TARGET FILE` repeats it. Once it is
-//! mended, the input goes to `fuzz/seeds/TARGET/` under a name that says what it was. `cargo test` in this folder,
+//! `make fuzz` runs all targets, each for `FUZZ_SECONDS` (60); `make fuzz-jwt` runs one. Inputs that fail are saved in
+//! `fuzz/artifacts/`, and `cargo fuzz run --sanitizer none --features libfuzzer TARGET FILE` repeats one. Once the
+//! cause is fixed, move the input to `fuzz/seeds/TARGET/`, under a name that describes it. `cargo test` in this folder,
 //! part of `make test`, replays all seeds and needs no fuzzer.
 //!
-//! Deliberately not here: sanitizers. There is no `unsafe` in this project, and without them a stable toolchain does.
+//! Deliberately not here: sanitizers. This project has no `unsafe`, and without sanitizers a stable toolchain is
+//! enough.
 
 #![forbid(unsafe_code)]
 
@@ -30,7 +31,7 @@ pub use self::jwt::jwt;
 pub use self::paths::paths;
 pub use self::rule_file::rule_file;
 
-/// A target: its name, which its folder of seeds has too, and its properties.
+/// A target: its name, which is also the name of its seed folder, and the function that checks its properties.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.

@@ -1,4 +1,4 @@
-//! Paths and globs: however a path is spelled, it meets the same rules and makes the same key.
+//! Paths and globs: all spellings of a path match the same rules and have the same key.
 
 use tollgate::rules::{Facts, KeyPart, Match, PathGlob, PathReading, Rule, RuleSet, RuleSetBuilder};
 use tollgate::internal::CleanPath;
@@ -6,10 +6,10 @@ use tollgate::{Explanation, FixedWindow, Gate, InvalidLimit, Limit, MINUTE, Rule
 
 use crate::asking;
 
-/// More lines than this teach nothing that fewer do not.
+/// The number of globs that are read. More would find nothing new.
 const MAX_GLOBS: usize = 8;
 
-/// The last line is a path; the others are globs, one rule each.
+/// Reads the last line as a path, and the others as globs with one rule each.
 pub fn paths(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let (globs, path) = text.rsplit_once('\n').unwrap_or(("", text));
@@ -30,7 +30,7 @@ pub fn paths(input: &[u8]) {
     for other in respelled(&path) {
         assert_eq!(asked(&gate, &globs, &other), (key.clone(), met.clone()), "{path} as {other}");
     }
-    // What is counted by is the path in its one spelling, which may have fewer readings.
+    // The key is the path in its normal form, so it is its own key. It may have fewer readings than the path.
     assert_eq!(asked(&gate, &globs, &key).0, key, "{path}");
 }
 
@@ -42,7 +42,7 @@ fn read(text: &str) -> Option<PathGlob> {
     Some(glob)
 }
 
-/// A rule for each glob, and one for everything behind them; each counts by path.
+/// Returns a gate with a rule for each glob and a last one for everything, all of which count by path.
 fn gate(globs: &[PathGlob]) -> Gate {
     let matches = globs.iter().map(|glob| Match::everything().path(glob.to_string())).chain([Match::everything()]);
     let rules = matches.enumerate().try_fold(RuleSet::builder(), |rules, (number, matching)| {
@@ -54,12 +54,12 @@ fn gate(globs: &[PathGlob]) -> Gate {
     gate
 }
 
-/// Matches the path with rules, which have an index, and with globs, which have none; both must agree. Returns the key that the
-/// path makes, and which rules it meets.
+/// Matches the path with rules, which use an index, and with globs, which do not, and checks that both agree. Returns
+/// the key of the path, and whether each glob matches.
 fn asked(gate: &Gate, globs: &[PathGlob], path: &str) -> (String, Vec<bool>) {
     let facts = Facts::new("GET", path);
     let before = asking::explained(gate, &facts);
-    // Decided by index: each rule that it finds has one request less left.
+    // The decision uses the index: each rule that it finds has one request less left.
     assert!(gate.decide_now(&facts).is_some_and(|outcome| outcome.is_allowed()));
     let after = asking::explained(gate, &facts);
     let met = globs.iter().enumerate().map(|(number, glob)| {
@@ -79,7 +79,7 @@ fn remaining(explanation: &Explanation, number: usize) -> Option<u64> {
     }
 }
 
-/// Other spellings that every server takes for the same path.
+/// Returns other spellings that every server reads as the same path.
 fn respelled(path: &str) -> [String; 4] {
     [
         path.replace('/', "//"),
@@ -89,8 +89,7 @@ fn respelled(path: &str) -> [String; 4] {
     ]
 }
 
-/// The path with everything escaped but its slashes, its dots and what an escape makes data of; what may belong to an
-/// escape stays.
+/// Escapes every character except slashes, dots, semicolons and percent signs with the two characters that follow.
 fn escaped(path: &str, escape: impl Fn(u8) -> String) -> String {
     let mut written = String::new();
     let mut since_percent = 2;

@@ -1,14 +1,14 @@
-//! What must hold for everything that is said of a rule file.
+//! Properties of every problem that is reported about a rule file.
 
 use tollgate::rules::file::{Problem, Problems, Severity};
 
-/// The problems of a file that was refused.
+/// Checks the problems of a file that was refused.
 pub(crate) fn check_refusal(problems: &Problems, text: &str) {
     assert!(problems.iter().any(|problem| problem.severity() == Severity::Error), "refused without a reason");
     check(problems, text);
 }
 
-/// The problems of a file that was taken.
+/// Checks the problems of a file that was accepted.
 pub(crate) fn check_warnings(problems: &Problems, text: &str) {
     assert!(problems.iter().all(|problem| problem.severity() == Severity::Warning), "taken in spite of {problems}");
     check(problems, text);
@@ -20,7 +20,7 @@ fn check(problems: &Problems, text: &str) {
         assert!(!problem.message().trim().is_empty(), "nothing is said at {:?}", problem.position());
         assert!(!problem.fix().trim().is_empty(), "no fix for {problem}");
         check_position(problem, &lines);
-        // A message goes to a terminal and to logs, one to a line.
+        // A message is printed to a terminal or a log, in one line.
         assert!(!problem.to_string().contains(char::is_control), "{:?}", problem.to_string());
         assert!(!problem.text().contains(char::is_control), "{:?}", problem.text());
     }
@@ -28,7 +28,7 @@ fn check(problems: &Problems, text: &str) {
     assert!(order.is_sorted(), "not in the order of the file: {problems}");
 }
 
-/// It may point behind the end of a line, where something is missing, but no further.
+/// Checks that the position is in the file, or directly after the end of a line, where something may be missing.
 fn check_position(problem: &Problem, lines: &[&str]) {
     let position = problem.position();
     let (line, column) = (position.line as usize, position.column as usize);
@@ -37,7 +37,8 @@ fn check_position(problem: &Problem, lines: &[&str]) {
     assert!((1..=width + 1).contains(&column), "{problem}: the line has {width} characters");
 }
 
-/// As YAML divides them: at line feeds, carriage returns, or both together. There is always a last one.
+/// Splits a text into lines as YAML does: at a line feed, a carriage return, or both together. There is always a last
+/// line.
 fn lines(text: &str) -> Vec<&str> {
     let mut lines = Vec::new();
     let mut rest = text;

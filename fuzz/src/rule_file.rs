@@ -1,4 +1,5 @@
-//! The rule file: any bytes are refused with reasons that can be found in them, or are rules that decide.
+//! The rule file: any bytes are refused with reasons at positions in the file, or compile to rules that decide
+//! requests.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use tollgate::{Gate, RuleState};
 use crate::asking;
 use crate::refusals::{check_refusal, check_warnings};
 
-/// Longer than most windows that files name, so that counts are seen to end.
+/// Longer than most windows in rule files, so that counts expire.
 const A_WHILE: Duration = Duration::from_secs(90);
 
 /// Parses bytes as a rule file and checks a few requests with valid ones.
@@ -37,7 +38,8 @@ fn check_positions_of_limits(file: &Parsed) {
     assert_eq!(file.position_of_limit(file.limits.len()), None);
 }
 
-/// The fuzzer must not open devices. In this folder there are no keys, which is refused like any file that is missing.
+/// Returns whether the file names key files in other folders. The fuzzer must not open devices. This folder has no
+/// keys, so a file in it is refused as missing.
 fn names_files_elsewhere(file: &Parsed) -> bool {
     let named = file.jwt.iter().flat_map(|jwt| [&jwt.key_file, &jwt.jwks_file]).flatten();
     named.into_iter().any(|path| path.contains('/'))
@@ -59,14 +61,14 @@ fn compiled(file: &Parsed) {
     }
 }
 
-/// The explanation agrees with the decision, and both can be written to a response.
+/// Checks that the explanation agrees with the decision, and that both can be written to a response.
 fn decided(gate: &Gate, facts: &Facts<'_>) {
     let explanation = asking::explained(gate, facts);
     let Some(outcome) = gate.decide_now(facts) else { panic!("a gate in memory waits") };
     assert_eq!(outcome.is_allowed(), explanation.allowed, "{outcome:?} {explanation:?}");
     let counts = |standing: &RuleState| matches!(standing, RuleState::Counted { .. });
     let watched = explanation.rules.iter().filter(|rule| rule.shadow && counts(&rule.state)).count();
-    // Who is refused by a rule whatever is left is not counted by any other.
+    // If a rule refuses the request regardless of the remaining quota, no other rule counts it.
     assert!(watched == outcome.shadow_decisions().count() || outcome.decision().is_none(), "{outcome:?} {explanation:?}");
     let mut told = HeaderMap::new();
     outcome.write_headers(&mut told);

@@ -1,7 +1,7 @@
 #![no_main]
 
-// The library reads expressions on a thread of its own, and a panic there is a refusal. The hook of the fuzzer would
-// end the process for it; without the hook it still ends for a panic on its own thread.
+// The library parses expressions on a separate thread, and treats a panic there as a refusal. The fuzzer's panic hook
+// would end the process; without the hook, only a panic on the fuzzer's own thread ends it.
 libfuzzer_sys::fuzz_target!(
     init: drop(std::panic::take_hook()),
     |input: &[u8]| tollgate_fuzz::expressions(input)

@@ -1,4 +1,4 @@
-//! Replays what the fuzzer starts from, and what it has found.
+//! Replays all seeds: examples for the fuzzer to start from, and inputs that once failed.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ fn every_seed_keeps_the_properties_of_its_target() {
         for entry in std::fs::read_dir(&folder).unwrap() {
             let path = entry.unwrap().path();
             let input = std::fs::read(&path).unwrap();
-            // Shown only when it fails, to say which one it was.
+            // Printed only if the test fails, to name the seed.
             println!("{}", path.display());
             target(&input);
             seeds += 1;

@@ -1,4 +1,5 @@
-//! The decision service: checks over HTTP and the Redis protocol. It translates requests for the gate and decides nothing itself.
+//! The decision service: checks over HTTP and the Redis protocol. It translates requests for the gate and decides
+//! nothing itself.
 
 mod connections;
 mod cross_site;

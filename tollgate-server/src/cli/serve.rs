@@ -285,8 +285,8 @@ fn warn_of_unsupported_listeners(file: &RuleFile) {
     }
 }
 
-/// Reads the tokens of the Redis protocol. A listener that other machines reach needs some, unless the file says that
-/// it is open.
+/// Reads the tokens for the Redis protocol. A listener that other machines can reach must have some, unless the rule
+/// file sets `open`.
 fn resp_tokens(file: &Parsed) -> Result<Option<Tokens>, Error> {
     let Some(listener) = &file.service.resp else { return Ok(None) };
     match &listener.tokens_file {

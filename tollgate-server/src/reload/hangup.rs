@@ -19,7 +19,7 @@ impl Hangup {
     }
 }
 
-/// Without Unix signals, it is never received.
+/// Without Unix signals, SIGHUP is never received.
 #[cfg(not(unix))]
 pub(crate) struct Hangup;
 

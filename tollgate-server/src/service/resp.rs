@@ -1,7 +1,7 @@
 //! The Redis protocol: `CL.THROTTLE`, `THROTTLE` and `TOLLGATE.*` for every language that has a Redis client.
 //!
-//! Commands of a pipeline are executed in their order. In memory each is decided at once; on Redis they are sent in their
-//! order, together, so that they share round trips, and answered in their order.
+//! Commands of a pipeline are executed in order. In memory, each is decided at once. On Redis, they are sent in order
+//! and together, so that they share round trips. Replies are sent in the order of the commands.
 
 mod command;
 mod frame;
@@ -26,30 +26,31 @@ use super::throttle::Throttles;
 use super::tokens::Tokens;
 use crate::decisions::Decisions;
 
-/// A client that keeps a connection in a pool asks now and then; one that is gone without a word is noticed.
+/// The longest time between two requests of a client. Clients with a connection pool use each connection more often; a
+/// client that disappeared is noticed.
 const IDLE_DEADLINE: Duration = Duration::from_secs(600);
-/// A client that does not read its replies for this long is gone.
+/// The longest time that a client may take to read its replies.
 const WRITE_DEADLINE: Duration = Duration::from_secs(10);
-/// Replies are sent once they take up this much, however many requests wait behind them.
+/// Replies are sent once they reach this size, even if more requests are waiting.
 const MAX_REPLY_BYTES: usize = 64 * 1024;
-/// Commands on Redis at a time for one connection.
+/// The most commands of one connection that wait for Redis at a time.
 const MAX_PENDING: usize = 1_000;
 const READ_BYTES: usize = 16 * 1024;
-/// A process out of descriptors gets one back soon.
+/// The pause after a failed accept. A process out of descriptors gets one back soon.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// For commands that are under way when the server ends.
+/// The time for commands in progress when the server stops.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Everything that commands are executed by.
+/// The state that all connections share.
 pub(crate) struct Engine {
     pub(crate) gate: Gate,
     pub(crate) throttles: Arc<Throttles>,
     pub(crate) decisions: Arc<Decisions>,
-    /// The tokens that clients authenticate with; without them nobody has to.
+    /// The tokens that clients authenticate with. `None` if clients need no token.
     pub(crate) tokens: Option<Tokens>,
 }
 
-/// Serves connections until `shutdown` ends, then lets commands under way finish.
+/// Serves connections until `shutdown` resolves, then lets commands in progress finish.
 pub(crate) async fn run(
     listener: TcpListener,
     engine: Engine,
@@ -72,7 +73,7 @@ pub(crate) async fn run(
         };
         _ = io.set_nodelay(true);
         let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else {
-            // As Redis does. The client may be gone already.
+            // The same reply as Redis. The client may have disconnected already.
             tokio::spawn(async move {
                 _ = timeout(WRITE_DEADLINE, io.write_all(b"-ERR max number of clients reached\r\n")).await;
             });
@@ -82,7 +83,7 @@ pub(crate) async fn run(
         let mut stopped = stopped.clone();
         tokio::spawn(async move {
             let stop = async move { _ = stopped.changed().await };
-            // Errors of a connection are the client's: it went away.
+            // Errors of a connection are ignored: the client disconnected.
             _ = converse(io, session, stop).await;
             drop(slot);
         });
@@ -92,7 +93,8 @@ pub(crate) async fn run(
     _ = timeout(DRAIN_DEADLINE, slots.acquire_many(max_connections)).await;
 }
 
-/// Executes the commands of one connection until the client ends it, or until `stop` does and nothing is under way.
+/// Executes the commands of one connection until the client closes it, or until `stop` resolves and no command is in
+/// progress.
 async fn converse<Io>(mut io: Io, mut session: Session, stop: impl Future<Output = ()>) -> io::Result<()>
 where
     Io: AsyncRead + AsyncWrite + Unpin,
@@ -127,13 +129,13 @@ enum End {
     Close,
 }
 
-/// A reply that is there, or on its way.
+/// A reply, or a future of one.
 enum Reply {
     Ready(Vec<u8>),
     Pending(BoxFuture<'static, Vec<u8>>),
 }
 
-/// Executes every whole request in `input`, and sends the replies.
+/// Executes every complete request in `input`, and sends the replies.
 async fn execute<Io>(io: &mut Io, session: &mut Session, input: &mut Vec<u8>) -> io::Result<End>
 where
     Io: AsyncWrite + Unpin,

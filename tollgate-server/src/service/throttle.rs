@@ -1,8 +1,7 @@
-//! Token buckets whose numbers come with each command, as in `CL.THROTTLE`.
+//! Token buckets whose numbers are arguments of each command, as in `CL.THROTTLE`.
 //!
-//! Commands with the same numbers share a limit, commands with other numbers use a variant of it: what a key has spent
-//! counts under all of them, as it does in redis-cell. The state is in the gate's store, within the same memory or on the
-//! same Redis.
+//! All commands share one limit. Other numbers are a variant of it, so units that a key has spent count for all
+//! numbers, as in redis-cell. The state is in the gate's store: in the same memory, or on the same Redis.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,10 +13,10 @@ use futures_util::future::BoxFuture;
 use tollgate::redis::RedisLimiter;
 use tollgate::{Decision, Gate, Hit, InvalidLimit, Limit, LimitId, LimitSet, Limiter, Rate, TokenBucket};
 
-/// The name of the limit: it is in the names of the keys on Redis.
+/// The name of the limit. The names of its keys on Redis contain it.
 pub(crate) const NAME: &str = "CL.THROTTLE";
 
-/// Different numbers at a time. Each takes some kilobytes, and adding one copies the list.
+/// The most different numbers at a time. Each takes a few kilobytes, and adding one copies the list.
 const MAX_NUMBERS: usize = 1_000;
 
 /// The numbers of one bucket.
@@ -28,13 +27,13 @@ pub(crate) struct Numbers {
     pub(crate) period: Duration,
 }
 
-/// A decision, or the way to one.
+/// A decision, or a future of one.
 pub(crate) enum Throttled {
     Ready(Decision),
     Pending(BoxFuture<'static, Decision>),
 }
 
-/// Why no bucket can have these numbers.
+/// The reason why there is no bucket with these numbers.
 #[derive(Debug)]
 pub(crate) enum CannotThrottle {
     Invalid(InvalidLimit),
@@ -54,7 +53,7 @@ impl std::fmt::Display for CannotThrottle {
     }
 }
 
-/// The buckets.
+/// The buckets of all commands.
 pub(crate) struct Throttles {
     state: ArcSwap<State>,
     changing: Mutex<()>,
@@ -62,7 +61,7 @@ pub(crate) struct Throttles {
 
 struct State {
     store: Store,
-    /// In the order of their ids: the first is the limit, the others are its variants.
+    /// The limits in the order of their ids: the base limit, then its variants.
     limits: Vec<(Numbers, Limit)>,
     ids: HashMap<Numbers, LimitId, RandomState>,
 }
@@ -102,13 +101,13 @@ impl Throttles {
         Self { state: ArcSwap::from_pointee(State::empty(gate)), changing: Mutex::new(()) }
     }
 
-    /// Goes over to the store that the gate has now. Buckets on the same store keep what was spent.
+    /// Switches to the gate's current store. If it is the same store, spent units stay spent.
     pub(crate) fn follow(&self, gate: &Gate) {
         let _alone = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         self.state.store(Arc::new(State::empty(gate)));
     }
 
-    /// Takes `cost` units from the key's bucket of these numbers, or none.
+    /// Takes `cost` units from the key's bucket with these numbers, or none.
     pub(crate) fn check(&self, numbers: Numbers, key: &[u8], cost: u64) -> Result<Throttled, CannotThrottle> {
         let state = self.state.load();
         match state.ids.get(&numbers) {
@@ -117,7 +116,7 @@ impl Throttles {
                 drop(state);
                 self.add(numbers)?;
                 let state = self.state.load();
-                // A reload in this moment has cleared the list.
+                // A concurrent reload may have cleared the list.
                 match state.ids.get(&numbers) {
                     Some(id) => Ok(state.check(*id, key, cost)),
                     None => Err(CannotThrottle::TooMany),
@@ -178,7 +177,7 @@ mod tests {
 
     use super::*;
 
-    /// The table of redis-cell's own tests: a limit of 5, and one a second.
+    /// The table from redis-cell's own tests: a limit of 5, refilled at one per second.
     #[test]
     fn the_table_of_redis_cell_holds() {
         let clock = ManualClock::at(Timestamp::from_micros(1_700_000_000_000_000));
@@ -187,7 +186,8 @@ mod tests {
                 .expect("built");
         let throttles = Throttles::new(&gate);
         let numbers = Numbers { capacity: 5, count: 1, period: SECOND };
-        // Milliseconds since the beginning, quantity; limited, remaining, milliseconds to the reset and to a retry.
+        // Milliseconds since the start, and the quantity; then whether it is limited, what remains, and the
+        // milliseconds to the reset and to the retry.
         let rows: [(u64, u64, bool, u64, u64, Option<u64>); 15] = [
             (0, 6, true, 5, 0, None),
             (0, 1, false, 4, 1_000, None),

@@ -1,8 +1,8 @@
-//! Tokens that clients of a listener authenticate with: `Authorization: Bearer` over HTTP, `AUTH` over the Redis protocol.
+//! Tokens of the clients of a listener: `Authorization: Bearer` over HTTP, `AUTH` over the Redis protocol.
 //!
-//! They are in a file, one in a line, so that they can be rotated without a restart: add the new token, move the clients,
-//! remove the old one. The file is read again when it has changed. One that cannot be read any more, or that has no token,
-//! leaves the last tokens in force.
+//! Tokens are in a file, one per line, so that they can be rotated without a restart: add the new token, switch the
+//! clients to it, remove the old one. The file is read again when it has changed. If it cannot be read or has no token
+//! then, the previous tokens stay valid.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ use tokio::time::Instant;
 
 use crate::notice;
 
-/// Shorter tokens can be guessed.
+/// The shortest token. Shorter ones can be guessed.
 const MIN_TOKEN_BYTES: usize = 16;
 const MAX_TOKEN_BYTES: usize = 1024;
-/// Each is compared with.
+/// The most tokens in a file. Each check compares all of them.
 const MAX_TOKENS: usize = 64;
 const MAX_FILE_BYTES: u64 = 128 * 1024;
-/// How often the file is looked at while clients authenticate.
+/// How often the file is checked for changes while clients authenticate.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// The tokens of a listener.
@@ -37,7 +37,7 @@ struct State {
     checked: Instant,
 }
 
-/// Why a file has no tokens to use.
+/// A token file that cannot be used.
 #[derive(Debug)]
 pub(crate) struct TokensError {
     path: PathBuf,
@@ -59,8 +59,8 @@ impl Tokens {
         Ok(Self { path: path.to_owned(), state: Mutex::new(state) })
     }
 
-    /// Returns whether it is one of the tokens. The time it takes says nothing about how much of a token is right,
-    /// because digests are compared.
+    /// Returns whether the token is valid. Digests are compared, so the time that this takes reveals nothing about the
+    /// tokens.
     pub(crate) fn contains(&self, token: &[u8]) -> bool {
         let digest: [u8; 32] = Sha256::digest(token).into();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -92,7 +92,8 @@ fn modified(path: &Path) -> Option<SystemTime> {
     std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok()
 }
 
-/// Reads the digests of all tokens: one in a line, without those lines that are empty or begin with `#`.
+/// Reads the file and returns the digests of all tokens, one per line. Empty lines and lines that begin with `#` are
+/// skipped.
 fn read(path: &Path) -> Result<Vec<[u8; 32]>, String> {
     let cannot_read = |error| format!("{error}: check the path and its permissions");
     let size = std::fs::metadata(path).map_err(cannot_read)?.len();
@@ -128,7 +129,7 @@ mod tests {
     const OLD: &str = "0123456789abcdef-old";
     const NEW: &str = "0123456789abcdef-new";
 
-    /// Writes the file with another time of modification, as a later write has.
+    /// Writes the file and sets its modification time, as a later write would.
     fn write(path: &Path, text: &str, seconds: u64) {
         std::fs::write(path, text).unwrap();
         let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000 + seconds);

@@ -1,7 +1,7 @@
-//! Reuses the reused refusal: the next one usually differs in a few digits, or not at all.
+//! Reuses the last refusal: the next one usually differs in a few digits, or not at all.
 //!
-//! In a flood, a denied client gets the same response updated and updated, except for the seconds that pass. The response
-//! depends on a few numbers, and overwriting those costs far less than formatting it updated.
+//! In a flood, a denied client gets the same response again and again, except for the seconds that pass. The response
+//! depends on a few numbers, and overwriting those costs far less than formatting it again.
 
 use smallvec::SmallVec;
 
@@ -12,10 +12,10 @@ use super::policy::{MAX_INTEGER, Policy, reset_at_seconds};
 use super::refusal::Refusal;
 use super::refusal_builder::{RefusalBuilder, WrittenResponse};
 
-/// The capacity of the buffer is shrunk to this write_reusing a larger response.
+/// The capacity to which the buffer is shrunk after a larger response.
 const KEPT_BYTES: usize = 16 << 10;
 
-/// The reused HTTP/1.1 response to a refused request; see [`RefusalBuilder::write_http1_reusing`].
+/// The last HTTP/1.1 response to a refused request; see [`RefusalBuilder::write_http1_reusing`].
 ///
 /// Use one per thread or per connection.
 #[derive(Debug, Default)]
@@ -61,7 +61,7 @@ impl From<Number> for Figure {
 
 impl RefusalBuilder<'_> {
     /// Writes the same response as [`write_http1`](Self::write_http1), but overwrites only the digits that differ from
-    /// the reused one.
+    /// the last one.
     #[doc(hidden)]
     pub fn write_http1_reusing<'l, 'h>(
         &self,
@@ -186,7 +186,7 @@ mod tests {
             std::iter::once(&self.policy).chain(&self.others).collect()
         }
 
-        /// Writes the response, reusing the reused one.
+        /// Writes the response, reusing the last one.
         fn write_reusing(&self, reused: &mut ReusedResponse) -> (WrittenResponse, Vec<u8>) {
             let (decision, line) = (self.decision(), HeaderLine { name: "accept", value: self.accept.as_bytes() });
             let matched = self.matched();

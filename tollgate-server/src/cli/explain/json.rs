@@ -25,9 +25,9 @@ struct Json<'a> {
     retry_after: Option<u64>,
     /// The source of the counts: `fresh`, `live` or `unknown`.
     counts: &'static str,
-    /// `null` if none was given: limits by `ip` then have no address to count by.
+    /// The address of the client. `null` if none was given: limits by `ip` then have no address to count by.
     ip: Option<IpAddr>,
-    /// `null` if no route serves the request; left out if the file has no gateway.
+    /// The route. `null` if no route serves the request; left out if the file has no gateway.
     #[serde(skip_serializing_if = "Option::is_none")]
     route: Option<Option<RouteJson<'a>>>,
     /// The result of checking the token; left out if no limit reads one.
@@ -61,7 +61,7 @@ impl TokenJson {
 struct RouteJson<'a> {
     name: &'a str,
     upstreams: Vec<&'a str>,
-    /// The URLs that are requested from them.
+    /// The URL that would be requested from each upstream.
     asked: Vec<String>,
     /// The status of a route that responds itself.
     #[serde(skip_serializing_if = "Option::is_none")]

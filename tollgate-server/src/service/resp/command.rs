@@ -11,20 +11,20 @@ use super::Engine;
 use super::reply::{Replies, Version};
 use crate::service::throttle::{Numbers, Throttled};
 
-/// The names that `CLIENT SETNAME` and `HELLO` accept are kept, so they have a bound.
+/// The longest client name that `CLIENT SETNAME` and `HELLO` accept. Names are kept in memory.
 const MAX_CLIENT_NAME: usize = 128;
 
-/// What a command has done.
+/// The result of executing a command.
 pub(super) enum Step {
-    /// Its reply is written.
+    /// The reply is written.
     Replied,
-    /// Its reply is on its way, and is sent before those of later commands.
+    /// The reply is not ready. It is sent before the replies to later commands.
     Pending(BoxFuture<'static, Vec<u8>>),
-    /// Its reply is written, and the connection ends.
+    /// The reply is written, and the connection has to be closed.
     Close,
 }
 
-/// One connection.
+/// The state of one connection.
 pub(super) struct Session {
     engine: Arc<Engine>,
     pub(super) replies: Replies,
@@ -33,19 +33,19 @@ pub(super) struct Session {
     is_authenticated: bool,
 }
 
-/// The words after the name of a command.
+/// The arguments of a command, without its name.
 type Words<'a, 'b> = &'a [Cow<'b, [u8]>];
 
-/// How a decision is written.
+/// The format of a reply with a decision.
 #[derive(Clone, Copy)]
 enum Form {
-    /// As redis-cell replies to `CL.THROTTLE`.
+    /// The format of redis-cell's reply to `CL.THROTTLE`.
     Cell,
-    /// As throttlecrab replies to `THROTTLE`.
+    /// The format of throttlecrab's reply to `THROTTLE`.
     Throttlecrab,
 }
 
-/// The commands, with the number of words that each takes, its own name among them; at least as many if negative.
+/// The commands with their arity, as in Redis: the number of words including the name, or the minimum if negative.
 const COMMANDS: [(&str, i64); 14] = [
     ("auth", -2),
     ("cl.throttle", -5),
@@ -110,7 +110,7 @@ impl Session {
                 self.is_authenticated = self.engine.tokens.is_none();
                 self.replies.status("RESET");
             }
-            // A browser was made to send an HTTP request here: what follows in it must not be executed.
+            // A browser was tricked into sending an HTTP request here. The rest of it must not be executed.
             b"post" | b"host:" => return Step::Close,
             b"hello" => self.hello(words),
             b"auth" => self.auth(words),
@@ -161,7 +161,7 @@ impl Session {
         Step::Replied
     }
 
-    /// `TOLLGATE.CHECK limit key… [cost]`: as many parts of a key as the limit counts by.
+    /// `TOLLGATE.CHECK limit key… [cost]`, with as many key parts as the limit has.
     fn check(&mut self, name: &'static str, words: Words<'_, '_>, taking: Taking) -> Step {
         let Some((limit, words)) = words.split_first() else {
             self.wrong_arguments(name);
@@ -273,7 +273,7 @@ impl Session {
 
     fn auth(&mut self, words: Words<'_, '_>) {
         match words {
-            // A client that has a user name sends it too; only the token counts.
+            // Clients may send a user name too. Only the token is checked.
             [token] | [_, token] => match self.authenticate(token) {
                 Ok(()) => self.replies.status("OK"),
                 Err(problem) => self.replies.error(problem),
@@ -293,7 +293,7 @@ impl Session {
         }
     }
 
-    /// There are no databases, so every connection is to the same one.
+    /// Accepts only database 0: there are no others.
     fn select(&mut self, words: Words<'_, '_>) {
         match words {
             [index] => match number("index", index) {
@@ -367,7 +367,7 @@ impl Session {
         }
     }
 
-    /// Clients read it to see whether the server has loaded its data, and which version it is.
+    /// Clients read this to find out the version, and whether the server has loaded its data.
     fn info(&mut self) {
         let text = format!(
             "# Server\r\nredis_version:7.0.0\r\ntollgate_version:{}\r\nredis_mode:standalone\r\nos:{}\r\n\r\n\
@@ -388,7 +388,7 @@ impl Session {
     }
 }
 
-/// Whether a check takes its cost or only reports.
+/// Whether a check takes its cost.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Taking {
     Cost,
@@ -420,8 +420,8 @@ impl Form {
     }
 }
 
-/// Writes an outcome as a map, with times in milliseconds, rounded up. `retry_after_ms` is -1 if no wait helps, and
-/// where the request is allowed.
+/// Writes an outcome as a map, with times in milliseconds, rounded up. `retry_after_ms` is -1 if the request is
+/// allowed, or if waiting does not help.
 fn write_outcome(replies: &mut Replies, outcome: &Outcome) {
     let decision = outcome.decision();
     let denied = decision.filter(|_| !outcome.is_allowed());
@@ -445,19 +445,20 @@ fn write_outcome(replies: &mut Replies, outcome: &Outcome) {
     }
 }
 
-/// Describes a command as `COMMAND` does: name, words, flags, and where its keys are.
+/// Describes a command as `COMMAND` does: name, arity, flags, and the positions of its keys.
 fn describe(replies: &mut Replies, name: &str, arity: i64) {
     replies.array(6);
     replies.bulk(name.as_bytes());
     replies.integer(arity);
     replies.array(1);
     replies.status("fast");
-    // The first key, the last and the step between them: a client of a cluster finds the slot by it.
+    // The positions of the first and the last key, and the step between keys. Cluster clients use them to find the
+    // slot.
     let key = i64::from(matches!(name, "cl.throttle" | "throttle"));
     (0..3).for_each(|_| replies.integer(key));
 }
 
-/// Seconds, rounded up: a client that waits this long is admitted.
+/// Returns whole seconds, rounded up, so that a client that waits this long is admitted.
 fn whole_seconds(span: Duration) -> i64 {
     span.as_micros().div_ceil(1_000_000) as i64
 }
@@ -466,14 +467,14 @@ fn whole_millis(span: Duration) -> i64 {
     span.as_micros().div_ceil(1_000) as i64
 }
 
-/// Parses a number that is not negative.
+/// Parses a number of at least 0.
 fn number(field: &str, text: &[u8]) -> Result<u64, String> {
     let parsed =
         std::str::from_utf8(text).ok().filter(|text| !text.starts_with('+')).and_then(|text| text.parse().ok());
     parsed.ok_or_else(|| format!("{field} '{}' is not a number: use a whole number from 0", shown(text)))
 }
 
-/// A word of a request, for an error: printable and short.
+/// Formats a word of a request for an error message: printable and short.
 fn shown(word: &[u8]) -> String {
     const MAX: usize = 64;
     let text = word[..word.len().min(MAX)].escape_ascii().to_string();

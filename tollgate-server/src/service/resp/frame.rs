@@ -1,28 +1,28 @@
 //! Requests of the Redis protocol: arrays of bulk strings, and inline commands.
 //!
-//! Both bounds hold before anything is stored: a request announces its size, and one that is too large is refused at
-//! the announcement. A request that is not complete is parsed again when more has arrived; that costs one step for each
-//! argument, because bulk strings are skipped by their length.
+//! Sizes are checked before anything is stored: a request announces its lengths, and one that is too large is refused
+//! as soon as it announces them. An incomplete request is parsed again when more bytes have arrived. That costs one
+//! step per argument, because bulk strings are skipped by their length.
 
 use std::borrow::Cow;
 
 use smallvec::SmallVec;
 
-/// A command of ours has six arguments at most, `CLIENT` and `HELLO` a few more.
+/// Our own commands have at most six arguments, `CLIENT` and `HELLO` a few more.
 const MAX_ARGUMENTS: usize = 64;
-/// Longer than any key that a limit accepts.
+/// The longest argument: longer than any key that a limit accepts.
 const MAX_ARGUMENT_BYTES: usize = 64 * 1024;
 /// The longest inline command, as in Redis.
 const MAX_INLINE_BYTES: usize = 64 * 1024;
-/// The longest request as a whole.
+/// The longest request.
 pub(super) const MAX_REQUEST_BYTES: usize = 128 * 1024;
-/// Digits, sign and line end of the largest length that can be valid, with room to spare.
+/// The longest line with a length: digits, a sign and the line end, with room to spare.
 const MAX_LENGTH_LINE: usize = 32;
 
-/// The words of one request.
+/// The name and the arguments of one command.
 pub(super) type Arguments<'b> = SmallVec<[Cow<'b, [u8]>; 8]>;
 
-/// Why a connection cannot go on: what follows in its bytes has no meaning any more.
+/// A violation of the protocol. The connection has to be closed, because the start of the next request is unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProtocolError(pub(super) String);
 
@@ -30,7 +30,7 @@ fn error<T>(text: impl Into<String>) -> Result<T, ProtocolError> {
     Err(ProtocolError(text.into()))
 }
 
-/// Parses the first request in `bytes`. Returns it with its length, or `None` if it is not complete. A request without
+/// Parses the first request in `bytes`. Returns it with its length, or `None` if it is incomplete. A request without
 /// words, such as an empty line, gets no reply.
 pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Arguments<'_>, usize)>, ProtocolError> {
     match bytes.first() {
@@ -72,7 +72,7 @@ fn parse_array(bytes: &[u8]) -> Result<Option<(Arguments<'_>, usize)>, ProtocolE
     Ok(Some((arguments, at)))
 }
 
-/// Parses a length and its line end. Returns it with the bytes that it took.
+/// Parses a length and its line end. Returns it with the number of bytes consumed.
 fn length(bytes: &[u8], problem: &str) -> Result<Option<(i64, usize)>, ProtocolError> {
     let line = &bytes[..bytes.len().min(MAX_LENGTH_LINE)];
     let Some(end) = memchr::memchr(b'\n', line) else {
@@ -99,7 +99,7 @@ fn parse_inline(bytes: &[u8]) -> Result<Option<(Arguments<'_>, usize)>, Protocol
     Ok(Some((arguments, end + 1)))
 }
 
-/// Splits a line at blanks. A word may be quoted: in single quotes `\'` is a quote, in double quotes the escapes of
+/// Splits a line at blanks. A word may be quoted: in single quotes, `\'` is a quote; in double quotes, the escapes of
 /// `redis-cli` apply.
 fn words(line: &[u8]) -> Result<Arguments<'_>, ProtocolError> {
     let mut words = Arguments::new();
@@ -118,7 +118,7 @@ fn words(line: &[u8]) -> Result<Arguments<'_>, ProtocolError> {
     Ok(words)
 }
 
-/// Parses the rest of a quoted word, and returns it with what follows it.
+/// Parses the rest of a quoted word. Returns the word and the text after it.
 fn quoted(text: &[u8], quote: u8) -> Result<(Cow<'_, [u8]>, &[u8]), ProtocolError> {
     const UNBALANCED: &str = "unbalanced quotes in request";
     let mut word = Vec::new();

@@ -1,13 +1,13 @@
 //! Replies of the Redis protocol, in version 2 or 3.
 
-/// The version that a connection speaks: 2 until `HELLO 3`.
+/// The protocol version of a connection: 2 until `HELLO 3`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Version {
     Resp2,
     Resp3,
 }
 
-/// Writes the replies of one connection.
+/// Writes the replies to one connection.
 #[derive(Debug)]
 pub(super) struct Replies {
     pub(super) bytes: Vec<u8>,
@@ -24,9 +24,9 @@ impl Replies {
         self.line(b'+', text.as_bytes());
     }
 
-    /// Writes an error. `text` begins with its code, such as `ERR`.
+    /// Writes an error. `text` starts with its code, such as `ERR`.
     pub(super) fn error(&mut self, text: &str) {
-        // A line end in it would end the reply.
+        // A line end in the text would end the reply.
         let clean: Vec<u8> = text.bytes().map(|byte| if byte.is_ascii_control() { b' ' } else { byte }).collect();
         self.line(b'-', &clean);
     }
@@ -41,12 +41,12 @@ impl Replies {
         self.bytes.extend_from_slice(b"\r\n");
     }
 
-    /// Announces as many elements as follow.
+    /// Writes the header of an array. Its elements follow.
     pub(super) fn array(&mut self, elements: usize) {
         self.number(b'*', elements as i64);
     }
 
-    /// Announces as many pairs of a key and a value as follow; an array of both in version 2.
+    /// Writes the header of a map, or in version 2 of an array of keys and values. The pairs follow.
     pub(super) fn map(&mut self, pairs: usize) {
         match self.version {
             Version::Resp2 => self.array(2 * pairs),

@@ -168,7 +168,7 @@ impl Value<'_> {
     }
 }
 
-/// HeaderKinds of headers that are compared separately with those of an upstream.
+/// Kinds of headers that are compared separately with those of an upstream.
 #[derive(Clone, Copy)]
 pub(super) struct HeaderKinds {
     /// `X-RateLimit-*`.
