@@ -1,4 +1,4 @@
-//! The built binary as a process of its own: started, listened to, and killed when the test ends.
+//! The built binary as a separate process, which is killed when the test ends.
 
 #![allow(dead_code, reason = "each test crate uses what it needs")]
 #![allow(clippy::disallowed_methods, reason = "another process is waited for, which nothing here can wake up for")]
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-/// Longer than any of this takes on a busy machine: a test fails rather than hangs.
+/// The longest wait of a test. Nothing takes this long, even on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The rule file in the folder of a process or a command.
@@ -27,13 +27,13 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts it in a folder and waits until it says where it listens.
+    /// Starts it in a folder and waits until it prints its addresses.
     pub(crate) fn start(folder: TempDir, arguments: &[&str]) -> Self {
         let command = command(folder.path(), arguments);
         Self::start_by(folder, command)
     }
 
-    /// The same with at most so many open files.
+    /// Starts it with a limit on open files.
     pub(crate) fn start_with_open_files(folder: TempDir, most: u32, arguments: &[&str]) -> Self {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("ulimit -n {most}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_tollgate")]);
@@ -41,7 +41,7 @@ impl Process {
         Self::start_by(folder, command)
     }
 
-    /// Starts it in a mount namespace of its own, where the file `hosts` of the folder is `/etc/hosts`.
+    /// Starts it in its own mount namespace, where the file `hosts` of the folder is `/etc/hosts`.
     pub(crate) fn start_with_hosts(folder: TempDir, arguments: &[&str]) -> Self {
         let mut command = Command::new("unshare");
         let script = r#"mount --bind hosts /etc/hosts && exec "$0" "$@""#;
@@ -62,7 +62,7 @@ impl Process {
         process
     }
 
-    /// Where something listens, by what it is called in the first line.
+    /// Returns the address of a listener, by its name in the first line of output.
     #[track_caller]
     pub(crate) fn address_of(&self, name: &str) -> SocketAddr {
         let found = self.first_line.split_once(name).and_then(|(_, rest)| rest.split_once("://"));
@@ -70,7 +70,7 @@ impl Process {
         address.unwrap_or_else(|| panic!("no address of {name} in {:?}; it said: {}", self.first_line, self.said()))
     }
 
-    /// The id of the process.
+    /// Returns the process ID.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
@@ -83,12 +83,12 @@ impl Process {
         self.path(STDOUT)
     }
 
-    /// All that was said on stderr so far.
+    /// Returns everything that was logged to stderr so far.
     pub(crate) fn said(&self) -> String {
         std::fs::read_to_string(self.path(STDERR)).expect("stderr is a file")
     }
 
-    /// Waits until this was said on stderr, so many times.
+    /// Waits until `text` was logged to stderr this many times, and returns everything that was logged.
     #[track_caller]
     pub(crate) fn await_said(&self, text: &str, times: usize) -> String {
         wait_until(|| Some(self.said()).filter(|said| said.matches(text).count() >= times))
@@ -100,17 +100,17 @@ impl Process {
         assert!(sent.expect("sh runs").success());
     }
 
-    /// Waits for its end; its folder stays.
+    /// Waits until it ends. Its folder stays.
     pub(crate) fn wait(&mut self) -> ExitStatus {
         self.child.wait().expect("it can be waited for")
     }
 
-    /// What the process has of memory now.
+    /// Returns the resident memory of the process.
     pub(crate) fn memory_kib(&self) -> u64 {
         self.status_kib("VmRSS:")
     }
 
-    /// The most memory that it has had at once.
+    /// Returns the largest resident memory that the process has had.
     pub(crate) fn peak_memory_kib(&self) -> u64 {
         self.status_kib("VmHWM:")
     }
@@ -121,7 +121,7 @@ impl Process {
         line.trim().trim_end_matches(" kB").parse().expect("a number")
     }
 
-    /// How many files and sockets it has open.
+    /// Returns the number of open files and sockets.
     pub(crate) fn open_files(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("it runs").count()
     }
@@ -129,7 +129,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail when it has ended already, which is as good.
+        // Both fail if the process has ended already, which is fine.
         _ = self.child.kill();
         _ = self.child.wait();
     }
@@ -139,7 +139,7 @@ pub(crate) fn folder() -> TempDir {
     tempfile::tempdir().expect("a temporary folder can be made")
 }
 
-/// A folder with these files in it.
+/// Returns a folder with these files.
 pub(crate) fn folder_with(files: &[(&str, &str)]) -> TempDir {
     let folder = folder();
     for (name, text) in files {
@@ -148,7 +148,7 @@ pub(crate) fn folder_with(files: &[(&str, &str)]) -> TempDir {
     folder
 }
 
-/// Runs the command to its end in a folder.
+/// Runs the command in a folder until it ends.
 pub(crate) fn run_in(folder: &Path, arguments: &[&str]) -> Output {
     command(folder, arguments).output().expect("the built binary starts")
 }
@@ -159,7 +159,7 @@ fn command(folder: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// What comes of it within the patience of a test.
+/// Calls `found` until it returns a value, for at most [`PATIENCE`].
 pub(crate) fn wait_until<T>(mut found: impl FnMut() -> Option<T>) -> Option<T> {
     const STEP: Duration = Duration::from_millis(10);
     (0..PATIENCE.as_millis() / STEP.as_millis()).find_map(|_| {

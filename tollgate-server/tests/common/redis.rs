@@ -1,4 +1,4 @@
-//! A real Redis of a test's own: no persistence, a loopback port, killed when the test ends.
+//! A Redis server for one test, on a loopback port, without persistence. It is killed when the test ends.
 
 #![allow(dead_code, reason = "not every kind of test needs everything")]
 
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::common::{folder, wait_until};
 
-/// A free port can be taken before the server binds it. Ten times in a row means something else is wrong.
+/// A free port can be taken before the server binds it. Ten times in a row means that something else is wrong.
 const ATTEMPTS: usize = 10;
 
 pub(crate) struct Redis {
@@ -32,7 +32,7 @@ impl Redis {
         redis.is_ready().then_some(redis)
     }
 
-    /// Whether it answers; a server that could not bind its port has ended.
+    /// Returns whether it answers. A server that could not bind its port has ended.
     fn is_ready(&mut self) -> bool {
         let port = self.port;
         let child = &mut self.child;
@@ -49,7 +49,7 @@ impl Redis {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Sends a command, and waits until it is done.
+    /// Sends a command and waits for the reply.
     pub(crate) fn command(&self, words: &[&str]) {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("it accepts");
         let count = words.len();
@@ -61,13 +61,13 @@ impl Redis {
         assert_ne!(&reply, b"-", "it refuses: {text}");
     }
 
-    /// Ends it as a crash would, and its data with it.
+    /// Kills it, as a crash would. Its data is lost.
     pub(crate) fn kill(&mut self) {
         _ = self.child.kill();
         _ = self.child.wait();
     }
 
-    /// Starts it again, empty, on the same port.
+    /// Starts it again on the same port, without data.
     pub(crate) fn restart(&mut self) {
         self.kill();
         self.child = spawn(self.port, &self.folder);

@@ -43,7 +43,7 @@ pub(crate) enum Handler {
 }
 
 impl Handler {
-    /// The name by which the upstreams report that it ran.
+    /// Returns the name that upstreams report when the handler runs.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Login => "login",
@@ -59,7 +59,7 @@ impl Handler {
     }
 }
 
-/// Who is to blame if a spelling of a class gets past a limit.
+/// The party that can prevent a spelling of a class from bypassing a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Cause {
     /// The gateway can refuse or canonicalise the spelling without knowing the service.
@@ -68,7 +68,7 @@ pub(crate) enum Cause {
     Service,
 }
 
-/// A kind of spelling, with its cause.
+/// A kind of spelling, and its cause.
 pub(crate) type Class = (&'static str, Cause);
 
 const PLAIN: Class = ("plain", Cause::Gateway);
@@ -161,7 +161,7 @@ impl Spelling {
         self.class == PLAIN
     }
 
-    /// What tells the spelling from all others, in printable ASCII without tabs.
+    /// Returns a unique name of the spelling, in printable ASCII without tabs.
     pub(crate) fn name(&self) -> String {
         let mut name = format!("{} {}", shown(&self.method), shown(&self.target));
         if self.hosts != [bytes(HOST)] {
@@ -178,7 +178,7 @@ impl Spelling {
         name
     }
 
-    /// Whether every reader agrees where the request ends, so that its connection can be used again.
+    /// Returns whether every parser agrees where the request ends, so that its connection can be used again.
     pub(crate) fn is_unambiguous(&self) -> bool {
         let parts = self.fields.iter().flat_map(|(name, value)| [name, value]).chain(&self.hosts);
         let is_odd = |byte: &u8| byte.is_ascii_control();
@@ -189,7 +189,7 @@ impl Spelling {
             && !parts.flatten().any(is_odd)
     }
 
-    /// The bytes of the request over HTTP/1.
+    /// Returns the bytes of the request over HTTP/1.
     pub(crate) fn http1(&self, extra: &[(&str, &str)]) -> Vec<u8> {
         let mut request = [&self.method[..], b" ", &self.target[..], b" HTTP/1.1\r\n"].concat();
         let mut add = |name: &[u8], value: &[u8]| {
@@ -214,7 +214,7 @@ impl Spelling {
         request
     }
 
-    /// The fields of the request over HTTP/2, and of its trailers.
+    /// Returns the fields of the request over HTTP/2, and its trailers.
     pub(crate) fn http2(&self) -> (Vec<Field>, Vec<Field>) {
         let mut fields = vec![
             (b":method".to_vec(), self.method.clone()),
@@ -244,7 +244,7 @@ fn shown(bytes: &[u8]) -> String {
     format!("{}({} bytes){}", &text[..LONG / 4], bytes.len(), &text[text.len() - LONG / 4..])
 }
 
-/// All spellings, each once.
+/// Returns all spellings, each once.
 pub(crate) fn corpus() -> Vec<Spelling> {
     let mut all = plain();
     all.extend(slashes());
@@ -266,7 +266,7 @@ pub(crate) fn corpus() -> Vec<Spelling> {
     all
 }
 
-/// The spelling that everybody reads alike, for each limit.
+/// Returns a spelling for each limit that everybody reads alike.
 pub(crate) fn plain() -> Vec<Spelling> {
     use Handler as H;
     let mut all = vec![
@@ -287,7 +287,7 @@ pub(crate) fn plain() -> Vec<Spelling> {
     all
 }
 
-/// A plain spelling with an identity of its own, which spends nothing of the limits that the corpus is about.
+/// Returns a plain spelling with another identity, which takes nothing from the limits under test.
 pub(crate) fn unlimited() -> Spelling {
     const IDENTITY: &str = "UNLIMITED";
     Spelling::get(PLAIN, Handler::Header, "/keys/header").identity(IDENTITY).field("X-Api-Key", IDENTITY)
@@ -297,13 +297,13 @@ fn paths(class: Class, handler: Handler, targets: &[&str]) -> Vec<Spelling> {
     targets.iter().map(|target| Spelling::get(class, handler, target)).collect()
 }
 
-/// The templates with each of the texts in place of `@`.
+/// Returns the templates with `@` replaced by each of the texts.
 fn filled(class: Class, handler: Handler, templates: &[&str], texts: &[&str]) -> Vec<Spelling> {
     let targets = templates.iter().flat_map(|template| texts.iter().map(|text| template.replace('@', text)));
     targets.map(|target| Spelling::get(class, handler, &target)).collect()
 }
 
-/// Where a slash can stand, as `@`.
+/// The possible positions of a slash, marked by `@`.
 const SLASHES_IN_LOGIN: &[&str] = &[
     "/api@login",
     "/@api/login",
@@ -364,7 +364,7 @@ fn parameters() -> Vec<Spelling> {
     all
 }
 
-/// Bytes that some reader strips or stops at.
+/// Bytes that some parsers strip or stop at.
 const STRIPPED: [(Class, &[&str]); 3] = [
     (CONTROL, &["%09", "%0a", "%0A", "%0d", "%0d%0a", "%00", "%00.html", "%0b", "%0c", "%1f", "%7f"]),
     (INVALID_UTF8, &["%85", "%a0"]),
@@ -426,13 +426,13 @@ fn target_forms() -> Vec<Spelling> {
     all
 }
 
-/// Spellings of the host `@`. An at sign of its own is `\u{1}`.
+/// Spellings of the host `@`. `\u{1}` stands for an at sign.
 #[rustfmt::skip]
 const HOSTS: &[&str] = &[
     "@:80", "@:", "@:x", "@:80:90", "@:80x", "@:99999", "@:-1", "@:0", "@:080", "@:80 ", "@:+80", "@:%38%30", "[@]",
     "[@]:80", "[@", "@.", "@..", "@.:80", "@.:x", "@::", "user\u{1}@", "user:pass\u{1}@", "@\u{1}x",
 ];
-/// More of them, for one kind of host alone.
+/// Further spellings, for one kind of host only.
 #[rustfmt::skip]
 const MORE_HOSTS: &[&str] = &[
     "@:x80", "@: 80", "@]", "@:80:", " @", "@ ", "\t@", "@\t", "\u{a0}@", "@\u{a0}", "@\u{85}", "http://@", "@/", "@/x",
@@ -528,7 +528,7 @@ fn relocations() -> Vec<Spelling> {
     all
 }
 
-/// Bytes that a reader may strip from a value: blanks of HTTP, and characters that are blank elsewhere.
+/// Bytes that a parser may strip from a value: blanks of HTTP, and characters that are blanks elsewhere.
 #[rustfmt::skip]
 const BLANKS: [(Class, &[&str]); 2] = [
     (BLANK, &[" ", "  ", "\t", " \t "]),
@@ -537,7 +537,7 @@ const BLANKS: [(Class, &[&str]); 2] = [
     ]),
 ];
 
-/// The text with each of the blanks before and after it.
+/// Returns the text with each of the blanks before it and after it.
 fn blanks_around(text: &str) -> Vec<(Class, String)> {
     let around = |blank: &&str| [format!("{blank}{text}"), format!("{text}{blank}")];
     let of_class = |(class, blanks): (Class, &'static [&str])| {
@@ -671,7 +671,7 @@ fn query_keys(identity: &'static str) -> Vec<Spelling> {
     all.extend(QUERY_ARRAYS.iter().map(|query| one(QUERY_ARRAY, query)));
     all.extend(QUERY_SEPARATORS.iter().map(|query| one(QUERY_SEPARATOR, query)));
     all.extend(QUERY_SYNTAXES.iter().map(|query| one(QUERY_SYNTAX, query)));
-    // More parameters than some readers take.
+    // More parameters than some parsers accept.
     for count in [100, 1001] {
         all.push(one(QUERY_SYNTAX, &format!("{}key=@", "a&".repeat(count))));
         all.push(one(DUPLICATE, &format!("key=junk&{}key=@", "a&".repeat(count))));

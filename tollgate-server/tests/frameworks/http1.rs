@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::corpus::Spelling;
 
-/// A client that keeps its connection where the last exchange left no doubt about where it ended.
+/// A client that keeps its connection if the end of the last exchange was unambiguous.
 pub(crate) struct Client {
     address: SocketAddr,
     timeout: Duration,

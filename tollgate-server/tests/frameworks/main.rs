@@ -26,23 +26,24 @@ use crate::common::{Process, RULES, folder_with};
 use crate::corpus::{BLOCKED, Cause, Spelling, corpus, plain, unlimited};
 use crate::upstreams::Upstream;
 
-/// Fewer would mean that the corpus or the frameworks are not what they should be.
+/// The fewest spellings. With fewer, something is wrong with the corpus or the frameworks.
 const FEWEST_SPELLINGS: usize = 300;
-/// Of the pairs of a framework, how many at least reach the handler without the gateway.
+/// The fewest spellings that reach the handler of each framework without the gateway.
 const FEWEST_DIRECT_PER_FRAMEWORK: usize = 50;
-/// The most pairs that may get past a limit by a service's own reading.
+/// The most pairs that may bypass a limit because of the service's own reading.
 const MOST_KNOWN: usize = 60;
 
-/// For each framework, how many clients send a part of the corpus each. The single-threaded ones have short queues.
+/// The number of clients per framework, each of which sends a part of the corpus. Single-threaded frameworks have short
+/// queues.
 const CLIENTS: usize = 3;
-/// A framework that waits for more of a malformed request is left alone after this time.
+/// The timeout for a framework that waits for more of a malformed request.
 const DIRECT_TIMEOUT: Duration = Duration::from_secs(10);
 const GATEWAY_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// More than all requests of the test take together. One request with this cost exhausts a key.
 const QUOTA: &str = "1000000";
 
-/// How one spelling fared with one framework.
+/// The result of one spelling with one framework: whether the handler ran.
 #[derive(Clone, Copy, Default)]
 struct Fate {
     direct: bool,
@@ -50,7 +51,7 @@ struct Fate {
     http2: bool,
 }
 
-/// A pair that got past the limit.
+/// A pair that bypassed the limit.
 struct Past<'a> {
     framework: &'static str,
     spelling: &'a Spelling,
@@ -104,7 +105,7 @@ fn fates_with(upstream: &Upstream, corpus: &[Spelling]) -> Vec<Fate> {
     (0..corpus.len()).map(|index| parts[index % CLIENTS][index / CLIENTS]).collect()
 }
 
-/// Every spelling whose index leaves this remainder.
+/// Sends every spelling whose index has this remainder.
 fn fates_of_part(corpus: &[Spelling], remainder: usize, upstream: SocketAddr, gateway: SocketAddr) -> Vec<Fate> {
     let mut direct = http1::Client::new(upstream, DIRECT_TIMEOUT);
     let mut by_http1 = http1::Client::new(gateway, GATEWAY_TIMEOUT);
@@ -117,7 +118,7 @@ fn fates_of_part(corpus: &[Spelling], remainder: usize, upstream: SocketAddr, ga
     corpus.iter().skip(remainder).step_by(CLIENTS).map(fate).collect()
 }
 
-/// Asks for a plain spelling over HTTP/2. Without that, a gateway that answers nothing over HTTP/2 would pass the test.
+/// Sends a plain spelling over HTTP/2. Otherwise a gateway that never answers over HTTP/2 would pass the test.
 fn assert_http2_runs_the_handler(gateway: SocketAddr, framework: &str) {
     let mut client = http2::Client::new(gateway, GATEWAY_TIMEOUT);
     let spelling = unlimited();
@@ -126,7 +127,7 @@ fn assert_http2_runs_the_handler(gateway: SocketAddr, framework: &str) {
     assert!(has_run, "{framework} does not run the handler of {} over HTTP/2", spelling.name());
 }
 
-/// Spends every limit, in requests that everybody reads alike.
+/// Exhausts every limit, with requests that everybody reads alike.
 fn exhaust(gateway: SocketAddr, framework: &str) {
     let mut client = http1::Client::new(gateway, GATEWAY_TIMEOUT);
     for spelling in plain() {
@@ -138,7 +139,7 @@ fn exhaust(gateway: SocketAddr, framework: &str) {
     }
 }
 
-/// Whether the framework reports that it ran the handler, for the identity that the limit is about.
+/// Returns whether the framework reports that it ran the handler, for the identity of the limit.
 fn ran(spelling: &Spelling, body: Option<Vec<u8>>) -> bool {
     let Some(report) = body.and_then(|body| serde_json::from_slice::<serde_json::Value>(&body).ok()) else {
         return false;
@@ -211,7 +212,7 @@ fn report_table(past: &[Past<'_>], corpus: &[Spelling], frameworks: usize, direc
     ));
 }
 
-/// Fails on a pair that is not known, and on a known one that is no longer there.
+/// Fails if a pair is not in `known.txt`, or if a pair in it no longer exists.
 fn compare_with_known(past: &[Past<'_>], upstreams: &[Upstream]) {
     let known = known();
     assert!(known.len() <= MOST_KNOWN, "known.txt has {} pairs: at most {MOST_KNOWN} may be there", known.len());
@@ -236,7 +237,7 @@ fn known() -> BTreeSet<String> {
     text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned).collect()
 }
 
-/// A line of `known.txt`.
+/// Returns a line of `known.txt`.
 fn entry(framework: &str, spelling: &Spelling) -> String {
     format!("{framework}\t{}", spelling.name())
 }

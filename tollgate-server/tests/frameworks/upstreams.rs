@@ -1,4 +1,4 @@
-//! The frameworks, each as a process on a port of its own.
+//! The frameworks, each as a process on its own port.
 
 use std::fs::File;
 use std::io::Write;
@@ -48,7 +48,7 @@ pub(crate) const COUNT: usize = FRAMEWORKS.len();
 
 /// A free port can be taken before the framework binds it.
 const ATTEMPTS: usize = 3;
-/// Ports below those that the system gives to clients, of which the test itself uses thousands.
+/// Ports below those that the system assigns to clients, of which the test itself uses thousands.
 const PORTS: std::ops::Range<u16> = 12_000..32_000;
 
 /// A running framework.
@@ -60,8 +60,8 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    /// Starts every framework that is installed, or those of them that the variable `FRAMEWORKS` names. With `CI=true`
-    /// all must be installed.
+    /// Starts every installed framework, or those that the variable `FRAMEWORKS` names. With `CI=true`, all must be
+    /// installed.
     pub(crate) fn start_all() -> Vec<Self> {
         let chosen = std::env::var("FRAMEWORKS").ok();
         let is_chosen = |name: &str| chosen.as_deref().is_none_or(|chosen| chosen.split(',').any(|one| one == name));
@@ -95,7 +95,7 @@ impl Upstream {
         let process = command(start, address, folder.path())?
             .stdout(output)
             .stderr(errors)
-            // gunicorn has workers of its own, which end with their group.
+            // gunicorn has worker processes, which end with their process group.
             .process_group(0)
             .spawn()
             .map_err(|error| error.to_string())?;
@@ -166,7 +166,7 @@ fn command(start: &Start, address: SocketAddr, folder: &Path) -> Result<Command,
     }
 }
 
-/// A port that nothing listens on, another one each time.
+/// Returns a port that nothing listens on, a different one each time.
 fn free_address() -> Option<SocketAddr> {
     static TAKEN: AtomicU32 = AtomicU32::new(0);
     let count = u32::from(PORTS.end - PORTS.start);

@@ -331,7 +331,7 @@ fn a_request_that_was_not_sent_gives_its_permit_back_at_once() {
     {
         let mut connection = gateway.connect();
         until("it is under way", || {
-            // It may find that the question has the permit.
+            // The last request may have been refused because the GET below had the permit.
             connection = gateway.connect();
             connection.send(request);
             std::thread::sleep(PACE);

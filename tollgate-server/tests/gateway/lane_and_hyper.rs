@@ -3,7 +3,7 @@
 use crate::process::{Gateway, site};
 use crate::upstream::Raw;
 
-/// Names no header, and so changes only who serves the request.
+/// Names no header, so the only effect is that hyper serves the request.
 const BY_HYPER: &str = "Connection: x-absent\r\n";
 
 /// Returns the lines of a head in a fixed order and case, without those that always differ.

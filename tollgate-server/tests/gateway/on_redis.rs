@@ -18,7 +18,7 @@ fn rules(redis: &Redis, upstream: &Raw) -> String {
 fn two_gateways_share_a_limit_and_count_every_request_once() {
     let (redis, upstream) = (Redis::start(), Raw::named("one"));
     let gateways = [(); 2].map(|()| Gateway::start(&rules(&redis, &upstream)));
-    // The third is not plain, which is found out after the decision.
+    // The third request is not plain, which is found out after the decision.
     for (user, target) in [("ann", "/api/x"), ("bob", "/written"), ("cyd", "/echo"), ("dan", "/nowhere")] {
         let mut connections = gateways.each_ref().map(Gateway::connect);
         let expected: Vec<_> = (0..6)
@@ -100,7 +100,7 @@ fn rules_on_two(default: &Redis, sessions: &Redis, more: &str) -> String {
          store: sessions{more} }}"
     );
     let routes = ["{ path: /written, respond: { body: ok } }", "{ path: /echo, upstream: echo }"];
-    // Patient, so that a busy machine is not taken for a store that fails.
+    // A long timeout, so that a busy machine is not mistaken for a failing store.
     let stores = format!("store: {}\nstores: {{ sessions: '{}' }}\nstore_timeout: 5s\n", default.url(), sessions.url());
     format!("{stores}admin: {{ listen: '127.0.0.1:0' }}\n{}", site("", &routes, &limits))
 }

@@ -9,7 +9,7 @@ use crate::upstream::{full, runtime};
 
 const SECRET: &str = "0123456789abcdef0123456789abcdef";
 
-/// Names no header, and so changes only who serves the request.
+/// Nothing, and a header that only makes hyper serve the request.
 const WAYS: [&str; 2] = ["", "Connection: x-absent\r\n"];
 
 fn token(secret: &str, claims: &Value) -> String {

@@ -1,4 +1,4 @@
-//! A line for every request.
+//! The access log: one line for every request.
 
 use std::io::Write;
 use std::time::Duration;
@@ -71,7 +71,7 @@ fn an_answer_that_its_upstream_broke_off_is_reported() {
         b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\nconnection: close\r\n\r\nhello",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n5\r\nhello\r\n",
     ];
-    // Plain, and not.
+    // A plain request, and one that is not.
     let bodies = ["content-length: 0\r\n\r\n", "transfer-encoding: chunked\r\n\r\n0\r\n\r\n"];
     for (answer, body) in cut_off.iter().flat_map(|answer| bodies.map(|body| (*answer, body))) {
         let rules = rules(FILE, upstream(answer)).replace("limit: 1,", "limit: 9,");
@@ -92,10 +92,10 @@ fn an_answer_that_its_upstream_broke_off_is_reported() {
     assert_eq!(parsed(&gateway.await_lines(&gateway.path("access.log"), 1)[0]).get("broken"), None);
 }
 
-/// Of several hundred lines with 502, whoever is woken wants those of one reason.
+/// An operator who sees hundreds of 502s needs those with the same reason.
 #[test]
 fn why_the_gateway_answered_in_place_of_an_upstream_is_reported() {
-    // Held, and without anybody who listens: nobody else gets the port.
+    // Bound but not listening, so that no other process gets the port.
     let gone = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     gone.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
     let gone = (gone.local_addr().unwrap().as_socket().unwrap(), gone);
@@ -107,11 +107,11 @@ fn why_the_gateway_answered_in_place_of_an_upstream_is_reported() {
         (upstream(b""), 502, Some("it closed the connection before the end of its response")),
         (unclear, 502, Some("its response is invalid")),
         (slow, 504, Some("no response within the route's timeout")),
-        // What an upstream says itself is no fault of the way to it.
+        // A status that the upstream sends itself is not an upstream error.
         (down, 503, None),
         (upstream(HELLO), 200, None),
     ];
-    // Plain, and not.
+    // A plain request, and one that is not.
     let bodies = ["content-length: 0\r\n\r\n", "transfer-encoding: chunked\r\n\r\n0\r\n\r\n"];
     for ((address, status, error), body) in cases.iter().flat_map(|case| bodies.map(|body| (case, body))) {
         let rules = rules(FILE, address).replace("/shop/**, upstream", "/shop/**, timeout: 100ms, upstream");
@@ -127,7 +127,7 @@ fn why_the_gateway_answered_in_place_of_an_upstream_is_reported() {
 #[test]
 fn a_request_that_nobody_can_read_has_a_line_and_is_counted() {
     let [longer, longest] = [70_000, 140_000].map(|length| "x".repeat(length));
-    // Only hyper's words tell the last two apart: whoever updates it is to notice where they change.
+    // The last two differ only in hyper's error message. An update of hyper that changes it fails this test.
     let refused = [
         ("GET /hello HTTP/1.1\nhost: a\r\n\r\n".to_owned(), 400, Some("bare_lf")),
         ("GET /hello HTTP/9.9\r\nhost: a\r\n\r\n".to_owned(), 400, Some("malformed")),
@@ -145,7 +145,7 @@ fn a_request_that_nobody_can_read_has_a_line_and_is_counted() {
         if let Some(reason) = reason {
             wanted["reason"] = json!(reason);
         }
-        // Workers write by turns.
+        // Workers write in turn, so lines may be in another order.
         let is_it = |line: &String| {
             let mut line = parsed(line);
             _ = line.as_object_mut().expect("an object").remove("time");
@@ -155,10 +155,10 @@ fn a_request_that_nobody_can_read_has_a_line_and_is_counted() {
         assert_eq!(lines.len(), number + 1, "{lines:?}");
     }
     gateway.await_metric(r#"tollgate_requests_total{route="",status="4xx"}"#, 5.0);
-    // Nobody knows how long they took.
+    // The duration of these requests is unknown.
     gateway.await_metric(r#"tollgate_request_duration_seconds_count{route=""}"#, 0.0);
     gateway.await_metric(r#"tollgate_requests_in_flight{route=""}"#, 0.0);
-    // However it is refused, a head that is too long has one line.
+    // A head that is too long has one line, however it is refused.
     let before = gateway.await_lines(&gateway.path("access.log"), 5).len();
     let status = gateway.send(format!("GET /{longest} HTTP/1.1\r\nhost: a\r\n\r\n")).status;
     let lines = gateway.await_lines(&gateway.path("access.log"), before + 1);
@@ -237,7 +237,7 @@ fn whatever_clients_send_a_line_is_one_line_of_json() {
     let gateway = Gateway::start(&rules(FILE, upstream(HELLO)));
     let mut hostile =
         b"GET /hello/\"\\{} HTTP/1.1\r\nhost: a\r\nconnection: close\r\nuser-agent: \"},\\\t\x80\xff".to_vec();
-    // Both of these end a line for some readers.
+    // Some parsers end a line at either of these.
     hostile.extend_from_slice("\u{85}\u{2028}\r\nreferer: ".as_bytes());
     hostile.extend_from_slice(&[b'"'; 5000]);
     hostile.extend_from_slice(b"\r\n\r\n");
@@ -287,11 +287,11 @@ fn a_log_that_was_removed_with_its_folder_is_reported_once_and_its_lines_are_cou
     let gateway = Gateway::start(&rules);
     gateway.get("/hello");
     gateway.await_lines(&log, 1);
-    // At once, or the file might be opened again in between.
+    // The folder goes at once, so that the file is not opened again in between.
     std::fs::rename(&logs, folder.path().join("gone")).unwrap();
     std::fs::remove_dir_all(folder.path().join("gone")).unwrap();
     gateway.await_said("cannot be opened again", 1);
-    // Every line is worth a look at the file, and every look finds the same.
+    // The file is checked for every line, and the error is the same each time.
     for lost in 1..=3 {
         gateway.get("/hello");
         gateway.await_metric("tollgate_access_log_lost_total", f64::from(lost));

@@ -30,7 +30,7 @@ fn a_gateway_that_stops_is_alive_but_not_ready_and_finishes_what_is_under_way() 
     assert_eq!(gateway.wait().code(), Some(0));
 }
 
-/// The address that the server tells when it starts ends in a slash.
+/// The address that the server logs at its start ends in a slash.
 #[test]
 fn the_first_page_names_the_others() {
     let gateway = Gateway::start(RULES);

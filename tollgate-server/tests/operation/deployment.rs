@@ -1,4 +1,4 @@
-//! The files that deploy the server say what it understands.
+//! Checks the files that deploy the server against the server.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ fn contrib(name: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The block under `tollgate.yaml: |`, without its indentation.
+/// Returns the block under `tollgate.yaml: |`, without its indentation.
 fn rule_file(manifest: &str) -> String {
     let block = manifest.split_once("  tollgate.yaml: |\n").expect("the ConfigMap has a rule file").1;
     let lines = block.lines().take_while(|line| line.is_empty() || line.starts_with("    "));
@@ -23,7 +23,7 @@ fn rule_file_for_kubernetes_is_valid() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A fresh installation must not be open to other machines before somebody has written rules for it.
+/// A fresh installation must not be reachable from other machines before somebody has written rules for it.
 #[test]
 fn packaged_rule_file_is_valid_and_listens_on_loopback_only() {
     let rules = contrib("tollgate.yaml");
@@ -34,7 +34,8 @@ fn packaged_rule_file_is_valid_and_listens_on_loopback_only() {
     assert!(listening.len() == 2 && listening.iter().all(|address| address.starts_with("127.0.0.1:")), "{listening:?}");
 }
 
-/// Behind SNAT every connection comes from the network of the cluster, so a trusted network would believe every client.
+/// Behind SNAT, every connection comes from the cluster's network. If that were trusted, every client could forge its
+/// address.
 #[test]
 fn manifest_for_kubernetes_trusts_nobody_and_is_not_public() {
     let manifest = contrib("kubernetes.yaml");

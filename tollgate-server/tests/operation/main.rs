@@ -1,4 +1,4 @@
-//! The gateway as operators meet it: its metrics, its access log, its health, and the files that deploy it.
+//! The gateway as operators see it: its metrics, its access log, its health, and the files that deploy it.
 
 #[path = "../common/process.rs"]
 mod common;

@@ -73,7 +73,7 @@ fn failed_expressions_are_counted_for_requests_and_questions() {
     let rules = rules(&shop(upstream(HELLO)), limits);
     let gateway = Gateway::start(&format!("service: {{ http: '127.0.0.1:0' }}\n{rules}"));
     gateway.await_metric(r#"tollgate_expression_errors_total{limit="searches",field="match.when"}"#, 0.0);
-    // Neither a missing parameter nor one with too many digits gets around the limit.
+    // A missing parameter and one with too many digits do not bypass the limit.
     assert_eq!(gateway.get("/shop/1?page=1").status, 200);
     assert_eq!(gateway.get("/shop/1").status, 200);
     let question = r#"{"request":{"method":"GET","path":"/shop/1?page=99999999999999999999"}}"#;
@@ -83,7 +83,7 @@ fn failed_expressions_are_counted_for_requests_and_questions() {
     gateway.await_metric(r#"tollgate_expression_errors_total{limit="searches",field="match.when"}"#, 3.0);
 }
 
-/// Asks the decision service.
+/// Sends a check to the decision service.
 fn check(service: SocketAddr, question: &str) -> Answer {
     let head = "POST /v1/check HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nconnection: close";
     ask(service, format!("{head}\r\ncontent-length: {}\r\n\r\n{question}", question.len()))
@@ -102,7 +102,7 @@ fn questions_are_counted_together_with_requests() {
     let look = r#"{"limit":"per-client","key":"127.0.0.1","cost":0}"#;
     let nobody = r#"{"request":{"path":"/elsewhere"}}"#;
     assert_eq!(check(service, &format!("[{question},{by_name},{look},{nobody}]")).status, 200);
-    // One that makes no sense is refused with all that came with it.
+    // An invalid check refuses its whole batch.
     assert_eq!(check(service, &format!(r#"[{by_name},{{"limit":"nobody"}}]"#)).status, 400);
 
     gateway.await_metric(r#"tollgate_decisions_total{limit="per-client",outcome="allowed"}"#, 2.0);
@@ -128,7 +128,7 @@ fn a_service_without_a_gateway_reports_its_decisions_too() {
     assert!(!text.contains("192.0.2.7"), "keys are not exposed");
 }
 
-/// The widest state there is, so that few keys fill the least memory there may be.
+/// The largest state in the smallest memory, so that few keys fill it.
 #[test]
 fn keys_without_memory_are_counted_and_warned_of() {
     let limit =
@@ -170,7 +170,7 @@ fn requests_under_way_and_those_whose_client_left_are_reported() {
 
 #[test]
 fn failures_of_upstreams_are_reported_by_their_kind() {
-    // Nobody listens where somebody did.
+    // Nothing listens on this port any more.
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let gateway = Gateway::start(&rules(&shop(gone), "    []\n"));
     assert_eq!(gateway.get("/shop/1").status, 502);
@@ -197,7 +197,7 @@ fn a_route_without_a_well_upstream_is_reported_until_a_request_has_succeeded() {
     assert_eq!(gateway.metric(r#"tollgate_route_upstreams_up{route="here"}"#), None);
     assert_eq!(gateway.get("/gone/").status, 503);
     assert_eq!((gateway.metric(shop), gateway.metric(gone)), (Some(1.0), Some(0.0)));
-    // The ejection is over, but who knows whether it is well?
+    // The ejection is over, but the upstream has not answered a request yet.
     gateway.await_metric(&format!(r#"tollgate_upstream_up{{upstream="{moody}"}}"#), 1.0);
     assert_eq!(gateway.metric(gone), Some(0.0));
     is_well.store(true, Relaxed);
@@ -326,7 +326,7 @@ fn a_redis_that_evicts_keys_is_a_warning() {
     assert!(said.contains("; set maxmemory-policy noeviction, or use a separate Redis for limits\n"), "{said}");
 }
 
-/// After a change of the texts: `INSTA_UPDATE=always cargo test -p tollgate-server --test operation help_and_type`.
+/// To update the snapshot: `INSTA_UPDATE=always cargo test -p tollgate-server --test operation help_and_type`.
 #[test]
 fn help_and_type_of_every_metric() {
     let redis = Redis::start();
@@ -338,7 +338,7 @@ fn help_and_type_of_every_metric() {
     let text = [&gateway, &on_redis].map(|gateway| gateway.ask_admin("/metrics").text).concat();
     let mut lines: Vec<&str> =
         text.lines().filter(|line| line.starts_with("# HELP") || line.starts_with("# TYPE")).collect();
-    // By the name of the metric, its help first.
+    // Sorted by the name of the metric, with the help first.
     lines.sort_by_key(|line| line.split(' ').nth(2).map(|name| (name, line.starts_with("# TYPE"))));
     lines.dedup();
     insta::assert_snapshot!(lines.join("\n"));

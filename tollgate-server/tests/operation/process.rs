@@ -1,4 +1,4 @@
-//! The built binary with a gateway, an upstream behind it, and plain HTTP to both of its listeners.
+//! The built binary with a gateway and an upstream, and HTTP clients for both of its listeners.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::common::{self, PATIENCE, Process, RULES};
 pub(crate) use crate::common::{run_in, wait_until};
 
-/// A gateway that runs.
+/// A running gateway.
 pub(crate) struct Gateway {
     process: Process,
     pub(crate) address: SocketAddr,
@@ -22,12 +22,12 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    /// With these rules, on free ports.
+    /// Starts a gateway with these rules, on free ports.
     pub(crate) fn start(rules: &str) -> Self {
         Self::start_at("127.0.0.1:0", rules)
     }
 
-    /// With a listener of its own.
+    /// Starts a gateway that listens on this address.
     pub(crate) fn start_at(listen: &str, rules: &str) -> Self {
         let arguments = ["serve", "--config", RULES, "--listen", listen, "--admin", "127.0.0.1:0"];
         let process = Process::start(folder_with(rules), &arguments);
@@ -47,14 +47,14 @@ impl Gateway {
         ask(self.admin, format!("GET {path} HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n"))
     }
 
-    /// One line of the metrics, as a number.
+    /// Returns the value of a metric.
     pub(crate) fn metric(&self, series: &str) -> Option<f64> {
         let text = self.ask_admin("/metrics").text;
         let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
         line.map(|value| value.parse().expect("a number"))
     }
 
-    /// Waits until a metric has that value: what is counted when an answer is over may be counted after it was read.
+    /// Waits until a metric has that value. Counts at the end of a response may change after the client has read it.
     #[track_caller]
     pub(crate) fn await_metric(&self, series: &str, wanted: f64) {
         let found = wait_until(|| self.metric(series).filter(|value| (value - wanted).abs() < 1e-9));
@@ -65,12 +65,12 @@ impl Gateway {
         std::fs::write(self.path(RULES), rules).expect("the folder is writable");
     }
 
-    /// Waits for its end; its folder stays.
+    /// Waits until it ends. Its folder stays.
     pub(crate) fn wait(&mut self) -> ExitStatus {
         self.process.wait()
     }
 
-    /// The lines of a log, once there are so many.
+    /// Returns the lines of a log, once there are this many.
     #[track_caller]
     pub(crate) fn await_lines(&self, path: &Path, count: usize) -> Vec<String> {
         let lines = || -> Vec<String> {
@@ -91,7 +91,7 @@ impl Deref for Gateway {
     }
 }
 
-/// An answer, read to the end of its connection.
+/// A response, read to the end of its connection.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -120,12 +120,13 @@ pub(crate) fn read_answer(mut stream: TcpStream) -> Answer {
     Answer { status, head: head.to_owned(), text: text.to_owned() }
 }
 
-/// An upstream that answers every request with these bytes, on connections of their own. It lives as long as the test.
+/// Starts an upstream that answers every request with these bytes and closes the connection. It runs as long as the
+/// test.
 pub(crate) fn upstream(answer: &'static [u8]) -> SocketAddr {
     slow_upstream(answer, Duration::ZERO)
 }
 
-/// The same, after a while.
+/// Starts the same upstream with a delay.
 #[expect(clippy::disallowed_methods, reason = "an upstream that takes its time has a thread to wait on")]
 pub(crate) fn slow_upstream(answer: &'static [u8], after: Duration) -> SocketAddr {
     moody_upstream(move || {
@@ -134,7 +135,7 @@ pub(crate) fn slow_upstream(answer: &'static [u8], after: Duration) -> SocketAdd
     })
 }
 
-/// The same, with whatever it says at that moment.
+/// Starts the same upstream, with a response that a closure returns.
 pub(crate) fn moody_upstream(answer: impl Fn() -> &'static [u8] + Send + Sync + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let (address, answer) = (listener.local_addr().expect("it is bound"), Arc::new(answer));
@@ -147,9 +148,9 @@ pub(crate) fn moody_upstream(answer: impl Fn() -> &'static [u8] + Send + Sync + 
                 while reader.read_line(&mut line).is_ok_and(|read| read > 2) {
                     line.clear();
                 }
-                // Whoever asked may have gone.
+                // The client may have disconnected.
                 _ = (&stream).write_all(answer());
-                // What is left unread would take the answer with it.
+                // Closing with unread bytes would reset the connection and lose the response.
                 _ = stream.shutdown(Shutdown::Write);
                 _ = std::io::copy(&mut reader, &mut std::io::sink());
             });
@@ -158,7 +159,7 @@ pub(crate) fn moody_upstream(answer: impl Fn() -> &'static [u8] + Send + Sync + 
     address
 }
 
-/// Where nobody is taken any more, as long as what comes with it is held: who dials it waits.
+/// Returns an address whose listen queue is full while the other value is held: connection attempts time out.
 pub(crate) fn full_listener() -> std::io::Result<(SocketAddr, impl Sized)> {
     let listener = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     listener.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into())?;
@@ -169,7 +170,7 @@ pub(crate) fn full_listener() -> std::io::Result<(SocketAddr, impl Sized)> {
     Ok((address, (listener, taken)))
 }
 
-/// What an upstream answers that is well.
+/// The response of a healthy upstream.
 pub(crate) const HELLO: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nconnection: close\r\n\r\nhello";
 
 pub(crate) fn folder_with(rules: &str) -> TempDir {

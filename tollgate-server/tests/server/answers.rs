@@ -1,4 +1,4 @@
-//! Valid questions.
+//! Valid checks.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,14 +6,14 @@ use serde_json::{Value, json};
 
 use crate::process::{Server, wait_until};
 
-/// What `asked` returns when it ran within one window of the clock. At the turn of a minute, the counter rightly
-/// lets a little more through; then it is asked again, and has to use another key.
+/// Returns the result of `asked` from an attempt within one minute of the clock. At the turn of a minute, the counter
+/// correctly admits a little more. The check is repeated then, and has to use another key.
 fn within_one_window<T>(mut asked: impl FnMut(usize) -> T) -> T {
-    // The server reads its own clock, which may be a little off the one read here.
+    // The server reads its own clock, which may differ slightly from the one read here.
     let margin = Duration::from_secs(1);
     (0..3)
         .find_map(|attempt| {
-            // Attempts are short, so all of them could meet the same turn.
+            // Attempts are short, so all of them could be at the same turn of a minute.
             let start = wait_until(|| Some(since_epoch()).filter(|now| (2..58).contains(&(now.as_secs() % 60))));
             let start = start.expect("the turn of a minute passes");
             let answer = asked(attempt);
@@ -121,7 +121,7 @@ fn request_is_counted_under_its_user_header_whatever_its_case() {
 fn requests_without_a_user_header_share_the_anonymous_key() {
     let server = Server::start();
     let mut connection = server.connect();
-    // The key is always the same, so a second attempt needs a second server; a cost of 4 makes it needless.
+    // The key is always the same, so a second attempt would need a second server. With a cost of 4, none is needed.
     let asked = [
         json!({"request": {}, "cost": 4}),
         json!({"request": {"headers": {"accept": "*/*"}}, "cost": 4}),

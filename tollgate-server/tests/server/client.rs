@@ -1,4 +1,4 @@
-//! HTTP/1.1 by hand, so that a test can also send what no client library would.
+//! A minimal HTTP/1.1 client, so that a test can also send what no client library would.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// Longer than every deadline of the server: a test fails rather than hangs.
+/// Longer than every deadline of the server.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) struct Connection {
@@ -27,7 +27,7 @@ impl Connection {
         Self { stream: BufReader::new(stream) }
     }
 
-    /// Asks a question and expects a decision.
+    /// Sends a check and returns the decision.
     pub(crate) fn check(&mut self, question: &Value) -> Value {
         let response = self.post(question.to_string());
         assert_eq!(response.status, 200, "{question}: {}", response.text);
@@ -49,7 +49,7 @@ impl Connection {
         self.try_receive().expect("the server answers")
     }
 
-    /// The next answer, or an error of kind `UnexpectedEof` when the server closed the connection instead.
+    /// Returns the next response, or an error of kind `UnexpectedEof` if the server closed the connection.
     pub(crate) fn try_receive(&mut self) -> io::Result<Response> {
         let status_line = self.line()?;
         let status = status_line.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status line");
@@ -77,7 +77,7 @@ impl Connection {
         }
     }
 
-    /// Whether anything arrives in the time in which a server that has a place answers many times over.
+    /// Returns whether anything arrives within a time in which a server with a free slot would answer many times.
     pub(crate) fn has_answer_within_a_moment(&mut self) -> bool {
         self.stream.get_ref().set_read_timeout(Some(Duration::from_millis(200))).expect("the timeout is not zero");
         let arrived = self.stream.fill_buf().is_ok();
@@ -85,14 +85,14 @@ impl Connection {
         arrived
     }
 
-    /// Whether the server closes the connection without another byte.
+    /// Returns whether the server closes the connection without another byte.
     pub(crate) fn is_closed_by_server(&mut self) -> bool {
         matches!(self.stream.fill_buf(), Ok(bytes) if bytes.is_empty())
     }
 }
 
 impl Response {
-    /// The value of the only header of this name.
+    /// Returns the value of the only header of this name.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let mut values = self.headers.iter().filter(|(header, _)| header.eq_ignore_ascii_case(name));
         let value = values.next().map(|(_, value)| value.as_str());
@@ -106,7 +106,7 @@ impl Response {
     }
 }
 
-/// The head of a question whose body has this length.
+/// Returns the head of a check whose body has this length.
 pub(crate) fn head(length_bytes: usize) -> String {
     format!(
         "POST /v1/check HTTP/1.1\r\nhost: tollgate\r\ncontent-type: application/json\r\n\

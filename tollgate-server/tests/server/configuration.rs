@@ -96,7 +96,7 @@ fn a_listener_behind_a_balancer_wants_the_header_and_then_answers() {
     let server = Server::in_folder(folder_with(&[(RULES, rules)]));
     let mut direct = server.connect();
     direct.send(crate::client::head(2));
-    // What was sent is not read, so it may look like a reset.
+    // The request is not read, so the close may look like a reset.
     let closed = direct.try_receive().expect_err("there is no answer").kind();
     assert!(matches!(closed, ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset), "{closed}");
     let mut balanced = server.connect();

@@ -1,11 +1,11 @@
-//! Slow and many clients. The deadlines to the second are tested with a paused clock, beside the code.
+//! Slow clients and many clients. Unit tests check the exact deadlines on a paused clock.
 
 use serde_json::json;
 
 use crate::client::{Connection, head};
 use crate::process::Server;
 
-/// The greatest number of connections that the server holds.
+/// The most connections that the server accepts.
 const MAX_CONNECTIONS: usize = 512;
 
 #[test]
@@ -58,7 +58,7 @@ fn one_connection_more_than_the_bound_waits_for_a_place() {
     let server = Server::start();
     let mut held = (0..MAX_CONNECTIONS).map(|_| server.connect()).collect::<Vec<Connection>>();
     let question = r#"{"limit":"per-user","key":"1"}"#;
-    // All are accepted, in the order in which they came, once the last of them is answered.
+    // Connections are accepted in order, so all are accepted once the last one gets a response.
     assert_eq!(held[MAX_CONNECTIONS - 1].post(question).status, 200);
 
     let mut waiting = server.connect();

@@ -1,4 +1,4 @@
-//! `tollgate explain`, on a store in memory. Live counts are looked at in `fleet`.
+//! `tollgate explain` with a store in memory. `fleet` tests live counts.
 
 use crate::process::{folder_with, run_in, transcript};
 

@@ -1,4 +1,4 @@
-//! Several nodes on one Redis, and what they do without it.
+//! Several nodes on one Redis, and nodes whose Redis is unreachable.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -10,7 +10,7 @@ use crate::process::{RULES, Server, folder_with, run_in, served, transcript};
 use crate::redis::Redis;
 
 fn rules(redis: &Redis, limit: u64, rest: &str) -> String {
-    // Patient, so that a busy machine is not taken for a store that fails.
+    // A long timeout, so that a busy machine is not mistaken for a failing store.
     format!(
         "store: {}\nstore_timeout: 5s\n{rest}\nlimits:\n  - {{ name: user, key: 'header:x-user-id', \
          algorithm: fixed_window, align: first_request, limit: {limit}, window: 1h }}\n",
@@ -142,7 +142,7 @@ fn what_something_else_at_the_address_of_the_store_says_is_reported_in_one_line(
         for stream in web.incoming() {
             let mut stream = stream.expect("it accepts");
             let mut asked = [0; 4096];
-            // A client that has gone in the meantime is ignored.
+            // A client that has disconnected in the meantime is ignored.
             _ = stream.read(&mut asked);
             let page = "x".repeat(5000);
             _ = write!(stream, "HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\n\r\n{page}\r\n");
@@ -199,7 +199,7 @@ fn a_rule_set_published_once_reaches_every_node_and_a_bad_file_is_not_published(
     assert_eq!(late.connect().check(&user("ann"))["remaining"], 17);
 }
 
-/// The line of a metric, without its value.
+/// Returns the line of a metric.
 fn metric(server: &Server, name: &str) -> Option<String> {
     let mut connection = Connection::to(server.address_of("admin"));
     connection.send("GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n");
@@ -222,7 +222,7 @@ fn published_rules_that_redis_lost_are_restored_and_every_node_says_which_it_has
     for node in &nodes {
         node.await_said("tollgate: published version 1 is in force: changed user", 1);
     }
-    // It has no persistence: the rules are gone with it.
+    // Redis has no persistence, so the rules are lost.
     redis.restart();
     let late = Server::with_rules(&rules(&redis, 10, admin));
     late.await_said("tollgate: published version 1 is in force: changed user", 1);
@@ -299,7 +299,7 @@ fn what_is_published_can_be_looked_at_and_withdrawn() {
     assert_eq!(publish(&["--withdraw"]), withdrawn);
     assert_eq!(publish(&["--show"]), "nothing is published; version 2 withdrew the rules\nexit code 1");
 
-    // Who comes now has its own file, and nothing to go back from.
+    // A node that starts now uses its own file, and has no published rules to withdraw.
     let late = Server::with_rules(&rules(&redis, 10, ""));
     assert_eq!(late.connect().check(&user("bob"))["quota"], 10);
     assert_eq!(publish(&["--expect", "2"]), "tollgate.yaml is published as version 3\nexit code 0");
@@ -307,7 +307,7 @@ fn what_is_published_can_be_looked_at_and_withdrawn() {
     assert!(!said.contains("withdraws"), "{said}");
 }
 
-/// What refuses the login of a store at a place of the file.
+/// Returns the output for credentials of a store at a position of the file.
 fn login_refused(place: &str, what: &str) -> String {
     format!(
         "on stderr:\ntollgate.yaml:{place}: {what}, which everyone who reads published rules would see: remove them from the file, comments included, and pass the URL with its credentials as --store or TOLLGATE_STORE\n\
@@ -353,7 +353,7 @@ fn a_file_with_the_login_of_a_store_is_not_published_and_the_login_may_be_given_
     assert!(explained.contains("passes  key ann, cost 1: 18 of 20 left\n"), "{explained}");
 }
 
-/// By an older version, or by another program.
+/// An older version or another program may have published them.
 #[test]
 fn a_login_that_was_published_is_not_shown_and_its_rules_are_taken() {
     let redis = Redis::start();
@@ -420,7 +420,7 @@ fn what_is_withdrawn_goes_even_if_the_file_cannot_be_taken_at_that_moment() {
     }
 }
 
-/// Whatever published it, it was not `tollgate publish`, which looks first.
+/// Another program has published these rules: `tollgate publish` checks them first.
 #[test]
 fn published_rules_with_problems_change_nothing_and_every_problem_is_reported() {
     let redis = Redis::start();
@@ -487,7 +487,7 @@ fn a_store_by_name_that_moves_starts_anew_and_other_counts_stay() {
     server.save_rules(&with_other(on_two(&default, &second, 10)));
     server.await_said("tollgate: store `sessions` is another Redis; counts of its limits start from zero\n", 1);
     assert_eq!((left("user"), left("all")), (json!(9), json!(98)));
-    // A limit that goes over to the default store is counted there.
+    // A limit that moves to the default store is counted there from then on.
     server.save_rules(&with_other(on_two(&default, &second, 10)).replace(", store: sessions", ""));
     server.await_said("tollgate.yaml is in force: changed user", 1);
     assert_eq!((left("user"), left("all")), (json!(9), json!(97)));

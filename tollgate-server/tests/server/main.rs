@@ -1,4 +1,4 @@
-//! The `tollgate` command as its users meet it: a process of its own, asked over real sockets.
+//! The `tollgate` command as its users see it: a separate process, used over real sockets.
 
 mod client;
 #[path = "../common/process.rs"]
@@ -6,7 +6,7 @@ mod common;
 mod process;
 #[path = "../common/redis.rs"]
 mod redis;
-/// The servers that the library is tested with.
+/// The Redis servers of the library's tests.
 #[path = "../../../tollgate/tests/redis"]
 mod store {
     pub(crate) mod servers;

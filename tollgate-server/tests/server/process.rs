@@ -1,4 +1,4 @@
-//! The built binary as a server of decisions, and as a command.
+//! The built binary as a decision service, and as a command.
 
 use std::net::SocketAddr;
 use std::ops::Deref;
@@ -11,31 +11,31 @@ use crate::client::Connection;
 use crate::common::Process;
 pub(crate) use crate::common::{RULES, folder, folder_with, run_in, wait_until};
 
-/// A running server on a port of its own.
+/// A running server on its own port.
 pub(crate) struct Server {
     process: Process,
-    /// Of the decision service.
+    /// The address of the decision service.
     pub(crate) address: SocketAddr,
 }
 
 impl Server {
-    /// Without a rule file.
+    /// Starts a server without a rule file.
     pub(crate) fn start() -> Self {
         let free = "127.0.0.1:0";
         Self::run(folder(), &["serve", "--listen", free, "--admin", free, "--http", free])
     }
 
-    /// With a rule file of these limits and whatever else the text names, on a free port.
+    /// Starts a server with these rules, on a free port.
     pub(crate) fn with_rules(rules: &str) -> Self {
         Self::in_folder(folder_with(&[(RULES, &served(rules))]))
     }
 
-    /// In a folder that has a rule file.
+    /// Starts a server in a folder that has a rule file.
     pub(crate) fn in_folder(folder: TempDir) -> Self {
         Self::run(folder, &["serve", "--config", RULES])
     }
 
-    /// With these arguments, in a folder.
+    /// Starts a server with these arguments in a folder.
     pub(crate) fn run(folder: TempDir, arguments: &[&str]) -> Self {
         let process = Process::start(folder, arguments);
         let address = process.address_of("decisions POST");
@@ -46,7 +46,7 @@ impl Server {
         Connection::to(self.address)
     }
 
-    /// The lines after the first.
+    /// Returns the output after the first line, once it has this many lines.
     pub(crate) fn rest_of_stdout(&self, lines: usize) -> String {
         wait_until(|| {
             let text = std::fs::read_to_string(self.stdout()).expect("stdout is a file");
@@ -56,7 +56,7 @@ impl Server {
         .expect("it says what is in force")
     }
 
-    /// Saves the rule file as `echo` would.
+    /// Saves the rule file in place, as `echo` would.
     pub(crate) fn save_rules(&self, rules: &str) {
         std::fs::write(self.path(RULES), served(rules)).expect("the folder is writable");
     }
@@ -74,17 +74,17 @@ impl Deref for Server {
     }
 }
 
-/// Rules with a listener on a free port.
+/// Returns the rules with a decision service on a free port.
 pub(crate) fn served(rules: &str) -> String {
     format!("service: {{ http: '127.0.0.1:0' }}\n{rules}")
 }
 
-/// Runs the command to its end.
+/// Runs the command until it ends.
 pub(crate) fn run(arguments: &[&str]) -> Output {
     run_in(Path::new("."), arguments)
 }
 
-/// What a command said and how it ended, for people to compare.
+/// Returns the output and the exit code of a command, for snapshots.
 pub(crate) fn transcript(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");
     let code = output.status.code().expect("no signal ended it");

@@ -1,11 +1,11 @@
-//! Questions that cannot be answered: each refusal names what is wrong and the fix, and spends nothing.
+//! Invalid checks: each error names the problem and the fix, and nothing is counted.
 
 use serde_json::{Value, json};
 
 use crate::client::{Connection, head};
 use crate::process::{RULES, Server, folder_with};
 
-/// The `error` and the `message` of a body that is refused with 400.
+/// Returns the `error` and the `message` of a body that is refused with 400.
 fn refused(body: &str) -> (String, String) {
     let server = Server::start();
     let response = server.connect().post(body);
@@ -272,7 +272,7 @@ fn connection_serves_on_after_a_refusal() {
     assert_eq!(connection.check(&json!({"limit": "per-user", "key": "1"}))["allowed"], true);
 }
 
-/// The status and the error of a question that a browser, or what looks like one, sends with these headers.
+/// Sends a check with these headers, as a browser would. Returns the status, the error and the message.
 fn asked_by_browser(server: &Server, headers: &str) -> (u16, String, String) {
     let question = r#"{"limit":"per-user","key":"1"}"#;
     let mut connection = server.connect();
@@ -298,14 +298,14 @@ fn a_page_of_another_site_cannot_ask_through_the_browser_of_its_visitor() {
         (format!("{own}content-type: text/plain\r\n"), 415, "unsupported_media_type"),
         (format!("{own}content-type: application/x-www-form-urlencoded\r\n"), 415, "unsupported_media_type"),
         (own.clone(), 415, "unsupported_media_type"),
-        // DNS rebinding: the browser believes that it asks the page's own site.
+        // DNS rebinding: to the browser, this is the page's own site.
         (format!("host: evil.example:8090\r\n{json}sec-fetch-site: same-origin\r\n"), 421, "unknown_host"),
     ] {
         let (found, name, message) = asked_by_browser(&server, &headers);
         assert_eq!((found, name.as_str()), (status, error), "{headers}");
         assert!(message.contains(": "), "it has a fix: {message}");
     }
-    // Nothing of that was counted.
+    // None of these was counted.
     let (status, ..) = asked_by_browser(&server, &format!("{own}{json}"));
     assert_eq!(status, 200);
     assert_eq!(server.connect().check(&json!({"limit": "per-user", "key": "1"}))["allowed"], false);

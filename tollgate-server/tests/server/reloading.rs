@@ -1,4 +1,4 @@
-//! Rules change while the server runs, whichever way the file is changed.
+//! Rules change while the server runs, however the file is changed.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -46,7 +46,8 @@ fn renaming_another_file_into_its_place_is_seen() {
     }
 }
 
-/// As Kubernetes changes a ConfigMap: the file is a link into `..data`, which is a link that is swapped.
+/// Changes the file as Kubernetes changes a ConfigMap: the file is a link into `..data`, which is a link that is
+/// replaced.
 #[test]
 fn swapping_a_link_on_the_way_is_seen() {
     let folder = folder();
@@ -82,7 +83,7 @@ fn hangup_reads_the_file_again_even_if_it_is_the_same() {
 fn a_touch_changes_nothing_and_says_nothing() {
     let server = Server::with_rules(&limits(&[("user", 10)]));
     server.save_rules(&limits(&[("user", 10)]));
-    // What comes later is said, so what came before was looked at.
+    // A later change is logged, so the earlier one was noticed.
     server.save_rules(&limits(&[("user", 11)]));
     server.await_said("is in force", 1);
     assert_eq!(server.said(), "tollgate: tollgate.yaml is in force: changed user\n");
@@ -126,7 +127,7 @@ fn another_store_starts_anew_and_other_listeners_want_a_restart() {
     assert_eq!(server.connect().check(&ann("user"))["remaining"], 8);
 }
 
-/// What is changed back to what the server was started with is in force already.
+/// A setting that is changed back to its value at the start is in force already.
 #[test]
 fn changes_that_need_a_restart_are_reported() {
     let rules = |http: &str, admin: &str, gateway: &str| {
@@ -187,7 +188,7 @@ fn keys_of_tokens_are_read_again_when_their_file_changes() {
     assert_eq!(server.connect().check(&question)["allowed"], true);
 }
 
-/// A limit that stays the same admits exactly its number, while everything around it changes back and forth.
+/// A limit that stays the same admits exactly its quota while the limits around it change back and forth.
 #[test]
 fn reloading_under_load_gives_no_wrong_answer() {
     const QUOTA: u64 = 2000;
@@ -211,7 +212,7 @@ fn reloading_under_load_gives_no_wrong_answer() {
             server.save_rules(&limits(around[turn % 2]));
             server.await_said("is in force", turn);
         }
-        // Whatever is left is taken now, so that the sum is the quota if nothing was lost or won.
+        // Takes the rest, so that the sum is the quota if no count was lost or created.
         let mut connection = server.connect();
         let rest = (0..).take_while(|_| connection.check(&ann("user"))["allowed"] == true).count();
         done.store(true, Ordering::Relaxed);

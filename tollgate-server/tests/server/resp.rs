@@ -1,4 +1,4 @@
-//! The Redis protocol, asked with real clients.
+//! The Redis protocol, with real clients.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -116,7 +116,7 @@ fn bytes_that_are_no_request_get_a_protocol_error_and_the_end() {
         raw(address, b"PING\r\n*99999999999\r\n"),
         "+PONG\r\n-ERR Protocol error: too many arguments: 99999999999, at most 64\r\n"
     );
-    // A browser that was made to send an HTTP request.
+    // A browser that was tricked into sending an HTTP request.
     assert_eq!(raw(address, b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nTOLLGATE.CHECK per-user ann\r\n"), "");
     let mut connection = connect(address, "resp2");
     let pong: String = redis::cmd("PING").query(&mut connection).unwrap();
@@ -178,7 +178,7 @@ fn nodes_on_one_redis_count_together() {
         .map(|reply| reply.try_into().unwrap())
         .collect();
     assert_eq!(replies.iter().map(|reply| reply[0]).collect::<Vec<_>>(), [0, 0, 0, 0, 0, 0, 1]);
-    // Other numbers, the same count.
+    // Other numbers share the same count.
     assert_eq!(throttle(&mut first, &["CL.THROTTLE", "ann", "19", "1", "3600", "0"])[2], 10);
 }
 

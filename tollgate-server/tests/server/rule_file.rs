@@ -1,12 +1,12 @@
-//! The whole rule file, through `POST /v1/check`. Windows are an hour long and open with the first request, so that
-//! no test meets the end of one.
+//! The whole rule file, through `POST /v1/check`. Windows are an hour long and start with the first request, so that
+//! none ends during a test.
 
 use serde_json::{Value, json};
 
 use crate::client::Connection;
 use crate::process::{RULES, Server, folder_with, served};
 
-/// A limit that no test outlasts.
+/// Returns a limit whose window does not end during a test.
 fn limit(name: &str, limit: u64, rest: &str) -> String {
     format!("  - {{ name: {name}, algorithm: fixed_window, align: first_request, limit: {limit}, window: 1h{rest} }}\n")
 }
@@ -19,7 +19,7 @@ fn get(connection: &mut Connection, path: &str, user: &str) -> Value {
     connection.check(&json!({"request": {"method": "GET", "path": path, "headers": {"X-User-Id": user}}}))
 }
 
-/// The limit that spoke, and what is left of it.
+/// Returns the limit that decided, and its remaining quota.
 fn spoken(answer: &Value) -> (&str, u64) {
     (answer["limit"].as_str().expect("a limit speaks"), answer["remaining"].as_u64().expect("a number"))
 }

@@ -1,4 +1,4 @@
-//! The command line, and the life of the process.
+//! The command line, and the start and stop of the process.
 
 use std::net::{TcpListener, TcpStream};
 
@@ -39,7 +39,7 @@ fn no_command_shows_the_usage() {
     assert!(text(&output.stderr).contains("Usage: tollgate <COMMAND>"), "{}", text(&output.stderr));
 }
 
-/// After a change of the texts: `INSTA_UPDATE=always cargo test -p tollgate-server --test server help`.
+/// To update the snapshot: `INSTA_UPDATE=always cargo test -p tollgate-server --test server help`.
 #[test]
 fn help_of_every_command() {
     for command in ["tollgate", "serve", "validate", "explain", "publish"] {
@@ -156,7 +156,7 @@ fn question_under_way_is_answered_before_the_end() {
     let mut under_way = server.connect();
     under_way.send(head(start.len() + rest.len()));
     under_way.send(start);
-    // Connections are accepted in order, so this answer says that the one above is being served.
+    // Connections are accepted in order, so this response means that the one above is being served.
     server.connect().check(&json!({"limit": "per-user", "key": "2"}));
 
     server.signal("TERM");

@@ -1,4 +1,4 @@
-//! `serve --state FILE`: a restart gives nobody a full quota.
+//! `serve --state FILE`: counts survive a restart.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -21,7 +21,7 @@ fn start(limits: &str, state: &Path) -> Server {
     Server::run(rules(limits), &["serve", "--config", RULES, "--state", state, "--state-interval", "1"])
 }
 
-/// The statuses of a number of requests of a user through the gateway.
+/// Returns the statuses of a number of requests of a user through the gateway.
 fn statuses(server: &Server, user: &str, requests: usize) -> Vec<u16> {
     let mut client = Connection::to(server.address_of("gateway"));
     let request = format!("GET / HTTP/1.1\r\nhost: shop.example\r\nx-user-id: {user}\r\n\r\n");
@@ -56,7 +56,7 @@ fn a_server_that_is_killed_loses_at_most_what_came_after_the_last_writing() {
     let state = folder.path().join("state");
     let server = start(LIMIT, &state);
     assert_eq!(statuses(&server, "ann", 3), [200; 3]);
-    // The first file that appears now may have been begun before. The second one was not.
+    // The writer may have started the next file before these requests. It starts the one after that later.
     for _ in 0..2 {
         let before = std::fs::read(&state).expect("it is there from the start");
         wait_until(|| Some(std::fs::read(&state).ok()?).filter(|now| *now != before)).expect("it is written again");

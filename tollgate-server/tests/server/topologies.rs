@@ -1,4 +1,4 @@
-//! Nodes that share a Redis of several servers: one that sentinels watch, and a cluster.
+//! Nodes that share a Redis of several servers: with Sentinel, and as a cluster.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,8 @@ use crate::store::servers::{Cluster, Sentinels};
 
 const LIMIT: usize = 4;
 
-/// Nothing is admitted but by the store, and a busy machine is not taken for a store that fails.
+/// Returns rules by which only the store admits requests. With the long timeout, a busy machine is not mistaken for a
+/// failing store.
 fn rules(store: &str) -> String {
     format!(
         "{store}\nstore_timeout: 5s\non_store_failure: deny\nlimits:\n  - {{ name: user, key: 'header:x-user-id', \
@@ -15,7 +16,7 @@ fn rules(store: &str) -> String {
     )
 }
 
-/// Two nodes on one store: one is configured by its rule file, one by the command line.
+/// Starts two nodes on one store: one configured by its rule file, one by the command line.
 fn nodes(store: &str) -> [Server; 2] {
     [Server::with_rules(&rules(&format!("store: '{store}'"))), node_told(store)]
 }
@@ -28,7 +29,7 @@ fn ask(node: &Server, user: &str) -> Value {
     node.connect().check(&json!({"request": {"headers": {"x-user-id": user}}}))
 }
 
-/// Asks both in turn: so many pass, and no more at either.
+/// Checks both nodes in turn: together they admit exactly the limit.
 fn share_the_limit(nodes: &[Server; 2], user: &str) {
     for left in (0..LIMIT).rev() {
         let answer = ask(&nodes[left % 2], user);
@@ -47,7 +48,7 @@ fn two_nodes_share_a_limit_behind_sentinels_and_a_third_after_a_failover() {
     let nodes = nodes(&sentinels.url());
     share_the_limit(&nodes, "ann");
 
-    // What was written before this is replicated before it.
+    // Everything written before this command is replicated before it.
     let mut master = sentinels.master().connection();
     let (replicas,): (usize,) =
         ::redis::pipe().cmd("SET").arg("last").arg(1).ignore().cmd("WAIT").arg(1).arg(5000).query(&mut master).unwrap();
@@ -58,7 +59,7 @@ fn two_nodes_share_a_limit_behind_sentinels_and_a_third_after_a_failover() {
         let back = wait_until(|| (ask(node, &format!("probe-{number}"))["source"] == "store").then_some(()));
         assert!(back.is_some(), "node {number} does not find the new master; it said: {}", node.said());
     }
-    // It has seen no denial of its own, so the new master is asked.
+    // This node has no cached denials, so the new master decides.
     let third = node_told(&sentinels.url());
     let answer = ask(&third, "ann");
     assert_eq!((&answer["allowed"], &answer["source"]), (&json!(false), &json!("store")), "{answer}");
@@ -69,7 +70,7 @@ fn two_nodes_share_a_limit_behind_sentinels_and_a_third_after_a_failover() {
 fn two_nodes_share_limits_on_every_node_of_a_cluster() {
     let cluster = Cluster::start();
     let nodes = nodes(&cluster.url());
-    // Of so many keys, some are in the slots of each of three masters.
+    // Enough keys that each of the three masters has some.
     for number in 0..20 {
         share_the_limit(&nodes, &format!("user-{number}"));
     }
