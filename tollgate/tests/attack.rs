@@ -1,5 +1,5 @@
-//! Far more live keys than there are slots. Memory stays within its bound, nobody gains, and those who were
-//! there are still served.
+//! Far more live keys than slots. Memory stays within its bound, no key gets more than its quota, and existing keys are
+//! still served.
 
 mod common;
 
@@ -15,11 +15,12 @@ use tollgate::{
 
 const QUOTA: u64 = 10;
 const MAX_MEMORY: usize = 32 * 1024;
-/// A log has larger keys, and its first buckets alone take as much.
+/// A log has larger keys, and its first buckets alone take this much.
 const MAX_MEMORY_OF_LOGS: usize = 72 * 1024;
-/// A hundred times the keys that the bound holds at 23 bytes, the least that a key takes; of a log, at 64.
+/// A hundred times as many keys as fit in the memory, at 23 bytes each, the smallest size of a key; for a log at 64
+/// bytes.
 const ATTACKERS: u64 = 100 * (MAX_MEMORY as u64 / 23);
-/// Longer than any state here matters.
+/// Longer than any state in these tests lasts.
 const AGED_OUT: Duration = Duration::from_secs(24 * 60 * 60);
 
 struct Siege {
@@ -38,7 +39,7 @@ impl Siege {
         Self { limiter: limiter.expect("enough memory to begin with"), clock, max_memory }
     }
 
-    /// Every attacker asks for `cost`, in order; `between` is called after every hundredth part of them.
+    /// Takes `cost` from the key of every attacker, in order. Calls `between` after every hundredth part of them.
     fn attack(&self, cost: u64, mut between: impl FnMut(u64)) {
         for percent in 0..100 {
             for attacker in percent * ATTACKERS / 100..(percent + 1) * ATTACKERS / 100 {
@@ -65,8 +66,8 @@ fn a_denied_key_stays_denied(algorithm: Algorithm) {
     assert!(!siege.limiter.check("greedy").is_allowed(), "a microsecond before its time");
 }
 
-/// Those who were there before the attack and go on using what is theirs, whether the attackers spend less than
-/// they or more: first the one, to fill the table, then the other, to spend what is shared.
+/// Checks keys that existed before the attack and are still in use. In one run the attackers first spend less than
+/// these keys, to fill the table, and then more, to spend the shared quota; in the other run first more and then less.
 fn honest_keys_are_served_exactly(algorithm: Algorithm) {
     let honest: Vec<String> = (0..20).map(|key| format!("honest {key}")).collect();
     for costs in [[1, QUOTA], [QUOTA, 1]] {
@@ -97,7 +98,7 @@ fn nobody_is_over_admitted(algorithm: Algorithm) {
         let siege = Siege::of(algorithm);
         let mut admitted = vec![0; SAMPLES as usize];
         siege.attack(cost, |percent| {
-            // Different samples come at different times, and most of them come back often.
+            // Different samples send requests at different times, and most of them often.
             for sample in (0..SAMPLES).filter(|sample| (percent + sample) % 3 != 0) {
                 let decision = siege.limiter.check_n(&format!("sample {sample}"), 1 + sample % 4);
                 if decision.is_allowed() {
@@ -125,7 +126,7 @@ fn all_are_served_again_after_it(algorithm: Algorithm) {
     assert!(siege.limiter.memory_used() <= siege.max_memory);
 }
 
-/// The same attackers from four sides at once, each of them coming back again and again.
+/// The same attackers in four threads at once, each with repeated requests.
 fn nobody_is_over_admitted_by_many_threads(algorithm: Algorithm) {
     let siege = Siege::of(algorithm);
     let admitted: Vec<AtomicU64> = (0..ATTACKERS / 10).map(|_| AtomicU64::new(0)).collect();
@@ -144,7 +145,7 @@ fn nobody_is_over_admitted_by_many_threads(algorithm: Algorithm) {
         }
     });
     let most = admitted.iter().map(|admitted| admitted.load(Ordering::Relaxed)).max();
-    // A key that comes back after it was evicted may be taken to have spent up to half of its quota.
+    // A key that comes back after it was evicted may be charged up to half of its quota.
     assert!(most.is_some_and(|most| most > QUOTA / 2 && most <= QUOTA), "{most:?}");
     assert!(siege.limiter.memory_used() <= siege.max_memory);
 }
@@ -188,7 +189,7 @@ fn evicted_keys_are_refunded_and_reset() {
     let left = |key: &String| siege.limiter.peek(key).remaining();
     let evicted: Vec<_> = charged.into_iter().filter(|(_, key)| left(key) == 6).collect();
     assert!(!evicted.is_empty());
-    // A few, for each of them takes the slot of another key.
+    // Only a few, because each of them takes the slot of another key.
     for (reservation, key) in evicted.into_iter().take(5) {
         siege.limiter.refund(reservation);
         assert_eq!(left(&key), 9, "{key} has 3 of the floor's 4 back");
@@ -245,7 +246,7 @@ besieged! {
     sliding_window_counter_segments: SlidingWindowCounter::new(QUOTA, HOUR).segments(6);
 }
 
-/// A crowded limiter in which something, but not all, is spent where strangers share.
+/// Returns a crowded limiter in which a part of the shared quota is spent.
 fn crowded_with_first_request_windows() -> Siege {
     let siege = Siege::of(FixedWindow::new(QUOTA, HOUR).from_first_request().into());
     for attacker in 0..MAX_MEMORY as u64 / 23 {
@@ -254,7 +255,7 @@ fn crowded_with_first_request_windows() -> Siege {
     siege
 }
 
-/// Strangers who come late in the window of those before them are not given a second one when that ends.
+/// Checks that new keys late in the shared window do not get a second window when that one ends.
 fn strangers_keep_to_their_own_window(siege: &Siege) {
     let strangers = (0..2_000).map(|key| format!("stranger {key}"));
     let served: Vec<_> = strangers.filter(|key| siege.takes(key, 20) > 0).collect();
@@ -276,7 +277,7 @@ fn a_window_that_strangers_share_does_not_end_before_their_own() {
 fn a_window_that_a_newcomer_inherits_does_not_end_before_its_own() {
     let siege = crowded_with_first_request_windows();
     siege.clock.advance(HOUR * 9 / 10);
-    // Now there is room, though something is still spent where strangers shared.
+    // Frees slots, while a part of the shared quota is still spent.
     for attacker in 0..MAX_MEMORY as u64 / 23 {
         siege.limiter.reset(&attacker.to_le_bytes());
     }

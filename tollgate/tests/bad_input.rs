@@ -1,5 +1,5 @@
-//! Bad input gets a typed error that names the field and the fix, or a defined answer: never a panic, an endless
-//! wait or unbounded memory.
+//! Invalid input gets a typed error that names the field and the fix, or a defined result. It never causes a panic, an
+//! endless wait or unbounded memory.
 
 mod common;
 
@@ -14,7 +14,7 @@ use tollgate::{
 const PER_SECOND: Rate = Rate::per_second(1);
 const NANOSECOND: Duration = Duration::from_nanos(1);
 
-/// The error says which limit, which field, and ends with what to do about it.
+/// Checks that the error names the limit and the field, and ends with the fix.
 fn is_refused(algorithm: impl Into<Algorithm>, field: &str) {
     let algorithm = algorithm.into();
     let error = Limit::new("mine", algorithm).expect_err("out of bounds");

@@ -1,4 +1,4 @@
-//! Limits that change while they are in use: what survives, and what the new numbers make of it.
+//! Limits that change while they are in use: charges are kept, and the new numbers apply to them.
 
 mod common;
 
@@ -13,7 +13,7 @@ use tollgate::{
     Settlement, SlidingWindowCounter, SlidingWindowLog, Timestamp, TokenBucket,
 };
 
-/// Every way to count, by its quota. Rates are a unit a minute.
+/// Every algorithm and mode, by its quota. Rates are one unit per minute.
 fn every_way() -> [fn(u64) -> Algorithm; 10] {
     [
         |quota| TokenBucket::new(quota, Rate::per_minute(1)).into(),
@@ -50,7 +50,7 @@ fn what_was_spent_counts_under_a_lower_limit_and_under_the_old_one_again() {
         assert_eq!(lower.check_n("ann", 20).remaining(), 40, "{:?}", way(100));
         let again = changed(&lower, way(1000));
         assert_eq!(again.peek("ann").remaining(), 940, "{:?}", way(1000));
-        // The first is still there, and all three count together.
+        // The first charge is still there, and all three count together.
         assert_eq!(rig.limiter.peek("ann").remaining(), 940, "{:?}", way(1000));
     }
 }
@@ -138,7 +138,7 @@ fn a_unit_that_is_partly_paid_is_not_owed_in_full() {
     assert_eq!(rig.limiter.check("ann").reset_after(), Duration::from_micros(143));
     let slower = changed(&rig.limiter, TokenBucket::new(100, Rate::per_second(1_000)));
     rig.set(START_US + 100);
-    // Of 1000/7 parts 300/7 are left, three tenths of a unit.
+    // 300/7 µs of the 1000/7 µs of a unit are left, three tenths of a unit.
     assert_eq!(slower.peek("ann").reset_after(), Duration::from_micros(300));
 }
 
@@ -165,7 +165,7 @@ fn another_window_and_another_algorithm_keep_what_was_spent_but_another_name_doe
             assert_eq!(rig.limiter.peek("ann").remaining(), 0, "{before:?} after {after:?}");
             let renamed = rig.limiter.with_limits(vec![Limit::new("other", before).unwrap()]).unwrap();
             assert_eq!(renamed.peek("ann").remaining(), 10, "{before:?}");
-            // The limit comes back under its name before its window has passed.
+            // The limit is added again under its name before its window has passed.
             assert_eq!(changed(&renamed, after).peek("ann").remaining(), 0, "{before:?}");
         }
     }
@@ -184,13 +184,13 @@ fn a_log_and_a_window_that_are_raised_past_their_words_keep_what_was_spent() {
         for quota in [20, 100, 5_000] {
             let raised = changed(&rig.limiter, way(quota));
             assert_eq!(raised.peek("ann").remaining(), quota - 10, "{:?}", way(quota));
-            // A decision that is still made by the old limits counts too.
+            // A decision by the old limits counts too.
             assert!(!rig.limiter.check("ann").is_allowed(), "{:?}", way(10));
         }
     }
 }
 
-/// Two configurations whose words differ, so that keys move between tables.
+/// Pairs of configurations whose words differ, so that keys move between tables.
 fn apart() -> [[Algorithm; 2]; 6] {
     let log = SlidingWindowLog::new(2_000, HOUR);
     [
@@ -343,7 +343,8 @@ fn a_limit_that_is_added_when_the_memory_is_spent_counts_all_the_same() {
     assert!(limiter.memory_used() <= (64 << 10) + (8 << 10));
 }
 
-/// Decides in many threads while another exchanges the limits back and forth; how many were admitted.
+/// Decides in several threads while another thread changes the limits back and forth. Returns how many requests were
+/// admitted, and the remaining quota.
 fn admitted_under_exchange(ways: [Algorithm; 2]) -> (usize, u64) {
     const THREADS: usize = 4;
     let rig = Rig::of(ways[0]);
@@ -381,7 +382,7 @@ fn admitted_under_exchange(ways: [Algorithm; 2]) -> (usize, u64) {
 
 #[test]
 fn limits_exchanged_under_load_admit_no_more_than_the_larger() {
-    // But for a log that counts denials, of which there are many.
+    // Except a log that counts denials, of which there are many.
     for way in every_way().into_iter().filter(|way| !counts_denied(&way(1))) {
         let (admitted, left) = admitted_under_exchange([way(2_000), way(500)]);
         assert!(admitted >= 500, "{admitted} of {:?}", way(500));
@@ -411,7 +412,7 @@ fn variants_of_a_limit_count_together_and_are_only_asked_by_hits() {
         assert_eq!(limiter.decide_now(&[Hit::new(large, "ann")]).remaining(), 996, "{:?}", way(1));
         assert_eq!(limiter.decide_now(&[Hit::new(small, "ann")]).remaining(), 0, "{:?}", way(1));
         assert_eq!(limiter.peek("ann").remaining(), 5, "{:?}", way(1));
-        // Both in one request are one request for the sum.
+        // Hits on two variants with the same key count as one hit with the sum of both costs.
         let both = limiter.decide_now(&[Hit::new(large, "ann").cost(2), Hit::new(small, "ann").cost(2)]);
         assert!(both.is_allowed(), "{:?}", way(1));
         assert_eq!(limiter.peek("ann").remaining(), 1, "{:?}", way(1));
@@ -422,7 +423,7 @@ fn variants_of_a_limit_count_together_and_are_only_asked_by_hits() {
 
 #[test]
 fn variants_keep_each_other_s_keys() {
-    // A key at rest by the faster rate is not at rest by the slower, which must find it again.
+    // A key that is at rest at the faster rate is not at rest at the slower rate, which must find it again.
     let way = |rate: u64| TokenBucket::new(1_000, Rate::per_minute(rate)).interval();
     let clock = ManualClock::at(Timestamp::from_micros(START_US));
     let limits = LimitSet::new().limit(limit(way(1))).variant("fast", limit(way(1_000)));

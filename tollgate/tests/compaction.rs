@@ -1,4 +1,4 @@
-//! Tables that shrink after a burst of keys: no decision differs for it, and the memory is freed.
+//! Tables that shrink after a burst of keys: decisions do not change, and the memory is freed.
 
 mod common;
 
@@ -41,7 +41,7 @@ fn burst(limiter: &Limiter, keys: u32) {
     }
 }
 
-/// Compacts until nothing is left to replace or to free.
+/// Compacts until there is nothing left to replace or to free.
 fn settled(mut limiter: Limiter) -> Limiter {
     while let Some(smaller) = limiter.compacted() {
         limiter = smaller;
@@ -157,7 +157,7 @@ fn admitted_while_shrinking(limits: LimitSet, check: impl Fn(&Limiter, &str) -> 
             for key in 0..1_500_u32 {
                 assert!(check(&limiter, &key.to_string()));
             }
-            // What is reset is at rest, and the time stands still for the others.
+            // Keys that are reset are at rest. The clock does not move for the others.
             (0..1_500_u32).for_each(|key| limiter.reset(&key.to_string()));
             drop(limiter);
             let smaller = lock().compacted();
@@ -169,7 +169,7 @@ fn admitted_while_shrinking(limits: LimitSet, check: impl Fn(&Limiter, &str) -> 
         is_over.store(true, Ordering::Relaxed);
         assert!(shrunk > 1, "{shrunk}");
     });
-    // What the threads have left.
+    // Takes the rest of the quota that the threads have left.
     let limiter = settled(current.into_inner().unwrap_or_else(PoisonError::into_inner));
     let rest = |key: usize| (0..400).filter(|_| check(&limiter, &format!("key {key}"))).count();
     admitted.into_iter().enumerate().map(|(key, admitted)| admitted.into_inner() + rest(key)).collect()
@@ -231,7 +231,7 @@ fn a_denial_by_another_variant_changes_nothing_in_a_replaced_table() {
     assert!(!smaller.check("ann").is_allowed());
     clock.advance(2 * MINUTE);
     assert_eq!(smaller.decide_now(&[Hit::new(hourly, "ann").cost(0)]).remaining(), 30);
-    // And the other way round: the store of before finds the key in the smaller table.
+    // The other way round: the old store finds the key in the smaller table.
     assert_eq!(smaller.decide_now(&[Hit::new(hourly, "ann").cost(5)]).remaining(), 25);
     assert!(!limiter.check("ann").is_allowed());
     clock.advance(2 * MINUTE);
@@ -255,7 +255,7 @@ fn the_larger_table_stays_while_it_is_used_and_counts_with_the_other() {
     assert!(smaller.memory_used() > used);
     drop(limiter);
     assert!(smaller.compacted().is_none() && smaller.memory_used() > used, "the reservation has the old limiter");
-    // What changes meanwhile goes on with the smaller table.
+    // A change in the meantime uses the smaller table.
     let smaller = smaller.with_limits(vec![limit(FixedWindow::new(20, MINUTE))]).expect("a valid limit");
     smaller.refund(reservation);
     assert!(smaller.compacted().is_none());
@@ -276,7 +276,7 @@ fn a_table_is_not_replaced_if_the_budget_has_no_room_for_another() {
         let id = limiter.id(limits[limit].name()).expect("there is such a limit");
         limiter.decide_now(&[Hit::new(id, &key.to_le_bytes())]).is_allowed()
     };
-    // Most find no slot.
+    // Most keys find no slot.
     let admitted = (0..4_000).filter(|key| hit(0, *key) && hit(1, *key)).count();
     assert!(admitted > 448, "{admitted}");
     assert_eq!(limiter.memory_used(), 64 << 10);
@@ -358,7 +358,7 @@ fn a_snapshot_has_the_keys_that_move_while_it_is_made() {
     let (restored, _) = restored.expect("it was just written");
     for key in 0..200_u32 {
         let left = restored.peek(&key.to_le_bytes()).remaining();
-        // What was spent while the snapshot was made may be missing, and nothing else.
+        // Charges made during the snapshot may be missing from it, and nothing else.
         assert!(left == 7 || left == 8, "{key}: {left} left");
     }
 }

@@ -1,5 +1,5 @@
-//! Many threads at once: what is admitted is exact, for one key, for several limits together, and while the
-//! table grows. The clock stands still, so that the right counts are known.
+//! Many threads at once: the number of admitted requests is exact, for one key, for several limits together, and while
+//! the table grows. The clock stands still, so that the exact counts are known.
 
 mod common;
 
@@ -32,7 +32,7 @@ fn variants(quota: u64) -> Vec<Algorithm> {
     ]
 }
 
-/// Runs the same work in many threads; what each of them brought back.
+/// Runs the same work in many threads. Returns the results of all.
 fn in_threads<T: Send>(work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let work = &work;
@@ -60,7 +60,7 @@ fn many_threads_with_costs_admit_whole_requests_only() {
         let rig = Rig::of(algorithm);
         let admitted = in_threads(|_| (0..100).filter(|_| rig.limiter.check_n("key", 3).is_allowed()).count());
         assert_eq!(admitted.iter().sum::<usize>(), 333, "{shown}");
-        // A log may hold the denied requests too.
+        // A log may contain the denied requests too.
         assert!(rig.limiter.peek("key").remaining() == 1 || counts_denied, "{shown}");
     }
 }
@@ -108,7 +108,7 @@ fn many_threads_that_give_back_are_charged_what_they_kept() {
             kept
         });
         let (kept, spent) = (kept.iter().sum::<u64>(), 20_000 - rig.limiter.peek("key").remaining());
-        // A queue gives nothing back: later requests already have their delays.
+        // A queue gives back nothing: later requests already have their delays.
         let is_queue = matches!(algorithm, Algorithm::LeakyBucket(_)) && !rig.limiter.peek("key").delay().is_zero();
         assert!(spent == kept || is_queue && spent > kept, "{spent} spent, {kept} kept: {algorithm:?}");
     }

@@ -1,4 +1,4 @@
-//! What can be done with a key beside `check`: look, forget, give back, reserve and settle.
+//! Operations on a key other than `check`: peek, reset, refund, reserve and settle.
 
 mod common;
 
@@ -137,7 +137,7 @@ fn work_that_cost_more_than_is_left_takes_all_and_says_what_is_missing() {
     }
 }
 
-/// A key in the table of another configuration cannot be moved to a full table. What is left for it cannot be taken then.
+/// A key in the table of another configuration cannot be moved to a full table, so its remaining quota cannot be taken.
 #[test]
 fn work_of_a_key_without_memory_says_that_all_of_it_is_missing() {
     let limit = |window| Limit::new("mails", FixedWindow::new(10, window)).expect("a valid limit");
@@ -184,7 +184,7 @@ fn an_estimate_that_does_not_fit_is_denied_like_a_request() {
 fn two_keys_of_one_limit_in_one_request_pay_each_for_itself() {
     let limiter = Limiter::new(Limit::new("pairs", FixedWindow::new(1, MINUTE)).expect("a valid limit"));
     let id = limiter.id("pairs").expect("it has that name");
-    // A pair in a thousand and more shares a bucket, and many of them find it empty.
+    // With this many pairs, some share a bucket, and many of those find it empty.
     for pair in 0..2_000 {
         let (one, other) = (format!("one {pair}"), format!("other {pair}"));
         let both = limiter.decide_now(&[Hit::new(id, &one), Hit::new(id, &other)]);
@@ -246,7 +246,7 @@ fn hits_of_different_costs_are_settled_each_by_its_own() {
 
 #[test]
 fn a_long_log_without_memory_forgets_all_of_it_in_the_end() {
-    // Just the first block of buckets, and nothing for chunks.
+    // Room for the first block of buckets only, and not for chunks.
     let clock = ManualClock::at(Timestamp::from_micros(START_US));
     let limit = Limit::new("knocks", SlidingWindowLog::new(20, MINUTE).count_denied()).expect("a valid limit");
     let smallest = (1..)

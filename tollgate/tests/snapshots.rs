@@ -1,4 +1,4 @@
-//! Snapshots of a limiter, and limiters that go on where others ended.
+//! Snapshots of a limiter, and limiters that are restored from them.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -42,7 +42,7 @@ fn snapshot(limiter: &Limiter) -> Vec<u8> {
     snapshot
 }
 
-/// A limiter with this limit, from a snapshot.
+/// Returns a limiter with this limit, restored from a snapshot.
 fn restored(snapshot: &[u8], limit: Limit, clock: &ManualClock) -> Limiter {
     let (limiter, restored) = Limiter::builder().limit(limit).clock(clock.clone()).restore(snapshot).unwrap();
     assert_eq!(restored.left_out, 0);

@@ -1,5 +1,5 @@
-//! Keys come, rest and go, far more of them than there is room for, though few at a time: nobody can tell that
-//! a key at rest was forgotten, that its slot went to another, or that the table grew.
+//! Keys are used, come to rest and disappear. There are far more of them than slots, but few at a time. No decision
+//! shows that a key at rest was dropped, that its slot was reused, or that the table grew.
 
 mod common;
 
@@ -22,7 +22,8 @@ const MAX_MEMORY: usize = 64 * 1024;
 /// Keys in use at the same time.
 const IN_USE: u64 = 40;
 
-/// Sends the traffic of all keys to one small limiter, and of each key to a limiter of its own.
+/// Sends the requests of all keys to one small limiter, and those of each key to a separate limiter, and compares the
+/// decisions.
 fn each_key_is_judged_as_if_alone(algorithm: Algorithm) {
     let limit = Limit::new("limit", algorithm).expect("a valid limit");
     let clock = ManualClock::at(Timestamp::from_micros(START_US));

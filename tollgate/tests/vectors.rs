@@ -1,5 +1,4 @@
-//! The vectors that every store must satisfy, as the specification numbers them. Seconds count from a whole
-//! hour of the epoch.
+//! The test vectors that every store must satisfy, numbered as in the specification. Seconds count from a full hour.
 
 mod common;
 

@@ -12,14 +12,14 @@ fn limiter(algorithm: impl Into<tollgate::Algorithm>) -> Limiter {
     Limiter::new(Limit::new("waiting", algorithm).expect("a valid limit"))
 }
 
-/// A limiter whose clock stands still, for tests in which only the runtime's time moves.
+/// Returns a limiter whose clock stands still, for tests in which only the runtime's time moves.
 fn still(algorithm: impl Into<tollgate::Algorithm>) -> Limiter {
     let limit = Limit::new("waiting", algorithm).expect("a valid limit");
     let clock = ManualClock::at(Timestamp::from_secs(1));
     Limiter::builder().limit(limit).clock(clock).build().expect("a valid limiter")
 }
 
-/// A limiter that has the runtime's time, which tests with a paused runtime wait for without waiting.
+/// Returns a limiter on the runtime's clock. In a test with a paused runtime, waits take no time.
 fn on_runtime_time(algorithm: impl Into<tollgate::Algorithm>) -> Limiter {
     let limit = Limit::new("waiting", algorithm).expect("a valid limit");
     let start = Instant::now();

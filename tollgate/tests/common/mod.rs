@@ -1,4 +1,4 @@
-//! What every suite here stands on: a limiter whose time the test moves, and its answers in plain integers.
+//! Helpers of all suites: a limiter whose clock the test moves, and its decisions as plain integers.
 
 #![allow(dead_code, reason = "each suite is a crate of its own and uses its own part of this")]
 
@@ -11,10 +11,10 @@ use tollgate::{Decision, Limit, Limiter, ManualClock, Timestamp};
 
 pub(crate) const SECOND_US: u64 = 1_000_000;
 
-/// Where tests that care for no particular moment begin: a whole hour, so a multiple of every window in use.
+/// The start of tests that need no particular time: a full hour, so a multiple of every window in use.
 pub(crate) const START_US: u64 = (1_700_000_040 - 1_700_000_040 % 3600) * SECOND_US;
 
-/// What a decision says, with times in microseconds.
+/// A decision, with times in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) allowed: bool,
@@ -40,7 +40,7 @@ pub(crate) fn micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).expect("a promised time fits 64 bits of microseconds")
 }
 
-/// One limit on one key, with the clock in the test's hand.
+/// One limit and one key, with a clock that the test moves.
 pub(crate) struct Rig {
     pub(crate) limiter: Limiter,
     pub(crate) clock: ManualClock,
@@ -53,7 +53,7 @@ impl Rig {
         Self { limiter: limiter.expect("one valid limit makes a limiter"), clock }
     }
 
-    /// A limiter under the name `limit`, at [`START_US`].
+    /// Creates a limiter with a limit named `limit`, at [`START_US`].
     pub(crate) fn of(algorithm: impl Into<tollgate::Algorithm>) -> Self {
         Self::new(Limit::new("limit", algorithm).expect("the numbers are within the bounds"), START_US)
     }
@@ -62,24 +62,24 @@ impl Rig {
         self.clock.set(Timestamp::from_micros(now));
     }
 
-    /// Asks for `cost` at `now`, which may lie before the last question.
+    /// Takes `cost` at `now`, which may be before the last request.
     pub(crate) fn ask(&self, now: u64, cost: u64) -> Answer {
         self.set(now);
         self.limiter.check_n("key", cost).into()
     }
 
-    /// Asks for one unit `seconds` after the start.
+    /// Takes one unit `seconds` after the start. Returns whether it is allowed.
     pub(crate) fn passes_at(&self, seconds: u64) -> bool {
         self.ask(START_US + seconds * SECOND_US, 1).allowed
     }
 
-    /// Sends `requests` of one unit `seconds` after the start; how many passed.
+    /// Sends `requests` of one unit `seconds` after the start. Returns how many are admitted.
     pub(crate) fn admitted_at(&self, seconds: u64, requests: usize) -> usize {
         (0..requests).filter(|_| self.passes_at(seconds)).count()
     }
 }
 
-/// A small generator of numbers that are the same in every run, for traces too long to be shrunk.
+/// A small random number generator with the same numbers in every run, for traces that are too long to be shrunk.
 pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {

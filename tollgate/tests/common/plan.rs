@@ -1,4 +1,4 @@
-//! The numbers of a limit as a test sees them, apart from the library's own types, and random ones.
+//! The numbers of a limit, independent of the library's types, and random numbers.
 
 use std::time::Duration;
 
@@ -76,7 +76,7 @@ impl Plan {
         }
     }
 
-    /// The time in which a whole quota comes back: the window, or the full refill.
+    /// Returns the time in which the whole quota comes back: the window, or the time of a full refill.
     pub(crate) fn span_us(&self) -> u64 {
         match *self {
             Self::Token { capacity, pace, refill: Refill::Smooth } | Self::Leaky { capacity, pace, .. } => {
@@ -90,12 +90,12 @@ impl Plan {
         }
     }
 
-    /// The next moment after `now` on the plan's own grid: an end of period, window or segment.
+    /// Returns the next boundary after `now`: the end of a period, window or segment.
     pub(crate) fn next_line(&self, now: u64) -> u64 {
         self.line(now, 1)
     }
 
-    /// The last such moment, which may be `now` itself.
+    /// Returns the last boundary, which may be `now` itself.
     pub(crate) fn last_line(&self, now: u64) -> u64 {
         self.line(now, 0)
     }
@@ -113,7 +113,7 @@ impl Plan {
     }
 }
 
-/// Any size up to 2^`bits`, each power of two as likely as the next.
+/// Generates sizes up to 2^`bits`, each power of two with the same probability.
 fn size(bits: u32) -> impl Strategy<Value = u64> {
     (0..=bits).prop_flat_map(|bit| (1_u64 << bit.saturating_sub(1))..=(1_u64 << bit))
 }
@@ -122,7 +122,7 @@ fn quota() -> impl Strategy<Value = u64> {
     prop_oneof![6 => 1..=12_u64, 3 => size(32), 1 => select(vec![u64::from(u32::MAX), 1 << 32])]
 }
 
-/// From a millisecond to 35 years, seldom a round number.
+/// Generates spans from a millisecond to 35 years, rarely a round number.
 fn span() -> impl Strategy<Value = u64> {
     let round = [1_000, 7_000, 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000, 31_536_000_000_000];
     prop_oneof![2 => select(round.to_vec()), 3 => size(49).prop_map(|span| span.max(1_000)), 1 => 1_000..=100_000_u64]
@@ -155,7 +155,7 @@ pub(crate) fn leaky_meter() -> impl Strategy<Value = Plan> {
     (quota(), pace()).prop_map(|(capacity, pace)| Plan::Leaky { capacity, pace, max_wait_us: None })
 }
 
-/// A queue whose longest wait is anything from none to more than a full bucket takes to leave.
+/// Generates queues whose longest wait is between zero and more than the time in which a full bucket drains.
 pub(crate) fn leaky_queue() -> impl Strategy<Value = Plan> {
     (quota(), pace(), 0..=1_200_u64, 0..=2_u64).prop_map(|(capacity, pace, permille, odd)| {
         let full = Plan::Leaky { capacity, pace, max_wait_us: None }.span_us();
@@ -177,7 +177,7 @@ pub(crate) fn counter() -> impl Strategy<Value = Plan> {
     (quota(), span(), 1..=7_u32).prop_map(|(limit, window_us, segments)| Plan::Counter { limit, window_us, segments })
 }
 
-/// Any algorithm in any of its variants.
+/// Generates any algorithm in any mode.
 pub(crate) fn any() -> impl Strategy<Value = Plan> {
     prop_oneof![
         token(Refill::Smooth),
@@ -192,8 +192,8 @@ pub(crate) fn any() -> impl Strategy<Value = Plan> {
     ]
 }
 
-/// At most a third of the random plans may be ones that the library refuses: a property that skipped most of
-/// its cases would prove little.
+/// Allows at most a third of the random plans to be rejected by the library: a property that skips most of its cases
+/// proves little.
 pub(crate) fn mostly_accepted() -> ProptestConfig {
     let config = ProptestConfig::default();
     ProptestConfig { max_global_rejects: config.cases / 2, ..config }

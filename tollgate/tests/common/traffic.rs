@@ -1,5 +1,5 @@
-//! Random requests that look for trouble: at the same microsecond, at the lines of a window's grid, at the
-//! promised moment and the microsecond before it, for all that remains and for one more.
+//! Random requests at critical times and costs: at the same microsecond, at boundaries of windows, at `retry_after` and
+//! the microsecond before it, for the whole remaining quota and for one unit more.
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ use super::plan::Plan;
 /// Latest end of random traces, so that every returned time is before the latest timestamp.
 pub(crate) const LATEST_US: u64 = 1 << 51;
 
-/// How long after the last request the next one comes.
+/// The time from the last request to the next one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Gap {
     Micros(u64),
@@ -17,20 +17,20 @@ pub(crate) enum Gap {
     SpanPermille(u64),
     /// A share of the time in which one unit comes back.
     UnitPermille(u64),
-    /// So far from the next end of a period, window or segment.
+    /// This far from the next end of a period, window or segment.
     Line(i64),
-    /// So far from the moment that was promised last.
+    /// This far from the last `retry_after`.
     Retry(i64),
-    /// So far from the moment at which the full quota was to be back.
+    /// This far from the last `reset_after`.
     Reset(i64),
 }
 
-/// What a request asks for.
+/// The cost of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Ask {
     Units(u64),
     QuotaPermille(u64),
-    /// So much more or less than what remained.
+    /// This much more or less than the remaining quota.
     Remaining(i64),
     Quota,
     AboveQuota(u64),
@@ -55,7 +55,7 @@ impl Gap {
             Self::Retry(offset) => u128::from((now + last.retry_after.unwrap_or(0)).saturating_add_signed(offset)),
             Self::Reset(offset) => u128::from((now + last.reset_after).saturating_add_signed(offset)),
         };
-        // Once at the latest moment a trace stands still; it never goes back.
+        // A trace stops at the latest time, and never goes back.
         u64::try_from(then).unwrap_or(u64::MAX).min(LATEST_US).max(now)
     }
 }
@@ -74,7 +74,7 @@ impl Ask {
     }
 }
 
-/// Before the first request everything remains and nothing was promised.
+/// Returns the state before the first request: the whole quota remains.
 pub(crate) fn untouched(plan: &Plan) -> Answer {
     Answer { allowed: true, remaining: plan.quota(), reset_after: 0, retry_after: None, delay: 0 }
 }
@@ -109,7 +109,7 @@ pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec((gap(), ask()).prop_map(|(gap, ask)| Step { gap, ask }), 1..60)
 }
 
-/// When a trace begins: at the epoch itself, near it, or in our days.
+/// Generates the start of a trace: at the epoch, near it, or up to the present.
 pub(crate) fn start() -> impl Strategy<Value = u64> {
     prop_oneof![1 => Just(0), 2 => 0..=10_000_000_u64, 7 => 0..=1_800_000_000_000_000_u64]
 }

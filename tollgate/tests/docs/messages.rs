@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::{pages, parts, read, root};
 
-/// The parts of one message stand this close together in the source, in bytes.
+/// The parts of one message are at most this many bytes apart in the source.
 const MOST_APART: usize = 1500;
 
 fn add_files(folder: &Path, ending: &str, files: &mut Vec<(String, String)>) {

@@ -115,7 +115,7 @@ fn waits_round_up_to_a_second_at_least() {
         let (limit, decision) = denied_for(Duration::from_micros(wait_us));
         let lines = written(&limit, &decision, &["draft7"]);
         assert!(lines.contains(&format!("retry-after: {seconds}")), "{wait_us} µs: {lines:?}");
-        // A client that goes by this field must not come back before the one that goes by the other.
+        // A client that reads this field must not retry earlier than one that reads `Retry-After`.
         assert!(
             lines.contains(&format!("ratelimit: limit=1, remaining=0, reset={seconds}")),
             "{wait_us} µs: {lines:?}"

@@ -1,4 +1,4 @@
-//! What a gRPC client makes of a refusal: read by tonic, which knows nothing of ours.
+//! Refusals of gRPC requests, as read by tonic, which shares no code with ours.
 
 use std::time::Duration;
 

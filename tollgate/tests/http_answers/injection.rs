@@ -1,4 +1,4 @@
-//! Whatever names and texts there are, an answer has the headers that it should have, and no others.
+//! A response has exactly the expected headers, whatever names and texts are configured.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use sfv::{List, ListEntry, Parser};
 use tollgate::http::{Body, Families, HeaderFamily, Policy, Refusal, RefusalBuilder};
 use tollgate::{Decision, FixedWindow, Limit, Limiter, MINUTE};
 
-/// Any name that a limit may have, with the characters that matter to headers well represented.
+/// Generates any valid name of a limit, with many of the characters that matter in headers.
 fn names() -> impl Strategy<Value = String> {
     let letters =
         prop_oneof![any::<char>(), prop::sample::select(vec!['"', '\\', '%', ';', ',', '=', ':', ' ', '\u{2028}'])];
@@ -40,7 +40,7 @@ fn denied(name: &str) -> (Limit, Decision) {
     (limit, limiter.check("ann"))
 }
 
-/// Nothing that could end a line, or that a parser could stumble on.
+/// Returns whether all headers are printable ASCII, so that none can end a line or confuse a parser.
 fn is_printable_ascii(headers: &HeaderMap) -> bool {
     headers.values().all(|value| value.as_bytes().iter().all(|byte| (b' '..=b'~').contains(byte)))
 }

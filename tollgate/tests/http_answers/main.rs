@@ -1,4 +1,4 @@
-//! The HTTP answers of a limiter, to the letter: what clients parse is a promise.
+//! The HTTP responses of a limiter, byte by byte: clients depend on them.
 
 mod bodies;
 mod families;
@@ -11,10 +11,10 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderValue};
 use tollgate::{Algorithm, Decision, FixedWindow, Limit, Limiter, MINUTE, ManualClock, Timestamp};
 
-/// The moment that the documents' example of `X-RateLimit-Reset` names; a full minute later it is reset.
+/// A minute before the value of `X-RateLimit-Reset` in the documentation's example.
 pub(crate) const START_SECS: u64 = 1_639_999_940;
 
-/// A limit of that name, and a limiter of it at [`START_SECS`].
+/// Returns a limit of that name, and a limiter for it at [`START_SECS`].
 pub(crate) fn limited(name: &str, algorithm: impl Into<Algorithm>) -> (Limit, Limiter) {
     let limit = Limit::new(name, algorithm).expect("the numbers are within the bounds");
     let clock = ManualClock::at(Timestamp::from_secs(START_SECS));
@@ -22,7 +22,7 @@ pub(crate) fn limited(name: &str, algorithm: impl Into<Algorithm>) -> (Limit, Li
     (limit, limiter.expect("one valid limit makes a limiter"))
 }
 
-/// 100 a minute from the first request, of which `spent` are gone before the decision.
+/// Returns a limit of 100 per minute from the first request, and a decision after `spent` units were taken.
 pub(crate) fn per_user(spent: u64) -> (Limit, Decision) {
     let (limit, limiter) = limited("per-user", FixedWindow::new(100, MINUTE).from_first_request());
     if spent > 0 {
@@ -31,7 +31,7 @@ pub(crate) fn per_user(spent: u64) -> (Limit, Decision) {
     (limit, limiter.check("ann"))
 }
 
-/// A denial that promises that wait.
+/// Returns a denial with this wait.
 pub(crate) fn denied_for(wait: Duration) -> (Limit, Decision) {
     let (limit, limiter) = limited("per-user", tollgate::SlidingWindowLog::new(1, wait));
     assert!(limiter.check("ann").is_allowed());
@@ -40,7 +40,7 @@ pub(crate) fn denied_for(wait: Duration) -> (Limit, Decision) {
     (limit, decision)
 }
 
-/// The headers as lines, sorted.
+/// Returns the headers as sorted lines.
 pub(crate) fn lines(headers: &HeaderMap) -> Vec<String> {
     let line = |value: &HeaderValue| value.to_str().expect("every value here is ASCII").to_owned();
     let mut lines: Vec<_> = headers.iter().map(|(name, value)| format!("{name}: {}", line(value))).collect();

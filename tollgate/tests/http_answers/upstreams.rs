@@ -5,7 +5,8 @@ use tollgate::http::{Families, Policy};
 
 use crate::{lines, per_user};
 
-/// The lines of a response that came with these, once a limit with 50 of 100 left and 60 seconds to go was written.
+/// Returns the headers of an upstream's response after merging a decision with 50 of 100 left and a reset in 60
+/// seconds.
 fn merged(families: &[&str], upstream: &[(&'static str, &'static str)]) -> Vec<String> {
     let mut headers = HeaderMap::new();
     for (name, value) in upstream {

@@ -1,4 +1,4 @@
-//! Every admitted request with its moment; a window is counted by going through the list.
+//! An oracle that keeps the time of every admitted request, and sums up those in a window.
 
 use proptest::prelude::*;
 
@@ -14,7 +14,7 @@ struct Windows {
 }
 
 impl Windows {
-    /// Where the window that `now` lies in begins; `None` while none is open.
+    /// Returns the start of the window that contains `now`, or `None` if no window is open.
     fn opened(&self, now: u64) -> Option<u64> {
         if self.align == Align::Clock {
             return Some(now - now % self.window_us);

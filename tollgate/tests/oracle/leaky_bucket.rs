@@ -1,4 +1,4 @@
-//! A bucket that leaks, its level kept as an exact fraction: the denominator is the leak period in microseconds.
+//! An oracle for a leaky bucket, whose level is an exact fraction: the denominator is the leak period in microseconds.
 
 use proptest::prelude::*;
 
@@ -23,7 +23,7 @@ impl Bucket {
         self.parts.saturating_sub(u128::from(now - self.at) * u128::from(self.pace.count))
     }
 
-    /// Until everything admitted before has left, in whole microseconds.
+    /// Returns the time until everything admitted before has leaked, in whole microseconds.
     fn wait(&self, now: u64) -> u64 {
         u64::try_from(self.parts_at(now).div_ceil(u128::from(self.pace.count))).expect("a full bucket empties in time")
     }

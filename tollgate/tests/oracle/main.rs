@@ -1,9 +1,8 @@
 //! Every algorithm against a brute-force oracle.
 //!
-//! An oracle is written from the definition in the specification, not from the code: it keeps plain events or
-//! an exact fraction, answers one question ("would this cost pass at this moment?"), and everything a decision
-//! says is found from that question alone by searching. The clock only goes forward here; what happens when it
-//! steps back is in `properties`.
+//! An oracle is written from the definition in the specification, not from the code. It keeps a list of events or an
+//! exact fraction, and answers one question: would this cost pass at this time? All fields of a decision are derived
+//! from that question by searching. The clock only goes forward here; `properties` tests clocks that step back.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -19,12 +18,12 @@ use common::traffic::{Step, untouched};
 use common::{Answer, Rig};
 use proptest::prelude::*;
 
-/// One key of one limit, by the definition. Moments are microseconds since the epoch and never decrease.
+/// One key of one limit, by its definition. Times are microseconds since the epoch and never decrease.
 trait Oracle {
-    /// Whether a request of `cost`, from 1 to the quota, would pass at `now` if nothing came before it.
+    /// Returns whether a request of `cost`, from 1 to the quota, is admitted at `now` if no other request comes first.
     fn admits(&self, now: u64, cost: u64) -> bool;
 
-    /// How long a request that comes at `now` has to be held.
+    /// Returns the delay of a request at `now`.
     fn delay(&self, _now: u64) -> u64 {
         0
     }
@@ -52,7 +51,7 @@ fn expected(oracle: &mut impl Oracle, quota: u64, now: u64, cost: u64) -> Answer
     }
 }
 
-/// The smallest number for which a condition holds that, once true, stays true.
+/// Returns the smallest number for which a condition holds that holds for all larger numbers too.
 fn first(holds: impl Fn(u64) -> bool) -> u64 {
     if holds(0) {
         return 0;
@@ -68,7 +67,7 @@ fn first(holds: impl Fn(u64) -> bool) -> u64 {
     yes
 }
 
-/// Sends the same requests to the library and to the oracle; every answer has to be the same in every part.
+/// Sends the same requests to the library and to the oracle, and checks that all decisions are equal in every field.
 fn agree(plan: Plan, mut oracle: impl Oracle, start: u64, steps: &[Step]) -> Result<(), TestCaseError> {
     let limit = plan.limit();
     prop_assume!(limit.is_ok());

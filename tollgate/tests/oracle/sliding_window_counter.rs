@@ -1,8 +1,8 @@
-//! Every admitted request with its moment. The estimate is counted from the list, in parts of `1 / window`:
-//! a segment counts whole while all of it is inside the window, and by the share that is inside when not.
+//! An oracle that keeps the time of every admitted request. The estimate is computed from the list, in parts of `1 /
+//! window`: a segment that is entirely inside the window counts in full, and any other by the share that is inside.
 //!
-//! Segment `n` is the time from `n × window / segments` to `(n + 1) × window / segments` since the epoch, which
-//! need not be whole microseconds; so times are multiplied by the number of segments and compared exactly.
+//! Segment `n` is the time from `n × window / segments` to `(n + 1) × window / segments` since the epoch. Its ends need
+//! not be whole microseconds, so times are multiplied by the number of segments and compared exactly.
 
 use proptest::prelude::*;
 
@@ -18,8 +18,8 @@ struct Segments {
 }
 
 impl Segments {
-    /// How much of the segment that `at` fell in lies inside the window that ends at `now`, in parts of
-    /// `1 / window`; the segment of `now` counts whole, though part of it is still to come.
+    /// Returns the share of the segment of `at` that is inside the window that ends at `now`, in parts of `1 / window`.
+    /// The segment of `now` counts in full, although a part of it is in the future.
     fn share(&self, at: u64, now: u64) -> i128 {
         let (window, segments) = (i128::from(self.window_us), i128::from(self.segments));
         let segment_start = i128::from(at) * segments / window * window;

@@ -1,4 +1,5 @@
-//! Every request that is logged with its moment; one is outside the window when its age is the window or more.
+//! An oracle that keeps the time of every logged request. A request is outside the window once its age is the window or
+//! more.
 
 use proptest::prelude::*;
 
@@ -50,7 +51,7 @@ proptest! {
     }
 }
 
-/// A limit of hundreds or thousands, and enough requests of a few units to fill and to empty its log many times.
+/// Generates a limit of hundreds or thousands, and enough requests of a few units to fill and empty its log many times.
 fn long_log(logs: Logs) -> impl Strategy<Value = (Plan, Vec<Step>)> {
     let gap = prop_oneof![
         4 => Just(Gap::Micros(0)),

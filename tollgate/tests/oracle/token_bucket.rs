@@ -1,4 +1,4 @@
-//! A bucket of tokens, kept as an exact fraction: the denominator is the refill period in microseconds, so one
+//! An oracle for a bucket of tokens as an exact fraction: the denominator is the refill period in microseconds, so one
 //! microsecond of smooth refill is `count` parts and one token is `period` parts.
 
 use proptest::prelude::*;

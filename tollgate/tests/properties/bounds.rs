@@ -1,4 +1,4 @@
-//! How much each algorithm lets through at most, and that it never lets through more.
+//! The most that each algorithm may admit, and checks that it never admits more.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use crate::common::plan::{self, Align, Pace, Plan, Refill, mostly_accepted};
 use crate::common::traffic::{start, steps, untouched};
 use crate::{Charge, accepted};
 
-/// Checks the charges of one key, in the order of their moments, against what the plan allows at most.
+/// Checks the charges of one key, in the order of their times, against the most that the plan allows.
 pub(crate) fn within_bound(plan: &Plan, charges: &[Charge]) -> Result<(), TestCaseError> {
     let segments = |at: u64, window_us: u64, count: u64| u128::from(at) * u128::from(count) / u128::from(window_us);
     match *plan {
@@ -34,7 +34,7 @@ pub(crate) fn within_bound(plan: &Plan, charges: &[Charge]) -> Result<(), TestCa
     }
 }
 
-/// No run of charges takes more than the capacity and what came in meanwhile.
+/// Checks that no run of charges takes more than the capacity plus the refill in the meantime.
 pub(crate) fn within_rate(charges: &[Charge], capacity: u64, pace: Pace) -> Result<(), TestCaseError> {
     every_run(charges, |first, last| {
         let gained = u128::from(last.at - first.at) * u128::from(pace.count) / u128::from(pace.period_us);
@@ -42,7 +42,7 @@ pub(crate) fn within_rate(charges: &[Charge], capacity: u64, pace: Pace) -> Resu
     })
 }
 
-/// No run of charges that lies `together` takes more than `most`.
+/// Checks that no run of charges for which `together` holds takes more than `most`.
 pub(crate) fn within_any(
     charges: &[Charge],
     most: u64,

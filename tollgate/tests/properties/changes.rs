@@ -1,4 +1,5 @@
-//! Limits that change during a trace: at any instant, no key gets more than the limit allows that admits its last request.
+//! Limits that change during a trace: at any instant, no key gets more than the quota of the limit that admits its last
+//! request.
 
 use proptest::prelude::*;
 use tollgate::{Limit, Limiter};
@@ -8,8 +9,8 @@ use crate::common::plan::{self, Plan};
 use crate::common::traffic::{Step, start, steps, untouched};
 use crate::{Rig, accepted};
 
-/// Limiters of these plans, each made from the one before it, on one clock. All are in use, as they are while requests
-/// are under way during a reload.
+/// Returns limiters of these plans, each created from the previous one, on one clock. All of them are used, as by
+/// requests in flight during a reload.
 fn chain(plans: &[Plan], start: u64) -> Result<(Rig, Vec<Limiter>), TestCaseError> {
     let rig = accepted(&plans[0], start)?;
     let mut limiters = vec![rig.limiter.clone()];
@@ -44,7 +45,7 @@ proptest! {
                 instant = instant.saturating_add(cost);
                 prop_assert!(instant <= plan.quota(), "{instant} of {} at one instant", plan.quota());
             }
-            // Every limit knows of what was spent just now.
+            // Every limit includes the charges of this instant.
             for (other, limiter) in plans.iter().zip(&limiters) {
                 let left = limiter.peek("key").remaining();
                 prop_assert!(left <= other.quota().saturating_sub(instant), "{left} left after {instant} of {other:?}");

@@ -1,8 +1,8 @@
-//! A clock that steps back, by a microsecond or by years, as often as it likes.
+//! A clock that steps back, by a microsecond or by years, any number of times.
 //!
-//! The yardstick is the time that went forward: a step back is no time, every movement forward is time. What is
-//! let through in so much forward time is at most what the algorithm lets through in so much time of a sound
-//! clock, and nobody waits longer than a sound clock would make them wait, or two windows.
+//! Only forward time counts as passed; a step back does not. In a period of forward time, an algorithm admits at most
+//! what it admits in the same period of a clock that never steps back. No wait is longer than with such a clock, or
+//! longer than two windows.
 
 use proptest::prelude::*;
 
@@ -17,7 +17,7 @@ pub(crate) enum Move {
     Forward(Gap),
     BackMicros(u64),
     BackSpanPermille(u64),
-    /// To so far before the last end of a period, window or segment.
+    /// This many microseconds before the last end of a period, window or segment.
     BackBeforeLine(u64),
 }
 
@@ -39,7 +39,7 @@ pub(crate) fn moves_forward() -> impl Strategy<Value = Move> {
     gap().prop_map(Move::Forward)
 }
 
-/// Back more often than any clock does, and by every size.
+/// Generates steps back of every size, more often than any real clock makes them.
 pub(crate) fn moves() -> impl Strategy<Value = Move> {
     prop_oneof![
         10 => moves_forward(),
@@ -50,25 +50,25 @@ pub(crate) fn moves() -> impl Strategy<Value = Move> {
     ]
 }
 
-/// Late enough to step back by years.
+/// Generates times that are late enough to step back by years.
 pub(crate) fn our_days() -> impl Strategy<Value = u64> {
     1_600_000_000_000_000..=1_800_000_000_000_000_u64
 }
 
-/// The longest wait that may be promised, however the clock stepped.
+/// Returns the longest wait that a decision may return, however the clock stepped.
 fn longest_wait(plan: &Plan) -> u64 {
     match *plan {
-        // The portion of the line that the clock stepped back over has been paid out: the next one is due a
-        // period after that line.
+        // The portion of the boundary that the clock stepped back over was refilled already: the next one is due a
+        // period after that boundary.
         Plan::Token { pace, refill: Refill::Interval, .. } => plan.span_us() + pace.period_us,
         Plan::Token { .. } | Plan::Leaky { .. } => plan.span_us(),
         Plan::Fixed { .. } | Plan::Log { .. } => 2 * plan.span_us(),
-        // A sound clock makes one wait for a window and a segment; a step back may add another segment.
+        // Without a step, the longest wait is a window and a segment. A step back may add another segment.
         Plan::Counter { window_us, segments, .. } => window_us + 2 * window_us.div_ceil(u64::from(segments)),
     }
 }
 
-/// Checks charges whose moments are forward time.
+/// Checks charges whose times are forward time.
 fn nothing_minted(plan: &Plan, charges: &[Charge]) -> Result<(), TestCaseError> {
     match *plan {
         Plan::Token { capacity, pace, refill: Refill::Smooth } | Plan::Leaky { capacity, pace, .. } => {
@@ -130,7 +130,7 @@ proptest! {
         back in prop_oneof![(1..=5_u64).prop_map(Move::BackMicros), (1..=3_500_u64).prop_map(Move::BackSpanPermille)],
         ask in prop_oneof![Just(Ask::Units(1)), Just(Ask::Quota), (300..=600_u64).prop_map(Ask::QuotaPermille)],
     ) {
-        // The worst that a clock can do: again and again from one end of a window to just past it.
+        // The worst case: the clock moves from one end of a window to just past it, again and again.
         let rig = accepted(&plan, start)?;
         let (mut now, mut forward, mut last, mut charges) = (start, 0, untouched(&plan), Vec::new());
         for _ in 0..20 {

@@ -1,5 +1,5 @@
-//! More live keys than there is room for, while time goes on: a key that has to share its slot with strangers, or
-//! gets one of its own later, may be judged too strictly, but never gets more than its bound.
+//! More live keys than slots, while time passes. A key that shares its slot with other keys, or gets its own slot
+//! later, may be limited too strictly, but never gets more than its bound.
 
 use proptest::prelude::*;
 use tollgate::{Limiter, ManualClock, Timestamp};
@@ -10,8 +10,8 @@ use crate::common::Dice;
 use crate::common::plan::{Align, Logs, Pace, Plan, Refill};
 use crate::common::traffic::start;
 
-/// Room for a few hundred keys at most: for the first block of a table, and not for the next. Long states take
-/// more for it.
+/// Returns room for a few hundred keys at most: for the first block of a table, and not for the next. Long states need
+/// more.
 fn max_memory(plan: &Plan) -> usize {
     match plan {
         Plan::Log { .. } => 36 * 1024,
@@ -39,7 +39,8 @@ fn small_plan() -> impl Strategy<Value = Plan> {
     })
 }
 
-/// Mostly next to no time; now and then a good part of the window, so that some keys rest and others do not.
+/// Mostly advances by almost nothing, and now and then by a large part of the window, so that some keys are at rest and
+/// others are not.
 fn next_moment(now: u64, plan: &Plan, dice: &mut Dice) -> u64 {
     match dice.below(1_000) {
         0 => plan.next_line(now) - dice.below(2),
@@ -49,7 +50,7 @@ fn next_moment(now: u64, plan: &Plan, dice: &mut Dice) -> u64 {
 }
 
 proptest! {
-    // Long traces, so fewer of them.
+    // Traces are long, so there are fewer of them.
     #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 4, ..ProptestConfig::default() })]
 
     #[test]
@@ -57,18 +58,18 @@ proptest! {
         let clock = ManualClock::at(Timestamp::from_micros(start));
         let limiter = Limiter::builder().limit(plan.limit().expect("small numbers are valid")).clock(clock.clone());
         let crowded = limiter.clone().max_memory(max_memory(&plan)).build().expect("enough memory to begin with");
-        // With room for all of them, each key is judged as if alone: see `turnover`.
+        // With room for all keys, each is decided as if alone: see `turnover`.
         let roomy = limiter.build().expect("enough memory");
         let (mut now, mut dice, mut charges) = (start, Dice(seed), vec![Vec::new(); KEYS as usize]);
         for _ in 0..4_000 {
             now = next_moment(now, &plan, &mut dice);
             clock.set(Timestamp::from_micros(now));
-            // Half of the requests are for a few keys, which are thus often at their bound.
+            // Half of the requests are for a few keys, which are therefore often at their bound.
             let (cost, hot) = (1 + dice.below(3), dice.below(2) == 0);
             let key = dice.below(if hot { KEYS / 20 } else { KEYS });
             if crowded.check_n(&key.to_le_bytes(), cost).is_allowed() {
                 let alone = roomy.check_n(&key.to_le_bytes(), cost);
-                // A shared window may have to begin later than this key's own, and then ends later, too.
+                // A shared window may start later than the key's own, and then also ends later.
                 let first_request = matches!(plan, Plan::Fixed { align: Align::FirstRequest, .. });
                 prop_assert!(alone.is_allowed() || first_request, "key {key} for {cost} at {now}");
                 charges[key as usize].push(Charge { at: now, cost });

@@ -1,4 +1,4 @@
-//! Rates are exact ratios: however many decisions were made, the count is the ideal one, to the unit.
+//! Rates are exact ratios: after any number of decisions, the count is exact to the unit.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use tollgate::{Algorithm, LeakyBucket, Rate, TokenBucket};
 
 use crate::common::{Rig, START_US};
 
-/// Takes everything that is left every `gap_us`, in `decisions` decisions; the sum must be the whole part of
-/// `capacity + rate × time` at every moment.
+/// Takes everything that is left every `gap_us`, until `decisions` decisions are made. The sum must be the whole part
+/// of `capacity + rate × time` at every moment.
 fn admits_the_ideal_count(algorithm: impl Into<Algorithm>, capacity: u64, rate: Rate, gap_us: u64, decisions: u64) {
     let rig = Rig::of(algorithm);
     let (mut elapsed, mut admitted, mut made) = (0_u64, 0_u64, 0_u64);
@@ -26,7 +26,7 @@ fn admits_the_ideal_count(algorithm: impl Into<Algorithm>, capacity: u64, rate: 
 #[test]
 fn seven_a_second_is_seven_a_second_after_a_million_decisions() {
     let rate = Rate::per_second(7);
-    // A little over eight units come in a gap, so the bucket of twenty never runs full and wastes none.
+    // A little over eight units are refilled in a gap, so a bucket of twenty is never full and loses none.
     admits_the_ideal_count(TokenBucket::new(20, rate), 20, rate, 1_234_567, 400_000);
     admits_the_ideal_count(LeakyBucket::new(20, rate), 20, rate, 1_234_567, 400_000);
     admits_the_ideal_count(TokenBucket::new(20, rate), 20, rate, 997, 400_000);

@@ -1,4 +1,4 @@
-//! What is promised of every algorithm, whatever the numbers, the requests and the clock.
+//! Properties of every algorithm, for all numbers, requests and clocks.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -15,21 +15,21 @@ use common::Rig;
 use common::plan::Plan;
 use proptest::prelude::*;
 
-/// Quota that was taken, and when.
+/// Units that were taken, and the time.
 #[derive(Clone, Copy, Debug)]
 struct Charge {
     at: u64,
     cost: u64,
 }
 
-/// A request as it was sent, so that it can be sent again to a fresh limiter.
+/// A request that was sent, so that it can be replayed with a new limiter.
 #[derive(Clone, Copy, Debug)]
 struct Request {
     at: u64,
     cost: u64,
 }
 
-/// A fresh limiter that has seen these requests.
+/// Returns a new limiter that has decided these requests.
 fn replay(plan: &Plan, start: u64, requests: &[Request]) -> Rig {
     let limit = plan.limit().expect("a plan that was accepted before");
     let rig = Rig::new(limit, start);
@@ -39,7 +39,7 @@ fn replay(plan: &Plan, start: u64, requests: &[Request]) -> Rig {
     rig
 }
 
-/// A limiter for the plan, or a rejected case where the library refuses the numbers.
+/// Returns a limiter for the plan, or a rejected case if the library rejects the numbers.
 fn accepted(plan: &Plan, start: u64) -> Result<Rig, TestCaseError> {
     match plan.limit() {
         Ok(limit) => Ok(Rig::new(limit, start)),

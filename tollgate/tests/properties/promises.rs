@@ -1,4 +1,5 @@
-//! What a decision promises is exact to the microsecond and to the unit, also after the clock stepped back.
+//! The times and the remaining quota in a decision are exact, to the microsecond and to the unit, even after the clock
+//! has stepped back.
 
 use proptest::prelude::*;
 
@@ -8,7 +9,7 @@ use crate::common::plan::{self, Plan, mostly_accepted};
 use crate::common::traffic::{Ask, ask, untouched};
 use crate::{Request, accepted, replay};
 
-/// Sends random requests, and checks what the last denial and the last answer promised.
+/// Sends random requests, and checks the last denial and the last decision.
 fn promises_hold(plan: &Plan, start: u64, steps: &[(Move, Ask)]) -> Result<(), TestCaseError> {
     let rig = accepted(plan, start)?;
     let (mut at, mut last) = (start, untouched(plan));
@@ -26,7 +27,7 @@ fn promises_hold(plan: &Plan, start: u64, steps: &[(Move, Ask)]) -> Result<(), T
     promise_holds(plan, start, &requests, &last)
 }
 
-/// Checks the answer to the last of these requests, each claim with a fresh limiter that saw the same.
+/// Checks the decision on the last of these requests, each field with a new limiter that has decided the same requests.
 fn promise_holds(plan: &Plan, start: u64, requests: &[Request], answer: &Answer) -> Result<(), TestCaseError> {
     let last = requests.last().expect("a trace has requests");
     let passes = |wait, cost| replay(plan, start, requests).ask(last.at + wait, cost).allowed;

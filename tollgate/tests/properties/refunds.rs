@@ -1,5 +1,5 @@
-//! Giving back, and settling what was reserved, never mints: what was taken and not given back, each charge at
-//! the moment it was made, stays within the same bound as if nothing had ever been given back.
+//! Refunds and settlements create no quota: the charges that were not given back, each at the time it was made, stay
+//! within the same bound as without refunds.
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -14,10 +14,10 @@ use crate::{Charge, accepted};
 #[derive(Clone, Debug)]
 enum Act {
     Ask(Ask),
-    /// Gives back one of the reservations.
+    /// Refunds one of the reservations.
     Refund(Index),
     Reserve(Ask),
-    /// Settles one of the reservations for this share of its estimate.
+    /// Settles one of the reservations at this share of its estimate.
     Settle(Index, u64),
 }
 
@@ -31,7 +31,7 @@ fn acts() -> impl Strategy<Value = Vec<(Gap, Act)>> {
     prop::collection::vec((gap(), act), 1..60)
 }
 
-/// Everything that was taken, and what of it could still be given back.
+/// All charges, and the reservations that can still be refunded.
 struct Ledger {
     rig: Rig,
     charges: Vec<Charge>,
@@ -85,8 +85,8 @@ impl Ledger {
     }
 }
 
-/// What remains of a window from which some charges were taken out as if they had never been; `None` where a
-/// refund is less than that, or the denied count too.
+/// Returns the remaining quota of a window without the charges that were refunded, or `None` for algorithms that refund
+/// less, or that count denied requests.
 fn remaining_without(plan: &Plan, charges: &[Charge], now: u64) -> Option<u64> {
     let inside = |from: u64| charges.iter().filter(|charge| charge.at >= from).map(|charge| charge.cost).sum::<u64>();
     match *plan {

@@ -1,4 +1,4 @@
-//! The rule file: what is read, what is refused, and in which words.
+//! The rule file: accepted files, rejected files, and the messages.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 

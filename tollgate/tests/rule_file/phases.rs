@@ -11,7 +11,7 @@ use tollgate::{Gate, Limiter, ManualClock, Outcome};
 
 const SECRET: &[u8] = b"a secret of at least thirty-two bytes";
 
-/// Limits, of which some read `SUB` and `PLAN`.
+/// Limits, some of which read `SUB` and `PLAN`.
 const LIMITS: [&str; 6] = [
     "name: per-ip, key: ip, algorithm: fixed_window, limit: 6, window: 1h",
     "name: per-path, key: path, algorithm: token_bucket, capacity: 5, refill: 1/m",
@@ -27,7 +27,7 @@ struct Asked {
     peer: u8,
     sub: Option<&'static str>,
     plan: Option<&'static str>,
-    /// How long after the one before it, in seconds.
+    /// Seconds since the previous request.
     after: u64,
 }
 
@@ -39,7 +39,7 @@ fn asked() -> impl Strategy<Value = Asked> {
         .prop_map(|(path, peer, sub, plan, after)| Asked { path, peer, sub, plan, after })
 }
 
-/// A gate with some of the limits, by where their keys and plans come from.
+/// Returns a gate with some of the limits, whose keys and plans come from these sources.
 fn gate(chosen: &[&str], [sub, plan]: [&str; 2], clock: &ManualClock) -> Gate {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("secret"), SECRET).unwrap();
@@ -80,7 +80,8 @@ proptest! {
             clock.advance(std::time::Duration::from_secs(request.after));
             let (two, one) = (ask(&on_tokens, request), ask(&on_headers, request));
             prop_assert_eq!(two.is_allowed(), one.is_allowed(), "{:?} {:?} {:?}", request, two, one);
-            // Of several limits that deny, those that need no token are reported. Later requests show that nothing was taken.
+            // If several limits deny, only those that read no token are reported. Later requests show that nothing was
+            // taken.
             if two.is_allowed() {
                 prop_assert_eq!(two.limit(), one.limit(), "{:?}", request);
                 prop_assert_eq!(format!("{:?}", two.decision()), format!("{:?}", one.decision()), "{:?}", request);

@@ -1,4 +1,4 @@
-//! Tokens: rules that read none decide first, and a refusal names why its token failed.
+//! Tokens: rules that read none decide first, and a refusal names the reason why its token failed.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,7 @@ use tollgate::{Explanation, Gate, Limiter, ManualClock, Outcome};
 const SECRET: &[u8] = b"a secret of at least thirty-two bytes";
 const OTHER_SECRET: &[u8] = b"another secret of at least thirty-two bytes";
 
-/// A gate on a rule file that verifies tokens, at a time that only the test moves.
+/// A gate with a rule file that verifies tokens, and a clock that the test moves.
 struct Site {
     gate: Gate,
     clock: ManualClock,
@@ -70,7 +70,7 @@ fn good(subject: &str) -> String {
     signed(SECRET, &json!({ "sub": subject }))
 }
 
-/// A token that was never seen before and does not verify.
+/// Returns an invalid token that was not used before.
 fn bad(number: u64) -> String {
     signed(OTHER_SECRET, &json!({ "sub": number }))
 }
@@ -110,11 +110,11 @@ fn a_denial_by_either_kind_of_rule_takes_nothing_from_the_other() {
     for peer in ["192.0.2.1", "192.0.2.1", "192.0.2.2", "192.0.2.3"] {
         assert!(site.ask_at("/", Some(&good("ann")), peer).is_allowed(), "{peer}");
     }
-    // Denied by the address: the user keeps what is left, which is nothing, and bob has all but one.
+    // Denied by the address: nothing is taken from the limit of the user.
     assert_eq!(left(&site.ask(&good("bob"))), ("per-ip".into(), 0));
     assert_eq!(left(&site.ask_at("/", Some(&good("bob")), "192.0.2.4")), ("per-ip".into(), 1));
     assert_eq!(left(&site.ask_at("/", Some(&good("bob")), "192.0.2.5")), ("per-user".into(), 2));
-    // Denied by the user: the address keeps what is left.
+    // Denied by the user: nothing is taken from the limit of the address.
     let denied = site.ask_at("/", Some(&good("ann")), "192.0.2.6");
     assert_eq!((denied.limit(), denied.token()), (Some("per-user"), TokenStatus::Valid));
     assert_eq!(left(&site.ask_at("/", Some(&good("eve")), "192.0.2.6")), ("per-ip".into(), 1));
@@ -189,7 +189,7 @@ fn a_request_that_finds_no_permit_has_no_signature_verified() {
     let mut first = site.ask(&good("ann"));
     let permit = first.take_permit();
     assert!(first.is_allowed() && permit.is_some());
-    // Denied by the user's limit: the address gets its permit back.
+    // Denied by the user's limit: the permit of the address is returned.
     for _ in 0..3 {
         let denied = site.ask(&good("ann"));
         assert_eq!((denied.limit(), denied.token()), (Some("per-user"), TokenStatus::Valid));
@@ -217,7 +217,8 @@ fn denials_that_count_are_counted_once() {
     site.clock.advance(std::time::Duration::from_secs(5));
     let denied = site.ask(&bad(2));
     assert!(!denied.is_allowed());
-    // The first two and the denial are in the window. Counted once, one of the log is free when the first two are gone.
+    // The first two requests and the denial are in the window. If the denial was counted once, one unit is free when
+    // the first two have left.
     site.clock.advance(std::time::Duration::from_secs(5));
     assert!(site.ask(&bad(3)).is_allowed());
 }
@@ -305,7 +306,7 @@ fn a_refusal_says_why_the_token_failed() {
             let grpc = refused.grpc_response().unwrap();
             assert_eq!(grpc.headers()["grpc-status"], if challenge.is_some() { "16" } else { "7" });
         }
-        // The token is good, and lacks the claim.
+        // The token is valid, but lacks the claim.
         let lacking = site.ask(&nameless);
         assert_eq!(lacking.refusal(), Some(&Refusal::KeyMissing { part: "jwt:sub".into() }));
         assert_eq!(lacking.token(), TokenStatus::Valid);
