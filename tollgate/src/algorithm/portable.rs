@@ -17,8 +17,8 @@ use crate::decision::Verdict;
 use crate::error::InvalidLimit;
 use crate::units::Timestamp;
 
-/// A cost as the script adds it: for a bucket the time it takes to come back, in microseconds and `units`-ths of
-/// one; else the units themselves.
+/// A cost as the script adds it: for a bucket, the time until it is refilled, in microseconds and `units`-ths of one;
+/// otherwise the units themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PortableCost(pub(crate) u64, pub(crate) u64);
 
@@ -111,7 +111,7 @@ impl Compiled {
         matches!(self, Self::Log(log) if log.limit > LOG_BLOCK)
     }
 
-    /// Returns an estimate of the script's work on one state, in that of a bucket.
+    /// Returns an estimate of the script's work on one state, as a multiple of the work on a bucket.
     pub(crate) fn script_work(&self, by: Script) -> usize {
         let (segments, blocks) = match self {
             Self::Counter(algorithm) => (algorithm.segments as usize, 0),
@@ -119,9 +119,9 @@ impl Compiled {
             _ => (0, 0),
         };
         match by {
-            // Segments are copied, and not looked at one by one.
+            // Segments are copied without reading each of them.
             Script::Lean => 1 + segments / 256,
-            // Segments are read into a table, and written from one.
+            // Segments are read into a table and written back from it.
             Script::Full => 2 + segments / 16 + blocks / 64,
         }
     }
@@ -138,8 +138,8 @@ impl Compiled {
         }
     }
 
-    /// Reads the numbers of a state that the script reports, after its signature: of a counter the start of the newest
-    /// segment and the counts by age, of all others the first number and the second.
+    /// Reads the numbers of a state that the script returned, after its signature: for a counter, the start of the
+    /// newest segment and the counts by age; otherwise, the first number and the second.
     pub(crate) fn read(&self, state: &[u8]) -> Option<SmallVec<[u64; 3]>> {
         match self {
             Self::Meter(Meter { units, .. }) | Self::WideMeter(Meter { units, .. }) => {

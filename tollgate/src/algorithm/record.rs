@@ -116,7 +116,7 @@ impl Algorithm {
     pub(crate) fn of_numbers(numbers: Numbers) -> Option<Self> {
         let Numbers { kind, values: [first, second, third, fourth] } = numbers;
         let span = Duration::from_micros;
-        // The rate of a bucket is reduced, and a period has to be a millisecond or more.
+        // The rate of a bucket is reduced, and its period must be at least a millisecond.
         let factor = (MIN_SPAN.as_micros() as u64).div_ceil(second.max(1));
         let rate = || Rate::new(first.saturating_mul(factor), span(second.saturating_mul(factor)));
         Some(match kind {
@@ -212,7 +212,7 @@ mod tests {
     const START: u64 = 1_700_000_000_123_456;
 
     proptest! {
-        /// In the same time a restored key is judged exactly as the one that was recorded, at every later moment.
+        /// Without a clock change, a restored key is decided exactly like the recorded one, at every later time.
         #[test]
         fn a_restored_key_is_judged_as_before(
             which in 0..algorithms().len(),
@@ -234,8 +234,8 @@ mod tests {
             }
         }
 
-        /// Where the wall clock was set meanwhile, buckets, logs and windows from the first request wait for as long as
-        /// before. Segments end elsewhere then, so that counters may wait longer.
+        /// If the wall clock was set in the meantime, buckets, logs and windows from the first request wait as long as
+        /// before. The boundaries of segments move, so counters may wait longer.
         #[test]
         fn a_key_that_is_restored_to_another_time_has_no_more_left(
             which in 0..algorithms().len(),
@@ -250,10 +250,10 @@ mod tests {
                 let _ = ask(&compiled, &before, now, cost);
             }
             let record = compiled.record(&before, now, offset);
-            // The wall clock is taken for the limiter's time.
+            // The time of the wall clock is used as the limiter's time.
             let then = now.saturating_add_signed(offset);
             let _ = compiled.restore(&after, &record, RecordedAt { now: then, shift: 0 });
-            // Clock windows are in the wall clock's time already: here they are shifted by what it never was.
+            // Windows of the clock already use the wall clock's time. Here they would be shifted a second time.
             if !matches!(compiled, Compiled::ClockWindow(_) | Compiled::Interval(_) | Compiled::Strikes(_)) {
                 let (before, after) = (ask(&compiled, &before, now, 0), ask(&compiled, &after, then, 0));
                 prop_assert!(after.remaining <= before.remaining, "{} > {}", after.remaining, before.remaining);

@@ -9,13 +9,13 @@ use crate::decision::Decision;
 /// How the quota of a limit comes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refill {
-    /// Unit by unit, at a steady rate of units per microseconds.
+    /// Unit by unit, at a steady rate of `units` per `micros`.
     Smooth { units: u64, micros: u64 },
     /// In portions, one at the end of each period.
     Portions { units: u64, micros: u64 },
     /// All of it at one moment.
     AtOnce,
-    /// As what was spent leaves a sliding window of that many microseconds.
+    /// As spent units leave a sliding window of this many microseconds.
     Sliding { window: u64 },
 }
 
@@ -36,7 +36,7 @@ impl Refill {
     pub(crate) fn more_after(self, decision: &Decision) -> u64 {
         let spent = decision.quota().saturating_sub(decision.remaining());
         let full_after = decision.verdict.reset_after;
-        // What comes back after the next unit or portion.
+        // The time from the next unit or portion until the whole quota is back.
         let later = match self {
             Self::Smooth { units, micros } => mul_div(spent.saturating_sub(1), micros, units),
             Self::Portions { units, micros } => spent.div_ceil(units).saturating_sub(1).saturating_mul(micros),
@@ -70,7 +70,7 @@ mod tests {
     }
 
     proptest! {
-        /// The next unit is there after that time and not a moment before, by what the limiter itself says of it.
+        /// The next unit is available after exactly that time, according to the limiter itself.
         #[test]
         fn more_is_available_then_and_not_before(
             algorithm in algorithms(),
@@ -87,7 +87,7 @@ mod tests {
                 if !decision.is_allowed() || decision.remaining() == quota {
                     continue;
                 }
-                // It is denied, and so takes nothing.
+                // Denied, so it takes nothing.
                 let exact = limiter.check_n("key", decision.remaining() + 1).retry_after().unwrap();
                 let exact = u64::try_from(exact.as_micros()).unwrap();
                 let derived = refill.more_after(&decision);

@@ -1,8 +1,8 @@
 //! The share of a limit for one of several processes that count by themselves.
 //!
 //! Quotas are divided and rounded up, so that every node admits something: n nodes together admit at most n - 1 units
-//! more than the limit. Rates of buckets are divided exactly, so that this surplus does not grow with time. What counts
-//! per window or per refill interval has the surplus in each of them.
+//! more than the limit. Rates of buckets are divided exactly, so this surplus does not grow with time. Limits per
+//! window or per refill interval have the surplus in each window or interval.
 
 use super::Algorithm;
 use crate::rate::Rate;
@@ -20,7 +20,7 @@ impl Algorithm {
             Self::SlidingWindowCounter(spec) => spec.limit = quota(spec.limit, nodes),
             Self::Ban(_) => {}
         }
-        // A bucket of decades may take longer to fill than a limit may, once its capacity is rounded up.
+        // With its capacity rounded up, a bucket of decades may take longer to fill than is allowed.
         if share.compile().is_err() {
             match &mut share {
                 Self::TokenBucket(spec) => spec.capacity = 1,

@@ -67,12 +67,11 @@ impl From<SlidingWindowLog> for Algorithm {
 /// a window of the newest entry, and its units in as many bits as the limit needs. The newest entries are in the
 /// words of the key, the older ones of a long log in a list of chunks.
 ///
-/// When there is no memory for another chunk, the newest entries become one, of the latest moment: what was
-/// spent counts for longer, never for shorter, so the limit still holds.
+/// When there is no memory for another chunk, the newest entries are merged into one with the latest time. Spent units
+/// then count for longer, never for less time, so the limit still holds.
 ///
-/// A clock that steps back is held at the newest entry: entries wait for it, for a window at most. A longer
-/// step back turns the log into one entry of that time, so that no quota is created and no key is locked out
-/// for longer than a window.
+/// A clock that steps back is held at the newest entry, for at most a window. A longer step back merges the log into
+/// one entry of that time, so that no quota is created and no key is locked out for longer than a window.
 #[derive(Clone, Debug)]
 pub(crate) struct Log {
     pub(super) limit: u64,
@@ -105,7 +104,7 @@ pub(crate) struct Entry {
 /// Entries that a long log keeps inline before it moves them to its list: enough that most decisions touch no
 /// chunk, few enough that a key with a short history stays small.
 const INLINE_IN_LONG: usize = 6;
-/// All entries: a log that has left the window as a whole is not visited.
+/// All entries: if the whole log has left the window, its entries are not visited.
 const ALL: u64 = u64::MAX;
 
 pub(crate) enum Edit {
@@ -272,8 +271,8 @@ impl Log {
         wait
     }
 
-    /// Adds an entry to a log of `total` units, and returns how many it has then. Entries that become one have at most
-    /// `most` units, unless one of them has more already.
+    /// Adds an entry to a log of `total` units, and returns the new total. Merged entries have at most `most` units,
+    /// unless one of them has more already.
     fn add(
         &self,
         cells: &impl StateWords,
@@ -287,7 +286,7 @@ impl Log {
         if head.len > 0 && head.newest == entry.at {
             let newest = self.inline_entry(cells, head.len - 1, head.newest);
             if newest.at == entry.at {
-                // Of one moment, units past every limit make no difference, and the bits end there.
+                // At one time, units above every limit make no difference, and there are no bits for more.
                 let units = sum(newest.units);
                 self.set_inline_entry(cells, head.len - 1, Entry { units, ..entry });
                 return total - newest.units + units;

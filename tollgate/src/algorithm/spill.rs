@@ -10,7 +10,7 @@ use crate::sync::{Mutex, Ordering};
 
 /// Words in a chunk. The first is the number of the next chunk.
 pub(crate) const CHUNK_WORDS: usize = 16;
-/// Chunks in the first segment; each next one doubles what there is.
+/// Chunks in the first segment. Each further segment doubles the total.
 const FIRST_SEGMENT: u32 = 64;
 /// Enough segments for every chunk that a `u32` can number.
 const SEGMENTS: usize = 26;
@@ -66,8 +66,8 @@ impl Spill {
         self.segments.iter().filter_map(OnceLock::get).map(Words::bytes).sum()
     }
 
-    /// Estimates the bytes of the chunks that are in use. Walks all free chunks, and without the lock, because decisions
-    /// need that: exact while nobody takes chunks or gives them back.
+    /// Estimates the bytes of the chunks in use. Walks all free chunks without the lock, because decisions need it, so
+    /// the result is exact only while no chunk is taken or given back.
     pub(crate) fn bytes_in_use(&self) -> usize {
         let (first, used) = {
             let free = self.free.lock();

@@ -72,7 +72,7 @@ pub(crate) struct Strikes {
     pub(super) packing: Pair,
 }
 
-/// Twice the strikes, and one more in a ban: so a ban stays one when the number of strikes is changed.
+/// Twice the number of strikes, plus one during a ban. So a ban stays a ban when the number of strikes is changed.
 #[derive(Clone, Copy)]
 struct Marks(u64);
 
@@ -114,8 +114,8 @@ impl Strikes {
         (Struck { since: since.min(now), marks }, since > now)
     }
 
-    /// Converts to other numbers. A ban keeps its start. Strikes count as made now, unless the new period would not be over
-    /// yet.
+    /// Converts to other numbers. A ban keeps its start. Strikes keep their start if the new period has not ended yet,
+    /// and otherwise count as made now.
     pub(super) fn convert(&self, into: &impl StateWords, old: &Self, from: &impl StateWords, now: u64) -> Fit {
         let (struck, _) = old.struck(from, now);
         let Struck { since, marks } = struck;
@@ -259,7 +259,7 @@ mod tests {
         }
     }
 
-    /// The definition, with every strike that counts kept by itself.
+    /// The definition: a list of all strikes that count.
     #[derive(Default)]
     struct Definition {
         strikes: Vec<u64>,

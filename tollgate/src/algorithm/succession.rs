@@ -42,9 +42,9 @@ pub(crate) type Signature = smallvec::SmallVec<[u8; 16]>;
 #[cfg(feature = "redis")]
 impl Meaning {
     pub(crate) fn signature(self) -> Signature {
-        /// Set where a length of time takes seven bytes instead of six.
+        /// Set if a length of time takes seven bytes instead of six.
         const LONG: u8 = 16;
-        /// Set where a rate is of several units.
+        /// Set if a rate has several units.
         const UNITS: u8 = 32;
         let Self { kind, first, second } = self;
         let code = kind.map_or(0, |kind| kind as u8);

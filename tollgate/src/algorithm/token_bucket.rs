@@ -12,9 +12,9 @@ use crate::error::InvalidLimit;
 use crate::rate::Rate;
 use crate::units::{Timestamp, WallOffset, whole_micros};
 
-/// A bucket of tokens that refills at a steady rate; a request takes as many tokens as it costs.
+/// A bucket of tokens that refills at a steady rate. A request takes as many tokens as it costs.
 ///
-/// In any stretch of time `t` it admits at most `capacity + rate × t`. By default 10 tokens, one a second.
+/// In any period `t` it admits at most `capacity + rate × t`. The default is 10 tokens, refilled at one per second.
 ///
 /// ```
 /// use tollgate::{Limit, Limiter, Rate, TokenBucket};
@@ -45,20 +45,20 @@ impl Default for TokenBucket {
 }
 
 impl TokenBucket {
-    /// A bucket of `capacity` tokens that refills smoothly: at `10/s` a token comes every 100 ms.
+    /// Creates a bucket of `capacity` tokens that refills smoothly: at `10/s`, one token every 100 ms.
     #[must_use]
     pub const fn new(capacity: u64, refill: Rate) -> Self {
         Self { capacity, refill, mode: Refill::Smooth }
     }
 
-    /// Refills in whole portions at the end of each period instead: at `600/m`, 600 tokens at every full
-    /// minute of the clock.
+    /// Refills in whole portions at the end of each period instead: at `600/m`, 600 tokens at every full minute of the
+    /// clock.
     #[must_use]
     pub const fn interval(self) -> Self {
         Self { mode: Refill::Interval, ..self }
     }
 
-    /// The share of one of several nodes.
+    /// Returns the share for one of `nodes` processes.
     #[cfg(feature = "redis")]
     pub(super) fn share(&self, nodes: u32) -> Self {
         let refill = match self.mode {
@@ -68,7 +68,7 @@ impl TokenBucket {
         Self { capacity: share::quota(self.capacity, nodes), refill, ..*self }
     }
 
-    /// How long an empty bucket takes to fill. Portions come whole, so the last one counts as a full period.
+    /// Returns the time in which an empty bucket fills. The last portion counts as a full period.
     pub(super) fn window(&self) -> Duration {
         match self.mode {
             Refill::Smooth => checked::full_refill_time(self.capacity, self.refill),
@@ -105,20 +105,19 @@ impl From<TokenBucket> for Algorithm {
     }
 }
 
-/// Interval refill: the tokens spent, as of a period. Periods are counted from the Unix epoch, so that every
-/// node agrees when one ends.
+/// Interval refill: the spent tokens, and the period in which they were counted. Periods are counted from the Unix
+/// epoch, so that every node agrees when one ends.
 ///
-/// A clock that steps back holds the bucket in the later period, at most the one after the current: it neither
-/// sees a period end twice, nor waits for one that is far away. When the wall clock is stepped, the ends of periods move
-/// with it by less than a period, so each step refills at most one portion early: the time that was stepped over never
-/// passed.
+/// A clock that steps back holds the bucket in the later period, at most the one after the current: no period ends
+/// twice, and no key waits for a period that is far away. When the wall clock is stepped, the ends of periods move by
+/// less than a period, so each step refills at most one portion early.
 #[derive(Clone, Debug)]
 pub(crate) struct Interval {
     pub(super) capacity: u64,
     pub(super) portion: u64,
     pub(super) period: u64,
     pub(super) packing: Pair,
-    /// How far the wall clock, at whose full periods the portions come, is ahead of the times that the methods get.
+    /// Offset of the wall clock, at whose full periods the bucket is refilled, from the times that the methods get.
     pub(super) wall: WallOffset,
 }
 
@@ -134,7 +133,7 @@ impl Interval {
         Self { capacity, portion, period, packing: Pair::new(latest, capacity), wall: WallOffset::default() }
     }
 
-    /// Returns a moment moved forward by less than a period, to where the wall clock's full periods are its own.
+    /// Returns a time moved forward by less than a period, so that its periods end at full periods of the wall clock.
     pub(super) fn aligned(&self, moment: u64) -> u64 {
         match self.wall.get() {
             0 => moment,
@@ -145,8 +144,8 @@ impl Interval {
         }
     }
 
-    /// What is spent at `now`, and whether that differs from what is stored because the clock stepped back. It may
-    /// exceed the capacity, if that was larger before.
+    /// Returns the tokens spent at `now`, and whether they differ from the stored ones because the clock stepped back.
+    /// They may exceed the capacity, if that was larger before.
     pub(super) fn spent(&self, cells: &impl StateWords, now: u64) -> (Spent, bool) {
         let (period, tokens) = self.packing.load(cells);
         let current = now / self.period;
@@ -157,7 +156,7 @@ impl Interval {
         (Spent { period: period.min(current + 1), tokens }, period > current + 1)
     }
 
-    /// How long until `tokens` more have come back.
+    /// Returns the time until `tokens` more are refilled.
     fn wait_for(&self, spent: Spent, tokens: u64, now: u64) -> u64 {
         match tokens {
             0 => 0,
@@ -195,7 +194,7 @@ impl LimitAlgorithm for Interval {
         Step { verdict, edit: if cost > 0 { Some(after) } else { edit } }
     }
 
-    /// As with smooth refill: portions that came since the charge may have been it coming back.
+    /// Gives back the part of a charge that has not been refilled since, as with smooth refill.
     fn refund(&self, cells: &impl StateWords, now: u64, charge: Charge) -> Option<Spent> {
         if now < charge.at {
             return None;
@@ -215,7 +214,7 @@ impl LimitAlgorithm for Interval {
         self.spent(cells, self.aligned(now)).0.tokens == 0
     }
 
-    /// The larger number of tokens spent. Both are of one period, unless the clock has stepped back.
+    /// Takes the larger number of spent tokens. Both belong to the same period, unless the clock has stepped back.
     fn cover(&self, floor: &impl StateWords, state: &impl StateWords, now: u64) -> bool {
         let now = self.aligned(now);
         let [one, other] = [self.spent(floor, now).0, self.spent(state, now).0];

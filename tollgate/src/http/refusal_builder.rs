@@ -15,7 +15,7 @@ use super::token::{self, Challenge};
 use super::wait_seconds;
 use crate::decision::Decision;
 
-/// The wait after a store failure if the decision has none. The store is usually back, and known to be back, after
+/// The wait after a store failure if the decision has none. A store is usually reachable again, and known to be, after
 /// about a second.
 const STORE_FAILURE_WAIT: Duration = Duration::from_secs(1);
 

@@ -196,7 +196,7 @@ impl LimiterBuilder {
             recorded_by.push(limit);
         }
         let max_memory = self.max_memory;
-        // Both the limits of the snapshot and those that are wanted have tables.
+        // The limits of the snapshot and the requested limits both need tables.
         let too_little = |_: InvalidLimit| match MemoryStore::new(&mut wanted.clone(), max_memory) {
             Ok(_) => RestoreError::Unusable(format!(
                 "max_memory {max_memory} is too little for its {} limits: raise max_memory, or start without it",
@@ -205,7 +205,7 @@ impl LimiterBuilder {
             Err(error) => RestoreError::Limits(error),
         };
         let store = MemoryStore::of_sections(&sections, &mut recorded_by, max_memory, seed).map_err(too_little)?;
-        // A clock that was set back since must not make charges that were made in its future: they count as made now.
+        // If the clock was set back since, charges would be in the future: they count as made now.
         let ahead = written_at.as_micros().saturating_sub(now.offset_by(wall_offset.get()).as_micros());
         let shift = wall_offset.get().saturating_neg().saturating_sub_unsigned(ahead);
         let recorded = RecordedAt { now: written_at.offset_by(shift).as_micros(), shift };

@@ -1,4 +1,4 @@
-//! What limits do when the wall clock is stepped, and the machine's other clocks are not.
+//! Limits while the wall clock is stepped and the machine's other clocks are not.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use crate::{
     SlidingWindowLog, Timestamp, TokenBucket,
 };
 
-/// Where the wall clock of a [`FakeMachine`] starts: 20 s into a minute.
+/// The start of the wall clock of a [`FakeMachine`]: 20 s into a minute.
 const START_SECS: u64 = 1_700_000_000;
-/// Long enough for a clock to have compared, and short enough to count.
+/// Long enough that the clock has compared, and short enough to affect no count.
 const SETTLED: Duration = Duration::from_secs(1);
 
 fn limiter(algorithm: impl Into<Algorithm>) -> (FakeMachine, Limiter) {
@@ -22,14 +22,14 @@ fn limiter(algorithm: impl Into<Algorithm>) -> (FakeMachine, Limiter) {
     (machine, limiter)
 }
 
-/// Steps the wall clock, and lets a second pass in which the limiter is asked.
+/// Steps the wall clock, and lets a second pass in which the limiter is used.
 fn step(machine: &FakeMachine, limiter: &Limiter, seconds: f64) {
     machine.step_wall(seconds);
     machine.run(SETTLED);
     let _ = limiter.peek("");
 }
 
-/// Algorithms that know nothing of the wall clock.
+/// Algorithms that do not depend on the wall clock.
 fn unaligned() -> [Algorithm; 5] {
     [
         TokenBucket::new(10, Rate::per_hour(10)).into(),
@@ -71,7 +71,7 @@ fn aligned_window_that_the_wall_clock_jumps_over_has_ended() {
     assert!(limiter.check_n("ann", 10).is_allowed());
     step(&machine, &limiter, 3600.0);
     assert_eq!(limiter.check_n("ann", 10).remaining(), 0);
-    // Back again: what is spent stays spent, and nobody waits for more than two windows.
+    // After the step back, spent units stay spent, and no key waits for more than two windows.
     step(&machine, &limiter, -3600.0);
     let decision = limiter.check("ann");
     assert!(!decision.is_allowed());

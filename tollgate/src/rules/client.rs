@@ -38,7 +38,7 @@ const MAX_HOPS: usize = 32;
 /// let facts = Facts::new("GET", "/").peer("10.0.0.1".parse()?).headers(&headers);
 /// assert_eq!(proxies.client(&facts), Some("203.0.113.9".parse()?));
 ///
-/// // From anybody else no header is believed.
+/// // Headers from any other peer are ignored.
 /// let facts = facts.peer("198.51.100.7".parse()?);
 /// assert_eq!(proxies.client(&facts), Some("198.51.100.7".parse()?));
 /// # Ok::<(), Box<dyn std::error::Error>>(())

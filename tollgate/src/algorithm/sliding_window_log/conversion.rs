@@ -1,4 +1,4 @@
-//! Logs of other limits and windows: entries keep their moments.
+//! Conversion of logs to other limits and windows. Entries keep their times.
 
 use smallvec::smallvec;
 
@@ -70,7 +70,7 @@ impl Log {
         fit
     }
 
-    /// Returns the entries that count at `now`, the oldest first.
+    /// Returns the entries that count at `now`, oldest first.
     pub(in super::super) fn entries(&self, cells: &impl StateWords, now: u64) -> Record {
         let log = self.read(cells);
         if log.units() == 0 || log.head.newest > now.saturating_add(self.window) {
@@ -87,7 +87,7 @@ impl Log {
         entries
     }
 
-    /// Fills a log at rest with entries of moments up to `held`, the oldest first.
+    /// Fills a log at rest with entries of times up to `held`, oldest first.
     pub(in super::super) fn restore(&self, cells: &impl StateWords, entries: &[(u64, u64)], held: u64) -> Fit {
         self.fill(cells, held, |add| {
             let counts = |(at, _): &&(u64, u64)| at + self.window > held;

@@ -1,25 +1,25 @@
-//! The newest entries of a log, in the words of its key: the newest moment and the number of entries in the
-//! first word, the entries after it, oldest first.
+//! The newest entries of a log, in the words of its key. The first word has the newest time and the number of entries.
+//! The entries follow, oldest first.
 
 use super::super::StateWords;
 use super::super::packing::{read_bits, write_bits};
 use super::{Entry, Log};
 
 const LEN_BITS: u32 = 5;
-/// The units of a log that has no list: at most two limits' worth, where denied requests count.
+/// Bits for the units of a log without a list: at most twice the limit, if denied requests count.
 const UNIT_BITS: u32 = 6;
 /// The most units that a log without a list has room for.
 pub(super) const MAX_UNITS: u64 = (1 << UNIT_BITS) - 1;
 /// The most entries that are kept inline.
 pub(super) const MAX: usize = 16;
 
-/// What the first word tells.
+/// The content of the first word.
 #[derive(Clone, Copy)]
 pub(super) struct Head {
     /// The latest time in the log. Other times are stored relative to it.
     pub(super) newest: u64,
     pub(super) len: usize,
-    /// The units of all entries, if there is no list to tell them.
+    /// The units of all entries, unless a list has them.
     pub(super) units: u64,
 }
 
@@ -54,7 +54,7 @@ impl Log {
         self.pack(|word| cells.get(word), |word, value| cells.set(word, value), index, entry);
     }
 
-    /// Takes units back from an entry; says how many it had of them.
+    /// Takes back up to `units` from an entry, and returns how many it had.
     pub(super) fn give_back_inline(&self, cells: &impl StateWords, head: &mut Head, index: usize, units: u64) -> u64 {
         let entry = self.inline_entry(cells, index, head.newest);
         let given = units.min(entry.units);
@@ -66,7 +66,7 @@ impl Log {
         given
     }
 
-    /// Closes the gap that `count` entries leave which began at `from`.
+    /// Removes `count` entries that start at `from`.
     pub(super) fn remove_inline(&self, cells: &impl StateWords, head: &mut Head, from: usize, count: usize) {
         for index in from + count..head.len {
             let entry = self.inline_entry(cells, index, head.newest);
@@ -75,7 +75,7 @@ impl Log {
         head.len -= count.min(head.len);
     }
 
-    /// The entry of that index in words of which the first is something else.
+    /// Returns the entry at an index, from words whose first one contains no entries.
     #[inline]
     pub(super) fn unpack(&self, word: impl Fn(usize) -> u64, index: usize, newest: u64) -> Entry {
         let at = 64 + index * self.entry_bits() as usize;

@@ -1,7 +1,7 @@
-//! The older entries of a long log: a list of chunks, and three words of the key that say where it is.
+//! The older entries of a long log: a list of chunks, and three words of the key that locate it.
 //!
-//! Entries come here from the inline words many at a time, so that most decisions touch no chunk, and the time
-//! of the oldest is kept beside the key, so that none is read before something is to be forgotten.
+//! Many entries are moved here from the inline words at once, so most decisions touch no chunk. The time of the oldest
+//! entry is kept with the key, so no chunk is read before an entry expires.
 
 use super::super::StateWords;
 use super::super::spill::{CHUNK_WORDS, Spill};
@@ -9,10 +9,10 @@ use super::{Entry, Log};
 
 pub(super) const WORDS: usize = 3;
 
-/// The chunks, where in the first and last of them the list begins and ends, and what the log amounts to.
+/// The first and last chunk with the start and end of the list in them, and the totals of the log.
 #[derive(Clone, Copy, Default)]
 pub(super) struct List {
-    /// The units of all entries, the inline ones too.
+    /// The units of all entries, including the inline ones.
     pub(super) units: u64,
     pub(super) oldest: u64,
     first: u32,
@@ -109,7 +109,7 @@ impl Log {
         list.oldest = self.chunk_entry(spill, list.first, list.begin, newest).at;
     }
 
-    /// Adds an entry at the end; `false` when there is no memory for it.
+    /// Adds an entry at the end. Returns false if there is no memory for it.
     pub(super) fn append(&self, spill: &Spill, list: &mut List, entry: Entry) -> bool {
         if list.is_empty() || list.end == self.entries_per_chunk() {
             let Some(chunk) = spill.take() else { return false };
@@ -126,7 +126,7 @@ impl Log {
         true
     }
 
-    /// Takes units back from the entry of that moment; says how many it had of them.
+    /// Takes back units from the entry of that time, and returns how many it had.
     pub(super) fn give_back_in_list(&self, spill: &Spill, list: List, newest: u64, charge: Entry) -> u64 {
         let mut found = None;
         self.visit_list(spill, list, newest, |entry, chunk, index| {

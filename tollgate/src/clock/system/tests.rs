@@ -81,7 +81,7 @@ fn counter_that_restarts_again_and_again_does_not_stop_time() {
 
 #[test]
 fn time_asleep_counts_where_the_monotonic_clock_counts_it() {
-    // The counter goes on, stands still, or restarts.
+    // The counter continues, stands still, or restarts.
     let sleeps: [fn(&FakeMachine); 3] =
         [|machine| machine.add_ticks(8 * 3_600_000_000 * FREQUENCY), |_| {}, |machine| machine.set_ticks(0)];
     for sleep in sleeps {
@@ -113,7 +113,7 @@ fn time_asleep_is_a_step_of_the_wall_clock_where_the_monotonic_clock_stands_stil
 
 #[test]
 fn pause_of_ten_minutes_passes_at_once_or_not_at_all() {
-    // The monotonic clock of the guest goes on after the pause, or jumps over it; the counter is restored or goes on.
+    // The guest's monotonic clock continues after the pause, or jumps over it. The counter is restored or continues.
     for (jumps, counts) in [(false, false), (false, true), (true, false), (true, true)] {
         let mut model = Model::new();
         model.run(MINUTE, FREQUENCY);
@@ -145,7 +145,7 @@ fn counter_that_jumps_moves_time_by_half_a_second_at_most() {
 
 #[test]
 fn counter_of_another_frequency_is_followed_within_two_seconds() {
-    // After a migration: 10 % and 1 % faster, slower, four times as fast, a quarter of it.
+    // After a migration: 10 % and 1 % faster, almost 10 % slower, four times as fast, and a quarter as fast.
     for frequency in [2_310, 2_121, 1_900, 8_400, 525] {
         let mut model = Model::new();
         model.run(MINUTE, FREQUENCY);
@@ -239,7 +239,7 @@ fn wall_clock_that_was_never_set_is_followed_to_today() {
 #[expect(clippy::disallowed_methods, reason = "compares this clock with the one that it follows")]
 fn clock_of_this_machine_follows_it_and_never_goes_back() {
     let clock = SystemClock::new(Machine::new());
-    // The thread may be held up between two readings, so each of ours is between two of the system's.
+    // The thread may be preempted between two readings, so each of ours is between two of the system's.
     let (earliest, first, started) = (std::time::Instant::now(), clock.now(), std::time::Instant::now());
     let mut last = first;
     while started.elapsed() < Duration::from_millis(1200) {

@@ -9,7 +9,7 @@ use super::*;
 
 /// A trusted proxy, as the peer.
 const PROXY: &str = "10.0.0.1";
-/// A peer that is not trusted.
+/// A peer that is not a trusted proxy.
 const STRANGER: &str = "198.51.100.7";
 
 fn trusted() -> TrustedProxies {

@@ -1,4 +1,5 @@
-//! The interleavings of two threads on a tiny table, up to three forced switches, by loom: `RUSTFLAGS="--cfg loom" cargo test --release`.
+//! All interleavings of two threads on a tiny table with up to three forced switches, by loom: `RUSTFLAGS="--cfg loom"
+//! cargo test --release`.
 
 use loom::sync::Arc;
 use loom::thread;
@@ -94,7 +95,8 @@ impl Model {
     }
 }
 
-/// Takes from key 8 of both if both pass, or says which denies. Gives up if another thread is in the way.
+/// Takes from key 8 of both models if both allow it. Returns whether they did, or gives up if another thread
+/// interferes.
 fn take_both(cold: &Model, hot: &Model) -> Result<bool, FastPathMiss> {
     let (mut others, mut last) = ([Draft::UNKNOWN], Draft::UNKNOWN);
     cold.draft(8, &mut others[0])?;
@@ -106,7 +108,7 @@ fn take_both(cold: &Model, hot: &Model) -> Result<bool, FastPathMiss> {
 }
 
 fn check_all_orders(model: impl Fn() + Sync + Send + 'static) {
-    // Locks are spun on, so an unbounded search would never end: three forced switches find what there is.
+    // Threads spin on locks, so an unbounded search would never end. Three forced switches are enough.
     check_orders(3, model);
 }
 
@@ -157,7 +159,7 @@ fn loom_a_key_that_moves_house_loses_nothing() {
     });
 }
 
-/// Another key gets the slot of a key that has moved, and comes to have an equal word there.
+/// Another key gets the slot of a key that has moved, and then has an equal word there.
 #[test]
 fn loom_a_late_decision_does_not_charge_the_slot_that_its_key_has_left() {
     check_all_orders(|| {
@@ -175,7 +177,7 @@ fn loom_a_late_decision_does_not_charge_the_slot_that_its_key_has_left() {
     });
 }
 
-/// Another key gets the slot of a key at rest, and comes to rest with an equal state.
+/// Another key gets the slot of a key at rest, and then is at rest with an equal state.
 #[test]
 fn loom_a_late_decision_does_not_charge_the_key_that_its_slot_was_given_to() {
     check_all_orders(|| {
@@ -192,8 +194,8 @@ fn loom_a_late_decision_does_not_charge_the_key_that_its_slot_was_given_to() {
     });
 }
 
-/// The slot has two more owners, so that a tag of one bit is as it was. Only the lap tells. One forced switch, out of the
-/// late decision, is enough for that; more take minutes.
+/// The slot has two more owners, so a tag of one bit has its old value again, and only the lap differs. One forced
+/// switch, out of the late decision, is enough to show this; more take minutes.
 #[test]
 fn loom_a_late_decision_is_not_lost_when_the_tag_comes_round() {
     check_orders(2, || {
@@ -224,7 +226,7 @@ fn loom_a_refund_and_a_decision_are_both_counted() {
     });
 }
 
-/// A refund that began before its key was evicted gives nothing to the key that has the slot now.
+/// A refund that started before its key was evicted gives nothing to the key that has the slot now.
 #[test]
 fn loom_a_late_refund_mints_nothing_for_another_key() {
     check_all_orders(|| {
@@ -256,7 +258,7 @@ fn loom_one_key_alone_and_with_another_is_counted_exactly() {
     });
 }
 
-/// The decisive key is taken from in the meantime, which is no reason to start over: only that word is decided on again.
+/// Another thread takes from the decisive key in the meantime. Only that word is decided again.
 #[test]
 fn loom_a_hot_key_with_a_cold_one_is_taken_from_at_the_second_try() {
     check_all_orders(|| {
@@ -281,7 +283,7 @@ fn loom_a_hot_key_that_denies_leaves_the_cold_one_untouched() {
         let both = matches!(take_both(&cold, &hot), Ok(true));
         let (exclusively, seen) = thread.join().unwrap();
         assert_eq!(u64::from(both) + exclusively, 1);
-        // Of a request that is denied, nobody sees anything.
+        // A denied request has no visible effect.
         assert_eq!([cold.left(8), hot.left(8)], [1 - u64::from(both), 0]);
         assert!(seen == 1 || both);
     });
@@ -290,7 +292,7 @@ fn loom_a_hot_key_that_denies_leaves_the_cold_one_untouched() {
 #[test]
 fn loom_strangers_in_a_full_table_share_one_quota() {
     check_all_orders(|| {
-        // No memory to grow: two keys have a slot, the others share.
+        // No memory to grow: two keys have a slot, and the others share.
         let model = Arc::new(Model::new(1, 0, 48));
         assert_eq!((model.takes(8), model.takes(9)), (1, 1));
         let other = model.clone();
@@ -301,7 +303,7 @@ fn loom_strangers_in_a_full_table_share_one_quota() {
     });
 }
 
-/// Whichever key loses its slot, no key is richer than it was.
+/// Whichever key loses its slot, no key has more quota left than before.
 #[test]
 fn loom_an_evicted_key_is_not_richer_for_it() {
     check_orders(2, || {
@@ -325,7 +327,7 @@ fn loom_two_threads_take_from_both_keys_or_from_none() {
         let thread = thread::spawn(move || take_both(&other, &one));
         let here = take_both(&models[0], &models[1]);
         let taken = [here, thread.join().unwrap()].into_iter().filter(|taken| matches!(taken, Ok(true))).count() as u64;
-        // One unit was left of each; two that meet in the middle may both let go.
+        // One unit was left of each. Two threads that interfere with each other may both give up.
         assert!(taken <= 1);
         assert_eq!(models.map(|model| model.left(8)), [1 - taken; 2]);
     });
@@ -334,7 +336,7 @@ fn loom_two_threads_take_from_both_keys_or_from_none() {
 #[test]
 fn loom_nobody_sees_half_of_a_state() {
     check_all_orders(|| {
-        // Two words: the count of a segment lies across both.
+        // Two words: the count of a segment is split across both.
         let limit = Limit::new("wide", SlidingWindowCounter::new(1 << 32, MINUTE)).unwrap();
         let Compiled::Counter(algorithm) = limit.compiled() else { unreachable!() };
         assert_eq!(algorithm.words(), 2);

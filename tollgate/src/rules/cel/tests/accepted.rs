@@ -134,7 +134,7 @@ fn missing_facts_are_empty() {
     (request.claims, request.client) = (None, None);
     assert!(request.is_true(r#"request.ip == "" && size(request.query) == 0 && size(jwt) == 0"#));
     assert!(request.is_true("!has(jwt.sub) && request.headers.all(name, false)"));
-    // An unknown address is in no range, and outside of none.
+    // An unknown address is neither inside nor outside a range: the expression fails.
     assert!(request.holds(r#"request.ip.inCidr("0.0.0.0/0")"#).is_err());
     assert!(request.holds(r#"!request.ip.inCidr("10.0.0.0/8")"#).is_err());
 }
