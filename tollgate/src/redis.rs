@@ -26,17 +26,16 @@
 //!   back; meanwhile each limit answers by its [`OnStoreFailure`].
 
 mod acl;
-mod asking;
 mod breaker;
 mod builder;
-mod changes;
-mod changing;
 mod cluster;
 mod denials;
 mod dial;
 mod error;
 mod fallback;
 mod fleet;
+#[cfg(feature = "rules")]
+mod hits;
 mod lean;
 mod lease;
 mod leases;
@@ -45,9 +44,12 @@ mod login;
 mod memory;
 mod names;
 mod node;
+mod prepared;
 mod probe;
 mod receipt;
-mod reserving;
+mod requests;
+mod reservation;
+mod resets;
 mod rule_sets;
 mod script;
 mod sentinels;
@@ -59,8 +61,6 @@ mod stores;
 mod target;
 mod terms;
 mod topology;
-#[cfg(feature = "rules")]
-mod wanted;
 mod worker;
 
 use std::sync::Arc;
@@ -70,23 +70,23 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 
 pub use self::builder::RedisLimiterBuilder;
-use self::changing::Prepared;
 use self::denials::Denials;
 pub use self::error::{ConnectError, StoreError};
 use self::fallback::{Fallback, LocalStore};
+#[cfg(feature = "rules")]
+pub(crate) use self::hits::{cost, only, take_from_store};
 use self::leases::Leases;
 pub use self::memory::ServerMemory;
+use self::prepared::PreparedLimit;
 use self::receipt::Receipt;
-pub use self::reserving::RedisReservation;
+pub use self::reservation::RedisReservation;
 pub use self::rule_sets::{PublishError, PublishedRules, Repair, Repairs, RuleSets};
-use self::script::{Ask, Asks, Question};
+use self::script::{ScriptHit, ScriptHits, ScriptRequest};
 pub use self::settings::RedisSettings;
 use self::stats::Counts;
 pub use self::stats::{Histogram, Stats};
 use self::stores::Stores;
-#[cfg(feature = "rules")]
-pub(crate) use self::wanted::{cost, only, take_from_store};
-use self::worker::Trips;
+use self::worker::ScriptCalls;
 use crate::clock::TimeSource;
 use crate::decision::{Admission, Decision, Source, Verdict};
 use crate::key::Key;
@@ -103,7 +103,7 @@ use crate::units::Timestamp;
 pub struct RedisLimiter(Arc<Inner>);
 
 struct Inner {
-    limits: Box<[Prepared]>,
+    limits: Box<[PreparedLimit]>,
     /// Number of limits that apply to every key. They come first; variants and bans follow.
     base_count: usize,
     /// Knows the limits by their names and ids, and the numbers that they have had. It decides nothing.
@@ -119,7 +119,7 @@ struct Inner {
 struct Shared {
     on_store_failure: OnStoreFailure,
     stores: Stores,
-    trips: Arc<Trips>,
+    script_calls: Arc<ScriptCalls>,
     denials: Arc<Denials>,
     leases: Arc<Leases>,
     clock: TimeSource,
@@ -167,9 +167,9 @@ pub struct ServerStatus {
 
 /// A hit on a limit, ready for Redis.
 #[derive(Clone)]
-pub(crate) struct Wanted {
+pub(crate) struct RedisHit {
     limit: LimitId,
-    ask: Ask,
+    script_hit: ScriptHit,
     take_from: TakeFrom,
     /// Where its units were taken, once that was decided.
     receipt: Receipt,
@@ -186,7 +186,7 @@ enum TakeFrom {
     Store,
 }
 
-pub(crate) type AllWanted = SmallVec<[Wanted; 2]>;
+pub(crate) type RedisHits = SmallVec<[RedisHit; 2]>;
 
 impl RedisLimiter {
     /// A limiter on the Redis at that URL: `redis://host:6379`, `rediss://…` for TLS, `redis+cluster://h1:7001,h2:7002`,
@@ -205,8 +205,8 @@ impl RedisLimiter {
     /// Takes `cost` units of the key from every limit, or from none.
     #[must_use = "a decision that is not looked at limits nothing"]
     pub async fn check_n<'k>(&self, key: impl Into<Key<'k>>, cost: u64) -> Decision {
-        let mut wanted = self.want_all(key.into(), cost);
-        self.take_or_lease(&mut wanted, cost).await
+        let mut hits = self.hits_for_key(key.into(), cost);
+        self.take_or_lease(&mut hits, cost).await
     }
 
     /// Takes what every hit asks for, or nothing: the hits may name different limits and different keys. One
@@ -214,8 +214,8 @@ impl RedisLimiter {
     #[must_use = "a decision that is not looked at limits nothing"]
     pub async fn decide(&self, hits: &[Hit<'_>]) -> Decision {
         let cost = hits.iter().map(|hit| hit.parts().2).max().unwrap_or(0);
-        match self.want_hits(hits) {
-            Some(mut wanted) => self.take_or_lease(&mut wanted, cost).await,
+        match self.prepare_hits(hits) {
+            Some(mut hits) => self.take_or_lease(&mut hits, cost).await,
             None => self.no_such_limit(cost),
         }
     }
@@ -226,8 +226,8 @@ impl RedisLimiter {
     ///
     /// When the store cannot tell.
     pub async fn peek<'k>(&self, key: impl Into<Key<'k>>) -> Result<Decision, StoreError> {
-        let wanted = self.want_all(key.into(), 0);
-        self.look(&wanted).await
+        let hits = self.hits_for_key(key.into(), 0);
+        self.peek_at(&hits).await
     }
 
     /// Forgets all that the key has spent.
@@ -236,24 +236,24 @@ impl RedisLimiter {
     ///
     /// When the store cannot be reached in time.
     pub async fn reset<'k>(&self, key: impl Into<Key<'k>>) -> Result<(), StoreError> {
-        let wanted = self.want_all(key.into(), 0);
+        let hits = self.hits_for_key(key.into(), 0);
         let shared = &*self.0.shared;
-        for one in &wanted {
-            self.reset_locally(&one.ask.name);
-            shared.leases.drop_slices(&one.ask.name);
+        for hit in &hits {
+            self.reset_locally(&hit.script_hit.name);
+            shared.leases.drop_slices(&hit.script_hit.name);
         }
-        let calls = shared.stores.calls(wanted.iter().map(|one| &one.ask));
+        let calls = shared.stores.calls(hits.iter().map(|hit| &hit.script_hit));
         let each = calls.into_iter().map(|call| {
-            let asks: Asks = call.into_iter().map(|position| wanted[position].ask.clone()).collect();
+            let script_hits: ScriptHits = call.into_iter().map(|position| hits[position].script_hit.clone()).collect();
             async move {
-                let outcome = shared.ask(Question::Reset(asks.clone())).await;
-                let reset_at = outcome.as_ref().ok().map(|answer| answer.at);
-                for ask in asks {
+                let result = shared.send(ScriptRequest::Reset(script_hits.clone())).await;
+                let reset_at = result.as_ref().ok().map(|reply| reply.at);
+                for script_hit in script_hits {
                     // Also what was decided just before, and is remembered only now.
-                    shared.denials.forget(&ask.name);
-                    shared.leases.forget(&ask.name, reset_at);
+                    shared.denials.forget(&script_hit.name);
+                    shared.leases.forget(&script_hit.name, reset_at);
                 }
-                outcome.map(drop)
+                result.map(drop)
             }
         });
         join_all(each).await.into_iter().collect()
@@ -354,38 +354,38 @@ impl RedisLimiter {
     /// What was done so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let Shared { trips, stores, counts, .. } = &*self.0.shared;
-        Stats::read(counts, &trips.calls, stores.iter().map(|store| &*store.topology))
+        let Shared { script_calls, stores, counts, .. } = &*self.0.shared;
+        Stats::read(counts, &script_calls.calls, stores.iter().map(|store| &*store.topology))
     }
 
-    fn decision(&self, one: &Wanted, verdict: Verdict, at: Timestamp, source: Source) -> Decision {
-        let quota = self.0.limits[one.limit.index()].limit.quota();
-        Decision { limit: Some(one.limit), quota, cost: one.ask.cost, at, wall_offset: 0, source, verdict }
+    fn decision(&self, hit: &RedisHit, verdict: Verdict, at: Timestamp, source: Source) -> Decision {
+        let quota = self.0.limits[hit.limit.index()].limit.quota();
+        Decision { limit: Some(hit.limit), quota, cost: hit.script_hit.cost, at, wall_offset: 0, source, verdict }
     }
 
     /// The answer to a limit of some other limiter: nothing passes by mistake.
     fn no_such_limit(&self, cost: u64) -> Decision {
-        Decision { cost, verdict: NEVER, ..Decision::without_limit(self.0.shared.clock.wall()) }
+        Decision { cost, verdict: NEVER_FITS, ..Decision::without_limit(self.0.shared.clock.wall()) }
     }
 
-    fn want_all(&self, key: Key<'_>, cost: u64) -> AllWanted {
+    fn hits_for_key(&self, key: Key<'_>, cost: u64) -> RedisHits {
         let limits = self.0.limits[..self.0.base_count].iter().enumerate();
-        limits.map(|(index, prepared)| prepared.want(LimitId(index as u32), key, cost)).collect()
+        limits.map(|(index, prepared)| prepared.hit(LimitId(index as u32), key, cost)).collect()
     }
 
     /// `None` when a limit is not of this limiter.
-    fn want_hits(&self, hits: &[Hit<'_>]) -> Option<AllWanted> {
-        let (mut all, mut positions) = (AllWanted::new(), Positions::default());
+    fn prepare_hits(&self, hits: &[Hit<'_>]) -> Option<RedisHits> {
+        let (mut all, mut positions) = (RedisHits::new(), Positions::default());
         for hit in hits {
             let (limit, key, cost) = hit.parts();
-            let wanted = self.0.limits.get(limit.index())?.want(limit, key, cost);
+            let added = self.0.limits.get(limit.index())?.hit(limit, key, cost);
             // The same key twice asks for the sum.
-            let is_same = |other: &Wanted| other.ask.name == wanted.ask.name;
-            match positions.of(&all, is_same, || wanted.ask.name.clone()) {
-                Some(same) => all[same].ask.cost = all[same].ask.cost.saturating_add(cost),
+            let is_same = |other: &RedisHit| other.script_hit.name == added.script_hit.name;
+            match positions.of(&all, is_same, || added.script_hit.name.clone()) {
+                Some(same) => all[same].script_hit.cost = all[same].script_hit.cost.saturating_add(cost),
                 None => {
-                    all.push(wanted);
-                    positions.added(&all, |one| one.ask.name.clone());
+                    all.push(added);
+                    positions.added(&all, |hit| hit.script_hit.name.clone());
                 }
             }
         }
@@ -393,7 +393,7 @@ impl RedisLimiter {
     }
 }
 
-const NEVER: Verdict = Verdict { admission: Admission::NeverFits, remaining: 0, reset_after: 0 };
+const NEVER_FITS: Verdict = Verdict { admission: Admission::NeverFits, remaining: 0, reset_after: 0 };
 
 impl std::fmt::Debug for RedisLimiter {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

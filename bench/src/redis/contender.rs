@@ -149,7 +149,7 @@ impl Contender {
         match self {
             Self::Tollgate(limiter) => {
                 let stats = limiter.stats();
-                Some((stats.questions, stats.trips))
+                Some((stats.requests, stats.calls))
             }
             _ => None,
         }

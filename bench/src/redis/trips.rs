@@ -72,8 +72,8 @@ async fn flood(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
     }
     tasks.join_all().await;
     let waits = (clock::now() - began).as_secs_f64() * FLOODED.per_second as f64;
-    let trips = (limiter.stats().trips - before.trips) as f64;
-    let questions = limiter.stats().questions - before.questions;
+    let trips = (limiter.stats().calls - before.calls) as f64;
+    let questions = limiter.stats().requests - before.requests;
     let title = format!("A flood against a spent key: {FLOOD_TASKS} tasks, one passes every 200 ms");
     let header = ["", "requests", "passed", "reached Redis", "trips", "trips per retry_after"];
     let mut table = Table::new(title, header);
@@ -182,7 +182,7 @@ async fn share(nodes: &[RedisLimiter], length: Duration) -> anyhow::Result<Share
     let stats = nodes.iter().map(RedisLimiter::stats);
     ensure!(stats.clone().all(|stats| stats.by_policy == 0), "tollgate decided without Redis");
     let requests = u64::from(ticks) * (nodes.len() * ASKERS_PER_NODE) as u64;
-    Ok(Shared { requests, admitted, trips: stats.map(|stats| stats.trips).sum(), elapsed })
+    Ok(Shared { requests, admitted, trips: stats.map(|stats| stats.calls).sum(), elapsed })
 }
 
 /// Checks at every tick and catches up on missed ones; returns how often it was allowed.
@@ -205,11 +205,11 @@ async fn several_limits(bench: &Bench, results: &mut Results) -> anyhow::Result<
     ];
     let count = limits.len();
     let limiter = limiter_of(&bench.server, limits).await?;
-    let before = limiter.stats().trips;
+    let before = limiter.stats().calls;
     for _ in 0..SEVERAL_DECISIONS {
         ensure!(limiter.check(KEY).await.is_allowed(), "a request under {count} vast limits was denied");
     }
-    let trips = (limiter.stats().trips - before) as f64 / SEVERAL_DECISIONS as f64;
+    let trips = (limiter.stats().calls - before) as f64 / SEVERAL_DECISIONS as f64;
     let mut table = Table::new(format!("{count} limits on one request, one request at a time"), ["", "trips/request"]);
     table.row(["tollgate".to_string(), format!("{trips:.3}")]);
     table.print();

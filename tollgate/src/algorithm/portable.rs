@@ -33,7 +33,7 @@ pub(crate) enum Shape {
     /// Numbers, which [`Compiled::read`] reads.
     Numbers,
     /// The script returns the verdict as text.
-    Answer,
+    Verdict,
 }
 
 /// The script that decides.
@@ -182,7 +182,7 @@ impl Compiled {
 
     pub(crate) fn shape(&self) -> Shape {
         match self {
-            Self::Log(_) => Shape::Answer,
+            Self::Log(_) => Shape::Verdict,
             _ => Shape::Numbers,
         }
     }

@@ -10,7 +10,7 @@ use crate::decision::Decision;
 use crate::error::InvalidLimit;
 use crate::limit::LimitId;
 use crate::limiter::{FewHits, Hit, Limiter, LimiterBuilder};
-use crate::redis::{AllWanted, ConnectError, RedisLimiter, RedisLimiterBuilder};
+use crate::redis::{ConnectError, RedisHits, RedisLimiter, RedisLimiterBuilder};
 use crate::reservation::Settlement;
 use crate::rules::RuleSet;
 #[cfg(feature = "tower")]
@@ -27,7 +27,7 @@ pub(super) enum Store {
 pub(super) enum Hits {
     Memory(FewHits),
     // Boxed to keep the enum small for the memory store. On Redis, an allocation is negligible beside the round trip.
-    Redis(Box<AllWanted>),
+    Redis(Box<RedisHits>),
 }
 
 impl Hits {
@@ -73,7 +73,7 @@ impl Hits {
     }
 
     /// Replaces the hits with the same hits and their receipts.
-    fn set_charged(&mut self, charged: AllWanted) {
+    fn set_charged(&mut self, charged: RedisHits) {
         if let Self::Redis(hits) = self {
             **hits = charged;
         }
@@ -170,7 +170,7 @@ impl Store {
     pub(super) fn add_hit(&self, hits: &mut Hits, hit: Hit<'_>) {
         match (self, hits) {
             (Self::Memory(limiter), Hits::Memory(hits)) => hits.push(limiter.hash_hit(&hit)),
-            (Self::Redis(limiter), Hits::Redis(hits)) => hits.extend(limiter.want(&[hit])),
+            (Self::Redis(limiter), Hits::Redis(hits)) => hits.extend(limiter.redis_hits(&[hit])),
             _ => unreachable!("hits are made for this store"),
         }
     }
@@ -189,7 +189,7 @@ impl Store {
     pub(super) async fn peek(&self, hits: &Hits) -> Option<Decision> {
         match (self, hits) {
             (Self::Memory(limiter), Hits::Memory(hits)) => Some(limiter.peek_hashed(hits)),
-            (Self::Redis(limiter), Hits::Redis(hits)) => limiter.look_wanted(hits).await.ok(),
+            (Self::Redis(limiter), Hits::Redis(hits)) => limiter.peek_hits(hits).await.ok(),
             _ => None,
         }
     }
@@ -202,7 +202,7 @@ impl Store {
             }
             (Self::Redis(limiter), Hits::Redis(hits)) => {
                 let hits = hits.get(hit..=hit).unwrap_or_default();
-                limiter.settle_wanted(hits, actual).await.unwrap_or(Settlement::Unreachable)
+                limiter.settle_hits(hits, actual).await.unwrap_or(Settlement::Unreachable)
             }
             _ => Settlement::Unreachable,
         }
@@ -273,12 +273,12 @@ async fn check_redis(mut outcome: Outcome, remote: RemoteCheck) -> Outcome {
     let decide = |hits: &Hits| {
         let mut hits = match hits {
             Hits::Redis(hits) => (**hits).clone(),
-            Hits::Memory(_) => AllWanted::new(),
+            Hits::Memory(_) => RedisHits::new(),
         };
         // A cost that may change later is charged to the store rather than to a lease: only the store knows what is
         // left.
         crate::redis::take_from_store(&mut hits, |limit| state.rules.may_change(state.rules.owner(limit)));
-        limiter.clone().decide_wanted(hits)
+        limiter.clone().decide_hits(hits)
     };
     // Send all checks at once, so that they share a round trip.
     let shadow_hits = pending.iter().flat_map(|pending| &pending.shadow_hits).map(|(rule, hits)| {

@@ -33,18 +33,18 @@ pub(super) struct Breaker {
     refusing: AtomicBool,
     /// The last refusal, and when it was.
     refusal: Mutex<Option<(StoreError, Instant)>>,
-    changes: Arc<Changes>,
+    breaker_counts: Arc<BreakerCounts>,
 }
 
 /// How often the breakers of a limiter opened and closed, those of servers that are gone included. A server that begins
 /// to refuse, and one that stops, counts too.
 #[derive(Default)]
-pub(super) struct Changes {
+pub(super) struct BreakerCounts {
     opened: AtomicU64,
     closed: AtomicU64,
 }
 
-impl Changes {
+impl BreakerCounts {
     pub(super) fn opened(&self) -> u64 {
         self.opened.load(Ordering::Relaxed)
     }
@@ -56,13 +56,13 @@ impl Changes {
 
 #[derive(Default)]
 struct Failures {
-    in_a_row: u32,
+    consecutive: u32,
     last: Option<Instant>,
 }
 
 impl Breaker {
-    pub(super) fn new(changes: Arc<Changes>) -> Self {
-        Self { changes, ..Self::default() }
+    pub(super) fn new(breaker_counts: Arc<BreakerCounts>) -> Self {
+        Self { breaker_counts, ..Self::default() }
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -81,16 +81,16 @@ impl Breaker {
         if failures.last.is_some_and(|last| began <= last) {
             return false;
         }
-        (failures.in_a_row, failures.last) = (failures.in_a_row + 1, Some(Instant::now()));
+        (failures.consecutive, failures.last) = (failures.consecutive + 1, Some(Instant::now()));
         self.failing.store(true, Ordering::Relaxed);
-        let is_enough = failures.in_a_row >= FAILURES;
+        let is_enough = failures.consecutive >= FAILURES;
         // Whoever hears of it may ask, so nothing is held by then.
         drop(failures);
         is_enough && self.open(why)
     }
 
     fn forget_failures(&self) {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner).in_a_row = 0;
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).consecutive = 0;
         self.failing.store(false, Ordering::Relaxed);
     }
 
@@ -104,7 +104,7 @@ impl Breaker {
         }
         drop(reason);
         if !was_open {
-            self.changes.opened.fetch_add(1, Ordering::Relaxed);
+            self.breaker_counts.opened.fetch_add(1, Ordering::Relaxed);
             self.opened.notify_one();
         }
         !was_open
@@ -115,7 +115,7 @@ impl Breaker {
         self.forget_failures();
         let was_open = self.open.swap(false, Ordering::Relaxed);
         if was_open {
-            self.changes.closed.fetch_add(1, Ordering::Relaxed);
+            self.breaker_counts.closed.fetch_add(1, Ordering::Relaxed);
         }
         was_open
     }
@@ -127,7 +127,7 @@ impl Breaker {
         *refusal = Some((why.clone(), Instant::now()));
         self.refusing.store(true, Ordering::Relaxed);
         if is_new {
-            self.changes.opened.fetch_add(1, Ordering::Relaxed);
+            self.breaker_counts.opened.fetch_add(1, Ordering::Relaxed);
         }
         is_new
     }
@@ -147,7 +147,7 @@ impl Breaker {
         if is_over {
             *refusal = None;
             self.refusing.store(false, Ordering::Relaxed);
-            self.changes.closed.fetch_add(1, Ordering::Relaxed);
+            self.breaker_counts.closed.fetch_add(1, Ordering::Relaxed);
         }
         is_over
     }

@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use super::changes::Resets;
 use super::denials::Denials;
 use super::fallback::{Fallback, LocalStore};
 use super::fleet::Fleet;
 use super::leases::Leases;
+use super::resets::Resets;
 use super::settings::RedisSettings;
 use super::stats::{Calls, Counts};
 use super::stores::{self, Store, Stores};
 use super::topology::Topology;
-use super::worker::Trips;
-use super::{ConnectError, Inner, Prepared, RedisLimiter, Shared, Tasks};
+use super::worker::ScriptCalls;
+use super::{ConnectError, Inner, PreparedLimit, RedisLimiter, Shared, Tasks};
 use crate::clock::{Clock, TimeSource};
 use crate::limit::{Limit, OnStoreFailure};
 use crate::limit_set::{Checked, LimitSet};
@@ -28,7 +28,7 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_millis(50);
 const TIMEOUTS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(60));
 
 /// How long to wait for the first connections, at the start of a program.
-const PATIENCE: Duration = Duration::from_secs(3);
+const CONNECT_WAIT: Duration = Duration::from_secs(3);
 
 /// Puts a [`RedisLimiter`] together.
 #[must_use]
@@ -172,16 +172,17 @@ impl RedisLimiterBuilder {
         let catalogue = catalogue.build()?;
         let fallback = Fallback::new(self.limits.clone());
         let Checked { limits, base_count } = self.limits.clone().checked()?;
-        super::changing::check(&limits)?;
+        super::prepared::check(&limits)?;
         let Some(clock) = self.clock.clone().or_else(TimeSource::system) else {
             return Err(ConnectError::new("this platform has no system clock; set one with `clock`".into()));
         };
-        let trips = Arc::new(Trips { timeout: self.store_timeout, clock: self.clock.clone(), calls: Calls::default() });
-        let stores = self.stores(&trips)?;
+        let script_calls =
+            Arc::new(ScriptCalls { timeout: self.store_timeout, clock: self.clock.clone(), calls: Calls::default() });
+        let stores = self.stores(&script_calls)?;
         stores.check(&limits, base_count)?;
         // A server that hangs has failed by then.
         let settled = join_all(stores.iter().map(|store| store.topology.settled()));
-        let _ = tokio::time::timeout(self.store_timeout.max(PATIENCE), settled).await;
+        let _ = tokio::time::timeout(self.store_timeout.max(CONNECT_WAIT), settled).await;
         let denials = Arc::new(Denials::new(catalogue.budget()));
         let leases = Arc::new(Leases::new(stores.iter().count()));
         stores.join_fleets(&limits, self.on_store_failure);
@@ -192,9 +193,9 @@ impl RedisLimiterBuilder {
                 denials: denials.clone(),
                 leases: leases.clone(),
                 // Remembered denials go by real time, which an injected clock knows nothing of.
-                hears: (self.denial_cache && self.clock.is_none()).then(|| store.hears_resets.clone()),
+                is_subscribed: (self.denial_cache && self.clock.is_none()).then(|| store.is_subscribed.clone()),
             };
-            tasks.push(tokio::spawn(super::changes::listen(store.topology.clone(), resets)).abort_handle());
+            tasks.push(tokio::spawn(super::resets::listen(store.topology.clone(), resets)).abort_handle());
             let beat = store.fleet.clone().beat(store.topology.clone(), self.store_timeout);
             tasks.push(tokio::spawn(beat).abort_handle());
         }
@@ -204,7 +205,7 @@ impl RedisLimiterBuilder {
             Shared {
                 on_store_failure: self.on_store_failure,
                 stores,
-                trips,
+                script_calls,
                 denials: denials.clone(),
                 leases,
                 clock,
@@ -214,17 +215,17 @@ impl RedisLimiterBuilder {
                 _tasks: Tasks(tasks),
             }
         });
-        let limits = Prepared::all(limits, &[], &catalogue, &shared.stores);
+        let limits = PreparedLimit::all(limits, &[], &catalogue, &shared.stores);
         Ok(RedisLimiter(Arc::new(Inner { limits, base_count, catalogue, fallback, denials, shared })))
     }
 
     /// Connects to all stores in the background.
-    fn stores(&self, trips: &Arc<Trips>) -> Result<Stores, ConnectError> {
+    fn stores(&self, script_calls: &Arc<ScriptCalls>) -> Result<Stores, ConnectError> {
         let open = |name: &str, settings: &RedisSettings| {
             let name: Arc<str> = name.into();
             Ok(Store {
-                topology: Arc::new(Topology::new(settings, name.clone(), self.store_timeout, Some(trips))?),
-                hears_resets: Arc::new(AtomicBool::new(false)),
+                topology: Arc::new(Topology::new(settings, name.clone(), self.store_timeout, Some(script_calls))?),
+                is_subscribed: Arc::new(AtomicBool::new(false)),
                 fleet: Arc::new(Fleet::new(self.expected_nodes)),
                 name,
             })

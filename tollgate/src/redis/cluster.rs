@@ -18,10 +18,10 @@ use tokio::time::{Instant, timeout_at};
 
 use super::StoreError;
 use super::dial::Address;
-use super::node::{CONNECT_LIMIT, Common, Node, Place, RunError, jittered, unavailable};
+use super::node::{CONNECT_LIMIT, Common, Node, RunError, ServerRole, jittered, unavailable};
 use super::slots::{SlotMap, View};
 use super::topology::{Member, subscriber};
-use super::worker::{Job, Trips};
+use super::worker::{Job, ScriptCalls};
 
 /// How often the map is requested: while all nodes are available, and while one is not.
 const REFRESH_EVERY: (Duration, Duration) = (Duration::from_secs(30), Duration::from_millis(400));
@@ -39,7 +39,7 @@ const TRY_AGAIN_AFTER: Duration = Duration::from_millis(5);
 pub(super) struct Cluster {
     seeds: Vec<Address>,
     common: Common,
-    trips: Option<Arc<Trips>>,
+    script_calls: Option<Arc<ScriptCalls>>,
     map: ArcSwap<SlotMap>,
     /// Held while the map is changed.
     changing: Mutex<()>,
@@ -51,11 +51,11 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    pub(super) fn new(seeds: Vec<Address>, common: Common, trips: Option<Arc<Trips>>) -> Arc<Self> {
+    pub(super) fn new(seeds: Vec<Address>, common: Common, script_calls: Option<Arc<ScriptCalls>>) -> Arc<Self> {
         Arc::new_cyclic(|itself| Self {
             seeds,
             common,
-            trips,
+            script_calls,
             map: ArcSwap::from_pointee(SlotMap::default()),
             changing: Mutex::new(()),
             requested: watch::Sender::new(false),
@@ -130,14 +130,14 @@ impl Cluster {
             if redirects > 0 && !node.is_available() {
                 return Err(RunError::Refused(StoreError::unavailable(&format!("{node}, where the key is, fails"))));
             }
-            let outcome =
+            let result =
                 if is_asking { node.run_asking(command, deadline).await } else { node.run(command, deadline).await };
-            match outcome {
+            match result {
                 Err(RunError::Moved(to)) if redirects < MAX_REDIRECTS => {
                     (node, is_asking) = (self.moved(slot, &to), false);
                     redirects += 1;
                 }
-                Err(RunError::Ask(to)) if redirects < MAX_REDIRECTS => {
+                Err(RunError::ScriptHit(to)) if redirects < MAX_REDIRECTS => {
                     (node, is_asking) = (self.at(&to), true);
                     redirects += 1;
                 }
@@ -153,7 +153,7 @@ impl Cluster {
     pub(super) async fn subscriber(&self) -> Result<PubSub, StoreError> {
         let map = self.map.load_full();
         let connected = map.listed().filter(|member| member.node.is_connected());
-        let connected = connected.filter_map(|member| member.node.found());
+        let connected = connected.filter_map(|member| member.node.last_address());
         let mut last = StoreError::unavailable("no node of the cluster answers");
         for address in connected.chain(self.seeds.iter().cloned()) {
             match subscriber(&self.common.dialer, &address).await {
@@ -167,8 +167,8 @@ impl Cluster {
     /// Follows the cluster for ever.
     pub(super) async fn follow(self: Arc<Self>) {
         loop {
-            let outcome = self.refresh().await;
-            *self.why.lock().unwrap_or_else(PoisonError::into_inner) = outcome.err();
+            let result = self.refresh().await;
+            *self.why.lock().unwrap_or_else(PoisonError::into_inner) = result.err();
             self.requested.send_replace(true);
             tokio::time::sleep(jittered(SPACING)).await;
             let (usually, in_trouble) = REFRESH_EVERY;
@@ -184,13 +184,13 @@ impl Cluster {
     /// available: then others may know of a replica that has taken over.
     async fn refresh(&self) -> Result<(), StoreError> {
         let map = self.map.load_full();
-        let mut answers: FuturesUnordered<_> = self.candidates(&map).into_iter().collect();
+        let mut replies: FuturesUnordered<_> = self.candidates(&map).into_iter().collect();
         let soon = Instant::now() + REFRESH_LIMIT.max(self.common.timeout);
         // A node that has to be connected to first may be far away.
         let late = soon + CONNECT_LIMIT;
-        let (mut best, mut last) = (None::<(usize, View)>, StoreError::too_late());
-        while let Ok(Some(answer)) = timeout_at(if best.is_some() { soon } else { late }, answers.next()).await {
-            match answer {
+        let (mut best, mut last) = (None::<(usize, View)>, StoreError::timed_out());
+        while let Ok(Some(reply)) = timeout_at(if best.is_some() { soon } else { late }, replies.next()).await {
+            match reply {
                 Ok(view) => {
                     let failing = map.failing(&view);
                     if best.as_ref().is_none_or(|(least, _)| failing < *least) {
@@ -233,8 +233,8 @@ impl Cluster {
         }
         let known = connected.into_iter().map(|node| {
             async move {
-                let asked = node.found().ok_or_else(StoreError::too_late)?;
-                View::read(node.run(&slots_command(), deadline).await?, &asked)
+                let address = node.last_address().ok_or_else(StoreError::timed_out)?;
+                View::read(node.run(&slots_command(), deadline).await?, &address)
             }
             .boxed()
         });
@@ -274,8 +274,8 @@ impl Cluster {
     }
 
     fn start(&self, address: &Address) -> Arc<Member> {
-        let place = Place::InCluster(address.clone());
-        Arc::new(Member::start(place, self.common.clone(), self.trips.as_ref(), Some(self.itself.clone())))
+        let role = ServerRole::ClusterNode(address.clone());
+        Arc::new(Member::start(role, self.common.clone(), self.script_calls.as_ref(), Some(self.itself.clone())))
     }
 }
 

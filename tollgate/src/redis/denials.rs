@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-use super::script::{Ask, Seen, Terms};
+use super::script::{KeyState, ScriptHit, Terms};
 use super::stores::StoreIndex;
 use crate::budget::Budget;
 use crate::decision::{Admission, Verdict};
@@ -46,7 +46,7 @@ const EMPTY_SET_BYTES: usize = size_of::<Mutex<Vec<Entry>>>() + size_of::<Atomic
 pub(super) struct Denials {
     sets: Box<[Mutex<Vec<Entry>>]>,
     /// How often something was given back to a key of the set: a denial that was decided before that is not certain.
-    given_back: Box<[AtomicU64]>,
+    generations: Box<[AtomicU64]>,
     hasher: ahash::RandomState,
     memory: Memory,
     /// The set that is searched next for ended entries.
@@ -87,13 +87,13 @@ struct Entry {
     cost: u64,
     /// By Redis's clock, and by ours when it had answered.
     at: Timestamp,
-    answered: Timestamp,
+    received_at: Timestamp,
     /// By our clock: until when it answers, and from when Redis may be asked again, up to a trip later.
     until: Timestamp,
     ended: Timestamp,
-    seen: Seen,
+    state: KeyState,
     /// Once it has ended, who asks the store what is true now. Closed when that is known.
-    asking: Option<Arc<Semaphore>>,
+    refresh: Option<Arc<Semaphore>>,
 }
 
 /// What is known of a key before it is asked for.
@@ -103,7 +103,7 @@ pub(super) enum Known {
     /// Nothing.
     Nothing,
     /// A denial ends just now, and who asks first asks for all, after so many microseconds: a trip at most.
-    AskForAll(Arc<Semaphore>, u64),
+    Refresh(Arc<Semaphore>, u64),
     /// Someone is asking.
     Wait(Arc<Semaphore>),
 }
@@ -111,10 +111,10 @@ pub(super) enum Known {
 /// When a question was asked and answered, by our clock.
 #[derive(Clone, Copy)]
 pub(super) struct Times {
-    pub(super) asked: Timestamp,
-    pub(super) answered: Timestamp,
-    /// [`Denials::mark`] of the key before it was asked.
-    pub(super) mark: u64,
+    pub(super) sent_at: Timestamp,
+    pub(super) received_at: Timestamp,
+    /// [`Denials::generation`] of the key before it was asked.
+    pub(super) generation: u64,
 }
 
 impl Denials {
@@ -128,7 +128,7 @@ impl Denials {
         let sets = if memory.take(sets * EMPTY_SET_BYTES) { sets } else { 0 };
         Self {
             sets: (0..sets).map(|_| Mutex::default()).collect(),
-            given_back: (0..sets).map(|_| AtomicU64::new(0)).collect(),
+            generations: (0..sets).map(|_| AtomicU64::new(0)).collect(),
             hasher: ahash::RandomState::new(),
             memory,
             next_searched: AtomicUsize::new(0),
@@ -143,7 +143,7 @@ impl Denials {
     fn set(&self, fingerprint: u64) -> Option<(MutexGuard<'_, Vec<Entry>>, &AtomicU64)> {
         let index = (fingerprint as usize).checked_rem(self.sets.len())?;
         let set = self.sets[index].lock().unwrap_or_else(PoisonError::into_inner);
-        Some((set, &self.given_back[index]))
+        Some((set, &self.generations[index]))
     }
 
     /// Removes entries. The memory of a set is freed with its last entry.
@@ -167,43 +167,43 @@ impl Denials {
             let index = self.next_searched.fetch_add(1, Ordering::Relaxed) % self.sets.len();
             // The caller has locked a set of its own: to wait for another could be to wait for each other.
             if let Ok(mut set) = self.sets[index].try_lock() {
-                self.remove(&mut set, |entry| entry.ended <= now && entry.asking.is_none());
+                self.remove(&mut set, |entry| entry.ended <= now && entry.refresh.is_none());
             }
         }
         self.memory.take(SET_BYTES)
     }
 
     /// To be taken before a question is asked, and shown with its answer.
-    pub(super) fn mark(&self, name: &[u8]) -> u64 {
+    pub(super) fn generation(&self, name: &[u8]) -> u64 {
         let index = (self.fingerprint(name) as usize).checked_rem(self.sets.len());
-        index.map_or(0, |index| self.given_back[index].load(Ordering::SeqCst))
+        index.map_or(0, |index| self.generations[index].load(Ordering::SeqCst))
     }
 
     /// Remembers a denial.
-    pub(super) fn remember(&self, ask: &Ask, seen: &Seen, at: Timestamp, retry_after: u64, times: Times) {
-        let fingerprint = self.fingerprint(&ask.name);
-        let answered = times.answered;
-        let ends = times.asked.saturating_add(Duration::from_micros(retry_after));
-        let expires = times.asked.saturating_add(MAX_AGE);
+    pub(super) fn remember(&self, hit: &ScriptHit, state: &KeyState, at: Timestamp, retry_after: u64, times: Times) {
+        let fingerprint = self.fingerprint(&hit.name);
+        let received_at = times.received_at;
+        let ends = times.sent_at.saturating_add(Duration::from_micros(retry_after));
+        let expires = times.sent_at.saturating_add(MAX_AGE);
         // Once an entry has reached its age, there is nothing to wait for before Redis is asked again.
         let (until, ended) = match ends <= expires {
-            true => (ends, answered.saturating_add(Duration::from_micros(retry_after))),
+            true => (ends, received_at.saturating_add(Duration::from_micros(retry_after))),
             false => (expires, expires),
         };
-        let (terms, seen) = (ask.terms.clone(), self.kept(ask, seen, at));
-        let entry = Entry { fingerprint, terms, cost: ask.cost, at, answered, until, ended, seen, asking: None };
-        let Some((mut set, given_back)) = self.set(fingerprint) else { return };
+        let (terms, state) = (hit.terms.clone(), self.kept(hit, state, at));
+        let entry = Entry { fingerprint, terms, cost: hit.cost, at, received_at, until, ended, state, refresh: None };
+        let Some((mut set, generations)) = self.set(fingerprint) else { return };
         // Something was given back while the answer was on its way.
-        if given_back.load(Ordering::SeqCst) != times.mark {
+        if generations.load(Ordering::SeqCst) != times.generation {
             return;
         }
         let is_replaced = |other: &Entry| {
             let is_exact = !entry.is_verdict() || !other.is_verdict() || other.cost == entry.cost;
-            other.is_of(fingerprint, ask) && (is_exact || other.until <= answered)
+            other.is_of(fingerprint, hit) && (is_exact || other.until <= received_at)
         };
         self.remove(&mut set, is_replaced);
-        if costs(&set, fingerprint, ask) >= MAX_COSTS {
-            let of_key = set.iter_mut().filter(|other| other.is_of(fingerprint, ask));
+        if costs(&set, fingerprint, hit) >= MAX_COSTS {
+            let of_key = set.iter_mut().filter(|other| other.is_of(fingerprint, hit));
             if let Some(highest) = of_key.max_by_key(|other| other.cost) {
                 *highest = entry;
             }
@@ -211,7 +211,7 @@ impl Denials {
             if let Some(first) = set.iter_mut().min_by_key(|other| other.until) {
                 *first = entry;
             }
-        } else if !set.is_empty() || self.take_set(answered) {
+        } else if !set.is_empty() || self.take_set(received_at) {
             if set.is_empty() {
                 set.reserve_exact(WAYS);
             }
@@ -220,55 +220,55 @@ impl Denials {
     }
 
     /// Returns as much of a state as is kept.
-    fn kept(&self, ask: &Ask, seen: &Seen, at: Timestamp) -> Seen {
-        match seen {
-            Seen::Numbers(numbers) if numbers.len() > MAX_NUMBERS => {
-                Seen::Verdict(seen.verdict(&ask.terms, at, ask.cost))
+    fn kept(&self, hit: &ScriptHit, state: &KeyState, at: Timestamp) -> KeyState {
+        match state {
+            KeyState::Numbers(numbers) if numbers.len() > MAX_NUMBERS => {
+                KeyState::Verdict(state.verdict(&hit.terms, at, hit.cost))
             }
-            seen => seen.clone(),
+            state => state.clone(),
         }
     }
 
     /// Whether there is no doubt that this key and cost are denied.
-    pub(super) fn known(&self, ask: &Ask, now: Timestamp) -> Known {
-        let fingerprint = self.fingerprint(&ask.name);
+    pub(super) fn known(&self, hit: &ScriptHit, now: Timestamp) -> Known {
+        let fingerprint = self.fingerprint(&hit.name);
         let Some((mut set, _)) = self.set(fingerprint) else { return Known::Nothing };
-        let Some(entry) = answering(&mut set, fingerprint, ask) else { return Known::Nothing };
+        let Some(entry) = answering(&mut set, fingerprint, hit) else { return Known::Nothing };
         if now >= entry.until {
-            return match &entry.asking {
-                Some(asking) => Known::Wait(asking.clone()),
+            return match &entry.refresh {
+                Some(refresh) => Known::Wait(refresh.clone()),
                 None => {
-                    let asking = entry.asking.insert(Arc::new(Semaphore::new(0))).clone();
-                    Known::AskForAll(asking, entry.ended.as_micros().saturating_sub(now.as_micros()))
+                    let refresh = entry.refresh.insert(Arc::new(Semaphore::new(0))).clone();
+                    Known::Refresh(refresh, entry.ended.as_micros().saturating_sub(now.as_micros()))
                 }
             };
         }
-        entry.denial(ask, now).map_or(Known::Nothing, |(verdict, at)| Known::Denied(verdict, at))
+        entry.denial(hit, now).map_or(Known::Nothing, |(verdict, at)| Known::Denied(verdict, at))
     }
 
     /// The denial of this key and cost, if it is certain, as of that time by the store's clock.
-    pub(super) fn certain(&self, ask: &Ask, now: Timestamp) -> Option<(Verdict, Timestamp)> {
-        let fingerprint = self.fingerprint(&ask.name);
+    pub(super) fn certain(&self, hit: &ScriptHit, now: Timestamp) -> Option<(Verdict, Timestamp)> {
+        let fingerprint = self.fingerprint(&hit.name);
         let (mut set, _) = self.set(fingerprint)?;
-        let entry = answering(&mut set, fingerprint, ask)?;
-        if now < entry.until { entry.denial(ask, now) } else { None }
+        let entry = answering(&mut set, fingerprint, hit)?;
+        if now < entry.until { entry.denial(hit, now) } else { None }
     }
 
     /// Whoever asked for all knows: what ended without a new denial is forgotten.
-    pub(super) fn asked_for_all(&self, name: &[u8], asking: &Arc<Semaphore>) {
+    pub(super) fn end_refresh(&self, name: &[u8], refresh: &Arc<Semaphore>) {
         let fingerprint = self.fingerprint(name);
-        let is_it = |entry: &Entry| entry.asking.as_ref().is_some_and(|other| Arc::ptr_eq(other, asking));
+        let is_it = |entry: &Entry| entry.refresh.as_ref().is_some_and(|other| Arc::ptr_eq(other, refresh));
         if let Some((mut set, _)) = self.set(fingerprint) {
             self.remove(&mut set, is_it);
         }
-        asking.close();
+        refresh.close();
     }
 
     /// Something was given back to that key.
     pub(super) fn forget(&self, name: &[u8]) {
         let fingerprint = self.fingerprint(name);
-        if let Some((mut set, given_back)) = self.set(fingerprint) {
-            given_back.fetch_add(1, Ordering::SeqCst);
+        if let Some((mut set, generations)) = self.set(fingerprint) {
+            generations.fetch_add(1, Ordering::SeqCst);
             self.remove(&mut set, |entry| entry.fingerprint == fingerprint);
         }
     }
@@ -284,8 +284,8 @@ impl Denials {
     }
 
     fn clear_if(&self, is_removed: impl Fn(&Entry) -> bool) {
-        for (set, given_back) in self.sets.iter().zip(&self.given_back) {
-            given_back.fetch_add(1, Ordering::SeqCst);
+        for (set, generations) in self.sets.iter().zip(&self.generations) {
+            generations.fetch_add(1, Ordering::SeqCst);
             self.remove(&mut set.lock().unwrap_or_else(PoisonError::into_inner), &is_removed);
         }
     }
@@ -299,41 +299,41 @@ impl Drop for Denials {
 }
 
 impl Entry {
-    fn is_of(&self, fingerprint: u64, ask: &Ask) -> bool {
-        self.fingerprint == fingerprint && Arc::ptr_eq(&self.terms, &ask.terms)
+    fn is_of(&self, fingerprint: u64, hit: &ScriptHit) -> bool {
+        self.fingerprint == fingerprint && Arc::ptr_eq(&self.terms, &hit.terms)
     }
 
     /// Whether it has only the verdict about its own cost.
     fn is_verdict(&self) -> bool {
-        matches!(self.seen, Seen::Verdict(_))
+        matches!(self.state, KeyState::Verdict(_))
     }
 
     /// What it answers now, while it is certain.
-    fn denial(&self, ask: &Ask, now: Timestamp) -> Option<(Verdict, Timestamp)> {
-        let since = now.as_micros().saturating_sub(self.answered.as_micros());
+    fn denial(&self, hit: &ScriptHit, now: Timestamp) -> Option<(Verdict, Timestamp)> {
+        let since = now.as_micros().saturating_sub(self.received_at.as_micros());
         let at = Timestamp::from_micros(self.at.as_micros().saturating_add(since));
-        let verdict = match &self.seen {
+        let verdict = match &self.state {
             // An answer that was computed then ages by as much as the clock has moved.
-            Seen::Verdict(verdict) => aged(*verdict, since),
-            seen => seen.verdict(&ask.terms, at, ask.cost),
+            KeyState::Verdict(verdict) => aged(*verdict, since),
+            state => state.verdict(&hit.terms, at, hit.cost),
         };
         (!verdict.is_allowed()).then_some((verdict, at))
     }
 }
 
 /// The number of costs of a key that have entries.
-fn costs(set: &[Entry], fingerprint: u64, ask: &Ask) -> usize {
-    set.iter().filter(|entry| entry.is_of(fingerprint, ask)).count()
+fn costs(set: &[Entry], fingerprint: u64, hit: &ScriptHit) -> usize {
+    set.iter().filter(|entry| entry.is_of(fingerprint, hit)).count()
 }
 
 /// Returns the entry that answers a cost: of those that do, the one of the highest cost.
-fn answering<'s>(set: &'s mut [Entry], fingerprint: u64, ask: &Ask) -> Option<&'s mut Entry> {
-    let costs = costs(set, fingerprint, ask);
+fn answering<'s>(set: &'s mut [Entry], fingerprint: u64, hit: &ScriptHit) -> Option<&'s mut Entry> {
+    let costs = costs(set, fingerprint, hit);
     // A cost that never fits has no `retry_after`.
-    let any_cost = || costs >= MAX_COSTS && ask.terms.compiled.largest_cost().is_some_and(|most| ask.cost <= most);
+    let any_cost = || costs >= MAX_COSTS && hit.terms.compiled.largest_cost().is_some_and(|most| hit.cost <= most);
     let answers = |entry: &&mut Entry| {
-        let is_lower = entry.is_of(fingerprint, ask) && entry.cost <= ask.cost;
-        is_lower && (entry.cost == ask.cost || !entry.is_verdict() || any_cost())
+        let is_lower = entry.is_of(fingerprint, hit) && entry.cost <= hit.cost;
+        is_lower && (entry.cost == hit.cost || !entry.is_verdict() || any_cost())
     };
     set.iter_mut().filter(answers).max_by_key(|entry| entry.cost)
 }
@@ -360,13 +360,13 @@ mod tests {
 
     fn remember_at(denials: &Denials, terms: &Arc<Terms>, key: usize, at: Timestamp) -> bool {
         let name: Arc<[u8]> = Arc::from(key.to_string().as_bytes());
-        let ask = Ask { terms: terms.clone(), siblings: Arc::from([]), name, cost: 1 };
+        let hit = ScriptHit { terms: terms.clone(), siblings: Arc::from([]), name, cost: 1 };
         let segments = terms.compiled.parameters(1)[3] as usize;
         // All segments are full.
         let numbers = std::iter::once(at.as_micros()).chain(std::iter::repeat_n(100, segments + 1)).collect();
-        let times = Times { asked: at, answered: at, mark: denials.mark(&ask.name) };
-        denials.remember(&ask, &Seen::Numbers(numbers), at, 1_000_000, times);
-        let certain = denials.certain(&ask, at);
+        let times = Times { sent_at: at, received_at: at, generation: denials.generation(&hit.name) };
+        denials.remember(&hit, &KeyState::Numbers(numbers), at, 1_000_000, times);
+        let certain = denials.certain(&hit, at);
         assert!(certain.is_none_or(|(verdict, _)| !verdict.is_allowed()));
         certain.is_some()
     }
@@ -387,7 +387,7 @@ mod tests {
                     for set in &denials.sets {
                         let set = set.lock().unwrap();
                         assert!(set.capacity() <= WAYS);
-                        assert!(set.iter().all(|entry| entry.seen.numbers().len() <= MAX_NUMBERS));
+                        assert!(set.iter().all(|entry| entry.state.numbers().len() <= MAX_NUMBERS));
                     }
                     assert!(budget.used() <= max / SHARE_OF_MEMORY, "{} of {max}", budget.used());
                     assert!(max < 1 << 20 || budget.used() > SET_BYTES, "{} of {max}", budget.used());

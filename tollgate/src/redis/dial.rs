@@ -135,28 +135,28 @@ struct Counted<S> {
 impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = into.filled().len();
-        let outcome = Pin::new(&mut self.stream).poll_read(cx, into);
+        let result = Pin::new(&mut self.stream).poll_read(cx, into);
         let received = into.filled().len() - before;
         if received > 0 {
             self.traffic.received.fetch_add(received as u64, Ordering::Relaxed);
         }
-        outcome
+        result
     }
 }
 
 impl<S> Counted<S> {
-    fn count_sent(&self, outcome: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if let Poll::Ready(Ok(sent)) = outcome {
+    fn count_sent(&self, result: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(Ok(sent)) = result {
             self.traffic.sent.fetch_add(sent as u64, Ordering::Relaxed);
         }
-        outcome
+        result
     }
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let outcome = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.count_sent(outcome)
+        let result = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.count_sent(result)
     }
 
     fn poll_write_vectored(
@@ -164,8 +164,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
         cx: &mut Context<'_>,
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let outcome = Pin::new(&mut self.stream).poll_write_vectored(cx, bytes);
-        self.count_sent(outcome)
+        let result = Pin::new(&mut self.stream).poll_write_vectored(cx, bytes);
+        self.count_sent(result)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -10,17 +10,17 @@ const MAX_DETAIL_BYTES: usize = 200;
 /// Why a store could not be asked or did not answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreError {
-    kind: Kind,
+    kind: StoreErrorKind,
     detail: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum StoreErrorKind {
     Unavailable,
-    TooLate,
+    TimedOut,
     Busy,
     Refused,
-    NotOurs,
+    ForeignData,
     /// Its memory is full.
     Full,
     /// Its user lacks a right.
@@ -37,7 +37,7 @@ enum Kind {
     Login,
 }
 
-impl Kind {
+impl StoreErrorKind {
     /// What an error reply means, by its code and text.
     fn of_reply(code: &str, text: &str) -> Option<Self> {
         Some(match code {
@@ -58,94 +58,101 @@ impl Kind {
 
 impl StoreError {
     pub(super) fn unavailable(detail: &str) -> Self {
-        Self { kind: Kind::Unavailable, detail: one_line(detail) }
+        Self { kind: StoreErrorKind::Unavailable, detail: one_line(detail) }
     }
 
-    pub(super) fn too_late() -> Self {
-        Self { kind: Kind::TooLate, detail: String::new() }
+    pub(super) fn timed_out() -> Self {
+        Self { kind: StoreErrorKind::TimedOut, detail: String::new() }
     }
 
     pub(super) fn busy() -> Self {
-        Self { kind: Kind::Busy, detail: String::new() }
+        Self { kind: StoreErrorKind::Busy, detail: String::new() }
     }
 
     pub(super) fn refused(detail: &str) -> Self {
-        Self { kind: Kind::Refused, detail: one_line(detail) }
+        Self { kind: StoreErrorKind::Refused, detail: one_line(detail) }
     }
 
     /// What the script reports of one key.
     pub(super) fn of_key(why: &str) -> Self {
         let not_ours = why.contains("WRONGTYPE") || why.contains("holds something else");
         let code = why.split_ascii_whitespace().next().unwrap_or_default();
-        let of_server = || Kind::of_reply(code, why).unwrap_or(Kind::Refused);
-        Self { kind: if not_ours { Kind::NotOurs } else { of_server() }, detail: one_line(why) }
+        let of_server = || StoreErrorKind::of_reply(code, why).unwrap_or(StoreErrorKind::Refused);
+        Self { kind: if not_ours { StoreErrorKind::ForeignData } else { of_server() }, detail: one_line(why) }
     }
 
     /// An error of the client or of the server that is no refusal, unless it is known to be one.
     pub(super) fn of(error: &RedisError) -> Self {
-        Self { kind: Self::kind_of(error).unwrap_or(Kind::Unavailable), detail: one_line(&error.to_string()) }
+        Self { kind: Self::kind_of(error).unwrap_or(StoreErrorKind::Unavailable), detail: one_line(&error.to_string()) }
     }
 
     /// A refusal by the server, unless it is known to be something else.
     pub(super) fn refused_by(error: &RedisError) -> Self {
-        Self { kind: Self::kind_of(error).unwrap_or(Kind::Refused), detail: one_line(&error.to_string()) }
+        Self { kind: Self::kind_of(error).unwrap_or(StoreErrorKind::Refused), detail: one_line(&error.to_string()) }
     }
 
-    fn kind_of(error: &RedisError) -> Option<Kind> {
+    fn kind_of(error: &RedisError) -> Option<StoreErrorKind> {
         match error.kind() {
-            ErrorKind::AuthenticationFailed => Some(Kind::Login),
-            _ => Kind::of_reply(error.code().unwrap_or_default(), &error.to_string()),
+            ErrorKind::AuthenticationFailed => Some(StoreErrorKind::Login),
+            _ => StoreErrorKind::of_reply(error.code().unwrap_or_default(), &error.to_string()),
         }
     }
 
     /// The same of one server of several.
     pub(super) fn at(mut self, server: &impl fmt::Display) -> Self {
         self.detail = one_line(&format!("{server}: {}", self.detail()));
-        if matches!(self.kind, Kind::TooLate | Kind::Busy) {
-            self.kind = Kind::Unavailable;
+        if matches!(self.kind, StoreErrorKind::TimedOut | StoreErrorKind::Busy) {
+            self.kind = StoreErrorKind::Unavailable;
         }
         self
     }
 
     /// Whether the server refuses all writes or all calls, whatever their keys.
-    pub(super) fn is_refusal_of_all(&self) -> bool {
-        matches!(self.kind, Kind::Full | Kind::NoPermission)
+    pub(super) fn refuses_all(&self) -> bool {
+        matches!(self.kind, StoreErrorKind::Full | StoreErrorKind::NoPermission)
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.kind == Kind::Full
+        self.kind == StoreErrorKind::Full
     }
 
     pub(super) fn is_read_only(&self) -> bool {
-        self.kind == Kind::ReadOnly
+        self.kind == StoreErrorKind::ReadOnly
     }
 
     /// Whether the store did not answer, or not in time.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         match self.kind {
-            Kind::Busy | Kind::Refused | Kind::NotOurs | Kind::Full | Kind::NoPermission => false,
-            Kind::Unavailable | Kind::TooLate | Kind::ReadOnly | Kind::Loading => true,
-            Kind::CannotSave | Kind::RunsScript | Kind::Login => true,
+            StoreErrorKind::Busy
+            | StoreErrorKind::Refused
+            | StoreErrorKind::ForeignData
+            | StoreErrorKind::Full
+            | StoreErrorKind::NoPermission => false,
+            StoreErrorKind::Unavailable
+            | StoreErrorKind::TimedOut
+            | StoreErrorKind::ReadOnly
+            | StoreErrorKind::Loading => true,
+            StoreErrorKind::CannotSave | StoreErrorKind::RunsScript | StoreErrorKind::Login => true,
         }
     }
 
     /// Whether the store answered that it will not, for example because its memory is full.
     #[must_use]
     pub fn is_refused(&self) -> bool {
-        matches!(self.kind, Kind::Refused | Kind::Full | Kind::NoPermission)
+        matches!(self.kind, StoreErrorKind::Refused | StoreErrorKind::Full | StoreErrorKind::NoPermission)
     }
 
     /// Whether the key is taken by data that is not a limiter's, which is left alone.
     #[must_use]
-    pub fn is_not_ours(&self) -> bool {
-        self.kind == Kind::NotOurs
+    pub fn is_foreign_data(&self) -> bool {
+        self.kind == StoreErrorKind::ForeignData
     }
 
     /// Whether more is waiting for the store already than it can be expected to answer in time.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        self.kind == Kind::Busy
+        self.kind == StoreErrorKind::Busy
     }
 
     /// What the store or the system said, in its own words, such as `Connection refused (os error 111)`, in one line and
@@ -153,8 +160,8 @@ impl StoreError {
     #[must_use]
     pub fn detail(&self) -> &str {
         match self.kind {
-            Kind::TooLate => "no answer in time",
-            Kind::Busy => "too much is waiting already",
+            StoreErrorKind::TimedOut => "no answer in time",
+            StoreErrorKind::Busy => "too much is waiting already",
             _ => &self.detail,
         }
     }
@@ -163,20 +170,20 @@ impl StoreError {
     #[must_use]
     pub fn fix(&self) -> &'static str {
         match self.kind {
-            Kind::Unavailable => "start it, or correct its URL",
-            Kind::TooLate => "look at its load and the way to it, or raise store_timeout",
-            Kind::Busy => "add nodes or use leases",
-            Kind::Refused => "look at its memory, and at what its user may do",
-            Kind::NotOurs => "move that data elsewhere",
-            Kind::Full => "raise its maxmemory, or move other data elsewhere",
-            Kind::NoPermission => {
+            StoreErrorKind::Unavailable => "start it, or correct its URL",
+            StoreErrorKind::TimedOut => "look at its load and the way to it, or raise store_timeout",
+            StoreErrorKind::Busy => "add nodes or use leases",
+            StoreErrorKind::Refused => "look at its memory, and at what its user may do",
+            StoreErrorKind::ForeignData => "move that data elsewhere",
+            StoreErrorKind::Full => "raise its maxmemory, or move other data elsewhere",
+            StoreErrorKind::NoPermission => {
                 "give its user the keys, channels and commands that docs/redis.md lists (ACL SETUSER)"
             }
-            Kind::ReadOnly => "use the URL of the master, or of sentinels or a cluster, which know it",
-            Kind::Loading => "wait until it has read its data from disk",
-            Kind::CannotSave => "look at its disk and its log: it takes no writes until it can save its data",
-            Kind::RunsScript => "end the script that keeps it busy (SCRIPT KILL)",
-            Kind::Login => "correct the user and the password",
+            StoreErrorKind::ReadOnly => "use the URL of the master, or of sentinels or a cluster, which know it",
+            StoreErrorKind::Loading => "wait until it has read its data from disk",
+            StoreErrorKind::CannotSave => "look at its disk and its log: it takes no writes until it can save its data",
+            StoreErrorKind::RunsScript => "end the script that keeps it busy (SCRIPT KILL)",
+            StoreErrorKind::Login => "correct the user and the password",
         }
     }
 }
@@ -184,13 +191,20 @@ impl StoreError {
 impl fmt::Display for StoreError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
-            Kind::Unavailable | Kind::ReadOnly | Kind::Loading | Kind::CannotSave | Kind::RunsScript | Kind::Login => {
+            StoreErrorKind::Unavailable
+            | StoreErrorKind::ReadOnly
+            | StoreErrorKind::Loading
+            | StoreErrorKind::CannotSave
+            | StoreErrorKind::RunsScript
+            | StoreErrorKind::Login => {
                 write!(out, "the store is not available: {}", self.detail)
             }
-            Kind::TooLate => out.write_str("the store did not answer in time"),
-            Kind::Busy => out.write_str("too much is waiting for the store already"),
-            Kind::Refused | Kind::Full | Kind::NoPermission => write!(out, "the store refused: {}", self.detail),
-            Kind::NotOurs => write!(out, "the key holds data that is not a limiter's ({})", self.detail),
+            StoreErrorKind::TimedOut => out.write_str("the store did not answer in time"),
+            StoreErrorKind::Busy => out.write_str("too much is waiting for the store already"),
+            StoreErrorKind::Refused | StoreErrorKind::Full | StoreErrorKind::NoPermission => {
+                write!(out, "the store refused: {}", self.detail)
+            }
+            StoreErrorKind::ForeignData => write!(out, "the key holds data that is not a limiter's ({})", self.detail),
         }?;
         write!(out, "; {}", self.fix())
     }

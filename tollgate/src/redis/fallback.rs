@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwapOption;
 use smallvec::SmallVec;
 
-use super::{Inner, Receipt, RedisLimiter, Wanted};
+use super::{Inner, Receipt, RedisHit, RedisLimiter};
 use crate::decision::{Admission, Decision, Source, Verdict};
 use crate::limit::OnStoreFailure;
 use crate::limit_set::LimitSet;
@@ -85,66 +85,66 @@ impl Inner {
     }
 }
 
-impl Wanted {
+impl RedisHit {
     /// Returns the hit as this process's memory counts it: by the name that the key has on the store.
     fn local_hit(&self) -> Hit<'_> {
-        Hit::new(self.limit, &*self.ask.name).cost(self.ask.cost)
+        Hit::new(self.limit, &*self.script_hit.name).cost(self.script_hit.cost)
     }
 }
 
 impl RedisLimiter {
     /// Answers for hits whose servers fail, each by the policy of its limit: all of them are taken, or none.
-    pub(super) fn by_policy(&self, failed: &mut [&mut Wanted]) -> Decision {
+    pub(super) fn by_policy(&self, failed: &mut [&mut RedisHit]) -> Decision {
         let now = self.0.shared.clock.wall();
         self.0.shared.counts.by_policy.fetch_add(1, Ordering::Relaxed);
-        if let Some(denying) = failed.iter().find(|one| self.policy(one) == OnStoreFailure::Deny) {
+        if let Some(denying) = failed.iter().find(|hit| self.policy(hit) == OnStoreFailure::Deny) {
             return self.denied_by_policy(denying);
         }
-        let is_local = |one: &Wanted| self.policy(one) == OnStoreFailure::Local;
-        if !failed.iter().any(|one| is_local(one)) {
-            let Some(one) = failed.first() else { return Decision::without_limit(now) };
-            let quota = self.0.limits[one.limit.index()].limit.quota();
+        let is_local = |hit: &RedisHit| self.policy(hit) == OnStoreFailure::Local;
+        if !failed.iter().any(|hit| is_local(hit)) {
+            let Some(hit) = failed.first() else { return Decision::without_limit(now) };
+            let quota = self.0.limits[hit.limit.index()].limit.quota();
             let verdict = Verdict { admission: Admission::Allowed { delay: 0 }, remaining: quota, reset_after: 0 };
-            return self.decision(one, verdict, now, Source::Policy);
+            return self.decision(hit, verdict, now, Source::Policy);
         }
         let Some(local) = self.0.local() else { return self.denied_by_policy(failed[0]) };
         let decision = {
-            let hits = failed.iter().filter(|one| is_local(one)).map(|one| one.local_hit());
+            let hits = failed.iter().filter(|hit| is_local(hit)).map(|hit| hit.local_hit());
             local.decide_now(&hits.collect::<SmallVec<[Hit<'_>; 2]>>())
         };
         if decision.is_allowed() {
             let Decision { at, wall_offset, .. } = decision;
-            let counted = failed.iter_mut().filter(|one| is_local(one));
-            counted.for_each(|one| one.receipt = Receipt::Local { at, wall_offset });
+            let counted = failed.iter_mut().filter(|hit| is_local(hit));
+            counted.for_each(|hit| hit.receipt = Receipt::Local { at, wall_offset });
         }
         self.of_whole_limit(failed, decision)
     }
 
-    fn denied_by_policy(&self, denying: &Wanted) -> Decision {
+    fn denied_by_policy(&self, denying: &RedisHit) -> Decision {
         let verdict = Verdict { admission: RETRY_LATER, remaining: 0, reset_after: RETRY_A_FAILED_STORE };
         self.decision(denying, verdict, self.0.shared.clock.wall(), Source::Policy)
     }
 
     /// A local decision with the quota of the whole limit. A cost above the share alone fits again once the store is back.
-    fn of_whole_limit(&self, failed: &[&mut Wanted], decision: Decision) -> Decision {
+    fn of_whole_limit(&self, failed: &[&mut RedisHit], decision: Decision) -> Decision {
         let decision = Decision { source: Source::Local, ..decision };
-        let Some(one) = failed.iter().find(|one| Some(one.limit) == decision.limit) else { return decision };
-        let (quota, mut verdict) = (self.0.limits[one.limit.index()].limit.quota(), decision.verdict);
-        if verdict.admission == Admission::NeverFits && one.ask.cost <= quota {
+        let Some(hit) = failed.iter().find(|hit| Some(hit.limit) == decision.limit) else { return decision };
+        let (quota, mut verdict) = (self.0.limits[hit.limit.index()].limit.quota(), decision.verdict);
+        if verdict.admission == Admission::NeverFits && hit.script_hit.cost <= quota {
             verdict.admission = RETRY_LATER;
         }
         Decision { quota, verdict, ..decision }
     }
 
-    fn policy(&self, one: &Wanted) -> OnStoreFailure {
-        let limit = &self.0.limits[one.limit.index()].limit;
+    fn policy(&self, hit: &RedisHit) -> OnStoreFailure {
+        let limit = &self.0.limits[hit.limit.index()].limit;
         limit.on_store_failure().unwrap_or(self.0.shared.on_store_failure)
     }
 
     /// Gives back what this process's memory took for a hit at that time. `wall_offset` is that of the decision.
-    pub(super) fn give_back_locally(&self, one: &Wanted, at: Timestamp, wall_offset: i64) {
+    pub(super) fn give_back_locally(&self, hit: &RedisHit, at: Timestamp, wall_offset: i64) {
         if let Some(local) = self.0.local() {
-            local.give_back_hit(one.local_hit(), at, wall_offset);
+            local.give_back_hit(hit.local_hit(), at, wall_offset);
         }
     }
 

@@ -26,7 +26,7 @@ const JOIN_AFTER: Duration = Duration::from_secs(1);
 /// A node that has not registered for this long is gone: three to ten beats.
 const ALIVE_FOR: Duration = Duration::from_secs(10);
 /// How long a beat may take at least. No request waits for it.
-const PATIENCE: Duration = Duration::from_millis(500);
+const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
 /// More nodes than share one Redis. No more are registered.
 const MAX_NODES: u32 = 10_000;
 
@@ -82,7 +82,7 @@ impl Fleet {
                 sleep(jittered(BEAT_EVERY)).await;
                 continue;
             }
-            if let Some(others) = count(&topology, member, store_timeout.max(PATIENCE)).await {
+            if let Some(others) = count(&topology, member, store_timeout.max(REPLY_TIMEOUT)).await {
                 let nodes = others + u32::from(member.is_empty());
                 self.nodes.store(recent.largest_with(nodes).clamp(self.expected, MAX_NODES), Ordering::Relaxed);
             }
@@ -93,11 +93,11 @@ impl Fleet {
 }
 
 /// Returns how many nodes have registered, `member` among them. `None` if Redis does not answer.
-async fn count(topology: &Topology, member: &str, patience: Duration) -> Option<u32> {
+async fn count(topology: &Topology, member: &str, limit: Duration) -> Option<u32> {
     let key = topology.names().of(KEY);
     let mut command = redis::cmd("EVAL");
     command.arg(BEAT).arg(1).arg(&key).arg(member).arg(ALIVE_FOR.as_millis() as u64).arg(MAX_NODES);
-    let reply = topology.run_aside(key.as_bytes(), &command, patience).await?;
+    let reply = topology.run_in_background(key.as_bytes(), &command, limit).await?;
     redis::from_redis_value(reply).ok()
 }
 

@@ -6,7 +6,7 @@ use redis::Value;
 use smallvec::SmallVec;
 
 use super::StoreError;
-use super::script::{Answer, Seen, Terms, failures, seen, unreadable};
+use super::script::{KeyState, ScriptReply, Terms, failures, read_state, unreadable};
 use crate::algorithm::Compiled;
 use crate::units::Timestamp;
 
@@ -99,14 +99,14 @@ fn push(bytes: &mut Vec<u8>, number: u64, width: usize) {
 }
 
 /// A reply of the smaller script: what it saw, and why keys failed, if any did.
-pub(super) struct Reply {
+pub(super) struct BatchReply {
     bytes: Vec<u8>,
     read: usize,
     pub(super) at: Timestamp,
     pub(super) failures: Vec<(u64, String)>,
 }
 
-impl Reply {
+impl BatchReply {
     pub(super) fn new(reply: Value) -> Result<Self, StoreError> {
         let (bytes, failures) = match reply {
             Value::BulkString(bytes) => (bytes, Vec::new()),
@@ -123,14 +123,14 @@ impl Reply {
     }
 
     /// Reads the answer to the next request, whose hits are under these terms.
-    pub(super) fn answer<'t>(&mut self, terms: impl Iterator<Item = &'t Terms>) -> Result<Answer, StoreError> {
+    pub(super) fn next_reply<'t>(&mut self, terms: impl Iterator<Item = &'t Terms>) -> Result<ScriptReply, StoreError> {
         let taken = self.number(1)?;
-        let mut states = SmallVec::<[Seen; 2]>::new();
+        let mut states = SmallVec::<[KeyState; 2]>::new();
         for terms in terms {
             let length = self.number(3)? as usize;
-            states.push(seen(terms, self.take(length)?)?);
+            states.push(read_state(terms, self.take(length)?)?);
         }
-        Ok(Answer::new(self.at, taken, states))
+        Ok(ScriptReply::new(self.at, taken, states))
     }
 
     fn take(&mut self, length: usize) -> Result<&[u8], StoreError> {

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use tokio::sync::Semaphore;
 
 use super::node::jittered;
-use super::script::Ask;
+use super::script::ScriptHit;
 use crate::algorithm::portable::Before;
 use crate::units::Timestamp;
 
@@ -27,7 +27,7 @@ const MAX_CHOICES: usize = 14;
 
 /// The lease of one key. Times are by this process's clock, except where noted.
 pub(super) struct Lease {
-    pub(super) ask: Ask,
+    pub(super) hit: ScriptHit,
     /// Oldest first.
     grants: SmallVec<[Grant; 2]>,
     horizon: u64,
@@ -36,7 +36,7 @@ pub(super) struct Lease {
     demand: u64,
     demand_before: u64,
     /// The store had nothing for this cost, or less than was wished for: it is not asked again before this time.
-    dry: Option<(u64, Timestamp)>,
+    exhausted: Option<(u64, Timestamp)>,
     /// Renewals in a row that brought less than was wished for, and the units that the last of them brought.
     shortages: u32,
     last_short: u64,
@@ -86,14 +86,14 @@ pub(super) struct Granted {
 
 /// A slice to ask for: the most, and the least that helps.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wish {
+pub(super) struct SliceRequest {
     pub(super) most: u64,
     pub(super) least: u64,
     /// The units that the last renewal brought, if that was less than its wish. About as many are likely to be there.
     expected: u64,
 }
 
-impl Wish {
+impl SliceRequest {
     /// Returns the costs to try, the largest first: halves of the most, and more finely around what is expected.
     pub(super) fn choices(self) -> SmallVec<[u64; 16]> {
         let halves = std::iter::successors(Some(self.most), |units| Some(units / 2));
@@ -110,7 +110,7 @@ impl Wish {
 /// Units that a request took from a slice and may still give back, because its other limits have not decided yet.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "held units are either kept or given back"]
-pub(super) struct Held {
+pub(super) struct SliceUnits {
     /// When the slice was charged, which identifies it, and until when it may be spent.
     at: Timestamp,
     until: Timestamp,
@@ -119,7 +119,7 @@ pub(super) struct Held {
     resets: u64,
 }
 
-impl Held {
+impl SliceUnits {
     /// Returns when the slice was charged, by the store's clock, and the debt of the key before that.
     pub(super) fn charge(&self) -> (Timestamp, Before) {
         (self.at, self.before)
@@ -133,7 +133,7 @@ impl Held {
 
 /// The unspent rest of a slice that expired.
 pub(super) struct Leftover {
-    pub(super) ask: Ask,
+    pub(super) hit: ScriptHit,
     pub(super) at: Timestamp,
     pub(super) before: Before,
     /// The connection on which the slice was charged, if that was certain.
@@ -141,15 +141,15 @@ pub(super) struct Leftover {
 }
 
 impl Lease {
-    pub(super) fn new(ask: Ask, horizon: u64, now: Timestamp) -> Self {
+    pub(super) fn new(hit: ScriptHit, horizon: u64, now: Timestamp) -> Self {
         Self {
-            ask,
+            hit,
             grants: SmallVec::new(),
             horizon,
             since: now,
             demand: 0,
             demand_before: 0,
-            dry: None,
+            exhausted: None,
             shortages: 0,
             last_short: 0,
             renewing: None,
@@ -176,11 +176,11 @@ impl Lease {
     }
 
     /// Takes units from a slice, if one has as many.
-    pub(super) fn spend(&mut self, cost: u64, now: Timestamp) -> Option<Held> {
+    pub(super) fn spend(&mut self, cost: u64, now: Timestamp) -> Option<SliceUnits> {
         let grant = self.grants.iter_mut().find(|grant| grant.can_spend(cost, now))?;
         grant.left -= cost;
         let Grant { at, until, before, connection, .. } = *grant;
-        Some(Held { at, until, before, connection, resets: self.resets })
+        Some(SliceUnits { at, until, before, connection, resets: self.resets })
     }
 
     /// Notes that a request holds units. The lease is kept until it lets go of them.
@@ -194,7 +194,7 @@ impl Lease {
     }
 
     /// Puts held units back into their slice. If that has expired, they are returned to the store with the next sweep.
-    pub(super) fn give_back(&mut self, units: u64, held: Held) {
+    pub(super) fn give_back(&mut self, units: u64, held: SliceUnits) {
         self.holders = self.holders.saturating_sub(1);
         self.demand = self.demand.saturating_sub(units);
         match self.grants.iter_mut().find(|grant| grant.at == held.at) {
@@ -203,7 +203,7 @@ impl Lease {
             None if held.resets != self.resets => {}
             None => {
                 let until = if self.withdrawn { Timestamp::EPOCH } else { held.until };
-                let Held { at, before, connection, .. } = held;
+                let SliceUnits { at, before, connection, .. } = held;
                 self.grants.push(Grant { units, left: units, until, at, before, connection });
             }
         }
@@ -211,7 +211,7 @@ impl Lease {
 
     /// Puts the units of a request that was admitted back into their slice. Returns false if nothing is spent from that
     /// slice any more: then they belong to the store. After a reset they belong to nobody.
-    pub(super) fn refund(&mut self, units: u64, held: Held, now: Timestamp) -> bool {
+    pub(super) fn refund(&mut self, units: u64, held: SliceUnits, now: Timestamp) -> bool {
         let grant = self.grants.iter_mut().find(|grant| grant.at == held.at && grant.until > now);
         match grant {
             Some(grant) => grant.left += units,
@@ -240,7 +240,7 @@ impl Lease {
         } else if units > 0 {
             (self.shortages, self.last_short) = (0, 0);
         }
-        self.dry = short.map(|(cost, at)| (cost, at.saturating_add(self.pause())));
+        self.exhausted = short.map(|(cost, at)| (cost, at.saturating_add(self.pause())));
         if let Some(renewal) = self.renewing.take() {
             renewal.close();
         }
@@ -255,20 +255,20 @@ impl Lease {
 
     /// Removes slices that have expired, or all of them. Returns whether there is anything left to look after.
     pub(super) fn sweep(&mut self, now: Timestamp, all: bool, leftovers: &mut Vec<Leftover>) -> bool {
-        let Self { grants, ask, .. } = self;
+        let Self { grants, hit, .. } = self;
         grants.retain(|grant| {
             let dead = all || grant.until <= now;
             if dead && grant.left > 0 {
                 // The units that were spent are those that the refill pays first.
-                let before = ask.terms.compiled.before_rest(grant.before, grant.units.saturating_sub(grant.left));
-                let ask = Ask { cost: grant.left, ..ask.clone() };
-                leftovers.push(Leftover { ask, at: grant.at, before, connection: grant.connection });
+                let before = hit.terms.compiled.before_rest(grant.before, grant.units.saturating_sub(grant.left));
+                let hit = ScriptHit { cost: grant.left, ..hit.clone() };
+                leftovers.push(Leftover { hit, at: grant.at, before, connection: grant.connection });
             }
             !dead && grant.left > 0
         });
         self.count(0, now);
         let is_used = self.renewing.is_some() || self.holders > 0 || !self.grants.is_empty();
-        is_used || (self.wanted() > 0 && !self.withdrawn)
+        is_used || (self.expected_demand() > 0 && !self.withdrawn)
     }
 
     /// Drops the slices that are held. A slice that is on its way is kept.
@@ -285,7 +285,7 @@ impl Lease {
     }
 
     /// Keeps the slices to be spent, and gives nothing of them back: a reset may have been missed.
-    pub(super) fn resets_are_missed(&mut self) {
+    pub(super) fn subscription_lost(&mut self) {
         self.grants.iter_mut().for_each(|grant| grant.connection = None);
         self.reset_at = Timestamp::MAX;
         self.resets += 1;
@@ -293,7 +293,7 @@ impl Lease {
 
     fn drop_charged_until(&mut self, reset_at: Timestamp) {
         self.grants.retain(|grant| grant.at > reset_at);
-        self.dry = None;
+        self.exhausted = None;
         (self.shortages, self.last_short) = (0, 0);
         self.resets += 1;
     }
@@ -315,15 +315,15 @@ impl Lease {
     }
 
     /// Returns how long not to ask the store for this cost, in microseconds.
-    pub(super) fn dry_for(&self, cost: u64, now: Timestamp) -> u64 {
-        match self.dry {
+    pub(super) fn exhausted_for(&self, cost: u64, now: Timestamp) -> u64 {
+        match self.exhausted {
             Some((refused, until)) if cost >= refused => until.as_micros().saturating_sub(now.as_micros()),
             _ => 0,
         }
     }
 
     /// Returns the units that a horizon is likely to need.
-    pub(super) fn wanted(&self) -> u64 {
+    pub(super) fn expected_demand(&self) -> u64 {
         self.demand.max(self.demand_before)
     }
 
@@ -333,9 +333,9 @@ impl Lease {
 
     /// Returns whether the next slice should be asked for while this one lasts.
     pub(super) fn is_low(&self, cost: u64, quota: u64, now: Timestamp) -> bool {
-        self.left(now) < self.wanted().min(quota / SHARE) / LOW
+        self.left(now) < self.expected_demand().min(quota / SHARE) / LOW
             && self.renewing.is_none()
-            && self.dry_for(cost, now) == 0
+            && self.exhausted_for(cost, now) == 0
     }
 
     /// Returns what is left of the quota, here and at the store when it was last asked, and the time until it is full.
@@ -344,14 +344,14 @@ impl Lease {
         (self.left(now).saturating_add(self.store_left), reset_after)
     }
 
-    pub(super) fn begin_renewing(&mut self, cost: u64, quota: u64, now: Timestamp) -> Wish {
+    pub(super) fn begin_renewing(&mut self, cost: u64, quota: u64, now: Timestamp) -> SliceRequest {
         self.renewing = Some(Arc::new(Semaphore::new(0)));
         // The slice will be charged after all resets that are known by now.
         self.reset_at = Timestamp::EPOCH;
         let (covered, of) = COVERED;
-        let wanted = (self.wanted().saturating_mul(covered) / of).min(quota / SHARE);
-        let most = wanted.saturating_sub(self.left(now)).max(cost);
-        Wish { most, least: cost, expected: self.last_short }
+        let expected_demand = (self.expected_demand().saturating_mul(covered) / of).min(quota / SHARE);
+        let most = expected_demand.saturating_sub(self.left(now)).max(cost);
+        SliceRequest { most, least: cost, expected: self.last_short }
     }
 }
 
@@ -366,7 +366,7 @@ mod tests {
     fn lease() -> Lease {
         let limit = Limit::new("l", FixedWindow::new(100, HOUR)).unwrap();
         let terms = Arc::new(Terms::new(limit.compiled(), 100, Vec::new()));
-        Lease::new(Ask { terms, siblings: Arc::from([]), name: Arc::from(&b"key"[..]), cost: 1 }, 200_000, NOW)
+        Lease::new(ScriptHit { terms, siblings: Arc::from([]), name: Arc::from(&b"key"[..]), cost: 1 }, 200_000, NOW)
     }
 
     /// A slice that was charged at that time by the store's clock.

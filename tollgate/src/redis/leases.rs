@@ -17,16 +17,16 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::sync::{Notify, Semaphore};
 
-use super::lease::{Granted, Held, Lease, Leftover, SHARE, Wish};
-use super::script::{Ask, Terms};
+use super::lease::{Granted, Lease, Leftover, SHARE, SliceRequest, SliceUnits};
+use super::script::{ScriptHit, Terms};
 use super::stores::StoreIndex;
 use crate::units::Timestamp;
 
 /// Keys leased at once. Beyond that the store decides.
-const MOST: usize = 16_384;
+const MAX_LEASES: usize = 16_384;
 const SHARDS: usize = 16;
 /// Units asked for within a horizon before a key is worth a slice.
-const BUSY: u64 = 4;
+const MIN_DEMAND: u64 = 4;
 /// How often the dead slices are looked for.
 pub(super) const SWEEP_EVERY: Duration = Duration::from_millis(50);
 
@@ -39,7 +39,7 @@ pub(super) struct Leases {
     /// Rung when there is a lease where there was none, for the one who looks after them.
     taken: Notify,
     /// Whether this process learns of resets by others, for each store. Without that, no slices are taken there.
-    hears_resets: Box<[AtomicBool]>,
+    is_subscribed: Box<[AtomicBool]>,
 }
 
 /// How a request spends from a lease.
@@ -69,15 +69,15 @@ pub(super) enum Attempt {
 }
 
 /// The result of an attempt to spend from a slice.
-pub(super) enum Next {
+pub(super) enum SpendResult {
     /// The units were taken. With a wish, the next slice is to be asked for meanwhile.
-    Spent { held: Held, remaining: u64, reset_after: u64, renew: Option<Wish> },
+    Spent { held: SliceUnits, remaining: u64, reset_after: u64, renew: Option<SliceRequest> },
     /// Ask the store for a slice.
-    Renew(Wish),
+    Renew(SliceRequest),
     /// A slice is being asked for. Closed when the answer is there.
     Wait(Arc<Semaphore>),
     /// The store had nothing a moment ago. It is asked again after `wait` microseconds.
-    Dry { wait: u64 },
+    Exhausted { wait: u64 },
     /// Let the store decide.
     Exact,
 }
@@ -87,7 +87,7 @@ pub(super) enum Outlook {
     /// Spend from a slice, or ask the store for one.
     Open,
     /// Deny: there are no units, and the store is not asked for `wait` microseconds.
-    Dry { wait: u64 },
+    Exhausted { wait: u64 },
     /// Let the store decide.
     Exact,
 }
@@ -98,7 +98,7 @@ impl Leases {
             shards: std::array::from_fn(|_| Mutex::default()),
             hasher: ahash::RandomState::new(),
             taken: Notify::new(),
-            hears_resets: (0..stores).map(|_| AtomicBool::new(false)).collect(),
+            is_subscribed: (0..stores).map(|_| AtomicBool::new(false)).collect(),
         }
     }
 
@@ -108,91 +108,93 @@ impl Leases {
     }
 
     /// Takes units from a slice, or returns what to do instead.
-    pub(super) fn spend(&self, ask: &Ask, spending: Spending, attempt: Attempt, now: Timestamp) -> Next {
+    pub(super) fn spend(&self, hit: &ScriptHit, spending: Spending, attempt: Attempt, now: Timestamp) -> SpendResult {
         let Spending { quota, horizon, purpose } = spending;
         // No slice is large enough, so it is no demand for slices either.
-        if ask.cost > quota / SHARE {
-            return Next::Exact;
+        if hit.cost > quota / SHARE {
+            return SpendResult::Exact;
         }
-        let mut shard = self.shard(&ask.name);
-        // Read under the lock, so that no slice is taken after `resets_are_missed` has gone through this shard.
-        let may_renew = self.hears_resets_of(ask);
-        if find(&mut shard, ask).is_none() {
-            if !may_renew || shard.len() >= MOST / SHARDS {
-                return Next::Exact;
+        let mut shard = self.shard(&hit.name);
+        // Read under the lock, so that no slice is taken after `subscription_lost` has gone through this shard.
+        let may_renew = self.is_subscribed_for(hit);
+        if find(&mut shard, hit).is_none() {
+            if !may_renew || shard.len() >= MAX_LEASES / SHARDS {
+                return SpendResult::Exact;
             }
-            shard.entry(ask.name.clone()).or_default().push(Lease::new(ask.clone(), horizon, now));
+            shard.entry(hit.name.clone()).or_default().push(Lease::new(hit.clone(), horizon, now));
             self.taken.notify_one();
         }
-        let Some(lease) = find(&mut shard, ask).filter(|lease| !lease.is_withdrawn()) else { return Next::Exact };
+        let Some(lease) = find(&mut shard, hit).filter(|lease| !lease.is_withdrawn()) else {
+            return SpendResult::Exact;
+        };
         if attempt == Attempt::First {
-            lease.count(ask.cost, now);
+            lease.count(hit.cost, now);
         }
-        if let Some(held) = lease.spend(ask.cost, now) {
+        if let Some(held) = lease.spend(hit.cost, now) {
             if purpose == Purpose::Hold {
                 lease.hold();
             }
-            let is_low = may_renew && lease.is_low(ask.cost, quota, now);
-            let renew = is_low.then(|| lease.begin_renewing(ask.cost, quota, now));
+            let is_low = may_renew && lease.is_low(hit.cost, quota, now);
+            let renew = is_low.then(|| lease.begin_renewing(hit.cost, quota, now));
             let (remaining, reset_after) = lease.remaining(now);
-            return Next::Spent { held, remaining, reset_after, renew };
+            return SpendResult::Spent { held, remaining, reset_after, renew };
         }
         if let Some(renewal) = lease.renewal() {
-            return Next::Wait(renewal.clone());
+            return SpendResult::Wait(renewal.clone());
         }
-        if !may_renew || lease.wanted() < BUSY {
-            return Next::Exact;
+        if !may_renew || lease.expected_demand() < MIN_DEMAND {
+            return SpendResult::Exact;
         }
-        match lease.dry_for(ask.cost, now) {
-            0 => Next::Renew(lease.begin_renewing(ask.cost, quota, now)),
-            wait => Next::Dry { wait },
+        match lease.exhausted_for(hit.cost, now) {
+            0 => SpendResult::Renew(lease.begin_renewing(hit.cost, quota, now)),
+            wait => SpendResult::Exhausted { wait },
         }
     }
 
     /// Returns what [`spend`](Self::spend) would do. Only a denial counts as demand.
-    pub(super) fn outlook(&self, ask: &Ask, quota: u64, now: Timestamp) -> Outlook {
-        if ask.cost > quota / SHARE {
+    pub(super) fn outlook(&self, hit: &ScriptHit, quota: u64, now: Timestamp) -> Outlook {
+        if hit.cost > quota / SHARE {
             return Outlook::Exact;
         }
-        let mut shard = self.shard(&ask.name);
-        let Some(lease) = find(&mut shard, ask).filter(|lease| !lease.is_withdrawn()) else { return Outlook::Exact };
-        if lease.can_spend(ask.cost, now) || lease.renewal().is_some() {
+        let mut shard = self.shard(&hit.name);
+        let Some(lease) = find(&mut shard, hit).filter(|lease| !lease.is_withdrawn()) else { return Outlook::Exact };
+        if lease.can_spend(hit.cost, now) || lease.renewal().is_some() {
             return Outlook::Open;
         }
-        if !self.hears_resets_of(ask) || lease.wanted() < BUSY {
+        if !self.is_subscribed_for(hit) || lease.expected_demand() < MIN_DEMAND {
             return Outlook::Exact;
         }
-        match lease.dry_for(ask.cost, now) {
+        match lease.exhausted_for(hit.cost, now) {
             0 => Outlook::Open,
             wait => {
-                lease.count(ask.cost, now);
-                Outlook::Dry { wait }
+                lease.count(hit.cost, now);
+                Outlook::Exhausted { wait }
             }
         }
     }
 
     /// Keeps the units that a request held: all its limits allowed it.
-    pub(super) fn keep(&self, ask: &Ask) {
-        if let Some(lease) = find(&mut self.shard(&ask.name), ask) {
+    pub(super) fn keep(&self, hit: &ScriptHit) {
+        if let Some(lease) = find(&mut self.shard(&hit.name), hit) {
             lease.keep();
         }
     }
 
     /// Puts the units that a request held back into their slice.
-    pub(super) fn give_back(&self, ask: &Ask, held: Held) {
-        if let Some(lease) = find(&mut self.shard(&ask.name), ask) {
-            lease.give_back(ask.cost, held);
+    pub(super) fn give_back(&self, hit: &ScriptHit, held: SliceUnits) {
+        if let Some(lease) = find(&mut self.shard(&hit.name), hit) {
+            lease.give_back(hit.cost, held);
         }
     }
 
     /// Puts the units of a request that was admitted back into their slice: see [`Lease::refund`].
-    pub(super) fn refund(&self, ask: &Ask, held: Held, now: Timestamp) -> bool {
-        find(&mut self.shard(&ask.name), ask).is_some_and(|lease| lease.refund(ask.cost, held, now))
+    pub(super) fn refund(&self, hit: &ScriptHit, held: SliceUnits, now: Timestamp) -> bool {
+        find(&mut self.shard(&hit.name), hit).is_some_and(|lease| lease.refund(hit.cost, held, now))
     }
 
     /// Ends a renewal: see [`Lease::renewed`].
-    pub(super) fn renewed(&self, ask: &Ask, granted: Option<Granted>, short: Option<(u64, Timestamp)>) {
-        if let Some(lease) = find(&mut self.shard(&ask.name), ask) {
+    pub(super) fn renewed(&self, hit: &ScriptHit, granted: Option<Granted>, short: Option<(u64, Timestamp)>) {
+        if let Some(lease) = find(&mut self.shard(&hit.name), hit) {
             lease.renewed(granted, short);
         }
     }
@@ -229,23 +231,23 @@ impl Leases {
         self.shard(name).get_mut(name).into_iter().flatten().for_each(|lease| lease.forget(reset_at));
     }
 
-    fn hears_resets_of(&self, ask: &Ask) -> bool {
-        self.hears_resets[ask.terms.store.position()].load(Ordering::Relaxed)
+    fn is_subscribed_for(&self, hit: &ScriptHit) -> bool {
+        self.is_subscribed[hit.terms.store.position()].load(Ordering::Relaxed)
     }
 
     /// Takes slices from a store from now on: this process learns of resets there.
-    pub(super) fn resets_are_heard(&self, store: StoreIndex) {
-        self.hears_resets[store.position()].store(true, Ordering::Relaxed);
+    pub(super) fn subscription_up(&self, store: StoreIndex) {
+        self.is_subscribed[store.position()].store(true, Ordering::Relaxed);
     }
 
     /// Takes no slices from a store until this process learns of resets there again, and gives none back. Any key may be
     /// reset meanwhile, and a slice from before the reset would give back units that others have spent since.
-    pub(super) fn resets_are_missed(&self, store: StoreIndex) {
-        self.hears_resets[store.position()].store(false, Ordering::Relaxed);
+    pub(super) fn subscription_lost(&self, store: StoreIndex) {
+        self.is_subscribed[store.position()].store(false, Ordering::Relaxed);
         for shard in &self.shards {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            let of_store = shard.values_mut().flatten().filter(|lease| lease.ask.terms.store == store);
-            of_store.for_each(Lease::resets_are_missed);
+            let of_store = shard.values_mut().flatten().filter(|lease| lease.hit.terms.store == store);
+            of_store.for_each(Lease::subscription_lost);
         }
     }
 
@@ -253,7 +255,7 @@ impl Leases {
     pub(super) fn withdraw_unless(&self, kept: impl Fn(&Arc<Terms>) -> bool) {
         for shard in &self.shards {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            shard.values_mut().flatten().filter(|lease| !kept(&lease.ask.terms)).for_each(Lease::withdraw);
+            shard.values_mut().flatten().filter(|lease| !kept(&lease.hit.terms)).for_each(Lease::withdraw);
         }
     }
 
@@ -268,6 +270,6 @@ impl Leases {
 }
 
 /// The lease of a key by those terms.
-fn find<'a>(shard: &'a mut ByName, ask: &Ask) -> Option<&'a mut Lease> {
-    shard.get_mut(&ask.name)?.iter_mut().find(|lease| Arc::ptr_eq(&lease.ask.terms, &ask.terms))
+fn find<'a>(shard: &'a mut ByName, hit: &ScriptHit) -> Option<&'a mut Lease> {
+    shard.get_mut(&hit.name)?.iter_mut().find(|lease| Arc::ptr_eq(&lease.hit.terms, &hit.terms))
 }

@@ -16,11 +16,11 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::StoreError;
-use super::breaker::{Breaker, Changes};
+use super::breaker::{Breaker, BreakerCounts};
 use super::dial::{Address, Connection, Dialer};
 use super::memory::ServerMemory;
 use super::names::Names;
-use super::probe::Probed;
+use super::probe::ProbeResult;
 use super::script;
 use super::sentinels::Sentinels;
 use super::topology::subscriber;
@@ -43,12 +43,12 @@ const STEADY: Duration = Duration::from_secs(5);
 static CONNECTIONS: AtomicU64 = AtomicU64::new(1);
 
 /// Where a server is found.
-pub(super) enum Place {
+pub(super) enum ServerRole {
     At(Address),
     /// Wherever the sentinels say.
     Master(Sentinels),
     /// A node of a cluster, which answers for some slots alone.
-    InCluster(Address),
+    ClusterNode(Address),
 }
 
 /// What nodes of one limiter have in common.
@@ -61,21 +61,21 @@ pub(super) struct Common {
     pub(super) timeout: Duration,
     /// Whether the scripts for decisions are loaded into every server.
     pub(super) loads_scripts: bool,
-    pub(super) changes: Arc<Changes>,
+    pub(super) breaker_counts: Arc<BreakerCounts>,
     pub(super) names: Names,
     /// Rung when a call to a node failed, or its connection was lost.
     pub(super) trouble: Arc<Notify>,
 }
 
 pub(super) struct Node {
-    pub(super) place: Place,
+    pub(super) role: ServerRole,
     pub(super) common: Common,
     pub(super) breaker: Breaker,
-    link: watch::Sender<Link>,
+    state: watch::Sender<ConnectionState>,
     /// The number of the connection that was made last.
     connection_number: AtomicU64,
     /// Where the server was found last.
-    found: Mutex<Option<Address>>,
+    last_address: Mutex<Option<Address>>,
     /// Rung when a call got no answer, or one that speaks against the connection.
     suspect: Notify,
     /// Calls that were answered.
@@ -84,7 +84,7 @@ pub(super) struct Node {
 }
 
 #[derive(Clone)]
-enum Link {
+enum ConnectionState {
     /// A connection is being made, and worth waiting for.
     Connecting,
     Up(Connection),
@@ -101,7 +101,7 @@ pub(super) enum RunError {
     /// The slot is elsewhere now.
     Moved(Address),
     /// The key is elsewhere, where its slot is moving to.
-    Ask(Address),
+    ScriptHit(Address),
     /// Some keys of the command have moved and some have not.
     TryAgain,
     /// The server did not answer, or cannot serve. Unless it said so, the command may have run.
@@ -113,21 +113,21 @@ impl From<RunError> for StoreError {
         match error {
             RunError::NoScript => Self::unavailable("the script is gone again"),
             RunError::Refused(error) | RunError::Lost(error) => error,
-            RunError::Moved(to) | RunError::Ask(to) => Self::unavailable(&format!("the key is at {to}")),
+            RunError::Moved(to) | RunError::ScriptHit(to) => Self::unavailable(&format!("the key is at {to}")),
             RunError::TryAgain => Self::unavailable("the slot is being moved"),
         }
     }
 }
 
 impl Node {
-    pub(super) fn new(place: Place, common: Common) -> Self {
+    pub(super) fn new(role: ServerRole, common: Common) -> Self {
         Self {
-            place,
-            breaker: Breaker::new(common.changes.clone()),
+            role,
+            breaker: Breaker::new(common.breaker_counts.clone()),
             common,
-            link: watch::Sender::new(Link::Connecting),
+            state: watch::Sender::new(ConnectionState::Connecting),
             connection_number: AtomicU64::new(0),
-            found: Mutex::new(None),
+            last_address: Mutex::new(None),
             suspect: Notify::new(),
             answered: AtomicU64::new(0),
             memory: Mutex::new(None),
@@ -140,11 +140,11 @@ impl Node {
     }
 
     /// Runs a command whose failure says nothing about the server. A server that was given up is not asked.
-    pub(super) async fn run_aside(&self, command: &Cmd, patience: Duration) -> Option<Value> {
+    pub(super) async fn run_in_background(&self, command: &Cmd, limit: Duration) -> Option<Value> {
         if self.breaker.is_open() {
             return None;
         }
-        let reply = timeout(patience, async {
+        let reply = timeout(limit, async {
             let connection = self.connection().await.ok()?;
             connection.run(command).await.inspect_err(|error| self.note_redirection(error)).ok()
         });
@@ -169,41 +169,41 @@ impl Node {
         call: impl AsyncFnOnce(&Connection) -> Result<Value, RedisError>,
     ) -> Result<Value, RunError> {
         let began = Instant::now();
-        let outcome = timeout_at(deadline, async {
+        let result = timeout_at(deadline, async {
             let connection = self.connection().await.map_err(RunError::Lost)?;
             call(&connection).await.map_err(|error| self.classified(&error))
         });
-        let outcome = outcome.await.unwrap_or_else(|_| Err(RunError::Lost(StoreError::too_late())));
-        if let Err(RunError::Lost(error)) = &outcome {
+        let result = result.await.unwrap_or_else(|_| Err(RunError::Lost(StoreError::timed_out())));
+        if let Err(RunError::Lost(error)) = &result {
             self.failed(began, error);
-            return outcome;
+            return result;
         }
         self.answered.fetch_add(1, Ordering::Relaxed);
         self.breaker.succeeded();
-        if let Err(RunError::Refused(error)) = &outcome {
+        if let Err(RunError::Refused(error)) = &result {
             self.refused(error);
         }
-        outcome
+        result
     }
 
     /// Returns the connection, or waits for the one that is being made.
     async fn connection(&self) -> Result<Connection, StoreError> {
-        if let Link::Up(connection) = &*self.link.borrow()
+        if let ConnectionState::Up(connection) = &*self.state.borrow()
             && !connection.is_closed()
         {
             return Ok(connection.clone());
         }
-        let mut link = self.link.subscribe();
-        let usable = link.wait_for(|link| match link {
-            Link::Connecting => false,
+        let mut state = self.state.subscribe();
+        let usable = state.wait_for(|state| match state {
+            ConnectionState::Connecting => false,
             // Nothing was sent on it yet: wait for the next.
-            Link::Up(connection) => !connection.is_closed(),
-            Link::Down(_) => true,
+            ConnectionState::Up(connection) => !connection.is_closed(),
+            ConnectionState::Down(_) => true,
         });
         match &*usable.await.map_err(|_| StoreError::unavailable("the limiter is being dropped"))? {
-            Link::Up(connection) => Ok(connection.clone()),
-            Link::Down(why) => Err(why.clone()),
-            Link::Connecting => Err(StoreError::unavailable("there is no connection yet")),
+            ConnectionState::Up(connection) => Ok(connection.clone()),
+            ConnectionState::Down(why) => Err(why.clone()),
+            ConnectionState::Connecting => Err(StoreError::unavailable("there is no connection yet")),
         }
     }
 
@@ -218,7 +218,7 @@ impl Node {
 
     /// Notes a refusal, if it is one of more than a single key.
     pub(super) fn refused(&self, why: &StoreError) {
-        if why.is_refusal_of_all() && self.breaker.refused(why) {
+        if why.refuses_all() && self.breaker.refused(why) {
             self.log_failure(why);
             self.suspect.notify_one();
         }
@@ -232,7 +232,7 @@ impl Node {
         match error.code() {
             Some("NOSCRIPT") => RunError::NoScript,
             Some("MOVED") => redirected(RunError::Moved),
-            Some("ASK") => redirected(RunError::Ask),
+            Some("ASK") => redirected(RunError::ScriptHit),
             Some("TRYAGAIN") => RunError::TryAgain,
             Some("OOM" | "WRONGTYPE" | "NOPERM" | "CROSSSLOT" | "ERR") => {
                 RunError::Refused(StoreError::refused_by(error))
@@ -245,11 +245,11 @@ impl Node {
     fn address_of(&self, text: &str) -> Option<Address> {
         let (host, port) = text.rsplit_once(':')?;
         let port = port.parse().ok()?;
-        if host.is_empty() { self.found()?.with_port(port) } else { Some(Address::tcp(host, port)) }
+        if host.is_empty() { self.last_address()?.with_port(port) } else { Some(Address::tcp(host, port)) }
     }
 
-    pub(super) fn found(&self) -> Option<Address> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(super) fn last_address(&self) -> Option<Address> {
+        self.last_address.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(super) fn is_available(&self) -> bool {
@@ -258,7 +258,7 @@ impl Node {
 
     /// Whether there is a connection.
     pub(super) fn is_connected(&self) -> bool {
-        matches!(&*self.link.borrow(), Link::Up(connection) if !connection.is_closed())
+        matches!(&*self.state.borrow(), ConnectionState::Up(connection) if !connection.is_closed())
     }
 
     /// Returns the number of the connection, if there is one. No two connections of this process have the same number, so
@@ -274,9 +274,9 @@ impl Node {
     }
 
     async fn locate(&self) -> Result<Address, StoreError> {
-        match &self.place {
-            Place::At(address) | Place::InCluster(address) => Ok(address.clone()),
-            Place::Master(sentinels) => match self.found() {
+        match &self.role {
+            ServerRole::At(address) | ServerRole::ClusterNode(address) => Ok(address.clone()),
+            ServerRole::Master(sentinels) => match self.last_address() {
                 Some(address) if self.is_connected() => Ok(address),
                 _ => sentinels.master().await,
             },
@@ -285,7 +285,7 @@ impl Node {
 
     /// Waits until the first attempt to connect has succeeded or failed.
     pub(super) async fn settled(&self) {
-        let _ = self.link.subscribe().wait_for(|link| !matches!(link, Link::Connecting)).await;
+        let _ = self.state.subscribe().wait_for(|state| !matches!(state, ConnectionState::Connecting)).await;
     }
 
     /// Keeps the connection for ever.
@@ -296,10 +296,10 @@ impl Node {
             match self.connect().await {
                 Ok((connection, probed)) => {
                     self.connection_number.store(CONNECTIONS.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
-                    self.link.send_replace(Link::Up(connection.clone()));
+                    self.state.send_replace(ConnectionState::Up(connection.clone()));
                     self.close_breaker(probed);
                     self.tend(&connection).await;
-                    self.link.send_replace(Link::Connecting);
+                    self.state.send_replace(ConnectionState::Connecting);
                     self.common.trouble.notify_one();
                     // One that does not last is not made again at once.
                     if began.elapsed() > STEADY {
@@ -313,7 +313,7 @@ impl Node {
                         self.log_failure(&error);
                         self.common.trouble.notify_one();
                     }
-                    self.link.send_replace(Link::Down(error));
+                    self.state.send_replace(ConnectionState::Down(error));
                 }
             }
             tokio::time::sleep(jittered(pause)).await;
@@ -322,10 +322,10 @@ impl Node {
     }
 
     /// Connects, and makes sure that the server answers in time and can be written to.
-    async fn connect(&self) -> Result<(Connection, Probed), StoreError> {
+    async fn connect(&self) -> Result<(Connection, ProbeResult), StoreError> {
         let connecting = timeout(CONNECT_LIMIT.max(self.common.timeout), async {
             let address = self.locate().await?;
-            *self.found.lock().unwrap_or_else(PoisonError::into_inner) = Some(address.clone());
+            *self.last_address.lock().unwrap_or_else(PoisonError::into_inner) = Some(address.clone());
             let connection = self.common.dialer.connect(&address).await.map_err(|error| unavailable(&error))?;
             if self.common.loads_scripts {
                 // A server without the scripts gets them with the first call, but two such calls may change places.
@@ -335,9 +335,9 @@ impl Node {
             }
             Ok::<_, StoreError>(connection)
         });
-        let connection = connecting.await.map_err(|_| StoreError::too_late())??;
+        let connection = connecting.await.map_err(|_| StoreError::timed_out())??;
         let probed = self.probe(&connection, self.probe_limit()).await?;
-        if let Place::Master(sentinels) = &self.place {
+        if let ServerRole::Master(sentinels) = &self.role {
             sentinels.confirm();
         }
         Ok((connection, probed))
@@ -402,9 +402,10 @@ impl Node {
 /// Where it is, for people.
 impl fmt::Display for Node {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.place, &self.found()) {
-            (Place::At(address) | Place::InCluster(address), _) | (Place::Master(_), Some(address)) => address.fmt(out),
-            (Place::Master(sentinels), None) => out.write_str(sentinels.service()),
+        match (&self.role, &self.last_address()) {
+            (ServerRole::At(address) | ServerRole::ClusterNode(address), _)
+            | (ServerRole::Master(_), Some(address)) => address.fmt(out),
+            (ServerRole::Master(sentinels), None) => out.write_str(sentinels.service()),
         }
     }
 }

@@ -8,11 +8,11 @@ use tokio::time::timeout;
 use super::StoreError;
 use super::dial::Connection;
 use super::memory::{self, ServerMemory};
-use super::node::{Node, PROBE_LIMIT, Place, RunError};
+use super::node::{Node, PROBE_LIMIT, RunError, ServerRole};
 use super::script;
 
 /// The outcome of a probe that was answered.
-pub(super) enum Probed {
+pub(super) enum ProbeResult {
     Serves,
     /// The server is there, and of no use for decisions.
     Refuses(StoreError),
@@ -20,42 +20,42 @@ pub(super) enum Probed {
 
 impl Node {
     /// Finds out whether the server is there and can be written to.
-    pub(super) async fn probe(&self, connection: &Connection, limit: Duration) -> Result<Probed, StoreError> {
-        let (key, is_in_cluster) = match self.place {
-            Place::InCluster(_) => (None, true),
-            Place::At(_) | Place::Master(_) => (Some(self.common.names.of("{probe}")), false),
+    pub(super) async fn probe(&self, connection: &Connection, limit: Duration) -> Result<ProbeResult, StoreError> {
+        let (key, is_in_cluster) = match self.role {
+            ServerRole::ClusterNode(_) => (None, true),
+            ServerRole::At(_) | ServerRole::Master(_) => (Some(self.common.names.of("{probe}")), false),
         };
         match timeout(limit, connection.run(&script::probe(key.as_deref()))).await {
             Ok(Ok(_)) if is_in_cluster => self.probe_slots(connection, limit).await,
-            Ok(Ok(_)) => Ok(Probed::Serves),
+            Ok(Ok(_)) => Ok(ProbeResult::Serves),
             Ok(Err(error)) => match self.classified(&error) {
-                RunError::Refused(why) => Ok(Probed::Refuses(why)),
+                RunError::Refused(why) => Ok(ProbeResult::Refuses(why)),
                 // A node that has become a replica has no slots any more, as the map of slots will say.
-                RunError::Lost(why) if is_in_cluster && why.is_read_only() => Ok(Probed::Serves),
+                RunError::Lost(why) if is_in_cluster && why.is_read_only() => Ok(ProbeResult::Serves),
                 error => Err(error.into()),
             },
-            Err(_) => Err(StoreError::too_late()),
+            Err(_) => Err(StoreError::timed_out()),
         }
     }
 
     /// Finds out whether a node of a cluster serves keys. While slots are not covered it answers `CLUSTERDOWN` to all
     /// commands with a key, whatever the slot, and to no others. So it does not matter where the key of the probe is.
-    async fn probe_slots(&self, connection: &Connection, limit: Duration) -> Result<Probed, StoreError> {
+    async fn probe_slots(&self, connection: &Connection, limit: Duration) -> Result<ProbeResult, StoreError> {
         let mut command = redis::cmd("EXISTS");
         command.arg(self.common.names.of("{probe}"));
         match timeout(limit, connection.run(&command)).await {
-            Ok(Ok(_)) => Ok(Probed::Serves),
+            Ok(Ok(_)) => Ok(ProbeResult::Serves),
             Ok(Err(error)) => match self.classified(&error) {
                 RunError::Lost(why) => Err(why),
-                RunError::Refused(why) => Ok(Probed::Refuses(why)),
-                _ => Ok(Probed::Serves),
+                RunError::Refused(why) => Ok(ProbeResult::Refuses(why)),
+                _ => Ok(ProbeResult::Serves),
             },
-            Err(_) => Err(StoreError::too_late()),
+            Err(_) => Err(StoreError::timed_out()),
         }
     }
 
     /// Closes the breaker after a probe that was as quick as decisions need the server.
-    pub(super) fn close_breaker(&self, probed: Probed) {
+    pub(super) fn close_breaker(&self, probed: ProbeResult) {
         let was_open = self.breaker.close();
         if self.note(probed) || (was_open && !self.breaker.is_refusing()) {
             self.log_recovery();
@@ -64,20 +64,20 @@ impl Node {
 
     /// Takes the outcome of a probe of a server that was not given up to the breaker. Failures of decisions still count: a
     /// server can be quick enough for a probe and too slow for them.
-    pub(super) fn note_probe(&self, probed: Probed) {
+    pub(super) fn note_probe(&self, probed: ProbeResult) {
         if self.note(probed) {
             self.log_recovery();
         }
     }
 
     /// Returns whether the server has stopped refusing.
-    fn note(&self, probed: Probed) -> bool {
+    fn note(&self, probed: ProbeResult) -> bool {
         match probed {
-            Probed::Refuses(why) => {
+            ProbeResult::Refuses(why) => {
                 self.refused(&why);
                 false
             }
-            Probed::Serves => self.breaker.served(),
+            ProbeResult::Serves => self.breaker.served(),
         }
     }
 

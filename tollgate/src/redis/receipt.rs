@@ -6,9 +6,9 @@
 use futures_util::future::{join, join_all};
 use smallvec::SmallVec;
 
-use super::lease::Held;
-use super::script::Question;
-use super::{AllWanted, RedisLimiter, StoreError, Wanted};
+use super::lease::SliceUnits;
+use super::script::ScriptRequest;
+use super::{RedisHit, RedisHits, RedisLimiter, StoreError};
 use crate::units::Timestamp;
 
 /// Where the units of a hit were taken, and when.
@@ -20,7 +20,7 @@ pub(super) enum Receipt {
     /// The store took them at this time by its clock.
     Store { at: Timestamp },
     /// They came from a slice of this process.
-    Slice(Held),
+    Slice(SliceUnits),
     /// This process's memory took them while the store failed.
     Local { at: Timestamp, wall_offset: i64 },
 }
@@ -34,24 +34,26 @@ impl Receipt {
 
 impl RedisLimiter {
     /// Gives the cost of each hit back where it was taken, as far as it still counts there.
-    pub(super) async fn give_back(&self, hits: &[Wanted]) -> Result<(), StoreError> {
+    pub(super) async fn give_back(&self, hits: &[RedisHit]) -> Result<(), StoreError> {
         // Hits that were charged together are refunded together.
-        let mut charges: SmallVec<[(Timestamp, AllWanted); 1]> = SmallVec::new();
-        for one in hits {
-            match one.receipt {
+        let mut charges: SmallVec<[(Timestamp, RedisHits); 1]> = SmallVec::new();
+        for hit in hits {
+            match hit.receipt {
                 Receipt::Store { at } => match charges.iter_mut().find(|(charged_at, _)| *charged_at == at) {
-                    Some((_, together)) => together.push(one.clone()),
-                    None => charges.push((at, SmallVec::from_iter([one.clone()]))),
+                    Some((_, together)) => together.push(hit.clone()),
+                    None => charges.push((at, SmallVec::from_iter([hit.clone()]))),
                 },
                 Receipt::Local { at, wall_offset } => {
-                    self.give_back_locally(one, at, wall_offset);
+                    self.give_back_locally(hit, at, wall_offset);
                 }
                 Receipt::Slice(_) | Receipt::Nothing => {}
             }
         }
-        let at_store = charges.iter().map(|(at, hits)| self.ask_each(hits, |asks| Question::Refund(asks, *at)));
-        let to_slices = hits.iter().filter_map(|one| match one.receipt {
-            Receipt::Slice(held) => Some(self.give_back_to_slice(one, held)),
+        let at_store = charges
+            .iter()
+            .map(|(at, hits)| self.send_each(hits, |script_hits| ScriptRequest::Refund(script_hits, *at)));
+        let to_slices = hits.iter().filter_map(|hit| match hit.receipt {
+            Receipt::Slice(held) => Some(self.give_back_to_slice(hit, held)),
             _ => None,
         });
         let (at_store, to_slices) = join(join_all(at_store), join_all(to_slices)).await;
@@ -60,15 +62,15 @@ impl RedisLimiter {
 
     /// Puts units back into their slice. The units of a slice that has expired go to the store, by the time at which the
     /// slice was charged: what a bucket has refilled since then is not given back a second time.
-    async fn give_back_to_slice(&self, one: &Wanted, held: Held) -> Result<(), StoreError> {
+    async fn give_back_to_slice(&self, hit: &RedisHit, held: SliceUnits) -> Result<(), StoreError> {
         let shared = &*self.0.shared;
-        if shared.leases.refund(&one.ask, held, shared.clock.now_with_gaps()) {
+        if shared.leases.refund(&hit.script_hit, held, shared.clock.now_with_gaps()) {
             return Ok(());
         }
-        if !shared.is_still_charged(&one.ask, held.connection()) {
+        if !shared.is_still_charged(&hit.script_hit, held.connection()) {
             return Ok(());
         }
         let (at, before) = held.charge();
-        shared.undo(one.ask.clone(), at, before).await
+        shared.undo(hit.script_hit.clone(), at, before).await
     }
 }

@@ -6,14 +6,14 @@
 //!
 //! Redis replicates asynchronously, so a failover can lose a publication that some nodes hold already. Every set
 //! therefore carries the ids of its predecessors, and a node that finds another set than its own can decide
-//! (`following.rs`):
+//! (`follower.rs`):
 //!
 //! - Its own set is a predecessor of the one on Redis: it takes the newer one.
 //! - The set on Redis is a predecessor of its own, or there is none: Redis has lost a publication. The node writes its
 //!   own set back.
 //! - Neither: another set was published after the loss. The one on Redis wins, and the node reports the one it gives up.
 
-mod following;
+mod follower;
 mod stored;
 
 use std::fmt;
@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use self::following::Follower;
+use self::follower::Follower;
 use super::settings::RedisSettings;
 use super::stores::DEFAULT;
 use super::topology::Topology;

@@ -46,7 +46,7 @@ pub(super) fn probe(key: Option<&str>) -> redis::Cmd {
 
 /// One key of one limit, and a cost.
 #[derive(Clone, Debug)]
-pub(super) struct Ask {
+pub(super) struct ScriptHit {
     pub(super) terms: Arc<Terms>,
     /// Other terms of the limit, under which what is charged now may be counted before it is given back.
     pub(super) siblings: Arc<[Arc<Terms>]>,
@@ -54,73 +54,73 @@ pub(super) struct Ask {
     pub(super) cost: u64,
 }
 
-pub(super) type Asks = SmallVec<[Ask; 2]>;
+pub(super) type ScriptHits = SmallVec<[ScriptHit; 2]>;
 
 /// What is asked of the store in one piece.
 #[derive(Debug)]
-pub(super) enum Question {
+pub(super) enum ScriptRequest {
     /// Take all, or nothing.
-    Take(Asks),
+    Take(ScriptHits),
     /// What taking would answer.
-    Look(Asks),
+    Peek(ScriptHits),
     /// Give back what was taken at that time.
-    Refund(Asks, Timestamp),
+    Refund(ScriptHits, Timestamp),
     /// Give back what a request took at that time that is denied after all, as if it had never been taken.
-    Undo(Ask, Timestamp, Before),
+    Undo(ScriptHit, Timestamp, Before),
     /// Put the keys to rest.
-    Reset(Asks),
+    Reset(ScriptHits),
     /// Take the first of these costs that fits.
-    Slice(Ask, SmallVec<[u64; 16]>),
+    Slice(ScriptHit, SmallVec<[u64; 16]>),
 }
 
-impl Question {
-    pub(super) fn asks(&self) -> &[Ask] {
+impl ScriptRequest {
+    pub(super) fn hits(&self) -> &[ScriptHit] {
         match self {
-            Self::Take(asks) | Self::Look(asks) | Self::Refund(asks, _) | Self::Reset(asks) => asks,
-            Self::Slice(ask, _) | Self::Undo(ask, ..) => std::slice::from_ref(ask),
+            Self::Take(hits) | Self::Peek(hits) | Self::Refund(hits, _) | Self::Reset(hits) => hits,
+            Self::Slice(hit, _) | Self::Undo(hit, ..) => std::slice::from_ref(hit),
         }
     }
 
     /// Returns an estimate of the script's work, in that of a request of one bucket.
     pub(super) fn work(&self) -> usize {
-        let work = |ask: &Ask| {
-            let compiled = &ask.terms.compiled;
+        let work = |hit: &ScriptHit| {
+            let compiled = &hit.terms.compiled;
             match self {
                 Self::Take(_) if compiled.is_taken_lean() => compiled.script_work(Script::Lean),
                 Self::Slice(_, costs) => compiled.script_work(Script::Full) * costs.len(),
-                Self::Refund(..) | Self::Undo(..) => compiled.script_work(Script::Full) + ask.siblings.len(),
+                Self::Refund(..) | Self::Undo(..) => compiled.script_work(Script::Full) + hit.siblings.len(),
                 _ => compiled.script_work(Script::Full),
             }
         };
-        self.asks().iter().map(work).sum()
+        self.hits().iter().map(work).sum()
     }
 }
 
 /// What the store saw, and what it did.
 #[derive(Clone, Debug)]
-pub(super) struct Answer {
+pub(super) struct ScriptReply {
     pub(super) at: Timestamp,
     /// 0: nothing was taken. Else it was; of a slice, which of the costs, from 1.
     pub(super) taken: u64,
     /// For each ask of a take or a look, in order.
-    pub(super) seen: SmallVec<[Seen; 2]>,
+    pub(super) states: SmallVec<[KeyState; 2]>,
 }
 
-impl Answer {
-    pub(super) fn new(at: Timestamp, taken: u64, seen: SmallVec<[Seen; 2]>) -> Self {
-        Self { at, taken, seen }
+impl ScriptReply {
+    pub(super) fn new(at: Timestamp, taken: u64, states: SmallVec<[KeyState; 2]>) -> Self {
+        Self { at, taken, states }
     }
 }
 
 /// A state as it was before the decision.
 #[derive(Clone, Debug)]
-pub(super) enum Seen {
+pub(super) enum KeyState {
     Numbers(SmallVec<[u64; 3]>),
     /// The script's own answer, as of its time.
     Verdict(Verdict),
 }
 
-impl Seen {
+impl KeyState {
     pub(super) fn numbers(&self) -> &[u64] {
         match self {
             Self::Numbers(numbers) => numbers,
@@ -144,7 +144,7 @@ pub(super) struct Batch {
     key_index: HashMap<Arc<[u8]>, u64, ahash::RandomState>,
     terms: Vec<Arc<Terms>>,
     /// What is asked, flat: see `decide.lua`.
-    asked: Vec<u64>,
+    requests: Vec<u64>,
     /// How to read the answers.
     expected: Vec<Expected>,
     /// The same for the smaller script, as long as that can decide all of it.
@@ -160,57 +160,57 @@ struct Expected {
 }
 
 const TAKE: u64 = 0;
-const LOOK: u64 = 1;
+const PEEK: u64 = 1;
 const REFUND: u64 = 2;
 const RESET: u64 = 3;
 const SLICE: u64 = 4;
 const UNDO: u64 = 5;
 
 impl Batch {
-    pub(super) fn add(&mut self, question: &Question) {
-        let asks = question.asks();
-        let (op, count) = match question {
-            Question::Take(_) => (TAKE, asks.len()),
-            Question::Look(_) => (LOOK, asks.len()),
-            Question::Refund(..) => (REFUND, asks.len()),
-            Question::Undo(..) => (UNDO, asks.len()),
-            Question::Reset(_) => (RESET, asks.len()),
-            Question::Slice(_, costs) => (SLICE, costs.len()),
+    pub(super) fn add(&mut self, request: &ScriptRequest) {
+        let hits = request.hits();
+        let (op, count) = match request {
+            ScriptRequest::Take(_) => (TAKE, hits.len()),
+            ScriptRequest::Peek(_) => (PEEK, hits.len()),
+            ScriptRequest::Refund(..) => (REFUND, hits.len()),
+            ScriptRequest::Undo(..) => (UNDO, hits.len()),
+            ScriptRequest::Reset(_) => (RESET, hits.len()),
+            ScriptRequest::Slice(_, costs) => (SLICE, costs.len()),
         };
-        self.asked.extend([op, count as u64]);
+        self.requests.extend([op, count as u64]);
         let mut expected = Expected { terms: SmallVec::new(), keys: SmallVec::new() };
-        let takes = matches!(question, Question::Take(_));
-        self.mixed |= !takes || asks.is_empty() || asks.iter().any(|ask| ask.cost == 0 || !ask.terms.is_taken_lean());
-        for ask in asks {
-            let (limit, key) = (self.index_of_terms(&ask.terms), self.index_of_key(&ask.name));
+        let takes = matches!(request, ScriptRequest::Take(_));
+        self.mixed |= !takes || hits.is_empty() || hits.iter().any(|hit| hit.cost == 0 || !hit.terms.is_taken_lean());
+        for hit in hits {
+            let (limit, key) = (self.index_of_terms(&hit.terms), self.index_of_key(&hit.name));
             expected.keys.push(key);
-            self.asked.extend([limit, key]);
+            self.requests.extend([limit, key]);
             let cost = |units: u64| {
-                let cost = ask.terms.compiled.portable_cost(units);
+                let cost = hit.terms.compiled.portable_cost(units);
                 [cost.0, cost.1]
             };
-            match question {
-                Question::Take(_) | Question::Look(_) => {
+            match request {
+                ScriptRequest::Take(_) | ScriptRequest::Peek(_) => {
                     expected.terms.push(limit);
-                    let cost = cost(ask.cost);
-                    self.asked.extend(cost);
+                    let cost = cost(hit.cost);
+                    self.requests.extend(cost);
                     self.mixed = self.mixed || !self.lean.add(limit, key, (cost[0], cost[1]));
                 }
-                Question::Refund(_, at) | Question::Undo(_, at, _) => {
-                    self.asked.extend([ask.cost.min(MAX_QUOTA), at.as_micros()]);
-                    if let Question::Undo(_, _, Before(units, parts)) = question {
-                        self.asked.extend([*units, *parts]);
+                ScriptRequest::Refund(_, at) | ScriptRequest::Undo(_, at, _) => {
+                    self.requests.extend([hit.cost.min(MAX_QUOTA), at.as_micros()]);
+                    if let ScriptRequest::Undo(_, _, Before(units, parts)) = request {
+                        self.requests.extend([*units, *parts]);
                     }
-                    let siblings = ask.siblings.iter().map(|terms| self.index_of_terms(terms));
+                    let siblings = hit.siblings.iter().map(|terms| self.index_of_terms(terms));
                     let siblings: SmallVec<[u64; 8]> = siblings.collect();
-                    self.asked.push(siblings.len() as u64);
-                    self.asked.extend(siblings);
+                    self.requests.push(siblings.len() as u64);
+                    self.requests.extend(siblings);
                 }
-                Question::Slice(_, costs) => {
+                ScriptRequest::Slice(_, costs) => {
                     expected.terms.push(limit);
-                    self.asked.extend(costs.iter().flat_map(|units| cost(*units)));
+                    self.requests.extend(costs.iter().flat_map(|units| cost(*units)));
                 }
-                Question::Reset(_) => {}
+                ScriptRequest::Reset(_) => {}
             }
         }
         self.lean.end_request();
@@ -238,13 +238,13 @@ impl Batch {
 
     /// Whether the reply says that the smaller script cannot decide this, for example because a state was written under
     /// other terms. From then on the command is that of the script that can.
-    pub(super) fn is_for_the_other(&mut self, reply: &Value) -> bool {
-        let is_for_the_other = !self.mixed && matches!(reply, Value::Int(_));
-        self.mixed |= is_for_the_other;
-        if is_for_the_other {
+    pub(super) fn needs_full_script(&mut self, reply: &Value) -> bool {
+        let needs_full_script = !self.mixed && matches!(reply, Value::Int(_));
+        self.mixed |= needs_full_script;
+        if needs_full_script {
             self.terms.iter().for_each(|terms| terms.expect_long_log());
         }
-        is_for_the_other
+        needs_full_script
     }
 
     /// The command. `now` stands in for Redis's own time, for tests.
@@ -273,7 +273,7 @@ impl Batch {
 
     fn encoded(&self, now: Option<Timestamp>) -> Vec<u8> {
         // Writing to a vector cannot fail.
-        let mut blob = Vec::with_capacity(64 + self.asked.len() * 4);
+        let mut blob = Vec::with_capacity(64 + self.requests.len() * 4);
         let array = |blob: &mut Vec<u8>, len: usize| {
             let _ = rmp::encode::write_array_len(blob, u32::try_from(len).unwrap_or(u32::MAX));
         };
@@ -296,43 +296,43 @@ impl Batch {
             }
             text(&mut blob, &terms.signature);
         }
-        array(&mut blob, self.asked.len());
-        for number in &self.asked {
+        array(&mut blob, self.requests.len());
+        for number in &self.requests {
             let _ = rmp::encode::write_uint(&mut blob, *number);
         }
         blob
     }
 
     /// One answer per question, in order. A key that failed fails the questions that named it, and no others.
-    pub(super) fn answers(&self, reply: Value) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
+    pub(super) fn replies(&self, reply: Value) -> Result<Vec<Result<ScriptReply, StoreError>>, StoreError> {
         if !self.mixed {
-            return self.lean_answers(reply);
+            return self.lean_replies(reply);
         }
         let Value::Array(items) = reply else { return Err(unreadable()) };
         let mut items = items.into_iter();
         let at = Timestamp::from_micros(number(items.next())?);
         let failures = failures(items.next())?;
-        let mut answers = Vec::with_capacity(self.expected.len());
+        let mut replies = Vec::with_capacity(self.expected.len());
         for expected in &self.expected {
             let taken = number(items.next())?;
             let mut states = SmallVec::new();
             for terms in self.terms_of(expected) {
                 let Some(Value::BulkString(bytes)) = items.next() else { return Err(unreadable()) };
-                states.push(seen(terms, &bytes)?);
+                states.push(read_state(terms, &bytes)?);
             }
-            answers.push(expected.unless_failed(&failures, Answer::new(at, taken, states)));
+            replies.push(expected.unless_failed(&failures, ScriptReply::new(at, taken, states)));
         }
-        Ok(answers)
+        Ok(replies)
     }
 
-    fn lean_answers(&self, reply: Value) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
-        let mut reply = lean::Reply::new(reply)?;
-        let mut answers = Vec::with_capacity(self.expected.len());
+    fn lean_replies(&self, reply: Value) -> Result<Vec<Result<ScriptReply, StoreError>>, StoreError> {
+        let mut batch = lean::BatchReply::new(reply)?;
+        let mut replies = Vec::with_capacity(self.expected.len());
         for expected in &self.expected {
-            let answer = reply.answer(self.terms_of(expected))?;
-            answers.push(expected.unless_failed(&reply.failures, answer));
+            let reply = batch.next_reply(self.terms_of(expected))?;
+            replies.push(expected.unless_failed(&batch.failures, reply));
         }
-        Ok(answers)
+        Ok(replies)
     }
 
     fn terms_of<'a>(&'a self, expected: &'a Expected) -> impl Iterator<Item = &'a Terms> {
@@ -342,24 +342,24 @@ impl Batch {
 
 impl Expected {
     /// The answer, or the failure of a key that was named.
-    fn unless_failed(&self, failures: &[(u64, String)], answer: Answer) -> Result<Answer, StoreError> {
+    fn unless_failed(&self, failures: &[(u64, String)], reply: ScriptReply) -> Result<ScriptReply, StoreError> {
         match failures.iter().find(|(key, _)| self.keys.contains(key)) {
             Some((_, why)) => Err(StoreError::of_key(why)),
-            None => Ok(answer),
+            None => Ok(reply),
         }
     }
 }
 
 /// What the script reports of a state.
-pub(super) fn seen(terms: &Terms, bytes: &[u8]) -> Result<Seen, StoreError> {
-    if terms.shape == Shape::Answer {
-        return Ok(Seen::Verdict(verdict(&numbers(bytes)?)?));
+pub(super) fn read_state(terms: &Terms, bytes: &[u8]) -> Result<KeyState, StoreError> {
+    if terms.shape == Shape::Verdict {
+        return Ok(KeyState::Verdict(verdict(&numbers(bytes)?)?));
     }
     if bytes.is_empty() {
-        return Ok(Seen::Numbers(SmallVec::new()));
+        return Ok(KeyState::Numbers(SmallVec::new()));
     }
     let state = bytes.strip_prefix(&*terms.signature).and_then(|state| terms.compiled.read(state));
-    state.map(Seen::Numbers).ok_or_else(unreadable)
+    state.map(KeyState::Numbers).ok_or_else(unreadable)
 }
 
 pub(super) fn failures(value: Option<Value>) -> Result<Vec<(u64, String)>, StoreError> {

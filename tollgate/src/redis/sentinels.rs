@@ -40,13 +40,13 @@ impl Sentinels {
     /// yet. So if the server that was returned last is not [confirmed](Self::confirm), the next one is another, if a
     /// sentinel names one.
     pub(super) async fn master(&self) -> Result<Address, StoreError> {
-        let mut answers: FuturesUnordered<_> = self.addresses.iter().map(|sentinel| self.ask(sentinel)).collect();
+        let mut replies: FuturesUnordered<_> = self.addresses.iter().map(|sentinel| self.query(sentinel)).collect();
         let (mut named, mut last): (Vec<(Address, usize)>, _) = (Vec::new(), None);
         let tried = self.tried();
         loop {
-            let patience = if named.is_empty() { CONNECT_LIMIT } else { OTHERS_WITHIN };
-            let Ok(Some(answer)) = timeout(patience, answers.next()).await else { break };
-            match answer {
+            let limit = if named.is_empty() { CONNECT_LIMIT } else { OTHERS_WITHIN };
+            let Ok(Some(reply)) = timeout(limit, replies.next()).await else { break };
+            match reply {
                 Ok(Some(address)) => {
                     let votes = match named.iter_mut().find(|(other, _)| *other == address) {
                         Some((_, votes)) => {
@@ -90,7 +90,7 @@ impl Sentinels {
         address
     }
 
-    async fn ask(&self, sentinel: &Address) -> Result<Option<Address>, RedisError> {
+    async fn query(&self, sentinel: &Address) -> Result<Option<Address>, RedisError> {
         let connection = self.dialer.connect(sentinel).await?;
         let mut command = redis::cmd("SENTINEL");
         command.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);

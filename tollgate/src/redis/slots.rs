@@ -12,7 +12,7 @@ use super::node::Node;
 use super::topology::Member;
 
 const SLOTS: usize = 16_384;
-const NOBODY: u16 = u16::MAX;
+const NO_OWNER: u16 = u16::MAX;
 /// How long a node without slots is kept: one that slots are moving to has none at first.
 const KEPT: Duration = Duration::from_secs(60);
 
@@ -35,7 +35,7 @@ struct Entry {
 
 impl Default for SlotMap {
     fn default() -> Self {
-        Self { owners: vec![NOBODY; SLOTS].into(), members: Vec::new(), replicas: Vec::new() }
+        Self { owners: vec![NO_OWNER; SLOTS].into(), members: Vec::new(), replicas: Vec::new() }
     }
 }
 
@@ -47,7 +47,7 @@ pub(super) struct View {
 
 impl View {
     /// Reads the reply to `CLUSTER SLOTS` of the node at that address.
-    pub(super) fn read(reply: Value, asked: &Address) -> Result<Self, StoreError> {
+    pub(super) fn read(reply: Value, replied_by: &Address) -> Result<Self, StoreError> {
         let unreadable = || StoreError::unavailable("the reply to CLUSTER SLOTS is not what was expected");
         let Value::Array(entries) = reply else { return Err(unreadable()) };
         let mut view = Self { ranges: Vec::new(), replicas: Vec::new() };
@@ -56,7 +56,7 @@ impl View {
             let [Value::Int(first), Value::Int(last), nodes @ ..] = &*parts else { return Err(unreadable()) };
             let slot = |number: i64| u16::try_from(number).ok().filter(|slot| usize::from(*slot) < SLOTS);
             let (Some(first), Some(last)) = (slot(*first), slot(*last)) else { return Err(unreadable()) };
-            let mut addresses = nodes.iter().filter_map(|node| address(node, asked));
+            let mut addresses = nodes.iter().filter_map(|node| address(node, replied_by));
             let master = addresses.next().ok_or_else(unreadable)?;
             view.ranges.push((first, last, master));
             view.replicas.extend(addresses);
@@ -66,7 +66,7 @@ impl View {
 }
 
 /// The address of a node in the reply. A node without a known host has the host of the node that replied.
-fn address(node: &Value, asked: &Address) -> Option<Address> {
+fn address(node: &Value, replied_by: &Address) -> Option<Address> {
     let Value::Array(parts) = node else { return None };
     let [host, Value::Int(port), ..] = &**parts else { return None };
     let host = match host {
@@ -75,7 +75,7 @@ fn address(node: &Value, asked: &Address) -> Option<Address> {
         _ => "",
     };
     let port = u16::try_from(*port).ok()?;
-    if matches!(host, "" | "?") { asked.with_port(port) } else { Some(Address::tcp(host, port)) }
+    if matches!(host, "" | "?") { replied_by.with_port(port) } else { Some(Address::tcp(host, port)) }
 }
 
 impl SlotMap {
@@ -117,7 +117,7 @@ impl SlotMap {
                 next.members.push(Entry { address: address.clone(), member, without_slots: None });
                 next.members.len() - 1
             });
-            let index = u16::try_from(index).unwrap_or(NOBODY);
+            let index = u16::try_from(index).unwrap_or(NO_OWNER);
             for slot in *first..=*last {
                 next.owners[usize::from(slot)] = index;
             }
@@ -142,7 +142,7 @@ impl SlotMap {
         let (next, node) = self.with(to, start);
         let map = next.as_ref().unwrap_or(self);
         let index = map.members.iter().position(|entry| entry.address == *to);
-        let index = index.and_then(|index| u16::try_from(index).ok()).unwrap_or(NOBODY);
+        let index = index.and_then(|index| u16::try_from(index).ok()).unwrap_or(NO_OWNER);
         if map.owners.get(usize::from(slot)).is_none_or(|owner| *owner == index) {
             return (next, node);
         }
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_reply_is_read_with_hosts_that_are_left_out() {
-        let asked = Address::tcp("10.0.0.9", 7000);
+        let replied_by = Address::tcp("10.0.0.9", 7000);
         let range = |first, last, nodes: [Value; 2]| {
             let [master, replica] = nodes;
             Value::Array(vec![Value::Int(first), Value::Int(last), master, replica])
@@ -184,7 +184,7 @@ mod tests {
         let first = range(0, 5460, [node("10.0.0.1", 7001), node("10.0.0.2", 7002)]);
         let unknown = Value::Array(vec![Value::Nil, Value::Int(7003)]);
         let reply = Value::Array(vec![first, range(5461, 16_383, [unknown, node("?", 7004)])]);
-        let view = View::read(reply, &asked).expect("readable");
+        let view = View::read(reply, &replied_by).expect("readable");
         let ranges: Vec<String> =
             view.ranges.iter().map(|(first, last, address)| format!("{first}-{last} {address}")).collect();
         assert_eq!(ranges, ["0-5460 10.0.0.1:7001", "5461-16383 10.0.0.9:7003"]);
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_reply_that_makes_no_sense_is_refused() {
-        let asked = Address::tcp("h", 1);
+        let replied_by = Address::tcp("h", 1);
         let range = |first, last| Value::Array(vec![Value::Int(first), Value::Int(last), node("a", 1)]);
         let bad = [
             Value::Nil,
@@ -206,7 +206,7 @@ mod tests {
             Value::Array(vec![Value::Array(vec![Value::Int(0), Value::Int(5), node("a", 70_000)])]),
         ];
         for reply in bad {
-            assert!(View::read(reply.clone(), &asked).is_err(), "{reply:?}");
+            assert!(View::read(reply.clone(), &replied_by).is_err(), "{reply:?}");
         }
     }
 }

@@ -12,9 +12,9 @@ use super::topology::Topology;
 #[non_exhaustive]
 pub struct Stats {
     /// Script calls sent to Redis.
-    pub trips: u64,
+    pub calls: u64,
     /// Questions that travelled with them.
-    pub questions: u64,
+    pub requests: u64,
     /// Questions in one call.
     pub batch_sizes: Histogram,
     /// Time from sending a call to its reply, or to its failure, in microseconds.
@@ -110,8 +110,8 @@ impl Default for Calls {
 }
 
 impl Calls {
-    pub(super) fn sent(&self, questions: usize) {
-        self.batch_sizes.record(questions as u64);
+    pub(super) fn sent(&self, requests: usize) {
+        self.batch_sizes.record(requests as u64);
     }
 
     pub(super) fn ended(&self, took: Duration) {
@@ -140,8 +140,8 @@ impl Stats {
         let number = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let batch_sizes = calls.batch_sizes.read();
         let mut stats = Self {
-            trips: batch_sizes.count(),
-            questions: batch_sizes.sum(),
+            calls: batch_sizes.count(),
+            requests: batch_sizes.sum(),
             batch_sizes,
             call_micros: calls.micros.read(),
             cached_denials: number(&counts.cached_denials),
@@ -151,7 +151,7 @@ impl Stats {
             ..Self::default()
         };
         for topology in stores {
-            let (traffic, (opened, closed)) = (topology.traffic(), topology.changes());
+            let (traffic, (opened, closed)) = (topology.traffic(), topology.breaker_counts());
             stats.bytes_sent += number(&traffic.sent);
             stats.bytes_received += number(&traffic.received);
             stats.breaker_opened += opened;

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use smallvec::SmallVec;
 
 use super::fleet::Fleet;
-use super::script::Ask;
+use super::script::ScriptHit;
 use super::topology::Topology;
 use super::{ConnectError, ServerStatus, StoreError, StoreStatus, names};
 use crate::error::InvalidLimit;
@@ -42,7 +42,7 @@ pub(super) struct Store {
     pub(super) name: Arc<str>,
     pub(super) topology: Arc<Topology>,
     /// Whether this process learns of resets there. Without that, no denial is remembered.
-    pub(super) hears_resets: Arc<AtomicBool>,
+    pub(super) is_subscribed: Arc<AtomicBool>,
     pub(super) fleet: Arc<Fleet>,
 }
 
@@ -70,8 +70,8 @@ impl Stores {
     }
 
     /// Returns the store that has a key.
-    pub(super) fn of(&self, ask: &Ask) -> &Store {
-        self.at(ask.terms.store)
+    pub(super) fn of(&self, hit: &ScriptHit) -> &Store {
+        self.at(hit.terms.store)
     }
 
     /// Returns the store for limits that choose none.
@@ -111,25 +111,25 @@ impl Stores {
     }
 
     /// Returns whether one script call can decide all of them.
-    pub(super) fn is_one_call(&self, asks: &[Ask]) -> bool {
-        let Some((first, others @ [_, ..])) = asks.split_first() else { return true };
-        if others.iter().any(|ask| ask.terms.store != first.terms.store) {
+    pub(super) fn is_one_call(&self, hits: &[ScriptHit]) -> bool {
+        let Some((first, others @ [_, ..])) = hits.split_first() else { return true };
+        if others.iter().any(|hit| hit.terms.store != first.terms.store) {
             return false;
         }
         if !self.of(first).topology.is_cluster() {
             return true;
         }
         let slot = names::slot(&first.name);
-        others.iter().all(|ask| names::slot(&ask.name) == slot)
+        others.iter().all(|hit| names::slot(&hit.name) == slot)
     }
 
     /// Groups hits into as many script calls as their keys need.
-    pub(super) fn calls<'a>(&self, asks: impl IntoIterator<Item = &'a Ask>) -> SmallVec<[Call; 2]> {
+    pub(super) fn calls<'a>(&self, hits: impl IntoIterator<Item = &'a ScriptHit>) -> SmallVec<[Call; 2]> {
         let mut destinations: SmallVec<[(StoreIndex, u16); 4]> = SmallVec::new();
         let mut calls: SmallVec<[Call; 2]> = SmallVec::new();
-        for (position, ask) in asks.into_iter().enumerate() {
-            let slot = if self.of(ask).topology.is_cluster() { names::slot(&ask.name) } else { 0 };
-            let destination = (ask.terms.store, slot);
+        for (position, hit) in hits.into_iter().enumerate() {
+            let slot = if self.of(hit).topology.is_cluster() { names::slot(&hit.name) } else { 0 };
+            let destination = (hit.terms.store, slot);
             match destinations.iter().position(|other| *other == destination) {
                 Some(call) => calls[call].push(position),
                 None => {
@@ -142,8 +142,8 @@ impl Stores {
     }
 
     /// Returns whether this process learns of resets of a key.
-    pub(super) fn hears_resets_of(&self, ask: &Ask) -> bool {
-        self.of(ask).hears_resets.load(Ordering::Relaxed)
+    pub(super) fn is_subscribed_for(&self, hit: &ScriptHit) -> bool {
+        self.of(hit).is_subscribed.load(Ordering::Relaxed)
     }
 
     /// Registers this node in the fleet of every store that has a limit with a local share.

@@ -8,15 +8,15 @@ use redis::{Cmd, Value};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::breaker::Changes;
+use super::breaker::BreakerCounts;
 use super::cluster::Cluster;
 use super::dial::{Address, Dialer};
 use super::names::{self, Names};
-use super::node::{CONNECT_LIMIT, Common, Node, Place, RunError, unavailable};
+use super::node::{CONNECT_LIMIT, Common, Node, RunError, ServerRole, unavailable};
 use super::sentinels::Sentinels;
 use super::settings::{RedisSettings, Resolved};
 use super::stats::Traffic;
-use super::worker::{Job, MAX_WAITING, Trips, Worker};
+use super::worker::{Job, MAX_WAITING, ScriptCalls, Worker};
 use super::{ConnectError, StoreError, Tasks};
 
 /// The servers of a store, and the way to each key.
@@ -26,7 +26,7 @@ pub(super) struct Topology {
     address: String,
     names: Names,
     traffic: Arc<Traffic>,
-    changes: Arc<Changes>,
+    breaker_counts: Arc<BreakerCounts>,
     _tasks: Tasks,
 }
 
@@ -45,16 +45,16 @@ pub(super) struct Member {
 impl Member {
     /// A server that is connected to from now on. With `trips`, it can be sent jobs.
     pub(super) fn start(
-        place: Place,
+        role: ServerRole,
         common: Common,
-        trips: Option<&Arc<Trips>>,
+        script_calls: Option<&Arc<ScriptCalls>>,
         cluster: Option<Weak<Cluster>>,
     ) -> Self {
-        let node = Arc::new(Node::new(place, common));
-        let jobs = trips.map(|trips| {
+        let node = Arc::new(Node::new(role, common));
+        let jobs = script_calls.map(|script_calls| {
             let (jobs, queue) = mpsc::channel(MAX_WAITING);
             // It ends once the queue is closed and empty.
-            tokio::spawn(Worker::new(node.clone(), trips.clone(), cluster).work(queue));
+            tokio::spawn(Worker::new(node.clone(), script_calls.clone(), cluster).work(queue));
             jobs
         });
         let keeper = Tasks(vec![tokio::spawn(node.clone().keep()).abort_handle()]);
@@ -78,32 +78,33 @@ impl Topology {
         settings: &RedisSettings,
         store: Arc<str>,
         timeout: Duration,
-        trips: Option<&Arc<Trips>>,
+        script_calls: Option<&Arc<ScriptCalls>>,
     ) -> Result<Self, ConnectError> {
         let Resolved { address, servers, tls, login, sentinel_login, names } = settings.resolved()?;
-        let changes = Arc::new(Changes::default());
+        let breaker_counts = Arc::new(BreakerCounts::default());
         let traffic = Arc::new(Traffic::default());
         let dialer = Arc::new(Dialer::new(tls.clone(), login, traffic.clone()));
-        let (loads_scripts, trouble) = (trips.is_some(), Arc::new(Notify::new()));
-        let (changed, names_of_keys) = (changes.clone(), names.clone());
-        let common = Common { store, dialer, timeout, loads_scripts, changes: changed, trouble, names: names_of_keys };
+        let (loads_scripts, trouble) = (script_calls.is_some(), Arc::new(Notify::new()));
+        let (changed, names_of_keys) = (breaker_counts.clone(), names.clone());
+        let common =
+            Common { store, dialer, timeout, loads_scripts, breaker_counts: changed, trouble, names: names_of_keys };
         let mut tasks = Vec::new();
         let servers = match servers {
             super::target::Servers::Single(address) => {
-                Servers::One(Member::start(Place::At(address), common, trips, None))
+                Servers::One(Member::start(ServerRole::At(address), common, script_calls, None))
             }
             super::target::Servers::Sentinel { sentinels, service } => {
                 // Sentinels have logins of their own.
                 let sentinels = Sentinels::new(sentinels, service, Dialer::new(tls, sentinel_login, traffic.clone()));
-                Servers::One(Member::start(Place::Master(sentinels), common, trips, None))
+                Servers::One(Member::start(ServerRole::Master(sentinels), common, script_calls, None))
             }
             super::target::Servers::Cluster(seeds) => {
-                let cluster = Cluster::new(seeds, common, trips.cloned());
+                let cluster = Cluster::new(seeds, common, script_calls.cloned());
                 tasks.push(tokio::spawn(cluster.clone().follow()).abort_handle());
                 Servers::Cluster(cluster)
             }
         };
-        Ok(Self { servers, address, names, traffic, changes, _tasks: Tasks(tasks) })
+        Ok(Self { servers, address, names, traffic, breaker_counts, _tasks: Tasks(tasks) })
     }
 
     pub(super) fn address(&self) -> &str {
@@ -155,12 +156,12 @@ impl Topology {
 
     /// Runs a command that no decision depends on: whatever becomes of it says nothing about the server. `None` if there
     /// is no reply in time.
-    pub(super) async fn run_aside(&self, key: &[u8], command: &Cmd, patience: Duration) -> Option<Value> {
+    pub(super) async fn run_in_background(&self, key: &[u8], command: &Cmd, limit: Duration) -> Option<Value> {
         let node = match &self.servers {
             Servers::One(member) => member.node.clone(),
             Servers::Cluster(cluster) => cluster.owner(names::slot(key)).ok()?,
         };
-        node.run_aside(command, patience).await
+        node.run_in_background(command, limit).await
     }
 
     /// Returns the number of the connection to the server that has the key, if it is up: see [`Node::connection_number`].
@@ -196,8 +197,8 @@ impl Topology {
     }
 
     /// How often servers were given up, and came back.
-    pub(super) fn changes(&self) -> (u64, u64) {
-        (self.changes.opened(), self.changes.closed())
+    pub(super) fn breaker_counts(&self) -> (u64, u64) {
+        (self.breaker_counts.opened(), self.breaker_counts.closed())
     }
 }
 
@@ -206,6 +207,6 @@ pub(super) async fn subscriber(dialer: &Dialer, address: &Address) -> Result<Pub
     match timeout(CONNECT_LIMIT, dialer.subscriber(address)).await {
         Ok(Ok(subscriber)) => Ok(subscriber),
         Ok(Err(error)) => Err(unavailable(&error)),
-        Err(_) => Err(StoreError::too_late()),
+        Err(_) => Err(StoreError::timed_out()),
     }
 }

@@ -21,7 +21,7 @@ use super::StoreError;
 use super::cluster::Cluster;
 use super::names;
 use super::node::{Node, RunError};
-use super::script::{Answer, Batch, Question};
+use super::script::{Batch, ScriptReply, ScriptRequest};
 use super::stats::Calls;
 use crate::clock::TimeSource;
 use crate::units::Timestamp;
@@ -37,26 +37,26 @@ const MAX_WORK: usize = 256;
 /// Questions that may wait for a trip to one server. Beyond that it is too slow to be waited for.
 pub(super) const MAX_WAITING: usize = 16_384;
 /// Trips under way at once: while Redis decides one, the next is waiting there and the last is read here.
-const TRIPS: usize = 3;
+const MAX_IN_FLIGHT: usize = 3;
 /// On a cluster a trip is slow if any of its slots is.
-const CLUSTER_TRIPS: usize = 6;
+const CLUSTER_MAX_IN_FLIGHT: usize = 6;
 
 /// A question, and the channel for its answer.
 pub(super) struct Job {
-    pub(super) question: Question,
+    pub(super) request: ScriptRequest,
     /// Nothing is sent for it after that.
     pub(super) deadline: Instant,
-    pub(super) reply: oneshot::Sender<Result<Answer, StoreError>>,
+    pub(super) reply_to: oneshot::Sender<Result<ScriptReply, StoreError>>,
 }
 
 impl Job {
     pub(super) fn slot(&self) -> u16 {
-        self.question.asks().first().map_or(0, |ask| names::slot(&ask.name))
+        self.request.hits().first().map_or(0, |hit| names::slot(&hit.name))
     }
 }
 
 /// What the trips of a limiter need, and what they have come to.
-pub(super) struct Trips {
+pub(super) struct ScriptCalls {
     pub(super) timeout: Duration,
     /// Stands in for Redis's time, for tests.
     pub(super) clock: Option<TimeSource>,
@@ -66,32 +66,32 @@ pub(super) struct Trips {
 /// Takes the questions for one server there.
 pub(super) struct Worker {
     node: Arc<Node>,
-    trips: Arc<Trips>,
+    script_calls: Arc<ScriptCalls>,
     /// The cluster that the server is in, if it is in one.
     cluster: Option<Weak<Cluster>>,
     /// Trips that found the script gone and are being made again. No other sets out meanwhile: it might find the
     /// script there, and decide on a key before those that asked for it earlier.
-    made_again: AtomicUsize,
+    resending: AtomicUsize,
 }
 
 impl Worker {
-    pub(super) fn new(node: Arc<Node>, trips: Arc<Trips>, cluster: Option<Weak<Cluster>>) -> Self {
-        Self { node, trips, cluster, made_again: AtomicUsize::new(0) }
+    pub(super) fn new(node: Arc<Node>, script_calls: Arc<ScriptCalls>, cluster: Option<Weak<Cluster>>) -> Self {
+        Self { node, script_calls, cluster, resending: AtomicUsize::new(0) }
     }
 
     /// Runs until the queue is closed and empty.
     pub(super) async fn work(self, mut jobs: mpsc::Receiver<Job>) {
-        let most = if self.cluster.is_some() { CLUSTER_TRIPS } else { TRIPS };
-        let mut under_way = FuturesUnordered::new();
-        let mut gathered = Vec::with_capacity(MAX_BATCH);
+        let max_in_flight = if self.cluster.is_some() { CLUSTER_MAX_IN_FLIGHT } else { MAX_IN_FLIGHT };
+        let mut in_flight = FuturesUnordered::new();
+        let mut queued = Vec::with_capacity(MAX_BATCH);
         let mut open = true;
-        while open || !under_way.is_empty() {
-            let is_making_again = self.made_again.load(Ordering::Relaxed) > 0;
+        while open || !in_flight.is_empty() {
+            let is_resending = self.resending.load(Ordering::Relaxed) > 0;
             tokio::select! {
                 biased;
-                Some(()) = under_way.next(), if !under_way.is_empty() => {}
-                count = jobs.recv_many(&mut gathered, MAX_BATCH),
-                    if open && under_way.len() < most && !is_making_again =>
+                Some(()) = in_flight.next(), if !in_flight.is_empty() => {}
+                count = jobs.recv_many(&mut queued, MAX_BATCH),
+                    if open && in_flight.len() < max_in_flight && !is_resending =>
                 {
                     if count == 0 {
                         open = false;
@@ -99,19 +99,19 @@ impl Worker {
                     }
                     // A caller that has stopped waiting is not charged.
                     let now = Instant::now();
-                    gathered.retain(|job| now < job.deadline && !job.reply.is_closed());
-                    if !gathered.is_empty() {
-                        under_way.push(self.travel(std::mem::take(&mut gathered)));
+                    queued.retain(|job| now < job.deadline && !job.reply_to.is_closed());
+                    if !queued.is_empty() {
+                        in_flight.push(self.send_batches(std::mem::take(&mut queued)));
                     }
                 }
             }
         }
     }
 
-    async fn travel(&self, jobs: Vec<Job>) {
+    async fn send_batches(&self, jobs: Vec<Job>) {
         if self.cluster.is_none() {
-            for jobs in in_bounds(jobs) {
-                self.trip(0, jobs).await;
+            for jobs in split_by_bounds(jobs) {
+                self.send_batch(0, jobs).await;
             }
             return;
         }
@@ -120,51 +120,52 @@ impl Worker {
         for job in jobs {
             by_slot.entry(job.slot()).or_default().push(job);
         }
-        let calls =
-            by_slot.into_iter().flat_map(|(slot, jobs)| in_bounds(jobs).into_iter().map(move |jobs| (slot, jobs)));
-        join_all(calls.map(|(slot, jobs)| self.trip(slot, jobs))).await;
+        let calls = by_slot
+            .into_iter()
+            .flat_map(|(slot, jobs)| split_by_bounds(jobs).into_iter().map(move |jobs| (slot, jobs)));
+        join_all(calls.map(|(slot, jobs)| self.send_batch(slot, jobs))).await;
     }
 
-    async fn trip(&self, slot: u16, jobs: Vec<Job>) {
-        self.trips.calls.sent(jobs.len());
+    async fn send_batch(&self, slot: u16, jobs: Vec<Job>) {
+        self.script_calls.calls.sent(jobs.len());
         let mut batch = Batch::default();
         for job in &jobs {
-            batch.add(&job.question);
+            batch.add(&job.request);
         }
         match self.decide(slot, &mut batch).await {
-            Ok(answers) => {
-                for (job, answer) in jobs.into_iter().zip(answers) {
-                    let _ = job.reply.send(answer);
+            Ok(replies) => {
+                for (job, reply) in jobs.into_iter().zip(replies) {
+                    let _ = job.reply_to.send(reply);
                 }
             }
             Err(error) => {
                 for job in jobs {
-                    let _ = job.reply.send(Err(error.clone()));
+                    let _ = job.reply_to.send(Err(error.clone()));
                 }
             }
         }
     }
 
-    async fn decide(&self, slot: u16, batch: &mut Batch) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
-        let (now, began) = (self.trips.clock.as_ref().map(TimeSource::now), Instant::now());
-        let deadline = began + self.trips.timeout;
+    async fn decide(&self, slot: u16, batch: &mut Batch) -> Result<Vec<Result<ScriptReply, StoreError>>, StoreError> {
+        let (now, began) = (self.script_calls.clock.as_ref().map(TimeSource::now), Instant::now());
+        let deadline = began + self.script_calls.timeout;
         let reply = self.call(slot, batch, now, deadline).await;
-        self.trips.calls.ended(began.elapsed());
+        self.script_calls.calls.ended(began.elapsed());
         let mut reply = reply?;
-        if batch.is_for_the_other(&reply) {
-            let _again = MadeAgain::begin(&self.made_again);
+        if batch.needs_full_script(&reply) {
+            let _again = Resending::begin(&self.resending);
             reply = self.call(slot, batch, now, deadline).await?;
         }
-        let answers = batch.answers(reply).inspect_err(|error| self.node.failed(began, error))?;
+        let replies = batch.replies(reply).inspect_err(|error| self.node.failed(began, error))?;
         // An error of one key may be one of the whole server.
-        for error in answers.iter().filter_map(|answer| answer.as_ref().err()) {
+        for error in replies.iter().filter_map(|reply| reply.as_ref().err()) {
             if error.is_unavailable() {
                 self.node.failed(began, error);
                 break;
             }
             self.node.refused(error);
         }
-        Ok(answers)
+        Ok(replies)
     }
 
     async fn call(
@@ -176,7 +177,7 @@ impl Worker {
     ) -> Result<Value, StoreError> {
         match self.run(slot, &batch.command(now), deadline).await {
             Err(RunError::NoScript) => {
-                let _again = MadeAgain::begin(&self.made_again);
+                let _again = Resending::begin(&self.resending);
                 Ok(self.run(slot, &batch.command_in_full(now), deadline).await?)
             }
             other => Ok(other?),
@@ -195,8 +196,8 @@ impl Worker {
 }
 
 /// The same questions in order, in as many calls as their keys and their work need; nearly always one.
-fn in_bounds(jobs: Vec<Job>) -> Vec<Vec<Job>> {
-    let size = |job: &Job| (job.question.asks().len(), job.question.work());
+fn split_by_bounds(jobs: Vec<Job>) -> Vec<Vec<Job>> {
+    let size = |job: &Job| (job.request.hits().len(), job.request.work());
     let add = |(keys, work): (usize, usize), (more_keys, more_work)| (keys + more_keys, work + more_work);
     let fits = |(keys, work)| keys <= MAX_KEYS && work <= MAX_WORK;
     if fits(jobs.iter().map(size).fold((0, 0), add)) {
@@ -217,16 +218,16 @@ fn in_bounds(jobs: Vec<Job>) -> Vec<Vec<Job>> {
 }
 
 /// Counts a trip that is made again, also if that is given up.
-struct MadeAgain<'a>(&'a AtomicUsize);
+struct Resending<'a>(&'a AtomicUsize);
 
-impl<'a> MadeAgain<'a> {
+impl<'a> Resending<'a> {
     fn begin(count: &'a AtomicUsize) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
         Self(count)
     }
 }
 
-impl Drop for MadeAgain<'_> {
+impl Drop for Resending<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

@@ -35,7 +35,7 @@ async fn many_at_once_take_few_trips() {
     for task in join_all(tasks).await {
         task.expect("no task panics");
     }
-    let (trips, questions) = (limiter.stats().trips - before.trips, limiter.stats().questions - before.questions);
+    let (trips, questions) = (limiter.stats().calls - before.calls, limiter.stats().requests - before.requests);
     assert_eq!(questions, 256 * 20);
     assert!(trips * 8 < questions, "{trips} trips for {questions} questions");
 }
@@ -51,7 +51,7 @@ async fn questions_of_much_work_share_a_call_with_few() {
     for looked in join_all(keys.iter().map(|key| limiter.peek(key))).await {
         assert_eq!(looked.expect("Redis answers").remaining(), 1_000_000);
     }
-    let trips = limiter.stats().trips - before.trips;
+    let trips = limiter.stats().calls - before.calls;
     assert!(trips >= 256 / 8, "{trips} trips");
 }
 
@@ -65,8 +65,8 @@ async fn calls_their_sizes_times_and_bytes_are_counted() {
         assert!(decision.is_allowed());
     }
     let stats = limiter.stats();
-    assert_eq!((stats.batch_sizes.count(), stats.batch_sizes.sum()), (stats.trips, stats.questions));
-    assert_eq!(stats.questions - before.questions, 40);
+    assert_eq!((stats.batch_sizes.count(), stats.batch_sizes.sum()), (stats.calls, stats.requests));
+    assert_eq!(stats.requests - before.requests, 40);
     let large: u64 = stats
         .batch_sizes
         .buckets()
@@ -74,7 +74,7 @@ async fn calls_their_sizes_times_and_bytes_are_counted() {
         .map(|(_, count)| count)
         .sum();
     assert!(large > 0, "{:?}", stats.batch_sizes);
-    assert_eq!(stats.call_micros.count(), stats.trips);
+    assert_eq!(stats.call_micros.count(), stats.calls);
     assert!(stats.call_micros.sum() > 0);
     let bytes: usize = keys.iter().map(|key| "rate_limit:{user|}".len() + key.len()).sum();
     assert!(stats.bytes_sent - before.bytes_sent > bytes as u64, "{stats:?}");
@@ -101,7 +101,7 @@ async fn one_alone_travels_at_once() {
     for _ in 0..50 {
         assert!(limiter.check("key").await.is_allowed());
     }
-    assert_eq!(limiter.stats().trips - before.trips, 50);
+    assert_eq!(limiter.stats().calls - before.calls, 50);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -115,11 +115,11 @@ async fn a_key_that_is_not_ours_fails_alone() {
             .arg("data")
             .query(&mut server.connection())
             .expect("set");
-        let before = limiter.stats().trips;
+        let before = limiter.stats().calls;
         let keys: Vec<String> =
             (0..100).map(|key| if key == 50 { "taken".to_owned() } else { format!("key {key}") }).collect();
         let decisions = join_all(keys.iter().map(|key| limiter.check(key))).await;
-        assert!(limiter.stats().trips - before <= 50, "{}: it travelled with others", variant.name);
+        assert!(limiter.stats().calls - before <= 50, "{}: it travelled with others", variant.name);
         for (key, decision) in keys.iter().zip(&decisions) {
             let expected = if key == "taken" { (false, Source::Policy) } else { (true, Source::Store) };
             assert_eq!((decision.is_allowed(), decision.source()), expected, "{}: {key}", variant.name);

@@ -232,7 +232,7 @@ async fn slices_of_a_limit_that_did_not_change_are_spent_on() {
     let other = |quota: u64| Limit::new("other", FixedWindow::new(quota, DAY)).expect("valid");
     let limiter = connect(&server, vec![leased(100_000)], None).await;
     let admitted = spend(&limiter, 300).await;
-    let (trips, before) = (limiter.stats().trips, limiter.stats().leased);
+    let (trips, before) = (limiter.stats().calls, limiter.stats().leased);
     let hit = |limiter: &RedisLimiter| limiter.id("limit").expect("there");
     let new = limiter.with_limits(vec![other(7), leased(100_000)]).expect("valid limits");
     let decision = new.decide(&[Hit::new(hit(&new), "key")]).await;

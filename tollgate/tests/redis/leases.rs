@@ -61,7 +61,7 @@ async fn offer(nodes: &[RedisLimiter], lasting: Duration) -> Vec<(Duration, Dura
 }
 
 fn trips(nodes: &[RedisLimiter]) -> u64 {
-    nodes.iter().map(|node| node.stats().trips).sum()
+    nodes.iter().map(|node| node.stats().calls).sum()
 }
 
 fn spent_from_slices(nodes: &[RedisLimiter]) -> u64 {

@@ -26,7 +26,7 @@ const KEY: &str = "{rules}";
 /// Where a change is announced, after `rate_limit:`.
 pub(super) const CHANNEL: &str = "rules";
 /// How long publishing and reading may take. No request waits for either.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the scripts share. The first argument of each is the channel.
 ///
@@ -184,5 +184,5 @@ fn unexpected() -> StoreError {
 }
 
 async fn run(topology: &Topology, command: &Cmd) -> Result<Value, StoreError> {
-    Ok(topology.run(topology.names().of(KEY).as_bytes(), command, Instant::now() + PATIENCE).await?)
+    Ok(topology.run(topology.names().of(KEY).as_bytes(), command, Instant::now() + REPLY_TIMEOUT).await?)
 }

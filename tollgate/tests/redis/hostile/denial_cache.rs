@@ -49,9 +49,9 @@ async fn a_flood_on_a_spent_key_does_not_reach_redis() {
             task.expect("no task panics");
         }
         // A denial is asked for again after a second.
-        let (trips, seconds) = (limiter.stats().trips - before.trips, began.elapsed().as_secs());
+        let (trips, seconds) = (limiter.stats().calls - before.calls, began.elapsed().as_secs());
         assert!(trips <= 2 + 2 * seconds, "{}: {trips} trips in {seconds} s", variant.name);
-        let by_store = limiter.stats().questions - before.questions;
+        let by_store = limiter.stats().requests - before.requests;
         let cached = limiter.stats().cached_denials - before.cached_denials;
         assert!(cached + by_store >= 8 * 500 && by_store <= 2 + 2 * seconds, "{}: {cached}, {by_store}", variant.name);
         assert!(limiter.check("another").await.is_allowed(), "{}: it is about that key alone", variant.name);
@@ -64,12 +64,12 @@ async fn a_flood_makes_few_trips_per_promised_wait() {
     let limit = Limit::new("slow", TokenBucket::new(1, Rate::per_second(4))).unwrap();
     let limiter = limiter(&server.url(), limit).await;
     exhaust(&limiter, "key").await;
-    let (before, begin, mut admitted) = (limiter.stats().trips, Instant::now(), 0_u64);
+    let (before, begin, mut admitted) = (limiter.stats().calls, Instant::now(), 0_u64);
     while begin.elapsed() < SECOND {
         admitted += u64::from(limiter.check("key").await.is_allowed());
         tokio::task::yield_now().await;
     }
-    let (trips, waits) = (limiter.stats().trips - before, begin.elapsed().as_millis() as u64 / 250 + 1);
+    let (trips, waits) = (limiter.stats().calls - before, begin.elapsed().as_millis() as u64 / 250 + 1);
     assert!(admitted >= 1 && admitted <= waits, "{admitted} admitted in {waits} waits");
     // One that is let in and one that is denied; a third where a wait is over here a little sooner than on Redis.
     assert!(trips <= 3 * waits, "{trips} trips in {waits} waits");
@@ -263,7 +263,7 @@ async fn a_flood_of_changing_costs_does_not_reach_redis() {
     for limit in [counter, log] {
         let limiter = limiter(&server.url(), limit).await;
         exhaust(&limiter, "key").await;
-        let (before, began) = (limiter.stats().questions, Instant::now());
+        let (before, began) = (limiter.stats().requests, Instant::now());
         for turn in 0..2_000 {
             let denied = limiter.check_n("key", 1 + turn % 8).await;
             // A counter waits until a whole segment has left the window.
@@ -274,7 +274,7 @@ async fn a_flood_of_changing_costs_does_not_reach_redis() {
             }
         }
         // Each cost once a second, and those that never fit.
-        let (asked, seconds) = (limiter.stats().questions - before, began.elapsed().as_secs());
+        let (asked, seconds) = (limiter.stats().requests - before, began.elapsed().as_secs());
         assert!(asked <= 40 + 16 * seconds, "{asked} questions in {seconds} s");
     }
 }

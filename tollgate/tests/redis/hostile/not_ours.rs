@@ -69,7 +69,7 @@ async fn looking_says_so() {
         let name = variant.name_of(kind);
         let theirs = put(&mut connection, &name, kind);
         let looked = limiter.peek(kind).await;
-        assert!(looked.as_ref().is_err_and(|error| error.is_not_ours()), "{} {kind}: {looked:?}", variant.name);
+        assert!(looked.as_ref().is_err_and(|error| error.is_foreign_data()), "{} {kind}: {looked:?}", variant.name);
         assert_eq!(dump(&mut connection, &name), theirs, "{} {kind}", variant.name);
     }
 }
@@ -86,7 +86,7 @@ async fn resetting_leaves_it_alone_and_says_so() {
         let exists: bool = redis::cmd("EXISTS").arg(&name).query(&mut connection).expect("Redis answers");
         assert!(exists, "{} {kind}: someone else's data is gone", variant.name);
         assert_eq!(dump(&mut connection, &name), theirs, "{} {kind}", variant.name);
-        assert!(reset.as_ref().is_err_and(|error| error.is_not_ours()), "{} {kind}: {reset:?}", variant.name);
+        assert!(reset.as_ref().is_err_and(|error| error.is_foreign_data()), "{} {kind}: {reset:?}", variant.name);
     }
 }
 
@@ -106,7 +106,7 @@ async fn giving_back_leaves_it_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn several_limits_take_nothing_when_one_of_the_keys_is_not_ours() {
+async fn several_limits_take_nothing_when_one_of_the_keys_is_foreign_data() {
     let server = RedisServer::start();
     let mut connection = server.connection();
     for bad in variants(10, HOUR) {

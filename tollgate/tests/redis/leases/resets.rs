@@ -133,8 +133,8 @@ async fn a_spent_window_is_asked_for_again_after_the_pause_of_its_lease() {
     let server = RedisServer::start();
     let node = node(&server, window()).await;
     while node.check("key").await.is_allowed() {}
-    let (before, began) = (node.stats().questions, Instant::now());
-    let asked = || node.stats().questions - before;
+    let (before, began) = (node.stats().requests, Instant::now());
+    let asked = || node.stats().requests - before;
     while asked() < 8 && began.elapsed() < Duration::from_secs(6) {
         let _ = node.check("key").await;
         tokio::task::yield_now().await;

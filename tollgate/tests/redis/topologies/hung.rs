@@ -152,7 +152,7 @@ async fn an_idle_limiter_notices_that_a_server_is_gone_and_back() {
     let mut server = RedisServer::start();
     let limiter = builder(server.url(), TIMEOUT).connect().await.unwrap();
     until_back(&limiter, "key").await;
-    let questions = limiter.stats().questions;
+    let questions = limiter.stats().requests;
     server.kill();
     until_so("the crash is noticed", || !limiter.is_store_available()).await;
     server.restart();
@@ -161,7 +161,7 @@ async fn an_idle_limiter_notices_that_a_server_is_gone_and_back() {
     until_so("the hang is noticed", || !limiter.is_store_available()).await;
     server.cont();
     until_so("the end of the hang is noticed", || limiter.is_store_available()).await;
-    assert_eq!(limiter.stats().questions, questions, "it was not asked for anything");
+    assert_eq!(limiter.stats().requests, questions, "it was not asked for anything");
     until_back(&limiter, "key").await;
 }
 

@@ -6,9 +6,9 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::script::{Ask, Terms};
+use super::script::{ScriptHit, Terms};
 use super::stores::Stores;
-use super::{Fallback, Inner, Receipt, RedisLimiter, TakeFrom, Wanted, names};
+use super::{Fallback, Inner, Receipt, RedisHit, RedisLimiter, TakeFrom, names};
 use crate::algorithm::succession::Signature;
 use crate::algorithm::{Algorithm, Compiled};
 use crate::error::InvalidLimit;
@@ -19,7 +19,7 @@ use crate::limiter::Limiter;
 use crate::units::WallOffset;
 
 /// A limit, ready for Redis.
-pub(super) struct Prepared {
+pub(super) struct PreparedLimit {
     pub(super) limit: Limit,
     prefix: String,
     terms: Arc<Terms>,
@@ -58,7 +58,7 @@ impl RedisLimiter {
         let (limits, fallback) = (checked, Fallback::new(limits));
         let shared = inner.shared.clone();
         shared.stores.join_fleets(&limits, shared.on_store_failure);
-        let limits = Prepared::all(limits, &inner.limits, &catalogue, &shared.stores);
+        let limits = PreparedLimit::all(limits, &inner.limits, &catalogue, &shared.stores);
         let kept: HashSet<*const Terms> = limits.iter().map(|prepared| Arc::as_ptr(&prepared.terms)).collect();
         shared.leases.withdraw_unless(|terms| kept.contains(&Arc::as_ptr(terms)));
         let denials = inner.denials.clone();
@@ -70,15 +70,15 @@ impl RedisLimiter {
 impl RedisLimiter {
     /// Adds the terms that the limit of a hit has had since this limiter was made. A charge may have been counted under
     /// them, so a refund gives back no more than they still count.
-    pub(super) fn add_later_terms(&self, wanted: &mut Wanted) {
-        let (ceiling, configurations) = self.0.catalogue.configurations(wanted.limit);
-        let Ask { terms, siblings, .. } = &wanted.ask;
+    pub(super) fn add_later_terms(&self, hit: &mut RedisHit) {
+        let (ceiling, configurations) = self.0.catalogue.configurations(hit.limit);
+        let ScriptHit { terms, siblings, .. } = &hit.script_hit;
         let known = || siblings.iter().chain([terms]);
         let is_later = |other: &&Compiled| known().all(|known| *known.signature() != other.meaning().signature());
         let later = configurations.iter().filter(is_later);
         let later: Vec<Arc<Terms>> = later.map(|other| Arc::new(Terms::new(other, ceiling, Vec::new()))).collect();
         if !later.is_empty() {
-            wanted.ask.siblings = later.into_iter().chain(siblings.iter().cloned()).collect();
+            hit.script_hit.siblings = later.into_iter().chain(siblings.iter().cloned()).collect();
         }
     }
 }
@@ -107,7 +107,7 @@ fn stored(limit: &Limit, has_ban: bool) -> (Compiled, Option<u64>) {
 /// Sets of numbers of one limit that are remembered: more than a rule file has plans, and than are in use at once.
 const MAX_SIBLINGS: usize = 16;
 
-impl Prepared {
+impl PreparedLimit {
     /// Prepares limits that take the place of others. The catalogue knows the numbers that they had before.
     pub(super) fn all(mut limits: Vec<Limit>, before: &[Self], catalogue: &Limiter, stores: &Stores) -> Box<[Self]> {
         // Redis's clock is the wall clock, also for limits that have been in a limiter in memory.
@@ -161,9 +161,9 @@ impl Prepared {
         prepared.collect()
     }
 
-    pub(super) fn want(&self, limit: LimitId, key: Key<'_>, cost: u64) -> Wanted {
+    pub(super) fn hit(&self, limit: LimitId, key: Key<'_>, cost: u64) -> RedisHit {
         let (terms, siblings) = (self.terms.clone(), self.siblings.clone());
-        let ask = Ask { terms, siblings, name: names::name(&self.prefix, key), cost };
-        Wanted { limit, ask, take_from: TakeFrom::default(), receipt: Receipt::Nothing }
+        let script_hit = ScriptHit { terms, siblings, name: names::name(&self.prefix, key), cost };
+        RedisHit { limit, script_hit, take_from: TakeFrom::default(), receipt: Receipt::Nothing }
     }
 }

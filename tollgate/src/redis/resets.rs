@@ -31,25 +31,25 @@ pub(super) struct Resets {
     pub(super) denials: Arc<Denials>,
     pub(super) leases: Arc<Leases>,
     /// Set while the subscription is up. `None` if denials are not cached.
-    pub(super) hears: Option<Arc<AtomicBool>>,
+    pub(super) is_subscribed: Option<Arc<AtomicBool>>,
 }
 
 impl Resets {
     fn begin(&self) {
         self.denials.clear_store(self.store);
-        self.leases.resets_are_heard(self.store);
-        self.set_hears(true);
+        self.leases.subscription_up(self.store);
+        self.set_subscribed(true);
     }
 
     fn end(&self) {
-        self.set_hears(false);
-        self.leases.resets_are_missed(self.store);
+        self.set_subscribed(false);
+        self.leases.subscription_lost(self.store);
         self.denials.clear_store(self.store);
     }
 
-    fn set_hears(&self, hears: bool) {
-        if let Some(flag) = &self.hears {
-            flag.store(hears, Ordering::Relaxed);
+    fn set_subscribed(&self, is_subscribed: bool) {
+        if let Some(flag) = &self.is_subscribed {
+            flag.store(is_subscribed, Ordering::Relaxed);
         }
     }
 

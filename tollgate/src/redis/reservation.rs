@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::script::{Ask, Question};
-use super::{AllWanted, RedisLimiter, StoreError, Wanted};
+use super::script::{ScriptHit, ScriptRequest};
+use super::{RedisHit, RedisHits, RedisLimiter, StoreError};
 use crate::decision::{Decision, Denied};
 use crate::key::Key;
 use crate::limiter::Hit;
@@ -22,7 +22,7 @@ const TRIES: usize = 4;
 pub struct RedisReservation {
     /// Whose limits took it: they may have been changed by the time it is settled.
     limiter: RedisLimiter,
-    wanted: AllWanted,
+    hits: RedisHits,
     decision: Decision,
     expires_at: Timestamp,
 }
@@ -53,8 +53,8 @@ impl RedisLimiter {
         cost: u64,
         expires_after: Duration,
     ) -> Result<RedisReservation, Denied> {
-        let wanted = self.want_all(key.into(), cost);
-        self.reserve_wanted(wanted, cost, expires_after).await
+        let hits = self.hits_for_key(key.into(), cost);
+        self.reserve_prepared(hits, cost, expires_after).await
     }
 
     /// Takes what every hit asks for, or nothing, to be given back or corrected later: see [`reserve`](Self::reserve).
@@ -64,24 +64,24 @@ impl RedisLimiter {
     /// The denial, when one of them does not fit.
     pub async fn reserve_hits(&self, hits: &[Hit<'_>], expires_after: Duration) -> Result<RedisReservation, Denied> {
         let cost = hits.iter().map(|hit| hit.parts().2).max().unwrap_or(0);
-        match self.want_hits(hits) {
-            Some(wanted) => self.reserve_wanted(wanted, cost, expires_after).await,
+        match self.prepare_hits(hits) {
+            Some(hits) => self.reserve_prepared(hits, cost, expires_after).await,
             None => Err(Denied(self.no_such_limit(cost))),
         }
     }
 
-    async fn reserve_wanted(
+    async fn reserve_prepared(
         &self,
-        mut wanted: AllWanted,
+        mut hits: RedisHits,
         cost: u64,
         expires_after: Duration,
     ) -> Result<RedisReservation, Denied> {
         let expires_at = self.0.shared.clock.now_with_gaps().saturating_add(expires_after);
-        let decision = self.take(&mut wanted, cost, self.deadline()).await;
+        let decision = self.take(&mut hits, cost, self.deadline()).await;
         if !decision.is_allowed() {
             return Err(Denied(decision));
         }
-        Ok(RedisReservation { limiter: self.clone(), wanted, decision, expires_at })
+        Ok(RedisReservation { limiter: self.clone(), hits, decision, expires_at })
     }
 
     /// Brings a reservation to its actual cost: gives back what was too much, or takes what was too little, as
@@ -92,11 +92,11 @@ impl RedisLimiter {
     ///
     /// When the store cannot be reached in time: then what was taken stays taken.
     pub async fn settle(&self, reservation: RedisReservation, actual: u64) -> Result<Settlement, StoreError> {
-        let RedisReservation { limiter, wanted, expires_at, .. } = reservation;
+        let RedisReservation { limiter, hits, expires_at, .. } = reservation;
         if limiter.0.shared.clock.now_with_gaps() >= expires_at {
             return Ok(Settlement::Expired);
         }
-        limiter.settle_wanted(&wanted, actual).await
+        limiter.settle_hits(&hits, actual).await
     }
 
     /// Gives back what a reservation took, as far as [`Limiter::refund`](crate::Limiter::refund) would.
@@ -109,33 +109,37 @@ impl RedisLimiter {
     }
 
     /// Brings hits that were taken to their actual cost, as far as that can be, each where it was taken.
-    pub(crate) async fn settle_wanted(&self, wanted: &[Wanted], actual: u64) -> Result<Settlement, StoreError> {
-        let owed = wanted.iter().filter(|one| one.ask.cost > actual);
-        let mut owed: AllWanted = owed
-            .map(|one| Wanted { ask: Ask { cost: one.ask.cost - actual, ..one.ask.clone() }, ..one.clone() })
+    pub(crate) async fn settle_hits(&self, hits: &[RedisHit], actual: u64) -> Result<Settlement, StoreError> {
+        let owed = hits.iter().filter(|hit| hit.script_hit.cost > actual);
+        let mut owed: RedisHits = owed
+            .map(|hit| RedisHit {
+                script_hit: ScriptHit { cost: hit.script_hit.cost - actual, ..hit.script_hit.clone() },
+                ..hit.clone()
+            })
             .collect();
         if !owed.is_empty() {
-            owed.iter_mut().for_each(|one| self.add_later_terms(one));
+            owed.iter_mut().for_each(|hit| self.add_later_terms(hit));
             self.give_back(&owed).await?;
         }
         let mut missing = 0;
-        for one in wanted.iter().filter(|one| one.ask.cost < actual) {
-            let cost = actual - one.ask.cost;
-            let is_on_store = one.receipt.is_on_store();
-            missing = missing.max(if is_on_store { self.take_up_to(one, cost).await? } else { cost });
+        for hit in hits.iter().filter(|hit| hit.script_hit.cost < actual) {
+            let cost = actual - hit.script_hit.cost;
+            let is_on_store = hit.receipt.is_on_store();
+            missing = missing.max(if is_on_store { self.take_up_to(hit, cost).await? } else { cost });
         }
         Ok(if missing == 0 { Settlement::Settled } else { Settlement::Short { missing } })
     }
 
     /// Takes what there is of a cost that has been spent already, and says how much there was not.
-    async fn take_up_to(&self, one: &Wanted, cost: u64) -> Result<u64, StoreError> {
+    async fn take_up_to(&self, hit: &RedisHit, cost: u64) -> Result<u64, StoreError> {
         // Someone else may take some meanwhile, or some may come back: a few tries, and what is left is missing.
         for _ in 0..TRIES {
-            let ask = |cost: u64| SmallVec::from_iter([Ask { cost, ..one.ask.clone() }]);
-            let looked = self.ask(Question::Look(ask(0))).await?;
-            let left = looked.seen.first().map_or(0, |seen| seen.verdict(&one.ask.terms, looked.at, 0).remaining);
+            let at_cost = |cost: u64| SmallVec::from_iter([ScriptHit { cost, ..hit.script_hit.clone() }]);
+            let peeked = self.send(ScriptRequest::Peek(at_cost(0))).await?;
+            let left =
+                peeked.states.first().map_or(0, |state| state.verdict(&hit.script_hit.terms, peeked.at, 0).remaining);
             let left = left.min(cost);
-            let taken = self.ask(Question::Take(ask(left))).await?;
+            let taken = self.send(ScriptRequest::Take(at_cost(left))).await?;
             if taken.taken > 0 {
                 return Ok(cost - left);
             }

@@ -7,7 +7,7 @@ use futures_util::StreamExt;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::stored::{self, CHANNEL, PATIENCE};
+use super::stored::{self, CHANNEL, REPLY_TIMEOUT};
 use super::{PublishedRules, Repair, Repairs};
 use crate::redis::StoreError;
 use crate::redis::node::jittered;
@@ -38,7 +38,7 @@ impl Follower {
     /// Follows for ever.
     pub(super) async fn follow(self) {
         loop {
-            let subscriber = timeout(PATIENCE, async {
+            let subscriber = timeout(REPLY_TIMEOUT, async {
                 let mut subscriber = self.topology.subscriber().await.ok()?;
                 subscriber.subscribe(self.topology.names().of(CHANNEL)).await.ok()?;
                 Some(subscriber)
@@ -47,7 +47,7 @@ impl Follower {
                 Ok(Some(mut subscriber)) => {
                     let mut announced = subscriber.on_message();
                     loop {
-                        self.look().await;
+                        self.poll().await;
                         // An announcement, or nothing for a while: look again. The end: subscribe again.
                         if let Ok(None) = timeout(jittered(POLL_EVERY), announced.next()).await {
                             break;
@@ -55,13 +55,13 @@ impl Follower {
                     }
                 }
                 // A Redis that refuses the subscription may still be read.
-                Ok(None) | Err(_) => self.look().await,
+                Ok(None) | Err(_) => self.poll().await,
             }
             sleep(jittered(RETRY_AFTER)).await;
         }
     }
 
-    async fn look(&self) {
+    async fn poll(&self) {
         if let Err(why) = self.compare().await {
             tracing::debug!(%why, "cannot read the published rule set");
         }
