@@ -1,11 +1,12 @@
 -- Decides a batch of requests in order, each all or nothing.
 --
--- KEYS: the distinct keys of the batch. ARGV[1]: {now or 0, limits, requests} in MessagePack, as script.rs writes
--- it. Every number is an integer below 2^53. The answers are computed in Rust from the state that was seen here,
--- so this script decides, writes, and tells what it saw; only the log, which is too long to tell, answers itself.
+-- KEYS: the distinct keys of the batch. ARGV[1]: {now or 0, limits, requests} in MessagePack, as `script.rs` writes it.
+-- Every number is an integer below 2^53. The script decides, writes, and replies with the state that it found, from
+-- which Rust computes the numbers of the decision. Logs are too long to return, so for them the script computes these
+-- numbers itself.
 --
--- States are kept in Lua until the end, so that a key which is asked for a hundred times is written once. An
--- error in one key spoils the requests that touch this key and no others.
+-- States are kept in Lua until the end, so that a key with a hundred hits is written once. An error in one key fails
+-- only the requests for that key.
 
 local floor, ceil, max, min, format = math.floor, math.ceil, math.max, math.min, string.format
 local call, pcall_redis = redis.call, redis.pcall
@@ -20,19 +21,19 @@ end
 local values = call('MGET', unpack(KEYS))
 
 local METER, INTERVAL, CLOCK, OPENED, LOG, COUNTER, STRIKES = 1, 2, 3, 4, 5, 6, 7
--- A bucket whose requests wait, in a signature.
+-- The kind, in a signature, of a bucket whose requests wait in a queue.
 local QUEUE = 8
 local TAKE, LOOK, REFUND, RESET, SLICE, UNDO = 0, 1, 2, 3, 4, 5
 
--- Of each key: the first two numbers of its state, the counts of a counter, the largest quota (in units) of the limits
--- that wrote a bucket or a log which counts denials, and the terms under which all of these were written. When the state
--- may be forgotten, and which terms wait to be written.
+-- For each key: the first two numbers of its state (A, B); the counts of a counter (C); the largest quota, in units, of
+-- the limits that wrote a bucket or a log that counts denied requests (K); the terms of the state; when it expires; and
+-- the terms to write it with, if it has changed.
 local A, B, C, K, terms, ends, dirty = {}, {}, {}, {}, {}, {}, {}
--- The logs.
+-- Logs by key.
 local logs = {}
--- Copies that have no room for all that was spent. They are full, and must not replace the state.
+-- Converted copies that cannot hold all units that were spent. They are full, and must not replace the state.
 local cut = {}
--- Keys that are hashes of ours: logs of several blocks.
+-- Keys that are hashes: logs of several blocks.
 local hashes = {}
 local failed = {}
 
@@ -46,8 +47,8 @@ local function is_count(n)
   return n and n >= 0 and n < 9007199254740992 and n % 1 == 0
 end
 
--- Terms tell what the numbers of a state mean, by a signature: the kind and the numbers that count units in time, as
--- `script.rs` writes them. Quotas are no part of it: they do not change what was spent.
+-- Terms are the settings that a state was written under. They are identified by a signature: the kind of the limit and
+-- its rate or window, as `script.rs` writes them. It excludes quotas, which do not change the units that were spent.
 local known = {}
 for index = 1, #limits do
   local p = limits[index]
@@ -56,7 +57,8 @@ for index = 1, #limits do
   known[p.signature] = known[p.signature] or p
 end
 
--- Terms from the beginning of a state, with all that a limit says but for its quota; and where the signature ends.
+-- Reads the terms at the start of a state: all settings of a limit except its quota. Also returns the length of the
+-- signature.
 local function terms_of(text)
   local code = text:byte()
   if not code or code >= 64 then return nil end
@@ -101,7 +103,7 @@ local REST = {}
 local function try(k, ...)
   local reply = pcall_redis(...)
   if type(reply) == 'table' and reply.err then
-    -- A replica can decide nothing, and has written nothing.
+    -- A replica cannot decide, and has written nothing.
     if reply.err:find('READONLY', 1, true) then error(reply) end
     fail(k, reply.err)
     return nil
@@ -122,7 +124,7 @@ local function zeros(segments)
   return counts
 end
 
--- How the counts of a counter are kept: the segment, modulo a number that is larger than the segments, and its units.
+-- The stored form of a count: its segment, modulo a number larger than the number of segments, and its units.
 local function pairs_of(p)
   if p[4] < 255 then return '>I1I5', 6, 256 end
   return '>I2I5', 7, 65536
@@ -135,7 +137,7 @@ local function load_counter(k, p, text, from)
   local counts, segment = zeros(p[4]), nil
   if #text < from + 6 then return spoil(k) end
   segment, from = read('>I7', text, from)
-  -- The units of all come next.
+  -- Skip the total units.
   if p[4] > 1 then from = from + 5 end
   if not is_count(segment) or (#text + 1 - from) % width ~= 0 then return spoil(k) end
   for at = from, #text, width do
@@ -154,7 +156,7 @@ local function load_log(k, p, most, closed, index, tail)
   K[k], terms[k] = most, p
 end
 
--- A state is its signature and its numbers. A log of several blocks is a hash, the state its field `h`.
+-- Loads a state: its signature, then its numbers. A log of several blocks is a hash with the state in its field `h`.
 local function load(k)
   A[k], B[k], K[k], terms[k] = 0, 0, 0, REST
   local value = values[k]
@@ -197,7 +199,8 @@ local function load(k)
   A[k], B[k], K[k], terms[k] = a, b, most, p
 end
 
--- The quotient of a * b by c and its remainder, exactly, for numbers below 2^51 (a: 2^53) and a quotient below 2^53.
+-- Returns the exact quotient and remainder of a * b by c, for a below 2^53, b and c below 2^51, and a quotient below
+-- 2^53.
 local function muldiv(a, b, c)
   local product = a * b
   if product < 9007199254740992 then
@@ -216,7 +219,7 @@ local function muldiv(a, b, c)
   return quotient, rest
 end
 
--- Whether a * b < c * d, exactly, for a and c up to 2^33 and b and d up to 2^51.
+-- Returns a * b in three limbs, for a up to 2^33 and b up to 2^51.
 local function wide(a, b)
   local b0 = b % 1048576
   local rest = (b - b0) / 1048576
@@ -229,6 +232,7 @@ local function wide(a, b)
   return a * b2 + (x1 - d1) / 1048576, d1, d0
 end
 
+-- Returns whether a * b < c * d, exactly, for a and c up to 2^33 and b and d up to 2^51.
 local function product_less(a, b, c, d)
   local left, right = a * b, c * d
   if left < 9007199254740992 and right < 9007199254740992 then
@@ -241,7 +245,7 @@ local function product_less(a, b, c, d)
   return l0 < r0
 end
 
--- The segment a moment lies in, and how far into it, in segments-ths of a microsecond.
+-- Returns the segment of a moment, and the time since its start in 1/segments of a microsecond.
 local function place(moment, window, segments)
   local rest = moment % window
   local whole = (moment - rest) / window
@@ -261,21 +265,20 @@ local function place(moment, window, segments)
   return whole * segments + quotient, elapsed
 end
 
--- The first microsecond of a segment: from there, `place` finds it again.
+-- Returns the first microsecond of a segment, which `place` maps back to it.
 function start_of(segment, window, segments)
   local within = segment % segments
   local rest = window % segments
   return (segment - within) / segments * window + within * ((window - rest) / segments) + ceil(within * rest / segments)
 end
 
--- Each judges a cost: whether it passes, and the state to write, if any.
+-- By kind: `judge` returns whether a cost is allowed, and the state to write, if any; `give_back` returns the state
+-- after a refund, if it changes. Windows and periods are identified by their start.
 local judge, give_back = {}, {}
-
--- Windows and periods are identified by their start.
 
 local MAX_SPAN = 1125899906842624
 
--- The largest debt of a key that has owed at most this many units. A larger one means that the clock stepped back.
+-- Returns the largest debt of a key that owes at most this many units. A larger debt means that the clock stepped back.
 local function most_of(units, p)
   if units <= p[9] then return p[7], p[8] end
   if units * p[6] / p[2] > 4503599627370496 then return MAX_SPAN, 0 end
@@ -303,13 +306,13 @@ judge[METER] = function(k, p, cost, parts)
   return true, { now + micros, sum, now + micros + 1 }
 end
 
--- What was taken comes back by itself as time passes, and is not given back a second time. Where it is known how much
--- was owed before it was taken (`before`, and parts), what came back until then was not the taker's.
+-- Units that have been refilled since they were taken are not given back again. If the debt before the charge is known
+-- (`before` and its parts), the refill pays that debt first.
 give_back[METER] = function(k, p, cost, parts, at, before, before_parts)
   if now < at then return end
   local a, b = meter_now(k, p)
   if p[5] >= 0 then
-    -- A queue has given turns. One can be taken back if none came after it.
+    -- Requests in a queue have fixed start times, so a charge can be undone only if no other came after it.
     if not before then return end
     local micros, sum = at + before + cost, before_parts + parts
     if sum >= p[2] then micros, sum = micros + 1, sum - p[2] end
@@ -395,7 +398,7 @@ give_back[OPENED] = function(k, p, cost, _, at)
   end
 end
 
--- A moment and what it began, in marks: twice the strikes that count together, and one more in a ban.
+-- Returns the start of the current period and its marks: twice the number of strikes, plus 1 during a ban.
 local function strikes_now(k, p)
   local since, marks = A[k], B[k]
   local span = marks % 2 == 1 and p[4] or p[3]
@@ -418,7 +421,7 @@ give_back[STRIKES] = function(k, p, cost, _, at)
   return { since, max(marks - 2 * cost, 0), since + span }
 end
 
--- The counts as of a segment, with the one of that age replaced.
+-- Returns the counts shifted to a segment, with the count of one age replaced.
 local function counter_edit(k, p, segment, passed, age, units)
   local old, new = C[k], { segments = p[4] }
   for index = 0, p[4] do
@@ -463,16 +466,16 @@ give_back[COUNTER] = function(k, p, cost, _, at)
   end
 end
 
--- A log is its entries, oldest first, in blocks. A block begins with a count of units (5); each entry is a moment (7) and
--- that count once the entry's units are added (5), modulo 2^40. So the units of any row of entries are one difference,
--- and no entry is visited to find one: a log is searched, never walked.
+-- A log is a list of entries, oldest first, in blocks. A block starts with a sum of units (5 bytes). Each entry is a
+-- moment (7 bytes) and the sum including its units (5 bytes), modulo 2^40. So the units of a range of entries are the
+-- difference of two sums, and logs are searched by bisection instead of scanned.
 --
--- All blocks but the last are full when they are closed. Their number, last moment and units are kept in an index. A log
--- of one block is a string, a longer one a hash. Only the last entry of all can have no units: it keeps the newest moment
+-- Each block but the last was full when it was closed. The index has its number, last moment and units. A log of one
+-- block is stored as a string, a longer one as a hash. Only the newest entry can have no units: it keeps its moment
 -- after a refund.
 
 local BLOCK, ENTRY, INDEX, WRAP = 128, 12, 15, 1099511627776
--- More units than any quota are all the same, and leave room to add to them.
+-- The most units that a conversion charges: more than any quota, and few enough to add to.
 local MOST_CHARGED = 549755813888
 local NO_ENTRIES = pack('>I5', 0)
 
@@ -494,7 +497,7 @@ local function copy_log(log)
   return copy
 end
 
--- The text of a block: `at` is where the index has it, or the end of the index for the last one.
+-- Returns the bytes of a block. `at` is its position in the index, or past the end of the index for the last block.
 local function block_at(log, at)
   if at > #log.index then return log.tail end
   local id = read('>I3', log.index, at)
@@ -510,14 +513,14 @@ local function block_at(log, at)
   return text
 end
 
--- The units of the first entries of a block.
+-- Returns the units of the first `count` entries of a block.
 local function units_of(text, count)
   if count == 0 then return 0 end
   local _, sum = read('>I7I5', text, ENTRY * count - 6)
   return (sum - read('>I5', text, 1)) % WRAP
 end
 
--- The units of a log, its newest moment and the units of that; no units is an empty log.
+-- Returns the units of a log, its newest moment, and the units of that moment. A log without units is empty.
 local function log_now(log)
   local count = (#log.tail - 5) / ENTRY
   local of_tail = units_of(log.tail, count)
@@ -527,7 +530,8 @@ local function log_now(log)
   return total, newest, of_tail - units_of(log.tail, count - 1)
 end
 
--- The entries up to a moment: the blocks before `at` and the first `count` of the block there, and their units.
+-- Finds the entries up to a moment. Returns `at`, `count` and units: they are all blocks before the position `at` and
+-- the first `count` entries of the block there.
 local function split_by_time(log, moment)
   local at, units = 1, 0
   while at <= #log.index do
@@ -544,7 +548,7 @@ local function split_by_time(log, moment)
   return at, low, units + units_of(text, low)
 end
 
--- The same for the oldest entries whose units add up to at most this number.
+-- Finds the oldest entries whose units add up to at most `most`, and returns the same values.
 local function split_by_units(log, most)
   local at, units = 1, 0
   while at <= #log.index do
@@ -561,7 +565,7 @@ local function split_by_units(log, most)
   return at, low, units + units_of(text, low)
 end
 
--- Takes a closed block's entry out of the index.
+-- Removes a closed block.
 local function remove_block(log, at)
   local id, _, units = read('>I3I7I5', log.index, at)
   log.closed, log.changed[id], log.removed[id] = log.closed - units, nil, true
@@ -576,7 +580,7 @@ local function change_block(log, at, text, last)
   log.index = log.index:sub(1, at - 1) .. pack('>I3I7I5', id, last, left) .. log.index:sub(at + INDEX)
 end
 
--- Forgets the entries that a split found.
+-- Drops the entries that a split found.
 local function drop(log, at, count)
   for block = 1, at - 1, INDEX do
     local id, _, units = read('>I3I7I5', log.index, block)
@@ -595,8 +599,8 @@ local function drop(log, at, count)
   end
 end
 
--- Adds units at a moment, which is not before the newest. Entries that become one have at most `most` units, unless the
--- first has more already.
+-- Adds units at a moment that is not before the newest. Units at the same moment are merged into one entry of at most
+-- `most` units, or of as many as it had.
 local function append(log, at, units, most)
   local text = log.tail
   local count = (#text - 5) / ENTRY
@@ -626,7 +630,7 @@ local function append(log, at, units, most)
   log.tail = text .. pack('>I7I5', at, (sum + units) % WRAP)
 end
 
--- Whether it passes, what to write, and the answer: outcome (1 passes, 0 waits, 2 never), remaining, retry, reset.
+-- Also returns the decision: result (1 allowed, 0 denied, 2 never possible), remaining, retry, reset.
 judge[LOG] = function(k, p, cost)
   local limit, window, counts_denied, ceiling = p[2], p[3], p[4] == 1, max(p[5], K[k] or 0)
   local log = logs[k]
@@ -654,7 +658,7 @@ judge[LOG] = function(k, p, cost)
   if units > 0 then
     local last = newest
     if last_units == 0 then
-      -- The newest moment has no units any more. The entry before it has.
+      -- The newest entry has no units left, but the entry before it has.
       local entries = (#log.tail - 5) / ENTRY
       if entries > 1 then
         last = read('>I7', log.tail, ENTRY * (entries - 1) - 6)
@@ -669,7 +673,7 @@ judge[LOG] = function(k, p, cost)
   local left = counts_denied and units + cost or units
   local retry = until_gone
   if units > 0 then
-    -- The wait ends when the entry leaves with which enough units have left.
+    -- The wait ends with the first entry whose expiry frees enough units.
     local at, before = split_by_units(log, gone + left + cost - limit - 1)
     local text = block_at(log, at)
     if ENTRY * before + 5 < #text then
@@ -678,7 +682,7 @@ judge[LOG] = function(k, p, cost)
   end
   if not counts_denied then return false, nil, { 0, remaining, retry, reset_after } end
   if units > 0 and left >= ceiling then
-    -- The oldest entries can never matter again if the log is full beyond every limit without them.
+    -- Without its oldest entries the log still exceeds every limit, so they can be dropped.
     edit.block, edit.count = split_by_units(log, gone + left - ceiling)
   end
   return false, edit, { 0, max(limit - units - cost, 0), retry, until_gone }
@@ -699,7 +703,7 @@ local function write_log(k, p, edit)
   end
 end
 
--- Puts a block of few entries together with the next, so that refunds do not leave a long index of small blocks.
+-- Merges a block of few entries with the next, so that refunds do not leave a long index of small blocks.
 local function merge_block(log, at)
   local text, next_at = block_at(log, at), at + INDEX
   if #text > 5 + ENTRY * BLOCK / 4 or next_at > #log.index then return end
@@ -759,7 +763,7 @@ local function give_back_log(k, p, cost, charged_at)
   ends[k], dirty[k] = max(newest + p[3], now), p
 end
 
--- Writes the state of a log: a string, or of several blocks a hash.
+-- Writes the state of a log: as a string, or as a hash if it has several blocks.
 local function store_log(k, p, ttl)
   local log, key = logs[k], KEYS[k]
   local head = p.signature .. pack('>I5', min(K[k] or 0, WRAP - 1))
@@ -781,7 +785,7 @@ local function store_log(k, p, ttl)
     words[#words + 1], words[#words + 2] = format('%d', id), text
   end
   if not try(k, 'HSET', key, unpack(words)) then
-    -- A user without the right to HSET must not lose the log: it stays the string that it was.
+    -- If the user may not run HSET, restore the string, so that the log is not lost.
     if values[k] and not hashes[k] then pcall_redis('SET', key, values[k], 'PX', ttl) end
     return
   end
@@ -797,17 +801,17 @@ local function store_log(k, p, ttl)
   try(k, 'PEXPIRE', key, ttl)
 end
 
--- Other processes may remember that this key is denied, or hold slices of its quota. The message is the time and the key.
--- Only resets are published, because a message to every process costs Redis more than a decision: a denial is remembered for
--- a second at most, so a refund is noticed soon without one.
+-- Publishes a reset, as the time and the key: other processes may have cached a denial of this key, or hold leases of
+-- it. Only resets are published, because a message to every process costs Redis more than a decision. Refunds need
+-- none: denials are cached for a second at most.
 local function tell_others(k)
-  -- The channel has the prefix of the key, if there is one.
+  -- The channel has the same prefix as the key.
   pcall_redis('PUBLISH', string.match(KEYS[k], '^[^{]*rate_limit:') .. 'changed', format('%.0f ', now) .. KEYS[k])
 end
 
--- Conversion of a state to other terms: `algorithm/conversion.rs`, number by number.
+-- Conversion of a state to other terms, with the same results as `algorithm/conversion.rs`.
 
--- The units that are owed under these terms, and the rest of one in parts of p[6].
+-- Returns the units that a key owes under these terms, and the fraction of a unit in parts of p[6].
 local function owed(k, p, most_units)
   local a, b = A[k], B[k]
   if a < now then return 0, 0 end
@@ -840,7 +844,7 @@ local function set_debt(v, p, units, rest, whole)
   A[v], B[v] = now + micros, parts
 end
 
--- Each tells when units can have been spent at the latest, and how many count.
+-- By kind: returns the latest time at which the units were spent, and how many still count.
 local spent = {}
 
 spent[METER] = function(k, p, most_units)
@@ -883,10 +887,10 @@ spent[COUNTER] = function(k, p)
   return max(now, start_of(segment, window, segments)), inside + share + (rest > 0 and 1 or 0)
 end
 
--- Strikes and limits have different names.
+-- A ban and a limit never share a key, so there is nothing to convert.
 spent[STRIKES] = function() return now, 0 end
 
--- Charges the copy, which is at rest, with units that were spent at a moment.
+-- Charges an empty copy with units that were spent at a moment.
 local function charge(v, p, at, units)
   local kind = p[1]
   if units == 0 then return end
@@ -969,7 +973,7 @@ local function convert(k, old, v, p)
   end
 end
 
--- Where to read the state of a key under these terms: where it is, or in a copy.
+-- Returns the index of the state of a key under these terms: the key itself, or a converted copy (a negative index).
 local copies = 0
 
 local function prepare(k, p)
@@ -986,8 +990,8 @@ local function prepare(k, p)
   return copies
 end
 
--- Of units charged at a moment, when others were owed already, the most that can still count under terms other than those
--- of the state.
+-- Returns how many of the units charged at a moment can still count under other terms than those of the state. `before`
+-- is the debt before that charge.
 local function still_counts(p, held, units, at, before)
   local kind = p[1]
   if p.signature == held.signature then return units end
@@ -1030,12 +1034,13 @@ local function is_variant(p, signature)
   return false
 end
 
--- Replaces the state by the converted copy when a request was denied, so that its wait is that of the new terms. Not
--- between variants of one limit: a client that alternates between them would have its charges dated to now each time.
+-- Replaces the state by its converted copy after a denial, so that the key waits by the new terms. Variants of one
+-- limit are exempt: each conversion can date charges to now, so a client that alternates between variants would wait
+-- ever longer.
 local function move(k, p, from, cost)
   if from == k or cost == 0 or failed[k] or cut[from] then return end
   if is_variant(p, terms[k].signature) then
-    -- A clock that has stepped back is noted, so that the key does not wait for it to catch up.
+    -- If the clock has stepped back, correct the state, so that the key does not wait for the clock to catch up.
     local _, edit = judge[terms[k][1]](k, terms[k], 0, 0)
     if edit then write(k, terms[k], edit, k) end
     return
@@ -1064,7 +1069,7 @@ end
 local out = { now, 0 }
 local size = 2
 
--- The stored form of a state with these numbers. Units beyond any quota are all the same.
+-- The most units that a stored state can hold, which is more than any quota.
 local MOST = 1099511627775
 
 local function counts_text(p, start, counts)
@@ -1073,7 +1078,7 @@ local function counts_text(p, start, counts)
   for age = p[4], 0, -1 do
     local units = min(counts[age], MOST)
     total = total + units
-    -- The newest is always there: what is decided next looks for it at the end.
+    -- The newest count is always stored, because `take.lua` expects it at the end.
     if units > 0 or age == 0 then words[#words + 1] = pack(pair, (segment - age) % cycle, units) end
   end
   local text = p.signature .. pack('>I7', segment)
@@ -1089,7 +1094,7 @@ local function text_of(k, p, a, b)
   return p.signature .. pack('>I5I7', K[k] or 0, a)
 end
 
--- Tells what is known of a key before it is changed.
+-- Adds the state of a key before the change, or the decision of a log, to the reply.
 local function tell(k, p, answer)
   size = size + 1
   if p[1] == LOG then
@@ -1110,7 +1115,7 @@ while q[at] do
   size = size + 1
   local verdict_at = size
   if op == TAKE and hits == 1 then
-    -- Most requests: no tables are made for one hit.
+    -- The common case: one hit needs no tables.
     local p, k = limits[q[at]], q[at + 1]
     local from = prepare(k, p)
     local pass, edit, answer = judge[p[1]](from, p, q[at + 2], q[at + 3])
@@ -1137,7 +1142,7 @@ while q[at] do
       for hit = 1, hits do
         local first = at - 4 * (hits - hit + 1)
         local p, k = limits[q[first]], q[first + 1]
-        -- What asks for nothing writes nothing, unless it is denied.
+        -- A hit without a cost writes nothing, unless it is denied.
         local takes = all and q[first + 2] + q[first + 3] > 0
         if edits[hit] and (takes or not passes[hit]) and not failed[k] then
           write(k, p, edits[hit], froms[hit])
@@ -1177,9 +1182,10 @@ while q[at] do
       local held = terms[k]
       if held.signature ~= p.signature then before = nil end
       if held ~= REST and not failed[k] and (before or not (p[1] == METER and p[5] >= 0)) then
-        -- The terms that ask, where they are not those of the state, and all others that may have counted it.
+        -- Refund the least that counts under the caller's terms and under all other terms that may have counted the
+        -- charge.
         local all = units
-        -- What comes back first was owed before.
+        -- The refill pays the earlier debt first.
         local owed_before = before or 0
         if before and held[1] == METER then
           owed_before = before * held[2] / held[6] < 4503599627370496 and (muldiv(before, held[2], held[6])) or 0
@@ -1193,7 +1199,7 @@ while q[at] do
         elseif units > 0 then
           local cost, parts = units, 0
           if held[1] == METER then
-            -- Longer than any bucket takes to fill is all the same.
+            -- Longer than any bucket takes to refill: the exact number does not matter.
             if units * held[6] / held[2] > 4503599627370496 then
               cost = 4503599627370496
             else
@@ -1229,7 +1235,7 @@ for k, p in pairs(dirty) do
     elseif values[k] or hashes[k] then
       try(k, 'SET', KEYS[k], text_of(k, p, A[k], B[k]), 'PX', ttl)
     elseif not try(k, 'SET', KEYS[k], text_of(k, p, A[k], B[k]), 'PX', ttl, 'NX') then
-      -- What is there and was not read is not ours.
+      -- The key exists, but was not read: it holds another type.
       fail(k, 'holds something else')
     end
   end

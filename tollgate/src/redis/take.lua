@@ -1,13 +1,14 @@
--- Decides a batch in which every request takes from buckets, fixed windows, counters and short logs, as nearly all do: what
--- `decide.lua` does, without all that this does not need. It creates no functions: creating those of the other
--- script costs Redis more than a decision.
+-- The small script: decides a batch in which every request only takes units from buckets, fixed windows, counters and
+-- short logs. Nearly all batches are like that. `decide.lua` decides all others. This script creates no functions,
+-- because creating the functions of `decide.lua` costs Redis more than a decision.
 --
--- KEYS: the distinct keys of the batch. ARGV[1]: the time or 0, costs, limits, and for each hit four bytes: the limit (128
--- more in the last hit of a request), the cost, and the key (2), as `lean.rs` writes them. Numbers are big-endian. Tables
--- and numbers in text cost Redis more than a decision, so the argument and the reply are one string each.
+-- KEYS: the distinct keys of the batch. ARGV[1]: the time or 0, costs, limits, and four bytes for each hit: the limit
+-- (plus 128 in the last hit of a request), the cost, and the key (2 bytes), as `lean.rs` writes them. Numbers are
+-- big-endian. Tables and decimal numbers cost Redis more than a decision, so the argument and the reply are one string
+-- each.
 --
--- Where it cannot decide (a state of other terms, a clock that has stepped back, arithmetic beyond 2^53) it replies 0 and
--- has written nothing, and `decide.lua` is called instead.
+-- If it cannot decide (the state was written under other settings, the clock has stepped back, a number exceeds 2^53),
+-- it writes nothing and replies 0, and `decide.lua` is called instead.
 
 local METER, CLOCK, LOG, COUNTER = 1, 3, 5, 6
 local keys, pack, read, sub, byte, ceil = KEYS, struct.pack, struct.unpack, string.sub, string.byte, math.ceil
@@ -33,7 +34,7 @@ local costs, cost_parts, limits = {}, {}, {}
 for index = 1, cost_count do
   costs[index], cost_parts[index], from = read('>I7I5', asked, from)
 end
--- A limit is its kind, its signature, the format of its state (of a counter and a log: of the beginning), and its numbers.
+-- Each limit: kind, signature, format of its state (for counters and logs: of the start of it), and numbers.
 for index = 1, limit_count do
   local kind, length = byte(asked, from, from + 1)
   local signature = sub(asked, from + 2, from + 1 + length)
@@ -60,11 +61,11 @@ for index = 1, limit_count do
   end
 end
 
--- The reply: the time, then of each request whether it passes, and of each of its hits the length of the state that was
--- seen and the state; of a log the answer itself.
+-- The reply: the time; then for each request 1 if it is allowed or 0, followed by the length and the bytes of the state
+-- that was found for each of its hits. For logs, the decision takes the place of the state.
 local out, size, lengths = { pack('>I7', now) }, 1, {}
--- Of each key that changes, when its state may be forgotten; 0 if that does not change. Of each hit of a request, its key,
--- and its state if all pass.
+-- `lasts`: when the state of each changed key expires, or 0 if that stays the same. The others are for the hits of the
+-- current request: their keys, and their new states and expiry if all hits are allowed.
 local lasts, hit_keys, next_value, next_last = {}, {}, {}, {}
 local last_record = #asked - 3
 while from <= last_record do
@@ -121,8 +122,8 @@ while from <= last_record do
         if segments >= 255 then p.pair, p.width, p.cycle = '>I2I5', 7, 65536 end
       end
       local pair, width, cycle = p.pair, p.width, p.cycle
-      -- Units: of all segments, of the one that is leaving the window, and of the current one. Of the stored pairs,
-      -- those that stay.
+      -- Units of all segments, of the segment that is leaving the window, and of the current segment; then the range
+      -- of stored pairs to keep.
       local total, leaving, current, kept_from, kept_to, is_current = 0, 0, 0, 1, 0, false
       if value then
         local found, newest, units_of_all
@@ -163,7 +164,7 @@ while from <= last_record do
       passes = room >= 0
       if passes and leaving > 0 then
         local weighed, whole = leaving * left, (room + 1) * window
-        -- Beyond 2^53 products are rounded, so that they tell only what is clearly less.
+        -- Products beyond 2^53 are rounded, so only a clear difference decides.
         if weighed + whole >= 9007199254740992 and math.abs(weighed - whole) < whole * 1e-9 then return 0 end
         passes = weighed < whole
       end
@@ -177,7 +178,7 @@ while from <= last_record do
         last = is_current and 0 or p.last
       end
     elseif kind == LOG then
-      -- One block: see `decide.lua`. Sums are of all units up to an entry, modulo 2^40.
+      -- A log of one block: see `decide.lua`. Each entry has the sum of all units up to it, modulo 2^40.
       local limit, window, body = p[4], p[5], first + 10
       local entries, base, newest, sum, total, of_newest = 0, 0, 0, 0, 0, 0
       local held, dropped, gone, dropped_sum = now, 0, 0, 0
@@ -246,7 +247,7 @@ while from <= last_record do
         if cost > limit then
           seen = format('2 %.0f 0 %.0f', room, reset)
         else
-          -- The wait ends when the entry leaves with which enough units have left.
+          -- The wait ends with the first entry whose expiry frees enough units.
           local need, low, high = gone + units + cost - limit, dropped + 1, entries
           while low < high do
             local middle = (low + high - (low + high) % 2) / 2
@@ -289,7 +290,7 @@ while from <= last_record do
     for index = 1, hit do
       local k, last = hit_keys[index], next_last[index]
       values[k] = next_value[index]
-      -- A state of the same window or segment is forgotten when the one before it would have been.
+      -- A state in the same window or segment keeps its expiry.
       if last > 0 then lasts[k] = last elseif not lasts[k] then lasts[k] = 0 end
     end
   end
@@ -307,7 +308,7 @@ for k, last in pairs(lasts) do
     reply = set('SET', keys[k], values[k], 'PXAT', expires)
   end
   if reply.err then
-    -- A replica can decide nothing, and has written nothing.
+    -- A replica cannot decide, and has written nothing.
     if reply.err:find('READONLY', 1, true) then error(reply) end
     failed = failed or {}
     failed[#failed + 1] = k
