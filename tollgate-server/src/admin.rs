@@ -1,7 +1,7 @@
 //! The admin listener: health, readiness and metrics.
 //!
-//! `/healthz` reports that the process answers. `/readyz` reports whether it is ready for requests: not before everything
-//! listens, and not while it stops. `/metrics` is for Prometheus.
+//! `/healthz` reports that the process answers. `/readyz` reports whether it is ready for requests: not before
+//! everything listens, and not while it stops. `/metrics` is for Prometheus.
 
 use std::sync::Arc;
 

@@ -9,8 +9,8 @@ use tollgate::rules::TokenStatus;
 
 use crate::counter::Counter;
 
-/// The most limits that are counted. Names of removed limits are kept, so rules that are published with ever new names fill
-/// this; further names are not counted.
+/// The most limits that are counted. Names of removed limits are kept, so rules that are published with ever new names
+/// fill this; further names are not counted.
 const MAX_NAMES: usize = 20_000;
 
 /// The decisions of one worker of the gateway, or of the decision service, which takes the lock once per batch.

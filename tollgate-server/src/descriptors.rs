@@ -1,7 +1,7 @@
 //! File descriptors: how many the process may open, and how they are divided.
 //!
-//! A process without a free descriptor accepts no connection, not even for health checks. So each listener has a share, and
-//! upstreams, the store, logs and the runtime get theirs before clients do.
+//! A process without a free descriptor accepts no connection, not even for health checks. So each listener has a share,
+//! and upstreams, the store, logs and the runtime get theirs before clients do.
 
 use std::fmt;
 
@@ -15,8 +15,8 @@ const RESERVED: u64 = 64;
 /// Reserved for each worker: its poll, its wake-up, its listeners, and connections for health checks.
 const PER_WORKER: u64 = 8;
 
-/// Descriptors of 8 clients: each has its own connection and one to an upstream, and one more client in 8 may be receiving
-/// a refusal.
+/// Descriptors of 8 clients: each has its own connection and one to an upstream, and one more client in 8 may be
+/// receiving a refusal.
 const PER_EIGHT_CLIENTS: u64 = 17;
 
 /// The decision service and the admin listener get one in this many descriptors each.
@@ -73,8 +73,8 @@ impl fmt::Display for TooFewDescriptors {
     }
 }
 
-/// Raises the soft limit on open files to the hard limit, and divides the descriptors. Lowers a `max_connections` that does
-/// not fit, with a warning.
+/// Raises the soft limit on open files to the hard limit, and divides the descriptors. Lowers a `max_connections` that
+/// does not fit, with a warning.
 pub(crate) fn plan(surfaces: Surfaces) -> Result<Plan, TooFewDescriptors> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let wanted = Rlimit { current: maximum, maximum };

@@ -1,7 +1,7 @@
 //! Reloads rules at run time: when the file is saved, on SIGHUP, or when rules are published on Redis.
 //!
-//! The newest of these wins. Rules with problems change nothing, and the problems are logged. Files are read on a separate
-//! thread, so a slow disk delays no request.
+//! The newest of these wins. Rules with problems change nothing, and the problems are logged. Files are read on a
+//! separate thread, so a slow disk delays no request.
 //!
 //! The gateway's listeners change too. Other listeners need a restart, and a warning says so.
 
@@ -324,7 +324,8 @@ impl Reload {
         }
     }
 
-    /// Returns published rules with this node's gateway. Only `trusted_proxies` and `forwarding_header` come from theirs.
+    /// Returns published rules with this node's gateway. Only `trusted_proxies` and `forwarding_header` come from
+    /// theirs.
     fn with_own_gateway(&self, mut published: RuleFile) -> RuleFile {
         if let Some(theirs) = &mut published.gateway {
             let own = self.file.gateway.clone().unwrap_or_default();
@@ -394,8 +395,8 @@ impl Origin {
     fn cannot_listen(&self, problem: &ListenError) {
         let fix = problem.fix();
         let meanwhile = "the gateway keeps its listeners";
-        // Saving the file without a change does nothing (see `FileSnapshot`), but changing it helps: the address is in the
-        // file, because the address of a flag has been bound since the start.
+        // Saving the file without a change does nothing (see `FileSnapshot`), but changing it helps: the address is in
+        // the file, because the address of a flag has been bound since the start.
         self.rejected_because(&format!("{problem}; {meanwhile}; {fix}, and send SIGHUP or change the file"));
     }
 

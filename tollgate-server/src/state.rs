@@ -1,8 +1,8 @@
 //! The state file of `serve --state FILE`: keeps counts from one run of the server to the next.
 //!
-//! It is read once, before anything listens, and written by its own thread: at the start, to find a folder without write
-//! access early; every few seconds, to bound the loss of a crash; and at the end, after the last request. A new file
-//! replaces the old one atomically, so the file is always complete.
+//! It is read once, before anything listens, and written by its own thread: at the start, to find a folder without
+//! write access early; every few seconds, to bound the loss of a crash; and at the end, after the last request. A new
+//! file replaces the old one atomically, so the file is always complete.
 //!
 //! Deliberately not here: the format of the file, which belongs to the library.
 
@@ -132,7 +132,8 @@ impl StateFile {
 
     /// Returns whether there was anything to write: a reload may just have moved the store to Redis.
     fn write_unfinished(&self, gate: &Gate) -> io::Result<bool> {
-        // A killed process may have left one. It is removed rather than reused: by now it could be a link to another file.
+        // A killed process may have left one. It is removed rather than reused: by now it could be a link to another
+        // file.
         match fs::remove_file(&self.unfinished) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}

@@ -1,7 +1,7 @@
 //! Checks that the process may start the threads that it needs.
 //!
-//! tokio panics if it cannot start a thread. So all threads are started once beforehand, at the same time, and a process
-//! that may not have them exits with a message.
+//! tokio panics if it cannot start a thread. So all threads are started once beforehand, at the same time, and a
+//! process that may not have them exits with a message.
 
 use std::fmt;
 use std::io;

@@ -1,12 +1,12 @@
 //! The algorithms: pure integer arithmetic, without clocks or stores.
 //!
-//! An algorithm maps (configuration, state, now, cost) to (verdict, change of state). The state of a key is a few 64-bit
-//! words, as few as keep the algorithm exact. A key that has its whole quota is *at rest* (idle). Words of all zeros are a
-//! key at rest, so a store can drop an idle key at any time without a visible effect.
+//! An algorithm maps (configuration, state, now, cost) to (verdict, change of state). The state of a key is a few
+//! 64-bit words, as few as keep the algorithm exact. A key that has its whole quota is *at rest* (idle). Words of all
+//! zeros are a key at rest, so a store can drop an idle key at any time without a visible effect.
 //!
-//! Deliberately not here: names, keys, several limits at once, concurrency. A store reads the words, calls the algorithm
-//! and writes the words back atomically. It may read torn words, whose verdict it then discards, so an algorithm must not
-//! panic on any words.
+//! Deliberately not here: names, keys, several limits at once, concurrency. A store reads the words, calls the
+//! algorithm and writes the words back atomically. It may read torn words, whose verdict it then discards, so an
+//! algorithm must not panic on any words.
 
 pub(crate) mod conversion;
 mod divisor;
@@ -98,8 +98,8 @@ pub(crate) trait LimitAlgorithm {
     /// Returns the number of words per key.
     fn words(&self) -> usize;
 
-    /// Returns the number of high bits of a one-word state that are always 0, so that a store can keep a tag there. The other
-    /// bits are never all set. 0 for states of several words.
+    /// Returns the number of high bits of a one-word state that are always 0, so that a store can keep a tag there. The
+    /// other bits are never all set. 0 for states of several words.
     fn free_bits(&self) -> u32 {
         0
     }
@@ -119,15 +119,16 @@ pub(crate) trait LimitAlgorithm {
     /// Returns whether the key is at rest, so that dropping it changes no later decision.
     fn is_idle(&self, cells: &impl StateWords, now: u64) -> bool;
 
-    /// Adjusts words that several keys share before a key is charged to them, so that the key gets no more quota than it would
-    /// have alone. Most algorithms need no adjustment.
+    /// Adjusts words that several keys share before a key is charged to them, so that the key gets no more quota than
+    /// it would have alone. Most algorithms need no adjustment.
     fn shared(&self, cells: &impl StateWords, now: u64) {
         let _ = (cells, now);
     }
 
-    /// Raises `floor` so that it covers `state` too: a key that starts with the floor has no more left than with either. No
-    /// charge may get a later time, or a floor that is raised repeatedly would never decay. Returns false and changes
-    /// nothing if half of the quota or less would be left, or if states of this algorithm cannot be combined.
+    /// Raises `floor` so that it covers `state` too: a key that starts with the floor has no more left than with
+    /// either. No charge may get a later time, or a floor that is raised repeatedly would never decay. Returns false
+    /// and changes nothing if half of the quota or less would be left, or if states of this algorithm cannot be
+    /// combined.
     fn cover(&self, floor: &impl StateWords, state: &impl StateWords, now: u64) -> bool {
         let _ = (floor, state, now);
         false
@@ -316,8 +317,8 @@ mod checked {
     }
 }
 
-/// Returns `a * b / c`, rounded down. A `u128` division is ten times as slow as a `u64` division, so it is used only if the
-/// product does not fit.
+/// Returns `a * b / c`, rounded down. A `u128` division is ten times as slow as a `u64` division, so it is used only if
+/// the product does not fit.
 #[inline]
 fn mul_div(a: u64, b: u64, c: u64) -> u64 {
     div(u128::from(a) * u128::from(b), c)

@@ -45,8 +45,8 @@ impl Budget {
         self.0.max.load(Ordering::Relaxed)
     }
 
-    /// Allocates `count` words even if the budget is used up, for the first block of a table: a limit that is added while
-    /// the memory is full must still count. Other tables do not grow until memory is within the bound again.
+    /// Allocates `count` words even if the budget is used up, for the first block of a table: a limit that is added
+    /// while the memory is full must still count. Other tables do not grow until memory is within the bound again.
     pub(crate) fn take_anyway(&self, count: usize) -> Option<Words> {
         let words = zeroed(count.checked_add(SLACK)?)?;
         self.0.used.fetch_add(words.bytes(), Ordering::Relaxed);
@@ -71,8 +71,8 @@ impl Budget {
         self.0.used.fetch_sub(words.bytes(), Ordering::Relaxed);
     }
 
-    /// Allocates `count` words, unless they exceed the rest of the budget. If the machine has less memory than the budget,
-    /// the budget is lowered.
+    /// Allocates `count` words, unless they exceed the rest of the budget. If the machine has less memory than the
+    /// budget, the budget is lowered.
     pub(crate) fn take(&self, count: usize) -> Option<Words> {
         let bytes = count.checked_mul(WORD)?;
         let max = self.0.max.load(Ordering::Relaxed);
@@ -103,7 +103,8 @@ impl Words {
     }
 }
 
-/// Allocates zeroed words. The operating system provides zeroed pages on first access, so an unused table costs nothing.
+/// Allocates zeroed words. The operating system provides zeroed pages on first access, so an unused table costs
+/// nothing.
 #[cfg(not(loom))]
 fn zeroed(count: usize) -> Option<Words> {
     let words: Box<[AtomicU64]> = bytemuck::try_zeroed_slice_box(count).ok()?;

@@ -1,8 +1,8 @@
 //! Clocks. This is the only module that reads them.
 //!
-//! A limiter has one time, by which buckets refill and logs expire. It follows the machine's monotonic clock, so a stepped
-//! wall clock refills nothing. A separate offset ([`WallOffset`]) follows the wall clock, for windows that are aligned to it
-//! and for times that clients read.
+//! A limiter has one time, by which buckets refill and logs expire. It follows the machine's monotonic clock, so a
+//! stepped wall clock refills nothing. A separate offset ([`WallOffset`]) follows the wall clock, for windows that are
+//! aligned to it and for times that clients read.
 
 #[cfg(not(all(target_family = "wasm", target_os = "unknown")))]
 mod machine;
@@ -24,8 +24,8 @@ use crate::units::{Timestamp, WallOffset};
 
 /// A clock for limiters, instead of the system's clock: see [`LimiterBuilder::clock`](crate::LimiterBuilder::clock).
 ///
-/// Use it on platforms without a system clock, such as `wasm32-unknown-unknown`, or in simulations. Closures that return a
-/// [`Timestamp`] are clocks. For tests, use [`ManualClock`].
+/// Use it on platforms without a system clock, such as `wasm32-unknown-unknown`, or in simulations. Closures that
+/// return a [`Timestamp`] are clocks. For tests, use [`ManualClock`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -40,8 +40,8 @@ use crate::units::{Timestamp, WallOffset};
 pub trait Clock: Send + Sync {
     /// Returns the current time.
     ///
-    /// It is called for every decision. A step forward counts as passed time, so it refills buckets. A step back neither
-    /// adds quota nor locks keys out.
+    /// It is called for every decision. A step forward counts as passed time, so it refills buckets. A step back
+    /// neither adds quota nor locks keys out.
     fn now(&self) -> Timestamp;
 }
 
@@ -113,8 +113,8 @@ impl TimeSource {
 
     /// Returns the limiter's time plus every forward step of the wall clock.
     ///
-    /// Leases and cached denials expire by another machine's clock. This machine may have been paused in the meantime, and
-    /// then its wall clock steps forward when it is corrected.
+    /// Leases and cached denials expire by another machine's clock. This machine may have been paused in the meantime,
+    /// and then its wall clock steps forward when it is corrected.
     #[cfg(feature = "redis")]
     pub(crate) fn now_with_gaps(&self) -> Timestamp {
         match self {

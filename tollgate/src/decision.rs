@@ -136,8 +136,8 @@ impl Decision {
         if self.is_allowed() { Ok(self) } else { Err(Denied(self)) }
     }
 
-    /// Returns the id of the limit that decided, or `None` if no limit was checked. [`Limiter::limit`](crate::Limiter::limit)
-    /// returns its name and numbers.
+    /// Returns the id of the limit that decided, or `None` if no limit was checked.
+    /// [`Limiter::limit`](crate::Limiter::limit) returns its name and numbers.
     #[must_use]
     pub fn limit(&self) -> Option<LimitId> {
         self.limit
@@ -163,8 +163,8 @@ impl Decision {
 
     /// Returns the time after which a denied request is allowed, unless other requests arrive first.
     ///
-    /// The time is exact: a client that waits this long is allowed, and one that waits a microsecond less is not. `None` if
-    /// the request was allowed, or if its cost exceeds the whole quota, so that waiting does not help.
+    /// The time is exact: a client that waits this long is allowed, and one that waits a microsecond less is not.
+    /// `None` if the request was allowed, or if its cost exceeds the whole quota, so that waiting does not help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self.verdict.admission {
@@ -180,8 +180,8 @@ impl Decision {
         Duration::from_micros(self.verdict.delay())
     }
 
-    /// Returns the part of the limiter that decided. A denial by [`Source::Policy`] means that the store fails, not that a
-    /// limit is exceeded.
+    /// Returns the part of the limiter that decided. A denial by [`Source::Policy`] means that the store fails, not
+    /// that a limit is exceeded.
     #[must_use]
     pub fn source(&self) -> Source {
         self.source
@@ -214,8 +214,8 @@ impl Verdict {
         }
     }
 
-    /// Returns whether this verdict is reported instead of `first`, both on the same request: a denial, the longer wait of two
-    /// denials, or otherwise the smaller share of the quota left. Each comes with its quota.
+    /// Returns whether this verdict is reported instead of `first`, both on the same request: a denial, the longer wait
+    /// of two denials, or otherwise the smaller share of the quota left. Each comes with its quota.
     #[inline]
     pub(crate) fn takes_precedence(&self, quota: u64, (first, firsts_quota): (&Self, u64)) -> bool {
         match (first.is_allowed(), self.is_allowed()) {
@@ -254,8 +254,8 @@ impl Decision {
         Self { limit: None, quota: u64::MAX, cost: 0, at: now, wall_offset: 0, source: Source::Store, verdict }
     }
 
-    /// Returns this decision of a ban as one of the limit that the ban belongs to. While the ban lasts, nothing is left of
-    /// the limit.
+    /// Returns this decision of a ban as one of the limit that the ban belongs to. While the ban lasts, nothing is left
+    /// of the limit.
     #[cfg(feature = "rules")]
     pub(crate) fn for_limit(self, limit: LimitId, quota: u64) -> Self {
         let remaining = if self.is_allowed() { quota } else { 0 };

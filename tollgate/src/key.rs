@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The identity that a limit counts by: a user, an address, or a tenant and an endpoint together.
 ///
-/// A key is borrowed and hashed in place, without building a string. It can be any bytes of any length, even empty. A key
-/// can have several parts, and different lists of parts are always different keys.
+/// A key is borrowed and hashed in place, without building a string. It can be any bytes of any length, even empty. A
+/// key can have several parts, and different lists of parts are always different keys.
 ///
 /// ```
 /// use tollgate::{Key, Limiter, Limit, FixedWindow, MINUTE};

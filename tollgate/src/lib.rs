@@ -17,9 +17,9 @@
 //!   limits for one key. [`Limiter::decide_now`] checks any set of [`Hit`]s, all or nothing. Neither needs a runtime.
 //! - A [`Decision`] says whether the request is allowed, which limit decided, the remaining quota, and the exact time
 //!   to wait.
-//! - Other operations are [`peek`](Limiter::peek), [`refund`](Limiter::refund), [`reset`](Limiter::reset) and, for costs
-//!   that are known only afterwards, [`reserve`](Limiter::reserve) and [`settle`](Limiter::settle). With the feature
-//!   `tokio`, `until_ready` waits for quota.
+//! - Other operations are [`peek`](Limiter::peek), [`refund`](Limiter::refund), [`reset`](Limiter::reset) and, for
+//!   costs that are known only afterwards, [`reserve`](Limiter::reserve) and [`settle`](Limiter::settle). With the
+//!   feature `tokio`, `until_ready` waits for quota.
 //! - `RedisLimiter` (feature `redis`) shares limits between processes and has the same operations. Code that is generic
 //!   over [`RateLimiter`] works with both.
 //!
@@ -33,12 +33,12 @@
 //!
 //! # When to use rules and a `Gate`
 //!
-//! Use a [`Limiter`] if your code knows the limit and the key of each call: a job queue, a client of someone else's API,
-//! a single endpoint. Move to rules (feature `rules`) and a `Gate` once the limits depend on the request: several routes
-//! with their own limits, keys from headers, tokens or addresses, plans, exemptions, block lists and bans. A `Gate` is a
-//! set of rules with a store. It finds the limits of a request, checks them all or nothing, writes the HTTP response, and
-//! replaces its rules while it runs without losing counts. `tollgate::tower` puts a gate in front of any `tower::Service`,
-//! and the feature `file` reads rules from the same YAML file as the gateway.
+//! Use a [`Limiter`] if your code knows the limit and the key of each call: a job queue, a client of someone else's
+//! API, a single endpoint. Move to rules (feature `rules`) and a `Gate` once the limits depend on the request: several
+//! routes with their own limits, keys from headers, tokens or addresses, plans, exemptions, block lists and bans. A
+//! `Gate` is a set of rules with a store. It finds the limits of a request, checks them all or nothing, writes the HTTP
+//! response, and replaces its rules while it runs without losing counts. `tollgate::tower` puts a gate in front of any
+//! `tower::Service`, and the feature `file` reads rules from the same YAML file as the gateway.
 //!
 //! # Where to read on
 //!

@@ -1,6 +1,7 @@
 //! Limits: a name and an algorithm with checked numbers.
 //!
-//! Deliberately not here: the state of keys, which stores have, and the requests a limit applies to, which rules define.
+//! Deliberately not here: the state of keys, which stores have, and the requests a limit applies to, which rules
+//! define.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,8 +49,8 @@ pub enum Consistency {
     /// The store makes every decision.
     #[default]
     Exact,
-    /// A process takes slices of a busy key's quota in advance and decides by itself. That takes a few round trips per second
-    /// instead of one per request, and still never exceeds the limit.
+    /// A process takes slices of a busy key's quota in advance and decides by itself. That takes a few round trips per
+    /// second instead of one per request, and still never exceeds the limit.
     Leased,
 }
 
@@ -58,8 +59,8 @@ pub enum Consistency {
 #[non_exhaustive]
 pub enum OnStoreFailure {
     /// Each process counts its share of the limit in memory: the quota and the rate, divided by the number of processes
-    /// that recently used the store. Together they admit at most one unit per process more than the limit, in addition to
-    /// what the store admitted before it failed. See `RedisLimiter::fleet_nodes`.
+    /// that recently used the store. Together they admit at most one unit per process more than the limit, in addition
+    /// to what the store admitted before it failed. See `RedisLimiter::fleet_nodes`.
     #[default]
     Local,
     /// All requests are allowed.
@@ -84,8 +85,8 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// Fails if a number is out of bounds: quotas range from 1 to 2^32, and times from 1 ms to 35 years. The error names the
-    /// field and the fix.
+    /// Fails if a number is out of bounds: quotas range from 1 to 2^32, and times from 1 ms to 35 years. The error
+    /// names the field and the fix.
     ///
     /// ```
     /// use tollgate::{FixedWindow, Limit, MINUTE};
@@ -134,8 +135,8 @@ impl Limit {
         self
     }
 
-    /// Keeps the keys of this limit on another Redis than the default one: a store that `RedisLimiterBuilder::store` added
-    /// under this name. In-memory limiters ignore it.
+    /// Keeps the keys of this limit on another Redis than the default one: a store that `RedisLimiterBuilder::store`
+    /// added under this name. In-memory limiters ignore it.
     #[must_use]
     pub fn with_store(mut self, name: impl Into<Arc<str>>) -> Self {
         Arc::make_mut(&mut self.0).store = Some(name.into());
@@ -228,8 +229,8 @@ impl Limit {
         algorithm(self) == algorithm(other) && self.name() == other.name()
     }
 
-    /// Returns whether both limits share keys: two limits or two bans of the same name. Their algorithms may differ, if one
-    /// was changed to the other.
+    /// Returns whether both limits share keys: two limits or two bans of the same name. Their algorithms may differ, if
+    /// one was changed to the other.
     #[cfg(feature = "redis")]
     pub(crate) fn shares_keys_with(&self, other: &Self) -> bool {
         let is_ban = |limit: &Self| matches!(limit.algorithm(), Algorithm::Ban(_));

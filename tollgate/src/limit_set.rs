@@ -48,13 +48,13 @@ impl LimitSet {
 
     /// Adds a variant of a limit: other numbers under the same limit name and algorithm, for a plan or a single key.
     ///
-    /// `limit` must have the name and algorithm of a limit in this set; `name` is the name of the variant. A variant applies
-    /// only to hits that use its id: see [`Limiter::variant`](crate::Limiter::variant).
+    /// `limit` must have the name and algorithm of a limit in this set; `name` is the name of the variant. A variant
+    /// applies only to hits that use its id: see [`Limiter::variant`](crate::Limiter::variant).
     ///
-    /// Spent units count in all variants of a limit, whatever their windows and rates are. They are converted to the numbers
-    /// of the variant that is checked, as [`Limiter::with_limits`] describes. A client that alternates between two variants
-    /// gets no more than either allows. While a key's state belongs to a variant with another window, `retry_after` may be
-    /// too short, because charges may still count there.
+    /// Spent units count in all variants of a limit, whatever their windows and rates are. They are converted to the
+    /// numbers of the variant that is checked, as [`Limiter::with_limits`] describes. A client that alternates between
+    /// two variants gets no more than either allows. While a key's state belongs to a variant with another window,
+    /// `retry_after` may be too short, because charges may still count there.
     ///
     /// [`Limiter::with_limits`]: crate::Limiter::with_limits
     pub fn variant(mut self, name: impl Into<String>, limit: Limit) -> Self {
@@ -75,8 +75,8 @@ impl LimitSet {
         Self { limits: limits.to_vec(), variants: variants.to_vec(), allows_empty: true }
     }
 
-    /// Returns the share of each limit for one process that counts by itself. `nodes` returns the number of processes that
-    /// share a limit.
+    /// Returns the share of each limit for one process that counts by itself. `nodes` returns the number of processes
+    /// that share a limit.
     #[cfg(feature = "redis")]
     pub(crate) fn share(&self, nodes: impl Fn(&Limit) -> u32) -> Self {
         let share = |limits: &[Limit]| limits.iter().map(|limit| limit.share(nodes(limit))).collect();

@@ -105,18 +105,19 @@ impl Limiter {
     /// This limiter keeps working, and both count together. So you can replace one by the other while other threads
     /// use it.
     ///
-    /// Spent quota stays spent, in units, whatever was changed: quota, rate, window, segments or algorithm. The state of a
-    /// key is converted when the key is next used:
+    /// Spent quota stays spent, in units, whatever was changed: quota, rate, window, segments or algorithm. The state
+    /// of a key is converted when the key is next used:
     ///
     /// - A bucket keeps its debt, which is refilled at the new rate.
-    /// - A window keeps its count, which counts in the new window that contains the time of the change. A window that was
-    ///   opened by a key's first request keeps its start, if it is still open under the new length.
+    /// - A window keeps its count, which counts in the new window that contains the time of the change. A window that
+    ///   was opened by a key's first request keeps its start, if it is still open under the new length.
     /// - Log entries and counter segments keep their times.
     /// - Between different algorithms, everything that the old one still counts is spent at the time of the change.
     ///
     /// A key that has spent more than the new quota has nothing left until enough has been refilled, so a change never
-    /// admits extra requests: `docs/algorithms.md` has the exact bound. If a limit is removed and added again under the same
-    /// name while its keys still have spent quota, the keys keep their state. Limits with new names start with full quotas.
+    /// admits extra requests: `docs/algorithms.md` has the exact bound. If a limit is removed and added again under the
+    /// same name while its keys still have spent quota, the keys keep their state. Limits with new names start with
+    /// full quotas.
     ///
     /// The state of a former configuration takes memory, within the bound, until all of its keys have their whole quota
     /// back. After many changes in a row it is converted at once, which takes about a microsecond per key.
@@ -125,8 +126,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// The same as [`LimiterBuilder::build`]; nothing changes then. If the memory is full, new limits get room for their
-    /// first keys beyond the bound.
+    /// The same as [`LimiterBuilder::build`]; nothing changes then. If the memory is full, new limits get room for
+    /// their first keys beyond the bound.
     ///
     /// ```
     /// use tollgate::{FixedWindow, Limit, Limiter, MINUTE};
@@ -181,7 +182,8 @@ impl Limiter {
         let inner = &*self.0;
         if let [_] = &*inner.limits {
             let fingerprint = inner.store.fingerprint(key.into());
-            // Read the clock before the table: the processor waits for earlier loads to finish before it reads its counter.
+            // Read the clock before the table: the processor waits for earlier loads to finish before it reads its
+            // counter.
             let now = self.now();
             let hit = HashedHit { limit: LimitId(0), fingerprint, cost };
             return self.with_wall_time(inner.store.decide_one(&inner.limits, hit, now));
@@ -256,7 +258,8 @@ impl Limiter {
     /// Gives the key its whole quota back, in every limit.
     ///
     /// A key that was evicted for lack of memory ([`Overflow`]) gets a slot and its whole quota, until it is evicted
-    /// again. If all keys near it have spent half of their quota or more, no slot is available and the reset has no effect.
+    /// again. If all keys near it have spent half of their quota or more, no slot is available and the reset has no
+    /// effect.
     pub fn reset<'k>(&self, key: impl Into<Key<'k>>) {
         let now = self.now();
         for hit in self.hash_for_every_limit(key.into(), 0) {
@@ -312,9 +315,9 @@ impl Limiter {
 
     /// Corrects a reservation to its actual cost.
     ///
-    /// A lower cost gives back the difference, as far as [`refund`](Self::refund) would. A higher cost takes the difference,
-    /// as far as quota is left. If the reservation has several hits, each is corrected to this cost. If the limits have
-    /// changed since, the limits that took the reservation settle it.
+    /// A lower cost gives back the difference, as far as [`refund`](Self::refund) would. A higher cost takes the
+    /// difference, as far as quota is left. If the reservation has several hits, each is corrected to this cost. If the
+    /// limits have changed since, the limits that took the reservation settle it.
     pub fn settle(&self, reservation: Reservation, actual: u64) -> Settlement {
         let Reservation { limiter, hits, decision, expires_at } = reservation;
         if limiter.now() >= expires_at {
@@ -332,8 +335,8 @@ impl Limiter {
     /// - A queue gives back nothing, because later requests already have their delays.
     /// - If the wall clock was stepped since the reservation, nothing is given back.
     ///
-    /// Do not refund after a [`reset`](Self::reset), which has already given the units back. If the key was evicted for lack
-    /// of memory ([`Overflow`]), the charge is subtracted from the estimate for evicted keys, if a slot is free.
+    /// Do not refund after a [`reset`](Self::reset), which has already given the units back. If the key was evicted for
+    /// lack of memory ([`Overflow`]), the charge is subtracted from the estimate for evicted keys, if a slot is free.
     ///
     /// ```
     /// use tollgate::{FixedWindow, Limit, Limiter, MINUTE};
@@ -375,7 +378,8 @@ impl Limiter {
             if taken.is_allowed() {
                 break;
             }
-            // Another thread has taken some in the meantime, or there is no memory for the key. Each attempt takes less.
+            // Another thread has taken some in the meantime, or there is no memory for the key. Each attempt takes
+            // less.
             left = Some(taken.remaining()).filter(|remaining| *remaining < left).unwrap_or(0);
         }
         cost - left
@@ -500,13 +504,13 @@ impl Limiter {
 
     /// Returns a limiter with smaller tables for the same limits and keys, or `None` if there is not much to gain.
     ///
-    /// A burst of keys makes tables grow, and they stay large after the keys have their quota back. The library starts no
-    /// thread, so call this now and then if you expect bursts.
+    /// A burst of keys makes tables grow, and they stay large after the keys have their quota back. The library starts
+    /// no thread, so call this now and then if you expect bursts.
     ///
-    /// Replace this limiter by the new one, as after [`with_limits`](Self::with_limits). Both count together exactly in the
-    /// meantime. The next call, on the new limiter, frees the larger tables once this limiter and all of its clones are
-    /// dropped. A call takes about 100 microseconds, or about 100 milliseconds per million keys of the burst if there are
-    /// tables to replace or free. Other threads keep deciding and are not slowed down.
+    /// Replace this limiter by the new one, as after [`with_limits`](Self::with_limits). Both count together exactly in
+    /// the meantime. The next call, on the new limiter, frees the larger tables once this limiter and all of its clones
+    /// are dropped. A call takes about 100 microseconds, or about 100 milliseconds per million keys of the burst if
+    /// there are tables to replace or free. Other threads keep deciding and are not slowed down.
     ///
     /// A table is replaced if one with room for twice its keys takes at most a quarter of its memory, and if the memory
     /// for both is within the bound.
@@ -536,8 +540,8 @@ impl Limiter {
         Some(Self(Arc::new(Inner { limits, base_count: inner.base_count, store, clock })))
     }
 
-    /// Counts the keys of a limit that do not have their whole quota. Keys of its variants are included; keys that found no
-    /// memory are not.
+    /// Counts the keys of a limit that do not have their whole quota. Keys of its variants are included; keys that
+    /// found no memory are not.
     ///
     /// It visits the whole table of the limit, which takes some milliseconds for a million keys. While other threads
     /// decide, the count is an estimate.

@@ -103,8 +103,8 @@ fn parse(text: &str) -> Option<Rate> {
     let (count, period) = text.split_once('/')?;
     let (count, scale) = parse_decimal(count.trim())?;
     let period = parse_period(period.trim())?;
-    // 0.5/s is 5 per 10 s, which is 1 per 2 s: the fraction moves into the period, and then both are reduced by the factor
-    // that the fraction added.
+    // 0.5/s is 5 per 10 s, which is 1 per 2 s: the fraction moves into the period, and then both are reduced by the
+    // factor that the fraction added.
     let common = gcd(count, scale).max(1);
     let period = period.checked_mul(u32::try_from(scale / common).ok()?)?;
     Some(Rate::new(count / common, period))

@@ -13,8 +13,8 @@ use crate::reservation::{Reservation, Settlement};
 /// The operations that [`Limiter`] and `RedisLimiter` share.
 ///
 /// Code that is generic over this trait works with limits in memory and with limits on Redis, for example on Redis in
-/// production and in memory in tests. Both types also have these operations as inherent methods, which need no import and
-/// accept any type that converts to a [`Key`]. The differences:
+/// production and in memory in tests. Both types also have these operations as inherent methods, which need no import
+/// and accept any type that converts to a [`Key`]. The differences:
 ///
 /// | operation | `Limiter` | `RedisLimiter` | this trait |
 /// |---|---|---|---|

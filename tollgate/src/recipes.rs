@@ -49,8 +49,8 @@
 //!
 //! # Give each plan its own quota
 //!
-//! With a [`Limiter`](crate::Limiter), a plan is a [variant](crate::LimitSet::variant) of a limit. A user who changes plans
-//! keeps the units already spent:
+//! With a [`Limiter`](crate::Limiter), a plan is a [variant](crate::LimitSet::variant) of a limit. A user who changes
+//! plans keeps the units already spent:
 //!
 //! ```
 //! use tollgate::{FixedWindow, Hit, Limit, Limiter, MINUTE};
@@ -65,8 +65,8 @@
 //! # Ok::<(), tollgate::InvalidLimit>(())
 //! ```
 //!
-//! With a [`Gate`](crate::Gate), a rule finds the plan in the request. Take it from a verified source, such as a token or
-//! an extension that your authentication layer sets: clients must not choose their plan.
+//! With a [`Gate`](crate::Gate), a rule finds the plan in the request. Take it from a verified source, such as a token
+//! or an extension that your authentication layer sets: clients must not choose their plan.
 //!
 //! ```
 //! use tollgate::rules::{KeyPart, Rule, RuleSet};

@@ -20,7 +20,8 @@
 //! # Ok::<(), tollgate::InvalidLimit>(())
 //! ```
 //!
-//! `docs/rules.md` in the repository describes the same rules in a file, and `docs/normal-form.md` how requests are read.
+//! `docs/rules.md` in the repository describes the same rules in a file, and `docs/normal-form.md` how requests are
+//! read.
 //!
 //! Not here: decisions, which are made by a [`Gate`](crate::Gate).
 

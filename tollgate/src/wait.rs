@@ -61,11 +61,11 @@ impl From<Duration> for Wait {
 }
 
 impl Limiter {
-    /// Takes units of the key from every limit, and waits for them if necessary. It takes one unit unless [`Wait::cost`] sets
-    /// another cost.
+    /// Takes units of the key from every limit, and waits for them if necessary. It takes one unit unless
+    /// [`Wait::cost`] sets another cost.
     ///
-    /// A leaky bucket with a queue serves callers in order. With the other algorithms, the first caller that retries after
-    /// a refill gets the quota.
+    /// A leaky bucket with a queue serves callers in order. With the other algorithms, the first caller that retries
+    /// after a refill gets the quota.
     ///
     /// ```
     /// use std::time::Duration;
@@ -84,13 +84,13 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// Returns the denial at once if the wait would exceed the maximum. Nothing is taken then, except if another caller took
-    /// the expected position in a queue and the remaining one is too late.
+    /// Returns the denial at once if the wait would exceed the maximum. Nothing is taken then, except if another caller
+    /// took the expected position in a queue and the remaining one is too late.
     ///
     /// # Cancellation
     ///
-    /// If the future is dropped while it waits for quota, nothing is taken. If it is dropped while it waits in a queue, its
-    /// position stays taken.
+    /// If the future is dropped while it waits for quota, nothing is taken. If it is dropped while it waits in a queue,
+    /// its position stays taken.
     pub async fn until_ready<'k>(
         &self,
         key: impl Into<Key<'k>> + Send,
@@ -122,8 +122,8 @@ impl RedisLimiter {
     ///
     /// # Cancellation
     ///
-    /// If the future is dropped while it waits for quota, nothing is taken. If it is dropped during a call to Redis or while
-    /// it waits in a queue, the units may stay taken.
+    /// If the future is dropped while it waits for quota, nothing is taken. If it is dropped during a call to Redis or
+    /// while it waits in a queue, the units may stay taken.
     pub async fn until_ready<'k>(
         &self,
         key: impl Into<Key<'k>> + Send,
@@ -135,8 +135,8 @@ impl RedisLimiter {
 
 /// The operations of a limiter that waiting needs.
 trait WaitTarget {
-    /// Returns what [`take`](Self::take) would decide, if that must be known in advance: a position in a queue cannot be
-    /// given back.
+    /// Returns what [`take`](Self::take) would decide, if that must be known in advance: a position in a queue cannot
+    /// be given back.
     fn peek_ahead(&self, key: Key<'_>, cost: u64) -> impl Future<Output = Option<Decision>> + Send;
 
     fn take(&self, key: Key<'_>, cost: u64) -> impl Future<Output = Decision> + Send;

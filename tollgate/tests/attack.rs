@@ -150,8 +150,8 @@ fn nobody_is_over_admitted_by_many_threads(algorithm: Algorithm) {
     assert!(siege.limiter.memory_used() <= siege.max_memory);
 }
 
-/// Three keys for every slot, each of which spends one unit, leave at least half of the quota to a new key, for no longer
-/// than the states of the invented keys last.
+/// Three keys for every slot, each of which spends one unit, leave at least half of the quota to a new key, for no
+/// longer than the states of the invented keys last.
 fn new_keys_are_served(algorithm: Algorithm) {
     let siege = Siege::of(algorithm);
     let slots = MAX_MEMORY as u64 / 128 * 7;

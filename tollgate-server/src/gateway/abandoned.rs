@@ -1,13 +1,13 @@
 //! Requests that an upstream still works on after their client has left.
 //!
-//! A limit on requests in flight bounds the work of upstreams, and an upstream does not stop because a client does. So a
-//! request that holds a permit is not cancelled when its client resets its stream or hangs up: its answer is read and
+//! A limit on requests in flight bounds the work of upstreams, and an upstream does not stop because a client does. So
+//! a request that holds a permit is not cancelled when its client resets its stream or hangs up: its answer is read and
 //! thrown away in the background, and the permit is held until the answer is over, the upstream closes the connection,
 //! or the route's `timeout` passes (ADR 15).
 //!
-//! The number of requests that keep a connection this way is bounded. Beyond the bound the connection is closed at once,
-//! and a timer holds the permit for the route's `timeout`. The same happens if the client broke off its body, because
-//! an upstream that waits for the rest of a body is blocked.
+//! The number of requests that keep a connection this way is bounded. Beyond the bound the connection is closed at
+//! once, and a timer holds the permit for the route's `timeout`. The same happens if the client broke off its body,
+//! because an upstream that waits for the rest of a body is blocked.
 //!
 //! Deliberately not here: requests without a permit. Their upstream connection is closed at once, so that an upstream
 //! that cares can stop early.
@@ -48,8 +48,8 @@ pub(super) struct Abandoned {
 }
 
 impl Abandoned {
-    /// Keeps the connection of a request whose client has left. Returns `None` if the caller has to close it; the permit
-    /// is held then, too.
+    /// Keeps the connection of a request whose client has left. Returns `None` if the caller has to close it; the
+    /// permit is held then, too.
     pub(super) fn new(attempt: UpstreamAttempt, permit: InFlightPermit, tally: &Arc<Tally>) -> Option<Self> {
         let permit = AbandonedPermit::new(permit, tally);
         match Connected::new(tally) {
@@ -87,7 +87,8 @@ impl Abandoned {
         }
     }
 
-    /// Closes the connection. Nothing shows when the upstream is done then, so the permit is held for the route's timeout.
+    /// Closes the connection. Nothing shows when the upstream is done then, so the permit is held for the route's
+    /// timeout.
     fn close(self) {
         self.permit.hold_for(self.attempt.timeout);
     }

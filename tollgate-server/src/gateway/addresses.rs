@@ -2,8 +2,8 @@
 //!
 //! The system's resolver does not report how long an answer is valid, so an answer is used for a few seconds and then
 //! refreshed in the background: no request waits for the resolver once there is an answer. If resolving fails, the last
-//! answer stays in use. An address that is missing from the answers for a while is gone, and connections to it are not used
-//! again.
+//! answer stays in use. An address that is missing from the answers for a while is gone, and connections to it are not
+//! used again.
 //!
 //! Deliberately not here: connecting, which [`dial`](super::dial) does.
 
@@ -18,19 +18,19 @@ use tokio::time::timeout;
 
 use super::ticks::{Tick, Wait};
 
-/// How long an answer is used before the name is resolved again. Short, since a deployment changes addresses in seconds;
-/// a resolver on the machine or in the cluster takes this easily.
+/// How long an answer is used before the name is resolved again. Short, since a deployment changes addresses in
+/// seconds; a resolver on the machine or in the cluster takes this easily.
 const FRESH_FOR: Duration = Duration::from_secs(5);
 
-/// How old an answer may be and still be used while the name is being resolved again. An older one is used if there is no
-/// new one after [`MAX_WAIT`].
+/// How old an answer may be and still be used while the name is being resolved again. An older one is used if there is
+/// no new one after [`MAX_WAIT`].
 const STALE_FOR: Duration = Duration::from_secs(30);
 
 /// How long a connection waits for a new answer where there is an old one.
 const MAX_WAIT: Duration = Duration::from_secs(1);
 
-/// How long an address that answers no longer name stays in use. Some servers answer with a part of their addresses at a
-/// time, so an address is gone only when several answers in a row lack it.
+/// How long an address that answers no longer name stays in use. Some servers answer with a part of their addresses at
+/// a time, so an address is gone only when several answers in a row lack it.
 const GONE_AFTER: Duration = Duration::from_secs(15);
 
 /// How long an address that failed is tried after the others.

@@ -1,12 +1,12 @@
 //! Slots for connections to upstreams: how many the process may have open, and which requests get one.
 //!
 //! One HTTP/2 client can have 100 requests under way, and each needs a connection to an upstream that speaks HTTP/1. So
-//! connections to upstreams have their own part of the descriptors (`Plan::upstreams`). A connection holds a slot for as
-//! long as its socket is open. When no slot is free, idle connections are closed first; a request for which none can be
-//! closed gets 503.
+//! connections to upstreams have their own part of the descriptors (`Plan::upstreams`). A connection holds a slot for
+//! as long as its socket is open. When no slot is free, idle connections are closed first; a request for which none can
+//! be closed gets 503.
 //!
-//! The last half of the slots is for clients with few requests: a client with more than an equal share of the other half
-//! does not get one of them.
+//! The last half of the slots is for clients with few requests: a client with more than an equal share of the other
+//! half does not get one of them.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;

@@ -42,8 +42,8 @@ fn listeners(file: &RuleFile) -> (Option<&Address>, Option<&Address>) {
     (Some(&gateway.listen), gateway.tls.as_ref().and_then(|tls| tls.listen.as_ref()))
 }
 
-/// Returns the gateway without the settings that have their own entry: routes, listeners, and trusted proxies. A gateway
-/// that is new or removed is reported elsewhere.
+/// Returns the gateway without the settings that have their own entry: routes, listeners, and trusted proxies. A
+/// gateway that is new or removed is reported elsewhere.
 fn of_gateway(file: &RuleFile) -> GatewayRule {
     let mut gateway = file.gateway.clone().unwrap_or_default();
     (gateway.routes, gateway.trusted_proxies) = (Vec::new(), Vec::new());

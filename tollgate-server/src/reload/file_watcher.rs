@@ -1,7 +1,7 @@
 //! Notices when a file may have changed, however it was changed.
 //!
-//! Editors write another file and rename it; Kubernetes swaps a symbolic link in the path. A watch on the file itself would
-//! stay on the old inode, so the folders of the file and of every link in its path are watched.
+//! Editors write another file and rename it; Kubernetes swaps a symbolic link in the path. A watch on the file itself
+//! would stay on the old inode, so the folders of the file and of every link in its path are watched.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

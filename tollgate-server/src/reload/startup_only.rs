@@ -46,8 +46,8 @@ impl StartupOnly {
         }
     }
 
-    /// Warns about changes from `before` to `after` that need a restart. A change back to the settings in force (`self`)
-    /// needs none.
+    /// Warns about changes from `before` to `after` that need a restart. A change back to the settings in force
+    /// (`self`) needs none.
     pub(super) fn warn_of_changes(&self, before: &Self, after: &Self) {
         for (name, differs) in FIELDS {
             if differs(before, after) && differs(self, after) {

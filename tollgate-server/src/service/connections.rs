@@ -29,8 +29,8 @@ use super::proxy_protocol::{self, ProxyProtocol};
 /// The default limit. Further clients wait in the kernel's queue.
 const MAX_CONNECTIONS: u32 = 512;
 
-/// The longest time from the start of a connection, or the end of the last response, to the end of the next request head.
-/// It bounds idle connections too.
+/// The longest time from the start of a connection, or the end of the last response, to the end of the next request
+/// head. It bounds idle connections too.
 const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Enough for 100 headers; 512 connections use at most 32 MiB of buffers.

@@ -1,10 +1,11 @@
 //! Refuses requests that a browser sends on behalf of another web site.
 //!
 //! A page on any site can make its visitors' browsers send requests to addresses that only they can reach, such as
-//! 127.0.0.1. Browsers mark them with `Origin` and `Sec-Fetch-Site`. With DNS rebinding, a site resolves its name to itself
-//! first and to such an address later. The request then looks like one of the same site, but its `Host` is still that name.
-//! So only hosts that no web site can have are served: IP addresses, `localhost`, names without a dot such as those of
-//! containers, names that public DNS cannot contain such as those of Kubernetes, and the names in the rule file.
+//! 127.0.0.1. Browsers mark them with `Origin` and `Sec-Fetch-Site`. With DNS rebinding, a site resolves its name to
+//! itself first and to such an address later. The request then looks like one of the same site, but its `Host` is still
+//! that name. So only hosts that no web site can have are served: IP addresses, `localhost`, names without a dot such
+//! as those of containers, names that public DNS cannot contain such as those of Kubernetes, and the names in the rule
+//! file.
 
 use std::net::IpAddr;
 use std::sync::Arc;

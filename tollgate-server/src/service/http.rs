@@ -1,8 +1,8 @@
 //! `POST /v1/check`: checks and decisions as JSON.
 //!
-//! A valid check is answered with 200 whether it is allowed or denied: a denial is a decision too. All checks of a batch
-//! are parsed before the first is decided, so an invalid batch spends nothing. Then each is decided separately, all by the
-//! same rules. In memory they are decided in order. For Redis they are sent in order and share calls.
+//! A valid check is answered with 200 whether it is allowed or denied: a denial is a decision too. All checks of a
+//! batch are parsed before the first is decided, so an invalid batch spends nothing. Then each is decided separately,
+//! all by the same rules. In memory they are decided in order. For Redis they are sent in order and share calls.
 
 mod check_request;
 mod check_response;

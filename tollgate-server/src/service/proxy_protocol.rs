@@ -3,9 +3,9 @@
 //! It is only for listeners that nobody but the load balancer can reach, because every header is trusted. The header is
 //! required: a connection without one is closed, since guessing would let a client impersonate the load balancer.
 //!
-//! Exactly the header is read, so the stream continues with HTTP. The length of version 1 is not known in advance, so after
-//! the shortest possible header it is read byte by byte, once per connection. Extensions of version 2 (TLS, authority,
-//! checksums) are ignored.
+//! Exactly the header is read, so the stream continues with HTTP. The length of version 1 is not known in advance, so
+//! after the shortest possible header it is read byte by byte, once per connection. Extensions of version 2 (TLS,
+//! authority, checksums) are ignored.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,7 +1,7 @@
 //! The corpus: ways to spell a request so that a limit and a service may read it differently.
 //!
-//! Every spelling aims at one handler, in the name of one identity where the limit counts by a key. Texts stand for bytes:
-//! a character up to U+00FF is the byte of that number.
+//! Every spelling aims at one handler, in the name of one identity where the limit counts by a key. Texts stand for
+//! bytes: a character up to U+00FF is the byte of that number.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;

@@ -1,7 +1,7 @@
 //! HTTP/2 requests as raw frames, so that any bytes can be sent in a field, and the bodies of their responses.
 //!
-//! Fields are sent as literals without Huffman coding or indexing. Response fields are not decoded: the upstreams report
-//! in the body what ran.
+//! Fields are sent as literals without Huffman coding or indexing. Response fields are not decoded: the upstreams
+//! report in the body what ran.
 
 use std::io::{self, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -1,10 +1,10 @@
 //! Real frameworks behind the gateway: a handler that an exhausted limit or a block list protects never runs, however
 //! the request is spelled.
 //!
-//! Every spelling of the corpus goes to every framework three times: directly, which shows what the framework reads, and
-//! through a gateway over HTTP/1 and HTTP/2. A pair of spelling and framework is past the limit if the handler ran behind
-//! the gateway for the identity whose limit is exhausted. `known.txt` lists the pairs that only the service's own reading
-//! explains; any other pair fails the test.
+//! Every spelling of the corpus goes to every framework three times: directly, which shows what the framework reads,
+//! and through a gateway over HTTP/1 and HTTP/2. A pair of spelling and framework is past the limit if the handler ran
+//! behind the gateway for the identity whose limit is exhausted. `known.txt` lists the pairs that only the service's
+//! own reading explains; any other pair fails the test.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(clippy::disallowed_methods, reason = "other processes are waited for, by their own clocks")]

@@ -196,8 +196,8 @@ print(server.server_address[1], flush=True)
 server.serve_forever()
 ";
 
-/// Each client pauses for about as long as the server keeps idle connections. Node announces that time; Python does not,
-/// and the route sets it.
+/// Each client pauses for about as long as the server keeps idle connections. Node announces that time; Python does
+/// not, and the route sets it.
 #[test]
 fn no_post_is_lost_to_servers_that_close_idle_connections() {
     let servers = [
@@ -227,7 +227,8 @@ fn no_post_is_lost_to_servers_that_close_idle_connections() {
     }
 }
 
-/// An upstream that never reads a body after GET and the like, as some frameworks do not: the bytes are its next request.
+/// An upstream that never reads a body after GET and the like, as some frameworks do not: the bytes are its next
+/// request.
 fn ignoring_bodies() -> Raw {
     Raw::start(|conversation| {
         while let Some(asked) = conversation.head() {

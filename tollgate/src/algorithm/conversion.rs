@@ -1,10 +1,10 @@
 //! Conversion of a key's state from one configuration of a limit to another.
 //!
-//! After a reload, or for a request of another plan, the same key is counted by other numbers or another algorithm. Spent
-//! units stay spent:
+//! After a reload, or for a request of another plan, the same key is counted by other numbers or another algorithm.
+//! Spent units stay spent:
 //!
-//! - Charges with a known time keep it, and count for as long as the new configuration counts them. These are
-//!   the entries of a log, the segments of a counter and the opening of a window that the new configuration has open too.
+//! - Charges with a known time keep it, and count for as long as the new configuration counts them. These are the
+//!   entries of a log, the segments of a counter and the opening of a window that the new configuration has open too.
 //! - All other charges count as made at the time of the conversion, the latest possible time. Between different
 //!   algorithms these are all charges that the old configuration counts at that time.
 //! - Charges are not cut to the new quota. A key that has spent more waits until enough is refilled.
@@ -26,7 +26,8 @@ use super::token_bucket::Interval;
 use super::{Charge, Compiled, StateWords};
 use crate::units::MAX_SPAN;
 
-/// Units that still count, and the latest time at which they can have been spent: now, unless the clock has stepped back.
+/// Units that still count, and the latest time at which they can have been spent: now, unless the clock has stepped
+/// back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Spent {
     pub(crate) at: u64,

@@ -1,7 +1,7 @@
 //! Division by a constant number, by multiplication.
 
-/// A divisor with its inverse. A 64-bit division takes tens of cycles on many processors, a multiplication three, and every
-/// decision divides.
+/// A divisor with its inverse. A 64-bit division takes tens of cycles on many processors, a multiplication three, and
+/// every decision divides.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Divisor {
     by: u64,
@@ -17,8 +17,8 @@ impl Divisor {
         self.by
     }
 
-    /// Returns quotient and remainder. The inverse is less than one `by`-th too small, so the first guess of the quotient
-    /// is right or one too small.
+    /// Returns quotient and remainder. The inverse is less than one `by`-th too small, so the first guess of the
+    /// quotient is right or one too small.
     #[inline(always)]
     pub(super) fn divide(self, number: u64) -> (u64, u64) {
         let guess = ((u128::from(number) * u128::from(self.inverse)) >> u64::BITS) as u64;

@@ -10,8 +10,8 @@ use crate::units::{MINUTE, Timestamp, WallOffset};
 
 /// At most `limit` units per window of time.
 ///
-/// Simple and cheap, with a known flaw: requests on both sides of a boundary count in different windows, so a period as long
-/// as the window can contain twice the limit. The default is 10 per minute.
+/// Simple and cheap, with a known flaw: requests on both sides of a boundary count in different windows, so a period as
+/// long as the window can contain twice the limit. The default is 10 per minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FixedWindow {
     pub(super) limit: u64,
@@ -32,8 +32,8 @@ impl Default for FixedWindow {
 }
 
 impl FixedWindow {
-    /// Creates windows that are aligned to the clock and the same for every key: a window of an hour begins at every full
-    /// hour (UTC).
+    /// Creates windows that are aligned to the clock and the same for every key: a window of an hour begins at every
+    /// full hour (UTC).
     #[must_use]
     pub const fn new(limit: u64, window: Duration) -> Self {
         Self { limit, window, align: Align::Clock }
@@ -175,8 +175,8 @@ impl LimitAlgorithm for ClockWindow {
 
 /// A window that opens with the first allowed request.
 ///
-/// A clock that steps back before the opening moves the opening back with it. The window still lasts its whole length from
-/// there, so no quota is created and no key waits longer than a window.
+/// A clock that steps back before the opening moves the opening back with it. The window still lasts its whole length
+/// from there, so no quota is created and no key waits longer than a window.
 #[derive(Clone, Debug)]
 pub(crate) struct OpenedWindow {
     pub(super) limit: u64,

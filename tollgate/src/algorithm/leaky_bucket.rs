@@ -11,8 +11,8 @@ use crate::units::{MAX_SPAN, whole_micros};
 
 /// A bucket that fills with requests and leaks at a steady rate.
 ///
-/// It leaks continuously. Requests that do not fit are denied. With [`queue`](Self::queue), allowed requests get a delay, so
-/// that they proceed one by one. The default is 10 units that leak at one per second.
+/// It leaks continuously. Requests that do not fit are denied. With [`queue`](Self::queue), allowed requests get a
+/// delay, so that they proceed one by one. The default is 10 units that leak at one per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeakyBucket {
     pub(super) capacity: u64,
@@ -39,8 +39,8 @@ impl LeakyBucket {
         Self { capacity, leak, overflow: Overflow::Reject }
     }
 
-    /// Queues requests instead: an allowed request has a [`delay`](crate::Decision::delay) after which it may proceed, first in
-    /// first out. A request that finds the queue full, or would wait longer than `max_wait`, is denied.
+    /// Queues requests instead: an allowed request has a [`delay`](crate::Decision::delay) after which it may proceed,
+    /// first in first out. A request that finds the queue full, or would wait longer than `max_wait`, is denied.
     #[must_use]
     pub const fn queue(self, max_wait: Duration) -> Self {
         Self { overflow: Overflow::Queue { max_wait }, ..self }

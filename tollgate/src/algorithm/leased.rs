@@ -1,7 +1,7 @@
 //! Leases: quota that is taken in slices in advance, and the limits that the store must enforce for them.
 //!
-//! A slice is charged at a time T and spent until T + h. So all units spent in a period t were charged in a period of at
-//! most t + h. The store allows no more in t + h than the limit allows in t:
+//! A slice is charged at a time T and spent until T + h. So all units spent in a period t were charged in a period of
+//! at most t + h. The store allows no more in t + h than the limit allows in t:
 //!
 //! - A bucket (capacity C, rate r) keeps C − ⌈r·h⌉: charges in t + h are at most C − r·h + r·(t + h) = C + r·t.
 //! - A log or a counter of a window W counts over W + h.
@@ -15,8 +15,8 @@ use super::{Compiled, meter};
 const LONGEST: u64 = 200_000;
 /// Shortest useful life of a slice. Below it, the store makes every decision.
 const SHORTEST: u64 = 10_000;
-/// Share of a bucket that is reserved for the life of a slice. A small bucket reserves as much as slices of a useful life
-/// need, up to the second share.
+/// Share of a bucket that is reserved for the life of a slice. A small bucket reserves as much as slices of a useful
+/// life need, up to the second share.
 const SHARE_OF_BUCKET: u64 = 10;
 const MAX_SHARE_OF_BUCKET: u64 = 4;
 const USEFUL: u64 = 20_000;
@@ -58,7 +58,8 @@ impl Compiled {
                 let stored = Self::Counter(Counter::new(algorithm.limit, algorithm.window + horizon, segments));
                 Some(Leased { stored, horizon })
             }
-            // The store must see every denial of a log that counts denials, and a ban must hold on all processes at once.
+            // The store must see every denial of a log that counts denials, and a ban must hold on all processes at
+            // once.
             Self::Log(_) | Self::Strikes(_) => None,
         }
     }

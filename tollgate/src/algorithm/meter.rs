@@ -1,8 +1,8 @@
 //! The arithmetic of token buckets and leaky buckets: a debt that is paid off at a steady rate (GCRA).
 //!
 //! A token bucket with three tokens spent and a leaky bucket that holds three units are the same state. One timestamp
-//! describes it: the time at which the debt will be paid off (GCRA's theoretical arrival time). If it has passed, the key
-//! is at rest.
+//! describes it: the time at which the debt will be paid off (GCRA's theoretical arrival time). If it has passed, the
+//! key is at rest.
 //!
 //! Exactness: with a rate of `n` units in `d` microseconds, reduced, one unit is worth `d / n` microseconds. So
 //! the time is stored in whole microseconds and in `n`-ths of one, debts are counted in `n`-ths, and state is never
@@ -33,7 +33,8 @@ pub(crate) struct Meter<D> {
     pub(super) micros: u64,
     /// The debt of a full bucket, in `units`-ths of a microsecond.
     pub(super) full: D,
-    /// The largest debt that any configuration of the limit can have caused. A larger one means that the clock stepped back.
+    /// The largest debt that any configuration of the limit can have caused. A larger one means that the clock stepped
+    /// back.
     pub(super) most: D,
     /// The largest quota of the limit as of now: a reload may have raised it since `most` was computed.
     ceiling: Option<Arc<AtomicU64>>,
@@ -288,11 +289,11 @@ impl<D: Debt> LimitAlgorithm for Meter<D> {
         Step { verdict, edit: Some(rest) }
     }
 
-    /// Gives back the part of a charge that has not been paid off since. The rest may have paid off charges of other requests,
-    /// so giving it back would create quota.
+    /// Gives back the part of a charge that has not been paid off since. The rest may have paid off charges of other
+    /// requests, so giving it back would create quota.
     fn refund(&self, cells: &impl StateWords, now: u64, charge: Charge) -> Option<Moment> {
-        // Later requests in the queue already have their delays, so a position cannot be reused. If the clock has stepped
-        // back, the amount paid off since the charge is unknown.
+        // Later requests in the queue already have their delays, so a position cannot be reused. If the clock has
+        // stepped back, the amount paid off since the charge is unknown.
         if self.max_wait.is_some() || now < charge.at {
             return None;
         }

@@ -1,5 +1,5 @@
-//! The algorithms for state on Redis: the input of the script that decides there, and the verdict from the state that the
-//! script returns.
+//! The algorithms for state on Redis: the input of the script that decides there, and the verdict from the state that
+//! the script returns.
 
 use std::cell::Cell;
 use std::sync::LazyLock;
@@ -22,8 +22,8 @@ use crate::units::Timestamp;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PortableCost(pub(crate) u64, pub(crate) u64);
 
-/// The debt of a key before a request took from it, in the script's units for its algorithm. Refill up to this amount pays
-/// off earlier requests.
+/// The debt of a key before a request took from it, in the script's units for its algorithm. Refill up to this amount
+/// pays off earlier requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Before(pub(crate) u64, pub(crate) u64);
 
@@ -59,8 +59,8 @@ mod kind {
 /// Entries in a block of a log on Redis: `BLOCK` in the scripts.
 const LOG_BLOCK: u64 = 128;
 
-/// The largest limit of a log on Redis, where each request is an entry of 12 bytes. A larger log would take Redis longer
-/// than a millisecond to copy or to forget, while all other clients wait.
+/// The largest limit of a log on Redis, where each request is an entry of 12 bytes. A larger log would take Redis
+/// longer than a millisecond to copy or to forget, while all other clients wait.
 const MAX_SHARED_LOG: u64 = 100_000;
 
 /// Stands for an absent number.
@@ -187,7 +187,8 @@ impl Compiled {
         }
     }
 
-    /// Returns a cost for the script. Costs above the whole quota are reduced to one unit above it: they still never fit.
+    /// Returns a cost for the script. Costs above the whole quota are reduced to one unit above it: they still never
+    /// fit.
     pub(crate) fn portable_cost(&self, cost: u64) -> PortableCost {
         match self {
             Self::Meter(meter) => meter_cost(meter, cost),
@@ -267,8 +268,8 @@ impl Compiled {
         })
     }
 
-    /// Returns the words of a state that the script has converted to the numbers of this limit. Values that no limit can
-    /// produce are clamped, because a store can hold anything.
+    /// Returns the words of a state that the script has converted to the numbers of this limit. Values that no limit
+    /// can produce are clamped, because a store can hold anything.
     fn restored(&self, state: &[u64], now: u64) -> Restored {
         let number = |index: usize| state.get(index).copied().unwrap_or(0);
         let (first, second) = (number(0), number(1));

@@ -1,10 +1,10 @@
 //! Records: the state of a key for snapshots, as spent units and their times.
 //!
-//! A record does not depend on the layout of words or on the time of its limiter: its times are those of the wall clock.
-//! So another process with another version of the layout can read it.
+//! A record does not depend on the layout of words or on the time of its limiter: its times are those of the wall
+//! clock. So another process with another version of the layout can read it.
 //!
-//! Deliberately not here: the file format, and conversion to other numbers. A record is read with the numbers it was written
-//! with; then `conversion.rs` applies.
+//! Deliberately not here: the file format, and conversion to other numbers. A record is read with the numbers it was
+//! written with; then `conversion.rs` applies.
 
 use std::time::Duration;
 
@@ -32,8 +32,8 @@ pub(crate) struct Numbers {
     pub(crate) values: [u64; 4],
 }
 
-/// The time at which records were written, in the time of the limiter that reads them, and the offset of that time from the
-/// wall clock of the records.
+/// The time at which records were written, in the time of the limiter that reads them, and the offset of that time from
+/// the wall clock of the records.
 #[derive(Clone, Copy)]
 pub(crate) struct RecordedAt {
     pub(crate) now: u64,

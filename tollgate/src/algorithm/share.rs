@@ -9,7 +9,8 @@ use crate::rate::Rate;
 use crate::units::{MAX_SPAN, whole_micros};
 
 impl Algorithm {
-    /// Returns the share for one of `nodes` processes. A ban is not divided: every process counts the strikes that it sees.
+    /// Returns the share for one of `nodes` processes. A ban is not divided: every process counts the strikes that it
+    /// sees.
     pub(crate) fn share(&self, nodes: u32) -> Self {
         let mut share = *self;
         match &mut share {
@@ -36,8 +37,8 @@ pub(super) fn quota(quota: u64, nodes: u32) -> u64 {
     quota.div_ceil(u64::from(nodes.max(1)))
 }
 
-/// Returns an exact fraction of a rate. If its period would exceed the longest allowed one, the result is at most one unit per
-/// longest period too high.
+/// Returns an exact fraction of a rate. If its period would exceed the longest allowed one, the result is at most one
+/// unit per longest period too high.
 pub(super) fn rate(rate: Rate, nodes: u32) -> Rate {
     let period = rate.period().saturating_mul(nodes.max(1));
     if period <= MAX_SPAN {

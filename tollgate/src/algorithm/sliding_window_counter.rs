@@ -11,12 +11,12 @@ use super::{
 use crate::error::InvalidLimit;
 use crate::units::{MINUTE, Timestamp};
 
-/// At most `limit` units in a sliding window, by an estimate: the counts of the segments inside the window, plus the share of
-/// the oldest segment that is still inside.
+/// At most `limit` units in a sliding window, by an estimate: the counts of the segments inside the window, plus the
+/// share of the oldest segment that is still inside.
 ///
-/// With one segment this is the two-window formula of most gateways. Any `segments` consecutive whole segments contain at
-/// most the limit. A window that is not aligned to segments can contain up to twice the limit if all requests came at its two
-/// ends; more segments make this deviation smaller. The default is 10 per minute with one segment.
+/// With one segment this is the two-window formula of most gateways. Any `segments` consecutive whole segments contain
+/// at most the limit. A window that is not aligned to segments can contain up to twice the limit if all requests came
+/// at its two ends; more segments make this deviation smaller. The default is 10 per minute with one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingWindowCounter {
     pub(super) limit: u64,
@@ -24,7 +24,8 @@ pub struct SlidingWindowCounter {
     segments: u32,
 }
 
-/// Most segments: a day in minutes. Each segment costs some bits per key; with more of them, a log is smaller, and exact.
+/// Most segments: a day in minutes. Each segment costs some bits per key; with more of them, a log is smaller, and
+/// exact.
 const MAX_SEGMENTS: u32 = 1440;
 
 impl Default for SlidingWindowCounter {
@@ -213,8 +214,8 @@ impl Counter {
         0
     }
 
-    /// Returns the time until the whole limit is free. Only the newest count matters: the window is empty, except for a part
-    /// of one unit, at some time while that count is leaving.
+    /// Returns the time until the whole limit is free. Only the newest count matters: the window is empty, except for a
+    /// part of one unit, at some time while that count is leaving.
     fn reset_after(&self, segment: u64, newest: Option<(u64, u64)>, now: u64) -> u64 {
         let Some((age, units)) = newest else { return 0 };
         let ticks = u128::from(segment + self.segments - age) * u128::from(self.window)

@@ -63,8 +63,8 @@ impl From<SlidingWindowLog> for Algorithm {
     }
 }
 
-/// Requests of the same microsecond share an entry. An entry stores the lowest bits of its time, enough to identify it within
-/// a window of the newest entry, and its units in as many bits as the limit needs. The newest entries are in the
+/// Requests of the same microsecond share an entry. An entry stores the lowest bits of its time, enough to identify it
+/// within a window of the newest entry, and its units in as many bits as the limit needs. The newest entries are in the
 /// words of the key, the older ones of a long log in a list of chunks.
 ///
 /// When there is no memory for another chunk, the newest entries are merged into one with the latest time. Spent units

@@ -1,7 +1,7 @@
 //! A pool of 128-byte chunks, in which long logs are stored as linked lists.
 //!
-//! Chunks are in segments that double in size and never move, so a chunk is identified by a number. The pool allocates from
-//! the store's budget; when that is used up, [`Spill::take`] returns `None` and the log merges entries.
+//! Chunks are in segments that double in size and never move, so a chunk is identified by a number. The pool allocates
+//! from the store's budget; when that is used up, [`Spill::take`] returns `None` and the log merges entries.
 
 use std::sync::OnceLock;
 

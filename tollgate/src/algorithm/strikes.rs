@@ -1,7 +1,7 @@
 //! Strikes, the algorithm of bans: after a number of strikes within a period, a key is denied for a period.
 //!
-//! It denies nothing by itself: the caller strikes a key when it denies a request, and checks with every request whether the
-//! key is banned. So a hit of cost 0, which other algorithms never deny, can be denied here.
+//! It denies nothing by itself: the caller strikes a key when it denies a request, and checks with every request
+//! whether the key is banned. So a hit of cost 0, which other algorithms never deny, can be denied here.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ use crate::units::Timestamp;
 
 /// A ban: denies a key for a while after too many strikes.
 ///
-/// A hit of cost n counts n strikes. The first strike opens a period of `within`. With `after` strikes in this period, the
-/// key is banned for `for_`. A hit of cost 0 checks the ban: it is denied until exactly the end of the ban. Strikes on a
-/// banned key are denied and change nothing. After the ban, the count starts from 0.
+/// A hit of cost n counts n strikes. The first strike opens a period of `within`. With `after` strikes in this period,
+/// the key is banned for `for_`. A hit of cost 0 checks the ban: it is denied until exactly the end of the ban. Strikes
+/// on a banned key are denied and change nothing. After the ban, the count starts from 0.
 ///
 /// ```
 /// use tollgate::{Ban, FixedWindow, Hit, HOUR, Limit, LimitSet, Limiter, MINUTE};
@@ -62,8 +62,8 @@ impl From<Ban> for Algorithm {
 
 /// The start of a period of strikes or of a ban.
 ///
-/// A clock that steps back before the start moves the start back with it: strikes are kept, and no key is banned for longer
-/// than one ban from then on.
+/// A clock that steps back before the start moves the start back with it: strikes are kept, and no key is banned for
+/// longer than one ban from then on.
 #[derive(Clone, Debug)]
 pub(crate) struct Strikes {
     pub(super) after: u64,
@@ -103,7 +103,8 @@ impl Strikes {
         Marks::most(self.after)
     }
 
-    /// Returns the strikes that count at `now`, and whether they differ from the stored ones because the clock stepped back.
+    /// Returns the strikes that count at `now`, and whether they differ from the stored ones because the clock stepped
+    /// back.
     fn struck(&self, cells: &impl StateWords, now: u64) -> (Struck, bool) {
         let (since, marks) = self.packing.load(cells);
         let marks = Marks(marks);
@@ -188,8 +189,8 @@ impl LimitAlgorithm for Strikes {
         self.packing.store(cells, edit.since, edit.marks.0);
     }
 
-    /// Restarts the period: the first strike may have been another key's, long ago, so it could end too soon for this key. A
-    /// ban is not extended.
+    /// Restarts the period: the first strike may have been another key's, long ago, so it could end too soon for this
+    /// key. A ban is not extended.
     fn shared(&self, cells: &impl StateWords, now: u64) {
         let (struck, _) = self.struck(cells, now);
         if !struck.marks.is_ban() {

@@ -35,7 +35,8 @@ enum StateKind {
     Queue = 8,
 }
 
-/// The meaning of a state, as the script writes it before the numbers: a code for the algorithm, and its rate or window.
+/// The meaning of a state, as the script writes it before the numbers: a code for the algorithm, and its rate or
+/// window.
 #[cfg(feature = "redis")]
 pub(crate) type Signature = smallvec::SmallVec<[u8; 16]>;
 
@@ -136,8 +137,9 @@ impl Compiled {
         }
     }
 
-    /// Returns the same limit with a reference to the largest quota of its name, which a reload may raise while this limit is
-    /// still in use. A larger debt is then not mistaken for a clock that stepped back, and a log keeps all entries.
+    /// Returns the same limit with a reference to the largest quota of its name, which a reload may raise while this
+    /// limit is still in use. A larger debt is then not mistaken for a clock that stepped back, and a log keeps all
+    /// entries.
     pub(crate) fn watching_ceiling(mut self, ceiling: &Arc<AtomicU64>) -> Self {
         match &mut self {
             Self::Meter(algorithm) => algorithm.watch_ceiling(ceiling.clone()),
@@ -183,8 +185,8 @@ impl Compiled {
         self.bucket().is_some_and(|numbers| numbers.max_wait.is_some())
     }
 
-    /// Returns the meaning of a state's numbers: two limits with the same meaning read the same units from it. On Redis it is
-    /// the signature of a state.
+    /// Returns the meaning of a state's numbers: two limits with the same meaning read the same units from it. On Redis
+    /// it is the signature of a state.
     pub(crate) fn meaning(&self) -> Meaning {
         let (kind, first, second) = match self {
             Self::Meter(_) | Self::WideMeter(_) => {

@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The clocks that [`SystemClock`](super::system::SystemClock) reads. Tests have their own implementation.
 pub(crate) trait MachineClocks {
-    /// Reads the processor's counter. It is cheap, and it may stop, jump or restart when a machine is suspended, paused,
-    /// restored or migrated.
+    /// Reads the processor's counter. It is cheap, and it may stop, jump or restart when a machine is suspended,
+    /// paused, restored or migrated.
     fn ticks(&self) -> u64;
 
     /// Estimates how many nanoseconds 2^32 ticks take.

@@ -1,7 +1,7 @@
 //! The wall clock, for times from other machines, such as the expiry of a token.
 //!
-//! The limiter's time does not fit: it follows the monotonic clock, so after a sleep or a correction of the wall clock it
-//! would accept expired tokens.
+//! The limiter's time does not fit: it follows the monotonic clock, so after a sleep or a correction of the wall clock
+//! it would accept expired tokens.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -62,10 +62,10 @@ impl LimiterBuilder {
 
     /// Bounds the memory for keys, in bytes, for all limits together. A token bucket's key takes 23 to 46 bytes.
     ///
-    /// When the memory is full, a new key takes the slot of a key that has more than half of its quota left. If there is
-    /// none nearby, new keys share the quota of one key. So an attack with invented keys cannot use more memory or exceed a
-    /// limit, and busy keys are still counted exactly; honest new keys may get less than their quota until the attack is
-    /// over. See [`Limiter::overflow`].
+    /// When the memory is full, a new key takes the slot of a key that has more than half of its quota left. If there
+    /// is none nearby, new keys share the quota of one key. So an attack with invented keys cannot use more memory or
+    /// exceed a limit, and busy keys are still counted exactly; honest new keys may get less than their quota until the
+    /// attack is over. See [`Limiter::overflow`].
     ///
     /// Tables grow by doubling, so up to half of the bound may stay unused.
     pub fn max_memory(mut self, bytes: usize) -> Self {
@@ -110,9 +110,9 @@ impl LimiterBuilder {
     ///
     /// # Errors
     ///
-    /// Fails if there is no limit or more than 10 000, if two limits or two variants of a limit have the same name, if a
-    /// variant has no limit of its name and algorithm, or if the memory does not suffice for the first keys of each limit.
-    /// On a platform without a system clock or randomness, also if no [`clock`](Self::clock) or no
+    /// Fails if there is no limit or more than 10 000, if two limits or two variants of a limit have the same name, if
+    /// a variant has no limit of its name and algorithm, or if the memory does not suffice for the first keys of each
+    /// limit. On a platform without a system clock or randomness, also if no [`clock`](Self::clock) or no
     /// [`hash_seed`](Self::hash_seed) was set.
     pub fn build(self) -> Result<Limiter, InvalidLimit> {
         let Checked { mut limits, base_count } = self.limits.checked()?;

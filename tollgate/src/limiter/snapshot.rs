@@ -102,12 +102,12 @@ impl From<InvalidLimit> for RestoreError {
 impl Limiter {
     /// Writes the state of all keys for [`LimiterBuilder::restore`], and returns the number of keys.
     ///
-    /// It writes about 10 to 30 bytes per key that does not have its whole quota, and needs little memory. Other threads can
-    /// decide at the same time; their charges may be missing from the snapshot. Quota that keys share because the
-    /// [memory](LimiterBuilder::max_memory) is full is not included, nor are requests in flight.
+    /// It writes about 10 to 30 bytes per key that does not have its whole quota, and needs little memory. Other
+    /// threads can decide at the same time; their charges may be missing from the snapshot. Quota that keys share
+    /// because the [memory](LimiterBuilder::max_memory) is full is not included, nor are requests in flight.
     ///
-    /// The snapshot does not contain keys, but it contains the secret that they are hashed with. A reader of the file can
-    /// test whether a certain key is in it and can find keys that collide: protect it like a password.
+    /// The snapshot does not contain keys, but it contains the secret that they are hashed with. A reader of the file
+    /// can test whether a certain key is in it and can find keys that collide: protect it like a password.
     ///
     /// # Errors
     ///
@@ -173,8 +173,8 @@ impl LimiterBuilder {
     /// Builds a limiter with the state of a [snapshot](Limiter::snapshot).
     ///
     /// Spent quota stays spent, except for units that have been refilled since. Limits may differ from those of the
-    /// snapshot: the state is converted as [`Limiter::with_limits`] describes. The state of limits that no longer exist is
-    /// kept for a while, in case they are added again.
+    /// snapshot: the state is converted as [`Limiter::with_limits`] describes. The state of limits that no longer exist
+    /// is kept for a while, in case they are added again.
     ///
     /// Keys are hashed with the secret in the snapshot, and [`hash_seed`](Self::hash_seed) is ignored.
     ///

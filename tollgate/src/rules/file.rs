@@ -72,7 +72,8 @@ pub mod internal {
 
 /// A rule file that was read, with the position of each of its parts.
 ///
-/// [`compile`](Self::compile) makes the rules that decide; [`Gate::open`](crate::Gate::open) does that and opens the store.
+/// [`compile`](Self::compile) makes the rules that decide; [`Gate::open`](crate::Gate::open) does that and opens the
+/// store.
 #[derive(Clone)]
 pub struct Parsed {
     name: String,
@@ -166,9 +167,9 @@ impl Parsed {
         Self { folder: folder.to_owned(), ..self }
     }
 
-    /// Replaces the store by `memory` or the URL of a Redis. Other settings of the store stay where they apply to the new
-    /// one; a login in the URL replaces `username` and `password_file`. With `memory`, all counts are
-    /// kept in memory, also those of limits with another store.
+    /// Replaces the store by `memory` or the URL of a Redis. Other settings of the store stay where they apply to the
+    /// new one; a login in the URL replaces `username` and `password_file`. With `memory`, all counts are kept in
+    /// memory, also those of limits with another store.
     ///
     /// # Errors
     ///

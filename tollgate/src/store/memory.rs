@@ -1,10 +1,10 @@
 //! The memory store: every key of every limit in this process's memory, within a bound.
 //!
-//! Each limit has a table. It shares the table only with limits of its name whose words have the same meaning: its variants,
-//! and its former configurations. Limits of its name with another meaning have other tables, and keys are converted when
-//! they move between tables: see `family.rs`. A key is identified by a 64-bit fingerprint, hashed with a secret of the
-//! process, so an attacker cannot construct collisions. Among ten million keys of a limit, the probability of any collision
-//! is about 3 in a million (n² / 2^65).
+//! Each limit has a table. It shares the table only with limits of its name whose words have the same meaning: its
+//! variants, and its former configurations. Limits of its name with another meaning have other tables, and keys are
+//! converted when they move between tables: see `family.rs`. A key is identified by a 64-bit fingerprint, hashed with a
+//! secret of the process, so an attacker cannot construct collisions. Among ten million keys of a limit, the
+//! probability of any collision is about 3 in a million (n² / 2^65).
 //!
 //! A single limit is decided by one compare-and-swap. For several limits, all words but one are sealed for a few
 //! nanoseconds, so a request takes from all of them or from none, and other threads see no intermediate state.
@@ -83,8 +83,8 @@ pub(crate) struct HashedHit {
 pub struct Overflow {
     /// Keys that lost their slot before they had their whole quota back.
     ///
-    /// When such a key returns, it is charged as much as any key that lost its slot in the same bucket: never less than it has
-    /// spent, and less than half of its quota, unless requests were counted without a slot.
+    /// When such a key returns, it is charged as much as any key that lost its slot in the same bucket: never less than
+    /// it has spent, and less than half of its quota, unless requests were counted without a slot.
     pub evicted: u64,
     /// Requests denied because their key had no slot and other keys without a slot had spent the shared quota.
     pub denied: u64,
@@ -129,8 +129,8 @@ impl MemoryStore {
         self.seed
     }
 
-    /// Returns a store for other limits with the same keys and memory. Both stores share the state, whatever the numbers of
-    /// the limits are.
+    /// Returns a store for other limits with the same keys and memory. Both stores share the state, whatever the
+    /// numbers of the limits are.
     pub(crate) fn successor(&self, limits: &mut [Limit], now: Timestamp) -> Result<Self, InvalidLimit> {
         let chosen = tables::choose(limits, &self.families, &self.budget, now.as_micros())?;
         Ok(Self::of(chosen, self.families.clone(), self.seed, self.budget.clone()))
@@ -149,8 +149,8 @@ impl MemoryStore {
         Self { first: tables.first().cloned(), tables, limit_families, usages, families, secret, seed, budget }
     }
 
-    /// Returns a value that is equal for limits that share keys: variants of one limit. A limit of another limiter equals only
-    /// itself.
+    /// Returns a value that is equal for limits that share keys: variants of one limit. A limit of another limiter
+    /// equals only itself.
     pub(crate) fn identity(&self, limit: LimitId) -> Result<usize, LimitId> {
         self.limit_families.get(limit.index()).map(|family| Arc::as_ptr(family).addr()).ok_or(limit)
     }
@@ -273,8 +273,8 @@ impl MemoryStore {
                 std::hint::black_box(table.prefetch(hit.fingerprint).1);
             }
         }
-        // Most denials are found without locks, and the buckets are in the cache afterwards. Hits of cost 0 are complete
-        // after this: they need no slot.
+        // Most denials are found without locks, and the buckets are in the cache afterwards. Hits of cost 0 are
+        // complete after this: they need no slot.
         let (mut denied, mut looked) = (None::<Decision>, None::<Decision>);
         let mut taking: SmallVec<[HashedHit; 8]> = SmallVec::new();
         for hit in hits {
@@ -382,8 +382,8 @@ impl MemoryStore {
         Ok(most_restrictive.unwrap_or_else(|| Decision::without_limit(now)))
     }
 
-    /// Gives back the units of a decision, as far as they still count. An evicted key gets a slot again, and the charge is
-    /// subtracted from the floor.
+    /// Gives back the units of a decision, as far as they still count. An evicted key gets a slot again, and the charge
+    /// is subtracted from the floor.
     pub(crate) fn refund(&self, limits: &[Limit], hit: HashedHit, charged_at: Timestamp, now: Timestamp) {
         let charge = Charge { at: charged_at.as_micros(), cost: hit.cost };
         let Some(view) = self.family_view(limits, hit.limit) else { return };
@@ -604,8 +604,8 @@ impl Table {
         Ok(verdict)
     }
 
-    /// Changes the words of a key. A key without a slot gets one first, unless its floor is idle. Returns false if the family
-    /// has other tables by now, which may have the key.
+    /// Changes the words of a key. A key without a slot gets one first, unless its floor is idle. Returns false if the
+    /// family has other tables by now, which may have the key.
     fn change<R: LimitAlgorithm>(
         &self,
         algorithm: &R,

@@ -268,8 +268,8 @@ fn a_disabled_limit_is_checked_but_counts_nothing() {
     assert_eq!(ask(&gate, "GET /?x=1", &[], "192.0.2.1").refusal(), Some(&Refusal::Limited));
 }
 
-/// The suggestion of `validate` for `rate=10r/s burst=5` of nginx, with and without `nodelay`, admits the same requests as
-/// nginx: six of many at once, and queued ones 100 ms apart.
+/// The suggestion of `validate` for `rate=10r/s burst=5` of nginx, with and without `nodelay`, admits the same requests
+/// as nginx: six of many at once, and queued ones 100 ms apart.
 #[test]
 fn the_suggestions_for_words_of_nginx_admit_what_nginx_admits() {
     let decisions = |numbers: &str| -> Vec<Option<u128>> {

@@ -2,7 +2,8 @@
 //!
 //! Everyone who can read published rules would see them, and no node needs them: each connects with its own.
 //!
-//! Deliberately not here: removing credentials from a text. The result would be other rules than those that were checked.
+//! Deliberately not here: removing credentials from a text. The result would be other rules than those that were
+//! checked.
 
 use std::borrow::Cow;
 

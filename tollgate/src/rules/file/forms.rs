@@ -1,7 +1,7 @@
 //! Strings with a syntax: durations, rates, addresses, globs, key parts.
 //!
-//! Each syntax is a type with one constructor, [`Form::read`]. It also provides the pattern for the JSON Schema, so that
-//! editors reject the same texts. A pattern may accept a text that `read` rejects, never the other way round.
+//! Each syntax is a type with one constructor, [`Form::read`]. It also provides the pattern for the JSON Schema, so
+//! that editors reject the same texts. A pattern may accept a text that `read` rejects, never the other way round.
 
 mod answer;
 mod key;

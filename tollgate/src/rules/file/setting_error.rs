@@ -60,7 +60,8 @@ impl From<usize> for KeyOrIndex {
 }
 
 impl SettingError {
-    /// Creates an error from the problem and its fix. It is about the whole file until [`of`](Self::of) names a setting.
+    /// Creates an error from the problem and its fix. It is about the whole file until [`of`](Self::of) names a
+    /// setting.
     #[must_use]
     pub fn new(message: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { message: message.into(), fix: fix.into(), path: Vec::new(), at: None }
@@ -97,8 +98,8 @@ impl fmt::Display for SettingError {
 }
 
 impl Parsed {
-    /// Checks that stores by name stand beside a default store on Redis. The text alone does not show it: the default store
-    /// may be given on the command line.
+    /// Checks that stores by name stand beside a default store on Redis. The text alone does not show it: the default
+    /// store may be given on the command line.
     pub(crate) fn check_default_store(&self) -> Result<(), Problems> {
         if self.rules.stores.is_empty() || !self.rules.store.is_memory() {
             return Ok(());

@@ -1,8 +1,8 @@
 //! Reads YAML into nodes, within bounds.
 //!
-//! Aliases and merge keys (`<<: *defaults`) are expanded here, and count against the same bounds as other values, so that
-//! no file expands beyond them. Tags are rejected: they have no meaning in a rule file. Deliberately not here: anything
-//! about rules.
+//! Aliases and merge keys (`<<: *defaults`) are expanded here, and count against the same bounds as other values, so
+//! that no file expands beyond them. Tags are rejected: they have no meaning in a rule file. Deliberately not here:
+//! anything about rules.
 
 use std::collections::HashMap;
 

@@ -6,8 +6,8 @@
 //! A key whose state is one word is decided by replacing that word: see `word.rs`. The header is only read. A key whose
 //! state is longer is decided under the lock: a decision reads the bucket without writing to it, computes, and then
 //! takes the lock by replacing exactly the header it read, so that one compare-and-swap both proves that nothing
-//! changed in the meantime and claims the bucket. Fingerprints change under the lock only. A denial writes nothing at all, so
-//! a flood of them shares the cache line.
+//! changed in the meantime and claims the bucket. Fingerprints change under the lock only. A denial writes nothing at
+//! all, so a flood of them shares the cache line.
 
 use crate::algorithm::StateWords;
 use crate::algorithm::spill::Spill;
@@ -32,8 +32,8 @@ pub(super) const EMPTY: u64 = 0;
 const SPINS: u32 = 16;
 /// Each spin is twice as long as the last, up to this power of two: about ten microseconds.
 const LONGEST_SPIN: u32 = 8;
-/// Attempts to lock a bucket while holding other locks. After that, the thread releases all locks and starts over, to avoid
-/// a deadlock.
+/// Attempts to lock a bucket while holding other locks. After that, the thread releases all locks and starts over, to
+/// avoid a deadlock.
 pub(super) const PATIENCE: u32 = if cfg!(loom) { 1 } else { 256 };
 
 /// The layout of buckets. All sizes are in words.
@@ -43,9 +43,9 @@ pub(super) struct Layout {
     words: usize,
     pub(super) slots: usize,
     stride: usize,
-    /// Distance between fingerprints. A single word follows its fingerprint, so that a hot key is likely to be on the cache
-    /// line of the header. Longer states follow all fingerprints, at the end of the bucket, so that states of 2, 4 or 8 words
-    /// are each on one cache line.
+    /// Distance between fingerprints. A single word follows its fingerprint, so that a hot key is likely to be on the
+    /// cache line of the header. Longer states follow all fingerprints, at the end of the bucket, so that states of 2,
+    /// 4 or 8 words are each on one cache line.
     step: usize,
     /// Number of initial buckets, and of buckets in a block, as a power of two. A run does not leave its block.
     pub(super) block_bits: u32,
@@ -60,11 +60,12 @@ impl Layout {
 
     /// Creates the layout for keys of `words` words. For one word, its `free_bits` high bits are the slot's tag.
     pub(super) fn new(words: usize, free_bits: u32) -> Self {
-        // Five slots or more keep overflow rare, and a power of two keeps buckets aligned to cache lines. The words that
-        // keys without a slot share have no fingerprint.
+        // Five slots or more keep overflow rare, and a power of two keeps buckets aligned to cache lines. The words
+        // that keys without a slot share have no fingerprint.
         let needs = 1 + words + 5 * (1 + words);
         let stride = needs.next_power_of_two().max(16);
-        // 64 buckets make a full block rare. Very long states have fewer, so that a limit takes at most half a megabyte.
+        // 64 buckets make a full block rare. Very long states have fewer, so that a limit takes at most half a
+        // megabyte.
         let block = ((1 << 16) / stride).clamp(4, 64);
         let slots = (stride - 1 - words) / (1 + words);
         let step = if words == 1 { 2 } else { 1 };
@@ -309,8 +310,8 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Waits a little, twice as long each time. With many threads on one bucket, the winner of a race then makes several decisions
-/// before it loses the cache line.
+/// Waits a little, twice as long each time. With many threads on one bucket, the winner of a race then makes several
+/// decisions before it loses the cache line.
 #[cold]
 #[inline(never)]
 pub(super) fn pause(attempts: u32) -> u32 {

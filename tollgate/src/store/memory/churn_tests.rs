@@ -140,8 +140,8 @@ fn invented_keys_at_the_cap_do_not_keep_new_keys_out() {
     assert_eq!(churn.bytes(), 64 * 128);
 }
 
-/// Another thread unlocks its buckets one by one: the flag of the second may be unpublished when that of the first is already
-/// published.
+/// Another thread unlocks its buckets one by one: the flag of the second may be unpublished when that of the first is
+/// already published.
 #[test]
 fn a_sweep_keeps_a_flag_whose_successor_is_held() {
     let churn = Churn::new(64);

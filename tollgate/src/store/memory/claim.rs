@@ -1,14 +1,14 @@
 //! Claiming slots for new keys, and handling keys that find no slot.
 //!
 //! A new key takes an empty slot of its home bucket or the slot of an idle key, there or in the next buckets. When the
-//! table is crowded, it grows. When it cannot grow any more, a new key evicts the key of its home bucket that has the most
-//! quota left. The last words of every bucket are its *floor*: an upper bound of the charges of any key of this home bucket
-//! without a slot. An eviction raises the floor to the charges of the evicted key, and a new key starts with the floor before
-//! the eviction. A floor is the state of a key, and decays like one.
+//! table is crowded, it grows. When it cannot grow any more, a new key evicts the key of its home bucket that has the
+//! most quota left. The last words of every bucket are its *floor*: an upper bound of the charges of any key of this
+//! home bucket without a slot. An eviction raises the floor to the charges of the evicted key, and a new key starts
+//! with the floor before the eviction. A floor is the state of a key, and decays like one.
 //!
-//! A key is evicted only if the floor then leaves more than half of the quota: see [`LimitAlgorithm::cover`]. If no key of the
-//! bucket has that much left, keys without a slot are charged to the floor itself, as if they were one key, until slots
-//! become free. So however many keys an attacker invents,
+//! A key is evicted only if the floor then leaves more than half of the quota: see [`LimitAlgorithm::cover`]. If no key
+//! of the bucket has that much left, keys without a slot are charged to the floor itself, as if they were one key,
+//! until slots become free. So however many keys an attacker invents,
 //!
 //! - a key that has spent half of its quota keeps its slot and is counted exactly;
 //! - every other key has at least half of its quota left when it is evicted and comes back, as long as a key can be
@@ -29,8 +29,8 @@ use crate::algorithm::{LimitAlgorithm, StateWords};
 use crate::decision::Verdict;
 use crate::sync::Ordering;
 
-/// Buckets that are searched for a free slot before a key is evicted, once the table cannot grow. They are all locked in the
-/// meantime.
+/// Buckets that are searched for a free slot before a key is evicted, once the table cannot grow. They are all locked
+/// in the meantime.
 const NEAR: usize = 8;
 
 impl Table {
@@ -173,8 +173,8 @@ impl Table {
         Ok(None)
     }
 
-    /// Evicts the key with the most quota left from a locked bucket, if the floor of that key's home bucket can cover its
-    /// charges.
+    /// Evicts the key with the most quota left from a locked bucket, if the floor of that key's home bucket can cover
+    /// its charges.
     fn evict<'a, R: LimitAlgorithm>(
         &'a self,
         algorithm: &R,
@@ -244,8 +244,8 @@ impl Table {
         }
     }
 
-    /// Counts the keys that are not at rest, bucket by bucket. A key that moves in the meantime may be counted twice or not
-    /// at all.
+    /// Counts the keys that are not at rest, bucket by bucket. A key that moves in the meantime may be counted twice or
+    /// not at all.
     pub(super) fn live_keys<R: LimitAlgorithm>(&self, algorithm: &R, now: u64) -> usize {
         self.buckets().map(|bucket| self.live_in(algorithm, bucket, now)).sum()
     }
@@ -308,8 +308,8 @@ impl Table {
     }
 }
 
-/// A copy of the words of a floor. Chunks belong to the floor itself: keys whose state has chunks are not evicted, so such a
-/// floor does not change while its bucket is locked.
+/// A copy of the words of a floor. Chunks belong to the floor itself: keys whose state has chunks are not evicted, so
+/// such a floor does not change while its bucket is locked.
 struct Floor<'a> {
     words: SmallVec<[Cell<u64>; 8]>,
     slot: Slot<'a>,

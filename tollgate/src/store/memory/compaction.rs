@@ -33,8 +33,8 @@ const BEYOND: usize = 16;
 const SAMPLE: usize = 1 << 10;
 
 impl MemoryStore {
-    /// Returns a store with the same limits and keys, and smaller tables instead of those that are mostly empty, or `None` if
-    /// there are none. Frees replaced tables that no store uses any more.
+    /// Returns a store with the same limits and keys, and smaller tables instead of those that are mostly empty, or
+    /// `None` if there are none. Frees replaced tables that no store uses any more.
     pub(crate) fn compacted(&self, now: Timestamp) -> Option<Self> {
         let now = now.as_micros();
         // A reload would choose from the same tables.
@@ -89,7 +89,8 @@ fn replacement(family: &Family, table: &Arc<Table>, budget: &Budget, now: u64) -
     Some((smaller, usage))
 }
 
-/// Frees the table that another one of the family replaces, unless a store still uses it or there is no room for its keys.
+/// Frees the table that another one of the family replaces, unless a store still uses it or there is no room for its
+/// keys.
 fn free_replaced(family: &Family, now: u64) {
     let members = family.members();
     for new in members.tables.iter().filter(|member| member.is_in_use()) {

@@ -2,8 +2,8 @@
 //!
 //! A thread that has just replaced a word has its cache line, and the next replacement costs it a fraction of what it
 //! costs any other. So a thread that loses a race stays away for a while, and the winner gets through several decisions
-//! before the line is taken from it. The right time depends on how many threads there are. Each thread adapts it: longer
-//! after every wait that did not help, slightly shorter after every successful decision.
+//! before the line is taken from it. The right time depends on how many threads there are. Each thread adapts it:
+//! longer after every wait that did not help, slightly shorter after every successful decision.
 
 #[cfg(not(loom))]
 use std::cell::Cell;
@@ -28,8 +28,8 @@ const SPINS: u32 = 16;
 
 #[cfg(not(loom))]
 thread_local! {
-    /// How long this thread waits, beyond the shortest wait, in steps of which [`PATIENCE`] double it. 0: it has not lost
-    /// for a while.
+    /// How long this thread waits, beyond the shortest wait, in steps of which [`PATIENCE`] double it. 0: it has not
+    /// lost for a while.
     static STEPS: Cell<u32> = const { Cell::new(0) };
 }
 

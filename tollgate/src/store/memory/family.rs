@@ -10,14 +10,14 @@
 //! configuration, unless both are variants of one limit: a client that alternates between two plans would otherwise
 //! have its charges dated to now again and again, and they would never expire. Such a denial uses a copy.
 //!
-//! A key is added with all of its home buckets locked, and a table is added to a family before it is used. So if the list
-//! of tables is unchanged once the buckets are locked, no other thread adds the key elsewhere.
+//! A key is added with all of its home buckets locked, and a table is added to a family before it is used. So if the
+//! list of tables is unchanged once the buckets are locked, no other thread adds the key elsewhere.
 //!
-//! Keys without a slot share words of their home bucket, separately in each table. A key that has no slot in any table is
-//! charged the sum of these words.
+//! Keys without a slot share words of their home bucket, separately in each table. A key that has no slot in any table
+//! is charged the sum of these words.
 //!
-//! If a key cannot be moved, because the table is full or has no room for what the key has spent, it is denied: it keeps
-//! its state where it is.
+//! If a key cannot be moved, because the table is full or has no room for what the key has spent, it is denied: it
+//! keeps its state where it is.
 
 use std::sync::{Arc, Weak};
 
@@ -36,8 +36,8 @@ use crate::sync::{AtomicBool, Mutex, Ordering};
 /// All tables of a limit. Stores that were made from one another share it.
 pub(crate) struct Family {
     members: Mutex<Arc<Members>>,
-    /// Whether there is more than one table. A value read with a bucket locked stays valid for the keys of that bucket until
-    /// it is unlocked.
+    /// Whether there is more than one table. A value read with a bucket locked stays valid for the keys of that bucket
+    /// until it is unlocked.
     has_several: AtomicBool,
     /// Set while a copy of the list is changed that will replace it. Written with the list locked.
     is_frozen: AtomicBool,
@@ -146,7 +146,8 @@ impl Family {
         drop(before);
     }
 
-    /// Copies the list of tables. Until the guard is dropped, decisions drop no table, so that the copy can replace the list.
+    /// Copies the list of tables. Until the guard is dropped, decisions drop no table, so that the copy can replace the
+    /// list.
     pub(super) fn freeze(self: &Arc<Self>) -> (Members, Frozen) {
         let current = self.members.lock();
         self.is_frozen.store(true, Ordering::Relaxed);
@@ -236,7 +237,8 @@ impl<'a> FamilyView<'a> {
         self
     }
 
-    /// Decides on a key without a slot in its own table. `None` if it has one by now, or if another thread held a bucket.
+    /// Decides on a key without a slot in its own table. `None` if it has one by now, or if another thread held a
+    /// bucket.
     pub(super) fn decide(self, members: &'a Arc<Members>, hit: HashedHit, now: u64, mode: Mode) -> Option<Verdict> {
         let mut holds = HeldBuckets::default();
         match self.decide_held(&mut holds, members, hit, now, mode) {
@@ -293,8 +295,8 @@ impl<'a> FamilyView<'a> {
         Ok(Some(verdict))
     }
 
-    /// Returns whether the key is in the table of a former configuration, rather than of a variant. A table that replaces
-    /// another for compaction belongs to the same configuration.
+    /// Returns whether the key is in the table of a former configuration, rather than of a variant. A table that
+    /// replaces another for compaction belongs to the same configuration.
     fn is_replaced_by_this(self, members: &Members, location: &KeyLocation<'a>) -> bool {
         let KeyLocation::There(member, _) = location else { return false };
         let is_ours = |table: &Arc<Table>| self.tables.iter().any(|own| Arc::ptr_eq(own, table));
@@ -305,8 +307,8 @@ impl<'a> FamilyView<'a> {
         !is_variant
     }
 
-    /// Locks the slot of a key in its own table, and claims one if it has none. `None` if no slot is available: the key must
-    /// then be denied. Without `members`, the table is the only one.
+    /// Locks the slot of a key in its own table, and claims one if it has none. `None` if no slot is available: the key
+    /// must then be denied. Without `members`, the table is the only one.
     pub(super) fn hold_slot(
         self,
         holds: &mut HeldBuckets<'a>,
@@ -375,8 +377,8 @@ impl<'a> FamilyView<'a> {
         Ok(())
     }
 
-    /// Locks the slot of a key, in whichever table it is. A key without a slot gets one here, unless its floors are idle.
-    /// `None` if there is nothing to change, or no slot is available.
+    /// Locks the slot of a key, in whichever table it is. A key without a slot gets one here, unless its floors are
+    /// idle. `None` if there is nothing to change, or no slot is available.
     fn find_or_add(
         self,
         holds: &mut HeldBuckets<'a>,

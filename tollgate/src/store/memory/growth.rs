@@ -1,5 +1,5 @@
-//! Growth of a table: by a few buckets with each new key, never all at once, and only after a sweep (`sweep.rs`) has left it
-//! crowded with live keys.
+//! Growth of a table: by a few buckets with each new key, never all at once, and only after a sweep (`sweep.rs`) has
+//! left it crowded with live keys.
 
 use super::bucket::Bucket;
 use super::table::{SEGMENTS, Table};
@@ -70,7 +70,8 @@ impl Table {
         }
     }
 
-    /// Makes room for a new key by splitting the buckets of its run early, instead of waiting for all others to be split.
+    /// Makes room for a new key by splitting the buckets of its run early, instead of waiting for all others to be
+    /// split.
     #[cold]
     pub(super) fn make_room<R: LimitAlgorithm>(&self, algorithm: &R, fingerprint: u64, now: u64) {
         let (level, _) = self.extent();

@@ -30,8 +30,8 @@ impl SlotRef<'_> {
     }
 }
 
-/// Locked buckets, and sealed words in them. On drop, the words are written, and then the buckets are unlocked, the last one
-/// first.
+/// Locked buckets, and sealed words in them. On drop, the words are written, and then the buckets are unlocked, the
+/// last one first.
 #[derive(Default)]
 pub(super) struct HeldBuckets<'a> {
     sealed: SmallVec<[Sealed<'a>; 8]>,

@@ -1,22 +1,22 @@
 //! The fast path for several keys that have one word each.
 //!
-//! One of the words is decisive: that of the table with the fewest keys, for example a global limit, for which all threads
-//! compete. There is little competition for the others.
+//! One of the words is decisive: that of the table with the fewest keys, for example a global limit, for which all
+//! threads compete. There is little competition for the others.
 //!
 //! 1. Decide on all words as they were read. If one denies, that is the answer, and nothing was written.
 //! 2. Seal all words but the decisive one, each only if it is still the word that was decided on.
 //! 3. Decide on the decisive word and replace it, once more if another thread was faster: only this word is read again.
 //! 4. Write the others: their new words if it was replaced, else the old ones.
 //!
-//! The replacement is the moment at which all of it happens: the other words cannot change between step 2 and step 4. If
-//! the decisive key denies in step 3, the sealed words get their old values back, as if nothing had happened.
+//! The replacement is the moment at which all of it happens: the other words cannot change between step 2 and step 4.
+//! If the decisive key denies in step 3, the sealed words get their old values back, as if nothing had happened.
 //!
 //! A thread that has lost races recently leaves the decisive word out of step 1. Reading it early would take its cache
 //! line from a thread that is about to replace it.
 //!
 //! No thread waits while it has a seal. One that finds a word sealed, or loses the decisive word twice, takes its seals
-//! back, waits, and starts again, so no two threads wait for each other. After too many attempts, and in unusual cases, the
-//! slow path decides.
+//! back, waits, and starts again, so no two threads wait for each other. After too many attempts, and in unusual cases,
+//! the slow path decides.
 
 use super::contention::Contention;
 use super::fast_path::{ATTEMPTS, FastPathMiss, HomeBucket};
@@ -239,8 +239,8 @@ enum Displaced {
     GiveUp,
 }
 
-/// Writes all words, or none if the decisive key denies. `last` is the draft of that key; `anew` makes one if there is none
-/// yet, or if another thread was faster.
+/// Writes all words, or none if the decisive key denies. `last` is the draft of that key; `anew` makes one if there is
+/// none yet, or if another thread was faster.
 #[inline(always)]
 pub(super) fn write_all<'a>(
     others: &[Draft<'a>],

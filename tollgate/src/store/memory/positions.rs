@@ -6,8 +6,8 @@ use std::hash::Hash;
 /// Up to this many items are compared one by one, which is faster than a hash map.
 const FEW: usize = 16;
 
-/// Positions by key, maintained once there are more than a few items. Without it, the cost of a request would be quadratic in
-/// its hits.
+/// Positions by key, maintained once there are more than a few items. Without it, the cost of a request would be
+/// quadratic in its hits.
 #[expect(clippy::box_collection, reason = "most requests have none, and every slow decision would clear its room")]
 pub(crate) struct Positions<K>(Option<Box<HashMap<K, usize>>>);
 

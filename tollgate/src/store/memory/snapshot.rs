@@ -1,11 +1,12 @@
 //! Reads the keys of all tables for a snapshot, and puts keys from a snapshot into tables.
 //!
 //! Reading holds one bucket at a time, and no bucket at all where keys have one word each, so decisions go on. Tables
-//! of former configurations are read first, so a key that moves to the current table in the meantime is read twice rather than
-//! never: restoring keeps the later record. A key that moves between the tables of two variants may be missed. A snapshot
-//! is exact if nothing is decided while it is made.
+//! of former configurations are read first, so a key that moves to the current table in the meantime is read twice
+//! rather than never: restoring keeps the later record. A key that moves between the tables of two variants may be
+//! missed. A snapshot is exact if nothing is decided while it is made.
 //!
-//! Deliberately not here: the shared words of keys without a slot. Their buckets in a table of another size are unknown.
+//! Deliberately not here: the shared words of keys without a slot. Their buckets in a table of another size are
+//! unknown.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -130,7 +131,8 @@ impl Section<'_> {
         mut see: impl FnMut(u64, &Record) -> Result<(), E>,
     ) -> Result<(), E> {
         let (now, algorithm) = (now.as_micros(), self.limit.compiled());
-        // Keys move from former tables to this one: a key that moves in the meantime is read twice, and the later record counts.
+        // Keys move from former tables to this one: a key that moves in the meantime is read twice, and the later
+        // record counts.
         for (table, before) in &self.former {
             self.visit_other(table, before, (now, wall_offset), &mut see)?;
         }

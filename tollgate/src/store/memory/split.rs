@@ -11,8 +11,8 @@ use crate::sync::Ordering;
 type SlotRefs<'a> = SmallVec<[SlotRef<'a>; 16]>;
 
 impl Table {
-    /// Splits bucket `index` of a table of that level, unless it is split already, and returns the number of freed slots. Keys
-    /// at rest are dropped.
+    /// Splits bucket `index` of a table of that level, unless it is split already, and returns the number of freed
+    /// slots. Keys at rest are dropped.
     pub(super) fn split<R: LimitAlgorithm>(
         &self,
         algorithm: &R,

@@ -1,15 +1,17 @@
 //! The sweep: frees the slots of idle keys and clears outdated flags, in a few buckets with each new key.
 //!
-//! Slots of idle keys are reused by new keys of the same bucket, but most are in buckets that no new key needs just then.
-//! Without a sweep they would make the table grow, and every bucket that was ever full would send lookups on for good.
+//! Slots of idle keys are reused by new keys of the same bucket, but most are in buckets that no new key needs just
+//! then. Without a sweep they would make the table grow, and every bucket that was ever full would send lookups on for
+//! good.
 //!
-//! A pass visits every bucket once. It is due after a number of new keys that is a fixed share of the slots, so its cost
-//! for each new key is constant. Only a pass that leaves the table crowded makes it grow: growth follows live keys.
+//! A pass visits every bucket once. It is due after a number of new keys that is a fixed share of the slots, so its
+//! cost for each new key is constant. Only a pass that leaves the table crowded makes it grow: growth follows live
+//! keys.
 //!
 //! # Flags
 //!
-//! `PASSED_BY` means that a key is in a later bucket because this bucket, or an earlier one of its run, was full. A key is
-//! added with every bucket that it passes by locked. So while a bucket is locked, the set of keys that pass it by
+//! `PASSED_BY` means that a key is in a later bucket because this bucket, or an earlier one of its run, was full. A key
+//! is added with every bucket that it passes by locked. So while a bucket is locked, the set of keys that pass it by
 //! can only shrink, and no such key is beyond a bucket whose own flag is clear. A thread publishes the flags of its
 //! buckets one by one as it unlocks them, so the flag of a locked bucket counts as set.
 
@@ -25,7 +27,8 @@ const STEP: usize = 16;
 const CROWDED_INTERVAL: usize = 16;
 
 impl Table {
-    /// Returns whether more than four fifths of the slots are in use. Longer runs of full buckets would slow down lookups.
+    /// Returns whether more than four fifths of the slots are in use. Longer runs of full buckets would slow down
+    /// lookups.
     pub(super) fn is_crowded(&self, slots: usize) -> bool {
         self.occupied.load(Ordering::Relaxed) * 5 > slots * 4
     }
@@ -83,8 +86,8 @@ impl Table {
         Ok(())
     }
 
-    /// Clears the flags of a block that no key needs any more. Begins with the last bucket, so that the flags of later buckets
-    /// are exact when a flag is recomputed.
+    /// Clears the flags of a block that no key needs any more. Begins with the last bucket, so that the flags of later
+    /// buckets are exact when a flag is recomputed.
     fn clear_flags(&self, last: usize) {
         let first = last + 1 - self.layout.block();
         for index in (first..=last).rev() {
@@ -108,7 +111,8 @@ impl Table {
             next = self.next_in_run(next);
             let passes = |slot| {
                 let fingerprint = next.fingerprint(slot);
-                // A key is in the block of its home, so the low bits of its fingerprint are the index of its home there.
+                // A key is in the block of its home, so the low bits of its fingerprint are the index of its home
+                // there.
                 let from_home = next.index.wrapping_sub(fingerprint as usize) & within;
                 fingerprint != EMPTY && from_home >= distance
             };

@@ -3,9 +3,9 @@
 //! A key is in its home bucket or, if that is full, in one of the next buckets of the same block of 64. A flag in the
 //! header makes lookups continue. A thread that adds a key locks its home bucket, so no key is added twice.
 //!
-//! The table grows in place by linear hashing: bucket `i` of `n` splits into `i` and `i + n`, a few buckets with each new
-//! key, never all at once. The memory for the upper half is one segment that never moves. A bucket's header records how
-//! often it has split, so a reader with an outdated size is redirected.
+//! The table grows in place by linear hashing: bucket `i` of `n` splits into `i` and `i + n`, a few buckets with each
+//! new key, never all at once. The memory for the upper half is one segment that never moves. A bucket's header records
+//! how often it has split, so a reader with an outdated size is redirected.
 //!
 //! When the memory is full, new keys replace keys at rest or share words: see `claim.rs`.
 
@@ -58,8 +58,8 @@ pub(super) struct Found<'a> {
 }
 
 impl Table {
-    /// Creates a table with its first block of buckets, or returns `None` if the allocation fails. The caller checks the
-    /// budget.
+    /// Creates a table with its first block of buckets, or returns `None` if the allocation fails. The caller checks
+    /// the budget.
     pub(super) fn new(layout: Layout, budget: Budget) -> Option<Self> {
         let first = budget.take_anyway(Self::first_words(layout))?;
         let table = Self {
@@ -106,8 +106,8 @@ impl Table {
         self.segments.get(self.locate(index).0).is_some_and(|segment| segment.get().is_some())
     }
 
-    /// Returns the bucket of that index. Indexes are derived from levels in headers and the extent, which are written after the
-    /// segment exists.
+    /// Returns the bucket of that index. Indexes are derived from levels in headers and the extent, which are written
+    /// after the segment exists.
     #[inline(always)]
     pub(super) fn bucket(&self, index: usize) -> Bucket<'_> {
         let (segment, offset) = self.locate(index);
@@ -135,8 +135,8 @@ impl Table {
         self.bucket(next)
     }
 
-    /// Returns the length of a run: a whole block. At four fifths full, a block of 64 buckets overflows once in a million; a
-    /// run of 16 would overflow once in a thousand.
+    /// Returns the length of a run: a whole block. At four fifths full, a block of 64 buckets overflows once in a
+    /// million; a run of 16 would overflow once in a thousand.
     pub(super) fn run(&self) -> usize {
         self.layout.block()
     }

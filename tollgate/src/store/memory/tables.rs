@@ -16,8 +16,8 @@ use crate::error::InvalidLimit;
 use crate::limit::Limit;
 use crate::sync::{Mutex, Ordering, fence};
 
-/// Most tables of one limit. When a reload needs more, unused ones are emptied into the newest, because a key that is not
-/// found is searched in all of them.
+/// Most tables of one limit. When a reload needs more, unused ones are emptied into the newest, because a key that is
+/// not found is searched in all of them.
 const MAX_TABLES: usize = 8;
 /// Configurations of one limit that are kept for refunds: more than a rule file has plans.
 const MAX_CONFIGURATIONS: usize = 16;

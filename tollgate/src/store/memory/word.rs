@@ -15,27 +15,27 @@
 //! # A slot that changes hands
 //!
 //! Between steps 3 and 4 the slot may go to another key, and that key's word may come to be equal to the one that was
-//! read: two keys that have spent 1 in the same window have equal words. The swap would then charge the wrong key. So the
-//! high bits of a word are a tag of the slot, which is increased whenever a key loses the slot, and a swap on the word of
-//! an earlier owner fails.
+//! read: two keys that have spent 1 in the same window have equal words. The swap would then charge the wrong key. So
+//! the high bits of a word are a tag of the slot, which is increased whenever a key loses the slot, and a swap on the
+//! word of an earlier owner fails.
 //!
-//! A tag of two bits is the same again after four owners. Each time a tag starts again from 0, the holder first
-//! counts a lap in the header. Let a swap succeed, although the slot has changed hands since step 3. Then its tag has gone
+//! A tag of two bits is the same again after four owners. Each time a tag starts again from 0, the holder first counts
+//! a lap in the header. Let a swap succeed, although the slot has changed hands since step 3. Then its tag has gone
 //! through all values, so a lap was counted, and the word that the swap found was written later: by that holder, by a
-//! later one, or by a decision that read a word of theirs. All these writes release and all these reads acquire, so step
-//! 5 finds another lap. Conversely, the same lap in step 5 proves that the slot had not changed hands before the swap.
-//! The clocks of the threads play no part in this.
+//! later one, or by a decision that read a word of theirs. All these writes release and all these reads acquire, so
+//! step 5 finds another lap. Conversely, the same lap in step 5 proves that the slot had not changed hands before the
+//! swap. The clocks of the threads play no part in this.
 //!
-//! With another lap it is unknown whether the right key was charged, so the decision is made again and perhaps
-//! charged twice, never too little. For that to happen, a thread has to be suspended for the few nanoseconds between steps
-//! 3 and 5 while one slot of the bucket completes its four owners, and the word it wanted must still be there.
+//! With another lap it is unknown whether the right key was charged, so the decision is made again and perhaps charged
+//! twice, never too little. For that to happen, a thread has to be suspended for the few nanoseconds between steps 3
+//! and 5 while one slot of the bucket completes its four owners, and the word it wanted must still be there.
 //!
 //! # Seals
 //!
-//! Operations that need several words at once, or must not go astray (a refund to the wrong key would mint quota), replace
-//! the word by [`SEAL`] first. Only the thread that sealed a word changes it; other threads take the slow path and retry.
-//! A seal that may have hit the wrong owner is undone. The slow path locks the header while it seals; the fast path does
-//! not, but it never waits while it has a seal, so waits for a seal are short.
+//! Operations that need several words at once, or must not go astray (a refund to the wrong key would mint quota),
+//! replace the word by [`SEAL`] first. Only the thread that sealed a word changes it; other threads take the slow path
+//! and retry. A seal that may have hit the wrong owner is undone. The slow path locks the header while it seals; the
+//! fast path does not, but it never waits while it has a seal, so waits for a seal are short.
 
 use std::cell::Cell;
 
@@ -84,8 +84,8 @@ impl WordRef<'_> {
         }
     }
 
-    /// Reads the word and acquires its cache line for writing. After a plain read, the compare-and-swap that follows would have
-    /// to acquire the line again.
+    /// Reads the word and acquires its cache line for writing. After a plain read, the compare-and-swap that follows
+    /// would have to acquire the line again.
     #[inline(always)]
     pub(super) fn read_to_replace(self) -> u64 {
         self.word.compare_exchange(SEAL, SEAL, Ordering::Relaxed, Ordering::Relaxed).unwrap_or_else(|word| word)

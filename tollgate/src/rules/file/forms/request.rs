@@ -140,8 +140,8 @@ impl Form for Pattern {
     const EXAMPLE: &'static str = "^/api/(.*)$";
 
     fn read(text: &str) -> Result<Self, InvalidValue> {
-        /// A pattern of a path has some dozen characters. Parsing takes two hundred times the memory of the text, before
-        /// the bound on the compiled pattern applies.
+        /// A pattern of a path has some dozen characters. Parsing takes two hundred times the memory of the text,
+        /// before the bound on the compiled pattern applies.
         const MAX_TEXT_BYTES: usize = 1024;
         if text.len() > MAX_TEXT_BYTES {
             let problem = format!("a regular expression of {} bytes is too long", text.len());
