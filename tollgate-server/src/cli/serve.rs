@@ -90,7 +90,14 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
             "--state is only for the in-memory store, because Redis keeps its own keys: {fix}"
         )));
     }
-    let resp_tokens = resp_tokens(&file)?;
+    let http_tokens = match &http {
+        Some(listener) => tokens(&Access::of_http(&file, &listener.address), &file)?,
+        None => None,
+    };
+    let resp_tokens = match Access::of_resp(&file) {
+        Some(access) => tokens(&access, &file)?,
+        None => None,
+    };
     let plan = plan(&file, http.is_some(), overrides.admin.is_some() || file.admin.is_some())?;
     config::compile(&file, listen.as_ref()).map_err(|problems| Error::Open(problems.into()))?;
     let state = state.map(StateFile::new);
@@ -125,7 +132,9 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     if let Some(mut listener) = http {
         listener.options.max_connections = plan.service;
         let decisions = Arc::clone(&decisions);
-        surfaces.service(listener, ServiceState { gate: gate.clone(), decisions }).await?;
+        surfaces
+            .service(listener, ServiceState { gate: gate.clone(), decisions, tokens: http_tokens.map(Arc::new) })
+            .await?;
     }
     let throttles = Arc::new(Throttles::new(&gate));
     if let Some(listener) = &file.service.resp {
@@ -285,21 +294,52 @@ fn warn_of_unsupported_listeners(file: &RuleFile) {
     }
 }
 
-/// Reads the tokens for the Redis protocol. A listener that other machines can reach must have some, unless the rule
-/// file sets `open`.
-fn resp_tokens(file: &Parsed) -> Result<Option<Tokens>, Error> {
-    let Some(listener) = &file.service.resp else { return Ok(None) };
-    match &listener.tokens_file {
-        Some(path) => Tokens::open(&file.folder().join(path))
-            .map(Some)
-            .map_err(|error| Error::Usage(format!("service.resp: {error}"))),
-        None if listener.open || is_loopback(listener.listen.as_str()) => Ok(None),
-        None => Err(Error::Usage(format!(
-            "service.resp listens on {}, where other machines reach it, without authentication: set \
-             `service.resp.tokens_file`, listen on 127.0.0.1, or set `service.resp.open: true`",
-            listener.listen.as_str()
-        ))),
+/// Who may use a listener of the decision service.
+struct Access<'f> {
+    setting: &'static str,
+    address: &'f str,
+    tokens_file: Option<&'f str>,
+    open: bool,
+}
+
+impl<'f> Access<'f> {
+    fn of_http(file: &'f RuleFile, address: &'f str) -> Self {
+        let named = file.service.http.as_ref();
+        let tokens_file = named.and_then(|named| named.tokens_file.as_deref());
+        Self { setting: "service.http", address, tokens_file, open: named.is_some_and(|named| named.open) }
     }
+
+    fn of_resp(file: &'f RuleFile) -> Option<Self> {
+        let named = file.service.resp.as_ref()?;
+        let (address, tokens_file) = (named.listen.as_str(), named.tokens_file.as_deref());
+        Some(Self { setting: "service.resp", address, tokens_file, open: named.open })
+    }
+
+    /// Returns why it is refused, if other machines reach it without authentication.
+    fn problem(&self) -> Option<String> {
+        let Self { setting, address, tokens_file, open } = self;
+        (tokens_file.is_none() && !open && !is_loopback(address)).then(|| {
+            format!(
+                "{setting} listens on {address}, where other machines reach it, without authentication: set \
+                 `{setting}.tokens_file`, listen on 127.0.0.1, or set `{setting}.open: true`"
+            )
+        })
+    }
+}
+
+/// Returns why a listener of the file is refused, if other machines reach it without authentication.
+pub(super) fn unprotected_listener(file: &RuleFile) -> Option<String> {
+    let http = file.service.http.as_ref().map(|named| Access::of_http(file, named.listen.as_str()));
+    http.into_iter().chain(Access::of_resp(file)).find_map(|access| access.problem())
+}
+
+/// Reads the tokens of a listener, if it has any.
+fn tokens(access: &Access<'_>, file: &Parsed) -> Result<Option<Tokens>, Error> {
+    if let Some(problem) = access.problem() {
+        return Err(Error::Usage(problem));
+    }
+    let tokens = access.tokens_file.map(|path| Tokens::open(&file.folder().join(path))).transpose();
+    tokens.map_err(|error| Error::Usage(format!("{}: {error}", access.setting)))
 }
 
 fn is_loopback(address: &str) -> bool {

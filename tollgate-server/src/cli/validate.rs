@@ -84,7 +84,9 @@ async fn report(path: &Path) -> Result<Report, Error> {
         Err(error) => return Err(Error::Load(error)),
     };
     let (limits, warnings) = (parsed.limits.len(), parsed.warnings().clone());
+    let unprotected = super::serve::unprotected_listener(&parsed);
     Ok(match usable(&parsed).await {
+        Ok(()) if unprotected.is_some() => Report { whole: unprotected, ..invalid(vec![warnings]) },
         Ok(()) => Report { limits, verdict: Verdict::Valid, ..invalid(vec![warnings]) },
         Err(OpenError::Rules(problems)) => invalid(vec![warnings, problems]),
         Err(error) => Report { whole: Some(error.to_string()), ..invalid(vec![warnings]) },
@@ -133,7 +135,7 @@ impl Report {
 
     fn json(&self) -> impl Iterator<Item = ProblemJson<'_>> {
         let whole = self.whole.iter().map(|problem| {
-            let (message, fix) = problem.split_once("; ").unwrap_or((problem, ""));
+            let (message, fix) = problem.split_once("; ").or_else(|| problem.split_once(": ")).unwrap_or((problem, ""));
             ProblemJson { file: &self.file, line: 1, column: 1, severity: "error", text: "", message, fix }
         });
         self.problems.iter().flat_map(Problems::iter).map(ProblemJson::of).chain(whole)

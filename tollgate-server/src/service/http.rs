@@ -14,6 +14,7 @@ use std::time::Duration;
 use axum::body::{Bytes, HttpBody};
 use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
 use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
+use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
@@ -29,6 +30,7 @@ pub(crate) use self::check_response::reason;
 pub(crate) use self::error_body::{ErrorBody, quoted};
 use super::connections::{self, Options};
 use super::cross_site::{Hosts, guard};
+use super::tokens::Tokens;
 use crate::decisions::Decisions;
 
 /// A full batch of checks of about 1,000 bytes each.
@@ -43,6 +45,8 @@ pub(crate) struct ServiceState {
     pub(crate) gate: Gate,
     /// Counts of decisions.
     pub(crate) decisions: Arc<Decisions>,
+    /// The tokens that clients send. Without them no client needs one.
+    pub(crate) tokens: Option<Arc<Tokens>>,
 }
 
 /// Serves until `shutdown` resolves, then finishes pending requests.
@@ -56,12 +60,44 @@ pub(crate) async fn run(
 }
 
 fn router(state: ServiceState) -> Router {
-    Router::new()
+    let tokens = state.tokens.clone();
+    let router = Router::new()
         .route("/v1/check", post(check))
         .method_not_allowed_fallback(wrong_method)
         .fallback(wrong_path)
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
-        .with_state(state)
+        .with_state(state);
+    match tokens {
+        Some(tokens) => router.layer(from_fn(move |request: Request, next: Next| {
+            let refusal = authenticate(request.headers(), &tokens).err();
+            async move {
+                match refusal {
+                    Some(refusal) => ([(header::WWW_AUTHENTICATE, "Bearer")], refusal).into_response(),
+                    None => next.run(request).await,
+                }
+            }
+        })),
+        None => router,
+    }
+}
+
+/// Checks the token of a request. Two headers are refused, because a proxy may have checked the other one.
+fn authenticate(headers: &HeaderMap, tokens: &Tokens) -> Result<(), ErrorBody> {
+    let refuse =
+        |error, message: &str| ErrorBody { status: StatusCode::UNAUTHORIZED, error, message: message.to_owned() };
+    let mut sent = headers.get_all(header::AUTHORIZATION).iter();
+    let (Some(value), None) = (sent.next(), sent.next()) else {
+        return Err(refuse("token_missing", "the request has no token: send one `Authorization: Bearer TOKEN` header"));
+    };
+    let (scheme, token) = value.as_bytes().split_at(value.len().min("Bearer ".len()));
+    if !scheme.eq_ignore_ascii_case(b"Bearer ") {
+        return Err(refuse("token_missing", "the request has no bearer token: send `Authorization: Bearer TOKEN`"));
+    }
+    if tokens.contains(token.trim_ascii()) {
+        Ok(())
+    } else {
+        Err(refuse("token_invalid", "the token is not valid: send a token from the tokens_file of this listener"))
+    }
 }
 
 async fn check(State(state): State<ServiceState>, request: Request) -> Result<Response, ErrorBody> {

@@ -1,9 +1,11 @@
 //! Invalid checks: each error names the problem and the fix, and nothing is counted.
 
+use std::io::{Read, Write};
+
 use serde_json::{Value, json};
 
 use crate::client::{Connection, head};
-use crate::process::{RULES, Server, folder_with};
+use crate::process::{RULES, Server, folder_with, run_in};
 
 /// Returns the `error` and the `message` of a body that is refused with 400.
 fn refused(body: &str) -> (String, String) {
@@ -336,4 +338,62 @@ fn hosts_that_the_file_lists_are_served() {
         connection.send(format!("GET /metrics HTTP/1.1\r\n{headers}\r\n"));
         assert_eq!(connection.receive().status, status, "{headers}");
     }
+}
+
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+#[test]
+fn a_listener_with_tokens_refuses_requests_without_one() {
+    let rules =
+        "service: { http: { listen: '127.0.0.1:0', tokens_file: tokens } }\nlimits: [{ name: user, limit: 5 }]\n";
+    let server = Server::in_folder(folder_with(&[(RULES, rules), ("tokens", TOKEN)]));
+    let address = server.address;
+    let check = |headers: &str| {
+        let body = r#"{"limit":"user"}"#;
+        let request = format!(
+            "POST /v1/check HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n{headers}\
+             content-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).unwrap();
+        response
+    };
+    for (headers, error) in [
+        (String::new(), "token_missing"),
+        ("authorization: Basic YTpi\r\n".to_owned(), "token_missing"),
+        ("authorization: Bearer wrong-wrong-wrong-wrong\r\n".to_owned(), "token_invalid"),
+        (format!("authorization: Bearer {TOKEN}\r\nauthorization: Bearer {TOKEN}\r\n"), "token_missing"),
+    ] {
+        let response = check(&headers);
+        assert!(response.starts_with("HTTP/1.1 401 "), "{headers}: {response}");
+        assert!(response.contains("www-authenticate: Bearer\r\n") && response.contains(error), "{headers}: {response}");
+    }
+    let response = check(&format!("authorization: bearer {TOKEN}\r\n"));
+    assert!(response.starts_with("HTTP/1.1 200 ") && response.contains("\"remaining\":4"), "{response}");
+}
+
+#[test]
+fn a_listener_for_other_machines_needs_tokens() {
+    let run = |arguments: &[&str], rules: &str| {
+        let folder = folder_with(&[(RULES, rules)]);
+        let output = run_in(folder.path(), arguments);
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let limits = "limits: [{ name: user, limit: 5 }]\n";
+    let by_file = run(&["serve", "--config", RULES], &format!("service: {{ http: '0.0.0.0:0' }}\n{limits}"));
+    let by_flag = run(&["serve", "--config", RULES, "--http", "0.0.0.0:0"], limits);
+    assert_eq!(by_file, by_flag);
+    let folder = folder_with(&[(RULES, &format!("service: {{ http: '0.0.0.0:0' }}\n{limits}"))]);
+    let output = run_in(folder.path(), &["validate", RULES]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        String::from_utf8(output.stdout).unwrap().contains("without authentication: set `service.http.tokens_file`")
+    );
+    insta::assert_snapshot!(by_file);
+    let open = format!("service: {{ http: {{ listen: '0.0.0.0:0', open: true }} }}\n{limits}");
+    drop(Server::in_folder(folder_with(&[(RULES, &open)])));
 }

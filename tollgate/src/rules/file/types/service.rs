@@ -31,6 +31,10 @@ pub struct Listener {
     pub proxy_protocol: bool,
     /// Allowed host names. Addresses and `localhost` are always allowed.
     pub hosts: Vec<HostGlob>,
+    /// The path of a file with the tokens that clients send in `Authorization: Bearer`.
+    pub tokens_file: Option<String>,
+    /// Whether clients on other machines need no token.
+    pub open: bool,
 }
 
 /// The notations of a listener.
@@ -56,14 +60,21 @@ struct ListenerSettings {
     /// Allowed host names, such as `limits.example.com` or `*.example.com`. Addresses and `localhost` are always allowed.
     #[serde(default)]
     hosts: Vec<HostGlob>,
+    /// A file with one token in each line. Clients send one of them in `Authorization: Bearer`.
+    tokens_file: Option<String>,
+    /// Whether clients on other machines need no token.
+    #[serde(default)]
+    open: bool,
 }
 
 impl From<ListenerText> for Listener {
     fn from(text: ListenerText) -> Self {
         match text {
-            ListenerText::Address(listen) => Self { listen, proxy_protocol: false, hosts: Vec::new() },
-            ListenerText::Settings(ListenerSettings { listen, proxy_protocol, hosts }) => {
-                Self { listen, proxy_protocol, hosts }
+            ListenerText::Address(listen) => {
+                Self { listen, proxy_protocol: false, hosts: Vec::new(), tokens_file: None, open: false }
+            }
+            ListenerText::Settings(ListenerSettings { listen, proxy_protocol, hosts, tokens_file, open }) => {
+                Self { listen, proxy_protocol, hosts, tokens_file, open }
             }
         }
     }
