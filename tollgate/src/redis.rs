@@ -1,4 +1,4 @@
-//! Limits that many processes share, on Redis or Valkey: one server, Sentinel or Cluster.
+//! Limits shared by many processes, on Redis or Valkey: a single server, Sentinel or Cluster.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -16,14 +16,14 @@
 //! # }
 //! ```
 //!
-//! The algorithms, the answers and the operations are those of [`Limiter`]; Redis's clock decides, to the
-//! microsecond. What stands between:
+//! The algorithms, decisions and operations are those of [`Limiter`]. Redis's clock decides, to the microsecond. Most
+//! of this module keeps round trips few and short:
 //!
-//! - Questions that arrive while a trip is under way travel together on the next one.
-//! - A denial is remembered for up to a second, so a flood on a spent key hardly reaches Redis.
-//! - A limit that is [`Leased`](crate::Consistency::Leased) takes slices of a busy key's quota in advance.
-//! - No decision waits longer than the store's timeout. After a few failures nobody waits at all, until Redis is
-//!   back; meanwhile each limit answers by its [`OnStoreFailure`].
+//! - Requests that arrive while a call is in flight are sent together in the next one.
+//! - A denial is cached for up to a second, so a flood on a spent key hardly reaches Redis.
+//! - A [`Leased`](crate::Consistency::Leased) limit takes slices of a busy key's quota in advance.
+//! - No decision waits longer than the store's timeout. After a few failures no decision waits at all until Redis
+//!   answers again. Meanwhile, the [`OnStoreFailure`] policy of each limit decides.
 
 mod acl;
 mod breaker;
@@ -95,10 +95,9 @@ use crate::limiter::{Hit, Limiter};
 use crate::store::memory::Positions;
 use crate::units::Timestamp;
 
-/// Decides requests by limits whose keys are on Redis, shared with every other process that has the same limits.
+/// A rate limiter whose counts are on Redis, shared with every process that has the same limits.
 ///
-/// Cloning it is cheap, and clones share everything. It answers whatever happens to Redis: see
-/// [`Decision::source`].
+/// Cloning is cheap, and clones share everything. It returns a decision even if Redis fails: see [`Decision::source`].
 #[derive(Clone)]
 pub struct RedisLimiter(Arc<Inner>);
 
@@ -106,16 +105,16 @@ struct Inner {
     limits: Box<[PreparedLimit]>,
     /// Number of limits that apply to every key. They come first; variants and bans follow.
     base_count: usize,
-    /// Knows the limits by their names and ids, and the numbers that they have had. It decides nothing.
+    /// Finds limits by name and id, and keeps their earlier configurations. It decides nothing.
     catalogue: Limiter,
-    /// Takes over for limits that fail over to memory.
+    /// Counts in memory while Redis fails, for limits with that policy.
     fallback: Fallback,
-    /// The same as in [`Shared`], one step nearer.
+    /// The denial cache of [`Shared`], without the extra pointer.
     denials: Arc<Denials>,
     shared: Arc<Shared>,
 }
 
-/// What outlives a change of limits.
+/// State that is kept when the limits change.
 struct Shared {
     on_store_failure: OnStoreFailure,
     stores: Stores,
@@ -129,7 +128,7 @@ struct Shared {
     _tasks: Tasks,
 }
 
-/// Ends the tasks of a limiter with the last that was made of it.
+/// Aborts the background tasks when dropped.
 struct Tasks(Vec<tokio::task::AbortHandle>);
 
 impl Drop for Tasks {
@@ -138,19 +137,19 @@ impl Drop for Tasks {
     }
 }
 
-/// A store of a limiter; see [`RedisLimiter::stores`].
+/// The status of a store: see [`RedisLimiter::stores`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreStatus {
-    /// The name: `default`, or the name by which limits choose it.
+    /// The name by which limits choose it, or `default`.
     pub name: String,
-    /// Hosts and ports, and the master's name before those of sentinels. Never a password.
+    /// Hosts and ports, after the master's name if they are sentinels. Never a password.
     pub address: String,
-    /// Why it does not decide on some key, if that is so.
+    /// The reason why it cannot decide for some or all keys. `None` if it is available.
     pub why_unavailable: Option<StoreError>,
 }
 
-/// A server of a store; see [`RedisLimiter::servers`].
+/// The status of a server: see [`RedisLimiter::servers`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerStatus {
@@ -158,30 +157,30 @@ pub struct ServerStatus {
     pub store: String,
     /// Host and port.
     pub address: String,
-    /// Whether it decides. A server that has failed is not asked until it is back; one that refuses, because its memory
-    /// is full or its user lacks a right, is asked in vain.
+    /// Whether it decides. It does not while it fails, or while it refuses writes because its memory is full or its
+    /// user lacks a permission.
     pub available: bool,
-    /// Its memory, if it has been read: a few times a minute, where the user may run `INFO`.
+    /// Its memory, read a few times a minute. `None` if it has not been read yet, or if the user may not run `INFO`.
     pub memory: Option<ServerMemory>,
 }
 
-/// A hit on a limit, ready for Redis.
+/// A hit on a limit, prepared for Redis.
 #[derive(Clone)]
 pub(crate) struct RedisHit {
     limit: LimitId,
     script_hit: ScriptHit,
     take_from: TakeFrom,
-    /// Where its units were taken, once that was decided.
+    /// Where its units were taken, once it is decided.
     receipt: Receipt,
 }
 
-/// Where quota may be taken from.
+/// The places from which units may be taken.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum TakeFrom {
-    /// A slice that this process has, if the limit is leased, or else the store.
+    /// A slice of this process if the limit is leased, or else the store.
     #[default]
     SliceOrStore,
-    /// The store alone, by which a cost that changes later is counted exactly.
+    /// The store only, so that a cost that changes later is counted exactly.
     #[cfg(feature = "rules")]
     Store,
 }
@@ -189,29 +188,29 @@ enum TakeFrom {
 pub(crate) type RedisHits = SmallVec<[RedisHit; 2]>;
 
 impl RedisLimiter {
-    /// A limiter on the Redis at that URL: `redis://host:6379`, `rediss://…` for TLS, `redis+cluster://h1:7001,h2:7002`,
-    /// `redis+sentinel://h1:26379,h2:26379/mymaster` or `unix:///path/to/socket`. [`RedisSettings`] have more than a URL:
-    /// a prefix for all keys, certificates, and logins apart from the URL.
+    /// Returns a builder for a limiter on the Redis at that URL: `redis://host:6379`, `rediss://…` for TLS,
+    /// `redis+cluster://h1:7001,h2:7002`, `redis+sentinel://h1:26379,h2:26379/mymaster` or `unix:///path/to/socket`.
+    /// [`RedisSettings`] add a prefix for all keys, certificates, and credentials outside the URL.
     pub fn builder(settings: impl Into<RedisSettings>) -> RedisLimiterBuilder {
         RedisLimiterBuilder::new(settings.into())
     }
 
     /// Takes one unit of the key from every limit, or from none.
-    #[must_use = "a decision that is not looked at limits nothing"]
+    #[must_use = "an ignored decision limits nothing"]
     pub async fn check<'k>(&self, key: impl Into<Key<'k>>) -> Decision {
         self.check_n(key, 1).await
     }
 
     /// Takes `cost` units of the key from every limit, or from none.
-    #[must_use = "a decision that is not looked at limits nothing"]
+    #[must_use = "an ignored decision limits nothing"]
     pub async fn check_n<'k>(&self, key: impl Into<Key<'k>>, cost: u64) -> Decision {
         let mut hits = self.hits_for_key(key.into(), cost);
         self.take_or_lease(&mut hits, cost).await
     }
 
-    /// Takes what every hit asks for, or nothing: the hits may name different limits and different keys. One
-    /// trip to Redis, however many they are.
-    #[must_use = "a decision that is not looked at limits nothing"]
+    /// Takes the cost of every hit, or of none. Hits may be on different limits and keys. Takes one round trip to
+    /// Redis, however many hits there are.
+    #[must_use = "an ignored decision limits nothing"]
     pub async fn decide(&self, hits: &[Hit<'_>]) -> Decision {
         let cost = hits.iter().map(|hit| hit.parts().2).max().unwrap_or(0);
         match self.prepare_hits(hits) {
@@ -220,21 +219,21 @@ impl RedisLimiter {
         }
     }
 
-    /// What is left for the key, taking nothing.
+    /// Returns the state of the key, and takes nothing.
     ///
     /// # Errors
     ///
-    /// When the store cannot tell.
+    /// If the store does not reply in time, or replies with an error.
     pub async fn peek<'k>(&self, key: impl Into<Key<'k>>) -> Result<Decision, StoreError> {
         let hits = self.hits_for_key(key.into(), 0);
         self.peek_at(&hits).await
     }
 
-    /// Forgets all that the key has spent.
+    /// Resets the key: all of its quota is available again.
     ///
     /// # Errors
     ///
-    /// When the store cannot be reached in time.
+    /// If the store does not reply in time, or replies with an error.
     pub async fn reset<'k>(&self, key: impl Into<Key<'k>>) -> Result<(), StoreError> {
         let hits = self.hits_for_key(key.into(), 0);
         let shared = &*self.0.shared;
@@ -249,7 +248,7 @@ impl RedisLimiter {
                 let result = shared.send(ScriptRequest::Reset(script_hits.clone())).await;
                 let reset_at = result.as_ref().ok().map(|reply| reply.at);
                 for script_hit in script_hits {
-                    // Also what was decided just before, and is remembered only now.
+                    // A denial that was decided before the reset may have been cached in the meantime.
                     shared.denials.forget(&script_hit.name);
                     shared.leases.forget(&script_hit.name, reset_at);
                 }
@@ -259,13 +258,13 @@ impl RedisLimiter {
         join_all(each).await.into_iter().collect()
     }
 
-    /// The limit of that name.
+    /// Returns the id of the limit of that name.
     #[must_use]
     pub fn id(&self, name: &str) -> Option<LimitId> {
         self.0.catalogue.id(name)
     }
 
-    /// The limits that are asked for every key, in the order they were given.
+    /// Returns the limits that apply to every key, in the order in which they were added.
     #[must_use]
     pub fn limits(&self) -> &[Limit] {
         self.0.catalogue.limits()
@@ -289,69 +288,68 @@ impl RedisLimiter {
         self.0.catalogue.variants()
     }
 
-    /// The limit a decision speaks of.
+    /// Returns the limit of that id, for example the one that a decision names.
     ///
     /// # Panics
     ///
-    /// If the id comes from another limiter that has more limits.
+    /// If the id comes from a limiter with more limits.
     #[must_use]
     pub fn limit(&self, id: LimitId) -> &Limit {
         self.0.catalogue.limit(id)
     }
 
-    /// Returns whether Redis decides on every key. A server that has failed is not asked until it is back; on a cluster
-    /// that concerns the keys of that server alone, and this is false as long as there is one.
+    /// Returns whether Redis decides for every key. On a cluster, this is false while any server fails, although that
+    /// affects only the keys of that server.
     #[must_use]
     pub fn is_store_available(&self) -> bool {
         self.why_unavailable().is_none()
     }
 
-    /// Returns why Redis does not decide on some key, if that is so: what failed before a server was given up.
+    /// Returns why Redis cannot decide for some or all keys: the failure that opened the breaker of a server. `None` if
+    /// Redis is available.
     #[must_use]
     pub fn why_unavailable(&self) -> Option<StoreError> {
         self.0.shared.stores.why_unavailable()
     }
 
-    /// Returns the servers that hold keys, of all stores, and whether each is asked: one server, the master that sentinels
-    /// name, or the masters of a cluster. A server that nothing was asked of lately is probed every second or so.
+    /// Returns the status of all servers that hold keys, of all stores: a single server, the master that sentinels
+    /// name, or the masters of a cluster. An idle server is probed about every second.
     #[must_use]
     pub fn servers(&self) -> Vec<ServerStatus> {
         self.0.shared.stores.servers()
     }
 
-    /// Returns the default store, and after it those that were [added by name](RedisLimiterBuilder::store).
+    /// Returns the default store, followed by those that were [added by name](RedisLimiterBuilder::store).
     #[must_use]
     pub fn stores(&self) -> Vec<StoreStatus> {
         self.0.shared.stores.status()
     }
 
-    /// Returns where the default store is, for people: hosts and ports, and the master's name before those of sentinels.
-    /// Never a password.
+    /// Returns the address of the default store for display: hosts and ports, after the master's name if they are
+    /// sentinels. Never a password.
     #[must_use]
     pub fn address(&self) -> &str {
         self.0.shared.stores.default_store().topology.address()
     }
 
-    /// What limits answer while Redis fails, unless they [choose for themselves](Limit::on_store_failure).
+    /// Returns the policy while Redis fails, for limits without [their own](Limit::on_store_failure).
     #[must_use]
     pub fn on_store_failure(&self) -> OnStoreFailure {
         self.0.shared.on_store_failure
     }
 
-    /// Returns by how many nodes local limits are divided while Redis fails: see
-    /// [`OnStoreFailure::Local`].
+    /// Returns the number of nodes by which local limits are divided while Redis fails: see [`OnStoreFailure::Local`].
     ///
     /// Nodes are limiters on the same Redis that have a limit with that policy. Each registers there a second after it
-    /// was made, and every two seconds or so from then on. This is the largest number that was seen alive in the last
-    /// five minutes before Redis failed, and never less than
-    /// [`expected_nodes`](RedisLimiterBuilder::expected_nodes). Of several stores, each has its own number, and this is the
-    /// largest.
+    /// was created, and about every two seconds from then on. The result is the largest number of nodes alive in the
+    /// five minutes before Redis failed, and never less than [`expected_nodes`](RedisLimiterBuilder::expected_nodes).
+    /// With several stores, each has its own number, and this is the largest.
     #[must_use]
     pub fn fleet_nodes(&self) -> u32 {
         self.0.shared.stores.iter().map(|store| store.fleet.nodes()).max().unwrap_or(1)
     }
 
-    /// What was done so far.
+    /// Returns the counters of this limiter.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let Shared { script_calls, stores, counts, .. } = &*self.0.shared;
@@ -363,7 +361,7 @@ impl RedisLimiter {
         Decision { limit: Some(hit.limit), quota, cost: hit.script_hit.cost, at, wall_offset: 0, source, verdict }
     }
 
-    /// The answer to a limit of some other limiter: nothing passes by mistake.
+    /// Returns a denial for a limit of another limiter, so that nothing is allowed by mistake.
     fn no_such_limit(&self, cost: u64) -> Decision {
         Decision { cost, verdict: NEVER_FITS, ..Decision::without_limit(self.0.shared.clock.wall()) }
     }
@@ -373,13 +371,13 @@ impl RedisLimiter {
         limits.map(|(index, prepared)| prepared.hit(LimitId(index as u32), key, cost)).collect()
     }
 
-    /// `None` when a limit is not of this limiter.
+    /// Prepares hits for Redis. Returns `None` if a limit does not belong to this limiter.
     fn prepare_hits(&self, hits: &[Hit<'_>]) -> Option<RedisHits> {
         let (mut all, mut positions) = (RedisHits::new(), Positions::default());
         for hit in hits {
             let (limit, key, cost) = hit.parts();
             let added = self.0.limits.get(limit.index())?.hit(limit, key, cost);
-            // The same key twice asks for the sum.
+            // Hits on the same key are added up.
             let is_same = |other: &RedisHit| other.script_hit.name == added.script_hit.name;
             match positions.of(&all, is_same, || added.script_hit.name.clone()) {
                 Some(same) => all[same].script_hit.cost = all[same].script_hit.cost.saturating_add(cost),

@@ -1,12 +1,13 @@
-//! The rights that a limiter needs on Redis, as rules of `ACL SETUSER`.
+//! The permissions that a limiter needs on Redis, as rules of `ACL SETUSER`.
 //!
-//! The one list of commands: the documentation repeats it, and tests run everything as a user with exactly these rights.
+//! This is the only list of commands: the documentation repeats it, and tests run everything as a user with exactly
+//! these permissions.
 
 use super::ConnectError;
 use super::settings::RedisSettings;
 use super::target::Servers;
 
-/// Commands of decisions, rule sets and the number of nodes: those of this program, and those of its scripts.
+/// Commands of this program and its scripts, for decisions, rule sets and the number of nodes.
 const COMMANDS: [&str; 21] = [
     "evalsha",
     "eval",
@@ -48,7 +49,7 @@ impl RedisSettings {
     ///
     /// # Errors
     ///
-    /// When a setting can never work.
+    /// If a setting is invalid.
     pub fn acl_rules(&self) -> Result<Vec<String>, ConnectError> {
         let resolved = self.resolved()?;
         let ours = resolved.names.of("*");

@@ -1,7 +1,8 @@
-//! Circuit breaker of one server: after a few failures no request waits for it any more, until it answers again.
+//! Circuit breaker of one server: after a few failures, no request waits for the server until it answers again.
 //!
-//! A server that answers with a refusal, because its memory is full or its user lacks a right, is not waited for in vain,
-//! so requests still go there: what needs no write is decided. It does not count as available until it serves again.
+//! A server that refuses requests, because its memory is full or its user lacks a permission, still replies in time.
+//! Requests are still sent to it, and those that need no write are decided. It does not count as available until it
+//! serves all requests again.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,32 +13,32 @@ use tokio::time::Instant;
 
 use super::StoreError;
 
-/// Failures in a row after which the breaker opens. One lost connection is one failure, however many trips and
-/// decisions it carried: those that set out before it was noticed are not counted again.
+/// Consecutive failures after which the breaker opens. A lost connection is one failure, however many calls were in
+/// flight: calls that were sent before the failure was noticed are not counted again.
 const FAILURES: u32 = 3;
-/// How long ago the last refusal has to be before a server counts as available again: for want of memory, which probes
-/// find out, and for other reasons.
+/// Time after the last refusal before a server counts as available again: for refusals because of full memory, which
+/// probes detect, and for other refusals.
 const QUIET: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 
 #[derive(Default)]
 pub(super) struct Breaker {
     failures: Mutex<Failures>,
-    /// Whether any are counted, without the lock.
+    /// Whether there are failures, readable without the lock.
     failing: AtomicBool,
     open: AtomicBool,
-    /// Why it is open.
+    /// The reason why it is open.
     why: Mutex<Option<StoreError>>,
-    /// Rung when it opens, for the task that probes.
+    /// Notified when it opens, for the task that probes.
     opened: Notify,
-    /// Whether the server refuses, without the lock.
+    /// Whether the server refuses requests, readable without the lock.
     refusing: AtomicBool,
-    /// The last refusal, and when it was.
+    /// The last refusal and its time.
     refusal: Mutex<Option<(StoreError, Instant)>>,
     breaker_counts: Arc<BreakerCounts>,
 }
 
-/// How often the breakers of a limiter opened and closed, those of servers that are gone included. A server that begins
-/// to refuse, and one that stops, counts too.
+/// Counts how often the breakers of a limiter opened and closed, including those of removed servers. A server that
+/// begins or stops to refuse requests counts too.
 #[derive(Default)]
 pub(super) struct BreakerCounts {
     opened: AtomicU64,
@@ -84,7 +85,7 @@ impl Breaker {
         (failures.consecutive, failures.last) = (failures.consecutive + 1, Some(Instant::now()));
         self.failing.store(true, Ordering::Relaxed);
         let is_enough = failures.consecutive >= FAILURES;
-        // Whoever hears of it may ask, so nothing is held by then.
+        // Release the lock before others are notified: they may read the state.
         drop(failures);
         is_enough && self.open(why)
     }
@@ -94,9 +95,9 @@ impl Breaker {
         self.failing.store(false, Ordering::Relaxed);
     }
 
-    /// Opens it. Returns whether it was closed.
+    /// Opens the breaker. Returns whether it was closed.
     pub(super) fn open(&self, why: &StoreError) -> bool {
-        // Held until the reason is there: whoever sees that it is open and asks why waits for it.
+        // Held until the reason is set: a task that sees the breaker open and reads the reason waits for it.
         let mut reason = self.why.lock().unwrap_or_else(PoisonError::into_inner);
         let was_open = self.open.swap(true, Ordering::Relaxed);
         if !was_open {
@@ -110,7 +111,7 @@ impl Breaker {
         !was_open
     }
 
-    /// Closes it. Returns whether it was open.
+    /// Closes the breaker. Returns whether it was open.
     pub(super) fn close(&self) -> bool {
         self.forget_failures();
         let was_open = self.open.swap(false, Ordering::Relaxed);
@@ -120,7 +121,7 @@ impl Breaker {
         was_open
     }
 
-    /// Notes that the server has refused. Returns whether it did not before.
+    /// Records a refusal. Returns whether it is the first.
     pub(super) fn refused(&self, why: &StoreError) -> bool {
         let mut refusal = self.refusal.lock().unwrap_or_else(PoisonError::into_inner);
         let is_new = refusal.is_none();
@@ -136,8 +137,8 @@ impl Breaker {
         self.refusing.load(Ordering::Relaxed)
     }
 
-    /// Notes that the server has served a probe. Returns whether that ends its refusals: the last has to be a while ago,
-    /// since a probe does not need every right and all memory that decisions need.
+    /// Records a successful probe. Returns whether that ends the refusals: the last one must be a while ago, because a
+    /// probe needs fewer permissions and less memory than decisions.
     pub(super) fn served(&self) -> bool {
         let mut refusal = self.refusal.lock().unwrap_or_else(PoisonError::into_inner);
         let is_over = refusal.as_ref().is_some_and(|(why, at)| {
@@ -152,7 +153,7 @@ impl Breaker {
         is_over
     }
 
-    /// Why it is open, or why the server refuses, if either is so.
+    /// Returns why it is open, or why the server refuses requests. `None` if the server is available.
     pub(super) fn why(&self) -> Option<StoreError> {
         let reason = self.why.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let refusal = || {
@@ -162,7 +163,7 @@ impl Breaker {
         reason.filter(|_| self.is_open()).or_else(refusal)
     }
 
-    /// Waits until it opens.
+    /// Waits until the breaker opens.
     pub(super) async fn opened(&self) {
         while !self.is_open() {
             self.opened.notified().await;

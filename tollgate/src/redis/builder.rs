@@ -1,4 +1,4 @@
-//! Puts a limiter on Redis together.
+//! The builder of a limiter on Redis.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
@@ -22,19 +22,20 @@ use crate::limit::{Limit, OnStoreFailure};
 use crate::limit_set::{Checked, LimitSet};
 use crate::limiter::Limiter;
 
-/// How long a decision waits for the store, unless told otherwise.
+/// Default of `store_timeout`.
 const DEFAULT_TIMEOUT: Duration = Duration::from_millis(50);
-/// Shorter than a round trip in one data centre, and longer than anyone waits for a decision.
+/// Bounds of `store_timeout`: shorter than a round trip within a data centre, and longer than a request waits for a
+/// decision.
 const TIMEOUTS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(60));
 
-/// How long to wait for the first connections, at the start of a program.
+/// How long `connect` waits for the first connections.
 const CONNECT_WAIT: Duration = Duration::from_secs(3);
 
-/// Puts a [`RedisLimiter`] together.
+/// A builder of [`RedisLimiter`].
 #[must_use]
 pub struct RedisLimiterBuilder {
     settings: RedisSettings,
-    /// The stores beside the default one.
+    /// The stores other than the default one.
     named: Vec<(String, RedisSettings)>,
     limits: LimitSet,
     store_timeout: Duration,
@@ -77,9 +78,9 @@ impl RedisLimiterBuilder {
     /// # }
     /// ```
     ///
-    /// A request with limits on several stores takes from all of them or from none. The stores are asked at the same time,
-    /// and if one denies, the others get their units back. A store that fails concerns its own limits: each of them answers
-    /// by its [failure policy](Limit::with_on_store_failure).
+    /// A request with limits on several stores takes from all of them or from none. The stores decide at the same time,
+    /// and if one denies, the units of the others are given back. A store that fails affects only its own limits, whose
+    /// [failure policy](Limit::with_on_store_failure) then decides.
     pub fn store(mut self, name: impl Into<String>, settings: impl Into<RedisSettings>) -> Self {
         self.named.push((name.into(), settings.into()));
         self
@@ -91,7 +92,7 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// Sets the limits, and those beside them, instead of what was added so far.
+    /// Replaces all limits, variants and bans that were added so far.
     pub fn limits(mut self, limits: impl Into<LimitSet>) -> Self {
         self.limits = limits.into();
         self
@@ -103,13 +104,13 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// The longest that a decision waits for Redis: 50 ms unless told otherwise.
+    /// Sets how long a decision waits for Redis: 1 ms to 60 s, 50 ms by default.
     pub fn store_timeout(mut self, timeout: Duration) -> Self {
         self.store_timeout = timeout;
         self
     }
 
-    /// What limits answer while Redis fails, unless they choose for themselves.
+    /// Sets the policy while Redis fails, for limits without [their own](Limit::with_on_store_failure).
     pub fn on_store_failure(mut self, policy: OnStoreFailure) -> Self {
         self.on_store_failure = policy;
         self
@@ -121,39 +122,38 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// The most memory for counts that this node keeps itself, while Redis fails, and for remembered denials, which take an
-    /// eighth of it at most: see [`LimiterBuilder::max_memory`](crate::LimiterBuilder::max_memory).
+    /// Sets the most memory for local counts while Redis fails, and for the denial cache, which takes at most an eighth
+    /// of it: see [`LimiterBuilder::max_memory`](crate::LimiterBuilder::max_memory).
     pub fn max_memory(mut self, bytes: usize) -> Self {
         self.max_memory = Some(bytes);
         self
     }
 
-    /// The least number of nodes that local limits are divided by while Redis fails: see
-    /// [`RedisLimiter::fleet_nodes`]. 1 unless set.
+    /// Sets the least number of nodes by which local limits are divided while Redis fails, 1 by default: see
+    /// [`RedisLimiter::fleet_nodes`].
     ///
-    /// Nodes that have seen each other on Redis know their number without it. A node that starts while Redis is down
-    /// knows of no other, and takes this share.
+    /// Nodes count each other on Redis. A node that starts while Redis is down cannot, and divides by this number.
     pub fn expected_nodes(mut self, nodes: u32) -> Self {
         self.expected_nodes = nodes;
         self
     }
 
-    /// Asks Redis again even where a denial is certain.
+    /// Disables the denial cache: every request is decided by Redis, even if a denial is certain.
     pub fn without_denial_cache(mut self) -> Self {
         self.denial_cache = false;
         self
     }
 
-    /// The limiter. It tries to reach Redis, and if that fails it keeps trying while limits answer by their
-    /// failure policy: a service can start while its Redis is down.
+    /// Builds the limiter and connects to Redis. If Redis is down, the limiter keeps trying while the failure policies
+    /// of the limits decide, so a service can start without its Redis.
     ///
     /// # Errors
     ///
-    /// When a setting can never work.
+    /// If a setting is invalid.
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime.
+    /// If there is no tokio runtime.
     pub async fn connect(self) -> Result<RedisLimiter, ConnectError> {
         let (shortest, longest) = TIMEOUTS;
         if !(shortest..=longest).contains(&self.store_timeout) {
@@ -180,7 +180,7 @@ impl RedisLimiterBuilder {
             Arc::new(ScriptCalls { timeout: self.store_timeout, clock: self.clock.clone(), calls: Calls::default() });
         let stores = self.stores(&script_calls)?;
         stores.check(&limits, base_count)?;
-        // A server that hangs has failed by then.
+        // A server that hangs counts as failed after this time.
         let settled = join_all(stores.iter().map(|store| store.topology.settled()));
         let _ = tokio::time::timeout(self.store_timeout.max(CONNECT_WAIT), settled).await;
         let denials = Arc::new(Denials::new(catalogue.budget()));
@@ -192,7 +192,7 @@ impl RedisLimiterBuilder {
                 store: index,
                 denials: denials.clone(),
                 leases: leases.clone(),
-                // Remembered denials go by real time, which an injected clock knows nothing of.
+                // Cached denials expire by real time, which an injected clock does not follow.
                 is_subscribed: (self.denial_cache && self.clock.is_none()).then(|| store.is_subscribed.clone()),
             };
             tasks.push(tokio::spawn(super::resets::listen(store.topology.clone(), resets)).abort_handle());

@@ -1,6 +1,6 @@
-//! The nodes of a cluster, and which slots each has.
+//! The nodes of a cluster and their slots.
 //!
-//! Each node has a connection, a queue and a breaker of its own, so one that fails concerns its slots alone. The map of
+//! Each node has its own connection, queue and breaker, so a node that fails affects only its own slots. The map of
 //! slots is requested again when a node replies that a slot has moved, when a call fails, and every few hundred
 //! milliseconds while a node with slots is not available. The request goes to nodes that answer.
 
@@ -23,17 +23,17 @@ use super::slots::{SlotMap, View};
 use super::topology::{Member, subscriber};
 use super::worker::{Job, ScriptCalls};
 
-/// How often the map is requested: while all nodes are available, and while one is not.
+/// Time between two requests for the map: while all nodes are available, and while one is not.
 const REFRESH_EVERY: (Duration, Duration) = (Duration::from_secs(30), Duration::from_millis(400));
-/// The least time between two refreshes.
+/// Minimum time between two refreshes.
 const SPACING: Duration = Duration::from_millis(150);
-/// How long a node may take to send its map, once it is connected.
+/// Timeout of a request for the map, once the node is connected.
 const REFRESH_LIMIT: Duration = Duration::from_millis(500);
-/// Nodes whose map is requested at once: of those that are connected, of the seeds, and of all that are not connected.
+/// Maximum number of nodes whose map is requested at once: connected nodes, seeds, and all nodes without a connection.
 const REQUESTS: (usize, usize, usize) = (2, 4, 8);
-/// How often a call may be sent on to another node. More than twice means that nodes disagree.
+/// Maximum number of redirects of a call. More than two mean that nodes disagree.
 const MAX_REDIRECTS: usize = 6;
-/// How long to wait for the rest of the keys of a slot that is being moved.
+/// Pause before the next attempt while the keys of a slot are being moved.
 const TRY_AGAIN_AFTER: Duration = Duration::from_millis(5);
 
 pub(super) struct Cluster {
@@ -45,7 +45,7 @@ pub(super) struct Cluster {
     changing: Mutex<()>,
     /// Whether the map has been requested once.
     requested: watch::Sender<bool>,
-    /// Why the last request for the map failed.
+    /// The error of the last request for the map.
     why: Mutex<Option<StoreError>>,
     itself: Weak<Self>,
 }
@@ -93,7 +93,7 @@ impl Cluster {
         why.unwrap_or_else(|| StoreError::unavailable(&format!("no node of the cluster has slot {slot}")))
     }
 
-    /// The nodes that have slots.
+    /// Returns the nodes that have slots.
     pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
         self.map.load().listed().map(|member| member.node.clone()).collect()
     }
@@ -108,15 +108,15 @@ impl Cluster {
         failed.map(|(node, why)| why.at(node))
     }
 
-    /// Whether the map is known, and every node on it answers, if with a refusal.
+    /// Returns whether the map is known and every node on it replies, even if with a refusal.
     fn is_whole(&self) -> bool {
         let map = self.map.load();
         !map.is_empty() && map.listed().all(|member| member.node.is_available())
     }
 
-    /// Runs a command on the slot that begins at that node, and follows it to where the slot is.
+    /// Runs a command on a slot, first at that node, and follows redirects.
     ///
-    /// Only replies that prove that the command was not executed are followed by another attempt.
+    /// The command is sent again only after replies that prove that it was not executed.
     pub(super) async fn run(
         &self,
         node: &Arc<Node>,
@@ -126,9 +126,11 @@ impl Cluster {
     ) -> Result<Value, RunError> {
         let (mut node, mut is_asking, mut redirects) = (node.clone(), false, 0);
         loop {
-            // A node that hangs must not hold up the one that names it.
+            // A node that hangs must not block the node that redirected to it.
             if redirects > 0 && !node.is_available() {
-                return Err(RunError::Refused(StoreError::unavailable(&format!("{node}, where the key is, fails"))));
+                return Err(RunError::Refused(StoreError::unavailable(&format!(
+                    "{node}, which has the key, is not available"
+                ))));
             }
             let result =
                 if is_asking { node.run_asking(command, deadline).await } else { node.run(command, deadline).await };
@@ -137,7 +139,7 @@ impl Cluster {
                     (node, is_asking) = (self.moved(slot, &to), false);
                     redirects += 1;
                 }
-                Err(RunError::ScriptHit(to)) if redirects < MAX_REDIRECTS => {
+                Err(RunError::Ask(to)) if redirects < MAX_REDIRECTS => {
                     (node, is_asking) = (self.at(&to), true);
                     redirects += 1;
                 }
@@ -149,7 +151,7 @@ impl Cluster {
         }
     }
 
-    /// Returns a connection for what is published.
+    /// Returns a connection for subscriptions.
     pub(super) async fn subscriber(&self) -> Result<PubSub, StoreError> {
         let map = self.map.load_full();
         let connected = map.listed().filter(|member| member.node.is_connected());
@@ -164,7 +166,7 @@ impl Cluster {
         Err(last)
     }
 
-    /// Follows the cluster for ever.
+    /// Refreshes the map of slots. Never returns.
     pub(super) async fn follow(self: Arc<Self>) {
         loop {
             let result = self.refresh().await;
@@ -180,8 +182,8 @@ impl Cluster {
         }
     }
 
-    /// Requests the map. The first node that answers is believed, unless its map leaves slots with a node that is not
-    /// available: then others may know of a replica that has taken over.
+    /// Requests the map. The first node to reply is used, unless its map assigns slots to a node that is not available:
+    /// then other nodes may know of a replica that was promoted.
     async fn refresh(&self) -> Result<(), StoreError> {
         let map = self.map.load_full();
         let mut replies: FuturesUnordered<_> = self.candidates(&map).into_iter().collect();
@@ -210,7 +212,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Requests for the map, to nodes that are likely to answer.
+    /// Returns requests for the map to nodes that are likely to reply.
     fn candidates(&self, map: &SlotMap) -> Vec<BoxFuture<'_, Result<View, StoreError>>> {
         let deadline = Instant::now() + REFRESH_LIMIT.max(self.common.timeout);
         let mut connected: Vec<Arc<Node>> = map.listed().map(|member| member.node.clone()).collect();
@@ -221,7 +223,7 @@ impl Cluster {
         connected.truncate(REQUESTS.0);
         let mut addresses: Vec<Address> = Vec::new();
         if connected.len() < REQUESTS.0 {
-            // Both: all of the replicas that are known may be gone, and so may the seeds. Each time others come first.
+            // Use both: all known replicas may be gone, and so may the seeds. Begin with different ones each time.
             for (list, most) in [(&self.seeds[..], REQUESTS.1), (map.replicas(), REQUESTS.2)] {
                 let (before, after) = list.split_at(random % list.len().max(1));
                 for address in after.iter().chain(before) {
@@ -249,7 +251,7 @@ impl Cluster {
         known.chain(others).collect()
     }
 
-    /// The node at that address, which has the slot now.
+    /// Returns the node at that address, and assigns the slot to it.
     fn moved(&self, slot: u16, to: &Address) -> Arc<Node> {
         self.common.trouble.notify_one();
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -260,7 +262,7 @@ impl Cluster {
         node
     }
 
-    /// The node at that address, which need not have slots yet.
+    /// Returns the node at that address, which need not have slots yet.
     fn at(&self, address: &Address) -> Arc<Node> {
         if let Some(member) = self.map.load().at(address) {
             return member.node.clone();

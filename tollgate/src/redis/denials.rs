@@ -1,14 +1,15 @@
-//! Denial cache: remembers denials by Redis, so that a flood on a spent key costs it a trip a second at most.
+//! Denial cache: remembers denials by Redis, so that a flood on a spent key costs about one round trip per second.
 //!
-//! A key that was denied stays denied until its `retry_after`, for the same cost or a higher one, unless it is reset or
-//! something is given back. Resets by any process and refunds by this one end an entry at once. Other processes' refunds,
-//! and keys that someone deletes on Redis, are not announced: an entry has a maximum age, and then Redis is asked again.
+//! A denied key stays denied until its `retry_after`, for the same cost or a higher one, unless it is reset or units
+//! are given back. Resets by any process and refunds by this one end an entry at once. Refunds by other processes, and
+//! keys that are deleted on Redis, are not announced: so an entry has a maximum age, after which Redis decides again.
 //!
-//! The cache is part of the limiter's `max_memory`, of which it takes an eighth at most. It outlives changes of limits: an
-//! entry answers only for the terms under which it was denied.
+//! The cache takes at most an eighth of the limiter's `max_memory`. It is kept when limits change: an entry is valid
+//! only for the terms under which the key was denied.
 //!
-//! Only durations cross machines. An entry lasts from before the question was sent, so it never outlives the
-//! denial; what it answers is counted from when the answer came, so a client that waits that long passes.
+//! Only durations are exchanged between machines, never times. The lifetime of an entry begins before the request is
+//! sent, so the entry never outlives the denial. The `retry_after` that it returns is counted from the arrival of the
+//! reply, so a client that waits that long is allowed.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,34 +23,34 @@ use crate::budget::Budget;
 use crate::decision::{Admission, Verdict};
 use crate::units::Timestamp;
 
-/// Entries in one set. A new entry takes the place of the one that ends first.
+/// Entries in one set. A new entry replaces the one that expires first.
 const WAYS: usize = 8;
-/// The longest that a denial is remembered without asking again. So long a refund by another process, or a `FLUSHALL`,
-/// may go unnoticed.
+/// Maximum age of an entry. A refund by another process, or a `FLUSHALL`, may go unnoticed for this long.
 const MAX_AGE: Duration = Duration::from_secs(1);
-/// The most sets: 65,536 entries.
+/// Maximum number of sets: 65,536 entries.
 const MAX_SETS: usize = 8192;
-/// Sets that are searched for ended entries when there is no memory for another set.
+/// Sets that are searched for expired entries when there is no memory for another set.
 const SEARCHED: usize = 16;
-/// Costs of one key that have entries of their own where only verdicts are kept. Beyond that, a cost is answered like the
-/// next lower one that has an entry: it is denied for certain, and its `retry_after` may be too short.
+/// Maximum number of costs of one key with their own entries, where only verdicts are kept. Further costs use the entry
+/// of the next lower cost: they are denied for certain, but `retry_after` may be too short.
 const MAX_COSTS: usize = 4;
-/// The part of the limiter's memory that the cache may take.
+/// The share of the limiter's memory that the cache may take, as a divisor.
 const SHARE_OF_MEMORY: usize = 8;
-/// Numbers of a state that are kept, to answer higher costs too. Of a longer state, which is that of a counter with many
-/// segments, only the verdict is kept.
+/// Maximum length of a state that is kept, so that an entry is valid for higher costs too. For a longer state, which is
+/// that of a counter with many segments, only the verdict is kept.
 const MAX_NUMBERS: usize = 8;
-/// The memory of a set that has entries, and of one that has none.
+/// The memory of a set with entries, and of an empty set.
 const SET_BYTES: usize = WAYS * (size_of::<Entry>() + MAX_NUMBERS * size_of::<u64>());
 const EMPTY_SET_BYTES: usize = size_of::<Mutex<Vec<Entry>>>() + size_of::<AtomicU64>();
 
 pub(super) struct Denials {
     sets: Box<[Mutex<Vec<Entry>>]>,
-    /// How often something was given back to a key of the set: a denial that was decided before that is not certain.
+    /// Counts refunds and resets of the keys of each set. A denial that was decided before the latest one is not
+    /// certain.
     generations: Box<[AtomicU64]>,
     hasher: ahash::RandomState,
     memory: Memory,
-    /// The set that is searched next for ended entries.
+    /// The set that is searched next for expired entries.
     next_searched: AtomicUsize,
 }
 
@@ -61,7 +62,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// Counts bytes, unless that is more than the share, or than is left of the limiter's memory.
+    /// Reserves bytes, unless they exceed the share of the cache or the limiter's memory.
     fn take(&self, bytes: usize) -> bool {
         let within = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= self.max);
         if self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).is_err() {
@@ -82,49 +83,51 @@ impl Memory {
 
 struct Entry {
     fingerprint: u64,
-    /// By which numbers: to a variant of the limit the same state may say something else.
+    /// The terms of the denied hit. A variant of the limit may allow the same state.
     terms: Arc<Terms>,
     cost: u64,
-    /// By Redis's clock, and by ours when it had answered.
+    /// The time of the denial by Redis's clock, and of the arrival of the reply by ours.
     at: Timestamp,
     received_at: Timestamp,
-    /// By our clock: until when it answers, and from when Redis may be asked again, up to a trip later.
+    /// By our clock: the time until which the entry is valid, and the time from which Redis may decide again, up to a
+    /// round trip later.
     until: Timestamp,
     ended: Timestamp,
     state: KeyState,
-    /// Once it has ended, who asks the store what is true now. Closed when that is known.
+    /// Set once the entry has expired and a request refreshes it. Closed when the refresh ends.
     refresh: Option<Arc<Semaphore>>,
 }
 
-/// What is known of a key before it is asked for.
+/// The content of the cache for a key and a cost.
 pub(super) enum Known {
-    /// It is denied, as of that time by the store's clock.
+    /// Denied, as of that time by the store's clock.
     Denied(Verdict, Timestamp),
-    /// Nothing.
+    /// No entry.
     Nothing,
-    /// A denial ends just now, and who asks first asks for all, after so many microseconds: a trip at most.
+    /// The entry has just expired, and the caller has to refresh it, after a pause in microseconds of at most a round
+    /// trip.
     Refresh(Arc<Semaphore>, u64),
-    /// Someone is asking.
+    /// Another request is refreshing the entry.
     Wait(Arc<Semaphore>),
 }
 
-/// When a question was asked and answered, by our clock.
+/// The times of a request and its reply, by our clock.
 #[derive(Clone, Copy)]
 pub(super) struct Times {
     pub(super) sent_at: Timestamp,
     pub(super) received_at: Timestamp,
-    /// [`Denials::generation`] of the key before it was asked.
+    /// The [generation](Denials::generation) of the key before the request was sent.
     pub(super) generation: u64,
 }
 
 impl Denials {
-    /// Takes its memory out of that budget.
+    /// Creates a cache that takes its memory from `budget`.
     pub(super) fn new(budget: Budget) -> Self {
         let max = budget.max() / SHARE_OF_MEMORY;
         let memory = Memory { budget, used: AtomicUsize::new(0), max };
-        // As many as have room when all are full.
+        // As many sets as fit when all are full.
         let sets = (memory.max / (SET_BYTES + EMPTY_SET_BYTES)).clamp(1, MAX_SETS);
-        // Without room for empty sets there are none, and nothing is remembered.
+        // Without memory for empty sets there are none, and nothing is cached.
         let sets = if memory.take(sets * EMPTY_SET_BYTES) { sets } else { 0 };
         Self {
             sets: (0..sets).map(|_| Mutex::default()).collect(),
@@ -139,7 +142,7 @@ impl Denials {
         self.hasher.hash_one(name)
     }
 
-    /// The set of a key, and how often something was given back to keys of the set. `None` if there is no memory for any.
+    /// Returns the set of a key and its generation. `None` if there is no memory for sets.
     fn set(&self, fingerprint: u64) -> Option<(MutexGuard<'_, Vec<Entry>>, &AtomicU64)> {
         let index = (fingerprint as usize).checked_rem(self.sets.len())?;
         let set = self.sets[index].lock().unwrap_or_else(PoisonError::into_inner);
@@ -158,14 +161,14 @@ impl Denials {
         }
     }
 
-    /// Takes the memory of a set, if need be that of a set whose entries have ended.
+    /// Reserves the memory of a set, if necessary by freeing a set whose entries have expired.
     fn take_set(&self, now: Timestamp) -> bool {
         if self.memory.take(SET_BYTES) {
             return true;
         }
         for _ in 0..SEARCHED.min(self.sets.len()) {
             let index = self.next_searched.fetch_add(1, Ordering::Relaxed) % self.sets.len();
-            // The caller has locked a set of its own: to wait for another could be to wait for each other.
+            // The caller holds the lock of another set: waiting here could deadlock.
             if let Ok(mut set) = self.sets[index].try_lock() {
                 self.remove(&mut set, |entry| entry.ended <= now && entry.refresh.is_none());
             }
@@ -173,19 +176,20 @@ impl Denials {
         self.memory.take(SET_BYTES)
     }
 
-    /// To be taken before a question is asked, and shown with its answer.
+    /// Returns the generation of a key, which changes when units of the key are given back. Read it before a request is
+    /// sent, and pass it to [`remember`](Self::remember) with the reply.
     pub(super) fn generation(&self, name: &[u8]) -> u64 {
         let index = (self.fingerprint(name) as usize).checked_rem(self.sets.len());
         index.map_or(0, |index| self.generations[index].load(Ordering::SeqCst))
     }
 
-    /// Remembers a denial.
+    /// Caches a denial.
     pub(super) fn remember(&self, hit: &ScriptHit, state: &KeyState, at: Timestamp, retry_after: u64, times: Times) {
         let fingerprint = self.fingerprint(&hit.name);
         let received_at = times.received_at;
         let ends = times.sent_at.saturating_add(Duration::from_micros(retry_after));
         let expires = times.sent_at.saturating_add(MAX_AGE);
-        // Once an entry has reached its age, there is nothing to wait for before Redis is asked again.
+        // An entry that reaches the maximum age needs no pause before Redis decides again.
         let (until, ended) = match ends <= expires {
             true => (ends, received_at.saturating_add(Duration::from_micros(retry_after))),
             false => (expires, expires),
@@ -193,7 +197,7 @@ impl Denials {
         let (terms, state) = (hit.terms.clone(), self.kept(hit, state, at));
         let entry = Entry { fingerprint, terms, cost: hit.cost, at, received_at, until, ended, state, refresh: None };
         let Some((mut set, generations)) = self.set(fingerprint) else { return };
-        // Something was given back while the answer was on its way.
+        // Units were given back while the reply was in flight.
         if generations.load(Ordering::SeqCst) != times.generation {
             return;
         }
@@ -219,7 +223,7 @@ impl Denials {
         }
     }
 
-    /// Returns as much of a state as is kept.
+    /// Returns the part of a state that is kept.
     fn kept(&self, hit: &ScriptHit, state: &KeyState, at: Timestamp) -> KeyState {
         match state {
             KeyState::Numbers(numbers) if numbers.len() > MAX_NUMBERS => {
@@ -229,11 +233,11 @@ impl Denials {
         }
     }
 
-    /// Whether there is no doubt that this key and cost are denied.
+    /// Looks up a key and a cost.
     pub(super) fn known(&self, hit: &ScriptHit, now: Timestamp) -> Known {
         let fingerprint = self.fingerprint(&hit.name);
         let Some((mut set, _)) = self.set(fingerprint) else { return Known::Nothing };
-        let Some(entry) = answering(&mut set, fingerprint, hit) else { return Known::Nothing };
+        let Some(entry) = valid_entry(&mut set, fingerprint, hit) else { return Known::Nothing };
         if now >= entry.until {
             return match &entry.refresh {
                 Some(refresh) => Known::Wait(refresh.clone()),
@@ -246,15 +250,15 @@ impl Denials {
         entry.denial(hit, now).map_or(Known::Nothing, |(verdict, at)| Known::Denied(verdict, at))
     }
 
-    /// The denial of this key and cost, if it is certain, as of that time by the store's clock.
+    /// Returns the cached denial of this key and cost, with its time by the store's clock. Does not start a refresh.
     pub(super) fn certain(&self, hit: &ScriptHit, now: Timestamp) -> Option<(Verdict, Timestamp)> {
         let fingerprint = self.fingerprint(&hit.name);
         let (mut set, _) = self.set(fingerprint)?;
-        let entry = answering(&mut set, fingerprint, hit)?;
+        let entry = valid_entry(&mut set, fingerprint, hit)?;
         if now < entry.until { entry.denial(hit, now) } else { None }
     }
 
-    /// Whoever asked for all knows: what ended without a new denial is forgotten.
+    /// Ends a refresh: wakes the waiting requests, and removes the entry unless there is a new denial.
     pub(super) fn end_refresh(&self, name: &[u8], refresh: &Arc<Semaphore>) {
         let fingerprint = self.fingerprint(name);
         let is_it = |entry: &Entry| entry.refresh.as_ref().is_some_and(|other| Arc::ptr_eq(other, refresh));
@@ -264,7 +268,7 @@ impl Denials {
         refresh.close();
     }
 
-    /// Something was given back to that key.
+    /// Drops the denials of a key after a refund or a reset.
     pub(super) fn forget(&self, name: &[u8]) {
         let fingerprint = self.fingerprint(name);
         if let Some((mut set, generations)) = self.set(fingerprint) {
@@ -273,12 +277,12 @@ impl Denials {
         }
     }
 
-    /// Forgets all denials.
+    /// Drops all denials.
     pub(super) fn clear(&self) {
         self.clear_if(|_| true);
     }
 
-    /// Forgets all denials by one store: resets there may have been missed.
+    /// Drops all denials by one store, where resets may have been missed.
     pub(super) fn clear_store(&self, store: StoreIndex) {
         self.clear_if(|entry| entry.terms.store == store);
     }
@@ -303,17 +307,17 @@ impl Entry {
         self.fingerprint == fingerprint && Arc::ptr_eq(&self.terms, &hit.terms)
     }
 
-    /// Whether it has only the verdict about its own cost.
+    /// Returns whether the entry has only the verdict for its own cost.
     fn is_verdict(&self) -> bool {
         matches!(self.state, KeyState::Verdict(_))
     }
 
-    /// What it answers now, while it is certain.
+    /// Returns the denial as of now, with its time by the store's clock.
     fn denial(&self, hit: &ScriptHit, now: Timestamp) -> Option<(Verdict, Timestamp)> {
         let since = now.as_micros().saturating_sub(self.received_at.as_micros());
         let at = Timestamp::from_micros(self.at.as_micros().saturating_add(since));
         let verdict = match &self.state {
-            // An answer that was computed then ages by as much as the clock has moved.
+            // The script computed the verdict at that time: subtract the time that has passed.
             KeyState::Verdict(verdict) => aged(*verdict, since),
             state => state.verdict(&hit.terms, at, hit.cost),
         };
@@ -321,21 +325,21 @@ impl Entry {
     }
 }
 
-/// The number of costs of a key that have entries.
+/// Returns the number of costs of a key that have entries.
 fn costs(set: &[Entry], fingerprint: u64, hit: &ScriptHit) -> usize {
     set.iter().filter(|entry| entry.is_of(fingerprint, hit)).count()
 }
 
-/// Returns the entry that answers a cost: of those that do, the one of the highest cost.
-fn answering<'s>(set: &'s mut [Entry], fingerprint: u64, hit: &ScriptHit) -> Option<&'s mut Entry> {
+/// Returns the entry that is valid for a cost: among several, that of the highest cost.
+fn valid_entry<'s>(set: &'s mut [Entry], fingerprint: u64, hit: &ScriptHit) -> Option<&'s mut Entry> {
     let costs = costs(set, fingerprint, hit);
     // A cost that never fits has no `retry_after`.
     let any_cost = || costs >= MAX_COSTS && hit.terms.compiled.largest_cost().is_some_and(|most| hit.cost <= most);
-    let answers = |entry: &&mut Entry| {
+    let is_valid = |entry: &&mut Entry| {
         let is_lower = entry.is_of(fingerprint, hit) && entry.cost <= hit.cost;
         is_lower && (entry.cost == hit.cost || !entry.is_verdict() || any_cost())
     };
-    set.iter_mut().filter(answers).max_by_key(|entry| entry.cost)
+    set.iter_mut().filter(is_valid).max_by_key(|entry| entry.cost)
 }
 
 fn aged(verdict: Verdict, by: u64) -> Verdict {
@@ -353,7 +357,7 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_micros(1_000_000_000_000_000);
 
-    /// Remembers a denial, if there is memory for it, and returns whether it was remembered.
+    /// Caches a denial, if there is memory for it. Returns whether it was cached.
     fn remember(denials: &Denials, terms: &Arc<Terms>, key: usize) -> bool {
         remember_at(denials, terms, key, NOW)
     }
@@ -379,7 +383,7 @@ mod tests {
             for max in [0, 10_000, 1 << 20] {
                 let budget = Budget::new(max);
                 let denials = Denials::new(budget.clone());
-                // After a reload there are other terms for the same keys.
+                // A reload creates new terms for the same keys.
                 for terms in [&terms, &Arc::new(Terms::new(limit.compiled(), 100, Vec::new()))] {
                     for key in 0..keys {
                         let _ = remember(&denials, terms, key);

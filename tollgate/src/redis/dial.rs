@@ -1,7 +1,7 @@
-//! Opens connections to Redis: TCP with its options, Unix sockets, TLS, and the login.
+//! Opens connections to Redis: TCP and its options, Unix sockets, TLS, and the login.
 //!
 //! Connections are opened here and not by the Redis client, so that we know when one is closed: a request on a closed
-//! connection was never sent and can be sent on the next one. Deadlines are the caller's.
+//! connection was never sent, and can be sent on the next one. The caller sets deadlines.
 
 use std::path::Path;
 use std::pin::Pin;
@@ -26,15 +26,15 @@ use super::Tasks;
 use super::login::Login;
 use super::stats::Traffic;
 
-/// When TCP starts to ask a silent peer, how often, and how many unanswered probes end the connection. A backstop: the
-/// probes of `node.rs` are quicker, but nobody probes while a subscriber waits.
+/// TCP keepalive: idle time before the first probe, time between probes, and unanswered probes that end the connection.
+/// The probes of `node.rs` are faster, but do not cover subscriptions.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(10), Duration::from_secs(5), 3);
-/// How long sent data may stay unacknowledged before the connection ends, as when a host was powered off.
+/// Time after which unacknowledged data ends the connection, for example after a power failure of the host.
 #[cfg(target_os = "linux")]
 const USER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Addresses of one name that are tried at once.
+/// Maximum number of addresses of one host name that are tried at once.
 const MAX_ADDRESSES: usize = 8;
-/// Requests that may wait for the socket of one connection: more than one trip has calls.
+/// Capacity of the client's queue to the socket: larger than the number of calls in flight.
 const PIPELINE: usize = 256;
 
 /// The address of a server.
@@ -53,7 +53,7 @@ impl Address {
         Self::Tcp { host: host.into(), port }
     }
 
-    /// The address of another port on the same host.
+    /// Returns the address of another port on the same host.
     pub(super) fn with_port(&self, port: u16) -> Option<Self> {
         match self {
             Self::Tcp { host, .. } => Some(Self::tcp(host.clone(), port)),
@@ -71,7 +71,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Opens connections with one login.
+/// Opens connections with the same login and TLS settings.
 pub(super) struct Dialer {
     tls: Option<TlsConnector>,
     login: Login,
@@ -82,7 +82,7 @@ pub(super) struct Dialer {
 #[derive(Clone)]
 pub(super) struct Connection {
     requests: MultiplexedConnection,
-    /// Ends when the connection is closed.
+    /// Its sender is dropped when the connection is closed.
     open: watch::Receiver<()>,
     _driver: Arc<Tasks>,
 }
@@ -102,7 +102,7 @@ impl Dialer {
         Ok(Connection { requests, open, _driver: Arc::new(Tasks(vec![driver.abort_handle()])) })
     }
 
-    /// Connects and logs in, for messages that are published.
+    /// Connects and logs in, for a subscription.
     pub(super) async fn subscriber(&self, to: &Address) -> Result<PubSub, RedisError> {
         let (login, stream) = (self.login.current().await?, self.open(to).await?);
         PubSub::new(&login, stream).await
@@ -121,12 +121,12 @@ impl Dialer {
     }
 }
 
-/// A stream of bytes to a server. One call through a table per batch is nothing beside the system call.
+/// A stream of bytes to a server. The cost of dynamic dispatch is negligible beside the system call.
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-/// A stream whose bytes are counted.
+/// A stream that counts its bytes.
 struct Counted<S> {
     stream: S,
     traffic: Arc<Traffic>,
@@ -196,7 +196,7 @@ impl Connection {
         self.requests.clone().req_packed_command(command).await.and_then(Value::extract_error)
     }
 
-    /// Runs a command on a slot that is on its way to this server. The two commands are sent as one.
+    /// Runs a command on a slot that is being moved to this server. `ASKING` and the command are sent together.
     pub(super) async fn run_asking(&self, command: &Cmd) -> Result<Value, RedisError> {
         let mut both = redis::pipe();
         both.cmd("ASKING").ignore().add_command(command.clone());
@@ -222,14 +222,14 @@ async fn open_socket(_: &Path, _: Arc<Traffic>) -> Result<Box<dyn Stream>, Redis
 }
 
 async fn open_tcp(host: &str, port: u16) -> Result<TcpStream, RedisError> {
-    // All addresses of a name at once: the first that answers is as good as any, and one that is dead costs no time.
+    // Try all addresses of the name at once: the first that connects is used, and a dead one costs no time.
     let addresses = tokio::net::lookup_host((host, port)).await?;
     let connecting: Vec<_> = addresses.take(MAX_ADDRESSES).map(|address| TcpStream::connect(address).boxed()).collect();
     if connecting.is_empty() {
         return Err(std::io::Error::other(format!("{host} has no address")).into());
     }
     let (stream, _) = select_ok(connecting).await?;
-    // Small requests must not wait for the acknowledgement of those before them.
+    // Small requests must not wait for the acknowledgement of earlier ones.
     stream.set_nodelay(true)?;
     let (time, interval, retries) = KEEPALIVE;
     let keepalive = TcpKeepalive::new().with_time(time).with_interval(interval).with_retries(retries);

@@ -1,13 +1,13 @@
-//! What goes wrong with a store.
+//! Errors of a store and of its settings.
 
 use std::fmt;
 
 use redis::{ErrorKind, RedisError};
 
-/// The longest text of a store that is repeated: enough to know it by, in one line of a log.
+/// Maximum length of a store's message in an error, so that it fits in a line of a log.
 const MAX_DETAIL_BYTES: usize = 200;
 
-/// Why a store could not be asked or did not answer.
+/// The reason why a store did not execute a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreError {
     kind: StoreErrorKind,
@@ -23,13 +23,13 @@ enum StoreErrorKind {
     ForeignData,
     /// Its memory is full.
     Full,
-    /// Its user lacks a right.
+    /// Its user lacks a permission.
     NoPermission,
     /// It is a replica.
     ReadOnly,
     /// It reads its data from disk.
     Loading,
-    /// It cannot save its data, and takes no writes until it can.
+    /// It cannot save its data, and accepts no writes until it can.
     CannotSave,
     /// A script keeps it busy.
     RunsScript,
@@ -38,7 +38,7 @@ enum StoreErrorKind {
 }
 
 impl StoreErrorKind {
-    /// What an error reply means, by its code and text.
+    /// Classifies an error reply by its code and text.
     fn of_reply(code: &str, text: &str) -> Option<Self> {
         Some(match code {
             "OOM" => Self::Full,
@@ -48,7 +48,8 @@ impl StoreErrorKind {
             "MISCONF" => Self::CannotSave,
             "BUSY" => Self::RunsScript,
             "NOAUTH" | "WRONGPASS" => Self::Login,
-            // There is no code for it where a script runs the command. Redis 7.0 says the first, later ones the second.
+            // Errors inside a script have no code. The first text is that of Redis 7.0, the second that of later
+            // versions.
             _ if text.contains("user executing the script can't") => Self::NoPermission,
             _ if text.contains("ACL failure in script") => Self::NoPermission,
             _ => return None,
@@ -73,7 +74,7 @@ impl StoreError {
         Self { kind: StoreErrorKind::Refused, detail: one_line(detail) }
     }
 
-    /// What the script reports of one key.
+    /// Converts an error that the script reports for one key.
     pub(super) fn of_key(why: &str) -> Self {
         let not_ours = why.contains("WRONGTYPE") || why.contains("holds something else");
         let code = why.split_ascii_whitespace().next().unwrap_or_default();
@@ -81,12 +82,12 @@ impl StoreError {
         Self { kind: if not_ours { StoreErrorKind::ForeignData } else { of_server() }, detail: one_line(why) }
     }
 
-    /// An error of the client or of the server that is no refusal, unless it is known to be one.
+    /// Converts an error of the client or the server. An unknown error means that the server is unavailable.
     pub(super) fn of(error: &RedisError) -> Self {
         Self { kind: Self::kind_of(error).unwrap_or(StoreErrorKind::Unavailable), detail: one_line(&error.to_string()) }
     }
 
-    /// A refusal by the server, unless it is known to be something else.
+    /// Converts an error reply of the server. An unknown error is a refusal.
     pub(super) fn refused_by(error: &RedisError) -> Self {
         Self { kind: Self::kind_of(error).unwrap_or(StoreErrorKind::Refused), detail: one_line(&error.to_string()) }
     }
@@ -98,7 +99,7 @@ impl StoreError {
         }
     }
 
-    /// The same of one server of several.
+    /// Adds the server to the message.
     pub(super) fn at(mut self, server: &impl fmt::Display) -> Self {
         self.detail = one_line(&format!("{server}: {}", self.detail()));
         if matches!(self.kind, StoreErrorKind::TimedOut | StoreErrorKind::Busy) {
@@ -107,7 +108,7 @@ impl StoreError {
         self
     }
 
-    /// Whether the server refuses all writes or all calls, whatever their keys.
+    /// Returns whether the server refuses all writes or all calls, whatever their keys.
     pub(super) fn refuses_all(&self) -> bool {
         matches!(self.kind, StoreErrorKind::Full | StoreErrorKind::NoPermission)
     }
@@ -120,7 +121,7 @@ impl StoreError {
         self.kind == StoreErrorKind::ReadOnly
     }
 
-    /// Whether the store did not answer, or not in time.
+    /// Returns whether the store could not be reached, did not reply in time, or cannot serve at the moment.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         match self.kind {
@@ -137,51 +138,51 @@ impl StoreError {
         }
     }
 
-    /// Whether the store answered that it will not, for example because its memory is full.
+    /// Returns whether the store refused the request, for example because its memory is full.
     #[must_use]
     pub fn is_refused(&self) -> bool {
         matches!(self.kind, StoreErrorKind::Refused | StoreErrorKind::Full | StoreErrorKind::NoPermission)
     }
 
-    /// Whether the key is taken by data that is not a limiter's, which is left alone.
+    /// Returns whether the key holds data that no limiter wrote. Such data is left unchanged.
     #[must_use]
     pub fn is_foreign_data(&self) -> bool {
         self.kind == StoreErrorKind::ForeignData
     }
 
-    /// Whether more is waiting for the store already than it can be expected to answer in time.
+    /// Returns whether the queue to the store is full: it could not reply in time.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.kind == StoreErrorKind::Busy
     }
 
-    /// What the store or the system said, in its own words, such as `Connection refused (os error 111)`, in one line and
-    /// cut short; if neither said anything, what they did not do.
+    /// Returns the message of the store or the operating system, such as `Connection refused (os error 111)`, shortened
+    /// to one line. If there is none, describes the failure.
     #[must_use]
     pub fn detail(&self) -> &str {
         match self.kind {
             StoreErrorKind::TimedOut => "no answer in time",
-            StoreErrorKind::Busy => "too much is waiting already",
+            StoreErrorKind::Busy => "the queue is full",
             _ => &self.detail,
         }
     }
 
-    /// What to do about it.
+    /// Returns the advice how to fix it.
     #[must_use]
     pub fn fix(&self) -> &'static str {
         match self.kind {
             StoreErrorKind::Unavailable => "start it, or correct its URL",
-            StoreErrorKind::TimedOut => "look at its load and the way to it, or raise store_timeout",
+            StoreErrorKind::TimedOut => "check its load and the network, or raise store_timeout",
             StoreErrorKind::Busy => "add nodes or use leases",
-            StoreErrorKind::Refused => "look at its memory, and at what its user may do",
-            StoreErrorKind::ForeignData => "move that data elsewhere",
+            StoreErrorKind::Refused => "check its memory and the permissions of its user",
+            StoreErrorKind::ForeignData => "move that data to another key, or set a prefix",
             StoreErrorKind::Full => "raise its maxmemory, or move other data elsewhere",
             StoreErrorKind::NoPermission => {
                 "give its user the keys, channels and commands that docs/redis.md lists (ACL SETUSER)"
             }
-            StoreErrorKind::ReadOnly => "use the URL of the master, or of sentinels or a cluster, which know it",
+            StoreErrorKind::ReadOnly => "use the URL of the master, or a redis+sentinel:// or redis+cluster:// URL",
             StoreErrorKind::Loading => "wait until it has read its data from disk",
-            StoreErrorKind::CannotSave => "look at its disk and its log: it takes no writes until it can save its data",
+            StoreErrorKind::CannotSave => "check its disk and its log: it accepts no writes until it can save its data",
             StoreErrorKind::RunsScript => "end the script that keeps it busy (SCRIPT KILL)",
             StoreErrorKind::Login => "correct the user and the password",
         }
@@ -200,11 +201,11 @@ impl fmt::Display for StoreError {
                 write!(out, "the store is not available: {}", self.detail)
             }
             StoreErrorKind::TimedOut => out.write_str("the store did not answer in time"),
-            StoreErrorKind::Busy => out.write_str("too much is waiting for the store already"),
+            StoreErrorKind::Busy => out.write_str("the queue to the store is full"),
             StoreErrorKind::Refused | StoreErrorKind::Full | StoreErrorKind::NoPermission => {
                 write!(out, "the store refused: {}", self.detail)
             }
-            StoreErrorKind::ForeignData => write!(out, "the key holds data that is not a limiter's ({})", self.detail),
+            StoreErrorKind::ForeignData => write!(out, "the key holds data that no limiter wrote ({})", self.detail),
         }?;
         write!(out, "; {}", self.fix())
     }
@@ -212,10 +213,10 @@ impl fmt::Display for StoreError {
 
 impl std::error::Error for StoreError {}
 
-/// What was said, in one line that is not too long. What answers at the address of a store need not be one, and may say
-/// anything.
-fn one_line(said: &str) -> String {
-    let clean: String = said.trim().chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
+/// Shortens a message to one line without control characters. The server at the address of a store need not be a Redis,
+/// and may send anything.
+fn one_line(message: &str) -> String {
+    let clean: String = message.trim().chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
     if clean.len() <= MAX_DETAIL_BYTES {
         return clean;
     }
@@ -223,7 +224,7 @@ fn one_line(said: &str) -> String {
     format!("{}…", &clean[..end])
 }
 
-/// Why a limiter could not be set up: a setting that can never work. A Redis that is down is no such thing.
+/// An invalid setting of a limiter or a store. A Redis that is down is not such an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectError(String);
 
@@ -252,12 +253,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_store_says_is_one_line_that_is_not_too_long() {
+    fn messages_of_a_store_are_shortened_to_one_line() {
         let made = [StoreError::unavailable, StoreError::refused, StoreError::of_key];
         for error in made.map(|made| made(&format!("two\r\nlines\x1b[31m{}\n", "é".repeat(200)))) {
-            let begin = "two  lines [31m";
-            // The begin has an odd number of bytes, and each letter of the rest has two.
-            assert_eq!(error.detail(), format!("{begin}{}…", "é".repeat((MAX_DETAIL_BYTES - begin.len()) / 2)));
+            let beginning = "two  lines [31m";
+            // The beginning has an odd number of bytes, and each of the other letters has two.
+            assert_eq!(error.detail(), format!("{beginning}{}…", "é".repeat((MAX_DETAIL_BYTES - beginning.len()) / 2)));
         }
         assert_eq!(StoreError::refused("OOM\n").detail(), "OOM");
     }

@@ -1,8 +1,8 @@
-//! Decisions while the store fails: by the policy of each limit.
+//! Decisions while the store fails, by the failure policy of each limit.
 //!
-//! Limits that fail over to memory are counted by a limiter in memory, which is made when it is first needed. It has
-//! the share of each limit that falls to one of the nodes seen alive. When that number or the limits change, a limiter
-//! with the new shares takes its place and keeps what keys have spent, so a change admits nothing by itself.
+//! Limits with the policy `Local` are counted by an in-memory limiter, which is created when it is first needed. Its
+//! quotas are those of the limits, divided by the number of nodes. When that number or the limits change, a limiter
+//! with the new quotas replaces it and keeps the counts, so that a change does not admit more requests.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +17,7 @@ use crate::limit_set::LimitSet;
 use crate::limiter::{Hit, Limiter};
 use crate::units::Timestamp;
 
-/// The wait that a client is advised while the store fails and the policy denies: a second, in microseconds.
+/// The `retry_after` of denials by the failure policy: a second, in microseconds.
 const RETRY_A_FAILED_STORE: u64 = 1_000_000;
 
 /// The local limits of one set of limits.
@@ -32,10 +32,10 @@ struct Share {
     limiter: Limiter,
 }
 
-/// The keys that local limits of all sets have in common.
+/// The counts that the local limits of all limit sets share.
 #[derive(Default)]
 pub(super) struct LocalStore {
-    /// The limiter that was made last. Those made from one another count together.
+    /// The limiter that was created last. Limiters derived from one another share their counts.
     latest: Mutex<Option<Limiter>>,
 }
 
@@ -46,7 +46,7 @@ impl Fallback {
 }
 
 impl Inner {
-    /// Returns the local limits with this node's share. `None` if they cannot be made: then nothing is admitted.
+    /// Returns the local limiter with this node's share. `None` if it cannot be created: then every request is denied.
     fn local(&self) -> Option<Limiter> {
         let nodes = self.shared.stores.iter().map(|store| store.fleet.nodes()).collect();
         self.local_for(&nodes).or_else(|| self.make_local(nodes))
@@ -73,7 +73,7 @@ impl Inner {
             Some(latest) => latest.with_limits(limits),
             None => self.catalogue.with_other_keys(limits),
         };
-        let limiter = made.inspect_err(|error| tracing::error!(%error, "no local limits can be made")).ok()?;
+        let limiter = made.inspect_err(|error| tracing::error!(%error, "cannot create local limits")).ok()?;
         *latest = Some(limiter.clone());
         self.fallback.share.store(Some(Arc::new(Share { nodes, limiter: limiter.clone() })));
         Some(limiter)
@@ -86,14 +86,14 @@ impl Inner {
 }
 
 impl RedisHit {
-    /// Returns the hit as this process's memory counts it: by the name that the key has on the store.
+    /// Returns the hit for the local limiter, whose keys are the names on the store.
     fn local_hit(&self) -> Hit<'_> {
         Hit::new(self.limit, &*self.script_hit.name).cost(self.script_hit.cost)
     }
 }
 
 impl RedisLimiter {
-    /// Answers for hits whose servers fail, each by the policy of its limit: all of them are taken, or none.
+    /// Decides hits whose servers fail, each by the policy of its limit. Takes all of them or none.
     pub(super) fn by_policy(&self, failed: &mut [&mut RedisHit]) -> Decision {
         let now = self.0.shared.clock.wall();
         self.0.shared.counts.by_policy.fetch_add(1, Ordering::Relaxed);
@@ -125,7 +125,8 @@ impl RedisLimiter {
         self.decision(denying, verdict, self.0.shared.clock.wall(), Source::Policy)
     }
 
-    /// A local decision with the quota of the whole limit. A cost above the share alone fits again once the store is back.
+    /// Returns a local decision with the quota of the whole limit. A cost that exceeds only this node's share fits
+    /// again once the store is back.
     fn of_whole_limit(&self, failed: &[&mut RedisHit], decision: Decision) -> Decision {
         let decision = Decision { source: Source::Local, ..decision };
         let Some(hit) = failed.iter().find(|hit| Some(hit.limit) == decision.limit) else { return decision };
@@ -141,7 +142,7 @@ impl RedisLimiter {
         limit.on_store_failure().unwrap_or(self.0.shared.on_store_failure)
     }
 
-    /// Gives back what this process's memory took for a hit at that time. `wall_offset` is that of the decision.
+    /// Gives back units that were counted in this process's memory at that time. `wall_offset` is that of the decision.
     pub(super) fn give_back_locally(&self, hit: &RedisHit, at: Timestamp, wall_offset: i64) {
         if let Some(local) = self.0.local() {
             local.give_back_hit(hit.local_hit(), at, wall_offset);
@@ -159,8 +160,8 @@ impl RedisLimiter {
 
 const RETRY_LATER: Admission = Admission::Denied { retry_after: RETRY_A_FAILED_STORE };
 
-/// Returns the decision to report on a request: that of the limits that decided, or that of the rest, for which the failure
-/// policy may have answered. A limit that its policy allows is as if it were absent.
+/// Returns the decision to report on a request: that of the limits that decided, or that of the rest, for which the
+/// failure policy may have decided. A limit whose policy allows the request counts as absent.
 pub(super) fn reported(decided: Decision, rest: Decision) -> Decision {
     match rest.source {
         Source::Policy if rest.is_allowed() => decided,

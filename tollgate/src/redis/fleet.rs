@@ -1,11 +1,11 @@
 //! The number of nodes that share a Redis, so that each takes its share of a limit while Redis fails.
 //!
-//! Every node registers in a sorted set, with the time of Redis as score, and learns how many have done so lately: one
-//! small call every two seconds or so. A node that has no limit with [`OnStoreFailure::Local`](crate::OnStoreFailure)
-//! admits nothing while Redis fails, and does not register.
+//! Every node registers in a sorted set, with Redis's time as score, and reads the number of recent registrations, in
+//! one small call about every two seconds. A node without a limit with [`OnStoreFailure::Local`](crate::OnStoreFailure)
+//! needs no share, and does not register.
 //!
-//! Too small a number admits too much during an outage, and too large a number too little. So the largest number of the
-//! last minutes counts, and those minutes do not pass while Redis is away.
+//! Too small a number admits too much during an outage, and too large a number too little. The largest number of the
+//! last minutes is used, and these minutes do not pass while Redis is unreachable.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -19,15 +19,15 @@ use super::topology::Topology;
 
 /// The key, after `rate_limit:`.
 const KEY: &str = "{nodes}";
-/// How often a node registers.
+/// Time between two registrations of a node.
 const BEAT_EVERY: Duration = Duration::from_secs(2);
-/// How soon a new node registers. A command that only looks at the store has ended by then.
+/// Delay before a new node registers. A command that only reads the store has ended by then.
 const JOIN_AFTER: Duration = Duration::from_secs(1);
 /// A node that has not registered for this long is gone: three to ten beats.
 const ALIVE_FOR: Duration = Duration::from_secs(10);
-/// How long a beat may take at least. No request waits for it.
+/// Minimum timeout of a registration. No request waits for it.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
-/// More nodes than share one Redis. No more are registered.
+/// Maximum number of registered nodes: more than share one Redis.
 const MAX_NODES: u32 = 10_000;
 
 /// Beats in one of the periods whose maxima are kept: a minute.
@@ -73,7 +73,7 @@ impl Fleet {
         self.joins.store(true, Ordering::Relaxed);
     }
 
-    /// Registers for ever.
+    /// Registers periodically. Never returns.
     pub(super) async fn beat(self: Arc<Self>, topology: Arc<Topology>, store_timeout: Duration) {
         let id = format!("{:016x}", std::hash::RandomState::new().hash_one(std::process::id()));
         let (mut recent, mut member) = (Recent::default(), "");
@@ -92,7 +92,7 @@ impl Fleet {
     }
 }
 
-/// Returns how many nodes have registered, `member` among them. `None` if Redis does not answer.
+/// Registers `member`, and returns the number of registered nodes. `None` if Redis does not reply.
 async fn count(topology: &Topology, member: &str, limit: Duration) -> Option<u32> {
     let key = topology.names().of(KEY);
     let mut command = redis::cmd("EVAL");
@@ -101,7 +101,7 @@ async fn count(topology: &Topology, member: &str, limit: Duration) -> Option<u32
     redis::from_redis_value(reply).ok()
 }
 
-/// The largest number of the last periods, counted in beats that Redis answered.
+/// The largest numbers of the last periods, whose length is counted in registrations that Redis confirmed.
 #[derive(Default)]
 struct Recent {
     maxima: [u32; PERIODS],

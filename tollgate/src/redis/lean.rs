@@ -1,6 +1,7 @@
-//! What the smaller script reads and replies: `take.lua`.
+//! Arguments and replies of the small script, `take.lua`.
 //!
-//! Both are one string of big-endian numbers. Tables of numbers cost Redis more than the decisions themselves.
+//! Both are a single string of big-endian numbers. Lua tables of numbers would cost Redis more than the decisions
+//! themselves.
 
 use redis::Value;
 use smallvec::SmallVec;
@@ -10,14 +11,14 @@ use super::script::{KeyState, ScriptReply, Terms, failures, read_state, unreadab
 use crate::algorithm::Compiled;
 use crate::units::Timestamp;
 
-/// Limits and costs that are told apart in one call; a byte has room for more.
+/// Maximum number of distinct limits and costs in one call. Each has an index of one byte.
 pub(super) const MAX_LIMITS: usize = 127;
 pub(super) const MAX_COSTS: usize = 255;
 
-/// Set in the number of the limit of a request's last hit.
+/// The flag on the limit index of a request's last hit.
 const LAST_HIT: u8 = 128;
 
-/// A limit as the smaller script reads it, after its kind and signature.
+/// Encodes the parameters of a limit, which follow its kind and signature.
 pub(super) fn parameters(compiled: &Compiled, numbers: &[i64]) -> SmallVec<[u8; 48]> {
     let mut bytes = SmallVec::new();
     let mut push = |number: i64, width: usize| bytes.extend_from_slice(&number.to_be_bytes()[8 - width..]);
@@ -26,7 +27,7 @@ pub(super) fn parameters(compiled: &Compiled, numbers: &[i64]) -> SmallVec<[u8; 
             Compiled::Meter(_) | Compiled::WideMeter(_),
             [_, units, full, full_parts, wait, _, most, most_parts, ceiling],
         ) => {
-            // The longest wait of a queue is one more, and 0 for a bucket without one.
+            // The longest wait of a queue plus one; 0 for a bucket without a queue.
             let widths = [5, 7, 5, 7, 7, 5, 5];
             let numbers = [*units, *full, *full_parts, *wait + 1, *most, *most_parts, *ceiling];
             numbers.into_iter().zip(widths).for_each(|(number, width)| push(number, width));
@@ -45,7 +46,7 @@ pub(super) fn parameters(compiled: &Compiled, numbers: &[i64]) -> SmallVec<[u8; 
     bytes
 }
 
-/// The questions of a batch in which all take.
+/// A batch in which every request is a `Take`.
 #[derive(Default)]
 pub(super) struct Lean {
     /// Distinct costs.
@@ -54,7 +55,7 @@ pub(super) struct Lean {
 }
 
 impl Lean {
-    /// Adds a hit; `false` if there is no room for it. Limits and keys count from 1.
+    /// Adds a hit. Returns false if there is no room for it. Limits and keys count from 1.
     pub(super) fn add(&mut self, limit: u64, key: u64, cost: (u64, u64)) -> bool {
         let known = self.costs.iter().position(|known| *known == cost);
         let index = known.unwrap_or_else(|| {
@@ -98,7 +99,7 @@ fn push(bytes: &mut Vec<u8>, number: u64, width: usize) {
     bytes.extend_from_slice(&number.to_be_bytes()[8 - width..]);
 }
 
-/// A reply of the smaller script: what it saw, and why keys failed, if any did.
+/// The reply of the small script to a batch: the states, and the errors of keys.
 pub(super) struct BatchReply {
     bytes: Vec<u8>,
     read: usize,
@@ -122,7 +123,7 @@ impl BatchReply {
         Ok(reply)
     }
 
-    /// Reads the answer to the next request, whose hits are under these terms.
+    /// Reads the reply to the next request, whose hits have these terms.
     pub(super) fn next_reply<'t>(&mut self, terms: impl Iterator<Item = &'t Terms>) -> Result<ScriptReply, StoreError> {
         let taken = self.number(1)?;
         let mut states = SmallVec::<[KeyState; 2]>::new();

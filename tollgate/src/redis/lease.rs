@@ -13,16 +13,17 @@ use crate::units::Timestamp;
 
 /// A slice is at most this part of the quota, so that one node does not take all.
 pub(super) const SHARE: u64 = 4;
-/// When the store has less than a node wants, the node asks again after this part of a horizon, and after twice as long
-/// each time, up to [`MAX_DOUBLINGS`] times: units that come back meanwhile are then fetched at once, not one by one. The
-/// longest pause is four fifths of a horizon, so a bucket, which holds four horizons' refill at least, never fills up.
+/// When the store has less than a node requests, the node tries again after this part of a horizon, and after twice as
+/// long each time, up to [`MAX_DOUBLINGS`] times. Units that become available meanwhile are then fetched together, not
+/// one by one. The longest pause is four fifths of a horizon, so a bucket, which holds four horizons' refill at least,
+/// never fills up.
 const FIRST_PAUSE: u64 = 10;
 const MAX_DOUBLINGS: u32 = 3;
 /// A slice covers this part of a horizon's demand. Covering less than a horizon, it is spent before it expires.
 const COVERED: (u64, u64) = (7, 8);
-/// The next slice is asked for when less than this part of a horizon's demand is left.
+/// The next slice is requested when less than this part of a horizon's demand is left.
 const LOW: u64 = 4;
-/// Costs to try in one call, the smallest aside.
+/// Maximum number of costs to try in one call, without the smallest.
 const MAX_CHOICES: usize = 14;
 
 /// The lease of one key. Times are by this process's clock, except where noted.
@@ -35,24 +36,25 @@ pub(super) struct Lease {
     since: Timestamp,
     demand: u64,
     demand_before: u64,
-    /// The store had nothing for this cost, or less than was wished for: it is not asked again before this time.
+    /// A cost that the store had no units for, or granted less than requested, and the time before which no slice is
+    /// requested.
     exhausted: Option<(u64, Timestamp)>,
-    /// Renewals in a row that brought less than was wished for, and the units that the last of them brought.
+    /// Consecutive renewals that brought less than requested, and the units of the last of them.
     shortages: u32,
     last_short: u64,
     /// Closed when the renewal ends.
     renewing: Option<Arc<Semaphore>>,
     /// Counts resets of the key. A charge from before a reset no longer exists.
     resets: u64,
-    /// The latest reset that became known since the renewal began, by the store's clock. A slice that was charged before it
-    /// is not used.
+    /// The latest reset received since the renewal began, by the store's clock. A slice that was charged before it is
+    /// not used.
     reset_at: Timestamp,
     /// Requests that hold units while their other limits decide.
     holders: usize,
     /// Units left at the store when it last granted a slice, and when the quota would be full again.
     store_left: u64,
     full_at: Timestamp,
-    /// Set when the limit was changed: nothing is spent from this lease any more.
+    /// Set when the limit has changed: nothing is spent from this lease any more.
     withdrawn: bool,
 }
 
@@ -76,7 +78,7 @@ impl Grant {
     }
 }
 
-/// The store's answer to a renewal.
+/// The store's reply to a renewal.
 pub(super) struct Granted {
     pub(super) grant: Grant,
     /// Units left at the store after the charge, and when the quota would be full again.
@@ -84,17 +86,17 @@ pub(super) struct Granted {
     pub(super) full_at: Timestamp,
 }
 
-/// A slice to ask for: the most, and the least that helps.
+/// The size of a slice to request: the most units, and the fewest that are useful.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SliceRequest {
     pub(super) most: u64,
     pub(super) least: u64,
-    /// The units that the last renewal brought, if that was less than its wish. About as many are likely to be there.
+    /// The units of the last renewal, if it brought less than requested. About as many are likely to be available.
     expected: u64,
 }
 
 impl SliceRequest {
-    /// Returns the costs to try, the largest first: halves of the most, and more finely around what is expected.
+    /// Returns the costs to try, the largest first: halves of the most, and finer steps around the expected number.
     pub(super) fn choices(self) -> SmallVec<[u64; 16]> {
         let halves = std::iter::successors(Some(self.most), |units| Some(units / 2));
         let near = [self.expected / 4 * 7, self.expected / 4 * 5, self.expected, self.expected / 4 * 3];
@@ -170,12 +172,12 @@ impl Lease {
         self.renewing.as_ref()
     }
 
-    /// Returns whether a slice has as many units.
+    /// Returns whether a slice has enough units.
     pub(super) fn can_spend(&self, cost: u64, now: Timestamp) -> bool {
         self.grants.iter().any(|grant| grant.can_spend(cost, now))
     }
 
-    /// Takes units from a slice, if one has as many.
+    /// Takes units from a slice, if one has enough.
     pub(super) fn spend(&mut self, cost: u64, now: Timestamp) -> Option<SliceUnits> {
         let grant = self.grants.iter_mut().find(|grant| grant.can_spend(cost, now))?;
         grant.left -= cost;
@@ -183,12 +185,12 @@ impl Lease {
         Some(SliceUnits { at, until, before, connection, resets: self.resets })
     }
 
-    /// Notes that a request holds units. The lease is kept until it lets go of them.
+    /// Counts a request that holds units. The lease is kept until it releases them.
     pub(super) fn hold(&mut self) {
         self.holders += 1;
     }
 
-    /// The request keeps the units that it held.
+    /// Ends a hold: the request keeps its units.
     pub(super) fn keep(&mut self) {
         self.holders = self.holders.saturating_sub(1);
     }
@@ -199,7 +201,7 @@ impl Lease {
         self.demand = self.demand.saturating_sub(units);
         match self.grants.iter_mut().find(|grant| grant.at == held.at) {
             Some(grant) => grant.left += units,
-            // The slice was dropped with a reset, or nothing was left of it.
+            // The slice was dropped by a reset.
             None if held.resets != self.resets => {}
             None => {
                 let until = if self.withdrawn { Timestamp::EPOCH } else { held.until };
@@ -210,7 +212,7 @@ impl Lease {
     }
 
     /// Puts the units of a request that was admitted back into their slice. Returns false if nothing is spent from that
-    /// slice any more: then they belong to the store. After a reset they belong to nobody.
+    /// slice any more: then they belong to the store. After a reset they are dropped.
     pub(super) fn refund(&mut self, units: u64, held: SliceUnits, now: Timestamp) -> bool {
         let grant = self.grants.iter_mut().find(|grant| grant.at == held.at && grant.until > now);
         match grant {
@@ -221,8 +223,8 @@ impl Lease {
         true
     }
 
-    /// Adds a slice, and ends the renewal: everyone who waits for it tries again. `short` is a cost that the store has no
-    /// units for, or soon will have none for, and when it answered.
+    /// Adds a slice, and ends the renewal: requests that wait for it try again. `short` is a cost for which the store
+    /// has no units, or soon will have none, with the time of its reply.
     pub(super) fn renewed(&mut self, granted: Option<Granted>, short: Option<(u64, Timestamp)>) {
         let units = granted.as_ref().map_or(0, |granted| granted.grant.units);
         if let Some(Granted { mut grant, store_left, full_at }) = granted
@@ -246,20 +248,20 @@ impl Lease {
         }
     }
 
-    /// Returns how long not to ask after a shortage. Jitter keeps nodes from asking at the same time.
+    /// Returns the pause after a shortage. Jitter keeps nodes from renewing at the same time.
     fn pause(&self) -> Duration {
         let pause = (self.horizon / FIRST_PAUSE) << self.shortages.saturating_sub(1);
         // Between half and one and a half of two thirds: up to the pause itself.
         jittered(Duration::from_micros(pause) * 2 / 3)
     }
 
-    /// Removes slices that have expired, or all of them. Returns whether there is anything left to look after.
+    /// Removes slices that have expired, or all of them. Returns whether the lease is still in use.
     pub(super) fn sweep(&mut self, now: Timestamp, all: bool, leftovers: &mut Vec<Leftover>) -> bool {
         let Self { grants, hit, .. } = self;
         grants.retain(|grant| {
             let dead = all || grant.until <= now;
             if dead && grant.left > 0 {
-                // The units that were spent are those that the refill pays first.
+                // The refill pays for the spent units first.
                 let before = hit.terms.compiled.before_rest(grant.before, grant.units.saturating_sub(grant.left));
                 let hit = ScriptHit { cost: grant.left, ..hit.clone() };
                 leftovers.push(Leftover { hit, at: grant.at, before, connection: grant.connection });
@@ -271,20 +273,20 @@ impl Lease {
         is_used || (self.expected_demand() > 0 && !self.withdrawn)
     }
 
-    /// Drops the slices that are held. A slice that is on its way is kept.
+    /// Drops all slices. A slice that is being requested is kept.
     pub(super) fn drop_slices(&mut self) {
         self.drop_charged_until(Timestamp::MAX);
     }
 
-    /// Drops the slices of a key that was reset at that time by the store's clock: the store no longer knows their charges.
-    /// If the time is not known, drops all of them, and the one that is on its way.
+    /// Drops the slices of a key that was reset at that time by the store's clock: the reset removed their charges. If
+    /// the time is unknown, drops all of them, and the one that is being requested.
     pub(super) fn forget(&mut self, reset_at: Option<Timestamp>) {
         let reset_at = reset_at.unwrap_or(Timestamp::MAX);
         self.reset_at = self.reset_at.max(reset_at);
         self.drop_charged_until(reset_at);
     }
 
-    /// Keeps the slices to be spent, and gives nothing of them back: a reset may have been missed.
+    /// Keeps the slices for spending, but never gives their rest back: a reset may have been missed.
     pub(super) fn subscription_lost(&mut self) {
         self.grants.iter_mut().for_each(|grant| grant.connection = None);
         self.reset_at = Timestamp::MAX;
@@ -298,13 +300,13 @@ impl Lease {
         self.resets += 1;
     }
 
-    /// Ends all spending from this lease. The next sweep returns what is left.
+    /// Ends all spending from this lease. The next sweep gives the rest back.
     pub(super) fn withdraw(&mut self) {
         self.withdrawn = true;
         self.grants.iter_mut().for_each(|grant| grant.until = Timestamp::EPOCH);
     }
 
-    /// Counts units that were requested.
+    /// Counts requested units as demand.
     pub(super) fn count(&mut self, units: u64, now: Timestamp) {
         let passed = now.as_micros().saturating_sub(self.since.as_micros());
         if passed >= self.horizon {
@@ -314,7 +316,7 @@ impl Lease {
         self.demand = self.demand.saturating_add(units);
     }
 
-    /// Returns how long not to ask the store for this cost, in microseconds.
+    /// Returns how long no slice is requested for this cost, in microseconds.
     pub(super) fn exhausted_for(&self, cost: u64, now: Timestamp) -> u64 {
         match self.exhausted {
             Some((refused, until)) if cost >= refused => until.as_micros().saturating_sub(now.as_micros()),
@@ -331,14 +333,14 @@ impl Lease {
         self.grants.iter().filter(|grant| grant.until > now).map(|grant| grant.left).sum()
     }
 
-    /// Returns whether the next slice should be asked for while this one lasts.
+    /// Returns whether the next slice should be requested before this one is spent.
     pub(super) fn is_low(&self, cost: u64, quota: u64, now: Timestamp) -> bool {
         self.left(now) < self.expected_demand().min(quota / SHARE) / LOW
             && self.renewing.is_none()
             && self.exhausted_for(cost, now) == 0
     }
 
-    /// Returns what is left of the quota, here and at the store when it was last asked, and the time until it is full.
+    /// Returns the rest of the quota, here and at the store as of its last reply, and the time until the quota is full.
     pub(super) fn remaining(&self, now: Timestamp) -> (u64, u64) {
         let reset_after = self.full_at.as_micros().saturating_sub(now.as_micros());
         (self.left(now).saturating_add(self.store_left), reset_after)
@@ -346,7 +348,7 @@ impl Lease {
 
     pub(super) fn begin_renewing(&mut self, cost: u64, quota: u64, now: Timestamp) -> SliceRequest {
         self.renewing = Some(Arc::new(Semaphore::new(0)));
-        // The slice will be charged after all resets that are known by now.
+        // The slice will be charged after all resets received so far.
         self.reset_at = Timestamp::EPOCH;
         let (covered, of) = COVERED;
         let expected_demand = (self.expected_demand().saturating_mul(covered) / of).min(quota / SHARE);
@@ -382,7 +384,7 @@ mod tests {
 
     #[test]
     fn a_reset_keeps_the_slice_that_was_charged_after_it() {
-        // The slice is on its way when the key is reset, or is asked for before the reset is answered.
+        // The slice is in flight when the key is reset, or is requested before the reset is confirmed.
         for is_answered_first in [true, false] {
             for (charged, is_kept) in [(29, false), (30, false), (31, true)] {
                 let mut lease = lease();
@@ -407,7 +409,7 @@ mod tests {
         lease.forget(None);
         lease.renewed(charged_at(50), None);
         assert!(!lease.can_spend(1, NOW));
-        // The next one is charged after it, whatever the clock of the store is.
+        // The next one is charged after the reset, whatever the store's clock shows.
         let _ = lease.begin_renewing(1, 100, NOW);
         lease.renewed(charged_at(20), None);
         assert!(lease.can_spend(1, NOW));

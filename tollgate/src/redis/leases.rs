@@ -1,13 +1,13 @@
-//! Slices of a busy key's quota, taken in advance and spent here: see `algorithm/leased.rs` for why that admits
-//! nothing too much.
+//! Leases: slices of a busy key's quota, taken in advance and spent by this process. `algorithm/leased.rs` explains why
+//! leases never exceed the limit.
 //!
-//! A key is leased once it is busy: a quiet one is decided by the store, one trip each. A slice is sized by what
-//! was asked of the key lately, lives for a horizon counted by this node's clock from before it was asked for,
-//! and is renewed before it runs out. What is left when it dies is given back. If this node dies, what it had
-//! taken is missing until the limit itself gives it back: at most one slice.
+//! A key is leased once it is busy: requests for an idle key take one round trip each. The size of a slice follows the
+//! recent demand. A slice lives for a horizon, which begins by this node's clock before the slice is requested, and is
+//! renewed before it is spent. The rest of an expired slice is given back. If this node dies, its slices are missing
+//! until the limit refills.
 //!
-//! A request with several limits holds the units that it took from slices until the others have decided. If one of them
-//! denies, the units go back to their slices.
+//! A request with several limits holds the units that it took from slices until the other limits have decided. If one
+//! of them denies, the units go back to their slices.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,23 +22,23 @@ use super::script::{ScriptHit, Terms};
 use super::stores::StoreIndex;
 use crate::units::Timestamp;
 
-/// Keys leased at once. Beyond that the store decides.
+/// Maximum number of leased keys. The store decides for further keys.
 const MAX_LEASES: usize = 16_384;
 const SHARDS: usize = 16;
-/// Units asked for within a horizon before a key is worth a slice.
+/// Units requested within a horizon from which a key is leased.
 const MIN_DEMAND: u64 = 4;
-/// How often the dead slices are looked for.
+/// Time between two sweeps for expired slices.
 pub(super) const SWEEP_EVERY: Duration = Duration::from_millis(50);
 
-/// Of each name, a lease for every set of numbers by which it is asked for: nearly always one.
+/// The leases of each key, one for each of its terms: nearly always one.
 type ByName = HashMap<Arc<[u8]>, SmallVec<[Lease; 1]>, ahash::RandomState>;
 
 pub(super) struct Leases {
     shards: [Mutex<ByName>; SHARDS],
     hasher: ahash::RandomState,
-    /// Rung when there is a lease where there was none, for the one who looks after them.
+    /// Notified when a lease is added, for the task that sweeps them.
     taken: Notify,
-    /// Whether this process learns of resets by others, for each store. Without that, no slices are taken there.
+    /// Whether the subscription to resets is up, for each store. Without it, no slices are taken.
     is_subscribed: Box<[AtomicBool]>,
 }
 
@@ -46,17 +46,17 @@ pub(super) struct Leases {
 #[derive(Clone, Copy)]
 pub(super) struct Spending {
     pub(super) quota: u64,
-    /// How long a slice lives, in microseconds.
+    /// The lifetime of a slice in microseconds.
     pub(super) horizon: u64,
     pub(super) purpose: Purpose,
 }
 
-/// What a request does with the units that it takes from a slice.
+/// The use of the units that a request takes from a slice.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// Spends them.
     Spend,
-    /// Holds them until its other limits have decided, and then either [keeps](Leases::keep) them or [gives them
+    /// Holds them until the other limits have decided, and then [keeps](Leases::keep) them or [gives them
     /// back](Leases::give_back).
     Hold,
 }
@@ -70,25 +70,25 @@ pub(super) enum Attempt {
 
 /// The result of an attempt to spend from a slice.
 pub(super) enum SpendResult {
-    /// The units were taken. With a wish, the next slice is to be asked for meanwhile.
+    /// The units were taken. If `renew` is set, the caller requests the next slice in the background.
     Spent { held: SliceUnits, remaining: u64, reset_after: u64, renew: Option<SliceRequest> },
-    /// Ask the store for a slice.
+    /// The caller requests a slice from the store.
     Renew(SliceRequest),
-    /// A slice is being asked for. Closed when the answer is there.
+    /// A slice is being requested. The semaphore is closed when the reply arrives.
     Wait(Arc<Semaphore>),
-    /// The store had nothing a moment ago. It is asked again after `wait` microseconds.
+    /// The store had no units a moment ago. A slice is requested again after `wait` microseconds.
     Exhausted { wait: u64 },
-    /// Let the store decide.
+    /// The store decides.
     Exact,
 }
 
-/// What a lease would do with a hit now.
+/// The prospect of a hit on a lease.
 pub(super) enum Outlook {
-    /// Spend from a slice, or ask the store for one.
+    /// It would spend from a slice, or request one from the store.
     Open,
-    /// Deny: there are no units, and the store is not asked for `wait` microseconds.
+    /// It would be denied: there are no units, and no slice is requested for `wait` microseconds.
     Exhausted { wait: u64 },
-    /// Let the store decide.
+    /// The store decides.
     Exact,
 }
 
@@ -107,15 +107,15 @@ impl Leases {
         shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes units from a slice, or returns what to do instead.
+    /// Takes units from a slice, or returns the alternative.
     pub(super) fn spend(&self, hit: &ScriptHit, spending: Spending, attempt: Attempt, now: Timestamp) -> SpendResult {
         let Spending { quota, horizon, purpose } = spending;
-        // No slice is large enough, so it is no demand for slices either.
+        // No slice is large enough, so this does not count as demand.
         if hit.cost > quota / SHARE {
             return SpendResult::Exact;
         }
         let mut shard = self.shard(&hit.name);
-        // Read under the lock, so that no slice is taken after `subscription_lost` has gone through this shard.
+        // Read under the lock, so that no slice is taken after `subscription_lost` has processed this shard.
         let may_renew = self.is_subscribed_for(hit);
         if find(&mut shard, hit).is_none() {
             if !may_renew || shard.len() >= MAX_LEASES / SHARDS {
@@ -151,7 +151,7 @@ impl Leases {
         }
     }
 
-    /// Returns what [`spend`](Self::spend) would do. Only a denial counts as demand.
+    /// Predicts [`spend`](Self::spend). Only a denial counts as demand.
     pub(super) fn outlook(&self, hit: &ScriptHit, quota: u64, now: Timestamp) -> Outlook {
         if hit.cost > quota / SHARE {
             return Outlook::Exact;
@@ -212,7 +212,7 @@ impl Leases {
         leftovers
     }
 
-    /// Returns the renewals that are under way.
+    /// Returns the renewals in flight.
     pub(super) fn renewals(&self) -> Vec<Arc<Semaphore>> {
         let shards = self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner));
         let renewals = |shard: MutexGuard<'_, ByName>| -> Vec<_> {
@@ -235,13 +235,14 @@ impl Leases {
         self.is_subscribed[hit.terms.store.position()].load(Ordering::Relaxed)
     }
 
-    /// Takes slices from a store from now on: this process learns of resets there.
+    /// Allows slices from a store, because the subscription to its resets is up.
     pub(super) fn subscription_up(&self, store: StoreIndex) {
         self.is_subscribed[store.position()].store(true, Ordering::Relaxed);
     }
 
-    /// Takes no slices from a store until this process learns of resets there again, and gives none back. Any key may be
-    /// reset meanwhile, and a slice from before the reset would give back units that others have spent since.
+    /// Stops taking slices from a store, and giving them back, because the subscription to its resets is lost. Any key
+    /// may be reset meanwhile, and the rest of a slice from before the reset would give back units that others have
+    /// spent since.
     pub(super) fn subscription_lost(&self, store: StoreIndex) {
         self.is_subscribed[store.position()].store(false, Ordering::Relaxed);
         for shard in &self.shards {
@@ -251,7 +252,7 @@ impl Leases {
         }
     }
 
-    /// Ends all leases except those by the terms that are kept. The next sweep returns what is left of them.
+    /// Ends all leases except those whose terms are kept. The next sweep gives their rest back.
     pub(super) fn withdraw_unless(&self, kept: impl Fn(&Arc<Terms>) -> bool) {
         for shard in &self.shards {
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
@@ -269,7 +270,7 @@ impl Leases {
     }
 }
 
-/// The lease of a key by those terms.
+/// Returns the lease of a key by the terms of a hit.
 fn find<'a>(shard: &'a mut ByName, hit: &ScriptHit) -> Option<&'a mut Lease> {
     shard.get_mut(&hit.name)?.iter_mut().find(|lease| Arc::ptr_eq(&lease.hit.terms, &hit.terms))
 }

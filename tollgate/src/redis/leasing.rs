@@ -1,4 +1,4 @@
-//! Decisions out of slices: spends what `leases.rs` holds, asks for more in time, and gives back what is left.
+//! Decisions from leases: spends the slices of `leases.rs`, renews them in time, and gives the rest back.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -16,20 +16,20 @@ use super::{Receipt, RedisHit, RedisHits, RedisLimiter, Shared, TakeFrom};
 use crate::decision::{Admission, Decision, Source, Verdict};
 use crate::units::Timestamp;
 
-/// The answer of a lease to one hit.
+/// The decision of a lease on one hit.
 enum FromLease {
     /// The units were taken from a slice.
     Taken(Decision, SliceUnits),
     Denied(Decision),
-    /// The key is quiet, or the cost too high for a slice: the store decides.
+    /// The key is idle, or the cost too high for a slice: the store decides.
     UseStore,
 }
 
 /// Positions of hits in their request.
 type Positions = SmallVec<[usize; 4]>;
 
-/// The hits of a request, and the units of slices that it holds while its other limits decide. Dropped, the units go back
-/// to their slices, also when the caller has gone away.
+/// The hits of a request, and the units of slices that it holds while its other limits decide. When it is dropped, the
+/// units go back to their slices, even if the caller was cancelled.
 struct HeldUnits<'a> {
     shared: &'a Shared,
     hits: &'a mut RedisHits,
@@ -56,7 +56,7 @@ impl Drop for HeldUnits<'_> {
 }
 
 impl RedisLimiter {
-    /// Takes all that is wanted or nothing, from slices where a limit is leased, and notes on each hit where that was.
+    /// Takes all hits or none, from slices where a limit is leased, and writes the receipt of each hit.
     pub(super) async fn take_or_lease(&self, hits: &mut RedisHits, cost: u64) -> Decision {
         if hits.is_empty() {
             return Decision::without_limit(self.0.shared.clock.wall());
@@ -79,8 +79,8 @@ impl RedisLimiter {
         self.take(hits, cost, deadline).await
     }
 
-    /// Takes from slices first, and asks the store for the limits that have none. If one of those denies, or fails with
-    /// a policy that denies, the slices get their units back.
+    /// Takes from slices first, and then from the store for the other limits. If one of those denies, or its failure
+    /// policy does, the units go back to their slices.
     async fn take_beside_leases(&self, hits: &mut RedisHits, cost: u64, deadline: Instant) -> Decision {
         let is_leased = |hit: &RedisHit| self.spending(hit, Purpose::Hold).is_some();
         let (leased, mut positions): (Positions, Positions) =
@@ -136,7 +136,7 @@ impl RedisLimiter {
         Some(Spending { quota: prepared.limit.quota(), horizon, purpose })
     }
 
-    /// Decides one hit out of a slice.
+    /// Decides one hit from a slice.
     async fn lease(&self, hit: &RedisHit, spending: Spending, deadline: Instant) -> FromLease {
         let inner = &*self.0;
         let (mut attempt, mut has_renewed) = (Attempt::First, false);
@@ -160,7 +160,7 @@ impl RedisLimiter {
                     return FromLease::Denied(known.unwrap_or_else(|| self.exhausted_denial(hit, wait)));
                 }
                 SpendResult::Renew(request) => {
-                    // Remembered denials are not consulted: other processes give slices back, which ends a denial early.
+                    // Cached denials are not consulted: other processes give slices back, which ends a denial early.
                     if has_renewed {
                         inner.shared.leases.renewed(&hit.script_hit, None, None);
                         return FromLease::UseStore;
@@ -169,7 +169,7 @@ impl RedisLimiter {
                     self.renew(&hit.script_hit, spending.horizon, request);
                 }
                 SpendResult::Wait(renewal) => {
-                    // It has no permits to give: this waits until it is closed.
+                    // The semaphore has no permits: this waits until it is closed.
                     if timeout_at(deadline, renewal.acquire()).await.is_err() {
                         return FromLease::UseStore;
                     }
@@ -179,7 +179,7 @@ impl RedisLimiter {
         }
     }
 
-    /// Returns what a lease would do with a hit.
+    /// Returns the prospect of a hit on its lease.
     pub(super) fn lease_outlook(&self, hit: &RedisHit, now: Timestamp) -> Outlook {
         match self.spending(hit, Purpose::Spend) {
             Some(spending) => self.0.shared.leases.outlook(&hit.script_hit, spending.quota, now),
@@ -187,7 +187,7 @@ impl RedisLimiter {
         }
     }
 
-    /// The denial of a lease without units. Its process asks the store again after `wait` microseconds.
+    /// Returns the denial by a lease without units, which requests a slice again after `wait` microseconds.
     pub(super) fn exhausted_denial(&self, hit: &RedisHit, wait: u64) -> Decision {
         let admission = Admission::Denied { retry_after: wait };
         let verdict = Verdict { admission, remaining: 0, reset_after: wait };
@@ -200,7 +200,7 @@ impl RedisLimiter {
                 self.0.shared.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
                 return Some(self.decision(hit, verdict, at, Source::DenialCache));
             }
-            // A slice is asked for by one at a time anyway.
+            // No refresh is needed: only one request at a time renews a lease.
             Known::Refresh(refresh, _) => self.0.denials.end_refresh(&hit.script_hit.name, &refresh),
             _ => {}
         }
@@ -214,8 +214,8 @@ impl RedisLimiter {
         tokio::spawn(renewing.run());
     }
 
-    /// Gives back the slices that this process has taken and not spent, before it ends. Without it they are
-    /// missing until the limits give them back by themselves.
+    /// Gives back the unspent slices of this process. Call it before the process ends: otherwise the units are missing
+    /// until the limits refill.
     pub async fn return_leases(&self) {
         let shared = &*self.0.shared;
         for renewal in shared.leases.renewals() {
@@ -226,8 +226,8 @@ impl RedisLimiter {
 }
 
 impl Shared {
-    /// Returns whether the connection on which a slice was charged is still there. On a server that was connected to anew
-    /// the charge may be lost, and to give it back would give back what others have spent.
+    /// Returns whether the connection on which a slice was charged is still open. After a reconnect, the server may
+    /// have lost the charge, and a refund would give back units that others have spent.
     pub(super) fn is_still_charged(&self, script_hit: &ScriptHit, connection: Option<u64>) -> bool {
         connection.is_some() && connection == self.stores.of(script_hit).topology.connection_to(&script_hit.name)
     }
@@ -237,13 +237,13 @@ impl Shared {
         let is_charged = |leftover: &Leftover| self.is_still_charged(&leftover.hit, leftover.connection);
         let leftovers = leftovers.into_iter().filter(is_charged);
         let given_back = leftovers.map(|leftover| self.undo(leftover.hit, leftover.at, leftover.before));
-        // What cannot be given back is missing until the limit gives it back: too strict, never too lax.
+        // Units that cannot be given back are missing until the limit refills: too strict, never too lax.
         let _ = join_all(given_back).await;
     }
 }
 
-/// A slice that is asked for, in a task of its own: who wants it may go away, and what was charged must not be
-/// lost with them. Ends however it ends, so that nobody waits for one that was dropped.
+/// A renewal in its own task, so that a charged slice is not lost when the request is cancelled. Dropping it ends the
+/// renewal, so that no request waits for one that was aborted.
 struct Renewing {
     limiter: RedisLimiter,
     script_hit: ScriptHit,
@@ -272,7 +272,7 @@ impl Renewing {
             return;
         };
         let lives = self.script_hit.terms.compiled.slice_lives(state.numbers(), reply.at.as_micros(), self.horizon);
-        // Counted from before it was asked for: the store charged it later than that.
+        // Counted from before the request was sent: the store charged the slice later.
         let until = Timestamp::from_micros(sent_at.as_micros() + lives);
         let after = state.verdict(&self.script_hit.terms, reply.at, *units);
         let full_at = Timestamp::from_micros(times.received_at.as_micros().saturating_add(after.reset_after));
@@ -282,7 +282,7 @@ impl Renewing {
         let connection = connection.filter(is_same);
         let grant = Grant { units: *units, left: *units, until, at: reply.at, before, connection };
         self.granted = Some(Granted { grant, store_left: after.remaining, full_at });
-        // Less than was wished for: the store is running out, and what comes back is better fetched at once.
+        // Less than requested: the store is running out, so pause, and fetch returned units together.
         if *units < self.request.most {
             self.short = Some((self.request.least, times.received_at));
         }
@@ -296,7 +296,7 @@ impl Drop for Renewing {
     }
 }
 
-/// Gives back what is left of slices that were not spent in time.
+/// Gives back the rest of expired slices, until the limiter is dropped.
 pub(super) async fn return_leftovers(leases: Arc<Leases>, limiter: Weak<Shared>) {
     loop {
         leases.taken().await;

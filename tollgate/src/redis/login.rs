@@ -1,4 +1,4 @@
-//! Logins: who a connection logs in as, with a password that may be in a file.
+//! The login of a connection. The password may be in a file.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use redis::{RedisConnectionInfo, RedisError};
 
 use super::ConnectError;
 
-/// More than any password has. A larger file is another file.
+/// Maximum size of a password file. A larger file is not a password.
 const MAX_PASSWORD_FILE: usize = 64 << 10;
 
 /// A password, or the file that has it.
@@ -17,7 +17,7 @@ pub(super) enum Secret {
     File(PathBuf),
 }
 
-/// A login, and the settings of a connection that go with it.
+/// A login and the settings of its connections.
 #[derive(Clone)]
 pub(super) struct Login {
     info: RedisConnectionInfo,
@@ -26,7 +26,7 @@ pub(super) struct Login {
 
 impl Login {
     pub(super) fn new(info: RedisConnectionInfo, password: Option<Secret>) -> Result<Self, ConnectError> {
-        // `CLIENT SETINFO` is one more right that the user would need, and Redis 7.0 does not know it.
+        // `CLIENT SETINFO` would need another permission, and Redis 7.0 does not have it.
         let info = info.set_skip_set_lib_name();
         match password {
             None => Ok(Self { info, password_file: None }),
@@ -43,7 +43,7 @@ impl Login {
         self.info.db()
     }
 
-    /// Returns the login with the password that is in its file now.
+    /// Returns the login with the current password of its file.
     pub(super) async fn current(&self) -> Result<RedisConnectionInfo, RedisError> {
         let Some(path) = self.password_file.clone() else { return Ok(self.info.clone()) };
         let read = tokio::task::spawn_blocking(move || read_password(&path)).await.map_err(std::io::Error::other)?;
@@ -51,7 +51,7 @@ impl Login {
     }
 }
 
-/// Reads a password from its file. An error names the file, and nothing that is in it.
+/// Reads a password from its file. An error names the file, and never shows its content.
 fn read_password(path: &Path) -> Result<String, String> {
     use std::io::Read;
 

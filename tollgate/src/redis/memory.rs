@@ -1,24 +1,24 @@
-//! The memory of a server: how much it has, and whether it evicts keys when that is used up.
+//! The memory of a server: its size, and whether the server evicts keys when it is full.
 //!
-//! Read from `INFO`: managed servers do not allow `CONFIG`.
+//! Read from `INFO`, because managed servers do not allow `CONFIG`.
 
 use redis::{Cmd, Value};
 
-/// What eviction means for limits. All our keys expire, so the `volatile-` policies evict them too.
+/// The warning about eviction. All our keys expire, so the `volatile-` policies evict them too.
 pub(super) const EVICTS: &str = "the store evicts keys when its memory is full, and an evicted key gets its full quota again: \
                                  set maxmemory-policy noeviction, or keep limits on a Redis of their own";
 
-/// The memory of a server of the store; see [`ServerStatus`](super::ServerStatus).
+/// The memory of a server of the store: see [`ServerStatus`](super::ServerStatus).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerMemory {
     /// Bytes in use.
     pub used: u64,
-    /// The most bytes that it may use, `maxmemory`; 0 if there is no bound.
+    /// The most bytes that it may use, `maxmemory`. 0 means no bound.
     pub maximum: u64,
-    /// What happens at the bound, `maxmemory-policy`.
+    /// The policy at the bound, `maxmemory-policy`.
     pub eviction_policy: String,
-    /// Keys that were evicted since the server started.
+    /// Keys evicted since the server started.
     pub evicted_keys: u64,
 }
 
@@ -42,7 +42,7 @@ impl ServerMemory {
             fields.find_map(|(key, value)| (key == name).then(|| value.trim()))
         };
         let number = |name: &str| field(name)?.parse::<u64>().ok();
-        // Bounded, since it ends up in logs and metrics.
+        // Bounded, because it is written to logs and metrics.
         let is_word = |word: &&str| word.len() <= 32 && word.bytes().all(|byte| byte.is_ascii_graphic());
         Some(Self {
             used: number("used_memory")?,

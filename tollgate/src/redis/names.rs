@@ -1,9 +1,9 @@
 //! The names of keys on Redis: `[<prefix>:]rate_limit:{<limit name>|<key>}`, or `…rate_limit:ban:{…}` for a ban. The
-//! algorithm is no part of the name, so that what was spent counts when it is changed.
+//! name does not contain the algorithm, so that counts are kept when it changes.
 //!
-//! The braces are the hash tag, so that all that belongs to one key of a limit is in one slot of a cluster. Key
-//! material from outside can neither end the tag nor spell another limit's key: braces, bars and per cents are
-//! escaped as in a URL. A long key is told by its SHA-256, which nobody can find a second key for.
+//! The braces are the hash tag, which puts everything that belongs to one key of a limit into one slot of a cluster.
+//! Untrusted keys can neither end the tag nor collide with a key of another limit: braces, bars and percent signs are
+//! escaped as in a URL. A long key is replaced by its SHA-256.
 
 use std::sync::Arc;
 
@@ -15,16 +15,16 @@ use crate::algorithm::Algorithm;
 use crate::key::Key;
 use crate::limit::Limit;
 
-/// The longest key that is written as it is. Redis keeps names in memory, and a longer one is an attack or a
-/// mistake more often than an identity.
+/// Maximum length of a key that is not hashed. Redis keeps names in memory, and a longer key is usually an attack or a
+/// mistake.
 const LONGEST: usize = 128;
 
-/// Begins a key that was hashed. No escape looks like it.
+/// The prefix of a hashed key. No escape sequence begins like this.
 const HASHED: &str = "%#";
-/// Stands for a key of no parts. No escape looks like it.
+/// The name of a key without parts. No escape sequence is like this.
 const NO_PARTS: &str = "%";
 
-/// The name under which a key of a limit is kept.
+/// Returns the name of a limit's key on Redis.
 pub(super) fn name(prefix: &str, key: Key<'_>) -> Arc<[u8]> {
     let mut name: SmallVec<[u8; 256]> = SmallVec::new();
     name.extend_from_slice(prefix.as_bytes());
@@ -58,13 +58,13 @@ pub(super) struct Names {
     begin: Arc<str>,
 }
 
-/// Longer than any name of a service, and short beside the keys.
+/// Maximum length of a prefix: longer than the name of any service.
 const MAX_PREFIX: usize = 64;
 
 impl Names {
     pub(super) fn new(prefix: Option<&str>) -> Result<Self, ConnectError> {
         let Some(prefix) = prefix else { return Ok(Self { begin: "rate_limit:".into() }) };
-        // Braces would be the hash tag, and `*`, `?` and brackets are patterns where an ACL names the keys.
+        // Braces would be the hash tag, and `*`, `?` and brackets are patterns in ACL rules.
         let is_good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b':' | b'/');
         let fix = "use letters, digits and _ - . : /, 64 at most";
         if prefix.is_empty() {
@@ -74,17 +74,17 @@ impl Names {
             return Err(ConnectError::new(format!("the prefix has {} bytes; {fix}", prefix.len())));
         }
         if !prefix.bytes().all(is_good) {
-            return Err(ConnectError::new(format!("the prefix `{prefix}` has characters that it may not have; {fix}")));
+            return Err(ConnectError::new(format!("the prefix `{prefix}` has invalid characters; {fix}")));
         }
         Ok(Self { begin: format!("{prefix}:rate_limit:").into() })
     }
 
-    /// The name of something that is not a limit's: a channel, a rule set.
+    /// Returns the name of a channel, or of a key that does not belong to a limit.
     pub(super) fn of(&self, what: &str) -> String {
         format!("{}{what}", self.begin)
     }
 
-    /// All of the name of a limit's keys that comes before the key.
+    /// Returns the part of a limit's key names before the key.
     pub(super) fn before_key(&self, limit: &Limit) -> String {
         let mut name = SmallVec::new();
         escape(limit.name().as_bytes(), &mut name);
@@ -93,7 +93,7 @@ impl Names {
     }
 }
 
-/// The slot of a cluster that a name is in.
+/// Returns the cluster slot of a name.
 pub(super) fn slot(name: &[u8]) -> u16 {
     let tag = name.iter().position(|byte| *byte == b'{').and_then(|open| {
         let inside = &name[open + 1..];

@@ -1,9 +1,9 @@
-//! One Redis server: its connection, its breaker, and the task that keeps both.
+//! One Redis server: its connection, its breaker, and the task that maintains both.
 //!
 //! A server that hangs is treated like one that is gone. The task connects, probes the connection when a call failed or
-//! nothing was answered for a while, drops it when a probe gets no answer, and connects again, so that no request has to
-//! find out that a connection is dead. While there is no connection, requests wait for one within their deadline; once
-//! an attempt to connect has failed, the breaker is open and they do not wait at all.
+//! when there was no reply for a while, drops it when a probe fails, and connects again, so that requests do not have
+//! to detect dead connections. While there is no connection, requests wait for one until their deadline. Once an
+//! attempt to connect has failed, the breaker is open and requests do not wait at all.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,45 +25,45 @@ use super::script;
 use super::sentinels::Sentinels;
 use super::topology::subscriber;
 
-/// How long finding a server, connecting, TLS and the login may take together.
+/// Timeout of a connection attempt: finding the server, TCP, TLS and the login.
 pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(1);
-/// How long a probe of a server may take that was not given up. Forks of a large Redis take nearly as long.
+/// Timeout of a probe while the breaker is closed. Forks of a large Redis take nearly as long.
 pub(super) const PROBE_LIMIT: Duration = Duration::from_millis(500);
-/// How long nothing may be answered before the connection is probed.
+/// Time without a reply after which the connection is probed.
 const IDLE: Duration = Duration::from_secs(1);
-/// How often to see whether a server that failed is back: at first, and at most.
+/// Time between two probes of a failed server: the shortest, which doubles each time, and the longest.
 const PROBE_EVERY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
-/// How often the memory of a server is looked at.
+/// Time between two inspections of a server's memory.
 const INSPECT_EVERY: Duration = Duration::from_secs(30);
 
-/// How long a server that came back has to be well before it is probed as soon as at first when it fails again.
+/// Time for which a server must be available before its probes start again with the shortest pause.
 const STEADY: Duration = Duration::from_secs(5);
 
-/// Connections that this process has made.
+/// The number of the next connection of this process.
 static CONNECTIONS: AtomicU64 = AtomicU64::new(1);
 
-/// Where a server is found.
+/// The role of a server in its topology.
 pub(super) enum ServerRole {
     At(Address),
-    /// Wherever the sentinels say.
+    /// The master that the sentinels name.
     Master(Sentinels),
-    /// A node of a cluster, which answers for some slots alone.
+    /// A node of a cluster, which has only some of the slots.
     ClusterNode(Address),
 }
 
-/// What nodes of one limiter have in common.
+/// Settings and state that the nodes of one store share.
 #[derive(Clone)]
 pub(super) struct Common {
     /// The name of the store, for logs.
     pub(super) store: Arc<str>,
     pub(super) dialer: Arc<Dialer>,
-    /// The longest that a call may take.
+    /// Timeout of a call.
     pub(super) timeout: Duration,
     /// Whether the scripts for decisions are loaded into every server.
     pub(super) loads_scripts: bool,
     pub(super) breaker_counts: Arc<BreakerCounts>,
     pub(super) names: Names,
-    /// Rung when a call to a node failed, or its connection was lost.
+    /// Notified when a call to a node fails, or its connection is lost.
     pub(super) trouble: Arc<Notify>,
 }
 
@@ -72,48 +72,48 @@ pub(super) struct Node {
     pub(super) common: Common,
     pub(super) breaker: Breaker,
     state: watch::Sender<ConnectionState>,
-    /// The number of the connection that was made last.
+    /// The number of the latest connection.
     connection_number: AtomicU64,
-    /// Where the server was found last.
+    /// The latest address of the server.
     last_address: Mutex<Option<Address>>,
-    /// Rung when a call got no answer, or one that speaks against the connection.
+    /// Notified when a call fails, so that the connection is probed.
     suspect: Notify,
-    /// Calls that were answered.
-    answered: AtomicU64,
+    /// Number of calls with a reply.
+    reply_count: AtomicU64,
     pub(super) memory: Mutex<Option<ServerMemory>>,
 }
 
 #[derive(Clone)]
 enum ConnectionState {
-    /// A connection is being made, and worth waiting for.
+    /// A connection attempt is in progress, and requests wait for it.
     Connecting,
     Up(Connection),
     /// The last attempt to connect has failed.
     Down(StoreError),
 }
 
-/// Why a command has no reply.
+/// The reason why a command has no result.
 pub(super) enum RunError {
     /// The server does not have the script.
     NoScript,
-    /// The server answered that it will not.
+    /// The server refused the command.
     Refused(StoreError),
-    /// The slot is elsewhere now.
+    /// The slot has moved to another node.
     Moved(Address),
-    /// The key is elsewhere, where its slot is moving to.
-    ScriptHit(Address),
+    /// The slot is being moved to another node, which has the key already.
+    Ask(Address),
     /// Some keys of the command have moved and some have not.
     TryAgain,
-    /// The server did not answer, or cannot serve. Unless it said so, the command may have run.
+    /// The server did not reply, or cannot serve. Without a reply, the command may have been executed.
     Lost(StoreError),
 }
 
 impl From<RunError> for StoreError {
     fn from(error: RunError) -> Self {
         match error {
-            RunError::NoScript => Self::unavailable("the script is gone again"),
+            RunError::NoScript => Self::unavailable("the server has lost the script again"),
             RunError::Refused(error) | RunError::Lost(error) => error,
-            RunError::Moved(to) | RunError::ScriptHit(to) => Self::unavailable(&format!("the key is at {to}")),
+            RunError::Moved(to) | RunError::Ask(to) => Self::unavailable(&format!("the key has moved to {to}")),
             RunError::TryAgain => Self::unavailable("the slot is being moved"),
         }
     }
@@ -129,17 +129,17 @@ impl Node {
             connection_number: AtomicU64::new(0),
             last_address: Mutex::new(None),
             suspect: Notify::new(),
-            answered: AtomicU64::new(0),
+            reply_count: AtomicU64::new(0),
             memory: Mutex::new(None),
         }
     }
 
-    /// Runs a command, which has to be answered by the deadline.
+    /// Runs a command. The reply must arrive by the deadline.
     pub(super) async fn run(&self, command: &Cmd, deadline: Instant) -> Result<Value, RunError> {
-        self.answer(deadline, async |connection| connection.run(command).await).await
+        self.run_with(deadline, async |connection| connection.run(command).await).await
     }
 
-    /// Runs a command whose failure says nothing about the server. A server that was given up is not asked.
+    /// Runs a command whose failure does not count towards the breaker. Returns `None` at once if the breaker is open.
     pub(super) async fn run_in_background(&self, command: &Cmd, limit: Duration) -> Option<Value> {
         if self.breaker.is_open() {
             return None;
@@ -151,19 +151,19 @@ impl Node {
         reply.await.ok().flatten()
     }
 
-    /// Has the map of slots refreshed if the key was not here.
+    /// Triggers a refresh of the map of slots if the key has moved.
     fn note_redirection(&self, error: &RedisError) {
         if let RunError::Moved(_) = self.classified(error) {
             self.common.trouble.notify_one();
         }
     }
 
-    /// Runs a command on a slot that is moving here.
+    /// Runs a command on a slot that is being moved to this node.
     pub(super) async fn run_asking(&self, command: &Cmd, deadline: Instant) -> Result<Value, RunError> {
-        self.answer(deadline, async |connection| connection.run_asking(command).await).await
+        self.run_with(deadline, async |connection| connection.run_asking(command).await).await
     }
 
-    async fn answer(
+    async fn run_with(
         &self,
         deadline: Instant,
         call: impl AsyncFnOnce(&Connection) -> Result<Value, RedisError>,
@@ -178,7 +178,7 @@ impl Node {
             self.failed(began, error);
             return result;
         }
-        self.answered.fetch_add(1, Ordering::Relaxed);
+        self.reply_count.fetch_add(1, Ordering::Relaxed);
         self.breaker.succeeded();
         if let Err(RunError::Refused(error)) = &result {
             self.refused(error);
@@ -186,7 +186,7 @@ impl Node {
         result
     }
 
-    /// Returns the connection, or waits for the one that is being made.
+    /// Returns the connection, or waits for an attempt in progress.
     async fn connection(&self) -> Result<Connection, StoreError> {
         if let ConnectionState::Up(connection) = &*self.state.borrow()
             && !connection.is_closed()
@@ -196,7 +196,7 @@ impl Node {
         let mut state = self.state.subscribe();
         let usable = state.wait_for(|state| match state {
             ConnectionState::Connecting => false,
-            // Nothing was sent on it yet: wait for the next.
+            // Nothing was sent on it: wait for the next connection.
             ConnectionState::Up(connection) => !connection.is_closed(),
             ConnectionState::Down(_) => true,
         });
@@ -207,7 +207,7 @@ impl Node {
         }
     }
 
-    /// Counts a failure of a call that began then.
+    /// Records the failure of a call that began at that time.
     pub(super) fn failed(&self, began: Instant, why: &StoreError) {
         if self.breaker.failed(began, why) {
             self.log_failure(why);
@@ -216,7 +216,7 @@ impl Node {
         self.common.trouble.notify_one();
     }
 
-    /// Notes a refusal, if it is one of more than a single key.
+    /// Records a refusal that affects more than a single key.
     pub(super) fn refused(&self, why: &StoreError) {
         if why.refuses_all() && self.breaker.refused(why) {
             self.log_failure(why);
@@ -232,7 +232,7 @@ impl Node {
         match error.code() {
             Some("NOSCRIPT") => RunError::NoScript,
             Some("MOVED") => redirected(RunError::Moved),
-            Some("ASK") => redirected(RunError::ScriptHit),
+            Some("ASK") => redirected(RunError::Ask),
             Some("TRYAGAIN") => RunError::TryAgain,
             Some("OOM" | "WRONGTYPE" | "NOPERM" | "CROSSSLOT" | "ERR") => {
                 RunError::Refused(StoreError::refused_by(error))
@@ -241,7 +241,7 @@ impl Node {
         }
     }
 
-    /// A `host:port` as a server writes it. Without a host, it is this server's.
+    /// Parses the `host:port` of a redirect. Without a host, it is that of this server.
     fn address_of(&self, text: &str) -> Option<Address> {
         let (host, port) = text.rsplit_once(':')?;
         let port = port.parse().ok()?;
@@ -256,18 +256,18 @@ impl Node {
         !self.breaker.is_open()
     }
 
-    /// Whether there is a connection.
+    /// Returns whether there is an open connection.
     pub(super) fn is_connected(&self) -> bool {
         matches!(&*self.state.borrow(), ConnectionState::Up(connection) if !connection.is_closed())
     }
 
-    /// Returns the number of the connection, if there is one. No two connections of this process have the same number, so
-    /// while it is the same, so is the server.
+    /// Returns the number of the open connection. Numbers are unique within the process, so an unchanged number means
+    /// an unchanged connection.
     pub(super) fn connection_number(&self) -> Option<u64> {
         self.is_connected().then(|| self.connection_number.load(Ordering::Relaxed))
     }
 
-    /// Returns a connection for what is published there.
+    /// Returns a connection for subscriptions.
     pub(super) async fn subscriber(&self) -> Result<PubSub, StoreError> {
         let address = self.locate().await?;
         subscriber(&self.common.dialer, &address).await
@@ -288,7 +288,7 @@ impl Node {
         let _ = self.state.subscribe().wait_for(|state| !matches!(state, ConnectionState::Connecting)).await;
     }
 
-    /// Keeps the connection for ever.
+    /// Maintains the connection. Never returns.
     pub(super) async fn keep(self: Arc<Self>) {
         let mut pause = PROBE_EVERY.0;
         loop {
@@ -301,14 +301,14 @@ impl Node {
                     self.tend(&connection).await;
                     self.state.send_replace(ConnectionState::Connecting);
                     self.common.trouble.notify_one();
-                    // One that does not last is not made again at once.
+                    // After a connection that did not last, pause before the next attempt.
                     if began.elapsed() > STEADY {
                         pause = PROBE_EVERY.0;
                         continue;
                     }
                 }
                 Err(error) => {
-                    // First the breaker: a request that hears of the failure can be asked why.
+                    // Open the breaker first: a request that sees the failure may read the reason.
                     if self.breaker.open(&error) {
                         self.log_failure(&error);
                         self.common.trouble.notify_one();
@@ -321,14 +321,14 @@ impl Node {
         }
     }
 
-    /// Connects, and makes sure that the server answers in time and can be written to.
+    /// Connects, and checks that the server replies in time and accepts writes.
     async fn connect(&self) -> Result<(Connection, ProbeResult), StoreError> {
         let connecting = timeout(CONNECT_LIMIT.max(self.common.timeout), async {
             let address = self.locate().await?;
             *self.last_address.lock().unwrap_or_else(PoisonError::into_inner) = Some(address.clone());
             let connection = self.common.dialer.connect(&address).await.map_err(|error| unavailable(&error))?;
             if self.common.loads_scripts {
-                // A server without the scripts gets them with the first call, but two such calls may change places.
+                // A server without the scripts gets them with the first call, but two such calls could be reordered.
                 for command in script::load() {
                     let _ = connection.run(&command).await;
                 }
@@ -343,20 +343,20 @@ impl Node {
         Ok((connection, probed))
     }
 
-    /// How long a probe may take. A server that was given up has to answer as quickly as decisions need it.
+    /// Returns the timeout of a probe. While the breaker is open, a probe has to be as fast as a decision.
     fn probe_limit(&self) -> Duration {
         if self.breaker.is_open() { self.common.timeout } else { PROBE_LIMIT.max(self.common.timeout) }
     }
 
-    /// Watches over a connection until it is of no more use.
+    /// Probes a connection until it is closed or a probe fails.
     async fn tend(&self, connection: &Connection) {
         let (mut pause, mut closed_at) = (PROBE_EVERY.0, Instant::now());
         let mut inspect_at = Instant::now();
         loop {
             let idle = if self.breaker.is_refusing() { PROBE_EVERY.1 } else { IDLE };
-            let answered = self.answered.load(Ordering::Relaxed);
+            let reply_count = self.reply_count.load(Ordering::Relaxed);
             tokio::select! {
-                // What opens the breaker is suspect too, and then the pause must not be left out.
+                // A failure that opens the breaker also notifies `suspect`: the pause must come first.
                 biased;
                 () = connection.closed() => return,
                 () = self.breaker.opened() => {
@@ -370,7 +370,7 @@ impl Node {
                     continue;
                 }
                 () = tokio::time::sleep(jittered(idle)) => {
-                    if self.answered.load(Ordering::Relaxed) != answered && !self.breaker.is_refusing() {
+                    if self.reply_count.load(Ordering::Relaxed) != reply_count && !self.breaker.is_refusing() {
                         continue;
                     }
                 }
@@ -389,17 +389,17 @@ impl Node {
         }
     }
 
-    /// The memory of the server, if it has said.
+    /// Returns the memory of the server, if it has been read.
     pub(super) fn memory(&self) -> Option<ServerMemory> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn log_failure(&self, why: &StoreError) {
-        tracing::warn!(store = %self.common.store, node = %self, %why, "the store fails: limits answer by their failure policy until it is back");
+        tracing::warn!(store = %self.common.store, node = %self, %why, "the store fails: limits use their failure policy until it recovers");
     }
 }
 
-/// Where it is, for people.
+/// Shows the address, or the name of the master while it is unknown.
 impl fmt::Display for Node {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.role, &self.last_address()) {
@@ -418,7 +418,7 @@ pub(super) fn unavailable(error: &RedisError) -> StoreError {
     StoreError::of(error)
 }
 
-/// Half to one and a half of a pause, so that many processes do not knock at once.
+/// Returns half to one and a half of a pause at random, so that processes do not act at the same time.
 pub(super) fn jittered(pause: Duration) -> Duration {
     let random = std::hash::BuildHasher::hash_one(&ahash::RandomState::new(), pause);
     pause / 2 + pause.mul_f64((random >> 11) as f64 / (1_u64 << 53) as f64)

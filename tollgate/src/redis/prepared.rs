@@ -1,7 +1,8 @@
-//! Limits that change while they are in use: what a limiter with other limits goes on with.
+//! Limits prepared for Redis, and what they keep when limits change while in use.
 //!
-//! State on Redis says under which numbers it was written, and the script converts it for those that ask. What a process
-//! keeps for itself goes by terms, the numbers as Redis is told them: a limit that did not change keeps its terms.
+//! State on Redis records the configuration that wrote it, and the script converts it to that of the request. State of
+//! this process (cached denials and leases) belongs to terms, which are a limit's configuration as sent to Redis. A
+//! limit that did not change keeps its terms, and so its leases.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use crate::limit_set::{self, Checked, LimitSet};
 use crate::limiter::Limiter;
 use crate::units::WallOffset;
 
-/// A limit, ready for Redis.
+/// A limit, prepared for Redis.
 pub(super) struct PreparedLimit {
     pub(super) limit: Limit,
     prefix: String,
@@ -27,27 +28,26 @@ pub(super) struct PreparedLimit {
     ceiling: u64,
     /// The other terms that the limit has or had, the latest first.
     siblings: Arc<[Arc<Terms>]>,
-    /// How long a slice of it lives, if it is leased.
+    /// The lifetime of a slice in microseconds, if the limit is leased.
     pub(super) horizon: Option<u64>,
 }
 
 impl RedisLimiter {
-    /// A limiter with other limits that goes on where this one is: on the same connections, and with the same keys.
-    /// This one works on as before, and both count together, so that they can be exchanged while requests are decided.
+    /// Returns a limiter with other limits, on the same connections and with the same keys. This one continues to work,
+    /// and both count together, so that one can replace the other while requests are decided.
     ///
-    /// The new numbers apply from the next decision on. State on Redis is kept by the name of a limit and converted to
-    /// the numbers that ask, as [`Limiter::with_limits`](crate::Limiter::with_limits) describes: what a key has spent
-    /// stays spent, in units. A limit that chooses [another store](Limit::with_store) starts there with the keys of that
-    /// store.
+    /// The new numbers apply from the next decision on. State on Redis is found by the name of a limit and converted to
+    /// its new numbers, as [`Limiter::with_limits`](crate::Limiter::with_limits) describes: the units that a key has
+    /// spent stay spent. A limit that moves to [another store](Limit::with_store) uses the state on that store.
     ///
-    /// Denials that were remembered are not used by the new limiter. Slices of limits that did not change are spent on;
-    /// those of others are given back. A [reservation](Self::reserve) is settled by the limits that took it.
+    /// Cached denials are dropped. Leases of unchanged limits are kept, and those of other limits are given back. A
+    /// [reservation](Self::reserve) is settled by the limits that took it.
     ///
     /// # Errors
     ///
-    /// When there is no limit or more than 10 000, when two have the same name, when a variant has no limit of its name
-    /// and algorithm, when a sliding window log is of more than 100 000, or when a limit chooses a store that this limiter
-    /// does not have. Then nothing has changed.
+    /// If there is no limit or there are more than 10 000, if two have the same name, if a variant has no limit of its
+    /// name and algorithm, if a sliding window log has a quota above 100 000, or if a limit chooses a store that this
+    /// limiter does not have. Nothing changes then.
     pub fn with_limits(&self, limits: impl Into<LimitSet>) -> Result<Self, InvalidLimit> {
         let inner = &*self.0;
         let limits = limits.into();
@@ -68,8 +68,8 @@ impl RedisLimiter {
 }
 
 impl RedisLimiter {
-    /// Adds the terms that the limit of a hit has had since this limiter was made. A charge may have been counted under
-    /// them, so a refund gives back no more than they still count.
+    /// Adds the terms that the limit of a hit has had since this limiter was created. A charge may have been counted
+    /// under them, so a refund gives back no more than they still count.
     pub(super) fn add_later_terms(&self, hit: &mut RedisHit) {
         let (ceiling, configurations) = self.0.catalogue.configurations(hit.limit);
         let ScriptHit { terms, siblings, .. } = &hit.script_hit;
@@ -83,13 +83,13 @@ impl RedisLimiter {
     }
 }
 
-/// Sees to it that Redis can keep all of the limits.
+/// Checks that Redis can store all of the limits.
 pub(super) fn check(limits: &[Limit]) -> Result<(), InvalidLimit> {
     let check = |limit: &Limit| limit.compiled().check_shared().map_err(|error| error.of_limit(limit.name()));
     limits.iter().try_for_each(check)
 }
 
-/// What Redis counts a limit by, and how long a slice of it lives if it is leased.
+/// Returns the configuration by which Redis counts a limit, and the lifetime of a slice if the limit is leased.
 ///
 /// A limit with a ban is never leased. A lease may deny a request because another process holds the units, and such a denial
 /// must not count towards a ban.
@@ -104,13 +104,14 @@ fn stored(limit: &Limit, has_ban: bool) -> (Compiled, Option<u64>) {
     }
 }
 
-/// Sets of numbers of one limit that are remembered: more than a rule file has plans, and than are in use at once.
+/// Maximum number of earlier configurations of a limit: more than a rule file has plans, and more than are in use at
+/// once.
 const MAX_SIBLINGS: usize = 16;
 
 impl PreparedLimit {
-    /// Prepares limits that take the place of others. The catalogue knows the numbers that they had before.
+    /// Prepares limits that replace others. The catalogue has their earlier configurations.
     pub(super) fn all(mut limits: Vec<Limit>, before: &[Self], catalogue: &Limiter, stores: &Stores) -> Box<[Self]> {
-        // Redis's clock is the wall clock, also for limits that have been in a limiter in memory.
+        // Redis uses the wall clock, even for limits that were part of an in-memory limiter.
         limits.iter_mut().for_each(|limit| limit.follow_wall_clock(&WallOffset::default()));
         let mut by_name: HashMap<&str, Vec<&Self>> = HashMap::new();
         for prepared in before {
@@ -138,10 +139,10 @@ impl PreparedLimit {
             let signatures = signatures.map_or(&[][..], Vec::as_slice);
             let (before, (ceiling, configurations)) = (related_before(limit), catalogue.configurations(id));
             let store = stores.chosen_by(limit).unwrap_or_default();
-            // A limit that was there before keeps its terms, so that what goes by them goes on.
+            // An unchanged limit keeps its terms, and with them its leases.
             let same = before.iter().find(|old| {
                 let is_same = old.ceiling == ceiling && old.terms.has_variants(signatures) && old.terms.store == store;
-                // The life of a slice decides what Redis counts by.
+                // The lifetime of a slice determines the configuration on Redis.
                 is_same && old.limit.algorithm() == limit.algorithm() && old.horizon == horizon
             });
             let new = || Arc::new(Terms::new(&compiled, ceiling, signatures.to_vec()).on(store));

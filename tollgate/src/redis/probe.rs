@@ -1,4 +1,4 @@
-//! Probes of a server: whether it serves, refuses or fails, and how it does for memory.
+//! Probes of a server: find out whether it serves, refuses or fails, and read its memory.
 
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -11,15 +11,15 @@ use super::memory::{self, ServerMemory};
 use super::node::{Node, PROBE_LIMIT, RunError, ServerRole};
 use super::script;
 
-/// The outcome of a probe that was answered.
+/// The result of a probe with a reply.
 pub(super) enum ProbeResult {
     Serves,
-    /// The server is there, and of no use for decisions.
+    /// The server replies, but cannot decide.
     Refuses(StoreError),
 }
 
 impl Node {
-    /// Finds out whether the server is there and can be written to.
+    /// Checks that the server replies and accepts writes.
     pub(super) async fn probe(&self, connection: &Connection, limit: Duration) -> Result<ProbeResult, StoreError> {
         let (key, is_in_cluster) = match self.role {
             ServerRole::ClusterNode(_) => (None, true),
@@ -30,7 +30,7 @@ impl Node {
             Ok(Ok(_)) => Ok(ProbeResult::Serves),
             Ok(Err(error)) => match self.classified(&error) {
                 RunError::Refused(why) => Ok(ProbeResult::Refuses(why)),
-                // A node that has become a replica has no slots any more, as the map of slots will say.
+                // A node that has become a replica has no slots any more: the next map of slots will not list it.
                 RunError::Lost(why) if is_in_cluster && why.is_read_only() => Ok(ProbeResult::Serves),
                 error => Err(error.into()),
             },
@@ -38,8 +38,8 @@ impl Node {
         }
     }
 
-    /// Finds out whether a node of a cluster serves keys. While slots are not covered it answers `CLUSTERDOWN` to all
-    /// commands with a key, whatever the slot, and to no others. So it does not matter where the key of the probe is.
+    /// Checks that a node of a cluster serves keys. While slots are not covered, it replies `CLUSTERDOWN` to every
+    /// command with a key, whatever the slot. So the slot of the probe's key does not matter.
     async fn probe_slots(&self, connection: &Connection, limit: Duration) -> Result<ProbeResult, StoreError> {
         let mut command = redis::cmd("EXISTS");
         command.arg(self.common.names.of("{probe}"));
@@ -54,7 +54,7 @@ impl Node {
         }
     }
 
-    /// Closes the breaker after a probe that was as quick as decisions need the server.
+    /// Closes the breaker after a probe that was as fast as a decision has to be.
     pub(super) fn close_breaker(&self, probed: ProbeResult) {
         let was_open = self.breaker.close();
         if self.note(probed) || (was_open && !self.breaker.is_refusing()) {
@@ -62,15 +62,15 @@ impl Node {
         }
     }
 
-    /// Takes the outcome of a probe of a server that was not given up to the breaker. Failures of decisions still count: a
-    /// server can be quick enough for a probe and too slow for them.
+    /// Records a probe while the breaker is closed. Failures of decisions still count: a server can be fast enough for
+    /// a probe and too slow for decisions.
     pub(super) fn note_probe(&self, probed: ProbeResult) {
         if self.note(probed) {
             self.log_recovery();
         }
     }
 
-    /// Returns whether the server has stopped refusing.
+    /// Records the result of a probe. Returns whether the server has stopped refusing requests.
     fn note(&self, probed: ProbeResult) -> bool {
         match probed {
             ProbeResult::Refuses(why) => {
@@ -82,11 +82,10 @@ impl Node {
     }
 
     fn log_recovery(&self) {
-        tracing::info!(store = %self.common.store, node = %self, "the store is back");
+        tracing::info!(store = %self.common.store, node = %self, "the store has recovered");
     }
 
-    /// Reads how much memory the server has, and what it does when that is used up. A server that does not
-    /// report it is used all the same.
+    /// Reads the memory of the server and its eviction policy. A server that does not report them is used anyway.
     pub(super) async fn inspect(&self, connection: &Connection) {
         let Ok(Ok(reply)) = timeout(PROBE_LIMIT, connection.run(&memory::command())).await else { return };
         let Some(memory) = ServerMemory::read(&reply) else { return };

@@ -1,4 +1,4 @@
-//! Receipts: where each hit of a request took its units, and when. Refunds and corrections go back there.
+//! Receipts record where each hit of a request took its units, and when. Refunds and corrections go back there.
 //!
 //! The limits of one request may take their units in different places: from the store, whose servers have different
 //! clocks, from slices that were charged earlier, and from this process's memory while a server fails.
@@ -14,14 +14,14 @@ use crate::units::Timestamp;
 /// Where the units of a hit were taken, and when.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) enum Receipt {
-    /// Nothing was taken: the request was denied, or its limit was answered by the failure policy.
+    /// Nothing was taken: the request was denied, or the failure policy allowed it without counting.
     #[default]
     Nothing,
-    /// The store took them at this time by its clock.
+    /// The store took them, at this time by its clock.
     Store { at: Timestamp },
-    /// They came from a slice of this process.
+    /// They were taken from a slice of this process.
     Slice(SliceUnits),
-    /// This process's memory took them while the store failed.
+    /// They were counted in this process's memory while the store failed.
     Local { at: Timestamp, wall_offset: i64 },
 }
 
@@ -60,8 +60,8 @@ impl RedisLimiter {
         at_store.into_iter().chain(to_slices).collect()
     }
 
-    /// Puts units back into their slice. The units of a slice that has expired go to the store, by the time at which the
-    /// slice was charged: what a bucket has refilled since then is not given back a second time.
+    /// Puts units back into their slice. The units of a slice that has expired go to the store, by the time at which
+    /// the slice was charged: units that a bucket has refilled since then are not given back a second time.
     async fn give_back_to_slice(&self, hit: &RedisHit, held: SliceUnits) -> Result<(), StoreError> {
         let shared = &*self.0.shared;
         if shared.leases.refund(&hit.script_hit, held, shared.clock.now_with_gaps()) {

@@ -1,4 +1,4 @@
-//! How a question gets to Redis and its answer back: what is certain is not asked, what was learnt is remembered.
+//! Requests to Redis: consults the denial cache first, sends the script call, and caches denials from the reply.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,11 +20,11 @@ use crate::decision::{Admission, Decision, Denied, Source};
 use crate::key::Key;
 use crate::units::Timestamp;
 
-/// What was given back before each was asked.
+/// The [generation](Denials::generation) of each key before its request was sent.
 pub(super) type Generations = SmallVec<[u64; 2]>;
 
 impl RedisLimiter {
-    /// Takes from all limits or from none, and notes on each hit where that was.
+    /// Takes from all limits or from none, and writes the receipt of each hit.
     pub(super) async fn take(&self, hits: &mut RedisHits, cost: u64, deadline: Instant) -> Decision {
         let inner = &*self.0;
         let _refresh = match self.check_denial_cache(hits, deadline).await {
@@ -71,7 +71,7 @@ impl RedisLimiter {
         }
         let decision = most_restrictive.unwrap_or_else(|| Decision::without_limit(reply.at));
         if decision.is_allowed() != (reply.taken > 0) {
-            return Err(StoreError::unavailable("the script and this program disagree: are they of one version?"));
+            return Err(StoreError::unavailable("the script and this program disagree about a decision"));
         }
         if decision.is_allowed() {
             hits.iter_mut().for_each(|hit| hit.receipt = Receipt::Store { at: reply.at });
@@ -79,8 +79,8 @@ impl RedisLimiter {
         Ok(decision)
     }
 
-    /// The denial, if it is certain. When one has just ended, the first to ask asks for all, and the others wait
-    /// for what it finds: so a flood costs one trip per wait, not one per task.
+    /// Returns the denial, if the cache has one. When a cached denial has just expired, the first request refreshes it,
+    /// and the others wait for the result. So a flood costs one round trip per `retry_after`, not one per task.
     async fn check_denial_cache(&self, hits: &RedisHits, deadline: Instant) -> Result<DenialRefresh<'_>, Denied> {
         let inner = &*self.0;
         let mut refresh = DenialRefresh { denials: &inner.denials, keys: SmallVec::new() };
@@ -112,7 +112,7 @@ impl RedisLimiter {
                 let then = Instant::now() + Duration::from_micros(too_soon);
                 tokio::time::sleep_until(then.min(deadline)).await;
             }
-            // Who asks for others does not wait for others.
+            // A request that refreshes a denial does not wait for another refresh: two could wait for each other.
             let Some(wait) = wait.filter(|_| refresh.keys.is_empty()) else { return Ok(refresh) };
             if timeout_at(deadline, wait.acquire()).await.is_err() {
                 return Ok(refresh);
@@ -120,7 +120,7 @@ impl RedisLimiter {
         }
     }
 
-    /// The denial of these hits, if this node is certain of it: Redis is not asked.
+    /// Returns the denial of these hits if this node is certain of it, without a call to Redis.
     pub(crate) fn certain_denial(&self, hits: &RedisHits) -> Option<Decision> {
         let inner = &*self.0;
         let is_cached = |hit: &&RedisHit| inner.shared.stores.is_subscribed_for(&hit.script_hit);
@@ -167,7 +167,8 @@ impl RedisLimiter {
         Ok(most_restrictive.unwrap_or_else(|| Decision::without_limit(self.0.shared.clock.wall())))
     }
 
-    /// Asks in as many calls as the keys need; nothing has to be all or nothing.
+    /// Sends a request in as many calls as the keys need, and drops cached denials of the keys. The calls succeed or
+    /// fail independently.
     pub(super) async fn send_each(
         &self,
         hits: &RedisHits,
@@ -175,14 +176,14 @@ impl RedisLimiter {
     ) -> Result<(), StoreError> {
         let replies = self.send_in_calls(hits, request).await;
         let result = replies.into_iter().try_for_each(|(_, reply)| reply.map(drop));
-        // Also what was decided just before, and is remembered only now.
+        // A denial that was decided before may have been cached in the meantime.
         for hit in hits {
             self.0.shared.denials.forget(&hit.script_hit.name);
         }
         result
     }
 
-    /// Asks in as many calls as the keys need, all at the same time.
+    /// Sends a request in as many calls as the keys need, all at the same time.
     async fn send_in_calls(
         &self,
         hits: &RedisHits,
@@ -209,7 +210,7 @@ impl RedisLimiter {
         self.0.shared.send_by(deadline, request).await
     }
 
-    /// Who has just taken the last knows that the next is denied.
+    /// Caches the denial of the next hit, after this one took the last units.
     fn remember_next(&self, script_hit: &ScriptHit, state: &KeyState, at: Timestamp, times: Times) {
         if let KeyState::Numbers(numbers) = state {
             let next = script_hit.terms.compiled.verdict_after(numbers, at.as_micros(), script_hit.cost);
@@ -243,7 +244,8 @@ impl Shared {
         }
     }
 
-    /// Gives back what was taken at that time, as if it had never been taken, and forgets denials that it caused.
+    /// Gives back the units that were taken at that time, as if they had never been taken, and drops cached denials of
+    /// the key.
     pub(super) async fn undo(&self, script_hit: ScriptHit, at: Timestamp, before: Before) -> Result<(), StoreError> {
         let name = script_hit.name.clone();
         let result = self.send(ScriptRequest::Undo(script_hit, at, before)).await;
@@ -251,33 +253,33 @@ impl Shared {
         result.map(drop)
     }
 
-    /// Asks by the deadline, and waits for an answer that comes later, too.
+    /// Sends a request unless the deadline passes first. Waits for the reply even after the deadline.
     pub(super) async fn send_and_wait(
         &self,
         deadline: Instant,
         request: ScriptRequest,
     ) -> Result<ScriptReply, StoreError> {
         if request.hits().len() > MAX_KEYS {
-            return Err(StoreError::refused(&format!("a request may have {MAX_KEYS} limits and keys")));
+            return Err(StoreError::refused(&format!("a request has more than {MAX_KEYS} limits and keys")));
         }
         let store = request.hits().first().map_or(self.stores.default_store(), |hit| self.stores.of(hit));
         let (reply_to, reply) = oneshot::channel();
         store.topology.submit(Job { request, deadline, reply_to })?;
         match reply.await {
             Ok(reply) => reply,
-            // The deadline passed while it was waiting for a trip, or the limiter is being dropped.
+            // The deadline passed while the request was queued, or the limiter is being dropped.
             Err(_) => Err(StoreError::timed_out()),
         }
     }
 }
 
-/// Asks for all who wait to know whether a denial has ended; ends however it ends.
+/// Refreshes expired denials, for which other requests wait. Dropping it ends the refresh, whatever the result.
 struct DenialRefresh<'a> {
     denials: &'a Denials,
     keys: SmallVec<[Refresh; 1]>,
 }
 
-/// A name, and what those wait for who want to know of it.
+/// The name of a key, and the semaphore that is closed when its refresh ends.
 type Refresh = (Arc<[u8]>, Arc<Semaphore>);
 
 impl Drop for DenialRefresh<'_> {

@@ -1,4 +1,4 @@
-//! What is taken now and given back or corrected later.
+//! Reservations: units that are taken now, and given back or corrected later.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use crate::limiter::Hit;
 use crate::reservation::Settlement;
 use crate::units::Timestamp;
 
-/// How often to take what was seen to be left, when others take it first.
+/// Maximum number of attempts to take the rest of a quota, if others take it first.
 const TRIES: usize = 4;
 
-/// What was taken and may be given back or corrected; see [`RedisLimiter::reserve`].
+/// Units that were taken and may be given back or corrected: see [`RedisLimiter::reserve`].
 ///
-/// It can be settled or refunded once, because that consumes it. Dropped, it stands: what was taken stays taken.
-#[must_use = "what a reservation took stays taken until it is settled"]
+/// It can be settled or refunded once, which consumes it. If it is dropped, its units stay taken.
+#[must_use = "the units of a reservation stay taken until it is settled"]
 pub struct RedisReservation {
-    /// Whose limits took it: they may have been changed by the time it is settled.
+    /// The limiter that took the units. Its limits may have been replaced by the time of the settlement.
     limiter: RedisLimiter,
     hits: RedisHits,
     decision: Decision,
@@ -28,7 +28,7 @@ pub struct RedisReservation {
 }
 
 impl RedisReservation {
-    /// The decision that took it.
+    /// Returns the decision by which the units were taken.
     pub fn decision(&self) -> &Decision {
         &self.decision
     }
@@ -41,12 +41,12 @@ impl std::fmt::Debug for RedisReservation {
 }
 
 impl RedisLimiter {
-    /// Takes `cost` units now, to be given back or corrected later: see [`Limiter::reserve`](crate::Limiter::reserve). A
-    /// reservation that is not settled in time keeps what it took.
+    /// Takes `cost` units now, to be given back or corrected later: see [`Limiter::reserve`](crate::Limiter::reserve).
+    /// The units of a reservation that is not settled in time stay taken.
     ///
     /// # Errors
     ///
-    /// The denial, when the cost does not fit.
+    /// If a limit denies the cost. The error is the denial.
     pub async fn reserve<'k>(
         &self,
         key: impl Into<Key<'k>>,
@@ -57,11 +57,11 @@ impl RedisLimiter {
         self.reserve_prepared(hits, cost, expires_after).await
     }
 
-    /// Takes what every hit asks for, or nothing, to be given back or corrected later: see [`reserve`](Self::reserve).
+    /// Takes the cost of every hit, or of none, to be given back or corrected later: see [`reserve`](Self::reserve).
     ///
     /// # Errors
     ///
-    /// The denial, when one of them does not fit.
+    /// If a limit denies its hit. The error is the denial.
     pub async fn reserve_hits(&self, hits: &[Hit<'_>], expires_after: Duration) -> Result<RedisReservation, Denied> {
         let cost = hits.iter().map(|hit| hit.parts().2).max().unwrap_or(0);
         match self.prepare_hits(hits) {
@@ -84,13 +84,13 @@ impl RedisLimiter {
         Ok(RedisReservation { limiter: self.clone(), hits, decision, expires_at })
     }
 
-    /// Brings a reservation to its actual cost: gives back what was too much, or takes what was too little, as
-    /// far as there is any. Of several hits, each is brought to this cost. If the limits have changed since, it is settled
-    /// by those that took it.
+    /// Settles a reservation at its actual cost: gives back units that are too many, or takes missing units as far as
+    /// there are any. Each of several hits is settled at this cost. If the limits have changed since, those that took
+    /// the units settle it.
     ///
     /// # Errors
     ///
-    /// When the store cannot be reached in time: then what was taken stays taken.
+    /// If the store does not reply in time, or replies with an error. The units then stay taken.
     pub async fn settle(&self, reservation: RedisReservation, actual: u64) -> Result<Settlement, StoreError> {
         let RedisReservation { limiter, hits, expires_at, .. } = reservation;
         if limiter.0.shared.clock.now_with_gaps() >= expires_at {
@@ -99,16 +99,16 @@ impl RedisLimiter {
         limiter.settle_hits(&hits, actual).await
     }
 
-    /// Gives back what a reservation took, as far as [`Limiter::refund`](crate::Limiter::refund) would.
+    /// Gives back the units of a reservation, as [`Limiter::refund`](crate::Limiter::refund) does.
     ///
     /// # Errors
     ///
-    /// When the store cannot be reached in time: then what was taken stays taken.
+    /// If the store does not reply in time, or replies with an error. The units then stay taken.
     pub async fn refund(&self, reservation: RedisReservation) -> Result<Settlement, StoreError> {
         self.settle(reservation, 0).await
     }
 
-    /// Brings hits that were taken to their actual cost, as far as that can be, each where it was taken.
+    /// Settles charged hits at their actual cost as far as possible, each where it was charged.
     pub(crate) async fn settle_hits(&self, hits: &[RedisHit], actual: u64) -> Result<Settlement, StoreError> {
         let owed = hits.iter().filter(|hit| hit.script_hit.cost > actual);
         let mut owed: RedisHits = owed
@@ -130,9 +130,9 @@ impl RedisLimiter {
         Ok(if missing == 0 { Settlement::Settled } else { Settlement::Short { missing } })
     }
 
-    /// Takes what there is of a cost that has been spent already, and says how much there was not.
+    /// Takes as many units as are left of a cost that was spent already. Returns the number of missing units.
     async fn take_up_to(&self, hit: &RedisHit, cost: u64) -> Result<u64, StoreError> {
-        // Someone else may take some meanwhile, or some may come back: a few tries, and what is left is missing.
+        // Others may take or return units between the two calls: after a few attempts, the cost is missing.
         for _ in 0..TRIES {
             let at_cost = |cost: u64| SmallVec::from_iter([ScriptHit { cost, ..hit.script_hit.clone() }]);
             let peeked = self.send(ScriptRequest::Peek(at_cost(0))).await?;

@@ -1,14 +1,15 @@
-//! Rule sets on Redis: published once, they reach every node. The content of a rule set is not read here: it is bytes.
+//! Rule sets published on Redis for every node of a fleet. A rule set is bytes here: this module does not read its
+//! content.
 //!
-//! The newest set is kept under one key, with a version that grows by one and an id that no other publication has. A
-//! node polls version and id every few seconds, and reads the set when they differ from those it holds: so a node that
-//! was away, or that missed the announcement, finds it.
+//! The newest set is stored under one key, with a version that grows by one and a unique id. A node polls version and
+//! id every few seconds, and reads the set when they differ from those it holds. So a node that was offline, or that
+//! missed the announcement, gets it too.
 //!
 //! Redis replicates asynchronously, so a failover can lose a publication that some nodes hold already. Every set
-//! therefore carries the ids of its predecessors, and a node that finds another set than its own can decide
+//! therefore carries the ids of its predecessors, and a node that finds another set than its own decides by them
 //! (`follower.rs`):
 //!
-//! - Its own set is a predecessor of the one on Redis: it takes the newer one.
+//! - Its own set is a predecessor of the one on Redis: the node takes the newer one.
 //! - The set on Redis is a predecessor of its own, or there is none: Redis has lost a publication. The node writes its
 //!   own set back.
 //! - Neither: another set was published after the loss. The one on Redis wins, and the node reports the one it gives up.
@@ -28,20 +29,21 @@ use super::stores::DEFAULT;
 use super::topology::Topology;
 use super::{ConnectError, StoreError, Tasks};
 
-/// How soon a server that failed has to answer to be asked again.
+/// Deadline of probes after a server has failed.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
-/// Rules are written by people: a larger one is a mistake, and every node would fetch it.
+/// Maximum size of a rule set. People write rules, so a larger set is a mistake, and every node would fetch it.
 const MAX_BYTES: usize = 4 << 20;
 
-/// A rule set as it was published.
+/// A published rule set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PublishedRules {
     /// Grows by one with each publication and each withdrawal.
     pub version: u64,
-    /// Identifies the publication or withdrawal. A version does not: after a failover that lost one, it is used again.
+    /// A unique id of the publication or withdrawal. The version is not unique: after a failover that lost a
+    /// publication, it is used again.
     pub id: Arc<str>,
-    /// What was published. Nothing, if that was withdrawn: then each node goes back to rules of its own.
+    /// The published rules. `None` after a withdrawal: each node goes back to its own rules.
     pub rules: Option<Arc<[u8]>>,
     /// The time of the first publication in this line of versions, in microseconds. A Redis that has lost its data
     /// begins another line.
@@ -51,7 +53,7 @@ pub struct PublishedRules {
 }
 
 impl PublishedRules {
-    /// Whether `later` was published with knowledge of this one.
+    /// Returns whether `later` was published with knowledge of this set.
     fn precedes(&self, later: &Self) -> bool {
         if self.version >= later.version {
             return false;
@@ -60,7 +62,7 @@ impl PublishedRules {
         if known.clone().any(|id| *id == *self.id) {
             return true;
         }
-        // Older than what is recorded, or published by a release that recorded nothing.
+        // Older than the recorded ids, or published by a release that recorded none.
         let oldest = known.last().and_then(stored::version_of).unwrap_or(later.version);
         self.epoch == later.epoch && self.version < oldest
     }
@@ -72,7 +74,7 @@ impl fmt::Display for PublishedRules {
     }
 }
 
-/// What a node did about a rule set that Redis has lost: see [`RuleSets::repairs`].
+/// The reaction of a node to the loss of its rule set on Redis: see [`RuleSets::repairs`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Repair {
@@ -88,7 +90,7 @@ pub enum Repair {
         /// Why it could not be written.
         why: StoreError,
     },
-    /// Another rule set was published after the loss. This node has taken that.
+    /// Another rule set was published after the loss, and this node has taken it.
     Replaced {
         /// The rule set that was lost.
         lost: PublishedRules,
@@ -130,19 +132,19 @@ pub struct Repairs {
     pub latest: Option<Repair>,
 }
 
-/// Why a rule set was not published.
+/// The reason why a rule set was not published or withdrawn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PublishError {
-    /// The newest version is not the one that was expected: someone else has published or withdrawn meanwhile, or there
-    /// never was that one.
+    /// The newest version is not the expected one: another client has published or withdrawn in the meantime, or the
+    /// version never existed.
     Conflict {
         /// The newest version.
         version: u64,
     },
-    /// It is larger than 4 MiB.
+    /// The rule set is larger than 4 MiB.
     TooLarge,
-    /// Redis could not be asked.
+    /// Redis did not execute the command.
     Store(StoreError),
 }
 
@@ -150,10 +152,13 @@ impl fmt::Display for PublishError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Conflict { version } => {
-                write!(out, "the newest version is {version}, not the one that was expected; look at it and expect it")
+                write!(
+                    out,
+                    "the newest version is {version}, not the expected one; read it, and publish with that version"
+                )
             }
             Self::TooLarge => {
-                out.write_str("a rule set may have 4 MiB; use overrides by key rather than limits by key")
+                out.write_str("the rule set is larger than 4 MiB; use overrides by key instead of limits by key")
             }
             Self::Store(error) => error.fmt(out),
         }
@@ -162,7 +167,7 @@ impl fmt::Display for PublishError {
 
 impl std::error::Error for PublishError {}
 
-/// Where the rule sets of a fleet are published, and heard of.
+/// Publishes the rule sets of a fleet, and follows them.
 pub struct RuleSets {
     topology: Arc<Topology>,
     latest: watch::Receiver<Option<PublishedRules>>,
@@ -171,16 +176,16 @@ pub struct RuleSets {
 }
 
 impl RuleSets {
-    /// The rule sets on that Redis: a URL as for [`RedisLimiter::builder`](super::RedisLimiter::builder), or
-    /// [`RedisSettings`]. Redis need not be there yet.
+    /// Connects to the rule sets on a Redis: a URL as for [`RedisLimiter::builder`](super::RedisLimiter::builder), or
+    /// [`RedisSettings`]. Redis need not be reachable yet.
     ///
     /// # Errors
     ///
-    /// When a setting can never work.
+    /// If a setting is invalid.
     ///
     /// # Panics
     ///
-    /// Outside of a tokio runtime.
+    /// If there is no tokio runtime.
     pub fn connect(settings: impl Into<RedisSettings>) -> Result<Self, ConnectError> {
         let topology = Arc::new(Topology::new(&settings.into(), DEFAULT.into(), ANSWER_WITHIN, None)?);
         let (sender, latest) = watch::channel(None);
@@ -189,12 +194,12 @@ impl RuleSets {
         Ok(Self { topology, latest, repairs, _tasks: Tasks(vec![task.abort_handle()]) })
     }
 
-    /// Publishes a rule set to every node, and says its version. With `expected`, only if that is the version in
-    /// force: 0 if there is none.
+    /// Publishes a rule set to every node, and returns its version. With `expected`, only if that is the newest
+    /// version; 0 means that nothing was published yet.
     ///
     /// # Errors
     ///
-    /// When another was published meanwhile, when it is too large, or when Redis is not there.
+    /// If the newest version is not the expected one, the rule set is too large, or Redis cannot be reached.
     pub async fn publish(&self, rules: &[u8], expected: Option<u64>) -> Result<u64, PublishError> {
         if rules.len() > MAX_BYTES {
             return Err(PublishError::TooLarge);
@@ -202,33 +207,34 @@ impl RuleSets {
         stored::publish(&self.topology, rules, expected).await
     }
 
-    /// Takes away what is published, so that every node goes back to rules of its own, and says the version that this
-    /// is. Where nothing is published, nothing changes. `expected` is as for [`publish`](Self::publish).
+    /// Withdraws the published rule set, so that every node goes back to its own rules, and returns the new version. If
+    /// nothing is published, nothing changes. `expected` is as for [`publish`](Self::publish).
     ///
     /// # Errors
     ///
-    /// When another was published meanwhile, or when Redis is not there.
+    /// If the newest version is not the expected one, or Redis cannot be reached.
     pub async fn withdraw(&self, expected: Option<u64>) -> Result<u64, PublishError> {
         stored::withdraw(&self.topology, expected).await
     }
 
-    /// What is published at this moment, or was withdrawn last; nothing, if nothing ever was.
+    /// Reads the latest publication or withdrawal from Redis. Returns `None` if nothing was ever published.
     ///
     /// # Errors
     ///
-    /// When Redis is not there.
+    /// If Redis cannot be reached.
     pub async fn newest(&self) -> Result<Option<PublishedRules>, StoreError> {
         stored::read(&self.topology).await
     }
 
-    /// The newest rule set this node has heard of, and every one after it: see [`watch::Receiver::changed`].
+    /// Returns a receiver of the newest rule set that this node has received, and of every later one: see
+    /// [`watch::Receiver::changed`].
     #[must_use]
     pub fn latest(&self) -> watch::Receiver<Option<PublishedRules>> {
         self.latest.clone()
     }
 
-    /// The repairs that this node has made after Redis lost a rule set, and every one after them. A node that only
-    /// publishes holds no rule set, and repairs nothing.
+    /// Returns a receiver of the repairs by this node, made when Redis lost a rule set. A node that only publishes
+    /// holds no rule set, and repairs nothing.
     #[must_use]
     pub fn repairs(&self) -> watch::Receiver<Repairs> {
         self.repairs.clone()

@@ -1,4 +1,4 @@
-//! The script that decides, what it is told and what it tells.
+//! The scripts that decide, and the encoding of their arguments and replies.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
@@ -19,11 +19,11 @@ const DECIDE: &str = include_str!("decide.lua");
 /// Decides a batch in which every request takes from buckets, fixed windows, counters and short logs.
 const TAKE_ONLY: &str = include_str!("take.lua");
 
-/// Redis keeps scripts by their hash.
+/// Redis identifies scripts by their hash.
 static DECIDE_HASH: LazyLock<String> = LazyLock::new(|| redis::Script::new(DECIDE).get_hash().to_owned());
 static TAKE_ONLY_HASH: LazyLock<String> = LazyLock::new(|| redis::Script::new(TAKE_ONLY).get_hash().to_owned());
 
-/// Gives Redis the scripts.
+/// Returns the commands that load the scripts.
 pub(super) fn load() -> [redis::Cmd; 2] {
     [DECIDE, TAKE_ONLY].map(|source| {
         let mut command = redis::cmd("SCRIPT");
@@ -32,9 +32,9 @@ pub(super) fn load() -> [redis::Cmd; 2] {
     })
 }
 
-/// Returns a command that succeeds only on a server that can be written to. With `#!lua`, Redis checks before the script
-/// runs that it is no replica, has memory, and can save its data. On a cluster there is no key: it might be in a slot of
-/// another node.
+/// Returns a command that succeeds only on a server that can be written to. With `#!lua`, Redis checks before the
+/// script runs that it is not a replica, has memory, and can save its data. On a cluster there is no key, because the
+/// key could be in a slot of another node.
 pub(super) fn probe(key: Option<&str>) -> redis::Cmd {
     let mut command = redis::cmd("EVAL");
     match key {
@@ -44,11 +44,11 @@ pub(super) fn probe(key: Option<&str>) -> redis::Cmd {
     command
 }
 
-/// One key of one limit, and a cost.
+/// A hit as the scripts see it: one key of one limit, and a cost.
 #[derive(Clone, Debug)]
 pub(super) struct ScriptHit {
     pub(super) terms: Arc<Terms>,
-    /// Other terms of the limit, under which what is charged now may be counted before it is given back.
+    /// Other terms of the limit. Another process may convert the state to them before these units are given back.
     pub(super) siblings: Arc<[Arc<Terms>]>,
     pub(super) name: Arc<[u8]>,
     pub(super) cost: u64,
@@ -56,20 +56,21 @@ pub(super) struct ScriptHit {
 
 pub(super) type ScriptHits = SmallVec<[ScriptHit; 2]>;
 
-/// What is asked of the store in one piece.
+/// A request to the store, which one script call executes atomically.
 #[derive(Debug)]
 pub(super) enum ScriptRequest {
-    /// Take all, or nothing.
+    /// Takes all hits, or none.
     Take(ScriptHits),
-    /// What taking would answer.
+    /// Returns what `Take` would, and takes nothing.
     Peek(ScriptHits),
-    /// Give back what was taken at that time.
+    /// Gives back units that were taken at that time.
     Refund(ScriptHits, Timestamp),
-    /// Give back what a request took at that time that is denied after all, as if it had never been taken.
+    /// Gives back the units that a request took at that time, because it is denied after all, as if they had never been
+    /// taken.
     Undo(ScriptHit, Timestamp, Before),
-    /// Put the keys to rest.
+    /// Resets the keys.
     Reset(ScriptHits),
-    /// Take the first of these costs that fits.
+    /// Takes the first of these costs that fits.
     Slice(ScriptHit, SmallVec<[u64; 16]>),
 }
 
@@ -81,7 +82,7 @@ impl ScriptRequest {
         }
     }
 
-    /// Returns an estimate of the script's work, in that of a request of one bucket.
+    /// Returns an estimate of the script's work. The unit is the work of a request with one token bucket.
     pub(super) fn work(&self) -> usize {
         let work = |hit: &ScriptHit| {
             let compiled = &hit.terms.compiled;
@@ -96,13 +97,13 @@ impl ScriptRequest {
     }
 }
 
-/// What the store saw, and what it did.
+/// The store's reply to a request.
 #[derive(Clone, Debug)]
 pub(super) struct ScriptReply {
     pub(super) at: Timestamp,
-    /// 0: nothing was taken. Else it was; of a slice, which of the costs, from 1.
+    /// 0 if nothing was taken. For a slice, the number of the cost that was taken, from 1.
     pub(super) taken: u64,
-    /// For each ask of a take or a look, in order.
+    /// The states of the hits of a `Take`, `Peek` or `Slice`, in order.
     pub(super) states: SmallVec<[KeyState; 2]>,
 }
 
@@ -112,11 +113,11 @@ impl ScriptReply {
     }
 }
 
-/// A state as it was before the decision.
+/// The state of a key before the decision.
 #[derive(Clone, Debug)]
 pub(super) enum KeyState {
     Numbers(SmallVec<[u64; 3]>),
-    /// The script's own answer, as of its time.
+    /// The verdict as the script computed it at that time.
     Verdict(Verdict),
 }
 
@@ -128,7 +129,7 @@ impl KeyState {
         }
     }
 
-    /// What the state answers at that time.
+    /// Returns the verdict of the state at that time.
     pub(super) fn verdict(&self, terms: &Terms, now: Timestamp, cost: u64) -> Verdict {
         match self {
             Self::Numbers(numbers) => terms.compiled.verdict(numbers, now.as_micros(), cost),
@@ -137,19 +138,19 @@ impl KeyState {
     }
 }
 
-/// Questions that travel together.
+/// Requests that are sent in one script call.
 #[derive(Default)]
 pub(super) struct Batch {
     keys: Vec<Arc<[u8]>>,
     key_index: HashMap<Arc<[u8]>, u64, ahash::RandomState>,
     terms: Vec<Arc<Terms>>,
-    /// What is asked, flat: see `decide.lua`.
+    /// The requests as a flat list of numbers: see `decide.lua`.
     requests: Vec<u64>,
-    /// How to read the answers.
+    /// How to read the reply to each request.
     expected: Vec<Expected>,
-    /// The same for the smaller script, as long as that can decide all of it.
+    /// The same requests for the small script, while it can decide all of them.
     lean: Lean,
-    /// Whether there is anything that only the larger script decides.
+    /// Whether any request needs the full script.
     mixed: bool,
 }
 
@@ -227,7 +228,7 @@ impl Batch {
     }
 
     fn index_of_terms(&mut self, terms: &Arc<Terms>) -> u64 {
-        // There are as many limits as a person writes: looking through them is quicker than hashing.
+        // There are few limits: a linear search is faster than hashing.
         let known = self.terms.iter().position(|known| Arc::ptr_eq(known, terms));
         let index = known.unwrap_or_else(|| {
             self.terms.push(terms.clone());
@@ -236,8 +237,8 @@ impl Batch {
         index as u64 + 1
     }
 
-    /// Whether the reply says that the smaller script cannot decide this, for example because a state was written under
-    /// other terms. From then on the command is that of the script that can.
+    /// Returns whether the reply means that the small script cannot decide this batch, for example because a state was
+    /// written under other terms. From then on, the command is that of the full script.
     pub(super) fn needs_full_script(&mut self, reply: &Value) -> bool {
         let needs_full_script = !self.mixed && matches!(reply, Value::Int(_));
         self.mixed |= needs_full_script;
@@ -247,12 +248,12 @@ impl Batch {
         needs_full_script
     }
 
-    /// The command. `now` stands in for Redis's own time, for tests.
+    /// Returns the command. `now` replaces Redis's clock in tests.
     pub(super) fn command(&self, now: Option<Timestamp>) -> redis::Cmd {
         self.calling("EVALSHA", if self.mixed { &DECIDE_HASH } else { &TAKE_ONLY_HASH }, now)
     }
 
-    /// The same for a server that does not have the script: it keeps it from then on.
+    /// Returns the command for a server without the script. The server caches the script.
     pub(super) fn command_in_full(&self, now: Option<Timestamp>) -> redis::Cmd {
         self.calling("EVAL", if self.mixed { DECIDE } else { TAKE_ONLY }, now)
     }
@@ -277,7 +278,7 @@ impl Batch {
         let array = |blob: &mut Vec<u8>, len: usize| {
             let _ = rmp::encode::write_array_len(blob, u32::try_from(len).unwrap_or(u32::MAX));
         };
-        // Redis reads text as bytes, and knows no other type for them.
+        // Redis's decoder reads text as bytes, and has no other type for them.
         let text = |blob: &mut Vec<u8>, bytes: &[u8]| {
             let _ = rmp::encode::write_str_len(blob, bytes.len() as u32);
             blob.extend_from_slice(bytes);
@@ -303,7 +304,7 @@ impl Batch {
         blob
     }
 
-    /// One answer per question, in order. A key that failed fails the questions that named it, and no others.
+    /// Returns the reply to each request, in order. An error of a key fails only the requests on that key.
     pub(super) fn replies(&self, reply: Value) -> Result<Vec<Result<ScriptReply, StoreError>>, StoreError> {
         if !self.mixed {
             return self.lean_replies(reply);
@@ -341,7 +342,7 @@ impl Batch {
 }
 
 impl Expected {
-    /// The answer, or the failure of a key that was named.
+    /// Returns the reply, or the error of one of its keys.
     fn unless_failed(&self, failures: &[(u64, String)], reply: ScriptReply) -> Result<ScriptReply, StoreError> {
         match failures.iter().find(|(key, _)| self.keys.contains(key)) {
             Some((_, why)) => Err(StoreError::of_key(why)),
@@ -350,7 +351,7 @@ impl Expected {
     }
 }
 
-/// What the script reports of a state.
+/// Reads a state from the reply of a script.
 pub(super) fn read_state(terms: &Terms, bytes: &[u8]) -> Result<KeyState, StoreError> {
     if terms.shape == Shape::Verdict {
         return Ok(KeyState::Verdict(verdict(&numbers(bytes)?)?));
@@ -388,7 +389,7 @@ fn numbers(bytes: &[u8]) -> Result<SmallVec<[u64; 4]>, StoreError> {
     text.split_ascii_whitespace().map(|word| word.parse().map_err(|_| unreadable())).collect()
 }
 
-/// The script's own words: outcome, remaining, retry_after, reset_after.
+/// Reads a verdict that the script computed: admission, remaining, retry_after, reset_after.
 fn verdict(numbers: &[u64]) -> Result<Verdict, StoreError> {
     let [admission, remaining, retry_after, reset_after] = *numbers else { return Err(unreadable()) };
     let admission = match admission {
@@ -400,5 +401,5 @@ fn verdict(numbers: &[u64]) -> Result<Verdict, StoreError> {
 }
 
 pub(super) fn unreadable() -> StoreError {
-    StoreError::unavailable("the script's reply is not what was expected")
+    StoreError::unavailable("the reply of the script is not in the expected format")
 }

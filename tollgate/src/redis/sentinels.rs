@@ -1,4 +1,4 @@
-//! Sentinels, which know where the master is.
+//! Finds the master through its sentinels.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::StoreError;
 use super::dial::{Address, Dialer};
 use super::node::{CONNECT_LIMIT, unavailable};
 
-/// How long to wait for other sentinels once one has named a server.
+/// Timeout for other sentinels once one has named a server.
 const OTHERS_WITHIN: Duration = Duration::from_millis(500);
 
 pub(super) struct Sentinels {
@@ -28,17 +28,17 @@ impl Sentinels {
         Self { addresses, service, dialer, tried: Mutex::new(None) }
     }
 
-    /// The master's name.
+    /// Returns the master's name.
     pub(super) fn service(&self) -> &str {
         &self.service
     }
 
-    /// Returns where the master is. All sentinels are asked at once, so that none that hangs is waited for.
+    /// Returns the address of the master. Queries all sentinels at once, so that one that hangs causes no delay.
     ///
-    /// The server that most of them name is the master: one sentinel that is cut off from the others may name a server
-    /// that is a master no more. Right after a failover it is the other way round, and most may not have heard of it
-    /// yet. So if the server that was returned last is not [confirmed](Self::confirm), the next one is another, if a
-    /// sentinel names one.
+    /// The server that most of them name is the master: a sentinel that is partitioned from the others may name an
+    /// earlier master. Right after a failover it is the other way round: most sentinels may not know the new master
+    /// yet. So if the server that was returned last is not [confirmed](Self::confirm), another one is returned next, if
+    /// a sentinel names one.
     pub(super) async fn master(&self) -> Result<Address, StoreError> {
         let mut replies: FuturesUnordered<_> = self.addresses.iter().map(|sentinel| self.query(sentinel)).collect();
         let (mut named, mut last): (Vec<(Address, usize)>, _) = (Vec::new(), None);
@@ -76,7 +76,7 @@ impl Sentinels {
         }
     }
 
-    /// Notes that the server that was returned last is a master that answers.
+    /// Confirms that the server that was returned last is a master that replies.
     pub(super) fn confirm(&self) {
         *self.tried.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }

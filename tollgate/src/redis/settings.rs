@@ -1,6 +1,6 @@
 //! Settings of a store on Redis: its URL, the login, TLS, and the prefix of its keys.
 //!
-//! Deliberately not here: limits, timeouts and failure policies, which are a limiter's.
+//! Deliberately not here: limits, timeouts and failure policies, which belong to a limiter.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,10 +17,10 @@ use super::login::{Login, Secret};
 use super::names::Names;
 use super::target::{Servers, Target};
 
-/// Where Redis is, how to log in there, and the prefix of all keys.
+/// The URL of a Redis, its credentials, and the prefix of all keys.
 ///
-/// A URL alone is enough for most: [`RedisLimiter::builder`](super::RedisLimiter::builder) and
-/// [`RuleSets::connect`](super::RuleSets::connect) take one wherever they take these settings.
+/// A URL is often enough: [`RedisLimiter::builder`](super::RedisLimiter::builder) and
+/// [`RuleSets::connect`](super::RuleSets::connect) accept one instead of these settings.
 ///
 /// ```
 /// use tollgate::redis::RedisSettings;
@@ -45,8 +45,9 @@ pub struct RedisSettings {
 }
 
 impl RedisSettings {
-    /// The Redis at that URL: `redis://[user:password@]host[:6379][/db]`, `rediss://…` for TLS,
-    /// `redis+cluster://h1:7001,h2:7002`, `redis+sentinel://h1:26379,h2:26379/mymaster` or `unix:///path/to/socket[?db=n]`.
+    /// Creates settings for the Redis at that URL: `redis://[user:password@]host[:6379][/db]`, `rediss://…` for TLS,
+    /// `redis+cluster://h1:7001,h2:7002`, `redis+sentinel://h1:26379,h2:26379/mymaster` or
+    /// `unix:///path/to/socket[?db=n]`.
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             url: url.into(),
@@ -99,14 +100,14 @@ impl RedisSettings {
         self
     }
 
-    /// Reads the password from a file, anew for every connection, so that it can be changed while the program runs. A
-    /// line end after it is left out.
+    /// Reads the password from a file for every new connection, so that it can be changed while the program runs.
+    /// Trailing newlines are removed.
     pub fn password_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.password = Some(Secret::File(path.into()));
         self
     }
 
-    /// Sets the ACL user to log in as at the sentinels. Without a password for them, nobody logs in there.
+    /// Sets the ACL user to log in as at the sentinels. Connections to sentinels log in only if they have a password.
     pub fn sentinel_username(mut self, name: impl Into<String>) -> Self {
         self.sentinel_username = Some(name.into());
         self
@@ -128,7 +129,7 @@ impl RedisSettings {
     ///
     /// # Errors
     ///
-    /// When a setting can never work, or contradicts another one.
+    /// If a setting is invalid, or contradicts another one.
     pub fn check(&self) -> Result<(), ConnectError> {
         self.resolved().map(drop)
     }
@@ -150,7 +151,7 @@ impl RedisSettings {
             info = info.set_username(name);
         }
         if self.password.is_some() && info.password().is_some() {
-            return Err(wrong("the password is in the URL and set apart from it", "remove one of them"));
+            return Err(wrong("the password is in the URL and in a setting", "remove one of them"));
         }
         if info.username().is_some() && info.password().is_none() && self.password.is_none() {
             return Err(wrong("there is a user without a password", "set password_file, or remove the user"));
@@ -161,8 +162,8 @@ impl RedisSettings {
     fn sentinel_login(&self, target: &Target) -> Result<Login, ConnectError> {
         let has_login = self.sentinel_username.is_some() || self.sentinel_password.is_some();
         if has_login && !matches!(target.servers, Servers::Sentinel { .. }) {
-            let fix = "use a redis+sentinel:// URL, or remove the login of the sentinels";
-            return Err(wrong("a login of sentinels is set, and the URL has no sentinels", fix));
+            let fix = "use a redis+sentinel:// URL, or remove the login";
+            return Err(wrong("a login for sentinels is set, but the URL has no sentinels", fix));
         }
         let mut info = RedisConnectionInfo::default();
         if let Some(name) = &self.sentinel_username {
@@ -175,14 +176,14 @@ impl RedisSettings {
         Login::new(info, self.sentinel_password.clone())
     }
 
-    /// Returns what TLS needs, or `None` for a URL without TLS.
+    /// Returns the TLS connector, or `None` for a URL without TLS.
     fn connector(&self, is_tls: bool) -> Result<Option<TlsConnector>, ConnectError> {
         if !is_tls {
             let named = [("ca", &self.tls_ca), ("client_cert", &self.client_cert), ("client_key", &self.client_key)];
             return match named.iter().find(|(_, pem)| pem.is_some()) {
                 Some((name, _)) => {
                     let fix = "use rediss:// instead of redis://, or remove it";
-                    Err(wrong(&format!("{name} is set, and the URL is one without TLS"), fix))
+                    Err(wrong(&format!("{name} is set, but the URL does not use TLS"), fix))
                 }
                 None => Ok(None),
             };
@@ -202,8 +203,8 @@ impl RedisSettings {
                 let key = PrivateKeyDer::from_pem_slice(key)
                     .map_err(|_| wrong("client_key has no private key in it", "give it one in PEM, not encrypted"))?;
                 config.with_client_auth_cert(chain, key).map_err(|error| {
-                    let problem = format!("client_cert and client_key do not fit together ({error})");
-                    wrong(&problem, "give the key of that certificate")
+                    let problem = format!("client_cert and client_key do not match ({error})");
+                    wrong(&problem, "set client_key to the key of the certificate")
                 })?
             }
             (Some(_), None) => return Err(wrong("client_cert has no key", "set client_key")),
@@ -246,7 +247,7 @@ impl From<&String> for RedisSettings {
     }
 }
 
-/// Without anything secret: no user, no password, no key.
+/// Shows no user, password or key.
 impl fmt::Debug for RedisSettings {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let address = Target::parse(&self.url).map(|target| target.to_string());
@@ -257,9 +258,9 @@ impl fmt::Debug for RedisSettings {
     }
 }
 
-/// Settings that fit together, ready to connect with.
+/// Validated settings, ready to connect.
 pub(super) struct Resolved {
-    /// The servers, for people.
+    /// The servers, for display.
     pub(super) address: String,
     pub(super) servers: Servers,
     pub(super) tls: Option<TlsConnector>,
@@ -284,39 +285,18 @@ mod tests {
     fn contradictions_are_refused_with_the_fix() {
         let at = RedisSettings::new;
         let cases = [
-            (at("redis://ann:s3cret@h").username("bob"), "the user is in the URL and in username; remove one of them"),
-            (
-                at("redis://:s3cret@h").password("other"),
-                "the password is in the URL and set apart from it; remove one of them",
-            ),
-            (
-                at("redis://h").username("ann"),
-                "there is a user without a password; set password_file, or remove the user",
-            ),
-            (
-                at("redis://h").tls_ca("x"),
-                "ca is set, and the URL is one without TLS; use rediss:// instead of redis://, or remove it",
-            ),
-            (at("rediss://h").client_cert("x"), "client_cert has no key; set client_key"),
-            (at("rediss://h").client_key("x"), "client_key has no certificate; set client_cert"),
-            (at("rediss://h").tls_ca("x"), "ca has no certificate in it; give it one in PEM"),
-            (
-                at("redis://h").sentinel_password("s3cret"),
-                "a login of sentinels is set, and the URL has no sentinels; use a redis+sentinel:// URL, or remove the login of \
-                 the sentinels",
-            ),
-            (
-                at("redis+sentinel://h/m").sentinel_username("ann"),
-                "sentinel_username has no password; set sentinel_password_file, or remove sentinel_username",
-            ),
-            (
-                at("redis://h").prefix("a{b}"),
-                "the prefix `a{b}` has characters that it may not have; use letters, digits and _ - . : /, 64 at most",
-            ),
+            at("redis://ann:s3cret@h").username("bob"),
+            at("redis://:s3cret@h").password("other"),
+            at("redis://h").username("ann"),
+            at("redis://h").tls_ca("x"),
+            at("rediss://h").client_cert("x"),
+            at("rediss://h").client_key("x"),
+            at("rediss://h").tls_ca("x"),
+            at("redis://h").sentinel_password("s3cret"),
+            at("redis+sentinel://h/m").sentinel_username("ann"),
+            at("redis://h").prefix("a{b}"),
         ];
-        for (settings, expected) in cases {
-            assert_eq!(problem(settings), expected);
-        }
+        insta::assert_snapshot!(cases.map(problem).join("\n"));
         let missing = problem(at("redis://h").password_file("/nonexistent/s3cret-file"));
         assert!(missing.starts_with("the password file /nonexistent/s3cret-file cannot be read"), "{missing}");
     }

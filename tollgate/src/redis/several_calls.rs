@@ -4,8 +4,8 @@
 //! The calls are made at the same time, and each decides its own hits, all or nothing. If one of them denies, the others
 //! give their units back.
 //!
-//! A server that fails concerns its own limits. Each of these limits answers by its failure policy, and the verdicts of the
-//! calls that were answered stand.
+//! A server that fails affects only its own limits, whose failure policies decide. The verdicts of the other calls
+//! stand.
 
 use futures_util::StreamExt;
 use futures_util::future::join_all;
@@ -23,10 +23,10 @@ use crate::algorithm::portable::Before;
 use crate::decision::{Decision, Source, Verdict};
 use crate::units::Timestamp;
 
-/// The answer of a call to one of its hits.
+/// The reply of a call to one of its hits.
 #[derive(Clone, Copy)]
 struct HitReply {
-    /// By the clock of the server. The clocks of servers differ.
+    /// The time by the clock of the server. The clocks of servers differ.
     at: Timestamp,
     verdict: Verdict,
     /// Whether the units were taken. A call that denies one of its hits takes nothing for the others.
@@ -35,12 +35,12 @@ struct HitReply {
     before: Before,
 }
 
-/// The answer to each hit of a request; `None` where the call failed.
+/// The reply to each hit of a request; `None` where the call failed.
 type HitReplies = SmallVec<[Option<HitReply>; 2]>;
 
 impl HitReply {
-    /// Reads the answer of a call to each of its hits. Returns nothing if the call failed, or if the script and this program
-    /// disagree about it.
+    /// Splits the reply of a call into the replies to its hits. Returns none if the call failed, or if the script and
+    /// this program disagree about it.
     fn read(script_hits: &[ScriptHit], reply: Result<ScriptReply, StoreError>) -> SmallVec<[Self; 2]> {
         let Ok(reply) = reply else { return SmallVec::new() };
         let is_taken = reply.taken > 0;
@@ -58,15 +58,15 @@ impl HitReply {
     /// Gives back the units that were taken, if any were.
     async fn undo(self, script_hit: ScriptHit, shared: &Shared) {
         if self.is_taken && script_hit.cost > 0 {
-            // A server that cannot be reached any more keeps what it took: too strict, never too lax.
+            // If the server cannot be reached, the units stay taken: too strict, never too lax.
             let _ = shared.undo(script_hit, self.at, self.before).await;
         }
     }
 }
 
-/// The result of a request.
+/// The result of all calls of a request.
 struct Taken {
-    /// With their receipts.
+    /// The hits, with their receipts if the request is allowed.
     hits: RedisHits,
     replies: HitReplies,
     /// The decision of the limits whose calls failed.
@@ -74,13 +74,13 @@ struct Taken {
 }
 
 impl Taken {
-    /// Decides by the answers of all calls.
+    /// Decides by the replies of all calls.
     fn new(limiter: &RedisLimiter, mut hits: RedisHits, replies: HitReplies) -> Self {
         let denies = replies.iter().flatten().any(|reply| !reply.verdict.is_allowed());
         let by_hit = hits.iter_mut().zip(&replies);
         let mut failed: SmallVec<[&mut RedisHit; 2]> =
             by_hit.filter_map(|(hit, reply)| reply.is_none().then_some(hit)).collect();
-        // If a call denies, nothing else matters, and nothing is to be taken from this process's memory.
+        // If a call denies, the request is denied, and nothing must be taken from this process's memory.
         let by_policy = (!denies && !failed.is_empty()).then(|| limiter.by_policy(&mut failed));
         drop(failed);
         let taken = Self { hits, replies, by_policy };
@@ -114,7 +114,7 @@ impl Taken {
 }
 
 impl RedisLimiter {
-    /// Takes from several servers or slots, and notes on each hit where that was.
+    /// Takes from several servers or slots, and writes the receipt of each hit.
     pub(super) async fn take_in_several_calls(
         &self,
         hits: &mut RedisHits,
@@ -123,10 +123,10 @@ impl RedisLimiter {
     ) -> Decision {
         let inner = &*self.0;
         let sent_at = inner.shared.clock.now_with_gaps();
-        // In a task that outlives the caller: units that some calls took are given back also if the caller goes away.
+        // In its own task, so that the units of a denied request are given back even if the caller is cancelled.
         let (reply_to, taken) = oneshot::channel();
         tokio::spawn(take(self.clone(), hits.clone(), deadline, reply_to));
-        // The task replies by the deadline. It is dropped with the runtime alone.
+        // The task replies by the deadline, unless the runtime shuts down.
         let Ok(taken) = taken.await else {
             return self.by_policy(&mut hits.iter_mut().collect::<SmallVec<[&mut RedisHit; 2]>>());
         };
@@ -148,8 +148,8 @@ impl RedisLimiter {
     }
 }
 
-/// Makes all calls, and replies by the deadline. If the request is denied, or its caller is gone by then, units that were
-/// taken are given back, and so are those that calls take after the deadline.
+/// Makes all calls, and replies by the deadline. If the request is denied, or its caller was cancelled, gives back the
+/// units that were taken. Units that calls take after the deadline are given back too.
 async fn take(limiter: RedisLimiter, hits: RedisHits, deadline: Instant, reply_to: oneshot::Sender<Taken>) {
     let shared = &*limiter.0.shared;
     let calls = shared.stores.calls(hits.iter().map(|hit| &hit.script_hit));

@@ -1,4 +1,4 @@
-//! Which node of a cluster has which slots: the map in use, and the map as one node reports it.
+//! The map of slots to the nodes of a cluster: the map in use, and the map as one node reports it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use super::topology::Member;
 
 const SLOTS: usize = 16_384;
 const NO_OWNER: u16 = u16::MAX;
-/// How long a node without slots is kept: one that slots are moving to has none at first.
+/// Time for which a node without slots is kept: the target of a migration has none at first.
 const KEPT: Duration = Duration::from_secs(60);
 
 /// The map of slots. It is replaced as a whole.
 #[derive(Clone)]
 pub(super) struct SlotMap {
-    /// Of each slot, the index of its node.
+    /// The index of the node of each slot.
     owners: Box<[u16]>,
     members: Vec<Entry>,
     replicas: Vec<Address>,
@@ -29,7 +29,7 @@ pub(super) struct SlotMap {
 struct Entry {
     address: Address,
     member: Arc<Member>,
-    /// Since when it has had no slots.
+    /// The time since which it has had no slots.
     without_slots: Option<Instant>,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct View {
 impl View {
     /// Reads the reply to `CLUSTER SLOTS` of the node at that address.
     pub(super) fn read(reply: Value, replied_by: &Address) -> Result<Self, StoreError> {
-        let unreadable = || StoreError::unavailable("the reply to CLUSTER SLOTS is not what was expected");
+        let unreadable = || StoreError::unavailable("the reply to CLUSTER SLOTS is not in the expected format");
         let Value::Array(entries) = reply else { return Err(unreadable()) };
         let mut view = Self { ranges: Vec::new(), replicas: Vec::new() };
         for entry in entries {
@@ -65,7 +65,7 @@ impl View {
     }
 }
 
-/// The address of a node in the reply. A node without a known host has the host of the node that replied.
+/// Returns the address of a node in the reply. A node without a known host has the host of the node that replied.
 fn address(node: &Value, replied_by: &Address) -> Option<Address> {
     let Value::Array(parts) = node else { return None };
     let [host, Value::Int(port), ..] = &**parts else { return None };
@@ -88,7 +88,7 @@ impl SlotMap {
         self.members.get(usize::from(index)).map(|entry| &*entry.member)
     }
 
-    /// The nodes that have slots.
+    /// Returns the nodes that have slots.
     pub(super) fn listed(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|entry| entry.without_slots.is_none()).map(|entry| &*entry.member)
     }
@@ -101,13 +101,13 @@ impl SlotMap {
         self.members.iter().find(|entry| entry.address == *address).map(|entry| &*entry.member)
     }
 
-    /// How many ranges a view leaves with nodes that are not available.
+    /// Returns the number of ranges that a view assigns to unavailable nodes.
     pub(super) fn failing(&self, view: &View) -> usize {
         let fails = |address: &Address| self.at(address).is_some_and(|member| !member.node.is_available());
         view.ranges.iter().filter(|(_, _, address)| fails(address)).count()
     }
 
-    /// The map of a view. Nodes that are known go on; those that are gone end with the last map that has them.
+    /// Returns the map of a view. Known nodes are kept; removed nodes stop when the last map that has them is dropped.
     pub(super) fn updated(&self, view: &View, start: impl Fn(&Address) -> Arc<Member>) -> Self {
         let mut next = Self { replicas: view.replicas.clone(), ..Self::default() };
         for (first, last, address) in &view.ranges {
@@ -132,7 +132,7 @@ impl SlotMap {
         next
     }
 
-    /// The map with one slot at that node, unless it is there already.
+    /// Returns the node at that address, and the map with the slot assigned to it, unless it is already.
     pub(super) fn moved(
         &self,
         slot: u16,
@@ -154,7 +154,7 @@ impl SlotMap {
         (Some(next), node)
     }
 
-    /// The map with a node at that address, unless there is one.
+    /// Returns the node at that address, and the map with it, unless it was there before.
     pub(super) fn with(&self, address: &Address, start: impl Fn(&Address) -> Arc<Member>) -> (Option<Self>, Arc<Node>) {
         if let Some(member) = self.at(address) {
             return (None, member.node.clone());

@@ -1,49 +1,49 @@
 //! Counters of a limiter: calls, batches, bytes, leases and failures.
 //!
-//! They are counted per call to Redis, not per decision, except for what is decided without one. All are relaxed atomics.
+//! Most are counted once per call to Redis rather than per decision. All are relaxed atomics.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::topology::Topology;
 
-/// What a limiter has done so far.
+/// The counters of a limiter: see [`RedisLimiter::stats`](super::RedisLimiter::stats).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
     /// Script calls sent to Redis.
     pub calls: u64,
-    /// Questions that travelled with them.
+    /// Requests sent in these calls.
     pub requests: u64,
-    /// Questions in one call.
+    /// Requests in one call.
     pub batch_sizes: Histogram,
     /// Time from sending a call to its reply, or to its failure, in microseconds.
     pub call_micros: Histogram,
-    /// Bytes sent to the servers, on all connections. With TLS, as they are on the wire.
+    /// Bytes sent to the servers on all connections, after TLS encryption.
     pub bytes_sent: u64,
     /// Bytes received from the servers.
     pub bytes_received: u64,
-    /// Denials that were answered without asking, because they were certain.
+    /// Denials from the denial cache, without a call.
     pub cached_denials: u64,
-    /// Hits of admitted requests that were taken out of a slice of the quota, which this process took in advance.
+    /// Hits of allowed requests that were taken from slices of this process.
     pub leased: u64,
-    /// Slices that were taken in advance.
+    /// Slices of quota that were taken in advance.
     pub leases: u64,
-    /// Decisions in which the failure policy answered for a limit.
+    /// Decisions for which the failure policy of a limit was used.
     pub by_policy: u64,
-    /// How often a server was given up until it would be back, or began to refuse.
+    /// Times that the breaker of a server opened, or that a server began to refuse requests.
     pub breaker_opened: u64,
-    /// How often one came back.
+    /// Times that a server became available again.
     pub breaker_closed: u64,
 }
 
-/// The most buckets of a histogram.
+/// Maximum number of buckets of a histogram.
 const BUCKETS: usize = 16;
-/// Upper bounds of the buckets, inclusive; what is above the last has a bucket too. Batches have at most 64 questions.
+/// Upper bounds of the buckets, inclusive. Larger values have a bucket of their own. A batch has at most 64 requests.
 const BATCH_SIZES: [u64; 7] = [1, 2, 4, 8, 16, 32, 64];
 const CALL_MICROS: [u64; 13] = [50, 100, 200, 400, 800, 1600, 3200, 6400, 12_800, 25_600, 51_200, 204_800, 819_200];
 
-/// How many values were in which range.
+/// A histogram of values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Histogram {
     bounds: &'static [u64],
@@ -64,7 +64,7 @@ impl Histogram {
         self.counts.iter().sum()
     }
 
-    /// Returns the number of values in each range, with the upper bound of the range, inclusive. The last has none.
+    /// Returns the upper bound of each bucket, inclusive, with the number of its values. The last bucket has no bound.
     pub fn buckets(&self) -> impl Iterator<Item = (Option<u64>, u64)> {
         let bounds = self.bounds.iter().map(|bound| Some(*bound)).chain([None]);
         bounds.zip(self.counts)
@@ -126,7 +126,7 @@ pub(super) struct Traffic {
     pub(super) received: AtomicU64,
 }
 
-/// Counts decisions without a call.
+/// Counts decisions made without a call.
 #[derive(Default)]
 pub(super) struct Counts {
     pub(super) cached_denials: AtomicU64,

@@ -1,7 +1,7 @@
 //! The stores of a limiter: the default one, and those that limits choose by name.
 //!
-//! Each store has its own servers with their breakers, its own subscription to resets and its own count of nodes. A store
-//! that fails therefore concerns its own limits alone.
+//! Each store has its own servers with their breakers, its own subscription to resets and its own count of nodes. A
+//! store that fails therefore affects only its own limits.
 //!
 //! Keys that are on one store, and on a cluster in one slot, are decided by one script call. `several_calls.rs` decides
 //! requests whose keys need several.
@@ -21,11 +21,11 @@ use crate::limit::{Limit, OnStoreFailure};
 
 /// The name of the store for limits that choose none.
 pub(super) const DEFAULT: &str = "default";
-/// Names that mean something else.
+/// Names with another meaning.
 const RESERVED: [&str; 2] = [DEFAULT, "memory"];
-/// The most stores of one limiter. Each has connections and background tasks.
+/// Maximum number of stores of one limiter. Each has connections and background tasks.
 const MAX_STORES: usize = 16;
-/// The longest name of a store: a word in logs and metrics.
+/// Maximum length of a store's name, which is used in logs and metrics.
 const MAX_NAME: usize = 64;
 
 /// The position of a store in its limiter. The default store is the first.
@@ -41,7 +41,7 @@ impl StoreIndex {
 pub(super) struct Store {
     pub(super) name: Arc<str>,
     pub(super) topology: Arc<Topology>,
-    /// Whether this process learns of resets there. Without that, no denial is remembered.
+    /// Whether the subscription to resets is up. Without it, no denial is cached.
     pub(super) is_subscribed: Arc<AtomicBool>,
     pub(super) fleet: Arc<Fleet>,
 }
@@ -110,7 +110,7 @@ impl Stores {
         Ok(())
     }
 
-    /// Returns whether one script call can decide all of them.
+    /// Returns whether one script call can decide all hits.
     pub(super) fn is_one_call(&self, hits: &[ScriptHit]) -> bool {
         let Some((first, others @ [_, ..])) = hits.split_first() else { return true };
         if others.iter().any(|hit| hit.terms.store != first.terms.store) {
@@ -141,7 +141,7 @@ impl Stores {
         calls
     }
 
-    /// Returns whether this process learns of resets of a key.
+    /// Returns whether the subscription to resets of a key is up.
     pub(super) fn is_subscribed_for(&self, hit: &ScriptHit) -> bool {
         self.of(hit).is_subscribed.load(Ordering::Relaxed)
     }
@@ -157,7 +157,7 @@ impl Stores {
         }
     }
 
-    /// Returns why not all keys can be decided on, if that is so.
+    /// Returns why some or all keys cannot be decided. `None` if all stores are available.
     pub(super) fn why_unavailable(&self) -> Option<StoreError> {
         self.indexed().find_map(|(index, store)| {
             let why = store.topology.why_unavailable()?;

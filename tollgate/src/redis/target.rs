@@ -1,4 +1,4 @@
-//! The URL of a Redis.
+//! The URL of a store.
 //!
 //! `redis://[user:password@]host[:port][/db]`, `rediss://…` for TLS, `redis+cluster://h1:7001,h2:7002`,
 //! `redis+sentinel://h1:26379,h2:26379/mymaster[/db]`, the last two with `rediss+…` too, and
@@ -12,11 +12,11 @@ use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionI
 use super::ConnectError;
 use super::dial::Address;
 
-/// What a URL names.
+/// A parsed URL.
 pub(super) struct Target {
     pub(super) servers: Servers,
     pub(super) tls: bool,
-    /// How to log in at servers that hold keys.
+    /// The login at servers that hold keys.
     pub(super) login: RedisConnectionInfo,
 }
 
@@ -37,7 +37,7 @@ impl Target {
         }
         let (base, form) = scheme.split_once('+').unwrap_or((scheme, ""));
         if base != "redis" && base != "rediss" {
-            return Err(wrong(&format!("`{scheme}` is no scheme of a store")));
+            return Err(wrong(&format!("`{scheme}` is not a URL scheme of a store")));
         }
         let (credentials, rest) = rest.rsplit_once('@').map_or(("", rest), |(before, after)| (before, after));
         let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -47,14 +47,15 @@ impl Target {
         let login = if credentials.is_empty() { String::new() } else { format!("{credentials}@") };
         let info = |login: &str, host: &str, db: &str| {
             let url = format!("{base}://{login}{host}/{db}");
-            // The parser's own words are not repeated: they might show the password.
-            url.into_connection_info().map_err(|_| wrong(&format!("`{host}/{db}` is no host, port and database")))
+            // Do not repeat the parser's message: it might show the password.
+            url.into_connection_info()
+                .map_err(|_| wrong(&format!("`{host}/{db}` is not a valid host, port and database")))
         };
         let tls = base == "rediss";
         let made =
             |servers: Servers, login: &ConnectionInfo| Ok(Self { servers, tls, login: login.redis_settings().clone() });
         match form {
-            "" if hosts.contains(',') => Err(wrong("a single Redis has one host")),
+            "" if hosts.contains(',') => Err(wrong("the URL of a single Redis has more than one host")),
             "" => {
                 let info = info(&login, hosts, path)?;
                 made(Servers::Single(address(&info)?), &info)
@@ -73,15 +74,15 @@ impl Target {
                 }
                 let sentinel = |host: &str| address(&info("", &with_port(host), "")?);
                 let sentinels = hosts.split(',').map(sentinel).collect::<Result<_, _>>()?;
-                // Only its login is used: the sentinels say where the master is.
+                // Only its login is used: the sentinels have the master's address.
                 let master = info(&login, "master", db)?;
                 made(Servers::Sentinel { sentinels, service: service.to_owned() }, &master)
             }
-            other => Err(wrong(&format!("`redis+{other}` is no kind of Redis"))),
+            other => Err(wrong(&format!("`redis+{other}` is not a URL scheme of a store"))),
         }
     }
 
-    /// A Unix socket: `[user:password@]/path[?db=n]`.
+    /// Parses the URL of a Unix socket: `[user:password@]/path[?db=n]`.
     fn socket(rest: &str) -> Result<Self, ConnectError> {
         let (authority, path) = rest.find('/').map_or((rest, ""), |slash| rest.split_at(slash));
         let login = match authority {
@@ -115,7 +116,7 @@ fn address(info: &ConnectionInfo) -> Result<Address, ConnectError> {
     }
 }
 
-/// Hosts and ports, for people: no user, no password.
+/// Shows hosts and ports, and never the user or the password.
 impl fmt::Display for Target {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hosts = |all: &[Address]| all.iter().map(Address::to_string).collect::<Vec<_>>().join(", ");
@@ -142,7 +143,7 @@ mod tests {
 
     #[cfg(feature = "file")]
     #[test]
-    fn what_a_rule_file_takes_for_a_store_is_one() {
+    fn a_rule_file_accepts_the_same_urls() {
         use crate::rules::file::RuleFile;
 
         let good = [
@@ -199,14 +200,14 @@ mod tests {
     }
 
     #[test]
-    fn people_read_hosts_and_ports_and_no_password() {
-        for (url, told) in [
+    fn a_url_is_shown_without_its_credentials() {
+        for (url, shown) in [
             ("redis://ann:hunter2@example/3", "example:6379"),
             ("redis+cluster://:hunter2@a:7001,b:7002", "a:7001, b:7002"),
             ("redis+sentinel://:hunter2@a,b:26380/mymaster/2", "mymaster of sentinels a:26379, b:26380"),
             ("unix://ann:hunter2@/run/redis.sock", "/run/redis.sock"),
         ] {
-            assert_eq!(Target::parse(url).unwrap().to_string(), told);
+            assert_eq!(Target::parse(url).unwrap().to_string(), shown);
         }
     }
 

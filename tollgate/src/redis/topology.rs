@@ -1,4 +1,4 @@
-//! Where keys are: on one server, on the master that sentinels name, or on the nodes of a cluster.
+//! The topology of a store: a single server, the master that sentinels name, or the nodes of a cluster.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -19,10 +19,10 @@ use super::stats::Traffic;
 use super::worker::{Job, MAX_WAITING, ScriptCalls, Worker};
 use super::{ConnectError, StoreError, Tasks};
 
-/// The servers of a store, and the way to each key.
+/// The servers of a store. Finds the server of each key.
 pub(super) struct Topology {
     servers: Servers,
-    /// For people.
+    /// The address for display.
     address: String,
     names: Names,
     traffic: Arc<Traffic>,
@@ -43,7 +43,7 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// A server that is connected to from now on. With `trips`, it can be sent jobs.
+    /// Starts to connect to a server. With `script_calls`, jobs can be submitted to it.
     pub(super) fn start(
         role: ServerRole,
         common: Common,
@@ -53,7 +53,7 @@ impl Member {
         let node = Arc::new(Node::new(role, common));
         let jobs = script_calls.map(|script_calls| {
             let (jobs, queue) = mpsc::channel(MAX_WAITING);
-            // It ends once the queue is closed and empty.
+            // The task ends once the queue is closed and empty.
             tokio::spawn(Worker::new(node.clone(), script_calls.clone(), cluster).work(queue));
             jobs
         });
@@ -73,7 +73,8 @@ impl Member {
 }
 
 impl Topology {
-    /// Connects to the servers in the background. `store` is its name in logs. With `trips`, they can be sent jobs.
+    /// Connects to the servers in the background. `store` is its name in logs. With `script_calls`, jobs can be
+    /// submitted.
     pub(super) fn new(
         settings: &RedisSettings,
         store: Arc<str>,
@@ -94,7 +95,7 @@ impl Topology {
                 Servers::One(Member::start(ServerRole::At(address), common, script_calls, None))
             }
             super::target::Servers::Sentinel { sentinels, service } => {
-                // Sentinels have logins of their own.
+                // Sentinels have their own login.
                 let sentinels = Sentinels::new(sentinels, service, Dialer::new(tls, sentinel_login, traffic.clone()));
                 Servers::One(Member::start(ServerRole::Master(sentinels), common, script_calls, None))
             }
@@ -111,7 +112,7 @@ impl Topology {
         &self.address
     }
 
-    /// The names of keys and channels there.
+    /// Returns the names of its keys and channels.
     pub(super) fn names(&self) -> &Names {
         &self.names
     }
@@ -124,7 +125,7 @@ impl Topology {
         matches!(self.servers, Servers::Cluster(_))
     }
 
-    /// Waits until every server has been connected to, or has failed.
+    /// Waits until the first attempt to connect to every server has succeeded or failed.
     pub(super) async fn settled(&self) {
         match &self.servers {
             Servers::One(member) => member.node.settled().await,
@@ -146,7 +147,7 @@ impl Topology {
             Servers::One(member) => member.node.run(command, deadline).await,
             Servers::Cluster(cluster) => {
                 let slot = names::slot(key);
-                // A command may be the first thing that a new connection is for.
+                // The command may come before the first map of slots.
                 let _ = timeout_at(deadline, cluster.requested()).await;
                 let node = cluster.owner(slot).map_err(RunError::Lost)?;
                 cluster.run(&node, slot, command, deadline).await
@@ -154,8 +155,8 @@ impl Topology {
         }
     }
 
-    /// Runs a command that no decision depends on: whatever becomes of it says nothing about the server. `None` if there
-    /// is no reply in time.
+    /// Runs a command on which no decision depends. Its failure does not count towards the breaker. Returns `None` if
+    /// there is no reply in time.
     pub(super) async fn run_in_background(&self, key: &[u8], command: &Cmd, limit: Duration) -> Option<Value> {
         let node = match &self.servers {
             Servers::One(member) => member.node.clone(),
@@ -164,7 +165,7 @@ impl Topology {
         node.run_in_background(command, limit).await
     }
 
-    /// Returns the number of the connection to the server that has the key, if it is up: see [`Node::connection_number`].
+    /// Returns the number of the connection to the server of a key, if it is open: see [`Node::connection_number`].
     pub(super) fn connection_to(&self, key: &[u8]) -> Option<u64> {
         match &self.servers {
             Servers::One(member) => member.node.connection_number(),
@@ -172,7 +173,7 @@ impl Topology {
         }
     }
 
-    /// Returns a connection for what is published. On a cluster any node hears it all.
+    /// Returns a connection for subscriptions. On a cluster, every node receives all messages.
     pub(super) async fn subscriber(&self) -> Result<PubSub, StoreError> {
         match &self.servers {
             Servers::One(member) => member.node.subscriber().await,
@@ -180,7 +181,7 @@ impl Topology {
         }
     }
 
-    /// The servers that decide.
+    /// Returns the servers that hold keys.
     pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
         match &self.servers {
             Servers::One(member) => vec![member.node.clone()],
@@ -188,7 +189,7 @@ impl Topology {
         }
     }
 
-    /// Why not all keys can be decided on, if that is so.
+    /// Returns why some or all keys cannot be decided. `None` if all servers are available.
     pub(super) fn why_unavailable(&self) -> Option<StoreError> {
         match &self.servers {
             Servers::One(member) => member.node.breaker.why(),
@@ -196,13 +197,13 @@ impl Topology {
         }
     }
 
-    /// How often servers were given up, and came back.
+    /// Returns how often breakers opened and closed.
     pub(super) fn breaker_counts(&self) -> (u64, u64) {
         (self.breaker_counts.opened(), self.breaker_counts.closed())
     }
 }
 
-/// A connection to hear what is published there.
+/// Connects to a server for subscriptions.
 pub(super) async fn subscriber(dialer: &Dialer, address: &Address) -> Result<PubSub, StoreError> {
     match timeout(CONNECT_LIMIT, dialer.subscriber(address)).await {
         Ok(Ok(subscriber)) => Ok(subscriber),

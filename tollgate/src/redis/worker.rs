@@ -1,9 +1,8 @@
-//! Natural batching: while a trip to Redis is under way, questions gather, and travel together on the next.
+//! Natural batching: requests that arrive while a call to Redis is in flight are sent together in the next one.
 //!
-//! An idle limiter sends a question at once and alone. A busy one sends as many as have come, up to a bound, in
-//! one script call, which decides them in order. All questions of one process for one server pass through here, so
-//! those about one key stay in the order in which they were asked. Each server has a queue of its own: one that hangs
-//! keeps no question for another waiting.
+//! An idle limiter sends a request at once and alone. A busy one sends all that have arrived, up to a bound, in one
+//! script call, which decides them in order. All requests of one process to one server pass through here, so those on
+//! one key stay in order. Each server has its own queue, so a server that hangs does not delay requests to others.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,25 +25,25 @@ use super::stats::Calls;
 use crate::clock::TimeSource;
 use crate::units::Timestamp;
 
-/// Questions in one script call. More would save Redis little, make the others wait, and leave one side idle while
-/// the other works.
+/// Maximum number of requests in one script call. More would save Redis little, delay the others, and leave one side
+/// idle while the other works.
 pub(super) const MAX_BATCH: usize = 64;
-/// Keys in one script call: Lua's stack holds some thousands.
+/// Maximum number of keys in one script call: Lua's stack holds some thousands.
 pub(super) const MAX_KEYS: usize = 1024;
-/// Work in one script call, in that of a request of one bucket: some two milliseconds of Redis, which serves nobody else
-/// meanwhile. One question is always a call, however much work it is.
+/// Maximum work in one script call, in units of a request with one token bucket: about two milliseconds, during which
+/// Redis serves no other client. A single request is never split, however much work it is.
 const MAX_WORK: usize = 256;
-/// Questions that may wait for a trip to one server. Beyond that it is too slow to be waited for.
+/// Maximum number of queued requests to one server. Beyond that, the server is too slow to reply in time.
 pub(super) const MAX_WAITING: usize = 16_384;
-/// Trips under way at once: while Redis decides one, the next is waiting there and the last is read here.
+/// Batches in flight at once: Redis decides one while the next is queued there and the reply to the last is read here.
 const MAX_IN_FLIGHT: usize = 3;
-/// On a cluster a trip is slow if any of its slots is.
+/// Batches in flight at once on a cluster, where one slow slot delays its batch.
 const CLUSTER_MAX_IN_FLIGHT: usize = 6;
 
-/// A question, and the channel for its answer.
+/// A request, and the channel for its reply.
 pub(super) struct Job {
     pub(super) request: ScriptRequest,
-    /// Nothing is sent for it after that.
+    /// The request is not sent after this time.
     pub(super) deadline: Instant,
     pub(super) reply_to: oneshot::Sender<Result<ScriptReply, StoreError>>,
 }
@@ -55,22 +54,22 @@ impl Job {
     }
 }
 
-/// What the trips of a limiter need, and what they have come to.
+/// The settings and counters of a limiter's script calls.
 pub(super) struct ScriptCalls {
     pub(super) timeout: Duration,
-    /// Stands in for Redis's time, for tests.
+    /// Replaces Redis's clock in tests.
     pub(super) clock: Option<TimeSource>,
     pub(super) calls: Calls,
 }
 
-/// Takes the questions for one server there.
+/// Sends the requests of one server's queue.
 pub(super) struct Worker {
     node: Arc<Node>,
     script_calls: Arc<ScriptCalls>,
-    /// The cluster that the server is in, if it is in one.
+    /// The cluster of the server, if it is part of one.
     cluster: Option<Weak<Cluster>>,
-    /// Trips that found the script gone and are being made again. No other sets out meanwhile: it might find the
-    /// script there, and decide on a key before those that asked for it earlier.
+    /// Number of calls that are being sent again, with the script's text or with the full script. No other batch is
+    /// sent meanwhile: it could overtake earlier requests on the same key.
     resending: AtomicUsize,
 }
 
@@ -115,7 +114,7 @@ impl Worker {
             }
             return;
         }
-        // On a cluster one call stays in one slot.
+        // On a cluster, a call must stay in one slot.
         let mut by_slot: BTreeMap<u16, Vec<Job>> = BTreeMap::new();
         for job in jobs {
             by_slot.entry(job.slot()).or_default().push(job);
@@ -157,7 +156,7 @@ impl Worker {
             reply = self.call(slot, batch, now, deadline).await?;
         }
         let replies = batch.replies(reply).inspect_err(|error| self.node.failed(began, error))?;
-        // An error of one key may be one of the whole server.
+        // The error of one key may affect the whole server.
         for error in replies.iter().filter_map(|reply| reply.as_ref().err()) {
             if error.is_unavailable() {
                 self.node.failed(began, error);
@@ -195,7 +194,7 @@ impl Worker {
     }
 }
 
-/// The same questions in order, in as many calls as their keys and their work need; nearly always one.
+/// Splits requests, in order, into as many calls as their keys and their work need; nearly always one.
 fn split_by_bounds(jobs: Vec<Job>) -> Vec<Vec<Job>> {
     let size = |job: &Job| (job.request.hits().len(), job.request.work());
     let add = |(keys, work): (usize, usize), (more_keys, more_work)| (keys + more_keys, work + more_work);
@@ -217,7 +216,7 @@ fn split_by_bounds(jobs: Vec<Job>) -> Vec<Vec<Job>> {
     calls
 }
 
-/// Counts a trip that is made again, also if that is given up.
+/// Counts a call that is being sent again, until it is dropped.
 struct Resending<'a>(&'a AtomicUsize);
 
 impl<'a> Resending<'a> {

@@ -268,7 +268,7 @@ async fn a_rule_set_that_is_withdrawn_is_gone_for_every_node_and_who_comes_late_
     let newest = nodes[1].newest().await.expect("Redis is there").expect("a rule set is published");
     assert_eq!((newest.version, newest.rules.as_deref()), (1, Some(&b"first"[..])));
     let conflict = PublishError::Conflict { version: 1 };
-    let told = "the newest version is 1, not the one that was expected; look at it and expect it";
+    let told = "the newest version is 1, not the expected one; read it, and publish with that version";
     assert_eq!(conflict.to_string(), told);
     assert_eq!(nodes[1].withdraw(Some(7)).await, Err(conflict));
     assert_eq!(nodes[1].withdraw(Some(1)).await, Ok(2));

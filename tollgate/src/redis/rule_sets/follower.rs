@@ -13,11 +13,11 @@ use crate::redis::StoreError;
 use crate::redis::node::jittered;
 use crate::redis::topology::Topology;
 
-/// How often version and id are polled, which bounds how long a node is behind when announcements are lost.
+/// Time between two polls of version and id. Bounds how late a node gets a set whose announcement is lost.
 const POLL_EVERY: Duration = Duration::from_secs(3);
-/// How soon to subscribe again when Redis is not there.
+/// Pause before the next attempt to subscribe.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
-/// How long to wait before a lost set is written back, so that of many nodes one does it.
+/// Delay before a lost set is written back, with jitter, so that one of many nodes does it.
 const RESTORE_AFTER: Duration = Duration::from_millis(250);
 
 pub(super) struct Follower {
@@ -35,7 +35,7 @@ impl Follower {
         Self { topology, held, repairs }
     }
 
-    /// Follows for ever.
+    /// Follows the rule set. Never returns.
     pub(super) async fn follow(self) {
         loop {
             let subscriber = timeout(REPLY_TIMEOUT, async {
@@ -48,13 +48,13 @@ impl Follower {
                     let mut announced = subscriber.on_message();
                     loop {
                         self.poll().await;
-                        // An announcement, or nothing for a while: look again. The end: subscribe again.
+                        // After an announcement or a timeout, poll again. At the end of the stream, subscribe again.
                         if let Ok(None) = timeout(jittered(POLL_EVERY), announced.next()).await {
                             break;
                         }
                     }
                 }
-                // A Redis that refuses the subscription may still be read.
+                // A Redis that refuses the subscription may still allow reads.
                 Ok(None) | Err(_) => self.poll().await,
             }
             sleep(jittered(RETRY_AFTER)).await;
@@ -98,18 +98,18 @@ impl Follower {
 
     async fn restore(&self, lost: PublishedRules, found: &str) {
         sleep(jittered(RESTORE_AFTER)).await;
-        // A set may be large: if another node was faster, it is not sent again.
+        // A set may be large: do not send it if another node was faster.
         let current = stored::current_id(&self.topology).await;
         if !current.is_ok_and(|id| id.unwrap_or_default() == found) {
             return;
         }
         match stored::restore(&self.topology, &lost, found).await {
             Ok(true) => self.report(Repair::Restored { lost }),
-            // Another node was faster, or another set was published: that is announced.
+            // Another node was faster, or another set was published. Either is announced.
             Ok(false) => {}
             Err(why) => {
                 let failed = Repair::NotRestored { lost, why };
-                // It is tried again at every poll.
+                // Every poll tries again: report it once.
                 if self.repairs.borrow().latest.as_ref() != Some(&failed) {
                     self.report(failed);
                 }

@@ -23,12 +23,12 @@ use crate::redis::topology::Topology;
 
 /// The key, after `rate_limit:`.
 const KEY: &str = "{rules}";
-/// Where a change is announced, after `rate_limit:`.
+/// The channel of announcements, after `rate_limit:`.
 pub(super) const CHANNEL: &str = "rules";
-/// How long publishing and reading may take. No request waits for either.
+/// Timeout of publishing and reading. No request waits for either.
 pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the scripts share. The first argument of each is the channel.
+/// The common part of the scripts. The first argument of each is the channel.
 ///
 /// `current` returns the version and the id of the stored set, and the id that an old release left in place when it
 /// published. `advance` makes the stored set the next version.
@@ -41,7 +41,7 @@ local function current()
   return tonumber(version), version .. '@' .. (fields[3] or '0'), id
 end
 local function announce(version)
-  -- The set is stored by now. A user without the right to the channel is heard at the next poll.
+  -- The set is stored. If the user may not publish on the channel, nodes find it at the next poll.
   redis.pcall('PUBLISH', ARGV[1], version)
 end
 local function advance(version, id, overtaken, random)
@@ -56,7 +56,7 @@ local function advance(version, id, overtaken, random)
 end
 ";
 
-/// Publishes if the version is as expected, or any version if none is.
+/// Publishes if the version is the expected one. An empty expectation means any version.
 const PUBLISH: &str = r"
 local version, id, overtaken = current()
 if ARGV[3] ~= '' and tonumber(ARGV[3]) ~= version then return {0, version} end
@@ -69,8 +69,8 @@ advance(version, id, overtaken, ARGV[2])
 return {1, version + 1}
 ";
 
-/// Removes the published rules, if the version is as expected. That is a version too, so that nodes which were away
-/// hear of it.
+/// Removes the published rules, if the version is the expected one. That creates a version too, so that nodes that were
+/// offline notice it.
 const WITHDRAW: &str = r"
 local version, id, overtaken = current()
 if ARGV[3] ~= '' and tonumber(ARGV[3]) ~= version then return {0, version} end
@@ -110,7 +110,8 @@ async fn change(topology: &Topology, command: &Cmd) -> Result<u64, PublishError>
     }
 }
 
-/// Stores `lost` again if the set of the id `found` is still stored; an empty id stands for none. Returns whether it was.
+/// Stores `lost` again if the set with the id `found` is still stored; an empty id means that there is none. Returns
+/// whether it was stored.
 pub(super) async fn restore(topology: &Topology, lost: &PublishedRules, found: &str) -> Result<bool, StoreError> {
     let mut command = script(topology, RESTORE);
     command.arg(found).arg(lost.version).arg(&*lost.id).arg(lost.epoch).arg(&*lost.predecessors);
@@ -150,7 +151,7 @@ pub(super) async fn read(topology: &Topology) -> Result<Option<PublishedRules>, 
     }))
 }
 
-/// The id of a stored set. If an old release published it over one that has an id, also that.
+/// Returns the id of a stored set, and the id of the set that an old release replaced with it, if any.
 fn identity(version: u64, id: Option<String>, epoch: u64) -> (String, Option<String>) {
     match id {
         Some(id) if version_of(&id) == Some(version) && id.contains('-') => (id, None),
@@ -158,7 +159,7 @@ fn identity(version: u64, id: Option<String>, epoch: u64) -> (String, Option<Str
     }
 }
 
-/// The version that an id belongs to.
+/// Returns the version of an id.
 pub(super) fn version_of(id: &str) -> Option<u64> {
     id.split_once(['-', '@'])?.0.parse().ok()
 }
@@ -175,7 +176,7 @@ fn expected_text(expected: Option<u64>) -> String {
 }
 
 fn random_text() -> String {
-    // The standard library seeds it from the operating system, once per thread, and counts from there.
+    // The standard library seeds it from the operating system once per thread, and increments it for each use.
     format!("{:016x}", std::hash::RandomState::new().hash_one(std::process::id()))
 }
 

@@ -65,7 +65,7 @@ async fn a_redis_that_cannot_save_its_data_is_of_no_use_until_it_can() {
     run(&mut connection, &["BGSAVE"]);
     let why = why_given_up(&limiter).await;
     assert!(why.detail().contains("MISCONF"), "{why}");
-    assert!(why.fix().contains("look at its disk"), "{why}");
+    assert!(why.fix().contains("check its disk"), "{why}");
     std::fs::create_dir(&path).expect("created");
     run(&mut connection, &["CONFIG", "SET", "dir", &path_text]);
     run(&mut connection, &["BGSAVE"]);
