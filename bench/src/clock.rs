@@ -7,7 +7,7 @@ pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// For the peers that want the wall clock handed to them.
+/// The wall clock, for peers that take the time as an argument.
 #[expect(clippy::disallowed_methods, reason = "throttlecrab takes the time as an argument")]
 pub(crate) fn wall() -> SystemTime {
     SystemTime::now()
@@ -33,7 +33,7 @@ impl Ticker {
     }
 }
 
-/// What a stopped slice of work took.
+/// The start and end of a piece of work.
 pub(crate) struct Lap {
     pub(crate) began: Instant,
     pub(crate) ended: Instant,
@@ -57,7 +57,7 @@ impl Lap {
     }
 }
 
-/// The processor time that this thread has had: what others do on the machine is not in it, but for the caches.
+/// The processor time of this thread. Other processes affect it only through the caches.
 pub(crate) fn thread_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))

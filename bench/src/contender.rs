@@ -1,9 +1,9 @@
-//! Who is compared. Each contender is used as its own documentation shows, with its fastest documented
-//! settings, and its whole answer is kept from the optimiser, so none is spared the work of giving it.
+//! The contenders. Each is used as its documentation shows, with its fastest documented settings. The whole result is
+//! kept from the optimiser, so that no contender can skip work.
 //!
-//! All have the same limit. On the allow path it is a burst of 10^9 that gives back one unit per second: no
-//! key ever runs out, and a key that spent [`FILL_COST`] units stays live for an hour, so no store can gain by
-//! forgetting it. On the deny path it is one request per hour.
+//! All have the same limit. On the allow path it is a burst of 10^9 units, refilled by one unit per second: no key is
+//! ever exhausted, and a key that spent [`FILL_COST`] units stays live for an hour, so no store can drop it. On the
+//! deny path it is one request per hour.
 
 mod floors;
 mod gcra;
@@ -23,10 +23,10 @@ const ALLOW_PERIOD: Duration = Duration::from_secs(1);
 const DENY_BURST: u32 = 1;
 const DENY_PERIOD: Duration = Duration::from_secs(3600);
 
-/// What filling spends per key on the allow path: an hour's worth, so that every key stays live.
+/// The units that filling spends per key on the allow path: an hour's worth, so that every key stays live.
 const FILL_COST: u32 = 3600;
 
-/// What a contender needs to be built.
+/// The arguments for building a contender.
 #[derive(Clone, Copy)]
 pub(crate) struct Setup {
     pub(crate) path: Path,
@@ -34,7 +34,7 @@ pub(crate) struct Setup {
     pub(crate) keys: usize,
 }
 
-/// What every answer will be.
+/// The decision on every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path {
     Allow,
@@ -42,7 +42,7 @@ pub(crate) enum Path {
 }
 
 impl Path {
-    /// The most that passes at once.
+    /// The maximum burst.
     fn burst(self) -> u32 {
         match self {
             Self::Allow => ALLOW_BURST,
@@ -50,7 +50,7 @@ impl Path {
         }
     }
 
-    /// The time after which one unit more may pass.
+    /// The time in which one unit is refilled.
     fn period(self) -> Duration {
         match self {
             Self::Allow => ALLOW_PERIOD,
@@ -68,12 +68,13 @@ pub(crate) trait Contender: Sync {
     /// Takes several units at once.
     fn spend(&self, key: &String, cost: u32) -> bool;
 
-    /// The bytes the store says it holds, where it says so.
+    /// The memory that the store itself reports, if it does.
     fn claimed_bytes(&self) -> Option<usize> {
         None
     }
 
-    /// Takes a unit for each key of a batch; returns how many were allowed. One copy of this loop per contender, so that
+    /// Takes a unit for each key of a batch; returns how many were allowed. One copy of this loop per contender, so
+    /// that
     /// `decide` is inlined into it and not called through a table.
     fn run(&self, batch: Batch<'_>) -> usize {
         let decide = |key: &String| usize::from(black_box(self.decide(black_box(key))));
@@ -89,7 +90,7 @@ pub(crate) trait Contender: Sync {
 pub(crate) struct Entrant {
     pub(crate) name: &'static str,
     pub(crate) build: fn(Setup) -> Box<dyn Contender>,
-    /// What filling spends per key on the allow path.
+    /// The units that filling spends per key on the allow path.
     fill_cost: u32,
 }
 
@@ -104,7 +105,7 @@ impl Entrant {
         self
     }
 
-    /// Brings a key to where the path wants it: live, or used up.
+    /// Brings a key into the state that the path needs: live, or exhausted.
     pub(crate) fn prime(&self, contender: &dyn Contender, path: Path, key: &String) {
         let ready = match path {
             Path::Allow => contender.spend(key, self.fill_cost),
@@ -128,7 +129,7 @@ pub(crate) const FIELD: [Entrant; 7] = [
 
 pub(crate) const HASH_ONLY: &str = "floor: hash only";
 pub(crate) const TOLLGATE: &str = "tollgate";
-/// The one all others are measured against.
+/// The baseline of all ratios.
 pub(crate) const GOVERNOR: &str = "governor";
 pub(crate) const GCRA: &str = "gcra";
 pub(crate) const THROTTLECRAB: &str = "throttlecrab";

@@ -1,6 +1,6 @@
-//! `bench gateway`: requests through the gateway, beside nginx's `limit_req` and HAProxy's stick tables.
+//! `bench gateway`: requests through the gateway, compared with nginx's `limit_req` and HAProxy's stick tables.
 //!
-//! What is deliberately not here: a network, TLS, several cores, and a store on Redis.
+//! Deliberately not here: a network, TLS, several cores, and a store on Redis.
 
 mod config;
 mod contender;
@@ -28,10 +28,11 @@ use self::race::{Body, Case, Figures, Kind, Order};
 use crate::race::Times;
 use crate::report::{self, Results};
 
-/// The gateway: processor time per request, latency, and memory, beside nginx and HAProxy.
+/// The gateway: processor time per request, latency, and memory, compared with nginx and HAProxy.
 ///
-/// Every contender has one core to itself, the first; an nginx as the upstream has the second, and the load the next
-/// four, or as many as there are: of two cores, it shares the second. All take turns, round by round. What is missing of nginx, HAProxy, wrk and h2load is installed (tools/install-gateway-peers).
+/// Contenders run in turn, each alone on the first core. An nginx as the upstream has the second core, and the load the
+/// next four, or as many as there are; with two cores it shares the second. Missing programs (nginx, HAProxy, wrk,
+/// h2load) are installed with tools/install-gateway-peers.
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {
@@ -52,7 +53,7 @@ pub(crate) struct Args {
 enum Part {
     /// One limit, always allowed
     Allowed,
-    /// Tollgate with three limits beside tollgate with one
+    /// Tollgate with three limits, compared with one limit
     ThreeLimits,
     /// One limit, always denied
     Denied,
@@ -60,15 +61,15 @@ enum Part {
     NoLimit,
     /// A body of 100 KB
     Large,
-    /// Clients that speak HTTP/2
+    /// HTTP/2 clients
     Http2,
-    /// Latency at half of what nginx can do
+    /// Latency at half of nginx's throughput
     HalfLoad,
     /// Ten thousand idle connections
     Memory,
 }
 
-/// How much is measured. Seconds are whole, for wrk knows no others.
+/// The extent of the measurements. Seconds are whole, because wrk accepts no others.
 struct Scale {
     rounds: usize,
     warm_up_s: u64,
@@ -80,14 +81,14 @@ impl Scale {
     const QUICK: Self = Self { rounds: 2, warm_up_s: 1, slice_s: 2 };
 }
 
-/// What every measurement needs.
+/// The environment of every measurement.
 struct Bench {
     scale: Scale,
     cores: Cores,
     programs: Programs,
     generators: Generators,
     upstream: Upstream,
-    /// Why tollgate takes no part.
+    /// Why Tollgate cannot run.
     without_tollgate: Option<String>,
 }
 
@@ -113,7 +114,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         memory::raise_open_files()?;
     }
     let programs = Programs::find(args.tollgate.as_deref())?;
-    // The paced load comes from this very thread.
+    // The paced load comes from this thread.
     stay_on(cores.load())?;
     let scale = if args.quick { Scale::QUICK } else { Scale::FULL };
     let (generators, upstream) = (Generators::new(&programs, cores)?, Upstream::start(&programs, cores)?);
@@ -162,16 +163,16 @@ fn at_saturation(bench: &Bench, wants: impl Fn(Part) -> bool, results: &mut Resu
     Ok(())
 }
 
-/// One in which all requests are served.
+/// Returns a case in which all requests are served.
 fn case(title: &str, body: Body, load: Kind) -> Case {
     Case { title: title.into(), body, status: 200, load, order: Order::InTurn }
 }
 
-/// The cases in which one limit has room for every request.
+/// The cases in which one limit allows every request.
 fn one_limit(bench: &Bench, wants: impl Fn(Part) -> bool, results: &mut Results) -> anyhow::Result<()> {
     let contenders = bench.field(Limits::One, Protocol::Http1)?;
     let mut saturation = None;
-    // Half load needs to know what nginx can do, too.
+    // Half load needs nginx's throughput, too.
     if wants(Part::Allowed) || wants(Part::HalfLoad) {
         let case = case("Allowed: one limit, body of 1 KB", Body::Small, Kind::Http1);
         let figures = self::race::run(bench, &case, &contenders)?;
@@ -192,7 +193,7 @@ fn one_limit(bench: &Bench, wants: impl Fn(Part) -> bool, results: &mut Results)
     Ok(())
 }
 
-/// Tollgate beside itself.
+/// Tollgate with three limits and with one.
 fn three_limits(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
     let start = |limits| bench.start(Product::Tollgate, limits, Protocol::Http1);
     let case = Case {
@@ -235,10 +236,10 @@ fn introduce(bench: &Bench) {
     let haproxy = peers::version(&bench.programs.haproxy, "-v");
     let load_cores = bench.cores.load().len();
     report::note(format_args!(
-        "{nginx}; {haproxy}. Cores for the load: {load_cores}. Contenders take turns: {rounds} rounds of {slice_s} s each; figures are medians of the \
-         rounds.\nof nginx's = CPU over nginx's in the same round, median of the rounds (the half of the rounds nearest \
-         to it).\nbusy = the share of its core that the contender used, others = what others did; where both leave much, \
-         the load was what held it up, and it slept: sleeps/1000 = how often in a thousand requests. Waking up is \
-         part of its CPU."
+        "{nginx}; {haproxy}. Cores for the load: {load_cores}. Contenders run in turn: {rounds} rounds of {slice_s} s \
+         each; figures are medians of the rounds.\nof nginx's = CPU over nginx's in the same round, median of the \
+         rounds (quartiles).\nbusy = the share of its core that the contender used, others = the share that others \
+         used. If both are low, the load was the bottleneck, and the contender slept: sleeps/1000 = how often per \
+         thousand requests. Waking up is part of its CPU."
     ));
 }

@@ -1,6 +1,6 @@
 //! `bench memory`: decisions in process.
 //!
-//! What is deliberately not here: a store on another machine, HTTP, rules.
+//! Deliberately not here: a store on another machine, HTTP, rules.
 
 mod algorithms;
 pub(crate) mod child;
@@ -16,23 +16,19 @@ use clap::ValueEnum;
 use crate::race::Rounds;
 use crate::report::{self, Results};
 
-/// The store size most tables are about.
+/// The number of keys in most tables.
 const KEYS: usize = 1_000_000;
 
 /// Decisions in process: speed, bytes per key, pauses while the store grows, and the state of the store after churn.
 ///
-/// All contenders run in one process and take turns, round by round, on the same keys (`user:000123`). Each has
-/// the same limit and holds all keys, live, before the watch starts.
+/// All contenders run in turn in one process, on the same keys (`user:000123`). Each has the same limit, and all keys
+/// are live before the measurement starts.
 ///
-/// A key reaches the limiter in one of two ways, and each table says which.
+/// `arriving`: the keys of a run are in memory in the order of the checks, like those of freshly parsed requests, so
+/// the processor prefetches them. This is the default.
 ///
-/// `arriving`: the keys of a run lie in memory in the order of the checks, as freshly parsed requests would,
-/// so no contender is charged with fetching a cold key.
-///
-/// `scattered`: the keys are picked at random out of a list of a million strings, which adds two cache misses
-/// per decision to every contender alike.
-///
-/// Everything is `arriving` unless it says `scattered`; the uniform table is made both ways.
+/// `scattered`: the keys are picked at random from a list of a million strings, which adds two cache misses per
+/// decision to every contender. The uniform table has both.
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {
@@ -58,9 +54,9 @@ enum Part {
     Mixed,
     /// 1 million keys, all alike: allowed (arriving and scattered) and denied
     Uniform,
-    /// 1 million keys, the k-th asking 1/k as often as the first
+    /// 1 million keys; the k-th is used 1/k as often as the first
     Zipf,
-    /// tollgate's five algorithms beside its token bucket
+    /// Tollgate's five algorithms, compared with its token bucket
     Algorithms,
     /// Bytes per key and per log entry
     Footprint,
@@ -70,7 +66,7 @@ enum Part {
     Churn,
 }
 
-/// How much is measured.
+/// The extent of the measurements.
 struct Scale {
     rounds: Rounds,
     /// Requests laid out per traffic; a thread starts over after the last one.

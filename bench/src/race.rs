@@ -1,6 +1,6 @@
-//! Contenders take turns on the same traffic: every round gives each of them one slice of time, in an order
-//! drawn anew, so that whatever else the machine does meets all of them. Ratios are taken within a round and
-//! the median of the rounds is reported; a ratio of two medians would mix quiet minutes with loud ones.
+//! Contenders run in turn on the same traffic. Every round gives each of them one slice of time, in random order, so
+//! that noise affects all of them. Ratios are computed within a round, and the median of the rounds is reported: a
+//! ratio of two medians would mix quiet and noisy minutes.
 
 use std::convert::Infallible;
 use std::fmt::{self, Display, Formatter};
@@ -13,7 +13,7 @@ use crate::clock::Lap;
 use crate::contender::{Contender, Path};
 use crate::traffic::Traffic;
 
-/// A tenth of a slice is run before the watch starts: the caches still hold the previous contender.
+/// The first tenth of a slice is not measured, because the caches still have the previous contender's data.
 const LEAD_IN: usize = 10;
 
 /// How long a race is.
@@ -23,7 +23,7 @@ pub(crate) struct Rounds {
     pub(crate) slice: Duration,
 }
 
-/// What the contenders race on.
+/// The workload of a race.
 pub(crate) struct Course<'a> {
     pub(crate) traffic: &'a Traffic,
     pub(crate) path: Path,
@@ -36,7 +36,7 @@ pub(crate) struct Runner<'a> {
     pub(crate) contender: &'a dyn Contender,
 }
 
-/// What a decision of one contender took, round by round: nanoseconds, unless it is said otherwise.
+/// The time per decision of one contender, by round: nanoseconds, unless stated otherwise.
 pub(crate) struct Times {
     pub(crate) name: &'static str,
     rounds: Vec<f64>,
@@ -55,7 +55,7 @@ impl Times {
         quantile(self.rounds.clone(), 0.5)
     }
 
-    /// What it took beyond what another took in the same round.
+    /// The difference to another contender in the same round.
     pub(crate) fn above(&self, base: &Self) -> Self {
         let rounds = self.rounds.iter().zip(&base.rounds).map(|(whole, base)| whole - base).collect();
         Self { name: self.name, rounds }
@@ -82,7 +82,7 @@ impl Display for Ratio {
     }
 }
 
-/// Gives each contender its turn in every round, in an order drawn anew: `turn(round, contender)`.
+/// Calls `turn(round, contender)` for each contender in every round, in random order.
 pub(crate) fn take_turns<E>(
     rounds: usize,
     contenders: usize,
@@ -149,7 +149,7 @@ fn slice(runner: &Runner<'_>, course: &Course<'_>, from: usize, decisions: usize
     Lap::span(&laps)
 }
 
-/// A contender that answers wrongly is not worth timing.
+/// Panics if a contender decided wrongly.
 fn ask(runner: &Runner<'_>, course: &Course<'_>, from: usize, decisions: usize) {
     let batches = course.traffic.batches(from, decisions);
     let allowed: usize = batches.map(|batch| runner.contender.run(batch)).sum();

@@ -1,6 +1,6 @@
-//! `bench redis`: decisions on a Redis on this very machine.
+//! `bench redis`: decisions on a local Redis.
 //!
-//! What is deliberately not here: a network, a cluster, and limiters of others.
+//! Deliberately not here: a network, a cluster, and other limiters.
 
 mod algorithms;
 mod bytes;
@@ -25,11 +25,11 @@ use crate::report::{self, Results};
 const CONCURRENCY: [usize; 3] = [1, 64, MOST_TASKS];
 const MOST_TASKS: usize = 256;
 
-/// Decisions on Redis: speed, Redis's own time, bytes per key, and trips that are not made.
+/// Decisions on Redis: speed, Redis's own time, bytes per key, and round trips.
 ///
-/// It starts a redis-server of its own (the one on the PATH, or $REDIS_SERVER), on a free port, and ends it.
-/// All contenders run in one process on one thread and take turns, round by round, on the same keys
-/// (`user:000123`). Each holds all keys on Redis before the watch starts.
+/// It starts and stops its own redis-server (from the PATH, or $REDIS_SERVER), on a free port. All contenders run in
+/// turn in one process on one thread, on the same keys (`user:000123`), all of which are on Redis before the
+/// measurement starts.
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {
@@ -58,7 +58,7 @@ enum Part {
     Trips,
 }
 
-/// How much is measured.
+/// The extent of the measurements.
 struct Scale {
     rounds: Rounds,
     keys: usize,
@@ -87,7 +87,7 @@ impl Scale {
     };
 }
 
-/// What every measurement needs.
+/// The environment of every measurement.
 struct Bench {
     scale: Scale,
     server: Server,
@@ -103,8 +103,8 @@ impl Bench {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let scale = if args.quick { Scale::QUICK } else { Scale::FULL };
     let wants = |part: Part| args.only.is_empty() || args.only.contains(&part);
-    // One thread leaves Redis the other of two cores. It is not the best for everyone: in a short trial two workers
-    // suited the unbatched contenders better at times, and INCR and tollgate's hot key worse.
+    // One thread leaves Redis the other of two cores. In a short trial, two threads were sometimes better for the
+    // contenders without batching, and worse for INCR and Tollgate's hot key.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let server = runtime.block_on(Server::start())?;
     let bench = Bench { scale, server, runtime };
@@ -140,9 +140,8 @@ fn introduce(bench: &Bench) -> anyhow::Result<()> {
     let version = bench.block_on(bench.server.version())?;
     let Rounds { count, slice } = bench.scale.rounds;
     report::note(format_args!(
-        "redis-server {version}. Contenders take turns: {count} rounds of {slice:?} each; figures are medians of the \
-         rounds.\nof the script's = over the documents' script in the same round, median of the rounds (the half of \
-         the rounds nearest to it)."
+        "redis-server {version}. Contenders run in turn: {count} rounds of {slice:?} each; figures are medians of the \
+         rounds.\nof the script's = over the two-key script in the same round, median of the rounds (quartiles)."
     ));
     Ok(())
 }

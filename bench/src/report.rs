@@ -1,4 +1,4 @@
-//! How a benchmark speaks: tables for people, a `MACHINE` and a `RESULT` line for programs.
+//! The output of a benchmark: tables for people, a `MACHINE` and a `RESULT` line for programs.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "printing is what a benchmark is for")]
 
@@ -11,7 +11,7 @@ pub(crate) const RESULT: &str = "RESULT";
 /// Starts the line with the name of the processor.
 pub(crate) const MACHINE: &str = "MACHINE";
 
-/// What a benchmark found, in the order found.
+/// The results of a benchmark, in order.
 #[derive(Default)]
 pub(crate) struct Results(Vec<(String, String)>);
 
@@ -21,12 +21,12 @@ impl Results {
         self.0.push((name.into(), format!("{value:.3}")));
     }
 
-    /// A quantity; its unit stands last in its name.
+    /// A quantity. Its name ends with its unit.
     pub(crate) fn quantity(&mut self, name: impl Into<String>, value: f64) {
         self.0.push((name.into(), format!("{value:.1}")));
     }
 
-    /// What is far below 1 when it is good.
+    /// A value that is far below 1 when it is good.
     pub(crate) fn fraction(&mut self, name: impl Into<String>, value: f64) {
         self.0.push((name.into(), format!("{value:.5}")));
     }

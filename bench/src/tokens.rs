@@ -1,4 +1,4 @@
-//! Tokens in `bench rules`: what a bad one costs a client that is denied, and what verifying one costs.
+//! Tokens in `bench rules`: the cost of an invalid token on a denied request, and the cost of verifying one.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::clock::thread_time;
 use crate::race::{self, Rounds, Times, per_decision};
 use crate::report::{Results, Table};
 
-/// More than a gate remembers of bad tokens, so that each is verified every time.
+/// More invalid tokens than a gate caches, so that each is verified every time.
 const TOKENS: usize = 4096;
 
 /// Public keys without private keys: an odd number of 2048 bits, the base points of the curves, a secret.
@@ -59,14 +59,14 @@ impl Contender {
 
     /// Nanoseconds for each request.
     fn turn(&self, slice: Duration) -> f64 {
-        let (before, mut asked) = (thread_time(), 0);
+        let (before, mut checked) = (thread_time(), 0);
         loop {
             for headers in &self.requests {
                 black_box(self.ask(headers));
-                asked += 1;
+                checked += 1;
                 // A verification takes a thousand times as long as a denial.
-                if asked % 64 == 0 && thread_time() - before > slice {
-                    return per_decision(thread_time() - before, asked);
+                if checked % 64 == 0 && thread_time() - before > slice {
+                    return per_decision(thread_time() - before, checked);
                 }
             }
         }

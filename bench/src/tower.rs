@@ -1,6 +1,6 @@
-//! `bench tower`: what the layer adds to a handler, beside what tower_governor's adds.
+//! `bench tower`: the cost that the layer adds to a handler, compared with tower_governor's.
 //!
-//! What is deliberately not here: sockets and a server, which cost far more than any of this and would hide it.
+//! Deliberately not here: sockets and a server, which cost far more than the layers and would hide the difference.
 
 mod contender;
 mod requests;
@@ -16,19 +16,18 @@ use crate::race::{self, Rounds, Times, per_decision};
 use crate::report::{self, Results, Table};
 use crate::rules;
 
-/// Many short rounds: what disturbs a machine lasts longer than a slice, and what a layer adds is a difference.
+/// Many short rounds: noise lasts longer than a slice, and the result is a difference of two measurements.
 const FULL: Rounds = Rounds { count: 61, slice: Duration::from_millis(20) };
 const QUICK: Rounds = Rounds { count: 21, slice: Duration::from_millis(10) };
 
-/// Requests between two looks at the watch.
+/// Requests between two clock reads.
 const BATCH: usize = 128;
 
 /// The layer: processor time per request, in process, on one thread.
 ///
-/// Every contender is the same axum handler with another layer around it, called as a server would call it: a request
-/// is made, served and forgotten before the next, so that memory is taken and given back as in a server. What the
-/// handler and the making of a request take is measured by itself, and taken off. All limits have room for every
-/// request.
+/// Every contender is the same axum handler with another layer, called as a server would call it: a request is created,
+/// served and dropped before the next, so that memory is allocated and freed as in a server. The time of the handler
+/// and of creating a request is measured separately and subtracted. Every request is allowed.
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {
@@ -51,9 +50,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     conclude(&times[0], &added, rounds)
 }
 
-/// Ratios are of what the layers add, so that the handler does not draw them nearer to 1. The first is of the headers
-/// that both can write, `X-RateLimit-*`, of which tollgate's are three and tower_governor's two; the second of what each
-/// is with its headers as tollgate has them by default. The last compares three limits to the handler alone.
+/// Ratios are of the time that the layers add, so that the handler does not move them towards 1. The first is with the
+/// headers that both can write, `X-RateLimit-*`: three of Tollgate's and two of tower_governor's. The second is with
+/// Tollgate's default headers. The last compares three limits with the handler alone.
 fn conclude(handler: &Times, added: &[Times], rounds: Rounds) -> anyhow::Result<()> {
     let of = |name: &str| added.iter().find(|times| times.name == name).context("a contender is missing");
     let ratios = [
@@ -88,7 +87,7 @@ fn race(field: &mut [Contender], rounds: Rounds) -> Vec<Times> {
     let mut times: Vec<Times> = field.iter().map(|contender| Times::new(contender.name)).collect();
     let Ok(()) = race::take_turns::<Infallible>(rounds.count, field.len(), |_, turn| {
         let (mut spent, mut batches) = (Duration::ZERO, 0);
-        // The first batch brings the contender's own data into the cache.
+        // The first batch warms the cache.
         field[turn].serve(0..BATCH);
         while spent < rounds.slice {
             batches += 1;

@@ -128,23 +128,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_turn_round_at_the_end() {
+    fn batches_wrap_around_at_the_end() {
         let traffic = Traffic::Arriving((0..3).map(name).collect());
-        let asked: Vec<String> = traffic
+        let keys: Vec<String> = traffic
             .batches(2, 5)
             .flat_map(|batch| match batch {
                 Batch::Arriving(names) => names.to_vec(),
                 Batch::Scattered { .. } => Vec::new(),
             })
             .collect();
-        assert_eq!(asked, [2, 0, 1, 2, 0].map(name));
+        assert_eq!(keys, [2, 0, 1, 2, 0].map(name));
     }
 
     #[test]
-    fn zipf_asks_the_first_key_twice_as_often_as_the_second() {
+    fn zipf_has_the_first_key_twice_as_often_as_the_second() {
         let ids = ids(1000, Spread::Zipf, 100_000);
-        let asked = |id: usize| ids.iter().filter(|each| **each == id).count() as f64;
-        assert!((1.8..2.2).contains(&(asked(0) / asked(1))));
+        let count = |id: usize| ids.iter().filter(|each| **each == id).count() as f64;
+        assert!((1.8..2.2).contains(&(count(0) / count(1))));
         assert!(ids.iter().all(|id| *id < 1000));
     }
 }

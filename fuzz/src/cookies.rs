@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderValue};
 use tollgate::Gate;
 use tollgate::rules::Facts;
 
-use crate::asking;
+use crate::gates;
 
 /// The name of the cookie and of the query parameter.
 const NAME: &str = "sid";
@@ -16,8 +16,8 @@ const NAME: &str = "sid";
 const MISSING: &str = "anonymous";
 
 static GATE: LazyLock<Gate> = LazyLock::new(|| {
-    let rules = asking::rules("limits:\n  - { name: a, key: 'cookie:sid' }\n  - { name: b, key: 'query:sid' }\n");
-    let Some((gate, _)) = asking::gate(rules) else { panic!("two limits do not fit the memory") };
+    let rules = gates::rules("limits:\n  - { name: a, key: 'cookie:sid' }\n  - { name: b, key: 'query:sid' }\n");
+    let Some((gate, _)) = gates::gate(rules) else { panic!("two limits do not fit the memory") };
     gate
 });
 
@@ -58,7 +58,7 @@ fn is_simple(value: &str) -> bool {
 }
 
 fn by_rule(rule: usize, facts: &Facts<'_>) -> String {
-    match asking::key(&GATE, rule, facts).as_deref() {
+    match gates::key(&GATE, rule, facts).as_deref() {
         Some([part]) => part.clone(),
         other => panic!("a key of one part, not {other:?}"),
     }

@@ -5,7 +5,7 @@ use tollgate::rules::Facts;
 use tollgate::rules::file::RuleFile;
 use tollgate::{Gate, RuleState};
 
-use crate::asking;
+use crate::gates;
 use crate::refusals::check_refusal;
 
 /// Reads a text as a condition and as a cost, and evaluates both for a few requests.
@@ -48,7 +48,7 @@ fn read(setting: &str) -> Option<Gate> {
             None
         }
         Ok(file) => match file.compile() {
-            Ok(rules) => asking::gate(rules).map(|(gate, _)| gate),
+            Ok(rules) => gates::gate(rules).map(|(gate, _)| gate),
             Err(problems) => panic!("{text} was taken, but is no rule: {problems}"),
         },
     }
@@ -70,7 +70,7 @@ fn quoted(text: &str) -> String {
 
 /// Returns whether the rule matches the request. The explanation and the decision must agree.
 fn holds(gate: &Gate, facts: &Facts<'_>) -> bool {
-    let holds = !matches!(asking::explained(gate, facts).rules[0].state, RuleState::NotMatched(_));
+    let holds = !matches!(gates::explained(gate, facts).rules[0].state, RuleState::NotMatched(_));
     let Some(outcome) = gate.decide_now(facts) else { panic!("a gate in memory waits") };
     assert_eq!(outcome.limit().is_some(), holds, "{outcome:?}");
     holds

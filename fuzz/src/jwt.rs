@@ -13,10 +13,10 @@ use tollgate::Gate;
 use tollgate::rules::Facts;
 use tollgate::rules::file::RuleFile;
 
-use crate::asking;
+use crate::gates;
 
 const SECRET: &[u8] = b"the secret of the tokens of the fuzzer";
-const OTHER_SECRET: &[u8] = b"another secret, of somebody who is not us";
+const OTHER_SECRET: &[u8] = b"another secret, which is not in the rules";
 
 const RULES: &str = "
 jwt: { key_file: secret, algorithms: [HS256] }
@@ -98,7 +98,7 @@ fn client(token: &[u8]) -> Option<String> {
     let value = HeaderValue::from_bytes(&[b"Bearer ", token].concat()).ok()?;
     let headers = HeaderMap::from_iter([(AUTHORIZATION, value)]);
     let facts = Facts::new("GET", "/").headers(&headers);
-    match asking::key(&GATE, 0, &facts).as_deref() {
+    match gates::key(&GATE, 0, &facts).as_deref() {
         Some([part]) => Some(part.clone()),
         other => panic!("a key of one part, not {other:?}"),
     }

@@ -15,10 +15,10 @@
 
 #![forbid(unsafe_code)]
 
-mod asking;
 mod cookies;
 mod expressions;
 mod forwarded;
+mod gates;
 mod jwt;
 mod paths;
 mod refusals;

@@ -1,10 +1,10 @@
 //! Paths and globs: all spellings of a path match the same rules and have the same key.
 
-use tollgate::rules::{Facts, KeyPart, Match, PathGlob, PathReading, Rule, RuleSet, RuleSetBuilder};
 use tollgate::internal::CleanPath;
+use tollgate::rules::{Facts, KeyPart, Match, PathGlob, PathReading, Rule, RuleSet, RuleSetBuilder};
 use tollgate::{Explanation, FixedWindow, Gate, InvalidLimit, Limit, MINUTE, RuleState};
 
-use crate::asking;
+use crate::gates;
 
 /// The number of globs that are read. More would find nothing new.
 const MAX_GLOBS: usize = 8;
@@ -26,12 +26,12 @@ pub fn paths(input: &[u8]) {
     let Ok(everything) = "/**".parse::<PathGlob>() else { panic!("/** is no glob") };
     assert!(everything.matches(&path), "{path}");
     let gate = gate(&globs);
-    let (key, met) = asked(&gate, &globs, &path);
+    let (key, matches) = key_and_matches(&gate, &globs, &path);
     for other in respelled(&path) {
-        assert_eq!(asked(&gate, &globs, &other), (key.clone(), met.clone()), "{path} as {other}");
+        assert_eq!(key_and_matches(&gate, &globs, &other), (key.clone(), matches.clone()), "{path} as {other}");
     }
     // The key is the path in its normal form, so it is its own key. It may have fewer readings than the path.
-    assert_eq!(asked(&gate, &globs, &key).0, key, "{path}");
+    assert_eq!(key_and_matches(&gate, &globs, &key).0, key, "{path}");
 }
 
 fn read(text: &str) -> Option<PathGlob> {
@@ -50,26 +50,26 @@ fn gate(globs: &[PathGlob]) -> Gate {
         Ok::<_, InvalidLimit>(rules.rule(Rule::new(limit).matching(matching).key(KeyPart::path())))
     });
     let Ok(rules) = rules.and_then(RuleSetBuilder::build) else { panic!("ten limits are too many") };
-    let Some((gate, _)) = asking::gate(rules) else { panic!("ten limits do not fit the memory") };
+    let Some((gate, _)) = gates::gate(rules) else { panic!("ten limits do not fit the memory") };
     gate
 }
 
 /// Matches the path with rules, which use an index, and with globs, which do not, and checks that both agree. Returns
 /// the key of the path, and whether each glob matches.
-fn asked(gate: &Gate, globs: &[PathGlob], path: &str) -> (String, Vec<bool>) {
+fn key_and_matches(gate: &Gate, globs: &[PathGlob], path: &str) -> (String, Vec<bool>) {
     let facts = Facts::new("GET", path);
-    let before = asking::explained(gate, &facts);
+    let before = gates::explained(gate, &facts);
     // The decision uses the index: each rule that it finds has one request less left.
     assert!(gate.decide_now(&facts).is_some_and(|outcome| outcome.is_allowed()));
-    let after = asking::explained(gate, &facts);
-    let met = globs.iter().enumerate().map(|(number, glob)| {
+    let after = gates::explained(gate, &facts);
+    let matches = globs.iter().enumerate().map(|(number, glob)| {
         let spent = remaining(&before, number) != remaining(&after, number);
         assert_eq!(spent, glob.matches(path), "{glob} {path}");
         assert_eq!(remaining(&before, number).is_some(), spent, "{glob} {path}");
         spent
     });
-    let met = met.collect();
-    (asking::key(gate, globs.len(), &facts).unwrap_or_default().concat(), met)
+    let matches = matches.collect();
+    (gates::key(gate, globs.len(), &facts).unwrap_or_default().concat(), matches)
 }
 
 fn remaining(explanation: &Explanation, number: usize) -> Option<u64> {

@@ -8,7 +8,7 @@ use tollgate::rules::Facts;
 use tollgate::rules::file::{Parsed, RuleFile};
 use tollgate::{Gate, RuleState};
 
-use crate::asking;
+use crate::gates;
 use crate::refusals::{check_refusal, check_warnings};
 
 /// Longer than most windows in rule files, so that counts expire.
@@ -51,7 +51,7 @@ fn compiled(file: &Parsed) {
         Err(problems) => return check_refusal(&problems, file.source()),
     };
     assert!(rules.names().eq(file.limits.iter().map(|limit| limit.name.as_str())), "rules and limits differ");
-    let Some((gate, clock)) = asking::gate(rules) else { return };
+    let Some((gate, clock)) = gates::gate(rules) else { return };
     for facts in requests(&headers()) {
         for _ in 0..3 {
             decided(&gate, &facts);
@@ -63,15 +63,18 @@ fn compiled(file: &Parsed) {
 
 /// Checks that the explanation agrees with the decision, and that both can be written to a response.
 fn decided(gate: &Gate, facts: &Facts<'_>) {
-    let explanation = asking::explained(gate, facts);
+    let explanation = gates::explained(gate, facts);
     let Some(outcome) = gate.decide_now(facts) else { panic!("a gate in memory waits") };
     assert_eq!(outcome.is_allowed(), explanation.allowed, "{outcome:?} {explanation:?}");
     let counts = |standing: &RuleState| matches!(standing, RuleState::Counted { .. });
     let watched = explanation.rules.iter().filter(|rule| rule.shadow && counts(&rule.state)).count();
     // If a rule refuses the request regardless of the remaining quota, no other rule counts it.
-    assert!(watched == outcome.shadow_decisions().count() || outcome.decision().is_none(), "{outcome:?} {explanation:?}");
-    let mut told = HeaderMap::new();
-    outcome.write_headers(&mut told);
+    assert!(
+        watched == outcome.shadow_decisions().count() || outcome.decision().is_none(),
+        "{outcome:?} {explanation:?}"
+    );
+    let mut headers_written = HeaderMap::new();
+    outcome.write_headers(&mut headers_written);
     let request = HeaderMap::new();
     match outcome.response(&request) {
         None => assert!(outcome.is_allowed() && outcome.grpc_response().is_none()),

@@ -1,4 +1,4 @@
-//! What any limiter must pay at least. No limiter: no growth, no removal, no bound, no answer but yes or no.
+//! The minimum cost of any limiter. These are not limiters: they do not grow, remove keys or bound memory.
 
 use std::hash::BuildHasher;
 use std::hint::black_box;
@@ -10,7 +10,7 @@ use crate::clock::Ticker;
 /// The fastest keyed hash at hand.
 type Hash = foldhash::fast::RandomState;
 
-/// Hashes the key, and answers what the path expects.
+/// Hashes the key, and returns the decision that the path expects.
 pub(super) struct HashOnly {
     hash: Hash,
     answer: bool,

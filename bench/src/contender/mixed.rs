@@ -1,8 +1,8 @@
-//! Two limits on one request: a global one, which every request meets, and one per user.
+//! Two limits on one request: a global one and one per user.
 //!
-//! tollgate takes from both or from none. Two governors are checked in turn: what the first has taken is
-//! spent, even if the second denies. Once both are keyed, and once the global one is `RateLimiter::direct`, which has
-//! no map to look into and is what governor's documentation would have one use.
+//! Tollgate takes from both or from none. Two governors are checked in turn, and units of the first stay spent if the
+//! second denies. In one contender both are keyed; in the other the global one is `RateLimiter::direct`, which needs no
+//! map and is what governor's documentation recommends.
 
 use std::hint::black_box;
 use std::num::NonZeroU32;

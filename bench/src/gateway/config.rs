@@ -1,42 +1,43 @@
 //! The configurations: the best settings of each contender for one core.
 //!
 //! No contender writes access logs or closes client connections, and all keep their connections to the upstream. All
-//! send the client address to the upstream in the same headers: `X-Forwarded-For`, `-Proto` and `-Host`, and `X-Request-Id`.
+//! send the client address to the upstream in the same headers: `X-Forwarded-For`, `-Proto` and `-Host`, and
+//! `X-Request-Id`.
 
 use std::path::Path;
 
-/// Larger than any benchmark's number of requests, where a connection has to end after some.
+/// The maximum number of requests per connection, larger than that of any benchmark.
 const FOREVER: u64 = 1_000_000_000;
-/// The ten thousand idle ones, and room for the upstream's.
+/// Enough for the ten thousand idle connections and those to the upstream.
 const CONNECTIONS: usize = 12_000;
 
-/// What a request has to pass.
+/// The limits of a case.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Limits {
     None,
-    /// One for each user, with room for every request.
+    /// One for each user, which allows every request.
     One,
-    /// For all, for each user, and for each user and path: with room for every request.
+    /// For all, for each user, and for each user and path; they allow every request.
     Three,
-    /// One for each user, and nothing left in it.
+    /// One for each user, exhausted.
     Exhausted,
 }
 
-/// What clients speak.
+/// The protocol of clients.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Protocol {
     Http1,
-    /// Without TLS, and without asking first.
+    /// Without TLS, by prior knowledge.
     Http2,
 }
 
-/// What a contender is to do.
+/// The task of a contender.
 pub(super) struct Task<'a> {
     pub(super) port: u16,
     pub(super) upstream_port: u16,
     pub(super) limits: Limits,
     pub(super) protocol: Protocol,
-    /// For what nginx insists on having a place for.
+    /// A folder for the files that nginx requires.
     pub(super) folder: &'a Path,
 }
 
@@ -45,8 +46,8 @@ pub(super) fn tollgate(task: &Task<'_>) -> String {
     let bucket = |name: &str, key: &str, numbers: &str| {
         format!("  - name: {name}\n{key}    algorithm: token_bucket\n    {numbers}\n")
     };
-    // Room for every request of a run, and in use: refilled faster than it is used, a key would be at rest after each
-    // request, and those of one bucket would take each other's seat.
+    // Allows every request of a run, but refills slowly: otherwise a key would be idle after each request, and keys
+    // would replace each other in the table.
     let ample = "capacity: 10000000\n    refill: 1000/s";
     let user = "    key: header:x-user-id\n";
     let limits = match limits {
@@ -130,7 +131,7 @@ pub(super) fn upstream(port: u16, small: &str, folder: &Path) -> String {
     nginx_around(&server, folder)
 }
 
-/// `error_log` at `crit` keeps it from a line for every denial. As another user it could not read its own folder.
+/// `error_log` at `crit` avoids a line for every denial. As another user, nginx could not read its folder.
 fn nginx_around(server: &str, folder: &Path) -> String {
     let folder = folder.display();
     format!(
@@ -158,8 +159,8 @@ http {{
     )
 }
 
-/// Splicing and larger buffers were tried, and did not help the large body. It wants two files for every connection, in
-/// case each had one of its own to the upstream. They share those, so it may start with fewer.
+/// Splicing and larger buffers did not help with the large body. HAProxy expects two descriptors per connection, in
+/// case each has its own connection to the upstream. They share those, so fewer are enough.
 pub(super) fn haproxy(task: &Task<'_>) -> String {
     let Task { port, upstream_port, limits, protocol, .. } = task;
     let proto = if *protocol == Protocol::Http2 { " proto h2" } else { "" };

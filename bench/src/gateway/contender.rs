@@ -1,4 +1,4 @@
-//! The contenders: tollgate and its peers, each a process of its own for every set of limits.
+//! The contenders: Tollgate and its peers, with a separate process for each set of limits.
 
 use std::fs;
 use std::process::Command;
@@ -38,7 +38,7 @@ impl Product {
     }
 }
 
-/// A contender at work, until it is dropped.
+/// A running contender. Dropping it stops the process.
 pub(super) struct Contender {
     pub(super) name: &'static str,
     pub(super) server: Server,
@@ -71,12 +71,12 @@ impl Contender {
             Product::Nginx => with_nginx_arguments(&mut command, &folder).arg("-c").arg(&file),
             Product::Haproxy => command.args(["-db", "-f"]).arg(&file),
         };
-        let server = Server::start(command, port, &folder.path().join("told")).with_context(|| name.to_owned())?;
+        let server = Server::start(command, port, &folder.path().join("log")).with_context(|| name.to_owned())?;
         Ok(Self { name, server, _folder: folder })
     }
 }
 
-/// What stands behind all contenders.
+/// The upstream of all contenders.
 pub(super) struct Upstream {
     server: Server,
     _folder: TempDir,
@@ -91,12 +91,12 @@ impl Upstream {
         fs::write(&file, config::upstream(port, &"x".repeat(SMALL_BYTES), folder.path()))?;
         let mut command = pinned(cores.upstream(), &programs.nginx);
         with_nginx_arguments(&mut command, &folder).arg("-c").arg(&file);
-        let server = Server::start(command, port, &folder.path().join("told")).context("the upstream")?;
+        let server = Server::start(command, port, &folder.path().join("log")).context("the upstream")?;
         Ok(Self { server, _folder: folder })
     }
 }
 
-/// Without them it opens the log of the machine's own nginx before it has read its file.
+/// Options without which nginx opens the log of the system's own nginx before it reads its configuration.
 fn with_nginx_arguments<'a>(command: &'a mut Command, folder: &TempDir) -> &'a mut Command {
     command.args(["-e", "stderr", "-p"]).arg(folder.path())
 }

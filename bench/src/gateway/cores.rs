@@ -1,4 +1,4 @@
-//! Which processors do what.
+//! The assignment of processors to the contender, the upstream and the load.
 
 use std::fs;
 use std::ops::Range;
@@ -9,11 +9,11 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// As many keep the fastest contender busy.
+/// Enough to keep the fastest contender busy.
 const MOST_FOR_LOAD: usize = 4;
 
-/// The processors of this machine: the first is the contender's alone. Of two, the load and what stands behind the
-/// contender share the second.
+/// The processors of this machine. The first is for the contender alone. With two, the load and the upstream share the
+/// second.
 #[derive(Clone, Copy)]
 pub(super) struct Cores {
     all: usize,
@@ -34,9 +34,8 @@ impl Cores {
         1..2
     }
 
-    /// A load that is slower than the contender lets it sleep between requests, and waking up is charged to the
-    /// contender: the faster it is, the more. So the load has several where there are any, in a number that divides the
-    /// connections evenly.
+    /// The processors of the load: several where possible, in a number that divides the connections evenly. A load that
+    /// is slower than the contender lets it sleep between requests, and waking up costs the contender processor time.
     pub(super) fn load(self) -> Range<usize> {
         match self.all - 2 {
             0 => 1..2,
@@ -45,26 +44,26 @@ impl Cores {
     }
 }
 
-/// A command that will run on these only.
+/// Returns a command that runs only on these processors.
 pub(super) fn pinned(cores: Range<usize>, program: &Path) -> Command {
     let mut command = Command::new("taskset");
     command.args(["-c", &format!("{}-{}", cores.start, cores.end - 1)]).arg(program).stdin(Stdio::null());
     command
 }
 
-/// This thread will run on these only.
+/// Pins this thread to these processors.
 pub(super) fn stay_on(cores: Range<usize>) -> anyhow::Result<()> {
     let mut set = CpuSet::new();
     cores.for_each(|core| set.set(core));
     sched_setaffinity(None, &set).context("this program cannot be pinned to the cores of the load")
 }
 
-/// How long a core has been at work so far, for whomever.
+/// Returns the busy time of a core so far, for all processes.
 pub(super) fn worked(core: usize) -> anyhow::Result<Duration> {
     let stat = fs::read_to_string("/proc/stat")?;
     let name = format!("cpu{core}");
     let mut lines = stat.lines().filter_map(|line| line.split_once(' '));
-    let (_, fields) = lines.find(|(core, _)| *core == name).context("/proc/stat does not tell of this core")?;
+    let (_, fields) = lines.find(|(core, _)| *core == name).context("/proc/stat has no line for this core")?;
     let ticks: Option<Vec<u64>> = fields.split(' ').take(8).map(|field| field.parse().ok()).collect();
     match ticks.as_deref() {
         Some(&[user, nice, system, _idle, _io_wait, hard, soft, stolen]) => {
@@ -74,7 +73,7 @@ pub(super) fn worked(core: usize) -> anyhow::Result<Duration> {
     }
 }
 
-/// A span that the kernel counts in ticks.
+/// Converts kernel ticks to a duration.
 pub(super) fn time_of(ticks: u64) -> Duration {
     Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }

@@ -1,4 +1,5 @@
-//! Closed-loop load, as fast as responses arrive: wrk over HTTP/1.1, h2load over HTTP/2. Both keep 64 requests in flight.
+//! Closed-loop load, as fast as responses arrive: wrk over HTTP/1.1, h2load over HTTP/2. Both keep 64 requests in
+//! flight.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -18,25 +19,25 @@ pub(super) const USERS: usize = 8;
 /// Requests under way at a time.
 pub(super) const CONNECTIONS: usize = 64;
 const HTTP2_CONNECTIONS: usize = 8;
-/// What a load may take beyond its length before it is ended.
+/// The time a load may take beyond its length before it is killed.
 const GRACE: Duration = Duration::from_secs(15);
-/// Each user may have passed a used-up limit now and then: one comes back in a minute.
+/// Requests of each user that an exhausted limit may allow: one unit is refilled per minute.
 const STRAY_ANSWERS: u64 = 2 * USERS as u64;
 
-/// What a load came to.
+/// The result of a load.
 pub(super) struct Load {
     pub(super) requests: u64,
     pub(super) elapsed: Duration,
     pub(super) p50_us: f64,
     pub(super) p99_us: f64,
-    /// Answers with a status of 400 or above.
+    /// Responses with a status of 400 or above.
     pub(super) refused: u64,
-    /// Requests without an answer.
+    /// Requests without a response.
     pub(super) failed: u64,
 }
 
 impl Load {
-    /// A contender that answers wrongly is not worth timing.
+    /// Fails if responses were wrong.
     pub(super) fn check(&self, status: u16) -> anyhow::Result<()> {
         let Self { requests, refused, failed, .. } = self;
         ensure!(*failed == 0, "{failed} of {requests} requests had no answer");
@@ -47,7 +48,7 @@ impl Load {
     }
 }
 
-/// What makes the load.
+/// The load generators.
 pub(super) struct Generators {
     wrk: PathBuf,
     h2load: PathBuf,
@@ -73,14 +74,14 @@ impl Generators {
         format!("-t{}", self.cores.load().len())
     }
 
-    /// wrk knows whole seconds only.
+    /// wrk accepts only whole seconds.
     pub(super) fn wrk(&self, address: SocketAddr, path: &str, seconds: u64) -> anyhow::Result<Load> {
         let mut command = self.bounded(&self.wrk, seconds);
         command.args([&self.threads(), &format!("-c{CONNECTIONS}"), &format!("-d{seconds}"), "-s"]);
         command.arg(self.folder.path().join("users.lua")).arg(format!("http://{address}{path}"));
         command.args(["--", &USERS.to_string()]);
-        let told = run(command, "wrk")?;
-        let line = told.lines().find_map(|line| line.strip_prefix("LOAD ")).context("wrk did not tell its figures")?;
+        let printed = run(command, "wrk")?;
+        let line = printed.lines().find_map(|line| line.strip_prefix("LOAD ")).context("wrk printed no figures")?;
         let figures: Option<Vec<f64>> = line.split_whitespace().map(|figure| figure.parse().ok()).collect();
         match figures.as_deref() {
             Some(&[requests, elapsed_us, p50_us, p99_us, refused, failed]) => Ok(Load {
@@ -91,14 +92,14 @@ impl Generators {
                 refused: refused as u64,
                 failed: failed as u64,
             }),
-            _ => anyhow::bail!("wrk told its figures in another form: {line}"),
+            _ => anyhow::bail!("wrk printed its figures in another form: {line}"),
         }
     }
 
     /// h2load prints no percentiles; its log has every request.
     pub(super) fn h2load(&self, address: SocketAddr, path: &str, seconds: u64) -> anyhow::Result<Load> {
         let log = self.folder.path().join("h2load.tsv");
-        // It appends.
+        // h2load appends to its log.
         let _ = fs::remove_file(&log);
         let streams = CONNECTIONS / HTTP2_CONNECTIONS;
         let mut command = self.bounded(&self.h2load, seconds);
@@ -110,9 +111,10 @@ impl Generators {
         ]);
         command.arg(format!("--log-file={}", log.display())).args(["-H", "x-user-id: user-1"]);
         command.arg(format!("http://{address}{path}"));
-        let told = run(command, "h2load")?;
+        let printed = run(command, "h2load")?;
         let (statuses, micros) = read_log(&log)?;
-        let failed = figure_before(&told, "requests: ", " failed")? + figure_before(&told, "requests: ", " errored")?;
+        let failed =
+            figure_before(&printed, "requests: ", " failed")? + figure_before(&printed, "requests: ", " errored")?;
         Ok(Load {
             requests: statuses.len() as u64,
             elapsed: Duration::from_secs(seconds),
@@ -123,34 +125,35 @@ impl Generators {
         })
     }
 
-    /// One request over HTTP/2: how many bytes of body came with status 200.
+    /// Sends one request over HTTP/2 and returns the length of the body, which must have status 200.
     pub(super) fn probe_http2(&self, address: SocketAddr, path: &str) -> anyhow::Result<usize> {
         let mut command = self.bounded(&self.h2load, 1);
         command.args(["-t1", "-c1", "-n1", "-H", "x-user-id: user-1"]).arg(format!("http://{address}{path}"));
-        let told = run(command, "h2load")?;
+        let printed = run(command, "h2load")?;
         ensure!(
-            figure_before(&told, "status codes: ", " 2xx")? == 1,
+            figure_before(&printed, "status codes: ", " 2xx")? == 1,
             "one request over HTTP/2 was not answered with 200"
         );
-        Ok(figure_before(&told, "traffic: ", ") data")? as usize)
+        Ok(figure_before(&printed, "traffic: ", ") data")? as usize)
     }
 }
 
 fn run(mut command: Command, name: &str) -> anyhow::Result<String> {
     let output = command.output().with_context(|| format!("{name} could not be started"))?;
-    let told = String::from_utf8_lossy(&output.stdout).into_owned();
-    ensure!(output.status.success(), "{name} failed: {told}{}", String::from_utf8_lossy(&output.stderr).trim());
-    Ok(told)
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(output.status.success(), "{name} failed: {printed}{}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(printed)
 }
 
-/// The number right before `unit`, in the line of h2load's that begins with `line`.
-fn figure_before(told: &str, line: &str, unit: &str) -> anyhow::Result<u64> {
-    let found = told.lines().find_map(|told| told.strip_prefix(line)).and_then(|told| told.split_once(unit));
+/// Returns the number right before `unit` in the line of h2load's output that starts with `line`.
+fn figure_before(printed: &str, line: &str, unit: &str) -> anyhow::Result<u64> {
+    let found =
+        printed.lines().find_map(|printed| printed.strip_prefix(line)).and_then(|printed| printed.split_once(unit));
     let digits = found.map(|(before, _)| before.rsplit(|char: char| !char.is_ascii_digit()).next().unwrap_or(""));
-    digits.and_then(|digits| digits.parse().ok()).with_context(|| format!("h2load does not tell `{line}…{unit}`"))
+    digits.and_then(|digits| digits.parse().ok()).with_context(|| format!("h2load did not print `{line}…{unit}`"))
 }
 
-/// When a request began, its status, and how many microseconds it took, by tabs.
+/// Parses a line of h2load's log: start, status and microseconds, separated by tabs.
 fn read_log(log: &Path) -> anyhow::Result<(Vec<u16>, Vec<f64>)> {
     let log = fs::read_to_string(log).context("h2load wrote no log")?;
     let fields = |line: &str| {
@@ -167,11 +170,11 @@ mod tests {
 
     #[test]
     fn figures_of_h2load_stand_before_their_units() {
-        let told = "requests: 10 total, 10 started, 10 done, 9 succeeded, 1 failed, 0 errored, 0 timeout\n\
+        let printed = "requests: 10 total, 10 started, 10 done, 9 succeeded, 1 failed, 0 errored, 0 timeout\n\
                     traffic: 1.05KB (1077) total, 22B (22) headers (space savings 90.00%), 1.00KB (1024) data\n";
-        assert_eq!(figure_before(told, "requests: ", " failed").unwrap(), 1);
-        assert_eq!(figure_before(told, "traffic: ", ") data").unwrap(), 1024);
-        assert!(figure_before(told, "status codes: ", " 2xx").is_err());
+        assert_eq!(figure_before(printed, "requests: ", " failed").unwrap(), 1);
+        assert_eq!(figure_before(printed, "traffic: ", ") data").unwrap(), 1024);
+        assert!(figure_before(printed, "status codes: ", " 2xx").is_err());
     }
 
     fn load(requests: u64, refused: u64) -> Load {

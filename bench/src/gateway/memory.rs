@@ -1,5 +1,5 @@
-//! What ten thousand idle connections make a contender hold, or as many as the open files allow. The kernel's buffers are not in it: they are the same for
-//! all.
+//! The memory of a contender with ten thousand idle connections, or as many as the limit on open files allows. Excludes
+//! the kernel's buffers, which are the same for all.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use crate::clock;
 use crate::report::{self, Results, Table};
 
 const IDLE: usize = 10_000;
-/// Fewer would measure what a server allocates at once rather than what a connection takes.
+/// With fewer connections, memory that a server allocates in advance would distort the result.
 const LEAST_IDLE: usize = 1_000;
-/// What tollgate sets aside for 8 clients: a descriptor for each, another for its upstream, and one for a refusal.
+/// The descriptors that Tollgate reserves for 8 clients: one for each, one for its upstream, and one for a refusal.
 const FILES_PER_EIGHT: u64 = 17;
-/// For everything else that is open.
+/// Descriptors for everything else.
 const OTHER_FILES: u64 = 1_000;
-/// What is given back after a request is given back by then.
+/// Long enough for a server to free the memory of a request.
 const SETTLING: Duration = Duration::from_secs(2);
 
 /// Resident kilobytes.
@@ -34,8 +34,7 @@ pub(super) fn run(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
     let idle = idle_connections();
     if idle < IDLE {
         report::note(format_args!(
-            "{idle} idle connections instead of {IDLE}: tollgate takes no more with the files that it may open; raise the \
-             hard limit to {}",
+            "{idle} idle connections instead of {IDLE}: the limit on open files is too low; raise the hard limit to {}",
             files_for(IDLE)
         ));
     }
@@ -60,7 +59,7 @@ pub(super) fn run(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Files that may be open, here and in every process started after this.
+/// Raises the limit on open files, for this process and those it starts, and returns it.
 pub(super) fn raise_open_files() -> anyhow::Result<()> {
     let maximum = getrlimit(Resource::Nofile).maximum;
     let needed = files_for(LEAST_IDLE);
@@ -73,26 +72,26 @@ pub(super) fn raise_open_files() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As many as tollgate takes with the files that it may open.
+/// Returns the number of connections that Tollgate accepts with this limit on open files.
 fn idle_connections() -> usize {
     let files = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX).saturating_sub(OTHER_FILES);
     usize::try_from(files.saturating_mul(8) / FILES_PER_EIGHT).unwrap_or(usize::MAX).min(IDLE)
 }
 
-/// The files that a process has to be allowed for this many connections.
+/// Returns the limit on open files that this many connections need.
 fn files_for(connections: usize) -> u64 {
     (connections as u64 * FILES_PER_EIGHT).div_ceil(8) + OTHER_FILES
 }
 
-/// The first request is not counted: what a server makes once, it does not make for a connection.
+/// The first request is not counted, so that one-time allocations of a server are excluded.
 fn measure(contender: &Contender, idle: usize) -> anyhow::Result<Resident> {
-    ask(&mut Connection::open(contender.server.address)?, 0)?;
+    send(&mut Connection::open(contender.server.address)?, 0)?;
     clock::pause(SETTLING);
     let before_kb = contender.server.resident_kb()?;
     let mut connections = Vec::with_capacity(idle);
     for number in 0..idle {
         let mut connection = Connection::open(contender.server.address)?;
-        ask(&mut connection, number).with_context(|| format!("connection {number}"))?;
+        send(&mut connection, number).with_context(|| format!("connection {number}"))?;
         connections.push(connection);
     }
     clock::pause(SETTLING);
@@ -103,8 +102,8 @@ fn measure(contender: &Contender, idle: usize) -> anyhow::Result<Resident> {
     Ok(Resident { before_kb, after_kb })
 }
 
-fn ask(connection: &mut Connection, number: usize) -> anyhow::Result<()> {
-    let answer = connection.ask("/small", 1 + number % USERS)?;
+fn send(connection: &mut Connection, number: usize) -> anyhow::Result<()> {
+    let answer = connection.send("/small", 1 + number % USERS)?;
     let (status, body) = (answer.status, answer.body_bytes);
     ensure!((status, body) == (200, SMALL_BYTES), "answered with {status} and {body} bytes");
     Ok(())

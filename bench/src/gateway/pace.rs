@@ -1,5 +1,5 @@
-//! Load at a fixed rate, whatever the answers do: a request has its time, and its latency counts from then. So a
-//! contender that stalls pays for all requests that would have been sent meanwhile, and not for one.
+//! Load at a fixed rate: each request has a scheduled time, and its latency counts from then. So a contender that
+//! stalls pays for all requests that were due in the meantime, not for one.
 
 use std::collections::VecDeque;
 use std::io::{Read as _, Write as _};
@@ -12,11 +12,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::set_current_timer_slack;
 
 use super::load::{CONNECTIONS, Load, USERS};
-use super::probe::{Answer, request};
+use super::probe::{Response, request};
 use crate::clock;
 use crate::race::quantile;
 
-/// How long the last answers may take.
+/// How long the last responses may take.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// A fixed number of requests per second, for a fixed time.
@@ -26,7 +26,7 @@ pub(super) struct Pace {
     pub(super) length: Duration,
 }
 
-/// A connection and the request under way on it.
+/// A connection and the request in flight on it.
 struct Lane {
     request: Vec<u8>,
     answer: Vec<u8>,
@@ -43,7 +43,7 @@ pub(super) fn run(address: SocketAddr, path: &str, pace: Pace) -> anyhow::Result
     let mut idle: VecDeque<usize> = (0..CONNECTIONS).collect();
     let mut waiting: VecDeque<Instant> = VecDeque::new();
     let total = (pace.per_second * pace.length.as_secs_f64()) as usize;
-    // Microseconds from the time a request should have been sent at to its whole answer.
+    // Microseconds from the scheduled time of a request to the end of its response.
     let mut latencies = Vec::with_capacity(total);
     let mut refused = 0;
     let began = clock::now();
@@ -80,13 +80,13 @@ pub(super) fn run(address: SocketAddr, path: &str, pace: Pace) -> anyhow::Result
 }
 
 impl Lane {
-    /// When the request was to be sent whose answer is now complete, and the status of that.
+    /// Returns the scheduled time of the request whose response is now complete, and the status.
     fn receive(&mut self, mut stream: &TcpStream) -> anyhow::Result<Option<(Instant, u16)>> {
         let mut chunk = [0; 4096];
         let read = stream.read(&mut chunk).context("a paced request had no answer")?;
         ensure!(read > 0, "a connection was closed under a paced request");
         self.answer.extend_from_slice(&chunk[..read]);
-        let Some(answer) = Answer::complete(&self.answer)? else { return Ok(None) };
+        let Some(answer) = Response::complete(&self.answer)? else { return Ok(None) };
         self.answer.clear();
         Ok(self.intended.take().map(|intended| (intended, answer.status)))
     }

@@ -1,4 +1,4 @@
-//! The programs that are started: the peers and the loads from the PATH, tollgate from this workspace.
+//! The programs to run: peers and load generators from the PATH, Tollgate from this workspace.
 
 use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};
@@ -6,12 +6,12 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, ensure};
 
-/// Debian keeps servers where only root's PATH looks.
+/// Debian installs servers here, which is only in root's PATH.
 const MORE_PLACES: [&str; 2] = ["/usr/sbin", "/sbin"];
 /// The profile of packages: nginx and HAProxy are packages as well.
 const PROFILE: &str = "dist";
 
-/// Something could not be installed.
+/// A program could not be installed.
 #[derive(Debug)]
 pub(crate) struct Missing(String);
 
@@ -27,7 +27,7 @@ impl Display for Missing {
 
 impl std::error::Error for Missing {}
 
-/// Where everything is.
+/// The paths of all programs.
 pub(super) struct Programs {
     pub(super) nginx: PathBuf,
     pub(super) haproxy: PathBuf,
@@ -37,10 +37,10 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// Installs what is missing, and builds tollgate unless another one is named.
+    /// Installs missing programs, and builds Tollgate unless a binary is given.
     pub(super) fn find(tollgate: Option<&Path>) -> anyhow::Result<Self> {
         if ["nginx", "haproxy", "wrk", "h2load", "taskset"].iter().any(|name| find(name).is_err()) {
-            // Whether it worked is seen when they are looked for again; what went wrong, it has said itself.
+            // The script reports its own errors, and the programs are searched for again below.
             let _ = Command::new(workspace().join("tools/install-gateway-peers")).status();
         }
         find("taskset")?;
@@ -54,7 +54,7 @@ impl Programs {
     }
 }
 
-/// Cargo runs even if there is a binary: it may be older than its source.
+/// Cargo runs even if there is a binary, because it may be outdated.
 fn build_tollgate() -> anyhow::Result<PathBuf> {
     let bench = std::env::current_exe().context("this program cannot find itself")?;
     let folder = bench.parent().context("this program is in no folder")?;
@@ -78,9 +78,9 @@ fn find(program: &str) -> Result<PathBuf, Missing> {
     places.find_map(|place| Some(place.join(program)).filter(|file| file.is_file())).ok_or(Missing(program.to_owned()))
 }
 
-/// The first line of what a program says of its version: nginx says it on stderr.
+/// Returns the first line of a program's version output. nginx writes it to stderr.
 pub(super) fn version(program: &Path, flag: &str) -> String {
     let said = Command::new(program).arg(flag).stdin(Stdio::null()).output();
     let text = said.map(|said| [said.stdout, said.stderr].concat()).unwrap_or_default();
-    String::from_utf8_lossy(&text).lines().next().unwrap_or("of a version it does not tell").trim().to_owned()
+    String::from_utf8_lossy(&text).lines().next().unwrap_or("unknown version").trim().to_owned()
 }

@@ -1,4 +1,5 @@
-//! One HTTP/1.1 connection by hand: to see what a contender answers before it is measured, and to hold one open.
+//! A minimal HTTP/1.1 connection: checks the responses of a contender before it is measured, and holds idle
+//! connections.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -6,21 +7,21 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 
-/// Longer than anything here takes, unless it is broken.
+/// Longer than any request takes, unless the contender is broken.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Beyond what any of the contenders puts before a body.
+/// Longer than the response head of any contender.
 const MOST_HEAD_BYTES: usize = 16 * 1024;
 
-/// What came back.
+/// A response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Answer {
+pub(super) struct Response {
     pub(super) status: u16,
     pub(super) body_bytes: usize,
     head_bytes: usize,
 }
 
-impl Answer {
-    /// The answer whose bytes begin here, once all of them have come.
+impl Response {
+    /// Parses the response at the start of `bytes`, or returns `None` while it is incomplete.
     pub(super) fn complete(bytes: &[u8]) -> anyhow::Result<Option<Self>> {
         let Some(head_bytes) = bytes.windows(4).position(|end| end == b"\r\n\r\n").map(|end| end + 4) else {
             ensure!(bytes.len() <= MOST_HEAD_BYTES, "an answer has no end of its headers");
@@ -31,18 +32,18 @@ impl Answer {
         let fields = head.lines().skip(1).filter_map(|line| line.split_once(':'));
         let length = fields.into_iter().find(|(name, _)| name.eq_ignore_ascii_case("content-length"));
         let length = length.and_then(|(_, length)| length.trim().parse().ok());
-        let body_bytes = length.context("an answer does not tell its length; every contender should")?;
+        let body_bytes = length.context("a response has no Content-Length; every contender should send one")?;
         let answer = Self { status, body_bytes, head_bytes };
         Ok((bytes.len() >= head_bytes + body_bytes).then_some(answer))
     }
 }
 
-/// A request for this path; users are numbered.
+/// Returns a request for this path by a user, given by number.
 pub(super) fn request(path: &str, user: usize) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nx-user-id: user-{user}\r\n\r\n").into_bytes()
 }
 
-/// A connection that is kept.
+/// A keep-alive connection.
 pub(super) struct Connection(TcpStream);
 
 impl Connection {
@@ -54,14 +55,14 @@ impl Connection {
         Ok(Self(stream))
     }
 
-    pub(super) fn ask(&mut self, path: &str, user: usize) -> anyhow::Result<Answer> {
+    pub(super) fn send(&mut self, path: &str, user: usize) -> anyhow::Result<Response> {
         self.0.write_all(&request(path, user))?;
         let (mut bytes, mut chunk) = (Vec::new(), [0; 16 * 1024]);
         loop {
             let read = self.0.read(&mut chunk).context("no whole answer came")?;
             ensure!(read > 0, "the connection was closed in the middle of an answer");
             bytes.extend_from_slice(&chunk[..read]);
-            if let Some(answer) = Answer::complete(&bytes)? {
+            if let Some(answer) = Response::complete(&bytes)? {
                 let whole = answer.head_bytes + answer.body_bytes;
                 ensure!(bytes.len() == whole, "an answer is longer than it says");
                 return Ok(answer);
@@ -69,12 +70,12 @@ impl Connection {
         }
     }
 
-    /// Whether the other end still holds it, too.
+    /// Returns whether the other side has kept the connection open.
     pub(super) fn is_open(&self) -> anyhow::Result<bool> {
         self.0.set_nonblocking(true)?;
         let open = match self.0.peek(&mut [0]) {
             Ok(0) => false,
-            Ok(_) => bail!("something came that nobody has asked for"),
+            Ok(_) => bail!("the connection has unexpected data"),
             Err(error) => error.kind() == ErrorKind::WouldBlock,
         };
         self.0.set_nonblocking(false)?;
@@ -89,14 +90,14 @@ mod tests {
     #[test]
     fn an_answer_is_complete_with_the_last_byte_of_its_body() {
         let bytes = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 3\r\nx: y\r\n\r\nabc";
-        let answer = Answer::complete(bytes).unwrap().unwrap();
+        let answer = Response::complete(bytes).unwrap().unwrap();
         assert_eq!((answer.status, answer.body_bytes), (429, 3));
-        assert_eq!(Answer::complete(&bytes[..bytes.len() - 1]).unwrap(), None);
-        assert_eq!(Answer::complete(&bytes[..20]).unwrap(), None);
+        assert_eq!(Response::complete(&bytes[..bytes.len() - 1]).unwrap(), None);
+        assert_eq!(Response::complete(&bytes[..20]).unwrap(), None);
     }
 
     #[test]
     fn an_answer_without_a_length_is_an_error() {
-        assert!(Answer::complete(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").is_err());
+        assert!(Response::complete(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").is_err());
     }
 }

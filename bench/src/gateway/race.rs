@@ -1,4 +1,4 @@
-//! One case: every contender is looked at once, and then they take turns under load.
+//! One case: every contender is checked once, and then they run in turn under load.
 
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
@@ -10,15 +10,15 @@ use super::contender::{Contender, LARGE_BYTES, NGINX, SMALL_BYTES};
 use super::cores::worked;
 use super::load::{Load, USERS};
 use super::pace::{self, Pace};
-use super::probe::{Answer, Connection};
+use super::probe::{Connection, Response};
 use crate::clock;
 use crate::race::{self, Times};
 use crate::report::{self, Table};
 
-/// When others have more than this share of the contender's core, it shows in the figures.
+/// If others use more than this share of the contender's core, the figures are unreliable.
 const DISTURBED: f64 = 0.05;
 
-/// Limits that are used up so far apart come back in different seconds.
+/// Limits that are exhausted this far apart are refilled in different seconds.
 const APART: Duration = Duration::from_millis(1100);
 
 /// One measurement of all contenders.
@@ -32,10 +32,10 @@ pub(super) struct Case {
 
 #[derive(Clone, Copy)]
 pub(super) enum Order {
-    /// Each has the core to itself.
+    /// One at a time, alone on the core.
     InTurn,
-    /// They share it: what disturbs one disturbs the other as much, so that a small difference shows. Only the CPU per
-    /// request means something then.
+    /// All at once on the core, so that noise affects all equally and small differences show. Only the CPU per request
+    /// is meaningful then.
     AtOnce,
 }
 
@@ -72,17 +72,17 @@ pub(super) enum Kind {
     },
 }
 
-/// What a slice came to.
+/// The result of a slice.
 struct Slice {
     load: Load,
     cpu: Duration,
     kernel: Duration,
     sleeps: u64,
-    /// What others had of the contender's core.
+    /// The share of the contender's core that others used.
     others: Duration,
 }
 
-/// What a contender came to, round by round.
+/// The results of a contender, by round.
 pub(super) struct Figures {
     /// Microseconds of processor time per request.
     pub(super) cpu_us: Times,
@@ -91,11 +91,11 @@ pub(super) struct Figures {
     pub(super) per_second: Times,
     pub(super) p50_us: Times,
     pub(super) p99_us: Times,
-    /// The share of its core that the contender had.
+    /// The share of its core that the contender used.
     busy: Times,
-    /// How often it slept in a thousand requests.
+    /// How often it slept per thousand requests.
     sleeps: Times,
-    /// The share of it that others had.
+    /// The share of its core that others used.
     others: Times,
 }
 
@@ -126,11 +126,11 @@ impl Figures {
 pub(super) fn run(bench: &Bench, case: &Case, contenders: &[Contender]) -> anyhow::Result<Vec<Figures>> {
     let context = |contender: &Contender| format!("{}: {}", contender.name, case.title);
     if case.status == 429 {
-        use_up(case, contenders)?;
+        exhaust(case, contenders)?;
     }
     let mut bodies = Vec::new();
     for contender in contenders {
-        bodies.push(look(bench, case, contender).with_context(|| context(contender))?);
+        bodies.push(check_response(bench, case, contender).with_context(|| context(contender))?);
     }
     let mut figures: Vec<Figures> = contenders.iter().map(|contender| Figures::new(contender.name)).collect();
     match case.order {
@@ -149,23 +149,23 @@ pub(super) fn run(bench: &Bench, case: &Case, contenders: &[Contender]) -> anyho
             }
         }
     }
-    tell(case, &figures, &bodies);
+    print_table(case, &figures, &bodies);
     Ok(figures)
 }
 
-/// Every user's limit is used up in another second, so that no two of them are refused with the same numbers.
-fn use_up(case: &Case, contenders: &[Contender]) -> anyhow::Result<()> {
+/// Exhausts every user's limit in a different second, so that refusals of two users have different numbers.
+fn exhaust(case: &Case, contenders: &[Contender]) -> anyhow::Result<()> {
     for user in 1..=USERS {
         for contender in contenders {
-            let asked = Connection::open(contender.server.address)?.ask(case.body.path(), user);
-            asked.with_context(|| contender.name.to_owned())?;
+            let response = Connection::open(contender.server.address)?.send(case.body.path(), user);
+            response.with_context(|| contender.name.to_owned())?;
         }
         clock::pause(APART);
     }
     Ok(())
 }
 
-fn tell(case: &Case, figures: &[Figures], bodies: &[usize]) {
+fn print_table(case: &Case, figures: &[Figures], bodies: &[usize]) {
     let header = [
         "",
         "CPU µs/request",
@@ -206,17 +206,17 @@ fn tell(case: &Case, figures: &[Figures], bodies: &[usize]) {
     }
 }
 
-/// What it answers, before it is measured: how long the body is.
-fn look(bench: &Bench, case: &Case, contender: &Contender) -> anyhow::Result<usize> {
+/// Checks the response of a contender before it is measured, and returns the length of its body.
+fn check_response(bench: &Bench, case: &Case, contender: &Contender) -> anyhow::Result<usize> {
     let (path, address) = (case.body.path(), contender.server.address);
     let (status, body) = match case.load {
         Kind::Http2 => (200, bench.generators.probe_http2(address, path)?),
         Kind::Http1 | Kind::Paced { .. } => {
             let mut connection = Connection::open(address)?;
-            // Twice as often as it would take to use up what is to be used up.
-            let asked = (0..2 * USERS).map(|number| connection.ask(path, 1 + number % USERS));
-            let answers: Vec<Answer> = asked.collect::<anyhow::Result<_>>()?;
-            answers.last().map(|answer| (answer.status, answer.body_bytes)).context("nothing was asked")?
+            // Twice as many requests as it takes to exhaust every limit.
+            let responses = (0..2 * USERS).map(|number| connection.send(path, 1 + number % USERS));
+            let responses: Vec<Response> = responses.collect::<anyhow::Result<_>>()?;
+            responses.last().map(|answer| (answer.status, answer.body_bytes)).context("no request was sent")?
         }
     };
     ensure!(status == case.status, "answers with {status}, not {}", case.status);

@@ -1,4 +1,4 @@
-//! A process that listens: what it has spent and what it holds, its children's included.
+//! A server process: its processor time and its memory, including those of its children.
 
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -21,18 +21,18 @@ pub(super) fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr())?.port())
 }
 
-/// What a server has spent.
+/// The processor time of a server.
 #[derive(Clone, Copy)]
 pub(super) struct Spent {
     /// Processor time.
     pub(super) cpu: Duration,
     /// The part of it in the kernel.
     pub(super) kernel: Duration,
-    /// How often it had nothing to do, and slept.
+    /// How often its threads slept.
     pub(super) sleeps: u64,
 }
 
-/// A server, until it is dropped.
+/// A running server. Dropping it stops the process.
 pub(super) struct Server {
     pub(super) address: SocketAddr,
     process: Child,
@@ -40,24 +40,24 @@ pub(super) struct Server {
 
 impl Server {
     /// Starts it, and waits until it accepts connections. Its output goes to the file `log`.
-    pub(super) fn start(mut command: Command, port: u16, told: &Path) -> anyhow::Result<Self> {
-        let (out, err) = (File::create(told)?, File::options().append(true).open(told)?);
+    pub(super) fn start(mut command: Command, port: u16, log: &Path) -> anyhow::Result<Self> {
+        let (out, err) = (File::create(log)?, File::options().append(true).open(log)?);
         let process = command.stdout(out).stderr(err).spawn().context("could not be started")?;
         let mut server = Self { address: ([127, 0, 0, 1], port).into(), process };
         for _ in 0..READY_TRIES {
             if let Some(status) = server.process.try_wait()? {
-                let told = fs::read_to_string(told).unwrap_or_default();
-                bail!("it ended at once ({status}): {}", told.trim());
+                let output = fs::read_to_string(log).unwrap_or_default();
+                bail!("it exited at once ({status}): {}", output.trim());
             }
             if TcpStream::connect(server.address).is_ok() {
                 return Ok(server);
             }
             clock::pause(TRY_EVERY);
         }
-        bail!("nothing listens on port {port}; see whether it starts by hand")
+        bail!("nothing listens on port {port}: try to start it by hand")
     }
 
-    /// What all its threads have spent so far.
+    /// Returns the processor time of all its threads so far.
     pub(super) fn spent(&self) -> anyhow::Result<Spent> {
         let (mut all, mut kernel, mut sleeps) = (0, 0, 0);
         for pid in self.tree() {
@@ -69,12 +69,12 @@ impl Server {
         Ok(Spent { cpu: time_of(all), kernel: time_of(kernel), sleeps })
     }
 
-    /// Resident memory, of which what processes share is counted once.
+    /// Resident memory. Memory that processes share is counted once.
     pub(super) fn resident_kb(&self) -> anyhow::Result<u64> {
         self.tree().into_iter().map(resident_kb).sum()
     }
 
-    /// The process and its children; nginx has its workers there.
+    /// The process and its children, such as nginx's workers.
     fn tree(&self) -> Vec<u32> {
         let own = self.process.id();
         let children = fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap_or_default();
@@ -85,8 +85,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The parent goes first, for it would replace its children. Whether they were still there or not, they are
-        // gone now.
+        // The parent first, because it would restart its children. Errors mean that a process has already exited.
         let tree = self.tree();
         let _ = self.process.kill();
         for child in &tree[1..] {
@@ -101,7 +100,7 @@ impl Drop for Server {
 /// User and system time.
 fn ticks(pid: u32) -> anyhow::Result<[u64; 2]> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).context("a process of a contender has ended")?;
-    // The name of the program stands in brackets, and may itself contain anything. After it, the 12th and 13th field.
+    // The name of the program is in brackets, and may contain anything. The times are the 12th and 13th field after it.
     let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
     let mut times = fields.split(' ').skip(11).map_while(|field| field.parse().ok());
     let both = (times.next(), times.next());
@@ -109,11 +108,11 @@ fn ticks(pid: u32) -> anyhow::Result<[u64; 2]> {
     Ok([user, system])
 }
 
-/// How often its threads gave up their core themselves.
+/// Voluntary context switches of all threads.
 fn slept(pid: u32) -> anyhow::Result<u64> {
     let mut sleeps = 0;
     for thread in fs::read_dir(format!("/proc/{pid}/task")).context("a process of a contender has ended")? {
-        // A thread may end meanwhile, and its sleeps with it.
+        // A thread may have exited in the meantime.
         let status = fs::read_to_string(thread?.path().join("status")).unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
         sleeps += line.and_then(|number| number.trim().parse::<u64>().ok()).unwrap_or(0);

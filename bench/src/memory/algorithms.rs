@@ -1,4 +1,4 @@
-//! tollgate's five algorithms and their variants, beside its own token bucket.
+//! Tollgate's five algorithms and their variants, compared with its token bucket.
 
 use super::decisions::Filled;
 use super::{KEYS, Scale};

@@ -1,8 +1,8 @@
-//! Measurements that need a process of their own: memory that was never another contender's, and pauses that
-//! are not the allocator tidying up after one. The parent starts this same program, which prints its figures.
+//! Measurements that need a separate process, so that memory and allocator pauses of other contenders do not distort
+//! them. The parent starts this same program, which prints its figures.
 //!
-//! Memory is what the operating system says the process holds. No counting allocator: its counters would be
-//! charged, in the tables of decisions, to the peers that allocate on every request.
+//! Memory is the resident memory of the process. There is no counting allocator: in the tables of decisions it would
+//! slow down the peers that allocate on every request.
 
 use std::process::Command;
 
@@ -23,14 +23,14 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Fill with keys; how much memory that took
+    /// Fill with keys and print the memory used
     Footprint {
         name: String,
         keys: usize,
         /// Requests per key; more than one to fill logs
         requests: usize,
     },
-    /// Fill with keys one by one; how long the decisions took
+    /// Fill with keys one by one and print the times of the decisions
     Growth { name: String, from: usize, to: usize },
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-/// Runs a task in a new process; what it printed.
+/// Runs a task in a new process and returns its output.
 pub(super) fn start<A: ToString>(task: &str, name: &str, numbers: &[A]) -> anyhow::Result<String> {
     let program = std::env::current_exe().context("this program cannot find itself to start a child")?;
     let mut command = Command::new(program);
@@ -61,7 +61,7 @@ fn footprint(entrant: Entrant, keys: usize, requests: usize) -> anyhow::Result<(
     let mut key = traffic::name(keys);
     let before = Memory::read()?;
     let contender = (entrant.build)(Setup { path: Path::Allow, keys });
-    // Round by round over all keys, so that the entries of a log lie apart in time as they would.
+    // Round by round over all keys, so that the entries of a log have different times.
     for request in 0..requests {
         for id in 0..keys {
             traffic::write_name(&mut key, id);
@@ -109,7 +109,7 @@ fn growth(entrant: Entrant, from: usize, to: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the operating system says this process holds.
+/// The resident memory of this process.
 struct Memory {
     resident_bytes: u64,
     /// The most that was ever resident.

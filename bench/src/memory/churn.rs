@@ -1,9 +1,9 @@
-//! What is left of a table after 100 windows in which every key is new: bytes per live key, and the time of a decision
-//! in the first window and in the last.
+//! A table after 100 windows in which every key is new: bytes per live key, and the time of a decision in the first
+//! window and in the last.
 //!
-//! The clock is set by hand, so that a window takes as long as its decisions. Both runs have just too many keys for four
-//! fifths of a power of two of buckets. Below the cap the table then doubles, which is where a key takes the most memory;
-//! at the cap it cannot.
+//! A manual clock makes a window as long as its decisions take. Both runs have just too many keys for four fifths of a
+//! power of two of buckets. Below the cap the table then doubles, so this is the most memory per key; at the cap it
+//! cannot double.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -74,7 +74,7 @@ impl Churn {
         Ok(Self { limiter, clock, next_key: 0, watch: Ticker::new() })
     }
 
-    /// Lets new keys come, each of them twice.
+    /// Checks new keys, each of them twice.
     fn window(&mut self) -> anyhow::Result<Nanos> {
         self.clock.advance(WINDOW);
         let keys = self.next_key..self.next_key + KEYS;

@@ -1,4 +1,4 @@
-//! tollgate, its peers and the floors, side by side.
+//! Compares Tollgate, its peers and the floors.
 
 use std::num::NonZeroUsize;
 
@@ -10,10 +10,10 @@ use crate::race::{self, Course, Ratio, Runner, Times};
 use crate::report::{self, Results, Table};
 use crate::traffic::{self, Reach, Spread, Traffic};
 
-/// Threads that get less than this share of the processors they want did not run side by side.
+/// Below this share of the processors they need, threads did not run in parallel.
 const LEAST_SHARE: f64 = 0.75;
 
-/// What threads do to each other is measured with as many as there are processors, up to this number.
+/// The maximum number of threads for the measurement of contention.
 const MOST_THREADS: usize = 16;
 
 /// Which of the tables about many keys to make; they share the filled stores.
@@ -22,7 +22,7 @@ pub(super) struct Wanted {
     pub(super) zipf: bool,
 }
 
-/// A workload: what it is called in the table and in the result line.
+/// A workload, with its names in the table and in the result line.
 struct Workload<'a> {
     title: &'a str,
     result: &'a str,
@@ -30,7 +30,7 @@ struct Workload<'a> {
     traffic: &'a Traffic,
 }
 
-/// Contenders that hold their keys and are ready to decide.
+/// Contenders with all keys, ready to decide.
 pub(super) struct Filled(Vec<(&'static str, Box<dyn Contender>)>);
 
 impl Filled {
@@ -104,7 +104,7 @@ pub(super) fn mixed(scale: &Scale, threads: &[usize], results: &mut Results) {
     compare(&filled, &workload, scale, &with_all_processors(threads), results);
 }
 
-/// The thread counts that were wanted, and all processors up to 16, where threads are most in each other's way.
+/// The requested thread counts, and all processors up to 16, where contention is highest.
 fn with_all_processors(threads: &[usize]) -> Vec<usize> {
     let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MOST_THREADS);
     let more = Some(processors).filter(|processors| !threads.contains(processors));
@@ -149,8 +149,8 @@ fn compare(filled: &Filled, workload: &Workload<'_>, scale: &Scale, threads: &[u
     note_processors(workload, &hash_only_ns, results);
 }
 
-/// The hash-only floor shares nothing, so with n processors it is n times as fast as with one. Where it is not,
-/// the threads took turns on fewer, and what they did to each other was not measured.
+/// The hash-only floor shares nothing, so with n processors it is n times as fast as with one. If it is slower, the
+/// threads shared fewer processors, and contention was not measured.
 fn note_processors(workload: &Workload<'_>, hash_only_ns: &[(usize, f64)], results: &mut Results) {
     let Some((_, alone)) = hash_only_ns.iter().find(|(threads, _)| *threads == 1) else {
         return;

@@ -1,4 +1,4 @@
-//! Bytes per key and per log entry, each measured in a process of its own.
+//! Bytes per key and per log entry, each measured in a separate process.
 
 use anyhow::Context as _;
 
@@ -9,7 +9,7 @@ use crate::report::{Results, Table, parse_figure};
 
 const MANY_KEYS: usize = 10_000_000;
 
-/// What is filled, how, and with how much the bytes are divided.
+/// A store to fill, and the divisor of its bytes.
 struct Filling {
     name: &'static str,
     keys: usize,
@@ -71,7 +71,7 @@ fn algorithms(scale: &Scale) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Everything a log takes, its key's share too, over the entries it holds.
+/// All memory of the logs, keys included, per entry.
 fn logs(scale: &Scale, results: &mut Results) -> anyhow::Result<()> {
     let entries = match scale.coverage {
         Coverage::Full => MANY_KEYS,

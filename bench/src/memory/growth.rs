@@ -1,6 +1,6 @@
-//! The longest decision while the store grows. Every decision brings a new key and is timed by itself, which
-//! adds the clock to it. A pause that belongs to the store comes back in every run; one of the machine does
-//! not, and the hash-only floor, which has nothing to grow, shows how long those are.
+//! The longest decision while the store grows. Every decision has a new key and is timed alone, which includes the
+//! clock. A pause caused by the store occurs in every run; a pause of the machine does not. The hash-only floor does
+//! not grow, and shows the pauses of the machine.
 
 use anyhow::Context as _;
 
@@ -18,7 +18,7 @@ struct Run {
     p99: f64,
     p9999: f64,
     longest: f64,
-    /// How many keys there were at the longest.
+    /// The number of keys at the longest decision.
     longest_at: u64,
 }
 

@@ -81,7 +81,7 @@ async fn cases(bench: &Bench) -> anyhow::Result<Vec<Case>> {
     Ok(ready)
 }
 
-/// What the cases took at one concurrency, the documents' script first.
+/// The results of the cases at one concurrency, the two-key script first.
 struct Compared {
     elapsed: Vec<Times>,
     cpu: Vec<Times>,
@@ -134,8 +134,8 @@ fn compare(bench: &Bench, cases: &[Case], concurrency: usize) -> anyhow::Result<
     for (index, case) in cases.iter().enumerate() {
         let Compared { elapsed, cpu, script } = &compared;
         let per_call = match (before[index], case.contender.batched()) {
-            (Some((asked, trips)), Some((asked_now, trips_now))) => {
-                (asked_now - asked) as f64 / (trips_now - trips).max(1) as f64
+            (Some((checks, calls)), Some((checks_now, calls_now))) => {
+                (checks_now - checks) as f64 / (calls_now - calls).max(1) as f64
             }
             _ => 1.0,
         };

@@ -1,6 +1,5 @@
-//! What a key takes on Redis: the growth of `used_memory` while fresh keys come, over the keys. That is all of it:
-//! names, values, and each key's share of the tables of keys and of expiries as large as they are at that number
-//! of keys, for the documents' script both of its two keys.
+//! The memory of a key on Redis: the growth of `used_memory` per new key. It includes names, values, and the share of
+//! the tables of keys and expiries; for the two-key script, both of its keys.
 
 use std::time::Duration;
 
@@ -13,11 +12,11 @@ use crate::report::{Results, Table};
 
 const KEYS: usize = 100_000;
 
-/// A limit as people set it.
+/// A realistic limit.
 const REAL: Bucket = Bucket { capacity: 100, per_second: 10 };
 
-/// Two requests per key, so that a value is one of a key in use, and no short number that Redis keeps for all.
-/// What they spend takes nine seconds to come back: a key that is at rest is forgotten.
+/// Two requests per key, so that its value is typical and not a small number that Redis shares between keys. Their
+/// units take nine seconds to refill, so that no key expires before it is measured.
 const COSTS: &[u64] = &[50, 40];
 
 /// Redis moves keys from a table to a larger one in its idle time.
@@ -30,7 +29,7 @@ pub(super) fn run(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
     let algorithms: [(&str, Algorithm); 6] = [
         ("tollgate, token bucket, 100 and 10/s", REAL.algorithm().into()),
         ("tollgate, sliding counter, 100 an hour", SlidingWindowCounter::new(100, HOUR).into()),
-        // A seventh of a second is no whole number of microseconds, and the rest is kept too.
+        // A seventh of a second is not a whole number of microseconds, so the remainder is stored too.
         ("tollgate, token bucket, 100 and 7/s", TokenBucket::new(100, Rate::per_second(7)).into()),
         ("tollgate, leaky bucket, 100 and 10/s", LeakyBucket::new(100, Rate::per_second(10)).into()),
         ("tollgate, fixed window, 100 an hour", FixedWindow::new(100, HOUR).into()),
@@ -64,8 +63,8 @@ pub(super) fn run(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
 async fn measure(bench: &Bench, name: &str, contender: &Contender, table: &mut Table) -> anyhow::Result<f64> {
     let server = &bench.server;
     server.flush().await?;
-    // Once before, so that scripts and the connection's buffers are there already. Not the second cost: who has
-    // spent most of a key remembers that the next is denied, and does not hear of a flush.
+    // One check first, so that scripts and buffers exist already. Not with the second cost: it would be denied later,
+    // and the limiter would cache that denial beyond the flush.
     contender.fill(KEYS / 100, &COSTS[..1]).await?;
     server.flush().await?;
     let before = settled(bench).await?;

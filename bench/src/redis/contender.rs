@@ -1,4 +1,4 @@
-//! Who is compared: INCR, which decides nothing, the documents' script, and tollgate with and without company.
+//! The contenders: INCR, which makes no decision, the two-key script, and Tollgate with and without batching.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,18 +14,18 @@ use super::server::Server;
 use crate::traffic;
 
 /// The one all others are measured against.
-pub(super) const SCRIPT: &str = "the documents' script, two keys";
+pub(super) const SCRIPT: &str = "two-key script";
 pub(super) const TOLLGATE: &str = "tollgate";
 const INCR: &str = "INCR: decides nothing";
 const ALONE: &str = "tollgate, never batched: a limiter and a connection per task";
 
-/// What every key spends before the watch starts: see [`Bucket::VAST`].
+/// The units that every key spends before the measurement starts: see [`Bucket::VAST`].
 const FILL_COST: u64 = 3600;
 
-/// What the documents keep their keys for.
+/// How long the two-key script keeps its keys.
 const SCRIPT_TTL_SECONDS: u64 = 3600;
 
-/// No decision is to be given up for the machine's pauses; those that are end the run.
+/// Longer than the machine's pauses. A decision that times out ends the run.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A token bucket.
@@ -53,13 +53,13 @@ pub(super) enum Contender {
         script: Arc<redis::Script>,
         bucket: Bucket,
     },
-    /// The only way from outside to keep tollgate from batching; more connections are part of what it costs.
+    /// A limiter per task, so that nothing is batched. The additional connections are part of its cost.
     Alone(Arc<[RedisLimiter]>),
     Tollgate(RedisLimiter),
 }
 
 impl Contender {
-    /// All of them, holding all keys.
+    /// Creates all contenders, with all keys on Redis.
     pub(super) async fn field(server: &Server, keys: usize) -> anyhow::Result<Vec<Self>> {
         let mut alone = Vec::new();
         for _ in 0..MOST_TASKS {
@@ -93,7 +93,7 @@ impl Contender {
         }
     }
 
-    /// Spends `cost` of a key and fails if that is denied: a contender that answers wrongly is not worth timing.
+    /// Takes `cost` units of a key, and fails if that is denied.
     pub(super) async fn spend(&mut self, task: usize, key: &str, cost: u64) -> anyhow::Result<()> {
         match self {
             Self::Incr(connection) => {
@@ -117,7 +117,7 @@ impl Contender {
                     .arg(SCRIPT_TTL_SECONDS)
                     .invoke_async(connection)
                     .await?;
-                ensure!(allowed, "the documents' script denied {key} with {tokens} tokens");
+                ensure!(allowed, "the two-key script denied {key} with {tokens} tokens");
             }
             Self::Alone(limiters) => spend(&limiters[task], key, cost).await?,
             Self::Tollgate(limiter) => spend(limiter, key, cost).await?,
@@ -125,7 +125,7 @@ impl Contender {
         Ok(())
     }
 
-    /// Every key spends these costs, one after the other.
+    /// Takes these costs from every key, one after the other.
     pub(super) async fn fill(&self, keys: usize, costs: &'static [u64]) -> anyhow::Result<()> {
         let mut tasks = JoinSet::new();
         for task in 0..MOST_TASKS {

@@ -10,7 +10,7 @@ use crate::traffic;
 
 /// Calls in a block: some 50 ms.
 const CALLS: usize = 1000;
-/// More and shorter rounds than for throughput: what disturbs a machine lasts longer than a block.
+/// More and shorter rounds than for throughput, because noise lasts longer than a block.
 const ROUNDS_PER_ROUND: usize = 2;
 
 pub(super) fn run(bench: &Bench, contenders: &[Contender], results: &mut Results) -> anyhow::Result<()> {

@@ -1,5 +1,5 @@
-//! The longest call on a sliding window log of many entries: Redis runs one script at a time, so a call that walks the
-//! log keeps every other client waiting. The time is that of the slow log of Redis, which records every call here.
+//! The longest call on a sliding window log of many entries. Redis runs one script at a time, so a slow call blocks
+//! every other client. Times are from the slow log of Redis, which records every call here.
 
 use std::time::Duration;
 
@@ -71,7 +71,7 @@ async fn longest_calls(bench: &Bench, entries: u64) -> anyhow::Result<Vec<(&'sta
     };
     let leased = connect(limit.clone().with_consistency(Consistency::Leased)).await?;
     let mut long = Long { bench, clock: clock.clone(), limiter: connect(limit).await?, calls: Vec::new() };
-    // Requests of one call are one entry, so each is a call of its own.
+    // Requests of one call have the same time and become one entry, so each needs its own call.
     let mut reservations = Vec::new();
     for entry in 0..entries - REPEATS {
         let reservation = long.reserve().await?;

@@ -1,4 +1,4 @@
-//! A Redis of this benchmark's own: one process on a loopback port, without persistence.
+//! The Redis server of the benchmark: one process on a loopback port, without persistence.
 
 use std::io::ErrorKind;
 use std::net::TcpListener;
@@ -13,7 +13,7 @@ use redis::{AsyncConnectionConfig, InfoDict};
 const READY_TRIES: usize = 500;
 const TRY_EVERY: Duration = Duration::from_millis(20);
 
-/// There is no redis-server to start.
+/// No redis-server was found.
 #[derive(Debug)]
 pub(crate) struct NoServer(String);
 
@@ -26,10 +26,10 @@ impl std::fmt::Display for NoServer {
 
 impl std::error::Error for NoServer {}
 
-/// A server, until it is dropped.
+/// A running server. Dropping it stops the process.
 pub(super) struct Server {
     pub(super) url: String,
-    /// For this benchmark's own errands.
+    /// The benchmark's own connection, for `INFO` and the like.
     connection: MultiplexedConnection,
     _process: Process,
 }
@@ -38,7 +38,7 @@ struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Whether it was still there or not, it is gone now.
+        // An error means that the process has already exited.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -61,7 +61,7 @@ impl Server {
             if let Ok(mut connection) = connect(&url).await
                 && let Ok(info) = redis::cmd("INFO").arg("server").query_async::<InfoDict>(&mut connection).await
             {
-                // The port may have been taken by another between our look and its bind.
+                // Another process may have taken the port before the server bound it.
                 if info.get::<u32>("process_id") != Some(process.0.id()) {
                     bail!("port {port} was taken by another Redis; run it again");
                 }
@@ -93,7 +93,7 @@ impl Server {
         self.info("server", "redis_version").await
     }
 
-    /// What its process has spent so far, in user and system time.
+    /// Returns the user and system time of the process so far.
     pub(super) async fn cpu(&self) -> anyhow::Result<Duration> {
         let user: f64 = self.info("cpu", "used_cpu_user").await?;
         let system: f64 = self.info("cpu", "used_cpu_sys").await?;
@@ -109,7 +109,7 @@ impl Server {
         micros.map(Duration::from_micros).context("INFO commandstats does not report the time of EVALSHA")
     }
 
-    /// Has every call recorded in the slow log from now on.
+    /// Records every call in the slow log from now on.
     pub(super) async fn record_calls(&self) -> anyhow::Result<()> {
         let mut set = redis::cmd("CONFIG");
         set.arg("SET").arg("slowlog-log-slower-than").arg(0).arg("slowlog-max-len").arg(1000);
@@ -140,12 +140,12 @@ impl Server {
 
     async fn info<T: redis::FromRedisValue>(&self, section: &str, field: &str) -> anyhow::Result<T> {
         let info: InfoDict = redis::cmd("INFO").arg(section).query_async(&mut self.connection.clone()).await?;
-        info.get(field).with_context(|| format!("INFO {section} does not tell {field}"))
+        info.get(field).with_context(|| format!("INFO {section} has no field {field}"))
     }
 }
 
 async fn connect(url: &str) -> redis::RedisResult<MultiplexedConnection> {
-    // A timer for every reply would be charged to those that make a call per decision.
+    // A timer for every reply would slow down the contenders that make a call per decision.
     let config = AsyncConnectionConfig::new().set_response_timeout(None);
     redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await
 }

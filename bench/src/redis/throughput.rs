@@ -13,17 +13,17 @@ use crate::race::{self, Times};
 use crate::report::{Results, Table};
 use crate::traffic::{Reach, Spread, Traffic};
 
-/// Enough for a slow start to be over.
+/// Long enough to warm up.
 const LEAD_IN: u32 = 10;
 
-/// A workload: what it is called in the table and in the result line.
+/// A workload, with its names in the table and in the result line.
 struct Workload {
     title: String,
     result: &'static str,
     traffic: Arc<Traffic>,
 }
 
-/// What one slice came to.
+/// The result of one slice.
 pub(super) struct Slice {
     pub(super) decisions: usize,
     pub(super) elapsed: Duration,
@@ -77,8 +77,8 @@ fn compare(
         let speed = times[script].ratio_to(&times[index]);
         let cost = cpu[index].ratio_to(&cpu[script]);
         let per_call = match (before[index], contender.batched()) {
-            (Some((asked, trips)), Some((asked_now, trips_now))) => {
-                (asked_now - asked) as f64 / (trips_now - trips).max(1) as f64
+            (Some((checks, calls)), Some((checks_now, calls_now))) => {
+                (checks_now - checks) as f64 / (calls_now - calls).max(1) as f64
             }
             _ => 1.0,
         };

@@ -1,5 +1,5 @@
-//! How often tollgate goes to Redis at all: for a flood against a spent key, for a leased hot key on several
-//! nodes, and for a request under several limits.
+//! How often Tollgate calls Redis: for a flood on an exhausted key, for a leased hot key on several nodes, and for a
+//! request with several limits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,22 +50,22 @@ pub(super) fn run(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
 
 async fn flood(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
     let limiter = limiter(&bench.server, "flood", FLOODED.algorithm()).await?;
-    // What is certain can be known only once tollgate hears what others give back.
+    // Denials are cached only once the subscription to resets is up.
     tokio::time::sleep(Duration::from_millis(100)).await;
     let first_two = [limiter.check(KEY).await, limiter.check(KEY).await].map(|decision| decision.is_allowed());
     ensure!(first_two == [true, false], "a bucket of 1 let {first_two:?} pass");
     let before = limiter.stats();
     let began = clock::now();
-    let (asked, passed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (sent, passed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let mut tasks = JoinSet::new();
     for _ in 0..FLOOD_TASKS {
-        let (limiter, asked, passed) = (limiter.clone(), asked.clone(), passed.clone());
+        let (limiter, sent, passed) = (limiter.clone(), sent.clone(), passed.clone());
         tasks.spawn(async move {
             while clock::now() - began < FLOOD_FOR {
                 let decision = limiter.check(KEY).await;
-                asked.fetch_add(1, Ordering::Relaxed);
+                sent.fetch_add(1, Ordering::Relaxed);
                 passed.fetch_add(u64::from(decision.is_allowed()), Ordering::Relaxed);
-                // A remembered denial is answered at once, and would keep everything else from running.
+                // A cached denial is returned without waiting, so this task would block all others.
                 tokio::task::yield_now().await;
             }
         });
@@ -75,9 +75,9 @@ async fn flood(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
     let trips = (limiter.stats().calls - before.calls) as f64;
     let questions = limiter.stats().requests - before.requests;
     let title = format!("A flood against a spent key: {FLOOD_TASKS} tasks, one passes every 200 ms");
-    let header = ["", "requests", "passed", "reached Redis", "trips", "trips per retry_after"];
+    let header = ["", "requests", "passed", "reached Redis", "round trips", "per retry_after"];
     let mut table = Table::new(title, header);
-    let counts = [asked.load(Ordering::Relaxed), passed.load(Ordering::Relaxed), questions];
+    let counts = [sent.load(Ordering::Relaxed), passed.load(Ordering::Relaxed), questions];
     let counts = counts.into_iter().map(|count| count.to_string());
     let shares = [format!("{trips:.0}"), format!("{:.2}", trips / waits)];
     table.row(["tollgate".to_string()].into_iter().chain(counts).chain(shares));
@@ -86,12 +86,12 @@ async fn flood(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What several nodes did with one key.
+/// The result of several nodes on one key.
 struct Shared {
     requests: u64,
     admitted: u64,
     trips: u64,
-    /// From before the first question until after the last answer.
+    /// From before the first check until after the last decision.
     elapsed: Duration,
 }
 
@@ -99,11 +99,11 @@ async fn leased(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
     let title = format!(
         "Leased, one hot key, {NODES} nodes of 10000 requests/s each; at most capacity + rate × time may be admitted"
     );
-    let header = ["", "requests/s", "trips/request", "admitted", "at most", "excess"];
+    let header = ["", "requests/s", "round trips/request", "admitted", "at most", "excess"];
     let mut table = Table::new(title, header);
     for (name, result, bucket) in [
-        ("tollgate, asked for twice the rate", "leased", TIGHT),
-        ("tollgate, asked for less than the rate", "leased_ample", AMPLE),
+        ("tollgate, demand of twice the rate", "leased", TIGHT),
+        ("tollgate, demand below the rate", "leased_ample", AMPLE),
     ] {
         let nodes = nodes(bench, Limit::new(result, bucket.algorithm())?, NODES).await?;
         let shared = share(&nodes, bench.scale.leased_for).await?;
@@ -126,11 +126,11 @@ async fn leased(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How much of a limit is used when demand is twice as high: what is admitted over what the limit allows in the time.
+/// Returns the utilisation of a limit under twice the demand: admitted units over those that the limit allows.
 async fn utilisation(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
     let title = format!("Leased, {USE_NODES} nodes, demand of twice the limit: use of the limit");
     let mut table = Table::new(title, ["", "admitted", "allowed", "used"]);
-    // A tenth of a second's worth, so that most of what is allowed comes back during the run.
+    // A tenth of a second's worth, so that most units are refilled during the run.
     let bucket = Bucket { capacity: USE_PER_SECOND / 10, per_second: USE_PER_SECOND };
     let length = bench.scale.leased_for;
     let bucket_nodes = nodes(bench, Limit::new("use", bucket.algorithm())?, USE_NODES).await?;
@@ -149,7 +149,7 @@ async fn utilisation(bench: &Bench, results: &mut Results) -> anyhow::Result<()>
     let since_epoch = clock::wall().duration_since(std::time::UNIX_EPOCH)?;
     let windows = length.as_secs();
     tokio::time::sleep(Duration::from_secs(1) - Duration::from_nanos(u64::from(since_epoch.subsec_nanos()))).await;
-    // A little less than whole seconds: the last request is not to open another window.
+    // A little less than whole seconds, so that the last request does not open another window.
     let length = Duration::from_secs(windows) - Duration::from_millis(20);
     let shared = share(&window_nodes, length).await?;
     row("fixed window", shared.admitted, (USE_PER_SECOND * windows) as f64);
@@ -210,7 +210,8 @@ async fn several_limits(bench: &Bench, results: &mut Results) -> anyhow::Result<
         ensure!(limiter.check(KEY).await.is_allowed(), "a request under {count} vast limits was denied");
     }
     let trips = (limiter.stats().calls - before) as f64 / SEVERAL_DECISIONS as f64;
-    let mut table = Table::new(format!("{count} limits on one request, one request at a time"), ["", "trips/request"]);
+    let mut table =
+        Table::new(format!("{count} limits on one request, one request at a time"), ["", "round trips/request"]);
     table.row(["tollgate".to_string(), format!("{trips:.3}")]);
     table.print();
     results.ratio("several_limits_trips", trips);

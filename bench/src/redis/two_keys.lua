@@ -1,5 +1,5 @@
--- The token bucket of the source documents, after their text: two string keys, floating-point seconds and
--- tokens, both keys written on every request, denied or not.
+-- A common token bucket script: two string keys, floating-point seconds and tokens, and both keys written on every
+-- request, even if it is denied.
 local bucket, capacity, rate = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2])
 local requested, ttl = tonumber(ARGV[3]), tonumber(ARGV[4])
 local tokens_key, timestamp_key = bucket .. ':tokens', bucket .. ':timestamp'

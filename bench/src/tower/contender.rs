@@ -88,7 +88,7 @@ fn per_client() -> anyhow::Result<RuleSetBuilder> {
     Ok(RuleSet::builder().rule(Rule::new(limit("per-client")?).key(KeyPart::ip())))
 }
 
-/// Five headers: what a user gets who sets nothing.
+/// Five headers: the default.
 fn one_limit() -> anyhow::Result<Contender> {
     tollgate(LAYER1, per_client()?)
 }
