@@ -1,4 +1,4 @@
-//! A user with exactly the rights that are documented, and what is reported when some are missing.
+//! Users with exactly the documented permissions, and the errors when one is missing.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -18,21 +18,21 @@ fn grant(server: &RedisServer, rules: &[String]) {
     let _: () = command.query(&mut server.connection()).expect("the rules are valid");
 }
 
-/// What the server has refused to anybody, as the reason and the object of each entry.
+/// Returns the commands that the server has refused, as the reason and the object of each entry in its ACL log.
 fn refused(server: &RedisServer) -> Vec<String> {
     let log: Vec<HashMap<String, redis::Value>> =
         redis::cmd("ACL").arg("LOG").query(&mut server.connection()).expect("the log can be read");
     log.iter().map(|entry| format!("{:?} {:?}", entry.get("reason"), entry.get("object"))).collect()
 }
 
-/// The commands that the server has run.
+/// Returns the commands that the server has run.
 fn run_by(server: &RedisServer) -> BTreeSet<String> {
     let info: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).expect("answered");
     let names = info.lines().filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(':'));
     names.map(|(name, _)| name.to_owned()).collect()
 }
 
-/// Every operation, on every algorithm, on leases, bans and rule sets.
+/// Runs every operation, on every algorithm, on leases, bans and rule sets.
 async fn do_everything(settings: RedisSettings, lose_scripts: impl FnOnce()) {
     let bucket = TokenBucket::new(1_000_000, Rate::per_second(100_000));
     let leased = Limit::new("leased", bucket).expect("valid").with_consistency(Consistency::Leased);
@@ -50,8 +50,8 @@ async fn do_everything(settings: RedisSettings, lose_scripts: impl FnOnce()) {
         let _ = limiter.settle(reservation, 2).await.expect("settled");
         let Ok(reservation) = limiter.reserve("ann", 3, HOUR).await else { panic!("{}: 3 of 8 fit", variant.name) };
         limiter.refund(reservation).await.expect("refunded");
-        let _ = limiter.peek("ann").await.expect("looked");
-        // Other numbers, which convert the state.
+        let _ = limiter.peek("ann").await.expect("peeked");
+        // Another quota, which converts the state.
         let other = variants(20, HOUR).into_iter().find(|other| other.name == variant.name).expect("the same variants");
         let changed = limiter.with_limits([other.limit()].to_vec()).expect("valid");
         assert_eq!(changed.check("ann").await.source(), Source::Store, "{}", variant.name);
@@ -60,7 +60,7 @@ async fn do_everything(settings: RedisSettings, lose_scripts: impl FnOnce()) {
             assert_eq!(limiter.check("bob").await.source(), Source::Store);
         }
     }
-    // So long that it is kept in blocks.
+    // Long enough to be stored in several blocks.
     let log = Limit::new("long log", SlidingWindowLog::new(10_000, HOUR)).expect("valid");
     let builder = RedisLimiter::builder(settings.clone()).limit(log).store_timeout(Duration::from_secs(5));
     let limiter = builder.connect().await.expect("the settings are good");
@@ -98,7 +98,7 @@ async fn do_everything(settings: RedisSettings, lose_scripts: impl FnOnce()) {
     let mut latest = rules.latest();
     let heard = latest.wait_for(|latest| latest.as_ref().is_some_and(|latest| latest.version == version));
     let _ = tokio::time::timeout(RECOVERY, heard).await.expect("in time").expect("heard");
-    let _ = rules.newest().await.expect("looked").expect("published");
+    let _ = rules.newest().await.expect("read").expect("published");
     let _ = rules.withdraw(Some(version)).await.expect("withdrawn");
 }
 
@@ -107,7 +107,7 @@ fn flush_scripts(server: &RedisServer) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_with_the_documented_rights_can_do_everything_and_uses_all_of_them() {
+async fn a_user_with_the_documented_permissions_can_do_everything_and_needs_all_of_them() {
     let server = RedisServer::start();
     let url = format!("redis://127.0.0.1:{}/1", server.port());
     let settings = RedisSettings::new(url).prefix(PREFIX).username("limiter").password("s3cret");
@@ -118,7 +118,7 @@ async fn a_user_with_the_documented_rights_can_do_everything_and_uses_all_of_the
     assert_eq!(refused(&server), Vec::<String>::new());
     let run = run_by(&server);
     let allowed: BTreeSet<String> = rules.iter().filter_map(|rule| rule.strip_prefix('+')).map(String::from).collect();
-    // A subscriber sends it after seconds in which it heard nothing.
+    // A subscriber sends it only after some seconds without a message.
     let unused: Vec<&String> = allowed.difference(&run).filter(|name| *name != "ping").collect();
     assert_eq!(unused, Vec::<&String>::new(), "the list has commands that nothing needs");
     let suite = ["auth", "acl|setuser", "acl|log", "script|flush", "hello"].map(String::from).into();
@@ -128,7 +128,7 @@ async fn a_user_with_the_documented_rights_can_do_everything_and_uses_all_of_the
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_documented_rights_are_enough_on_a_cluster() {
+async fn the_documented_permissions_are_enough_on_a_cluster() {
     let mut cluster = Cluster::start();
     let url = cluster.url();
     let settings = RedisSettings::new(url).prefix(PREFIX).username("limiter").password("s3cret");
@@ -143,7 +143,7 @@ async fn the_documented_rights_are_enough_on_a_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_missing_right_is_reported_with_the_fix_until_it_is_granted() {
+async fn a_missing_permission_is_reported_with_the_fix_until_it_is_granted() {
     let server = RedisServer::start();
     let url = format!("redis://127.0.0.1:{}", server.port());
     let settings = RedisSettings::new(url).username("limiter").password("s3cret");
@@ -174,7 +174,7 @@ async fn a_missing_right_is_reported_with_the_fix_until_it_is_granted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_that_may_not_register_nodes_is_served_all_the_same() {
+async fn limits_work_for_a_user_that_may_not_register_nodes() {
     let server = RedisServer::start();
     let url = format!("redis://127.0.0.1:{}", server.port());
     let settings = RedisSettings::new(url).username("limiter").password("s3cret");
@@ -183,18 +183,18 @@ async fn a_user_that_may_not_register_nodes_is_served_all_the_same() {
     let limit = Limit::new("user", FixedWindow::new(1_000_000, HOUR)).expect("valid");
     let builder = RedisLimiter::builder(settings).limit(limit).store_timeout(Duration::from_secs(5));
     let limiter = builder.connect().await.expect("the settings are good");
-    let asked = async {
+    let refused_to_register = async {
         while refused(&server).is_empty() {
             assert_eq!(limiter.check("ann").await.source(), Source::Store);
         }
     };
-    tokio::time::timeout(RECOVERY, asked).await.expect("it tries to register");
+    tokio::time::timeout(RECOVERY, refused_to_register).await.expect("it tries to register");
     assert_eq!(limiter.check("ann").await.source(), Source::Store);
     assert_eq!((limiter.why_unavailable(), limiter.stats().breaker_opened, limiter.fleet_nodes()), (None, 0, 1));
 }
 
 #[test]
-fn the_documentation_lists_the_rights() {
+fn the_documentation_lists_the_permissions() {
     let documented = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/redis.md")).expect("read");
     let line = |settings: RedisSettings| settings.acl_rules().expect("good").join(" ");
     let single = line(RedisSettings::new("redis://h"));

@@ -1,4 +1,4 @@
-//! Questions that come while a trip is under way travel together on the next, and stay apart in all else.
+//! Requests that arrive during a round trip are sent as one batch, and do not affect each other.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ async fn limiter(server: &RedisServer, limit: Limit) -> RedisLimiter {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_at_once_take_few_trips() {
+async fn concurrent_requests_take_few_calls() {
     let server = RedisServer::start();
     let limiter = limiter(&server, Limit::new("wide", FixedWindow::new(1_000_000, DAY)).unwrap()).await;
     let before = limiter.stats();
@@ -35,28 +35,28 @@ async fn many_at_once_take_few_trips() {
     for task in join_all(tasks).await {
         task.expect("no task panics");
     }
-    let (trips, questions) = (limiter.stats().calls - before.calls, limiter.stats().requests - before.requests);
-    assert_eq!(questions, 256 * 20);
-    assert!(trips * 8 < questions, "{trips} trips for {questions} questions");
+    let (calls, requests) = (limiter.stats().calls - before.calls, limiter.stats().requests - before.requests);
+    assert_eq!(requests, 256 * 20);
+    assert!(calls * 8 < requests, "{calls} calls for {requests} requests");
 }
 
-/// A peek at a counter of 1,000 segments reads them all, so that 64 of them would keep Redis busy for long.
+/// A peek at a counter of 1,000 segments reads them all, so a batch of 64 would block Redis for long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn questions_of_much_work_share_a_call_with_few() {
+async fn expensive_requests_are_sent_in_small_batches() {
     let server = RedisServer::start();
     let counter = SlidingWindowCounter::new(1_000_000, DAY).segments(1_000);
     let limiter = limiter(&server, Limit::new("fine", counter).unwrap()).await;
     let before = limiter.stats();
     let keys: Vec<String> = (0..256).map(|key| key.to_string()).collect();
-    for looked in join_all(keys.iter().map(|key| limiter.peek(key))).await {
-        assert_eq!(looked.expect("Redis answers").remaining(), 1_000_000);
+    for peeked in join_all(keys.iter().map(|key| limiter.peek(key))).await {
+        assert_eq!(peeked.expect("Redis answers").remaining(), 1_000_000);
     }
-    let trips = limiter.stats().calls - before.calls;
-    assert!(trips >= 256 / 8, "{trips} trips");
+    let calls = limiter.stats().calls - before.calls;
+    assert!(calls >= 256 / 8, "{calls} calls");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_their_sizes_times_and_bytes_are_counted() {
+async fn calls_are_counted_with_their_sizes_times_and_bytes() {
     let server = RedisServer::start();
     let limiter = limiter(&server, Limit::new("user", FixedWindow::new(1_000_000, DAY)).unwrap()).await;
     let keys: Vec<String> = (0..40).map(|key| format!("user {key}")).collect();
@@ -94,7 +94,7 @@ async fn leases_and_the_hits_that_they_serve_are_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_alone_travels_at_once() {
+async fn a_single_request_is_sent_at_once() {
     let server = RedisServer::start();
     let limiter = limiter(&server, Limit::new("alone", FixedWindow::new(1_000, DAY)).unwrap()).await;
     let before = limiter.stats();
@@ -105,7 +105,7 @@ async fn one_alone_travels_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_that_is_not_ours_fails_alone() {
+async fn a_key_with_foreign_data_fails_alone() {
     let server = RedisServer::start();
     for variant in variants(10, DAY) {
         let limiter = limiter(&server, variant.limit()).await;
@@ -119,21 +119,21 @@ async fn a_key_that_is_not_ours_fails_alone() {
         let keys: Vec<String> =
             (0..100).map(|key| if key == 50 { "taken".to_owned() } else { format!("key {key}") }).collect();
         let decisions = join_all(keys.iter().map(|key| limiter.check(key))).await;
-        assert!(limiter.stats().calls - before <= 50, "{}: it travelled with others", variant.name);
+        assert!(limiter.stats().calls - before <= 50, "{}: it was batched with others", variant.name);
         for (key, decision) in keys.iter().zip(&decisions) {
             let expected = if key == "taken" { (false, Source::Policy) } else { (true, Source::Store) };
             assert_eq!((decision.is_allowed(), decision.source()), expected, "{}: {key}", variant.name);
         }
-        assert!(limiter.is_store_available(), "{}: a bad key is no outage", variant.name);
+        assert!(limiter.is_store_available(), "{}: an invalid key is not an outage", variant.name);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_asks_first_is_served_first() {
+async fn requests_are_decided_in_order_of_arrival() {
     let server = RedisServer::start();
     for variant in variants(700, DAY) {
         let limiter = limiter(&server, variant.limit()).await;
-        // More than two batches, so that several are under way at once.
+        // More than two batches, so that several are in flight at once.
         let decisions = join_all((0..1_000).map(|_| limiter.check("key"))).await;
         let allowed: Vec<bool> = decisions.iter().map(|decision| decision.is_allowed()).collect();
         let first_denied = allowed.iter().position(|allowed| !allowed);
@@ -141,13 +141,13 @@ async fn who_asks_first_is_served_first() {
         assert!(!allowed[700..].contains(&true), "{}", variant.name);
         if !variant.counts_denied() {
             let remaining = decisions[..700].iter().map(|decision| decision.remaining());
-            assert!(remaining.eq((0..700).rev()), "{}: each sees what those before it left", variant.name);
+            assert!(remaining.eq((0..700).rev()), "{}: each sees the units left by those before it", variant.name);
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_of_very_many_limits_are_served() {
+async fn requests_with_very_many_limits_are_decided() {
     // 64 keys a request, 256 requests together: more keys than one script call could name.
     let server = RedisServer::start();
     let limits = (0..64).map(|limit| Limit::new(format!("limit {limit}"), FixedWindow::new(1_000, DAY)).unwrap());

@@ -1,4 +1,5 @@
-//! Limits on Redis that change while they are in use: what survives, what must not, and what ends with whom.
+//! Limits on Redis that change while they are in use: counts are kept, cached denials are not, and connections end with
+//! the last limiter.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::servers::RedisServer;
 const START: Timestamp = Timestamp::from_secs(1_700_000_040 - 1_700_000_040 % 3600);
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Every way to count, by its quota. Rates are a unit a minute.
+/// Every algorithm and variant, as functions of the quota. Rates are one unit per minute.
 fn every_way() -> [fn(u64) -> Algorithm; 9] {
     [
         |quota| TokenBucket::new(quota, Rate::per_minute(1)).into(),
@@ -55,7 +56,7 @@ async fn left(limiter: &RedisLimiter, key: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn what_was_spent_counts_under_other_numbers_and_both_handles_count_together() {
+async fn spent_units_count_under_a_changed_limit_and_both_handles_count_together() {
     let server = RedisServer::start();
     for way in every_way() {
         let clock = ManualClock::at(START);
@@ -75,7 +76,7 @@ async fn what_was_spent_counts_under_other_numbers_and_both_handles_count_togeth
     }
 }
 
-/// Counts by windows of that length, ten units in each.
+/// Algorithms with windows, as functions of the window. The quota is ten units.
 fn windowed() -> [fn(Duration) -> Algorithm; 6] {
     [
         |window| FixedWindow::new(10, window).into(),
@@ -88,7 +89,7 @@ fn windowed() -> [fn(Duration) -> Algorithm; 6] {
 }
 
 #[tokio::test]
-async fn a_window_that_is_made_longer_and_shorter_again_locks_nobody_out() {
+async fn a_window_that_is_made_longer_and_shorter_again_locks_no_client_out() {
     let server = RedisServer::start();
     let lengths = [30, 60, 30, 3600, 1, 45, 30].map(Duration::from_secs);
     for way in windowed() {
@@ -98,13 +99,13 @@ async fn a_window_that_is_made_longer_and_shorter_again_locks_nobody_out() {
             assert!(limiter.check_n("ann", 10).await.is_allowed());
             for window in lengths {
                 limiter = changed(&limiter, way(window));
-                let asked = limiter.check_n("ann", 10).await;
-                assert_eq!(asked.source(), Source::Store);
-                // A counter has two windows to forget, the others one.
-                let wait = asked.retry_after().unwrap_or_default();
+                let decision = limiter.check_n("ann", 10).await;
+                assert_eq!(decision.source(), Source::Store);
+                // A counter may wait for two windows, the others for one.
+                let wait = decision.retry_after().unwrap_or_default();
                 assert!(wait <= 2 * window, "{wait:?} for {:?} at {at} s", way(window));
                 clock.advance(wait);
-                let passes = asked.is_allowed() || limiter.check_n("ann", 10).await.is_allowed();
+                let passes = decision.is_allowed() || limiter.check_n("ann", 10).await.is_allowed();
                 assert!(passes, "{:?} at {at} s, after {wait:?}", way(window));
             }
         }
@@ -134,7 +135,7 @@ async fn a_window_whose_length_changes_admits_no_more_than_its_limit() {
 }
 
 #[tokio::test]
-async fn counters_of_other_windows_and_segments_travel_together() {
+async fn counters_with_other_windows_and_segments_share_a_batch() {
     let server = RedisServer::start();
     let clock = ManualClock::at(START);
     let way = |segments: u32| SlidingWindowCounter::new(1_000, HOUR + SECOND * segments).segments(segments);
@@ -143,8 +144,8 @@ async fn counters_of_other_windows_and_segments_travel_together() {
     for round in 0..20 {
         clock.advance(7 * SECOND);
         let all = others.iter().chain([&first]).cycle().take(30);
-        let asked = join_all(all.map(|limiter| limiter.check("ann"))).await;
-        for decision in &asked {
+        let decisions = join_all(all.map(|limiter| limiter.check("ann"))).await;
+        for decision in &decisions {
             assert_eq!((decision.source(), decision.is_allowed()), (Source::Store, true), "round {round}");
         }
     }
@@ -152,21 +153,21 @@ async fn counters_of_other_windows_and_segments_travel_together() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_denial_by_the_old_numbers_says_nothing_of_the_new() {
+async fn a_denial_under_the_old_limit_is_not_cached_for_the_new_one() {
     let server = RedisServer::start();
     for way in every_way() {
         let old = connect(&server, vec![limit(way(5))], None).await;
         let _ = until(&old, "key", RECOVERY, |decision| decision.source() == Source::DenialCache).await;
         let new = changed(&old, way(50));
-        let asked = new.check("key").await;
-        assert_eq!((asked.is_allowed(), asked.source()), (true, Source::Store), "{:?}", way(50));
+        let decision = new.check("key").await;
+        assert_eq!((decision.is_allowed(), decision.source()), (true, Source::Store), "{:?}", way(50));
         let lower = changed(&new, way(1));
         assert!(!lower.check("key").await.is_allowed(), "{:?}", way(1));
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_denial_that_is_on_its_way_while_the_limits_change_is_not_remembered_for_the_new() {
+async fn a_denial_in_flight_while_the_limits_change_is_not_cached_for_the_new_ones() {
     let server = RedisServer::start();
     let way = |quota: u64| FixedWindow::new(quota, HOUR).from_first_request();
     let first = connect(&server, vec![limit(way(1))], None).await;
@@ -174,8 +175,8 @@ async fn a_denial_that_is_on_its_way_while_the_limits_change_is_not_remembered_f
     for round in 0..200 {
         let (key, old) = (format!("round {round}"), changed(&first, way(1)));
         assert!(old.check(&key).await.is_allowed());
-        let (asking, asked) = (old.clone(), key.clone());
-        let denials = tokio::spawn(async move { join_all((0..8).map(|_| asking.check(&asked))).await });
+        let (limiter, denied) = (old.clone(), key.clone());
+        let denials = tokio::spawn(async move { join_all((0..8).map(|_| limiter.check(&denied))).await });
         let new = changed(&old, way(3));
         assert!(new.check(&key).await.is_allowed(), "{key}");
         assert!(denials.await.expect("no panic").iter().all(|decision| !decision.is_allowed()));
@@ -185,7 +186,7 @@ async fn a_denial_that_is_on_its_way_while_the_limits_change_is_not_remembered_f
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reset_by_another_reaches_the_new_limits() {
+async fn a_reset_by_another_process_reaches_the_new_limits() {
     let server = RedisServer::start();
     let way = |quota: u64| FixedWindow::new(quota, HOUR).from_first_request();
     let there = connect(&server, vec![limit(way(5))], None).await;
@@ -200,7 +201,7 @@ async fn a_reset_by_another_reaches_the_new_limits() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn variants_of_a_limit_are_one_key_with_denials_of_their_own() {
+async fn variants_of_a_limit_share_a_key_but_not_cached_denials() {
     let server = RedisServer::start();
     for way in every_way() {
         let limits = LimitSet::new().limit(limit(way(10))).variant("plan", limit(way(1_000)));
@@ -227,24 +228,24 @@ async fn spend(limiter: &RedisLimiter, requests: usize) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slices_of_a_limit_that_did_not_change_are_spent_on() {
+async fn leases_of_an_unchanged_limit_stay_in_use() {
     let server = RedisServer::start();
     let other = |quota: u64| Limit::new("other", FixedWindow::new(quota, DAY)).expect("valid");
     let limiter = connect(&server, vec![leased(100_000)], None).await;
     let admitted = spend(&limiter, 300).await;
-    let (trips, before) = (limiter.stats().calls, limiter.stats().leased);
+    let (calls, before) = (limiter.stats().calls, limiter.stats().leased);
     let hit = |limiter: &RedisLimiter| limiter.id("limit").expect("there");
     let new = limiter.with_limits(vec![other(7), leased(100_000)]).expect("valid limits");
     let decision = new.decide(&[Hit::new(hit(&new), "key")]).await;
-    assert_eq!(decision.source(), Source::Lease, "after {trips} trips");
+    assert_eq!(decision.source(), Source::Lease, "after {calls} calls");
     assert_eq!(new.stats().leased, before + 1);
     new.return_leases().await;
     let peeked = limiter.peek("key").await.expect("answers").remaining();
-    assert_eq!(peeked, 100_000 - admitted - 1, "only what was admitted is charged");
+    assert_eq!(peeked, 100_000 - admitted - 1, "only admitted units are charged");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slices_of_a_limit_that_changed_are_given_back() {
+async fn leases_of_a_changed_limit_are_given_back() {
     let server = RedisServer::start();
     let old = connect(&server, vec![leased(100_000)], None).await;
     let admitted = spend(&old, 300).await;
@@ -258,7 +259,7 @@ async fn slices_of_a_limit_that_changed_are_given_back() {
 
 fn clients(server: &RedisServer) -> usize {
     let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).expect("listed");
-    // Without the one that asks.
+    // Without this connection.
     list.lines().count() - 1
 }
 
@@ -273,7 +274,7 @@ async fn connections_and_tasks_end_with_the_last_limiter() {
         limiter = changed(&limiter, way(100 + quota));
         assert_eq!(limiter.check("key").await.source(), Source::Store);
     }
-    // The subscription may have come meanwhile.
+    // The subscription may have been made in the meantime.
     assert!(clients(&server) <= connected + 1);
     drop(limiter);
     let begin = Instant::now();

@@ -1,4 +1,4 @@
-//! One suite, every store: what the specification promises of any store, asked of memory and of Redis alike.
+//! One suite for every store: the guarantees of the specification, tested in memory and on Redis.
 //! Seconds count from a whole hour of the epoch, and the test moves the time of both.
 
 mod bans;

@@ -1,5 +1,5 @@
-//! However many processes ask, exactly the limit is admitted: this test program runs itself eight times over, and
-//! each of the children has tasks and a connection of its own.
+//! Many processes together admit exactly the limit. This test program starts eight copies of itself, each with its own
+//! tasks and connection.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -15,7 +15,7 @@ const PROCESSES: usize = 8;
 const TASKS: usize = 16;
 const QUOTA: u64 = 500;
 
-/// In each task and variant: all together they ask for more than twice the quota.
+/// Requests of each task and variant: together more than twice the quota.
 const TURNS: usize = 10;
 
 /// Environment variables of a child: the address of Redis, and the window of its limits in seconds.
@@ -25,7 +25,7 @@ const WINDOW_SECS: &str = "TOLLGATE_TEST_WINDOW_SECS";
 /// Nothing here is about a slow Redis, and eight processes share two cores.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A window that this moment lies in the middle of: neither ends nor refills during a test, in any year.
+/// Returns a window with the current time in its middle, so that it neither ends nor refills during a test.
 fn long_window(server: &RedisServer) -> Duration {
     let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut server.connection()).expect("Redis returns its time");
     Duration::from_secs(seconds / 5 * 2)
@@ -101,7 +101,7 @@ fn collect(children: Vec<Child>) -> Vec<(Variant, u64)> {
 }
 
 #[test]
-fn eight_processes_are_admitted_exactly_the_limit() {
+fn eight_processes_admit_exactly_the_limit() {
     let server = RedisServer::start();
     let children = spawn_children(&server, long_window(&server));
     for (variant, admitted) in collect(children) {
@@ -110,7 +110,7 @@ fn eight_processes_are_admitted_exactly_the_limit() {
 }
 
 #[test]
-fn flushing_the_script_in_mid_traffic_neither_loses_nor_mints_any() {
+fn flushing_the_scripts_under_load_loses_and_adds_no_units() {
     let server = RedisServer::start();
     let mut children = spawn_children(&server, long_window(&server));
     let mut connection = server.connection();
@@ -133,7 +133,7 @@ fn pause() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_of_several_limits_is_charged_what_was_admitted() {
+async fn each_of_several_limits_is_charged_for_admitted_requests() {
     let server = RedisServer::start();
     let window = long_window(&server);
     let limits = [
@@ -146,7 +146,7 @@ async fn each_of_several_limits_is_charged_what_was_admitted() {
     };
     let limiters = [build().await.unwrap(), build().await.unwrap()];
     let (all, some) = (limiters[0].id("all").unwrap(), limiters[0].id("some").unwrap());
-    // A task's turns name two keys of one limit and one of the other, in either order; `some` denies first.
+    // Requests have two keys of one limit and one of the other, in either order; `some` denies first.
     let tasks = (0..32).map(|task| {
         let limiter = limiters[task % 2].clone();
         tokio::spawn(async move {
@@ -168,7 +168,7 @@ async fn each_of_several_limits_is_charged_what_was_admitted() {
         by_user[user] += admitted;
     }
     let left = async |id, key: &str| limiters[1].decide(&[Hit::new(id, key).cost(0)]).await.remaining();
-    assert_eq!(by_user.iter().sum::<u64>(), 400, "1280 asked, and each user alone would have had 150");
+    assert_eq!(by_user.iter().sum::<u64>(), 400, "of 1280 requests; each user alone would have had 150");
     assert_eq!(left(all, "everyone").await, 0);
     for (user, admitted) in by_user.into_iter().enumerate() {
         assert_eq!(left(some, &format!("user {user}")).await, 150 - admitted, "user {user}");

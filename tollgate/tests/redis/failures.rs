@@ -1,5 +1,5 @@
-//! Whatever happens to the server, nobody waits for it, everyone is answered as the policy says, and all goes back to
-//! the store by itself.
+//! While the server fails, no request waits for it, each is decided by the failure policy, and the limiter returns to
+//! the store on its own.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::servers::{Link, RedisServer, Traffic};
 const TIMEOUT: Duration = Duration::from_millis(100);
 const TASKS: usize = 64;
 
-/// Of traffic, before, during and after something happens.
+/// The time under load before, during and after an outage.
 const WHILE: Duration = Duration::from_millis(300);
 
 fn builder(server: &RedisServer, policy: OnStoreFailure) -> RedisLimiterBuilder {
@@ -26,7 +26,7 @@ fn builder_for(url: String, policy: OnStoreFailure) -> RedisLimiterBuilder {
     RedisLimiter::builder(url).limit(wide).store_timeout(TIMEOUT).on_store_failure(policy)
 }
 
-fn stands_by(policy: OnStoreFailure, decision: &Decision) -> bool {
+fn follows(policy: OnStoreFailure, decision: &Decision) -> bool {
     match policy {
         OnStoreFailure::Local => decision.source() == Source::Local && decision.is_allowed(),
         OnStoreFailure::Allow => decision.source() == Source::Policy && decision.is_allowed(),
@@ -71,8 +71,8 @@ impl Outage {
     }
 }
 
-/// Two outages of one kind under load, with the policy in force during each.
-async fn endures(outage: Outage, policy: OnStoreFailure) {
+/// Tests two outages of one kind under load: the policy decides during each.
+async fn survives_outages(outage: Outage, policy: OnStoreFailure) {
     let mut server = RedisServer::start();
     let link = Link::to(&server);
     let url = outage.url(&server, &link);
@@ -87,7 +87,7 @@ async fn endures(outage: Outage, policy: OnStoreFailure) {
         let during = Instant::now();
         while during.elapsed() < WHILE {
             let decision = limiter.check("probe").await;
-            assert!(stands_by(policy, &decision), "{outage:?} {policy:?}: {decision:?}");
+            assert!(follows(policy, &decision), "{outage:?} {policy:?}: {decision:?}");
             sleep(Duration::from_millis(5)).await;
         }
         outage.end(&mut server, &link);
@@ -109,42 +109,42 @@ async fn endures(outage: Outage, policy: OnStoreFailure) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crash_is_bridged_by_local_limits() {
-    endures(Outage::Crash, OnStoreFailure::Local).await;
+    survives_outages(Outage::Crash, OnStoreFailure::Local).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crash_is_bridged_by_letting_all_pass() {
-    endures(Outage::Crash, OnStoreFailure::Allow).await;
+async fn a_crash_is_bridged_by_allowing() {
+    survives_outages(Outage::Crash, OnStoreFailure::Allow).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crash_is_bridged_by_denying() {
-    endures(Outage::Crash, OnStoreFailure::Deny).await;
+    survives_outages(Outage::Crash, OnStoreFailure::Deny).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hang_is_bridged_by_local_limits() {
-    endures(Outage::Hang, OnStoreFailure::Local).await;
+    survives_outages(Outage::Hang, OnStoreFailure::Local).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hang_is_bridged_by_letting_all_pass() {
-    endures(Outage::Hang, OnStoreFailure::Allow).await;
+async fn a_hang_is_bridged_by_allowing() {
+    survives_outages(Outage::Hang, OnStoreFailure::Allow).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hang_is_bridged_by_denying() {
-    endures(Outage::Hang, OnStoreFailure::Deny).await;
+    survives_outages(Outage::Hang, OnStoreFailure::Deny).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_partition_is_bridged_by_local_limits() {
-    endures(Outage::Partition, OnStoreFailure::Local).await;
+    survives_outages(Outage::Partition, OnStoreFailure::Local).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_power_cut_is_bridged_by_denying() {
-    endures(Outage::PowerOff, OnStoreFailure::Deny).await;
+    survives_outages(Outage::PowerOff, OnStoreFailure::Deny).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -179,7 +179,7 @@ async fn local_limits_admit_the_limit_and_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_local_limits_took_can_be_given_back() {
+async fn units_of_local_limits_can_be_refunded() {
     let mut server = RedisServer::start();
     let limit = Limit::new("five", FixedWindow::new(5, HOUR).from_first_request()).unwrap();
     let limiter = RedisLimiter::builder(server.url()).limit(limit).store_timeout(TIMEOUT).connect().await.unwrap();
@@ -196,7 +196,7 @@ async fn what_local_limits_took_can_be_given_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_limit_may_choose_its_own_policy() {
+async fn a_limit_can_have_its_own_policy() {
     let mut server = RedisServer::start();
     let limit = |name, policy| Limit::new(name, FixedWindow::new(10, MINUTE)).unwrap().with_on_store_failure(policy);
     let limiter = RedisLimiter::builder(server.url())
@@ -209,21 +209,21 @@ async fn a_limit_may_choose_its_own_policy() {
         .unwrap();
     server.kill();
     let _ = until(&limiter, "key", RECOVERY, |_| !limiter.is_store_available()).await;
-    let ask = async |names: &[&str]| {
+    let check = async |names: &[&str]| {
         let hits: Vec<_> =
             names.iter().map(|name| tollgate::Hit::new(limiter.id(name).expect("a limit"), "key")).collect();
         let decision = limiter.decide(&hits).await;
         (decision.is_allowed(), decision.source())
     };
-    assert_eq!(ask(&["allow"]).await, (true, Source::Policy));
-    assert_eq!(ask(&["deny"]).await, (false, Source::Policy));
-    assert_eq!(ask(&["local"]).await, (true, Source::Local));
-    assert_eq!(ask(&["allow", "local"]).await, (true, Source::Local));
-    assert_eq!(ask(&["allow", "local", "deny"]).await, (false, Source::Policy), "the strictest prevails");
+    assert_eq!(check(&["allow"]).await, (true, Source::Policy));
+    assert_eq!(check(&["deny"]).await, (false, Source::Policy));
+    assert_eq!(check(&["local"]).await, (true, Source::Local));
+    assert_eq!(check(&["allow", "local"]).await, (true, Source::Local));
+    assert_eq!(check(&["allow", "local", "deny"]).await, (false, Source::Policy), "the strictest prevails");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_limiter_can_be_made_while_redis_is_down_or_silent() {
+async fn a_limiter_can_be_created_while_redis_is_down_or_hangs() {
     for outage in [Outage::Crash, Outage::Hang, Outage::PowerOff] {
         let mut server = RedisServer::start();
         let link = Link::to(&server);
@@ -240,7 +240,7 @@ async fn a_limiter_can_be_made_while_redis_is_down_or_silent() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_operation_keeps_the_deadline() {
+async fn every_operation_ends_within_the_timeout() {
     let mut server = RedisServer::start();
     let limiter = builder(&server, OnStoreFailure::Deny).connect().await.unwrap();
     let Ok(allowed) = limiter.reserve("key", 1, MINUTE).await else { panic!("1 fits") };
@@ -261,15 +261,15 @@ async fn every_operation_keeps_the_deadline() {
     assert!(errors.iter().all(|error| error.as_ref().is_some_and(|error| error.is_unavailable())), "{errors:?}");
 }
 
-/// All connections to the server, that of the test among them.
+/// Returns the number of connections to the server, including that of the test.
 fn connections(connection: &mut Connection) -> usize {
     let list: String = redis::cmd("CLIENT").arg("LIST").query(connection).expect("Redis lists its clients");
     list.lines().count()
 }
 
-async fn until_connections(connection: &mut Connection, wanted: impl Fn(usize) -> bool) {
+async fn until_connections(connection: &mut Connection, is_expected: impl Fn(usize) -> bool) {
     let begin = Instant::now();
-    while !wanted(connections(connection)) {
+    while !is_expected(connections(connection)) {
         assert!(begin.elapsed() < RECOVERY, "still {} connections", connections(connection));
         sleep(Duration::from_millis(5)).await;
     }
@@ -282,14 +282,14 @@ async fn dropping_the_limiter_ends_its_connections() {
     let before = connections(&mut connection);
     let limiter = builder(&server, OnStoreFailure::Local).connect().await.unwrap();
     let clone = limiter.clone();
-    // One to ask on, one to listen on.
+    // One for commands and one for the subscription.
     until_connections(&mut connection, |count| count == before + 2).await;
     drop(limiter);
     assert_eq!(clone.check("key").await.source(), Source::Store, "a clone goes on");
     drop(clone);
     until_connections(&mut connection, |count| count == before).await;
 
-    // Dropped in the middle of an outage, with decisions under way.
+    // Dropped during an outage, with decisions in flight.
     let limiter = builder(&server, OnStoreFailure::Local).connect().await.unwrap();
     let load = Load::begin(&limiter, TASKS, |task| format!("user {task}"));
     until_back(&limiter, "probe").await;
@@ -319,7 +319,7 @@ async fn outages_leave_no_connections_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn why_redis_was_given_up_is_told_until_it_is_back() {
+async fn the_reason_for_an_outage_is_reported_until_redis_is_back() {
     let mut server = RedisServer::start();
     let limiter = builder(&server, OnStoreFailure::Deny).connect().await.unwrap();
     assert_eq!(limiter.why_unavailable(), None);
@@ -327,11 +327,11 @@ async fn why_redis_was_given_up_is_told_until_it_is_back() {
     assert_eq!(Some(limiter.address()), server.url().strip_prefix("redis://"));
     server.kill();
     let _ = until(&limiter, "key", RECOVERY, |_| !limiter.is_store_available()).await;
-    let why = limiter.why_unavailable().expect("it is given up");
+    let why = limiter.why_unavailable().expect("the store is unavailable");
     assert!(why.is_unavailable(), "{why}");
-    let told = why.to_string();
-    assert!(told.contains("Connection refused") && told.contains(why.detail()), "{told}");
-    assert!(told.ends_with(&format!("; {}", why.fix())), "{told}");
+    let message = why.to_string();
+    assert!(message.contains("Connection refused") && message.contains(why.detail()), "{message}");
+    assert!(message.ends_with(&format!("; {}", why.fix())), "{message}");
     server.restart();
     until_back(&limiter, "key").await;
     assert_eq!(limiter.why_unavailable(), None);

@@ -1,4 +1,4 @@
-//! Nodes that lose their Redis: each takes its share of every limit, and together they admit little more than the limit.
+//! Nodes without Redis: each uses its share of every limit, and together they admit little more than the limit.
 
 use std::time::Duration;
 
@@ -21,16 +21,16 @@ fn limit(name: &str, algorithm: impl Into<Algorithm>) -> Limit {
 }
 
 fn builder(url: String, clock: &ManualClock) -> RedisLimiterBuilder {
-    // Patient, so that a busy machine is not taken for a store that fails.
+    // A long timeout, so that a busy machine does not look like a failing store.
     RedisLimiter::builder(url).clock(clock.clone()).store_timeout(SECOND)
 }
 
 fn clock() -> ManualClock {
-    // The begin of an hour, so that no window ends soon.
+    // The start of an hour, so that no window ends soon.
     ManualClock::at(Timestamp::from_micros(1_699_999_200_000_000))
 }
 
-/// Waits until the node divides by that number.
+/// Waits until the node divides its limits by that number.
 async fn sees(node: &RedisLimiter, nodes: u32) {
     let seen = async {
         while node.fleet_nodes() != nodes {
@@ -41,7 +41,7 @@ async fn sees(node: &RedisLimiter, nodes: u32) {
     assert!(seen.is_ok(), "{} nodes are seen, not {nodes}", node.fleet_nodes());
 }
 
-/// Asks for more than the whole limit on every node. Returns how much they admitted together.
+/// Requests more than the whole limit on every node, and returns how much all of them admitted.
 async fn exhaust(nodes: &[RedisLimiter], id: LimitId, key: &str) -> u64 {
     let mut admitted = 0;
     for node in nodes {
@@ -55,7 +55,7 @@ async fn exhaust(nodes: &[RedisLimiter], id: LimitId, key: &str) -> u64 {
     admitted
 }
 
-/// What the algorithm admits in five seconds more, once its quota is spent.
+/// The algorithms, with the units that each admits in the five seconds after its quota is spent.
 fn algorithms() -> Vec<(&'static str, Algorithm, u64)> {
     let second = Rate::per_second(1);
     vec![
@@ -113,7 +113,7 @@ async fn three_nodes_without_redis_admit_the_limit_and_at_most_a_unit_more_for_e
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_joins_between_two_outages_mints_nothing() {
+async fn a_node_that_joins_between_two_outages_adds_no_quota() {
     let (mut server, clock) = (RedisServer::start(), clock());
     let connect = || builder(server.url(), &clock).limit(limit("window", FixedWindow::new(QUOTA, HOUR))).connect();
     let mut nodes = [connect().await.expect("connects"), connect().await.expect("connects")].to_vec();
@@ -138,7 +138,7 @@ async fn a_node_that_joins_between_two_outages_mints_nothing() {
     for node in &nodes {
         until_gone(node, "another probe").await;
     }
-    // Those that had half have spent more than a third.
+    // The nodes that had half of the limit have spent more than a third.
     assert_eq!(exhaust(&nodes[..2], id, "key").await, 0);
     assert_eq!(exhaust(&nodes[2..], id, "key").await, 4);
     assert_eq!(exhaust(&nodes, id, "fresh").await, 12);
@@ -150,7 +150,7 @@ async fn a_cost_above_the_share_is_denied_until_redis_is_back() {
     server.kill();
     let limits = builder(server.url(), &clock).limit(limit("window", FixedWindow::new(QUOTA, HOUR)));
     let node = limits.expected_nodes(3).connect().await.expect("Redis need not be there");
-    assert_eq!(node.fleet_nodes(), 3, "it has seen nobody, and knows how many to expect");
+    assert_eq!(node.fleet_nodes(), 3, "it has seen no other node, but knows how many to expect");
     let above_share = node.check_n("key", 5).await;
     assert_eq!((above_share.is_allowed(), above_share.retry_after()), (false, Some(SECOND)));
     let above_limit = node.check_n("key", QUOTA + 1).await;
@@ -160,7 +160,7 @@ async fn a_cost_above_the_share_is_denied_until_redis_is_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn limits_that_change_while_redis_is_away_keep_what_was_spent_of_the_share() {
+async fn limits_that_change_during_an_outage_keep_the_spent_units_of_the_share() {
     let (mut server, clock) = (RedisServer::start(), clock());
     server.kill();
     let limits = builder(server.url(), &clock).limit(limit("window", FixedWindow::new(QUOTA, HOUR)));
@@ -175,7 +175,7 @@ async fn limits_that_change_while_redis_is_away_keep_what_was_spent_of_the_share
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nodes_that_admit_nothing_by_themselves_are_not_counted() {
+async fn nodes_without_local_limits_are_not_counted() {
     let server = RedisServer::start();
     let window = || limit("window", FixedWindow::new(QUOTA, HOUR));
     let denying = RedisLimiter::builder(server.url()).limit(window()).on_store_failure(OnStoreFailure::Deny);
@@ -191,7 +191,7 @@ async fn nodes_that_admit_nothing_by_themselves_are_not_counted() {
     };
     timeout(SEEN_WITHIN, joined).await.expect("the other registers");
     assert_eq!((registered(), local.fleet_nodes(), denying.fleet_nodes()), (1, 1, 1));
-    // It is counted from the moment that a limit of it fails over to memory.
+    // It counts once one of its limits falls back to memory.
     let window = window().with_on_store_failure(OnStoreFailure::Local);
     let _changed = denying.with_limits(vec![window]).expect("valid limits");
     sees(&local, 2).await;

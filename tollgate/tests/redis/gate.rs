@@ -37,14 +37,14 @@ async fn gate(server: &RedisServer, rules: impl IntoIterator<Item = Rule>) -> Ga
     Gate::on_redis(rule_set(rules), settings).await.unwrap()
 }
 
-async fn ask(gate: &Gate, path: &str, user: &str) -> Outcome {
+async fn check(gate: &Gate, path: &str, user: &str) -> Outcome {
     let headers: HeaderMap =
         [(HeaderName::from_static("x-user-id"), HeaderValue::from_str(user).unwrap())].into_iter().collect();
     gate.decide(&Facts::new("GET", path).headers(&headers)).await
 }
 
 fn remaining(outcome: &Outcome) -> u64 {
-    outcome.decision().expect("a limit was asked").remaining()
+    outcome.decision().expect("a limit matched").remaining()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -60,14 +60,14 @@ async fn two_gates_share_limits_and_a_denial_takes_nothing_from_the_others() {
     };
     let gates = [gate(&server, rules()).await, gate(&server, rules()).await];
     for left in (0..10).rev() {
-        let outcome = ask(&gates[left as usize % 2], "/api/expensive", "ann").await;
+        let outcome = check(&gates[left as usize % 2], "/api/expensive", "ann").await;
         assert_eq!((outcome.limit(), remaining(&outcome)), (Some("endpoint"), left));
     }
     for gate in &gates {
-        let denied = ask(gate, "/api/expensive", "ann").await;
+        let denied = check(gate, "/api/expensive", "ann").await;
         assert_eq!((denied.refusal(), denied.limit()), (Some(&Refusal::Limited), Some("endpoint")));
     }
-    let elsewhere = ask(&gates[0], "/api/cheap", "ann").await;
+    let elsewhere = check(&gates[0], "/api/cheap", "ann").await;
     assert_eq!((elsewhere.limit(), remaining(&elsewhere)), (Some("user"), 89));
 }
 
@@ -76,17 +76,17 @@ async fn a_ban_on_one_gate_is_a_ban_on_all() {
     let server = RedisServer::start();
     let rules = || [hourly("login", 1).key(user()).ban(Ban { after: 3, within: HOUR, for_: 2 * HOUR })];
     let gates = [gate(&server, rules()).await, gate(&server, rules()).await];
-    assert!(ask(&gates[0], "/", "eve").await.is_allowed());
+    assert!(check(&gates[0], "/", "eve").await.is_allowed());
     for turn in 0..2 {
-        assert_eq!(ask(&gates[turn % 2], "/", "eve").await.refusal(), Some(&Refusal::Limited), "{turn}");
+        assert_eq!(check(&gates[turn % 2], "/", "eve").await.refusal(), Some(&Refusal::Limited), "{turn}");
     }
-    // The denial that brings the ban tells of it, and so does every other on every gate.
+    // The denial that causes the ban reports it, and so does every later one on every gate.
     for gate in [&gates[0], &gates[1], &gates[0]] {
-        let banned = ask(gate, "/", "eve").await;
+        let banned = check(gate, "/", "eve").await;
         assert!(matches!(banned.refusal(), Some(Refusal::Banned { retry_after }) if *retry_after > HOUR), "{banned:?}");
         assert_eq!((banned.limit(), remaining(&banned)), (Some("login"), 0));
     }
-    assert!(ask(&gates[1], "/", "ann").await.is_allowed());
+    assert!(check(&gates[1], "/", "ann").await.is_allowed());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -97,15 +97,15 @@ async fn a_client_within_a_leased_limit_is_not_banned() {
     let rules = || [Rule::new(leased()).key(user()).ban(ban)];
     let gates = [gate(&server, rules()).await, gate(&server, rules()).await];
     for user in ["ann", "bob", "eve"] {
-        // One gate is busy with the key, then the other gets the rest.
+        // One gate takes most of the quota, then the other takes the rest.
         for turn in 0..100 {
-            let outcome = ask(&gates[turn / 80], "/", user).await;
+            let outcome = check(&gates[turn / 80], "/", user).await;
             assert!(outcome.is_allowed(), "{user}, request {turn}: {outcome:?}");
         }
         for _ in 0..2 {
-            assert_eq!(ask(&gates[1], "/", user).await.refusal(), Some(&Refusal::Limited));
+            assert_eq!(check(&gates[1], "/", user).await.refusal(), Some(&Refusal::Limited));
         }
-        assert!(matches!(ask(&gates[0], "/", user).await.refusal(), Some(Refusal::Banned { .. })));
+        assert!(matches!(check(&gates[0], "/", user).await.refusal(), Some(Refusal::Banned { .. })));
     }
 }
 
@@ -118,19 +118,19 @@ async fn plans_share_the_count_of_a_key() {
         .plan_limit("gold", FixedWindow::new(1000, HOUR))
         .key_limit(&["vip"], FixedWindow::new(5000, HOUR));
     let gate = gate(&server, [rule]).await;
-    assert_eq!(remaining(&ask(&gate, "/free", "ann").await), 9);
-    assert_eq!(remaining(&ask(&gate, "/gold", "ann").await), 998);
-    assert_eq!(remaining(&ask(&gate, "/free", "ann").await), 7);
-    assert_eq!(remaining(&ask(&gate, "/free", "vip").await), 4999);
+    assert_eq!(remaining(&check(&gate, "/free", "ann").await), 9);
+    assert_eq!(remaining(&check(&gate, "/gold", "ann").await), 998);
+    assert_eq!(remaining(&check(&gate, "/free", "ann").await), 7);
+    assert_eq!(remaining(&check(&gate, "/free", "vip").await), 4999);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rule_that_watches_is_asked_beside_the_others() {
+async fn a_shadow_rule_is_checked_with_the_others() {
     let server = RedisServer::start();
     let gate = gate(&server, [hourly("new", 1).key(user()).mode(Mode::Shadow), hourly("old", 5).key(user())]).await;
     let mut would = Vec::new();
     for _ in 0..3 {
-        let outcome = ask(&gate, "/", "ann").await;
+        let outcome = check(&gate, "/", "ann").await;
         assert!(outcome.is_allowed());
         would.extend(outcome.shadow_decisions().map(|(name, decision)| (name.to_owned(), decision.is_allowed())));
     }
@@ -142,18 +142,18 @@ async fn costs_are_settled_on_the_store() {
     let server = RedisServer::start();
     let tokens = Rule::new(Limit::new("tokens", SlidingWindowLog::new(1000, HOUR)).unwrap()).key(user());
     let gate = gate(&server, [tokens.cost(Cost::constant(500))]).await;
-    let outcome = ask(&gate, "/", "ann").await;
+    let outcome = check(&gate, "/", "ann").await;
     assert_eq!(outcome.settle(120).await, Settlement::Settled);
     assert_eq!(outcome.settle(0).await, Settlement::AlreadySettled);
     assert_eq!(outcome.refund().await, Settlement::AlreadySettled);
-    let outcome = ask(&gate, "/", "ann").await;
+    let outcome = check(&gate, "/", "ann").await;
     assert_eq!(remaining(&outcome), 380);
     assert_eq!(outcome.settle(2000).await, Settlement::Short { missing: 1120 });
-    assert!(!ask(&gate, "/", "ann").await.is_allowed());
+    assert!(!check(&gate, "/", "ann").await.is_allowed());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn rules_are_replaced_under_load_without_one_wrong_answer() {
+async fn rules_are_replaced_under_load_without_a_wrong_decision() {
     let server = RedisServer::start();
     let gate = gate(&server, [hourly("user", 1000).key(user())]).await;
     let asking: Vec<_> = (0..8)
@@ -162,7 +162,7 @@ async fn rules_are_replaced_under_load_without_one_wrong_answer() {
             tokio::spawn(async move {
                 let mut admitted = 0;
                 for _ in 0..250 {
-                    let outcome = ask(&gate, "/", "ann").await;
+                    let outcome = check(&gate, "/", "ann").await;
                     let quota = outcome.decision().map(tollgate::Decision::quota);
                     assert!(matches!(quota, Some(1000 | 700)), "{quota:?}");
                     admitted += u64::from(outcome.is_allowed());
@@ -181,29 +181,29 @@ async fn rules_are_replaced_under_load_without_one_wrong_answer() {
     for task in asking {
         admitted += task.await.unwrap();
     }
-    while ask(&gate, "/", "ann").await.is_allowed() {
+    while check(&gate, "/", "ann").await.is_allowed() {
         admitted += 1;
     }
     assert_eq!(admitted, 1000);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_its_store_a_gate_answers_by_policy() {
+async fn without_its_store_a_gate_decides_by_policy() {
     let mut server = RedisServer::start();
     let deny = Limit::new("deny", FixedWindow::new(5, HOUR)).unwrap().with_on_store_failure(OnStoreFailure::Deny);
     let settings = RedisLimiter::builder(server.url());
     let rules = rule_set([Rule::new(deny).matching(Match::everything().path("/deny")), hourly("local", 2).key(user())]);
     let gate = Gate::on_redis(rules, settings).await.unwrap();
     server.kill();
-    let refused = ask(&gate, "/deny", "ann").await;
+    let refused = check(&gate, "/deny", "ann").await;
     assert_eq!(refused.refusal(), Some(&Refusal::StoreUnavailable));
     assert_eq!(refused.response(&HeaderMap::new()).unwrap().status(), 503);
-    let allowed = [ask(&gate, "/", "bob").await, ask(&gate, "/", "bob").await, ask(&gate, "/", "bob").await];
+    let allowed = [check(&gate, "/", "bob").await, check(&gate, "/", "bob").await, check(&gate, "/", "bob").await];
     assert_eq!(allowed.map(|outcome| outcome.is_allowed()), [true, true, false]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_explained_is_what_the_store_has_and_takes_nothing() {
+async fn an_explanation_has_the_state_of_the_store_and_takes_nothing() {
     let server = RedisServer::start();
     let leased = Limit::new("leased", FixedWindow::new(10, HOUR)).unwrap().with_consistency(Consistency::Leased);
     let gate = gate(&server, [hourly("user", 3), Rule::new(leased).matching(Match::everything().method("POST"))]).await;
@@ -224,34 +224,34 @@ async fn what_is_explained_is_what_the_store_has_and_takes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_estimate_is_never_taken_out_of_a_lease() {
+async fn an_estimate_is_never_taken_from_a_lease() {
     let server = RedisServer::start();
     let leased = Limit::new("tokens", FixedWindow::new(10_000, HOUR)).unwrap().with_consistency(Consistency::Leased);
     let gate = gate(&server, [Rule::new(leased).key(user()).cost(Cost::constant(2))]).await;
     for _ in 0..50 {
-        let outcome = ask(&gate, "/", "ann").await;
+        let outcome = check(&gate, "/", "ann").await;
         assert_eq!(outcome.settle(10).await, Settlement::Settled);
     }
-    let looked = gate.explain(&Facts::new("GET", "/")).await;
-    assert!(looked.allowed);
-    let left = ask(&gate, "/", "ann").await;
+    let explained = gate.explain(&Facts::new("GET", "/")).await;
+    assert!(explained.allowed);
+    let left = check(&gate, "/", "ann").await;
     assert_eq!(remaining(&left), 10_000 - 50 * 10 - 2);
 }
 
-/// What is left of a limit, once slices have been returned.
+/// Returns the remaining units of a limit once leases have been given back.
 async fn left(gate: &Gate, limit: &str, key: &[&[u8]]) -> u64 {
     gate.redis().expect("on Redis").return_leases().await;
     remaining(&gate.check_by_name(limit, key, 0).unwrap().outcome().await)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leased_limit_beside_one_that_is_settled_comes_out_of_a_lease() {
+async fn a_leased_limit_uses_its_lease_beside_a_limit_that_is_settled() {
     let server = RedisServer::start();
     let leased = Limit::new("global", FixedWindow::new(10_000, HOUR)).unwrap().with_consistency(Consistency::Leased);
     let failures = hourly("failures", 10_000).key(user()).count(StatusSet::failures());
     let gate = gate(&server, [Rule::new(leased), failures]).await;
     for turn in 0..200 {
-        let outcome = ask(&gate, "/", "ann").await;
+        let outcome = check(&gate, "/", "ann").await;
         let status = if turn % 4 == 0 { http::StatusCode::BAD_GATEWAY } else { http::StatusCode::OK };
         assert_eq!(outcome.settle_response(status, &HeaderMap::new()).await, Settlement::Settled);
     }
@@ -261,15 +261,15 @@ async fn a_leased_limit_beside_one_that_is_settled_comes_out_of_a_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refund_beside_a_lease_gives_back_what_was_taken() {
+async fn a_refund_beside_a_lease_returns_all_units() {
     let server = RedisServer::start();
-    // Nearly nothing comes back by itself.
+    // Almost nothing is refilled.
     let leased = Limit::new("global", TokenBucket::new(10_000, Rate::per_day(10_000))).unwrap();
     let leased = leased.with_consistency(Consistency::Leased);
     let gate = gate(&server, [Rule::new(leased), hourly("user", 10_000).key(user())]).await;
     let (mut out_of_leases, mut before) = (0, 0);
     for _ in 0..200 {
-        let outcome = ask(&gate, "/", "ann").await;
+        let outcome = check(&gate, "/", "ann").await;
         let now = gate.redis().expect("on Redis").stats().leased;
         out_of_leases += now - before;
         before = now;
@@ -277,13 +277,13 @@ async fn a_refund_beside_a_lease_gives_back_what_was_taken() {
     }
     assert!(out_of_leases > 0);
     assert_eq!(left(&gate, "user", &[b"ann"]).await, 10_000);
-    // The leased bucket keeps back one unit. The slice got back what came out of it.
+    // The leased bucket holds back one unit. The refund went to the lease.
     let spent = 10_000 - left(&gate, "global", &[]).await;
     assert!(spent <= 10, "{spent}, {out_of_leases} out of leases");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_ban_answers_as_its_limit_does_while_the_store_fails() {
+async fn a_ban_follows_the_policy_of_its_limit_while_the_store_fails() {
     let mut server = RedisServer::start();
     let allowing = Limit::new("login", FixedWindow::new(5, HOUR)).unwrap().with_on_store_failure(OnStoreFailure::Allow);
     let ban = Ban { after: 3, within: HOUR, for_: HOUR };
@@ -296,14 +296,14 @@ async fn a_ban_answers_as_its_limit_does_while_the_store_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_no_rule_is_for_is_answered_at_once() {
+async fn a_request_that_matches_no_rule_is_allowed_at_once() {
     let server = RedisServer::start();
     let gate = gate(&server, [hourly("posts", 1).matching(Match::everything().method("POST"))]).await;
     assert!(gate.decide_now(&Facts::new("GET", "/")).is_some_and(|outcome| outcome.is_allowed()));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_settle_limits_on_redis_and_places_are_each_gate_s_own() {
+async fn responses_settle_limits_on_redis_and_each_gate_has_its_own_permits() {
     let server = RedisServer::start();
     let rules = || {
         let leased = Limit::new("leased", FixedWindow::new(1000, HOUR)).unwrap().with_consistency(Consistency::Leased);
@@ -316,7 +316,7 @@ async fn answers_settle_limits_on_redis_and_places_are_each_gate_s_own() {
     let gates = [gate(&server, rules()).await, gate(&server, rules()).await];
     let cost: HeaderMap = [(HeaderName::from_static("x-cost"), HeaderValue::from_static("30"))].into_iter().collect();
     for (turn, status) in [200, 404, 200, 503].into_iter().enumerate() {
-        let outcome = ask(&gates[turn % 2], "/", "ann").await;
+        let outcome = check(&gates[turn % 2], "/", "ann").await;
         assert!(outcome.is_allowed() && outcome.awaits_response());
         let status = http::StatusCode::from_u16(status).unwrap();
         assert_eq!(outcome.settle_response(status, &cost).await, Settlement::Settled);
@@ -324,27 +324,27 @@ async fn answers_settle_limits_on_redis_and_places_are_each_gate_s_own() {
     for (limit, left) in [("failures", 8), ("leased", 880)] {
         assert_eq!(remaining(&gates[0].check_by_name(limit, &[], 0).unwrap().outcome().await), left, "{limit}");
     }
-    let held = ask(&gates[0], "/", "ann").await.take_permit();
-    let refused = ask(&gates[0], "/", "ann").await;
+    let held = check(&gates[0], "/", "ann").await.take_permit();
+    let refused = check(&gates[0], "/", "ann").await;
     assert_eq!((held.is_some(), refused.limit()), (true, Some("at-once")));
-    assert!(ask(&gates[1], "/", "ann").await.is_allowed());
+    assert!(check(&gates[1], "/", "ann").await.is_allowed());
     assert_eq!(remaining(&gates[1].check_by_name("failures", &[], 0).unwrap().outcome().await), 6);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_place_is_kept_where_redis_has_nothing_to_say() {
+async fn a_permit_is_held_without_limits_on_redis() {
     let server = RedisServer::start();
     let gate = gate(&server, [Rule::in_flight("at-once", 1).unwrap().key(user())]).await;
-    let mut outcome = ask(&gate, "/", "ann").await;
+    let mut outcome = check(&gate, "/", "ann").await;
     let held = outcome.take_permit();
-    assert!(held.is_some() && !ask(&gate, "/", "ann").await.is_allowed());
+    assert!(held.is_some() && !check(&gate, "/", "ann").await.is_allowed());
     drop(held);
-    assert!(ask(&gate, "/", "ann").await.is_allowed());
+    assert!(check(&gate, "/", "ann").await.is_allowed());
 }
 
 #[cfg(feature = "file")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_denial_that_a_node_remembers_costs_no_verification() {
+async fn a_cached_denial_costs_no_token_verification() {
     use tollgate::rules::TokenStatus;
 
     let server = RedisServer::start();
@@ -360,7 +360,7 @@ limits:
     let rules = tollgate::rules::file::RuleFile::load(&path).unwrap().compile().unwrap();
     let settings = RedisLimiter::builder(server.url()).store_timeout(Duration::from_secs(5));
     let gate = Gate::on_redis(rules, settings).await.unwrap();
-    let ask_from = async |peer: [u8; 4], number: u64| {
+    let check_from = async |peer: [u8; 4], number: u64| {
         let claims = serde_json::json!({ "sub": number });
         let key = jsonwebtoken::EncodingKey::from_secret(b"another secret of at least thirty-two bytes");
         let token = jsonwebtoken::encode(&jsonwebtoken::Header::default(), &claims, &key).unwrap();
@@ -368,23 +368,23 @@ limits:
         let headers = HeaderMap::from_iter([(http::header::AUTHORIZATION, value)]);
         gate.decide(&Facts::new("GET", "/").headers(&headers).peer(peer.into())).await
     };
-    // A node remembers denials only once it hears of changes.
+    // A node caches denials only once it has subscribed to resets.
     let mut tries = 100..3_000;
-    while ask_from([192, 0, 2, 2], tries.next().expect("the node remembers denials")).await.token()
+    while check_from([192, 0, 2, 2], tries.next().expect("the node caches denials")).await.token()
         != TokenStatus::NotRead
     {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    let ask = async |number: u64| ask_from([192, 0, 2, 1], number).await;
-    assert!(ask(0).await.is_allowed());
-    // The node knows of the denial at once, or after it was denied once.
-    assert_eq!(ask(1).await.refusal(), Some(&Refusal::Limited));
-    let known = ask(2).await;
+    let check = async |number: u64| check_from([192, 0, 2, 1], number).await;
+    assert!(check(0).await.is_allowed());
+    // The node has cached the denial, or does so after one denied request.
+    assert_eq!(check(1).await.refusal(), Some(&Refusal::Limited));
+    let known = check(2).await;
     assert_eq!((known.refusal(), known.limit()), (Some(&Refusal::Limited), Some("per-ip")));
     assert_eq!((known.token(), known.signatures_verified()), (TokenStatus::NotRead, 0));
     // Each denial was one strike, and the third bans.
     for number in 3..6 {
-        let banned = ask(number).await;
+        let banned = check(number).await;
         assert!(matches!(banned.refusal(), Some(Refusal::Banned { .. })), "{number}: {banned:?}");
         assert_eq!((banned.token(), banned.signatures_verified()), (TokenStatus::NotRead, 0));
     }
@@ -392,12 +392,12 @@ limits:
 
 #[cfg(feature = "file")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_remembered_denial_leaves_the_units_of_a_slice_to_clients() {
+async fn a_cached_denial_does_not_use_up_units_of_a_lease() {
     let server = RedisServer::start();
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("secret"), "a secret of at least thirty-two bytes").unwrap();
     let path = folder.path().join("tollgate.yaml");
-    // With a rule that reads tokens, what is certain is refused before the token is verified.
+    // With a rule that reads tokens, cached denials are answered before the token is verified.
     let text = "jwt: { key_file: secret, algorithms: [HS256] }
 limits:
   - { name: per-user, key: 'jwt:sub', algorithm: fixed_window, limit: 100, window: 1h }
@@ -407,7 +407,7 @@ limits:
     let rules = tollgate::rules::file::RuleFile::load(&path).unwrap().compile().unwrap();
     let settings = RedisLimiter::builder(server.url()).store_timeout(Duration::from_secs(5));
     let gate = Gate::on_redis(rules, settings).await.unwrap();
-    let look =
+    let peek =
         async |site: &str| remaining(&gate.check_by_name("site", &[site.as_bytes()], 0).unwrap().outcome().await);
     let mut unspent = Vec::new();
     for round in 0..3 {
@@ -419,15 +419,15 @@ limits:
         while admitted < 1_500 && gate.decide(&facts).await.is_allowed() {
             admitted += 1;
         }
-        // Another process takes all that is left, and this one has a slice.
-        let rest = look(&site).await;
+        // Another process takes the rest of the quota, while this one has a lease.
+        let rest = peek(&site).await;
         let taken = gate.check_by_name("site", &[site.as_bytes()], rest).unwrap().outcome().await;
         admitted += if taken.is_allowed() { rest } else { 0 };
         while gate.decide(&facts).await.is_allowed() {
             admitted += 1;
         }
-        unspent.push(4_000 - look(&site).await - admitted);
+        unspent.push(4_000 - peek(&site).await - admitted);
     }
-    // A slice may expire on a machine that stands still, but not each time.
-    assert!(unspent.contains(&0), "units that were in slices when a request was denied: {unspent:?}");
+    // On a machine that pauses, a lease may expire, but not every time.
+    assert!(unspent.contains(&0), "units in leases when a request was denied: {unspent:?}");
 }

@@ -1,4 +1,4 @@
-//! Traffic on a limiter while something happens to its Redis, and what became of it.
+//! Load on a limiter during an outage of its Redis, and the decisions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,13 +9,13 @@ use tokio::time::{Instant, sleep, timeout};
 use tollgate::redis::RedisLimiter;
 use tollgate::{Decision, Source};
 
-/// Between two questions of one task: enough for 64 tasks to leave a core to the servers.
+/// The pause between two requests of one task: long enough for 64 tasks to leave a core to the servers.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// The longest that coming back may take: probes are a second apart at most, and servers take their time.
+/// The longest that a recovery may take: probes are at most a second apart, and servers need time to start.
 pub(crate) const RECOVERY: Duration = Duration::from_secs(8);
 
-/// Tasks that ask until the test ends them.
+/// Tasks that send requests until the test ends them.
 pub(crate) struct Load {
     tasks: Vec<JoinHandle<Tally>>,
     shared: Arc<Shared>,
@@ -24,11 +24,11 @@ pub(crate) struct Load {
 struct Shared {
     ended: AtomicBool,
     admitted: AtomicU64,
-    /// How often each task has been answered.
+    /// The number of decisions of each task.
     answers: Box<[AtomicU64]>,
 }
 
-/// What the tasks were answered.
+/// The decisions of all tasks.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) admitted: u64,
@@ -36,50 +36,50 @@ pub(crate) struct Tally {
     pub(crate) by_cache: u64,
     pub(crate) by_local: u64,
     pub(crate) by_policy: u64,
-    /// Denials that did not say when to come again.
+    /// Denials without `retry_after`.
     pub(crate) without_retry: u64,
 }
 
 impl Load {
-    /// So many tasks, each on the key that `key_of` names for it.
+    /// Starts that many tasks, each with the key that `key_of` returns for it.
     pub(crate) fn begin(limiter: &RedisLimiter, tasks: usize, key_of: impl Fn(usize) -> String) -> Self {
         let answers = (0..tasks).map(|_| AtomicU64::new(0)).collect();
         let shared = Arc::new(Shared { ended: AtomicBool::new(false), admitted: AtomicU64::new(0), answers });
-        let run = |task| tokio::spawn(ask_on(limiter.clone(), key_of(task), task, shared.clone()));
+        let run = |task| tokio::spawn(send_requests(limiter.clone(), key_of(task), task, shared.clone()));
         Self { tasks: (0..tasks).map(run).collect(), shared }
     }
 
-    /// Admitted so far.
+    /// Returns the number of requests admitted so far.
     pub(crate) fn admitted(&self) -> u64 {
         self.shared.admitted.load(Ordering::SeqCst)
     }
 
-    /// Waits until every task has been answered a question that it asked after this call. Called while the server is
-    /// gone, it shows that nobody waits for the server to come back.
+    /// Waits until every task has a decision on a request that it sent after this call. During an outage, this shows
+    /// that no request waits for the server to come back.
     pub(crate) async fn until_all_answered(&self) {
         let counts = || self.shared.answers.iter().map(|count| count.load(Ordering::SeqCst));
         let before: Vec<u64> = counts().collect();
         let begin = Instant::now();
-        // The first answer may be to a question from before the call.
+        // The first decision may be on a request from before the call.
         while counts().zip(&before).any(|(now, before)| now < before + 2) {
             assert!(begin.elapsed() < RECOVERY, "a task waits for its answer");
             sleep(Duration::from_millis(5)).await;
         }
     }
 
-    /// Ends the tasks, each of which still has to be answered.
+    /// Ends the tasks, after a decision on the last request of each.
     pub(crate) async fn end(self) -> Tally {
         self.shared.ended.store(true, Ordering::SeqCst);
         let mut all = Tally::default();
         for task in self.tasks {
-            let tally = timeout(RECOVERY, task).await.expect("every question is answered");
+            let tally = timeout(RECOVERY, task).await.expect("every request is decided");
             all.add(&tally.expect("no task panics"));
         }
         all
     }
 }
 
-async fn ask_on(limiter: RedisLimiter, key: String, task: usize, shared: Arc<Shared>) -> Tally {
+async fn send_requests(limiter: RedisLimiter, key: String, task: usize, shared: Arc<Shared>) -> Tally {
     let mut tally = Tally::default();
     while !shared.ended.load(Ordering::SeqCst) {
         let decision = limiter.check(&key).await;
@@ -116,20 +116,20 @@ impl Tally {
     }
 }
 
-/// Asks until the answer is as wanted, which it has to be within the limit.
+/// Sends requests until the decision is as expected, which it must be within the limit.
 #[track_caller]
 pub(crate) fn until(
     limiter: &RedisLimiter,
     key: &str,
     limit: Duration,
-    wanted: impl Fn(&Decision) -> bool,
+    is_expected: impl Fn(&Decision) -> bool,
 ) -> impl Future<Output = Decision> {
     let caller = std::panic::Location::caller();
     async move {
         let begin = Instant::now();
         loop {
             let decision = limiter.check(key).await;
-            if wanted(&decision) {
+            if is_expected(&decision) {
                 return decision;
             }
             assert!(begin.elapsed() < limit, "{caller}: still {decision:?} after {limit:?}");
@@ -138,7 +138,7 @@ pub(crate) fn until(
     }
 }
 
-/// Asks until the store answers again.
+/// Sends requests until the store decides again.
 #[track_caller]
 pub(crate) fn until_back(limiter: &RedisLimiter, key: &str) -> impl Future<Output = ()> {
     let back = until(limiter, key, RECOVERY, |decision| decision.source() == Source::Store);
@@ -147,7 +147,7 @@ pub(crate) fn until_back(limiter: &RedisLimiter, key: &str) -> impl Future<Outpu
     }
 }
 
-/// Waits until the store counts as available, without asking it anything.
+/// Waits until the store counts as available, without sending requests.
 #[track_caller]
 pub(crate) fn until_available(limiter: &RedisLimiter) -> impl Future<Output = ()> {
     let caller = std::panic::Location::caller();
@@ -160,7 +160,7 @@ pub(crate) fn until_available(limiter: &RedisLimiter) -> impl Future<Output = ()
     }
 }
 
-/// Asks until the store is given up.
+/// Sends requests until the store is unavailable.
 #[track_caller]
 pub(crate) fn until_gone(limiter: &RedisLimiter, key: &str) -> impl Future<Output = ()> {
     let gone = until(limiter, key, RECOVERY, |decision| {

@@ -1,4 +1,4 @@
-//! Sliding window logs of several blocks on Redis: random traces give the same answers as in memory.
+//! Sliding window logs of several blocks on Redis: random traces give the same decisions as in memory.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ enum Op {
         cost: u64,
     },
     Peek,
-    /// Refunds reservations, from a position on.
+    /// Refunds reservations, starting at a position.
     Refund {
         from: usize,
         count: usize,
@@ -76,7 +76,7 @@ struct Both {
     memory: Limiter,
     shared: RedisLimiter,
     reserved: Vec<(Reservation, RedisReservation)>,
-    /// Tables of limits that are not in use any more would be forgotten once their keys are at rest.
+    /// Tables of limits that are no longer in use would be dropped once their keys are idle.
     kept: Vec<Limiter>,
 }
 

@@ -9,10 +9,10 @@ use crate::servers::{RedisServer, Switch};
 /// The longest that a fleet takes to agree on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What a node hears when there is no rule set any more.
+/// The content that a node receives when the rule set is withdrawn.
 const WITHDRAWN: &[u8] = b"withdrawn";
 
-async fn hears(node: &RuleSets, version: u64) -> Vec<u8> {
+async fn receives(node: &RuleSets, version: u64) -> Vec<u8> {
     let mut latest = node.latest();
     let found = latest.wait_for(|rules| rules.as_ref().is_some_and(|rules| rules.version >= version));
     let found = tokio::time::timeout(LIMIT, found).await.expect("in time").expect("follows");
@@ -21,20 +21,20 @@ async fn hears(node: &RuleSets, version: u64) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_node_hears_of_a_rule_set_and_who_comes_late_finds_it() {
+async fn every_node_receives_a_rule_set_and_late_nodes_find_it() {
     let server = RedisServer::start();
     let nodes: Vec<RuleSets> = (0..4).map(|_| RuleSets::connect(server.url()).expect("connects")).collect();
     assert_eq!(nodes[0].publish(b"first", None).await, Ok(1));
     for node in &nodes {
-        assert_eq!(hears(node, 1).await, b"first");
+        assert_eq!(receives(node, 1).await, b"first");
     }
     assert_eq!(nodes[1].publish(b"second \xff\0", Some(1)).await, Ok(2));
     assert_eq!(nodes[2].publish(b"lost", Some(1)).await, Err(PublishError::Conflict { version: 2 }));
     for node in &nodes {
-        assert_eq!(hears(node, 2).await, b"second \xff\0");
+        assert_eq!(receives(node, 2).await, b"second \xff\0");
     }
     let late = RuleSets::connect(server.url()).expect("connects");
-    assert_eq!(hears(&late, 2).await, b"second \xff\0");
+    assert_eq!(receives(&late, 2).await, b"second \xff\0");
 }
 
 /// Waits until the node holds the rule set of that id.
@@ -59,7 +59,7 @@ async fn is_stored(node: &RuleSets, id: &str) {
     tokio::time::timeout(LIMIT, stored).await.expect("in time");
 }
 
-/// Waits until the node has repaired something as described.
+/// Waits until the node has made a matching repair.
 async fn repaired(node: &RuleSets, is_it: impl Fn(&Repair) -> bool) -> Repairs {
     let mut repairs = node.repairs();
     let found = repairs.wait_for(|repairs| repairs.latest.as_ref().is_some_and(&is_it));
@@ -67,14 +67,14 @@ async fn repaired(node: &RuleSets, is_it: impl Fn(&Repair) -> bool) -> Repairs {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_redis_that_comes_back_empty_is_given_the_rule_set_again() {
+async fn a_redis_that_comes_back_empty_gets_the_rule_set_again() {
     let mut server = RedisServer::start();
     let nodes: Vec<RuleSets> = (0..3).map(|_| RuleSets::connect(server.url()).expect("connects")).collect();
     for version in 1..=3 {
         assert_eq!(nodes[0].publish(format!("set {version}").as_bytes(), None).await, Ok(version));
     }
     for node in &nodes {
-        assert_eq!(hears(node, 3).await, b"set 3");
+        assert_eq!(receives(node, 3).await, b"set 3");
     }
     let published = newest(&nodes[0]).await;
     server.kill();
@@ -85,14 +85,15 @@ async fn a_redis_that_comes_back_empty_is_given_the_rule_set_again() {
     assert_eq!((found.version, found.rules.as_deref()), (3, Some(&b"set 3"[..])));
     assert_eq!(late.publish(b"set 4", Some(3)).await, Ok(4), "versions go on");
     for node in &nodes {
-        assert_eq!(hears(node, 4).await, b"set 4");
+        assert_eq!(receives(node, 4).await, b"set 4");
         assert_eq!(node.repairs().borrow().replaced, 0);
     }
     let restored: u64 = nodes.iter().map(|node| node.repairs().borrow().restored).sum();
     assert_eq!(restored, 1, "one node wrote it back, the others saw that");
 }
 
-/// A master and a replica that has its first version, and two nodes that hold it. Each has an address of its own.
+/// Starts a master and a replica with the first version, and two nodes that have loaded it. Each node has its own
+/// address.
 async fn split() -> (RedisServer, RedisServer, [(Switch, RuleSets); 2]) {
     let master = RedisServer::start();
     let mut nodes = Vec::new();
@@ -103,9 +104,9 @@ async fn split() -> (RedisServer, RedisServer, [(Switch, RuleSets); 2]) {
     }
     assert_eq!(nodes[0].1.publish(b"first", None).await, Ok(1));
     for (_, node) in &nodes {
-        assert_eq!(hears(node, 1).await, b"first");
+        assert_eq!(receives(node, 1).await, b"first");
     }
-    // From here on the replica gets nothing: the master dies before it replicates.
+    // From here on the replica receives nothing, as if the master died before it replicates.
     let replica = master.replica();
     replica.promote();
     let Ok(nodes) = <[_; 2]>::try_from(nodes) else { panic!("two nodes") };
@@ -117,7 +118,7 @@ async fn a_publication_that_a_failover_lost_is_restored_and_reaches_every_node()
     let (mut master, replica, [(heard_at, heard), (missed_at, missed)]) = split().await;
     missed_at.turn(None);
     assert_eq!(heard.publish(b"lost", Some(1)).await, Ok(2));
-    assert_eq!(hears(&heard, 2).await, b"lost");
+    assert_eq!(receives(&heard, 2).await, b"lost");
     let lost = newest(&heard).await;
     master.kill();
     for switch in [&heard_at, &missed_at] {
@@ -142,18 +143,18 @@ async fn a_publication_that_a_failover_lost_is_restored_and_reaches_every_node()
 async fn a_fleet_that_a_failover_split_converges_to_the_set_on_redis_and_reports_the_other() {
     let (mut master, replica, [(heard_at, heard), (missed_at, missed)]) = split().await;
     missed_at.turn(None);
-    // Two versions that only one node hears of.
+    // Two versions that only one node receives.
     assert_eq!(heard.publish(b"lost 2", Some(1)).await, Ok(2));
     assert_eq!(heard.publish(b"lost 3", Some(2)).await, Ok(3));
-    assert_eq!(hears(&heard, 3).await, b"lost 3");
+    assert_eq!(receives(&heard, 3).await, b"lost 3");
     let lost = newest(&heard).await;
     heard_at.turn(None);
     master.kill();
-    // The other side knows nothing of them, and publishes a version 2 of its own.
+    // The other side has not received them, and publishes its own version 2.
     missed_at.turn(Some(replica.port()));
     let publisher = RuleSets::connect(replica.url()).expect("connects");
     assert_eq!(publisher.publish(b"other 2", Some(1)).await, Ok(2));
-    assert_eq!(hears(&missed, 2).await, b"other 2");
+    assert_eq!(receives(&missed, 2).await, b"other 2");
     heard_at.turn(Some(replica.port()));
 
     let other = newest(&publisher).await;
@@ -163,7 +164,7 @@ async fn a_fleet_that_a_failover_split_converges_to_the_set_on_redis_and_reports
     assert_eq!((repairs.restored, repairs.replaced), (0, 1));
     assert_eq!(repairs.latest, Some(Repair::Replaced { lost, by: other }));
     assert_eq!(missed.repairs().borrow().replaced, 0);
-    // From here on they go together.
+    // From here on they agree.
     assert_eq!(publisher.publish(b"third", Some(2)).await, Ok(3));
     let third = newest(&publisher).await;
     for node in [&heard, &missed] {
@@ -176,7 +177,7 @@ async fn a_withdrawal_that_a_failover_lost_is_restored() {
     let (mut master, replica, [(heard_at, heard), (missed_at, missed)]) = split().await;
     missed_at.turn(None);
     assert_eq!(heard.withdraw(Some(1)).await, Ok(2));
-    assert_eq!(hears(&heard, 2).await, WITHDRAWN);
+    assert_eq!(receives(&heard, 2).await, WITHDRAWN);
     let lost = newest(&heard).await;
     master.kill();
     for switch in [&heard_at, &missed_at] {
@@ -189,7 +190,7 @@ async fn a_withdrawal_that_a_failover_lost_is_restored() {
 async fn a_node_that_may_not_write_the_rule_set_reports_that_it_is_lost() {
     let (mut master, replica, [(heard_at, heard), _]) = split().await;
     assert_eq!(heard.publish(b"lost", Some(1)).await, Ok(2));
-    assert_eq!(hears(&heard, 2).await, b"lost");
+    assert_eq!(receives(&heard, 2).await, b"lost");
     let lost = newest(&heard).await;
     master.kill();
     let mut connection = replica.connection();
@@ -200,7 +201,7 @@ async fn a_node_that_may_not_write_the_rule_set_reports_that_it_is_lost() {
     let text = repairs.latest.expect("a repair").to_string();
     assert!(text.starts_with("Redis has lost the published rules of version 2 (2-"), "{text}");
     assert!(text.ends_with("; let its user write rate_limit:{rules}, or publish them again"), "{text}");
-    assert_eq!(hears(&heard, 2).await, b"lost", "it stays in force here");
+    assert_eq!(receives(&heard, 2).await, b"lost", "it stays in force here");
     let allow = ["SETUSER", "default", "+hset"];
     let () = redis::cmd("ACL").arg(&allow).query(&mut connection).expect("the user is changed");
     is_stored(&heard, &lost.id).await;
@@ -218,21 +219,21 @@ async fn a_rule_set_that_an_earlier_release_published_is_read_and_followed() {
     };
     publish(1);
     let node = RuleSets::connect(server.url()).expect("connects");
-    assert_eq!(hears(&node, 1).await, b"set 1");
+    assert_eq!(receives(&node, 1).await, b"set 1");
     publish(2);
-    assert_eq!(hears(&node, 2).await, b"set 2");
+    assert_eq!(receives(&node, 2).await, b"set 2");
     assert_eq!(node.publish(b"set 3", Some(2)).await, Ok(3));
-    assert_eq!(hears(&node, 3).await, b"set 3");
+    assert_eq!(receives(&node, 3).await, b"set 3");
     // A publisher of that release leaves the id of the set before.
     publish(4);
-    assert_eq!(hears(&node, 4).await, b"set 4");
+    assert_eq!(receives(&node, 4).await, b"set 4");
     assert_eq!(node.publish(b"set 5", Some(4)).await, Ok(5));
-    assert_eq!(hears(&node, 5).await, b"set 5");
+    assert_eq!(receives(&node, 5).await, b"set 5");
     assert_eq!(*node.repairs().borrow(), Repairs::default(), "nothing was lost");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_stored_stays_small_after_many_publications() {
+async fn stored_data_stays_small_after_many_publications() {
     let server = RedisServer::start();
     let publisher = RuleSets::connect(server.url()).expect("connects");
     let (away, node) = {
@@ -241,7 +242,7 @@ async fn what_is_stored_stays_small_after_many_publications() {
         (switch, node)
     };
     assert_eq!(publisher.publish(b"first", None).await, Ok(1));
-    assert_eq!(hears(&node, 1).await, b"first");
+    assert_eq!(receives(&node, 1).await, b"first");
     away.turn(None);
     for version in 2..=300 {
         assert_eq!(publisher.publish(b"more", None).await, Ok(version));
@@ -254,12 +255,12 @@ async fn what_is_stored_stays_small_after_many_publications() {
     assert!((1_000..=2_000).contains(&length), "{length}");
     // A node that was away for longer than predecessors are recorded has lost nothing.
     away.turn(Some(server.port()));
-    assert_eq!(hears(&node, 300).await, b"more");
+    assert_eq!(receives(&node, 300).await, b"more");
     assert_eq!(*node.repairs().borrow(), Repairs::default());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rule_set_that_is_withdrawn_is_gone_for_every_node_and_who_comes_late_knows() {
+async fn a_withdrawn_rule_set_is_gone_for_every_node_and_for_late_ones() {
     let server = RedisServer::start();
     let nodes: Vec<RuleSets> = (0..2).map(|_| RuleSets::connect(server.url()).expect("connects")).collect();
     assert_eq!(nodes[0].newest().await, Ok(None));
@@ -268,22 +269,22 @@ async fn a_rule_set_that_is_withdrawn_is_gone_for_every_node_and_who_comes_late_
     let newest = nodes[1].newest().await.expect("Redis is there").expect("a rule set is published");
     assert_eq!((newest.version, newest.rules.as_deref()), (1, Some(&b"first"[..])));
     let conflict = PublishError::Conflict { version: 1 };
-    let told = "the newest version is 1, not the expected one; read it, and publish with that version";
-    assert_eq!(conflict.to_string(), told);
+    let message = "the newest version is 1, not the expected one; read it, and publish with that version";
+    assert_eq!(conflict.to_string(), message);
     assert_eq!(nodes[1].withdraw(Some(7)).await, Err(conflict));
     assert_eq!(nodes[1].withdraw(Some(1)).await, Ok(2));
     assert_eq!(nodes[1].withdraw(None).await, Ok(2), "what is gone is not withdrawn again");
     for node in &nodes {
-        assert_eq!(hears(node, 2).await, WITHDRAWN);
+        assert_eq!(receives(node, 2).await, WITHDRAWN);
     }
     let late = RuleSets::connect(server.url()).expect("connects");
-    assert_eq!(hears(&late, 2).await, WITHDRAWN);
+    assert_eq!(receives(&late, 2).await, WITHDRAWN);
     assert_eq!(late.publish(b"second", Some(2)).await, Ok(3));
-    assert_eq!(hears(&nodes[0], 3).await, b"second");
+    assert_eq!(receives(&nodes[0], 3).await, b"second");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rule_set_has_a_bound() {
+async fn a_rule_set_that_is_too_large_is_rejected() {
     let server = RedisServer::start();
     let node = RuleSets::connect(server.url()).expect("connects");
     assert_eq!(node.publish(&vec![b'x'; (4 << 20) + 1], None).await, Err(PublishError::TooLarge));

@@ -1,11 +1,11 @@
-//! Real servers for tests: one alone, one behind TLS, one watched by sentinels, a cluster; and the network to them.
+//! Real servers for tests: a single one, one with TLS, one with sentinels, a cluster; and the network to them.
 //!
 //! Each server is a child process with a temporary directory, a loopback port and no persistence; dropping its owner
-//! kills it. So keep none in a `static`: those are never dropped. What fails here panics, with the tail of the
-//! server's log where that explains it.
+//! kills it. Do not keep one in a `static`, which is never dropped. Failures panic, with the tail of the server's log
+//! where that explains them.
 //!
-//! The suite's own errands (readiness, `INFO`, `CLUSTER`, `SENTINEL`) go over a Unix socket in the server's directory:
-//! what answers there can only be the process that was started, and TLS is left to the code under test.
+//! The suite's own commands (readiness, `INFO`, `CLUSTER`, `SENTINEL`) go over a Unix socket in the server's directory:
+//! only the process that was started can reply there, and TLS is left to the code under test.
 
 #![allow(dead_code, unused_imports, reason = "a kit: which of its failures the tests stage changes with the tests")]
 
@@ -32,13 +32,13 @@ pub(crate) use switch::Switch;
 use port::Port;
 use process::{Process, Signal};
 
-/// A server that has not answered by then never will: an idle one is up within 50 ms.
+/// The time that a server may take to start. An idle machine needs 50 ms.
 const READY_LIMIT: Duration = Duration::from_secs(10);
 
 /// A free port can be taken before the server binds it. Ten times in a row means something else is wrong.
 const START_ATTEMPTS: usize = 10;
 
-/// No reply to the suite takes this long; a test fails rather than hangs.
+/// The timeout of the suite's own commands, so that a test fails rather than hangs.
 const REPLY_LIMIT: Duration = Duration::from_secs(10);
 
 const CONF_FILE: &str = "redis.conf";
@@ -73,7 +73,7 @@ enum Transport {
     Tls,
 }
 
-/// All that a start needs but for the port and the directory.
+/// The arguments of a start, except the port and the directory.
 struct Recipe {
     binary: PathBuf,
     args: Vec<String>,
@@ -99,7 +99,7 @@ enum StartError {
     Failed { log_tail: String },
 }
 
-/// A server of its own. It runs until dropped, unless a test kills it.
+/// A server process. It runs until it is dropped, unless a test kills it.
 pub(crate) struct RedisServer {
     // Dropped in this order: the process first, then the directory it writes to, then the claim on its port.
     process: Option<Process>,
@@ -118,7 +118,7 @@ impl RedisServer {
         Self::launch(Recipe::new(redis_server(), args))
     }
 
-    /// Speaks TLS alone, for `localhost` and `127.0.0.1`, with a certificate of the authority at [`Self::ca_path`]. Not
+    /// Accepts only TLS, for `localhost` and `127.0.0.1`, with a certificate of the authority at [`Self::ca_path`]. Not
     /// every server that `REDIS_SERVER` names is built with TLS, so it is the installed one.
     pub(crate) fn start_tls() -> Self {
         Self::launch_tls(&tls::ARGS)
@@ -186,7 +186,7 @@ impl RedisServer {
         Err(StartError::Failed { log_tail: lines[lines.len().saturating_sub(20)..].join("\n") })
     }
 
-    /// The address a client is given, with the password if there is one.
+    /// The URL for clients, with the password if there is one.
     pub(crate) fn url(&self) -> String {
         let scheme = match self.recipe.transport {
             Transport::Plain => "redis",
@@ -215,7 +215,7 @@ impl RedisServer {
         self.dir.path().join(SOCKET_FILE)
     }
 
-    /// A connection of the suite's own, logged in, over the Unix socket.
+    /// Returns an authenticated connection over the Unix socket.
     pub(crate) fn connection(&self) -> Connection {
         self.try_connection().expect("a running server accepts connections")
     }
@@ -233,15 +233,15 @@ impl RedisServer {
         Ok(connection)
     }
 
-    /// One command on a connection of its own. Panics on an error, which in the suite's own errands is a bug.
-    fn ask<T: FromRedisValue>(&self, command: &Cmd) -> T {
+    /// Runs one command on a new connection. Panics on an error, which is a bug in the suite.
+    fn query<T: FromRedisValue>(&self, command: &Cmd) -> T {
         command.query(&mut self.connection()).unwrap_or_else(|error| {
             panic!("{} on port {}: {error}", String::from_utf8_lossy(&command.get_packed_command()), self.port())
         })
     }
 
     fn info(&self, section: &str) -> InfoDict {
-        self.ask(redis::cmd("INFO").arg(section))
+        self.query(redis::cmd("INFO").arg(section))
     }
 
     fn is_master(&self) -> bool {
@@ -258,19 +258,19 @@ impl RedisServer {
     /// A replica of this server that has all of its data.
     pub(crate) fn replica(&self) -> Self {
         let replica = Self::start();
-        let () = replica.ask(redis::cmd("REPLICAOF").arg("127.0.0.1").arg(self.port()));
+        let () = replica.query(redis::cmd("REPLICAOF").arg("127.0.0.1").arg(self.port()));
         wait::wait_until("the replica has its first copy", READY_LIMIT, || {
             replica.info("replication").get::<String>("master_link_status").as_deref() == Some("up")
         });
         replica
     }
 
-    /// Makes a replica a master. It hears nothing of its former master any more.
+    /// Makes a replica a master. It receives nothing from its former master any more.
     pub(crate) fn promote(&self) {
-        let () = self.ask(redis::cmd("REPLICAOF").arg("NO").arg("ONE"));
+        let () = self.query(redis::cmd("REPLICAOF").arg("NO").arg("ONE"));
     }
 
-    /// Ends the server as a crash would, and its data with it.
+    /// Kills the server. Its data is lost.
     pub(crate) fn kill(&mut self) {
         self.process = None;
     }
@@ -285,7 +285,7 @@ impl RedisServer {
         }
     }
 
-    /// Freezes the server: connections stay open and are even accepted, but nothing is answered until [`Self::cont`].
+    /// Freezes the server: connections stay open and are still accepted, but nothing is answered until [`Self::cont`].
     pub(crate) fn stop(&mut self) {
         self.process.as_mut().expect("only a running server can be stopped").signal(Signal::Stop);
     }
@@ -294,7 +294,7 @@ impl RedisServer {
         self.process.as_mut().expect("only a running server can be continued").signal(Signal::Continue);
     }
 
-    /// Neither killed nor stopped by the test.
+    /// Returns whether the test has neither killed nor stopped the server.
     fn is_running(&self) -> bool {
         self.process.as_ref().is_some_and(|process| !process.is_stopped())
     }

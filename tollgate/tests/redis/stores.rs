@@ -1,4 +1,5 @@
-//! Limits on several stores: a request takes from all of them or from none, and a store that fails concerns its own limits.
+//! Limits on several stores: a request takes from all of them or from none, and a store that fails affects only its own
+//! limits.
 
 mod failing;
 mod settings;
@@ -15,8 +16,8 @@ use tollgate::{
 
 use crate::servers::{Cluster, RedisServer};
 
-/// Longer than a busy machine takes for anything that is waited for here.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// The longest wait, even on a busy machine.
+const MAX_WAIT: Duration = Duration::from_secs(20);
 
 fn window(name: &str, quota: u64) -> Limit {
     Limit::new(name, FixedWindow::new(quota, DAY).from_first_request()).expect("the numbers are within the bounds")
@@ -24,7 +25,7 @@ fn window(name: &str, quota: u64) -> Limit {
 
 /// A limiter with a default store and a store `sessions`.
 fn builder(default: String, sessions: String) -> RedisLimiterBuilder {
-    // Patient, so that a busy machine is not taken for a store that fails.
+    // A long timeout, so that a busy machine does not look like a failing store.
     RedisLimiter::builder(default).store("sessions", sessions).store_timeout(5 * SECOND)
 }
 
@@ -46,11 +47,11 @@ fn keys(server: &RedisServer) -> Vec<String> {
     keys
 }
 
-/// Waits until something is so, within a bound.
-async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+/// Waits for a condition, with a bound.
+async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let begin = Instant::now();
-    while !is_so().await {
-        assert!(begin.elapsed() < PATIENCE, "not so after {PATIENCE:?}: {what}");
+    while !holds().await {
+        assert!(begin.elapsed() < MAX_WAIT, "after {MAX_WAIT:?} it does not hold that {what}");
         sleep(Duration::from_millis(5)).await;
     }
 }
@@ -137,7 +138,7 @@ async fn never_admits_too_many(default: String, sessions: String) {
         })
     });
     let mut admitted: u64 = join_all(tasks).await.into_iter().map(|task| task.expect("no task panics")).sum();
-    // A request holds units for a moment that it gives back if it is denied, so others may be denied too early.
+    // A denied request holds units for a moment before it gives them back, so others may be denied too early.
     let limiter = &limiters[0];
     until("the whole quota is admitted", async || {
         admitted += u64::from(limiter.check("key").await.is_allowed());
@@ -182,7 +183,7 @@ async fn a_reset_reaches_every_store_and_every_process() {
     assert_eq!((keys(&default).len(), keys(&sessions).len()), (1, 1));
     there.reset("ann").await.expect("both stores answer");
     assert_eq!((keys(&default).len(), keys(&sessions).len()), (0, 0));
-    until("the other process has learnt of it", async || here.check("ann").await.is_allowed()).await;
+    until("the other process has noticed it", async || here.check("ann").await.is_allowed()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -207,7 +208,7 @@ async fn refunds_and_settlements_reach_the_store_of_their_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_takes_slices_from_the_store_of_its_limit() {
+async fn leases_are_taken_from_the_store_of_their_limit() {
     const QUOTA: u64 = 1_000;
     let (default, sessions) = (RedisServer::start(), RedisServer::start());
     let leased = |name: &str| window(name, QUOTA).with_consistency(Consistency::Leased).with_store("sessions");
@@ -217,7 +218,7 @@ async fn a_lease_takes_slices_from_the_store_of_its_limit() {
         .connect()
         .await
         .expect("connects");
-    until("requests are decided by a slice", async || {
+    until("requests are decided from a lease", async || {
         let _ = limiter.decide(&[Hit::new(id(&limiter, "global"), "all")]).await;
         limiter.stats().leased > 0
     })
@@ -231,12 +232,12 @@ async fn a_lease_takes_slices_from_the_store_of_its_limit() {
     limiter.return_leases().await;
     assert_eq!(left(&limiter, "per-user", "ann").await, 0);
     let exact = async || {
-        // More than a slice may have, so that the store decides.
+        // More than a lease may have, so that the store decides.
         let hit = Hit::new(id(&limiter, "global"), "other").cost(QUOTA - 300);
         limiter.decide(&[hit]).await
     };
     let decision: Decision = exact().await;
-    assert!(decision.is_allowed(), "only what was admitted is charged: {decision:?}");
+    assert!(decision.is_allowed(), "only admitted units are charged: {decision:?}");
     assert!(!exact().await.is_allowed());
     assert_eq!(keys(&default), ["rate_limit:{per-user|ann}"]);
     assert_eq!(keys(&sessions), ["rate_limit:{global|all}", "rate_limit:{global|other}"]);

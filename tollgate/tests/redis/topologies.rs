@@ -1,4 +1,4 @@
-//! Every way Redis is run: alone with passwords and TLS, behind sentinels, as a cluster; and what can happen to each.
+//! Every topology of Redis: a single server with passwords and TLS, sentinels, a cluster; and the failures of each.
 
 mod cluster;
 mod dead_shard;

@@ -1,5 +1,5 @@
-//! The same random traces through memory and through Redis, on a clock that the test moves, with limits whose numbers and
-//! algorithms change in between: every answer agrees to the microsecond.
+//! The same random traces through memory and through Redis, on a clock that the test moves, with limits whose numbers
+//! and algorithms change in between: every answer agrees to the microsecond.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tollgate::{
 
 use crate::servers::RedisServer;
 
-/// Traces per run; each is some forty operations on a Redis of its own making.
+/// Traces per run. Each has about forty operations on an empty Redis.
 const TRACES: u32 = 600;
 
 #[derive(Clone, Debug)]
@@ -28,14 +28,14 @@ enum Op {
     Peek {
         key: usize,
     },
-    /// Of the last allowed decision but so many.
+    /// Refunds an earlier allowed decision, counted from the last.
     Refund {
         back: usize,
     },
     Reset {
         key: usize,
     },
-    /// Changes all quotas to that part of what they were at first, and rates to that many times theirs.
+    /// Changes all quotas to a percentage of the original, and multiplies the rates.
     Change {
         percent: u64,
         faster: u64,
@@ -60,7 +60,7 @@ fn windows() -> impl Strategy<Value = Duration> {
         .prop_map(Duration::from_micros)
 }
 
-/// A limit whose quota and rate can be changed, but not what it counts by.
+/// A limit whose quota and rate can change, but not its algorithm.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     kind: Kind,
@@ -176,8 +176,8 @@ async fn agree(server: &RedisServer, plans: &[Plan], ops: Vec<Op>, start: u64) {
     let mut now = start;
     let clock = ManualClock::at(Timestamp::from_micros(now));
     let limits = limits(plans);
-    // Memory forgets a key at rest when another needs its place, and a clock that then steps back finds it new;
-    // Redis forgets by its own clock. So each key has a memory of its own, where nothing needs its place.
+    // The memory store drops an idle key when another needs its slot, and a clock that then steps back finds a new key;
+    // Redis expires keys by its own clock. So each key has its own memory store, where no other key needs its slot.
     let mut memories = KEYS.map(|_| {
         let builder = limits.iter().fold(Limiter::builder(), |builder, limit| builder.limit(limit.clone()));
         builder.clock(clock.clone()).build().expect("limits are valid")
@@ -190,7 +190,7 @@ async fn agree(server: &RedisServer, plans: &[Plan], ops: Vec<Op>, start: u64) {
         costs.iter().enumerate().map(|(index, cost)| Hit::new(ids[index % ids.len()], KEYS[0]).cost(*cost)).collect()
     };
     let mut reserved: Vec<(Reservation, RedisReservation)> = Vec::new();
-    // Tables of limits that nobody has any more are forgotten once their keys are at rest, too.
+    // Tables of limits that are no longer in use are dropped once their keys are idle, too.
     let mut kept = Vec::new();
     for (step, op) in ops.into_iter().enumerate() {
         match op {
@@ -269,7 +269,7 @@ fn a_clock_that_steps_back_after_a_reload_finds_the_same_on_both() {
     }
 }
 
-/// What one of two nodes does.
+/// An operation of one of two nodes.
 #[derive(Clone, Copy, Debug)]
 enum Turn {
     Check { raised: bool, cost: u64 },
@@ -287,7 +287,7 @@ fn turns() -> impl Strategy<Value = Vec<Turn>> {
     proptest::collection::vec(turn, 1..40)
 }
 
-/// Two nodes, one of which has not heard yet that a quota was raised. In memory both are handles of one limiter.
+/// Two nodes, one of which has not loaded a raised quota yet. In memory both are handles of one limiter.
 async fn agree_across_nodes(server: &RedisServer, plan: Plan, percent: u64, turns: Vec<Turn>) {
     let _: () = redis::cmd("FLUSHALL").query(&mut server.connection()).expect("flushed");
     let mut now = 1_700_000_000_000_000;
@@ -325,7 +325,7 @@ async fn agree_across_nodes(server: &RedisServer, plan: Plan, percent: u64, turn
 }
 
 #[test]
-fn a_node_with_old_rules_keeps_what_was_spent_under_a_raised_quota() {
+fn a_node_with_old_rules_keeps_units_spent_under_a_raised_quota() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let server = RedisServer::start();
     let mut runner = TestRunner::new(Config { cases: TRACES / 2, failure_persistence: None, ..Config::default() });
@@ -338,9 +338,9 @@ fn a_node_with_old_rules_keeps_what_was_spent_under_a_raised_quota() {
     }
 }
 
-/// Two limits have the same share left, and one of them is asked for nothing.
+/// Two limits have the same remaining share, and one of them has a hit without cost.
 #[test]
-fn of_equals_the_first_that_was_asked_speaks_on_both() {
+fn of_equal_limits_the_first_with_a_cost_is_reported_on_both() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let server = RedisServer::start();
     let plan = |kind, quota| Plan { kind, quota, rate: Rate::per_second(1), span: Duration::from_secs(1) };

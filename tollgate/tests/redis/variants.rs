@@ -1,4 +1,4 @@
-//! Every way a limit can count: five algorithms, nine variants.
+//! All algorithms of a limit: five algorithms, nine variants.
 
 use std::time::Duration;
 
@@ -16,23 +16,23 @@ impl Variant {
         Limit::new(self.name, self.algorithm).expect("the numbers are within the bounds")
     }
 
-    /// Where a plain key of it is kept.
+    /// Returns the name of a key on Redis.
     pub(crate) fn name_of(&self, key: &str) -> String {
         format!("rate_limit:{{{}|{key}}}", self.name)
     }
 
-    /// Whether those already told when to leave keep what is given back from being of use.
+    /// Returns whether refunds make units available again. A queue has already assigned start times to other requests.
     pub(crate) fn gives_back(&self) -> bool {
         self.name != "queue"
     }
 
-    /// Whether a denial costs.
+    /// Returns whether denied requests count.
     pub(crate) fn counts_denied(&self) -> bool {
         self.name == "log of all"
     }
 }
 
-/// All nine, each of that quota, which comes back in that time.
+/// Returns all nine variants with that quota per window.
 pub(crate) fn variants(quota: u64, window: Duration) -> [Variant; 9] {
     let rate = Rate::new(quota, window);
     let variant = |name, algorithm: Algorithm| Variant { name, algorithm };

@@ -14,7 +14,7 @@ async fn limiter(server: &RedisServer, algorithm: impl Into<Algorithm>) -> Redis
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waits_for_as_many_units_as_are_asked_for() {
+async fn waits_for_all_units_of_the_cost() {
     let server = RedisServer::start();
     let limiter = limiter(&server, TokenBucket::new(5, Rate::per_second(50))).await;
     let first = limiter.until_ready(42, Wait::at_most(Duration::ZERO).cost(5)).await.unwrap();
@@ -24,7 +24,7 @@ async fn waits_for_as_many_units_as_are_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_that_wait_for_one_key_all_get_their_unit_and_no_more() {
+async fn concurrent_waits_for_one_key_get_one_unit_each() {
     let server = RedisServer::start();
     let limiter = limiter(&server, TokenBucket::new(1, Rate::per_second(100))).await;
     let waiters = (0..20).map(|_| {
@@ -40,17 +40,17 @@ async fn many_that_wait_for_one_key_all_get_their_unit_and_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn does_not_begin_a_wait_that_would_be_too_long() {
+async fn a_wait_that_would_be_too_long_ends_at_once() {
     let server = RedisServer::start();
     let limiter = limiter(&server, TokenBucket::new(1, Rate::per_hour(1))).await;
     limiter.until_ready("ann", Duration::ZERO).await.unwrap();
     let denied = limiter.until_ready("ann", 60 * SECOND).await.unwrap_err();
     assert!(denied.decision().retry_after().unwrap() > 3000 * SECOND);
-    assert!(limiter.until_ready("ann", Wait::at_most(HOUR).cost(2)).await.is_err(), "more than there ever is");
+    assert!(limiter.until_ready("ann", Wait::at_most(HOUR).cost(2)).await.is_err(), "more than the quota");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn turn_that_is_too_far_off_is_not_taken() {
+async fn a_turn_after_the_maximum_wait_is_not_taken() {
     let server = RedisServer::start();
     let limiter = limiter(&server, LeakyBucket::new(10, Rate::per_hour(1)).queue(HOUR * 10)).await;
     limiter.until_ready("ann", Duration::ZERO).await.unwrap();

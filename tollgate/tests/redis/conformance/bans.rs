@@ -1,4 +1,4 @@
-//! Bans, alike on both stores: who is banned is denied whatever else the request asks for, at no cost to the rest.
+//! Bans on both stores: a banned key is denied, and the request takes nothing from other limits.
 
 use tollgate::{Ban, FixedWindow, HOUR, Hit, Limit, MINUTE};
 
@@ -13,7 +13,7 @@ async fn banning(server: &RedisServer) -> [Rig; 2] {
 }
 
 #[tokio::test]
-async fn a_banned_key_is_denied_by_a_hit_of_no_cost_and_nothing_is_taken() {
+async fn a_banned_key_is_denied_by_a_hit_without_cost_and_nothing_is_taken() {
     let server = RedisServer::start();
     for rig in banning(&server).await {
         let (login, ban) = (rig.id("login"), rig.id("login ban"));
@@ -53,7 +53,7 @@ async fn strikes_on_a_banned_key_do_not_make_the_ban_longer() {
 }
 
 #[tokio::test]
-async fn strikes_count_together_from_the_first_on() {
+async fn strikes_count_together_from_the_first_one() {
     let server = RedisServer::start();
     for rig in banning(&server).await {
         let ban = rig.id("login ban");
@@ -68,7 +68,7 @@ async fn strikes_count_together_from_the_first_on() {
 }
 
 #[tokio::test]
-async fn a_strike_that_another_limit_denies_is_not_struck() {
+async fn a_strike_is_not_counted_if_another_limit_denies_the_request() {
     let server = RedisServer::start();
     for rig in banning(&server).await {
         let (login, ban) = (rig.id("login"), rig.id("login ban"));

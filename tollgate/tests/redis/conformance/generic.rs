@@ -1,11 +1,11 @@
-//! Code that is written for any limiter, with both.
+//! Code that is generic over the limiter, with both stores.
 
 use tollgate::redis::RedisLimiter;
 use tollgate::{FixedWindow, Hit, Key, Limit, Limiter, MINUTE, RateLimiter, SECOND, Settlement, Wait};
 
 use crate::servers::RedisServer;
 
-/// Every operation, with what comes of each.
+/// Runs every operation and returns the results.
 async fn exercise<L: RateLimiter>(limiter: L) -> Vec<u64> {
     let key = Key::from("key");
     let id = limiter.id("requests").expect("it has that limit");
@@ -31,7 +31,7 @@ async fn code_for_any_limiter_works_in_memory_and_on_redis() {
     let builder = RedisLimiter::builder(server.url()).limit(limit.clone()).store_timeout(20 * SECOND);
     let shared = builder.connect().await.unwrap();
     let expected = vec![9, 7, 3, 1, 0, 10];
-    // As tasks, because futures of generic code have to be sent as others are.
+    // As tasks, because futures of generic code must be `Send`.
     assert_eq!(tokio::spawn(exercise(Limiter::new(limit))).await.unwrap(), expected);
     assert_eq!(tokio::spawn(exercise(shared)).await.unwrap(), expected);
 }

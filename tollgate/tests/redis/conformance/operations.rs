@@ -1,4 +1,4 @@
-//! What can be done with a key beside `check`: look, forget, give back, reserve and settle; several limits at once.
+//! The operations on a key other than `check`: peek, reset, refund, reserve and settle; several limits at once.
 
 use std::time::Duration;
 
@@ -8,22 +8,22 @@ use super::rig::{rigs, rigs_with};
 use crate::servers::RedisServer;
 use crate::variants::{Variant, variants};
 
-/// The variants that can take something back, of 10 a minute.
-fn giving() -> impl Iterator<Item = Variant> {
+/// The variants that can be refunded, of 10 per minute.
+fn refundable() -> impl Iterator<Item = Variant> {
     variants(10, MINUTE).into_iter().filter(Variant::gives_back)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_look_takes_nothing_however_often() {
+async fn a_peek_takes_nothing() {
     let server = RedisServer::start();
     for variant in variants(10, MINUTE) {
         for rig in rigs(&server, variant.algorithm).await {
             assert!(rig.check("key", 4).await.is_allowed());
-            let look = rig.peek("key").await;
-            assert_eq!((look.is_allowed(), look.remaining()), (true, 6), "{rig:?} {}", variant.name);
+            let peeked = rig.peek("key").await;
+            assert_eq!((peeked.is_allowed(), peeked.remaining()), (true, 6), "{rig:?} {}", variant.name);
             for _ in 0..20 {
-                assert_eq!(rig.peek("key").await, look, "{rig:?} {}", variant.name);
-                assert_eq!(rig.check("key", 0).await, look, "{rig:?} {}", variant.name);
+                assert_eq!(rig.peek("key").await, peeked, "{rig:?} {}", variant.name);
+                assert_eq!(rig.check("key", 0).await, peeked, "{rig:?} {}", variant.name);
             }
             assert!(rig.check("key", 6).await.is_allowed(), "{rig:?} {}", variant.name);
         }
@@ -31,7 +31,7 @@ async fn a_look_takes_nothing_however_often() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_that_was_reset_is_as_if_never_seen() {
+async fn a_reset_key_is_like_a_new_one() {
     let server = RedisServer::start();
     for variant in variants(10, MINUTE) {
         for rig in rigs(&server, variant.algorithm).await {
@@ -39,8 +39,8 @@ async fn a_key_that_was_reset_is_as_if_never_seen() {
             assert!(rig.check("other", 10).await.is_allowed());
             rig.reset("key").await;
             rig.reset("never seen").await;
-            let look = rig.peek("key").await;
-            assert_eq!((look.remaining(), look.reset_after()), (10, Duration::ZERO), "{rig:?} {}", variant.name);
+            let peeked = rig.peek("key").await;
+            assert_eq!((peeked.remaining(), peeked.reset_after()), (10, Duration::ZERO), "{rig:?} {}", variant.name);
             assert!(rig.check("key", 10).await.is_allowed(), "{rig:?} {}", variant.name);
             assert!(!rig.check("other", 1).await.is_allowed(), "{rig:?} {}", variant.name);
         }
@@ -48,9 +48,9 @@ async fn a_key_that_was_reset_is_as_if_never_seen() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_given_back_can_be_taken_again() {
+async fn refunded_units_can_be_taken_again() {
     let server = RedisServer::start();
-    for variant in giving() {
+    for variant in refundable() {
         for rig in rigs(&server, variant.algorithm).await {
             assert!(rig.check("key", 3).await.is_allowed());
             let Ok(reserved) = rig.reserve("key", 5, MINUTE).await else { panic!("5 of 7 fit") };
@@ -62,7 +62,7 @@ async fn what_is_given_back_can_be_taken_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_has_come_back_by_itself_is_not_given_back_again() {
+async fn refilled_units_are_not_refunded_again() {
     let server = RedisServer::start();
     for rig in rigs(&server, TokenBucket::new(10, Rate::per_second(1))).await {
         let Ok(first) = rig.reserve("key", 5, MINUTE).await else { panic!("5 of 10 fit") };
@@ -81,9 +81,9 @@ async fn what_has_come_back_by_itself_is_not_given_back_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reservation_is_charged_what_the_work_cost() {
+async fn a_settled_reservation_is_charged_its_actual_cost() {
     let server = RedisServer::start();
-    for variant in giving() {
+    for variant in refundable() {
         for (actual, remaining) in [(0, 10), (3, 7), (6, 4), (9, 1), (10, 0)] {
             for rig in rigs(&server, variant.algorithm).await {
                 let Ok(reserved) = rig.reserve("key", 6, MINUTE).await else { panic!("6 of 10 fit") };
@@ -97,9 +97,9 @@ async fn a_reservation_is_charged_what_the_work_cost() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn work_that_cost_more_than_is_left_takes_all_and_says_what_is_missing() {
+async fn a_settlement_above_the_remaining_units_takes_all_and_reports_the_rest() {
     let server = RedisServer::start();
-    for variant in giving() {
+    for variant in refundable() {
         for rig in rigs(&server, variant.algorithm).await {
             let Ok(reserved) = rig.reserve("key", 6, MINUTE).await else { panic!("6 of 10 fit") };
             assert!(rig.check("key", 3).await.is_allowed());
@@ -111,7 +111,7 @@ async fn work_that_cost_more_than_is_left_takes_all_and_says_what_is_missing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reservation_that_expired_stands() {
+async fn an_expired_reservation_stays_charged() {
     let server = RedisServer::start();
     for variant in variants(10, MINUTE) {
         for rig in rigs(&server, variant.algorithm).await {
@@ -125,7 +125,7 @@ async fn a_reservation_that_expired_stands() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_estimate_that_does_not_fit_is_denied_like_a_request() {
+async fn an_estimate_above_the_remaining_units_is_denied() {
     let server = RedisServer::start();
     for variant in variants(10, MINUTE) {
         for rig in rigs(&server, variant.algorithm).await {
@@ -141,7 +141,7 @@ async fn an_estimate_that_does_not_fit_is_denied_like_a_request() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_limits_are_taken_from_together_or_not_at_all() {
     let server = RedisServer::start();
-    // Each variant in turn is the one that denies; all the others have room.
+    // Each variant in turn denies; all others would allow.
     let all = variants(10, MINUTE);
     for tight in all.iter().filter(|variant| !variant.counts_denied()) {
         let limits: Vec<Limit> = all.iter().map(Variant::limit).collect();
@@ -161,28 +161,28 @@ async fn several_limits_are_taken_from_together_or_not_at_all() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_of_several_limits_gives_back_to_those_it_asked() {
+async fn a_request_with_several_limits_is_refunded_to_those_limits_only() {
     let limits = [
         Limit::new("burst", TokenBucket::new(10, Rate::per_second(1))).unwrap(),
         Limit::new("minute", SlidingWindowLog::new(20, MINUTE)).unwrap(),
-        Limit::new("not asked", FixedWindow::new(10, MINUTE)).unwrap(),
+        Limit::new("unused", FixedWindow::new(10, MINUTE)).unwrap(),
     ];
     for rig in rigs_with(&RedisServer::start(), &limits).await {
-        let [burst, minute, not_asked] = ["burst", "minute", "not asked"].map(|name| rig.id(name));
-        assert!(rig.decide(&[Hit::new(not_asked, "key").cost(5)]).await.is_allowed());
+        let [burst, minute, unused] = ["burst", "minute", "unused"].map(|name| rig.id(name));
+        assert!(rig.decide(&[Hit::new(unused, "key").cost(5)]).await.is_allowed());
         let hits = [Hit::new(burst, "key").cost(10), Hit::new(minute, "key").cost(10)];
         for _ in 0..10 {
             let Ok(reserved) = rig.reserve_hits(&hits, MINUTE).await else { panic!("{rig:?}: nothing is left taken") };
             assert_eq!(rig.refund(reserved).await, Settlement::Settled, "{rig:?}");
         }
-        for (id, left) in [(burst, 10), (minute, 20), (not_asked, 5)] {
+        for (id, left) in [(burst, 10), (minute, 20), (unused, 5)] {
             assert_eq!(rig.decide(&[Hit::new(id, "key").cost(0)]).await.remaining(), left, "{rig:?}");
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_same_key_twice_in_one_request_pays_twice() {
+async fn the_same_key_twice_in_one_request_is_charged_twice() {
     let server = RedisServer::start();
     for variant in variants(3, MINUTE) {
         for rig in rigs_with(&server, &[variant.limit()]).await {

@@ -1,4 +1,4 @@
-//! A limiter on either store, with the clock in the test's hand.
+//! A limiter on either store, with a manual clock.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -56,7 +56,7 @@ pub(super) async fn rigs_with(server: &RedisServer, limits: &[Limit]) -> [Rig; 2
     [memory, Rig { clock, store: Store::Redis(redis.connect().await.expect("valid limits")) }]
 }
 
-/// Both stores with one limit, whose keys nobody has touched.
+/// Both stores with one limit and no keys.
 pub(super) async fn rigs(server: &RedisServer, algorithm: impl Into<Algorithm>) -> [Rig; 2] {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let name = format!("limit {}", NEXT.fetch_add(1, Ordering::Relaxed));
@@ -134,13 +134,13 @@ impl Rig {
         id.expect("there is a limit of that name")
     }
 
-    /// Asks for one unit of `key` so many seconds after the start.
+    /// Checks one unit of `key` at that many seconds after the start.
     pub(super) async fn passes_at(&self, seconds: u64) -> bool {
         self.set(seconds * SECOND_US);
         self.check("key", 1).await.is_allowed()
     }
 
-    /// Sends requests of one unit all together; how many passed.
+    /// Sends requests of one unit at the same time and returns how many were allowed.
     pub(super) async fn admitted_at(&self, seconds: u64, requests: usize) -> usize {
         self.set(seconds * SECOND_US);
         let decisions = join_all((0..requests).map(|_| self.check("key", 1))).await;
@@ -152,16 +152,16 @@ impl Rig {
         self.peek("key").await.remaining()
     }
 
-    /// Two that ask at the same time, each on a thread of its own where there are two.
+    /// Sends two requests at the same time, on separate threads if possible.
     pub(super) async fn race(&self, key: &str) -> [bool; 2] {
-        let ask = |store: Store, key: String| async move {
+        let check = |store: Store, key: String| async move {
             match store {
                 Store::Memory(limiter) => limiter.check(&key).is_allowed(),
                 Store::Redis(limiter) => limiter.check(&key).await.is_allowed(),
             }
         };
-        let one = tokio::spawn(ask(self.store.clone(), key.to_owned()));
-        let other = tokio::spawn(ask(self.store.clone(), key.to_owned()));
+        let one = tokio::spawn(check(self.store.clone(), key.to_owned()));
+        let other = tokio::spawn(check(self.store.clone(), key.to_owned()));
         [one.await.expect("no panic"), other.await.expect("no panic")]
     }
 }

@@ -1,4 +1,4 @@
-//! The vectors of the specification, as it numbers them.
+//! The numbered examples of the specification.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::rig::{SECOND_US, rigs, rigs_with};
 use crate::servers::RedisServer;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn v01_tokens_come_back_at_the_rate_and_the_burst_is_what_is_there() {
+async fn v01_tokens_are_refilled_at_the_rate_and_the_burst_is_the_remaining_tokens() {
     for rig in rigs(&RedisServer::start(), TokenBucket::new(10, Rate::per_second(1))).await {
         assert_eq!(rig.admitted_at(0, 3).await, 3, "{rig:?}");
         assert_eq!(rig.remaining_at(0).await, 7, "{rig:?}");
@@ -23,7 +23,7 @@ async fn v01_tokens_come_back_at_the_rate_and_the_burst_is_what_is_there() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn v02_of_two_concurrent_requests_for_the_last_token_one_passes() {
+async fn v02_one_of_two_concurrent_requests_for_the_last_token_is_allowed() {
     for rig in rigs(&RedisServer::start(), TokenBucket::new(10, Rate::per_second(1))).await {
         for round in 0..200 {
             let key = format!("round {round}");
@@ -35,8 +35,8 @@ async fn v02_of_two_concurrent_requests_for_the_last_token_one_passes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn v03_interval_refill_brings_the_whole_portion_at_the_period_end() {
-    // In hundreds: on Redis each request is a question.
+async fn v03_interval_refill_adds_all_tokens_at_the_end_of_the_period() {
+    // In hundreds: on Redis each request is a round trip.
     let bucket = TokenBucket::new(100_000, Rate::per_second(100_000)).interval();
     for rig in rigs(&RedisServer::start(), bucket).await {
         let passed = join_all((0..1_500).map(|_| rig.check("key", 100))).await;
@@ -50,14 +50,14 @@ async fn v03_interval_refill_brings_the_whole_portion_at_the_period_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn v04_a_leaky_bucket_takes_its_capacity_and_refuses_the_rest() {
+async fn v04_a_leaky_bucket_admits_its_capacity_and_denies_the_rest() {
     for rig in rigs(&RedisServer::start(), LeakyBucket::new(10, Rate::per_second(1))).await {
         assert_eq!(rig.admitted_at(0, 20).await, 10, "{rig:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn v04_a_queue_lets_them_leave_one_by_one() {
+async fn v04_a_queue_releases_requests_one_by_one() {
     for rig in rigs(&RedisServer::start(), LeakyBucket::new(10, Rate::per_second(1)).queue(MINUTE)).await {
         let answers = join_all((0..20).map(|_| rig.check("key", 1))).await;
         let (inside, outside) = answers.split_at(10);
@@ -69,7 +69,7 @@ async fn v04_a_queue_lets_them_leave_one_by_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn v04_a_queue_refuses_who_would_wait_longer_than_the_longest_wait() {
+async fn v04_a_queue_denies_requests_that_would_wait_too_long() {
     let queue = LeakyBucket::new(10, Rate::per_second(1)).queue(Duration::from_millis(2_500));
     for rig in rigs(&RedisServer::start(), queue).await {
         assert_eq!(rig.admitted_at(0, 20).await, 3, "{rig:?}: those that leave at 0, 1 and 2 s");
@@ -80,7 +80,7 @@ async fn v04_a_queue_refuses_who_would_wait_longer_than_the_longest_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn v05_half_a_unit_a_second_frees_one_place_in_three_seconds_and_three_in_six() {
+async fn v05_half_a_unit_per_second_frees_one_unit_in_three_seconds_and_three_in_six() {
     for rig in rigs(&RedisServer::start(), LeakyBucket::new(10, Rate::new(1, SECOND * 2))).await {
         assert_eq!(rig.admitted_at(0, 10).await, 10, "{rig:?}");
         assert_eq!(rig.admitted_at(3, 5).await, 1, "{rig:?}");
@@ -89,7 +89,7 @@ async fn v05_half_a_unit_a_second_frees_one_place_in_three_seconds_and_three_in_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn v06_a_window_of_the_clock_lets_twice_the_limit_round_its_end() {
+async fn v06_a_clock_aligned_window_admits_twice_the_limit_around_its_end() {
     for rig in rigs(&RedisServer::start(), FixedWindow::new(100, MINUTE)).await {
         assert_eq!(rig.admitted_at(59, 101).await, 100, "{rig:?}");
         assert_eq!(rig.admitted_at(60, 101).await, 100, "{rig:?}");
@@ -107,7 +107,7 @@ async fn v06_a_window_opened_by_a_request_closes_one_window_later() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn v07_the_log_frees_a_place_when_its_request_is_a_window_old() {
+async fn v07_the_log_frees_a_unit_when_its_request_is_a_window_old() {
     for rig in rigs(&RedisServer::start(), SlidingWindowLog::new(5, MINUTE)).await {
         for (second, passes) in [(0, true), (10, true), (20, true), (30, true), (40, true), (50, false), (70, true)] {
             assert_eq!(rig.passes_at(second).await, passes, "{rig:?} at {second}");
@@ -116,7 +116,7 @@ async fn v07_the_log_frees_a_place_when_its_request_is_a_window_old() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn v08_a_denied_request_is_in_the_log_only_when_it_is_asked_for() {
+async fn v08_a_denied_request_is_in_the_log_only_with_count_denied() {
     let server = RedisServer::start();
     let log = SlidingWindowLog::new(2, MINUTE);
     for (log, last) in [(log, true), (log.count_denied(), false)] {
@@ -129,7 +129,7 @@ async fn v08_a_denied_request_is_in_the_log_only_when_it_is_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn v09_the_previous_window_counts_by_the_share_that_is_left_of_it() {
+async fn v09_the_previous_window_counts_by_its_remaining_share() {
     let server = RedisServer::start();
     for rig in rigs(&server, SlidingWindowCounter::new(10, MINUTE)).await {
         assert_eq!(rig.admitted_at(0, 8).await, 8, "{rig:?}");
@@ -160,7 +160,7 @@ async fn v10_the_oldest_of_six_segments_counts_by_its_share() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn v11_of_ten_thousand_in_a_second_a_hundred_pass() {
+async fn v11_of_ten_thousand_requests_in_a_second_a_hundred_are_allowed() {
     let server = RedisServer::start();
     let slow = Rate::new(100, DAY);
     let algorithms: [Algorithm; 5] = [
@@ -184,7 +184,7 @@ async fn v11_of_ten_thousand_in_a_second_a_hundred_pass() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn v12_a_call_denied_by_one_limit_takes_nothing_from_the_others() {
+async fn v12_a_request_denied_by_one_limit_takes_nothing_from_the_others() {
     let per_minute = |name: &str, limit| Limit::new(name, SlidingWindowCounter::new(limit, MINUTE)).unwrap();
     let limits = [per_minute("global", 10_000), per_minute("user", 100), per_minute("endpoint", 10)];
     for rig in rigs_with(&RedisServer::start(), &limits).await {

@@ -1,4 +1,4 @@
-//! What a denied request is told to wait, and what denial costs: nothing.
+//! `retry_after` is exact, and a denied request takes nothing.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::rig::{Rig, rigs};
 use crate::servers::RedisServer;
 use crate::variants::variants;
 
-/// Spends the quota of 10 a minute unevenly: units and the moments they go at, in seconds.
+/// Spends the quota of 10 per minute unevenly: units and times in seconds.
 const SPENT: [(u64, u64); 4] = [(0, 3), (7, 2), (13, 4), (20, 1)];
 const DENIED_AT: u64 = 25;
 
@@ -22,19 +22,19 @@ async fn spend(rig: &Rig, keys: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_the_promised_time_passes_and_a_microsecond_less_does_not() {
+async fn a_request_is_allowed_after_retry_after_and_not_a_microsecond_earlier() {
     let server = RedisServer::start();
     for variant in variants(10, MINUTE) {
         for cost in [1, 2, 6, 10] {
             for rig in rigs(&server, variant.algorithm).await {
                 let what = format!("{rig:?}, {} at cost {cost}", variant.name);
-                // Of the same past, for one who asks too early may be charged for that.
+                // Two keys with the same history, because a request that comes too early may be charged.
                 spend(&rig, &["early", "in time"]).await;
                 rig.set(DENIED_AT * 1_000_000);
                 let denied = rig.check("early", cost).await;
                 assert_eq!(rig.check("in time", cost).await, denied, "{what}");
                 let Some(wait) = denied.retry_after() else {
-                    assert!(denied.is_allowed(), "{what}: a cost that fits the quota is told when to come");
+                    assert!(denied.is_allowed(), "{what}: a cost within the quota has a `retry_after`");
                     continue;
                 };
                 let passes_at = DENIED_AT * 1_000_000 + wait.as_micros() as u64;
@@ -48,7 +48,7 @@ async fn who_waits_the_promised_time_passes_and_a_microsecond_less_does_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cost_above_the_quota_is_denied_without_a_promise() {
+async fn a_cost_above_the_quota_is_denied_without_retry_after() {
     let server = RedisServer::start();
     for variant in variants(10, MINUTE) {
         for rig in rigs(&server, variant.algorithm).await {
@@ -78,7 +78,7 @@ async fn a_denied_request_takes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_queue_lets_go_one_per_interval_whenever_they_come() {
+async fn a_queue_releases_one_request_per_interval() {
     let queue = LeakyBucket::new(5, Rate::per_second(2)).queue(MINUTE);
     for rig in rigs(&RedisServer::start(), queue).await {
         let mut leaves = Vec::new();
@@ -90,6 +90,6 @@ async fn a_queue_lets_go_one_per_interval_whenever_they_come() {
             leaves.push(Duration::from_millis(at) + decision.delay());
         }
         assert!(leaves.windows(2).all(|pair| pair[1] - pair[0] >= SECOND / 2), "{rig:?}: {leaves:?}");
-        assert_eq!(leaves[7], Duration::from_secs(60), "{rig:?}: an empty queue keeps nobody");
+        assert_eq!(leaves[7], Duration::from_secs(60), "{rig:?}: nothing waits in an empty queue");
     }
 }

@@ -1,4 +1,5 @@
-//! Refunds of requests whose limits took their units in different places: each unit goes back where it came from.
+//! Refunds of requests whose limits took their units from different places: each unit is returned to where it came
+//! from.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use super::servers::RedisServer;
 /// A whole hour.
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000 - 1_700_000_000_000_000 % 3_600_000_000);
 
-/// Requests that make a key busy enough for a slice.
+/// Requests that make a key busy enough for a lease.
 const WARM_UP: usize = 50;
 
 /// A rule whose key is the path, which is always the same here.
@@ -30,7 +31,7 @@ fn window(name: &str, quota: u64) -> Limit {
     Limit::new(name, FixedWindow::new(quota, HOUR)).unwrap()
 }
 
-/// A gate whose time stands still, at the store too: slices live until the test moves the clock.
+/// A gate with a manual clock, also at the store: leases last until the test moves the clock.
 async fn gate(server: &RedisServer, clock: &ManualClock, rules: impl IntoIterator<Item = Rule>) -> Gate {
     let settings = RedisLimiter::builder(server.url())
         .store_timeout(Duration::from_secs(5))
@@ -40,7 +41,7 @@ async fn gate(server: &RedisServer, clock: &ManualClock, rules: impl IntoIterato
     Gate::on_redis(rules, settings).await.unwrap()
 }
 
-async fn ask(gate: &Gate) -> tollgate::Outcome {
+async fn check(gate: &Gate) -> tollgate::Outcome {
     let outcome = gate.decide(&Facts::new("GET", "/")).await;
     assert!(outcome.is_allowed(), "{outcome:?}");
     outcome
@@ -49,7 +50,7 @@ async fn ask(gate: &Gate) -> tollgate::Outcome {
 /// Makes the leased limit busy, and returns how many requests that took.
 async fn warm_up(gate: &Gate) -> u64 {
     for _ in 0..WARM_UP {
-        _ = ask(gate).await;
+        _ = check(gate).await;
     }
     assert!(leased_hits(gate) > 0, "the key is busy, and never leased");
     WARM_UP as u64
@@ -66,15 +67,15 @@ async fn left(limiter: &RedisLimiter, name: &str) -> u64 {
     decision.remaining()
 }
 
-/// `global` is leased and `user` is exact. Whichever of the two the decision is about, both get their units back.
-async fn both_get_their_units_back(global: u64, user: u64, foremost: Source) {
+/// `global` is leased and `user` is exact. Both are refunded, whichever of them the decision reports.
+async fn both_are_refunded(global: u64, user: u64, foremost: Source) {
     let server = RedisServer::start();
     let clock = ManualClock::at(START);
     let gate = gate(&server, &clock, [leased(window("global", global)), exact(window("user", user))]).await;
     let spent = warm_up(&gate).await;
     let before = leased_hits(&gate);
     for _ in 0..20 {
-        let outcome = ask(&gate).await;
+        let outcome = check(&gate).await;
         assert_eq!(outcome.decision().unwrap().source(), foremost);
         assert_eq!(outcome.refund().await, Settlement::Settled);
         assert_eq!(outcome.refund().await, Settlement::AlreadySettled);
@@ -86,36 +87,36 @@ async fn both_get_their_units_back(global: u64, user: u64, foremost: Source) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_exact_limit_gets_its_unit_back_where_a_leased_limit_speaks() {
-    both_get_their_units_back(1_000, 1_000_000, Source::Lease).await;
+async fn an_exact_limit_is_refunded_if_a_leased_limit_is_reported() {
+    both_are_refunded(1_000, 1_000_000, Source::Lease).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slice_gets_its_unit_back_where_an_exact_limit_speaks() {
-    both_get_their_units_back(1_000_000, 1_000, Source::Store).await;
+async fn a_lease_is_refunded_if_an_exact_limit_is_reported() {
+    both_are_refunded(1_000_000, 1_000, Source::Store).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_unit_of_a_slice_is_not_refunded_at_the_store() {
+async fn a_unit_of_a_lease_is_not_refunded_at_the_store() {
     let server = RedisServer::start();
     let clock = ManualClock::at(START);
     let bucket = Limit::new("global", TokenBucket::new(1_000, Rate::per_second(1_000))).unwrap();
     let rules = || [leased(bucket.clone()), exact(window("user", 200))];
     let gate = gate(&server, &clock, rules()).await;
     _ = warm_up(&gate).await;
-    // The store has refilled by now all that was charged, and the slice lives for 100 ms.
+    // The store has refilled all charged units by now, and the lease lasts for 100 ms.
     clock.advance(Duration::from_millis(90));
     let limiter = gate.redis().unwrap();
     let other = self::gate(&server, &clock, [exact(bucket.clone()).cost(Cost::constant(500))]).await;
-    _ = ask(&other).await;
+    _ = check(&other).await;
     let before = leased_hits(&gate);
-    let outcome = ask(&gate).await;
+    let outcome = check(&gate).await;
     assert_eq!((leased_hits(&gate) - before, outcome.decision().unwrap().source()), (1, Source::Store));
     let left_before = left(&limiter, "global").await;
     assert_eq!(outcome.refund().await, Settlement::Settled);
     assert_eq!(left(&limiter, "global").await, left_before, "the unit was charged and refilled long before");
-    // The same once the slice has expired.
-    let outcome = ask(&gate).await;
+    // The same once the lease has expired.
+    let outcome = check(&gate).await;
     clock.advance(Duration::from_millis(20));
     limiter.return_leases().await;
     let left_before = left(&limiter, "global").await;
@@ -124,13 +125,13 @@ async fn a_unit_of_a_slice_is_not_refunded_at_the_store() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_unit_of_an_expired_slice_goes_back_to_the_store() {
+async fn a_unit_of_an_expired_lease_goes_back_to_the_store() {
     let server = RedisServer::start();
     let clock = ManualClock::at(START);
     let gate = gate(&server, &clock, [leased(window("global", 1_000)), exact(window("user", 1_000))]).await;
     let spent = warm_up(&gate).await;
     let before = leased_hits(&gate);
-    let outcomes = [ask(&gate).await, ask(&gate).await];
+    let outcomes = [check(&gate).await, check(&gate).await];
     assert_eq!(leased_hits(&gate) - before, 2);
     clock.advance(Duration::from_secs(1));
     let limiter = gate.redis().unwrap();
@@ -143,7 +144,7 @@ async fn a_unit_of_an_expired_slice_goes_back_to_the_store() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slice_gets_its_units_back_while_the_store_fails() {
+async fn a_lease_is_refunded_while_the_store_fails() {
     let mut server = RedisServer::start();
     let clock = ManualClock::at(START);
     let gate = gate(&server, &clock, [leased(window("global", 1_000_000)), exact(window("user", 1_000))]).await;
@@ -151,12 +152,12 @@ async fn a_slice_gets_its_units_back_while_the_store_fails() {
     server.kill();
     let before = leased_hits(&gate);
     for _ in 0..200 {
-        let outcome = ask(&gate).await;
+        let outcome = check(&gate).await;
         assert_eq!(outcome.decision().unwrap().source(), Source::Local);
         assert_eq!(outcome.refund().await, Settlement::Settled);
     }
-    assert_eq!(leased_hits(&gate) - before, 200, "the slice is as large as before");
-    assert_eq!(ask(&gate).await.decision().unwrap().remaining(), 999, "and so is what this process counts by itself");
+    assert_eq!(leased_hits(&gate) - before, 200, "the lease is as large as before");
+    assert_eq!(check(&gate).await.decision().unwrap().remaining(), 999, "and so is the local count of this process");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -166,7 +167,7 @@ async fn a_leased_rule_with_a_ban_is_refunded() {
     let ban = Ban { after: 3, within: HOUR, for_: 2 * HOUR };
     let gate = gate(&server, &clock, [leased(window("login", 1_000)).ban(ban)]).await;
     for _ in 0..WARM_UP {
-        assert_eq!(ask(&gate).await.refund().await, Settlement::Settled);
+        assert_eq!(check(&gate).await.refund().await, Settlement::Settled);
     }
     let limiter = gate.redis().unwrap();
     limiter.return_leases().await;
@@ -180,7 +181,7 @@ async fn a_leased_rule_alone_is_refunded() {
     let gate = gate(&server, &clock, [leased(window("global", 1_000))]).await;
     let spent = warm_up(&gate).await;
     for _ in 0..20 {
-        let outcome = ask(&gate).await;
+        let outcome = check(&gate).await;
         assert_eq!(outcome.decision().unwrap().source(), Source::Lease);
         assert_eq!(outcome.refund().await, Settlement::Settled);
     }

@@ -1,4 +1,4 @@
-//! A denial is remembered and answered without asking, until the key is reset or the denial reaches its maximum age.
+//! The denial cache: denials are answered without a call, until the key is reset or the denial reaches its maximum age.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use crate::load::{RECOVERY, until};
 use crate::servers::RedisServer;
 use crate::variants::{Variant, variants};
 
-/// How soon a reset by another process is known here, on a busy machine.
+/// The time after which a reset by another process has arrived, on a busy machine.
 const PROMPTLY: Duration = Duration::from_secs(5);
 
-/// How soon a refund by another process is noticed: when a denial reaches its maximum age of a second, and Redis is asked
-/// again. The rest is for a busy machine.
+/// The time after which a refund by another process is noticed: a cached denial expires after a second. The rest is for
+/// a busy machine.
 const SOON: Duration = Duration::from_secs(5);
 
-/// Spends all there is of the key, until its denials are answered here.
+/// Exhausts a key, until its denials come from the cache.
 async fn exhaust(limiter: &RedisLimiter, key: &str) {
     let _ = until(limiter, key, RECOVERY, |decision| decision.source() == Source::DenialCache).await;
 }
@@ -29,7 +29,7 @@ fn caching() -> impl Iterator<Item = Variant> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flood_on_a_spent_key_does_not_reach_redis() {
+async fn a_flood_on_an_exhausted_key_does_not_reach_redis() {
     let server = RedisServer::start();
     for variant in caching() {
         let limiter = limiter(&server.url(), variant.limit()).await;
@@ -48,9 +48,9 @@ async fn a_flood_on_a_spent_key_does_not_reach_redis() {
         for task in join_all(flood).await {
             task.expect("no task panics");
         }
-        // A denial is asked for again after a second.
-        let (trips, seconds) = (limiter.stats().calls - before.calls, began.elapsed().as_secs());
-        assert!(trips <= 2 + 2 * seconds, "{}: {trips} trips in {seconds} s", variant.name);
+        // A cached denial expires after a second.
+        let (calls, seconds) = (limiter.stats().calls - before.calls, began.elapsed().as_secs());
+        assert!(calls <= 2 + 2 * seconds, "{}: {calls} calls in {seconds} s", variant.name);
         let by_store = limiter.stats().requests - before.requests;
         let cached = limiter.stats().cached_denials - before.cached_denials;
         assert!(cached + by_store >= 8 * 500 && by_store <= 2 + 2 * seconds, "{}: {cached}, {by_store}", variant.name);
@@ -59,7 +59,7 @@ async fn a_flood_on_a_spent_key_does_not_reach_redis() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flood_makes_few_trips_per_promised_wait() {
+async fn a_flood_makes_few_calls_per_retry_after() {
     let server = RedisServer::start();
     let limit = Limit::new("slow", TokenBucket::new(1, Rate::per_second(4))).unwrap();
     let limiter = limiter(&server.url(), limit).await;
@@ -69,14 +69,14 @@ async fn a_flood_makes_few_trips_per_promised_wait() {
         admitted += u64::from(limiter.check("key").await.is_allowed());
         tokio::task::yield_now().await;
     }
-    let (trips, waits) = (limiter.stats().calls - before, begin.elapsed().as_millis() as u64 / 250 + 1);
+    let (calls, waits) = (limiter.stats().calls - before, begin.elapsed().as_millis() as u64 / 250 + 1);
     assert!(admitted >= 1 && admitted <= waits, "{admitted} admitted in {waits} waits");
-    // One that is let in and one that is denied; a third where a wait is over here a little sooner than on Redis.
-    assert!(trips <= 3 * waits, "{trips} trips in {waits} waits");
+    // One allowed and one denied request; a third if the wait ends here a little earlier than on Redis.
+    assert!(calls <= 3 * waits, "{calls} calls in {waits} waits");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reset_by_another_is_seen_promptly() {
+async fn a_reset_by_another_process_is_noticed_at_once() {
     let server = RedisServer::start();
     for variant in caching() {
         let here = limiter(&server.url(), variant.limit()).await;
@@ -88,7 +88,7 @@ async fn a_reset_by_another_is_seen_promptly() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refund_by_another_is_seen_soon() {
+async fn a_refund_by_another_process_is_noticed_soon() {
     let server = RedisServer::start();
     for variant in caching().filter(Variant::gives_back) {
         let here = limiter(&server.url(), variant.limit()).await;
@@ -101,7 +101,7 @@ async fn a_refund_by_another_is_seen_soon() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reservation_that_another_settles_for_less_is_seen_soon() {
+async fn a_settlement_for_less_by_another_process_is_noticed_soon() {
     let server = RedisServer::start();
     for variant in caching().filter(Variant::gives_back) {
         let here = limiter(&server.url(), variant.limit()).await;
@@ -114,7 +114,7 @@ async fn a_reservation_that_another_settles_for_less_is_seen_soon() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reset_that_crosses_a_denial_on_its_way_is_not_lost() {
+async fn a_reset_during_a_denial_in_flight_is_not_lost() {
     let server = RedisServer::start();
     let limit = || Limit::new("one", FixedWindow::new(1, HOUR).from_first_request()).unwrap();
     let here = limiter(&server.url(), limit()).await;
@@ -123,14 +123,14 @@ async fn a_reset_that_crosses_a_denial_on_its_way_is_not_lost() {
     for round in 0..300 {
         let key = format!("round {round}");
         assert!(here.check(&key).await.is_allowed());
-        let (asking, resetting) = (here.clone(), there.clone());
-        let asked = key.clone();
-        let denials = tokio::spawn(async move { join_all((0..8).map(|_| asking.check(&asked))).await });
+        let (checking, resetting) = (here.clone(), there.clone());
+        let denied = key.clone();
+        let denials = tokio::spawn(async move { join_all((0..8).map(|_| checking.check(&denied))).await });
         let same = key.clone();
         let reset = tokio::spawn(async move { resetting.reset(&same).await });
         reset.await.expect("no panic").expect("reset");
         let denials = denials.await.expect("no panic");
-        // Asked after the reset, one of them took what it gave back.
+        // One of the requests after the reset took its unit.
         if !denials.iter().any(|decision| decision.is_allowed()) {
             let _ = until(&here, &key, PROMPTLY, |decision| decision.is_allowed()).await;
         }
@@ -138,20 +138,20 @@ async fn a_reset_that_crosses_a_denial_on_its_way_is_not_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_denied_cost_says_nothing_of_a_smaller_one() {
+async fn a_cached_denial_does_not_apply_to_a_smaller_cost() {
     let server = RedisServer::start();
     for variant in caching() {
         let limiter = limiter(&server.url(), variant.limit()).await;
         assert!(limiter.check_n("key", 2).await.is_allowed());
         let begin = Instant::now();
         while limiter.check_n("key", 4).await.source() != Source::DenialCache {
-            assert!(begin.elapsed() < RECOVERY, "{}: never remembered", variant.name);
+            assert!(begin.elapsed() < RECOVERY, "{}: never cached", variant.name);
             sleep(Duration::from_millis(5)).await;
         }
         let higher = limiter.check_n("key", 5).await;
         assert!(!higher.is_allowed(), "{}", variant.name);
         if variant.name != "log" {
-            // What a log waits for depends on each of its entries, so it is asked.
+            // The wait of a log depends on all of its entries, so the store decides.
             assert_eq!(higher.source(), Source::DenialCache, "{}", variant.name);
         }
         let smaller = limiter.check_n("key", 3).await;
@@ -160,12 +160,12 @@ async fn a_denied_cost_says_nothing_of_a_smaller_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_denials_count_each_is_asked() {
+async fn denials_that_count_are_not_cached() {
     let server = RedisServer::start();
     let all = variants(5, HOUR).into_iter().find(Variant::counts_denied).expect("there is one");
     let limiter = limiter(&server.url(), all.limit()).await;
     assert!(limiter.check_n("key", 5).await.is_allowed());
-    // The listener is up once another key's denial could be remembered.
+    // The subscription is up once the denial of another key is cached.
     for _ in 0..200 {
         let denied = limiter.check("key").await;
         assert_eq!((denied.is_allowed(), denied.source()), (false, Source::Store));
@@ -175,19 +175,19 @@ async fn where_denials_count_each_is_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_connection_makes_nothing_certain() {
+async fn a_lost_connection_clears_the_cache() {
     let mut server = RedisServer::start();
     let limit = || Limit::new("one", FixedWindow::new(1, HOUR).from_first_request()).unwrap();
     let limiter = limiter(&server.url(), limit()).await;
     exhaust(&limiter, "key").await;
-    // It forgets all, as a failover may.
+    // All data is lost, as may happen in a failover.
     server.restart();
     let back = until(&limiter, "key", RECOVERY, |decision| decision.is_allowed()).await;
     assert_eq!(back.source(), Source::Store);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_that_someone_deletes_are_seen_soon() {
+async fn deleted_keys_are_noticed_soon() {
     let server = RedisServer::start();
     for variant in caching() {
         let limiter = limiter(&server.url(), variant.limit()).await;
@@ -238,7 +238,7 @@ async fn resets_are_published_and_refunds_are_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn denials_are_remembered_after_a_reload_however_many_have_ended() {
+async fn denials_are_cached_after_a_reload_even_if_many_have_expired() {
     let server = RedisServer::start();
     let limit = |quota| Limit::new("one", FixedWindow::new(quota, HOUR).from_first_request()).unwrap();
     let builder = RedisLimiter::builder(server.url()).limit(limit(1)).store_timeout(super::PATIENCE);
@@ -246,7 +246,7 @@ async fn denials_are_remembered_after_a_reload_however_many_have_ended() {
     let mut limiter = builder.max_memory(1 << 20).connect().await.expect("the settings are valid");
     exhaust(&limiter, "key").await;
     for quota in 2..5 {
-        // More keys than there is room for, which do not come back. All of the quota is taken, so the next is denied.
+        // More keys than fit, none of which is used again. All of the quota is taken, so the next request is denied.
         for number in 0..2_000 {
             assert!(limiter.check_n(&format!("{quota} {number}"), quota - 1).await.is_allowed());
         }
@@ -273,8 +273,8 @@ async fn a_flood_of_changing_costs_does_not_reach_redis() {
                 assert_eq!((never.is_allowed(), never.retry_after()), (false, None), "{never:?}");
             }
         }
-        // Each cost once a second, and those that never fit.
-        let (asked, seconds) = (limiter.stats().requests - before, began.elapsed().as_secs());
-        assert!(asked <= 40 + 16 * seconds, "{asked} questions in {seconds} s");
+        // Each cost once a second, and those above the quota.
+        let (sent, seconds) = (limiter.stats().requests - before, began.elapsed().as_secs());
+        assert!(sent <= 40 + 16 * seconds, "{sent} requests in {seconds} s");
     }
 }

@@ -1,5 +1,4 @@
-//! A Redis whose memory is full decides nothing that it would have to write: it does not count as available until there is
-//! memory again.
+//! A Redis whose memory is full cannot write decisions: it does not count as available until there is memory again.
 
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ fn allow_memory(connection: &mut Connection, bytes: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_redis_leaves_decisions_to_the_policy_and_counts_unharmed() {
+async fn while_redis_is_full_the_policy_decides_and_counts_are_kept() {
     let server = RedisServer::with(&["--maxmemory-policy", "noeviction"]);
     let mut connection = server.connection();
     let _: () = redis::cmd("SET").arg("theirs").arg(vec![b'x'; 4 << 20]).query(&mut connection).expect("set");
@@ -39,7 +38,7 @@ async fn a_full_redis_leaves_decisions_to_the_policy_and_counts_unharmed() {
         );
         assert!(limiter.servers().iter().all(|server| !server.available), "{}", variant.name);
         assert_eq!(limiter.stats().breaker_opened, 1, "{}: one failure, however many decisions", variant.name);
-        assert_eq!(limiter.peek("old").await.expect("a look needs no memory").remaining(), 6, "{}", variant.name);
+        assert_eq!(limiter.peek("old").await.expect("a peek needs no memory").remaining(), 6, "{}", variant.name);
 
         allow_memory(&mut connection, 0);
         until_back(&limiter, "new").await;
@@ -73,7 +72,7 @@ async fn a_full_node_of_a_cluster_is_reported_and_the_others_decide() {
     until_available(&limiter).await;
 }
 
-/// Keys of limits expire, so that policies for such keys evict them as well.
+/// Keys of limits expire, so `volatile-*` policies evict them as well.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_evicts_keys_is_reported() {
     let variant = variants(10, HOUR)[0];

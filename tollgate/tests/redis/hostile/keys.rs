@@ -1,4 +1,4 @@
-//! Any bytes are a key, each its own, under a name that keeps to the specification; and nothing stays for ever.
+//! Any bytes can be a key. Keys are distinct, have names as in the specification, and expire.
 
 use std::collections::HashSet;
 
@@ -24,7 +24,7 @@ fn hostile_keys() -> Vec<Vec<u8>> {
     keys
 }
 
-/// Each key has one unit of its own, whichever was asked before.
+/// Checks that each key has its own unit, whichever was used before.
 async fn are_distinct(limiter: &RedisLimiter, keys: &[Vec<u8>]) {
     for round in 0..2 {
         for key in keys {
@@ -49,7 +49,7 @@ fn is_well_formed(name: &[u8], prefix: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_keys_are_buckets_of_their_own_on_one_server() {
+async fn hostile_keys_are_counted_separately_on_one_server() {
     let server = RedisServer::start();
     let limit = Limit::new("li}m{it|%", FixedWindow::new(1, HOUR).from_first_request()).unwrap();
     let keys = hostile_keys();
@@ -63,7 +63,7 @@ async fn hostile_keys_are_buckets_of_their_own_on_one_server() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_keys_are_buckets_of_their_own_on_a_cluster() {
+async fn hostile_keys_are_counted_separately_on_a_cluster() {
     let mut cluster = Cluster::start();
     let keys = hostile_keys();
     let limits = [
@@ -79,7 +79,7 @@ async fn hostile_keys_are_buckets_of_their_own_on_a_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_limit_cannot_be_named_into_the_keys_of_another() {
+async fn the_name_of_a_limit_cannot_reach_the_keys_of_another() {
     let server = RedisServer::start();
     let limit = |name| Limit::new(name, FixedWindow::new(1, HOUR).from_first_request()).unwrap();
     let (one, other) = (limiter(&server.url(), limit("a")).await, limiter(&server.url(), limit("a|b")).await);
@@ -90,7 +90,7 @@ async fn a_limit_cannot_be_named_into_the_keys_of_another() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_key_is_forgotten_once_it_matters_no_more() {
+async fn every_key_expires_once_it_no_longer_matters() {
     let server = RedisServer::start();
     let mut connection = server.connection();
     for variant in variants(12, MINUTE) {
@@ -114,19 +114,19 @@ async fn every_key_is_forgotten_once_it_matters_no_more() {
         ttls.push(ttl_of(&mut connection));
         for ((state, reset_after), ttl) in states.into_iter().zip(ttls) {
             let matters = match variant.name {
-                // Whole segments are kept: the last of them until it has left the window, and one in hand.
+                // Whole segments are kept: the last one until it has left the window, and one more.
                 "counter" => MINUTE + MINUTE / 3 * 2,
                 _ => reset_after,
             };
             let longest = (matters + SECOND * 2).as_millis() as i64;
-            // A bucket that got all back is at rest: gone, or in its last millisecond.
+            // A full bucket is idle: gone, or in its last millisecond.
             let at_rest = state == "given back" && matches!(ttl, -2 | 0);
             assert!(at_rest || (ttl > 0 && ttl <= longest), "{} {state}: {ttl} ms of {longest}", variant.name);
         }
     }
     for name in all_names(&mut connection) {
         let ttl: i64 = redis::cmd("PTTL").arg(&name).query(&mut connection).expect("Redis answers");
-        // It may have come to its end just now.
+        // It may have expired just now.
         assert_ne!(ttl, -1, "{:?} would stay for ever", String::from_utf8_lossy(&name));
     }
 }

@@ -1,4 +1,4 @@
-//! A key of ours that holds something else is left alone, and only those who ask for it are answered by the policy.
+//! A key with foreign data is not changed, and the failure policy decides only requests for that key.
 
 use futures_util::future::join_all;
 use redis::{Cmd, Connection};
@@ -28,7 +28,7 @@ fn put(connection: &mut Connection, name: &str, kind: &str) -> Vec<u8> {
     dump(connection, name)
 }
 
-/// The value, and whether it will be forgotten.
+/// Returns the value, and whether it expires.
 fn dump(connection: &mut Connection, name: &str) -> Vec<u8> {
     let mut dump: Vec<u8> = redis::cmd("DUMP").arg(name).query(connection).expect("it is there");
     let ttl: i64 = redis::cmd("PTTL").arg(name).query(connection).expect("Redis answers");
@@ -42,7 +42,7 @@ fn cases() -> impl Iterator<Item = (Variant, &'static str)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn taking_leaves_it_alone_and_neighbours_are_served() {
+async fn a_check_does_not_change_it_and_other_keys_are_decided() {
     let server = RedisServer::start();
     let mut connection = server.connection();
     for (variant, kind) in cases() {
@@ -61,21 +61,21 @@ async fn taking_leaves_it_alone_and_neighbours_are_served() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn looking_says_so() {
+async fn a_peek_reports_it() {
     let server = RedisServer::start();
     let mut connection = server.connection();
     for (variant, kind) in cases() {
         let limiter = limiter(&server.url(), variant.limit()).await;
         let name = variant.name_of(kind);
         let theirs = put(&mut connection, &name, kind);
-        let looked = limiter.peek(kind).await;
-        assert!(looked.as_ref().is_err_and(|error| error.is_foreign_data()), "{} {kind}: {looked:?}", variant.name);
+        let peeked = limiter.peek(kind).await;
+        assert!(peeked.as_ref().is_err_and(|error| error.is_foreign_data()), "{} {kind}: {peeked:?}", variant.name);
         assert_eq!(dump(&mut connection, &name), theirs, "{} {kind}", variant.name);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn resetting_leaves_it_alone_and_says_so() {
+async fn a_reset_does_not_change_it_and_reports_it() {
     let server = RedisServer::start();
     let mut connection = server.connection();
     for (variant, kind) in cases() {
@@ -91,7 +91,7 @@ async fn resetting_leaves_it_alone_and_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn giving_back_leaves_it_alone() {
+async fn a_refund_does_not_change_it() {
     let server = RedisServer::start();
     let mut connection = server.connection();
     for (variant, kind) in cases() {
@@ -106,7 +106,7 @@ async fn giving_back_leaves_it_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn several_limits_take_nothing_when_one_of_the_keys_is_foreign_data() {
+async fn several_limits_take_nothing_if_one_key_has_foreign_data() {
     let server = RedisServer::start();
     let mut connection = server.connection();
     for bad in variants(10, HOUR) {

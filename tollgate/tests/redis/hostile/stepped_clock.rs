@@ -1,4 +1,4 @@
-//! A server's clock that steps back mints nothing and locks nobody out.
+//! A server clock that steps back adds no quota and locks no client out.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use super::PATIENCE;
 use crate::servers::RedisServer;
 use crate::variants::variants;
 
-/// Off the start of any window.
+/// Not at the start of any window.
 const NOW: Timestamp = Timestamp::from_secs(1_700_000_017);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clock_that_steps_back_hours_mints_nothing_and_locks_nobody_out() {
+async fn a_clock_that_steps_back_hours_adds_no_quota_and_locks_no_client_out() {
     let server = RedisServer::start();
     for variant in variants(10, MINUTE) {
         for back in [SECOND, MINUTE, MINUTE * 2, HOUR * 5, HOUR * 24 * 365] {
@@ -25,13 +25,13 @@ async fn a_clock_that_steps_back_hours_mints_nothing_and_locks_nobody_out() {
             assert!(limiter.check_n(&key, 10).await.is_allowed(), "{what}");
             clock.set(NOW.saturating_sub(back));
             let denied = limiter.check(&key).await;
-            assert_eq!((denied.is_allowed(), denied.source()), (false, Source::Store), "{what}: nothing is minted");
-            // A window of the clock may be held for the rest of this one and the whole of the next.
+            assert_eq!((denied.is_allowed(), denied.source()), (false, Source::Store), "{what}: no quota is added");
+            // A clock-aligned window may stay exhausted for the rest of this window and the whole of the next.
             let wait = denied.retry_after().expect("a promise");
             assert!(wait <= MINUTE * 2, "{what}: locked out for {wait:?}");
             if !variant.counts_denied() {
                 clock.advance(wait - Duration::from_micros(1));
-                assert!(!limiter.check(&key).await.is_allowed(), "{what}: nothing is minted on the way");
+                assert!(!limiter.check(&key).await.is_allowed(), "{what}: no quota is added meanwhile");
                 clock.advance(Duration::from_micros(1));
                 assert!(limiter.check(&key).await.is_allowed(), "{what}: after {wait:?}");
             } else {

@@ -1,5 +1,5 @@
-//! Servers that answer, and with nothing of use: replicas, servers that load their data or cannot save it, servers that a
-//! script keeps busy. None of them counts as available.
+//! Servers that reply but cannot decide: replicas, servers that load their data or cannot save it, servers that are
+//! busy with a script. None of them counts as available.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ async fn limiter(server: &RedisServer) -> RedisLimiter {
     builder.on_store_failure(OnStoreFailure::Deny).connect().await.expect("the settings are good")
 }
 
-/// Uses the store until it is given up, and returns why.
-async fn why_given_up(limiter: &RedisLimiter) -> StoreError {
+/// Uses the store until it is unavailable, and returns the reason.
+async fn why_unavailable_now(limiter: &RedisLimiter) -> StoreError {
     until_gone(limiter, "ann").await;
-    let why = limiter.why_unavailable().expect("it is given up");
+    let why = limiter.why_unavailable().expect("the store is unavailable");
     assert!(why.is_unavailable(), "{why}");
     assert!(limiter.servers().iter().all(|server| !server.available));
     assert_eq!(limiter.stats().breaker_opened, 1, "{why}");
@@ -37,13 +37,13 @@ fn run(connection: &mut redis::Connection, words: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_is_of_no_use_until_it_is_a_master() {
+async fn a_replica_is_unavailable_until_it_is_a_master() {
     let (master, server) = (RedisServer::start(), RedisServer::start());
     let limiter = limiter(&server).await;
     assert_eq!(limiter.check("ann").await.source(), Source::Store);
     let mut connection = server.connection();
     run(&mut connection, &["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
-    let why = why_given_up(&limiter).await;
+    let why = why_unavailable_now(&limiter).await;
     assert!(why.detail().contains("READONLY") || why.detail().to_lowercase().contains("read only"), "{why}");
     assert!(why.fix().contains("URL of the master"), "{why}");
     run(&mut connection, &["REPLICAOF", "NO", "ONE"]);
@@ -51,7 +51,7 @@ async fn a_replica_is_of_no_use_until_it_is_a_master() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_redis_that_cannot_save_its_data_is_of_no_use_until_it_can() {
+async fn a_redis_that_cannot_save_its_data_is_unavailable_until_it_can() {
     let server = RedisServer::with(&["--enable-protected-configs", "yes", "--save", "3600 1"]);
     let limiter = limiter(&server).await;
     assert_eq!(limiter.check("ann").await.source(), Source::Store);
@@ -63,7 +63,7 @@ async fn a_redis_that_cannot_save_its_data_is_of_no_use_until_it_can() {
     run(&mut connection, &["CONFIG", "SET", "dir", &path_text]);
     std::fs::remove_dir(&path).expect("removed");
     run(&mut connection, &["BGSAVE"]);
-    let why = why_given_up(&limiter).await;
+    let why = why_unavailable_now(&limiter).await;
     assert!(why.detail().contains("MISCONF"), "{why}");
     assert!(why.fix().contains("check its disk"), "{why}");
     std::fs::create_dir(&path).expect("created");
@@ -73,7 +73,7 @@ async fn a_redis_that_cannot_save_its_data_is_of_no_use_until_it_can() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_redis_that_loads_its_data_is_of_no_use_until_it_has() {
+async fn a_redis_that_loads_its_data_is_unavailable_until_it_is_loaded() {
     let server = RedisServer::with(&[
         "--enable-debug-command",
         "yes",
@@ -90,14 +90,14 @@ async fn a_redis_that_loads_its_data_is_of_no_use_until_it_has() {
     // Loading takes seconds, and longer than a reply may take elsewhere on a busy machine.
     connection.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout can be set");
     let loading = std::thread::spawn(move || run(&mut connection, &["DEBUG", "RELOAD"]));
-    let why = why_given_up(&limiter).await;
+    let why = why_unavailable_now(&limiter).await;
     assert!(why.to_string().to_lowercase().contains("loading"), "{why}");
     loading.join().expect("it has loaded");
     is_used_again(&limiter).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_redis_that_a_script_keeps_busy_is_of_no_use_until_it_ends() {
+async fn a_redis_that_is_busy_with_a_script_is_unavailable_until_it_ends() {
     let server = RedisServer::with(&["--busy-reply-threshold", "50"]);
     let limiter = limiter(&server).await;
     assert_eq!(limiter.check("ann").await.source(), Source::Store);
@@ -105,8 +105,8 @@ async fn a_redis_that_a_script_keeps_busy_is_of_no_use_until_it_ends() {
     let busy = std::thread::spawn(move || {
         let _: redis::RedisResult<()> = redis::cmd("EVAL").arg("while true do end").arg(0).query(&mut connection);
     });
-    let why = why_given_up(&limiter).await;
-    // Until Redis notices that the script is slow, it does not answer at all.
+    let why = why_unavailable_now(&limiter).await;
+    // Until Redis notices that the script is slow, it does not reply at all.
     assert!(why.detail().contains("BUSY") || why.detail() == "no answer in time", "{why}");
     run(&mut server.connection(), &["SCRIPT", "KILL"]);
     busy.join().expect("it was ended");

@@ -1,4 +1,4 @@
-//! A leased limit beside others on one request: all or nothing, and its slot sees a few calls a second.
+//! A leased limit together with others on one request: all or nothing, and few calls for the leased key.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tollgate::{
 
 use crate::servers::{Cluster, RedisServer};
 
-/// More than any of these tests spends.
+/// More than any of these tests uses.
 const WIDE: u64 = 1_000_000;
 
 fn limit(name: &str, algorithm: impl Into<Algorithm>) -> Limit {
@@ -32,7 +32,7 @@ fn builder(url: String) -> RedisLimiterBuilder {
     RedisLimiter::builder(url).store_timeout(Duration::from_secs(20)).on_store_failure(OnStoreFailure::Deny)
 }
 
-/// A cluster in which nothing fails over, however busy the machine is.
+/// A cluster without failover, even on a busy machine.
 fn steady_cluster() -> Cluster {
     Cluster::with(&["--cluster-node-timeout", "60000"])
 }
@@ -43,7 +43,7 @@ fn owner(cluster: &mut Cluster, name: &str) -> usize {
     cluster.owner(slot).expect("all nodes agree")
 }
 
-/// Users whose keys are on other nodes than the key of the global limit, which is on the node that is returned.
+/// Returns the node of the global limit's key, and users whose keys are on other nodes.
 fn users_elsewhere(cluster: &mut Cluster, count: usize) -> (usize, Vec<String>) {
     let global = owner(cluster, "rate_limit:{global|all}");
     let mut users = Vec::new();
@@ -59,7 +59,7 @@ fn users_elsewhere(cluster: &mut Cluster, count: usize) -> (usize, Vec<String>) 
     (global, users)
 }
 
-/// Scripts that the server has run since its start.
+/// Returns the number of script calls since the start of the server.
 fn script_calls(server: &RedisServer) -> u64 {
     let info: InfoDict = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).expect("statistics");
     let calls = |field: &str| {
@@ -75,8 +75,8 @@ async fn left(node: &RedisLimiter, id: LimitId, key: &str) -> u64 {
     decision.remaining()
 }
 
-/// Asks for every user the given number of times, on all nodes by turns. Returns how many were admitted, by user.
-async fn ask_for_all(nodes: &[RedisLimiter], users: &[String], times: usize) -> Vec<u64> {
+/// Sends the given number of requests for every user, to all nodes in turn. Returns how many were allowed, by user.
+async fn check_all(nodes: &[RedisLimiter], users: &[String], times: usize) -> Vec<u64> {
     let ids = ["global", "per-user"].map(|name| nodes[0].id(name).expect("a limit"));
     let tasks = users.iter().map(|user| {
         let (nodes, user) = (nodes.to_vec(), user.clone());
@@ -104,10 +104,10 @@ async fn a_leased_global_limit_costs_its_slot_a_few_calls_and_users_stay_exact()
     let nodes = [build().await.expect("connects"), build().await.expect("connects")];
     let (global, users) = users_elsewhere(&mut cluster, 20);
     let (calls_before, began) = (script_calls(cluster.node(global)), Instant::now());
-    let admitted = ask_for_all(&nodes, &users, 100).await;
+    let admitted = check_all(&nodes, &users, 100).await;
     let (calls, seconds) = (script_calls(cluster.node(global)) - calls_before, began.elapsed().as_secs());
     assert!(admitted.iter().all(|admitted| *admitted == 60), "{admitted:?}");
-    // A slice lives for 200 ms, and its rest is given back. The first requests find the key quiet.
+    // A lease lasts for 200 ms, and its rest is given back. The first requests find an idle key.
     assert!(calls < 100 + seconds * 40, "{calls} calls in {seconds} s for 2000 requests");
     for node in &nodes {
         node.return_leases().await;
@@ -117,7 +117,7 @@ async fn a_leased_global_limit_costs_its_slot_a_few_calls_and_users_stay_exact()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_spent_global_limit_takes_nothing_from_users() {
+async fn an_exhausted_global_limit_takes_nothing_from_users() {
     let cluster = steady_cluster();
     let build = || {
         let limits = builder(cluster.url()).limit(leased("global", window(300)));
@@ -125,7 +125,7 @@ async fn a_spent_global_limit_takes_nothing_from_users() {
     };
     let nodes = [build().await.expect("connects"), build().await.expect("connects")];
     let users: Vec<String> = (0..20).map(|number| format!("user {number}")).collect();
-    let admitted = ask_for_all(&nodes, &users, 40).await;
+    let admitted = check_all(&nodes, &users, 40).await;
     let in_all: u64 = admitted.iter().sum();
     assert!(in_all <= 300, "{in_all} admitted");
     assert!(in_all > 150, "{in_all} admitted");
@@ -135,7 +135,7 @@ async fn a_spent_global_limit_takes_nothing_from_users() {
     }
 }
 
-/// Keeps asking until a decision comes out of a slice, and returns how many were admitted.
+/// Sends requests until one is decided from a lease, and returns how many were allowed.
 async fn until_leased(node: &RedisLimiter, hits: &[Hit<'_>]) -> u64 {
     for admitted in 0..10_000 {
         let before = node.stats().leased;
@@ -148,7 +148,7 @@ async fn until_leased(node: &RedisLimiter, hits: &[Hit<'_>]) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_is_given_up_or_answered_by_policy_leaves_the_slice_whole() {
+async fn a_request_that_times_out_or_is_decided_by_policy_returns_its_units_to_the_lease() {
     let mut cluster = steady_cluster();
     let build = |policy| {
         let limits = builder(cluster.url()).on_store_failure(policy).limit(leased("global", window(WIDE)));
@@ -193,13 +193,13 @@ async fn a_request_that_is_given_up_or_answered_by_policy_leaves_the_slice_whole
     allowing.return_leases().await;
     for (id, key) in [(global, "all"), (tenant, &tenant_key)] {
         let left = left(&denying, id, key).await;
-        // The server of these limits is healthy: they count what the policy of the other limit admits.
+        // The server of these limits is healthy: they count the requests that the policy of the other limit allows.
         assert_eq!(left, WIDE - admitted);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn several_leased_limits_with_costs_and_variants_count_what_is_admitted() {
+async fn several_leased_limits_with_costs_and_variants_count_admitted_units() {
     let server = RedisServer::start();
     let build = || {
         let limits = builder(server.url())
@@ -216,7 +216,7 @@ async fn several_leased_limits_with_costs_and_variants_count_what_is_admitted() 
         let node = nodes[number % 2].clone();
         tokio::spawn(async move {
             let (user, mut units) = (format!("user {number}"), 0);
-            // Half of them by the plan itself, half by its variant. They share the keys.
+            // Half of them by the limit itself, half by its variant. They share the keys.
             let plan = if number < 20 { plan } else { variant };
             for turn in 0..60 {
                 let cost = 1 + turn % 3;
@@ -235,7 +235,7 @@ async fn several_leased_limits_with_costs_and_variants_count_what_is_admitted() 
     for node in &nodes {
         node.return_leases().await;
     }
-    // A leased bucket keeps back what refills while a slice lives: here a part of a unit.
+    // A leased bucket holds back the refill during a lease: here a fraction of a unit.
     assert_eq!(left(&nodes[0], global, "all").await, 10_000 - 1 - in_all);
     assert_eq!(left(&nodes[0], variant, "gold").await, 2_000 - in_all);
     for (number, units) in units.iter().enumerate() {

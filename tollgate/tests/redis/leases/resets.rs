@@ -1,4 +1,4 @@
-//! Slices end with the charge that paid for them: after a reset or a lost connection, nothing of them is given back.
+//! Leases end with the charge on Redis that they came from: after a reset or a lost connection, nothing is given back.
 
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use crate::load::{RECOVERY, until};
 use crate::servers::RedisServer;
 
 const QUOTA: u64 = 1_000;
-/// More than a slice may have, so that the store decides.
+/// More than a lease may have, so that the store decides.
 const LARGE: u64 = QUOTA / 2;
 
 fn window() -> FixedWindow {
     FixedWindow::new(QUOTA, DAY)
 }
 
-/// Spends a little of the key, until this process holds a slice that is larger than that.
-async fn hold_a_slice(node: &RedisLimiter, key: &str) {
+/// Uses the key until this process holds a lease that is larger than the units it used.
+async fn hold_a_lease(node: &RedisLimiter, key: &str) {
     let _ = until(node, key, RECOVERY, |decision| decision.source() == Source::Lease).await;
     for _ in 0..40 {
         let _ = node.check(key).await;
@@ -40,17 +40,17 @@ fn subscribers(server: &RedisServer) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reset_by_another_process_drops_slices_without_giving_them_back() {
+async fn a_reset_by_another_process_drops_leases_without_giving_them_back() {
     let server = RedisServer::start();
     let (here, there) = (node(&server, window()).await, node(&server, window()).await);
     for round in 0..10 {
         let (key, marker) = (format!("key {round}"), format!("marker {round}"));
         assert!(here.check_n(&marker, QUOTA).await.is_allowed());
         while here.check_n(&marker, QUOTA).await.source() != Source::DenialCache {}
-        hold_a_slice(&here, &key).await;
+        hold_a_lease(&here, &key).await;
         there.reset(&key).await.expect("reset");
         assert!(there.check_n(&key, LARGE).await.is_allowed());
-        // Messages arrive in order: once this reset is seen here, so is the other.
+        // Messages arrive in order: once this reset has arrived, so has the other.
         there.reset(&marker).await.expect("reset");
         while !here.check_n(&marker, QUOTA).await.is_allowed() {}
         here.return_leases().await;
@@ -59,19 +59,19 @@ async fn a_reset_by_another_process_drops_slices_without_giving_them_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slices_from_before_a_lost_subscription_are_not_given_back() {
+async fn leases_from_before_a_lost_subscription_are_not_given_back() {
     let server = RedisServer::start();
     let (here, there) = (node(&server, window()).await, node(&server, window()).await);
     for round in 0..5 {
         let key = format!("key {round}");
-        hold_a_slice(&here, &key).await;
+        hold_a_lease(&here, &key).await;
         let _: u64 = redis::cmd("CLIENT")
             .arg("KILL")
             .arg("TYPE")
             .arg("pubsub")
             .query(&mut server.connection())
             .expect("connections are closed");
-        // This process hears nothing of it.
+        // This process does not receive the message.
         there.reset(&key).await.expect("reset");
         assert!(there.check_n(&key, LARGE).await.is_allowed());
         let began = Instant::now();
@@ -79,19 +79,19 @@ async fn slices_from_before_a_lost_subscription_are_not_given_back() {
             assert!(began.elapsed() < RECOVERY, "both subscribe again");
         }
         here.return_leases().await;
-        // A slice that was being asked for when the connection was lost stays charged.
+        // A lease that was requested while the connection was lost stays charged.
         let left = left(&there, &key).await;
         assert!(left <= QUOTA - LARGE, "round {round}: {left} left");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slices_of_a_lost_connection_are_not_given_back() {
+async fn leases_of_a_lost_connection_are_not_given_back() {
     let server = RedisServer::start();
     let (here, there) = (node(&server, window()).await, node(&server, window()).await);
     for round in 0..5 {
         let key = format!("key {round}");
-        hold_a_slice(&here, &key).await;
+        hold_a_lease(&here, &key).await;
         let mut connection = server.connection();
         let _: u64 = redis::cmd("CLIENT")
             .arg("KILL")
@@ -104,7 +104,7 @@ async fn slices_of_a_lost_connection_are_not_given_back() {
         while !there.is_store_available() || left_or_none(&there, &key).await.is_none() {}
         assert!(there.check_n(&key, LARGE).await.is_allowed());
         here.return_leases().await;
-        // A slice that was being asked for when the connection was lost stays charged.
+        // A lease that was requested while the connection was lost stays charged.
         let left = left(&there, &key).await;
         assert!(left <= QUOTA - LARGE, "round {round}: {left} left");
     }
@@ -115,7 +115,7 @@ async fn left_or_none(node: &RedisLimiter, key: &str) -> Option<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn costs_that_no_slice_can_serve_are_no_demand_for_slices() {
+async fn costs_too_large_for_a_lease_cause_no_leases() {
     let server = RedisServer::start();
     let node = node(&server, window()).await;
     for round in 0..10 {
@@ -129,16 +129,16 @@ async fn costs_that_no_slice_can_serve_are_no_demand_for_slices() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_spent_window_is_asked_for_again_after_the_pause_of_its_lease() {
+async fn an_exhausted_window_is_called_again_after_the_pause_of_its_lease() {
     let server = RedisServer::start();
     let node = node(&server, window()).await;
     while node.check("key").await.is_allowed() {}
     let (before, began) = (node.stats().requests, Instant::now());
-    let asked = || node.stats().requests - before;
-    while asked() < 8 && began.elapsed() < Duration::from_secs(6) {
+    let sent = || node.stats().requests - before;
+    while sent() < 8 && began.elapsed() < Duration::from_secs(6) {
         let _ = node.check("key").await;
         tokio::task::yield_now().await;
     }
-    // A pause is 160 ms at most. A remembered denial would be asked for once a second.
-    assert!(asked() >= 8, "asked {} times", asked());
+    // A pause is at most 160 ms. With a cached denial there would be one request per second.
+    assert!(sent() >= 8, "sent {} requests", sent());
 }

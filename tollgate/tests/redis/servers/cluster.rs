@@ -17,7 +17,8 @@ const SLOTS: usize = 16_384;
 
 const START_LIMIT: Duration = Duration::from_secs(20);
 
-/// A node forgets another that does not shake hands within a second, and a busy machine takes longer.
+/// The time for handshakes. A node drops another that does not complete its handshake within a second, which takes
+/// longer on a busy machine.
 const MEETINGS: u32 = 5;
 
 /// The timeout below, then an election of one to two seconds, held again where it fails.
@@ -28,15 +29,15 @@ const NODE_ARGS: [&str; 6] = [
     "yes",
     "--cluster-node-timeout",
     "1000",
-    // However long its master has been silent, a replica may take over.
+    // A replica may take over however long its master has been silent.
     "--cluster-replica-validity-factor",
     "0",
 ];
 
-/// Nodes are known by their index here: 0 to 2 begin as masters, 3 to 5 as the replicas of 0 to 2.
+/// A cluster. Nodes are identified by index: 0 to 2 start as masters, 3 to 5 as the replicas of 0 to 2.
 pub(crate) struct Cluster {
     nodes: Vec<RedisServer>,
-    /// By which clients come, if the nodes announce links: one for each node.
+    /// The links that clients use, one for each node, if the nodes announce links.
     links: Vec<Link>,
     ids: Vec<String>,
 }
@@ -53,7 +54,7 @@ impl Cluster {
         Self::of((0..NODES).map(|_| RedisServer::with(&args)).collect(), Vec::new())
     }
 
-    /// Clients come to each node by a link of its own, and nodes talk to each other beside it.
+    /// Clients reach each node through its own link. Nodes talk to each other directly.
     pub(crate) fn behind_links(args: &[&str]) -> Self {
         let links: Vec<Link> = (0..NODES).map(|_| Link::to_nobody_yet()).collect();
         let start = |link: &Link| {
@@ -69,13 +70,13 @@ impl Cluster {
     }
 
     fn of(nodes: Vec<RedisServer>, links: Vec<Link>) -> Self {
-        let ids = nodes.iter().map(|node| node.ask(redis::cmd("CLUSTER").arg("MYID"))).collect();
+        let ids = nodes.iter().map(|node| node.query(redis::cmd("CLUSTER").arg("MYID"))).collect();
         let cluster = Self { nodes, links, ids };
         cluster.share_out_slots();
         cluster.introduce();
         for replica in MASTERS..NODES {
             let master = &cluster.ids[replica - MASTERS];
-            let () = cluster.nodes[replica].ask(redis::cmd("CLUSTER").arg("REPLICATE").arg(master));
+            let () = cluster.nodes[replica].query(redis::cmd("CLUSTER").arg("REPLICATE").arg(master));
         }
         wait_until("the cluster is whole", START_LIMIT, || {
             cluster.nodes.iter().all(|node| is_ok(node) && View::of(node).replicas() == NODES - MASTERS)
@@ -87,21 +88,21 @@ impl Cluster {
     fn share_out_slots(&self) {
         for (index, node) in self.nodes.iter().enumerate() {
             // Nodes that meet with equal epochs would settle that first, one after the other.
-            let () = node.ask(redis::cmd("CLUSTER").arg("SET-CONFIG-EPOCH").arg(index + 1));
+            let () = node.query(redis::cmd("CLUSTER").arg("SET-CONFIG-EPOCH").arg(index + 1));
             if index < MASTERS {
                 let (first, end) = (index * SLOTS / MASTERS, (index + 1) * SLOTS / MASTERS);
-                let () = node.ask(redis::cmd("CLUSTER").arg("ADDSLOTSRANGE").arg(first).arg(end - 1));
+                let () = node.query(redis::cmd("CLUSTER").arg("ADDSLOTSRANGE").arg(first).arg(end - 1));
             }
         }
     }
 
-    /// Each to each, which is quicker than to let the news get about.
+    /// Introduces each node to each other, which is faster than gossip.
     fn introduce(&self) {
         let have_met = || self.nodes.iter().all(|node| View::of(node).has_met_all(&self.ids));
         for _ in 0..MEETINGS {
             for (index, node) in self.nodes.iter().enumerate() {
                 for other in &self.nodes[index + 1..] {
-                    let () = node.ask(redis::cmd("CLUSTER").arg("MEET").arg("127.0.0.1").arg(other.port()));
+                    let () = node.query(redis::cmd("CLUSTER").arg("MEET").arg("127.0.0.1").arg(other.port()));
                 }
             }
             if poll(START_LIMIT / MEETINGS, || have_met().then_some(())).is_some() {
@@ -120,7 +121,7 @@ impl Cluster {
         format!("redis+cluster://{}", addresses.join(","))
     }
 
-    /// The way of clients to a node.
+    /// The link of a node for clients.
     pub(crate) fn link(&self, index: usize) -> &Link {
         &self.links[index]
     }
@@ -134,7 +135,7 @@ impl Cluster {
         (0..NODES).filter(|&index| self.nodes[index].is_running() && self.nodes[index].is_master()).collect()
     }
 
-    /// The master that holds a slot, in the eyes of every node that runs; `None` while they disagree.
+    /// The master of a slot according to every running node; `None` while they disagree.
     pub(crate) fn owner(&self, slot: u16) -> Option<usize> {
         let mut seen = self.running().map(|node| View::of(node).owner(slot).map(String::from));
         let owner = seen.next()??;
@@ -147,7 +148,7 @@ impl Cluster {
         self.begin_move(slot, to).finish();
     }
 
-    /// Halts a move where clients are sent from one master to the other with `ASK`.
+    /// Starts a move and stops where clients are redirected with `ASK`.
     pub(crate) fn begin_move(&self, slot: u16, to: usize) -> SlotMove<'_> {
         SlotMove::begin(self, slot, to)
     }
@@ -181,7 +182,7 @@ impl Cluster {
 }
 
 fn is_ok(node: &RedisServer) -> bool {
-    let info: redis::InfoDict = node.ask(redis::cmd("CLUSTER").arg("INFO"));
+    let info: redis::InfoDict = node.query(redis::cmd("CLUSTER").arg("INFO"));
     info.get::<String>("cluster_state").as_deref() == Some("ok")
 }
 

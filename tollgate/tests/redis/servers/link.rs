@@ -1,4 +1,4 @@
-//! The network between a client and a server: a port that passes bytes on, and that can be slow, lose a reply, or lose
+//! The network between a client and a server: a port that forwards bytes, and that can be slow, lose a reply, or lose
 //! everything.
 
 use std::io;
@@ -18,20 +18,19 @@ use super::RedisServer;
 use super::port::Port;
 use super::wait::wait_until;
 
-/// Connections that the kernel accepts for a listener that does not. Once there are more, it drops the packets of
-/// those who try.
+/// The backlog of the listener. Once it is full, the kernel drops the packets of new connections.
 const BACKLOG: u32 = 16;
 
-/// A connection on the same machine that takes longer is one whose packets are dropped.
+/// If a connection on the same machine takes longer, its packets are dropped.
 const CONNECT_LIMIT: Duration = Duration::from_millis(100);
 
 const APPLY_LIMIT: Duration = Duration::from_secs(10);
 
-/// What becomes of packets, in both directions.
+/// The handling of packets, in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Traffic {
     Passes,
-    /// A trip there and back takes this long.
+    /// A round trip takes this long.
     Slow(Duration),
     /// Packets are dropped. When traffic passes again, they are sent again, as TCP does.
     Partitioned,
@@ -48,9 +47,9 @@ impl Traffic {
 pub(crate) struct Link {
     port: Port,
     server: Arc<AtomicU16>,
-    /// What packets meet. When dropped, the thread ends.
+    /// The current state. When dropped, the thread ends.
     traffic: watch::Sender<Traffic>,
-    /// What the listener has been made ready for.
+    /// The state that the listener has applied.
     applied: watch::Receiver<Option<Traffic>>,
     cuts: Arc<AtomicBool>,
 }
@@ -62,7 +61,7 @@ impl Link {
         link
     }
 
-    /// For a server that has to know the port by which clients come.
+    /// For a server that needs to know the port of the link before it starts.
     pub(crate) fn to_nobody_yet() -> Self {
         let (port, server) = (Port::claim(), Arc::new(AtomicU16::new(0)));
         let (traffic, seen) = watch::channel(Traffic::Passes);
@@ -92,13 +91,13 @@ impl Link {
         format!("redis://127.0.0.1:{}", self.port())
     }
 
-    /// Returns once it is so, for new connections too.
+    /// Returns once it is applied, also to new connections.
     pub(crate) fn set(&self, traffic: Traffic) {
         let _ = self.traffic.send(traffic);
         wait_until("the link has changed", APPLY_LIMIT, || *self.applied.borrow() == Some(traffic));
     }
 
-    /// Loses the next reply, and the connection with it. The server has done what it was asked to.
+    /// Loses the next reply and the connection. The server has executed the command.
     pub(crate) fn cut_next_reply(&self) {
         self.cuts.store(true, Ordering::SeqCst);
     }
@@ -164,7 +163,7 @@ async fn after_power_off(mut traffic: watch::Receiver<Traffic>) {
     while *traffic.borrow_and_update() == Traffic::PoweredOff && traffic.changed().await.is_ok() {}
 }
 
-/// Passes bytes on until one side closes, which is an error here.
+/// Forwards bytes until one side closes, which is an error here.
 async fn forward(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
@@ -189,8 +188,8 @@ async fn forward(
                 traffic.changed().await.map_err(io::Error::other)?;
             }
             let state = *traffic.borrow();
-            if let Traffic::Slow(trip) = state {
-                sleep_until(read_at + trip / 2).await;
+            if let Traffic::Slow(round_trip) = state {
+                sleep_until(read_at + round_trip / 2).await;
             }
             to.write_all(&bytes).await?;
         }

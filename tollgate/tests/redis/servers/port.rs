@@ -1,4 +1,4 @@
-//! Ports that stay a server's own while it is down.
+//! Ports that stay reserved for a server while it is down.
 //!
 //! The kernel's own choice (bind port 0) comes from the range of outgoing connections. There, a client that knocks at
 //! a killed server's port can be given that very port for its own end: it then talks to itself, and the server cannot
@@ -16,14 +16,14 @@ const CLUSTER_BUS_OFFSET: u16 = 10_000;
 
 pub(super) struct Port {
     number: u16,
-    /// Nobody sends to the UDP port of this number. To hold it is to hold the claim, among all processes that run
-    /// this suite; it lapses with the process.
+    /// The UDP port of the same number, which is otherwise unused. Binding it reserves the number among all processes
+    /// that run this suite, and ends with the process.
     _claim: UdpSocket,
 }
 
 impl Port {
     pub(super) fn claim() -> Self {
-        // Onwards from a place of this process: what one test left connected shall not meet another test's server.
+        // Each process starts elsewhere, so that connections left by one test do not reach the server of another.
         static NEXT: AtomicU16 = AtomicU16::new(0);
         let start = process::id().wrapping_mul(101);
         for _ in 0..COUNT {

@@ -15,14 +15,14 @@ const START_LIMIT: Duration = Duration::from_secs(20);
 /// A vote that is split is taken again after twice the failover timeout.
 const FAILOVER_LIMIT: Duration = Duration::from_secs(20);
 
-/// How often a sentinel looks around, in milliseconds. Its own periods, of 1 to 10 s, would be most of the test time.
+/// How often a sentinel polls, in milliseconds. Its default periods of 1 to 10 s would take most of the test time.
 const SENTINEL_PERIODS: [(&str, u32); 3] = [("publish-period", 200), ("info-period", 200), ("ask-period", 200)];
 
 pub(crate) struct Sentinels {
     master: RedisServer,
     replica: RedisServer,
     sentinels: Vec<RedisServer>,
-    /// By which sentinels and clients come to the first master.
+    /// The link of sentinels and clients to the first master.
     link: Link,
 }
 
@@ -32,9 +32,9 @@ impl Sentinels {
         let master = RedisServer::start();
         let replica = RedisServer::start();
         let link = Link::to(&master);
-        let () = replica.ask(redis::cmd("REPLICAOF").arg("127.0.0.1").arg(link.port()));
+        let () = replica.query(redis::cmd("REPLICAOF").arg("127.0.0.1").arg(link.port()));
         // As after any failover: a replica that restarts is a replica.
-        let () = replica.ask(redis::cmd("CONFIG").arg("REWRITE"));
+        let () = replica.query(redis::cmd("CONFIG").arg("REWRITE"));
         wait_until("the replica has its first copy", START_LIMIT, || is_in_step(&replica));
 
         let sentinels = (0..SENTINELS).map(|_| start_sentinel(link.port())).collect();
@@ -64,16 +64,16 @@ impl Sentinels {
         &mut self.sentinels[index]
     }
 
-    /// Lets a sentinel name another server than the others do, as one does that a partition cut off from them.
+    /// Makes a sentinel report another master than the others, as after a partition.
     pub(crate) fn mislead(&self, index: usize, port: u16) {
         let sentinel = &self.sentinels[index];
-        let () = sentinel.ask(redis::cmd("SENTINEL").arg("REMOVE").arg(MASTER_NAME));
+        let () = sentinel.query(redis::cmd("SENTINEL").arg("REMOVE").arg(MASTER_NAME));
         let mut monitor = redis::cmd("SENTINEL");
-        let () = sentinel.ask(monitor.arg("MONITOR").arg(MASTER_NAME).arg("127.0.0.1").arg(port).arg(QUORUM));
+        let () = sentinel.query(monitor.arg("MONITOR").arg(MASTER_NAME).arg("127.0.0.1").arg(port).arg(QUORUM));
     }
 
     /// After the master was killed or stopped: returns when every sentinel that runs names the replica as master and
-    /// the replica agrees. From then on the two have changed names here too. The answer is the new master's port.
+    /// the replica agrees. From then on the two are swapped here too. Returns the new master's port.
     pub(crate) fn wait_for_failover(&mut self) -> u16 {
         let port = self.replica.port();
         wait_until("the sentinels agree on a new master", FAILOVER_LIMIT, || {
@@ -95,7 +95,7 @@ fn start_sentinel(master_port: u16) -> RedisServer {
     recipe.files = vec![(CONF_FILE, conf)];
     let sentinel = RedisServer::launch(recipe);
     for (name, period_ms) in SENTINEL_PERIODS {
-        let () = sentinel.ask(redis::cmd("SENTINEL").arg("DEBUG").arg(name).arg(period_ms));
+        let () = sentinel.query(redis::cmd("SENTINEL").arg("DEBUG").arg(name).arg(period_ms));
     }
     sentinel
 }
@@ -106,7 +106,7 @@ fn is_in_step(replica: &RedisServer) -> bool {
 
 fn knows_all(sentinel: &RedisServer) -> bool {
     let flags_of = |whom: &str| -> Vec<String> {
-        let seen: Vec<HashMap<String, String>> = sentinel.ask(redis::cmd("SENTINEL").arg(whom).arg(MASTER_NAME));
+        let seen: Vec<HashMap<String, String>> = sentinel.query(redis::cmd("SENTINEL").arg(whom).arg(MASTER_NAME));
         seen.into_iter().filter_map(|mut one| one.remove("flags")).collect()
     };
     // One in any trouble has a second flag.
@@ -114,6 +114,7 @@ fn knows_all(sentinel: &RedisServer) -> bool {
 }
 
 fn master_port(sentinel: &RedisServer) -> u16 {
-    let (_, port): (String, u16) = sentinel.ask(redis::cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(MASTER_NAME));
+    let (_, port): (String, u16) =
+        sentinel.query(redis::cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(MASTER_NAME));
     port
 }

@@ -1,4 +1,5 @@
-//! An address that leads to one server or another, or to none: a failover by DNS or a virtual address, or a partition.
+//! An address that leads to one of several servers, or to none: a failover by DNS or a virtual IP address, or a
+//! partition.
 
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};

@@ -1,12 +1,12 @@
-//! Waiting for another process: the one place here that reads a clock and sleeps.
+//! Waits for other processes: the only place here that reads a clock and sleeps.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Short beside a start (20 ms), long beside an attempt (0.1 ms).
+/// Short compared with a start (20 ms), long compared with an attempt (0.1 ms).
 const POLL_PERIOD: Duration = Duration::from_millis(5);
 
-/// The first answer of `attempt` that is `Some`, or `None` when there was none within the limit.
+/// Returns the first `Some` of `attempt`, or `None` if there was no such result within the limit.
 #[expect(clippy::disallowed_methods, reason = "what another process does takes real time")]
 pub(super) fn poll<T>(limit: Duration, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
     let begin = Instant::now();
@@ -21,10 +21,10 @@ pub(super) fn poll<T>(limit: Duration, mut attempt: impl FnMut() -> Option<T>) -
     }
 }
 
-/// Panics with `what` when it does not come true within the limit.
+/// Waits for a condition, and panics with `what` if it does not hold within the limit.
 #[track_caller]
-pub(super) fn wait_until(what: &str, limit: Duration, mut is_so: impl FnMut() -> bool) {
-    if poll(limit, || is_so().then_some(())).is_none() {
+pub(super) fn wait_until(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
+    if poll(limit, || holds().then_some(())).is_none() {
         panic!("not within {limit:?}: {what}");
     }
 }

@@ -1,4 +1,4 @@
-//! A store that hangs or is gone: its own limits answer by their failure policy, the others count, and it comes back.
+//! A store that hangs or crashes: its own limits follow their failure policy, the others count, and it recovers.
 
 use tollgate::OnStoreFailure;
 
@@ -36,9 +36,9 @@ async fn limiter(default: &RedisServer, sessions: &RedisServer, policy: OnStoreF
     limiter.limit(failing).connect().await.expect("connects")
 }
 
-/// Waits until the store `sessions` is given up.
-async fn until_given_up(limiter: &RedisLimiter) {
-    until("the store is given up", async || {
+/// Waits until the store `sessions` is unavailable.
+async fn until_unavailable(limiter: &RedisLimiter) {
+    until("the store is unavailable", async || {
         let _ = limiter.decide(&[Hit::new(id(limiter, "failing"), "probe")]).await;
         !limiter.is_store_available()
     })
@@ -46,13 +46,13 @@ async fn until_given_up(limiter: &RedisLimiter) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_fails_concerns_its_own_limits_alone_and_comes_back() {
+async fn a_store_that_fails_affects_only_its_own_limits_and_recovers() {
     for failure in FAILURES {
         let (default, mut sessions) = (RedisServer::start(), RedisServer::start());
         let limiter = limiter(&default, &sessions, OnStoreFailure::Deny).await;
         assert!(limiter.check("ann").await.is_allowed());
         failure.begin(&mut sessions);
-        until_given_up(&limiter).await;
+        until_unavailable(&limiter).await;
         for _ in 0..20 {
             let healthy = limiter.decide(&[Hit::new(id(&limiter, "healthy"), "bob")]).await;
             assert!(healthy.is_allowed() && healthy.source() == Source::Store, "{failure:?}: {healthy:?}");
@@ -77,7 +77,7 @@ async fn a_store_that_fails_concerns_its_own_limits_alone_and_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_default_store_that_fails_leaves_named_stores_alone() {
+async fn a_failing_default_store_does_not_affect_named_stores() {
     for failure in FAILURES {
         let (mut default, sessions) = (RedisServer::start(), RedisServer::start());
         let limiter = builder(default.url(), sessions.url())
@@ -88,7 +88,7 @@ async fn the_default_store_that_fails_leaves_named_stores_alone() {
             .await
             .expect("connects");
         failure.begin(&mut default);
-        until_given_up(&limiter).await;
+        until_unavailable(&limiter).await;
         let mut admitted = 0;
         for _ in 0..30 {
             let decision = limiter.check("ann").await;
@@ -103,11 +103,11 @@ async fn the_default_store_that_fails_leaves_named_stores_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_local_share_stands_in_for_the_limits_of_a_failed_store() {
+async fn a_local_share_replaces_the_limits_of_a_failed_store() {
     let (default, mut sessions) = (RedisServer::start(), RedisServer::start());
     let limiter = limiter(&default, &sessions, OnStoreFailure::Local).await;
     sessions.kill();
-    until_given_up(&limiter).await;
+    until_unavailable(&limiter).await;
     let mut admitted = 0;
     for _ in 0..20 {
         let decision = limiter.check("ann").await;
@@ -116,7 +116,7 @@ async fn a_local_share_stands_in_for_the_limits_of_a_failed_store() {
     }
     assert_eq!(admitted, 5);
     assert_eq!(left(&limiter, "global", "ann").await, 995);
-    // More often than the local share could bear without refunds.
+    // More often than the local share allows without refunds.
     for _ in 0..10 {
         let reserved = limiter.reserve("bob", 1, HOUR).await.expect("all have units");
         assert_eq!(limiter.refund(reserved).await, Ok(Settlement::Settled));
@@ -141,7 +141,7 @@ async fn a_local_share_is_divided_by_the_nodes_of_its_own_store() {
     for node in &nodes {
         let count = async |name: &str| {
             let hit = || [Hit::new(id(node, name), "ann")];
-            until("the store is given up", async || {
+            until("the store is unavailable", async || {
                 node.decide(&[Hit::new(id(node, name), "probe")]).await.source() == Source::Local
             })
             .await;
@@ -158,7 +158,7 @@ async fn a_local_share_is_divided_by_the_nodes_of_its_own_store() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_subscription_on_one_store_keeps_the_denials_of_the_other() {
     let (default, mut sessions) = (RedisServer::start(), RedisServer::start());
-    // Spent for a day, so a denial is remembered for as long as entries may live.
+    // Exhausted for a day, so a denial is cached for the maximum time.
     let limiter = builder(default.url(), sessions.url()).store_timeout(SECOND);
     let limiter = limiter.limit(window("global", 1)).limit(window("per-session", 1).with_store("sessions"));
     let limiter = limiter.connect().await.expect("connects");

@@ -1,4 +1,4 @@
-//! Settings of stores by name: logins and prefixes apply to one store, and mistakes are refused with their fix.
+//! Settings of named stores: logins and prefixes apply to one store, and mistakes are reported with their fix.
 
 use tollgate::redis::RedisSettings;
 
@@ -41,8 +41,8 @@ async fn servers_and_stores_are_listed_with_their_names() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mistakes_are_refused_with_their_fix() {
-    // Nobody is there: mistakes are found before anything is connected to.
+async fn mistakes_are_reported_with_their_fix() {
+    // No server listens there: mistakes are found before a connection is made.
     let at = || RedisLimiter::builder("redis://127.0.0.1:1").limit(window("global", 1));
     let url = "redis://127.0.0.1:1";
     let plan = |store: Option<&str>| {

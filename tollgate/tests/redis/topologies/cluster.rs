@@ -14,11 +14,11 @@ use crate::servers::{Cluster, RedisServer};
 
 const QUOTA: u64 = 1_000_000;
 
-/// On one machine a replica is behind by a millisecond or so; on a busy one by less than this.
+/// The lag of a replica: about a millisecond, and less than this on a busy machine.
 const REPLICATION_LAG: Duration = Duration::from_millis(500);
 
 fn builder(cluster: &Cluster, timeout: Duration) -> RedisLimiterBuilder {
-    // So that nothing is admitted but by the store.
+    // So that only the store admits requests.
     RedisLimiter::builder(cluster.url()).store_timeout(timeout).on_store_failure(OnStoreFailure::Deny)
 }
 
@@ -35,8 +35,8 @@ async fn keys_are_on_every_node_and_each_is_counted_once() {
         builder(&cluster, Duration::from_secs(20)).limit(limit()).connect().await.unwrap(),
     ];
     let keys: Vec<String> = (0..60).map(|key| format!("key {key}")).collect();
-    let asks = (0..15).flat_map(|_| &keys).enumerate();
-    let decisions = join_all(asks.map(|(turn, key)| limiters[turn % 2].check(key))).await;
+    let requests = (0..15).flat_map(|_| &keys).enumerate();
+    let decisions = join_all(requests.map(|(turn, key)| limiters[turn % 2].check(key))).await;
     assert!(decisions.iter().all(|decision| matches!(decision.source(), Source::Store | Source::DenialCache)));
     let admitted = decisions.iter().filter(|decision| decision.is_allowed()).count();
     assert_eq!(admitted, 60 * 10);
@@ -76,7 +76,7 @@ async fn a_request_across_slots_is_all_or_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_across_slots_never_admit_too_many_at_once() {
+async fn concurrent_requests_across_slots_never_admit_too_many() {
     let cluster = Cluster::start();
     let build = || {
         builder(&cluster, Duration::from_secs(20))
@@ -99,20 +99,20 @@ async fn requests_across_slots_never_admit_too_many_at_once() {
         })
     });
     let admitted: u64 = join_all(tasks).await.into_iter().map(|task| task.expect("no task panics")).sum();
-    assert_eq!(admitted, 150, "480 asked");
+    assert_eq!(admitted, 150, "of 480 requests");
     let left = async |id| limiters[0].decide(&[Hit::new(id, "key").cost(0)]).await.remaining();
     let left = (left(ids[0]).await, left(ids[1]).await, left(ids[2]).await);
     assert_eq!(left, (250, 0, 1_850), "what the denied took for a moment is given back");
 }
 
-/// Asks until the store answers: only then can it be admitted. How many were.
-async fn asks_until_answered(limiter: &RedisLimiter, key: &str) -> u64 {
+/// Sends requests until the store decides, and returns how many were admitted.
+async fn admitted_by_the_store(limiter: &RedisLimiter, key: &str) -> u64 {
     let answered = until(limiter, key, RECOVERY, |decision| decision.source() == Source::Store).await;
     u64::from(answered.is_allowed())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_is_lost_under_load_is_replaced() {
+async fn a_lost_node_is_replaced_under_load() {
     const TIMEOUT: Duration = Duration::from_millis(300);
     const TASKS: usize = 30;
     let mut cluster = Cluster::start();
@@ -121,7 +121,7 @@ async fn a_node_that_is_lost_under_load_is_replaced() {
     let load = Load::begin(&limiter, TASKS, |task| format!("key {task}"));
     let mut admitted_here = 0;
     for task in 0..TASKS {
-        admitted_here += asks_until_answered(&limiter, &format!("key {task}")).await;
+        admitted_here += admitted_by_the_store(&limiter, &format!("key {task}")).await;
     }
     sleep(REPLICATION_LAG).await;
     let surely_replicated = load.admitted();
@@ -129,7 +129,7 @@ async fn a_node_that_is_lost_under_load_is_replaced() {
     let when_lost = load.admitted();
     cluster.failover(0);
     for task in 0..TASKS {
-        admitted_here += asks_until_answered(&limiter, &format!("key {task}")).await;
+        admitted_here += admitted_by_the_store(&limiter, &format!("key {task}")).await;
     }
     sleep(Duration::from_millis(300)).await;
     let tally = load.end().await;
@@ -138,7 +138,7 @@ async fn a_node_that_is_lost_under_load_is_replaced() {
     for task in 0..TASKS {
         left += limiter.peek(&format!("key {task}")).await.expect("the cluster answers").remaining();
     }
-    // The bound: at most what was admitted and had not reached the replica is admitted again.
+    // The bound: at most the units that had not reached the replica are admitted again.
     let (in_all, quota) = (tally.admitted + admitted_here + left, TASKS as u64 * QUOTA);
     let not_replicated = when_lost - surely_replicated;
     assert!(in_all <= quota + not_replicated, "{in_all} of {quota}, {not_replicated} in the lag");
@@ -182,7 +182,7 @@ async fn a_failover_during_requests_across_slots_leaves_nothing_taken() {
     let tallies: Vec<_> = join_all(tasks).await.into_iter().map(|tally| tally.expect("no task panics")).collect();
     let (admitted, by_policy) = tallies.iter().fold((0, 0), |sum, tally| (sum.0 + tally.0, sum.1 + tally.1));
     assert!(admitted > 0 && by_policy > 0, "{admitted} admitted, {by_policy} by policy");
-    // What was taken for the last denied requests is given back by tasks of their own.
+    // Separate tasks give back the units of the last denied requests.
     let spent = async || QUOTA - limiter.decide(&[Hit::new(kept, &kept_key).cost(0)]).await.remaining();
     let begin = tokio::time::Instant::now();
     while spent().await != admitted {
@@ -192,7 +192,7 @@ async fn a_failover_during_requests_across_slots_leaves_nothing_taken() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_that_is_down_is_given_up_once_and_comes_back() {
+async fn a_cluster_that_is_down_becomes_unavailable_once_and_recovers() {
     let server = RedisServer::with(&["--cluster-enabled", "yes"]);
     let slots = |change: &str, first: u16, last: u16| {
         let mut command = redis::cmd("CLUSTER");
@@ -208,7 +208,7 @@ async fn a_cluster_that_is_down_is_given_up_once_and_comes_back() {
     until_gone(&limiter, "key").await;
     let opened = limiter.stats().breaker_opened;
     let load = Load::begin(&limiter, 8, |task| format!("key {task}"));
-    // Many probes.
+    // Long enough for many probes.
     sleep(Duration::from_secs(2)).await;
     let tally = load.end().await;
     assert_eq!((limiter.stats().breaker_opened, tally.by_store), (opened, 0), "it does not flap");

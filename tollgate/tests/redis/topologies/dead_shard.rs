@@ -1,5 +1,5 @@
-//! A dead server of a cluster, and requests with limits on it and on healthy servers: its own limits answer by their
-//! failure policies, the others count on.
+//! A dead server of a cluster, and requests with limits on it and on healthy servers: its own limits follow their
+//! failure policies, and the others keep counting.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tollgate::{Consistency, DAY, Decision, FixedWindow, Hit, Limit, LimitId, OnS
 
 use crate::servers::Cluster;
 
-/// More than any of these tests spends.
+/// More than any of these tests uses.
 const WIDE: u64 = 1_000_000;
 
 fn window(name: &str, quota: u64) -> Limit {
@@ -57,11 +57,11 @@ impl Node {
         [Hit::new(self.ids[0], &self.keys[0]), Hit::new(self.ids[1], &self.keys[1])]
     }
 
-    async fn ask(&self) -> Decision {
+    async fn check(&self) -> Decision {
         self.limiter.decide(&self.hits()).await
     }
 
-    /// What the store has left of the limit on the healthy server.
+    /// Returns the remaining units of the limit on the healthy server.
     async fn left(&self) -> u64 {
         let decision = self.limiter.decide(&[self.hits()[1].cost(0)]).await;
         assert_eq!((decision.source(), decision.limit()), (Source::Store, Some(self.ids[1])), "{decision:?}");
@@ -70,7 +70,7 @@ impl Node {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_limit_on_a_healthy_server_counts_while_another_is_let_pass() {
+async fn a_limit_on_a_healthy_server_counts_while_another_allows_by_policy() {
     let mut rig = Rig::new();
     rig.kill_the_server_of_global();
     let global = || window("global", 5).with_on_store_failure(OnStoreFailure::Allow);
@@ -78,7 +78,7 @@ async fn a_limit_on_a_healthy_server_counts_while_another_is_let_pass() {
     let mut admitted = 0;
     for turn in 0..30 {
         let node = &nodes[turn % 2];
-        let decision = node.ask().await;
+        let decision = node.check().await;
         admitted += u64::from(decision.is_allowed());
         assert_eq!(decision.limit(), Some(node.ids[1]), "{turn}: {decision:?}");
         assert!(matches!(decision.source(), Source::Store | Source::DenialCache), "{turn}: {decision:?}");
@@ -97,7 +97,7 @@ async fn a_limit_on_a_healthy_server_is_shared_while_another_is_local() {
     for node in &nodes {
         let mut here = 0;
         for _ in 0..25 {
-            let decision = node.ask().await;
+            let decision = node.check().await;
             match decision.is_allowed() {
                 true => here += 1,
                 // The memory of this node decides on the failed limit.
@@ -118,7 +118,7 @@ async fn a_limit_on_a_healthy_server_loses_nothing_while_another_denies() {
     let global = window("global", WIDE).with_on_store_failure(OnStoreFailure::Deny);
     let node = rig.node(global, window("per-user", 10)).await;
     for _ in 0..20 {
-        let decision = node.ask().await;
+        let decision = node.check().await;
         assert!(!decision.is_allowed(), "{decision:?}");
         assert_eq!((decision.source(), decision.limit()), (Source::Policy, Some(node.ids[0])));
     }
@@ -126,7 +126,7 @@ async fn a_limit_on_a_healthy_server_loses_nothing_while_another_denies() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_spent_limit_on_a_healthy_server_denies_whatever_the_policy_of_the_others() {
+async fn an_exhausted_limit_on_a_healthy_server_denies_under_every_policy_of_the_others() {
     let mut rig = Rig::new();
     rig.kill_the_server_of_global();
     for policy in [OnStoreFailure::Allow, OnStoreFailure::Local, OnStoreFailure::Deny] {
@@ -134,7 +134,7 @@ async fn a_spent_limit_on_a_healthy_server_denies_whatever_the_policy_of_the_oth
         while node.left().await > 0 {
             assert!(node.limiter.decide(&[node.hits()[1]]).await.is_allowed());
         }
-        let decision = node.ask().await;
+        let decision = node.check().await;
         assert!(!decision.is_allowed(), "{policy:?}: {decision:?}");
         assert_eq!(decision.limit(), Some(node.ids[1]), "{policy:?}");
     }
@@ -146,7 +146,7 @@ async fn a_refund_goes_to_the_healthy_server_and_to_local_memory() {
     rig.kill_the_server_of_global();
     let global = window("global", 20).with_on_store_failure(OnStoreFailure::Local);
     let node = rig.node(global, window("per-user", 50)).await;
-    // More often than either limit could bear without refunds.
+    // More often than either limit allows without refunds.
     for _ in 0..60 {
         let reserved = node.limiter.reserve_hits(&node.hits(), DAY).await.expect("both have units");
         assert_eq!(node.limiter.refund(reserved).await, Ok(Settlement::Settled));
@@ -155,16 +155,16 @@ async fn a_refund_goes_to_the_healthy_server_and_to_local_memory() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leased_limit_decides_while_another_is_let_pass() {
+async fn a_leased_limit_decides_while_another_allows_by_policy() {
     let mut rig = Rig::new();
     let global = window("global", WIDE).with_on_store_failure(OnStoreFailure::Allow);
     let per_user = window("per-user", 100).with_consistency(Consistency::Leased);
     let node = rig.node(global, per_user).await;
-    assert!(node.ask().await.is_allowed());
+    assert!(node.check().await.is_allowed());
     rig.kill_the_server_of_global();
     let mut admitted = 1;
     for _ in 0..300 {
-        let decision = node.ask().await;
+        let decision = node.check().await;
         admitted += u64::from(decision.is_allowed());
         assert_eq!(decision.limit(), Some(node.ids[1]), "{decision:?}");
     }
@@ -178,9 +178,9 @@ async fn a_limit_on_a_healthy_server_counts_while_another_server_hangs() {
     let node = rig.node(global, window("per-user", 10)).await;
     rig.cluster.node(0).stop();
     let mut admitted = 0;
-    // The first of these wait for the server until their deadline.
+    // The first of these wait for the server until their timeout.
     for _ in 0..20 {
-        let decision = node.ask().await;
+        let decision = node.check().await;
         admitted += u64::from(decision.is_allowed());
         assert_eq!(decision.limit(), Some(node.ids[1]), "{decision:?}");
     }

@@ -1,4 +1,4 @@
-//! Nothing is done twice, and nothing that was taken for a denied request stays taken.
+//! No command runs twice, and a denied request gives back all units that it took.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -23,13 +23,13 @@ fn builder(url: String) -> RedisLimiterBuilder {
     RedisLimiter::builder(url).store_timeout(PATIENT).on_store_failure(OnStoreFailure::Deny)
 }
 
-/// A cluster in which nothing fails over, however busy the machine is.
+/// A cluster without failover, even on a busy machine.
 fn steady_cluster() -> Cluster {
     Cluster::with(&["--cluster-node-timeout", "60000"])
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refund_whose_answer_is_lost_is_not_made_again() {
+async fn a_refund_whose_reply_is_lost_is_not_repeated() {
     let link = Link::to_nobody_yet();
     let port = link.port().to_string();
     let server = RedisServer::with(&["--cluster-enabled", "yes", "--cluster-announce-port", &port]);
@@ -45,7 +45,7 @@ async fn a_refund_whose_answer_is_lost_is_not_made_again() {
         .await
         .unwrap();
     until_back(&limiter, "another").await;
-    // Enough stays taken for a second refund to show.
+    // Enough units stay taken for a second refund to show.
     let mut taken = 500;
     assert!(limiter.check_n("key", taken).await.is_allowed());
     for round in 1..=10 {
@@ -61,9 +61,9 @@ async fn a_refund_whose_answer_is_lost_is_not_made_again() {
     }
 }
 
-/// Limits beside one that is always spent, each of them in a slot of its own.
-async fn beside_a_spent_limit(cluster: &Cluster, beside: Vec<Limit>) -> (RedisLimiter, LimitId) {
-    // The time moves on by a millisecond with every look at it, so that it has passed between taking and giving back.
+/// Creates limits together with one that is always exhausted, each in its own slot.
+async fn beside_an_exhausted_limit(cluster: &Cluster, beside: Vec<Limit>) -> (RedisLimiter, LimitId) {
+    // The clock advances by a millisecond with every read, so that time passes between taking and giving back.
     let micros = AtomicU64::new(1_700_000_000_000_000);
     let clock = move || Timestamp::from_micros(micros.fetch_add(1_000, Ordering::SeqCst));
     let spent = limit("spent", FixedWindow::new(1, DAY).from_first_request());
@@ -84,7 +84,7 @@ async fn requests_that_another_slot_denies_cost_a_bucket_no_refill() {
         ("portions", TokenBucket::new(100_000, rate()).interval().into()),
     ];
     let limits = algorithms.iter().map(|(name, algorithm)| limit(name, *algorithm)).collect();
-    let (limiter, spent) = beside_a_spent_limit(&cluster, limits).await;
+    let (limiter, spent) = beside_an_exhausted_limit(&cluster, limits).await;
     for (name, _) in algorithms {
         let id = limiter.id(name).expect("a limit");
         let first = limiter.decide(&[Hit::new(id, "key").cost(50_000)]).await;
@@ -96,7 +96,7 @@ async fn requests_that_another_slot_denies_cost_a_bucket_no_refill() {
         let last = limiter.decide(&[Hit::new(id, "key").cost(0)]).await;
         let passed = (last.at().as_micros() - first.at().as_micros()) / 10_000;
         let expected = 50_000 + passed;
-        // Time moves between the decisions of a batch and the answers.
+        // Time passes between the decisions of a batch and the replies.
         assert!(last.remaining() + 1 >= expected && last.remaining() <= expected + 1, "{name}: {last:?}, {passed}");
     }
 }
@@ -112,7 +112,7 @@ async fn requests_that_another_slot_denies_cost_nothing_by_any_algorithm() {
         ("counted", SlidingWindowCounter::new(1_000, 300 * DAY).segments(6).into()),
     ];
     let limits = algorithms.iter().map(|(name, algorithm)| limit(name, *algorithm)).collect();
-    let (limiter, spent) = beside_a_spent_limit(&cluster, limits).await;
+    let (limiter, spent) = beside_an_exhausted_limit(&cluster, limits).await;
     for (name, _) in algorithms {
         let id = limiter.id(name).expect("a limit");
         assert!(limiter.decide(&[Hit::new(id, "key").cost(10)]).await.is_allowed(), "{name}");
@@ -125,12 +125,12 @@ async fn requests_that_another_slot_denies_cost_nothing_by_any_algorithm() {
     }
 }
 
-/// What an earlier configuration would have refilled is not taken from what is given back: it was owed before.
+/// Refill under an earlier configuration pays earlier debt, and does not reduce the units that are given back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_another_slot_denies_cost_nothing_after_the_rate_was_lowered() {
     let cluster = steady_cluster();
     let bucket = |rate| limit("tokens", TokenBucket::new(1_000, rate));
-    let (before, _) = beside_a_spent_limit(&cluster, vec![bucket(Rate::new(1_000, SECOND))]).await;
+    let (before, _) = beside_an_exhausted_limit(&cluster, vec![bucket(Rate::new(1_000, SECOND))]).await;
     let spent = limit("spent", FixedWindow::new(1, DAY).from_first_request());
     let limiter = before.with_limits(vec![bucket(Rate::new(1, DAY)), spent]).expect("valid limits");
     let [tokens, spent] = ["tokens", "spent"].map(|name| limiter.id(name).expect("a limit"));
@@ -144,7 +144,7 @@ async fn requests_that_another_slot_denies_cost_nothing_after_the_rate_was_lower
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_caller_that_goes_away_leaves_nothing_taken() {
+async fn a_dropped_request_leaves_nothing_taken() {
     let cluster = steady_cluster();
     let limiter = builder(cluster.url())
         .limit(limit("loose", SlidingWindowLog::new(10_000, DAY)))
@@ -199,7 +199,7 @@ async fn a_refund_over_several_slots_gives_back_to_every_limit() {
         limiter.refund(refunded).await.expect("given back");
         limiter.settle(settled, 5).await.expect("given back");
         let left = left(&key).await;
-        // What a bucket refilled meanwhile came back by itself, and is not given back.
+        // Units that a bucket has refilled in the meantime are not given back.
         assert!(left.iter().all(|(name, left)| *left == 95 || *name == "bucket" && *left >= 94), "{round}: {left:?}");
     }
 }

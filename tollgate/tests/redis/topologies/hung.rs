@@ -1,4 +1,4 @@
-//! A server that hangs or loses power: nothing is answered. It concerns nobody but its own keys, and is replaced.
+//! A server that hangs or loses power: it affects only its own keys, and is replaced.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use tollgate::{DAY, FixedWindow, Limit, OnStoreFailure, Source};
 use crate::load::{Load, RECOVERY, until_back, until_gone};
 use crate::servers::{Cluster, RedisServer, Sentinels, Traffic};
 
-/// Longer than any pause of a busy machine, so that an answer by policy means that a healthy node was not asked.
+/// Longer than any pause of a busy machine, so that a decision by policy means that a healthy node was not called.
 const PATIENT: Duration = Duration::from_secs(2);
 
-/// Short, so that a node that hangs is given up soon.
+/// Short, so that a node that hangs becomes unavailable soon.
 const TIMEOUT: Duration = Duration::from_millis(200);
 
 fn builder(url: String, timeout: Duration) -> RedisLimiterBuilder {
@@ -20,7 +20,7 @@ fn builder(url: String, timeout: Duration) -> RedisLimiterBuilder {
     RedisLimiter::builder(url).limit(limit).store_timeout(timeout).on_store_failure(OnStoreFailure::Deny)
 }
 
-/// How a server falls silent.
+/// How a server stops replying.
 #[derive(Clone, Copy, Debug)]
 enum Silence {
     /// Connections are still accepted.
@@ -38,12 +38,12 @@ impl Silence {
     }
 }
 
-/// A cluster whose nodes serve their own slots whatever happens to others, as clusters of limiters should.
+/// A cluster whose nodes serve their own slots even if others are down, as recommended for limiters.
 fn cluster() -> Cluster {
     Cluster::behind_links(&["--cluster-require-full-coverage", "no"])
 }
 
-/// Keys of the limit by the master that has them.
+/// Returns keys of the limit, by master.
 pub(super) fn keys_by_master(cluster: &Cluster, count: usize) -> [Vec<String>; 3] {
     let mut by_master = [vec![], vec![], vec![]];
     for key in (0..).map(|nth| format!("key {nth}")) {
@@ -59,20 +59,20 @@ pub(super) fn keys_by_master(cluster: &Cluster, count: usize) -> [Vec<String>; 3
     by_master
 }
 
-/// Waits until something is so, without asking the limiter for anything.
+/// Waits for a condition, without sending requests.
 #[track_caller]
-fn until_so(what: &'static str, is_so: impl Fn() -> bool) -> impl Future<Output = ()> {
+fn wait_for(what: &'static str, holds: impl Fn() -> bool) -> impl Future<Output = ()> {
     let caller = std::panic::Location::caller();
     async move {
         let begin = Instant::now();
-        while !is_so() {
+        while !holds() {
             assert!(begin.elapsed() < RECOVERY, "{caller}: not so after {RECOVERY:?}: {what}");
             sleep(Duration::from_millis(5)).await;
         }
     }
 }
 
-async fn concerns_its_own_keys_alone(silence: Silence) {
+async fn affects_only_its_own_keys(silence: Silence) {
     // A busy machine must not look like a second failure.
     let mut cluster =
         Cluster::behind_links(&["--cluster-require-full-coverage", "no", "--cluster-node-timeout", "5000"]);
@@ -87,20 +87,20 @@ async fn concerns_its_own_keys_alone(silence: Silence) {
     silence.fall(&mut cluster, 0);
     cluster.successor(0, slot);
     until_back(&limiter, &hung[0]).await;
-    until_so("all servers are available", || limiter.is_store_available()).await;
+    wait_for("all servers are available", || limiter.is_store_available()).await;
     let tally = load.end().await;
     assert_eq!((tally.by_policy, tally.by_local), (0, 0), "{silence:?}: {tally:?}");
     assert!(tally.by_store > 0, "{silence:?}: {tally:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hung_master_of_a_cluster_concerns_its_own_keys_alone() {
-    concerns_its_own_keys_alone(Silence::Hang).await;
+async fn a_hung_master_of_a_cluster_affects_only_its_own_keys() {
+    affects_only_its_own_keys(Silence::Hang).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_master_of_a_cluster_without_power_concerns_its_own_keys_alone() {
-    concerns_its_own_keys_alone(Silence::PowerCut).await;
+async fn a_master_of_a_cluster_without_power_affects_only_its_own_keys() {
+    affects_only_its_own_keys(Silence::PowerCut).await;
 }
 
 async fn keys_come_back_after_the_promotion(silence: Silence) {
@@ -114,7 +114,7 @@ async fn keys_come_back_after_the_promotion(silence: Silence) {
     silence.fall(&mut cluster, 0);
     until_gone(&limiter, &hung[0]).await;
     let failed = || limiter.servers().into_iter().filter(|server| !server.available).collect::<Vec<_>>();
-    until_so("the hung server alone is given up", || matches!(&*failed(), [only] if only.address.ends_with(&port)))
+    wait_for("only the hung server is unavailable", || matches!(&*failed(), [only] if only.address.ends_with(&port)))
         .await;
     load.until_all_answered().await;
     cluster.successor(0, slot);
@@ -134,11 +134,11 @@ async fn the_keys_of_a_master_without_power_come_back_after_the_promotion() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_seeds_stop_nobody_from_starting() {
+async fn seeds_that_hang_do_not_prevent_the_start() {
     let mut cluster = cluster();
     let [hung, healthy, _] = keys_by_master(&cluster, 1);
     let slot = cluster.slot_of(0);
-    // A replica is silent in the other way.
+    // A replica fails in the other way.
     Silence::Hang.fall(&mut cluster, 0);
     Silence::PowerCut.fall(&mut cluster, 4);
     let limiter = builder(cluster.url(), TIMEOUT).connect().await.unwrap();
@@ -152,16 +152,16 @@ async fn an_idle_limiter_notices_that_a_server_is_gone_and_back() {
     let mut server = RedisServer::start();
     let limiter = builder(server.url(), TIMEOUT).connect().await.unwrap();
     until_back(&limiter, "key").await;
-    let questions = limiter.stats().requests;
+    let requests = limiter.stats().requests;
     server.kill();
-    until_so("the crash is noticed", || !limiter.is_store_available()).await;
+    wait_for("the crash is noticed", || !limiter.is_store_available()).await;
     server.restart();
-    until_so("the restart is noticed", || limiter.is_store_available()).await;
+    wait_for("the restart is noticed", || limiter.is_store_available()).await;
     server.stop();
-    until_so("the hang is noticed", || !limiter.is_store_available()).await;
+    wait_for("the hang is noticed", || !limiter.is_store_available()).await;
     server.cont();
-    until_so("the end of the hang is noticed", || limiter.is_store_available()).await;
-    assert_eq!(limiter.stats().requests, questions, "it was not asked for anything");
+    wait_for("the end of the hang is noticed", || limiter.is_store_available()).await;
+    assert_eq!(limiter.stats().requests, requests, "no request was sent");
     until_back(&limiter, "key").await;
 }
 
@@ -172,11 +172,11 @@ async fn the_first_request_after_a_restart_is_decided_by_the_store() {
     for _ in 0..5 {
         assert_eq!(limiter.check("key").await.source(), Source::Store);
         server.restart();
-        // The connection was closed while nobody used it: the next request waits for a new one.
+        // The connection was closed while it was idle: the next request waits for a new one.
         let clients =
             || -> String { redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).expect("listed") };
-        until_so("the limiter is connected again", || clients().lines().count() > 1).await;
-        until_so("the limiter knows", || limiter.is_store_available()).await;
+        wait_for("the limiter is connected again", || clients().lines().count() > 1).await;
+        wait_for("the limiter knows", || limiter.is_store_available()).await;
     }
 }
 
@@ -189,6 +189,6 @@ async fn an_idle_limiter_follows_the_sentinels_from_a_hung_master() {
     let port = sentinels.wait_for_failover();
     let is_there =
         || limiter.servers().iter().all(|server| server.available && server.address.ends_with(&port.to_string()));
-    until_so("the new master is connected to", is_there).await;
+    wait_for("the new master is connected to", is_there).await;
     until_back(&limiter, "key").await;
 }

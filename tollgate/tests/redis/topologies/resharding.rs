@@ -1,4 +1,4 @@
-//! A slot that moves to another node while its keys are asked for: `ASK`, `TRYAGAIN`, then `MOVED`.
+//! A slot that moves to another node under load: `ASK`, `TRYAGAIN`, then `MOVED`.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::servers::Cluster;
 
 const QUOTA: u64 = 1_000_000;
 const HAMMERED: usize = 8;
-/// Keys that lie there, so that the move has steps.
+/// Other keys in the slot, so that the move has several steps.
 const IDLE: usize = 40;
 
 /// Keys of the limit that are all in one slot, and that slot.

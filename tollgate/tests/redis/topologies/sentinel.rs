@@ -13,15 +13,15 @@ const TIMEOUT: Duration = Duration::from_millis(200);
 const TASKS: usize = 32;
 const QUOTA: u64 = 1_000_000;
 
-/// On one machine a replica is behind by a millisecond or so; on a busy one by less than this.
+/// The lag of a replica: about a millisecond, and less than this on a busy machine.
 const REPLICATION_LAG: Duration = Duration::from_millis(500);
 
-/// The longest that a listener takes to find that nobody speaks any more, and to listen elsewhere.
+/// The longest that a subscriber takes to notice a dead connection and to subscribe elsewhere.
 const DEAF_FOR: Duration = Duration::from_secs(10);
 
 fn builder(sentinels: &Sentinels, limit: Limit) -> RedisLimiterBuilder {
     let builder = RedisLimiter::builder(sentinels.url()).limit(limit).store_timeout(TIMEOUT);
-    // So that nothing is admitted but by the store.
+    // So that only the store admits requests.
     builder.on_store_failure(OnStoreFailure::Deny)
 }
 
@@ -30,7 +30,7 @@ fn wide() -> Limit {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sentinels_have_a_login_of_their_own() {
+async fn sentinels_have_their_own_login() {
     let mut sentinels = Sentinels::start();
     for index in 0..3 {
         let mut connection = sentinels.sentinel(index).connection();
@@ -44,12 +44,12 @@ async fn sentinels_have_a_login_of_their_own() {
     assert_eq!(limiter.check("key").await.source(), Source::Store);
     let limiter = with(settings.sentinel_password("wr0ng")).connect().await.unwrap();
     assert_eq!(limiter.check("key").await.source(), Source::Local);
-    let why = limiter.why_unavailable().expect("nobody says where the master is").to_string();
+    let why = limiter.why_unavailable().expect("no sentinel reports a master").to_string();
     assert!(why.contains("authentication failed") && !why.contains("wr0ng"), "{why}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_master_is_found_and_asked() {
+async fn the_master_is_found_and_used() {
     let mut sentinels = Sentinels::start();
     let limiter = builder(&sentinels, wide()).connect().await.unwrap();
     assert_eq!(limiter.check("key").await.source(), Source::Store);
@@ -114,7 +114,7 @@ async fn a_master_that_loses_power_under_load_is_replaced() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sentinel_that_hangs_stops_neither_start_nor_failover() {
+async fn a_sentinel_that_hangs_prevents_neither_start_nor_failover() {
     let mut sentinels = Sentinels::start();
     let before = builder(&sentinels, wide()).connect().await.unwrap();
     until_back(&before, "key").await;
@@ -128,14 +128,14 @@ async fn a_sentinel_that_hangs_stops_neither_start_nor_failover() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sentinel_that_names_another_master_than_the_others_is_outvoted() {
+async fn a_sentinel_that_reports_another_master_is_outvoted() {
     let mut sentinels = Sentinels::start();
     let other = RedisServer::start();
     sentinels.mislead(0, other.port());
     for _ in 0..5 {
         let limiter = builder(&sentinels, wide()).connect().await.unwrap();
         until_back(&limiter, "key").await;
-        // The connection is lost, and the master is looked for again.
+        // The connection is lost, and the sentinels are queried again.
         let kill = ["KILL", "TYPE", "normal"];
         let _: u64 = redis::cmd("CLIENT").arg(&kill).query(&mut sentinels.master().connection()).expect("closed");
         until_back(&limiter, "key").await;
@@ -145,12 +145,12 @@ async fn a_sentinel_that_names_another_master_than_the_others_is_outvoted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_hung_master_was_replaced_a_reset_by_another_is_still_seen() {
+async fn after_a_hung_master_is_replaced_resets_by_other_processes_still_arrive() {
     let mut sentinels = Sentinels::start();
     let one = || Limit::new("one", FixedWindow::new(1, HOUR).from_first_request()).unwrap();
     let here = builder(&sentinels, one()).connect().await.unwrap();
     let _ = until(&here, "key", Duration::from_secs(5), |decision| decision.source() == Source::DenialCache).await;
-    // What listened to it hears nothing any more, and finds that out only by asking.
+    // The subscriber receives nothing any more, and notices that only by a ping.
     sentinels.master().stop();
     sentinels.wait_for_failover();
     until_back(&here, "another").await;

@@ -23,7 +23,7 @@ async fn works(limiter: &RedisLimiter) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_password_is_given() {
+async fn a_password_is_sent() {
     let server = RedisServer::with(&["--requirepass", "s3cret"]);
     works(&builder(server.url()).connect().await.unwrap()).await;
 }
@@ -46,7 +46,7 @@ async fn a_password_file_is_read_again_when_the_password_has_changed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_unix_socket_is_as_good_as_a_port() {
+async fn a_unix_socket_works_like_a_port() {
     let mut server = RedisServer::start();
     let url = format!("unix://{}?db=2", server.socket().display());
     let limiter = builder(url.as_str()).connect().await.unwrap();
@@ -74,7 +74,7 @@ async fn limiters_with_different_prefixes_share_nothing() {
     let mut keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut server.connection()).expect("listed");
     keys.sort_unstable();
     assert_eq!(keys, ["rate_limit:{log|key}", "shop:rate_limit:eu:rate_limit:{log|key}", "shop:rate_limit:{log|key}"]);
-    // What one process gives back, the others of the same prefix hear of, and no others.
+    // A reset reaches only processes with the same prefix.
     for prefix in ["shop", "shop:rate_limit:eu"] {
         let another = with(prefix).connect().await.unwrap();
         another.reset("key").await.expect("Redis answers");
@@ -86,7 +86,7 @@ async fn limiters_with_different_prefixes_share_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_with_no_more_rights_than_needed_is_enough() {
+async fn a_user_with_the_minimum_permissions_is_enough() {
     let server = RedisServer::start();
     let rules = ["reset", "on", ">s3cret", "~rate_limit:*", "&rate_limit:changed"];
     let rights = ["+@read", "+@write", "+@scripting", "+@pubsub", "+@connection", "+time"];
@@ -99,7 +99,7 @@ async fn a_user_with_no_more_rights_than_needed_is_enough() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_who_may_not_write_hashes_loses_no_log() {
+async fn a_log_is_kept_if_the_user_may_not_write_hashes() {
     let server = RedisServer::start();
     let mut set_user = redis::cmd("ACL");
     set_user.arg("SETUSER").arg("ann").arg(&["reset", "on", ">s3cret", "~*", "&*", "+@all", "-hset"]);
@@ -118,7 +118,7 @@ async fn a_user_who_may_not_write_hashes_loses_no_log() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_without_rights_to_the_keys_is_left_to_the_policy() {
+async fn the_policy_decides_if_the_user_may_not_access_the_keys() {
     let server = RedisServer::start();
     let mut set_user = redis::cmd("ACL");
     set_user.arg("SETUSER").arg("bob").arg(&["reset", "on", ">s3cret", "~theirs:*", "+@all"]);
@@ -134,7 +134,7 @@ async fn a_user_without_rights_to_the_keys_is_left_to_the_policy() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wrong_password_is_an_outage_that_ends_with_the_right_one() {
+async fn a_wrong_password_is_an_outage_until_it_is_corrected() {
     let server = RedisServer::with(&["--requirepass", "right"]);
     let mut connection = server.connection();
     let limiter = builder(format!("redis://:wrong@127.0.0.1:{}", server.port())).connect().await.unwrap();
@@ -160,14 +160,14 @@ async fn a_database_is_chosen() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tls_is_spoken_to_whom_the_authority_vouches_for() {
+async fn tls_works_with_a_certificate_of_the_configured_authority() {
     let server = RedisServer::start_tls();
     let ca = std::fs::read(server.ca_path()).expect("the authority is a file");
     works(&builder(RedisSettings::new(server.url()).tls_ca(ca)).connect().await.unwrap()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_another_authority_vouches_for_is_not_spoken_to() {
+async fn a_certificate_of_another_authority_is_rejected() {
     let (server, other) = (RedisServer::start_tls(), RedisServer::start_tls());
     let ca = std::fs::read(other.ca_path()).expect("the authority is a file");
     for builder in [builder(RedisSettings::new(server.url()).tls_ca(ca)), builder(server.url())] {
@@ -194,7 +194,7 @@ async fn a_certificate_is_sent_to_a_server_that_requires_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_no_certificate_is_refused_at_once() {
+async fn an_invalid_certificate_file_is_rejected_at_once() {
     let server = RedisServer::start_tls();
     let settings = RedisSettings::new(server.url()).tls_ca("not a certificate");
     let error = builder(settings).connect().await.unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! A server that answers late: it decides as long as it answers within the timeout, and others do not wait for it.
+//! A slow server: it decides as long as it replies within the timeout, and requests to others do not wait for it.
 
 use std::time::Duration;
 
@@ -21,11 +21,11 @@ fn builder(url: String, timeout: Duration) -> RedisLimiterBuilder {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_far_away_decides_every_request() {
-    for trip in [FAR, VERY_FAR] {
+async fn a_distant_server_decides_every_request() {
+    for delay in [FAR, VERY_FAR] {
         let server = RedisServer::start();
         let link = Link::to(&server);
-        link.set(Traffic::Slow(trip));
+        link.set(Traffic::Slow(delay));
         let limiter = builder(link.url(), PATIENT).connect().await.unwrap();
         until_back(&limiter, "key").await;
         let load = Load::begin(&limiter, 8, |task| format!("key {task}"));
@@ -33,13 +33,13 @@ async fn a_server_far_away_decides_every_request() {
             load.until_all_answered().await;
         }
         let tally = load.end().await;
-        assert_eq!((tally.by_policy, tally.by_local), (0, 0), "{trip:?}: {tally:?}");
-        assert!(limiter.is_store_available(), "{trip:?}");
+        assert_eq!((tally.by_policy, tally.by_local), (0, 0), "{delay:?}: {tally:?}");
+        assert!(limiter.is_store_available(), "{delay:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_slower_than_the_timeout_is_given_up_until_it_is_quick_again() {
+async fn a_server_slower_than_the_timeout_is_unavailable_until_it_is_fast_again() {
     let server = RedisServer::start();
     let link = Link::to(&server);
     let limiter = builder(link.url(), VERY_FAR / 2).connect().await.unwrap();
@@ -69,6 +69,6 @@ async fn others_do_not_wait_for_a_slow_node_of_a_cluster() {
     }
     let (slow, quick) = (slow.end().await, quick.end().await);
     assert_eq!((slow.by_policy, quick.by_policy), (0, 0), "slow: {slow:?}, quick: {quick:?}");
-    // A slow trip takes 200 ms, and a quick one with its pause some 3 ms.
+    // A slow round trip takes 200 ms, a fast one with its pause about 3 ms.
     assert!(quick.by_store > 5 * slow.by_store, "slow: {slow:?}, quick: {quick:?}");
 }

@@ -34,19 +34,19 @@ impl<'a> SlotMove<'a> {
 
     fn set_slot(&self, on: usize, state: &str, node: usize) {
         let id = &self.cluster.ids[node];
-        let () = self.cluster.nodes[on].ask(redis::cmd("CLUSTER").arg("SETSLOT").arg(self.slot).arg(state).arg(id));
+        let () = self.cluster.nodes[on].query(redis::cmd("CLUSTER").arg("SETSLOT").arg(self.slot).arg(state).arg(id));
     }
 
     /// Sends some keys over. Returns how many; none when none are left.
     pub(crate) fn step(&self) -> usize {
         let source = &self.cluster.nodes[self.from];
         let keys: Vec<Vec<u8>> =
-            source.ask(redis::cmd("CLUSTER").arg("GETKEYSINSLOT").arg(self.slot).arg(KEYS_PER_STEP));
+            source.query(redis::cmd("CLUSTER").arg("GETKEYSINSLOT").arg(self.slot).arg(KEYS_PER_STEP));
         if !keys.is_empty() {
             let target = self.cluster.nodes[self.to].port();
             let mut migrate = redis::cmd("MIGRATE");
             migrate.arg("127.0.0.1").arg(target).arg("").arg(0).arg(MIGRATE_TIMEOUT_MS).arg("KEYS").arg(&keys);
-            let () = source.ask(&migrate);
+            let () = source.query(&migrate);
         }
         keys.len()
     }

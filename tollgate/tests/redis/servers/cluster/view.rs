@@ -16,7 +16,7 @@ struct Seen {
 
 impl View {
     pub(super) fn of(node: &RedisServer) -> Self {
-        let text: String = node.ask(redis::cmd("CLUSTER").arg("NODES"));
+        let text: String = node.query(redis::cmd("CLUSTER").arg("NODES"));
         Self { nodes: text.lines().map(Seen::read).collect() }
     }
 
