@@ -208,8 +208,8 @@ impl RedisLimiter {
         self.take_or_lease(&mut hits, cost).await
     }
 
-    /// Takes the cost of every hit, or of none. Hits may be on different limits and keys. Takes one round trip to
-    /// Redis, however many hits there are.
+    /// Takes the cost of every hit, or of none. Hits may be on different limits and keys. However many hits there are,
+    /// this takes one round trip. Several stores or cluster slots are called at the same time.
     #[must_use = "an ignored decision limits nothing"]
     pub async fn decide(&self, hits: &[Hit<'_>]) -> Decision {
         let cost = hits.iter().map(|hit| hit.parts().2).max().unwrap_or(0);
@@ -219,7 +219,7 @@ impl RedisLimiter {
         }
     }
 
-    /// Returns the state of the key, and takes nothing.
+    /// Returns the remaining quota of the key as a decision, and takes nothing.
     ///
     /// # Errors
     ///
@@ -305,8 +305,8 @@ impl RedisLimiter {
         self.why_unavailable().is_none()
     }
 
-    /// Returns why Redis cannot decide for some or all keys: the failure that opened the breaker of a server. `None` if
-    /// Redis is available.
+    /// Returns why Redis cannot decide for some or all keys: the failure or refusal of a server. `None` if Redis is
+    /// available.
     #[must_use]
     pub fn why_unavailable(&self) -> Option<StoreError> {
         self.0.shared.stores.why_unavailable()

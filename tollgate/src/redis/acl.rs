@@ -35,8 +35,8 @@ const COMMANDS: [&str; 21] = [
 const CLUSTER: [&str; 2] = ["cluster|slots", "asking"];
 
 impl RedisSettings {
-    /// Returns the rules of `ACL SETUSER` that the user of these settings needs, without its password: keys, channels and
-    /// commands. The sentinels need `+sentinel|get-master-addr-by-name` instead.
+    /// Returns the rules of `ACL SETUSER` that the user of these settings needs, without its password: keys, channels
+    /// and commands. The sentinels need `+sentinel|get-master-addr-by-name` instead.
     ///
     /// ```
     /// use tollgate::redis::RedisSettings;

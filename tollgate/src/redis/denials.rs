@@ -4,8 +4,8 @@
 //! are given back. Resets by any process and refunds by this one end an entry at once. Refunds by other processes, and
 //! keys that are deleted on Redis, are not announced: so an entry has a maximum age, after which Redis decides again.
 //!
-//! The cache takes at most an eighth of the limiter's `max_memory`. It is kept when limits change: an entry is valid
-//! only for the terms under which the key was denied.
+//! The cache takes at most an eighth of the limiter's `max_memory`. Limiters before and after a change of limits share
+//! it: an entry is valid only for the terms under which the key was denied.
 //!
 //! Only durations are exchanged between machines, never times. The lifetime of an entry begins before the request is
 //! sent, so the entry never outlives the denial. The `retry_after` that it returns is counted from the arrival of the

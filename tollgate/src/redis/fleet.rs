@@ -35,8 +35,8 @@ const PERIOD_BEATS: u32 = 30;
 /// Periods that are kept: five minutes.
 const PERIODS: usize = 5;
 
-/// Registers a node, or only counts if its id is empty. Scores that a failover to a server with a slower clock left in the
-/// future are removed too.
+/// Registers a node, or only counts if its id is empty. Scores that a failover to a server with a slower clock left in
+/// the future are removed too.
 const BEAT: &str = r"
 local now = redis.call('TIME')
 local millis, alive = now[1] * 1000 + math.floor(now[2] / 1000), tonumber(ARGV[2])

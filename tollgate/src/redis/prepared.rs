@@ -91,8 +91,8 @@ pub(super) fn check(limits: &[Limit]) -> Result<(), InvalidLimit> {
 
 /// Returns the configuration by which Redis counts a limit, and the lifetime of a slice if the limit is leased.
 ///
-/// A limit with a ban is never leased. A lease may deny a request because another process holds the units, and such a denial
-/// must not count towards a ban.
+/// A limit with a ban is never leased. A lease may deny a request because another process holds the units, and such a
+/// denial must not count towards a ban.
 fn stored(limit: &Limit, has_ban: bool) -> (Compiled, Option<u64>) {
     let leased = match limit.consistency() {
         Consistency::Leased if !has_ban => limit.compiled().leased(),

@@ -60,8 +60,8 @@ impl Resets {
     }
 }
 
-/// Splits a message into the time of the reset, by the store's clock, and the name of the key. Names have no space before
-/// the first brace, and earlier versions sent the name alone.
+/// Splits a message into the time of the reset, by the store's clock, and the name of the key. Names have no space
+/// before the first brace, and earlier versions sent the name alone.
 fn parse(message: &[u8]) -> (Option<Timestamp>, &[u8]) {
     let Some(space) = message.iter().position(|byte| !byte.is_ascii_digit()).filter(|at| message[*at] == b' ') else {
         return (None, message);

@@ -12,7 +12,8 @@
 //! - Its own set is a predecessor of the one on Redis: the node takes the newer one.
 //! - The set on Redis is a predecessor of its own, or there is none: Redis has lost a publication. The node writes its
 //!   own set back.
-//! - Neither: another set was published after the loss. The one on Redis wins, and the node reports the one it gives up.
+//! - Neither: another set was published after the loss. The one on Redis wins, and the node reports the one it gives
+//!   up.
 
 mod follower;
 mod stored;

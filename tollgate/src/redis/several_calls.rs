@@ -1,8 +1,8 @@
-//! Requests whose keys need several script calls, because they are on several stores or in several slots of a cluster: all
-//! of them are charged, or none.
+//! Requests whose keys need several script calls, because they are on several stores or in several slots of a cluster:
+//! all of them are charged, or none.
 //!
-//! The calls are made at the same time, and each decides its own hits, all or nothing. If one of them denies, the others
-//! give their units back.
+//! The calls are made at the same time, and each decides its own hits, all or nothing. If one of them denies, the
+//! others give their units back.
 //!
 //! A server that fails affects only its own limits, whose failure policies decide. The verdicts of the other calls
 //! stand.

@@ -90,8 +90,8 @@ impl Stores {
         })
     }
 
-    /// Checks that every limit chooses a store that exists, and that variants of a limit choose the same: they share its
-    /// keys.
+    /// Checks that every limit chooses a store that exists, and that variants of a limit choose the same: they share
+    /// its keys.
     pub(super) fn check(&self, limits: &[Limit], base_count: usize) -> Result<(), InvalidLimit> {
         let (base, beside) = limits.split_at(base_count);
         let mut chosen = HashMap::new();
