@@ -29,22 +29,22 @@ fn plain() -> (Process, SocketAddr) {
 }
 
 fn connect(address: SocketAddr, protocol: &str) -> redis::Connection {
-    let client = redis::Client::open(format!("redis://{address}/?protocol={protocol}")).unwrap();
-    client.get_connection_with_timeout(Duration::from_secs(10)).unwrap()
+    let client = redis::Client::open(format!("redis://{address}/?protocol={protocol}")).expect("the URL is valid");
+    client.get_connection_with_timeout(Duration::from_secs(10)).expect("the server accepts connections")
 }
 
 fn throttle(connection: &mut redis::Connection, words: &[&str]) -> [i64; 5] {
-    let reply: Vec<i64> = redis::cmd(words[0]).arg(&words[1..]).query(connection).unwrap();
-    reply.try_into().unwrap()
+    let reply: Vec<i64> = redis::cmd(words[0]).arg(&words[1..]).query(connection).expect("the command succeeds");
+    reply.try_into().expect("five numbers")
 }
 
 /// Sends bytes and returns everything up to the end of the connection.
 fn raw(address: SocketAddr, bytes: &[u8]) -> String {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    stream.write_all(bytes).unwrap();
+    let mut stream = TcpStream::connect(address).expect("the server accepts connections");
+    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout can be set");
+    stream.write_all(bytes).expect("sent");
     let mut reply = String::new();
-    stream.read_to_string(&mut reply).unwrap();
+    stream.read_to_string(&mut reply).expect("the server ends the connection");
     reply
 }
 
