@@ -165,6 +165,23 @@ fn memory_and_redis_agree_on_logs_of_several_blocks() {
     }
 }
 
+/// Denied requests had counted more units than an entry has room for.
+#[tokio::test]
+async fn units_above_every_limit_survive_a_change_of_the_algorithm() {
+    let server = RedisServer::start();
+    let log = Log { limit: 137, window: 2566, counts_denied: true };
+    let ops = vec![
+        Op::Burst { count: 135, interval: 1 },
+        Op::Window,
+        Op::Burst { count: 111, interval: 1 },
+        Op::Burst { count: 1, interval: 1 },
+        Op::Check { cost: 8 },
+        Op::Window,
+        Op::Burst { count: 1, interval: 1 },
+    ];
+    agree(&server, log, ops).await;
+}
+
 #[tokio::test]
 async fn refunded_entries_take_no_room() {
     let server = RedisServer::start();
