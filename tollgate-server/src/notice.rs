@@ -172,7 +172,7 @@ pub(crate) fn join_up_to(names: &[impl AsRef<str>], max: usize) -> String {
     }
 }
 
-/// Returns the policy as it is written in a rule file.
+/// Returns the name of the policy in a rule file.
 pub(crate) fn policy_name(policy: OnStoreFailure) -> &'static str {
     match policy {
         OnStoreFailure::Allow => "allow",

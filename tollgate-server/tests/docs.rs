@@ -193,7 +193,7 @@ fn without_times(mut response: Value) -> Value {
     response
 }
 
-/// A page as it is run.
+/// The commands of a page, with the server that runs them.
 struct Page {
     name: &'static str,
     folder: TempDir,

@@ -19,7 +19,7 @@ use super::headers;
 use super::ticks::Wait;
 use super::upstream_deadline::UpstreamDeadline;
 
-/// A request body, as it is sent to an upstream.
+/// A request body for an upstream.
 pub(super) enum ToUpstream {
     Empty,
     /// Boxed, because a connection to an upstream allocates room for 32 requests.
@@ -203,7 +203,7 @@ impl Drop for Upload {
     }
 }
 
-/// A response body, as it is sent to a client.
+/// A response body for a client.
 pub(super) struct ToClient {
     source: Source,
     /// Bytes that were received but not yet passed to hyper.

@@ -241,7 +241,7 @@ impl Client {
     }
 
     pub(super) fn take_checked(&self) -> Option<CheckedRequest> {
-        // Usually there is none, and the lock is not taken.
+        // Most clients have none, and need no lock.
         if !self.has_checked.load(Relaxed) {
             return None;
         }

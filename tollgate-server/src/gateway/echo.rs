@@ -16,7 +16,7 @@ use super::client::Client;
 /// The maximum length of an echoed body. Longer bodies are left out.
 const MAX_BODY_BYTES: usize = 64 << 10;
 
-/// The request, as it is echoed.
+/// The echo of a request.
 #[derive(Serialize)]
 struct EchoedRequest<'a> {
     method: &'a str,

@@ -432,5 +432,5 @@ pub(super) fn bodiless(mut response: Response<Bytes>) -> Response<Bytes> {
     response
 }
 
-/// A request as it is sent to an upstream.
+/// A request for an upstream.
 type UpstreamRequest = Request<ToUpstream>;

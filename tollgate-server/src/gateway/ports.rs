@@ -17,7 +17,7 @@ use crate::listening::{Flag, ListenError, Setting};
 
 /// A bound port. Dropping it closes the listener, once all waiting connections are accepted.
 pub(super) struct Port {
-    /// The address as it is configured.
+    /// The configured address.
     pub(super) configured: String,
     bound: SocketAddr,
     config: Arc<ArcSwap<ListenerConfig>>,

@@ -112,7 +112,7 @@ impl Store {
     }
 }
 
-/// A check that a remote store has to decide. There is none without the feature `redis`.
+/// A check that a remote store has to decide. Without the feature `redis` no check is remote.
 pub(crate) type RemoteCheck = Infallible;
 
 /// Checks a request.

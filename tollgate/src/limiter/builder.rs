@@ -62,8 +62,8 @@ impl LimiterBuilder {
 
     /// Bounds the memory for keys, in bytes, for all limits together. A token bucket's key takes 23 to 46 bytes.
     ///
-    /// When the memory is full, a new key takes the slot of a key that has more than half of its quota left. If there
-    /// is none nearby, new keys share the quota of one key. So an attack with invented keys cannot use more memory or
+    /// When the memory is full, a new key takes the slot of a key that has more than half of its quota left. If no
+    /// such key is nearby, new keys share the quota of one key. So an attack with invented keys cannot use more memory or
     /// exceed a limit, and busy keys are still counted exactly; honest new keys may get less than their quota until the
     /// attack is over. See [`Limiter::overflow`].
     ///

@@ -157,7 +157,7 @@ impl StoreError {
     }
 
     /// Returns the message of the store or the operating system, such as `Connection refused (os error 111)`, shortened
-    /// to one line. If there is none, describes the failure.
+    /// to one line. Without such a message it describes the failure.
     #[must_use]
     pub fn detail(&self) -> &str {
         match self.kind {

@@ -71,7 +71,7 @@ fn parse(message: &[u8]) -> (Option<Timestamp>, &[u8]) {
     (micros.map(Timestamp::from_micros), name)
 }
 
-/// Keeps a subscription, and never returns. While there is none, no denial is cached and no slice is taken.
+/// Keeps a subscription, and never returns. Without a subscription no denial is cached and no slice is taken.
 pub(super) async fn listen(topology: Arc<Topology>, resets: Resets) {
     let mut pause = RETRY_AFTER.0;
     loop {

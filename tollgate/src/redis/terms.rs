@@ -1,4 +1,4 @@
-//! Terms: a limit as it is sent to the scripts.
+//! Terms: a limit in the form that the scripts take.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -10,7 +10,7 @@ use crate::algorithm::portable::Shape;
 use crate::algorithm::succession::Signature;
 use crate::algorithm::{Compiled, MAX_QUOTA};
 
-/// A limit as it is sent to the scripts.
+/// A limit in the form that the scripts take.
 #[derive(Debug)]
 pub(super) struct Terms {
     /// The store that has the keys.

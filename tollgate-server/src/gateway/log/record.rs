@@ -19,7 +19,7 @@ use crate::decisions::DecisionLabel;
 /// The status of a request whose client left before the response, as in nginx.
 const CLIENT_LEFT: u16 = 499;
 
-/// A request, as it is logged.
+/// The logged facts of a request.
 pub(in super::super) struct Record {
     log: Arc<AccessLog>,
     worker: usize,
