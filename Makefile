@@ -5,7 +5,7 @@
 .PHONY: run test install-redis install-frameworks test-library test-workspace test-valkey test-frameworks \
 	test-loom test-examples \
 	test-fuzz lint lint-workspace lint-wasm install-wasm-target lint-examples lint-fuzz fuzz install-cargo-fuzz bench \
-	docs chart deny install-cargo-deny package
+	docs chart deny install-cargo-deny package proto
 
 run:
 	cargo run --release -- serve
@@ -100,6 +100,10 @@ install-cargo-deny:
 # A static binary in an archive and a Debian package, in target/packages, both tested.
 package:
 	tools/package
+
+# The Rust code of the protocols in tollgate-server/proto. The result is checked in.
+proto:
+	cargo run --manifest-path tools/proto/Cargo.toml --target-dir target/proto
 
 FUZZ_TARGETS := rule_file paths forwarded cookies jwt expressions
 FUZZ_SECONDS ?= 60

@@ -3,7 +3,9 @@
 
 mod connections;
 mod cross_site;
+pub(crate) mod envoy;
 pub(crate) mod http;
+pub(crate) mod proto;
 pub(crate) mod proxy_protocol;
 pub(crate) mod resp;
 pub(crate) mod throttle;
