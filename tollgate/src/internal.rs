@@ -10,4 +10,6 @@ pub use crate::http::headers::{HeaderLine, HeaderValues};
 pub use crate::http::refusal_builder::WrittenResponse;
 pub use crate::http::reused_response::ReusedResponse;
 #[cfg(feature = "rules")]
+pub use crate::rules::client::hop_address;
+#[cfg(feature = "rules")]
 pub use crate::rules::normal::{CleanPath, PathReadings, Unreadable, check_host, check_method, is_padded};

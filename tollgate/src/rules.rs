@@ -29,7 +29,7 @@
 mod cel;
 mod certificate;
 mod claims;
-mod client;
+pub(crate) mod client;
 mod expression_errors;
 mod facts;
 #[cfg(feature = "file")]

@@ -38,6 +38,21 @@ impl Hosts {
         Self { listed: listed.map(str::to_ascii_lowercase).collect(), setting }
     }
 
+    /// Refuses a request whose host is not served.
+    pub(crate) fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), ErrorBody> {
+        // A browser always sends a host, so a request without one is not from a browser.
+        let Some(host) = named_hosts(uri, headers).find(|host| !self.serve(host)) else { return Ok(()) };
+        let setting = self.setting;
+        Err(ErrorBody {
+            status: StatusCode::MISDIRECTED_REQUEST,
+            error: "unknown_host",
+            message: format!(
+                "the host {} is not served: use an IP address or localhost, or add it to {setting}",
+                quoted(host)
+            ),
+        })
+    }
+
     fn serve(&self, host: &str) -> bool {
         let name = without_port(host).to_ascii_lowercase();
         let name = name.strip_suffix('.').unwrap_or(&name);
@@ -89,23 +104,18 @@ fn readable(value: &HeaderValue) -> &str {
     value.to_str().unwrap_or("?")
 }
 
+/// Returns the hosts that a request names, in its header and in its target.
+fn named_hosts<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> impl Iterator<Item = &'a str> {
+    let in_header = headers.get_all(header::HOST).iter().map(readable);
+    in_header.chain(uri.authority().map(|authority| authority.as_str()))
+}
+
 fn check(uri: &Uri, headers: &HeaderMap, hosts: &Hosts) -> Result<(), ErrorBody> {
     let text = |name| headers.get(name).map(readable);
-    let named = headers.get_all(header::HOST).iter().map(readable);
-    let named: Vec<&str> = named.chain(uri.authority().map(|authority| authority.as_str())).collect();
-    // A browser always sends a host, so a request without one is not from a browser.
-    if let Some(host) = named.iter().find(|host| !hosts.serve(host)) {
-        let setting = hosts.setting;
-        return Err(ErrorBody {
-            status: StatusCode::MISDIRECTED_REQUEST,
-            error: "unknown_host",
-            message: format!(
-                "the host {} is not served: use an IP address or localhost, or add it to {setting}",
-                quoted(host)
-            ),
-        });
-    }
-    let is_own = |origin: &str| named.iter().any(|host| origin.split_once("://").is_some_and(|(_, own)| own == *host));
+    hosts.check(uri, headers)?;
+    let is_own = |origin: &str| {
+        named_hosts(uri, headers).any(|host| origin.split_once("://").is_some_and(|(_, own)| own == host))
+    };
     let cross_site = |sent: &str, value: &str| ErrorBody {
         status: StatusCode::FORBIDDEN,
         error: "cross_site",

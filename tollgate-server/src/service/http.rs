@@ -4,6 +4,7 @@
 //! batch are parsed before the first is decided, so an invalid batch spends nothing. Then each is decided separately,
 //! all by the same rules. In memory they are decided in order. For Redis they are sent in order and share calls.
 
+mod authorize;
 mod check_request;
 mod check_response;
 mod error_body;
@@ -56,7 +57,8 @@ pub(crate) async fn run(
     (options, hosts): (Options, Hosts),
     shutdown: impl Future<Output = ()>,
 ) {
-    connections::serve(listener, guard(router(state), hosts), options, shutdown).await;
+    let authorize = authorize::router(state.clone(), hosts.clone());
+    connections::serve(listener, guard(router(state), hosts).merge(authorize), options, shutdown).await;
 }
 
 fn router(state: ServiceState) -> Router {

@@ -13,6 +13,7 @@ mod store {
 }
 
 mod answers;
+mod authorize;
 mod configuration;
 mod connections;
 mod explaining;

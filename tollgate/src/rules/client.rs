@@ -16,6 +16,7 @@ use std::net::IpAddr;
 
 use http::header::{FORWARDED, HeaderName};
 
+pub use self::address::hop_address;
 use super::facts::Facts;
 use super::networks::{InvalidNetwork, Networks};
 use crate::http::Headers;
@@ -119,7 +120,7 @@ impl TrustedProxies {
     }
 
     fn by_x_forwarded_for(&self, proxy: IpAddr, headers: Headers<'_>) -> IpAddr {
-        self.walk(proxy, hops(headers, &X_FORWARDED_FOR).map(address::parse))
+        self.walk(proxy, hops(headers, &X_FORWARDED_FOR).map(hop_address))
     }
 
     fn by_forwarded(&self, proxy: IpAddr, headers: Headers<'_>) -> IpAddr {

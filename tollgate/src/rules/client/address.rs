@@ -10,7 +10,8 @@ const MAX_PORT_BYTES: usize = 32;
 
 /// Parses `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1`, `[2001:db8::1]` or `[2001:db8::1]:80`. A zone, as in
 /// `fe80::1%eth0`, is meaningful only on the proxy and is dropped. Anything else, including `unknown`, returns `None`.
-pub(super) fn parse(hop: &[u8]) -> Option<IpAddr> {
+#[must_use]
+pub fn hop_address(hop: &[u8]) -> Option<IpAddr> {
     if hop.len() > MAX_HOP_BYTES {
         return None;
     }

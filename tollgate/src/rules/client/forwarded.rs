@@ -26,7 +26,7 @@ pub(super) fn address(element: &[u8]) -> Option<IpAddr> {
             break;
         }
     }
-    address::parse(found?)
+    address::hop_address(found?)
 }
 
 struct Pair<'a> {
