@@ -8,9 +8,6 @@ mod client;
 #[path = "../common/process.rs"]
 mod common;
 mod process;
-/// A Redis, as the tests of the server have it.
-#[path = "../common/redis.rs"]
-mod redis;
 mod upstream;
 
 mod abandoned;

@@ -1,11 +1,12 @@
 //! Gateways whose limits are on Redis, so that decisions take time.
 
+use testkit::redis::RedisServer;
+
 use crate::common::run_in;
 use crate::process::{Gateway, folder_with, per_user, site};
-use crate::redis::Redis;
 use crate::upstream::{Raw, until};
 
-fn rules(redis: &Redis, upstream: &Raw) -> String {
+fn rules(redis: &RedisServer, upstream: &Raw) -> String {
     let routes = [
         format!("{{ path: /api/**, upstream: {} }}", upstream.url()),
         "{ path: /written, respond: { body: ok } }".to_owned(),
@@ -16,7 +17,7 @@ fn rules(redis: &Redis, upstream: &Raw) -> String {
 
 #[test]
 fn two_gateways_share_a_limit_and_count_every_request_once() {
-    let (redis, upstream) = (Redis::start(), Raw::named("one"));
+    let (redis, upstream) = (RedisServer::start(), Raw::named("one"));
     let gateways = [(); 2].map(|()| Gateway::start(&rules(&redis, &upstream)));
     // The third request is not plain, which is found out after the decision.
     for (user, target) in [("ann", "/api/x"), ("bob", "/written"), ("cyd", "/echo"), ("dan", "/nowhere")] {
@@ -36,7 +37,7 @@ fn two_gateways_share_a_limit_and_count_every_request_once() {
 
 #[test]
 fn published_rules_leave_a_gateway_its_own_proxies() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let limit = |most: u32| {
         format!("{{ name: ip, key: ip, algorithm: fixed_window, align: first_request, limit: {most}, window: 1h }}")
     };
@@ -56,7 +57,7 @@ fn published_rules_leave_a_gateway_its_own_proxies() {
 
 #[test]
 fn loss_and_return_of_redis_are_logged() {
-    let (mut redis, upstream) = (Redis::start(), Raw::named("one"));
+    let (mut redis, upstream) = (RedisServer::start(), Raw::named("one"));
     let gateway = Gateway::start(&rules(&redis, &upstream));
     let mut connection = gateway.connect();
     assert_eq!(connection.get_as("ann", "/api/x").status, 200);
@@ -80,7 +81,7 @@ fn loss_and_return_of_redis_are_logged() {
 
 #[test]
 fn pipelined_requests_are_answered_in_order_while_redis_decides() {
-    let (redis, upstream) = (Redis::start(), Raw::named("one"));
+    let (redis, upstream) = (RedisServer::start(), Raw::named("one"));
     let gateway = Gateway::start(&rules(&redis, &upstream));
     let mut connection = gateway.connect();
     let request = |number: usize| format!("GET /api/{number} HTTP/1.1\r\nHost: h\r\nX-User-Id: eve\r\n\r\n");
@@ -93,7 +94,7 @@ fn pipelined_requests_are_answered_in_order_while_redis_decides() {
 }
 
 /// A gateway with a limit on the default store and one on the store `sessions`.
-fn rules_on_two(default: &Redis, sessions: &Redis, more: &str) -> String {
+fn rules_on_two(default: &RedisServer, sessions: &RedisServer, more: &str) -> String {
     let limits = format!(
         "{{ name: user, key: 'header:x-user-id', algorithm: fixed_window, align: first_request, limit: 9, window: 1h }}, \
          {{ name: session, key: 'header:x-user-id', algorithm: fixed_window, align: first_request, limit: 4, window: 1h, \
@@ -107,7 +108,7 @@ fn rules_on_two(default: &Redis, sessions: &Redis, more: &str) -> String {
 
 #[test]
 fn limits_on_two_stores_are_taken_together_or_not_at_all() {
-    let (default, sessions) = (Redis::start(), Redis::start());
+    let (default, sessions) = (RedisServer::start(), RedisServer::start());
     let gateways = [(); 2].map(|()| Gateway::start(&rules_on_two(&default, &sessions, "")));
     for (user, target) in [("ann", "/written"), ("bob", "/echo")] {
         let mut connections = gateways.each_ref().map(Gateway::connect);
@@ -131,7 +132,7 @@ fn limits_on_two_stores_are_taken_together_or_not_at_all() {
 
 #[test]
 fn a_store_that_fails_is_reported_by_its_name_and_concerns_its_own_limits() {
-    let (default, mut sessions) = (Redis::start(), Redis::start());
+    let (default, mut sessions) = (RedisServer::start(), RedisServer::start());
     let gateway = Gateway::start(&rules_on_two(&default, &sessions, ", on_store_failure: allow"));
     let mut connection = gateway.connect();
     assert_eq!(connection.get_as("ann", "/written").status, 200);

@@ -3,8 +3,6 @@
 #[path = "../common/process.rs"]
 mod common;
 mod process;
-#[path = "../common/redis.rs"]
-mod redis;
 
 mod access_log;
 mod admin;

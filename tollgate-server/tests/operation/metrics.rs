@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use testkit::redis::RedisServer;
+
 use crate::common::{self, Process, RULES};
 use crate::process::{
     Answer, Gateway, HELLO, ask, connect, folder_with, full_listener, moody_upstream, slow_upstream, upstream,
 };
-use crate::redis::Redis;
 
 fn rules(routes: &str, limits: &str) -> String {
     format!("gateway:\n  workers: 2\n  routes:\n{routes}limits:\n{limits}")
@@ -272,7 +273,7 @@ fn a_store_that_fails_is_reported() {
 
 #[test]
 fn a_full_redis_is_not_available_until_it_has_memory_again() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let rules = rules(&shop(upstream(HELLO)), PER_CLIENT);
     let gateway =
         Gateway::start(&format!("store: {}\nstore_timeout: 5s\non_store_failure: deny\n{rules}", redis.url()));
@@ -293,7 +294,7 @@ fn a_full_redis_is_not_available_until_it_has_memory_again() {
 
 #[test]
 fn calls_to_redis_are_counted() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let rules = rules(&shop(upstream(HELLO)), PER_CLIENT);
     let gateway = Gateway::start(&format!("store: {}\nstore_timeout: 5s\n{rules}", redis.url()));
     assert_eq!([(); 2].map(|()| gateway.get("/shop/1").status), [200, 200]);
@@ -308,7 +309,7 @@ fn calls_to_redis_are_counted() {
 
 #[test]
 fn a_redis_that_evicts_keys_is_a_warning() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     redis.command(&["CONFIG", "SET", "maxmemory-policy", "volatile-lru"]);
     redis.command(&["CONFIG", "SET", "maxmemory", "100mb"]);
     let rules = rules(&shop(upstream(HELLO)), PER_CLIENT);
@@ -329,7 +330,7 @@ fn a_redis_that_evicts_keys_is_a_warning() {
 /// To update the snapshot: `INSTA_UPDATE=always cargo test -p tollgate-server --test operation help_and_type`.
 #[test]
 fn help_and_type_of_every_metric() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let keys = common::folder_with(&[("secret.key", "0123456789abcdef0123456789abcdef")]);
     let jwt = format!("jwt: {{ key_file: '{}', algorithms: [HS256] }}", keys.path().join("secret.key").display());
     let limits = "    - { name: per-token, key: 'jwt:sub', limit: 2, window: 1h }\n";
@@ -347,7 +348,7 @@ fn help_and_type_of_every_metric() {
 #[test]
 fn every_metric_is_documented() {
     let document = include_str!("../../../docs/operating.md");
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let gateway = Gateway::start(&rules(&shop(upstream(HELLO)), PER_CLIENT));
     let on_redis = Gateway::start(&format!("store: {}\n{}", redis.url(), rules(&shop(upstream(HELLO)), PER_CLIENT)));
     let text = [&gateway, &on_redis].map(|gateway| gateway.ask_admin("/metrics").text).concat();

@@ -4,12 +4,12 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 
 use serde_json::{Value, json};
+use testkit::redis::RedisServer;
 
 use crate::client::Connection;
 use crate::process::{RULES, Server, folder_with, run_in, served, transcript};
-use crate::redis::Redis;
 
-fn rules(redis: &Redis, limit: u64, rest: &str) -> String {
+fn rules(redis: &RedisServer, limit: u64, rest: &str) -> String {
     // A long timeout, so that a busy machine is not mistaken for a failing store.
     format!(
         "store: {}\nstore_timeout: 5s\n{rest}\nlimits:\n  - {{ name: user, key: 'header:x-user-id', \
@@ -24,7 +24,7 @@ fn user(name: &str) -> Value {
 
 #[test]
 fn two_nodes_count_together() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let nodes = [(); 2].map(|()| Server::with_rules(&rules(&redis, 10, "")));
     let mut connections = nodes.each_ref().map(Server::connect);
     for left in (0..10).rev() {
@@ -40,7 +40,7 @@ fn two_nodes_count_together() {
 
 #[test]
 fn a_batch_on_redis_is_decided_in_order() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let server = Server::with_rules(&rules(&redis, 10, ""));
     let mut connection = server.connect();
     let costs = [7, 7, 2, 1, 1];
@@ -55,7 +55,7 @@ fn a_batch_on_redis_is_decided_in_order() {
 
 #[test]
 fn without_redis_each_policy_answers_in_its_way() {
-    let mut redis = Redis::start();
+    let mut redis = RedisServer::start();
     let cases = ["local", "allow", "deny"].map(|policy| {
         let rest = format!("on_store_failure: {policy}");
         (policy, Server::with_rules(&rules(&redis, 1, &rest)))
@@ -81,7 +81,7 @@ fn without_redis_each_policy_answers_in_its_way() {
 
 #[test]
 fn nodes_without_redis_share_a_limit() {
-    let mut redis = Redis::start();
+    let mut redis = RedisServer::start();
     let admin = "admin: { listen: '127.0.0.1:0' }";
     let nodes = [(); 3].map(|()| Server::with_rules(&rules(&redis, 10, admin)));
     for node in &nodes {
@@ -103,7 +103,7 @@ fn nodes_without_redis_share_a_limit() {
 
 #[test]
 fn a_node_starts_while_redis_is_down_and_says_so_and_uses_it_once_it_is_back() {
-    let mut redis = Redis::start();
+    let mut redis = RedisServer::start();
     redis.kill();
     let lonely = Server::with_rules(&rules(&redis, 10, "expected_nodes: 5"));
     let answer = lonely.connect().check(&user("ann"));
@@ -124,7 +124,7 @@ fn a_node_starts_while_redis_is_down_and_says_so_and_uses_it_once_it_is_back() {
 
 #[test]
 fn a_store_that_does_not_take_the_password_is_reported_without_it() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     redis.command(&["ACL", "SETUSER", "ann", "on", ">another", "~*", "&*", "+@all"]);
     let text = rules(&redis, 10, "").replace("redis://", "redis://ann:hunter2@");
     let server = Server::with_rules(&text);
@@ -157,7 +157,7 @@ fn what_something_else_at_the_address_of_the_store_says_is_reported_in_one_line(
 
 #[test]
 fn fleets_with_different_prefixes_share_one_redis_and_no_counts() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let with = |prefix: &str, limit: u64| {
         let store = format!("store: {{ url: '{}', prefix: {prefix} }}\n", redis.url());
         rules(&redis, limit, "").replace(&format!("store: {}\n", redis.url()), &store)
@@ -175,7 +175,7 @@ fn fleets_with_different_prefixes_share_one_redis_and_no_counts() {
 
 #[test]
 fn a_rule_set_published_once_reaches_every_node_and_a_bad_file_is_not_published() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let nodes = [(); 2].map(|()| Server::with_rules(&rules(&redis, 10, "")));
     let mut connections = nodes.each_ref().map(Server::connect);
     assert_eq!(connections[0].check(&user("ann"))["remaining"], 9);
@@ -209,7 +209,7 @@ fn metric(server: &Server, name: &str) -> Option<String> {
 
 #[test]
 fn published_rules_that_redis_lost_are_restored_and_every_node_says_which_it_has() {
-    let mut redis = Redis::start();
+    let mut redis = RedisServer::start();
     let admin = "admin: { listen: '127.0.0.1:0' }";
     let start = || Server::with_rules(&rules(&redis, 10, admin));
     let nodes = [(); 2].map(|()| start());
@@ -242,7 +242,7 @@ fn published_rules_that_redis_lost_are_restored_and_every_node_says_which_it_has
 
 #[test]
 fn routes_and_listeners_are_not_published_and_not_reported_as_changed() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let gateway = |route: &str, more: &str| {
         format!("gateway: {{ listen: '127.0.0.1:0', routes: [{{ path: {route}, upstream: echo }}]{more} }}")
     };
@@ -264,7 +264,7 @@ fn routes_and_listeners_are_not_published_and_not_reported_as_changed() {
 
 #[test]
 fn what_is_published_can_be_looked_at_and_withdrawn() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let node = Server::with_rules(&rules(&redis, 10, ""));
     let text = rules(&redis, 20, "");
     let office = folder_with(&[(RULES, &text)]);
@@ -317,7 +317,7 @@ fn login_refused(place: &str, what: &str) -> String {
 
 #[test]
 fn a_file_with_the_login_of_a_store_is_not_published_and_the_login_may_be_given_beside_it() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     redis.command(&["ACL", "SETUSER", "ann", "on", ">hunter2", "~*", "&*", "+@all"]);
     redis.command(&["ACL", "SETUSER", "default", "off"]);
     let url = redis.url().replace("redis://", "redis://ann:hunter2@");
@@ -356,7 +356,7 @@ fn a_file_with_the_login_of_a_store_is_not_published_and_the_login_may_be_given_
 /// An older version or another program may have published them.
 #[test]
 fn a_login_that_was_published_is_not_shown_and_its_rules_are_taken() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let node = Server::with_rules(&rules(&redis, 10, ""));
     let office = folder_with(&[(RULES, &rules(&redis, 10, ""))]);
     let publish =
@@ -389,7 +389,7 @@ fn what_is_withdrawn_goes_even_if_the_file_cannot_be_taken_at_that_moment() {
     let no_limits: Spoil = |node| node.save_rules("limits: [{ name: user, limit: 0 }]\n");
     let no_keys: Spoil = |node| std::fs::remove_file(node.path("secret.key")).unwrap();
     for (spoil, problem) in [(no_limits, "limit 0 admits nothing"), (no_keys, "secret.key")] {
-        let redis = Redis::start();
+        let redis = RedisServer::start();
         let own = |limit| rules(&redis, limit, "jwt: { key_file: secret.key, algorithms: [HS256] }");
         let key = ("secret.key", "0123456789abcdef0123456789abcdef");
         let node = Server::in_folder(folder_with(&[(RULES, &served(&own(10))), key]));
@@ -423,7 +423,7 @@ fn what_is_withdrawn_goes_even_if_the_file_cannot_be_taken_at_that_moment() {
 /// Another program has published these rules: `tollgate publish` checks them first.
 #[test]
 fn published_rules_with_problems_change_nothing_and_every_problem_is_reported() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let server = Server::with_rules(&rules(&redis, 10, ""));
     redis.command(&["HSET", "rate_limit:{rules}", "version", "7", "rules", "limits: [{ name: user, limit: 0 }]"]);
     redis.command(&["PUBLISH", "rate_limit:rules", "7"]);
@@ -436,7 +436,7 @@ fn published_rules_with_problems_change_nothing_and_every_problem_is_reported() 
 
 #[test]
 fn hangup_puts_the_file_back_in_the_place_of_published_rules() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let server = Server::with_rules(&rules(&redis, 10, ""));
     let office = folder_with(&[(RULES, &served(&rules(&redis, 20, "")))]);
     assert!(run_in(office.path(), &["publish", "--config", RULES]).status.success());
@@ -448,7 +448,7 @@ fn hangup_puts_the_file_back_in_the_place_of_published_rules() {
 
 #[test]
 fn explaining_looks_at_live_counts_and_takes_nothing() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let server = Server::with_rules(&rules(&redis, 2, ""));
     let mut connection = server.connect();
     assert_eq!(connection.check(&user("ann"))["remaining"], 1);
@@ -467,14 +467,14 @@ fn explaining_looks_at_live_counts_and_takes_nothing() {
 }
 
 /// Rules with one limit on the store `sessions`.
-fn on_two(default: &Redis, sessions: &Redis, limit: u64) -> String {
+fn on_two(default: &RedisServer, sessions: &RedisServer, limit: u64) -> String {
     let stores = format!("stores: {{ sessions: '{}' }}", sessions.url());
     rules(default, limit, &stores).replace("window: 1h }", "window: 1h, store: sessions }")
 }
 
 #[test]
 fn a_store_by_name_that_moves_starts_anew_and_other_counts_stay() {
-    let (default, first, second) = (Redis::start(), Redis::start(), Redis::start());
+    let (default, first, second) = (RedisServer::start(), RedisServer::start(), RedisServer::start());
     let with_other = |text: String| {
         format!("{text}  - {{ name: all, algorithm: fixed_window, align: first_request, limit: 100, window: 1h }}\n")
     };
@@ -495,7 +495,7 @@ fn a_store_by_name_that_moves_starts_anew_and_other_counts_stay() {
 
 #[test]
 fn published_limits_are_on_the_stores_of_each_node_by_name() {
-    let (default, sessions) = (Redis::start(), Redis::start());
+    let (default, sessions) = (RedisServer::start(), RedisServer::start());
     let node = Server::with_rules(&on_two(&default, &sessions, 10));
     assert_eq!(node.connect().check(&user("ann"))["remaining"], 9);
     let office = folder_with(&[(RULES, &on_two(&default, &sessions, 20))]);

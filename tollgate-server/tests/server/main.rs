@@ -4,13 +4,6 @@ mod client;
 #[path = "../common/process.rs"]
 mod common;
 mod process;
-#[path = "../common/redis.rs"]
-mod redis;
-/// The Redis servers of the library's tests.
-#[path = "../../../tollgate/tests/redis"]
-mod store {
-    pub(crate) mod servers;
-}
 
 mod answers;
 mod authorize;

@@ -5,8 +5,9 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
+use testkit::redis::RedisServer;
+
 use crate::common::{Process, RULES, folder_with, run_in};
-use crate::store::servers::RedisServer;
 
 const LIMITS: &str = "
 limits:

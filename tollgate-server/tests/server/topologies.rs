@@ -1,9 +1,9 @@
 //! Nodes that share a Redis of several servers: with Sentinel, and as a cluster.
 
 use serde_json::{Value, json};
+use testkit::redis::{Cluster, Sentinels};
 
 use crate::process::{RULES, Server, folder_with, served, wait_until};
-use crate::store::servers::{Cluster, Sentinels};
 
 const LIMIT: usize = 4;
 

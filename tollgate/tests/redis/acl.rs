@@ -3,11 +3,11 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
+use testkit::redis::{Cluster, RedisServer};
 use tollgate::redis::{RedisLimiter, RedisSettings, RuleSets};
 use tollgate::{Ban, Consistency, FixedWindow, HOUR, Hit, Limit, MINUTE, Rate, SlidingWindowLog, Source, TokenBucket};
 
 use crate::load::{RECOVERY, until_back};
-use crate::servers::{Cluster, RedisServer};
 use crate::variants::variants;
 
 const PREFIX: &str = "shop";

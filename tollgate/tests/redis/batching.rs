@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use testkit::redis::RedisServer;
 use tollgate::redis::RedisLimiter;
 use tollgate::{
     Consistency, DAY, FixedWindow, Hit, Limit, OnStoreFailure, Rate, SlidingWindowCounter, Source, TokenBucket,
 };
 
-use crate::servers::RedisServer;
 use crate::variants::variants;
 
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use testkit::redis::RedisServer;
 use tokio::time::{Instant, sleep};
 use tollgate::redis::RedisLimiter;
 use tollgate::{
@@ -12,7 +13,6 @@ use tollgate::{
 };
 
 use crate::load::{RECOVERY, until};
-use crate::servers::RedisServer;
 
 /// A whole hour, so a multiple of every window in use.
 const START: Timestamp = Timestamp::from_secs(1_700_000_040 - 1_700_000_040 % 3600);

@@ -5,10 +5,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use testkit::redis::RedisServer;
 use tollgate::redis::RedisLimiter;
 use tollgate::{Hit, Limit, OnStoreFailure, Rate, SlidingWindowLog, Source, TokenBucket};
 
-use crate::servers::RedisServer;
 use crate::variants::{Variant, variants};
 
 const PROCESSES: usize = 8;

@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use redis::Connection;
+use testkit::redis::{Link, RedisServer, Traffic};
 use tokio::time::{Instant, sleep, timeout};
 use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
 use tollgate::{Decision, FixedWindow, HOUR, Limit, MINUTE, OnStoreFailure, Source};
 
 use crate::load::{Load, RECOVERY, until, until_back, until_gone};
-use crate::servers::{Link, RedisServer, Traffic};
 
 const TIMEOUT: Duration = Duration::from_millis(100);
 const TASKS: usize = 64;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use testkit::redis::{Cluster, RedisServer};
 use tokio::time::{sleep, timeout};
 use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
 use tollgate::{
@@ -10,7 +11,6 @@ use tollgate::{
 };
 
 use crate::load::{until_back, until_gone};
-use crate::servers::{Cluster, RedisServer};
 
 const QUOTA: u64 = 10;
 /// Nodes register every few seconds. On a busy machine it takes longer until all have seen each other.

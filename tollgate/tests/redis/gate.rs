@@ -6,12 +6,11 @@
 mod on_two_stores;
 #[path = "gate/refunds.rs"]
 mod refunds;
-mod servers;
 
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use servers::RedisServer;
+use testkit::redis::RedisServer;
 use tollgate::http::Refusal;
 use tollgate::redis::RedisLimiter;
 use tollgate::rules::{Cost, Facts, KeyPart, Match, Mode, Rule, RuleSet, StatusSet};

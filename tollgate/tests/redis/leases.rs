@@ -5,14 +5,13 @@ mod resets;
 
 use std::time::Duration;
 
+use testkit::redis::RedisServer;
 use tokio::time::Instant;
 use tollgate::redis::RedisLimiter;
 use tollgate::{
     Algorithm, Consistency, FixedWindow, HOUR, Limit, Rate, SECOND, SlidingWindowCounter, SlidingWindowLog, Source,
     TokenBucket,
 };
-
-use crate::servers::RedisServer;
 
 const NODES: usize = 4;
 

@@ -4,13 +4,12 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+use testkit::redis::RedisServer;
 use tollgate::redis::{RedisLimiter, RedisReservation};
 use tollgate::{
     Decision, Denied, FixedWindow, HOUR, Limit, Limiter, MAX_SPAN, ManualClock, Reservation, SlidingWindowLog,
     Timestamp,
 };
-
-use crate::servers::RedisServer;
 
 const TRACES: u32 = 40;
 const START: u64 = 1_700_000_000_000_000;

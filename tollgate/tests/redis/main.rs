@@ -12,7 +12,6 @@ mod leases;
 mod load;
 mod long_logs;
 mod rule_sets;
-mod servers;
 mod stores;
 mod topologies;
 mod traces;

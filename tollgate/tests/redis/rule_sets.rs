@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
+use testkit::redis::{RedisServer, Switch};
 use tollgate::redis::{PublishError, PublishedRules, Repair, Repairs, RuleSets};
-
-use crate::servers::{RedisServer, Switch};
 
 /// The longest that a fleet takes to agree on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);

@@ -7,14 +7,13 @@ mod settings;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use testkit::redis::{Cluster, RedisServer};
 use tokio::time::{Instant, sleep};
 use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
 use tollgate::{
     Consistency, DAY, Decision, FixedWindow, HOUR, Hit, Limit, LimitId, LimitSet, Rate, SECOND, Settlement,
     SlidingWindowLog, Source, TokenBucket,
 };
-
-use crate::servers::{Cluster, RedisServer};
 
 /// The longest wait, even on a busy machine.
 const MAX_WAIT: Duration = Duration::from_secs(20);

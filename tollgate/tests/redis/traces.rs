@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+use testkit::redis::RedisServer;
 use tollgate::redis::{RedisLimiter, RedisReservation};
 use tollgate::{
     Algorithm, Ban, Decision, Denied, FixedWindow, Hit, LeakyBucket, Limit, Limiter, MAX_SPAN, ManualClock, Rate,
     Reservation, SlidingWindowCounter, SlidingWindowLog, Timestamp, TokenBucket,
 };
-
-use crate::servers::RedisServer;
 
 /// Traces per run. Each has about forty operations on an empty Redis.
 const TRACES: u32 = 600;

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
+use testkit::redis::RedisServer;
 use tollgate::redis::RedisLimiter;
 use tollgate::{Algorithm, HOUR, LeakyBucket, Limit, Rate, SECOND, Source, TokenBucket, Wait};
-
-use crate::servers::RedisServer;
 
 async fn limiter(server: &RedisServer, algorithm: impl Into<Algorithm>) -> RedisLimiter {
     let limit = Limit::new("waiting", algorithm).expect("a valid limit");

@@ -1,9 +1,9 @@
 //! Bans on both stores: a banned key is denied, and the request takes nothing from other limits.
 
+use testkit::redis::RedisServer;
 use tollgate::{Ban, FixedWindow, HOUR, Hit, Limit, MINUTE};
 
 use super::rig::{Rig, SECOND_US, rigs_with};
-use crate::servers::RedisServer;
 
 const MINUTE_US: u64 = 60 * SECOND_US;
 

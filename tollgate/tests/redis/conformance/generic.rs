@@ -1,9 +1,8 @@
 //! Code that is generic over the limiter, with both stores.
 
+use testkit::redis::RedisServer;
 use tollgate::redis::RedisLimiter;
 use tollgate::{FixedWindow, Hit, Key, Limit, Limiter, MINUTE, RateLimiter, SECOND, Settlement, Wait};
-
-use crate::servers::RedisServer;
 
 /// Runs every operation and returns the results.
 async fn exercise<L: RateLimiter>(limiter: L) -> Vec<u64> {

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use testkit::redis::RedisServer;
 use tollgate::{FixedWindow, Hit, Limit, MINUTE, Rate, SECOND, Settlement, SlidingWindowLog, TokenBucket};
 
 use super::rig::{rigs, rigs_with};
-use crate::servers::RedisServer;
 use crate::variants::{Variant, variants};
 
 /// The variants that can be refunded, of 10 per minute.

@@ -4,12 +4,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use testkit::redis::RedisServer;
 use tollgate::redis::{RedisLimiter, RedisReservation};
 use tollgate::{
     Algorithm, Decision, Denied, Hit, Limit, LimitId, Limiter, ManualClock, Reservation, Settlement, Source, Timestamp,
 };
-
-use crate::servers::RedisServer;
 
 pub(super) const SECOND_US: u64 = 1_000_000;
 

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use testkit::redis::RedisServer;
 use tollgate::{
     Algorithm, DAY, FixedWindow, Hit, LeakyBucket, Limit, MINUTE, Rate, SECOND, SlidingWindowCounter, SlidingWindowLog,
     TokenBucket,
 };
 
 use super::rig::{SECOND_US, rigs, rigs_with};
-use crate::servers::RedisServer;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn v01_tokens_are_refilled_at_the_rate_and_the_burst_is_the_remaining_tokens() {

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use testkit::redis::RedisServer;
 use tollgate::{LeakyBucket, MINUTE, Rate, SECOND};
 
 use super::rig::{Rig, rigs};
-use crate::servers::RedisServer;
 use crate::variants::variants;
 
 /// Spends the quota of 10 per minute unevenly: units and times in seconds.

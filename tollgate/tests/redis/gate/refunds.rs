@@ -3,14 +3,13 @@
 
 use std::time::Duration;
 
+use testkit::redis::RedisServer;
 use tollgate::redis::RedisLimiter;
 use tollgate::rules::{Cost, Facts, KeyPart, Rule, RuleSet};
 use tollgate::{
     Ban, Consistency, FixedWindow, Gate, HOUR, Hit, Limit, ManualClock, OnStoreFailure, Rate, Settlement, Source,
     Timestamp, TokenBucket,
 };
-
-use super::servers::RedisServer;
 
 /// A whole hour.
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000 - 1_700_000_000_000_000 % 3_600_000_000);

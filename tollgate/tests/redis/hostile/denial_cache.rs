@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use testkit::redis::RedisServer;
 use tokio::time::{Instant, sleep};
 use tollgate::redis::RedisLimiter;
 use tollgate::{FixedWindow, HOUR, Limit, Rate, SECOND, SlidingWindowCounter, SlidingWindowLog, Source, TokenBucket};
 
 use super::limiter;
 use crate::load::{RECOVERY, until};
-use crate::servers::RedisServer;
 use crate::variants::{Variant, variants};
 
 /// The time after which a reset by another process has arrived, on a busy machine.

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use redis::Connection;
+use testkit::redis::{Cluster, RedisServer};
 use tollgate::redis::RedisLimiter;
 use tollgate::{HOUR, Source};
 
 use super::limiter;
 use crate::load::{RECOVERY, until_available, until_back};
-use crate::servers::{Cluster, RedisServer};
 use crate::variants::variants;
 
 fn allow_memory(connection: &mut Connection, bytes: u64) {

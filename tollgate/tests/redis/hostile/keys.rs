@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 
 use redis::Connection;
+use testkit::redis::{Cluster, RedisServer};
 use tollgate::redis::RedisLimiter;
 use tollgate::{FixedWindow, HOUR, Limit, MINUTE, SECOND, SlidingWindowLog, Source};
 
 use super::limiter;
-use crate::servers::{Cluster, RedisServer};
 use crate::variants::variants;
 
 fn hostile_keys() -> Vec<Vec<u8>> {

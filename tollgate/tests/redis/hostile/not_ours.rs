@@ -2,10 +2,10 @@
 
 use futures_util::future::join_all;
 use redis::{Cmd, Connection};
+use testkit::redis::RedisServer;
 use tollgate::{HOUR, Source};
 
 use super::limiter;
-use crate::servers::RedisServer;
 use crate::variants::{Variant, variants};
 
 const TYPES: [&str; 6] = ["hash", "list", "set", "zset", "string", "stream"];

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use testkit::redis::RedisServer;
 use tollgate::redis::RedisLimiter;
 use tollgate::{HOUR, MINUTE, ManualClock, SECOND, Source, Timestamp};
 
 use super::PATIENCE;
-use crate::servers::RedisServer;
 use crate::variants::variants;
 
 /// Not at the start of any window.

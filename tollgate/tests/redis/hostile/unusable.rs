@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
+use testkit::redis::RedisServer;
 use tollgate::redis::{RedisLimiter, StoreError};
 use tollgate::{FixedWindow, HOUR, Limit, OnStoreFailure, Source};
 
 use crate::load::{until_available, until_back, until_gone};
-use crate::servers::RedisServer;
 
 async fn limiter(server: &RedisServer) -> RedisLimiter {
     let limit = Limit::new("user", FixedWindow::new(1_000_000, HOUR)).expect("valid");

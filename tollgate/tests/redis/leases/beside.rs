@@ -4,14 +4,13 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use redis::InfoDict;
+use testkit::redis::{Cluster, RedisServer};
 use tokio::time::{Instant, timeout};
 use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
 use tollgate::{
     Algorithm, Consistency, DAY, Decision, FixedWindow, Hit, Limit, LimitId, OnStoreFailure, Rate, SlidingWindowLog,
     Source, TokenBucket,
 };
-
-use crate::servers::{Cluster, RedisServer};
 
 /// More than any of these tests uses.
 const WIDE: u64 = 1_000_000;

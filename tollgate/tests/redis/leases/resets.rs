@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use testkit::redis::RedisServer;
 use tokio::time::Instant;
 use tollgate::redis::RedisLimiter;
 use tollgate::{DAY, FixedWindow, Source};
 
 use super::node;
 use crate::load::{RECOVERY, until};
-use crate::servers::RedisServer;
 
 const QUOTA: u64 = 1_000;
 /// More than a lease may have, so that the store decides.

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use testkit::redis::{Cluster, RedisServer};
 use tokio::time::sleep;
 use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
 use tollgate::{DAY, FixedWindow, Hit, Limit, OnStoreFailure, Rate, SlidingWindowLog, Source, TokenBucket};
 
 use crate::load::{Load, RECOVERY, until, until_available, until_back, until_gone};
-use crate::servers::{Cluster, RedisServer};
 
 const QUOTA: u64 = 1_000_000;
 

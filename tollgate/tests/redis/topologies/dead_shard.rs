@@ -3,10 +3,9 @@
 
 use std::time::Duration;
 
+use testkit::redis::Cluster;
 use tollgate::redis::RedisLimiter;
 use tollgate::{Consistency, DAY, Decision, FixedWindow, Hit, Limit, LimitId, OnStoreFailure, Settlement, Source};
-
-use crate::servers::Cluster;
 
 /// More than any of these tests uses.
 const WIDE: u64 = 1_000_000;

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use testkit::redis::{Cluster, Link, RedisServer};
 use tokio::time::{Instant, sleep, timeout};
 use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
 use tollgate::{
@@ -11,7 +12,6 @@ use tollgate::{
 };
 
 use crate::load::{RECOVERY, until_back};
-use crate::servers::{Cluster, Link, RedisServer};
 
 const PATIENT: Duration = Duration::from_secs(20);
 

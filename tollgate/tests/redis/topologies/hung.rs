@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use testkit::redis::{Cluster, RedisServer, Sentinels, Traffic};
 use tokio::time::{Instant, sleep};
 use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
 use tollgate::{DAY, FixedWindow, Limit, OnStoreFailure, Source};
 
 use crate::load::{Load, RECOVERY, until_back, until_gone};
-use crate::servers::{Cluster, RedisServer, Sentinels, Traffic};
 
 /// Longer than any pause of a busy machine, so that a decision by policy means that a healthy node was not called.
 const PATIENT: Duration = Duration::from_secs(2);

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use testkit::redis::Cluster;
 use tokio::time::{sleep, timeout};
 use tollgate::redis::RedisLimiter;
 use tollgate::{DAY, FixedWindow, Limit, OnStoreFailure, SlidingWindowLog};
 
 use crate::load::Load;
-use crate::servers::Cluster;
 
 const QUOTA: u64 = 1_000_000;
 const HAMMERED: usize = 8;

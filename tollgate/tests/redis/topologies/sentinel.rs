@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use testkit::redis::{RedisServer, Sentinels, Traffic};
 use tokio::time::sleep;
 use tollgate::redis::{RedisLimiter, RedisLimiterBuilder, RedisSettings};
 use tollgate::{DAY, FixedWindow, HOUR, Limit, OnStoreFailure, Source};
 
 use crate::load::{Load, Tally, until, until_back};
-use crate::servers::{RedisServer, Sentinels, Traffic};
 
 const TIMEOUT: Duration = Duration::from_millis(200);
 const TASKS: usize = 32;

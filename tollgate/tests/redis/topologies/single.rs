@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use testkit::redis::RedisServer;
 use tollgate::redis::{RedisLimiter, RedisLimiterBuilder, RedisSettings};
 use tollgate::{Decision, HOUR, Limit, OnStoreFailure, SlidingWindowLog, Source};
 
 use crate::load::{RECOVERY, until, until_back};
-use crate::servers::RedisServer;
 
 fn builder(settings: impl Into<RedisSettings>) -> RedisLimiterBuilder {
     let limit = Limit::new("log", SlidingWindowLog::new(10, HOUR)).expect("the numbers are within the bounds");

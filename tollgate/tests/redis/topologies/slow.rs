@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use testkit::redis::{Cluster, Link, RedisServer, Traffic};
 use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
 use tollgate::{DAY, FixedWindow, Limit, OnStoreFailure};
 
 use super::hung::keys_by_master;
 use crate::load::{Load, until_back, until_gone};
-use crate::servers::{Cluster, Link, RedisServer, Traffic};
 
 const FAR: Duration = Duration::from_millis(20);
 const VERY_FAR: Duration = Duration::from_millis(200);

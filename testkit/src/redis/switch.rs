@@ -5,14 +5,15 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-pub(crate) struct Switch {
+/// An address that leads to one of several servers, or to none.
+pub struct Switch {
     port: u16,
     target: watch::Sender<Option<u16>>,
 }
 
 impl Switch {
     /// Leads to the server on that port. Ends with the runtime of the test.
-    pub(crate) async fn to(server: u16) -> Self {
+    pub async fn to(server: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let port = listener.local_addr().expect("bound").port();
         let (target, targets) = watch::channel(Some(server));
@@ -24,12 +25,13 @@ impl Switch {
         Self { port, target }
     }
 
-    pub(crate) fn url(&self) -> String {
+    /// The URL for clients.
+    pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
     /// Closes all connections. New ones lead to that server, or are closed at once.
-    pub(crate) fn turn(&self, server: Option<u16>) {
+    pub fn turn(&self, server: Option<u16>) {
         self.target.send_replace(server);
     }
 }

@@ -8,7 +8,7 @@ const POLL_PERIOD: Duration = Duration::from_millis(5);
 
 /// Returns the first `Some` of `attempt`, or `None` if there was no such result within the limit.
 #[expect(clippy::disallowed_methods, reason = "what another process does takes real time")]
-pub(super) fn poll<T>(limit: Duration, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+pub fn poll<T>(limit: Duration, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
     let begin = Instant::now();
     loop {
         if let Some(answer) = attempt() {
@@ -23,7 +23,7 @@ pub(super) fn poll<T>(limit: Duration, mut attempt: impl FnMut() -> Option<T>) -
 
 /// Waits for a condition, and panics with `what` if it does not hold within the limit.
 #[track_caller]
-pub(super) fn wait_until(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
     if poll(limit, || holds().then_some(())).is_none() {
         panic!("not within {limit:?}: {what}");
     }

@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::RedisServer;
-use super::port::Port;
-use super::wait::wait_until;
+use crate::port::Port;
+use crate::wait::wait_until;
 
 /// The backlog of the listener. Once it is full, the kernel drops the packets of new connections.
 const BACKLOG: u32 = 16;
@@ -28,7 +28,8 @@ const APPLY_LIMIT: Duration = Duration::from_secs(10);
 
 /// The handling of packets, in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Traffic {
+pub enum Traffic {
+    /// Packets are forwarded at once.
     Passes,
     /// A round trip takes this long.
     Slow(Duration),
@@ -44,7 +45,8 @@ impl Traffic {
     }
 }
 
-pub(crate) struct Link {
+/// A port that forwards to a server. It ends when it is dropped.
+pub struct Link {
     port: Port,
     server: Arc<AtomicU16>,
     /// The current state. When dropped, the thread ends.
@@ -55,14 +57,15 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn to(server: &RedisServer) -> Self {
+    /// A link to a server.
+    pub fn to(server: &RedisServer) -> Self {
         let link = Self::to_nobody_yet();
         link.lead_to(server);
         link
     }
 
     /// For a server that needs to know the port of the link before it starts.
-    pub(crate) fn to_nobody_yet() -> Self {
+    pub fn to_nobody_yet() -> Self {
         let (port, server) = (Port::claim(), Arc::new(AtomicU16::new(0)));
         let (traffic, seen) = watch::channel(Traffic::Passes);
         let (apply, applied) = watch::channel(None);
@@ -79,26 +82,29 @@ impl Link {
         link
     }
 
-    pub(crate) fn lead_to(&self, server: &RedisServer) {
+    /// Sends connections to another server from now on.
+    pub fn lead_to(&self, server: &RedisServer) {
         self.server.store(server.port(), Ordering::SeqCst);
     }
 
-    pub(crate) fn port(&self) -> u16 {
+    /// The port that clients connect to.
+    pub fn port(&self) -> u16 {
         self.port.number()
     }
 
-    pub(crate) fn url(&self) -> String {
+    /// The URL for clients.
+    pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port())
     }
 
     /// Returns once it is applied, also to new connections.
-    pub(crate) fn set(&self, traffic: Traffic) {
+    pub fn set(&self, traffic: Traffic) {
         let _ = self.traffic.send(traffic);
         wait_until("the link has changed", APPLY_LIMIT, || *self.applied.borrow() == Some(traffic));
     }
 
     /// Loses the next reply and the connection. The server has executed the command.
-    pub(crate) fn cut_next_reply(&self) {
+    pub fn cut_next_reply(&self) {
         self.cuts.store(true, Ordering::SeqCst);
     }
 }

@@ -5,10 +5,10 @@ mod view;
 
 use std::time::Duration;
 
-use slot_move::SlotMove;
+pub use slot_move::SlotMove;
 
-use super::wait::{poll, wait_until};
 use super::{Link, RedisServer};
+use crate::wait::{poll, wait_until};
 use view::View;
 
 const MASTERS: usize = 3;
@@ -35,7 +35,7 @@ const NODE_ARGS: [&str; 6] = [
 ];
 
 /// A cluster. Nodes are identified by index: 0 to 2 start as masters, 3 to 5 as the replicas of 0 to 2.
-pub(crate) struct Cluster {
+pub struct Cluster {
     nodes: Vec<RedisServer>,
     /// The links that clients use, one for each node, if the nodes announce links.
     links: Vec<Link>,
@@ -44,18 +44,18 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     /// Returns when every node sees the cluster whole and every master has its replica in step.
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         Self::with(&[])
     }
 
     /// With extra arguments for every node.
-    pub(crate) fn with(args: &[&str]) -> Self {
+    pub fn with(args: &[&str]) -> Self {
         let args: Vec<&str> = NODE_ARGS.iter().chain(args).copied().collect();
         Self::of((0..NODES).map(|_| RedisServer::with(&args)).collect(), Vec::new())
     }
 
     /// Clients reach each node through its own link. Nodes talk to each other directly.
-    pub(crate) fn behind_links(args: &[&str]) -> Self {
+    pub fn behind_links(args: &[&str]) -> Self {
         let links: Vec<Link> = (0..NODES).map(|_| Link::to_nobody_yet()).collect();
         let start = |link: &Link| {
             let port = link.port().to_string();
@@ -112,7 +112,8 @@ impl Cluster {
         panic!("not within {START_LIMIT:?}: the nodes know each other");
     }
 
-    pub(crate) fn url(&self) -> String {
+    /// The URL for clients, with the addresses of all nodes or of their links.
+    pub fn url(&self) -> String {
         let ports: Vec<u16> = match &*self.links {
             [] => self.nodes.iter().map(RedisServer::port).collect(),
             links => links.iter().map(Link::port).collect(),
@@ -122,21 +123,22 @@ impl Cluster {
     }
 
     /// The link of a node for clients.
-    pub(crate) fn link(&self, index: usize) -> &Link {
+    pub fn link(&self, index: usize) -> &Link {
         &self.links[index]
     }
 
-    pub(crate) fn node(&mut self, index: usize) -> &mut RedisServer {
+    /// The node of that index.
+    pub fn node(&mut self, index: usize) -> &mut RedisServer {
         &mut self.nodes[index]
     }
 
     /// The nodes that run and are masters now.
-    pub(crate) fn masters(&self) -> Vec<usize> {
+    pub fn masters(&self) -> Vec<usize> {
         (0..NODES).filter(|&index| self.nodes[index].is_running() && self.nodes[index].is_master()).collect()
     }
 
     /// The master of a slot according to every running node; `None` while they disagree.
-    pub(crate) fn owner(&self, slot: u16) -> Option<usize> {
+    pub fn owner(&self, slot: u16) -> Option<usize> {
         let mut seen = self.running().map(|node| View::of(node).owner(slot).map(String::from));
         let owner = seen.next()??;
         seen.all(|other| other.as_ref() == Some(&owner)).then_some(())?;
@@ -144,30 +146,30 @@ impl Cluster {
     }
 
     /// Moves a slot with all its keys to another master, while clients go on.
-    pub(crate) fn move_slot(&self, slot: u16, to: usize) {
+    pub fn move_slot(&self, slot: u16, to: usize) {
         self.begin_move(slot, to).finish();
     }
 
     /// Starts a move and stops where clients are redirected with `ASK`.
-    pub(crate) fn begin_move(&self, slot: u16, to: usize) -> SlotMove<'_> {
+    pub fn begin_move(&self, slot: u16, to: usize) -> SlotMove<'_> {
         SlotMove::begin(self, slot, to)
     }
 
     /// Kills a master. Returns the replica that has taken over, once every node that runs knows.
-    pub(crate) fn failover(&mut self, master: usize) -> usize {
+    pub fn failover(&mut self, master: usize) -> usize {
         let slot = self.slot_of(master);
         self.nodes[master].kill();
         self.successor(master, slot)
     }
 
     /// A slot of a master.
-    pub(crate) fn slot_of(&self, master: usize) -> u16 {
+    pub fn slot_of(&self, master: usize) -> u16 {
         View::of(&self.nodes[master]).first_slot_of(&self.ids[master]).expect("only masters have slots")
     }
 
     /// Waits until a replica has taken over the slot of a master that was killed or stopped. Returns the replica, once
     /// every node that runs knows.
-    pub(crate) fn successor(&self, master: usize, slot: u16) -> usize {
+    pub fn successor(&self, master: usize, slot: u16) -> usize {
         let mut successor = master;
         wait_until("a replica has taken over", FAILOVER_LIMIT, || {
             successor = self.owner(slot).unwrap_or(master);

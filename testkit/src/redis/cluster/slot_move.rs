@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::super::wait::wait_until;
 use super::Cluster;
+use crate::wait::wait_until;
 
 /// Keys sent at once. Few, so that a move has many steps for clients to come between.
 const KEYS_PER_STEP: usize = 10;
@@ -14,7 +14,7 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(10);
 
 /// A slot on its way. Keys still at the old master are answered there; for all others clients are sent on by `ASK`.
 #[must_use = "the slot stays between two masters until the move is finished"]
-pub(crate) struct SlotMove<'a> {
+pub struct SlotMove<'a> {
     cluster: &'a Cluster,
     slot: u16,
     from: usize,
@@ -38,7 +38,7 @@ impl<'a> SlotMove<'a> {
     }
 
     /// Sends some keys over. Returns how many; none when none are left.
-    pub(crate) fn step(&self) -> usize {
+    pub fn step(&self) -> usize {
         let source = &self.cluster.nodes[self.from];
         let keys: Vec<Vec<u8>> =
             source.query(redis::cmd("CLUSTER").arg("GETKEYSINSLOT").arg(self.slot).arg(KEYS_PER_STEP));
@@ -52,7 +52,7 @@ impl<'a> SlotMove<'a> {
     }
 
     /// Sends what is left, gives the slot to the new master, and returns once every node that runs knows.
-    pub(crate) fn finish(self) {
+    pub fn finish(self) {
         while self.step() > 0 {}
         // The new master first, for a slot must not be without an owner. Replicas hear of it from the masters.
         self.set_slot(self.to, "NODE", self.to);

@@ -14,7 +14,8 @@ const COUNT: u16 = 8_000;
 /// A cluster node also listens here, for the other nodes: its port and this. Still below the outgoing range.
 const CLUSTER_BUS_OFFSET: u16 = 10_000;
 
-pub(super) struct Port {
+/// A port that no other process of the tests uses while it is held.
+pub struct Port {
     number: u16,
     /// The UDP port of the same number, which is otherwise unused. Binding it reserves the number among all processes
     /// that run this suite, and ends with the process.
@@ -22,7 +23,8 @@ pub(super) struct Port {
 }
 
 impl Port {
-    pub(super) fn claim() -> Self {
+    /// Reserves a free port.
+    pub fn claim() -> Self {
         // Each process starts elsewhere, so that connections left by one test do not reach the server of another.
         static NEXT: AtomicU16 = AtomicU16::new(0);
         let start = process::id().wrapping_mul(101);
@@ -39,7 +41,8 @@ impl Port {
         panic!("no port from {FIRST} to {} is free", FIRST + COUNT - 1);
     }
 
-    pub(super) fn number(&self) -> u16 {
+    /// The number of the port.
+    pub fn number(&self) -> u16 {
         self.number
     }
 }

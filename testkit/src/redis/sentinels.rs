@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::wait::wait_until;
 use super::{CONF_FILE, Link, Recipe, RedisServer, redis_server};
+use crate::wait::wait_until;
 
 const MASTER_NAME: &str = "mymaster";
 const SENTINELS: usize = 3;
@@ -18,7 +18,8 @@ const FAILOVER_LIMIT: Duration = Duration::from_secs(20);
 /// How often a sentinel polls, in milliseconds. Its default periods of 1 to 10 s would take most of the test time.
 const SENTINEL_PERIODS: [(&str, u32); 3] = [("publish-period", 200), ("info-period", 200), ("ask-period", 200)];
 
-pub(crate) struct Sentinels {
+/// A master, its replica and three sentinels.
+pub struct Sentinels {
     master: RedisServer,
     replica: RedisServer,
     sentinels: Vec<RedisServer>,
@@ -28,7 +29,7 @@ pub(crate) struct Sentinels {
 
 impl Sentinels {
     /// Returns when every sentinel knows the replica and the other sentinels, so a failover can begin.
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         let master = RedisServer::start();
         let replica = RedisServer::start();
         let link = Link::to(&master);
@@ -43,29 +44,34 @@ impl Sentinels {
         all
     }
 
-    pub(crate) fn url(&self) -> String {
+    /// The URL for clients, with the addresses of all sentinels.
+    pub fn url(&self) -> String {
         let addresses: Vec<String> = self.sentinels.iter().map(|one| format!("127.0.0.1:{}", one.port())).collect();
         format!("redis+sentinel://{}/{MASTER_NAME}", addresses.join(","))
     }
 
-    pub(crate) fn master(&mut self) -> &mut RedisServer {
+    /// The current master.
+    pub fn master(&mut self) -> &mut RedisServer {
         &mut self.master
     }
 
-    pub(crate) fn link(&self) -> &Link {
+    /// The link to the first master.
+    pub fn link(&self) -> &Link {
         &self.link
     }
 
-    pub(crate) fn replica(&mut self) -> &mut RedisServer {
+    /// The current replica.
+    pub fn replica(&mut self) -> &mut RedisServer {
         &mut self.replica
     }
 
-    pub(crate) fn sentinel(&mut self, index: usize) -> &mut RedisServer {
+    /// The sentinel of that index.
+    pub fn sentinel(&mut self, index: usize) -> &mut RedisServer {
         &mut self.sentinels[index]
     }
 
     /// Makes a sentinel report another master than the others, as after a partition.
-    pub(crate) fn mislead(&self, index: usize, port: u16) {
+    pub fn mislead(&self, index: usize, port: u16) {
         let sentinel = &self.sentinels[index];
         let () = sentinel.query(redis::cmd("SENTINEL").arg("REMOVE").arg(MASTER_NAME));
         let mut monitor = redis::cmd("SENTINEL");
@@ -74,7 +80,7 @@ impl Sentinels {
 
     /// After the master was killed or stopped: returns when every sentinel that runs names the replica as master and
     /// the replica agrees. From then on the two are swapped here too. Returns the new master's port.
-    pub(crate) fn wait_for_failover(&mut self) -> u16 {
+    pub fn wait_for_failover(&mut self) -> u16 {
         let port = self.replica.port();
         wait_until("the sentinels agree on a new master", FAILOVER_LIMIT, || {
             let mut running = self.sentinels.iter().filter(|sentinel| sentinel.is_running());

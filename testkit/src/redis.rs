@@ -7,30 +7,26 @@
 //! The suite's own commands (readiness, `INFO`, `CLUSTER`, `SENTINEL`) go over a Unix socket in the server's directory:
 //! only the process that was started can reply there, and TLS is left to the code under test.
 
-#![allow(dead_code, unused_imports, reason = "a kit: which of its failures the tests stage changes with the tests")]
-
 mod cluster;
 mod link;
-mod port;
-mod process;
 mod sentinels;
 mod switch;
 mod tls;
-mod wait;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use redis::{Client, Cmd, Connection, ConnectionAddr, ConnectionInfo, FromRedisValue, InfoDict, IntoConnectionInfo};
 use tempfile::TempDir;
 
-pub(crate) use cluster::Cluster;
-pub(crate) use link::{Link, Traffic};
-pub(crate) use sentinels::Sentinels;
-pub(crate) use switch::Switch;
+pub use cluster::{Cluster, SlotMove};
+pub use link::{Link, Traffic};
+pub use sentinels::Sentinels;
+pub use switch::Switch;
 
-use port::Port;
-use process::{Process, Signal};
+use crate::port::Port;
+use crate::process::{Process, Signal};
+use crate::wait;
 
 /// The time that a server may take to start. An idle machine needs 50 ms.
 const READY_LIMIT: Duration = Duration::from_secs(10);
@@ -100,7 +96,7 @@ enum StartError {
 }
 
 /// A server process. It runs until it is dropped, unless a test kills it.
-pub(crate) struct RedisServer {
+pub struct RedisServer {
     // Dropped in this order: the process first, then the directory it writes to, then the claim on its port.
     process: Option<Process>,
     dir: TempDir,
@@ -109,23 +105,24 @@ pub(crate) struct RedisServer {
 }
 
 impl RedisServer {
-    pub(crate) fn start() -> Self {
+    /// Starts a server and waits until it answers.
+    pub fn start() -> Self {
         Self::with(&[])
     }
 
     /// With extra arguments, as on the command line: `&["--requirepass", "secret"]`.
-    pub(crate) fn with(args: &[&str]) -> Self {
+    pub fn with(args: &[&str]) -> Self {
         Self::launch(Recipe::new(redis_server(), args))
     }
 
     /// Accepts only TLS, for `localhost` and `127.0.0.1`, with a certificate of the authority at [`Self::ca_path`]. Not
     /// every server that `REDIS_SERVER` names is built with TLS, so it is the installed one.
-    pub(crate) fn start_tls() -> Self {
+    pub fn start_tls() -> Self {
         Self::launch_tls(&tls::ARGS)
     }
 
     /// The same, for clients with a certificate of that authority alone: see [`Self::client_files`].
-    pub(crate) fn start_tls_with_clients() -> Self {
+    pub fn start_tls_with_clients() -> Self {
         Self::launch_tls(&tls::ARGS_WITH_CLIENTS)
     }
 
@@ -187,7 +184,7 @@ impl RedisServer {
     }
 
     /// The URL for clients, with the password if there is one.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         let scheme = match self.recipe.transport {
             Transport::Plain => "redis",
             Transport::Tls => "rediss",
@@ -196,27 +193,28 @@ impl RedisServer {
         format!("{scheme}://{login}127.0.0.1:{}", self.port())
     }
 
-    pub(crate) fn port(&self) -> u16 {
+    /// The port of TCP or TLS.
+    pub fn port(&self) -> u16 {
         self.port.number()
     }
 
     /// The certificate to trust, in PEM. Only a server started with TLS has one.
-    pub(crate) fn ca_path(&self) -> PathBuf {
+    pub fn ca_path(&self) -> PathBuf {
         self.dir.path().join(tls::CA_FILE)
     }
 
     /// A client's certificate and its key, in PEM.
-    pub(crate) fn client_files(&self) -> (PathBuf, PathBuf) {
+    pub fn client_files(&self) -> (PathBuf, PathBuf) {
         (self.dir.path().join(tls::CLIENT_FILE), self.dir.path().join(tls::CLIENT_KEY_FILE))
     }
 
     /// The path of the server's Unix socket.
-    pub(crate) fn socket(&self) -> PathBuf {
+    pub fn socket(&self) -> PathBuf {
         self.dir.path().join(SOCKET_FILE)
     }
 
     /// Returns an authenticated connection over the Unix socket.
-    pub(crate) fn connection(&self) -> Connection {
+    pub fn connection(&self) -> Connection {
         self.try_connection().expect("a running server accepts connections")
     }
 
@@ -240,6 +238,15 @@ impl RedisServer {
         })
     }
 
+    /// Runs a command, such as `["SET", "key", "value"]`. Panics on an error.
+    pub fn command(&self, words: &[&str]) {
+        let mut command = Cmd::new();
+        for word in words {
+            command.arg(*word);
+        }
+        let _: redis::Value = self.query(&command);
+    }
+
     fn info(&self, section: &str) -> InfoDict {
         self.query(redis::cmd("INFO").arg(section))
     }
@@ -249,14 +256,14 @@ impl RedisServer {
     }
 
     /// Processor time the server has used since its start, in user and kernel mode.
-    pub(crate) fn cpu_micros(&self) -> u64 {
+    pub fn cpu_micros(&self) -> u64 {
         let info = self.info("cpu");
         let seconds = |field| info.get::<f64>(field).expect("INFO cpu has this field");
         ((seconds("used_cpu_user") + seconds("used_cpu_sys")) * 1e6).round() as u64
     }
 
     /// A replica of this server that has all of its data.
-    pub(crate) fn replica(&self) -> Self {
+    pub fn replica(&self) -> Self {
         let replica = Self::start();
         let () = replica.query(redis::cmd("REPLICAOF").arg("127.0.0.1").arg(self.port()));
         wait::wait_until("the replica has its first copy", READY_LIMIT, || {
@@ -266,17 +273,17 @@ impl RedisServer {
     }
 
     /// Makes a replica a master. It receives nothing from its former master any more.
-    pub(crate) fn promote(&self) {
+    pub fn promote(&self) {
         let () = self.query(redis::cmd("REPLICAOF").arg("NO").arg("ONE"));
     }
 
     /// Kills the server. Its data is lost.
-    pub(crate) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         self.process = None;
     }
 
     /// Starts the server again, empty, on the same port with the same arguments; kills it first if it still runs.
-    pub(crate) fn restart(&mut self) {
+    pub fn restart(&mut self) {
         self.kill();
         match self.run() {
             Ok(()) => {}
@@ -286,11 +293,12 @@ impl RedisServer {
     }
 
     /// Freezes the server: connections stay open and are still accepted, but nothing is answered until [`Self::cont`].
-    pub(crate) fn stop(&mut self) {
+    pub fn stop(&mut self) {
         self.process.as_mut().expect("only a running server can be stopped").signal(Signal::Stop);
     }
 
-    pub(crate) fn cont(&mut self) {
+    /// Continues a server that [`Self::stop`] froze.
+    pub fn cont(&mut self) {
         self.process.as_mut().expect("only a running server can be continued").signal(Signal::Continue);
     }
 

@@ -4,13 +4,17 @@ use std::fs::OpenOptions;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+/// Signals that freeze and continue a process.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Signal {
+pub enum Signal {
+    /// SIGSTOP
     Stop,
+    /// SIGCONT
     Continue,
 }
 
-pub(super) struct Process {
+/// A child process. It is killed when it is dropped.
+pub struct Process {
     // Not reaped while signals can be sent, so its id cannot have passed to another process.
     child: Child,
     is_stopped: bool,
@@ -18,7 +22,7 @@ pub(super) struct Process {
 
 impl Process {
     /// Runs in `dir`; all it prints is added to `log` there.
-    pub(super) fn spawn(binary: &Path, args: &[&str], dir: &Path, log: &str) -> Self {
+    pub fn spawn(binary: &Path, args: &[&str], dir: &Path, log: &str) -> Self {
         let log = OpenOptions::new().create(true).append(true).open(dir.join(log)).expect("the log can be opened");
         let errors = log.try_clone().expect("the log can be opened twice");
         let child = Command::new(binary)
@@ -28,20 +32,24 @@ impl Process {
             .stdout(log)
             .stderr(errors)
             .spawn()
-            .unwrap_or_else(|error| panic!("cannot run {}: {error}; run tools/install-redis", binary.display()));
+            .unwrap_or_else(|error| {
+                panic!("cannot run {}: {error}: install it, for Redis with tools/install-redis", binary.display())
+            });
         Self { child, is_stopped: false }
     }
 
     /// For a start that is awaited: once this has said yes, the process must not be signalled.
-    pub(super) fn has_exited(&mut self) -> bool {
+    pub fn has_exited(&mut self) -> bool {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    pub(super) fn is_stopped(&self) -> bool {
+    /// Returns whether [`Signal::Stop`] was the last signal.
+    pub fn is_stopped(&self) -> bool {
         self.is_stopped
     }
 
-    pub(super) fn signal(&mut self, signal: Signal) {
+    /// Sends a signal.
+    pub fn signal(&mut self, signal: Signal) {
         let name = match signal {
             Signal::Stop => "STOP",
             Signal::Continue => "CONT",
