@@ -5,6 +5,11 @@
 
 #[cfg(feature = "rules")]
 pub use crate::gate::cached::CachedGate;
+/// Lookup of descriptors in configuration of envoyproxy/ratelimit.
+#[cfg(feature = "file")]
+pub mod envoy {
+    pub use crate::rules::envoy::{DescriptorLimit, DescriptorMatch, Domains, FoundLimit, Unit, matches_wildcard};
+}
 pub use crate::http::forwarding::is_forwarding_header;
 pub use crate::http::headers::{HeaderLine, HeaderValues};
 pub use crate::http::refusal_builder::WrittenResponse;

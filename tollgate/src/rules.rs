@@ -30,6 +30,8 @@ mod cel;
 mod certificate;
 mod claims;
 pub(crate) mod client;
+#[cfg(feature = "file")]
+pub(crate) mod envoy;
 mod expression_errors;
 mod facts;
 #[cfg(feature = "file")]

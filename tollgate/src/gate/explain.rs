@@ -11,7 +11,7 @@ use crate::http::Refusal;
 use crate::key::Key;
 use crate::limiter::Hit;
 use crate::rules::{
-    Facts, FailedExpression, FailedExpressions, Mode, Piece, Pieces, Request, RuleHit, RuleMatch, TokenStatus,
+    Facts, FailedExpression, FailedExpressions, Mode, Piece, Pieces, Request, RuleHit, RuleMatch, RuleSet, TokenStatus,
 };
 
 /// How the rules would decide a request. Nothing is counted.
@@ -116,13 +116,13 @@ impl Gate {
                 let inspected = state.inspect(number, &request);
                 Inspected { failed: failed.take(), ..inspected }
             };
-            let inspected = (0..state.rules.len()).map(inspect).collect();
+            let inspected = explained(&state.rules).map(inspect).collect();
             (inspected, request.token_status())
         };
         async move {
             let mut rules = Vec::with_capacity(inspected.len());
             let early: Vec<bool> = inspected.iter().map(|inspected| inspected.early).collect();
-            for (number, inspected) in (0..).zip(inspected) {
+            for (number, inspected) in explained(&state.rules).zip(inspected) {
                 let name = state.rules.name(number).to_owned();
                 let shadow = state.rules.rule(number).mode == Mode::Shadow;
                 let (rule_state, failed_expressions) = state.resolve(inspected).await;
@@ -131,6 +131,11 @@ impl Gate {
             Explanation::of(rules, &early, token)
         }
     }
+}
+
+/// Returns the rules that requests can match.
+fn explained(rules: &RuleSet) -> impl Iterator<Item = u32> {
+    (0..rules.len()).filter(|number| !rules.is_by_name_only(*number))
 }
 
 impl State {

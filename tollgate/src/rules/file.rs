@@ -21,6 +21,7 @@
 //! Deliberately not here: watching files for changes, and matching requests.
 
 mod compile;
+mod envoy;
 mod expressions;
 mod forms;
 mod meaning;
@@ -40,7 +41,9 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use self::envoy::{DomainConfig, EnvoyRules};
 use self::node::Node;
 use self::problem::Findings;
 
@@ -53,6 +56,7 @@ pub use self::types::RuleFile;
 /// Not covered by semantic versioning: anything in this module can change in any release.
 #[doc(hidden)]
 pub mod internal {
+    pub use super::envoy::{DescriptorConfig, DomainConfig, EnvoyRules, RateLimitConfig};
     pub use super::forms::{
         Address, ByteSize, Cidr, ContentType, CostText, DurationText, Expression, HeaderName, HostGlob, KeyPart,
         KeyPrefix, LimitName, MethodName, PathGlob, PathText, Pattern, PlanSource, RateText, SettleSource, StatusClass,
@@ -61,12 +65,12 @@ pub mod internal {
     pub use super::setting_error::{KeyOrIndex, SettingError};
     pub use super::types::{
         AccessLogRule, AdminRule, AlgorithmName, Align, Balance, BanRule, BodyName, BodyRule, CertificateRule,
-        ClientCertificates, ComputedCost, ConsistencyName, CostRule, CountName, CountRule, EjectRule, FailurePolicy,
-        ForwardingName, GatewayRule, HeaderEdits, HeaderFamily, HealthCheckRule, HostHeader, JwtAlgorithm, JwtRule,
-        LimitRule, ListRule, Listener, LogFormat, MatchRule, Missing, Modes, Numbers, OneOrMany, Overflow,
-        OverrideRule, PathsRule, RefillMode, RespListener, RespondRule, RewriteRule, RouteRule, ServiceRule,
+        ClientCertificates, ComputedCost, ConsistencyName, CostRule, CountName, CountRule, EjectRule, EnvoyRule,
+        FailurePolicy, ForwardingName, GatewayRule, HeaderEdits, HeaderFamily, HealthCheckRule, HostHeader,
+        JwtAlgorithm, JwtRule, LimitRule, ListRule, Listener, LogFormat, MatchRule, Missing, Modes, Numbers, OneOrMany,
+        Overflow, OverrideRule, PathsRule, RefillMode, RespListener, RespondRule, RewriteRule, RouteRule, ServiceRule,
         StatusRule, StoreRule, TemplateRule, TimeoutsRule, TlsRule, UnderscoreHeaders, UpstreamConnectionsRule,
-        UpstreamHeader, UpstreamRule, UpstreamTlsRule,
+        UpstreamHeader, UpstreamRule, UpstreamTlsRule, XdsRule,
     };
 }
 
@@ -83,6 +87,10 @@ pub struct Parsed {
     rules: RuleFile,
     root: Node,
     warnings: Problems,
+    /// The domains of envoyproxy/ratelimit's files that the file names.
+    domains: Arc<[DomainConfig]>,
+    /// The rules of these and of other domains.
+    envoy: EnvoyRules,
 }
 
 impl RuleFile {
@@ -101,7 +109,16 @@ impl RuleFile {
             Some((rules, root)) if !refused => {
                 let (name, source) = (file_name.to_owned(), source.into_owned());
                 let folder = PathBuf::new();
-                Ok(Parsed { name, source, folder, rules, root, warnings: problems })
+                Ok(Parsed {
+                    name,
+                    source,
+                    folder,
+                    rules,
+                    root,
+                    warnings: problems,
+                    domains: Arc::default(),
+                    envoy: EnvoyRules::default(),
+                })
             }
             _ => Err(problems),
         }
@@ -194,6 +211,62 @@ impl Parsed {
         self
     }
 
+    /// Sets the domains of the files of envoyproxy/ratelimit that the file names. Their rules are compiled with those of
+    /// the file.
+    ///
+    /// # Errors
+    ///
+    /// Returns the problems of the domains.
+    #[doc(hidden)]
+    pub fn with_domains(self, domains: Vec<DomainConfig>) -> Result<Self, Problems> {
+        Self { domains: domains.into(), ..self }.with_more_domains(&[])
+    }
+
+    /// Adds domains to those of the files, in place of the ones that were added before.
+    ///
+    /// # Errors
+    ///
+    /// Returns the problems of the domains.
+    #[doc(hidden)]
+    pub fn with_more_domains(self, more: &[DomainConfig]) -> Result<Self, Problems> {
+        let settings = self.rules.service.envoy.clone().unwrap_or_default();
+        let envoy = EnvoyRules::new(self.domains.iter().chain(more), &settings)?;
+        Ok(Self { envoy, ..self })
+    }
+
+    /// Replaces the domains by those of another file.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_domains_of(self, other: &Self) -> Self {
+        Self { domains: Arc::clone(&other.domains), envoy: other.envoy.clone(), ..self }
+    }
+
+    /// Returns the rules of envoyproxy/ratelimit's configuration.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn envoy_rules(&self) -> &EnvoyRules {
+        &self.envoy
+    }
+
+    /// Adds warnings about files that the rule file names.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_warnings(mut self, warnings: Problems) -> Self {
+        self.warnings = self.warnings.and(warnings);
+        self
+    }
+
+    /// Returns a problem with a setting of the service, at the position of a key under `service`.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn service_problem(&self, key: &str, problem: &str, fix: &str) -> Problems {
+        let mut findings = Findings::default();
+        let service = self.root.get("service");
+        let at = service.map_or(self.root.at, |service| service.value_at(key));
+        findings.error(at, problem, fix);
+        findings.into_problems(&self.name, &self.source)
+    }
+
     /// Returns the folder that relative paths in the file start from.
     #[must_use]
     pub fn folder(&self) -> &Path {
@@ -238,7 +311,7 @@ impl Deref for Parsed {
 }
 
 fn read(source: &str, findings: &mut Findings) -> Option<(RuleFile, Node)> {
-    let root = yaml::read(source, findings)?;
+    let root = yaml::read(source, "write `limits:` and a limit under it", findings)?;
     let root = shape::check(root, schema::borrowed(), findings)?;
     match serde_json::from_value::<RuleFile>(root.to_json()) {
         Ok(rules) => {

@@ -23,6 +23,8 @@ pub(super) struct Index {
     hosts: HashMap<Box<str>, Vec<u32>, ahash::RandomState>,
     wildcard_hosts: HashMap<Box<str>, Vec<u32>, ahash::RandomState>,
     always: Vec<u32>,
+    /// The number of rules that are not indexed.
+    never: usize,
     /// One entry per rule.
     indexed_by: Vec<IndexedBy>,
 }
@@ -33,12 +35,15 @@ pub(super) enum IndexedBy {
     Path,
     Host,
     Always,
+    /// Not indexed: the rule is checked by its name only.
+    Never,
 }
 
 /// The part of a rule that the index needs.
 pub(super) struct Indexed<'a> {
     pub(super) paths: &'a [PathGlob],
     pub(super) hosts: &'a [HostGlob],
+    pub(super) by_name_only: bool,
 }
 
 impl Index {
@@ -56,6 +61,7 @@ impl Index {
             let rules_on_path = rule.paths.iter().map(|glob| on_path[&glob.to_string()]).max().unwrap_or(0);
             let rules_on_host = rule.hosts.iter().map(|glob| on_host[&*glob.name]).max().unwrap_or(usize::MAX);
             let indexed_by = match (by_path, rule.hosts.is_empty()) {
+                _ if rule.by_name_only => IndexedBy::Never,
                 (true, true) => IndexedBy::Path,
                 (true, false) if rules_on_path <= rules_on_host => IndexedBy::Path,
                 (_, false) => IndexedBy::Host,
@@ -65,6 +71,7 @@ impl Index {
                 IndexedBy::Path => rule.paths.iter().for_each(|glob| index.paths.insert(glob, number)),
                 IndexedBy::Host => rule.hosts.iter().for_each(|glob| index.insert_host(glob, number)),
                 IndexedBy::Always => index.always.push(number),
+                IndexedBy::Never => index.never += 1,
             }
             index.indexed_by.push(indexed_by);
         }
@@ -81,10 +88,10 @@ impl Index {
         hosts.entry(glob.name.clone()).or_default().push(number);
     }
 
-    /// Returns all rules, if none is indexed by a path or a host.
+    /// Returns all indexed rules, if none is indexed by a path or a host.
     #[inline]
     pub(super) fn all_always(&self) -> Option<&[u32]> {
-        (self.always.len() == self.indexed_by.len()).then_some(&self.always)
+        (self.always.len() + self.never == self.indexed_by.len()).then_some(&self.always)
     }
 
     /// Returns `true` if a rule is indexed by its path.
@@ -306,7 +313,7 @@ mod tests {
         ) {
             let path = format!("/{}", path.join("/"));
             let indexed: Vec<Indexed<'_>> =
-                rules.iter().map(|(paths, hosts)| Indexed { paths, hosts }).collect();
+                rules.iter().map(|(paths, hosts)| Indexed { paths, hosts, by_name_only: false }).collect();
             let index = Index::new(&indexed);
             let readings = readings(&path);
             let found = index.candidates(|| Some(&readings), || Some(&host));
@@ -323,7 +330,7 @@ mod tests {
                     match index.indexed_by()[number as usize] {
                         IndexedBy::Path => prop_assert!(near_path),
                         IndexedBy::Host => prop_assert!(on_host),
-                        IndexedBy::Always => {}
+                        IndexedBy::Always | IndexedBy::Never => {}
                     }
                 }
             }
@@ -333,7 +340,7 @@ mod tests {
     #[test]
     fn a_path_that_repeats_one_segment_finds_each_rule_once() {
         let globs: [PathGlob; 2] = ["/**/a/**".parse().unwrap(), "/**/*/a/r7".parse().unwrap()];
-        let indexed: Vec<_> = (0..100).map(|_| Indexed { paths: &globs, hosts: &[] }).collect();
+        let indexed: Vec<_> = (0..100).map(|_| Indexed { paths: &globs, hosts: &[], by_name_only: false }).collect();
         let index = Index::new(&indexed);
         let path = format!("{}/r7", "/a".repeat(30_000));
         let readings = readings(&path);
@@ -348,10 +355,10 @@ mod tests {
         let paths: Vec<[PathGlob; 1]> = (0..1000).map(|n| [format!("/api/r{n}/**").parse().unwrap()]).collect();
         let hosts: Vec<[HostGlob; 1]> = (0..1000).map(|n| [format!("h{n}.example.com").parse().unwrap()]).collect();
         let same: [PathGlob; 1] = ["/api/**".parse().unwrap()];
-        let by_path: Vec<_> = paths.iter().map(|paths| Indexed { paths, hosts: &[] }).collect();
+        let by_path: Vec<_> = paths.iter().map(|paths| Indexed { paths, hosts: &[], by_name_only: false }).collect();
         let path = readings("/api/r7/x");
         assert_eq!(Index::new(&by_path).candidates(|| Some(&path), || None).as_slice(), [7]);
-        let by_host: Vec<_> = hosts.iter().map(|hosts| Indexed { paths: &same, hosts }).collect();
+        let by_host: Vec<_> = hosts.iter().map(|hosts| Indexed { paths: &same, hosts, by_name_only: false }).collect();
         let path = readings("/api/x");
         assert_eq!(Index::new(&by_host).candidates(|| Some(&path), || Some("H7.example.com")).as_slice(), [7]);
     }

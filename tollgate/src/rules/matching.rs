@@ -154,7 +154,7 @@ impl Match {
             IndexedBy::Path if !is_found_by_path => Known::Nothing,
             IndexedBy::Path => Known::Path,
             IndexedBy::Host => Known::Host,
-            IndexedBy::Always => Known::Nothing,
+            IndexedBy::Always | IndexedBy::Never => Known::Nothing,
         }
     }
 

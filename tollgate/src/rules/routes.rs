@@ -60,8 +60,10 @@ impl Routes {
         }
         // A stable sort keeps equal routes in their order.
         entries.sort_by(|(one, _), (other, _)| specific(one, other));
-        let indexed: Vec<Indexed<'_>> =
-            entries.iter().map(|(one, _)| Indexed { paths: &one.paths, hosts: &one.hosts }).collect();
+        let indexed: Vec<Indexed<'_>> = entries
+            .iter()
+            .map(|(one, _)| Indexed { paths: &one.paths, hosts: &one.hosts, by_name_only: false })
+            .collect();
         let index = Index::new(&indexed);
         let entry = |((matching, number), by): ((Match, usize), &IndexedBy)| {
             let known = matching.known_if_found_by(*by);

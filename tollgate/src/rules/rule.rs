@@ -44,6 +44,8 @@ pub struct Rule {
     pub(super) expression_errors: Vec<ErrorCount>,
     /// What the expressions need a token for. The key and the plan are examined when the set is built.
     pub(super) expressions_read_token: TokenUse,
+    /// Whether the rule is checked by its name only, never by the facts of a request.
+    pub(super) by_name_only: bool,
     /// The error of an invalid name.
     problem: Option<InvalidLimit>,
 }
@@ -211,12 +213,24 @@ pub struct Listing {
     networks: Networks,
     pub(super) keys: Vec<Box<[Box<[u8]>]>>,
     conditions: Vec<Condition>,
+    everything: bool,
 }
 
 impl Listing {
     /// Returns an empty list.
     pub fn none() -> Self {
         Self::default()
+    }
+
+    /// Returns a list of every request and key.
+    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "only files of envoyproxy/ratelimit have such rules"))]
+    pub(super) fn everything() -> Self {
+        Self { everything: true, ..Self::default() }
+    }
+
+    /// Returns `true` if every request and key is listed.
+    pub(super) fn is_everything(&self) -> bool {
+        self.everything
     }
 
     /// Adds clients with an address in these networks.
@@ -238,7 +252,7 @@ impl Listing {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.networks.is_empty() && self.keys.is_empty() && self.conditions.is_empty()
+        !self.everything && self.networks.is_empty() && self.keys.is_empty() && self.conditions.is_empty()
     }
 
     /// Returns `true` if the list has other entries than keys.
@@ -329,8 +343,16 @@ impl Rule {
             response_settlement: ResponseSettlement::default(),
             expressions_read_token: TokenUse::Never,
             expression_errors: Vec::new(),
+            by_name_only: false,
             problem: None,
         }
+    }
+
+    /// Lets the rule be checked by its name only. It matches no request.
+    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "only files of envoyproxy/ratelimit have such rules"))]
+    pub(super) fn by_name_only(mut self) -> Self {
+        self.by_name_only = true;
+        self
     }
 
     /// Returns what the rule needs a token for. Closures are not examined: rules made in code have no tokens.
@@ -344,6 +366,15 @@ impl Rule {
         match &self.bound {
             Bound::Rate(limit) => limit.name(),
             Bound::InFlight { name, .. } => name,
+        }
+    }
+
+    /// Returns the algorithm with its numbers, if the rule limits a rate.
+    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "only rule files are compared"))]
+    pub(super) fn numbers(&self) -> Option<&Algorithm> {
+        match &self.bound {
+            Bound::Rate(limit) => Some(limit.algorithm()),
+            Bound::InFlight { .. } => None,
         }
     }
 

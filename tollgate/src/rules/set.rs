@@ -20,6 +20,8 @@ pub(crate) use self::phases::Phase;
 use self::phases::Phases;
 use self::plain::PlainRule;
 use super::client::TrustedProxies;
+#[cfg(feature = "file")]
+use super::envoy::Domains;
 use super::index::{Candidates, Index, IndexedBy};
 use super::key_map::KeyMap;
 use super::key_part::Piece;
@@ -76,6 +78,8 @@ struct Inner {
     per_address: Option<PerAddress>,
     phases: Phases,
     challenge: Option<Challenge>,
+    #[cfg(feature = "file")]
+    domains: Domains,
 }
 
 struct Compiled {
@@ -244,7 +248,9 @@ impl RuleSet {
     /// Returns `true` if a rule that is indexed by path or host can refuse. Shadow rules cannot.
     fn enforces_by_path_or_host(&self) -> bool {
         let placed = self.0.rules.iter().zip(self.0.index.indexed_by());
-        placed.into_iter().any(|(one, by)| *by != IndexedBy::Always && one.rule.mode == Mode::Enforced)
+        placed
+            .into_iter()
+            .any(|(one, by)| matches!(by, IndexedBy::Path | IndexedBy::Host) && one.rule.mode == Mode::Enforced)
     }
 
     fn shortcut(&self, number: u32, case: Case) -> Shortcut {
@@ -402,7 +408,9 @@ impl RuleSet {
         if compiled.exempt.get(known.clone()).is_some() {
             return Some(RuleMatch::Exempt);
         }
-        if compiled.rule.mode == Mode::Enforced && compiled.blocked.get(known.clone()).is_some() {
+        if compiled.rule.mode == Mode::Enforced
+            && (compiled.blocked.get(known.clone()).is_some() || compiled.rule.blocked.is_everything())
+        {
             return Some(RuleMatch::Refused(number, Refused::Blocked));
         }
         // The end of the request is unknown.
@@ -432,6 +440,19 @@ impl RuleSet {
     #[must_use]
     pub fn key_parts(&self, name: &str) -> Option<&[KeyPart]> {
         self.number(name).map(|number| &*self.rule(number).key)
+    }
+
+    /// Returns the domains of envoyproxy/ratelimit's configuration.
+    #[cfg(feature = "file")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn domains(&self) -> &Domains {
+        &self.0.domains
+    }
+
+    /// Returns whether a rule is checked by its name only, never by the facts of a request.
+    pub(crate) fn is_by_name_only(&self, number: u32) -> bool {
+        self.rule(number).by_name_only
     }
 
     /// Returns the limits of all rules in their order, without overrides and bans. Rules that limit requests in flight

@@ -4,6 +4,7 @@
 
 mod compiled;
 mod dropped_headers;
+mod envoy;
 mod expressions;
 mod good;
 mod hostile;

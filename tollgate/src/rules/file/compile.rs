@@ -14,7 +14,7 @@ use super::types::{
     BodyName, BodyRule, CostRule, CountName, CountRule, GatewayRule, HeaderFamily as FamilyName, JwtAlgorithm, JwtRule,
     LimitRule, ListRule, MatchRule, Missing as MissingName, OverrideRule, RouteRule, StatusRule,
 };
-use super::{Parsed, Problems, RuleFile};
+use super::{Parsed, Problems};
 use crate::Ban;
 use crate::error::InvalidLimit;
 use crate::http::{Body, Challenge, HeaderFamily, TokenError};
@@ -36,7 +36,7 @@ impl Parsed {
     /// Fails if a file that the rules name cannot be read, or has no suitable keys.
     pub fn compile(&self) -> Result<RuleSet, Problems> {
         let mut findings = Findings::default();
-        let rules = rule_set(&self.rules, &self.root, &self.folder, &mut findings);
+        let rules = rule_set(self, &mut findings);
         match rules {
             Some(rules) if !findings.refused() => Ok(rules),
             _ => Err(findings.into_problems(&self.name, &self.source)),
@@ -89,7 +89,8 @@ impl Parsed {
     }
 }
 
-fn rule_set(file: &RuleFile, root: &Node, folder: &Path, findings: &mut Findings) -> Option<RuleSet> {
+fn rule_set(parsed: &Parsed, findings: &mut Findings) -> Option<RuleSet> {
+    let Parsed { rules: file, root, folder, envoy, .. } = parsed;
     let families = file.headers.iter().map(|name| family(*name)).collect();
     let mut builder = RuleSet::builder().headers(families).body(body(&file.body, root, findings)?);
     if let Some(proxies) = file.gateway.as_ref().and_then(|gateway| trusted_proxies(gateway, root, findings)) {
@@ -114,6 +115,10 @@ fn rule_set(file: &RuleFile, root: &Node, folder: &Path, findings: &mut Findings
             }
         }
     }
+    for rule in &envoy.rules {
+        builder = builder.rule(rule.clone());
+    }
+    builder = builder.domains(envoy.domains.clone());
     builder.build().map_err(|error| findings.error(root.value_at("limits"), error.problem(), error.fix())).ok()
 }
 

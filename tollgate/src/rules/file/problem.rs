@@ -142,11 +142,11 @@ impl Problems {
         self.reported.iter()
     }
 
-    /// Adds the problems that another check found in the same file, in the order of the file.
+    /// Adds the problems that another check found, in the order of each file.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.reported.extend(other.reported);
-        self.reported.sort_by_key(Problem::position);
+        self.reported.sort_by(|one, other| (&one.file, one.at).cmp(&(&other.file, other.at)));
         self.more += other.more;
         self
     }

@@ -7,6 +7,7 @@
 //! [`RuleFile::parse`]: super::RuleFile::parse
 
 mod answers;
+mod envoy;
 mod gateway;
 mod limit;
 mod numbers;
@@ -23,6 +24,7 @@ use super::forms::{ByteSize, ContentType, DurationText, StoreName, schema_of};
 
 pub(super) use self::answers::STATUSES;
 pub use self::answers::{CountName, CountRule, StatusRule};
+pub use self::envoy::{EnvoyRule, XdsRule};
 pub use self::gateway::{
     AccessLogRule, Balance, CertificateRule, ClientCertificates, EjectRule, ForwardingName, GatewayRule, HeaderEdits,
     HealthCheckRule, HostHeader, LogFormat, PathsRule, RespondRule, RewriteRule, RouteRule, TimeoutsRule, TlsRule,

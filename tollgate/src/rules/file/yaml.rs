@@ -18,8 +18,8 @@ const MAX_DEPTH: usize = 32;
 /// Ten thousand limits of fifty values each, with aliases expanded.
 const MAX_NODES: usize = 500_000;
 
-/// Reads a file, or returns `None` after reporting that it is not YAML or too large.
-pub(super) fn read(source: &str, findings: &mut Findings) -> Option<Node> {
+/// Reads a file, or returns `None` after reporting that it is not YAML, empty or too large.
+pub(super) fn read(source: &str, fix_if_empty: &str, findings: &mut Findings) -> Option<Node> {
     if source.len() > MAX_FILE {
         let message = format!("the file has {} bytes, more than 4 MiB", source.len());
         findings.error(Position { line: 1, column: 1 }, message, "remove some limits");
@@ -39,11 +39,7 @@ pub(super) fn read(source: &str, findings: &mut Findings) -> Option<Node> {
     }
     match builder.root {
         Some(Node { kind: NodeKind::Scalar(Scalar { value: ScalarValue::Null, .. }), .. }) | None => {
-            findings.error(
-                Position { line: 1, column: 1 },
-                "the file is empty",
-                "write `limits:` and a limit under it",
-            );
+            findings.error(Position { line: 1, column: 1 }, "the file is empty", fix_if_empty);
             None
         }
         root => root,

@@ -10,6 +10,8 @@ use crate::http::{Body, Challenge, Families, Policy};
 use crate::limit::{Limit, LimitId};
 use crate::rules::PathReading;
 use crate::rules::client::TrustedProxies;
+#[cfg(feature = "file")]
+use crate::rules::envoy::Domains;
 use crate::rules::index::{Index, Indexed};
 use crate::rules::key_map::KeyMap;
 use crate::rules::request::Tokens;
@@ -31,6 +33,8 @@ pub struct RuleSetBuilder {
     families: Families,
     body: Body,
     challenge: Option<Challenge>,
+    #[cfg(feature = "file")]
+    domains: Domains,
     /// The error of an invalid body.
     problem: Option<InvalidLimit>,
 }
@@ -91,6 +95,13 @@ impl RuleSetBuilder {
         self
     }
 
+    /// Sets the domains of envoyproxy/ratelimit's configuration, whose rules are added like others.
+    #[cfg(feature = "file")]
+    pub(in crate::rules) fn domains(mut self, domains: Domains) -> Self {
+        self.domains = domains;
+        self
+    }
+
     /// Compiles the rules.
     ///
     /// # Errors
@@ -147,7 +158,11 @@ impl RuleSetBuilder {
         }
         let indexed: Vec<Indexed<'_>> = compiled
             .iter()
-            .map(|one| Indexed { paths: &one.rule.matching.paths, hosts: &one.rule.matching.hosts })
+            .map(|Compiled { rule, .. }| Indexed {
+                paths: &rule.matching.paths,
+                hosts: &rule.matching.hosts,
+                by_name_only: rule.by_name_only,
+            })
             .collect();
         let index = Index::new(&indexed);
         let shortcuts: Box<[_]> = compiled.iter().zip(index.indexed_by()).map(|(one, by)| one.shortcut(*by)).collect();
@@ -177,6 +192,8 @@ impl RuleSetBuilder {
             policies,
             body: self.body,
             challenge: self.challenge,
+            #[cfg(feature = "file")]
+            domains: self.domains,
         })))
     }
 }

@@ -75,7 +75,7 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
 
 /// Returns every address but that of the gateway, with its position.
 fn listening<'f>(file: &'f RuleFile, root: &Node) -> Vec<(&'f crate::rules::file::forms::Address, Position)> {
-    let ServiceRule { http, grpc, resp } = &file.service;
+    let ServiceRule { http, grpc, resp, .. } = &file.service;
     let address = |listener: &'f Option<Listener>| listener.as_ref().map(|listener| &listener.listen);
     let addresses =
         [("http", address(http)), ("grpc", address(grpc)), ("resp", resp.as_ref().map(|listener| &listener.listen))];

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::OneOrMany;
+use super::{EnvoyRule, OneOrMany, XdsRule};
 use crate::rules::file::forms::{Address, DurationText, HostGlob, TokenSource};
 
 /// The decision service.
@@ -17,6 +17,10 @@ pub struct ServiceRule {
     pub grpc: Option<Listener>,
     /// The Redis protocol.
     pub resp: Option<RespListener>,
+    /// Rate limits in the format of envoyproxy/ratelimit, for `grpc`.
+    pub envoy: Option<EnvoyRule>,
+    /// The server that sends rate limits in the format of envoyproxy/ratelimit by xDS, for `grpc`.
+    pub xds: Option<XdsRule>,
 }
 
 /// An address to listen on, with or without the PROXY protocol.
