@@ -1,4 +1,6 @@
-//! Reads rule files from disk, up to a size limit, and parses them.
+//! Reads rule files from disk, up to a size limit, and parses them together with the files that they name.
+
+mod envoy_files;
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -9,6 +11,7 @@ use tollgate::rules::file::internal::Address;
 use tollgate::rules::file::{LoadError, Parsed, Problems, RuleFile};
 
 use crate::gateway::Gateway;
+use crate::service::xds::XdsSettings;
 
 /// One byte more than the 4 MiB that a rule file may have, so that the parser reports a longer one with a position.
 const MAX_FILE_BYTES: u64 = (4 << 20) + 1;
@@ -29,7 +32,9 @@ pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
 /// Parses the text of the rule file at `path`. Relative paths in it start from its folder.
 pub(crate) fn understand(path: &Path, text: &[u8]) -> Result<Parsed, Problems> {
     let parsed = RuleFile::parse(&path.display().to_string(), text)?;
-    Ok(parsed.in_folder(path.parent().unwrap_or(Path::new(""))))
+    let parsed = envoy_files::load(parsed.in_folder(path.parent().unwrap_or(Path::new(""))))?;
+    XdsSettings::of(&parsed)?;
+    Ok(parsed)
 }
 
 /// Compiles the rules of a file and checks its gateway, which may listen on another address than the file says.
@@ -41,8 +46,19 @@ pub(crate) fn compile(file: &Parsed, listen: Option<&Address>) -> Result<RuleSet
     }
 }
 
+/// Returns the files that the rules name and that are read again when they change.
+pub(crate) fn named_files(rules: &Parsed) -> Vec<PathBuf> {
+    let envoy = envoy_files::find(rules).unwrap_or_default();
+    key_file(rules).into_iter().chain(envoy).collect()
+}
+
+/// Returns the paths to watch for changes of these files.
+pub(crate) fn watched_paths(rules: &Parsed) -> Vec<PathBuf> {
+    key_file(rules).into_iter().chain(envoy_files::watched(rules)).collect()
+}
+
 /// Returns the path of the file with the keys for tokens, if the rules name one.
-pub(crate) fn key_file(rules: &Parsed) -> Option<PathBuf> {
+fn key_file(rules: &Parsed) -> Option<PathBuf> {
     let jwt = rules.jwt.as_ref()?;
     jwt.key_file.as_ref().or(jwt.jwks_file.as_ref()).map(|name| rules.folder().join(name))
 }

@@ -2,16 +2,26 @@
 
 use std::time::Duration;
 
-use tollgate::rules::file::RuleFile;
 use tollgate::rules::file::internal::{AlgorithmName, LimitRule};
+use tollgate::rules::file::{Parsed, RuleFile};
 use tollgate::{InvalidLimit, Rate};
 
 /// The most limits that are listed: as many as fit a terminal.
 const MAX_LIMITS: usize = 20;
 
 /// Summarises the limits in force: on one line for up to one limit, otherwise one line each, up to a bound.
-pub(crate) fn summary(file: &RuleFile) -> String {
+pub(crate) fn summary(file: &Parsed) -> String {
+    let summary = of_file(file);
+    match file.envoy_rules().len() {
+        0 => summary,
+        count if file.limits.is_empty() => format!("{count} limits from files of envoyproxy/ratelimit"),
+        count => format!("{summary}\nand {count} limits from files of envoyproxy/ratelimit"),
+    }
+}
+
+fn of_file(file: &RuleFile) -> String {
     match &*file.limits {
+        [] if file.service.xds.is_some() => "no limits yet: they come from the xDS server".to_owned(),
         [] => "no limits: everything passes".to_owned(),
         [limit] => describe(limit),
         limits => {

@@ -1,4 +1,5 @@
-//! Reloads rules at run time: when the file is saved, on SIGHUP, or when rules are published on Redis.
+//! Reloads rules at run time: when the file is saved, on SIGHUP, when rules are published on Redis, or when an xDS
+//! server sends limits.
 //!
 //! The newest of these wins. Rules with problems change nothing, and the problems are logged. Files are read on a
 //! separate thread, so a slow disk delays no request.
@@ -13,6 +14,7 @@ mod published;
 mod reloads;
 mod startup_only;
 mod store_change;
+mod xds;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,9 +36,11 @@ pub(crate) use self::reloads::Reloads;
 pub(crate) use self::startup_only::CliOverrides;
 use self::startup_only::StartupOnly;
 use self::store_change::StoreChange;
+use self::xds::Xds;
 use crate::gateway::{Gateway, StartError};
 use crate::listening::ListenError;
 use crate::service::throttle::Throttles;
+use crate::service::xds::XdsUpdate;
 use crate::{config, notice};
 
 /// The time between two polls of the file. Some file systems do not report changes, and a folder that is replaced takes
@@ -77,6 +81,8 @@ pub(crate) struct Reload {
     rules: RuleFile,
     /// Whether `rules` are published ones.
     are_published: bool,
+    /// The published rules in force with their positions, to add the limits of the xDS server.
+    published_rules: Option<Parsed>,
     gateway: Option<Arc<Gateway>>,
     overrides: CliOverrides,
     /// Settings that the server was started with. Changes to them need a restart.
@@ -87,6 +93,7 @@ pub(crate) struct Reload {
     watcher: FileWatcher,
     hangup: Hangup,
     published: RuleUpdates,
+    xds: Xds,
 }
 
 /// The running reload task.
@@ -111,6 +118,8 @@ enum Cause {
     Published(PublishedRules),
     /// Redis had lost published rules.
     Repaired(Repairs),
+    /// The xDS server has sent limits.
+    Xds(XdsUpdate),
 }
 
 /// The source of new rules. Logs and counts the result.
@@ -123,15 +132,16 @@ impl Reload {
     pub(crate) fn new(started: Started) -> Self {
         let Started { gate, throttles, path, file, hangup, gateway, overrides, reloads } = started;
         let (watcher, published) = (FileWatcher::new(&path), RuleUpdates::subscribe(&file));
-        let last_read = FileSnapshot::of_text(file.source()).with_keys(config::key_file(&file).as_deref());
+        let last_read = FileSnapshot::of_text(file.source()).with_named(config::named_files(&file));
         let (rules, compiled, are_published) = ((*file).clone(), gate.rules(), false);
-        Self {
+        let mut reload = Self {
             gate,
             throttles,
             path,
             file,
             compiled,
             are_published,
+            published_rules: None,
             gateway,
             startup_only: StartupOnly::of(&rules, &overrides),
             rules,
@@ -141,7 +151,10 @@ impl Reload {
             watcher,
             hangup,
             published,
-        }
+            xds: Xds::default(),
+        };
+        reload.follow_xds(None);
+        reload
     }
 
     pub(crate) fn spawn(self) -> ReloadTask {
@@ -172,8 +185,9 @@ impl Reload {
                 }
                 Cause::Published(PublishedRules { version, .. }) => self.withdraw_published(version).await,
                 Cause::Repaired(repairs) => self.report_repairs(&repairs),
+                Cause::Xds(update) => self.apply_xds(update),
             }
-            self.watcher.follow(&self.path, config::key_file(&self.file).as_deref());
+            self.watcher.follow(&self.path, &config::watched_paths(&self.file));
             cause = tokio::select! {
                 () = self.watcher.touched() => Cause::FileTouched,
                 () = sleep(POLL_INTERVAL) => Cause::FileTouched,
@@ -182,6 +196,7 @@ impl Reload {
                     PublishedEvent::Published(rule_set) => Cause::Published(rule_set),
                     PublishedEvent::Repaired(repairs) => Cause::Repaired(repairs),
                 },
+                update = self.xds.next() => Cause::Xds(update),
             };
         }
     }
@@ -207,7 +222,7 @@ impl Reload {
     }
 
     fn snapshot(&self) -> FileSnapshot {
-        FileSnapshot::read(&self.path, config::key_file(&self.file).as_deref())
+        FileSnapshot::read(&self.path, config::named_files(&self.file))
     }
 
     /// Reads the file until it stays the same for a moment. Half a file can be a valid one, with fewer limits.
@@ -230,13 +245,13 @@ impl Reload {
             Ok(text) if text.trim_ascii().is_empty() => {
                 origin.rejected_because("it is empty; write `limits: []` to allow everything");
             }
-            Ok(text) => match config::understand(&self.path, text) {
+            Ok(text) => match config::understand(&self.path, text).and_then(|file| self.with_xds(file)) {
                 Ok(file) => self.apply(self.with_store_override(file), &origin).await,
                 Err(problems) => origin.rejected(&problems),
             },
             Err(problem) => origin.rejected_because(&format!("{problem}: check the path and its permissions")),
         }
-        self.last_read = snapshot.with_keys(config::key_file(&self.file).as_deref());
+        self.last_read = snapshot.with_named(config::named_files(&self.file));
     }
 
     async fn apply(&mut self, file: Parsed, origin: &Origin) {
@@ -273,7 +288,8 @@ impl Reload {
             gateway.change(next);
         }
         notice::log_problems(file.warnings());
-        origin.applied(&changes::describe(&self.rules, &file));
+        let of_domains = changes::of_domains(self.file.envoy_rules(), file.envoy_rules());
+        origin.applied(&changes::joined(changes::describe(&self.rules, &file), of_domains));
         change.log();
         if change != StoreChange::None {
             notice::warn_if_store_unavailable(&self.gate);
@@ -285,7 +301,9 @@ impl Reload {
         }
         self.reloads.record_file();
         (self.rules, self.are_published, self.compiled) = ((*file).clone(), false, self.gate.rules());
-        self.file = file;
+        self.published_rules = None;
+        let before = std::mem::replace(&mut self.file, file);
+        self.follow_xds(before.service.xds.as_ref());
     }
 
     /// Changes to the store of another file.
@@ -312,8 +330,10 @@ impl Reload {
             Ok(parsed) => parsed.in_folder(self.file.folder()).with_gateway_of(&self.file),
             Err(problems) => return origin.rejected(&problems),
         };
+        let file = file.with_domains_of(&self.file);
         match file.compile().map(|rules| self.gate.replace(rules)) {
             Ok(Ok(())) => {
+                self.published_rules = Some(file.clone());
                 let rules = self.with_own_gateway(file.into_rules());
                 self.reloads.record_published(version, id);
                 origin.applied(&changes::describe(&self.rules, &rules));
@@ -364,6 +384,7 @@ impl Reload {
                 self.reloads.record_put_back();
                 self.reloads.record_file();
                 (self.rules, self.are_published) = ((*self.file).clone(), false);
+                self.published_rules = None;
             }
             Err(error) => notice::log(format_args!("{withdraws}, but they stay in force: {error}")),
         }

@@ -10,6 +10,7 @@ pub(crate) mod proxy_protocol;
 pub(crate) mod resp;
 pub(crate) mod throttle;
 pub(crate) mod tokens;
+pub(crate) mod xds;
 
 pub(crate) use self::connections::{Options, serve};
 pub(crate) use self::cross_site::{Hosts, guard};

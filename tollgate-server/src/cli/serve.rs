@@ -365,7 +365,7 @@ async fn free_memory(gate: Gate) {
 }
 
 /// Prints the listeners and the limits in force.
-fn announce(addresses: &[String], file: &RuleFile) {
+fn announce(addresses: &[String], file: &Parsed) {
     let (version, limits) = (env!("CARGO_PKG_VERSION"), limit_summary::summary(file));
     print(format_args!("tollgate {version}: {}; {limits}", addresses.join(", ")));
 }

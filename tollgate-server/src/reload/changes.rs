@@ -3,12 +3,14 @@
 use std::collections::HashMap;
 
 use tollgate::rules::file::RuleFile;
-use tollgate::rules::file::internal::{Address, ForwardingName, GatewayRule, LimitRule, RouteRule};
+use tollgate::rules::file::internal::{Address, EnvoyRules, ForwardingName, GatewayRule, LimitRule, RouteRule};
 
 use crate::notice::join_up_to;
 
 /// The most names in a line.
 const MAX_NAMES: usize = 10;
+
+const NO_CHANGES: &str = "no changes";
 
 pub(super) fn describe(before: &RuleFile, after: &RuleFile) -> String {
     let (old, new) = (by_name(before), by_name(after));
@@ -21,7 +23,31 @@ pub(super) fn describe(before: &RuleFile, after: &RuleFile) -> String {
     let mut parts: Vec<String> =
         [("added", added), ("changed", changed), ("removed", removed)].into_iter().filter_map(listed).collect();
     parts.extend(other_changes(before, after).map(|what| format!("changed {what}")));
-    if parts.is_empty() { "no changes".to_owned() } else { parts.join("; ") }
+    if parts.is_empty() { NO_CHANGES.to_owned() } else { parts.join("; ") }
+}
+
+/// Describes the changes of limits that come from envoyproxy/ratelimit's configuration, if there are any.
+pub(super) fn of_domains(before: &EnvoyRules, after: &EnvoyRules) -> Option<String> {
+    let (old, new): (HashMap<_, _>, HashMap<_, _>) = (before.limits().collect(), after.limits().collect());
+    let names = |rules: &EnvoyRules, keep: &dyn Fn(&str, &str) -> bool| {
+        let kept = rules.limits().filter(|(name, numbers)| keep(name, numbers));
+        kept.map(|(name, _)| name.to_owned()).collect::<Vec<_>>()
+    };
+    let added = names(after, &|name, _| !old.contains_key(name));
+    let changed = names(after, &|name, numbers| old.get(name).is_some_and(|before| *before != *numbers));
+    let removed = names(before, &|name, _| !new.contains_key(name));
+    let parts: Vec<String> =
+        [("added", added), ("changed", changed), ("removed", removed)].into_iter().filter_map(listed).collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+/// Joins the changes of the file and of the domains.
+pub(super) fn joined(of_file: String, of_domains: Option<String>) -> String {
+    match of_domains {
+        Some(changes) if of_file == NO_CHANGES => changes,
+        Some(changes) => format!("{of_file}; {changes}"),
+        None => of_file,
+    }
 }
 
 fn by_name(file: &RuleFile) -> HashMap<&str, &LimitRule> {

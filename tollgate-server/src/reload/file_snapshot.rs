@@ -1,32 +1,41 @@
 //! Contents of the rule file at one moment, so that touching the file without a change does nothing.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::config;
 
-/// The contents of the rule file, and of the key file for tokens that it names. Equal snapshots mean equal rules.
+/// The contents of the rule file, and of the files that it names. Equal snapshots mean equal rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FileSnapshot {
     /// The text, or the reason why it cannot be read.
     text: Result<Vec<u8>, String>,
-    keys: Option<Vec<u8>>,
+    /// The named files; `None` for one that cannot be read.
+    named: Vec<(PathBuf, Option<Vec<u8>>)>,
 }
 
 impl FileSnapshot {
-    pub(super) fn read(path: &Path, key_file: Option<&Path>) -> Self {
+    pub(super) fn read(path: &Path, named: Vec<PathBuf>) -> Self {
         let unreadable = |error| format!("cannot read {}: {error}", path.display());
         let text = config::read(path).map(without_bom).map_err(unreadable);
-        Self { text, keys: None }.with_keys(key_file)
+        Self { text, named: Vec::new() }.with_named(named)
     }
 
     /// The snapshot of a file that was read already.
     pub(super) fn of_text(text: &str) -> Self {
-        Self { text: Ok(text.into()), keys: None }
+        Self { text: Ok(text.into()), named: Vec::new() }
     }
 
-    /// Returns the same text with the contents of this key file; `None` if that cannot be read.
-    pub(super) fn with_keys(self, key_file: Option<&Path>) -> Self {
-        Self { keys: key_file.and_then(|path| config::read(path).ok()), ..self }
+    /// Returns the same text with the contents of these files. Files that it has are not read again: they may have
+    /// changed since.
+    pub(super) fn with_named(self, named: Vec<PathBuf>) -> Self {
+        if named.iter().eq(self.named.iter().map(|(path, _)| path)) {
+            return self;
+        }
+        let read = |path: PathBuf| {
+            let text = config::read(&path).ok();
+            (path, text)
+        };
+        Self { named: named.into_iter().map(read).collect(), ..self }
     }
 
     pub(super) fn text(&self) -> Result<&[u8], &str> {

@@ -39,15 +39,15 @@ impl FileWatcher {
         });
         let watcher = watcher.map_err(|error| warn_not_watched(path, &error)).ok();
         let mut watch = Self { watcher, folders: BTreeSet::new(), events };
-        watch.follow(path, None);
+        watch.follow(path, &[]);
         watch
     }
 
     /// Watches the folders that these paths go through now.
-    pub(super) fn follow(&mut self, path: &Path, other: Option<&Path>) {
+    pub(super) fn follow(&mut self, path: &Path, others: &[PathBuf]) {
         let Some(watcher) = &mut self.watcher else { return };
         let mut wanted = folders_to_watch(path);
-        wanted.extend(other.map(folders_to_watch).into_iter().flatten());
+        wanted.extend(others.iter().flat_map(|other| folders_to_watch(other)));
         for gone in self.folders.difference(&wanted) {
             // Fails if the folder was removed, and its watch with it.
             _ = watcher.unwatch(gone);

@@ -8,6 +8,7 @@ use tollgate::redis::Repairs;
 
 use crate::metrics::Page;
 use crate::seconds::unix_now;
+use crate::service::xds::XdsStatus;
 
 /// Counts reloads.
 #[derive(Debug)]
@@ -23,6 +24,7 @@ pub(crate) struct Reloads {
     /// Published rules that Redis lost: the times this node restored them, and the times newer rules replaced them.
     restored: AtomicU64,
     replaced: AtomicU64,
+    pub(super) xds: XdsStatus,
 }
 
 impl Reloads {
@@ -38,6 +40,7 @@ impl Reloads {
             published: Mutex::new(None),
             restored: AtomicU64::new(0),
             replaced: AtomicU64::new(0),
+            xds: XdsStatus::default(),
         }
     }
 
@@ -104,6 +107,7 @@ impl Reloads {
             "Unix time at which the rules in force were applied",
             since,
         )?;
-        self.write_published(page)
+        self.write_published(page)?;
+        self.xds.write_metrics(page)
     }
 }

@@ -1,0 +1,82 @@
+//! Reads the resources of a response into the form that files have, too.
+
+use prost::Message;
+use prost_types::value::Kind;
+use prost_types::{Any, Struct};
+use serde_json::{Map, Number, Value};
+use tollgate::rules::file::internal::{DescriptorConfig, DomainConfig, RateLimitConfig as LimitConfig};
+
+use super::TYPE_URL;
+use crate::service::proto::ratelimit::config::ratelimit::v3::{
+    RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
+};
+
+/// The most values that metadata may nest.
+const MAX_METADATA_DEPTH: usize = 32;
+
+/// Reads all resources.
+pub(super) fn read(resources: &[Any]) -> Result<Vec<DomainConfig>, String> {
+    resources.iter().map(resource).collect()
+}
+
+fn resource(any: &Any) -> Result<DomainConfig, String> {
+    if any.type_url != TYPE_URL {
+        return Err(format!("unexpected resource of type `{}`: send only those of type {TYPE_URL}", any.type_url));
+    }
+    let config = RateLimitConfig::decode(&*any.value)
+        .map_err(|error| format!("a resource cannot be decoded: {error}: send a valid RateLimitConfig"))?;
+    let source = if config.name.is_empty() { format!("domain {}", config.domain) } else { config.name };
+    let mut domain = DomainConfig::default();
+    (domain.source, domain.domain) = (source, config.domain);
+    domain.descriptors = descriptors(config.descriptors)?;
+    Ok(domain)
+}
+
+fn descriptors(list: Vec<RateLimitDescriptor>) -> Result<Vec<DescriptorConfig>, String> {
+    list.into_iter().map(descriptor).collect()
+}
+
+fn descriptor(from: RateLimitDescriptor) -> Result<DescriptorConfig, String> {
+    let metadata = from.metadata.filter(|metadata| !metadata.fields.is_empty());
+    let metadata = metadata.map(|metadata| object(metadata, MAX_METADATA_DEPTH)).transpose()?;
+    let mut config = DescriptorConfig::default();
+    (config.key, config.value) = (from.key, from.value);
+    config.rate_limit = from.rate_limit.map(rate_limit).transpose()?;
+    config.descriptors = descriptors(from.descriptors)?;
+    (config.shadow_mode, config.quota_mode, config.metadata) = (from.shadow_mode, from.quota_mode, metadata);
+    Ok(config)
+}
+
+fn rate_limit(from: RateLimitPolicy) -> Result<LimitConfig, String> {
+    let mut config = LimitConfig::default();
+    config.unit = match RateLimitUnit::try_from(from.unit) {
+        Ok(RateLimitUnit::Unknown) => String::new(),
+        Ok(unit) => unit.as_str_name().to_ascii_lowercase(),
+        Err(_) => return Err(format!("unknown unit {}: use a unit from SECOND to YEAR", from.unit)),
+    };
+    (config.requests_per_unit, config.unlimited, config.name) = (from.requests_per_unit, from.unlimited, from.name);
+    config.replaces = from.replaces.into_iter().map(|replaced| replaced.name).collect();
+    Ok(config)
+}
+
+fn object(from: Struct, depth: usize) -> Result<Value, String> {
+    let fields = from.fields.into_iter().map(|(key, field)| Ok((key, value(field, depth)?)));
+    fields.collect::<Result<Map<_, _>, String>>().map(Value::Object)
+}
+
+fn value(from: prost_types::Value, depth: usize) -> Result<Value, String> {
+    let Some(depth) = depth.checked_sub(1) else {
+        return Err(format!("metadata nests more than {MAX_METADATA_DEPTH} values: use fewer levels"));
+    };
+    Ok(match from.kind {
+        None | Some(Kind::NullValue(_)) => Value::Null,
+        Some(Kind::BoolValue(value)) => Value::Bool(value),
+        Some(Kind::NumberValue(number)) => Number::from_f64(number).map_or(Value::Null, Value::Number),
+        Some(Kind::StringValue(text)) => Value::String(text),
+        Some(Kind::StructValue(inner)) => object(inner, depth)?,
+        Some(Kind::ListValue(list)) => {
+            let values = list.values.into_iter().map(|inner| value(inner, depth));
+            Value::Array(values.collect::<Result<_, _>>()?)
+        }
+    })
+}
