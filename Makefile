@@ -1,16 +1,16 @@
 # The four things one does with this repository. `make test` needs a Rust toolchain and a C compiler, and python3 and
-# node for the tests with web frameworks. Without those two it skips these tests; with CI=true they fail. It installs
-# Redis and the frameworks.
+# node for the tests with web frameworks, proxies and clients. Without those two it skips these tests; with CI=true they
+# fail. It installs Redis, the frameworks and the peers.
 
-.PHONY: run test install-redis install-frameworks test-library test-workspace test-valkey test-frameworks \
-	test-loom test-examples \
+.PHONY: run test install-redis install-frameworks install-peers test-library test-workspace test-valkey test-frameworks \
+	test-peers test-loom test-examples \
 	test-fuzz lint lint-workspace lint-wasm install-wasm-target lint-examples lint-fuzz fuzz install-cargo-fuzz bench \
 	docs chart deny install-cargo-deny package proto
 
 run:
 	cargo run --release -- serve
 
-test: install-redis install-frameworks test-library test-workspace test-valkey test-loom test-examples test-fuzz
+test: install-redis install-frameworks install-peers test-library test-workspace test-valkey test-loom test-examples test-fuzz
 
 # The servers that the tests of the Redis store start.
 install-redis:
@@ -24,6 +24,16 @@ install-frameworks:
 # `make test-workspace` runs it too. FRAMEWORKS=koa,nginx names some of them.
 test-frameworks: install-frameworks
 	cargo test -p tollgate-server --test frameworks -- --nocapture
+
+# The proxies and clients of the tests in `tollgate-server/tests/peers`. Those tests skip what is missing, except with
+# CI=true.
+install-peers:
+	tools/install-peers
+
+# The configurations and programs of docs/integrations, with the real proxies and clients. `make test-workspace` runs them
+# too.
+test-peers: install-redis install-peers
+	cargo test -p tollgate-server --test peers
 
 # Every feature that a user can choose is checked by itself, so that none leans on another by accident; the tests run with
 # none of them and with all.

@@ -1,0 +1,14 @@
+//! Real proxies and clients that nobody here wrote, with the configurations and programs of `docs/integrations`.
+//!
+//! `tools/install-peers` installs them. A test skips what is missing, except with `CI=true`.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::disallowed_methods, reason = "other processes are waited for, by their own clocks")]
+
+#[path = "../common/process.rs"]
+mod common;
+mod http;
+mod page;
+mod peer;
+mod programs;
+mod proxies;

