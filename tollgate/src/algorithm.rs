@@ -114,6 +114,13 @@ pub(crate) trait LimitAlgorithm {
     /// Returns the change that gives back a charge, as far as it still counts. Giving back more would create quota.
     fn refund(&self, cells: &impl StateWords, now: u64, charge: Charge) -> Option<Self::Edit>;
 
+    /// Returns the change that gives back units of unknown charges, the newest first, and how many units it gives back.
+    /// Call it again for the rest, until it returns `None`.
+    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only gates refund without a receipt"))]
+    fn credit(&self, cells: &impl StateWords, now: u64, units: u64) -> Option<(Self::Edit, u64)> {
+        self.refund(cells, now, Charge { at: now, cost: units }).map(|edit| (edit, units))
+    }
+
     fn apply(&self, cells: &impl StateWords, edit: Self::Edit);
 
     /// Returns whether the key is at rest, so that dropping it changes no later decision.

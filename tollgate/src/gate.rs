@@ -18,6 +18,7 @@ mod open;
 mod open;
 #[cfg(feature = "file")]
 mod opening;
+mod operations;
 mod outcome;
 mod pending;
 mod phases;
@@ -41,6 +42,7 @@ use self::in_flight::InFlight;
 pub use self::in_flight::InFlightPermit;
 #[cfg(feature = "file")]
 pub use self::opening::OpenError;
+pub use self::operations::StoreUnavailable;
 pub use self::outcome::Outcome;
 #[cfg(feature = "tower")]
 pub(crate) use self::settle::ReportedCost;

@@ -92,7 +92,7 @@ pub use error::InvalidLimit;
 #[cfg(feature = "file")]
 pub use gate::OpenError;
 #[cfg(feature = "rules")]
-pub use gate::{Check, Explanation, Gate, InFlightPermit, Outcome, RuleExplained, RuleState};
+pub use gate::{Check, Explanation, Gate, InFlightPermit, Outcome, RuleExplained, RuleState, StoreUnavailable};
 pub use key::Key;
 pub use limit::{Consistency, Limit, LimitId, OnStoreFailure};
 pub use limit_set::LimitSet;

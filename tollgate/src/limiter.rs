@@ -391,6 +391,12 @@ impl Limiter {
         self.give_back(&self.hash_hits(&[hit]), at, wall_offset);
     }
 
+    /// Gives the key of a hit its whole quota back, in the limit of the hit.
+    #[cfg(feature = "redis")]
+    pub(crate) fn reset_hit(&self, hit: Hit<'_>) {
+        self.0.store.reset(&self.0.limits, hit.limit, self.0.store.fingerprint(hit.key), self.now());
+    }
+
     fn give_back(&self, hits: &[HashedHit], at: Timestamp, wall_offset: i64) {
         let now = self.now();
         // The wall clock was stepped since, so the windows of the charge are unknown.

@@ -235,10 +235,14 @@ impl RedisLimiter {
     ///
     /// If the store does not reply in time, or replies with an error.
     pub async fn reset<'k>(&self, key: impl Into<Key<'k>>) -> Result<(), StoreError> {
-        let hits = self.hits_for_key(key.into(), 0);
+        self.reset_hits(&self.hits_for_key(key.into(), 0)).await
+    }
+
+    /// Resets the keys of hits, whatever their cost.
+    pub(crate) async fn reset_hits(&self, hits: &RedisHits) -> Result<(), StoreError> {
         let shared = &*self.0.shared;
-        for hit in &hits {
-            self.reset_locally(&hit.script_hit.name);
+        for hit in hits {
+            self.reset_locally(hit);
             shared.leases.drop_slices(&hit.script_hit.name);
         }
         let calls = shared.stores.calls(hits.iter().map(|hit| &hit.script_hit));

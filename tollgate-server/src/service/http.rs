@@ -1,13 +1,17 @@
-//! `POST /v1/check`: checks and decisions as JSON.
+//! Checks, refunds, resets and reservations as JSON.
 //!
 //! A valid check is answered with 200 whether it is allowed or denied: a denial is a decision too. All checks of a
 //! batch are parsed before the first is decided, so an invalid batch spends nothing. Then each is decided separately,
 //! all by the same rules. In memory they are decided in order. For Redis they are sent in order and share calls.
 
 mod authorize;
+mod batch;
+mod changes;
 mod check_request;
 mod check_response;
 mod error_body;
+mod facts;
+mod values;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,15 +21,17 @@ use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
 use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
+use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures_util::future::join_all;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 use tollgate::http::Refusal;
-use tollgate::{Check, Gate};
+use tollgate::rules::RuleSet;
+use tollgate::{Check, Gate, Outcome};
 
-use self::check_request::{CheckRequests, Shape};
+use self::batch::{Batch, Shape};
+use self::check_request::{CheckRequest, ResolvedCheck};
 use self::check_response::CheckResponse;
 pub(crate) use self::check_response::reason;
 pub(crate) use self::error_body::{ErrorBody, quoted};
@@ -65,11 +71,14 @@ fn router(state: ServiceState) -> Router {
     let tokens = state.tokens.clone();
     let router = Router::new()
         .route("/v1/check", post(check))
+        .route("/v1/peek", post(peek))
+        .route("/v1/refund", post(changes::refund))
+        .route("/v1/reset", post(changes::reset))
         .method_not_allowed_fallback(wrong_method)
         .fallback(wrong_path)
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(state);
-    match tokens {
+    let router = match tokens {
         Some(tokens) => router.layer(from_fn(move |request: Request, next: Next| {
             let refusal = authenticate(request.headers(), &tokens).err();
             async move {
@@ -80,7 +89,9 @@ fn router(state: ServiceState) -> Router {
             }
         })),
         None => router,
-    }
+    };
+    // Health checks have no token.
+    Router::new().route("/healthz", get(|| async { "ok\n" })).merge(router)
 }
 
 /// Checks the token of a request. Two headers are refused, because a proxy may have checked the other one.
@@ -103,32 +114,52 @@ fn authenticate(headers: &HeaderMap, tokens: &Tokens) -> Result<(), ErrorBody> {
 }
 
 async fn check(State(state): State<ServiceState>, request: Request) -> Result<Response, ErrorBody> {
-    is_json(request.headers())?;
-    let body = read_body(request).await?;
-    let requests = CheckRequests::parse(&body)?;
+    let batch = Batch::<CheckRequest>::parse(&read_json(request).await?)?;
+    let outcomes = decide(&state.gate, &batch, CheckRequest::resolve).await?;
+    // A check with cost 0 takes nothing and is not counted as a decision.
+    let decided = outcomes.iter().zip(&batch.items).filter(|(_, item)| !item.is_peek());
+    state.decisions.record(decided.map(|(outcome, _)| outcome));
+    Ok(respond(batch.shape, &outcomes))
+}
+
+async fn peek(State(state): State<ServiceState>, request: Request) -> Result<Response, ErrorBody> {
+    let batch = Batch::<CheckRequest>::parse(&read_json(request).await?)?;
+    Ok(respond(batch.shape, &decide(&state.gate, &batch, CheckRequest::resolve_peek).await?))
+}
+
+/// Decides all checks of a batch by the same rules, even if a reload happens meanwhile.
+async fn decide(
+    gate: &Gate,
+    batch: &Batch<CheckRequest>,
+    resolve: impl for<'q> Fn(&'q CheckRequest, &RuleSet, &dyn Fn() -> String) -> Result<ResolvedCheck<'q>, ErrorBody>,
+) -> Result<Vec<Outcome>, ErrorBody> {
     let checks: Vec<Check> = {
-        // One set of rules for the whole batch, even if a reload happens meanwhile.
-        let gate = state.gate.pinned();
-        requests.resolve(&gate.rules())?.iter().map(|check| check.start(&gate)).collect()
+        let gate = gate.pinned();
+        let rules = gate.rules();
+        let resolved = batch.resolve(|check, place| resolve(check, &rules, place))?;
+        resolved.iter().map(|check| check.start(&gate)).collect()
     };
     let outcomes = join_all(checks.into_iter().map(Check::outcome)).await;
-    if let (Shape::One, [outcome]) = (requests.shape(), &outcomes[..])
+    if let (Shape::One, [outcome]) = (batch.shape, &outcomes[..])
         && let Some(Refusal::Unreadable(request)) = outcome.refusal()
     {
-        return Err(ErrorBody {
-            status: StatusCode::BAD_REQUEST,
-            error: "invalid_question",
-            message: request.message.clone(),
-        });
+        return Err(ErrorBody::invalid(request.message.clone()));
     }
-    // A check with cost 0 takes nothing and is not counted as a decision.
-    let decided = outcomes.iter().zip(requests.is_peek()).filter(|(_, is_peek)| !is_peek);
-    state.decisions.record(decided.map(|(outcome, _)| outcome));
+    Ok(outcomes)
+}
+
+fn respond(shape: Shape, outcomes: &[Outcome]) -> Response {
     let mut answers = outcomes.iter().map(CheckResponse::new);
-    Ok(match requests.shape() {
+    match shape {
         Shape::One => Json(answers.next()).into_response(),
         Shape::Batch => Json(answers.collect::<Vec<_>>()).into_response(),
-    })
+    }
+}
+
+/// Reads the body of a request with JSON.
+async fn read_json(request: Request) -> Result<Bytes, ErrorBody> {
+    is_json(request.headers())?;
+    read_body(request).await
 }
 
 async fn read_body(request: Request) -> Result<Bytes, ErrorBody> {
@@ -192,6 +223,9 @@ async fn wrong_path(uri: Uri) -> ErrorBody {
     ErrorBody {
         status: StatusCode::NOT_FOUND,
         error: "not_found",
-        message: format!("no page is at {}; use POST /v1/check", quoted(uri.path())),
+        message: format!(
+            "no page is at {}; use POST /v1/check, /v1/peek, /v1/refund, /v1/reset, /v1/reserve or /v1/settle",
+            quoted(uri.path())
+        ),
     }
 }

@@ -261,7 +261,9 @@ fn wrong_path() {
         connection.send(format!("POST {path} HTTP/1.1\r\nhost: tollgate\r\ncontent-length: 0\r\n\r\n"));
         let response = connection.receive();
         assert_eq!(response.status, 404);
-        let message = format!("no page is at `{path}`; use POST /v1/check");
+        let message = format!(
+            "no page is at `{path}`; use POST /v1/check, /v1/peek, /v1/refund, /v1/reset, /v1/reserve or /v1/settle"
+        );
         assert_eq!(error_of(&response.json()), ("not_found".to_owned(), message));
     }
 }

@@ -77,6 +77,11 @@ fn limits_of_the_rule_file_are_checked_by_name() {
     assert_eq!(check(&["TOLLGATE.CHECK", "per-user", "ann"]).unwrap(), (1, 0));
     assert_eq!(check(&["TOLLGATE.CHECK", "per-page", "ann", "/a"]).unwrap(), (1, 4));
     assert_eq!(check(&["TOLLGATE.CHECK", "global"]).unwrap(), (1, 99));
+    assert_eq!(check(&["TOLLGATE.REFUND", "per-user", "ann", "2"]).unwrap(), (1, 2));
+    assert_eq!(check(&["TOLLGATE.REFUND", "per-page", "ann", "/a"]).unwrap(), (1, 5));
+    assert_eq!(check(&["TOLLGATE.REFUND", "global", "7"]).unwrap(), (1, 100));
+    assert_eq!(check(&["tollgate.reset", "per-user", "ann"]).unwrap(), (1, 3));
+    assert_eq!(check(&["TOLLGATE.CHECK", "per-user", "ann", "3"]).unwrap(), (1, 0));
     let mut problem = |words: &[&str]| check(words).unwrap_err().to_string();
     insta::assert_snapshot!(
         [
@@ -84,6 +89,9 @@ fn limits_of_the_rule_file_are_checked_by_name() {
             problem(&["TOLLGATE.CHECK", "per-page", "ann"]),
             problem(&["TOLLGATE.CHECK", "per-user", "ann", "many"]),
             problem(&["TOLLGATE.CHECK"]),
+            problem(&["TOLLGATE.REFUND", "per-user"]),
+            problem(&["TOLLGATE.REFUND", "per-user", "ann", "-1"]),
+            problem(&["TOLLGATE.RESET", "per-user", "ann", "1"]),
             problem(&["CL.THROTTLE", "ann"]),
             problem(&["CL.THROTTLE", "ann", "x", "1", "1"]),
             problem(&["CL.THROTTLE", "ann", "1", "0", "1"]),
@@ -107,6 +115,47 @@ fn a_pipeline_is_answered_in_order() {
         "+PONG\r\n*5\r\n:0\r\n:2\r\n:1\r\n:-1\r\n:3600\r\n$3\r\na b\r\n*5\r\n:0\r\n:2\r\n:0\r\n:-1\r\n:7200\r\n\
          *5\r\n:1\r\n:2\r\n:0\r\n:3600\r\n:7200\r\n+OK\r\n"
     );
+}
+
+#[test]
+fn a_pipeline_of_changes_is_executed_in_order() {
+    let redis = RedisServer::start();
+    let store = format!("store: '{}'\nstore_timeout: 5s\n", redis.url());
+    for store in ["", &store] {
+        let (_server, address) = server(&format!("{store}service: {{ resp: '127.0.0.1:0' }}"));
+        let mut pipeline = redis::pipe();
+        for words in ["CHECK per-user ann 3", "REFUND per-user ann 2", "CHECK per-user ann 2", "CHECK per-user ann"]
+            .into_iter()
+            .chain(["RESET per-user ann", "CHECK per-user ann 3"])
+        {
+            let (name, words) = words.split_once(' ').expect("a command");
+            pipeline.cmd(&format!("TOLLGATE.{name}")).arg(&words.split(' ').collect::<Vec<_>>());
+        }
+        let replies: Vec<Vec<redis::Value>> = pipeline.query(&mut connect(address, "resp2")).unwrap();
+        let number = |value: &redis::Value| redis::from_redis_value::<i64>(value.clone()).unwrap();
+        let replies: Vec<_> = replies.iter().map(|reply| (number(&reply[1]), number(&reply[5]))).collect();
+        assert_eq!(replies, [(1, 0), (1, 2), (1, 0), (0, 0), (1, 3), (1, 0)]);
+    }
+}
+
+#[test]
+fn redis_cli_refunds_and_resets_a_key() {
+    let (_server, address) = plain();
+    let run = |words: &str| {
+        let mut command = Command::new("redis-cli");
+        let output = command.args(["-p", &address.port().to_string()]).args(words.split(' ')).output();
+        String::from_utf8(output.expect("redis-cli is installed with the server").stdout).unwrap()
+    };
+    let state = |remaining: u64, reset_after: u64| {
+        format!(
+            "allowed\n1\nlimit\n5\nremaining\n{remaining}\nreset_after_ms\n{reset_after}\nretry_after_ms\n-1\nreason\n\n"
+        )
+    };
+    assert!(run("TOLLGATE.CHECK per-page ann /a 5").starts_with("allowed\n1\n"));
+    assert!(run("TOLLGATE.REFUND per-page ann /a 5").starts_with(&state(5, 0)));
+    assert!(run("TOLLGATE.CHECK per-page ann /a 5").starts_with("allowed\n1\n"));
+    assert_eq!(run("TOLLGATE.RESET per-page ann /a"), state(5, 0));
+    assert_eq!(run("COMMAND INFO TOLLGATE.REFUND").lines().next(), Some("tollgate.refund"));
 }
 
 #[test]

@@ -152,6 +152,12 @@ impl LimitAlgorithm for ClockWindow {
         if self.at_wall(charge.at) / self.window == count.window { count.give_back(charge.cost) } else { None }
     }
 
+    /// Gives back units of the window that counts, even if the clock has stepped back before it.
+    fn credit(&self, cells: &impl StateWords, now: u64, units: u64) -> Option<(Count, u64)> {
+        let (count, _) = self.count(cells, self.at_wall(now));
+        count.give_back(units).map(|count| (count, units))
+    }
+
     fn apply(&self, cells: &impl StateWords, edit: Count) {
         self.packing.store(cells, edit.window, edit.units);
     }

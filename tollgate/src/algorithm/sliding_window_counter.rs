@@ -276,6 +276,15 @@ impl LimitAlgorithm for Counter {
         (left != units).then_some(Move { segment: position.segment, age: age as usize, units: left })
     }
 
+    /// Gives back units of the newest segment that has any.
+    fn credit(&self, cells: &impl StateWords, now: u64, units: u64) -> Option<(Move, u64)> {
+        let (position, passed, _) = self.judged_from(cells, now);
+        let mut counts = (passed..=self.segments).map(|age| (age, self.stored(cells, age - passed)));
+        let (age, count) = counts.find(|(_, count)| *count > 0)?;
+        let given = units.min(count);
+        Some((Move { segment: position.segment, age: age as usize, units: count - given }, given))
+    }
+
     fn apply(&self, cells: &impl StateWords, edit: Move) {
         let passed = edit.segment.saturating_sub(self.stored_segment(cells));
         if passed == 0 {

@@ -120,6 +120,8 @@ pub(crate) enum Edit {
         add: u64,
     },
     GiveBack(Entry),
+    /// Takes this many units back from the newest entries.
+    Credit(u64),
 }
 
 /// The entries of a log.
@@ -374,6 +376,10 @@ impl LimitAlgorithm for Log {
         Some(Edit::GiveBack(Entry { at: charge.at, units: charge.cost }))
     }
 
+    fn credit(&self, _: &impl StateWords, _: u64, units: u64) -> Option<(Edit, u64)> {
+        Some((Edit::Credit(units), units))
+    }
+
     fn apply(&self, cells: &impl StateWords, edit: Edit) {
         let Reading { mut head, mut list, .. } = self.read(cells);
         let mut units = if self.has_list() { list.units } else { head.units };
@@ -404,6 +410,17 @@ impl LimitAlgorithm for Log {
                     Some(index) => self.give_back_inline(cells, &mut head, index, charge.units),
                     None => self.give_back_in_list(cells.spill(), list, head.newest, charge),
                 };
+            }
+            Edit::Credit(credit) => {
+                let mut left = credit.min(units);
+                units -= left;
+                while left > 0 && head.len > 0 {
+                    let newest = head.len - 1;
+                    left -= self.give_back_inline(cells, &mut head, newest, left);
+                }
+                if left > 0 {
+                    self.give_back_newest_in_list(cells.spill(), list, head.newest, left);
+                }
             }
         }
         (head.units, list.units) = (units, units);

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use futures_util::future::{join, join_all};
 
 use super::pending::{PendingChecks, decide_now, strike, struck};
-use super::{Gate, Outcome};
+use super::{Gate, Outcome, StoreUnavailable};
 use crate::decision::Decision;
 use crate::error::InvalidLimit;
 use crate::limit::LimitId;
@@ -192,6 +192,30 @@ impl Store {
             (Self::Redis(limiter), Hits::Redis(hits)) => limiter.peek_hits(hits).await.ok(),
             _ => None,
         }
+    }
+
+    /// Gives back the cost of each hit, from the newest charges of its key.
+    pub(super) async fn credit(&self, hits: &Hits) -> Result<(), StoreUnavailable> {
+        match (self, hits) {
+            (Self::Memory(limiter), Hits::Memory(hits)) => limiter.credit_hashed(hits),
+            (Self::Redis(limiter), Hits::Redis(hits)) => {
+                limiter.credit_hits(hits).await.map_err(StoreUnavailable::new)?;
+            }
+            _ => unreachable!("hits are made for this store"),
+        }
+        Ok(())
+    }
+
+    /// Gives the key of each hit its whole quota back.
+    pub(super) async fn reset(&self, hits: &Hits) -> Result<(), StoreUnavailable> {
+        match (self, hits) {
+            (Self::Memory(limiter), Hits::Memory(hits)) => limiter.reset_hashed(hits),
+            (Self::Redis(limiter), Hits::Redis(hits)) => {
+                limiter.reset_hits(hits).await.map_err(StoreUnavailable::new)?;
+            }
+            _ => unreachable!("hits are made for this store"),
+        }
+        Ok(())
     }
 
     /// Settles the hit at index `hit` at its actual cost.

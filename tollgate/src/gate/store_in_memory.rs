@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 
 use super::pending::{PendingChecks, decide_now};
-use super::{Gate, Outcome};
+use super::{Gate, Outcome, StoreUnavailable};
 use crate::decision::Decision;
 use crate::error::InvalidLimit;
 use crate::limit::LimitId;
@@ -104,6 +104,18 @@ impl Store {
     /// Returns the current decision without taking anything.
     pub(super) async fn peek(&self, hits: &Hits) -> Option<Decision> {
         Some(self.0.peek_hashed(&hits.0))
+    }
+
+    /// Gives back the cost of each hit, from the newest charges of its key.
+    pub(super) async fn credit(&self, hits: &Hits) -> Result<(), StoreUnavailable> {
+        self.0.credit_hashed(&hits.0);
+        Ok(())
+    }
+
+    /// Gives the key of each hit its whole quota back.
+    pub(super) async fn reset(&self, hits: &Hits) -> Result<(), StoreUnavailable> {
+        self.0.reset_hashed(&hits.0);
+        Ok(())
     }
 
     /// Settles the hit at index `hit` at its actual cost.

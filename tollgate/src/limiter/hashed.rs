@@ -42,6 +42,18 @@ impl Limiter {
         Some(self.with_wall_time(denied))
     }
 
+    /// Gives back the cost of each hit, from the newest charges of its key. Returns no more than the key has spent.
+    pub(crate) fn credit_hashed(&self, hits: &[HashedHit]) {
+        let now = self.now();
+        hits.iter().for_each(|hit| self.0.store.credit(&self.0.limits, *hit, now));
+    }
+
+    /// Gives the key of each hit its whole quota back.
+    pub(crate) fn reset_hashed(&self, hits: &[HashedHit]) {
+        let now = self.now();
+        hits.iter().for_each(|hit| self.0.store.reset(&self.0.limits, hit.limit, hit.fingerprint, now));
+    }
+
     /// Returns the decision on the hits, taking nothing.
     pub(crate) fn peek_hashed(&self, hits: &[HashedHit]) -> Decision {
         self.with_wall_time(self.0.store.peek(&self.0.limits, hits, self.now()))

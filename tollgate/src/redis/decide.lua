@@ -23,7 +23,7 @@ local values = call('MGET', unpack(KEYS))
 local METER, INTERVAL, CLOCK, OPENED, LOG, COUNTER, STRIKES = 1, 2, 3, 4, 5, 6, 7
 -- The kind, in a signature, of a bucket whose requests wait in a queue.
 local QUEUE = 8
-local TAKE, LOOK, REFUND, RESET, SLICE, UNDO = 0, 1, 2, 3, 4, 5
+local TAKE, LOOK, REFUND, RESET, SLICE, UNDO, CREDIT, SETTLE = 0, 1, 2, 3, 4, 5, 6, 7
 
 -- For each key: the first two numbers of its state (A, B); the counts of a counter (C); the largest quota, in units, of
 -- the limits that wrote a bucket or a log that counts denied requests (K); the terms of the state; when it expires; and
@@ -763,6 +763,43 @@ local function give_back_log(k, p, cost, charged_at)
   ends[k], dirty[k] = max(newest + p[3], now), p
 end
 
+-- Gives back units of the newest entries. The newest entry keeps its moment.
+local function credit_log(k, p, units)
+  local log = logs[k]
+  local total, newest = log_now(log)
+  if total == 0 then return end
+  local keep = max(total - units, 0)
+  local at, count, kept = split_by_units(log, keep)
+  local text = block_at(log, at)
+  if failed[k] then return end
+  local words = { text:sub(1, ENTRY * count + 5) }
+  local sum, last = read('>I5', text, 1), 0
+  if count > 0 then last, sum = read('>I7I5', text, ENTRY * count - 6) end
+  if keep > kept then
+    last, sum = read('>I7', text, ENTRY * (count + 1) - 6), (sum + keep - kept) % WRAP
+    words[#words + 1] = pack('>I7I5', last, sum)
+  end
+  if last ~= newest then words[#words + 1] = pack('>I7I5', newest, sum) end
+  for block = at, #log.index, INDEX do
+    local id, _, of_block = read('>I3I7I5', log.index, block)
+    log.closed, log.changed[id], log.removed[id] = log.closed - of_block, nil, true
+  end
+  log.index, log.tail = log.index:sub(1, at - 1), table.concat(words)
+  ends[k], dirty[k] = max(newest + p[3], now), p
+end
+
+-- Returns the counts after units of the newest segments were given back, if there were any.
+local function credit_counter(k, p, units)
+  local segment, _, passed = counter_now(k, p)
+  local edit = counter_edit(k, p, segment, passed)
+  local counts, given = edit[2], 0
+  for age = 0, p[4] do
+    local of_age = min(counts[age], units - given)
+    counts[age], given = counts[age] - of_age, given + of_age
+  end
+  if given > 0 then return edit end
+end
+
 -- Writes the state of a log: as a string, or as a hash if it has several blocks.
 local function store_log(k, p, ttl)
   local log, key = logs[k], KEYS[k]
@@ -1066,6 +1103,33 @@ local function move(k, p, from, cost)
   terms[k] = p
 end
 
+-- Returns a number of units as the cost of these terms, and its parts.
+local function cost_of(p, units)
+  if p[1] ~= METER then return units, 0 end
+  -- Longer than any bucket takes to refill: the exact number does not matter.
+  if units * p[6] / p[2] > 4503599627370496 then return 4503599627370496, 0 end
+  return muldiv(units, p[6], p[2])
+end
+
+-- Gives back units of the newest charges, under the terms of the state. A queue gives back nothing, because later
+-- requests have their delays.
+local function credit(k, p, units)
+  if not terms[k] then load(k) end
+  local held = terms[k]
+  if held == REST or failed[k] or units == 0 or (p[1] == METER and p[5] >= 0) then return end
+  if held[1] == LOG then return credit_log(k, held, units) end
+  local edit
+  if held[1] == COUNTER then
+    edit = credit_counter(k, held, units)
+  else
+    local cost, parts = cost_of(held, units)
+    -- The clock may have stepped back before the window that counts.
+    local at = held[1] == CLOCK and clock_now(k, held) or now
+    edit = give_back[held[1]](k, held, cost, parts, at)
+  end
+  if edit then write(k, held, edit, k) end
+end
+
 local out = { now, 0 }
 local size = 2
 
@@ -1169,7 +1233,29 @@ while q[at] do
     end
     out[verdict_at] = taken
     at = at + 2 + 2 * hits
-  elseif op == REFUND or op == UNDO then
+  elseif op == CREDIT then
+    for hit = 1, hits do
+      credit(q[at + 1], limits[q[at]], q[at + 2])
+      at = at + 3
+    end
+    out[verdict_at] = 1
+  elseif op == REFUND or op == UNDO or op == SETTLE then
+    -- A reservation is settled once, and not after it has expired. Its marker outlives it by a minute, because the
+    -- clock may step back.
+    local settles = 1
+    if op == SETTLE then
+      local marker, expires_at = q[at], q[at + 1]
+      at = at + 2
+      if values[marker] then
+        settles = 0
+      elseif now >= expires_at then
+        settles = 2
+      else
+        local ttl = injected and 3600000 or ceil((expires_at - now) / 1000) + 60000
+        values[marker] = '1'
+        if not try(marker, 'SET', KEYS[marker], '1', 'PX', format('%d', ttl)) then settles = 0 end
+      end
+    end
     for hit = 1, hits do
       local p, k, units, charged_at = limits[q[at]], q[at + 1], q[at + 2], q[at + 3]
       local before, before_parts
@@ -1181,7 +1267,7 @@ while q[at] do
       if not terms[k] then load(k) end
       local held = terms[k]
       if held.signature ~= p.signature then before = nil end
-      if held ~= REST and not failed[k] and (before or not (p[1] == METER and p[5] >= 0)) then
+      if settles == 1 and held ~= REST and not failed[k] and (before or not (p[1] == METER and p[5] >= 0)) then
         -- Refund the least that counts under the caller's terms and under all other terms that may have counted the
         -- charge.
         local all = units
@@ -1197,22 +1283,14 @@ while q[at] do
         if units > 0 and held[1] == LOG then
           give_back_log(k, held, units, charged_at)
         elseif units > 0 then
-          local cost, parts = units, 0
-          if held[1] == METER then
-            -- Longer than any bucket takes to refill: the exact number does not matter.
-            if units * held[6] / held[2] > 4503599627370496 then
-              cost = 4503599627370496
-            else
-              cost, parts = muldiv(units, held[6], held[2])
-            end
-          end
+          local cost, parts = cost_of(held, units)
           local edit = give_back[held[1]](k, held, cost, parts, charged_at, before, before_parts)
           if edit then write(k, held, edit, k) end
         end
       end
       at = at + 5 + others
     end
-    out[verdict_at] = 1
+    out[verdict_at] = settles
   else
     for hit = 1, hits do
       local k = q[at + 1]

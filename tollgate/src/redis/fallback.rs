@@ -149,11 +149,11 @@ impl RedisLimiter {
         }
     }
 
-    pub(super) fn reset_locally(&self, name: &[u8]) {
+    pub(super) fn reset_locally(&self, hit: &RedisHit) {
         if self.0.has_local()
             && let Some(local) = self.0.local()
         {
-            local.reset(name);
+            local.reset_hit(hit.local_hit());
         }
     }
 }

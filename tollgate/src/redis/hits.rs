@@ -1,5 +1,6 @@
 //! Prepared hits, for rules.
 
+use super::script::ScriptRequest;
 use super::{RedisHit, RedisHits, RedisLimiter, StoreError, TakeFrom};
 use crate::decision::Decision;
 use crate::limit::LimitId;
@@ -22,6 +23,11 @@ impl RedisLimiter {
         let cost = hits.iter().map(|hit| hit.script_hit.cost).max().unwrap_or(0);
         let decision = self.take_or_lease(&mut hits, cost).await;
         (decision, hits)
+    }
+
+    /// Gives back the cost of each hit, from the newest charges of its key.
+    pub(crate) async fn credit_hits(&self, hits: &RedisHits) -> Result<(), StoreError> {
+        self.send_each(hits, ScriptRequest::Credit).await
     }
 
     /// Returns what [`decide_hits`](Self::decide_hits) would, and takes nothing.

@@ -68,16 +68,35 @@ pub(super) enum ScriptRequest {
     /// Gives back the units that a request took at that time, because it is denied after all, as if they had never been
     /// taken.
     Undo(ScriptHit, Timestamp, Before),
+    /// Gives back the cost of each hit, from the newest charges of its key.
+    #[cfg(feature = "rules")]
+    Credit(ScriptHits),
+    /// Gives back units that were taken at that time, unless the reservation is settled or has expired.
+    #[cfg(feature = "file")]
+    #[expect(dead_code, reason = "for reservations")]
+    Settle(ScriptHits, Timestamp, Claim),
     /// Resets the keys.
     Reset(ScriptHits),
     /// Takes the first of these costs that fits.
     Slice(ScriptHit, SmallVec<[u64; 16]>),
 }
 
+/// The key that marks a reservation as settled, in the slot of the hits, and the expiry of the reservation.
+#[cfg(feature = "file")]
+#[derive(Clone, Debug)]
+pub(super) struct Claim {
+    pub(super) marker: Arc<[u8]>,
+    pub(super) expires_at: Timestamp,
+}
+
 impl ScriptRequest {
     pub(super) fn hits(&self) -> &[ScriptHit] {
         match self {
             Self::Take(hits) | Self::Peek(hits) | Self::Refund(hits, _) | Self::Reset(hits) => hits,
+            #[cfg(feature = "rules")]
+            Self::Credit(hits) => hits,
+            #[cfg(feature = "file")]
+            Self::Settle(hits, ..) => hits,
             Self::Slice(hit, _) | Self::Undo(hit, ..) => std::slice::from_ref(hit),
         }
     }
@@ -101,7 +120,8 @@ impl ScriptRequest {
 #[derive(Clone, Debug)]
 pub(super) struct ScriptReply {
     pub(super) at: Timestamp,
-    /// 0 if nothing was taken. For a slice, the number of the cost that was taken, from 1.
+    /// 0 if nothing was taken. For a slice, the number of the cost that was taken, from 1. For a reservation, 1 if it
+    /// is settled now, 0 if it was settled before, and 2 if it has expired.
     pub(super) taken: u64,
     /// The states of the hits of a `Take`, `Peek` or `Slice`, in order.
     pub(super) states: SmallVec<[KeyState; 2]>,
@@ -166,6 +186,10 @@ const REFUND: u64 = 2;
 const RESET: u64 = 3;
 const SLICE: u64 = 4;
 const UNDO: u64 = 5;
+#[cfg(feature = "rules")]
+const CREDIT: u64 = 6;
+#[cfg(feature = "file")]
+const SETTLE: u64 = 7;
 
 impl Batch {
     pub(super) fn add(&mut self, request: &ScriptRequest) {
@@ -175,11 +199,21 @@ impl Batch {
             ScriptRequest::Peek(_) => (PEEK, hits.len()),
             ScriptRequest::Refund(..) => (REFUND, hits.len()),
             ScriptRequest::Undo(..) => (UNDO, hits.len()),
+            #[cfg(feature = "rules")]
+            ScriptRequest::Credit(_) => (CREDIT, hits.len()),
+            #[cfg(feature = "file")]
+            ScriptRequest::Settle(..) => (SETTLE, hits.len()),
             ScriptRequest::Reset(_) => (RESET, hits.len()),
             ScriptRequest::Slice(_, costs) => (SLICE, costs.len()),
         };
         self.requests.extend([op, count as u64]);
         let mut expected = Expected { terms: SmallVec::new(), keys: SmallVec::new() };
+        #[cfg(feature = "file")]
+        if let ScriptRequest::Settle(_, _, Claim { marker, expires_at }) = request {
+            let marker = self.index_of_key(marker);
+            expected.keys.push(marker);
+            self.requests.extend([marker, expires_at.as_micros()]);
+        }
         let takes = matches!(request, ScriptRequest::Take(_));
         self.mixed |= !takes || hits.is_empty() || hits.iter().any(|hit| hit.cost == 0 || !hit.terms.is_taken_lean());
         for hit in hits {
@@ -197,16 +231,12 @@ impl Batch {
                     self.requests.extend(cost);
                     self.mixed = self.mixed || !self.lean.add(limit, key, (cost[0], cost[1]));
                 }
-                ScriptRequest::Refund(_, at) | ScriptRequest::Undo(_, at, _) => {
-                    self.requests.extend([hit.cost.min(MAX_QUOTA), at.as_micros()]);
-                    if let ScriptRequest::Undo(_, _, Before(units, parts)) = request {
-                        self.requests.extend([*units, *parts]);
-                    }
-                    let siblings = hit.siblings.iter().map(|terms| self.index_of_terms(terms));
-                    let siblings: SmallVec<[u64; 8]> = siblings.collect();
-                    self.requests.push(siblings.len() as u64);
-                    self.requests.extend(siblings);
-                }
+                ScriptRequest::Refund(_, at) => self.add_refund(hit, *at, None),
+                ScriptRequest::Undo(_, at, before) => self.add_refund(hit, *at, Some(before)),
+                #[cfg(feature = "file")]
+                ScriptRequest::Settle(_, at, _) => self.add_refund(hit, *at, None),
+                #[cfg(feature = "rules")]
+                ScriptRequest::Credit(_) => self.requests.push(hit.cost.min(MAX_QUOTA)),
                 ScriptRequest::Slice(_, costs) => {
                     expected.terms.push(limit);
                     self.requests.extend(costs.iter().flat_map(|units| cost(*units)));
@@ -216,6 +246,16 @@ impl Batch {
         }
         self.lean.end_request();
         self.expected.push(expected);
+    }
+
+    fn add_refund(&mut self, hit: &ScriptHit, at: Timestamp, before: Option<&Before>) {
+        self.requests.extend([hit.cost.min(MAX_QUOTA), at.as_micros()]);
+        if let Some(Before(units, parts)) = before {
+            self.requests.extend([*units, *parts]);
+        }
+        let siblings: SmallVec<[u64; 8]> = hit.siblings.iter().map(|terms| self.index_of_terms(terms)).collect();
+        self.requests.push(siblings.len() as u64);
+        self.requests.extend(siblings);
     }
 
     fn index_of_key(&mut self, name: &Arc<[u8]>) -> u64 {

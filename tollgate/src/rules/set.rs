@@ -427,6 +427,17 @@ impl RuleSet {
         }))
     }
 
+    /// Returns the limit that counts a key of the rule named `name`, and its ban. A disabled rule and a limit on requests
+    /// in flight count nothing in a store. Returns `None` if there is no such rule.
+    pub(crate) fn limits_of_key(&self, name: &str, parts: &[&[u8]]) -> Option<(Option<LimitId>, Option<LimitId>)> {
+        let compiled = &self.0.rules[self.number(name)? as usize];
+        if compiled.rule.mode == Mode::Disabled || compiled.rule.is_in_flight() {
+            return Some((None, None));
+        }
+        let limit = compiled.by_key.get(parts.iter().copied()).copied().unwrap_or(compiled.limit);
+        Some((Some(limit), compiled.ban))
+    }
+
     pub(crate) fn number(&self, name: &str) -> Option<u32> {
         self.0.numbers.get(name).copied()
     }

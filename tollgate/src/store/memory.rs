@@ -402,6 +402,29 @@ impl MemoryStore {
         }
     }
 
+    /// Gives back as many units as the cost of the hit, from the newest charges of the key, whenever they were made. An
+    /// evicted key gets a slot again, and the units are subtracted from the floor.
+    #[cfg(feature = "rules")]
+    pub(crate) fn credit(&self, limits: &[Limit], hit: HashedHit, now: Timestamp) {
+        let now = now.as_micros();
+        let Some(view) = self.family_view(limits, hit.limit) else { return };
+        let is_changed = view.family.is_alone()
+            && with_algorithm!(view.algorithm, algorithm => {
+                view.table.change(algorithm, Some(view.family), hit.fingerprint, now, |cells| {
+                    let mut left = hit.cost;
+                    while left > 0 && let Some((edit, given)) = algorithm.credit(cells, now, left) {
+                        algorithm.apply(cells, edit);
+                        left -= given;
+                    }
+                })
+            });
+        if !is_changed {
+            family::retry_until_done(view, hit.fingerprint, now, |members| {
+                view.with_members(members).credit(members, hit, now)
+            });
+        }
+    }
+
     /// Gives a key its whole quota back. A key without a slot gets one, and keeps it until another key needs it.
     pub(crate) fn reset(&self, limits: &[Limit], limit: LimitId, fingerprint: u64, now: Timestamp) {
         let now = now.as_micros();

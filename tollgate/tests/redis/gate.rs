@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+#[path = "gate/by_name.rs"]
+mod by_name;
 #[path = "gate/on_two_stores.rs"]
 mod on_two_stores;
 #[path = "gate/refunds.rs"]

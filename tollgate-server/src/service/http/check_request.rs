@@ -1,48 +1,38 @@
 //! Parses the body of `POST /v1/check` and resolves it against the rules.
 
-mod facts;
-mod values;
-
-use std::fmt;
-
 use axum::http::StatusCode;
+use schemars::JsonSchema;
 use serde::Deserialize;
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use tollgate::rules::RuleSet;
 use tollgate::{Check, Gate};
 
-use self::facts::RequestFacts;
-use self::values::{Cost, Object, OneOrMany};
-use super::error_body::{ErrorBody, parse_error, quoted};
-
-/// About a millisecond of decisions, during which the thread serves no other client.
-const MAX_BATCH: usize = 1000;
+use super::batch::Question;
+use super::error_body::{ErrorBody, quoted};
+use super::facts::RequestFacts;
+use super::values::{Object, OneOrMany, StringOrStrings, Units};
 
 /// The most names of limits in a message.
 const MAX_NAMES: usize = 20;
 
-/// The checks of a body, and whether the response is an object or an array.
-#[derive(Debug)]
-pub(crate) struct CheckRequests {
-    shape: Shape,
-    checks: Vec<CheckRequest>,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Shape {
-    One,
-    Batch,
-}
-
-/// One check. Fields that are `null` count as left out.
-#[derive(Debug, Deserialize)]
+/// A check by limit and key, or of a described request. Fields that are `null` count as left out.
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct CheckRequest {
+pub(crate) struct CheckRequest {
+    /// The name of a limit.
     limit: Option<String>,
+    /// The key: a string, or one string for each part of the limit's key.
+    #[schemars(with = "Option<StringOrStrings>")]
     key: Option<OneOrMany>,
+    /// A description of a request, in place of `limit` and `key`.
+    #[schemars(with = "Option<RequestFacts>")]
     request: Option<Object<RequestFacts>>,
-    cost: Option<Cost>,
+    /// The units to take: 1 by default. 0 returns the state and takes nothing.
+    cost: Option<Units>,
+}
+
+impl Question for CheckRequest {
+    const ONE: &'static str = "a check";
+    const MANY: &'static str = "checks";
 }
 
 /// A check that is valid under the rules it was resolved with.
@@ -53,63 +43,72 @@ pub(crate) enum ResolvedCheck<'q> {
     Request { facts: &'q RequestFacts, cost: Option<u64> },
 }
 
-impl CheckRequests {
-    pub(crate) fn parse(body: &[u8]) -> Result<Self, ErrorBody> {
-        let mut json = serde_json::Deserializer::from_slice(body);
-        let checks = serde_path_to_error::deserialize(&mut json).map_err(|error| {
-            let path = error.path().to_string();
-            refuse_json(&path, &error.into_inner())
-        })?;
-        json.end().map_err(|error| refuse_json(".", &error))?;
-        Ok(checks)
+impl CheckRequest {
+    /// Returns whether the cost is 0.
+    pub(crate) fn is_peek(&self) -> bool {
+        self.cost.as_ref().is_some_and(|cost| cost.0 == 0)
     }
 
-    pub(crate) fn shape(&self) -> Shape {
-        self.shape
+    /// Resolves the check. `place` returns the prefix of field names in a batch, such as `[1].`.
+    pub(crate) fn resolve(&self, rules: &RuleSet, place: &dyn Fn() -> String) -> Result<ResolvedCheck<'_>, ErrorBody> {
+        let refuse = |field: &str, problem: &str| Err(invalid_field(place, field, problem));
+        let cost = self.cost.as_ref().map(|cost| cost.0);
+        match (&self.limit, &self.key, &self.request) {
+            (None, None, Some(Object(facts))) => match (facts.path_problem(), facts.method_problem()) {
+                (Some(problem), _) => refuse("request.path", problem),
+                (None, Some(problem)) => refuse("request.method", problem),
+                (None, None) => Ok(ResolvedCheck::Request { facts, cost }),
+            },
+            (None, None, None) => refuse("limit", "is missing; send `limit` and `key`, or `request`"),
+            (_, _, Some(_)) => refuse("request", "excludes `limit` and `key`; send one or the other"),
+            (limit, key, None) => {
+                let (limit, key) = resolve_key(limit.as_deref(), key.as_ref(), rules, place)?;
+                Ok(ResolvedCheck::Named { limit, key, cost: cost.unwrap_or(1) })
+            }
+        }
     }
 
-    /// Returns for each check whether its cost is 0.
-    pub(crate) fn is_peek(&self) -> impl Iterator<Item = bool> {
-        self.checks.iter().map(|check| check.cost.as_ref().is_some_and(|cost| cost.0 == 0))
-    }
-
-    /// Resolves every check against the rules, or returns the error of the first invalid one.
-    pub(crate) fn resolve(&self, rules: &RuleSet) -> Result<Vec<ResolvedCheck<'_>>, ErrorBody> {
-        let place = |index| match self.shape {
-            Shape::One => String::new(),
-            Shape::Batch => format!("[{index}]."),
-        };
-        self.checks.iter().enumerate().map(|(index, one)| one.resolve(rules, || place(index))).collect()
+    /// Resolves the check as a peek, which costs nothing.
+    pub(crate) fn resolve_peek(
+        &self,
+        rules: &RuleSet,
+        place: &dyn Fn() -> String,
+    ) -> Result<ResolvedCheck<'_>, ErrorBody> {
+        if self.cost.as_ref().is_some_and(|cost| cost.0 > 0) {
+            return Err(invalid_field(place, "cost", "is not 0, and a peek takes nothing; remove it"));
+        }
+        Ok(match self.resolve(rules, place)? {
+            ResolvedCheck::Named { limit, key, .. } => ResolvedCheck::Named { limit, key, cost: 0 },
+            ResolvedCheck::Request { facts, .. } => ResolvedCheck::Request { facts, cost: Some(0) },
+        })
     }
 }
 
-impl CheckRequest {
-    /// `place` returns the prefix of field names in a batch, such as `[1].`.
-    fn resolve(&self, rules: &RuleSet, place: impl Fn() -> String) -> Result<ResolvedCheck<'_>, ErrorBody> {
-        let refuse = |field: &str, problem: &str| Err(invalid_request(format!("`{}{field}` {problem}", place())));
-        let cost = self.cost.as_ref().map(|cost| cost.0);
-        let (limit, key) = match (&self.limit, &self.key, &self.request) {
-            (None, None, Some(Object(facts))) => match (facts.path_problem(), facts.method_problem()) {
-                (Some(problem), _) => return refuse("request.path", problem),
-                (None, Some(problem)) => return refuse("request.method", problem),
-                (None, None) => return Ok(ResolvedCheck::Request { facts, cost }),
-            },
-            (Some(limit), key, None) => (limit, key),
-            (None, Some(_), None) => return refuse("limit", "is missing; send it with `key`"),
-            (None, None, None) => return refuse("limit", "is missing; send `limit` and `key`, or `request`"),
-            (_, _, Some(_)) => return refuse("request", "excludes `limit` and `key`; send one or the other"),
+/// Resolves the name of a limit and a key of it.
+pub(super) fn resolve_key<'q>(
+    limit: Option<&'q str>,
+    key: Option<&'q OneOrMany>,
+    rules: &RuleSet,
+    place: &dyn Fn() -> String,
+) -> Result<(&'q str, Vec<&'q [u8]>), ErrorBody> {
+    let Some(limit) = limit else {
+        return Err(invalid_field(place, "limit", "is missing; send it with `key`"));
+    };
+    let Some(parts) = rules.key_parts(limit) else { return Err(unknown_limit(limit, rules)) };
+    let given = key.map_or(&[][..], OneOrMany::as_slice);
+    if given.len() != parts.len() {
+        let problem = match key {
+            None => "is missing; send it with `limit`".to_owned(),
+            Some(_) => wrong_parts(limit, given.len(), parts),
         };
-        let Some(parts) = rules.key_parts(limit) else { return Err(unknown_limit(limit, rules)) };
-        let given = key.as_ref().map_or(&[][..], OneOrMany::as_slice);
-        if given.len() != parts.len() {
-            if key.is_none() {
-                return refuse("key", "is missing; send it with `limit`");
-            }
-            return refuse("key", &wrong_parts(limit, given.len(), parts));
-        }
-        let key = given.iter().map(String::as_bytes).collect();
-        Ok(ResolvedCheck::Named { limit, key, cost: cost.unwrap_or(1) })
+        return Err(invalid_field(place, "key", &problem));
     }
+    Ok((limit, given.iter().map(String::as_bytes).collect()))
+}
+
+/// Returns an error about a field. `place` returns the prefix of its name.
+pub(super) fn invalid_field(place: &dyn Fn() -> String, field: &str, problem: &str) -> ErrorBody {
+    ErrorBody::invalid(format!("`{}{field}` {problem}", place()))
 }
 
 impl ResolvedCheck<'_> {
@@ -145,56 +144,4 @@ fn unknown_limit(name: &str, rules: &RuleSet) -> ErrorBody {
     let fix = if known.is_empty() { "the rule file has no limits".to_owned() } else { format!("use one of: {known}") };
     let message = format!("no limit is named {}; {fix}", quoted(name));
     ErrorBody { status: StatusCode::BAD_REQUEST, error: "unknown_limit", message }
-}
-
-fn refuse_json(path: &str, error: &serde_json::Error) -> ErrorBody {
-    let parse_error = parse_error(error);
-    if error.is_data() {
-        let place = if path == "." { "the body".to_owned() } else { quoted(path) };
-        invalid_request(format!("{place}: {parse_error}"))
-    } else {
-        ErrorBody {
-            status: StatusCode::BAD_REQUEST,
-            error: "invalid_json",
-            message: format!(r#"the body is not JSON: {parse_error}; send {{"limit":"per-user","key":"42"}}"#),
-        }
-    }
-}
-
-fn invalid_request(message: String) -> ErrorBody {
-    ErrorBody { status: StatusCode::BAD_REQUEST, error: "invalid_question", message }
-}
-
-impl<'de> Deserialize<'de> for CheckRequests {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct OneOrSeveral;
-
-        impl<'de> Visitor<'de> for OneOrSeveral {
-            type Value = CheckRequests;
-
-            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-                out.write_str("a check or an array of checks")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<CheckRequests, A::Error> {
-                let check = CheckRequest::deserialize(MapAccessDeserializer::new(map))?;
-                Ok(CheckRequests { shape: Shape::One, checks: vec![check] })
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<CheckRequests, A::Error> {
-                let mut checks = Vec::new();
-                while let Some(Object(check)) = seq.next_element()? {
-                    if checks.len() == MAX_BATCH {
-                        return Err(A::Error::custom(format_args!(
-                            "a batch holds at most {MAX_BATCH} checks; send the rest in another request"
-                        )));
-                    }
-                    checks.push(check);
-                }
-                Ok(CheckRequests { shape: Shape::Batch, checks })
-            }
-        }
-
-        deserializer.deserialize_any(OneOrSeveral)
-    }
 }

@@ -1,5 +1,6 @@
 //! The response to a check, as JSON.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use tollgate::http::{Refusal, TokenError};
 use tollgate::{Decision, Outcome, Source};
@@ -7,27 +8,40 @@ use tollgate::{Decision, Outcome, Source};
 use crate::seconds::Seconds;
 
 /// The response to one check. Times are in seconds.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 pub(crate) struct CheckResponse<'a> {
+    /// Whether the request may pass.
     allowed: bool,
+    /// The limit that refused, or else the one with the smallest share left.
     limit: Option<&'a str>,
+    /// The whole quota of that limit.
     quota: Option<u64>,
+    /// The largest cost that would pass now.
     remaining: Option<u64>,
+    /// Seconds until the full quota is available again.
+    #[schemars(with = "Option<f64>")]
     reset_after: Option<Seconds>,
+    /// Seconds until the same check passes, if waiting helps.
+    #[schemars(with = "Option<f64>")]
     retry_after: Option<Seconds>,
+    /// Seconds for which an admitted request must wait in a queue.
+    #[schemars(with = "f64")]
     delay: Seconds,
+    /// The reason of a refusal.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
     /// The reason why the token failed, if a rule reads one.
     #[serde(skip_serializing_if = "Option::is_none")]
     token: Option<&'static str>,
+    /// The place of the decision: the store, a cache, a lease, local memory or the failure policy.
     source: Option<&'static str>,
+    /// The decisions of shadow limits.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     shadow: Vec<ShadowDecision<'a>>,
 }
 
 /// The decision of a shadow limit.
-#[derive(Serialize)]
+#[derive(JsonSchema, Serialize)]
 struct ShadowDecision<'a> {
     limit: &'a str,
     allowed: bool,

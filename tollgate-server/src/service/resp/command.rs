@@ -4,8 +4,9 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-use tollgate::{Check, Decision, Outcome};
+use futures_util::future::{BoxFuture, FutureExt};
+use tollgate::rules::RuleSet;
+use tollgate::{Check, Decision, Outcome, StoreUnavailable};
 
 use super::Engine;
 use super::reply::{Replies, Version};
@@ -46,7 +47,7 @@ enum Form {
 }
 
 /// The commands with their arity, as in Redis: the number of words including the name, or the minimum if negative.
-const COMMANDS: [(&str, i64); 14] = [
+const COMMANDS: [(&str, i64); 16] = [
     ("auth", -2),
     ("cl.throttle", -5),
     ("client", -2),
@@ -61,6 +62,8 @@ const COMMANDS: [(&str, i64); 14] = [
     ("throttle", -5),
     ("tollgate.check", -2),
     ("tollgate.peek", -2),
+    ("tollgate.refund", -2),
+    ("tollgate.reset", -2),
 ];
 
 impl Session {
@@ -91,6 +94,8 @@ impl Session {
             b"throttle" => return self.throttle(Form::Throttlecrab, words),
             b"tollgate.check" => return self.check("tollgate.check", words, Taking::Cost),
             b"tollgate.peek" => return self.check("tollgate.peek", words, Taking::Nothing),
+            b"tollgate.refund" => return self.change("tollgate.refund", words, Change::Refund),
+            b"tollgate.reset" => return self.change("tollgate.reset", words, Change::Reset),
             b"ping" => match words {
                 [] => self.replies.status("PONG"),
                 [text] => self.replies.bulk(text),
@@ -195,25 +200,54 @@ impl Session {
     }
 
     fn begin_check(&self, limit: &[u8], words: Words<'_, '_>, taking: Taking) -> Result<Check, String> {
-        let unknown = || format!("unknown limit '{}': name a limit of the rule file", shown(limit));
-        let limit_name = std::str::from_utf8(limit).map_err(|_| unknown())?;
         let gate = self.engine.gate.pinned();
         let rules = gate.rules();
-        let parts = rules.key_parts(limit_name).ok_or_else(unknown)?.len();
-        let (key, cost) = match (words.len().checked_sub(parts), taking) {
-            (Some(0), Taking::Cost) => (words, 1),
-            (Some(0), Taking::Nothing) => (words, 0),
-            (Some(1), Taking::Cost) => (&words[..parts], number("cost", &words[parts])?),
-            _ => {
-                let names: Vec<String> =
-                    rules.key_parts(limit_name).into_iter().flatten().map(ToString::to_string).collect();
-                let usage = names.iter().fold(String::new(), |usage, name| usage + " " + name);
-                let cost = if taking == Taking::Cost { " [cost]" } else { "" };
-                return Err(format!("wrong number of arguments: send {limit_name}{usage}{cost}"));
-            }
+        let last = if taking == Taking::Cost { Some("cost") } else { None };
+        let Target { limit, key, number } = target(&rules, limit, words, last)?;
+        let cost = if taking == Taking::Cost { number.unwrap_or(1) } else { 0 };
+        gate.check_by_name(limit, &key, cost).ok_or_else(|| unknown_limit(limit.as_bytes()))
+    }
+
+    /// `TOLLGATE.REFUND limit key… [units]` and `TOLLGATE.RESET limit key…`. The reply is that of a peek afterwards.
+    fn change(&mut self, name: &'static str, words: Words<'_, '_>, change: Change) -> Step {
+        let Some((limit, words)) = words.split_first() else {
+            self.wrong_arguments(name);
+            return Step::Replied;
         };
-        let key: Vec<&[u8]> = key.iter().map(|part| &**part).collect();
-        gate.check_by_name(limit_name, &key, cost).ok_or_else(unknown)
+        match self.begin_change(limit, words, change) {
+            Ok(mut changing) => {
+                // In memory, a change is made before the next command of a pipeline. On Redis, commands are sent in
+                // order once all are read.
+                if self.engine.gate.redis().is_none()
+                    && let Some(changed) = (&mut changing).now_or_never()
+                {
+                    write_change(&mut self.replies, changed);
+                    return Step::Replied;
+                }
+                let version = self.replies.version;
+                Step::Pending(Box::pin(async move {
+                    let mut replies = Replies { bytes: Vec::new(), version };
+                    write_change(&mut replies, changing.await);
+                    replies.bytes
+                }))
+            }
+            Err(problem) => {
+                self.replies.error(&format!("ERR {problem}"));
+                Step::Replied
+            }
+        }
+    }
+
+    fn begin_change(&self, limit: &[u8], words: Words<'_, '_>, change: Change) -> Result<Changing, String> {
+        let gate = self.engine.gate.pinned();
+        let rules = gate.rules();
+        let last = if change == Change::Refund { Some("units") } else { None };
+        let Target { limit, key, number } = target(&rules, limit, words, last)?;
+        let changing = match change {
+            Change::Refund => gate.refund_by_name(limit, &key, number.unwrap_or(1)).map(FutureExt::boxed),
+            Change::Reset => gate.reset_by_name(limit, &key).map(FutureExt::boxed),
+        };
+        changing.ok_or_else(|| unknown_limit(limit.as_bytes()))
     }
 
     /// `HELLO [version [AUTH user password] [SETNAME name]]`
@@ -395,6 +429,47 @@ enum Taking {
     Nothing,
 }
 
+/// A change of a key's state.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Change {
+    Refund,
+    Reset,
+}
+
+type Changing = BoxFuture<'static, Result<Outcome, StoreUnavailable>>;
+
+/// The limit and the key of a command, and the number after them.
+struct Target<'w> {
+    limit: &'w str,
+    key: Vec<&'w [u8]>,
+    number: Option<u64>,
+}
+
+/// Reads the words of a command: a limit, as many key parts as it has, and the optional number named `last`.
+fn target<'w>(
+    rules: &RuleSet,
+    limit: &'w [u8],
+    words: &'w [Cow<'_, [u8]>],
+    last: Option<&str>,
+) -> Result<Target<'w>, String> {
+    let name = std::str::from_utf8(limit).map_err(|_| unknown_limit(limit))?;
+    let parts = rules.key_parts(name).ok_or_else(|| unknown_limit(limit))?;
+    let number = match (words.len().checked_sub(parts.len()), last) {
+        (Some(0), _) => None,
+        (Some(1), Some(last)) => Some(number(last, &words[parts.len()])?),
+        _ => {
+            let usage = parts.iter().fold(String::new(), |usage, part| format!("{usage} {part}"));
+            let last = last.map_or(String::new(), |last| format!(" [{last}]"));
+            return Err(format!("wrong number of arguments: send {name}{usage}{last}"));
+        }
+    };
+    Ok(Target { limit: name, key: words[..parts.len()].iter().map(|part| &**part).collect(), number })
+}
+
+fn unknown_limit(limit: &[u8]) -> String {
+    format!("unknown limit '{}': name a limit of the rule file", shown(limit))
+}
+
 impl Form {
     fn write(self, replies: &mut Replies, decision: &Decision) {
         let (limit, remaining) = (decision.quota() as i64, decision.remaining() as i64);
@@ -442,6 +517,13 @@ fn write_outcome(replies: &mut Replies, outcome: &Outcome) {
     match outcome.refusal() {
         Some(refusal) => replies.bulk(crate::service::http::reason(refusal).as_bytes()),
         None => replies.null(),
+    }
+}
+
+fn write_change(replies: &mut Replies, changed: Result<Outcome, StoreUnavailable>) {
+    match changed {
+        Ok(outcome) => write_outcome(replies, &outcome),
+        Err(error) => replies.error(&format!("TRYAGAIN {error}")),
     }
 }
 

@@ -142,4 +142,23 @@ impl Log {
             given
         })
     }
+
+    /// Takes back units from the newest entries of the list.
+    pub(super) fn give_back_newest_in_list(&self, spill: &Spill, list: List, newest: u64, units: u64) {
+        let mut total = 0;
+        self.visit_list(spill, list, newest, |entry, _, _| {
+            total += entry.units;
+            true
+        });
+        let mut kept = total - units.min(total);
+        self.visit_list(spill, list, newest, |entry, chunk, index| {
+            let left = entry.units.min(kept);
+            kept -= left;
+            if left < entry.units {
+                let left = Entry { units: left, ..entry };
+                self.pack(|word| spill.get(chunk, word), |word, value| spill.set(chunk, word, value), index, left);
+            }
+            true
+        });
+    }
 }

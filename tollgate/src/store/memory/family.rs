@@ -366,6 +366,28 @@ impl<'a> FamilyView<'a> {
         Ok(())
     }
 
+    /// Gives back units of the newest charges, in whichever table the key is.
+    #[cfg(feature = "rules")]
+    pub(super) fn credit(self, members: &'a Arc<Members>, hit: HashedHit, now: u64) -> Result<(), Busy> {
+        let mut holds = HeldBuckets::default();
+        let Some((table, held, slot_ref)) = self.find_or_add(&mut holds, members, hit.fingerprint, now)? else {
+            return Ok(());
+        };
+        if self.algorithm.is_queue() {
+            return Ok(());
+        }
+        with_algorithm!(held, algorithm => {
+            let mut left = hit.cost;
+            while left > 0
+                && let Some((edit, given)) = algorithm.credit(&holds.cells(table, slot_ref), now, left)
+            {
+                table.apply(algorithm, &mut holds, slot_ref, edit, now);
+                left -= given;
+            }
+        });
+        Ok(())
+    }
+
     /// Gives a key its whole quota back, in whichever table it is.
     pub(super) fn reset(self, members: &'a Arc<Members>, fingerprint: u64, now: u64) -> Result<(), Busy> {
         let mut holds = HeldBuckets::default();

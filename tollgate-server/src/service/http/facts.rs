@@ -2,18 +2,20 @@
 //!
 //! The client is another service, so nothing is taken from its connection: a field that it leaves out is unknown.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use tollgate::internal::{Unreadable, check_method};
 use tollgate::rules::Facts;
 use tollgate::{Check, Gate};
 
-use super::super::error_body::quoted;
-use super::values::OneOrMany;
+use super::error_body::quoted;
+use super::values::{OneOrMany, StringOrStrings};
 
 /// The same limit as for the headers of an HTTP request.
 const MAX_HEADERS: usize = 100;
@@ -25,15 +27,25 @@ const MAX_DESCRIPTORS: usize = 100;
 const METHOD: &str = "GET";
 const PATH: &str = "/";
 
-#[derive(Debug, Deserialize)]
+/// A description of a request. Fields that are left out are unknown.
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RequestFacts {
+    /// `GET` by default. Registered methods must be in upper case.
     method: Option<String>,
+    /// `/` by default; may have a query.
     path: Option<String>,
+    /// With or without a port; the header `host` by default.
     host: Option<String>,
+    /// The address that the request came from.
     ip: Option<IpAddr>,
+    /// Header names and values. A value is a string, or a list of strings for a header that occurs several times.
+    #[schemars(with = "Option<BTreeMap<String, StringOrStrings>>")]
     headers: Option<Headers>,
+    /// Names and values for the key part `descriptor:NAME`.
+    #[schemars(with = "Option<BTreeMap<String, String>>")]
     descriptors: Option<Descriptors>,
+    /// For `match: { domain: … }`.
     domain: Option<String>,
 }
 

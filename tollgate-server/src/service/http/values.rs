@@ -1,8 +1,9 @@
-//! Values in the body of a check, each with its own error message.
+//! Values in the bodies of requests, each with its own error message.
 
 use std::fmt;
 use std::marker::PhantomData;
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
@@ -10,8 +11,9 @@ use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 /// More than the parts of a key or the lines of one header.
 const MAX_STRINGS: usize = 100;
 
-#[derive(Debug)]
-pub(super) struct Cost(pub(super) u64);
+/// A number of units.
+#[derive(Debug, JsonSchema)]
+pub(super) struct Units(pub(super) u64);
 
 /// A struct written as an object. serde alone would also accept an array.
 #[derive(Debug)]
@@ -20,6 +22,15 @@ pub(super) struct Object<T>(pub(super) T);
 /// A string, or a list of them.
 #[derive(Debug)]
 pub(super) struct OneOrMany(Vec<String>);
+
+/// The schema of [`OneOrMany`].
+#[derive(JsonSchema)]
+#[schemars(untagged)]
+#[expect(dead_code, reason = "only its schema is used")]
+pub(super) enum StringOrStrings {
+    String(String),
+    Strings(Vec<String>),
+}
 
 impl OneOrMany {
     pub(super) fn as_slice(&self) -> &[String] {
@@ -80,19 +91,19 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-impl<'de> Deserialize<'de> for Cost {
+impl<'de> Deserialize<'de> for Units {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct WholeNumber;
 
         impl Visitor<'_> for WholeNumber {
-            type Value = Cost;
+            type Value = Units;
 
             fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(out, "a whole number from 0 to {}", u64::MAX)
             }
 
-            fn visit_u64<E>(self, cost: u64) -> Result<Cost, E> {
-                Ok(Cost(cost))
+            fn visit_u64<E>(self, units: u64) -> Result<Units, E> {
+                Ok(Units(units))
             }
         }
 
