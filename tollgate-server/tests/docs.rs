@@ -153,10 +153,10 @@ fn without_ports(text: &str) -> String {
 }
 
 /// Sends a check and returns the body of the response.
-fn check(address: SocketAddr, body: &str) -> Value {
+fn post(address: SocketAddr, path: &str, body: &str) -> Value {
     let mut stream = TcpStream::connect(address).expect("the service listens");
-    let head = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n";
-    write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len()).expect("the check is sent");
+    let head = "HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n";
+    write!(stream, "POST {path} {head}content-length: {}\r\n\r\n{body}", body.len()).expect("the check is sent");
     let mut response = String::new();
     stream.read_to_string(&mut response).expect("the service answers");
     let (_, body) = response.split_once("\r\n\r\n").expect("a response has a head");
@@ -188,7 +188,13 @@ fn without_waits(line: &str) -> String {
 fn without_times(mut response: Value) -> Value {
     match &mut response {
         Value::Array(list) => list.iter_mut().for_each(|one| *one = without_times(one.take())),
-        one => drop(one["reset_after"].take()),
+        one => {
+            drop(one["reset_after"].take());
+            // A reservation is random.
+            if let Some(reservation) = one.get_mut("reservation") {
+                *reservation = reservation.is_string().into();
+            }
+        }
     }
     response
 }
@@ -257,7 +263,8 @@ impl Page {
         let (folder, rules) = (self.folder.path(), self.rules.as_deref());
         let (_, address) =
             self.service.get_or_insert_with(|| Server::with_address(folder, rules, "decisions POST http://"));
-        let given = check(*address, body);
+        let url = words.last().expect("curl has a URL").trim_start_matches("http://");
+        let given = post(*address, &url[url.find('/').expect("the URL has a path")..], body);
         if !shown.is_empty() {
             self.ran += 1;
             let shown = serde_json::from_str(shown).unwrap_or_else(|error| panic!("{}: {error}: {shown}", self.name));

@@ -47,7 +47,9 @@ fn change_a_key(connection: &mut Connection) {
     assert_eq!(left(&post(connection, "/v1/reset", &ann)), 10);
     assert_eq!(connection.check(&ann)["remaining"], 9);
     let both = json!([{"limit": "per-user", "key": "ann"}, {"limit": "per-page", "key": ["ann", "/a"]}]);
-    for (path, expected) in [("/v1/check", [8, 4]), ("/v1/peek", [8, 4]), ("/v1/refund", [9, 5]), ("/v1/reset", [10, 5])] {
+    for (path, expected) in
+        [("/v1/check", [8, 4]), ("/v1/peek", [8, 4]), ("/v1/refund", [9, 5]), ("/v1/reset", [10, 5])]
+    {
         let responses = post(connection, path, &both).json();
         assert_eq!([&responses[0]["remaining"], &responses[1]["remaining"]], expected, "{path}");
     }

@@ -133,8 +133,8 @@ fn a_pipeline_of_changes_is_executed_in_order() {
         }
         let replies: Vec<Vec<redis::Value>> = pipeline.query(&mut connect(address, "resp2")).unwrap();
         let number = |value: &redis::Value| redis::from_redis_value::<i64>(value.clone()).unwrap();
-        let replies: Vec<_> = replies.iter().map(|reply| (number(&reply[1]), number(&reply[5]))).collect();
-        assert_eq!(replies, [(1, 0), (1, 2), (1, 0), (0, 0), (1, 3), (1, 0)]);
+        let allowed: Vec<_> = replies.iter().map(|reply| number(&reply[1])).collect();
+        assert_eq!(allowed, [1, 1, 1, 0, 1, 1]);
     }
 }
 
