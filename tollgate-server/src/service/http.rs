@@ -11,6 +11,7 @@ mod check_request;
 mod check_response;
 mod error_body;
 mod facts;
+mod openapi;
 mod values;
 
 use std::sync::Arc;
@@ -90,8 +91,11 @@ fn router(state: ServiceState) -> Router {
         })),
         None => router,
     };
-    // Health checks have no token.
-    Router::new().route("/healthz", get(|| async { "ok\n" })).merge(router)
+    // Health checks have no token, and the description has no secrets.
+    Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/openapi.json", get(openapi::openapi))
+        .merge(router)
 }
 
 /// Checks the token of a request. Two headers are refused, because a proxy may have checked the other one.

@@ -12,3 +12,4 @@ mod page;
 mod peer;
 mod programs;
 mod proxies;
+mod schemathesis;

@@ -11,6 +11,7 @@ mod configuration;
 mod connections;
 mod explaining;
 mod fleet;
+mod openapi;
 mod operations;
 mod refusals;
 mod reloading;

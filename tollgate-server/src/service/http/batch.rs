@@ -12,7 +12,7 @@ use super::error_body::{ErrorBody, parse_error, quoted};
 use super::values::Object;
 
 /// About a millisecond of decisions, during which the thread serves no other client.
-const MAX_BATCH: usize = 1000;
+pub(super) const MAX_BATCH: usize = 1000;
 
 /// The questions of a body, and whether the response is an object or an array.
 #[derive(Debug)]

@@ -23,7 +23,8 @@ pub(super) struct Object<T>(pub(super) T);
 #[derive(Debug)]
 pub(super) struct OneOrMany(Vec<String>);
 
-/// The schema of [`OneOrMany`].
+// The schema of `OneOrMany`.
+/// A string, or a list of strings.
 #[derive(JsonSchema)]
 #[schemars(untagged)]
 #[expect(dead_code, reason = "only its schema is used")]
