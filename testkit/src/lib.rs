@@ -1,9 +1,26 @@
-//! What the tests of all members share: processes, Redis servers, ports, temporary directories, waiting.
+//! What the tests of all members share: servers, clients, upstreams, certificates, ports, temporary directories.
 //!
 //! Everything here is real: processes and sockets, no mocks. Failures panic with a message about the cause, because a
 //! test that cannot go on has failed. Processes end when their owner is dropped, so do not keep one in a `static`.
+//!
+//! | module | purpose |
+//! |---|---|
+//! | [`redis`] | Redis or Valkey servers: single, with TLS, with Sentinel, as a cluster; the network to them |
+//! | [`tollgate`] | the built binary as a process or a command; [`gateway`] and [`service`] are its two roles |
+//! | [`http1`] | a client that can send any bytes and sees every byte of a response |
+//! | [`upstream`] | servers behind a gateway |
+//! | [`certificates`] | authorities and the certificates that they issue |
+//! | [`port`], [`process`], [`folder`], [`wait`], [`skip`] | what the others are made of |
 
+pub mod certificates;
+pub mod folder;
+pub mod gateway;
+pub mod http1;
 pub mod port;
 pub mod process;
 pub mod redis;
+pub mod service;
+pub mod skip;
+pub mod tollgate;
+pub mod upstream;
 pub mod wait;

@@ -4,9 +4,13 @@
 //! a killed server's port can be given that very port for its own end: it then talks to itself, and the server cannot
 //! be restarted. So ports are chosen here, below that range.
 
-use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use socket2::{Domain, Socket, Type};
 
 const FIRST: u16 = 12_000;
 const COUNT: u16 = 8_000;
@@ -49,4 +53,27 @@ impl Port {
 
 fn is_free(port: u16) -> bool {
     TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()
+}
+
+/// Returns an address where nothing listens. Its port stays reserved until the tests are over.
+pub fn unused_address() -> SocketAddr {
+    let (socket, address) = bound().expect("a port is free");
+    std::mem::forget(socket);
+    address
+}
+
+/// Returns an address whose listen queue is full while the other value is held: connection attempts time out.
+pub fn full_listener() -> io::Result<(SocketAddr, impl Sized)> {
+    let (listener, address) = bound()?;
+    listener.listen(0)?;
+    let dial = || TcpStream::connect_timeout(&address, Duration::from_millis(300)).ok();
+    let taken: Vec<TcpStream> = std::iter::from_fn(dial).collect();
+    Ok((address, (listener, taken)))
+}
+
+fn bound() -> io::Result<(Socket, SocketAddr)> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
+    let address = socket.local_addr()?.as_socket().ok_or(io::ErrorKind::AddrNotAvailable)?;
+    Ok((socket, address))
 }

@@ -14,13 +14,13 @@ pub enum Signal {
 }
 
 /// A child process. It is killed when it is dropped.
-pub struct Process {
+pub struct ChildProcess {
     // Not reaped while signals can be sent, so its id cannot have passed to another process.
     child: Child,
     is_stopped: bool,
 }
 
-impl Process {
+impl ChildProcess {
     /// Runs in `dir`; all it prints is added to `log` there.
     pub fn spawn(binary: &Path, args: &[&str], dir: &Path, log: &str) -> Self {
         let log = OpenOptions::new().create(true).append(true).open(dir.join(log)).expect("the log can be opened");
@@ -64,7 +64,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         // SIGKILL ends a stopped process too. Continued first, it could still answer what had queued up.
         // Neither call can fail but for a child that is gone already.

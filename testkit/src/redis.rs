@@ -24,8 +24,9 @@ pub use link::{Link, Traffic};
 pub use sentinels::Sentinels;
 pub use switch::Switch;
 
+use crate::folder::folder;
 use crate::port::Port;
-use crate::process::{Process, Signal};
+use crate::process::{ChildProcess, Signal};
 use crate::wait;
 
 /// The time that a server may take to start. An idle machine needs 50 ms.
@@ -98,7 +99,7 @@ enum StartError {
 /// A server process. It runs until it is dropped, unless a test kills it.
 pub struct RedisServer {
     // Dropped in this order: the process first, then the directory it writes to, then the claim on its port.
-    process: Option<Process>,
+    process: Option<ChildProcess>,
     dir: TempDir,
     port: Port,
     recipe: Recipe,
@@ -135,7 +136,7 @@ impl RedisServer {
 
     fn launch(mut recipe: Recipe) -> Self {
         for _ in 0..START_ATTEMPTS {
-            let dir = tempfile::tempdir().expect("a temporary directory can be made");
+            let dir = folder();
             for (name, content) in &recipe.files {
                 std::fs::write(dir.path().join(name), content).expect("the temporary directory is writable");
             }
@@ -159,13 +160,13 @@ impl RedisServer {
         let mut args = vec![CONF_FILE];
         args.extend(COMMON_ARGS.iter().chain(ports));
         args.extend(self.recipe.args.iter().map(String::as_str));
-        self.process = Some(Process::spawn(&self.recipe.binary, &args, self.dir.path(), LOG_FILE));
+        self.process = Some(ChildProcess::spawn(&self.recipe.binary, &args, self.dir.path(), LOG_FILE));
         self.await_ready()
     }
 
     fn await_ready(&mut self) -> Result<(), StartError> {
         let ready = wait::poll(READY_LIMIT, || {
-            if self.process.as_mut().is_none_or(Process::has_exited) {
+            if self.process.as_mut().is_none_or(ChildProcess::has_exited) {
                 return Some(false);
             }
             let answered = self.try_connection().and_then(|mut connection| redis::cmd("PING").exec(&mut connection));
@@ -266,7 +267,7 @@ impl RedisServer {
     pub fn replica(&self) -> Self {
         let replica = Self::start();
         let () = replica.query(redis::cmd("REPLICAOF").arg("127.0.0.1").arg(self.port()));
-        wait::wait_until("the replica has its first copy", READY_LIMIT, || {
+        wait::within(READY_LIMIT, "the replica has its first copy", || {
             replica.info("replication").get::<String>("master_link_status").as_deref() == Some("up")
         });
         replica

@@ -3,6 +3,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// The longest wait of a test. Nothing takes this long, even on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
 /// Short compared with a start (20 ms), long compared with an attempt (0.1 ms).
 const POLL_PERIOD: Duration = Duration::from_millis(5);
 
@@ -21,9 +24,20 @@ pub fn poll<T>(limit: Duration, mut attempt: impl FnMut() -> Option<T>) -> Optio
     }
 }
 
+/// Calls `found` until it returns a value, for at most [`PATIENCE`].
+pub fn wait_until<T>(found: impl FnMut() -> Option<T>) -> Option<T> {
+    poll(PATIENCE, found)
+}
+
+/// Waits for a condition, and panics with `what` if it does not hold within [`PATIENCE`].
+#[track_caller]
+pub fn until(what: &str, holds: impl FnMut() -> bool) {
+    within(PATIENCE, what, holds);
+}
+
 /// Waits for a condition, and panics with `what` if it does not hold within the limit.
 #[track_caller]
-pub fn wait_until(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
+pub fn within(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) {
     if poll(limit, || holds().then_some(())).is_none() {
         panic!("not within {limit:?}: {what}");
     }

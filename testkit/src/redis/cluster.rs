@@ -8,7 +8,7 @@ use std::time::Duration;
 pub use slot_move::SlotMove;
 
 use super::{Link, RedisServer};
-use crate::wait::{poll, wait_until};
+use crate::wait::{poll, within};
 use view::View;
 
 const MASTERS: usize = 3;
@@ -78,7 +78,7 @@ impl Cluster {
             let master = &cluster.ids[replica - MASTERS];
             let () = cluster.nodes[replica].query(redis::cmd("CLUSTER").arg("REPLICATE").arg(master));
         }
-        wait_until("the cluster is whole", START_LIMIT, || {
+        within(START_LIMIT, "the cluster is whole", || {
             cluster.nodes.iter().all(|node| is_ok(node) && View::of(node).replicas() == NODES - MASTERS)
                 && cluster.nodes[..MASTERS].iter().all(has_replica_in_step)
         });
@@ -171,7 +171,7 @@ impl Cluster {
     /// every node that runs knows.
     pub fn successor(&self, master: usize, slot: u16) -> usize {
         let mut successor = master;
-        wait_until("a replica has taken over", FAILOVER_LIMIT, || {
+        within(FAILOVER_LIMIT, "a replica has taken over", || {
             successor = self.owner(slot).unwrap_or(master);
             successor != master && self.running().all(is_ok)
         });

@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::RedisServer;
 use crate::port::Port;
-use crate::wait::wait_until;
+use crate::wait::within;
 
 /// The backlog of the listener. Once it is full, the kernel drops the packets of new connections.
 const BACKLOG: u32 = 16;
@@ -100,7 +100,7 @@ impl Link {
     /// Returns once it is applied, also to new connections.
     pub fn set(&self, traffic: Traffic) {
         let _ = self.traffic.send(traffic);
-        wait_until("the link has changed", APPLY_LIMIT, || *self.applied.borrow() == Some(traffic));
+        within(APPLY_LIMIT, "the link has changed", || *self.applied.borrow() == Some(traffic));
     }
 
     /// Loses the next reply and the connection. The server has executed the command.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::{CONF_FILE, Link, Recipe, RedisServer, redis_server};
-use crate::wait::wait_until;
+use crate::wait::within;
 
 const MASTER_NAME: &str = "mymaster";
 const SENTINELS: usize = 3;
@@ -36,11 +36,11 @@ impl Sentinels {
         let () = replica.query(redis::cmd("REPLICAOF").arg("127.0.0.1").arg(link.port()));
         // As after any failover: a replica that restarts is a replica.
         let () = replica.query(redis::cmd("CONFIG").arg("REWRITE"));
-        wait_until("the replica has its first copy", START_LIMIT, || is_in_step(&replica));
+        within(START_LIMIT, "the replica has its first copy", || is_in_step(&replica));
 
         let sentinels = (0..SENTINELS).map(|_| start_sentinel(link.port())).collect();
         let all = Self { master, replica, sentinels, link };
-        wait_until("the sentinels know all", START_LIMIT, || all.sentinels.iter().all(knows_all));
+        within(START_LIMIT, "the sentinels know all", || all.sentinels.iter().all(knows_all));
         all
     }
 
@@ -82,7 +82,7 @@ impl Sentinels {
     /// the replica agrees. From then on the two are swapped here too. Returns the new master's port.
     pub fn wait_for_failover(&mut self) -> u16 {
         let port = self.replica.port();
-        wait_until("the sentinels agree on a new master", FAILOVER_LIMIT, || {
+        within(FAILOVER_LIMIT, "the sentinels agree on a new master", || {
             let mut running = self.sentinels.iter().filter(|sentinel| sentinel.is_running());
             running.all(|sentinel| master_port(sentinel) == port) && self.replica.is_master()
         });

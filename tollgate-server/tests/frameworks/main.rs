@@ -10,8 +10,6 @@
 #![allow(clippy::disallowed_methods, reason = "other processes are waited for, by their own clocks")]
 #![allow(clippy::print_stderr, reason = "the tables are for people who run the test")]
 
-#[path = "../common/process.rs"]
-mod common;
 mod corpus;
 mod http1;
 mod http2;
@@ -22,7 +20,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::common::{Process, RULES, folder_with};
+use testkit::folder::folder_with;
+use testkit::tollgate::{Process, RULES};
+
 use crate::corpus::{BLOCKED, Cause, Spelling, corpus, plain, unlimited};
 use crate::upstreams::Upstream;
 

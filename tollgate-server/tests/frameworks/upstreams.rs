@@ -9,8 +9,8 @@ use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tempfile::TempDir;
-
-use crate::common::{folder, wait_until};
+use testkit::folder::folder;
+use testkit::wait::wait_until;
 
 /// How an upstream is started.
 enum Start {

@@ -13,13 +13,15 @@ use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use testkit::certificates::Authority;
+use testkit::folder::folder_with;
+use testkit::gateway::{Gateway, site};
+use testkit::upstream::{Raw, Served, Speaks, accepting, full};
+use testkit::wait::until;
 use tokio_rustls::TlsAcceptor;
 
-use crate::certificates::Authority;
 use crate::http2_deadlines::Frames;
-use crate::process::{Gateway, folder_with, site};
 use crate::upgrades::{HANDSHAKE, SWITCH};
-use crate::upstream::{Raw, Served, Speaks, accepting, full, until};
 use crate::upstream_tls::server;
 
 const DATA: u8 = 0;

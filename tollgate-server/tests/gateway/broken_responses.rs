@@ -7,9 +7,9 @@ use http::Response;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use serde_json::{Value, json};
-
-use crate::process::{Gateway, site, wait_until};
-use crate::upstream::{Raw, Served, Speaks};
+use testkit::gateway::{Gateway, site};
+use testkit::upstream::{Raw, Served, Speaks};
+use testkit::wait::wait_until;
 
 /// The description of an error, and its kind in the metrics.
 type Expected = (&'static str, &'static str);

@@ -6,11 +6,12 @@ use bytes::Bytes;
 use http::Request;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
+use testkit::gateway::{Gateway, site};
+use testkit::http1::Connection;
+use testkit::upstream::{AnyBody, Raw, full, runtime};
+use testkit::wait::until;
 
-use crate::client::Connection;
 use crate::http2::{connect, get};
-use crate::process::{Gateway, site};
-use crate::upstream::{AnyBody, Raw, full, runtime, until};
 
 const MAX_BUFFERED: u64 = 8 << 20;
 const CONNECTIONS: usize = 8;

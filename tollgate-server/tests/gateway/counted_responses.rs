@@ -2,8 +2,9 @@
 
 use std::sync::mpsc;
 
-use crate::process::{Gateway, site};
-use crate::upstream::{Raw, until};
+use testkit::gateway::{Gateway, site};
+use testkit::upstream::Raw;
+use testkit::wait::until;
 
 /// Returns an upstream that responds as its path says: `/401`, or `/200/7` for a cost of 7.
 fn obedient() -> Raw {

@@ -3,8 +3,9 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use crate::process::{Gateway, per_user, site};
-use crate::upstream::{Raw, until};
+use testkit::gateway::{Gateway, per_user, site};
+use testkit::upstream::Raw;
+use testkit::wait::until;
 
 #[test]
 fn without_a_file_the_eleventh_call_of_a_user_is_429() {

@@ -6,12 +6,14 @@ use std::process::Command;
 use std::sync::{Arc, Barrier};
 
 use http::Request;
+use testkit::folder::folder_with;
+use testkit::http1::Connection;
+use testkit::skip::skipped;
+use testkit::tollgate::{Process, RULES, binary};
+use testkit::upstream::{Raw, full, runtime};
+use testkit::wait::wait_until;
 
-use crate::client::Connection;
-use crate::common::{Process, RULES, folder_with, wait_until};
 use crate::http2::{connect, whole};
-use crate::process::skipped;
-use crate::upstream::{Raw, full, runtime};
 
 fn rules(max_connections: &str, upstream: &str) -> String {
     format!(
@@ -160,7 +162,7 @@ fn few_open_files_serve_few_clients_and_keep_the_other_listeners_alive() {
 fn too_few_open_files_end_with_2_and_the_fix() {
     let folder = folder_with(&[(RULES, &rules("", "echo"))]);
     let output = Command::new("sh")
-        .args(["-c", "ulimit -n 100; exec \"$0\" serve --config tollgate.yaml", env!("CARGO_BIN_EXE_tollgate")])
+        .args(["-c", "ulimit -n 100; exec \"$0\" serve --config tollgate.yaml", &binary()])
         .current_dir(folder.path())
         .output()
         .unwrap();
@@ -179,7 +181,7 @@ fn too_few_threads_end_with_2_and_the_fix() {
         Command::new("prlimit")
             .arg(format!("--nproc={threads}"))
             .args(["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"])
-            .args([env!("CARGO_BIN_EXE_tollgate"), "serve", "--config", RULES])
+            .args([&binary(), "serve", "--config", RULES])
             .current_dir(folder.path())
             .env("TOKIO_WORKER_THREADS", "2")
             .output()

@@ -4,9 +4,11 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
-use crate::client::Answer;
-use crate::process::{Gateway, site};
-use crate::upstream::{Raw, until, unused_address};
+use testkit::gateway::{Gateway, site};
+use testkit::http1::Response;
+use testkit::port::unused_address;
+use testkit::upstream::Raw;
+use testkit::wait::until;
 
 /// Generous: a busy machine must not fail a test, but nothing may take forever.
 const SOON: Duration = Duration::from_secs(15);
@@ -16,7 +18,7 @@ fn gateway(upstream: &str) -> Gateway {
 }
 
 /// Returns the response, and checks that the connection still serves.
-fn answer(gateway: &Gateway) -> Answer {
+fn answer(gateway: &Gateway) -> Response {
     let mut connection = gateway.connect();
     let begun = Instant::now();
     let answer = connection.get("/");

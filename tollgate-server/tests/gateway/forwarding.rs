@@ -4,10 +4,11 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use testkit::gateway::{Gateway, site};
+use testkit::skip::has_ipv6;
+use testkit::upstream::{Raw, ReceivedRequest, Served, Speaks, full, runtime};
 
 use crate::http2::{connect, get, whole, with_trailers};
-use crate::process::{Gateway, has_ipv6, site};
-use crate::upstream::{Raw, ReceivedRequest, Served, Speaks, full, runtime};
 
 /// Returns the request that the upstream got for these headers, and the ID that the client got back.
 fn forwarded_headers(gateway: &Gateway, headers: &str) -> (ReceivedRequest, Option<String>) {
@@ -297,7 +298,7 @@ fn limits_do_not_count_by_a_header_that_the_upstream_does_not_get() {
 fn header_that_connection_names_is_not_counted_by_over_websockets() {
     let upstream = Raw::named("one");
     let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
-    let gateway = Gateway::start(&site("", &[route], &crate::process::per_user(1)));
+    let gateway = Gateway::start(&site("", &[route], &testkit::gateway::per_user(1)));
     let ask = |user: &str| {
         let connection = "Connection: upgrade, x-user-id\r\nUpgrade: websocket";
         gateway.connect().ask(format!("GET / HTTP/1.1\r\nHost: h\r\n{connection}\r\nX-User-Id: {user}\r\n\r\n")).status

@@ -5,6 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use futures_util::stream::{self, BoxStream};
+use testkit::gateway::{Gateway, per_user, site};
+use testkit::upstream::runtime;
+use testkit::wait::PATIENCE;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tonic::transport::server::TcpIncoming;
@@ -14,9 +17,6 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
-
-use crate::process::{Gateway, PATIENCE, per_user, site};
-use crate::upstream::runtime;
 
 type Answer = Result<HealthCheckResponse, Status>;
 

@@ -11,9 +11,8 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::client::conn::http2::SendRequest;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-
-use crate::process::{Gateway, per_user, site};
-use crate::upstream::{AnyBody, Raw, Served, Speaks, full, runtime};
+use testkit::gateway::{Gateway, per_user, site};
+use testkit::upstream::{AnyBody, Raw, Served, Speaks, full, runtime};
 
 pub(crate) type Sender = SendRequest<AnyBody>;
 
@@ -247,7 +246,7 @@ fn a_connection_that_an_upstream_of_http_2_lost_is_made_anew() {
     for _ in 0..3 {
         assert_eq!(gateway.get("/").text(), "ok");
     }
-    let refuses = Gateway::before(&format!("h2c://{}", crate::upstream::unused_address()));
+    let refuses = Gateway::before(&format!("h2c://{}", testkit::port::unused_address()));
     assert_eq!(refuses.get("/").status, 502);
     // An upstream that speaks only HTTP/1.
     let other = Raw::named("one");
@@ -332,7 +331,7 @@ fn response_to_head_has_no_body() {
         "{ path: /written, respond: { body: hello } }".to_owned(),
         "{ path: /nothing, respond: { status: 204, body: hello } }".to_owned(),
         "{ path: /echo, upstream: echo }".to_owned(),
-        format!("{{ path: /fails, retries: 0, upstream: 'http://{}' }}", crate::upstream::unused_address()),
+        format!("{{ path: /fails, retries: 0, upstream: 'http://{}' }}", testkit::port::unused_address()),
     ];
     let gateway = Gateway::start(&site("", &routes, ""));
     runtime().block_on(async {

@@ -9,11 +9,12 @@ use http::Response;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use testkit::gateway::{Gateway, site};
+use testkit::upstream::{AnyBody, Served, Speaks, full, runtime};
+use testkit::wait::PATIENCE;
 
 use crate::http2::get;
 use crate::http2_sharing::endless;
-use crate::process::{Gateway, PATIENCE, site};
-use crate::upstream::{AnyBody, Served, Speaks, full, runtime};
 
 const SOON: Duration = Duration::from_secs(15);
 

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use http::{Request, Response};
 use hyper::body::Incoming;
+use testkit::gateway::{Gateway, site};
+use testkit::upstream::{Raw, Served, Speaks, full};
+use testkit::wait::until;
 
 use crate::http2_deadlines::Frames;
-use crate::process::{Gateway, site};
-use crate::upstream::{Raw, Served, Speaks, full, until};
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;

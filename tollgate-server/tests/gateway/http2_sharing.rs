@@ -9,12 +9,12 @@ use http::{Request, Response};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use testkit::gateway::{Gateway, site};
+use testkit::upstream::{AnyBody, Raw, Served, Speaks, accepting, full, runtime};
 use tokio::time::timeout;
 
 use crate::http2::{connect, get};
 use crate::http2_deadlines::Frames;
-use crate::process::{Gateway, site};
-use crate::upstream::{AnyBody, Raw, Served, Speaks, accepting, full, runtime};
 
 /// Generous: a busy machine must not fail a test, but nothing may take forever.
 const SOON: Duration = Duration::from_secs(15);

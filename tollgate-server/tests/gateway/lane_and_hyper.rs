@@ -1,7 +1,7 @@
 //! The lane serves plain requests, hyper serves all others. Clients and upstreams must not be able to distinguish them.
 
-use crate::process::{Gateway, site};
-use crate::upstream::Raw;
+use testkit::gateway::{Gateway, site};
+use testkit::upstream::Raw;
 
 /// Names no header, so the only effect is that hyper serves the request.
 const BY_HYPER: &str = "Connection: x-absent\r\n";

@@ -4,9 +4,11 @@ use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use crate::client::Connection;
-use crate::process::{Gateway, fails, site};
-use crate::upstream::{Raw, until};
+use testkit::gateway::{Gateway, site};
+use testkit::http1::Connection;
+use testkit::tollgate::fails;
+use testkit::upstream::Raw;
+use testkit::wait::until;
 
 /// The state that clients share.
 #[derive(Default)]

@@ -3,13 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(clippy::disallowed_methods, reason = "other processes are waited for, by their own clocks")]
 
-mod certificates;
-mod client;
-#[path = "../common/process.rs"]
-mod common;
-mod process;
-mod upstream;
-
 mod abandoned;
 mod broken_responses;
 mod buffers;

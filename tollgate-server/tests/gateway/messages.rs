@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use crate::process::{Gateway, per_user, site};
-use crate::upstream::{Raw, until};
+use testkit::gateway::{Gateway, per_user, site};
+use testkit::upstream::Raw;
+use testkit::wait::until;
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 

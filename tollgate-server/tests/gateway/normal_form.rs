@@ -1,10 +1,11 @@
 //! Limits see what upstreams get: one form of the path, host, method and key values.
 
 use http::{HeaderValue, Request};
+use testkit::gateway::{Gateway, site};
+use testkit::upstream::{Raw, full, runtime};
+use testkit::wait::until;
 
 use crate::http2;
-use crate::process::{Gateway, site};
-use crate::upstream::{Raw, full, runtime, until};
 
 const SPENT: &str = "algorithm: fixed_window, limit: 1, window: 1h";
 

@@ -1,10 +1,11 @@
 //! Gateways whose limits are on Redis, so that decisions take time.
 
+use testkit::folder::folder_with;
+use testkit::gateway::{Gateway, per_user, site};
 use testkit::redis::RedisServer;
-
-use crate::common::run_in;
-use crate::process::{Gateway, folder_with, per_user, site};
-use crate::upstream::{Raw, until};
+use testkit::tollgate::run_in;
+use testkit::upstream::Raw;
+use testkit::wait::until;
 
 fn rules(redis: &RedisServer, upstream: &Raw) -> String {
     let routes = [

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use crate::client::Connection;
-use crate::process::{Gateway, site};
-use crate::upstream::{Raw, moody, until, unused_address};
+use testkit::gateway::{Gateway, site};
+use testkit::http1::Connection;
+use testkit::port::unused_address;
+use testkit::upstream::{Raw, moody};
+use testkit::wait::until;
 
 /// Returns an upstream that answers every request, and its checks as `passes` says.
 fn checked(passes: &Arc<AtomicBool>) -> Raw {

@@ -2,9 +2,9 @@
 
 use std::io::Read;
 
-use crate::client::Connection;
-use crate::process::{Gateway, site};
-use crate::upstream::Raw;
+use testkit::gateway::{Gateway, site};
+use testkit::http1::Connection;
+use testkit::upstream::Raw;
 
 const ROUTE: &str = "{ path: /**, respond: { body: ok } }";
 const TURNED_AWAY: &str = "tollgate_connections_turned_away_total{reason=\"max_connections_per_address\"}";
@@ -31,7 +31,7 @@ fn connections_beyond_the_maximum_of_an_address_are_closed_and_counted() {
     assert_eq!(said.matches("max_connections_per_address").count(), 1, "a flood is not logged line by line: {said}");
     assert!(held.iter_mut().all(|connection| connection.get("/").status == 200), "those that are there are served on");
     held.pop();
-    crate::upstream::until("a free place", || {
+    testkit::wait::until("a free place", || {
         let mut connection = gateway.connect();
         connection.try_send("GET / HTTP/1.1\r\nHost: h\r\n\r\n").is_ok()
             && connection.try_receive().is_ok_and(|answer| answer.status == 200)
@@ -79,7 +79,7 @@ fn a_connection_that_was_upgraded_is_still_counted() {
     assert_eq!(switched.status, 101);
     assert!(is_refused(&gateway.connect()));
     drop(upgraded);
-    crate::upstream::until("a free place", || !is_refused_now(&gateway));
+    testkit::wait::until("a free place", || !is_refused_now(&gateway));
 }
 
 fn is_refused_now(gateway: &Gateway) -> bool {

@@ -1,12 +1,12 @@
 //! Clients that are refused again and again. The lane answers them with a reused response, which must not be
 //! noticeable.
 
-use crate::client::Answer;
-use crate::process::{Gateway, per_user, site};
-use crate::upstream::Raw;
+use testkit::gateway::{Gateway, per_user, site};
+use testkit::http1::Response;
+use testkit::upstream::Raw;
 
 /// Returns what does not change from one second to the next.
-fn shape(answer: &Answer) -> (u16, Vec<String>, String) {
+fn shape(answer: &Response) -> (u16, Vec<String>, String) {
     let mut names: Vec<String> = answer.names().map(str::to_owned).collect();
     names.sort_unstable();
     let expected: serde_json::Value = serde_json::from_str(answer.text()).unwrap();

@@ -4,10 +4,9 @@ use bytes::Bytes;
 use h2::Reason;
 use h2::server::SendResponse;
 use http::Response;
-
-use crate::client::Connection;
-use crate::process::{Gateway, site};
-use crate::upstream::{Raw, Served, Speaks, accepting, full};
+use testkit::gateway::{Gateway, site};
+use testkit::http1::Connection;
+use testkit::upstream::{Raw, Served, Speaks, accepting, full};
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: h\r\n\r\n";
 const POST: &str = "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n";

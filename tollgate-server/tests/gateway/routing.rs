@@ -3,17 +3,20 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use crate::client::Answer;
-use crate::process::{Gateway, fails, per_user, site};
-use crate::upstream::{Raw, until, unused_address};
+use testkit::gateway::{Gateway, per_user, site};
+use testkit::http1::Response;
+use testkit::port::unused_address;
+use testkit::tollgate::fails;
+use testkit::upstream::Raw;
+use testkit::wait::until;
 
 /// Returns the name of the upstream that answered.
-fn by(answer: &Answer) -> &str {
+fn by(answer: &Response) -> &str {
     answer.header("x-upstream").unwrap_or_default()
 }
 
 /// Returns the request line that reached the upstream.
-fn line(answer: &Answer) -> &str {
+fn line(answer: &Response) -> &str {
     answer.text().lines().next().unwrap_or_default()
 }
 

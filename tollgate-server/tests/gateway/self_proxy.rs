@@ -1,9 +1,9 @@
 //! Upstreams that are the gateway itself.
 
-use crate::client::Connection;
-use crate::common::{Process, RULES, run_in};
-use crate::process::{fails, folder_with};
-use crate::upstream::Raw;
+use testkit::folder::folder_with;
+use testkit::http1::Connection;
+use testkit::tollgate::{Process, RULES, fails, run_in};
+use testkit::upstream::Raw;
 
 /// A request would be forwarded in a loop until its head is too long.
 #[test]

@@ -3,8 +3,9 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use crate::process::{Gateway, site};
-use crate::upstream::{Raw, until};
+use testkit::gateway::{Gateway, site};
+use testkit::upstream::Raw;
+use testkit::wait::until;
 
 /// Generous: a busy machine must not fail a test, but nothing may take forever.
 const SOON: Duration = Duration::from_secs(15);

@@ -1,7 +1,8 @@
 //! Requests with more than one interpretation: none reaches an upstream in more than one.
 
-use crate::process::Gateway;
-use crate::upstream::{Raw, until};
+use testkit::gateway::Gateway;
+use testkit::upstream::Raw;
+use testkit::wait::until;
 
 /// Bytes to send, and their description.
 struct Case {
@@ -232,10 +233,10 @@ fn a_request_inside_a_body_stays_there() {
 
 #[test]
 fn a_body_that_a_route_does_not_want_is_not_the_next_request() {
-    let gateway = Gateway::start(&crate::process::site(
+    let gateway = Gateway::start(&testkit::gateway::site(
         "",
         &["{ path: /a, respond: { body: a } }", "{ path: /hidden, respond: { body: hidden } }"],
-        &crate::process::per_user(1),
+        &testkit::gateway::per_user(1),
     ));
     let length = HIDDEN.len();
     for path in ["/a", "/nowhere"] {

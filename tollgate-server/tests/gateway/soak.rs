@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
-use crate::client::Connection;
-use crate::process::{Gateway, site};
-use crate::upstream::{Raw, until};
+use testkit::gateway::{Gateway, site};
+use testkit::http1::Connection;
+use testkit::upstream::Raw;
+use testkit::wait::until;
 
 /// How long the soak takes, unless `TOLLGATE_SOAK_SECONDS` says otherwise.
 const SOAK: Duration = Duration::from_secs(12);

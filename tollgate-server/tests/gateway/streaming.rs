@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::process::Gateway;
-use crate::upstream::{Raw, until};
+use testkit::gateway::Gateway;
+use testkit::upstream::Raw;
+use testkit::wait::until;
 
 const BODY_BYTES: u64 = 200 << 20;
 /// Buffers of both sides, and what the allocator keeps.

@@ -11,14 +11,16 @@ use rcgen::date_time_ymd;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
+use testkit::certificates::{Authority, Signed};
+use testkit::folder::folder_with;
+use testkit::gateway::{Gateway, site};
+use testkit::http1::Connection;
+use testkit::skip::skipped;
+use testkit::tollgate::{fails, run_in};
+use testkit::upstream::{Raw, full, runtime};
+use testkit::wait::until;
 use time::OffsetDateTime;
 use tokio_rustls::TlsConnector;
-
-use crate::certificates::{Authority, Signed};
-use crate::client::Connection;
-use crate::common::run_in;
-use crate::process::{Gateway, fails, folder_with, site, skipped};
-use crate::upstream::{Raw, full, runtime, until};
 
 /// Returns the configuration of a client that trusts this authority.
 fn client(authority: &Authority, own: Option<&Signed>, protocols: &[&str]) -> Arc<ClientConfig> {

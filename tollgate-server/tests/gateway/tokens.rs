@@ -2,10 +2,12 @@
 //! verified.
 
 use serde_json::{Value, json};
+use testkit::folder::folder_with;
+use testkit::gateway::{Gateway, site};
+use testkit::upstream::{full, runtime};
+use testkit::wait::wait_until;
 
 use crate::http2;
-use crate::process::{Gateway, folder_with, site, wait_until};
-use crate::upstream::{full, runtime};
 
 const SECRET: &str = "0123456789abcdef0123456789abcdef";
 
@@ -121,6 +123,6 @@ fn without_a_limit_by_claim_no_token_is_counted() {
     assert_eq!(gateway.connect().ask(request("", Some(&forged(0)))).status, 204);
     gateway.await_metric("tollgate_decisions_total{limit=\"address\",outcome=\"allowed\"}", 1);
     let admin = gateway.address_of("admin");
-    let expected = crate::client::Connection::to(admin).get("/metrics").text().to_owned();
+    let expected = testkit::http1::Connection::to(admin).get("/metrics").text().to_owned();
     assert!(!expected.contains("tollgate_token_"), "{expected}");
 }

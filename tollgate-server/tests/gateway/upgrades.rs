@@ -3,8 +3,8 @@
 use std::io::Read;
 use std::time::Duration;
 
-use crate::process::{Gateway, per_user, site};
-use crate::upstream::{Conversation, Raw};
+use testkit::gateway::{Gateway, per_user, site};
+use testkit::upstream::{Conversation, Raw};
 
 pub(crate) const HANDSHAKE: &str = "GET /chat HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\nConnection: keep-alive, Upgrade\r\n\
     Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";

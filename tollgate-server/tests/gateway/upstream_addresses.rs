@@ -5,10 +5,11 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use socket2::{Domain, Socket, Type};
-
-use crate::client::Connection;
-use crate::process::{Gateway, site, skipped};
-use crate::upstream::{Raw, until};
+use testkit::gateway::{Gateway, site};
+use testkit::http1::Connection;
+use testkit::skip::skipped;
+use testkit::upstream::Raw;
+use testkit::wait::until;
 
 const ONE: [u8; 4] = [127, 0, 0, 1];
 const TWO: [u8; 4] = [127, 0, 0, 2];

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use crate::process::{Gateway, per_user, site};
-use crate::upstream::{Raw, moody, until, unused_address};
+use testkit::gateway::{Gateway, per_user, site};
+use testkit::port::unused_address;
+use testkit::upstream::{Raw, moody};
+use testkit::wait::until;
 
 #[test]
 fn an_upstream_that_fails_is_left_alone_for_a_while_and_then_used_again() {

@@ -6,9 +6,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::client::Connection;
-use crate::process::{Gateway, site};
-use crate::upstream::{Raw, Served, Speaks, full, until};
+use testkit::gateway::{Gateway, site};
+use testkit::http1::Connection;
+use testkit::upstream::{Raw, Served, Speaks, full};
+use testkit::wait::until;
 
 /// A POST that the lane serves.
 const PLAIN_POST: &str = "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello";

@@ -10,11 +10,11 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::version::{TLS12, TLS13};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use testkit::certificates::{Authority, Signed, params};
+use testkit::folder::folder_with;
+use testkit::gateway::{Gateway, site};
+use testkit::upstream::{Raw, full, runtime};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
-use crate::certificates::{Authority, Signed, params};
-use crate::process::{Gateway, folder_with, site};
-use crate::upstream::{Raw, full, runtime};
 
 /// Returns a server configuration with this certificate.
 pub(crate) fn server(signed: &Signed) -> ServerConfig {

@@ -1,11 +1,13 @@
 //! The access log: one line for every request.
 
-use std::io::Write;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-
-use crate::process::{Gateway, HELLO, ask, connect, folder_with, run_in, slow_upstream, upstream};
+use testkit::folder::folder_with;
+use testkit::gateway::Gateway;
+use testkit::http1::ask;
+use testkit::tollgate::{RULES, run_in};
+use testkit::upstream::{HELLO, slow_upstream, upstream};
 
 fn rules(log: &str, upstream: impl std::fmt::Display) -> String {
     format!(
@@ -31,7 +33,7 @@ fn parsed(line: &str) -> Value {
 #[test]
 fn a_line_in_json_tells_what_became_of_a_request() {
     let upstream = upstream(HELLO);
-    let gateway = Gateway::start(&rules("json", upstream));
+    let gateway = Gateway::with_admin(&rules("json", upstream));
     let request = "GET /shop/1?color=red HTTP/1.1\r\nhost: shop.example\r\nuser-agent: curl/8.5\r\n\
         referer: http://shop.example/\r\nx-request-id: abc-123\r\nx-forwarded-for: 192.0.2.7\r\nconnection: close\r\n\r\n";
     assert_eq!((gateway.send(request).status, gateway.send(request).status), (200, 429));
@@ -75,9 +77,12 @@ fn an_answer_that_its_upstream_broke_off_is_reported() {
     let bodies = ["content-length: 0\r\n\r\n", "transfer-encoding: chunked\r\n\r\n0\r\n\r\n"];
     for (answer, body) in cut_off.iter().flat_map(|answer| bodies.map(|body| (*answer, body))) {
         let rules = rules(FILE, upstream(answer)).replace("limit: 1,", "limit: 9,");
-        let gateway = Gateway::start(&rules);
+        let gateway = Gateway::with_admin(&rules);
         let head = "POST /shop/1 HTTP/1.1\r\nhost: a\r\nconnection: close\r\n";
-        assert_eq!(gateway.send(format!("{head}{body}")).status, 200);
+        let mut client = gateway.connect();
+        client.send(format!("{head}{body}"));
+        assert_eq!(client.receive_head().unwrap().status, 200);
+        assert!(client.rest() > 0);
         let line = parsed(&gateway.await_lines(&gateway.path("access.log"), 1)[0]);
         assert_eq!((&line["status"], &line["sent_bytes"]), (&json!(200), &json!(5)), "{line}");
         assert_eq!(line["broken"], json!(true), "{body:?} {line}");
@@ -87,7 +92,7 @@ fn an_answer_that_its_upstream_broke_off_is_reported() {
             "{body:?} {line}"
         );
     }
-    let gateway = Gateway::start(&rules(FILE, upstream(HELLO)));
+    let gateway = Gateway::with_admin(&rules(FILE, upstream(HELLO)));
     gateway.get("/shop/1");
     assert_eq!(parsed(&gateway.await_lines(&gateway.path("access.log"), 1)[0]).get("broken"), None);
 }
@@ -115,7 +120,7 @@ fn why_the_gateway_answered_in_place_of_an_upstream_is_reported() {
     let bodies = ["content-length: 0\r\n\r\n", "transfer-encoding: chunked\r\n\r\n0\r\n\r\n"];
     for ((address, status, error), body) in cases.iter().flat_map(|case| bodies.map(|body| (case, body))) {
         let rules = rules(FILE, address).replace("/shop/**, upstream", "/shop/**, timeout: 100ms, upstream");
-        let gateway = Gateway::start(&rules);
+        let gateway = Gateway::with_admin(&rules);
         let head = "POST /shop/1 HTTP/1.1\r\nhost: a\r\nconnection: close\r\n";
         assert_eq!(gateway.send(format!("{head}{body}")).status, *status, "{error:?}");
         let line = parsed(&gateway.await_lines(&gateway.path("access.log"), 1)[0]);
@@ -136,7 +141,7 @@ fn a_request_that_nobody_can_read_has_a_line_and_is_counted() {
         (format!("GET /{longer} HTTP/1.1\r\nhost: a\r\n\r\n"), 414, None),
     ];
     let rules_of_long_heads = rules(FILE, upstream(HELLO)).replace("workers: 2", "workers: 2\n  max_head: 128KiB");
-    let gateway = Gateway::start(&rules_of_long_heads);
+    let gateway = Gateway::with_admin(&rules_of_long_heads);
     for (number, (request, status, reason)) in refused.iter().enumerate() {
         assert_eq!(gateway.send(request).status, *status, "{request:?}");
         let lines = gateway.await_lines(&gateway.path("access.log"), number + 1);
@@ -154,10 +159,10 @@ fn a_request_that_nobody_can_read_has_a_line_and_is_counted() {
         assert!(lines.iter().any(is_it), "{wanted} is not in {lines:?}");
         assert_eq!(lines.len(), number + 1, "{lines:?}");
     }
-    gateway.await_metric(r#"tollgate_requests_total{route="",status="4xx"}"#, 5.0);
+    gateway.await_metric(r#"tollgate_requests_total{route="",status="4xx"}"#, 5);
     // The duration of these requests is unknown.
-    gateway.await_metric(r#"tollgate_request_duration_seconds_count{route=""}"#, 0.0);
-    gateway.await_metric(r#"tollgate_requests_in_flight{route=""}"#, 0.0);
+    gateway.await_metric(r#"tollgate_request_duration_seconds_count{route=""}"#, 0);
+    gateway.await_metric(r#"tollgate_requests_in_flight{route=""}"#, 0);
     // A head that is too long has one line, however it is refused.
     let before = gateway.await_lines(&gateway.path("access.log"), 5).len();
     let status = gateway.send(format!("GET /{longest} HTTP/1.1\r\nhost: a\r\n\r\n")).status;
@@ -165,7 +170,7 @@ fn a_request_that_nobody_can_read_has_a_line_and_is_counted() {
     assert_eq!(lines.len(), before + 1);
     assert!(lines.iter().any(|line| parsed(line)["status"] == json!(status)), "{status} {lines:?}");
 
-    let combined = Gateway::start(&rules("combined", upstream(HELLO)));
+    let combined = Gateway::with_admin(&rules("combined", upstream(HELLO)));
     combined.send("nonsense\r\n\r\n");
     let line = &combined.await_lines(&combined.stdout(), 1)[0];
     assert!(line.ends_with(r#" +0000] "-" 400 0 "-" "-" - none 0.000000"#), "{line}");
@@ -176,7 +181,7 @@ fn a_request_that_nobody_can_read_has_a_line_and_is_counted() {
 fn reason_of_a_400_is_logged() {
     let shared = "limits:\n  - { name: by-header, key: 'header:x-user', limit: 9, window: 1h }\n";
     let rules = rules(FILE, upstream(HELLO)).replace("limits:\n", shared);
-    let gateway = Gateway::start(&rules.replace("workers: 2", "workers: 1\n  underscore_headers: refuse"));
+    let gateway = Gateway::with_admin(&rules.replace("workers: 2", "workers: 1\n  underscore_headers: refuse"));
     let cases = [
         ("GET /shop/%2e%2e/x HTTP/1.1\r\nhost: a\r\n", "dot_segment"),
         ("post /shop/x HTTP/1.1\r\nhost: a\r\n", "method_case"),
@@ -189,7 +194,7 @@ fn reason_of_a_400_is_logged() {
     for (number, (head, reason)) in cases.iter().enumerate() {
         let answer = gateway.send(format!("{head}connection: close\r\n\r\n"));
         assert_eq!(answer.status, 400, "{head}");
-        assert_eq!(parsed(&answer.text)["reason"], json!(reason), "{}", answer.text);
+        assert_eq!(parsed(answer.text())["reason"], json!(reason), "{}", answer.text());
         let lines = gateway.await_lines(&gateway.path("access.log"), number + 1);
         let line = parsed(&lines[number]);
         assert_eq!((&line["status"], &line["reason"]), (&json!(400), &json!(reason)), "{line}");
@@ -208,7 +213,7 @@ fn a_client_of_ipv4_is_reported_as_that_at_a_listener_of_both() {
     if std::net::TcpListener::bind("[::]:0").is_err() {
         return;
     }
-    let gateway = Gateway::start_at("[::]:0", &rules(FILE, upstream(HELLO)));
+    let gateway = Gateway::with_admin_at("[::]:0", &rules(FILE, upstream(HELLO)));
     let address = (std::net::Ipv4Addr::LOCALHOST, gateway.address.port()).into();
     for (number, request) in
         ["GET /hello HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n", "nonsense\r\n\r\n"].into_iter().enumerate()
@@ -221,7 +226,7 @@ fn a_client_of_ipv4_is_reported_as_that_at_a_listener_of_both() {
 
 #[test]
 fn a_line_in_the_combined_format_is_as_nginx_writes_it_with_the_decision_at_its_end() {
-    let gateway = Gateway::start(&rules("combined", upstream(HELLO)));
+    let gateway = Gateway::with_admin(&rules("combined", upstream(HELLO)));
     gateway.send("GET /shop/1 HTTP/1.1\r\nhost: a\r\nuser-agent: x\"y\r\nconnection: close\r\n\r\n");
     gateway.get("/hello");
     let lines = gateway.await_lines(&gateway.stdout(), 2);
@@ -234,7 +239,7 @@ fn a_line_in_the_combined_format_is_as_nginx_writes_it_with_the_decision_at_its_
 
 #[test]
 fn whatever_clients_send_a_line_is_one_line_of_json() {
-    let gateway = Gateway::start(&rules(FILE, upstream(HELLO)));
+    let gateway = Gateway::with_admin(&rules(FILE, upstream(HELLO)));
     let mut hostile =
         b"GET /hello/\"\\{} HTTP/1.1\r\nhost: a\r\nconnection: close\r\nuser-agent: \"},\\\t\x80\xff".to_vec();
     // Some parsers end a line at either of these.
@@ -252,10 +257,10 @@ fn whatever_clients_send_a_line_is_one_line_of_json() {
 
 #[test]
 fn a_client_that_leaves_is_reported_with_499() {
-    let gateway = Gateway::start(&rules(FILE, slow_upstream(HELLO, Duration::from_secs(60))));
-    let mut client = connect(gateway.address);
-    client.write_all(b"GET /shop/1 HTTP/1.1\r\nhost: a\r\n\r\n").unwrap();
-    gateway.await_metric(r#"tollgate_requests_in_flight{route="shop"}"#, 1.0);
+    let gateway = Gateway::with_admin(&rules(FILE, slow_upstream(HELLO, Duration::from_secs(60))));
+    let mut client = gateway.connect();
+    client.send(b"GET /shop/1 HTTP/1.1\r\nhost: a\r\n\r\n");
+    gateway.await_metric(r#"tollgate_requests_in_flight{route="shop"}"#, 1);
     drop(client);
     let lines = gateway.await_lines(&gateway.path("access.log"), 1);
     assert_eq!(parsed(&lines[0])["status"], 499);
@@ -263,17 +268,17 @@ fn a_client_that_leaves_is_reported_with_499() {
 
 #[test]
 fn a_log_that_was_renamed_away_is_opened_again() {
-    let gateway = Gateway::start(&rules(FILE, upstream(HELLO)));
+    let gateway = Gateway::with_admin(&rules(FILE, upstream(HELLO)));
     let (log, rotated) = (gateway.path("access.log"), gateway.path("access.log.1"));
     gateway.get("/hello");
     gateway.await_lines(&log, 1);
     std::fs::rename(&log, &rotated).unwrap();
-    crate::process::wait_until(|| log.exists().then_some(())).expect("another is opened");
+    testkit::wait::wait_until(|| log.exists().then_some(())).expect("another is opened");
     gateway.get("/hello");
     assert_eq!((gateway.await_lines(&log, 1).len(), gateway.await_lines(&rotated, 1).len()), (1, 1));
     std::fs::rename(&log, &rotated).unwrap();
     gateway.signal("HUP");
-    crate::process::wait_until(|| log.exists().then_some(())).expect("another is opened");
+    testkit::wait::wait_until(|| log.exists().then_some(())).expect("another is opened");
     assert_eq!(gateway.metric("tollgate_access_log_lost_total"), Some(0.0));
 }
 
@@ -284,7 +289,7 @@ fn a_log_that_was_removed_with_its_folder_is_reported_once_and_its_lines_are_cou
     let (log, logs) = (folder.path().join("logs/access.log"), folder.path().join("logs"));
     std::fs::create_dir(&logs).unwrap();
     let rules = rules(&format!("{{ file: {} }}", log.display()), upstream(HELLO));
-    let gateway = Gateway::start(&rules);
+    let gateway = Gateway::with_admin(&rules);
     gateway.get("/hello");
     gateway.await_lines(&log, 1);
     // The folder goes at once, so that the file is not opened again in between.
@@ -294,13 +299,13 @@ fn a_log_that_was_removed_with_its_folder_is_reported_once_and_its_lines_are_cou
     // The file is checked for every line, and the error is the same each time.
     for lost in 1..=3 {
         gateway.get("/hello");
-        gateway.await_metric("tollgate_access_log_lost_total", f64::from(lost));
+        gateway.await_metric("tollgate_access_log_lost_total", lost);
     }
     let said = gateway.said();
     assert_eq!(said.matches("cannot be opened again").count(), 1, "{said}");
     assert!(said.contains(log.to_str().unwrap()), "{said}");
     std::fs::create_dir(&logs).unwrap();
-    crate::process::wait_until(|| log.exists().then_some(())).expect("another is opened");
+    testkit::wait::wait_until(|| log.exists().then_some(())).expect("another is opened");
     gateway.get("/hello");
     gateway.await_lines(&log, 1);
     assert_eq!(gateway.metric("tollgate_access_log_lost_total"), Some(3.0));
@@ -309,14 +314,14 @@ fn a_log_that_was_removed_with_its_folder_is_reported_once_and_its_lines_are_cou
 #[test]
 fn another_log_is_written_after_a_reload() {
     let upstream = upstream(HELLO);
-    let gateway = Gateway::start(&rules(FILE, upstream));
+    let gateway = Gateway::with_admin(&rules(FILE, upstream));
     gateway.get("/hello");
-    gateway.save_rules(&rules("{ format: combined, file: other.log }", upstream));
+    gateway.save(&rules("{ format: combined, file: other.log }", upstream));
     gateway.await_said("is in force", 1);
     gateway.get("/hello");
     assert!(gateway.await_lines(&gateway.path("other.log"), 1)[0].contains("\"GET /hello HTTP/1.1\" 200 5"));
     assert_eq!(gateway.await_lines(&gateway.path("access.log"), 1).len(), 1);
-    gateway.save_rules(&rules("{ file: no/such/folder.log }", upstream));
+    gateway.save(&rules("{ file: no/such/folder.log }", upstream));
     gateway.await_said("gateway.access_log.file", 1);
     gateway.get("/hello");
     gateway.await_lines(&gateway.path("other.log"), 2);
@@ -324,19 +329,19 @@ fn another_log_is_written_after_a_reload() {
 
 #[test]
 fn the_last_lines_are_written_before_the_end() {
-    let mut gateway = Gateway::start(&rules(FILE, upstream(HELLO)));
+    let gateway = Gateway::with_admin(&rules(FILE, upstream(HELLO)));
     for _ in 0..50 {
         gateway.get("/hello");
     }
     gateway.signal("TERM");
-    assert_eq!(gateway.wait().code(), Some(0));
+    let gateway = gateway.ended();
     let text = std::fs::read_to_string(gateway.path("access.log")).unwrap();
     assert_eq!(text.lines().count(), 50);
 }
 
 #[test]
 fn a_log_that_cannot_be_opened_ends_the_start() {
-    let folder = folder_with(&rules("{ file: no/such/folder.log }", "127.0.0.1:1"));
+    let folder = folder_with(&[(RULES, &rules("{ file: no/such/folder.log }", "127.0.0.1:1"))]);
     let output = run_in(folder.path(), &["serve", "--config", "tollgate.yaml", "--listen", "127.0.0.1:0"]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{said}");
@@ -345,7 +350,7 @@ fn a_log_that_cannot_be_opened_ends_the_start() {
 
 #[test]
 fn a_request_that_a_queue_held_is_reported_with_its_delay() {
-    let gateway = Gateway::start(
+    let gateway = Gateway::with_admin(
         "gateway:
   access_log: { file: access.log }
   routes: [{ path: /**, respond: { status: 204 } }]
@@ -362,9 +367,9 @@ limits:
 #[cfg(target_os = "linux")]
 #[test]
 fn lines_that_a_full_disk_does_not_take_are_counted_and_hold_up_nobody() {
-    let mut gateway = Gateway::start(&rules("{ file: /dev/full }", upstream(HELLO)));
+    let gateway = Gateway::with_admin(&rules("{ file: /dev/full }", upstream(HELLO)));
     assert_eq!([(); 3].map(|()| gateway.get("/hello").status), [200; 3]);
-    gateway.await_metric("tollgate_access_log_lost_total", 3.0);
+    gateway.await_metric("tollgate_access_log_lost_total", 3);
     gateway.await_said("the access log /dev/full cannot be written", 1);
     gateway.signal("TERM");
     assert_eq!(gateway.wait().code(), Some(0));

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::process::{folder_with, run_in};
+use testkit::folder::folder_with;
+use testkit::tollgate::{RULES, run_in};
 
 fn contrib(name: &str) -> String {
     let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../contrib").join(name);
@@ -18,7 +19,7 @@ fn rule_file(manifest: &str) -> String {
 
 #[test]
 fn rule_file_for_kubernetes_is_valid() {
-    let folder = folder_with(&rule_file(&contrib("kubernetes.yaml")));
+    let folder = folder_with(&[(RULES, &rule_file(&contrib("kubernetes.yaml")))]);
     let output = run_in(folder.path(), &["validate", "tollgate.yaml"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
@@ -27,7 +28,7 @@ fn rule_file_for_kubernetes_is_valid() {
 #[test]
 fn packaged_rule_file_is_valid_and_listens_on_loopback_only() {
     let rules = contrib("tollgate.yaml");
-    let folder = folder_with(&rules);
+    let folder = folder_with(&[(RULES, &rules)]);
     let output = run_in(folder.path(), &["validate", "--strict", "tollgate.yaml"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let listening: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("listen: ")).collect();

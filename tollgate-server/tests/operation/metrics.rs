@@ -1,17 +1,17 @@
 //! Metrics for Prometheus.
 
-use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use testkit::folder::folder_with;
+use testkit::gateway::Gateway;
+use testkit::http1::{Response, ask};
+use testkit::port::full_listener;
 use testkit::redis::RedisServer;
-
-use crate::common::{self, Process, RULES};
-use crate::process::{
-    Answer, Gateway, HELLO, ask, connect, folder_with, full_listener, moody_upstream, slow_upstream, upstream,
-};
+use testkit::tollgate::{Process, RULES};
+use testkit::upstream::{HELLO, moody_upstream, slow_upstream, upstream};
 
 fn rules(routes: &str, limits: &str) -> String {
     format!("gateway:\n  workers: 2\n  routes:\n{routes}limits:\n{limits}")
@@ -25,21 +25,21 @@ const PER_CLIENT: &str = "    - { name: per-client, key: ip, limit: 2, window: 1
 
 #[test]
 fn requests_and_decisions_are_counted_by_route_and_limit() {
-    let gateway = Gateway::start(&rules(&shop(upstream(HELLO)), PER_CLIENT));
+    let gateway = Gateway::with_admin(&rules(&shop(upstream(HELLO)), PER_CLIENT));
     let statuses = [(); 3].map(|()| gateway.get("/shop/1").status);
     assert_eq!(statuses, [200, 200, 429]);
     assert_eq!(gateway.get("/nowhere").status, 404);
 
-    gateway.await_metric(r#"tollgate_requests_total{route="shop",status="2xx"}"#, 2.0);
-    gateway.await_metric(r#"tollgate_requests_total{route="shop",status="4xx"}"#, 1.0);
-    gateway.await_metric(r#"tollgate_requests_total{route="",status="4xx"}"#, 1.0);
-    gateway.await_metric(r#"tollgate_decisions_total{limit="per-client",outcome="allowed"}"#, 2.0);
-    gateway.await_metric(r#"tollgate_decisions_total{limit="per-client",outcome="denied"}"#, 1.0);
-    gateway.await_metric(r#"tollgate_request_duration_seconds_count{route="shop"}"#, 3.0);
-    gateway.await_metric(r#"tollgate_request_duration_seconds_bucket{le="+Inf",route="shop"}"#, 3.0);
-    gateway.await_metric(r#"tollgate_requests_in_flight{route="shop"}"#, 0.0);
-    gateway.await_metric("tollgate_connections_accepted_total", 4.0);
-    gateway.await_metric("tollgate_connections", 0.0);
+    gateway.await_metric(r#"tollgate_requests_total{route="shop",status="2xx"}"#, 2);
+    gateway.await_metric(r#"tollgate_requests_total{route="shop",status="4xx"}"#, 1);
+    gateway.await_metric(r#"tollgate_requests_total{route="",status="4xx"}"#, 1);
+    gateway.await_metric(r#"tollgate_decisions_total{limit="per-client",outcome="allowed"}"#, 2);
+    gateway.await_metric(r#"tollgate_decisions_total{limit="per-client",outcome="denied"}"#, 1);
+    gateway.await_metric(r#"tollgate_request_duration_seconds_count{route="shop"}"#, 3);
+    gateway.await_metric(r#"tollgate_request_duration_seconds_bucket{le="+Inf",route="shop"}"#, 3);
+    gateway.await_metric(r#"tollgate_requests_in_flight{route="shop"}"#, 0);
+    gateway.await_metric("tollgate_connections_accepted_total", 4);
+    gateway.await_metric("tollgate_connections", 0);
     assert!(gateway.metric(r#"tollgate_request_duration_seconds_sum{route="shop"}"#).unwrap() > 0.0);
     assert!(gateway.metric("process_resident_memory_bytes").unwrap() > 1e6);
     assert!(gateway.metric("process_open_fds").unwrap() > 3.0);
@@ -49,22 +49,22 @@ fn requests_and_decisions_are_counted_by_route_and_limit() {
 fn a_client_that_goes_is_noticed_while_its_upstream_is_dialled() {
     let (address, _full) = full_listener().unwrap();
     let route = format!("    - {{ name: shop, path: /**, upstream: 'http://{address}', connect_timeout: 10m }}\n");
-    let gateway = Gateway::start(&rules(&route, PER_CLIENT));
-    let mut client = connect(gateway.address);
-    client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").unwrap();
-    gateway.await_metric(r#"tollgate_requests_in_flight{route="shop"}"#, 1.0);
+    let gateway = Gateway::with_admin(&rules(&route, PER_CLIENT));
+    let mut client = gateway.connect();
+    client.send(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n");
+    gateway.await_metric(r#"tollgate_requests_in_flight{route="shop"}"#, 1);
     drop(client);
-    gateway.await_metric(r#"tollgate_requests_in_flight{route="shop"}"#, 0.0);
-    gateway.await_metric("tollgate_connections", 0.0);
+    gateway.await_metric(r#"tollgate_requests_in_flight{route="shop"}"#, 0);
+    gateway.await_metric("tollgate_connections", 0);
 }
 
 #[test]
 fn limits_that_only_watch_are_counted_apart() {
     let limits = "    - { name: tried, key: ip, limit: 1, window: 1h, shadow: true }\n";
-    let gateway = Gateway::start(&rules(&shop(upstream(HELLO)), limits));
+    let gateway = Gateway::with_admin(&rules(&shop(upstream(HELLO)), limits));
     assert_eq!([(); 3].map(|()| gateway.get("/shop/1").status), [200; 3]);
-    gateway.await_metric(r#"tollgate_decisions_total{limit="tried",outcome="shadow_allowed"}"#, 1.0);
-    gateway.await_metric(r#"tollgate_decisions_total{limit="tried",outcome="shadow_denied"}"#, 2.0);
+    gateway.await_metric(r#"tollgate_decisions_total{limit="tried",outcome="shadow_allowed"}"#, 1);
+    gateway.await_metric(r#"tollgate_decisions_total{limit="tried",outcome="shadow_denied"}"#, 2);
 }
 
 #[test]
@@ -72,20 +72,20 @@ fn failed_expressions_are_counted_for_requests_and_questions() {
     let limits =
         "    - { name: searches, limit: 2, window: 1h, match: { when: 'int(request.query[\"page\"]) > 9' } }\n";
     let rules = rules(&shop(upstream(HELLO)), limits);
-    let gateway = Gateway::start(&format!("service: {{ http: '127.0.0.1:0' }}\n{rules}"));
-    gateway.await_metric(r#"tollgate_expression_errors_total{limit="searches",field="match.when"}"#, 0.0);
+    let gateway = Gateway::with_admin(&format!("service: {{ http: '127.0.0.1:0' }}\n{rules}"));
+    gateway.await_metric(r#"tollgate_expression_errors_total{limit="searches",field="match.when"}"#, 0);
     // A missing parameter and one with too many digits do not bypass the limit.
     assert_eq!(gateway.get("/shop/1?page=1").status, 200);
     assert_eq!(gateway.get("/shop/1").status, 200);
     let question = r#"{"request":{"method":"GET","path":"/shop/1?page=99999999999999999999"}}"#;
     let answer = check(gateway.address_of("decisions POST"), question);
-    assert!(answer.text.contains(r#""allowed":true"#), "{}", answer.text);
+    assert!(answer.text().contains(r#""allowed":true"#), "{}", answer.text());
     assert_eq!(gateway.get("/shop/1?page=ten").status, 429);
-    gateway.await_metric(r#"tollgate_expression_errors_total{limit="searches",field="match.when"}"#, 3.0);
+    gateway.await_metric(r#"tollgate_expression_errors_total{limit="searches",field="match.when"}"#, 3);
 }
 
 /// Sends a check to the decision service.
-fn check(service: SocketAddr, question: &str) -> Answer {
+fn check(service: SocketAddr, question: &str) -> Response {
     let head = "POST /v1/check HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nconnection: close";
     ask(service, format!("{head}\r\ncontent-length: {}\r\n\r\n{question}", question.len()))
 }
@@ -94,11 +94,11 @@ fn check(service: SocketAddr, question: &str) -> Answer {
 fn questions_are_counted_together_with_requests() {
     let watching = "    - { name: tried, key: ip, limit: 1, window: 1h, match: { path: /shop/** }, shadow: true }\n";
     let rules = rules(&shop(upstream(HELLO)), &format!("{PER_CLIENT}{watching}"));
-    let gateway = Gateway::start(&format!("service: {{ http: '127.0.0.1:0' }}\n{rules}"));
+    let gateway = Gateway::with_admin(&format!("service: {{ http: '127.0.0.1:0' }}\n{rules}"));
     let service = gateway.address_of("decisions POST");
     assert_eq!(gateway.get("/shop/1").status, 200);
     let question = r#"{"request":{"path":"/shop/1","ip":"127.0.0.1"}}"#;
-    assert!(check(service, question).text.contains(r#""allowed":true"#));
+    assert!(check(service, question).text().contains(r#""allowed":true"#));
     let by_name = r#"{"limit":"per-client","key":"127.0.0.1"}"#;
     let look = r#"{"limit":"per-client","key":"127.0.0.1","cost":0}"#;
     let nobody = r#"{"request":{"path":"/elsewhere"}}"#;
@@ -106,10 +106,10 @@ fn questions_are_counted_together_with_requests() {
     // An invalid check refuses its whole batch.
     assert_eq!(check(service, &format!(r#"[{by_name},{{"limit":"nobody"}}]"#)).status, 400);
 
-    gateway.await_metric(r#"tollgate_decisions_total{limit="per-client",outcome="allowed"}"#, 2.0);
-    gateway.await_metric(r#"tollgate_decisions_total{limit="per-client",outcome="denied"}"#, 2.0);
-    gateway.await_metric(r#"tollgate_decisions_total{limit="tried",outcome="shadow_allowed"}"#, 1.0);
-    gateway.await_metric(r#"tollgate_requests_total{route="shop",status="2xx"}"#, 1.0);
+    gateway.await_metric(r#"tollgate_decisions_total{limit="per-client",outcome="allowed"}"#, 2);
+    gateway.await_metric(r#"tollgate_decisions_total{limit="per-client",outcome="denied"}"#, 2);
+    gateway.await_metric(r#"tollgate_decisions_total{limit="tried",outcome="shadow_allowed"}"#, 1);
+    gateway.await_metric(r#"tollgate_requests_total{route="shop",status="2xx"}"#, 1);
 }
 
 #[test]
@@ -117,12 +117,13 @@ fn a_service_without_a_gateway_reports_its_decisions_too() {
     let free = "127.0.0.1:0";
     let rules = format!("limits:\n{PER_CLIENT}");
     let arguments = ["serve", "--config", RULES, "--http", free, "--admin", free];
-    let process = Process::start(folder_with(&rules), &arguments);
+    let process = Process::start(folder_with(&[(RULES, &rules)]), &arguments);
     let (service, admin) = (process.address_of("decisions POST"), process.address_of("admin"));
     for _ in 0..5 {
         check(service, r#"{"limit":"per-client","key":"192.0.2.7"}"#);
     }
-    let text = ask(admin, "GET /metrics HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n").text;
+    let response = ask(admin, "GET /metrics HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n");
+    let text = response.text();
     for row in [r#"{limit="per-client",outcome="allowed"} 2"#, r#"{limit="per-client",outcome="denied"} 3"#] {
         assert!(text.contains(&format!("\ntollgate_decisions_total{row}\n")), "{text}");
     }
@@ -137,10 +138,11 @@ fn keys_without_memory_are_counted_and_warned_of() {
     let rules = format!("max_memory: 1MiB\nlimits:\n    - {limit}\n");
     let free = "127.0.0.1:0";
     let arguments = ["serve", "--config", RULES, "--http", free, "--admin", free];
-    let process = Process::start(folder_with(&rules), &arguments);
+    let process = Process::start(folder_with(&[(RULES, &rules)]), &arguments);
     let (service, admin) = (process.address_of("decisions POST"), process.address_of("admin"));
     let evicted = || {
-        let text = ask(admin, "GET /metrics HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n").text;
+        let response = ask(admin, "GET /metrics HTTP/1.1\r\nhost: admin\r\nconnection: close\r\n\r\n");
+        let text = response.text();
         let series = "tollgate_evicted_keys_total{limit=\"wide\"} ";
         let line = text.lines().find_map(|line| line.strip_prefix(series));
         line.expect("it is there from the start").parse::<u64>().expect("a number")
@@ -159,21 +161,21 @@ fn keys_without_memory_are_counted_and_warned_of() {
 #[test]
 fn requests_under_way_and_those_whose_client_left_are_reported() {
     let slow = slow_upstream(HELLO, Duration::from_secs(60));
-    let gateway = Gateway::start(&rules(&shop(slow), PER_CLIENT));
-    let mut client = connect(gateway.address);
-    client.write_all(b"GET /shop/1 HTTP/1.1\r\nhost: a\r\n\r\n").unwrap();
-    gateway.await_metric(r#"tollgate_requests_in_flight{route="shop"}"#, 1.0);
-    gateway.await_metric("tollgate_connections", 1.0);
+    let gateway = Gateway::with_admin(&rules(&shop(slow), PER_CLIENT));
+    let mut client = gateway.connect();
+    client.send(b"GET /shop/1 HTTP/1.1\r\nhost: a\r\n\r\n");
+    gateway.await_metric(r#"tollgate_requests_in_flight{route="shop"}"#, 1);
+    gateway.await_metric("tollgate_connections", 1);
     drop(client);
-    gateway.await_metric(r#"tollgate_requests_in_flight{route="shop"}"#, 0.0);
-    gateway.await_metric(r#"tollgate_requests_total{route="shop",status="aborted"}"#, 1.0);
+    gateway.await_metric(r#"tollgate_requests_in_flight{route="shop"}"#, 0);
+    gateway.await_metric(r#"tollgate_requests_total{route="shop",status="aborted"}"#, 1);
 }
 
 #[test]
 fn failures_of_upstreams_are_reported_by_their_kind() {
     // Nothing listens on this port any more.
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let gateway = Gateway::start(&rules(&shop(gone), "    []\n"));
+    let gateway = Gateway::with_admin(&rules(&shop(gone), "    []\n"));
     assert_eq!(gateway.get("/shop/1").status, 502);
     let failures = r#"tollgate_upstream_failures_total{route="shop",kind="cannot_connect"}"#;
     assert!(gateway.metric(failures).unwrap() >= 1.0);
@@ -192,28 +194,29 @@ fn a_route_without_a_well_upstream_is_reported_until_a_request_has_succeeded() {
     - {{ name: gone, path: /gone/**, upstream: 'http://{moody}', {eject} }}
     - {{ name: here, path: /here, respond: {{ status: 204 }} }}\n"
     );
-    let gateway = Gateway::start(&rules(&routes, "    []\n"));
+    let gateway = Gateway::with_admin(&rules(&routes, "    []\n"));
     let (shop, gone) = (r#"tollgate_route_upstreams_up{route="shop"}"#, r#"tollgate_route_upstreams_up{route="gone"}"#);
-    gateway.await_metric(shop, 2.0);
+    gateway.await_metric(shop, 2);
     assert_eq!(gateway.metric(r#"tollgate_route_upstreams_up{route="here"}"#), None);
     assert_eq!(gateway.get("/gone/").status, 503);
     assert_eq!((gateway.metric(shop), gateway.metric(gone)), (Some(1.0), Some(0.0)));
     // The ejection is over, but the upstream has not answered a request yet.
-    gateway.await_metric(&format!(r#"tollgate_upstream_up{{upstream="{moody}"}}"#), 1.0);
+    gateway.await_metric(&format!(r#"tollgate_upstream_up{{upstream="{moody}"}}"#), 1);
     assert_eq!(gateway.metric(gone), Some(0.0));
     is_well.store(true, Relaxed);
     assert_eq!(gateway.get("/gone/").status, 200);
-    gateway.await_metric(gone, 1.0);
-    gateway.await_metric(shop, 2.0);
+    gateway.await_metric(gone, 1);
+    gateway.await_metric(shop, 2);
 }
 
 #[test]
 fn ambiguous_requests_are_reported_by_their_reason() {
-    let gateway = Gateway::start(&rules(&shop(upstream(HELLO)), "    []\n"));
+    let gateway = Gateway::with_admin(&rules(&shop(upstream(HELLO)), "    []\n"));
     let smuggled = "POST /shop/1 HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n";
     assert_eq!(gateway.send(smuggled).status, 400);
-    gateway.await_metric(r#"tollgate_ambiguous_requests_total{reason="both_lengths"}"#, 1.0);
-    let text = gateway.ask_admin("/metrics").text;
+    gateway.await_metric(r#"tollgate_ambiguous_requests_total{reason="both_lengths"}"#, 1);
+    let response = gateway.get_admin("/metrics");
+    let text = response.text();
     let series = text.lines().filter_map(|line| line.strip_prefix("tollgate_ambiguous_requests_total"));
     let counted: Vec<&str> = series.filter(|row| !row.ends_with(" 0")).collect();
     assert_eq!(counted, [r#"{reason="both_lengths"} 1"#]);
@@ -222,38 +225,38 @@ fn ambiguous_requests_are_reported_by_their_reason() {
 #[test]
 fn counts_of_a_route_and_a_limit_that_stay_survive_a_reload() {
     let shop = shop(upstream(HELLO));
-    let gateway = Gateway::start(&rules(&shop, PER_CLIENT));
+    let gateway = Gateway::with_admin(&rules(&shop, PER_CLIENT));
     gateway.get("/shop/1");
     let more = "    - { name: other, path: /other, respond: { status: 204 } }\n";
-    gateway.save_rules(&rules(&format!("{more}{shop}"), &PER_CLIENT.replace("limit: 2", "limit: 9")));
+    gateway.save(&rules(&format!("{more}{shop}"), &PER_CLIENT.replace("limit: 2", "limit: 9")));
     gateway.await_said("is in force", 1);
     gateway.get("/shop/1");
-    gateway.await_metric(r#"tollgate_requests_total{route="shop",status="2xx"}"#, 2.0);
-    gateway.await_metric(r#"tollgate_requests_total{route="other",status="2xx"}"#, 0.0);
-    gateway.await_metric(r#"tollgate_decisions_total{limit="per-client",outcome="allowed"}"#, 2.0);
-    gateway.await_metric(r#"tollgate_reloads_total{result="applied"}"#, 1.0);
+    gateway.await_metric(r#"tollgate_requests_total{route="shop",status="2xx"}"#, 2);
+    gateway.await_metric(r#"tollgate_requests_total{route="other",status="2xx"}"#, 0);
+    gateway.await_metric(r#"tollgate_decisions_total{limit="per-client",outcome="allowed"}"#, 2);
+    gateway.await_metric(r#"tollgate_reloads_total{result="applied"}"#, 1);
 }
 
 #[test]
 fn a_refused_file_is_seen_until_it_is_corrected() {
     let good = rules(&shop(upstream(HELLO)), PER_CLIENT);
-    let gateway = Gateway::start(&good);
-    gateway.await_metric("tollgate_last_reload_successful", 1.0);
-    gateway.save_rules("limits: [{ nonsense: 1 }]");
-    gateway.await_metric(r#"tollgate_reloads_total{result="refused"}"#, 1.0);
-    gateway.await_metric("tollgate_last_reload_successful", 0.0);
-    gateway.save_rules(&good);
-    gateway.await_metric("tollgate_last_reload_successful", 1.0);
+    let gateway = Gateway::with_admin(&good);
+    gateway.await_metric("tollgate_last_reload_successful", 1);
+    gateway.save("limits: [{ nonsense: 1 }]");
+    gateway.await_metric(r#"tollgate_reloads_total{result="refused"}"#, 1);
+    gateway.await_metric("tollgate_last_reload_successful", 0);
+    gateway.save(&good);
+    gateway.await_metric("tollgate_last_reload_successful", 1);
 }
 
 #[test]
 fn what_is_reported_ends_as_openmetrics_has_it() {
-    let gateway = Gateway::start(&rules(&shop(upstream(HELLO)), PER_CLIENT));
+    let gateway = Gateway::with_admin(&rules(&shop(upstream(HELLO)), PER_CLIENT));
     gateway.get("/shop/1");
-    let answer = gateway.ask_admin("/metrics");
-    assert!(answer.head.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8"));
-    assert!(answer.text.ends_with("# EOF\n"));
-    let mut series: Vec<&str> = answer.text.lines().filter_map(|line| Some(line.rsplit_once(' ')?.0)).collect();
+    let answer = gateway.get_admin("/metrics");
+    assert_eq!(answer.header("content-type"), Some("application/openmetrics-text; version=1.0.0; charset=utf-8"));
+    assert!(answer.text().ends_with("# EOF\n"));
+    let mut series: Vec<&str> = answer.text().lines().filter_map(|line| Some(line.rsplit_once(' ')?.0)).collect();
     let all = series.len();
     series.sort_unstable();
     series.dedup();
@@ -264,11 +267,11 @@ fn what_is_reported_ends_as_openmetrics_has_it() {
 fn a_store_that_fails_is_reported() {
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let rules = rules(&shop(upstream(HELLO)), PER_CLIENT);
-    let gateway = Gateway::start(&format!("store: redis://{gone}\non_store_failure: deny\n{rules}"));
+    let gateway = Gateway::with_admin(&format!("store: redis://{gone}\non_store_failure: deny\n{rules}"));
     assert_eq!(gateway.get("/shop/1").status, 503);
-    gateway.await_metric("tollgate_store_available", 0.0);
-    gateway.await_metric(r#"tollgate_decisions_total{limit="per-client",outcome="store_unavailable"}"#, 1.0);
-    assert_eq!(gateway.ask_admin("/readyz").status, 200);
+    gateway.await_metric("tollgate_store_available", 0);
+    gateway.await_metric(r#"tollgate_decisions_total{limit="per-client",outcome="store_unavailable"}"#, 1);
+    assert_eq!(gateway.get_admin("/readyz").status, 200);
 }
 
 #[test]
@@ -276,18 +279,18 @@ fn a_full_redis_is_not_available_until_it_has_memory_again() {
     let redis = RedisServer::start();
     let rules = rules(&shop(upstream(HELLO)), PER_CLIENT);
     let gateway =
-        Gateway::start(&format!("store: {}\nstore_timeout: 5s\non_store_failure: deny\n{rules}", redis.url()));
+        Gateway::with_admin(&format!("store: {}\nstore_timeout: 5s\non_store_failure: deny\n{rules}", redis.url()));
     assert_eq!(gateway.get("/shop/1").status, 200);
-    gateway.await_metric("tollgate_store_available", 1.0);
+    gateway.await_metric("tollgate_store_available", 1);
     redis.command(&["CONFIG", "SET", "maxmemory", "1"]);
     assert_eq!(gateway.get("/shop/1").status, 503);
-    gateway.await_metric("tollgate_store_available", 0.0);
-    gateway.await_metric("tollgate_store_failures_total", 1.0);
+    gateway.await_metric("tollgate_store_available", 0);
+    gateway.await_metric("tollgate_store_failures_total", 1);
     let said = gateway.await_said("refuses: ", 1);
     assert!(said.contains("OOM") && said.contains("; raise its maxmemory, or move other data elsewhere\n"), "{said}");
     redis.command(&["CONFIG", "SET", "maxmemory", "0"]);
-    gateway.await_metric("tollgate_store_available", 1.0);
-    gateway.await_metric("tollgate_store_failures_total", 1.0);
+    gateway.await_metric("tollgate_store_available", 1);
+    gateway.await_metric("tollgate_store_failures_total", 1);
     gateway.await_said("the store answers again", 1);
     assert_eq!(gateway.get("/shop/1").status, 200);
 }
@@ -296,13 +299,13 @@ fn a_full_redis_is_not_available_until_it_has_memory_again() {
 fn calls_to_redis_are_counted() {
     let redis = RedisServer::start();
     let rules = rules(&shop(upstream(HELLO)), PER_CLIENT);
-    let gateway = Gateway::start(&format!("store: {}\nstore_timeout: 5s\n{rules}", redis.url()));
+    let gateway = Gateway::with_admin(&format!("store: {}\nstore_timeout: 5s\n{rules}", redis.url()));
     assert_eq!([(); 2].map(|()| gateway.get("/shop/1").status), [200, 200]);
-    gateway.await_metric("tollgate_store_trips_total", 2.0);
-    gateway.await_metric("tollgate_store_batch_size_count", 2.0);
-    gateway.await_metric(r#"tollgate_store_batch_size_bucket{le="1.0"}"#, 2.0);
-    gateway.await_metric("tollgate_store_call_duration_seconds_count", 2.0);
-    gateway.await_metric(r#"tollgate_store_call_duration_seconds_bucket{le="+Inf"}"#, 2.0);
+    gateway.await_metric("tollgate_store_trips_total", 2);
+    gateway.await_metric("tollgate_store_batch_size_count", 2);
+    gateway.await_metric(r#"tollgate_store_batch_size_bucket{le="1.0"}"#, 2);
+    gateway.await_metric("tollgate_store_call_duration_seconds_count", 2);
+    gateway.await_metric(r#"tollgate_store_call_duration_seconds_bucket{le="+Inf"}"#, 2);
     assert!(gateway.metric("tollgate_store_sent_bytes_total").unwrap() > 1000.0, "the scripts were sent");
     assert!(gateway.metric("tollgate_store_received_bytes_total").unwrap() > 100.0);
 }
@@ -313,15 +316,15 @@ fn a_redis_that_evicts_keys_is_a_warning() {
     redis.command(&["CONFIG", "SET", "maxmemory-policy", "volatile-lru"]);
     redis.command(&["CONFIG", "SET", "maxmemory", "100mb"]);
     let rules = rules(&shop(upstream(HELLO)), PER_CLIENT);
-    let gateway = Gateway::start(&format!("store: {}\n{rules}", redis.url()));
+    let gateway = Gateway::with_admin(&format!("store: {}\n{rules}", redis.url()));
     let server = redis.url().replace("redis://", "");
     gateway.await_metric(
         &format!(r#"tollgate_store_server_evicts{{store="default",server="{server}",policy="volatile-lru"}}"#),
-        1.0,
+        1,
     );
     gateway.await_metric(
         &format!(r#"tollgate_store_server_max_memory_bytes{{store="default",server="{server}"}}"#),
-        104_857_600.0,
+        104_857_600,
     );
     let said = gateway.await_said("evicts keys when its memory is full (maxmemory-policy volatile-lru", 1);
     assert!(said.contains("; set maxmemory-policy noeviction, or use a separate Redis for limits\n"), "{said}");
@@ -331,12 +334,13 @@ fn a_redis_that_evicts_keys_is_a_warning() {
 #[test]
 fn help_and_type_of_every_metric() {
     let redis = RedisServer::start();
-    let keys = common::folder_with(&[("secret.key", "0123456789abcdef0123456789abcdef")]);
+    let keys = folder_with(&[("secret.key", "0123456789abcdef0123456789abcdef")]);
     let jwt = format!("jwt: {{ key_file: '{}', algorithms: [HS256] }}", keys.path().join("secret.key").display());
     let limits = "    - { name: per-token, key: 'jwt:sub', limit: 2, window: 1h }\n";
-    let gateway = Gateway::start(&format!("{jwt}\n{}", rules(&shop(upstream(HELLO)), limits)));
-    let on_redis = Gateway::start(&format!("store: {}\n{}", redis.url(), rules(&shop(upstream(HELLO)), PER_CLIENT)));
-    let text = [&gateway, &on_redis].map(|gateway| gateway.ask_admin("/metrics").text).concat();
+    let gateway = Gateway::with_admin(&format!("{jwt}\n{}", rules(&shop(upstream(HELLO)), limits)));
+    let on_redis =
+        Gateway::with_admin(&format!("store: {}\n{}", redis.url(), rules(&shop(upstream(HELLO)), PER_CLIENT)));
+    let text = [&gateway, &on_redis].map(|gateway| gateway.get_admin("/metrics").text().to_owned()).concat();
     let mut lines: Vec<&str> =
         text.lines().filter(|line| line.starts_with("# HELP") || line.starts_with("# TYPE")).collect();
     // Sorted by the name of the metric, with the help first.
@@ -349,9 +353,10 @@ fn help_and_type_of_every_metric() {
 fn every_metric_is_documented() {
     let document = include_str!("../../../docs/operating.md");
     let redis = RedisServer::start();
-    let gateway = Gateway::start(&rules(&shop(upstream(HELLO)), PER_CLIENT));
-    let on_redis = Gateway::start(&format!("store: {}\n{}", redis.url(), rules(&shop(upstream(HELLO)), PER_CLIENT)));
-    let text = [&gateway, &on_redis].map(|gateway| gateway.ask_admin("/metrics").text).concat();
+    let gateway = Gateway::with_admin(&rules(&shop(upstream(HELLO)), PER_CLIENT));
+    let on_redis =
+        Gateway::with_admin(&format!("store: {}\n{}", redis.url(), rules(&shop(upstream(HELLO)), PER_CLIENT)));
+    let text = [&gateway, &on_redis].map(|gateway| gateway.get_admin("/metrics").text().to_owned()).concat();
     let families: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
     assert!(families.len() > 10, "{families:?}");
     for family in families {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Cluster;
-use crate::wait::wait_until;
+use crate::wait::within;
 
 /// Keys sent at once. Few, so that a move has many steps for clients to come between.
 const KEYS_PER_STEP: usize = 10;
@@ -62,6 +62,6 @@ impl<'a> SlotMove<'a> {
                 self.set_slot(other, "NODE", self.to);
             }
         }
-        wait_until("the slot's new owner is known", SETTLE_LIMIT, || self.cluster.owner(self.slot) == Some(self.to));
+        within(SETTLE_LIMIT, "the slot's new owner is known", || self.cluster.owner(self.slot) == Some(self.to));
     }
 }

@@ -1,9 +1,10 @@
 //! Upstreams: some that a test scripts and that keep every byte they got, and some that hyper serves.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -14,11 +15,12 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::runtime::Runtime;
 
-use crate::process::{PATIENCE, wait_until};
+use crate::wait::PATIENCE;
 
 /// A scripted upstream.
-pub(crate) struct Raw {
-    pub(crate) address: SocketAddr,
+pub struct Raw {
+    /// The address to connect to.
+    pub address: SocketAddr,
     seen: Seen,
 }
 
@@ -26,25 +28,29 @@ pub(crate) struct Raw {
 type Seen = Arc<Mutex<Vec<Vec<u8>>>>;
 
 /// One connection of the gateway to an upstream.
-pub(crate) struct Conversation {
-    pub(crate) number: usize,
-    pub(crate) stream: TcpStream,
+pub struct Conversation {
+    /// The number of connections before this one.
+    pub number: usize,
+    /// The connection itself.
+    pub stream: TcpStream,
     unread: Vec<u8>,
     seen: Seen,
 }
 
 /// A request as it arrived.
 #[derive(Debug)]
-pub(crate) struct ReceivedRequest {
-    pub(crate) head: String,
-    pub(crate) body: Vec<u8>,
+pub struct ReceivedRequest {
+    /// The request line and the header fields.
+    pub head: String,
+    /// The body without its framing.
+    pub body: Vec<u8>,
     /// The bytes after the last chunk.
-    pub(crate) trailers: String,
+    pub trailers: String,
 }
 
 impl ReceivedRequest {
     /// Returns the values of a header.
-    pub(crate) fn values(&self, name: &str) -> Vec<&str> {
+    pub fn values(&self, name: &str) -> Vec<&str> {
         let fields = self.head.lines().skip(1).filter_map(|line| line.split_once(':'));
         fields.filter(|(field, _)| field.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim()).collect()
     }
@@ -57,21 +63,23 @@ impl ReceivedRequest {
 impl Raw {
     /// Starts an upstream. `serve` handles each connection on its own thread, and the connection is closed when it
     /// returns.
-    pub(crate) fn start(serve: impl Fn(&mut Conversation) + Send + Sync + 'static) -> Self {
+    pub fn start(serve: impl Fn(&mut Conversation) + Send + Sync + 'static) -> Self {
         Self::at("127.0.0.1:0", serve)
     }
 
-    pub(crate) fn at(address: &str, serve: impl Fn(&mut Conversation) + Send + Sync + 'static) -> Self {
+    /// Starts an upstream on this address.
+    pub fn at(address: &str, serve: impl Fn(&mut Conversation) + Send + Sync + 'static) -> Self {
         Self::on(TcpListener::bind(address).expect("a port is free"), serve)
     }
 
     /// Starts an upstream with small socket buffers, as over a network.
-    pub(crate) fn far_away(serve: impl Fn(&mut Conversation) + Send + Sync + 'static) -> Self {
-        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-        socket.set_tcp_mss(88).unwrap();
-        socket.set_recv_buffer_size(2304).unwrap();
-        socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
-        socket.listen(16).unwrap();
+    pub fn far_away(serve: impl Fn(&mut Conversation) + Send + Sync + 'static) -> Self {
+        let socket =
+            socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("sockets and locks work");
+        socket.set_tcp_mss(88).expect("sockets and locks work");
+        socket.set_recv_buffer_size(2304).expect("sockets and locks work");
+        socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("sockets and locks work");
+        socket.listen(16).expect("sockets and locks work");
         Self::on(socket.into(), serve)
     }
 
@@ -81,11 +89,11 @@ impl Raw {
         std::thread::spawn(move || {
             for (number, stream) in listener.incoming().enumerate() {
                 let Ok(stream) = stream else { return };
-                all.lock().unwrap().push(Vec::new());
+                all.lock().expect("sockets and locks work").push(Vec::new());
                 let mut conversation = Conversation { number, stream, unread: Vec::new(), seen: Arc::clone(&all) };
                 let serve = Arc::clone(&serve);
                 std::thread::spawn(move || {
-                    conversation.stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                    conversation.stream.set_read_timeout(Some(PATIENCE)).expect("sockets and locks work");
                     serve(&mut conversation);
                 });
             }
@@ -94,7 +102,7 @@ impl Raw {
     }
 
     /// Starts an upstream that answers every request with these bytes.
-    pub(crate) fn answering(answer: impl Into<Vec<u8>>) -> Self {
+    pub fn answering(answer: impl Into<Vec<u8>>) -> Self {
         let answer = answer.into();
         Self::start(move |conversation| {
             while conversation.request().is_some() {
@@ -104,11 +112,12 @@ impl Raw {
     }
 
     /// Starts an upstream that answers every request with its head, and with its own name in a header.
-    pub(crate) fn named(name: &'static str) -> Self {
+    pub fn named(name: &'static str) -> Self {
         Self::at_named("127.0.0.1:0", name)
     }
 
-    pub(crate) fn at_named(address: &str, name: &'static str) -> Self {
+    /// Starts the same upstream on this address.
+    pub fn at_named(address: &str, name: &'static str) -> Self {
         Self::at(address, move |conversation| {
             while let Some(ReceivedRequest { head, .. }) = conversation.request() {
                 conversation.send(format!(
@@ -119,38 +128,40 @@ impl Raw {
         })
     }
 
-    pub(crate) fn url(&self) -> String {
+    /// Returns the URL for a rule file.
+    pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
     /// Returns the bytes of each connection so far.
-    pub(crate) fn seen(&self) -> Vec<String> {
-        let seen = self.seen.lock().unwrap();
+    pub fn seen(&self) -> Vec<String> {
+        let seen = self.seen.lock().expect("sockets and locks work");
         seen.iter().map(|bytes| String::from_utf8_lossy(bytes).into_owned()).collect()
     }
 
-    pub(crate) fn accepted(&self) -> usize {
-        self.seen.lock().unwrap().len()
+    /// Returns the number of connections so far.
+    pub fn accepted(&self) -> usize {
+        self.seen.lock().expect("sockets and locks work").len()
     }
 
     /// Returns the number of requests on all connections, by their heads.
-    pub(crate) fn requests(&self) -> usize {
+    pub fn requests(&self) -> usize {
         self.seen().iter().map(|seen| seen.matches(" HTTP/1.1\r\n").count()).sum()
     }
 }
 
 impl Conversation {
     /// Waits for more bytes. Returns false at the end of the connection.
-    pub(crate) fn more(&mut self) -> bool {
+    pub fn more(&mut self) -> bool {
         let mut buffer = [0; 16 << 10];
         let Ok(read) = self.stream.read(&mut buffer) else { return false };
-        self.seen.lock().unwrap()[self.number].extend_from_slice(&buffer[..read]);
+        self.seen.lock().expect("sockets and locks work")[self.number].extend_from_slice(&buffer[..read]);
         self.unread.extend_from_slice(&buffer[..read]);
         read > 0
     }
 
     /// Returns the bytes after the last request that was read.
-    pub(crate) fn unread(&self) -> &[u8] {
+    pub fn unread(&self) -> &[u8] {
         &self.unread
     }
 
@@ -176,13 +187,13 @@ impl Conversation {
     }
 
     /// Reads the head of the next request.
-    pub(crate) fn head(&mut self) -> Option<ReceivedRequest> {
+    pub fn head(&mut self) -> Option<ReceivedRequest> {
         let head = self.until(b"\r\n\r\n")?;
         Some(ReceivedRequest { head, body: Vec::new(), trailers: String::new() })
     }
 
     /// Reads the next request.
-    pub(crate) fn request(&mut self) -> Option<ReceivedRequest> {
+    pub fn request(&mut self) -> Option<ReceivedRequest> {
         let mut asked = self.head()?;
         if asked.is_chunked() {
             loop {
@@ -207,18 +218,18 @@ impl Conversation {
     }
 
     /// Sends bytes. Returns false if the gateway does not read any more.
-    pub(crate) fn send(&mut self, bytes: impl AsRef<[u8]>) -> bool {
+    pub fn send(&mut self, bytes: impl AsRef<[u8]>) -> bool {
         self.stream.write_all(bytes.as_ref()).is_ok()
     }
 
     /// Waits until the gateway closes the connection.
-    pub(crate) fn await_end(&mut self) {
+    pub fn await_end(&mut self) {
         while self.more() {}
     }
 }
 
 /// Starts an upstream that disconnects on every request while it is not healthy.
-pub(crate) fn moody(name: &'static str, is_healthy: &Arc<AtomicBool>) -> Raw {
+pub fn moody(name: &'static str, is_healthy: &Arc<AtomicBool>) -> Raw {
     let is_healthy = Arc::clone(is_healthy);
     Raw::start(move |conversation| {
         while let Some(asked) = conversation.request() {
@@ -232,23 +243,38 @@ pub(crate) fn moody(name: &'static str, is_healthy: &Arc<AtomicBool>) -> Raw {
     })
 }
 
-/// Returns an address where nothing listens. Its port stays reserved until the tests are over.
-pub(crate) fn unused_address() -> SocketAddr {
-    let taken = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    taken.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
-    let address = taken.local_addr().unwrap().as_socket().unwrap();
-    std::mem::forget(taken);
-    address
+/// The response of a healthy upstream that closes its connections.
+pub const HELLO: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nconnection: close\r\n\r\nhello";
+
+/// Starts an upstream that answers every request with these bytes and closes the connection.
+pub fn upstream(answer: &'static [u8]) -> SocketAddr {
+    slow_upstream(answer, Duration::ZERO)
 }
 
-/// Waits until a condition holds.
-#[track_caller]
-pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    assert!(wait_until(|| is_so().then_some(())).is_some(), "{what} did not come to be");
+/// Starts the same upstream with a delay.
+#[expect(clippy::disallowed_methods, reason = "an upstream that takes its time has a thread to wait on")]
+pub fn slow_upstream(answer: &'static [u8], after: Duration) -> SocketAddr {
+    moody_upstream(move || {
+        std::thread::sleep(after);
+        answer
+    })
+}
+
+/// Starts the same upstream, with a response that a closure returns.
+pub fn moody_upstream(answer: impl Fn() -> &'static [u8] + Send + Sync + 'static) -> SocketAddr {
+    let upstream = Raw::start(move |conversation| {
+        if conversation.head().is_some() {
+            conversation.send(answer());
+            // Closing with unread bytes would reset the connection and lose the response.
+            _ = conversation.stream.shutdown(Shutdown::Write);
+            conversation.await_end();
+        }
+    });
+    upstream.address
 }
 
 /// Returns the runtime of the asynchronous upstreams and clients of all tests.
-pub(crate) fn runtime() -> &'static Runtime {
+pub fn runtime() -> &'static Runtime {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     RUNTIME.get_or_init(|| {
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads can start")
@@ -256,26 +282,32 @@ pub(crate) fn runtime() -> &'static Runtime {
 }
 
 /// A body of hyper's upstreams.
-pub(crate) type AnyBody = BoxBody<Bytes, std::io::Error>;
+pub type AnyBody = BoxBody<Bytes, std::io::Error>;
 
-pub(crate) fn full(bytes: impl Into<Bytes>) -> AnyBody {
+/// Returns a body of these bytes.
+pub fn full(bytes: impl Into<Bytes>) -> AnyBody {
     Full::new(bytes.into()).map_err(|never| match never {}).boxed()
 }
 
 /// An upstream that hyper serves.
-pub(crate) struct Served {
-    pub(crate) address: SocketAddr,
+pub struct Served {
+    /// The address to connect to.
+    pub address: SocketAddr,
     accepted: Arc<AtomicUsize>,
 }
 
+/// The protocol of an upstream.
 #[derive(Clone, Copy)]
-pub(crate) enum Speaks {
+pub enum Speaks {
+    /// HTTP/1.1
     Http1,
+    /// HTTP/2 without TLS
     Http2,
 }
 
 impl Served {
-    pub(crate) fn start<F, A>(speaks: Speaks, answer: F) -> Self
+    /// Starts an upstream with a response for each request.
+    pub fn start<F, A>(speaks: Speaks, answer: F) -> Self
     where
         F: Fn(Request<Incoming>) -> A + Clone + Send + Sync + 'static,
         A: Future<Output = Response<AnyBody>> + Send + 'static,
@@ -300,24 +332,23 @@ impl Served {
         Self { address, accepted }
     }
 
-    pub(crate) fn accepted(&self) -> usize {
+    /// Returns the number of connections so far.
+    pub fn accepted(&self) -> usize {
         self.accepted.load(Relaxed)
     }
 }
 
 /// Serves every connection in its own task. Returns the address, and the number of connections.
-pub(crate) fn accepting<S>(
-    serve: impl Fn(tokio::net::TcpStream) -> S + Send + 'static,
-) -> (SocketAddr, Arc<AtomicUsize>)
+pub fn accepting<S>(serve: impl Fn(tokio::net::TcpStream) -> S + Send + 'static) -> (SocketAddr, Arc<AtomicUsize>)
 where
     S: Future<Output = ()> + Send + 'static,
 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    listener.set_nonblocking(true).unwrap();
-    let (address, accepted) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+    listener.set_nonblocking(true).expect("sockets and locks work");
+    let (address, accepted) = (listener.local_addr().expect("sockets and locks work"), Arc::new(AtomicUsize::new(0)));
     let counted = Arc::clone(&accepted);
     runtime().spawn(async move {
-        let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+        let listener = tokio::net::TcpListener::from_std(listener).expect("sockets and locks work");
         while let Ok((stream, _)) = listener.accept().await {
             counted.fetch_add(1, Relaxed);
             tokio::spawn(serve(stream));
