@@ -19,11 +19,14 @@ const PER_WORKER: u64 = 8;
 /// receiving a refusal.
 const PER_EIGHT_CLIENTS: u64 = 17;
 
-/// The decision service and the admin listener get one in this many descriptors each.
-const LISTENER_PART: u64 = 8;
+/// Each listener of the decision service, and the admin listener, gets one in this many descriptors.
+const LISTENER_PART: u64 = 10;
 
-/// The most connections of either.
-const MAX_LISTENER_CONNECTIONS: u64 = 512;
+/// The most connections of such a listener, unless it has `max_connections`.
+const MAX_LISTENER_CONNECTIONS: u64 = crate::service::MAX_CONNECTIONS as u64;
+
+/// With `max_connections`, a listener may get up to one in this many descriptors.
+const MAX_LISTENER_PART: u64 = 6;
 
 /// The fewest connections of a listener.
 const MIN_CONNECTIONS: u64 = 8;
@@ -38,10 +41,18 @@ pub(crate) struct Surfaces {
     pub(crate) workers: usize,
     /// `gateway.max_connections`.
     pub(crate) max_connections: Option<u32>,
-    pub(crate) has_service: bool,
-    /// Whether the Redis protocol is served.
-    pub(crate) has_resp: bool,
-    pub(crate) has_admin: bool,
+    pub(crate) service: Share,
+    pub(crate) grpc: Share,
+    pub(crate) resp: Share,
+    pub(crate) admin: Share,
+}
+
+/// A listener of the decision service, or the admin listener.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Share {
+    pub(crate) is_there: bool,
+    /// Its `max_connections`.
+    pub(crate) wanted: Option<u32>,
 }
 
 /// The most connections of each listener, and of the gateway to upstreams.
@@ -51,6 +62,7 @@ pub(crate) struct Plan {
     /// From the gateway to upstreams, over all workers.
     pub(crate) upstreams: usize,
     pub(crate) service: u32,
+    pub(crate) grpc: u32,
     pub(crate) resp: u32,
     pub(crate) admin: u32,
 }
@@ -89,12 +101,24 @@ pub(crate) fn plan(surfaces: Surfaces) -> Result<Plan, TooFewDescriptors> {
              Docker), or set max_connections to {fits}"
         ));
     }
+    let Surfaces { service, grpc, resp, .. } = surfaces;
+    let listeners = [("http", service, plan.service), ("grpc", grpc, plan.grpc), ("resp", resp, plan.resp)];
+    for (key, share, fits) in listeners {
+        if let Some(wanted) = share.wanted.filter(|wanted| *wanted > fits) {
+            notice::warn(format_args!(
+                "service.{key}.max_connections {wanted} is lowered to {fits}: the process may open {allowed} files: \
+                 raise the limit (`ulimit -n` in a shell, LimitNOFILE= under systemd, --ulimit nofile= with Docker), \
+                 or set max_connections to {fits}"
+            ));
+        }
+    }
     Ok(plan)
 }
 
 fn share(allowed: u64, surfaces: Surfaces) -> Result<Plan, TooFewDescriptors> {
-    let [service, resp, admin] = listener_shares(allowed, surfaces);
-    let listeners = service + resp + admin;
+    let shares = listener_shares(allowed, surfaces);
+    let listeners = shares.iter().copied().map(client_descriptors).sum::<u64>();
+    let [service, grpc, resp, admin] = shares;
     let left = allowed.saturating_sub(reserved(surfaces) + listeners);
     let fits = left * 8 / PER_EIGHT_CLIENTS;
     let least = if surfaces.workers > 0 { MIN_CONNECTIONS } else { 0 };
@@ -105,8 +129,8 @@ fn share(allowed: u64, surfaces: Surfaces) -> Result<Plan, TooFewDescriptors> {
     let number = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
     // A lower max_connections leaves descriptors to upstreams.
     let upstreams = usize::try_from(left.saturating_sub(client_descriptors(gateway))).unwrap_or(usize::MAX);
-    let (service, resp, admin) = (number(service), number(resp), number(admin));
-    Ok(Plan { gateway: i64::from(number(gateway)), upstreams, service, resp, admin })
+    let [service, grpc, resp, admin] = [service, grpc, resp, admin].map(number);
+    Ok(Plan { gateway: i64::from(number(gateway)), upstreams, service, grpc, resp, admin })
 }
 
 /// Returns the descriptors that are not for clients.
@@ -119,23 +143,28 @@ fn client_descriptors(clients: u64) -> u64 {
     clients + clients.div_ceil(8)
 }
 
-/// Returns the share of the decision service or the admin listener.
-fn listener_share(allowed: u64, is_there: bool) -> u64 {
-    if is_there { (allowed / LISTENER_PART).clamp(MIN_CONNECTIONS, MAX_LISTENER_CONNECTIONS) } else { 0 }
+/// Returns the connections of the decision service or the admin listener.
+fn listener_share(allowed: u64, share: Share) -> u64 {
+    match share {
+        Share { is_there: false, .. } => 0,
+        Share { wanted: None, .. } => (allowed / LISTENER_PART).clamp(MIN_CONNECTIONS, MAX_LISTENER_CONNECTIONS),
+        Share { wanted: Some(wanted), .. } => u64::from(wanted).min((allowed / MAX_LISTENER_PART).max(MIN_CONNECTIONS)),
+    }
 }
 
-/// Returns the shares of HTTP, the Redis protocol and the admin listener.
-fn listener_shares(allowed: u64, surfaces: Surfaces) -> [u64; 3] {
-    [surfaces.has_service, surfaces.has_resp, surfaces.has_admin].map(|is_there| listener_share(allowed, is_there))
+/// Returns the shares of HTTP, gRPC, the Redis protocol and the admin listener.
+fn listener_shares(allowed: u64, surfaces: Surfaces) -> [u64; 4] {
+    let Surfaces { service, grpc, resp, admin, .. } = surfaces;
+    [service, grpc, resp, admin].map(|share| listener_share(allowed, share))
 }
 
 /// Returns the descriptors that are needed for this many connections of the gateway, and for everything else.
 fn needed(surfaces: Surfaces, clients: u64) -> u64 {
     let own = reserved(surfaces) + (clients * PER_EIGHT_CLIENTS).div_ceil(8);
     let mut needed = own;
-    // The shares of the listeners are at most three eighths of the whole, so this ends.
+    // The shares of the listeners are at most three quarters of the whole, so this ends.
     loop {
-        match own + listener_shares(needed, surfaces).iter().sum::<u64>() {
+        match own + listener_shares(needed, surfaces).into_iter().map(client_descriptors).sum::<u64>() {
             enough if enough <= needed => return needed,
             more => needed = more,
         }
@@ -146,20 +175,22 @@ fn needed(surfaces: Surfaces, clients: u64) -> u64 {
 mod tests {
     use super::*;
 
+    const THERE: Share = Share { is_there: true, wanted: None };
+    const ABSENT: Share = Share { is_there: false, wanted: None };
     const ALL: Surfaces =
-        Surfaces { workers: 2, max_connections: None, has_service: true, has_resp: false, has_admin: true };
+        Surfaces { workers: 2, max_connections: None, service: THERE, grpc: ABSENT, resp: ABSENT, admin: THERE };
 
     #[test]
     fn shares_never_exceed_the_limit() {
         for allowed in (0..5000).chain([20_000, 1 << 20]) {
             for workers in [0, 1, 2, 64] {
-                for has_admin in [false, true] {
-                    let surfaces = Surfaces { workers, has_admin, ..ALL };
+                for resp in [ABSENT, THERE, Share { is_there: true, wanted: Some(2_000) }] {
+                    let surfaces = Surfaces { workers, resp, grpc: resp, ..ALL };
                     let Ok(plan) = share(allowed, surfaces) else { continue };
                     let taken = reserved(surfaces)
                         + client_descriptors(plan.gateway.unsigned_abs())
                         + u64::try_from(plan.upstreams).unwrap()
-                        + u64::from(plan.service + plan.admin);
+                        + u64::from(plan.service + plan.grpc + plan.resp + plan.admin);
                     assert!(taken <= allowed, "{allowed} {surfaces:?} {plan:?}");
                     assert!(workers == 0 || plan.gateway >= MIN_CONNECTIONS as i64, "{allowed} {surfaces:?} {plan:?}");
                     // A client that is refused takes an eighth of a descriptor, so one may be missing.
@@ -171,18 +202,24 @@ mod tests {
 
     #[test]
     fn few_descriptors_serve_few_clients_and_too_few_are_refused() {
-        assert_eq!(share(256, ALL), Ok(Plan { gateway: 52, upstreams: 53, service: 32, resp: 0, admin: 32 }));
-        assert_eq!(share(1024, ALL), Ok(Plan { gateway: 323, upstreams: 324, service: 128, resp: 0, admin: 128 }));
+        let plan = |gateway, upstreams, each| {
+            let (service, grpc, resp, admin) = (each, 0, 0, each);
+            Ok(Plan { gateway, upstreams, service, grpc, resp, admin })
+        };
+        assert_eq!(share(256, ALL), plan(55, 56, 25));
+        assert_eq!(share(1024, ALL), plan(336, 336, 102));
         let ten = Surfaces { max_connections: Some(10), ..ALL };
-        assert_eq!(share(1024, ten), Ok(Plan { gateway: 10, upstreams: 676, service: 128, resp: 0, admin: 128 }));
+        assert_eq!(share(1024, ten), plan(10, 702, 102));
+        let wanted = Surfaces { service: Share { is_there: true, wanted: Some(1_000) }, ..ALL };
+        assert_eq!(share(1024, wanted).unwrap().service, 170);
         assert!(share(100, ALL).is_err());
     }
 
     #[test]
     fn needed_descriptors_are_enough() {
         for clients in [8, 100, 240, 1000, 4095, 4096, 5000, 100_000] {
-            for has_admin in [false, true] {
-                let surfaces = Surfaces { has_admin, ..ALL };
+            for admin in [ABSENT, THERE] {
+                let surfaces = Surfaces { admin, ..ALL };
                 let needed = needed(surfaces, clients);
                 let plan = share(needed, surfaces).unwrap();
                 assert!(plan.gateway.unsigned_abs() >= clients, "{clients} need {needed}, which gives {plan:?}");

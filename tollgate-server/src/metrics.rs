@@ -20,6 +20,7 @@ pub(crate) use self::page::Page;
 use crate::decisions::{DecisionLabel, Decisions, Sums, TokenSums};
 use crate::readiness::Readiness;
 use crate::reload::Reloads;
+use crate::service::surfaces::Surfaces;
 
 /// The media type of the format.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -31,6 +32,8 @@ pub(crate) struct Metrics {
     pub(crate) reloads: Arc<Reloads>,
     /// Decisions of the decision service. The gateway has its own.
     pub(crate) decisions: Arc<Decisions>,
+    /// Connections of the decision service and the admin listener.
+    pub(crate) surfaces: Arc<Surfaces>,
 }
 
 impl Metrics {
@@ -45,6 +48,7 @@ impl Metrics {
         if let Some(gateway) = self.readiness.gateway() {
             gateway.write_metrics(page)?;
         }
+        self.surfaces.write_metrics(page)?;
         self.write_decisions(page)?;
         self.write_tokens(page)?;
         self.write_expression_errors(page)?;

@@ -22,6 +22,7 @@ use crate::readiness::Readiness;
 use crate::reload::{CliOverrides, Hangup, Reload, Reloads, Started};
 use crate::service::http::ServiceState;
 use crate::service::resp;
+use crate::service::surfaces::{Surface, Surfaces};
 use crate::service::throttle::Throttles;
 use crate::service::tokens::Tokens;
 use crate::service::{Hosts, Options};
@@ -108,6 +109,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     notice::warn_if_store_unavailable(&gate);
     let (readiness, reloads) = (Arc::new(Readiness::default()), Arc::new(Reloads::new()));
     let decisions = Arc::new(Decisions::default());
+    let counts = Arc::new(Surfaces::default());
     let admin_setting = Setting::key_or_flag("admin.listen", Flag::ADMIN, overrides.admin.as_ref());
     let admin = overrides.admin.clone().or_else(|| file.admin.as_ref().map(|admin| admin.listen.clone()));
     let admin = match admin {
@@ -118,7 +120,9 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
             let hosts = file.admin.iter().flat_map(|admin| &admin.hosts).map(HostGlob::as_str);
             let hosts = Hosts::new("admin.hosts", hosts, Some(address.as_str()));
             let options = Options { max_connections: plan.admin, ..Options::default() };
-            let metrics = Metrics { gate: gate.clone(), readiness, reloads, decisions };
+            let options = options.with_surface(Surface::Admin, &counts);
+            let surfaces = Arc::clone(&counts);
+            let metrics = Metrics { gate: gate.clone(), readiness, reloads, decisions, surfaces };
             Some(Admin::start(listener, metrics, (options, hosts)))
         }
         None => None,
@@ -131,6 +135,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     };
     if let Some(mut listener) = http {
         listener.options.max_connections = plan.service;
+        listener.options = listener.options.with_surface(Surface::Http, &counts);
         let decisions = Arc::clone(&decisions);
         surfaces
             .service(listener, ServiceState { gate: gate.clone(), decisions, tokens: http_tokens.map(Arc::new) })
@@ -140,7 +145,8 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     if let Some(listener) = &file.service.resp {
         let throttles = Arc::clone(&throttles);
         let engine = resp::Engine { gate: gate.clone(), throttles, decisions, tokens: resp_tokens };
-        surfaces.resp(listener.listen.as_str(), engine, plan.resp).await?;
+        let options = Options { max_connections: plan.resp, ..Options::of(listener) };
+        surfaces.resp(listener.listen.as_str(), engine, options.with_surface(Surface::Resp, &counts)).await?;
     }
     surfaces.addresses.extend(admin.as_ref().map(|admin| format!("admin http://{}/", admin.bound)));
     let pause = Duration::from_secs(state_interval);
@@ -190,8 +196,13 @@ fn plan(file: &RuleFile, has_service: bool, has_admin: bool) -> Result<descripto
     // One each for the access log, the watcher of the rule file, and the state file.
     threads::check(workers + 3).map_err(Error::Threads)?;
     let max_connections = file.gateway.as_ref().and_then(|gateway| gateway.max_connections);
-    let has_resp = file.service.resp.is_some();
-    descriptors::plan(descriptors::Surfaces { workers, max_connections, has_service, has_resp, has_admin })
+    let wanted = |listener: &Option<Listener>| listener.as_ref().and_then(|listener| listener.max_connections);
+    let share = |is_there, wanted| descriptors::Share { is_there, wanted };
+    let service = share(has_service, wanted(&file.service.http));
+    let resp = share(file.service.resp.is_some(), wanted(&file.service.resp));
+    let grpc = share(file.service.grpc.is_some(), wanted(&file.service.grpc));
+    let admin = share(has_admin, None);
+    descriptors::plan(descriptors::Surfaces { workers, max_connections, service, grpc, resp, admin })
         .map_err(Error::Descriptors)
 }
 
@@ -235,11 +246,11 @@ impl Running {
         Ok(())
     }
 
-    async fn resp(&mut self, address: &str, engine: resp::Engine, max_connections: u32) -> Result<(), Error> {
+    async fn resp(&mut self, address: &str, engine: resp::Engine, options: Options) -> Result<(), Error> {
         let (listener, bound) = bind(address, Setting::Key("service.resp", None)).await?;
         self.addresses.push(format!("decisions redis://{bound}"));
         let stop = self.stop();
-        self.tasks.push(tokio::spawn(resp::run(listener, engine, max_connections, stop)));
+        self.tasks.push(tokio::spawn(resp::run(listener, engine, options, stop)));
         Ok(())
     }
 
@@ -272,7 +283,7 @@ impl Admin {
 
 async fn bind(address: &str, setting: Setting) -> Result<(TcpListener, SocketAddr), Error> {
     let cannot_listen = |source| Error::Listen(ListenError { setting, address: address.to_owned(), source });
-    let listener = TcpListener::bind(address).await.map_err(cannot_listen)?;
+    let listener = service::bind(address).await.map_err(cannot_listen)?;
     let bound = listener.local_addr().map_err(cannot_listen)?;
     Ok((listener, bound))
 }

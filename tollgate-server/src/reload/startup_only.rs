@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tollgate::rules::file::RuleFile;
-use tollgate::rules::file::internal::{Address, AdminRule, GatewayRule, Listener, RespListener};
+use tollgate::rules::file::internal::{Address, AdminRule, GatewayRule, Listener};
 
 use crate::notice;
 
@@ -19,7 +19,7 @@ pub(crate) struct CliOverrides {
 #[derive(Clone, Debug)]
 pub(super) struct StartupOnly {
     http: Option<Listener>,
-    resp: Option<RespListener>,
+    resp: Option<Listener>,
     admin: Option<AdminRule>,
     gateway: Option<Layout>,
 }

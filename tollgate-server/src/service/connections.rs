@@ -1,44 +1,50 @@
-//! Accepts connections of the decision service and the admin listener, and bounds their number and lifetime.
+//! Accepts connections of the decision service and the admin listener, bounds their number and lifetime, and drains
+//! them.
 //!
 //! No client can keep a connection open forever, whatever it sends or does not send. The handler reads the body of a
 //! request, with its own timeout. The client's address is in the extensions of every request, as
-//! [`ConnectInfo<SocketAddr>`].
+//! [`ConnectInfo<SocketAddr>`](axum::extract::ConnectInfo).
+//!
+//! A listener stops in stages. First it still accepts connections, and asks clients to close theirs. Then it closes,
+//! and with it all idle connections. At last the connections that are still busy are cut.
 
-use std::io::ErrorKind;
+mod activity;
+mod http;
+mod interrupts;
+
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::ConnectInfo;
-use hyper::Request;
-use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper::service::{Service, service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
 use tollgate::rules::file::internal::Listener;
 
+pub(crate) use self::activity::TICK;
+pub(crate) use self::interrupts::{Interrupt, Interrupts};
 use super::proxy_protocol::{self, ProxyProtocol};
+use super::surfaces::{Surface, Surfaces};
 
-/// The default limit. Further clients wait in the kernel's queue.
-const MAX_CONNECTIONS: u32 = 512;
+/// The bound without a setting. Idle HTTP connections take about 10 KiB each.
+pub(crate) const MAX_CONNECTIONS: u32 = 4_096;
 
-/// The longest time from the start of a connection, or the end of the last response, to the end of the next request
-/// head. It bounds idle connections too.
+/// The longest time from the first byte of a request to the end of its head, and from the start of a connection to its
+/// first byte.
 const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Enough for 100 headers; 512 connections use at most 32 MiB of buffers.
-const MAX_HEAD_BYTES: usize = 64 * 1024;
+/// The longest time that a client may take to read responses.
+const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// The only bound on a client that sends requests but does not read responses, so it must not be hours. Other clients
-/// reconnect once in this time.
+/// Clients reconnect once in this time, so that they spread over servers that were added.
 const MAX_CONNECTION_AGE: Duration = Duration::from_secs(600);
+
+/// How long a listener that stops still accepts connections and answers clients on open ones. Clients that send
+/// requests all the time notice that they have to reconnect.
+const GRACE: Duration = Duration::from_millis(400);
 
 /// The time for pending requests when the server or the connection ends. Container managers kill after 10 s.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
@@ -46,16 +52,46 @@ const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 /// The pause after a failed accept. A process without free descriptors would otherwise use a full core.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// The most clients of a listener that are being refused at a time. Further ones are just closed.
+const MAX_REFUSING: usize = 64;
+
+/// The longest time that a refusal takes.
+pub(crate) const REFUSAL_DEADLINE: Duration = Duration::from_secs(1);
+
+/// The length of the listen queue. The kernel has its own bound.
+const BACKLOG: u32 = 4_096;
+
+/// The stages of a listener, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stage {
+    Serving,
+    /// Clients are asked to close their connections.
+    Closing,
+    /// Connections close as soon as they are idle.
+    Ending,
+    /// Connections close at once.
+    Cut,
+}
+
 /// Options of a listener.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) proxy_protocol: ProxyProtocol,
     pub(crate) max_connections: u32,
+    /// The protocol, for metrics and log lines.
+    pub(crate) surface: Surface,
+    /// Counts of all listeners.
+    pub(crate) surfaces: Arc<Surfaces>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { proxy_protocol: ProxyProtocol::default(), max_connections: MAX_CONNECTIONS }
+        Self {
+            proxy_protocol: ProxyProtocol::default(),
+            max_connections: MAX_CONNECTIONS,
+            surface: Surface::Http,
+            surfaces: Arc::default(),
+        }
     }
 }
 
@@ -63,133 +99,245 @@ impl Options {
     /// Returns the options of a listener in a rule file.
     pub(crate) fn of(listener: &Listener) -> Self {
         let proxy_protocol = if listener.proxy_protocol { ProxyProtocol::Required } else { ProxyProtocol::Off };
-        Self { proxy_protocol, ..Self::default() }
+        let max_connections = listener.max_connections.unwrap_or(MAX_CONNECTIONS);
+        Self { proxy_protocol, max_connections, ..Self::default() }
+    }
+
+    /// Returns these options for a protocol, with the counts of all listeners.
+    pub(crate) fn with_surface(self, surface: Surface, surfaces: &Arc<Surfaces>) -> Self {
+        Self { surface, surfaces: Arc::clone(surfaces), ..self }
     }
 }
 
-/// Serves until `shutdown` resolves, then lets pending requests finish, for at most [`DRAIN_DEADLINE`].
+/// A protocol on the connections of a listener.
+pub(crate) trait Protocol: Clone + Send + 'static {
+    /// Serves a connection until the client, a deadline or `stage` ends it.
+    fn serve<Io>(self, io: Io, peer: SocketAddr, stage: watch::Receiver<Stage>) -> impl Future<Output = ()> + Send
+    where
+        Io: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    /// Tells a client that there is no room for its connection.
+    fn refuse<Io>(self, io: Io, peer: SocketAddr) -> impl Future<Output = ()> + Send
+    where
+        Io: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+}
+
+/// HTTP/1.1 and HTTP/2.
+#[derive(Clone)]
+struct Http {
+    router: Router,
+    /// Whether connections beyond the bound are answered nevertheless. Health checks are.
+    answers_all: bool,
+}
+
+impl Protocol for Http {
+    async fn serve<Io>(self, io: Io, peer: SocketAddr, stage: watch::Receiver<Stage>)
+    where
+        Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        http::serve(io, peer, self.router, stage).await;
+    }
+
+    async fn refuse<Io>(self, io: Io, peer: SocketAddr)
+    where
+        Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        if self.answers_all {
+            // The client is asked to close the connection with its first response.
+            let (_serving, stage) = watch::channel(Stage::Closing);
+            _ = timeout(REFUSAL_DEADLINE, http::serve(io, peer, self.router, stage)).await;
+        } else {
+            http::refuse(io).await;
+        }
+    }
+}
+
+/// Binds an address with a long listen queue.
+pub(crate) async fn bind(address: &str) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(address).await?;
+    rustix::net::listen(&listener, BACKLOG.cast_signed())?;
+    Ok(listener)
+}
+
+/// Serves HTTP until `shutdown` resolves, then drains connections, for at most [`GRACE`] and [`DRAIN_DEADLINE`].
 pub(crate) async fn serve(listener: TcpListener, router: Router, options: Options, shutdown: impl Future<Output = ()>) {
-    let slots = Arc::new(Semaphore::new(options.max_connections as usize));
-    let (serving, stopped) = watch::channel(());
-    let mut shutdown = pin!(shutdown);
-    loop {
-        let (connection, slot) = tokio::select! {
-            accepted = accept(&listener, &slots) => accepted,
-            () = shutdown.as_mut() => break,
-        };
-        let (router, mut stopped) = (router.clone(), stopped.clone());
-        tokio::spawn(async move {
-            let stop = async move { _ = stopped.changed().await };
-            start(connection, router, options, stop).await;
-            drop(slot);
-        });
-    }
-    drop(serving);
-    drop(listener);
-    // Each connection returns its slot when it ends, so all slots are free after the last one.
-    _ = slots.acquire_many(options.max_connections).await;
+    let answers_all = options.surface == Surface::Admin;
+    serve_protocol(listener, Http { router, answers_all }, options, shutdown).await;
 }
 
-/// Returns the next connection and its slot.
-async fn accept(listener: &TcpListener, slots: &Arc<Semaphore>) -> (Connection<TcpStream>, OwnedSemaphorePermit) {
-    let slot = Arc::clone(slots).acquire_owned().await.expect("the slots are never closed");
-    loop {
-        match listener.accept().await {
-            Ok((io, peer)) => {
-                // A response is one small write; Nagle's algorithm would only delay it.
-                _ = io.set_nodelay(true);
-                return (Connection { io, peer }, slot);
-            }
-            // Only this client is gone.
-            Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
-            Err(_) => sleep(ACCEPT_PAUSE).await,
-        }
-    }
-}
-
-/// A connection and the client's address.
-struct Connection<Io> {
-    io: Io,
-    peer: SocketAddr,
-}
-
-/// Reads the PROXY header, if one is required, and serves the connection.
-async fn start<Io>(mut connection: Connection<Io>, router: Router, options: Options, stop: impl Future<Output = ()>)
-where
-    Io: AsyncRead + AsyncWrite + Unpin,
-{
-    let mut stop = pin!(stop);
-    if options.proxy_protocol == ProxyProtocol::Required {
-        let caller = tokio::select! {
-            caller = proxy_protocol::read(&mut connection.io) => caller,
-            () = stop.as_mut() => return,
-        };
-        match caller {
-            Ok(Some(caller)) => connection.peer = caller,
-            Ok(None) => {}
-            Err(_) => return,
-        }
-    }
-    serve_connection(connection, router, stop).await;
-}
-
-/// Serves one connection until the client, a deadline or `stop` ends it.
-async fn serve_connection<Io>(connection: Connection<Io>, router: Router, stop: impl Future<Output = ()>)
-where
-    Io: AsyncRead + AsyncWrite + Unpin,
-{
-    let Connection { io, peer } = connection;
-    let router = TowerToHyperService::new(router);
-    let service = service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(ConnectInfo(peer));
-        router.call(request)
-    });
-    let mut connection = pin!(
-        http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_DEADLINE)
-            .max_buf_size(MAX_HEAD_BYTES)
-            .serve_connection(TokioIo::new(io), service)
-    );
-    // Errors are ignored: the client went away, or did not speak HTTP.
+/// Serves a protocol until `shutdown` resolves, then drains connections, for at most [`GRACE`] and [`DRAIN_DEADLINE`].
+pub(crate) async fn serve_protocol<P: Protocol>(
+    listener: TcpListener,
+    protocol: P,
+    options: Options,
+    shutdown: impl Future<Output = ()>,
+) {
+    let max_connections = options.max_connections;
+    let slots = Arc::new(Semaphore::new(max_connections as usize));
+    let (serving, stage) = watch::channel(Stage::Serving);
+    let refusing = Arc::new(Semaphore::new(MAX_REFUSING));
+    let acceptor = Acceptor { protocol, options, slots: Arc::clone(&slots), refusing, stage };
     tokio::select! {
-        // `stop` is polled first, so that no later response promises to keep the connection.
-        biased;
-        () = stop => {}
-        () = sleep(MAX_CONNECTION_AGE) => {}
-        _ = connection.as_mut() => return,
+        never = acceptor.run(&listener) => match never {},
+        () = shutdown => {}
     }
-    connection.as_mut().graceful_shutdown();
-    _ = timeout(DRAIN_DEADLINE, connection).await;
+    _ = serving.send(Stage::Closing);
+    _ = timeout(GRACE, acceptor.run(&listener)).await;
+    acceptor.take_rest(listener);
+    _ = serving.send(Stage::Ending);
+    // Each connection returns its slot when it ends, so all slots are free after the last one.
+    if timeout(DRAIN_DEADLINE, slots.acquire_many(max_connections)).await.is_err() {
+        let busy = max_connections as usize - slots.available_permits();
+        let surface = acceptor.options.surface;
+        crate::notice::warn(format_args!(
+            "{busy} connections of {surface} with requests in flight cut off {} s after the stop",
+            DRAIN_DEADLINE.as_secs()
+        ));
+        _ = serving.send(Stage::Cut);
+    }
+}
+
+/// Accepts the connections of a listener.
+struct Acceptor<P> {
+    protocol: P,
+    options: Options,
+    slots: Arc<Semaphore>,
+    /// Bounds the refusals that are being sent.
+    refusing: Arc<Semaphore>,
+    stage: watch::Receiver<Stage>,
+}
+
+impl<P: Protocol> Acceptor<P> {
+    async fn run(&self, listener: &TcpListener) -> std::convert::Infallible {
+        loop {
+            match listener.accept().await {
+                Ok((io, peer)) => self.take(io, peer),
+                // Only this client is gone.
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
+                Err(_) => sleep(ACCEPT_PAUSE).await,
+            }
+        }
+    }
+
+    /// Accepts the connections in the queue of a listener, and closes it. Their handshakes are complete, and closing
+    /// the listener would reset them. The runtime may not know of them yet, so the kernel is queried.
+    fn take_rest(&self, listener: TcpListener) {
+        let Ok(listener) = listener.into_std() else { return };
+        // The queue does not grow in the meantime.
+        _ = rustix::net::listen(&listener, 0);
+        for _ in 0..BACKLOG {
+            let Ok((io, peer)) = listener.accept() else { return };
+            if io.set_nonblocking(true).is_ok()
+                && let Ok(io) = TcpStream::from_std(io)
+            {
+                self.take(io, peer);
+            }
+        }
+    }
+
+    fn take(&self, io: TcpStream, peer: SocketAddr) {
+        // A response is one small write; Nagle's algorithm would only delay it.
+        _ = io.set_nodelay(true);
+        let protocol = self.protocol.clone();
+        let Options { proxy_protocol, max_connections, surface, .. } = self.options;
+        if let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() {
+            let open = self.options.surfaces.open(surface);
+            let mut stage = self.stage.clone();
+            tokio::spawn(async move {
+                let begun = tokio::select! {
+                    begun = begin(io, peer, proxy_protocol) => begun,
+                    () = without_request(&mut stage) => None,
+                };
+                if let Some((io, peer)) = begun {
+                    protocol.serve(io, peer, stage).await;
+                }
+                drop((slot, open));
+            });
+            return;
+        }
+        self.options.surfaces.refused(surface, max_connections);
+        // In a flood, only some clients get a response.
+        if let Ok(permit) = Arc::clone(&self.refusing).try_acquire_owned() {
+            tokio::spawn(refuse(protocol, (io, peer), proxy_protocol, permit));
+        }
+    }
+}
+
+async fn refuse<P: Protocol>(
+    protocol: P,
+    (io, peer): (TcpStream, SocketAddr),
+    proxy_protocol: ProxyProtocol,
+    permit: OwnedSemaphorePermit,
+) {
+    let refusal = async {
+        if let Some((io, peer)) = begin(io, peer, proxy_protocol).await {
+            protocol.refuse(io, peer).await;
+        }
+    };
+    _ = timeout(2 * REFUSAL_DEADLINE, refusal).await;
+    drop(permit);
+}
+
+/// Resolves when a connection without a request has to close. A client that connected just before the listener was
+/// closed has a moment to send its request.
+async fn without_request(stage: &mut watch::Receiver<Stage>) {
+    _ = stage.wait_for(|stage| *stage >= Stage::Ending).await;
+    sleep(GRACE).await;
+}
+
+/// Reads the PROXY header, if one is required. Returns `None` if the connection has to be closed.
+async fn begin<Io>(mut io: Io, peer: SocketAddr, proxy_protocol: ProxyProtocol) -> Option<(Io, SocketAddr)>
+where
+    Io: AsyncRead + AsyncWrite + Unpin,
+{
+    match proxy_protocol {
+        ProxyProtocol::Off => Some((io, peer)),
+        ProxyProtocol::Required => {
+            let caller = proxy_protocol::read(&mut io).await.ok()?;
+            Some((io, caller.unwrap_or(peer)))
+        }
+    }
 }
 
 /// These tests run on tokio's paused clock, which advances whenever all tasks wait.
 #[cfg(test)]
 mod tests {
-    use std::future::pending;
-
+    use axum::extract::ConnectInfo;
     use axum::routing::get;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
     use tokio::time::Instant;
 
+    use super::http::IDLE_DEADLINE;
     use super::*;
 
     const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: tollgate\r\n\r\n";
     const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1)), 1234);
-    const BALANCED: Options = Options { proxy_protocol: ProxyProtocol::Required, max_connections: 8 };
+    const RESPONSE_BYTES: usize = 1024;
 
-    fn connect(stop: impl Future<Output = ()> + Send + 'static, buffer_bytes: usize) -> DuplexStream {
-        let (client, server) = duplex(buffer_bytes);
-        let router = Router::new().route("/", get(|| async { "x".repeat(1024) }));
-        tokio::spawn(start(Connection { io: server, peer: PEER }, router, Options::default(), stop));
-        client
+    /// Connects to a server that begins to stop when the sender is changed.
+    fn connect(buffer_bytes: usize) -> (DuplexStream, watch::Sender<Stage>) {
+        let router = Router::new().route("/", get(|| async { "x".repeat(RESPONSE_BYTES) }));
+        connect_to(router, ProxyProtocol::Off, buffer_bytes)
     }
 
     /// Connects to a server that responds with the client's address, behind a load balancer.
-    fn connect_through_balancer(stop: impl Future<Output = ()> + Send + 'static) -> DuplexStream {
-        let (client, server) = duplex(8192);
-        tokio::spawn(start(Connection { io: server, peer: PEER }, caller_echo(), BALANCED, stop));
-        client
+    fn connect_through_balancer() -> (DuplexStream, watch::Sender<Stage>) {
+        connect_to(caller_echo(), ProxyProtocol::Required, 8192)
+    }
+
+    fn connect_to(
+        router: Router,
+        proxy_protocol: ProxyProtocol,
+        buffer_bytes: usize,
+    ) -> (DuplexStream, watch::Sender<Stage>) {
+        let (client, server) = duplex(buffer_bytes);
+        let (serving, stage) = watch::channel(Stage::Serving);
+        tokio::spawn(async move {
+            if let Some((io, peer)) = begin(server, PEER, proxy_protocol).await {
+                http::serve(io, peer, router, stage).await;
+            }
+        });
+        (client, serving)
     }
 
     fn caller_echo() -> Router {
@@ -209,68 +357,88 @@ mod tests {
         start.elapsed()
     }
 
+    /// Checks that a deadline has passed, and not much more. The watchdog looks twice.
+    #[track_caller]
+    fn assert_about(elapsed: Duration, deadline: Duration) {
+        assert!((deadline..=deadline + 2 * TICK).contains(&elapsed), "{elapsed:?} is not about {deadline:?}");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn silent_client_is_cut_off_at_the_head_deadline() {
-        assert_eq!(until_closed(connect(pending(), 8192)).await, HEAD_DEADLINE);
+        let (client, _serving) = connect(8192);
+        assert_about(until_closed(client).await, HEAD_DEADLINE);
     }
 
     #[tokio::test(start_paused = true)]
     async fn trickled_head_is_cut_off_at_the_head_deadline() {
-        let mut client = connect(pending(), 8192);
+        let (mut client, _serving) = connect(8192);
         let start = Instant::now();
         while client.write_all(b"G").await.is_ok() {
             sleep(Duration::from_millis(700)).await;
         }
-        assert!((HEAD_DEADLINE..HEAD_DEADLINE + Duration::from_millis(700)).contains(&start.elapsed()));
+        assert_about(start.elapsed(), HEAD_DEADLINE);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn idle_client_is_cut_off_at_the_head_deadline_after_its_last_answer() {
-        let mut client = connect(pending(), 8192);
+    async fn idle_client_is_cut_off_at_the_idle_deadline_after_its_last_answer() {
+        let (mut client, _serving) = connect(8192);
         sleep(Duration::from_secs(5)).await;
         client.write_all(REQUEST).await.unwrap();
         assert!(read_answer(&mut client).await.starts_with("HTTP/1.1 200 OK"));
-        assert_eq!(until_closed(client).await, HEAD_DEADLINE);
+        assert_about(until_closed(client).await, IDLE_DEADLINE);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn client_that_never_reads_is_cut_off_at_the_greatest_age() {
+    async fn client_that_never_reads_is_cut_off_at_the_write_deadline() {
         // Smaller than one response, so the server can never finish writing it.
-        let mut client = connect(pending(), 256);
+        let (mut client, _serving) = connect(256);
         let start = Instant::now();
         while client.write_all(REQUEST).await.is_ok() {}
-        assert_eq!(start.elapsed(), MAX_CONNECTION_AGE + DRAIN_DEADLINE);
+        assert_about(start.elapsed(), WRITE_DEADLINE);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn busy_client_is_asked_to_reconnect_at_the_greatest_age() {
-        let mut client = connect(pending(), 8192);
+    async fn busy_client_reads_at_the_greatest_age_that_it_has_to_reconnect() {
+        let (mut client, _serving) = connect(8192);
         let start = Instant::now();
         loop {
-            if client.write_all(REQUEST).await.is_err() {
-                break;
-            }
+            client.write_all(REQUEST).await.expect("no request is lost");
             let answer = read_answer(&mut client).await;
-            if answer.is_empty() {
+            assert!(answer.starts_with("HTTP/1.1 200 OK"));
+            if answer.contains("connection: close") {
                 break;
             }
-            assert!(answer.starts_with("HTTP/1.1 200 OK"));
             sleep(Duration::from_secs(7)).await;
         }
         assert!((MAX_CONNECTION_AGE..MAX_CONNECTION_AGE + Duration::from_secs(8)).contains(&start.elapsed()));
+        assert_eq!(until_closed(client).await, Duration::ZERO);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn idle_client_does_not_hold_up_a_stop() {
-        let mut client = connect(sleep(Duration::from_secs(3)), 8192);
+    async fn request_on_an_idle_connection_is_answered_while_the_server_stops() {
+        let (mut client, serving) = connect(8192);
+        client.write_all(REQUEST).await.unwrap();
+        assert!(!read_answer(&mut client).await.contains("connection: close"));
+        serving.send(Stage::Closing).unwrap();
+        sleep(Duration::from_millis(300)).await;
+        client.write_all(REQUEST).await.unwrap();
+        let answer = read_answer(&mut client).await;
+        assert!(answer.starts_with("HTTP/1.1 200 OK") && answer.contains("connection: close"), "{answer}");
+        assert_eq!(until_closed(client).await, Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn idle_clients_do_not_hold_up_a_stop() {
+        let (mut client, serving) = connect(8192);
         client.write_all(REQUEST).await.unwrap();
         read_answer(&mut client).await;
-        assert_eq!(until_closed(client).await, Duration::from_secs(3));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn client_that_sent_nothing_does_not_hold_up_a_stop() {
-        assert_eq!(until_closed(connect(sleep(Duration::from_secs(3)), 8192)).await, Duration::from_secs(3));
+        let (silent, other) = connect(8192);
+        sleep(Duration::from_secs(1)).await;
+        for serving in [&serving, &other] {
+            serving.send(Stage::Ending).unwrap();
+        }
+        assert_eq!(until_closed(client).await, Duration::ZERO);
+        assert_eq!(until_closed(silent).await, GRACE);
     }
 
     #[tokio::test(start_paused = true)]
@@ -279,7 +447,7 @@ mod tests {
             ("PROXY TCP4 203.0.113.9 10.0.0.1 4321 80\r\n", "203.0.113.9:4321"),
             ("PROXY UNKNOWN\r\n", "10.0.0.1:1234"),
         ] {
-            let mut client = connect_through_balancer(pending());
+            let (mut client, _serving) = connect_through_balancer();
             client.write_all(&[header.as_bytes(), REQUEST].concat()).await.unwrap();
             assert!(read_answer(&mut client).await.ends_with(caller));
             client.write_all(REQUEST).await.unwrap();
@@ -289,15 +457,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_is_no_balancer_is_closed_without_an_answer() {
-        let mut client = connect_through_balancer(pending());
+        let (mut client, _serving) = connect_through_balancer();
         client.write_all(REQUEST).await.unwrap();
         assert_eq!(read_answer(&mut client).await, "");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_balancer_that_sent_nothing_does_not_hold_up_a_stop() {
-        let client = connect_through_balancer(sleep(Duration::from_secs(3)));
-        assert_eq!(until_closed(client).await, Duration::from_secs(3));
     }
 
     #[tokio::test]
@@ -305,7 +467,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let server = tokio::spawn(serve(listener, caller_echo(), BALANCED, async move { _ = stopped.await }));
+        let options = Options { proxy_protocol: ProxyProtocol::Required, ..Options::default() };
+        let server = tokio::spawn(serve(listener, caller_echo(), options, async move { _ = stopped.await }));
         let v2 = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\xcb\0\x71\x09\x0a\0\0\x01\x10\xe1\0\x50";
         for header in [&v2[..], b"PROXY TCP4 203.0.113.9 10.0.0.1 4321 80\r\n"] {
             let mut client = TcpStream::connect(address).await.unwrap();
@@ -316,6 +479,30 @@ mod tests {
             assert!(answer.starts_with("HTTP/1.1 200 OK") && answer.ends_with("203.0.113.9:4321"), "{answer}");
         }
         drop(stop);
+        server.await.unwrap();
+    }
+
+    /// Requests over HTTP/2 with prior knowledge are answered, and a client that is connected at a stop gets GOAWAY.
+    #[tokio::test]
+    async fn http2_is_served_and_drained_over_a_socket() {
+        let listener = bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let server = tokio::spawn(serve(listener, caller_echo(), Options::default(), async move { _ = stopped.await }));
+        let io = TcpStream::connect(address).await.unwrap();
+        let own = io.local_addr().unwrap().to_string();
+        let (mut send, connection) = h2::client::handshake(io).await.unwrap();
+        let connection = tokio::spawn(connection);
+        let request = || ::http::Request::get("http://tollgate/").body(()).unwrap();
+        for _ in 0..3 {
+            let (response, _) = send.send_request(request(), true).unwrap();
+            let mut body = response.await.unwrap().into_body();
+            assert_eq!(body.data().await.unwrap().unwrap(), own.as_bytes());
+        }
+        drop(stop);
+        // The server closes the connection in order: the client sees no error.
+        connection.await.unwrap().unwrap();
+        drop(send);
         server.await.unwrap();
     }
 }

@@ -7,21 +7,25 @@ mod command;
 mod frame;
 mod reply;
 
+use std::future::poll_fn;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
-use tokio::time::{sleep, timeout};
+use tokio::sync::watch;
+use tokio::time::timeout;
 use tollgate::Gate;
 
 use self::command::{Session, Step};
 use self::frame::MAX_REQUEST_BYTES;
+use super::connections::{self, Interrupt, Interrupts, Options, Protocol, Stage, TICK};
 use super::throttle::Throttles;
 use super::tokens::Tokens;
 use crate::decisions::Decisions;
@@ -36,10 +40,8 @@ const MAX_REPLY_BYTES: usize = 64 * 1024;
 /// The most commands of one connection that wait for Redis at a time.
 const MAX_PENDING: usize = 1_000;
 const READ_BYTES: usize = 16 * 1024;
-/// The pause after a failed accept. A process out of descriptors gets one back soon.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// The time for commands in progress when the server stops.
-const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
+/// Commands of one connection that are executed before others get their turn.
+const COMMANDS_PER_TURN: u32 = 512;
 
 /// The state that all connections share.
 pub(crate) struct Engine {
@@ -51,75 +53,102 @@ pub(crate) struct Engine {
 }
 
 /// Serves connections until `shutdown` resolves, then lets commands in progress finish.
-pub(crate) async fn run(
-    listener: TcpListener,
-    engine: Engine,
-    max_connections: u32,
-    shutdown: impl Future<Output = ()>,
-) {
-    static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-    let engine = Arc::new(engine);
-    let slots = Arc::new(Semaphore::new(max_connections as usize));
-    let (serving, stopped) = watch::channel(());
-    let mut shutdown = pin!(shutdown);
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = shutdown.as_mut() => break,
-        };
-        let Ok((mut io, _)) = accepted else {
-            sleep(ACCEPT_PAUSE).await;
-            continue;
-        };
-        _ = io.set_nodelay(true);
-        let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else {
-            // The same reply as Redis. The client may have disconnected already.
-            tokio::spawn(async move {
-                _ = timeout(WRITE_DEADLINE, io.write_all(b"-ERR max number of clients reached\r\n")).await;
-            });
-            continue;
-        };
-        let session = Session::new(Arc::clone(&engine), NEXT_ID.fetch_add(1, Ordering::Relaxed));
-        let mut stopped = stopped.clone();
-        tokio::spawn(async move {
-            let stop = async move { _ = stopped.changed().await };
-            // Errors of a connection are ignored: the client disconnected.
-            _ = converse(io, session, stop).await;
-            drop(slot);
-        });
-    }
-    drop(serving);
-    drop(listener);
-    _ = timeout(DRAIN_DEADLINE, slots.acquire_many(max_connections)).await;
+pub(crate) async fn run(listener: TcpListener, engine: Engine, options: Options, shutdown: impl Future<Output = ()>) {
+    connections::serve_protocol(listener, Resp(Arc::new(engine)), options, shutdown).await;
 }
 
-/// Executes the commands of one connection until the client closes it, or until `stop` resolves and no command is in
+/// The Redis protocol.
+#[derive(Clone)]
+struct Resp(Arc<Engine>);
+
+impl Protocol for Resp {
+    async fn serve<Io>(self, io: Io, _peer: SocketAddr, stage: watch::Receiver<Stage>)
+    where
+        Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        let session = Session::new(self.0, NEXT_ID.fetch_add(1, Ordering::Relaxed));
+        // Errors of a connection are ignored: the client disconnected.
+        _ = converse(io, session, stage).await;
+    }
+
+    /// Sends the same reply as Redis. The client may have disconnected already.
+    async fn refuse<Io>(self, mut io: Io, _peer: SocketAddr)
+    where
+        Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let refusal = async {
+            io.write_all(b"-ERR max number of clients reached\r\n").await?;
+            io.shutdown().await?;
+            // Reads what the client has sent, so that closing does not destroy the reply.
+            tokio::io::copy(&mut io.take(READ_BYTES as u64), &mut tokio::io::sink()).await
+        };
+        _ = timeout(connections::REFUSAL_DEADLINE, refusal).await;
+    }
+}
+
+/// Executes the commands of one connection until the client closes it, or until the listener ends and no command is in
 /// progress.
-async fn converse<Io>(mut io: Io, mut session: Session, stop: impl Future<Output = ()>) -> io::Result<()>
+async fn converse<Io>(mut io: Io, mut session: Session, stage: watch::Receiver<Stage>) -> io::Result<()>
 where
     Io: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut stop = pin!(stop);
+    let mut wait = Wait { interrupts: Interrupts::new(stage), idle: Duration::ZERO, is_ending: false };
     let mut input: Vec<u8> = Vec::with_capacity(READ_BYTES);
+    let mut in_turn = 0;
     loop {
-        let end = execute(&mut io, &mut session, &mut input).await?;
+        let (end, commands) = execute(&mut io, &mut session, &mut input).await?;
         if end == End::Close {
             return Ok(());
+        }
+        in_turn += commands;
+        if in_turn >= COMMANDS_PER_TURN {
+            in_turn = 0;
+            tokio::task::yield_now().await;
         }
         if input.capacity() > MAX_REQUEST_BYTES && input.is_empty() {
             input = Vec::with_capacity(READ_BYTES);
         }
         input.reserve(READ_BYTES);
-        let read = tokio::select! {
-            biased;
-            () = stop.as_mut() => return Ok(()),
-            read = timeout(IDLE_DEADLINE, io.read_buf(&mut input)) => read,
-        };
-        match read {
-            Ok(Ok(0)) | Err(_) => return Ok(()),
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) => return Err(error),
+        if wait.read(&mut io, &mut input).await? == End::Close {
+            // The client receives the last replies, and then the end.
+            return io.shutdown().await;
         }
+    }
+}
+
+/// Waits for requests.
+struct Wait {
+    interrupts: Interrupts,
+    /// The time without a request.
+    idle: Duration,
+    /// Whether the connection closes once it is idle.
+    is_ending: bool,
+}
+
+impl Wait {
+    /// Reads more of the input, unless the connection has to be closed.
+    async fn read<Io: AsyncRead + Unpin>(&mut self, io: &mut Io, input: &mut Vec<u8>) -> io::Result<End> {
+        let is_between_requests = input.is_empty();
+        let mut read = pin!(io.read_buf(input));
+        poll_fn(|context| {
+            // Requests that have arrived are executed, even at the end.
+            if let Poll::Ready(read) = read.as_mut().poll(context) {
+                self.idle = Duration::ZERO;
+                return Poll::Ready(read.map(|length| if length == 0 { End::Close } else { End::More }));
+            }
+            while let Poll::Ready(interrupt) = self.interrupts.poll(context) {
+                match interrupt {
+                    Interrupt::Stage(Stage::Serving | Stage::Closing) => {}
+                    Interrupt::Stage(Stage::Ending) => self.is_ending = true,
+                    Interrupt::Stage(Stage::Cut) => return Poll::Ready(Ok(End::Close)),
+                    Interrupt::Tick => self.idle += TICK,
+                }
+            }
+            let is_over = self.idle >= IDLE_DEADLINE || (self.is_ending && is_between_requests);
+            if is_over { Poll::Ready(Ok(End::Close)) } else { Poll::Pending }
+        })
+        .await
     }
 }
 
@@ -135,17 +164,18 @@ enum Reply {
     Pending(BoxFuture<'static, Vec<u8>>),
 }
 
-/// Executes every complete request in `input`, and sends the replies.
-async fn execute<Io>(io: &mut Io, session: &mut Session, input: &mut Vec<u8>) -> io::Result<End>
+/// Executes every complete request in `input`, and sends the replies. Returns the number of requests, too.
+async fn execute<Io>(io: &mut Io, session: &mut Session, input: &mut Vec<u8>) -> io::Result<(End, u32)>
 where
     Io: AsyncWrite + Unpin,
 {
-    let (mut at, mut end) = (0, End::More);
+    let (mut at, mut end, mut commands) = (0, End::More, 0);
     let mut pending: Vec<Reply> = Vec::new();
     while end == End::More {
         match frame::parse(&input[at..]) {
             Ok(Some((arguments, used))) => {
                 at += used;
+                commands += 1;
                 match session.execute(&arguments) {
                     Step::Replied => {}
                     Step::Close => end = End::Close,
@@ -170,7 +200,7 @@ where
     }
     send(io, session, &mut pending).await?;
     input.drain(..at);
-    Ok(end)
+    Ok((end, commands))
 }
 
 /// Sends all replies, in order.

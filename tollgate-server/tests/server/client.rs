@@ -22,9 +22,14 @@ pub(crate) struct Response {
 
 impl Connection {
     pub(crate) fn to(address: SocketAddr) -> Self {
-        let stream = TcpStream::connect(address).expect("the server accepts");
-        stream.set_read_timeout(Some(PATIENCE)).expect("the timeout is not zero");
-        Self { stream: BufReader::new(stream) }
+        Self::try_to(address).expect("the server accepts")
+    }
+
+    /// Connects, or returns an error if nothing listens.
+    pub(crate) fn try_to(address: SocketAddr) -> io::Result<Self> {
+        let stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self { stream: BufReader::new(stream) })
     }
 
     /// Sends a check and returns the decision.
@@ -39,6 +44,12 @@ impl Connection {
         self.send(head(body.len()));
         self.send(body);
         self.receive()
+    }
+
+    /// Sends a check, or returns the error of a connection that is closed.
+    pub(crate) fn try_post(&mut self, body: &str) -> io::Result<Response> {
+        self.stream.get_mut().write_all(format!("{}{body}", head(body.len())).as_bytes())?;
+        self.try_receive()
     }
 
     pub(crate) fn send(&mut self, bytes: impl AsRef<[u8]>) {
@@ -75,14 +86,6 @@ impl Connection {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
             _ => Ok(line.trim_end().to_owned()),
         }
-    }
-
-    /// Returns whether anything arrives within a time in which a server with a free slot would answer many times.
-    pub(crate) fn has_answer_within_a_moment(&mut self) -> bool {
-        self.stream.get_ref().set_read_timeout(Some(Duration::from_millis(200))).expect("the timeout is not zero");
-        let arrived = self.stream.fill_buf().is_ok();
-        self.stream.get_ref().set_read_timeout(Some(PATIENCE)).expect("the timeout is not zero");
-        arrived
     }
 
     /// Returns whether the server closes the connection without another byte.

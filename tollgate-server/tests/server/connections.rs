@@ -1,12 +1,14 @@
 //! Slow clients and many clients. Unit tests check the exact deadlines on a paused clock.
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
+
 use serde_json::json;
 
-use crate::client::{Connection, head};
-use crate::process::Server;
-
-/// The most connections that the server accepts.
-const MAX_CONNECTIONS: usize = 512;
+use crate::client::{Connection, Response, head};
+use crate::common::Process;
+use crate::process::{RULES, Server, folder_with, wait_until};
 
 #[test]
 fn slow_clients_are_cut_off_and_others_are_served_meanwhile() {
@@ -53,19 +55,91 @@ fn head_that_is_too_long_is_refused() {
     assert_eq!(connection.receive().status, 431);
 }
 
+/// Returns rules with bounds of three connections and one.
+fn bounded() -> String {
+    let service =
+        "{ http: { listen: '127.0.0.1:0', max_connections: 3 }, resp: { listen: '127.0.0.1:0', max_connections: 1 } }";
+    format!("service: {service}\nadmin: {{ listen: '127.0.0.1:0' }}\nlimits: [{{ name: per-user, limit: 1000 }}]\n")
+}
+
 #[test]
-fn one_connection_more_than_the_bound_waits_for_a_place() {
-    let server = Server::start();
-    let mut held = (0..MAX_CONNECTIONS).map(|_| server.connect()).collect::<Vec<Connection>>();
-    let question = r#"{"limit":"per-user","key":"1"}"#;
+fn connections_beyond_the_bound_get_a_defined_answer_a_log_line_and_a_metric() {
+    let server = Server::in_folder(folder_with(&[(RULES, &bounded())]));
+    let question = r#"{"limit":"per-user"}"#;
+    let mut held = (0..3).map(|_| server.connect()).collect::<Vec<Connection>>();
     // Connections are accepted in order, so all are accepted once the last one gets a response.
-    assert_eq!(held[MAX_CONNECTIONS - 1].post(question).status, 200);
+    assert_eq!(held[2].post(question).status, 200);
+    for _ in 0..2 {
+        let mut refused = server.connect();
+        let response = refused.post(question);
+        assert_eq!((response.status, &response.json()["error"]), (503, &json!("too_many_connections")));
+        assert_eq!((response.header("retry-after"), response.header("connection")), (Some("1"), Some("close")));
+        assert!(refused.is_closed_by_server());
+    }
+    server.await_said("service.http has 3 connections and refuses further ones: raise service.http.max_connections", 1);
 
-    let mut waiting = server.connect();
-    waiting.send(head(question.len()));
-    waiting.send(question);
-    assert!(!waiting.has_answer_within_a_moment());
+    let resp = server.address_of("redis");
+    let mut first = TcpStream::connect(resp).expect("the server accepts");
+    assert_eq!(reply(&mut first, "PING\r\n"), "+PONG\r\n");
+    let mut second = TcpStream::connect(resp).expect("the server accepts");
+    let mut refusal = String::new();
+    second.read_to_string(&mut refusal).expect("the server closes");
+    assert_eq!(refusal, "-ERR max number of clients reached\r\n");
 
+    let metrics = get(&mut Connection::to(server.address_of("admin")), "/metrics").text;
+    for line in [
+        r#"tollgate_service_connections{surface="http"} 3"#,
+        r#"tollgate_service_connections_refused_total{surface="http"} 2"#,
+        r#"tollgate_service_connections_refused_total{surface="resp"} 1"#,
+    ] {
+        assert!(metrics.lines().any(|found| found == line), "no {line} in {metrics}");
+    }
     drop(held.pop());
-    assert_eq!(waiting.receive().status, 200);
+    let answered = wait_until(|| Some(server.connect().post(question)).filter(|response| response.status == 200));
+    assert!(answered.is_some(), "a free slot is used again");
+    assert_eq!(
+        server.said().matches("refuses further ones").count(),
+        2,
+        "one line for each listener: {}",
+        server.said()
+    );
+}
+
+#[test]
+fn connections_beyond_the_bound_get_503_over_http2() {
+    let server = Server::in_folder(folder_with(&[(RULES, &bounded())]));
+    let mut held = (0..3).map(|_| server.connect()).collect::<Vec<Connection>>();
+    assert_eq!(held[2].post(r#"{"limit":"per-user"}"#).status, 200);
+    let url = format!("http://{}/v1/check", server.address);
+    let arguments = ["--silent", "--http2-prior-knowledge", "--json", r#"{"limit":"per-user"}"#, "--write-out"];
+    let output = Command::new("curl").args(arguments).args([" %{http_code} %{http_version}", &url]).output();
+    let output = String::from_utf8(output.expect("curl is installed").stdout).expect("UTF-8");
+    assert!(output.contains("too_many_connections") && output.ends_with(" 503 2"), "{output}");
+}
+
+/// Silent clients of the admin listener hold all of its connections, and health checks are answered nevertheless.
+#[test]
+fn health_checks_are_answered_while_silent_clients_hold_all_connections() {
+    let rules = "service: { http: '127.0.0.1:0' }\nadmin: { listen: '127.0.0.1:0' }\nlimits: []\n";
+    let arguments = ["serve", "--config", RULES];
+    let server = Process::start_with_open_files(folder_with(&[(RULES, rules)]), 256, &arguments);
+    let admin = server.address_of("admin");
+    let _silent = (0..60).map(|_| Connection::to(admin)).collect::<Vec<_>>();
+    for _ in 0..5 {
+        let response = get(&mut Connection::to(admin), "/healthz");
+        assert_eq!((response.status, response.text.as_str()), (200, "ok\n"));
+    }
+}
+
+fn get(connection: &mut Connection, path: &str) -> Response {
+    connection.send(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n"));
+    connection.receive()
+}
+
+/// Sends a command of the Redis protocol and returns the first line of the reply.
+fn reply(stream: &mut TcpStream, command: &str) -> String {
+    stream.write_all(command.as_bytes()).expect("the server reads");
+    let mut reply = String::new();
+    BufReader::new(stream).read_line(&mut reply).expect("the server replies");
+    reply
 }

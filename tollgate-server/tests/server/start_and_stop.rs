@@ -1,10 +1,11 @@
 //! The command line, and the start and stop of the process.
 
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use serde_json::json;
 
-use crate::client::head;
+use crate::client::{Connection, head};
 use crate::process::{Server, folder, folder_with, run, run_in};
 
 fn text(bytes: &[u8]) -> &str {
@@ -180,4 +181,54 @@ fn question_that_never_ends_does_not_hold_up_the_end() {
     server.signal("TERM");
     assert_eq!(server.wait().code(), Some(0));
     assert!(stuck.is_closed_by_server());
+}
+
+/// Clients that keep their connections and send one request after another lose none when the server stops.
+#[test]
+fn clients_with_open_connections_lose_no_request_at_a_stop() {
+    let rules = "service: { http: '127.0.0.1:0', resp: '127.0.0.1:0' }\nlimits: [{ name: per-user, limit: 1000000 }]\n";
+    let server = Server::in_folder(folder_with(&[("tollgate.yaml", rules)]));
+    let (http, resp) = (server.address, server.address_of("redis"));
+    let (started, is_started) = std::sync::mpsc::channel();
+    let clients: Vec<_> = (0..8)
+        .map(|_| {
+            let started = started.clone();
+            std::thread::spawn(move || {
+                let mut answered = 0_u32;
+                // Until the port is closed, which the client of a new connection may notice only when it sends.
+                while let Ok(mut connection) = Connection::try_to(http) {
+                    for number in 0.. {
+                        let response = match connection.try_post(r#"{"limit":"per-user"}"#) {
+                            Err(_) if number == 0 && answered > 10 => return answered,
+                            response => response.expect("a request on an open connection is answered"),
+                        };
+                        assert_eq!(response.status, 200);
+                        answered += 1;
+                        if answered == 10 {
+                            started.send(()).expect("the test waits");
+                        }
+                        if response.header("connection") == Some("close") {
+                            break;
+                        }
+                    }
+                }
+                answered
+            })
+        })
+        .collect();
+    // Silent over HTTP, and idle over the Redis protocol: both end with the server.
+    let _silent = server.connect();
+    let mut idle = TcpStream::connect(resp).unwrap();
+    idle.write_all(b"PING\r\n").unwrap();
+    for _ in 0..8 {
+        is_started.recv().expect("all clients start");
+    }
+    server.signal("TERM");
+    for client in clients {
+        assert!(client.join().expect("no request fails") > 10);
+    }
+    assert!(server.wait().success());
+    let mut replies = String::new();
+    idle.read_to_string(&mut replies).expect("the connection ends in order");
+    assert_eq!(replies, "+PONG\r\n");
 }

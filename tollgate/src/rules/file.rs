@@ -68,9 +68,9 @@ pub mod internal {
         ClientCertificates, ComputedCost, ConsistencyName, CostRule, CountName, CountRule, EjectRule, EnvoyRule,
         FailurePolicy, ForwardingName, GatewayRule, HeaderEdits, HeaderFamily, HealthCheckRule, HostHeader,
         JwtAlgorithm, JwtRule, LimitRule, ListRule, Listener, LogFormat, MatchRule, Missing, Modes, Numbers, OneOrMany,
-        Overflow, OverrideRule, PathsRule, RefillMode, RespListener, RespondRule, RewriteRule, RouteRule, ServiceRule,
-        StatusRule, StoreRule, TemplateRule, TimeoutsRule, TlsRule, UnderscoreHeaders, UpstreamConnectionsRule,
-        UpstreamHeader, UpstreamRule, UpstreamTlsRule, XdsRule,
+        Overflow, OverrideRule, PathsRule, RefillMode, RespondRule, RewriteRule, RouteRule, ServiceRule, StatusRule,
+        StoreRule, TemplateRule, TimeoutsRule, TlsRule, UnderscoreHeaders, UpstreamConnectionsRule, UpstreamHeader,
+        UpstreamRule, UpstreamTlsRule, XdsRule,
     };
 }
 

@@ -315,7 +315,7 @@ const NUMBERS: [&str; 52] = [
 ];
 
 /// Names, keys, routes, listeners and tokens that contradict each other.
-const TOGETHER: [&str; 38] = [
+const TOGETHER: [&str; 39] = [
     "limits:\n  - name: a\n  - name: b\n  - name: a\n",
     "limits: [&a { name: a }, *a]\n",
     "limits: [{ name: a, missing: deny }]\n",
@@ -342,6 +342,7 @@ const TOGETHER: [&str; 38] = [
     "gateway: { routes: [{ path: /a, upstream: http://h, request_headers: { set: { te: x }, remove: [connection] } }] }\n",
     "gateway: { listen: 127.0.0.1:80 }\nservice: { http: 127.0.0.1:80 }\n",
     "service: { grpc: 127.0.0.1:80, resp: { listen: 127.0.0.1:80 } }\nadmin: { listen: 127.0.0.1:80 }\n",
+    "service: { http: { listen: 127.0.0.1:80, hosts: [a.example], max_connections: 0 }, resp: { listen: 127.0.0.1:81, hosts: [a.example] } }\n",
     "jwt: { issuer: x }\n",
     "jwt: { key_file: a, jwks_file: b, algorithms: [RS256] }\n",
     "jwt: { key_file: a }\n",

@@ -33,7 +33,7 @@ pub use self::gateway::{
 pub use self::limit::{BanRule, ComputedCost, CostRule, LimitRule, ListRule, MatchRule, Missing, OverrideRule};
 pub use self::numbers::{AlgorithmName, Align, Modes, Numbers, Overflow, RefillMode};
 pub use self::one_or_many::OneOrMany;
-pub use self::service::{AdminRule, JwtAlgorithm, JwtRule, Listener, RespListener, ServiceRule};
+pub use self::service::{AdminRule, JwtAlgorithm, JwtRule, Listener, ServiceRule};
 pub use self::store::StoreRule;
 
 /// The most additional stores. Each has connections and background tasks.

@@ -231,7 +231,7 @@ fn waits(route: &RouteRule, at: &Node, findings: &mut Findings) {
 }
 
 /// Checks that a number is within the bounds in the schema.
-fn number(value: u32, bounds: RangeInclusive<u32>, (node, key): (&Node, &str), findings: &mut Findings) {
+pub(super) fn number(value: u32, bounds: RangeInclusive<u32>, (node, key): (&Node, &str), findings: &mut Findings) {
     let (least, most) = bounds.into_inner();
     let at = node.value_at(key);
     if value < least {

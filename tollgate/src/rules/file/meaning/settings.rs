@@ -59,6 +59,9 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
             }
         }
     }
+    if let Some(node) = root.get("service") {
+        service(&file.service, node, findings);
+    }
     for (listen, at) in listening(file, root) {
         if listen.is_any_port() {
             continue;
@@ -73,12 +76,26 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     }
 }
 
+/// Checks the listeners of the decision service.
+fn service(rule: &ServiceRule, node: &Node, findings: &mut Findings) {
+    let ServiceRule { http, grpc, resp, .. } = rule;
+    for (key, listener) in [("http", http), ("grpc", grpc), ("resp", resp)] {
+        let (Some(listener), Some(node)) = (listener, node.get(key)) else { continue };
+        if let Some(most) = listener.max_connections {
+            gateway::number(most, 1..=u32::MAX, (node, "max_connections"), findings);
+        }
+        if key != "http" && node.mentions("hosts") {
+            let message = format!("hosts has no effect in service.{key}, because browsers cannot use that protocol");
+            findings.error(node.key_at("hosts"), message, "remove it, or set it in service.http");
+        }
+    }
+}
+
 /// Returns every address but that of the gateway, with its position.
 fn listening<'f>(file: &'f RuleFile, root: &Node) -> Vec<(&'f crate::rules::file::forms::Address, Position)> {
     let ServiceRule { http, grpc, resp, .. } = &file.service;
     let address = |listener: &'f Option<Listener>| listener.as_ref().map(|listener| &listener.listen);
-    let addresses =
-        [("http", address(http)), ("grpc", address(grpc)), ("resp", resp.as_ref().map(|listener| &listener.listen))];
+    let addresses = [("http", address(http)), ("grpc", address(grpc)), ("resp", address(resp))];
     let of_service = addresses.into_iter().filter_map(|(key, address)| {
         let node = root.get("service")?.get(key)?;
         Some((address?, node.get("listen").map_or(node.at, |listen| listen.at)))

@@ -16,14 +16,14 @@ pub struct ServiceRule {
     /// Envoy's rate limit service.
     pub grpc: Option<Listener>,
     /// The Redis protocol.
-    pub resp: Option<RespListener>,
+    pub resp: Option<Listener>,
     /// Rate limits in the format of envoyproxy/ratelimit, for `grpc`.
     pub envoy: Option<EnvoyRule>,
     /// The server that sends rate limits in the format of envoyproxy/ratelimit by xDS, for `grpc`.
     pub xds: Option<XdsRule>,
 }
 
-/// An address to listen on, with or without the PROXY protocol.
+/// A listener of the decision service: an address, or a map of settings.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(from = "ListenerText")]
 #[schemars(with = "ListenerText", inline)]
@@ -33,12 +33,14 @@ pub struct Listener {
     pub listen: Address,
     /// Expects the header of the PROXY protocol on every connection.
     pub proxy_protocol: bool,
-    /// Allowed host names. Addresses and `localhost` are always allowed.
+    /// Allowed host names, for HTTP only. Addresses and `localhost` are always allowed.
     pub hosts: Vec<HostGlob>,
-    /// The path of a file with the tokens that clients send in `Authorization: Bearer`.
+    /// The path of a file with the tokens that clients send in `Authorization: Bearer` or `AUTH`.
     pub tokens_file: Option<String>,
-    /// Whether clients on other machines need no token.
+    /// Whether clients on other machines need no authentication.
     pub open: bool,
+    /// Most client connections at once. As many as open files allow, up to 4,096, if `None`.
+    pub max_connections: Option<u32>,
 }
 
 /// The notations of a listener.
@@ -61,73 +63,37 @@ struct ListenerSettings {
     /// Expects the header of the PROXY protocol on every connection.
     #[serde(default)]
     proxy_protocol: bool,
-    /// Allowed host names, such as `limits.example.com` or `*.example.com`. Addresses and `localhost` are always allowed.
+    /// Allowed host names, such as `limits.example.com` or `*.example.com`. Addresses and `localhost` are always
+    /// allowed. Only for HTTP.
     #[serde(default)]
     hosts: Vec<HostGlob>,
-    /// A file with one token in each line. Clients send one of them in `Authorization: Bearer`.
+    /// A file with one token in each line. Clients send one of them in `Authorization: Bearer`, or in `AUTH` over the
+    /// Redis protocol.
     tokens_file: Option<String>,
-    /// Whether clients on other machines need no token.
+    /// Whether clients on other machines need no authentication.
     #[serde(default)]
     open: bool,
+    /// Most client connections at once. As many as open files allow, up to 4,096, if left out.
+    #[schemars(range(min = 1))]
+    max_connections: Option<u32>,
+}
+
+impl Listener {
+    /// Returns a listener with default settings.
+    #[must_use]
+    pub fn new(listen: Address) -> Self {
+        let (hosts, tokens_file) = (Vec::new(), None);
+        Self { listen, proxy_protocol: false, hosts, tokens_file, open: false, max_connections: None }
+    }
 }
 
 impl From<ListenerText> for Listener {
     fn from(text: ListenerText) -> Self {
         match text {
-            ListenerText::Address(listen) => {
-                Self { listen, proxy_protocol: false, hosts: Vec::new(), tokens_file: None, open: false }
-            }
-            ListenerText::Settings(ListenerSettings { listen, proxy_protocol, hosts, tokens_file, open }) => {
-                Self { listen, proxy_protocol, hosts, tokens_file, open }
-            }
-        }
-    }
-}
-
-/// A listener for the Redis protocol.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(from = "RespListenerText")]
-#[schemars(with = "RespListenerText", inline)]
-#[non_exhaustive]
-pub struct RespListener {
-    /// The address.
-    pub listen: Address,
-    /// The path of a file with the tokens that clients send in `AUTH`.
-    pub tokens_file: Option<String>,
-    /// Whether clients on other machines need no token.
-    pub open: bool,
-}
-
-/// A listener for the Redis protocol, as it is written.
-#[derive(Deserialize, JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-enum RespListenerText {
-    /// The address alone.
-    Address(Address),
-    /// The address with settings.
-    Settings(RespListenerSettings),
-}
-
-/// A listener for the Redis protocol, with settings.
-#[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct RespListenerSettings {
-    /// Where it listens.
-    listen: Address,
-    /// A file with one token in each line. Clients send one of them in `AUTH`.
-    tokens_file: Option<String>,
-    /// Whether clients on other machines need no token.
-    #[serde(default)]
-    open: bool,
-}
-
-impl From<RespListenerText> for RespListener {
-    fn from(text: RespListenerText) -> Self {
-        match text {
-            RespListenerText::Address(listen) => Self { listen, tokens_file: None, open: false },
-            RespListenerText::Settings(RespListenerSettings { listen, tokens_file, open }) => {
-                Self { listen, tokens_file, open }
+            ListenerText::Address(listen) => Self::new(listen),
+            ListenerText::Settings(settings) => {
+                let ListenerSettings { listen, proxy_protocol, hosts, tokens_file, open, max_connections } = settings;
+                Self { listen, proxy_protocol, hosts, tokens_file, open, max_connections }
             }
         }
     }

@@ -1,0 +1,231 @@
+//! Progress of a connection: the stream records what happens, and a watchdog looks at it from time to time.
+//!
+//! Requests read no clock and set no timer for their deadlines. The watchdog compares two looks at the connection, so a
+//! deadline ends a connection up to one [`TICK`] late.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// The time between two looks at a connection.
+pub(crate) const TICK: Duration = Duration::from_secs(2);
+
+/// Reads of one connection before others get their turn. A read has at most a few hundred requests.
+const READS_PER_TURN: u32 = 4;
+
+/// What happens on a connection.
+#[derive(Debug, Default)]
+pub(super) struct Activity {
+    /// Requests that are not answered yet.
+    in_flight: AtomicU32,
+    /// Grows with every request that begins or ends.
+    events: AtomicU32,
+    /// Whether bytes were read since the last request.
+    has_bytes: AtomicBool,
+    /// Whether the client does not read.
+    is_stalled: AtomicBool,
+    /// Grows with every successful write.
+    writes: AtomicU32,
+    /// Whether the next response asks the client to close.
+    is_closing: AtomicBool,
+}
+
+/// A request that is not answered yet.
+#[derive(Debug)]
+pub(super) struct InFlight(Arc<Activity>);
+
+impl Activity {
+    pub(super) fn begin(self: &Arc<Self>) -> InFlight {
+        self.in_flight.fetch_add(1, Relaxed);
+        self.events.fetch_add(1, Relaxed);
+        self.has_bytes.store(false, Relaxed);
+        InFlight(Arc::clone(self))
+    }
+
+    pub(super) fn close(&self) {
+        self.is_closing.store(true, Relaxed);
+    }
+
+    fn phase(&self) -> Phase {
+        if self.is_stalled.load(Relaxed) {
+            Phase::Stalled
+        } else if self.in_flight.load(Relaxed) > 0 {
+            Phase::Busy
+        } else if self.has_bytes.load(Relaxed) {
+            Phase::Head
+        } else {
+            Phase::Idle
+        }
+    }
+}
+
+impl InFlight {
+    /// Returns whether the response asks the client to close the connection.
+    pub(super) fn is_closing(&self) -> bool {
+        self.0.is_closing.load(Relaxed)
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Relaxed);
+        self.0.events.fetch_add(1, Relaxed);
+    }
+}
+
+/// The state of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// No request has begun.
+    Idle,
+    /// A part of a request head was read.
+    Head,
+    Busy,
+    /// The client does not read its responses.
+    Stalled,
+}
+
+/// The longest time in each phase. A busy connection ends by the deadlines of its requests.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deadlines {
+    pub(super) idle: Duration,
+    pub(super) head: Duration,
+    pub(super) stalled: Duration,
+    /// The greatest age of a connection.
+    pub(super) age: Duration,
+}
+
+/// Notices when a connection makes no progress.
+#[derive(Debug)]
+pub(super) struct Watchdog {
+    deadlines: Deadlines,
+    seen: Option<(Phase, u32, u32)>,
+    in_phase: Duration,
+    age: Duration,
+}
+
+/// The result of a look at a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Finding {
+    InTime,
+    /// It has reached its greatest age.
+    Old,
+    /// It was idle for too long.
+    Idle,
+    /// The client is too slow.
+    Late,
+}
+
+impl Watchdog {
+    pub(super) fn new(deadlines: Deadlines) -> Self {
+        Self { deadlines, seen: None, in_phase: Duration::ZERO, age: Duration::ZERO }
+    }
+
+    /// Looks at the connection. To be called every [`TICK`].
+    pub(super) fn look(&mut self, activity: &Activity) -> Finding {
+        let phase = activity.phase();
+        let now = (phase, activity.events.load(Relaxed), activity.writes.load(Relaxed));
+        self.in_phase = if self.seen.replace(now) == Some(now) { self.in_phase + TICK } else { Duration::ZERO };
+        self.age += TICK;
+        let Deadlines { idle, head, stalled, age } = self.deadlines;
+        match phase {
+            Phase::Idle if self.in_phase >= idle => Finding::Idle,
+            Phase::Head if self.in_phase >= head => Finding::Late,
+            Phase::Stalled if self.in_phase >= stalled => Finding::Late,
+            _ if self.age >= age => Finding::Old,
+            _ => Finding::InTime,
+        }
+    }
+}
+
+/// The stream of a connection, which records its activity.
+pub(super) struct Watched<Io> {
+    io: Io,
+    /// Bytes that were read to detect the protocol.
+    first: Bytes,
+    reads: u32,
+    activity: Arc<Activity>,
+}
+
+impl<Io> Watched<Io> {
+    pub(super) fn new(io: Io, first: Bytes, activity: Arc<Activity>) -> Self {
+        Self { io, first, reads: 0, activity }
+    }
+
+    fn wrote(&self, written: &Poll<io::Result<usize>>) {
+        let activity = &self.activity;
+        match written {
+            Poll::Ready(_) => {
+                activity.writes.fetch_add(1, Relaxed);
+                activity.is_stalled.store(false, Relaxed);
+            }
+            Poll::Pending => activity.is_stalled.store(true, Relaxed),
+        }
+    }
+}
+
+impl<Io: AsyncRead + Unpin> AsyncRead for Watched<Io> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if this.reads >= READS_PER_TURN {
+            this.reads = 0;
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if this.first.is_empty() {
+            let before = buffer.filled().len();
+            let read = Pin::new(&mut this.io).poll_read(context, buffer);
+            this.reads = if read.is_pending() { 0 } else { this.reads + 1 };
+            ready!(read)?;
+            if buffer.filled().len() > before {
+                this.activity.has_bytes.store(true, Relaxed);
+            }
+        } else {
+            let taken = this.first.len().min(buffer.remaining());
+            buffer.put_slice(&this.first[..taken]);
+            this.first.advance(taken);
+            this.activity.has_bytes.store(true, Relaxed);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<Io: AsyncWrite + Unpin> AsyncWrite for Watched<Io> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write(context, bytes);
+        self.wrote(&written);
+        written
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write_vectored(context, slices);
+        self.wrote(&written);
+        written
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,283 @@
+//! One HTTP connection, HTTP/1.1 or HTTP/2 with prior knowledge, from its first byte to its end.
+//!
+//! At the end of its time or of the server's, an HTTP/1 client reads `Connection: close` in its next response, and an
+//! HTTP/2 client gets GOAWAY. So a request that was sent before the client knew is still answered.
+
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, HttpBody};
+use axum::extract::ConnectInfo;
+use axum::http::{HeaderValue, Response, StatusCode, header};
+use axum::response::IntoResponse;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Limited};
+use hyper::Request;
+use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::server::conn::{http1, http2};
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+
+use super::activity::{Activity, Deadlines, Finding, InFlight, Watchdog, Watched};
+use super::interrupts::{Interrupt, Interrupts};
+use super::{
+    DRAIN_DEADLINE, HEAD_DEADLINE, MAX_CONNECTION_AGE, REFUSAL_DEADLINE, Stage, WRITE_DEADLINE, without_request,
+};
+use crate::service::http::ErrorBody;
+
+/// The longest time between two requests of an HTTP/1 client, as in nginx.
+pub(super) const IDLE_DEADLINE: Duration = Duration::from_secs(75);
+
+/// The longest time without a request on an HTTP/2 connection. gRPC clients keep one connection open.
+const HTTP2_IDLE_DEADLINE: Duration = Duration::from_secs(300);
+
+/// Enough for 100 headers.
+const MAX_HEAD_BYTES: usize = 64 * 1024;
+
+/// The maximum of concurrent streams of an HTTP/2 connection. Decisions take microseconds in memory and a millisecond on
+/// Redis, so this is enough for 100,000 per second and connection.
+const MAX_STREAMS: u32 = 128;
+
+/// How much of a request body is received before the handler reads it.
+const STREAM_WINDOW_BYTES: u32 = 64 << 10;
+
+/// The same for all streams together, which bounds the memory of a connection.
+const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
+
+/// The interval of HTTP/2 keep-alive pings, and the longest wait for their acknowledgement.
+const PING_EVERY: Duration = Duration::from_secs(20);
+
+/// Every HTTP/2 connection begins with this.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Bytes that are read to detect the protocol. Most requests fit.
+const FIRST_READ_BYTES: usize = 512;
+
+/// The largest body that is read before a refusal. Closing with unread bytes could destroy the response.
+const MAX_REFUSED_BODY_BYTES: usize = 64 * 1024;
+
+/// Serves a connection until the client, a deadline or the server ends it.
+pub(super) async fn serve<Io>(mut io: Io, peer: SocketAddr, router: Router, mut stage: watch::Receiver<Stage>)
+where
+    Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let detected = tokio::select! {
+        first = timeout(HEAD_DEADLINE, read_first(&mut io)) => first,
+        () = without_request(&mut stage) => return,
+    };
+    let Ok(Some(first)) = detected else { return };
+    let is_http2 = first.starts_with(PREFACE);
+    let activity = Arc::new(Activity::default());
+    let io = TokioIo::new(Watched::new(io, first, Arc::clone(&activity)));
+    let router = TowerToHyperService::new(router);
+    let requests = Arc::clone(&activity);
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(ConnectInfo(peer));
+        let in_flight = requests.begin();
+        let response = router.call(request);
+        async move {
+            let mut response = response.await?;
+            if !is_http2 && in_flight.is_closing() {
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok::<_, std::convert::Infallible>(response.map(|body| Tracked { body, _in_flight: in_flight }))
+        }
+    });
+    let deadlines = Deadlines {
+        idle: if is_http2 { HTTP2_IDLE_DEADLINE } else { IDLE_DEADLINE },
+        head: HEAD_DEADLINE,
+        stalled: WRITE_DEADLINE,
+        age: MAX_CONNECTION_AGE,
+    };
+    let mut driver = Driver {
+        activity,
+        watchdog: Watchdog::new(deadlines),
+        interrupts: Interrupts::new(stage),
+        is_http2,
+        cut_at: None,
+    };
+    // Errors are ignored: the client went away, or did not speak HTTP.
+    if is_http2 {
+        let connection = http2_builder().serve_connection(io, service);
+        driver.drive(connection, |connection| connection.graceful_shutdown()).await;
+    } else {
+        let connection = http1_builder().serve_connection(io, service);
+        driver.drive(connection, |connection| connection.graceful_shutdown()).await;
+    }
+}
+
+/// Answers the first request with 503, over HTTP/1 and HTTP/2, and closes the connection.
+pub(super) async fn refuse<Io>(mut io: Io)
+where
+    Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let answer = async {
+        let Some(first) = read_first(&mut io).await else { return };
+        let is_http2 = first.starts_with(PREFACE);
+        let io = TokioIo::new(Watched::new(io, first, Arc::default()));
+        let service = service_fn(|request: Request<Incoming>| async {
+            let is_grpc = is_grpc(&request);
+            _ = Limited::new(request.into_body(), MAX_REFUSED_BODY_BYTES).collect().await;
+            Ok::<_, std::convert::Infallible>(refusal(is_grpc))
+        });
+        if is_http2 {
+            let mut connection = pin!(http2_builder().serve_connection(io, service));
+            // GOAWAY is sent after the requests that the client sends at once.
+            connection.as_mut().graceful_shutdown();
+            _ = connection.await;
+        } else {
+            _ = http1_builder().keep_alive(false).serve_connection(io, service).await;
+        }
+    };
+    _ = timeout(REFUSAL_DEADLINE, answer).await;
+}
+
+fn is_grpc<B>(request: &Request<B>) -> bool {
+    let media_type = request.headers().get(header::CONTENT_TYPE);
+    media_type.is_some_and(|media_type| media_type.as_bytes().starts_with(b"application/grpc"))
+}
+
+fn refusal(is_grpc: bool) -> Response<Body> {
+    const MESSAGE: &str = "the listener has no room for another connection: try again later";
+    if is_grpc {
+        let unavailable = [("content-type", "application/grpc"), ("grpc-status", "14"), ("grpc-message", MESSAGE)];
+        return (unavailable, Body::empty()).into_response();
+    }
+    let (status, error) = (StatusCode::SERVICE_UNAVAILABLE, "too_many_connections");
+    ([(header::RETRY_AFTER, "1")], ErrorBody { status, error, message: MESSAGE.to_owned() }).into_response()
+}
+
+fn http1_builder() -> http1::Builder {
+    let mut builder = http1::Builder::new();
+    // The watchdog has the deadlines.
+    builder.timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(MAX_HEAD_BYTES);
+    builder
+}
+
+fn http2_builder() -> http2::Builder<TokioExecutor> {
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_STREAMS)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_header_list_size(MAX_HEAD_BYTES as u32)
+        .keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PING_EVERY);
+    builder
+}
+
+/// Reads until the protocol is known. Returns `None` if the client disconnects before.
+async fn read_first<Io: AsyncRead + Unpin>(io: &mut Io) -> Option<Bytes> {
+    let mut first = [0; FIRST_READ_BYTES];
+    let mut length = 0;
+    loop {
+        match io.read(&mut first[length..]).await {
+            Ok(0) | Err(_) => return None,
+            Ok(read) => length += read,
+        }
+        let common = length.min(PREFACE.len());
+        if length >= PREFACE.len() || first[..common] != PREFACE[..common] {
+            return Some(Bytes::copy_from_slice(&first[..length]));
+        }
+    }
+}
+
+/// A response body. Its request is in flight until it is sent.
+struct Tracked {
+    body: Body,
+    _in_flight: InFlight,
+}
+
+impl HttpBody for Tracked {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Polls a connection, and ends it in time.
+struct Driver {
+    activity: Arc<Activity>,
+    watchdog: Watchdog,
+    interrupts: Interrupts,
+    is_http2: bool,
+    /// The time at which the connection is closed although requests are in flight.
+    cut_at: Option<Instant>,
+}
+
+impl Driver {
+    async fn drive<C: Future>(&mut self, connection: C, end: impl Fn(Pin<&mut C>)) {
+        let mut connection = pin!(connection);
+        poll_fn(|context| {
+            loop {
+                // Interrupts come first, so that no later response promises to keep the connection.
+                if let Poll::Ready(interrupt) = self.interrupts.poll(context) {
+                    match self.handle(interrupt) {
+                        Step::Continue => {}
+                        Step::End => end(connection.as_mut()),
+                        Step::Cut => return Poll::Ready(()),
+                    }
+                    continue;
+                }
+                return connection.as_mut().poll(context).map(|_ended| ());
+            }
+        })
+        .await;
+    }
+
+    fn handle(&mut self, interrupt: Interrupt) -> Step {
+        match interrupt {
+            Interrupt::Stage(Stage::Serving) => Step::Continue,
+            // An idle HTTP/1 connection would be closed at once, and a request on its way would be lost.
+            Interrupt::Stage(Stage::Closing) if !self.is_http2 => {
+                self.activity.close();
+                Step::Continue
+            }
+            Interrupt::Stage(Stage::Closing | Stage::Ending) => Step::End,
+            Interrupt::Stage(Stage::Cut) => Step::Cut,
+            Interrupt::Tick => match self.watchdog.look(&self.activity) {
+                Finding::InTime => Step::Continue,
+                Finding::Late => Step::Cut,
+                Finding::Old if !self.is_http2 => {
+                    self.activity.close();
+                    Step::Continue
+                }
+                Finding::Old | Finding::Idle => {
+                    let cut_at = *self.cut_at.get_or_insert(Instant::now() + DRAIN_DEADLINE);
+                    if Instant::now() >= cut_at { Step::Cut } else { Step::End }
+                }
+            },
+        }
+    }
+}
+
+/// What to do with a connection.
+enum Step {
+    Continue,
+    /// No further requests.
+    End,
+    Cut,
+}
