@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::common::PATIENCE;
+use testkit::wait::PATIENCE;
 
 #[derive(Debug)]
 pub(crate) struct Response {

@@ -5,8 +5,6 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(clippy::disallowed_methods, reason = "other processes are waited for, by their own clocks")]
 
-#[path = "../common/process.rs"]
-mod common;
 mod http;
 mod page;
 mod peer;

@@ -2,27 +2,37 @@
 
 use std::path::Path;
 
+use testkit::port::Port;
+
 /// A page, with the ports of a test in place of those in the text.
 pub(crate) struct Page {
     text: String,
     ports: Ports,
 }
 
-/// The ports that the pages use, and those of a test.
-#[derive(Clone, Copy)]
+/// The ports of a test, in place of 8080, 8081, 8090, 8091 and 8092.
 pub(crate) struct Ports {
-    pub(crate) proxy: u16,
-    pub(crate) app: u16,
-    pub(crate) http: u16,
-    pub(crate) resp: u16,
+    proxy: Port,
+    app: u16,
+    http: Port,
+    grpc: Port,
+    resp: Port,
+}
+
+impl Ports {
+    /// Reserves ports. `app` is the port of the service behind the proxy.
+    pub(crate) fn claim(app: u16) -> Self {
+        Self { proxy: Port::claim(), app, http: Port::claim(), grpc: Port::claim(), resp: Port::claim() }
+    }
 }
 
 impl Page {
     pub(crate) fn read(name: &str, ports: Ports) -> Self {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/integrations").join(name);
         let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let Ports { proxy, app, http, resp } = ports;
-        let text = [(8080, proxy), (8081, app), (8090, http), (8092, resp)]
+        let Ports { proxy, app, http, grpc, resp } = &ports;
+        let (proxy, http, grpc, resp) = (proxy.number(), http.number(), grpc.number(), resp.number());
+        let text = [(8080, proxy), (8081, *app), (8090, http), (8091, grpc), (8092, resp)]
             .iter()
             .fold(text, |text, (written, port)| text.replace(&written.to_string(), &port.to_string()));
         Self { text, ports }
@@ -42,10 +52,10 @@ impl Page {
 
     /// Returns the port that the proxy listens on.
     pub(crate) fn port(&self) -> u16 {
-        self.ports.proxy
+        self.ports.proxy.number()
     }
 
-    /// Returns the rule file of the page, which comes first.
+    /// Returns the first rule file of the page.
     pub(crate) fn rules(&self) -> &str {
         self.block("yaml")
     }

@@ -1,18 +1,14 @@
 //! Installed proxies and clients.
 
 use std::fs::File;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use tempfile::TempDir;
-
-use crate::common::wait_until;
-
-/// Ports below those that the system assigns to clients.
-const PORTS: std::ops::Range<u16> = 12_000..32_000;
+use testkit::skip::skipped;
+use testkit::wait::wait_until;
 
 /// A running proxy, with its folder. It is killed when the test ends.
 pub(crate) struct Peer {
@@ -53,21 +49,6 @@ impl Drop for Peer {
     }
 }
 
-/// Returns a port that nothing listens on, a different one each time.
-pub(crate) fn free_port() -> u16 {
-    static TAKEN: AtomicU32 = AtomicU32::new(0);
-    let count = u32::from(PORTS.end - PORTS.start);
-    (0..count)
-        .find_map(|_| {
-            // Tests that run at the same time begin at different ports.
-            let step = TAKEN.fetch_add(1, Ordering::Relaxed);
-            let offset = std::process::id().wrapping_mul(61).wrapping_add(step) % count;
-            let port = PORTS.start + u16::try_from(offset).ok()?;
-            TcpListener::bind(("127.0.0.1", port)).is_ok().then_some(port)
-        })
-        .expect("a port is free")
-}
-
 /// Returns an installed file, or reports that the test is skipped. With `CI=true` the file must be there.
 pub(crate) fn installed(name: &str) -> Option<PathBuf> {
     let path = tools().join(name);
@@ -86,19 +67,14 @@ pub(crate) fn on_path(name: &str) -> Option<PathBuf> {
     let folders = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
     let found = folders.map(|folder| folder.join(name)).find(|path| path.exists());
     if found.is_none() {
-        report(&format!("skipped: {name} is not on the PATH: install it"));
+        skipped(&format!("{name} is not on the PATH: install it"));
     }
     found
 }
 
 fn skip(message: &str) {
     assert!(std::env::var("CI").as_deref() != Ok("true"), "{message}");
-    report(&format!("skipped: {message}"));
-}
-
-#[allow(clippy::print_stderr, reason = "for people who run the test")]
-fn report(line: &str) {
-    eprintln!("{line}");
+    skipped(message);
 }
 
 /// Returns `python3` with the installed packages.

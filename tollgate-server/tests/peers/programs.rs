@@ -2,14 +2,15 @@
 
 use std::process::{Command, Output};
 
-use crate::common::{Process, RULES, folder, folder_with};
+use testkit::folder::{folder, folder_with};
+use testkit::tollgate::{Process, RULES};
+
 use crate::page::{Page, Ports};
-use crate::peer::{free_port, installed, on_path, python};
+use crate::peer::{installed, on_path, python};
 
 /// Runs each program of a page against Tollgate and compares its output with the page.
 fn check(page: &str, language: &str, mut run: impl FnMut(&str) -> Output) {
-    let ports = Ports { proxy: 8080, app: 8081, http: free_port(), resp: free_port() };
-    let page = Page::read(page, ports);
+    let page = Page::read(page, Ports::claim(8081));
     let _tollgate = Process::start(folder_with(&[(RULES, page.rules())]), &["serve", "--config", RULES]);
     for (program, expected) in page.programs(language) {
         let output = run(program);

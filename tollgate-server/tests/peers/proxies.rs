@@ -4,17 +4,20 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use tempfile::TempDir;
+use testkit::folder::folder_with;
 use testkit::redis::RedisServer;
+use testkit::tollgate::{Process, RULES};
+use testkit::wait::wait_until;
 
-use crate::common::{Process, RULES, folder_with, wait_until};
 use crate::http::{App, GREETING, Response, send};
 use crate::page::{Page, Ports};
-use crate::peer::{Peer, free_port, installed, on_path};
+use crate::peer::{Peer, installed, on_path};
 
 /// A proxy of a page, between a client and a service, and the Tollgate that it asks.
 struct Setup {
     page: Page,
-    ports: Ports,
+    /// The number of the page's rule file.
+    section: usize,
     app: App,
     redis: RedisServer,
     tollgate: Option<Process>,
@@ -36,26 +39,30 @@ struct Expected {
 }
 
 impl Setup {
+    /// Starts everything for the first rule file of a page.
     fn start(page: &str, proxy: impl FnOnce(&Page) -> (Command, TempDir)) -> Self {
+        Self::start_section(page, 0, proxy)
+    }
+
+    fn start_section(page: &str, section: usize, proxy: impl FnOnce(&Page) -> (Command, TempDir)) -> Self {
         let app = App::start();
-        let ports = Ports { proxy: free_port(), app: app.port, http: free_port(), resp: free_port() };
-        let page = Page::read(page, ports);
+        let page = Page::read(page, Ports::claim(app.port));
         let redis = RedisServer::start();
         let (command, folder) = proxy(&page);
-        let proxy = Peer::start(command, folder, ports.proxy);
-        let mut setup = Self { page, ports, app, redis, tollgate: None, _proxy: proxy };
+        let proxy = Peer::start(command, folder, page.port());
+        let mut setup = Self { page, section, app, redis, tollgate: None, _proxy: proxy };
         setup.start_tollgate();
         setup
     }
 
     /// Starts Tollgate with the rules of the page, on Redis.
     fn start_tollgate(&mut self) {
-        let rules = format!("store: {}\n{}", self.redis.url(), self.page.rules());
+        let rules = format!("store: {}\n{}", self.redis.url(), self.page.blocks("yaml")[self.section]);
         self.tollgate = Some(Process::start(folder_with(&[(RULES, &rules)]), &["serve", "--config", RULES]));
     }
 
     fn get(&self, user: &str, headers: &[(&str, &str)]) -> Option<Response> {
-        send(self.ports.proxy, "GET /orders?page=2", &[&[("X-User-Id", user)], headers].concat())
+        send(self.page.port(), "GET /orders?page=2", &[&[("X-User-Id", user)], headers].concat())
     }
 
     /// Waits until a request has this status. Proxies keep connections to a server that was restarted, and Traefik reads
@@ -118,7 +125,7 @@ impl Setup {
             assert!(matches!(response.status, 400 | 403 | 429), "{forged:?}: {response:?}");
         }
         for start in ["GET /?deny_status=200", "POST /?deny_status=500", "HEAD /%2e%2e/"] {
-            let response = send(self.ports.proxy, start, &[("X-User-Id", "ann")]).expect("the proxy answers");
+            let response = send(self.page.port(), start, &[("X-User-Id", "ann")]).expect("the proxy answers");
             assert!(matches!(response.status, 400 | 403 | 429), "{start}: {response:?}");
         }
         assert_eq!(self.app.served(), served, "nothing reached the service");
@@ -133,14 +140,19 @@ impl Setup {
     }
 }
 
-#[test]
-fn envoy_asks_by_ext_authz() {
-    let Some(envoy) = installed("python/envoy/_bin/envoy") else { return };
-    let setup = Setup::start("envoy.md", |page| {
+/// Starts Envoy with a configuration of its page.
+fn with_envoy(section: usize) -> Option<Setup> {
+    let envoy = installed("python/envoy/_bin/envoy")?;
+    Some(Setup::start_section("envoy.md", section, |page| {
         let mut command = Command::new(envoy);
         command.args(["-c", "envoy.yaml", "--concurrency", "1", "--log-level", "warn", "--disable-hot-restart"]);
-        (command, folder_with(&[("envoy.yaml", page.block("yml"))]))
-    });
+        (command, folder_with(&[("envoy.yaml", page.blocks("yml")[section])]))
+    }))
+}
+
+#[test]
+fn envoy_asks_by_ext_authz() {
+    let Some(setup) = with_envoy(0) else { return };
     setup.check(&Expected { on_success: OnSuccess::Headers, without_tollgate: 503 });
 }
 

@@ -2,7 +2,9 @@
 
 use std::process::Command;
 
-use crate::common::{Process, RULES, folder_with};
+use testkit::folder::folder_with;
+use testkit::tollgate::{Process, RULES};
+
 use crate::peer::python;
 
 const TEST_RULES: &str = "service: { http: '127.0.0.1:0' }
