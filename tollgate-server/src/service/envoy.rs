@@ -1,55 +1,65 @@
-//! The limits of envoyproxy/ratelimit's rule files, found by domain and descriptor.
-#![allow(dead_code, reason = "filled by rule files of envoyproxy/ratelimit")]
+//! Descriptors of a request, looked up in configuration of envoyproxy/ratelimit.
+//!
+//! The configuration is a part of the gate's rules, so that both change together: look up and check on the same
+//! [`Gate::pinned`](tollgate::Gate::pinned). A limit in quota mode that is exceeded denies the request only if all
+//! descriptors in quota mode exceed theirs. Otherwise the request is decided, and counted, by the remaining descriptors.
+#![allow(dead_code, reason = "used by the rate limit service")]
 
-use std::sync::Arc;
+use prost_types::value::Kind;
+use prost_types::{ListValue, Struct};
+use serde_json::Value;
+use tollgate::internal::envoy::{DescriptorMatch, Unit};
+use tollgate::rules::RuleSet;
 
 use super::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use super::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
+use super::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit as ProtoUnit;
 
-/// The domains of all rule files. The gate has a rule for every limit in them.
-#[derive(Default)]
-pub(crate) struct Domains {}
-
-/// The entry of a rule file that applies to a descriptor.
-#[derive(Clone, Debug)]
-pub(crate) struct Found {
-    /// The limit, or `None` if the entry is `unlimited`.
-    pub(crate) limit: Option<FoundLimit>,
-    /// The name by which other entries replace this one.
-    pub(crate) name: Option<Arc<str>>,
-    /// The names of the entries that are not checked beside this one.
-    pub(crate) replaces: Arc<[Box<str>]>,
-    /// For the dynamic metadata of a response.
-    pub(crate) metadata: Option<Arc<prost_types::Struct>>,
+/// Returns what the configuration says about each descriptor, in their order. Limits that another one replaces are
+/// found.
+pub(crate) fn find_all<'d>(
+    rules: &RuleSet,
+    domain: &str,
+    descriptors: &'d [RateLimitDescriptor],
+) -> Vec<DescriptorMatch<'d>> {
+    let entries = |descriptor: &'d RateLimitDescriptor| {
+        descriptor.entries.iter().map(|entry| (entry.key.as_str(), entry.value.as_str()))
+    };
+    rules.domains().find_all(domain, descriptors.iter().map(entries))
 }
 
-/// The limit of an entry.
-#[derive(Clone, Debug)]
-pub(crate) struct FoundLimit {
-    /// The name of the rule of the gate.
-    pub(crate) rule: Arc<str>,
-    /// The key to check by that rule.
-    pub(crate) key: Vec<u8>,
-    pub(crate) mode: Mode,
-    /// The numbers of the file, for responses.
-    pub(crate) requests_per_unit: u32,
-    pub(crate) unit: Unit,
-}
-
-/// The effect of a limit that is exceeded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
-    /// Denies the request.
-    Enforced,
-    /// Denies nothing. The rule of the gate is a shadow rule.
-    Shadow,
-    /// Denies the request if all its descriptors with this mode exceed their limits.
-    Quota,
-}
-
-impl Domains {
-    /// Returns the entry that applies to a descriptor, or `None` if no rule file has the domain or an entry for it.
-    pub(crate) fn find(&self, _domain: &str, _descriptor: &RateLimitDescriptor) -> Option<Found> {
-        None
+/// Returns the unit of a limit for a response.
+pub(crate) fn unit(unit: Option<Unit>) -> ProtoUnit {
+    match unit {
+        None => ProtoUnit::Unknown,
+        Some(Unit::Second) => ProtoUnit::Second,
+        Some(Unit::Minute) => ProtoUnit::Minute,
+        Some(Unit::Hour) => ProtoUnit::Hour,
+        Some(Unit::Day) => ProtoUnit::Day,
+        Some(Unit::Week) => ProtoUnit::Week,
+        Some(Unit::Month) => ProtoUnit::Month,
+        Some(Unit::Year) => ProtoUnit::Year,
     }
+}
+
+/// Returns the metadata of a limit for a response, or `None` if it is not a map.
+pub(crate) fn metadata(metadata: &Value) -> Option<Struct> {
+    match value(metadata).kind? {
+        Kind::StructValue(fields) => Some(fields),
+        _ => None,
+    }
+}
+
+fn value(from: &Value) -> prost_types::Value {
+    let kind = match from {
+        Value::Null => Kind::NullValue(0),
+        Value::Bool(value) => Kind::BoolValue(*value),
+        Value::Number(number) => Kind::NumberValue(number.as_f64().unwrap_or_default()),
+        Value::String(text) => Kind::StringValue(text.clone()),
+        Value::Array(values) => Kind::ListValue(ListValue { values: values.iter().map(value).collect() }),
+        Value::Object(fields) => {
+            let fields = fields.iter().map(|(name, field)| (name.clone(), value(field))).collect();
+            Kind::StructValue(Struct { fields })
+        }
+    };
+    prost_types::Value { kind: Some(kind) }
 }

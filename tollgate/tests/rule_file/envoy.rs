@@ -249,8 +249,8 @@ fn problems_are_reported_with_their_position_and_fix() {
         "domain: edge\ndescriptors:\n  - key: a\n    rate_limit: { unit: second, requests_per_unit: 1, shadow_mode: true }\n",
         "domain: edge\ndescriptors:\n  - key: a\n    detailed_metric: true\n  - key: b\n    value_to_metric: true\n",
     ];
-    let shown: Vec<String> = texts.iter().map(|text| format!("{text}\n=> {}\n", problems(text))).collect();
-    insta::assert_snapshot!(shown.join("---\n"));
+    let shown: Vec<String> = texts.iter().map(|text| format!("{text}=> {}\n", problems(text))).collect();
+    insta::assert_snapshot!(shown.join("\n"));
 }
 
 #[test]
