@@ -1,0 +1,175 @@
+//! Limits come from an xDS server.
+
+use std::sync::Arc;
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::RootCertStore;
+use rustls::pki_types::PrivateKeyDer;
+use rustls::server::WebPkiClientVerifier;
+use tokio_rustls::TlsAcceptor;
+
+use crate::client::Connection;
+use crate::process::{RULES, Server, folder_with};
+use crate::proto::ratelimit::config::ratelimit::v3::{
+    RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
+};
+use crate::remaining;
+use crate::xds_server::{TYPE_URL, XdsServer};
+
+/// Returns the configuration of a domain with one limit per year for each value of a key.
+fn config(domain: &str, key: &str, requests_per_unit: u32) -> RateLimitConfig {
+    let rate_limit =
+        RateLimitPolicy { unit: RateLimitUnit::Year.into(), requests_per_unit, ..RateLimitPolicy::default() };
+    let entry = RateLimitDescriptor { key: key.to_owned(), rate_limit: Some(rate_limit), ..Default::default() };
+    RateLimitConfig { name: format!("{domain}-config"), domain: domain.to_owned(), descriptors: vec![entry] }
+}
+
+fn rules(xds: &str) -> String {
+    format!("service: {{ http: '127.0.0.1:0', xds: {xds} }}\nadmin: {{ listen: '127.0.0.1:0' }}\nlimits: []\n")
+}
+
+fn server(xds: &XdsServer) -> Server {
+    Server::in_folder(folder_with(&[(RULES, &rules(&format!("'http://{}'", xds.address)))]))
+}
+
+fn metrics(server: &Server) -> String {
+    let mut admin = Connection::to(server.address_of("admin"));
+    admin.send("GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+    admin.receive().text
+}
+
+#[test]
+fn limits_are_accepted_changed_and_removed() {
+    let xds = XdsServer::start();
+    let server = server(&xds);
+    let first = xds.request();
+    let node = first.node.expect("the first request names the node");
+    assert_eq!((&*first.type_url, &*node.id, &*first.version_info), (TYPE_URL, "default", ""));
+    assert_eq!(remaining(&server, "edge.user", "ann"), None);
+
+    xds.send("1", &[config("edge", "user", 3), config("mail", "to", 1)]);
+    let accepted = xds.request();
+    assert_eq!((&*accepted.version_info, &*accepted.response_nonce), ("1", "nonce-1"));
+    assert_eq!(accepted.error_detail, None);
+    assert_eq!(remaining(&server, "edge.user", "ann"), Some(2));
+    server.await_said("is in force: added edge.user, mail.to", 1);
+
+    xds.send("2", &[config("edge", "user", 5)]);
+    assert_eq!(xds.request().version_info, "2");
+    assert_eq!(remaining(&server, "edge.user", "ann"), Some(3));
+    assert_eq!(remaining(&server, "mail.to", "x"), None);
+
+    xds.send("3", &[]);
+    assert_eq!(xds.request().version_info, "3");
+    assert_eq!(remaining(&server, "edge.user", "ann"), None);
+}
+
+#[test]
+fn a_configuration_with_problems_is_rejected_and_changes_nothing() {
+    let xds = XdsServer::start();
+    let server = server(&xds);
+    xds.request();
+    xds.send("1", &[config("edge", "user", 3)]);
+    assert_eq!(xds.request().version_info, "1");
+    xds.send("2", &[config("edge", "user", 9), config("mail", "", 1)]);
+    let rejected = xds.request();
+    assert_eq!((&*rejected.version_info, &*rejected.response_nonce), ("1", "nonce-2"));
+    let problem = rejected.error_detail.expect("the problem is reported");
+    assert_eq!(problem.code, 3);
+    assert_eq!(problem.message, "mail-config: a descriptor of domain `mail` has no key: write `key: NAME`");
+    assert_eq!(remaining(&server, "edge.user", "ann"), Some(2));
+    let metrics = metrics(&server);
+    for line in [
+        "tollgate_xds_connected 1",
+        "tollgate_xds_responses_total{result=\"accepted\"} 1",
+        "tollgate_xds_responses_total{result=\"rejected\"} 1",
+        "tollgate_xds_info{version=\"1\"} 1",
+    ] {
+        assert!(metrics.contains(line), "{line} is not in {metrics}");
+    }
+    xds.send("3", &[config("edge", "user", 4)]);
+    assert_eq!(xds.request().version_info, "3");
+    assert_eq!(remaining(&server, "edge.user", "ann"), Some(2));
+}
+
+#[test]
+fn the_last_configuration_stays_in_force_while_the_server_is_away() {
+    let xds = XdsServer::start();
+    let server = server(&xds);
+    xds.request();
+    xds.send("7", &[config("edge", "user", 3)]);
+    assert_eq!(xds.request().version_info, "7");
+    let address = xds.address;
+    drop(xds);
+    server.await_said("the last configuration stays in force", 1);
+    assert_eq!(remaining(&server, "edge.user", "ann"), Some(2));
+
+    let xds = XdsServer::start_at(address, None);
+    xds.send("1", &[config("edge", "user", 10)]);
+    let first = xds.request();
+    assert_eq!((&*first.version_info, first.node.is_some()), ("", true));
+    assert_eq!(xds.request().version_info, "1");
+    assert_eq!(remaining(&server, "edge.user", "ann"), Some(8));
+}
+
+#[test]
+fn changes_of_the_file_keep_the_limits_of_the_server_until_it_is_removed() {
+    let xds = XdsServer::start();
+    let server = server(&xds);
+    xds.request();
+    xds.send("1", &[config("edge", "user", 3)]);
+    assert_eq!(xds.request().version_info, "1");
+    assert_eq!(remaining(&server, "edge.user", "ann"), Some(2));
+    let url = format!("'http://{}'", xds.address);
+    let own = "limits: [{ name: own, limit: 5, window: 1h }]";
+    std::fs::write(server.path(RULES), rules(&url).replace("limits: []", own)).expect("the folder is writable");
+    server.await_said("is in force: added own", 1);
+    assert_eq!(remaining(&server, "edge.user", "ann"), Some(1));
+    let without = rules(&url).replace(&format!(", xds: {url}"), "");
+    std::fs::write(server.path(RULES), without).expect("the folder is writable");
+    server.await_said("is in force: removed own; removed edge.user", 1);
+    assert_eq!(remaining(&server, "edge.user", "ann"), None);
+}
+
+#[test]
+fn tls_with_a_client_certificate_is_supported() {
+    let mut authority = CertificateParams::new(Vec::new()).expect("no names");
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().expect("a key");
+    let authority = CertifiedIssuer::self_signed(authority, key).expect("a certificate");
+    let issue = |name: &str| {
+        let key = KeyPair::generate().expect("a key");
+        let params = CertificateParams::new(vec![name.to_owned()]).expect("a name");
+        (params.signed_by(&key, &authority).expect("a certificate"), key)
+    };
+    let ((certificate, key), (client, client_key)) = (issue("xds.internal"), issue("tollgate"));
+
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut roots = RootCertStore::empty();
+    roots.add(authority.der().clone()).expect("a certificate");
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+    let mut tls = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("the versions of ring")
+        .with_client_cert_verifier(verifier.build().expect("an authority"))
+        .with_single_cert(vec![certificate.der().clone()], PrivateKeyDer::Pkcs8(key.serialize_der().into()))
+        .expect("a certificate with its key");
+    tls.alpn_protocols = vec![b"h2".to_vec()];
+    let xds = XdsServer::start_at("127.0.0.1:0".parse().expect("an address"), Some(TlsAcceptor::from(Arc::new(tls))));
+
+    let settings = format!(
+        "{{ url: 'https://{}', node_id: envoy-ratelimit, server_name: xds.internal, ca: ca.pem, client_cert: client.pem, \
+         client_key: client.key }}",
+        xds.address
+    );
+    let server = Server::in_folder(folder_with(&[
+        (RULES, &rules(&settings)),
+        ("ca.pem", &authority.pem()),
+        ("client.pem", &client.pem()),
+        ("client.key", &client_key.serialize_pem()),
+    ]));
+    assert_eq!(xds.request().node.map(|node| node.id).as_deref(), Some("envoy-ratelimit"));
+    xds.send("1", &[config("edge", "user", 3)]);
+    assert_eq!(xds.request().version_info, "1");
+    assert_eq!(remaining(&server, "edge.user", "ann"), Some(2));
+}
