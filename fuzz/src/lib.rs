@@ -1,5 +1,5 @@
 //! Properties that hold for any bytes that reach Tollgate from outside: the rule file, paths, forwarding headers,
-//! cookies and queries, tokens, and expressions.
+//! cookies and queries, tokens, expressions, and files of envoyproxy/ratelimit.
 //!
 //! Each target is a function that takes bytes and panics if a property does not hold. It uses only the public API of
 //! the library, and `CleanPath` from `internal`. Where a result can be computed in a second, simpler way, both results
@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod cookies;
+mod envoy_rule_file;
 mod expressions;
 mod forwarded;
 mod gates;
@@ -25,6 +26,7 @@ mod refusals;
 mod rule_file;
 
 pub use self::cookies::cookies;
+pub use self::envoy_rule_file::envoy_rule_file;
 pub use self::expressions::expressions;
 pub use self::forwarded::forwarded;
 pub use self::jwt::jwt;
@@ -35,11 +37,12 @@ pub use self::rule_file::rule_file;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 7] = [
     ("rule_file", rule_file),
     ("paths", paths),
     ("forwarded", forwarded),
     ("cookies", cookies),
     ("jwt", jwt),
     ("expressions", expressions),
+    ("envoy_rule_file", envoy_rule_file),
 ];

@@ -48,7 +48,7 @@ pub(crate) fn compile(file: &Parsed, listen: Option<&Address>) -> Result<RuleSet
 
 /// Returns the files that the rules name and that are read again when they change.
 pub(crate) fn named_files(rules: &Parsed) -> Vec<PathBuf> {
-    let envoy = envoy_files::find(rules).unwrap_or_default();
+    let (envoy, _) = envoy_files::find(rules);
     key_file(rules).into_iter().chain(envoy).collect()
 }
 

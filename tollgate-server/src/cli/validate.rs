@@ -83,7 +83,7 @@ async fn report(path: &Path) -> Result<Report, Error> {
         Err(LoadError::Refused(problems)) => return Ok(invalid(vec![problems])),
         Err(error) => return Err(Error::Load(error)),
     };
-    let (limits, warnings) = (parsed.limits.len(), parsed.warnings().clone());
+    let (limits, warnings) = (parsed.limits.len() + parsed.envoy_rules().len(), parsed.warnings().clone());
     let unprotected = super::serve::unprotected_listener(&parsed);
     Ok(match usable(&parsed).await {
         Ok(()) if unprotected.is_some() => Report { whole: unprotected, ..invalid(vec![warnings]) },

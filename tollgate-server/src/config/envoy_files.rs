@@ -20,18 +20,11 @@ const SUFFIXES: [&str; 2] = [".yaml", ".yml"];
 
 /// Reads the files that a rule file names, and adds their limits to its own.
 pub(super) fn load(file: Parsed) -> Result<Parsed, Problems> {
-    let paths = find(&file)?;
-    if paths.is_empty() {
+    let (paths, mut problems) = find(&file);
+    if paths.is_empty() && problems.is_none() {
         return Ok(file);
     }
-    let (mut domains, mut bytes) = (Vec::new(), 0);
-    let (mut problems, mut warnings): (Option<Problems>, Option<Problems>) = (None, None);
-    let add = |all: &mut Option<Problems>, more: Problems| {
-        *all = Some(match all.take() {
-            Some(all) => all.and(more),
-            None => more,
-        });
-    };
+    let (mut domains, mut bytes, mut warnings) = (Vec::new(), 0, None);
     for path in paths {
         let text = match super::read(&path) {
             Ok(text) => text,
@@ -54,14 +47,20 @@ pub(super) fn load(file: Parsed) -> Result<Parsed, Problems> {
             Err(found) => add(&mut problems, found),
         }
     }
-    if let Some(problems) = problems {
-        return Err(problems);
+    // Problems of some files do not hide those of others.
+    match (file.with_domains(domains), problems, warnings) {
+        (Ok(file), None, None) => Ok(file),
+        (Ok(file), None, Some(warnings)) => Ok(file.with_warnings(warnings)),
+        (Ok(_), Some(problems), _) | (Err(problems), None, _) => Err(problems),
+        (Err(one), Some(other), _) => Err(one.and(other)),
     }
-    let file = file.with_domains(domains)?;
-    Ok(match warnings {
-        Some(warnings) => file.with_warnings(warnings),
-        None => file,
-    })
+}
+
+fn add(all: &mut Option<Problems>, more: Problems) {
+    *all = Some(match all.take() {
+        Some(all) => all.and(more),
+        None => more,
+    });
 }
 
 /// Returns the paths whose folders change if files are added, removed or replaced.
@@ -69,27 +68,31 @@ pub(super) fn watched(file: &Parsed) -> impl Iterator<Item = PathBuf> {
     patterns(file).map(|path| if path.is_dir() { path.join("*") } else { path })
 }
 
-/// Returns the files, in the order of their names.
-pub(super) fn find(file: &Parsed) -> Result<Vec<PathBuf>, Problems> {
-    let mut found = Vec::new();
+/// Returns the files in the order of their names, and the problems of paths without a file.
+pub(super) fn find(file: &Parsed) -> (Vec<PathBuf>, Option<Problems>) {
+    let (mut found, mut problems) = (Vec::new(), None);
     for pattern in patterns(file) {
-        let expanded = expand(&pattern).map_err(|error| {
-            let problem = format!("cannot read {}: {error}", pattern.display());
-            refuse(file, &problem, "check the path and its permissions")
-        })?;
-        if expanded.is_empty() {
-            let problem = format!("no file matches {}", pattern.display());
-            return Err(refuse(file, &problem, "check the path, which starts from the folder of the rule file"));
+        match expand(&pattern) {
+            Ok(expanded) if expanded.is_empty() => {
+                let problem = format!("no file matches {}", pattern.display());
+                let fix = "check the path, which starts from the folder of the rule file";
+                add(&mut problems, refuse(file, &problem, fix));
+            }
+            Ok(expanded) => found.extend(expanded),
+            Err(error) => {
+                let problem = format!("cannot read {}: {error}", pattern.display());
+                add(&mut problems, refuse(file, &problem, "check the path and its permissions"));
+            }
         }
-        found.extend(expanded);
     }
     found.sort_unstable();
     found.dedup();
     if found.len() > MAX_FILES {
-        let problem = format!("{} files are more than {MAX_FILES}", found.len());
-        return Err(refuse(file, &problem, "put several descriptors into one file"));
+        let problem = format!("the files are more than {MAX_FILES}");
+        add(&mut problems, refuse(file, &problem, "put several descriptors into one file"));
+        found.truncate(MAX_FILES);
     }
-    Ok(found)
+    (found, problems)
 }
 
 fn patterns(file: &Parsed) -> impl Iterator<Item = PathBuf> {
@@ -110,19 +113,19 @@ fn expand(pattern: &Path) -> std::io::Result<Vec<PathBuf>> {
         return Ok(vec![pattern.to_owned()]);
     }
     let parts: Vec<&str> = name.split('*').collect();
-    let folder = pattern.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    in_folder(folder, |name| matches_wildcard(&parts, name))
+    in_folder(pattern.parent().unwrap_or(Path::new("")), |name| matches_wildcard(&parts, name))
 }
 
 /// Returns the files in a folder. Hidden ones are left out, as in a shell.
 fn in_folder(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> std::io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder)? {
-        let entry = entry?;
-        let wanted = entry.file_name().to_str().is_some_and(|name| !name.starts_with('.') && is_wanted(name));
+    let here = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    for entry in std::fs::read_dir(here)? {
+        let name = entry?.file_name();
+        let wanted = name.to_str().is_some_and(|name| !name.starts_with('.') && is_wanted(name));
         // A link counts as the file that it leads to.
-        if wanted && entry.path().is_file() {
-            found.push(entry.path());
+        if wanted && folder.join(&name).is_file() {
+            found.push(folder.join(&name));
             // One more than the bound is enough to exceed it.
             if found.len() > MAX_FILES {
                 break;

@@ -12,7 +12,8 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     let has_jwt = root.mentions("jwt");
     let mut names = FirstPositions::new();
     // After an error, this may be only its consequence.
-    if !findings.refused() && file.limits.is_empty() {
+    let has_others = file.service.envoy.is_some() || file.service.xds.is_some();
+    if !findings.refused() && file.limits.is_empty() && !has_others {
         findings.warning(
             root.key_at("limits"),
             "there are no limits, so every request passes",
