@@ -52,6 +52,16 @@ pub(crate) fn named_files(rules: &Parsed) -> Vec<PathBuf> {
     key_file(rules).into_iter().chain(envoy).collect()
 }
 
+/// Returns the same files with their contents when the rules were loaded. The keys are read again.
+pub(crate) fn loaded_files(rules: &Parsed) -> Vec<(PathBuf, Option<Vec<u8>>)> {
+    let keys = key_file(rules).map(|path| {
+        let text = read(&path).ok();
+        (path, text)
+    });
+    let envoy = rules.domain_files().map(|(path, text)| (PathBuf::from(path), Some(text.into())));
+    keys.into_iter().chain(envoy).collect()
+}
+
 /// Returns the paths to watch for changes of these files.
 pub(crate) fn watched_paths(rules: &Parsed) -> Vec<PathBuf> {
     key_file(rules).into_iter().chain(envoy_files::watched(rules)).collect()

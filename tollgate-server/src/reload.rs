@@ -132,7 +132,7 @@ impl Reload {
     pub(crate) fn new(started: Started) -> Self {
         let Started { gate, throttles, path, file, hangup, gateway, overrides, reloads } = started;
         let (watcher, published) = (FileWatcher::new(&path), RuleUpdates::subscribe(&file));
-        let last_read = FileSnapshot::of_text(file.source()).with_named(config::named_files(&file));
+        let last_read = FileSnapshot::of_loaded(&file);
         let (rules, compiled, are_published) = ((*file).clone(), gate.rules(), false);
         let mut reload = Self {
             gate,

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use tollgate::rules::file::Parsed;
+
 use crate::config;
 
 /// The contents of the rule file, and of the files that it names. Equal snapshots mean equal rules.
@@ -20,9 +22,10 @@ impl FileSnapshot {
         Self { text, named: Vec::new() }.with_named(named)
     }
 
-    /// The snapshot of a file that was read already.
-    pub(super) fn of_text(text: &str) -> Self {
-        Self { text: Ok(text.into()), named: Vec::new() }
+    /// The snapshot of a file that was loaded: what it was made of, not what the disk has now. A change since then must
+    /// be noticed.
+    pub(super) fn of_loaded(file: &Parsed) -> Self {
+        Self { text: Ok(file.source().into()), named: config::loaded_files(file) }
     }
 
     /// Returns the same text with the contents of these files. Files that it has are not read again: they may have
@@ -32,7 +35,7 @@ impl FileSnapshot {
             return self;
         }
         let read = |path: PathBuf| {
-            let text = config::read(&path).ok();
+            let text = config::read(&path).ok().map(without_bom);
             (path, text)
         };
         Self { named: named.into_iter().map(read).collect(), ..self }

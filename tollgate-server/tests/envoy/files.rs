@@ -74,7 +74,7 @@ fn validate_reports_the_problems_of_all_files() {
         ("a.bad", bad),
         ("b.bad", "domian: edge\n"),
         ("c.bad", bad),
-        ("absent.yaml", &rules("[absent/*.yaml, absent.yaml]")),
+        ("absent.yaml", &rules("[absent/*.yaml, none.yaml]")),
         ("xds.yaml", &rules("[edge.yaml]").replace(" }\n", ", xds: 'ftp://a' }\n")),
     ]);
     let files = ["good.yaml", "bad.yaml", "absent.yaml", "xds.yaml"];

@@ -234,6 +234,12 @@ impl Parsed {
         Ok(Self { envoy, ..self })
     }
 
+    /// Returns the names and texts of the files of envoyproxy/ratelimit, in the order in which they were read.
+    #[doc(hidden)]
+    pub fn domain_files(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.domains.iter().map(|domain| (&*domain.source, &*domain.text))
+    }
+
     /// Replaces the domains by those of another file.
     #[doc(hidden)]
     #[must_use]
