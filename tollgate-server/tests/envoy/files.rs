@@ -1,6 +1,9 @@
 //! Files of envoyproxy/ratelimit are loaded, checked and reloaded with the rule file.
 
-use crate::process::{RULES, Server, folder, folder_with, run_in, served, transcript};
+use testkit::folder::{folder, folder_with};
+use testkit::service::{Server, served};
+use testkit::tollgate::{RULES, run_in, transcript};
+
 use crate::remaining;
 
 const SERVICE: &str = "service: { http: '127.0.0.1:0', envoy: { files: ratelimit } }\nlimits: []\n";

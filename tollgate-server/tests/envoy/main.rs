@@ -1,22 +1,13 @@
 //! Configuration of envoyproxy/ratelimit, from files and from a real xDS server.
 
-#[path = "../server/client.rs"]
-#[allow(dead_code, reason = "each test crate uses what it needs")]
-mod client;
-#[path = "../common/process.rs"]
-mod common;
 mod files;
-#[path = "../server/process.rs"]
-#[allow(dead_code, reason = "each test crate uses what it needs")]
-mod process;
 #[path = "../../src/service/proto.rs"]
 mod proto;
 mod xds;
 mod xds_server;
 
 use serde_json::{Value, json};
-
-use self::process::Server;
+use testkit::service::Server;
 
 /// Takes one unit of a key, and returns what is left; `None` if there is no such limit.
 fn remaining(server: &Server, limit: &str, key: &str) -> Option<i64> {
@@ -28,6 +19,6 @@ fn remaining(server: &Server, limit: &str, key: &str) -> Option<i64> {
             Some(if is_allowed { decision["remaining"].as_i64().expect("a number") } else { -1 })
         }
         400 => None,
-        status => panic!("{status}: {}", response.text),
+        status => panic!("{status}: {}", response.text()),
     }
 }

@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use rustls::RootCertStore;
-use rustls::pki_types::PrivateKeyDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
+use testkit::certificates::Authority;
+use testkit::folder::folder_with;
+use testkit::http1::ask;
+use testkit::service::Server;
+use testkit::tollgate::RULES;
 use tokio_rustls::TlsAcceptor;
 
-use crate::client::Connection;
-use crate::process::{RULES, Server, folder_with};
 use crate::proto::ratelimit::config::ratelimit::v3::{
     RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
 };
@@ -33,9 +35,8 @@ fn server(xds: &XdsServer) -> Server {
 }
 
 fn metrics(server: &Server) -> String {
-    let mut admin = Connection::to(server.address_of("admin"));
-    admin.send("GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
-    admin.receive().text
+    let request = "GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    ask(server.address_of("admin"), request).text().to_owned()
 }
 
 #[test]
@@ -133,26 +134,17 @@ fn changes_of_the_file_keep_the_limits_of_the_server_until_it_is_removed() {
 
 #[test]
 fn tls_with_a_client_certificate_is_supported() {
-    let mut authority = CertificateParams::new(Vec::new()).expect("no names");
-    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let key = KeyPair::generate().expect("a key");
-    let authority = CertifiedIssuer::self_signed(authority, key).expect("a certificate");
-    let issue = |name: &str| {
-        let key = KeyPair::generate().expect("a key");
-        let params = CertificateParams::new(vec![name.to_owned()]).expect("a name");
-        (params.signed_by(&key, &authority).expect("a certificate"), key)
-    };
-    let ((certificate, key), (client, client_key)) = (issue("xds.internal"), issue("tollgate"));
-
+    let authority = Authority::new();
+    let (own, client) = (authority.sign(&["xds.internal"]), authority.sign(&["tollgate"]));
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut roots = RootCertStore::empty();
-    roots.add(authority.der().clone()).expect("a certificate");
-    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+    let verifier =
+        WebPkiClientVerifier::builder_with_provider(Arc::new(authority.roots()), Arc::clone(&provider)).build();
+    let certificate = CertificateDer::from_pem_slice(own.cert.as_bytes()).expect("a certificate");
     let mut tls = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("the versions of ring")
-        .with_client_cert_verifier(verifier.build().expect("an authority"))
-        .with_single_cert(vec![certificate.der().clone()], PrivateKeyDer::Pkcs8(key.serialize_der().into()))
+        .with_client_cert_verifier(verifier.expect("an authority"))
+        .with_single_cert(vec![certificate], PrivateKeyDer::from_pem_slice(own.key.as_bytes()).expect("a key"))
         .expect("a certificate with its key");
     tls.alpn_protocols = vec![b"h2".to_vec()];
     let xds = XdsServer::start_at("127.0.0.1:0".parse().expect("an address"), Some(TlsAcceptor::from(Arc::new(tls))));
@@ -165,8 +157,8 @@ fn tls_with_a_client_certificate_is_supported() {
     let server = Server::in_folder(folder_with(&[
         (RULES, &rules(&settings)),
         ("ca.pem", &authority.pem()),
-        ("client.pem", &client.pem()),
-        ("client.key", &client_key.serialize_pem()),
+        ("client.pem", &client.cert),
+        ("client.key", &client.key),
     ]));
     assert_eq!(xds.request().node.map(|node| node.id).as_deref(), Some("envoy-ratelimit"));
     xds.send("1", &[config("edge", "user", 3)]);

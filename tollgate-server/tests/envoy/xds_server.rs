@@ -10,6 +10,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use prost::Message;
+use testkit::wait::PATIENCE;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -17,7 +18,6 @@ use tokio_rustls::TlsAcceptor;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::common::PATIENCE;
 use crate::proto::envoy::service::discovery::v3::aggregated_discovery_service_server::{
     AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
 };
