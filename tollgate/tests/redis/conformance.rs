@@ -4,6 +4,6 @@
 mod bans;
 mod generic;
 mod operations;
-mod rig;
-mod vectors;
 mod waits;
+
+use crate::rig;

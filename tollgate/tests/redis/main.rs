@@ -11,6 +11,8 @@ mod hostile;
 mod leases;
 mod load;
 mod long_logs;
+#[path = "../common/rig.rs"]
+mod rig;
 mod rule_sets;
 mod stores;
 mod topologies;

@@ -7,7 +7,7 @@ use super::rig::{Rig, SECOND_US, rigs_with};
 
 const MINUTE_US: u64 = 60 * SECOND_US;
 
-async fn banning(server: &RedisServer) -> [Rig; 2] {
+async fn banning(server: &RedisServer) -> Vec<Rig> {
     let ban = Limit::ban("login ban", Ban { after: 3, within: MINUTE, for_: HOUR }).expect("valid");
     rigs_with(server, &[Limit::new("login", FixedWindow::new(10, HOUR)).expect("valid"), ban]).await
 }
