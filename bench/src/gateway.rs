@@ -4,14 +4,12 @@
 
 mod config;
 mod contender;
-mod cores;
-mod load;
+pub(crate) mod load;
 mod memory;
 mod pace;
 mod peers;
-mod probe;
+pub(crate) mod probe;
 mod race;
-mod server;
 
 use std::path::PathBuf;
 
@@ -20,11 +18,12 @@ use clap::ValueEnum;
 
 use self::config::{Limits, Protocol};
 use self::contender::{Contender, HAPROXY, NGINX, Product, TOLLGATE, TOLLGATE_THREE, Upstream};
-use self::cores::{Cores, stay_on};
 use self::load::Generators;
-pub(crate) use self::peers::Missing;
+
 use self::peers::Programs;
 use self::race::{Body, Case, Figures, Kind, Order};
+use crate::cores::{Cores, stay_on};
+use crate::programs::version;
 use crate::race::Times;
 use crate::report::{self, Results};
 
@@ -232,8 +231,8 @@ fn find<'a>(figures: &'a [Figures], name: &str) -> Option<&'a Figures> {
 
 fn introduce(bench: &Bench) {
     let Scale { rounds, slice_s, .. } = bench.scale;
-    let nginx = peers::version(&bench.programs.nginx, "-v");
-    let haproxy = peers::version(&bench.programs.haproxy, "-v");
+    let nginx = version(&bench.programs.nginx, "-v");
+    let haproxy = version(&bench.programs.haproxy, "-v");
     let load_cores = bench.cores.load().len();
     report::note(format_args!(
         "{nginx}; {haproxy}. Cores for the load: {load_cores}. Contenders run in turn: {rounds} rounds of {slice_s} s \

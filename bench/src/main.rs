@@ -4,12 +4,16 @@
 mod chart;
 mod clock;
 mod contender;
+mod cores;
 mod gateway;
 mod memory;
+mod programs;
 mod race;
 mod redis;
 mod report;
 mod rules;
+mod server;
+mod service;
 mod tokens;
 mod tower;
 mod traffic;
@@ -32,10 +36,14 @@ enum Command {
     Memory(memory::Args),
     Redis(redis::Args),
     Rules(rules::Args),
+    Service(service::Args),
     Tower(tower::Args),
     /// One measurement that needs a process of its own; `memory` starts it
     #[command(hide = true)]
     MemoryChild(memory::child::Args),
+    /// A gRPC server that decides nothing; `service` starts it
+    #[command(hide = true)]
+    EmptyHandler(service::empty_handler::Args),
 }
 
 /// A tool is missing and must be installed first.
@@ -49,13 +57,15 @@ fn main() -> ExitCode {
         Command::MemoryChild(args) => memory::child::run(&args),
         Command::Redis(args) => redis::run(&args),
         Command::Rules(args) => rules::run(&args),
+        Command::Service(args) => service::run(&args),
+        Command::EmptyHandler(args) => service::empty_handler::run(&args),
         Command::Tower(args) => tower::run(&args),
     };
     let Err(error) = done else {
         return ExitCode::SUCCESS;
     };
     report::error(format_args!("{error:#}"));
-    if error.is::<redis::NoServer>() || error.is::<gateway::Missing>() {
+    if error.is::<redis::NoServer>() || error.is::<programs::Missing>() {
         ExitCode::from(EXIT_MISSING)
     } else {
         ExitCode::FAILURE

@@ -51,6 +51,11 @@ impl Times {
         self.rounds.push(round);
     }
 
+    /// The figures of all rounds, in order.
+    pub(crate) fn rounds(&self) -> &[f64] {
+        &self.rounds
+    }
+
     pub(crate) fn median(&self) -> f64 {
         quantile(self.rounds.clone(), 0.5)
     }

@@ -7,9 +7,9 @@ use anyhow::Context as _;
 use tempfile::TempDir;
 
 use super::config::{self, Limits, Protocol, Task};
-use super::cores::{Cores, pinned};
 use super::peers::Programs;
-use super::server::{Server, free_port};
+use crate::cores::{Cores, pinned};
+use crate::server::{Server, free_port};
 
 pub(super) const SMALL_BYTES: usize = 1024;
 pub(super) const LARGE_BYTES: usize = 100 * 1024;

@@ -10,8 +10,8 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use tempfile::TempDir;
 
-use super::cores::{Cores, pinned};
 use super::peers::Programs;
+use crate::cores::{Cores, pinned};
 use crate::race;
 
 /// Users that send requests in turn over HTTP/1.1. h2load has one set of headers, so over HTTP/2 there is one user.
@@ -138,7 +138,7 @@ impl Generators {
     }
 }
 
-fn run(mut command: Command, name: &str) -> anyhow::Result<String> {
+pub(crate) fn run(mut command: Command, name: &str) -> anyhow::Result<String> {
     let output = command.output().with_context(|| format!("{name} could not be started"))?;
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     ensure!(output.status.success(), "{name} failed: {printed}{}", String::from_utf8_lossy(&output.stderr).trim());
@@ -146,7 +146,7 @@ fn run(mut command: Command, name: &str) -> anyhow::Result<String> {
 }
 
 /// Returns the number right before `unit` in the line of h2load's output that starts with `line`.
-fn figure_before(printed: &str, line: &str, unit: &str) -> anyhow::Result<u64> {
+pub(crate) fn figure_before(printed: &str, line: &str, unit: &str) -> anyhow::Result<u64> {
     let found =
         printed.lines().find_map(|printed| printed.strip_prefix(line)).and_then(|printed| printed.split_once(unit));
     let digits = found.map(|(before, _)| before.rsplit(|char: char| !char.is_ascii_digit()).next().unwrap_or(""));
@@ -154,7 +154,7 @@ fn figure_before(printed: &str, line: &str, unit: &str) -> anyhow::Result<u64> {
 }
 
 /// Parses a line of h2load's log: start, status and microseconds, separated by tabs.
-fn read_log(log: &Path) -> anyhow::Result<(Vec<u16>, Vec<f64>)> {
+pub(crate) fn read_log(log: &Path) -> anyhow::Result<(Vec<u16>, Vec<f64>)> {
     let log = fs::read_to_string(log).context("h2load wrote no log")?;
     let fields = |line: &str| {
         let mut fields = line.split('\t').skip(1);

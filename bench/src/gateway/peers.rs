@@ -1,31 +1,12 @@
 //! The programs to run: peers and load generators from the PATH, Tollgate from this workspace.
 
-use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context as _, ensure};
+use crate::programs::{build_tollgate, find, workspace};
 
-/// Debian installs servers here, which is only in root's PATH.
-const MORE_PLACES: [&str; 2] = ["/usr/sbin", "/sbin"];
-/// The profile of packages: nginx and HAProxy are packages as well.
-const PROFILE: &str = "dist";
-
-/// A program could not be installed.
-#[derive(Debug)]
-pub(crate) struct Missing(String);
-
-impl Display for Missing {
-    fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
-        let Self(program) = self;
-        write!(
-            out,
-            "`{program}` cannot be found; run tools/install-gateway-peers, or install it and put it on the PATH"
-        )
-    }
-}
-
-impl std::error::Error for Missing {}
+/// Installs the programs of this benchmark.
+const SCRIPT: &str = "install-gateway-peers";
 
 /// The paths of all programs.
 pub(super) struct Programs {
@@ -39,48 +20,17 @@ pub(super) struct Programs {
 impl Programs {
     /// Installs missing programs, and builds Tollgate unless a binary is given.
     pub(super) fn find(tollgate: Option<&Path>) -> anyhow::Result<Self> {
-        if ["nginx", "haproxy", "wrk", "h2load", "taskset"].iter().any(|name| find(name).is_err()) {
+        if ["nginx", "haproxy", "wrk", "h2load", "taskset"].iter().any(|name| find(name, SCRIPT).is_err()) {
             // The script reports its own errors, and the programs are searched for again below.
-            let _ = Command::new(workspace().join("tools/install-gateway-peers")).status();
+            let _ = Command::new(workspace().join("tools").join(SCRIPT)).status();
         }
-        find("taskset")?;
+        find("taskset", SCRIPT)?;
         Ok(Self {
-            nginx: find("nginx")?,
-            haproxy: find("haproxy")?,
-            wrk: find("wrk")?,
-            h2load: find("h2load")?,
+            nginx: find("nginx", SCRIPT)?,
+            haproxy: find("haproxy", SCRIPT)?,
+            wrk: find("wrk", SCRIPT)?,
+            h2load: find("h2load", SCRIPT)?,
             tollgate: tollgate.map_or_else(build_tollgate, |path| Ok(path.to_owned()))?,
         })
     }
-}
-
-/// Cargo runs even if there is a binary, because it may be outdated.
-fn build_tollgate() -> anyhow::Result<PathBuf> {
-    let bench = std::env::current_exe().context("this program cannot find itself")?;
-    let folder = bench.parent().context("this program is in no folder")?;
-    let target = folder.parent().context("this program is in no target folder")?;
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.current_dir(workspace()).args(["build", "--profile", PROFILE, "--quiet", "-p", "tollgate-server"]);
-    command.arg("--target-dir").arg(target);
-    let status = command.status().context("cargo could not be started; name a built tollgate with --tollgate")?;
-    ensure!(status.success(), "tollgate did not build; see above, or name a built one with --tollgate");
-    Ok(target.join(PROFILE).join("tollgate"))
-}
-
-fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
-fn find(program: &str) -> Result<PathBuf, Missing> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut places = std::env::split_paths(&path).chain(MORE_PLACES.map(PathBuf::from));
-    places.find_map(|place| Some(place.join(program)).filter(|file| file.is_file())).ok_or(Missing(program.to_owned()))
-}
-
-/// Returns the first line of a program's version output. nginx writes it to stderr.
-pub(super) fn version(program: &Path, flag: &str) -> String {
-    let said = Command::new(program).arg(flag).stdin(Stdio::null()).output();
-    let text = said.map(|said| [said.stdout, said.stderr].concat()).unwrap_or_default();
-    String::from_utf8_lossy(&text).lines().next().unwrap_or("unknown version").trim().to_owned()
 }

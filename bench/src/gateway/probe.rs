@@ -14,15 +14,15 @@ const MOST_HEAD_BYTES: usize = 16 * 1024;
 
 /// A response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Response {
-    pub(super) status: u16,
-    pub(super) body_bytes: usize,
-    head_bytes: usize,
+pub(crate) struct Response {
+    pub(crate) status: u16,
+    pub(crate) body_bytes: usize,
+    pub(crate) head_bytes: usize,
 }
 
 impl Response {
     /// Parses the response at the start of `bytes`, or returns `None` while it is incomplete.
-    pub(super) fn complete(bytes: &[u8]) -> anyhow::Result<Option<Self>> {
+    pub(crate) fn complete(bytes: &[u8]) -> anyhow::Result<Option<Self>> {
         let Some(head_bytes) = bytes.windows(4).position(|end| end == b"\r\n\r\n").map(|end| end + 4) else {
             ensure!(bytes.len() <= MOST_HEAD_BYTES, "an answer has no end of its headers");
             return Ok(None);

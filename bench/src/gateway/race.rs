@@ -7,11 +7,11 @@ use anyhow::{Context as _, anyhow, ensure};
 
 use super::Bench;
 use super::contender::{Contender, LARGE_BYTES, NGINX, SMALL_BYTES};
-use super::cores::worked;
 use super::load::{Load, USERS};
 use super::pace::{self, Pace};
 use super::probe::{Connection, Response};
 use crate::clock;
+use crate::cores::worked;
 use crate::race::{self, Times};
 use crate::report::{self, Table};
 

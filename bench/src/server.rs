@@ -9,56 +9,62 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::cores::time_of;
 use crate::clock;
+use crate::cores::time_of;
 
 /// An idle machine has each of them up within 100 ms.
 const READY_TRIES: usize = 250;
 const TRY_EVERY: Duration = Duration::from_millis(20);
 
 /// A free port.
-pub(super) fn free_port() -> anyhow::Result<u16> {
+pub(crate) fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr())?.port())
 }
 
 /// The processor time of a server.
 #[derive(Clone, Copy)]
-pub(super) struct Spent {
+pub(crate) struct Spent {
     /// Processor time.
-    pub(super) cpu: Duration,
+    pub(crate) cpu: Duration,
     /// The part of it in the kernel.
-    pub(super) kernel: Duration,
+    pub(crate) kernel: Duration,
     /// How often its threads slept.
-    pub(super) sleeps: u64,
+    pub(crate) sleeps: u64,
 }
 
 /// A running server. Dropping it stops the process.
-pub(super) struct Server {
-    pub(super) address: SocketAddr,
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
     process: Child,
 }
 
 impl Server {
     /// Starts it, and waits until it accepts connections. Its output goes to the file `log`.
-    pub(super) fn start(mut command: Command, port: u16, log: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn start(mut command: Command, port: u16, log: &Path) -> anyhow::Result<Self> {
         let (out, err) = (File::create(log)?, File::options().append(true).open(log)?);
         let process = command.stdout(out).stderr(err).spawn().context("could not be started")?;
         let mut server = Self { address: ([127, 0, 0, 1], port).into(), process };
+        server.wait_for(server.address, log)?;
+        Ok(server)
+    }
+
+    /// Waits until it accepts connections on this address.
+    pub(crate) fn wait_for(&mut self, address: SocketAddr, log: &Path) -> anyhow::Result<()> {
         for _ in 0..READY_TRIES {
-            if let Some(status) = server.process.try_wait()? {
+            if let Some(status) = self.process.try_wait()? {
                 let output = fs::read_to_string(log).unwrap_or_default();
                 bail!("it exited at once ({status}): {}", output.trim());
             }
-            if TcpStream::connect(server.address).is_ok() {
-                return Ok(server);
+            if TcpStream::connect(address).is_ok() {
+                return Ok(());
             }
             clock::pause(TRY_EVERY);
         }
-        bail!("nothing listens on port {port}: try to start it by hand")
+        bail!("nothing listens on {address}: try to start it by hand")
     }
 
     /// Returns the processor time of all its threads so far.
-    pub(super) fn spent(&self) -> anyhow::Result<Spent> {
+    pub(crate) fn spent(&self) -> anyhow::Result<Spent> {
         let (mut all, mut kernel, mut sleeps) = (0, 0, 0);
         for pid in self.tree() {
             let [user, system] = ticks(pid)?;
@@ -70,7 +76,7 @@ impl Server {
     }
 
     /// Resident memory. Memory that processes share is counted once.
-    pub(super) fn resident_kb(&self) -> anyhow::Result<u64> {
+    pub(crate) fn resident_kb(&self) -> anyhow::Result<u64> {
         self.tree().into_iter().map(resident_kb).sum()
     }
 

@@ -15,28 +15,28 @@ const MOST_FOR_LOAD: usize = 4;
 /// The processors of this machine. The first is for the contender alone. With two, the load and the upstream share the
 /// second.
 #[derive(Clone, Copy)]
-pub(super) struct Cores {
+pub(crate) struct Cores {
     all: usize,
 }
 
 impl Cores {
-    pub(super) fn of_this_machine() -> anyhow::Result<Self> {
+    pub(crate) fn of_this_machine() -> anyhow::Result<Self> {
         let all = std::thread::available_parallelism()?.get();
         ensure!(all >= 2, "one core is not enough; the contender needs its own");
         Ok(Self { all })
     }
 
-    pub(super) fn contender(self) -> Range<usize> {
+    pub(crate) fn contender(self) -> Range<usize> {
         0..1
     }
 
-    pub(super) fn upstream(self) -> Range<usize> {
+    pub(crate) fn upstream(self) -> Range<usize> {
         1..2
     }
 
     /// The processors of the load: several where possible, in a number that divides the connections evenly. A load that
     /// is slower than the contender lets it sleep between requests, and waking up costs the contender processor time.
-    pub(super) fn load(self) -> Range<usize> {
+    pub(crate) fn load(self) -> Range<usize> {
         match self.all - 2 {
             0 => 1..2,
             left => 2..2 + (1 << left.min(MOST_FOR_LOAD).ilog2()),
@@ -45,21 +45,21 @@ impl Cores {
 }
 
 /// Returns a command that runs only on these processors.
-pub(super) fn pinned(cores: Range<usize>, program: &Path) -> Command {
+pub(crate) fn pinned(cores: Range<usize>, program: &Path) -> Command {
     let mut command = Command::new("taskset");
     command.args(["-c", &format!("{}-{}", cores.start, cores.end - 1)]).arg(program).stdin(Stdio::null());
     command
 }
 
 /// Pins this thread to these processors.
-pub(super) fn stay_on(cores: Range<usize>) -> anyhow::Result<()> {
+pub(crate) fn stay_on(cores: Range<usize>) -> anyhow::Result<()> {
     let mut set = CpuSet::new();
     cores.for_each(|core| set.set(core));
     sched_setaffinity(None, &set).context("this program cannot be pinned to the cores of the load")
 }
 
 /// Returns the busy time of a core so far, for all processes.
-pub(super) fn worked(core: usize) -> anyhow::Result<Duration> {
+pub(crate) fn worked(core: usize) -> anyhow::Result<Duration> {
     let stat = fs::read_to_string("/proc/stat")?;
     let name = format!("cpu{core}");
     let mut lines = stat.lines().filter_map(|line| line.split_once(' '));
@@ -74,7 +74,7 @@ pub(super) fn worked(core: usize) -> anyhow::Result<Duration> {
 }
 
 /// Converts kernel ticks to a duration.
-pub(super) fn time_of(ticks: u64) -> Duration {
+pub(crate) fn time_of(ticks: u64) -> Duration {
     Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
