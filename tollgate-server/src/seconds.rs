@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::ser::{Error, Serialize, Serializer};
 use serde_json::value::RawValue;
+use smallvec::SmallVec;
 
 /// A JSON number with six decimals. It is written from integers, because a float would round long times and print short
 /// ones as `1e-6`.
@@ -11,8 +12,11 @@ pub(crate) struct Seconds(pub(crate) Duration);
 
 impl Serialize for Seconds {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let text = format!("{}.{:06}", self.0.as_secs(), self.0.subsec_micros());
-        RawValue::from_string(text).map_err(S::Error::custom)?.serialize(serializer)
+        let mut text = SmallVec::<[u8; 32]>::from_slice(itoa::Buffer::new().format(self.0.as_secs()).as_bytes());
+        text.push(b'.');
+        // The 1 in front keeps the zeros, and is left out.
+        text.extend_from_slice(&itoa::Buffer::new().format(1_000_000 + self.0.subsec_micros()).as_bytes()[1..]);
+        serde_json::from_slice::<&RawValue>(&text).map_err(S::Error::custom)?.serialize(serializer)
     }
 }
 

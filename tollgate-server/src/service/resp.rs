@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, join_all};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -222,9 +223,14 @@ where
     if session.replies.bytes.is_empty() {
         return Ok(());
     }
-    match timeout(WRITE_DEADLINE, io.write_all(&session.replies.bytes)).await {
-        Ok(written) => written?,
-        Err(_) => return Err(io::ErrorKind::TimedOut.into()),
+    let mut write = pin!(io.write_all(&session.replies.bytes));
+    // The replies nearly always fit into the socket's buffer, and then no deadline is needed.
+    match write.as_mut().now_or_never() {
+        Some(written) => written?,
+        None => match timeout(WRITE_DEADLINE, write).await {
+            Ok(written) => written?,
+            Err(_) => return Err(io::ErrorKind::TimedOut.into()),
+        },
     }
     session.replies.bytes.clear();
     Ok(())

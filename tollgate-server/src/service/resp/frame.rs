@@ -74,6 +74,15 @@ fn parse_array(bytes: &[u8]) -> Result<Option<(Arguments<'_>, usize)>, ProtocolE
 
 /// Parses a length and its line end. Returns it with the number of bytes consumed.
 fn length(bytes: &[u8], problem: &str) -> Result<Option<(i64, usize)>, ProtocolError> {
+    // Lengths of clients have a few digits, and parsing them here takes a third of the time.
+    let mut number = 0;
+    for (at, byte) in bytes.iter().take(6).enumerate() {
+        match byte {
+            b'0'..=b'9' => number = 10 * number + i64::from(byte - b'0'),
+            b'\r' if at > 0 && bytes.get(at + 1) == Some(&b'\n') => return Ok(Some((number, at + 2))),
+            _ => break,
+        }
+    }
     let line = &bytes[..bytes.len().min(MAX_LENGTH_LINE)];
     let Some(end) = memchr::memchr(b'\n', line) else {
         return if line.len() == MAX_LENGTH_LINE { error(problem) } else { Ok(None) };
