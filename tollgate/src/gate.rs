@@ -22,6 +22,8 @@ mod operations;
 mod outcome;
 mod pending;
 mod phases;
+#[cfg(feature = "file")]
+mod reservation;
 mod settle;
 mod snapshot;
 #[cfg(feature = "redis")]
@@ -44,6 +46,12 @@ pub use self::in_flight::InFlightPermit;
 pub use self::opening::OpenError;
 pub use self::operations::StoreUnavailable;
 pub use self::outcome::Outcome;
+#[cfg(feature = "file")]
+use self::reservation::Reservations;
+#[cfg(all(feature = "file", feature = "redis"))]
+pub(crate) use self::reservation::ReservedCharge;
+#[cfg(feature = "file")]
+pub use self::reservation::{MAX_RESERVATION, ReservationError, Reserved};
 #[cfg(feature = "tower")]
 pub(crate) use self::settle::ReportedCost;
 use self::store::Store;
@@ -79,6 +87,8 @@ struct State {
     rules: RuleSet,
     store: Store,
     in_flight: InFlight,
+    #[cfg(feature = "file")]
+    reservations: Arc<Reservations>,
 }
 
 impl State {
@@ -86,7 +96,13 @@ impl State {
     fn after(before: &Self, rules: RuleSet, store: Store) -> Self {
         let in_flight = InFlight::after(&rules, Some((&before.rules, &before.in_flight)));
         rules.adopt_expression_errors(&before.rules);
-        Self { rules, store, in_flight }
+        Self {
+            rules,
+            store,
+            in_flight,
+            #[cfg(feature = "file")]
+            reservations: before.reservations.clone(),
+        }
     }
 }
 
@@ -121,7 +137,13 @@ impl Gate {
 
     fn with_store(rules: RuleSet, store: Store) -> Self {
         let in_flight = InFlight::after(&rules, None);
-        let state = ArcSwap::from_pointee(State { rules, store, in_flight });
+        let state = ArcSwap::from_pointee(State {
+            rules,
+            store,
+            in_flight,
+            #[cfg(feature = "file")]
+            reservations: Arc::default(),
+        });
         Self(Arc::new(Inner { state, changing: Mutex::new(()) }))
     }
 
@@ -173,6 +195,9 @@ impl Gate {
         let _alone = self.0.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let other = other.0.state.load();
         let state = State::after(&self.0.state.load(), other.rules.clone(), other.store.clone());
+        // A reservation belongs to the store that took its units.
+        #[cfg(feature = "file")]
+        let state = State { reservations: other.reservations.clone(), ..state };
         self.0.state.store(Arc::new(state));
     }
 

@@ -89,10 +89,10 @@ pub use algorithm::{Algorithm, Ban, FixedWindow, LeakyBucket, SlidingWindowCount
 pub use clock::{Clock, ManualClock};
 pub use decision::{Decision, Denied, Source};
 pub use error::InvalidLimit;
-#[cfg(feature = "file")]
-pub use gate::OpenError;
 #[cfg(feature = "rules")]
 pub use gate::{Check, Explanation, Gate, InFlightPermit, Outcome, RuleExplained, RuleState, StoreUnavailable};
+#[cfg(feature = "file")]
+pub use gate::{MAX_RESERVATION, OpenError, ReservationError, Reserved};
 pub use key::Key;
 pub use limit::{Consistency, Limit, LimitId, OnStoreFailure};
 pub use limit_set::LimitSet;

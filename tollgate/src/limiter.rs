@@ -357,9 +357,13 @@ impl Limiter {
 
     /// Corrects the cost that a decision took to the actual cost, as far as possible.
     pub(crate) fn settle_hashed(&self, hits: &[HashedHit], decision: &Decision, actual: u64) -> Settlement {
+        self.settle_hashed_at(hits, decision.at, decision.wall_offset, actual)
+    }
+
+    fn settle_hashed_at(&self, hits: &[HashedHit], at: Timestamp, wall_offset: i64, actual: u64) -> Settlement {
         let owed = hits.iter().filter(|hit| hit.cost > actual);
         let owed: HashedHits = owed.map(|hit| HashedHit { cost: hit.cost - actual, ..*hit }).collect();
-        self.give_back(&owed, decision.at, decision.wall_offset);
+        self.give_back(&owed, at, wall_offset);
         let short = hits.iter().filter(|hit| hit.cost < actual);
         let missing = short.map(|hit| self.take_up_to(*hit, actual - hit.cost)).max();
         match missing.unwrap_or(0) {

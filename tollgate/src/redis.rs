@@ -49,6 +49,8 @@ mod probe;
 mod receipt;
 mod requests;
 mod reservation;
+#[cfg(feature = "file")]
+mod reserved;
 mod resets;
 mod rule_sets;
 mod script;

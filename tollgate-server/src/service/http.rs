@@ -12,6 +12,7 @@ mod check_response;
 mod error_body;
 mod facts;
 mod openapi;
+mod reservations;
 mod values;
 
 use std::sync::Arc;
@@ -75,6 +76,8 @@ fn router(state: ServiceState) -> Router {
         .route("/v1/peek", post(peek))
         .route("/v1/refund", post(changes::refund))
         .route("/v1/reset", post(changes::reset))
+        .route("/v1/reserve", post(reservations::reserve))
+        .route("/v1/settle", post(reservations::settle))
         .method_not_allowed_fallback(wrong_method)
         .fallback(wrong_path)
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))

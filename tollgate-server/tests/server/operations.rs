@@ -1,4 +1,4 @@
-//! Peeks, refunds and resets over HTTP.
+//! Peeks, refunds, resets and reservations over HTTP.
 
 use serde_json::{Value, json};
 use testkit::redis::RedisServer;
@@ -75,6 +75,63 @@ fn keys_are_peeked_at_refunded_and_reset_on_redis() {
         let failed = post(&mut connection, path, &json!([ann]));
         assert_eq!((failed.status, &failed.json()[0]["error"]), (200, &json!("store_unavailable")));
     }
+}
+
+/// Reserves through one server and settles through another.
+fn reserve_and_settle(first: &mut Connection, second: &mut Connection) {
+    let reserve = json!({"limit": "per-user", "key": "ann", "cost": 8, "expires_after": 60});
+    let reserved = post(first, "/v1/reserve", &reserve);
+    assert_eq!(left(&reserved), 2);
+    assert!(reserved.text.contains(r#""delay":0.000000,"source":"store","reservation":""#), "{}", reserved.text);
+    let reservation = reserved.json()["reservation"].clone();
+    let denied = post(first, "/v1/reserve", &reserve).json();
+    assert_eq!((&denied["allowed"], &denied["reservation"]), (&json!(false), &Value::Null));
+    let settle = |actual: u64| json!({"reservation": reservation, "actual": actual});
+    assert_eq!(post(second, "/v1/settle", &settle(3)).text, r#"{"settled":true,"missing":0}"#);
+    assert_eq!(first.check(&json!({"limit": "per-user", "key": "ann", "cost": 0}))["remaining"], 7);
+    for connection in [first, second] {
+        let again = post(connection, "/v1/settle", &settle(3));
+        assert_eq!((again.status, &again.json()["error"]), (409, &json!("already_settled")));
+    }
+}
+
+#[test]
+fn a_reservation_is_settled_by_the_process_that_made_it_in_memory() {
+    let (server, mut connection) = server("");
+    reserve_and_settle(&mut connection, &mut Connection::to(server.address_of("decisions")));
+}
+
+#[test]
+fn a_reservation_is_settled_by_any_node_on_redis() {
+    let redis = RedisServer::start();
+    let settings = format!("store: '{}'\nstore_timeout: 5s\n", redis.url());
+    let (_first, mut first) = server(&settings);
+    let (_second, mut second) = server(&settings);
+    reserve_and_settle(&mut first, &mut second);
+}
+
+#[test]
+fn invalid_reservations_name_the_field_and_the_fix() {
+    let (_server, mut connection) = server("");
+    let (_other, mut other) = server("");
+    let foreign = post(&mut other, "/v1/reserve", &json!({"limit": "per-user", "key": "ann"})).json();
+    let cases = [
+        ("/v1/reserve", json!({"limit": "per-user"})),
+        ("/v1/reserve", json!({"limit": "per-user", "key": "ann", "expires_after": 0})),
+        ("/v1/reserve", json!({"limit": "per-user", "key": "ann", "expires_after": 86401})),
+        ("/v1/reserve", json!([])),
+        ("/v1/settle", json!({"actual": 1})),
+        ("/v1/settle", json!({"reservation": "abc"})),
+        ("/v1/settle", json!({"reservation": "abc", "actual": 1})),
+        ("/v1/settle", json!({"reservation": foreign["reservation"], "actual": 1})),
+    ];
+    let messages = cases.map(|(path, body)| {
+        let response = post(&mut connection, path, &body);
+        let error = response.json();
+        let text = |field: &str| error[field].as_str().expect("text").to_owned();
+        format!("{path}: {} {}\n  {}", response.status, text("error"), text("message"))
+    });
+    insta::assert_snapshot!(messages.join("\n"));
 }
 
 #[test]

@@ -10,10 +10,12 @@ use crate::decision::Decision;
 use crate::error::InvalidLimit;
 use crate::limit::LimitId;
 use crate::limiter::{FewHits, Hit, Limiter, LimiterBuilder};
+#[cfg(feature = "file")]
+use crate::redis::RedisHit;
 use crate::redis::{ConnectError, RedisHits, RedisLimiter, RedisLimiterBuilder};
 use crate::reservation::Settlement;
 use crate::rules::RuleSet;
-#[cfg(feature = "tower")]
+#[cfg(any(feature = "file", feature = "tower"))]
 use crate::store::memory::HashedHit;
 use crate::units::Timestamp;
 
@@ -54,6 +56,24 @@ impl Hits {
             Self::Redis(hits) => (&[][..], &hits[..]),
         };
         here.iter().map(|one| (one.limit, one.cost)).chain(elsewhere.iter().map(crate::redis::cost))
+    }
+
+    /// Returns the hits on a store in memory.
+    #[cfg(feature = "file")]
+    pub(super) fn hashed(&self) -> &[HashedHit] {
+        match self {
+            Self::Memory(hits) => hits,
+            Self::Redis(_) => &[],
+        }
+    }
+
+    /// Returns the hits on Redis.
+    #[cfg(feature = "file")]
+    pub(super) fn on_redis(&self) -> &[RedisHit] {
+        match self {
+            Self::Memory(_) => &[],
+            Self::Redis(hits) => hits,
+        }
     }
 
     /// Adds a hit on the memory store.
@@ -150,6 +170,15 @@ impl Store {
         }
     }
 
+    /// Returns the limiter, if the store is on Redis.
+    #[cfg(feature = "file")]
+    pub(super) fn on_redis(&self) -> Option<&RedisLimiter> {
+        match self {
+            Self::Memory(_) => None,
+            Self::Redis(limiter) => Some(limiter),
+        }
+    }
+
     /// Returns the wall-clock time according to the limiter.
     pub(super) fn now(&self) -> Timestamp {
         match self {
@@ -239,6 +268,23 @@ pub(crate) struct RemoteCheck {
     limiter: RedisLimiter,
     /// The denial by the enforced rules, if it is known already.
     denied: Option<Decision>,
+    charge: ChargeTo,
+}
+
+/// The places that a check may take units from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ChargeTo {
+    /// A lease of this process if the limit is leased and its cost cannot change, or else the store.
+    Any,
+    /// The store only: another process may settle the cost.
+    #[cfg(feature = "file")]
+    Store,
+}
+
+/// Charges a check to the store only, so that any process can settle it.
+#[cfg(feature = "file")]
+pub(super) fn charged_to_store(remote: RemoteCheck) -> RemoteCheck {
+    RemoteCheck { charge: ChargeTo::Store, ..remote }
 }
 
 /// Checks a request, unless a remote store has to decide.
@@ -278,7 +324,7 @@ fn check_unless_known(
                 None => outcome.hits.costs().next().is_some(),
             };
             if has_shadow || has_hits {
-                return Some(RemoteCheck { pending, limiter: limiter.clone(), denied });
+                return Some(RemoteCheck { pending, limiter: limiter.clone(), denied, charge: ChargeTo::Any });
             }
             denied.unwrap_or_else(|| Decision::without_limit(limiter.now()))
         }
@@ -292,7 +338,7 @@ pub(super) fn check_remotely(outcome: Outcome, remote: RemoteCheck) -> Pin<Box<d
 }
 
 async fn check_redis(mut outcome: Outcome, remote: RemoteCheck) -> Outcome {
-    let RemoteCheck { mut pending, limiter, denied } = remote;
+    let RemoteCheck { mut pending, limiter, denied, charge } = remote;
     let state = outcome.state.clone();
     let decide = |hits: &Hits| {
         let mut hits = match hits {
@@ -301,7 +347,8 @@ async fn check_redis(mut outcome: Outcome, remote: RemoteCheck) -> Outcome {
         };
         // A cost that may change later is charged to the store rather than to a lease: only the store knows what is
         // left.
-        crate::redis::take_from_store(&mut hits, |limit| state.rules.may_change(state.rules.owner(limit)));
+        let may_change = |limit| charge != ChargeTo::Any || state.rules.may_change(state.rules.owner(limit));
+        crate::redis::take_from_store(&mut hits, may_change);
         limiter.clone().decide_hits(hits)
     };
     // Send all checks at once, so that they share a round trip.

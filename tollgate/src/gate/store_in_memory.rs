@@ -11,7 +11,7 @@ use crate::limit::LimitId;
 use crate::limiter::{FewHits, Hit, Limiter, LimiterBuilder};
 use crate::reservation::Settlement;
 use crate::rules::RuleSet;
-#[cfg(feature = "tower")]
+#[cfg(any(feature = "file", feature = "tower"))]
 use crate::store::memory::HashedHit;
 use crate::units::Timestamp;
 
@@ -35,6 +35,12 @@ impl Hits {
     /// Returns the limits of the hits, with their costs.
     pub(super) fn costs(&self) -> impl Iterator<Item = (LimitId, u64)> {
         self.0.iter().map(|one| (one.limit, one.cost))
+    }
+
+    /// Returns the hits.
+    #[cfg(feature = "file")]
+    pub(super) fn hashed(&self) -> &[HashedHit] {
+        &self.0
     }
 
     /// Adds a hit.
@@ -126,6 +132,12 @@ impl Store {
 
 /// A check that a remote store has to decide. Without the feature `redis` no check is remote.
 pub(crate) type RemoteCheck = Infallible;
+
+/// Charges a check to the store only. Without the feature `redis` no check is remote.
+#[cfg(feature = "file")]
+pub(super) fn charged_to_store(nothing: RemoteCheck) -> RemoteCheck {
+    match nothing {}
+}
 
 /// Checks a request.
 #[inline(always)]

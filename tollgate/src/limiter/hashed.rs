@@ -7,6 +7,8 @@ use smallvec::SmallVec;
 use super::{Hit, Limiter};
 use crate::decision::Decision;
 use crate::limit::LimitId;
+#[cfg(feature = "file")]
+use crate::reservation::Settlement;
 use crate::store::memory::HashedHit;
 use crate::units::Timestamp;
 
@@ -52,6 +54,13 @@ impl Limiter {
     pub(crate) fn reset_hashed(&self, hits: &[HashedHit]) {
         let now = self.now();
         hits.iter().for_each(|hit| self.0.store.reset(&self.0.limits, hit.limit, hit.fingerprint, now));
+    }
+
+    /// Corrects the cost that a hit took at `at` to the actual cost, as far as possible. `wall_offset` is that of the
+    /// decision.
+    #[cfg(feature = "file")]
+    pub(crate) fn settle_charge(&self, hit: HashedHit, at: Timestamp, wall_offset: i64, actual: u64) -> Settlement {
+        self.settle_hashed_at(&[hit], at, wall_offset, actual)
     }
 
     /// Returns the decision on the hits, taking nothing.

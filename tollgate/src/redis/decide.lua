@@ -1246,10 +1246,10 @@ while q[at] do
     if op == SETTLE then
       local marker, expires_at = q[at], q[at + 1]
       at = at + 2
-      if values[marker] then
-        settles = 0
-      elseif now >= expires_at then
+      if now >= expires_at then
         settles = 2
+      elseif values[marker] then
+        settles = 0
       else
         local ttl = injected and 3600000 or ceil((expires_at - now) / 1000) + 60000
         values[marker] = '1'

@@ -51,6 +51,27 @@ pub(super) fn name(prefix: &str, key: Key<'_>) -> Arc<[u8]> {
     Arc::from(&*name)
 }
 
+/// Returns the key in a name that has this prefix, as the name contains it.
+#[cfg(feature = "file")]
+pub(super) fn key_in<'n>(prefix: &str, name: &'n [u8]) -> &'n [u8] {
+    name.get(prefix.len()..name.len().saturating_sub(1)).unwrap_or_default()
+}
+
+/// Returns the name of a limit's key from the key as another name contains it.
+#[cfg(feature = "file")]
+pub(super) fn name_of_key_in(prefix: &str, key: &[u8]) -> Arc<[u8]> {
+    [prefix.as_bytes(), key, b"}"].concat().into()
+}
+
+/// Returns the name of the key that marks a reservation on the key `name` as settled. It is in the same slot.
+#[cfg(feature = "file")]
+pub(super) fn settled(begin: &str, name: &[u8], id: &[u8]) -> Arc<[u8]> {
+    let tag = name.iter().position(|byte| *byte == b'{').map_or(name, |open| &name[open..]);
+    let mut settled = [begin.as_bytes(), tag, b":"].concat();
+    settled.extend(id.iter().flat_map(|byte| hex(*byte)));
+    settled.into()
+}
+
 /// The names of all keys and channels of a store.
 #[derive(Clone, Debug)]
 pub(super) struct Names {

@@ -162,6 +162,20 @@ impl PreparedLimit {
         prepared.collect()
     }
 
+    /// Returns the key in the name of a key of this limit.
+    #[cfg(feature = "file")]
+    pub(super) fn key_in<'n>(&self, name: &'n [u8]) -> &'n [u8] {
+        names::key_in(&self.prefix, name)
+    }
+
+    /// Returns a hit on the key that [`key_in`](Self::key_in) returned.
+    #[cfg(feature = "file")]
+    pub(super) fn hit_named(&self, limit: LimitId, key: &[u8], cost: u64) -> RedisHit {
+        let (terms, siblings) = (self.terms.clone(), self.siblings.clone());
+        let script_hit = ScriptHit { terms, siblings, name: names::name_of_key_in(&self.prefix, key), cost };
+        RedisHit { limit, script_hit, take_from: TakeFrom::default(), receipt: Receipt::Nothing }
+    }
+
     pub(super) fn hit(&self, limit: LimitId, key: Key<'_>, cost: u64) -> RedisHit {
         let (terms, siblings) = (self.terms.clone(), self.siblings.clone());
         let script_hit = ScriptHit { terms, siblings, name: names::name(&self.prefix, key), cost };

@@ -131,7 +131,7 @@ impl RedisLimiter {
     }
 
     /// Takes as many units as are left of a cost that was spent already. Returns the number of missing units.
-    async fn take_up_to(&self, hit: &RedisHit, cost: u64) -> Result<u64, StoreError> {
+    pub(super) async fn take_up_to(&self, hit: &RedisHit, cost: u64) -> Result<u64, StoreError> {
         // Others may take or return units between the two calls: after a few attempts, the cost is missing.
         for _ in 0..TRIES {
             let at_cost = |cost: u64| SmallVec::from_iter([ScriptHit { cost, ..hit.script_hit.clone() }]);

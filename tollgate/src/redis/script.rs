@@ -73,7 +73,6 @@ pub(super) enum ScriptRequest {
     Credit(ScriptHits),
     /// Gives back units that were taken at that time, unless the reservation is settled or has expired.
     #[cfg(feature = "file")]
-    #[expect(dead_code, reason = "for reservations")]
     Settle(ScriptHits, Timestamp, Claim),
     /// Resets the keys.
     Reset(ScriptHits),

@@ -8,6 +8,9 @@ mod by_name;
 mod on_two_stores;
 #[path = "gate/refunds.rs"]
 mod refunds;
+#[cfg(feature = "file")]
+#[path = "gate/reservations.rs"]
+mod reservations;
 
 use std::time::Duration;
 

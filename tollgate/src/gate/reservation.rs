@@ -1,0 +1,315 @@
+//! Reservations that leave the process: units that are taken now and settled later with a token, on any node.
+//!
+//! The token is self-contained and signed (see `reservation/token.rs`), so no node has to remember a reservation. On
+//! Redis, nodes share the signing secret, and a key marks a reservation as settled in the same script call that gives
+//! units back. In memory, the secret belongs to the process, which keeps the ids of open reservations (ADR 27).
+//!
+//! Not here: reservations within a process, which need no token: see [`Outcome::settle`].
+
+mod open;
+mod token;
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use self::open::OpenReservations;
+pub(crate) use self::token::ReservedCharge;
+use self::token::{Signer, Token, random};
+use super::store;
+use super::{Gate, Outcome, State, StoreUnavailable};
+use crate::limiter::Limiter;
+use crate::reservation::Settlement;
+use crate::store::memory::HashedHit;
+use crate::units::Timestamp;
+
+/// The longest time until a reservation expires: a day. Settled and open reservations are kept until then.
+pub const MAX_RESERVATION: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The result of [`Gate::reserve_by_name`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Reserved {
+    /// The outcome of the check that took the units.
+    pub outcome: Outcome,
+    /// The token to settle the reservation with. `None` if the check was refused.
+    pub token: Option<String>,
+}
+
+/// The reason that a reservation cannot be made or settled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ReservationError {
+    /// The token is malformed, or was changed.
+    Invalid,
+    /// The token was signed with another secret: by another process in memory, or by nodes on another Redis.
+    Foreign,
+    /// Too many reservations of this process are open.
+    TooMany,
+    /// The name of the limit is too long for a token.
+    TooLong,
+    /// The operating system returned no random numbers.
+    NoRandomness,
+    /// The store did not reply in time. The reservation may have been settled nevertheless.
+    Store(StoreUnavailable),
+}
+
+impl fmt::Display for ReservationError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Invalid => out.write_str("the reservation is not valid: send it exactly as it was returned"),
+            Self::Foreign => out.write_str(
+                "the reservation was made by another process or on another Redis: settle it where it was made",
+            ),
+            Self::TooMany => {
+                out.write_str("too many reservations are open: settle them, or let them expire sooner, and try again")
+            }
+            Self::TooLong => out.write_str("the name of the limit is too long for a reservation: shorten it"),
+            Self::NoRandomness => out.write_str("the operating system has no random numbers: try again later"),
+            Self::Store(error) => error.fmt(out),
+        }
+    }
+}
+
+impl std::error::Error for ReservationError {}
+
+impl From<StoreUnavailable> for ReservationError {
+    fn from(error: StoreUnavailable) -> Self {
+        Self::Store(error)
+    }
+}
+
+/// The secrets and the open reservations of a store.
+#[derive(Default)]
+pub(super) struct Reservations {
+    in_memory: OnceLock<Arc<Signer>>,
+    open: OpenReservations,
+    #[cfg(feature = "redis")]
+    on_redis: on_redis::SharedSecret,
+}
+
+impl Reservations {
+    fn signer_in_memory(&self) -> Result<Arc<Signer>, ReservationError> {
+        if let Some(signer) = self.in_memory.get() {
+            return Ok(signer.clone());
+        }
+        let signer = Arc::new(Signer::new(&random()?));
+        Ok(self.in_memory.get_or_init(|| signer).clone())
+    }
+}
+
+impl Gate {
+    /// Takes `cost` units of a key of the rule named `rule` now, to correct or give back later with a token. Returns
+    /// `None` if there is no such rule.
+    ///
+    /// Any process whose gate is on the same Redis can settle the token, once, until it expires after `expires_after`,
+    /// at most [`MAX_RESERVATION`]. In memory, only this process can. A reservation that is not settled keeps its cost.
+    /// Units of shadow rules, and units that were counted locally while Redis failed, are not corrected.
+    ///
+    /// In memory, the future is ready at once.
+    ///
+    /// ```
+    /// use tollgate::rules::{KeyPart, Rule, RuleSet};
+    /// use tollgate::{Gate, Limit, MINUTE, SlidingWindowLog};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let tokens = Rule::new(Limit::new("tokens", SlidingWindowLog::new(1000, MINUTE))?).key(KeyPart::header("x-user-id"));
+    /// let gate = Gate::in_memory(RuleSet::builder().rule(tokens).build()?)?;
+    /// let reserved = gate.reserve_by_name("tokens", &[b"ann"], 800, MINUTE).expect("the rule exists").await?;
+    /// // … the work turns out to cost 300 …
+    /// gate.settle_token(&reserved.token.expect("800 of 1000 fit"), 300).await?;
+    /// let left = gate.check_by_name("tokens", &[b"ann"], 0).expect("the rule exists").outcome().await;
+    /// assert_eq!(left.decision().map(|decision| decision.remaining()), Some(700));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn reserve_by_name(
+        &self,
+        rule: &str,
+        key: &[&[u8]],
+        cost: u64,
+        expires_after: Duration,
+    ) -> Option<impl Future<Output = Result<Reserved, ReservationError>> + Send + use<>> {
+        let state = self.0.state.load_full();
+        state.rules.number(rule)?;
+        let (rule, key): (String, Vec<Vec<u8>>) = (rule.to_owned(), key.iter().map(|part| part.to_vec()).collect());
+        Some(async move {
+            let signer = state.signer().await?;
+            let (id, expires_after) = (random()?, expires_after.min(MAX_RESERVATION));
+            let limiter = state.store.in_memory();
+            if let Some(now) = limiter.map(Limiter::now)
+                && !state.reservations.open.add(id, now.saturating_add(expires_after).as_micros(), now.as_micros())
+            {
+                return Err(ReservationError::TooMany);
+            }
+            let key: Vec<&[u8]> = key.iter().map(Vec::as_slice).collect();
+            let mut outcome = Outcome::unlimited(state.clone());
+            if let Some(remote) = outcome.check_by_name(&rule, &key, cost).flatten() {
+                outcome = outcome.complete(store::charged_to_store(remote)).await;
+            }
+            if !outcome.is_allowed() {
+                state.reservations.open.remove(id);
+                return Ok(Reserved { outcome, token: None });
+            }
+            let token = outcome.reservation(id, &signer, expires_after);
+            match signer.sign(&token) {
+                Ok(token) => Ok(Reserved { outcome, token: Some(token) }),
+                Err(error) => {
+                    outcome.refund().await;
+                    state.reservations.open.remove(id);
+                    Err(error)
+                }
+            }
+        })
+    }
+
+    /// Settles a reservation at its actual cost: a lower cost gives back the difference, as far as it still counts, and
+    /// a higher cost takes the difference, as far as quota is left. 0 gives back everything.
+    ///
+    /// Each token is settled once. Later calls, on any node, return [`Settlement::AlreadySettled`].
+    ///
+    /// # Errors
+    ///
+    /// If the token is not valid here, or if the store does not reply in time. The reservation then keeps its cost, unless
+    /// the store executed the call without confirming it: try again, and [`Settlement::AlreadySettled`] means success.
+    pub async fn settle_token(&self, token: &str, actual: u64) -> Result<Settlement, ReservationError> {
+        let state = self.0.state.load_full();
+        let signer = state.signer().await?;
+        let token = signer.verify(token)?;
+        match state.store.in_memory() {
+            Some(limiter) => Ok(state.settle_in_memory(limiter, &signer, &token, actual)),
+            None => state.settle_on_redis(token, actual).await,
+        }
+    }
+}
+
+impl State {
+    async fn signer(&self) -> Result<Arc<Signer>, ReservationError> {
+        #[cfg(feature = "redis")]
+        if let Some(limiter) = self.store.on_redis() {
+            return self.reservations.on_redis.signer(limiter).await;
+        }
+        self.reservations.signer_in_memory()
+    }
+
+    fn settle_in_memory(&self, limiter: &Limiter, signer: &Signer, token: &Token, actual: u64) -> Settlement {
+        if limiter.now().as_micros() >= token.expires_at {
+            return Settlement::Expired;
+        }
+        if !self.reservations.open.remove(token.id) {
+            return Settlement::AlreadySettled;
+        }
+        let Some(charge) = &token.charge else { return Settlement::Settled };
+        let variant = charge.variant.as_deref().and_then(|variant| limiter.variant(&charge.limit, variant));
+        // A limit that was removed counts nothing any more.
+        let Some(limit) = variant.or_else(|| limiter.id(&charge.limit)) else { return Settlement::Settled };
+        let Ok(masked) = charge.key.as_slice().try_into().map(u64::from_be_bytes) else { return Settlement::Settled };
+        let hit = HashedHit { limit, fingerprint: masked ^ signer.mask(token.id), cost: charge.units };
+        limiter.settle_charge(hit, Timestamp::from_micros(charge.at), token.wall_offset, actual)
+    }
+
+    #[cfg(feature = "redis")]
+    async fn settle_on_redis(&self, token: Token, actual: u64) -> Result<Settlement, ReservationError> {
+        let Some(limiter) = self.store.on_redis() else { return Err(ReservationError::Foreign) };
+        let expires_at = Timestamp::from_micros(token.expires_at);
+        let Some(charge) = &token.charge else {
+            let is_expired = self.store.now() >= expires_at;
+            return Ok(if is_expired { Settlement::Expired } else { Settlement::Settled });
+        };
+        let settled = limiter.settle_reserved(charge, &token.id, expires_at, actual).await;
+        settled.map_err(|error| StoreUnavailable::new(error).into())
+    }
+
+    #[cfg(not(feature = "redis"))]
+    async fn settle_on_redis(&self, _: Token, _: u64) -> Result<Settlement, ReservationError> {
+        Err(ReservationError::Foreign)
+    }
+}
+
+impl Outcome {
+    /// Returns the content of the token for the units that the outcome has taken.
+    fn reservation(&self, id: [u8; 16], signer: &Signer, expires_after: Duration) -> Token {
+        let State { store, rules, .. } = &*self.state;
+        let is_ban = |limit| rules.ban(rules.owner(limit)) == Some(limit);
+        let decision = self.decision.as_ref();
+        if let (Some(limiter), Some(decision)) = (store.in_memory(), decision) {
+            let hit = self.hits.hashed().iter().find(|hit| !is_ban(hit.limit));
+            let charge = hit.map(|hit| {
+                let limit = limiter.limit(hit.limit);
+                ReservedCharge {
+                    limit: limit.name().to_owned(),
+                    variant: limit.variant().map(str::to_owned),
+                    key: (hit.fingerprint ^ signer.mask(id)).to_be_bytes().to_vec(),
+                    units: hit.cost,
+                    at: decision.at.as_micros(),
+                }
+            });
+            let expires_at = decision.at.saturating_add(expires_after).as_micros();
+            return Token { id, expires_at, wall_offset: decision.wall_offset, charge };
+        }
+        #[cfg(feature = "redis")]
+        let charge = store.on_redis().and_then(|limiter| limiter.reserved_charge(self.hits.on_redis(), is_ban));
+        #[cfg(not(feature = "redis"))]
+        let charge = None;
+        let begin = match (&charge, store.in_memory()) {
+            (Some(ReservedCharge { at, .. }), _) => Timestamp::from_micros(*at),
+            (None, Some(limiter)) => limiter.now(),
+            (None, None) => store.now(),
+        };
+        Token { id, expires_at: begin.saturating_add(expires_after).as_micros(), wall_offset: 0, charge }
+    }
+}
+
+#[cfg(feature = "redis")]
+mod on_redis {
+    //! The signing secret that nodes on one Redis share.
+
+    use std::sync::{Arc, Mutex, PoisonError};
+    use std::time::Duration;
+
+    use tokio::time::Instant;
+
+    use super::token::{Secret, Signer, random};
+    use super::{ReservationError, StoreUnavailable};
+    use crate::redis::RedisLimiter;
+
+    /// The secret is read again after this time, in case that Redis lost it and another node replaced it.
+    const READ_EVERY: Duration = Duration::from_secs(60);
+
+    #[derive(Default)]
+    pub(super) struct SharedSecret(Mutex<Option<Known>>);
+
+    #[derive(Clone)]
+    struct Known {
+        secret: Secret,
+        signer: Arc<Signer>,
+        read_at: Instant,
+    }
+
+    impl SharedSecret {
+        /// Returns the signer. The first node creates the secret, and a node that knows it restores it if it was lost.
+        pub(super) async fn signer(&self, limiter: &RedisLimiter) -> Result<Arc<Signer>, ReservationError> {
+            let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            if let Some(known) = &known
+                && known.read_at.elapsed() < READ_EVERY
+            {
+                return Ok(known.signer.clone());
+            }
+            let proposal = known.as_ref().map_or_else(random, |known| Ok(known.secret))?;
+            match limiter.reservation_secret(&proposal).await {
+                Ok(secret) => {
+                    let signer = Arc::new(Signer::new(&secret));
+                    let known = Known { secret, signer: signer.clone(), read_at: Instant::now() };
+                    *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
+                    Ok(signer)
+                }
+                Err(error) => match known {
+                    Some(known) => Ok(known.signer),
+                    None => Err(StoreUnavailable::new(error).into()),
+                },
+            }
+        }
+    }
+}

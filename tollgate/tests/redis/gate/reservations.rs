@@ -1,0 +1,165 @@
+//! Reservations that leave the process: any node settles them, once.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use testkit::redis::RedisServer;
+use tollgate::redis::RedisLimiter;
+use tollgate::rules::{KeyPart, Rule, RuleSet};
+use tollgate::{
+    Algorithm, Consistency, FixedWindow, Gate, HOUR, LeakyBucket, Limit, Limiter, MINUTE, ManualClock, Rate,
+    ReservationError, Settlement, SlidingWindowCounter, SlidingWindowLog, Timestamp, TokenBucket,
+};
+
+const KEY: &[&[u8]] = &[b"a{n}|%n"];
+const START: u64 = 1_700_000_000_000_000;
+
+fn rules(algorithm: impl Into<Algorithm>) -> RuleSet {
+    let limit = Limit::new("per-user", algorithm).expect("valid").with_consistency(Consistency::Leased);
+    let rule = Rule::new(limit).key(KeyPart::header("x-user-id"));
+    RuleSet::builder().rule(rule).build().expect("built")
+}
+
+async fn on_redis(server: &RedisServer, rules: RuleSet, clock: Option<&ManualClock>) -> Gate {
+    let mut settings = RedisLimiter::builder(server.url()).store_timeout(Duration::from_secs(10));
+    if let Some(clock) = clock {
+        settings = settings.clock(clock.clone());
+    }
+    Gate::on_redis(rules, settings).await.expect("built")
+}
+
+async fn reserve(gate: &Gate, cost: u64, expires_after: Duration) -> Option<String> {
+    let reserving = gate.reserve_by_name("per-user", KEY, cost, expires_after).expect("the rule exists");
+    reserving.await.expect("the store replies").token
+}
+
+async fn left(gate: &Gate) -> u64 {
+    let outcome = gate.check_by_name("per-user", KEY, 0).expect("the rule exists").outcome().await;
+    outcome.decision().expect("the limit decides").remaining()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_node_settles_a_reservation_once() {
+    let server = RedisServer::start();
+    let first = on_redis(&server, rules(FixedWindow::new(100, HOUR)), None).await;
+    let second = on_redis(&server, rules(FixedWindow::new(100, HOUR)), None).await;
+    let token = reserve(&first, 80, MINUTE).await.expect("allowed");
+    assert_eq!(reserve(&second, 80, MINUTE).await, None, "denied");
+    let settling = (0..8).map(|_| second.settle_token(&token, 30));
+    let results = futures_util::future::join_all(settling).await;
+    let count = |expected| results.iter().filter(|result| **result == Ok(expected)).count();
+    assert_eq!((count(Settlement::Settled), count(Settlement::AlreadySettled)), (1, 7), "{results:?}");
+    assert_eq!(first.settle_token(&token, 0).await, Ok(Settlement::AlreadySettled));
+    assert_eq!(left(&first).await, 70);
+    let token = reserve(&second, 10, MINUTE).await.expect("allowed");
+    assert_eq!(first.settle_token(&token, 200).await, Ok(Settlement::Short { missing: 130 }));
+    assert_eq!(left(&second).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn changed_foreign_and_expired_reservations_are_refused() {
+    let (server, other_server) = (RedisServer::start(), RedisServer::start());
+    let clock = ManualClock::at(Timestamp::from_micros(START));
+    let rules = || rules(FixedWindow::new(100, HOUR));
+    let memory = || Gate::with_limiter(rules(), Limiter::builder().clock(clock.clone())).expect("built");
+    let gates = [on_redis(&server, rules(), Some(&clock)).await, memory()];
+    let others = [on_redis(&other_server, rules(), Some(&clock)).await, memory()];
+    for (gate, other) in gates.iter().zip(&others) {
+        let token = reserve(gate, 10, MINUTE).await.expect("allowed");
+        assert_eq!(other.settle_token(&token, 0).await, Err(ReservationError::Foreign));
+        let changed = token[..token.len() - 4].to_owned() + "AAAA";
+        assert_eq!(gate.settle_token(&changed, 0).await, Err(ReservationError::Invalid));
+        assert_eq!(gate.settle_token("not a token", 0).await, Err(ReservationError::Invalid));
+        assert_eq!(left(gate).await, 90);
+        clock.advance(MINUTE);
+        assert_eq!(gate.settle_token(&token, 0).await, Ok(Settlement::Expired));
+        assert_eq!(left(gate).await, 90);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reservation_survives_a_reload_and_a_restart_of_its_node() {
+    let server = RedisServer::start();
+    let token = {
+        let node = on_redis(&server, rules(FixedWindow::new(100, HOUR)), None).await;
+        reserve(&node, 60, MINUTE).await.expect("allowed")
+    };
+    let node = on_redis(&server, rules(SlidingWindowLog::new(50, HOUR)), None).await;
+    node.replace(rules(FixedWindow::new(200, HOUR))).expect("replaced");
+    assert_eq!(left(&node).await, 140);
+    assert_eq!(node.settle_token(&token, 10).await, Ok(Settlement::Settled));
+    assert_eq!(left(&node).await, 190);
+    let token = reserve(&node, 1, MINUTE).await.expect("allowed");
+    drop(server);
+    assert!(matches!(node.settle_token(&token, 0).await, Err(ReservationError::Store(_))));
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Reserve(u64),
+    Settle { back: usize, actual: u64 },
+    Forward(u64),
+}
+
+fn algorithms() -> impl Strategy<Value = Algorithm> {
+    let rate = || (1_u64..=20).prop_map(Rate::per_second);
+    prop_oneof![
+        rate().prop_map(|rate| TokenBucket::new(50, rate).into()),
+        rate().prop_map(|rate| TokenBucket::new(50, rate).interval().into()),
+        rate().prop_map(|rate| LeakyBucket::new(50, rate).queue(HOUR).into()),
+        Just(FixedWindow::new(50, MINUTE).into()),
+        Just(FixedWindow::new(50, MINUTE).from_first_request().into()),
+        Just(SlidingWindowLog::new(50, MINUTE).into()),
+        Just(SlidingWindowCounter::new(50, MINUTE).segments(6).into()),
+    ]
+}
+
+async fn agree(server: &RedisServer, algorithm: Algorithm, ops: Vec<Op>) {
+    let _: () = redis::cmd("FLUSHALL").query(&mut server.connection()).expect("flushed");
+    let clock = ManualClock::at(Timestamp::from_micros(START));
+    let here = Gate::with_limiter(rules(algorithm), Limiter::builder().clock(clock.clone())).expect("built");
+    let limit = Limit::new("per-user", algorithm).expect("valid");
+    let exact = Rule::new(limit).key(KeyPart::header("x-user-id"));
+    let exact = RuleSet::builder().rule(exact).build().expect("built");
+    let there = [on_redis(server, exact.clone(), Some(&clock)).await, on_redis(server, exact, Some(&clock)).await];
+    let mut tokens: Vec<(String, String)> = Vec::new();
+    for (step, op) in ops.into_iter().enumerate() {
+        let (context, node) = (format!("step {step}: {op:?}"), &there[step % 2]);
+        match op {
+            Op::Reserve(cost) => {
+                let reserved = (reserve(&here, cost, MINUTE).await, reserve(node, cost, MINUTE).await);
+                assert_eq!(reserved.0.is_some(), reserved.1.is_some(), "{context}");
+                tokens.extend(reserved.0.zip(reserved.1));
+            }
+            Op::Settle { back, actual } => {
+                if let Some((in_memory, on_redis)) = tokens.len().checked_sub(back + 1).map(|index| &tokens[index]) {
+                    let settled =
+                        (here.settle_token(in_memory, actual).await, node.settle_token(on_redis, actual).await);
+                    assert_eq!(settled.0, settled.1, "{context}");
+                }
+            }
+            Op::Forward(micros) => clock.advance(Duration::from_micros(micros)),
+        }
+        assert_eq!(left(&here).await, left(node).await, "{context}");
+    }
+}
+
+#[test]
+fn memory_and_redis_agree_on_reservations() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let server = RedisServer::start();
+    let op = prop_oneof![
+        4 => (0_u64..=30).prop_map(Op::Reserve),
+        3 => (0_usize..4, 0_u64..=60).prop_map(|(back, actual)| Op::Settle { back, actual }),
+        2 => prop_oneof![1_u64..2_000_000, 1_u64..70_000_000].prop_map(Op::Forward),
+    ];
+    let mut runner = TestRunner::new(Config { cases: 100, failure_persistence: None, ..Config::default() });
+    let outcome = runner.run(&(algorithms(), proptest::collection::vec(op, 1..40)), |(algorithm, ops)| {
+        runtime.block_on(agree(&server, algorithm, ops));
+        Ok(())
+    });
+    if let Err(error) = outcome {
+        panic!("{error}");
+    }
+}
