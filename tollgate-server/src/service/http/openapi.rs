@@ -14,6 +14,7 @@ use super::changes::{RefundRequest, ResetRequest};
 use super::check_request::CheckRequest;
 use super::check_response::CheckResponse;
 use super::error_body::ErrorBody;
+use super::reservations::{ReserveRequest, ReserveResponse, SettleRequest, SettleResponse};
 
 /// Where schemas refer to each other.
 const SCHEMAS: &str = "/components/schemas";
@@ -35,6 +36,11 @@ fn document() -> Value {
         "/v1/refund": schemas.changes::<RefundRequest>("Return units to a key", "Returns units as far as they still \
             count against the key."),
         "/v1/reset": schemas.changes::<ResetRequest>("Reset a key", "Returns the whole quota of a key."),
+        "/v1/reserve": schemas.single::<ReserveRequest, ReserveResponse<'static>>("Reserve units", "Takes an estimated \
+            cost, to be corrected later.", &[("503", "The store did not reply, or too many reservations are open.")]),
+        "/v1/settle": schemas.single::<SettleRequest, SettleResponse>("Settle a reservation", "Corrects the cost of a \
+            reservation, once.", &[("404", "The reservation was made elsewhere."), ("409", "It was settled before."),
+            ("410", "It has expired."), ("503", "The store did not reply.")]),
         "/v1/authorize": schemas.authorize(),
         "/healthz": { "get": {
             "summary": "Check that the server runs",
@@ -105,6 +111,23 @@ impl Schemas {
         let answer = one_or_many(&response, &json!({ "anyOf": [response, error] }));
         let mut path = self.post::<Change>(summary, description, &answer);
         path["post"]["responses"]["503"] = self.error("The store did not confirm the change.");
+        path
+    }
+
+    /// Describes a path that answers one question only.
+    fn single<Question: JsonSchema, Answer: JsonSchema>(
+        &mut self,
+        summary: &str,
+        description: &str,
+        errors: &[(&str, &str)],
+    ) -> Value {
+        let answer = json!(self.responses.subschema_for::<Answer>());
+        let mut path = self.post::<Question>(summary, description, &answer);
+        let question = json!(self.requests.subschema_for::<Question>());
+        path["post"]["requestBody"]["content"]["application/json"]["schema"] = question;
+        for (status, description) in errors {
+            path["post"]["responses"][*status] = self.error(description);
+        }
         path
     }
 
