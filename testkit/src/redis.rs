@@ -23,6 +23,7 @@ pub use cluster::{Cluster, SlotMove};
 pub use link::{Link, Traffic};
 pub use sentinels::Sentinels;
 pub use switch::Switch;
+use tls::ClientCertificates;
 
 use crate::folder::folder;
 use crate::port::Port;
@@ -119,16 +120,16 @@ impl RedisServer {
     /// Accepts only TLS, for `localhost` and `127.0.0.1`, with a certificate of the authority at [`Self::ca_path`]. Not
     /// every server that `REDIS_SERVER` names is built with TLS, so it is the installed one.
     pub fn start_tls() -> Self {
-        Self::launch_tls(&tls::ARGS)
+        Self::launch_tls(ClientCertificates::Unused)
     }
 
     /// The same, for clients with a certificate of that authority alone: see [`Self::client_files`].
     pub fn start_tls_with_clients() -> Self {
-        Self::launch_tls(&tls::ARGS_WITH_CLIENTS)
+        Self::launch_tls(ClientCertificates::Required)
     }
 
-    fn launch_tls(args: &[&str]) -> Self {
-        let mut recipe = Recipe::new(PathBuf::from("redis-server"), args);
+    fn launch_tls(clients: ClientCertificates) -> Self {
+        let mut recipe = Recipe::new(PathBuf::from("redis-server"), &tls::args(clients));
         recipe.transport = Transport::Tls;
         recipe.files.extend(tls::files());
         Self::launch(recipe)

@@ -2,14 +2,14 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use tempfile::TempDir;
 use testkit::folder::folder;
+use testkit::port::Port;
 use testkit::wait::wait_until;
 
 /// How an upstream is started.
@@ -48,8 +48,6 @@ pub(crate) const COUNT: usize = FRAMEWORKS.len();
 
 /// A free port can be taken before the framework binds it.
 const ATTEMPTS: usize = 3;
-/// Ports below those that the system assigns to clients, of which the test itself uses thousands.
-const PORTS: std::ops::Range<u16> = 12_000..32_000;
 
 /// A running framework.
 pub(crate) struct Upstream {
@@ -57,6 +55,7 @@ pub(crate) struct Upstream {
     pub(crate) address: SocketAddr,
     process: Child,
     folder: TempDir,
+    _port: Port,
 }
 
 impl Upstream {
@@ -88,7 +87,8 @@ impl Upstream {
     }
 
     fn spawn(name: &'static str, start: &Start) -> Result<Self, String> {
-        let address = free_address().ok_or("no port is free")?;
+        let port = Port::claim();
+        let address = SocketAddr::from(([127, 0, 0, 1], port.number()));
         let folder = folder();
         let output = File::create(folder.path().join("output.txt")).map_err(|error| error.to_string())?;
         let errors = output.try_clone().map_err(|error| error.to_string())?;
@@ -99,7 +99,7 @@ impl Upstream {
             .process_group(0)
             .spawn()
             .map_err(|error| error.to_string())?;
-        Ok(Self { name, address, process, folder })
+        Ok(Self { name, address, process, folder, _port: port })
     }
 
     fn wait_until_ready(mut self) -> Result<Self, String> {
@@ -164,19 +164,6 @@ fn command(start: &Start, address: SocketAddr, folder: &Path) -> Result<Command,
             Ok(command)
         }
     }
-}
-
-/// Returns a port that nothing listens on, a different one each time.
-fn free_address() -> Option<SocketAddr> {
-    static TAKEN: AtomicU32 = AtomicU32::new(0);
-    let count = u32::from(PORTS.end - PORTS.start);
-    (0..count).find_map(|_| {
-        // Tests that run at the same time begin at different ports.
-        let step = TAKEN.fetch_add(1, Ordering::Relaxed);
-        let offset = (std::process::id().wrapping_mul(61).wrapping_add(step)) % count;
-        let address = SocketAddr::from(([127, 0, 0, 1], PORTS.start + u16::try_from(offset).ok()?));
-        TcpListener::bind(address).is_ok().then_some(address)
-    })
 }
 
 fn python() -> Result<Command, String> {
