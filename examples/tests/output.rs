@@ -1,10 +1,8 @@
 //! Runs every example as a reader would, and checks its output.
 
-mod redis;
-
 use std::process::Command;
 
-use redis::Redis;
+use testkit::redis::RedisServer;
 
 fn lines(program: &str) -> Vec<String> {
     lines_with(program, &[])
@@ -63,7 +61,7 @@ fn shaping_lets_one_job_leave_every_100_ms() {
 
 #[test]
 fn shared_counts_for_both_servers() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let url = redis.url();
     let mut expected: Vec<_> = (1..=5)
         .map(|call| format!("call {call} on server {} passes; {} left, says Store", call % 2, 5 - call))

@@ -1,12 +1,10 @@
 //! Starts the examples that serve as a reader would, and sends requests to them.
 
-mod redis;
-
-use std::io::{BufRead, BufReader, Lines, Read, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use redis::Redis;
+use testkit::http1::ask;
+use testkit::redis::RedisServer;
 
 /// Any free port.
 const ANY_PORT: &str = "127.0.0.1:0";
@@ -35,16 +33,12 @@ impl Server {
 
     /// Returns the status of a response, and its `ratelimit` header.
     fn send(&self, header: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(&self.address).expect("it listens");
-        let request = format!("GET / HTTP/1.1\r\nhost: localhost\r\n{header}connection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).expect("it reads");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("it answers");
-        let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok());
-        let left = answer.lines().find_map(|line| line.strip_prefix("ratelimit: ")).unwrap_or_default();
+        let address = self.address.parse().expect("an address and a port");
+        let response = ask(address, format!("GET / HTTP/1.1\r\nhost: localhost\r\n{header}connection: close\r\n\r\n"));
+        let left = response.header("ratelimit").unwrap_or_default();
         // The time that follows depends on the speed of the machine.
         let left = left.split_once(";t=").map_or(left, |(left, _)| left);
-        (status.unwrap_or_else(|| panic!("{answer}")), left.to_owned())
+        (response.status, left.to_owned())
     }
 }
 
@@ -71,7 +65,7 @@ fn axum_tiers_gives_each_plan_its_own_numbers() {
 
 #[test]
 fn axum_redis_counts_for_all_servers() {
-    let redis = Redis::start();
+    let redis = RedisServer::start();
     let servers: Vec<Server> =
         (0..2).map(|_| Server::start(env!("CARGO_BIN_EXE_axum_redis"), &[&redis.url(), ANY_PORT])).collect();
     let statuses: Vec<u16> = (0..7).map(|call| servers[call % 2].send("").0).collect();
