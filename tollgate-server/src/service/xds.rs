@@ -42,6 +42,9 @@ const INVALID_ARGUMENT: i32 = 3;
 /// The longest message of a rejection.
 const MAX_MESSAGE_BYTES: usize = 8 << 10;
 
+/// The longest reason in the log for a connection that ended.
+const MAX_REASON_BYTES: usize = 200;
+
 /// A configuration that the server has sent.
 pub(crate) struct XdsUpdate {
     pub(crate) domains: Vec<DomainConfig>,
@@ -160,7 +163,7 @@ impl Session {
                 }
                 Err(mut message) => {
                     self.status.rejected();
-                    message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
+                    shorten(&mut message, MAX_MESSAGE_BYTES);
                     Some(RpcStatus { code: INVALID_ARGUMENT, message, ..Default::default() })
                 }
             };
@@ -201,8 +204,15 @@ fn describe(status: &tonic::Status) -> String {
         "" => status.code().description().to_owned(),
         message => message.to_owned(),
     };
-    text.truncate(text.floor_char_boundary(200));
+    shorten(&mut text, MAX_REASON_BYTES);
     text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
+}
+
+/// Shortens a text to at most `max_bytes`, without splitting a character.
+fn shorten(text: &mut String, max_bytes: usize) {
+    let is_whole = |end: &usize| text.is_char_boundary(*end);
+    let end = (0..=max_bytes.min(text.len())).rev().find(is_whole);
+    text.truncate(end.unwrap_or_default());
 }
 
 /// Returns a random time between half of `wait` and all of it.

@@ -26,10 +26,8 @@ fn resource(any: &Any) -> Result<DomainConfig, String> {
     let config = RateLimitConfig::decode(&*any.value)
         .map_err(|error| format!("a resource cannot be decoded: {error}: send a valid RateLimitConfig"))?;
     let source = if config.name.is_empty() { format!("domain {}", config.domain) } else { config.name };
-    let mut domain = DomainConfig::default();
-    (domain.source, domain.domain) = (source, config.domain);
-    domain.descriptors = descriptors(config.descriptors)?;
-    Ok(domain)
+    let descriptors = descriptors(config.descriptors)?;
+    Ok(DomainConfig { source, domain: config.domain, descriptors, ..DomainConfig::default() })
 }
 
 fn descriptors(list: Vec<RateLimitDescriptor>) -> Result<Vec<DescriptorConfig>, String> {
@@ -39,24 +37,32 @@ fn descriptors(list: Vec<RateLimitDescriptor>) -> Result<Vec<DescriptorConfig>, 
 fn descriptor(from: RateLimitDescriptor) -> Result<DescriptorConfig, String> {
     let metadata = from.metadata.filter(|metadata| !metadata.fields.is_empty());
     let metadata = metadata.map(|metadata| object(metadata, MAX_METADATA_DEPTH)).transpose()?;
-    let mut config = DescriptorConfig::default();
-    (config.key, config.value) = (from.key, from.value);
-    config.rate_limit = from.rate_limit.map(rate_limit).transpose()?;
-    config.descriptors = descriptors(from.descriptors)?;
-    (config.shadow_mode, config.quota_mode, config.metadata) = (from.shadow_mode, from.quota_mode, metadata);
-    Ok(config)
+    Ok(DescriptorConfig {
+        key: from.key,
+        value: from.value,
+        rate_limit: from.rate_limit.map(rate_limit).transpose()?,
+        descriptors: descriptors(from.descriptors)?,
+        shadow_mode: from.shadow_mode,
+        quota_mode: from.quota_mode,
+        metadata,
+        ..DescriptorConfig::default()
+    })
 }
 
 fn rate_limit(from: RateLimitPolicy) -> Result<LimitConfig, String> {
-    let mut config = LimitConfig::default();
-    config.unit = match RateLimitUnit::try_from(from.unit) {
+    let unit = match RateLimitUnit::try_from(from.unit) {
         Ok(RateLimitUnit::Unknown) => String::new(),
         Ok(unit) => unit.as_str_name().to_ascii_lowercase(),
         Err(_) => return Err(format!("unknown unit {}: use a unit from SECOND to YEAR", from.unit)),
     };
-    (config.requests_per_unit, config.unlimited, config.name) = (from.requests_per_unit, from.unlimited, from.name);
-    config.replaces = from.replaces.into_iter().map(|replaced| replaced.name).collect();
-    Ok(config)
+    Ok(LimitConfig {
+        requests_per_unit: from.requests_per_unit,
+        unit,
+        unlimited: from.unlimited,
+        name: from.name,
+        replaces: from.replaces.into_iter().map(|replaced| replaced.name).collect(),
+        ..LimitConfig::default()
+    })
 }
 
 fn object(from: Struct, depth: usize) -> Result<Value, String> {

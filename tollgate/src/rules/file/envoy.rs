@@ -210,7 +210,8 @@ impl Names {
         let hash: String = hash.finish().as_ref().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
         let room = MAX_NAME - hash.len() - 1;
         let mut short: String = name.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect();
-        short.truncate(short.floor_char_boundary(room));
+        let is_whole = |end: &usize| short.is_char_boundary(*end);
+        short.truncate((0..=room.min(short.len())).rev().find(is_whole).unwrap_or_default());
         format!("{short}~{hash}")
     }
 }

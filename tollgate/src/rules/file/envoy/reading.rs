@@ -166,13 +166,12 @@ impl Reader<'_> {
     }
 
     fn number(&mut self, name: &str, node: &Node) -> u32 {
-        let whole =
-            |value: f64| (value.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&value)).then(|| value as u32);
+        let is_whole = |value: f64| value.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&value);
         let number = match &node.kind {
             NodeKind::Scalar(scalar) => match scalar.value {
                 ScalarValue::Null => Some(0),
                 ScalarValue::Integer(number) => u32::try_from(number).ok(),
-                ScalarValue::Float(number) => whole(number),
+                ScalarValue::Float(number) => is_whole(number).then_some(number as u32),
                 // YAML 1.1 allows underscores in numbers.
                 ScalarValue::Text if scalar.verbatim == Some(0) => scalar.text.replace('_', "").parse().ok(),
                 ScalarValue::Bool(_) | ScalarValue::Text => None,
