@@ -262,6 +262,20 @@ impl Decision {
         Self { limit: Some(limit), quota, verdict: Verdict { remaining, ..self.verdict }, ..self }
     }
 
+    /// Returns the decision with these units, which were not taken after all.
+    #[cfg(all(feature = "redis", feature = "rules"))]
+    pub(crate) fn with_more_remaining(self, units: u64) -> Self {
+        let remaining = self.verdict.remaining.saturating_add(units).min(self.quota);
+        Self { verdict: Verdict { remaining, ..self.verdict }, ..self }
+    }
+
+    /// Returns the decision of one limit of a request that all its limits allow, with the delay of the request.
+    #[cfg(feature = "rules")]
+    pub(crate) fn allowed_after(self, delay: Duration) -> Self {
+        let delay = u64::try_from(delay.as_micros()).unwrap_or(u64::MAX);
+        Self { verdict: Verdict { admission: Admission::Allowed { delay }, ..self.verdict }, ..self }
+    }
+
     /// Returns the denial for the request whose strike starts a ban.
     #[cfg(feature = "rules")]
     pub(crate) fn denied_until_reset(self) -> Self {

@@ -31,6 +31,7 @@ mod store;
 #[cfg(not(feature = "redis"))]
 #[path = "gate/store_in_memory.rs"]
 mod store;
+mod together;
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -55,6 +56,8 @@ pub use self::reservation::{MAX_RESERVATION, ReservationError, Reserved};
 #[cfg(feature = "tower")]
 pub(crate) use self::settle::ReportedCost;
 use self::store::Store;
+pub(crate) use self::together::CombinedDecision;
+pub use self::together::{Checks, JointCheck};
 use crate::error::InvalidLimit;
 use crate::limiter::{Limiter, LimiterBuilder};
 use crate::rules::{Facts, RuleSet};

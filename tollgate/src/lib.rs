@@ -90,7 +90,9 @@ pub use clock::{Clock, ManualClock};
 pub use decision::{Decision, Denied, Source};
 pub use error::InvalidLimit;
 #[cfg(feature = "rules")]
-pub use gate::{Check, Explanation, Gate, InFlightPermit, Outcome, RuleExplained, RuleState, StoreUnavailable};
+pub use gate::{
+    Check, Checks, Explanation, Gate, InFlightPermit, JointCheck, Outcome, RuleExplained, RuleState, StoreUnavailable,
+};
 #[cfg(feature = "file")]
 pub use gate::{MAX_RESERVATION, OpenError, ReservationError, Reserved};
 pub use key::Key;

@@ -82,7 +82,7 @@ impl<'a> Hit<'a> {
     }
 }
 
-type HashedHits = SmallVec<[HashedHit; 8]>;
+pub(crate) type HashedHits = SmallVec<[HashedHit; 8]>;
 
 impl Limiter {
     /// Creates a limiter with one limit, the system's clock and at most 512 MiB of memory for keys.
@@ -237,18 +237,35 @@ impl Limiter {
 
     fn hash_hits(&self, hits: &[Hit<'_>]) -> HashedHits {
         let store = &self.0.store;
+        let hashed = hits.iter().map(|hit| {
+            let fingerprint = store.fingerprint(hit.key);
+            HashedHit { limit: hit.limit, fingerprint, cost: hit.cost }
+        });
+        self.combine_hashed(hashed, |_| ())
+    }
+
+    /// Combines hits: two on the same key count as one, with the sum of the costs. Reports the position of each among
+    /// the combined hits.
+    pub(crate) fn combine_hashed(
+        &self,
+        hits: impl Iterator<Item = HashedHit>,
+        mut position_of_next: impl FnMut(usize),
+    ) -> HashedHits {
+        let store = &self.0.store;
         let (mut all, mut positions) = (HashedHits::new(), Positions::default());
         for hit in hits {
-            let fingerprint = store.fingerprint(hit.key);
-            // Two hits on the same key count as one, with the sum of the costs.
             let is_same = |one: &HashedHit| {
-                one.fingerprint == fingerprint && store.identity(one.limit) == store.identity(hit.limit)
+                one.fingerprint == hit.fingerprint && store.identity(one.limit) == store.identity(hit.limit)
             };
-            match positions.of(&all, is_same, || (fingerprint, store.identity(hit.limit))) {
-                Some(same) => all[same].cost = all[same].cost.saturating_add(hit.cost),
+            match positions.of(&all, is_same, || (hit.fingerprint, store.identity(hit.limit))) {
+                Some(same) => {
+                    all[same].cost = all[same].cost.saturating_add(hit.cost);
+                    position_of_next(same);
+                }
                 None => {
-                    all.push(HashedHit { limit: hit.limit, fingerprint, cost: hit.cost });
+                    all.push(hit);
                     positions.added(&all, |one| (one.fingerprint, store.identity(one.limit)));
+                    position_of_next(all.len() - 1);
                 }
             }
         }

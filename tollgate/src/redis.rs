@@ -76,7 +76,7 @@ use self::denials::Denials;
 pub use self::error::{ConnectError, StoreError};
 use self::fallback::{Fallback, LocalStore};
 #[cfg(feature = "rules")]
-pub(crate) use self::hits::{cost, only, take_from_store};
+pub(crate) use self::hits::{cost, only, set_receipts, take_from_store};
 use self::leases::Leases;
 pub use self::memory::ServerMemory;
 use self::prepared::PreparedLimit;
@@ -174,6 +174,8 @@ pub(crate) struct RedisHit {
     take_from: TakeFrom,
     /// Where its units were taken, once it is decided.
     receipt: Receipt,
+    /// The decision of this limit alone, if the store made it.
+    decided: Option<Decision>,
 }
 
 /// The places from which units may be taken.

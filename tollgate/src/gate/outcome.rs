@@ -154,6 +154,21 @@ impl Outcome {
     /// Checks a key of the rule named `rule`. Returns `None` if there is no such rule.
     #[expect(clippy::option_option, reason = "whether there is the rule, and then what a remote store has to check")]
     pub(super) fn check_by_name(&mut self, rule: &str, key: &[&[u8]], cost: u64) -> Option<Option<RemoteCheck>> {
+        let pending = self.collect_by_name(rule, key, cost)?;
+        if !self.is_allowed() || (pending.is_none() && self.hits.len() == 0) {
+            return Some(None);
+        }
+        Some(store::check(self, pending))
+    }
+
+    /// Collects the hits on a key of the rule named `rule`. Returns `None` if there is no such rule.
+    #[expect(clippy::option_option, reason = "whether there is the rule, and then what to check beside its hits")]
+    pub(super) fn collect_by_name(
+        &mut self,
+        rule: &str,
+        key: &[&[u8]],
+        cost: u64,
+    ) -> Option<Option<Box<PendingChecks>>> {
         self.selected_by = SelectedBy::Name;
         let Self { state, hits, .. } = &mut *self;
         let mut collector = CheckCollector::new(state, hits);
@@ -169,8 +184,7 @@ impl Outcome {
                 return Some(None);
             }
         }
-        let pending = collector.finish();
-        Some(store::check(self, pending))
+        Some(collector.finish())
     }
 
     /// Completes the check on a remote store.
@@ -246,6 +260,13 @@ impl Outcome {
         let decided_by = self.decision.as_ref().and_then(Decision::limit).map(|limit| rules.owner(limit));
         let rule = decided_by.or_else(|| self.extras.as_ref()?.refused_by);
         rule.map(|rule| rules.name(rule))
+    }
+
+    /// Returns the window of that limit, or the time in which a bucket refills. Returns `None` if there is no decision.
+    #[must_use]
+    pub fn window(&self) -> Option<Duration> {
+        let limit = self.decision.as_ref()?.limit()?;
+        Some(self.state.rules.window(limit))
     }
 
     /// Returns the decision of that limit. Returns `None` if no rule matched, or if a rule refused the request

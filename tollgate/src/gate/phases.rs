@@ -29,7 +29,7 @@ pub(super) fn check(outcome: &mut Outcome, facts: &Facts<'_>) -> Option<RemoteCh
             Gathered::Open(pending) => pending,
         };
         if let Some(denied) = state.store.refuse(&outcome.hits) {
-            return store::check_after_denial(outcome, pending, denied);
+            return store::check_after_decision(outcome, pending, denied);
         }
     }
     let gathered = gather(outcome, state, &request, Phase::WithToken, pending);

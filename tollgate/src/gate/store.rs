@@ -1,21 +1,20 @@
 //! The store of a gate: this process's memory, or Redis.
 
 use std::pin::Pin;
+use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 
 use super::pending::{PendingChecks, decide_now, strike, struck};
+use super::together::{self, Checks, Collected, CombinedDecision};
 use super::{Gate, Outcome, StoreUnavailable};
 use crate::decision::Decision;
 use crate::error::InvalidLimit;
 use crate::limit::LimitId;
 use crate::limiter::{FewHits, Hit, Limiter, LimiterBuilder};
-#[cfg(feature = "file")]
-use crate::redis::RedisHit;
-use crate::redis::{ConnectError, RedisHits, RedisLimiter, RedisLimiterBuilder};
+use crate::redis::{ConnectError, RedisHit, RedisHits, RedisLimiter, RedisLimiterBuilder};
 use crate::reservation::Settlement;
 use crate::rules::RuleSet;
-#[cfg(any(feature = "file", feature = "tower"))]
 use crate::store::memory::HashedHit;
 use crate::units::Timestamp;
 
@@ -59,7 +58,6 @@ impl Hits {
     }
 
     /// Returns the hits on a store in memory.
-    #[cfg(feature = "file")]
     pub(super) fn hashed(&self) -> &[HashedHit] {
         match self {
             Self::Memory(hits) => hits,
@@ -96,6 +94,14 @@ impl Hits {
     fn set_charged(&mut self, charged: RedisHits) {
         if let Self::Redis(hits) = self {
             **hits = charged;
+        }
+    }
+
+    /// Returns the hits on Redis.
+    fn prepared(&self) -> &[RedisHit] {
+        match self {
+            Self::Memory(_) => &[],
+            Self::Redis(hits) => hits,
         }
     }
 
@@ -293,13 +299,14 @@ pub(super) fn check(outcome: &mut Outcome, pending: Option<Box<PendingChecks>>) 
     check_unless_known(outcome, pending, None)
 }
 
-/// Continues after a denial by [`Store::refuse`]: checks the shadow rules and adds the strike.
-pub(super) fn check_after_denial(
+/// Continues after the decision of the enforced rules, for example by [`Store::refuse`]: checks the shadow rules and
+/// adds the strike for a denial.
+pub(super) fn check_after_decision(
     outcome: &mut Outcome,
     pending: Option<Box<PendingChecks>>,
-    denied: Decision,
+    decision: Decision,
 ) -> Option<RemoteCheck> {
-    check_unless_known(outcome, pending, Some(denied))
+    check_unless_known(outcome, pending, Some(decision))
 }
 
 /// Checks what is still open. `denied` is the decision of the enforced rules, if it is known.
@@ -335,6 +342,45 @@ fn check_unless_known(
 
 pub(super) fn check_remotely(outcome: Outcome, remote: RemoteCheck) -> Pin<Box<dyn Future<Output = Outcome> + Send>> {
     Box::pin(check_redis(outcome, remote))
+}
+
+/// Decides several checks, all or nothing.
+pub(super) fn check_together(store: &Store, collected: Vec<Collected>) -> Checks {
+    match store {
+        Store::Memory(limiter) => Checks::Ready(together::check_in_memory(limiter, collected)),
+        Store::Redis(limiter) => Checks::Pending(Box::pin(check_redis_together(limiter.clone(), collected))),
+    }
+}
+
+async fn check_redis_together(limiter: RedisLimiter, collected: Vec<Collected>) -> Vec<Outcome> {
+    let mut positions = Vec::new();
+    let prepared = collected.iter().flat_map(|one| one.outcome.hits.prepared());
+    let mut hits = RedisLimiter::combine_hits(prepared, |position| positions.push(position));
+    if let Some(one) = collected.first() {
+        let rules = one.outcome.state.rules.clone();
+        crate::redis::take_from_store(&mut hits, |limit| rules.may_change(rules.owner(limit)));
+    }
+    let (combined, charged) = match collected.iter().all(|one| one.outcome.is_allowed()) {
+        true => limiter.clone().decide_each(hits).await,
+        false => (CombinedDecision { is_taken: false, delay: Duration::ZERO, each: Vec::new() }, hits),
+    };
+    let mut next = 0;
+    let complete = collected.into_iter().map(|Collected { mut outcome, pending }| {
+        let own = next..next + outcome.hits.len();
+        next = own.end;
+        let own = &positions[own];
+        if let Hits::Redis(hits) = &mut outcome.hits {
+            crate::redis::set_receipts(hits, &charged, own);
+        }
+        let denied = outcome.is_allowed().then(|| combined.own_decision(own, limiter.now()));
+        let remote = RemoteCheck { pending, limiter: limiter.clone(), denied, charge: ChargeTo::Any };
+        async move {
+            let is_refused = remote.denied.is_none();
+            if is_refused { outcome } else { check_redis(outcome, remote).await }
+        }
+    });
+    let outcomes = join_all(complete).await;
+    outcomes.into_iter().map(|outcome| outcome.after_joint_decision(combined.is_taken)).collect()
 }
 
 async fn check_redis(mut outcome: Outcome, remote: RemoteCheck) -> Outcome {

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 
 use super::pending::{PendingChecks, decide_now};
+use super::together::{self, Checks, Collected};
 use super::{Gate, Outcome, StoreUnavailable};
 use crate::decision::Decision;
 use crate::error::InvalidLimit;
@@ -11,7 +12,6 @@ use crate::limit::LimitId;
 use crate::limiter::{FewHits, Hit, Limiter, LimiterBuilder};
 use crate::reservation::Settlement;
 use crate::rules::RuleSet;
-#[cfg(any(feature = "file", feature = "tower"))]
 use crate::store::memory::HashedHit;
 use crate::units::Timestamp;
 
@@ -38,7 +38,6 @@ impl Hits {
     }
 
     /// Returns the hits.
-    #[cfg(feature = "file")]
     pub(super) fn hashed(&self) -> &[HashedHit] {
         &self.0
     }
@@ -145,13 +144,14 @@ pub(super) fn check(outcome: &mut Outcome, pending: Option<Box<PendingChecks>>) 
     check_unless_known(outcome, pending, None)
 }
 
-/// Continues after a denial by [`Store::refuse`]: checks the shadow rules and adds the strike.
-pub(super) fn check_after_denial(
+/// Continues after the decision of the enforced rules, for example by [`Store::refuse`]: checks the shadow rules and
+/// adds the strike for a denial.
+pub(super) fn check_after_decision(
     outcome: &mut Outcome,
     pending: Option<Box<PendingChecks>>,
-    denied: Decision,
+    decision: Decision,
 ) -> Option<RemoteCheck> {
-    check_unless_known(outcome, pending, Some(denied))
+    check_unless_known(outcome, pending, Some(decision))
 }
 
 #[inline(always)]
@@ -164,6 +164,11 @@ fn check_unless_known(
     let decision = decide_now(outcome, pending.as_deref_mut(), denied, decide);
     outcome.decided(pending, decision);
     None
+}
+
+/// Decides several checks, all or nothing.
+pub(super) fn check_together(store: &Store, collected: Vec<Collected>) -> Checks {
+    Checks::Ready(together::check_in_memory(&store.0, collected))
 }
 
 pub(super) fn check_remotely(_: Outcome, nothing: RemoteCheck) -> Pin<Box<dyn Future<Output = Outcome> + Send>> {

@@ -2,10 +2,13 @@
 //!
 //! A request that several rules match hashes each key once, and uses the hits for the check and for the settlement.
 
+use std::time::Duration;
+
 use smallvec::SmallVec;
 
 use super::{Hit, Limiter};
 use crate::decision::Decision;
+use crate::gate::CombinedDecision;
 use crate::limit::LimitId;
 #[cfg(feature = "file")]
 use crate::reservation::Settlement;
@@ -66,6 +69,39 @@ impl Limiter {
     /// Returns the decision on the hits, taking nothing.
     pub(crate) fn peek_hashed(&self, hits: &[HashedHit]) -> Decision {
         self.with_wall_time(self.0.store.peek(&self.0.limits, hits, self.now()))
+    }
+
+    /// Takes all hits, or none. Returns the decision of each hit. A hit that is allowed while another one is denied shows
+    /// the quota that is left.
+    pub(crate) fn decide_each(&self, hits: &[HashedHit]) -> CombinedDecision {
+        let decision = self.decide_hashed(hits);
+        if !decision.is_allowed() {
+            let mut peeked = self.peek_each(hits);
+            // Another thread may have ended the denial meanwhile; the request was denied nevertheless.
+            if peeked.each.iter().flatten().all(Decision::is_allowed)
+                && let Some(denied) = hits.iter().position(|hit| decision.limit() == Some(hit.limit))
+            {
+                peeked.each[denied] = Some(decision);
+            }
+            return peeked;
+        }
+        let now = self.now();
+        let each = hits.iter().map(|hit| Some(self.peek_one(HashedHit { cost: 0, ..*hit }, now))).collect();
+        CombinedDecision { is_taken: true, delay: decision.delay(), each }
+    }
+
+    /// Returns the decision of each hit, taking nothing. A hit that is allowed shows the quota that is left.
+    pub(crate) fn peek_each(&self, hits: &[HashedHit]) -> CombinedDecision {
+        let now = self.now();
+        let each = hits.iter().map(|hit| {
+            let peeked = self.peek_one(*hit, now);
+            Some(if peeked.is_allowed() { self.peek_one(HashedHit { cost: 0, ..*hit }, now) } else { peeked })
+        });
+        CombinedDecision { is_taken: false, delay: Duration::ZERO, each: each.collect() }
+    }
+
+    fn peek_one(&self, hit: HashedHit, now: Timestamp) -> Decision {
+        self.with_wall_time(self.0.store.peek(&self.0.limits, &[hit], now))
     }
 }
 

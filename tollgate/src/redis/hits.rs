@@ -3,8 +3,12 @@
 use super::script::ScriptRequest;
 use super::{RedisHit, RedisHits, RedisLimiter, StoreError, TakeFrom};
 use crate::decision::Decision;
+#[cfg(feature = "rules")]
+use crate::gate::CombinedDecision;
 use crate::limit::LimitId;
 use crate::limiter::Hit;
+#[cfg(feature = "rules")]
+use crate::store::memory::Positions;
 
 impl RedisLimiter {
     /// Returns the wall-clock time of this process.
@@ -28,6 +32,55 @@ impl RedisLimiter {
     /// Gives back the cost of each hit, from the newest charges of its key.
     pub(crate) async fn credit_hits(&self, hits: &RedisHits) -> Result<(), StoreError> {
         self.send_each(hits, ScriptRequest::Credit).await
+    }
+
+    /// Takes all hits, or none. Returns the decision of each hit, and the hits with their receipts. A hit that is allowed
+    /// while another one is denied shows the quota that is left, unless this process denied without a call: then it has
+    /// no decision.
+    #[cfg(feature = "rules")]
+    pub(crate) async fn decide_each(self, hits: RedisHits) -> (CombinedDecision, RedisHits) {
+        let (decision, hits) = self.decide_hits(hits).await;
+        let each = hits.iter().map(|hit| match hit.decided {
+            // Nothing was taken.
+            Some(allowed) if allowed.is_allowed() && !decision.is_allowed() => {
+                Some(allowed.with_more_remaining(hit.script_hit.cost))
+            }
+            Some(decided) => Some(decided),
+            None => (decision.limit() == Some(hit.limit)).then_some(decision),
+        });
+        let mut each: Vec<Option<Decision>> = each.collect();
+        // A denial never gets lost, whichever part of this process made it.
+        if !decision.is_allowed() && each.iter().flatten().all(Decision::is_allowed) {
+            each.fill(Some(decision));
+        }
+        (CombinedDecision { is_taken: decision.is_allowed(), delay: decision.delay(), each }, hits)
+    }
+
+    /// Combines hits: two on the same key count as one, with the sum of the costs, which is charged to the store only.
+    /// Reports the position of each among the combined hits.
+    #[cfg(feature = "rules")]
+    pub(crate) fn combine_hits<'h>(
+        hits: impl Iterator<Item = &'h RedisHit>,
+        mut position_of_next: impl FnMut(usize),
+    ) -> RedisHits {
+        let (mut all, mut positions) = (RedisHits::new(), Positions::default());
+        for hit in hits {
+            let is_same = |other: &RedisHit| other.script_hit.name == hit.script_hit.name;
+            match positions.of(&all, is_same, || hit.script_hit.name.clone()) {
+                Some(same) => {
+                    let combined: &mut RedisHit = &mut all[same];
+                    combined.script_hit.cost = combined.script_hit.cost.saturating_add(hit.script_hit.cost);
+                    combined.take_from = TakeFrom::Store;
+                    position_of_next(same);
+                }
+                None => {
+                    all.push(hit.clone());
+                    positions.added(&all, |hit| hit.script_hit.name.clone());
+                    position_of_next(all.len() - 1);
+                }
+            }
+        }
+        all
     }
 
     /// Returns what [`decide_hits`](Self::decide_hits) would, and takes nothing.
@@ -55,4 +108,14 @@ pub(crate) fn only(hits: &RedisHits, limit: LimitId, cost: u64) -> RedisHits {
 #[cfg(feature = "rules")]
 pub(crate) fn cost(hit: &RedisHit) -> (LimitId, u64) {
     (hit.limit, hit.script_hit.cost)
+}
+
+/// Sets the receipts of hits to those of the combined hits at these positions.
+#[cfg(feature = "rules")]
+pub(crate) fn set_receipts(hits: &mut RedisHits, combined: &RedisHits, positions: &[usize]) {
+    for (hit, position) in hits.iter_mut().zip(positions) {
+        if let Some(combined) = combined.get(*position) {
+            hit.receipt = combined.receipt;
+        }
+    }
 }

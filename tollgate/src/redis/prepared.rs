@@ -173,12 +173,12 @@ impl PreparedLimit {
     pub(super) fn hit_named(&self, limit: LimitId, key: &[u8], cost: u64) -> RedisHit {
         let (terms, siblings) = (self.terms.clone(), self.siblings.clone());
         let script_hit = ScriptHit { terms, siblings, name: names::name_of_key_in(&self.prefix, key), cost };
-        RedisHit { limit, script_hit, take_from: TakeFrom::default(), receipt: Receipt::Nothing }
+        RedisHit { limit, script_hit, take_from: TakeFrom::default(), receipt: Receipt::Nothing, decided: None }
     }
 
     pub(super) fn hit(&self, limit: LimitId, key: Key<'_>, cost: u64) -> RedisHit {
         let (terms, siblings) = (self.terms.clone(), self.siblings.clone());
         let script_hit = ScriptHit { terms, siblings, name: names::name(&self.prefix, key), cost };
-        RedisHit { limit, script_hit, take_from: TakeFrom::default(), receipt: Receipt::Nothing }
+        RedisHit { limit, script_hit, take_from: TakeFrom::default(), receipt: Receipt::Nothing, decided: None }
     }
 }

@@ -59,7 +59,7 @@ impl RedisLimiter {
         (sent_at, received_at): (Timestamp, Timestamp),
     ) -> Result<Decision, StoreError> {
         let mut most_restrictive: Option<Decision> = None;
-        for ((hit, state), generation) in hits.iter().zip(&reply.states).zip(generations) {
+        for ((hit, state), generation) in hits.iter_mut().zip(&reply.states).zip(generations) {
             let verdict = state.verdict(&hit.script_hit.terms, reply.at, hit.script_hit.cost);
             let times = Times { sent_at, received_at, generation: *generation };
             self.remember_denial(&hit.script_hit, state, reply.at, times);
@@ -67,6 +67,7 @@ impl RedisLimiter {
                 self.remember_next(&hit.script_hit, state, reply.at, times);
             }
             let decision = self.decision(hit, verdict, reply.at, Source::Store);
+            hit.decided = Some(decision);
             most_restrictive = Some(most_restrictive.map_or(decision, |other| other.most_restrictive(decision)));
         }
         let decision = most_restrictive.unwrap_or_else(|| Decision::without_limit(reply.at));

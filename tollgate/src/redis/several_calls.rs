@@ -133,11 +133,12 @@ impl RedisLimiter {
         let received_at = inner.shared.clock.now_with_gaps();
         *hits = taken.hits;
         let mut most_restrictive: Option<Decision> = None;
-        for ((hit, reply), generation) in hits.iter().zip(&taken.replies).zip(generations) {
+        for ((hit, reply), generation) in hits.iter_mut().zip(&taken.replies).zip(generations) {
             let Some(HitReply { at, verdict, .. }) = reply else { continue };
             let times = Times { sent_at, received_at, generation: *generation };
             self.remember_denial(&hit.script_hit, &KeyState::Verdict(*verdict), *at, times);
             let decision = self.decision(hit, *verdict, *at, Source::Store);
+            hit.decided = Some(decision);
             most_restrictive = Some(most_restrictive.map_or(decision, |other| other.most_restrictive(decision)));
         }
         match (most_restrictive, taken.by_policy) {

@@ -177,9 +177,14 @@ impl KeyPart {
         matches!(self.0, Source::Jwt(_))
     }
 
-    /// Returns `true` for a descriptor that the client did not send. The rule then does not apply.
+    /// Returns `true` for a part that the request lacks because it is not a request but a descriptor, which has no
+    /// address or headers, or because that has no such entry. The rule then does not apply.
     pub(super) fn is_absent_descriptor(&self, request: &Request<'_>) -> bool {
-        matches!(&self.0, Source::Descriptor(name) if request.facts().descriptor(name).is_none())
+        let facts = request.facts();
+        match &self.0 {
+            Source::Descriptor(name) => facts.descriptor(name).is_none(),
+            _ => facts.domain_name().is_some(),
+        }
     }
 
     /// Returns `true` if the part depends on the connection only, and not on the request.

@@ -11,6 +11,7 @@ mod plain;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use smallvec::SmallVec;
 
@@ -522,6 +523,10 @@ impl RuleSet {
 
     pub(crate) fn quota(&self, limit: LimitId) -> u64 {
         self.0.limits[limit.index()].quota()
+    }
+
+    pub(crate) fn window(&self, limit: LimitId) -> Duration {
+        self.0.limits[limit.index()].window()
     }
 
     /// Returns the rule of a limit.

@@ -12,6 +12,7 @@ mod plans;
 mod policies;
 mod scenarios;
 mod settling;
+mod together;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tollgate::rules::{Facts, Rule, RuleSet};

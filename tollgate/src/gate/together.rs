@@ -1,0 +1,223 @@
+//! Several checks that are decided all or nothing.
+//!
+//! The hits of all checks are combined into one request to the store. If it is denied, nothing is taken, and the outcome
+//! of each check shows its own part: a denial, or the quota that is left.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::pending::{CheckCollector, PendingChecks};
+use super::store;
+use super::{Gate, Outcome, State, StoreUnavailable};
+use crate::decision::Decision;
+use crate::limiter::Limiter;
+use crate::rules::{Facts, Phase};
+use crate::units::Timestamp;
+
+/// One of several checks that are decided together: see [`Gate::check_together`].
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum JointCheck<'a> {
+    /// Checks the rules that match a request.
+    Request(&'a Facts<'a>),
+    /// Checks a key of one rule, without matching a request.
+    Named {
+        /// The name of the rule.
+        rule: &'a str,
+        /// The parts of the key.
+        key: &'a [&'a [u8]],
+        /// The units to take.
+        cost: u64,
+    },
+}
+
+/// The result of [`Gate::check_together`]: outcomes, or a future of them.
+#[must_use = "the requests are limited only if their outcomes are used"]
+pub enum Checks {
+    /// The outcomes. The store is in this process's memory, or no store was needed.
+    Ready(Vec<Outcome>),
+    /// A future of the outcomes. The store is on Redis.
+    Pending(Pin<Box<dyn Future<Output = Vec<Outcome>> + Send>>),
+}
+
+impl Checks {
+    /// Waits for the outcomes.
+    pub async fn outcomes(self) -> Vec<Outcome> {
+        match self {
+            Self::Ready(outcomes) => outcomes,
+            Self::Pending(outcomes) => outcomes.await,
+        }
+    }
+}
+
+/// A check whose hits are collected and not decided yet.
+pub(super) struct Collected {
+    pub(super) outcome: Outcome,
+    pub(super) pending: Option<Box<PendingChecks>>,
+}
+
+/// The decisions of a request to the store with combined hits.
+pub(crate) struct CombinedDecision {
+    /// Whether the units of all hits were taken.
+    pub(crate) is_taken: bool,
+    pub(crate) delay: Duration,
+    /// The decision of each combined hit, where it is known.
+    pub(crate) each: Vec<Option<Decision>>,
+}
+
+impl Gate {
+    /// Checks several requests, or keys of rules, and takes the units of all of them or of none. Returns their outcomes
+    /// in the same order, or `None` if a rule does not exist.
+    ///
+    /// If one check is refused, nothing is taken by any, and the outcomes of the others show what they have left. Checks
+    /// on the same limit and key are added up: if their sum is too large, each of them is denied. Limits on requests in
+    /// flight do not apply, because the end of the requests is unknown.
+    ///
+    /// ```
+    /// use tollgate::rules::{KeyPart, Rule, RuleSet};
+    /// use tollgate::{FixedWindow, Gate, JointCheck, Limit, MINUTE};
+    ///
+    /// let per_user = Rule::new(Limit::new("per-user", FixedWindow::new(5, MINUTE))?).key(KeyPart::header("x-user"));
+    /// let per_team = Rule::new(Limit::new("per-team", FixedWindow::new(2, MINUTE))?).key(KeyPart::header("x-team"));
+    /// let gate = Gate::in_memory(RuleSet::builder().rule(per_user).rule(per_team).build()?)?;
+    /// let check = |rule, key, cost| JointCheck::Named { rule, key, cost };
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    /// # runtime.block_on(async {
+    /// let checks = [check("per-user", &[b"ann"], 1), check("per-team", &[b"blue"], 3)];
+    /// let outcomes = gate.check_together(&checks).expect("both rules exist").outcomes().await;
+    /// assert!(!outcomes[1].is_allowed());
+    /// // Nothing was taken from ann.
+    /// assert_eq!(outcomes[0].decision().map(|decision| decision.remaining()), Some(5));
+    /// # });
+    /// # Ok::<(), tollgate::InvalidLimit>(())
+    /// ```
+    #[must_use]
+    pub fn check_together(&self, checks: &[JointCheck<'_>]) -> Option<Checks> {
+        let state = self.0.state.load_full();
+        let mut collected = Vec::with_capacity(checks.len());
+        for check in checks {
+            collected.push(Collected::of(&state, check)?);
+        }
+        if collected.len() > 1 {
+            return Some(store::check_together(&state.store, collected));
+        }
+        let Some(Collected { mut outcome, pending }) = collected.pop() else { return Some(Checks::Ready(Vec::new())) };
+        if !outcome.is_allowed() {
+            return Some(Checks::Ready(vec![outcome]));
+        }
+        Some(match store::check(&mut outcome, pending) {
+            None => Checks::Ready(vec![outcome]),
+            Some(remote) => {
+                let outcome = outcome.complete(remote);
+                Checks::Pending(Box::pin(async move { vec![outcome.await] }))
+            }
+        })
+    }
+}
+
+impl Gate {
+    /// Gives the cost of a check back to its limits, as far as it still counts against their keys. The check need not
+    /// have been made. Returns `None` if its rule does not exist.
+    ///
+    /// In memory, the future is ready at once.
+    #[must_use]
+    pub fn refund_check(
+        &self,
+        check: &JointCheck<'_>,
+    ) -> Option<impl Future<Output = Result<(), StoreUnavailable>> + Send + use<>> {
+        let state = self.0.state.load_full();
+        let Collected { outcome, .. } = Collected::of(&state, check)?;
+        Some(async move { state.store.credit(&outcome.hits).await })
+    }
+}
+
+impl Collected {
+    /// Collects the hits of one check, or returns `None` if its rule does not exist.
+    fn of(state: &Arc<State>, check: &JointCheck<'_>) -> Option<Self> {
+        let mut outcome = Outcome::unlimited(state.clone());
+        let pending = match check {
+            JointCheck::Request(facts) => outcome.collect(facts),
+            JointCheck::Named { rule, key, cost } => outcome.collect_by_name(rule, key, *cost)?,
+        };
+        Some(Self { outcome, pending })
+    }
+}
+
+impl Outcome {
+    /// Collects the hits of a request, without permits for requests in flight.
+    fn collect(&mut self, facts: &Facts<'_>) -> Option<Box<PendingChecks>> {
+        let state = &*self.state.clone();
+        let rules = &state.rules;
+        let request = rules.request(facts);
+        let mut collector = CheckCollector::new(state, &mut self.hits);
+        let found = if rules.read_tokens() {
+            let early = match rules.refuse_early() {
+                true => rules.find_in(Phase::WithoutToken, &request, &mut |hit, key| collector.add(hit, key)),
+                false => Ok(()),
+            };
+            early.and_then(|()| rules.find_in(Phase::WithToken, &request, &mut |hit, key| collector.add(hit, key)))
+        } else {
+            rules.find(&request, |rule_hit, key| collector.add(rule_hit, key))
+        };
+        let mut pending = collector.finish();
+        if let Some(pending) = &mut pending {
+            pending.permits.clear();
+            pending.in_flight.clear();
+        }
+        match found {
+            Ok(()) => pending,
+            Err((rule, refused)) => {
+                self.hits = state.store.no_hits();
+                self.refused_by(rule, refused);
+                None
+            }
+        }
+    }
+
+    /// Marks every limit as settled if nothing was taken, so that nothing can be refunded.
+    pub(super) fn after_joint_decision(mut self, is_taken: bool) -> Self {
+        if !is_taken {
+            *self.settled.get_mut() = u32::MAX;
+            for word in self.extras.iter_mut().flat_map(|extras| &mut extras.settled) {
+                *word.get_mut() = u32::MAX;
+            }
+        }
+        self
+    }
+}
+
+impl CombinedDecision {
+    /// Returns the decision of a check with hits at these positions.
+    pub(super) fn own_decision(&self, positions: &[usize], now: Timestamp) -> Decision {
+        let each = positions.iter().filter_map(|position| *self.each.get(*position)?);
+        match each.reduce(Decision::most_restrictive) {
+            Some(own) if self.is_taken => own.allowed_after(self.delay),
+            Some(own) => own,
+            None => Decision::without_limit(now),
+        }
+    }
+}
+
+/// Decides checks whose store is in memory.
+pub(super) fn check_in_memory(limiter: &Limiter, collected: Vec<Collected>) -> Vec<Outcome> {
+    let mut positions = Vec::new();
+    let hits = collected.iter().flat_map(|one| one.outcome.hits.hashed().iter().copied());
+    let hits = limiter.combine_hashed(hits, |position| positions.push(position));
+    let combined = match collected.iter().all(|one| one.outcome.is_allowed()) {
+        true => limiter.decide_each(&hits),
+        false => limiter.peek_each(&hits),
+    };
+    let mut next = 0;
+    let complete = |Collected { mut outcome, pending }: Collected| {
+        let own = next..next + outcome.hits.len();
+        next = own.end;
+        if outcome.is_allowed() {
+            let decision = combined.own_decision(&positions[own], limiter.wall_now());
+            // A store in memory leaves nothing to check.
+            _ = store::check_after_decision(&mut outcome, pending, decision);
+        }
+        outcome.after_joint_decision(combined.is_taken)
+    };
+    collected.into_iter().map(complete).collect()
+}

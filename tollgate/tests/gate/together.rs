@@ -1,0 +1,82 @@
+//! Several checks that are decided all or nothing.
+
+use tollgate::rules::{Facts, KeyPart, Listing, Match, Rule};
+use tollgate::{Checks, FixedWindow, Gate, JointCheck, Limit, MINUTE, Outcome, Settlement};
+
+use crate::{gate, remaining};
+
+fn rule(name: &str, quota: u64) -> Rule {
+    Rule::new(Limit::new(name, FixedWindow::new(quota, MINUTE)).unwrap()).key(KeyPart::descriptor("user"))
+}
+
+fn named<'a>(rule: &'a str, key: &'a [&'a [u8]], cost: u64) -> JointCheck<'a> {
+    JointCheck::Named { rule, key, cost }
+}
+
+fn together(gate: &Gate, checks: &[JointCheck<'_>]) -> Vec<Outcome> {
+    match gate.check_together(checks).expect("the rules exist") {
+        Checks::Ready(outcomes) => outcomes,
+        Checks::Pending(_) => panic!("the store is in memory"),
+    }
+}
+
+#[tokio::test]
+async fn a_denied_check_takes_nothing_from_the_others() {
+    let (gate, _) = gate([rule("large", 10), rule("small", 2)]);
+    let outcomes = together(&gate, &[named("large", &[b"ann"], 4), named("small", &[b"ann"], 3)]);
+    assert!(outcomes[0].is_allowed());
+    assert_eq!((outcomes[0].limit(), remaining(&outcomes[0])), (Some("large"), 10));
+    assert!(!outcomes[1].is_allowed());
+    assert_eq!((outcomes[1].limit(), remaining(&outcomes[1])), (Some("small"), 2));
+    // Nothing was taken, so nothing can be refunded.
+    assert_eq!(outcomes[0].refund().await, Settlement::AlreadySettled);
+
+    let outcomes = together(&gate, &[named("large", &[b"ann"], 4), named("small", &[b"ann"], 2)]);
+    assert!(outcomes.iter().all(Outcome::is_allowed));
+    assert_eq!((remaining(&outcomes[0]), remaining(&outcomes[1])), (6, 0));
+    assert_eq!(outcomes[0].refund().await, Settlement::Settled);
+    assert_eq!(remaining(&together(&gate, &[named("large", &[b"ann"], 0)])[0]), 10);
+}
+
+#[test]
+fn checks_on_the_same_key_are_added_up() {
+    let (gate, _) = gate([rule("one", 5)]);
+    let twice = [named("one", &[b"ann"], 3), named("one", &[b"ann"], 3)];
+    assert!(together(&gate, &twice).iter().all(|outcome| !outcome.is_allowed()));
+    let outcomes = together(&gate, &[named("one", &[b"ann"], 3), named("one", &[b"ann"], 2)]);
+    assert!(outcomes.iter().all(|outcome| outcome.is_allowed() && remaining(outcome) == 0));
+    // Another key has its own quota.
+    let outcomes = together(&gate, &[named("one", &[b"ann"], 1), named("one", &[b"bob"], 1)]);
+    assert_eq!(outcomes.iter().map(Outcome::is_allowed).collect::<Vec<_>>(), [false, true]);
+    assert_eq!(remaining(&outcomes[1]), 5);
+}
+
+#[test]
+fn a_blocked_check_takes_nothing_from_the_others() {
+    let (gate, _) = gate([rule("blocking", 5).blocked(Listing::none().key(&["mallory"])), rule("other", 5)]);
+    let outcomes = together(&gate, &[named("other", &[b"ann"], 1), named("blocking", &[b"mallory"], 1)]);
+    assert_eq!(outcomes.iter().map(Outcome::is_allowed).collect::<Vec<_>>(), [true, false]);
+    assert_eq!(remaining(&together(&gate, &[named("other", &[b"ann"], 0)])[0]), 5);
+}
+
+#[test]
+fn limits_apply_to_descriptors_that_have_all_their_entries() {
+    let per_address = Rule::new(Limit::new("per-address", FixedWindow::new(1, MINUTE)).unwrap()).key(KeyPart::ip());
+    let edge = rule("edge", 3).matching(Match::everything().domain("edge"));
+    let (gate, _) = gate([rule("per-user", 5), edge, per_address]);
+    let limits = |domain: &str, entries: &[(&str, &str)]| {
+        let facts = Facts::new("", "/").domain(domain).descriptors(entries).cost(1);
+        let [outcome] = <[Outcome; 1]>::try_from(together(&gate, &[JointCheck::Request(&facts)])).unwrap();
+        outcome.limit().map(str::to_owned)
+    };
+    assert_eq!(limits("other", &[("user", "ann")]).as_deref(), Some("per-user"));
+    assert_eq!(limits("edge", &[("user", "bob")]).as_deref(), Some("edge"));
+    // The limits by user and by address do not count these as `anonymous`.
+    assert_eq!(limits("edge", &[("path", "/")]), None);
+}
+
+#[test]
+fn an_unknown_rule_is_reported() {
+    let (gate, _) = gate([rule("one", 5)]);
+    assert!(gate.check_together(&[named("two", &[b"ann"], 1)]).is_none());
+}
