@@ -1,9 +1,10 @@
-//! The decision service: checks over HTTP and the Redis protocol. It translates requests for the gate and decides
+//! The decision service: checks over HTTP, gRPC and the Redis protocol. It translates requests for the gate and decides
 //! nothing itself.
 
 mod connections;
 mod cross_site;
 pub(crate) mod envoy;
+pub(crate) mod grpc;
 pub(crate) mod http;
 pub(crate) mod proto;
 pub(crate) mod proxy_protocol;

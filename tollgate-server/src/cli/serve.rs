@@ -20,6 +20,7 @@ use crate::listening::{Flag, ListenError, Setting};
 use crate::metrics::Metrics;
 use crate::readiness::Readiness;
 use crate::reload::{CliOverrides, Hangup, Reload, Reloads, Started};
+use crate::service::grpc::GrpcState;
 use crate::service::http::ServiceState;
 use crate::service::resp;
 use crate::service::surfaces::{Surface, Surfaces};
@@ -75,14 +76,13 @@ struct ServiceListener {
 pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     let file = rules(&arguments)?;
     let Arguments { config: path, listen, http, admin, store, state, state_interval } = arguments;
-    warn_of_unsupported_listeners(&file);
     if listen.is_some() && file.gateway.is_none() {
         let fix = "add `gateway: { routes: [...] }` to it, or use --http for the decision service";
         return Err(Error::Usage(format!("{} needs a gateway, and the rule file has none; {fix}", Flag::LISTEN)));
     }
     let overrides = CliOverrides { http, admin, store: store.store };
     let http = service_listener(file.service.http.as_ref(), overrides.http.as_ref());
-    if file.gateway.is_none() && http.is_none() && file.service.resp.is_none() {
+    if file.gateway.is_none() && http.is_none() && file.service.resp.is_none() && file.service.grpc.is_none() {
         return Err(Error::NothingToServe { config: path.unwrap_or_default() });
     }
     if state.is_some() && !file.store.is_memory() {
@@ -96,6 +96,10 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
         None => None,
     };
     let resp_tokens = match Access::of_resp(&file) {
+        Some(access) => tokens(&access, &file)?,
+        None => None,
+    };
+    let grpc_tokens = match Access::of_grpc(&file) {
         Some(access) => tokens(&access, &file)?,
         None => None,
     };
@@ -144,9 +148,16 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     let throttles = Arc::new(Throttles::new(&gate));
     if let Some(listener) = &file.service.resp {
         let throttles = Arc::clone(&throttles);
+        let decisions = Arc::clone(&decisions);
         let engine = resp::Engine { gate: gate.clone(), throttles, decisions, tokens: resp_tokens };
         let options = Options { max_connections: plan.resp, ..Options::of(listener) };
         surfaces.resp(listener.listen.as_str(), engine, options.with_surface(Surface::Resp, &counts)).await?;
+    }
+    if let Some(listener) = &file.service.grpc {
+        let (throttles, tokens) = (Arc::clone(&throttles), grpc_tokens.map(Arc::new));
+        let state = GrpcState { gate: gate.clone(), decisions: Arc::clone(&decisions), throttles, tokens };
+        let options = Options { max_connections: plan.grpc, ..Options::of(listener) };
+        surfaces.grpc(listener.listen.as_str(), state, options.with_surface(Surface::Grpc, &counts)).await?;
     }
     surfaces.addresses.extend(admin.as_ref().map(|admin| format!("admin http://{}/", admin.bound)));
     let pause = Duration::from_secs(state_interval);
@@ -254,6 +265,14 @@ impl Running {
         Ok(())
     }
 
+    async fn grpc(&mut self, address: &str, state: GrpcState, options: Options) -> Result<(), Error> {
+        let (listener, bound) = bind(address, Setting::Key("service.grpc", None)).await?;
+        self.addresses.push(format!("decisions grpc://{bound}"));
+        let stop = self.stop();
+        self.tasks.push(tokio::spawn(service::grpc::run(listener, state, options, stop)));
+        Ok(())
+    }
+
     fn stop(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut stopping = self.stopping.clone();
         async move { _ = stopping.changed().await }
@@ -297,14 +316,6 @@ fn service_listener(named: Option<&Listener>, overrides: Option<&Address>) -> Op
     Some(ServiceListener { address: address.as_str().to_owned(), setting, options, hosts })
 }
 
-fn warn_of_unsupported_listeners(file: &RuleFile) {
-    if file.service.grpc.is_some() {
-        notice::warn(format_args!(
-            "service.grpc is set, but this version does not serve gRPC: use service.http or service.resp"
-        ));
-    }
-}
-
 /// Who may use a listener of the decision service.
 struct Access<'f> {
     setting: &'static str,
@@ -318,6 +329,12 @@ impl<'f> Access<'f> {
         let named = file.service.http.as_ref();
         let tokens_file = named.and_then(|named| named.tokens_file.as_deref());
         Self { setting: "service.http", address, tokens_file, open: named.is_some_and(|named| named.open) }
+    }
+
+    fn of_grpc(file: &'f RuleFile) -> Option<Self> {
+        let named = file.service.grpc.as_ref()?;
+        let (address, tokens_file) = (named.listen.as_str(), named.tokens_file.as_deref());
+        Some(Self { setting: "service.grpc", address, tokens_file, open: named.open })
     }
 
     fn of_resp(file: &'f RuleFile) -> Option<Self> {
@@ -341,7 +358,7 @@ impl<'f> Access<'f> {
 /// Returns why a listener of the file is refused, if other machines reach it without authentication.
 pub(super) fn unprotected_listener(file: &RuleFile) -> Option<String> {
     let http = file.service.http.as_ref().map(|named| Access::of_http(file, named.listen.as_str()));
-    http.into_iter().chain(Access::of_resp(file)).find_map(|access| access.problem())
+    http.into_iter().chain(Access::of_grpc(file)).chain(Access::of_resp(file)).find_map(|access| access.problem())
 }
 
 /// Reads the tokens of a listener, if it has any.

@@ -3,7 +3,6 @@
 //! The configuration is a part of the gate's rules, so that both change together: look up and check on the same
 //! [`Gate::pinned`](tollgate::Gate::pinned). A limit in quota mode that is exceeded denies the request only if all
 //! descriptors in quota mode exceed theirs. Otherwise the request is decided, and counted, by the remaining descriptors.
-#![allow(dead_code, reason = "used by the rate limit service")]
 
 use prost_types::value::Kind;
 use prost_types::{ListValue, Struct};

@@ -102,7 +102,7 @@ fn router(state: ServiceState) -> Router {
 }
 
 /// Checks the token of a request. Two headers are refused, because a proxy may have checked the other one.
-fn authenticate(headers: &HeaderMap, tokens: &Tokens) -> Result<(), ErrorBody> {
+pub(super) fn authenticate(headers: &HeaderMap, tokens: &Tokens) -> Result<(), ErrorBody> {
     let refuse =
         |error, message: &str| ErrorBody { status: StatusCode::UNAUTHORIZED, error, message: message.to_owned() };
     let mut sent = headers.get_all(header::AUTHORIZATION).iter();

@@ -4,6 +4,8 @@ mod client;
 #[path = "../common/process.rs"]
 mod common;
 mod process;
+#[path = "../../src/service/proto.rs"]
+mod proto;
 
 mod answers;
 mod authorize;
@@ -11,6 +13,7 @@ mod configuration;
 mod connections;
 mod explaining;
 mod fleet;
+mod grpc;
 mod openapi;
 mod operations;
 mod refusals;

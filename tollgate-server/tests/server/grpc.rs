@@ -1,0 +1,226 @@
+//! Envoy's rate limit service, with a real gRPC client.
+
+use std::net::SocketAddr;
+
+use prost_types::value::Kind;
+use testkit::redis::RedisServer;
+use tonic::metadata::MetadataValue;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code as GrpcCode, Request, Status};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+use crate::common::{Process, RULES, folder_with};
+use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use crate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
+use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
+use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
+use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+
+const LIMITS: &str = "
+limits:
+  - { name: per-user, key: 'descriptor:user', limit: 3, window: 1h }
+  - { name: per-path, key: 'descriptor:path', match: { domain: edge }, limit: 1, window: 1m }
+  - { name: per-address, key: ip, limit: 1, window: 1h }
+";
+
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+fn server(settings: &str) -> (Process, SocketAddr) {
+    let folder = folder_with(&[(RULES, &format!("{settings}{LIMITS}")), ("tokens", TOKEN)]);
+    let server = Process::start(folder, &["serve", "--config", RULES]);
+    let address = server.address_of("decisions grpc");
+    (server, address)
+}
+
+async fn connect(address: SocketAddr) -> Channel {
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("the address is valid");
+    endpoint.connect().await.expect("the server accepts connections")
+}
+
+async fn plain() -> (Process, RateLimitServiceClient<Channel>) {
+    let (server, address) = server("service: { grpc: '127.0.0.1:0' }");
+    (server, RateLimitServiceClient::new(connect(address).await))
+}
+
+fn descriptor(name: &str, value: &str) -> RateLimitDescriptor {
+    let entries = vec![Entry { key: name.to_owned(), value: value.to_owned() }];
+    RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }
+}
+
+async fn check(
+    client: &mut RateLimitServiceClient<Channel>,
+    descriptors: Vec<RateLimitDescriptor>,
+) -> Result<RateLimitResponse, Status> {
+    let request = RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 };
+    client.should_rate_limit(request).await.map(tonic::Response::into_inner)
+}
+
+fn remaining(status: &DescriptorStatus) -> (Code, u32) {
+    (status.code(), status.limit_remaining)
+}
+
+#[tokio::test]
+async fn descriptors_are_decided_all_or_nothing_on_redis() {
+    let redis = RedisServer::start();
+    let store = format!("store: '{}'\nstore_timeout: 5s\n", redis.url());
+    let (_server, address) = server(&format!("{store}service: {{ grpc: '127.0.0.1:0' }}"));
+    let mut client = RateLimitServiceClient::new(connect(address).await);
+    let both = || vec![descriptor("user", "ann"), descriptor("path", "/a")];
+    let allowed = check(&mut client, both()).await.expect("a valid request");
+    assert_eq!(allowed.statuses.iter().map(remaining).collect::<Vec<_>>(), [(Code::Ok, 2), (Code::Ok, 0)]);
+    let denied = check(&mut client, both()).await.expect("a valid request");
+    let codes: Vec<_> = denied.statuses.iter().map(DescriptorStatus::code).collect();
+    assert_eq!((denied.overall_code(), &codes[..]), (Code::OverLimit, &[Code::Ok, Code::OverLimit][..]));
+    // Hits on the same key are added up, and the denied requests took nothing: two of the three are left.
+    let hits = |hits| RateLimitDescriptor { hits_addend: Some(hits), ..descriptor("user", "ann") };
+    let denied = check(&mut client, vec![hits(1), hits(2)]).await.expect("a valid request");
+    assert_eq!(denied.overall_code(), Code::OverLimit);
+    let allowed = check(&mut client, vec![hits(1), hits(1)]).await.expect("a valid request");
+    assert_eq!(allowed.statuses.iter().map(remaining).collect::<Vec<_>>(), [(Code::Ok, 0), (Code::Ok, 0)]);
+}
+
+#[tokio::test]
+async fn descriptors_are_decided_all_or_nothing() {
+    let (_server, mut client) = plain().await;
+    let both = || vec![descriptor("user", "ann"), descriptor("path", "/a"), descriptor("other", "x")];
+    let allowed = check(&mut client, both()).await.expect("a valid request");
+    assert_eq!(allowed.overall_code(), Code::Ok);
+    let statuses: Vec<_> = allowed.statuses.iter().map(remaining).collect();
+    assert_eq!(statuses, [(Code::Ok, 2), (Code::Ok, 0), (Code::Ok, 0)]);
+    let limits: Vec<_> = allowed
+        .statuses
+        .iter()
+        .map(|status| status.current_limit.as_ref().map(|limit| (&*limit.name, limit.requests_per_unit, limit.unit())))
+        .collect();
+    assert_eq!(limits, [Some(("per-user", 3, Unit::Hour)), Some(("per-path", 1, Unit::Minute)), None]);
+    let header = |response: &RateLimitResponse, name: &str| {
+        response.response_headers_to_add.iter().find(|header| header.key == name).map(|header| header.value.clone())
+    };
+    assert_eq!(header(&allowed, "x-ratelimit-remaining").as_deref(), Some("0"));
+    assert!(allowed.raw_body.is_empty());
+
+    let denied = check(&mut client, both()).await.expect("a valid request");
+    assert_eq!(denied.overall_code(), Code::OverLimit);
+    let statuses: Vec<_> = denied.statuses.iter().map(remaining).collect();
+    // Nothing was taken from ann.
+    assert_eq!(statuses, [(Code::Ok, 2), (Code::OverLimit, 0), (Code::Ok, 0)]);
+    assert!(denied.statuses[1].duration_until_reset.is_some_and(|time| (0..=60).contains(&time.seconds)));
+    assert!(header(&denied, "retry-after").is_some());
+    assert_eq!(header(&denied, "content-type").as_deref(), Some("application/json"));
+    assert!(denied.raw_body.starts_with(br#"{"error":"rate_limit_exceeded""#));
+    let metadata = denied.dynamic_metadata.expect("a denial has metadata").fields;
+    assert_eq!(metadata["limit"].kind, Some(Kind::StringValue("per-path".to_owned())));
+    assert_eq!(metadata["reason"].kind, Some(Kind::StringValue("limited".to_owned())));
+}
+
+#[tokio::test]
+async fn hits_are_taken_peeked_and_refunded() {
+    let (_server, mut client) = plain().await;
+    let with_hits = |hits, is_negative_hits| RateLimitDescriptor {
+        hits_addend: Some(hits),
+        is_negative_hits,
+        ..descriptor("user", "ann")
+    };
+    let mut status = async |descriptor| {
+        let response = check(&mut client, vec![descriptor]).await.expect("a valid request");
+        remaining(&response.statuses[0])
+    };
+    assert_eq!(status(with_hits(2, false)).await, (Code::Ok, 1));
+    assert_eq!(status(with_hits(2, false)).await, (Code::OverLimit, 1));
+    assert_eq!(status(with_hits(0, false)).await, (Code::Ok, 1));
+    assert_eq!(status(with_hits(1, true)).await, (Code::Ok, 2));
+    assert_eq!(status(with_hits(2, false)).await, (Code::Ok, 0));
+    // A refund gives back at most what was taken.
+    assert_eq!(status(with_hits(100, true)).await, (Code::Ok, 3));
+
+    let request = RateLimitRequest {
+        domain: "edge".to_owned(),
+        descriptors: vec![descriptor("user", "bob"), with_hits(1, false)],
+        hits_addend: 3,
+    };
+    let response = client.should_rate_limit(request).await.expect("a valid request").into_inner();
+    assert_eq!(response.statuses.iter().map(remaining).collect::<Vec<_>>(), [(Code::Ok, 0), (Code::Ok, 2)]);
+}
+
+#[tokio::test]
+async fn a_limit_in_the_descriptor_replaces_those_of_the_rule_file() {
+    let (_server, mut client) = plain().await;
+    let with_limit = |requests_per_unit, unit| RateLimitDescriptor {
+        limit: Some(RateLimitOverride { requests_per_unit, unit }),
+        ..descriptor("user", "ann")
+    };
+    for expected in [(Code::Ok, 1), (Code::Ok, 0), (Code::OverLimit, 0)] {
+        let response = check(&mut client, vec![with_limit(2, 3), descriptor("user", "bob")]).await.expect("valid");
+        assert_eq!(remaining(&response.statuses[0]), expected);
+        assert_eq!(response.overall_code(), expected.0);
+    }
+    // The denied request took nothing from bob.
+    let response = check(&mut client, vec![descriptor("user", "bob")]).await.expect("valid");
+    assert_eq!(remaining(&response.statuses[0]), (Code::Ok, 0));
+    let response = check(&mut client, vec![with_limit(0, 3)]).await.expect("valid");
+    assert_eq!(response.overall_code(), Code::OverLimit);
+    let error = check(&mut client, vec![with_limit(1, 0)]).await.expect_err("the unit is unknown");
+    assert_eq!(error.code(), GrpcCode::InvalidArgument);
+    assert!(error.message().starts_with("descriptors[0].limit.unit is"), "{error}");
+}
+
+#[tokio::test]
+async fn invalid_requests_are_refused_with_the_field() {
+    let (_server, mut client) = plain().await;
+    let request = RateLimitRequest { descriptors: vec![descriptor("user", "ann")], ..RateLimitRequest::default() };
+    let error = client.should_rate_limit(request).await.expect_err("there is no domain");
+    assert_eq!(error.code(), GrpcCode::InvalidArgument);
+    assert_eq!(error.message(), "rate limit domain must not be empty: set `domain`");
+    for (descriptors, problem) in [
+        (vec![], "rate limit descriptor list must not be empty"),
+        (vec![RateLimitDescriptor::default()], "descriptors[0] has no entries"),
+        (vec![descriptor("", "x")], "descriptors[0].entries[0].key is empty"),
+        (vec![descriptor("user", "ann"); 101], "the request has 101 descriptors"),
+    ] {
+        let error = check(&mut client, descriptors).await.expect_err(problem);
+        assert_eq!(error.code(), GrpcCode::InvalidArgument);
+        assert!(error.message().starts_with(problem), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn clients_need_a_token_except_for_health_checks() {
+    let (_server, address) = server("service: { grpc: { listen: '127.0.0.1:0', tokens_file: tokens } }");
+    let channel = connect(address).await;
+    let request = |token: Option<&str>| {
+        let descriptors = vec![descriptor("user", "ann")];
+        let mut request = Request::new(RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 });
+        if let Some(token) = token {
+            let value = MetadataValue::try_from(format!("Bearer {token}")).expect("the token is ASCII");
+            request.metadata_mut().insert("authorization", value);
+        }
+        request
+    };
+    let mut client = RateLimitServiceClient::new(channel.clone());
+    for token in [None, Some("wrong")] {
+        let error = client.should_rate_limit(request(token)).await.expect_err("there is no valid token");
+        assert_eq!(error.code(), GrpcCode::Unauthenticated);
+    }
+    assert!(client.should_rate_limit(request(Some(TOKEN))).await.is_ok());
+    let mut health = HealthClient::new(channel);
+    for service in ["", "envoy.service.ratelimit.v3.RateLimitService"] {
+        let request = HealthCheckRequest { service: service.to_owned() };
+        let response = health.check(request).await.expect("health checks need no token").into_inner();
+        assert_eq!(response.status(), ServingStatus::Serving);
+    }
+}
+
+#[tokio::test]
+async fn watchers_learn_that_the_server_stops() {
+    let (mut process, address) = server("service: { grpc: '127.0.0.1:0' }");
+    let mut health = HealthClient::new(connect(address).await);
+    let watch = health.watch(HealthCheckRequest { service: String::new() }).await.expect("a stream");
+    let mut statuses = watch.into_inner();
+    assert_eq!(statuses.message().await.expect("a message").expect("a status").status(), ServingStatus::Serving);
+    process.signal("TERM");
+    assert_eq!(statuses.message().await.expect("a message").expect("a status").status(), ServingStatus::NotServing);
+    assert!(process.wait().success());
+}
