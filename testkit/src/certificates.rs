@@ -23,6 +23,12 @@ impl Signed {
     }
 }
 
+impl Default for Authority {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Authority {
     /// Makes an authority with a new key.
     pub fn new() -> Self {
