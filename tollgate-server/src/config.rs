@@ -7,10 +7,11 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use tollgate::rules::RuleSet;
-use tollgate::rules::file::internal::Address;
+use tollgate::rules::file::internal::{Address, Listener, ServiceRule};
 use tollgate::rules::file::{LoadError, Parsed, Problems, RuleFile};
 
 use crate::gateway::Gateway;
+use crate::gateway::tls::Tls;
 use crate::service::xds::XdsSettings;
 
 /// One byte more than the 4 MiB that a rule file may have, so that the parser reports a longer one with a position.
@@ -39,11 +40,33 @@ pub(crate) fn understand(path: &Path, text: &[u8]) -> Result<Parsed, Problems> {
 
 /// Compiles the rules of a file and checks its gateway, which may listen on another address than the file says.
 pub(crate) fn compile(file: &Parsed, listen: Option<&Address>) -> Result<RuleSet, Problems> {
-    match (file.compile(), Gateway::problems(file, listen)) {
+    let listeners = match (Gateway::problems(file, listen), certificate_problems(file)) {
+        (Some(one), Some(other)) => Some(one.and(other)),
+        (one, other) => one.or(other),
+    };
+    match (file.compile(), listeners) {
         (Ok(rules), None) => Ok(rules),
         (Ok(_), Some(problems)) | (Err(problems), None) => Err(problems),
         (Err(one), Some(other)) => Err(one.and(other)),
     }
+}
+
+/// Returns the listeners of the decision service in a file, with their keys and the settings of their TLS.
+pub(crate) fn service_listeners(file: &RuleFile) -> impl Iterator<Item = (&'static str, &'static str, &Listener)> {
+    let ServiceRule { http, grpc, resp, .. } = &file.service;
+    let listeners =
+        [("http", "service.http.tls", http), ("grpc", "service.grpc.tls", grpc), ("resp", "service.resp.tls", resp)];
+    listeners.into_iter().filter_map(|(key, setting, listener)| Some((key, setting, listener.as_ref()?)))
+}
+
+/// Returns the problems with the certificates of the decision service.
+fn certificate_problems(file: &Parsed) -> Option<Problems> {
+    let of_listener = |(key, setting, listener): (&'static str, &'static str, &Listener)| {
+        let errors = listener.tls.as_ref().and_then(|tls| Tls::new(tls, file.folder(), setting).err());
+        errors.into_iter().flatten().map(move |error| error.of("tls").of(key).of("service")).collect::<Vec<_>>()
+    };
+    let errors: Vec<_> = service_listeners(file).flat_map(of_listener).collect();
+    (!errors.is_empty()).then(|| file.problems(errors))
 }
 
 /// Returns the files that the rules name and that are read again when they change.

@@ -5,17 +5,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
 use tollgate::Gate;
-use tollgate::rules::file::internal::{Address, HostGlob, Listener};
+use tollgate::rules::file::internal::{Address, HostGlob, Listener, SettingError};
 use tollgate::rules::file::{Parsed, RuleFile};
 
 use super::{Error, StoreArgument, load, print};
 use crate::decisions::Decisions;
 use crate::gateway::Gateway;
+use crate::gateway::tls::Tls;
 use crate::listening::{Flag, ListenError, Setting};
 use crate::metrics::Metrics;
 use crate::readiness::Readiness;
@@ -91,18 +94,12 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
             "--state is only for the in-memory store, because Redis keeps its own keys: {fix}"
         )));
     }
-    let http_tokens = match &http {
-        Some(listener) => tokens(&Access::of_http(&file, &listener.address), &file)?,
-        None => None,
-    };
-    let resp_tokens = match Access::of_resp(&file) {
-        Some(access) => tokens(&access, &file)?,
-        None => None,
-    };
-    let grpc_tokens = match Access::of_grpc(&file) {
-        Some(access) => tokens(&access, &file)?,
-        None => None,
-    };
+    if let Some(problem) = unprotected_listener(&file, http.as_ref().map(|http| &*http.address)) {
+        return Err(Error::Usage(problem));
+    }
+    let http_tokens = tokens("service.http", file.service.http.as_ref(), &file)?;
+    let resp_tokens = tokens("service.resp", file.service.resp.as_ref(), &file)?;
+    let grpc_tokens = tokens("service.grpc", file.service.grpc.as_ref(), &file)?;
     let plan = plan(&file, http.is_some(), overrides.admin.is_some() || file.admin.is_some())?;
     config::compile(&file, listen.as_ref()).map_err(|problems| Error::Open(problems.into()))?;
     let state = state.map(StateFile::new);
@@ -139,6 +136,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     };
     if let Some(mut listener) = http {
         listener.options.max_connections = plan.service;
+        listener.options.tls = tls("http", &file)?;
         listener.options = listener.options.with_surface(Surface::Http, &counts);
         let decisions = Arc::clone(&decisions);
         surfaces
@@ -150,13 +148,13 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
         let throttles = Arc::clone(&throttles);
         let decisions = Arc::clone(&decisions);
         let engine = resp::Engine { gate: gate.clone(), throttles, decisions, tokens: resp_tokens };
-        let options = Options { max_connections: plan.resp, ..Options::of(listener) };
+        let options = Options { max_connections: plan.resp, tls: tls("resp", &file)?, ..Options::of(listener) };
         surfaces.resp(listener.listen.as_str(), engine, options.with_surface(Surface::Resp, &counts)).await?;
     }
     if let Some(listener) = &file.service.grpc {
         let (throttles, tokens) = (Arc::clone(&throttles), grpc_tokens.map(Arc::new));
         let state = GrpcState { gate: gate.clone(), decisions: Arc::clone(&decisions), throttles, tokens };
-        let options = Options { max_connections: plan.grpc, ..Options::of(listener) };
+        let options = Options { max_connections: plan.grpc, tls: tls("grpc", &file)?, ..Options::of(listener) };
         surfaces.grpc(listener.listen.as_str(), state, options.with_surface(Surface::Grpc, &counts)).await?;
     }
     surfaces.addresses.extend(admin.as_ref().map(|admin| format!("admin http://{}/", admin.bound)));
@@ -251,7 +249,8 @@ impl Running {
 
     async fn service(&mut self, service: ServiceListener, state: ServiceState) -> Result<(), Error> {
         let (listener, bound) = bind(&service.address, service.setting).await?;
-        self.addresses.push(format!("decisions POST http://{bound}/v1/check"));
+        let scheme = if service.options.tls.is_some() { "https" } else { "http" };
+        self.addresses.push(format!("decisions POST {scheme}://{bound}/v1/check"));
         let stop = self.stop();
         self.tasks.push(tokio::spawn(service::http::run(listener, state, (service.options, service.hosts), stop)));
         Ok(())
@@ -259,7 +258,8 @@ impl Running {
 
     async fn resp(&mut self, address: &str, engine: resp::Engine, options: Options) -> Result<(), Error> {
         let (listener, bound) = bind(address, Setting::Key("service.resp", None)).await?;
-        self.addresses.push(format!("decisions redis://{bound}"));
+        let scheme = if options.tls.is_some() { "rediss" } else { "redis" };
+        self.addresses.push(format!("decisions {scheme}://{bound}"));
         let stop = self.stop();
         self.tasks.push(tokio::spawn(resp::run(listener, engine, options, stop)));
         Ok(())
@@ -267,7 +267,8 @@ impl Running {
 
     async fn grpc(&mut self, address: &str, state: GrpcState, options: Options) -> Result<(), Error> {
         let (listener, bound) = bind(address, Setting::Key("service.grpc", None)).await?;
-        self.addresses.push(format!("decisions grpc://{bound}"));
+        let scheme = if options.tls.is_some() { "grpcs" } else { "grpc" };
+        self.addresses.push(format!("decisions {scheme}://{bound}"));
         let stop = self.stop();
         self.tasks.push(tokio::spawn(service::grpc::run(listener, state, options, stop)));
         Ok(())
@@ -316,58 +317,51 @@ fn service_listener(named: Option<&Listener>, overrides: Option<&Address>) -> Op
     Some(ServiceListener { address: address.as_str().to_owned(), setting, options, hosts })
 }
 
-/// Who may use a listener of the decision service.
-struct Access<'f> {
-    setting: &'static str,
-    address: &'f str,
-    tokens_file: Option<&'f str>,
-    open: bool,
+/// Returns why a listener is refused, if other machines reach it without authentication.
+fn unprotected(setting: &str, address: &str, listener: Option<&Listener>) -> Option<String> {
+    let is_protected =
+        |listener: &Listener| listener.open || listener.tokens_file.is_some() || listener.requires_certificates();
+    (!listener.is_some_and(is_protected) && !is_loopback(address)).then(|| {
+        format!(
+            "{setting} listens on {address}, where other machines reach it, without authentication: set \
+             `{setting}.tokens_file`, set `{setting}.tls.client_ca`, listen on 127.0.0.1, or set `{setting}.open: true`"
+        )
+    })
 }
 
-impl<'f> Access<'f> {
-    fn of_http(file: &'f RuleFile, address: &'f str) -> Self {
-        let named = file.service.http.as_ref();
-        let tokens_file = named.and_then(|named| named.tokens_file.as_deref());
-        Self { setting: "service.http", address, tokens_file, open: named.is_some_and(|named| named.open) }
-    }
-
-    fn of_grpc(file: &'f RuleFile) -> Option<Self> {
-        let named = file.service.grpc.as_ref()?;
-        let (address, tokens_file) = (named.listen.as_str(), named.tokens_file.as_deref());
-        Some(Self { setting: "service.grpc", address, tokens_file, open: named.open })
-    }
-
-    fn of_resp(file: &'f RuleFile) -> Option<Self> {
-        let named = file.service.resp.as_ref()?;
-        let (address, tokens_file) = (named.listen.as_str(), named.tokens_file.as_deref());
-        Some(Self { setting: "service.resp", address, tokens_file, open: named.open })
-    }
-
-    /// Returns why it is refused, if other machines reach it without authentication.
-    fn problem(&self) -> Option<String> {
-        let Self { setting, address, tokens_file, open } = self;
-        (tokens_file.is_none() && !open && !is_loopback(address)).then(|| {
-            format!(
-                "{setting} listens on {address}, where other machines reach it, without authentication: set \
-                 `{setting}.tokens_file`, listen on 127.0.0.1, or set `{setting}.open: true`"
-            )
+/// Returns why a listener of the file is refused, if other machines reach it without authentication. `http` is the
+/// address of HTTP, if it is not the one in the file.
+pub(super) fn unprotected_listener(file: &RuleFile, http: Option<&str>) -> Option<String> {
+    let given = http.and_then(|address| unprotected("service.http", address, file.service.http.as_ref()));
+    let mut others = config::service_listeners(file).filter(|(key, ..)| *key != "http" || http.is_none());
+    given.or_else(|| {
+        others.find_map(|(key, _, listener)| {
+            unprotected(&format!("service.{key}"), listener.listen.as_str(), Some(listener))
         })
-    }
-}
-
-/// Returns why a listener of the file is refused, if other machines reach it without authentication.
-pub(super) fn unprotected_listener(file: &RuleFile) -> Option<String> {
-    let http = file.service.http.as_ref().map(|named| Access::of_http(file, named.listen.as_str()));
-    http.into_iter().chain(Access::of_grpc(file)).chain(Access::of_resp(file)).find_map(|access| access.problem())
+    })
 }
 
 /// Reads the tokens of a listener, if it has any.
-fn tokens(access: &Access<'_>, file: &Parsed) -> Result<Option<Tokens>, Error> {
-    if let Some(problem) = access.problem() {
-        return Err(Error::Usage(problem));
-    }
-    let tokens = access.tokens_file.map(|path| Tokens::open(&file.folder().join(path))).transpose();
-    tokens.map_err(|error| Error::Usage(format!("{}: {error}", access.setting)))
+fn tokens(setting: &str, listener: Option<&Listener>, file: &Parsed) -> Result<Option<Tokens>, Error> {
+    let path = listener.and_then(|listener| listener.tokens_file.as_ref());
+    let tokens = path.map(|path| Tokens::open(&file.folder().join(path))).transpose();
+    tokens.map_err(|error| Error::Usage(format!("{setting}: {error}")))
+}
+
+/// Reads the certificates of a listener, and again when they change.
+fn tls(key: &str, file: &Parsed) -> Result<Option<Arc<ArcSwap<TlsAcceptor>>>, Error> {
+    let named = config::service_listeners(file).find(|(named, ..)| *named == key);
+    let Some((rule, setting)) = named.and_then(|(_, setting, listener)| Some((listener.tls.as_ref()?, setting))) else {
+        return Ok(None);
+    };
+    // They have been read once already, with better messages.
+    let unusable =
+        |errors: Vec<SettingError>| Error::Usage(errors.first().map(ToString::to_string).unwrap_or_default());
+    let tls = Tls::new(rule, file.folder(), setting).map_err(unusable)?;
+    let acceptor = Arc::new(ArcSwap::from_pointee(tls.acceptor.clone()));
+    let in_use = Arc::clone(&acceptor);
+    tokio::spawn(tls.watch_files(move |next| in_use.store(Arc::new(next)), Arc::default()));
+    Ok(Some(acceptor))
 }
 
 fn is_loopback(address: &str) -> bool {

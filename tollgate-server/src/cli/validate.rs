@@ -84,7 +84,7 @@ async fn report(path: &Path) -> Result<Report, Error> {
         Err(error) => return Err(Error::Load(error)),
     };
     let (limits, warnings) = (parsed.limits.len() + parsed.envoy_rules().len(), parsed.warnings().clone());
-    let unprotected = super::serve::unprotected_listener(&parsed);
+    let unprotected = super::serve::unprotected_listener(&parsed, None);
     Ok(match usable(&parsed).await {
         Ok(()) if unprotected.is_some() => Report { whole: unprotected, ..invalid(vec![warnings]) },
         Ok(()) => Report { limits, verdict: Verdict::Valid, ..invalid(vec![warnings]) },

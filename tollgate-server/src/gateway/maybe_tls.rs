@@ -8,7 +8,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 /// A TCP connection, or a TLS connection of either side.
-pub(super) enum MaybeTls<T> {
+pub(crate) enum MaybeTls<T> {
     Plain(TcpStream),
     Tls(Box<T>),
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
+use tokio_rustls::TlsAcceptor;
 use tollgate::rules::file::Parsed;
 use tollgate::rules::file::internal::{Address, GatewayRule, SettingError};
 
@@ -65,7 +66,7 @@ pub(super) async fn prepare(
     let rule = file.gateway.clone().unwrap_or_default();
     let mut ports = Vec::new();
     for ListenAddress { address: configured, setting, is_tls } in listen_addresses(&rule, listen) {
-        let tls = rule.tls.as_ref().filter(|_| is_tls).map(|tls| Tls::new(tls, file.folder()));
+        let tls = rule.tls.as_ref().filter(|_| is_tls).map(|tls| Tls::new(tls, file.folder(), "gateway.tls"));
         let of_tls = |errors: Vec<SettingError>| errors.into_iter().map(|error| error.of("tls").of("gateway"));
         let tls = tls.transpose().map_err(|errors| StartError::Refused(file.problems(of_tls(errors))))?;
         let acceptor = tls.as_ref().map(|tls| tls.acceptor.clone());
@@ -114,7 +115,11 @@ pub(super) fn open(next: Vec<NextPort>, mut before: Vec<Port>, workers: &[Worker
         let kept = before.iter().position(|port| port.configured == configured).map(|found| before.swap_remove(found));
         let watch_files = |config: &Arc<ArcSwap<ListenerConfig>>, reloads: &Arc<CertificateReloads>| {
             reloads.note_good(&tls.as_ref().map(|tls| Arc::clone(&tls.validities)).unwrap_or_default());
-            tls.map(|tls| tokio::spawn(tls.watch_files(Arc::clone(config), Arc::clone(reloads))).abort_handle())
+            let (config, reloads) = (Arc::clone(config), Arc::clone(reloads));
+            let apply = move |tls: TlsAcceptor| {
+                config.rcu(|before| ListenerConfig { proxy_protocol: before.proxy_protocol, tls: Some(tls.clone()) });
+            };
+            tls.map(|tls| tokio::spawn(tls.watch_files(apply, reloads)).abort_handle())
         };
         match (listening, kept) {
             (Some(listening), _) => {

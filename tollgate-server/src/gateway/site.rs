@@ -210,7 +210,7 @@ impl Site {
             };
             found.extend(errors.into_iter().map(|error| of_route(error, index)));
         }
-        let of_tls = gateway.tls.iter().filter_map(|tls| Tls::new(tls, file.folder()).err()).flatten();
+        let of_tls = gateway.tls.iter().filter_map(|tls| Tls::new(tls, file.folder(), "gateway.tls").err()).flatten();
         found.extend(of_tls.map(|error| error.of("tls").of("gateway")));
         found
     }

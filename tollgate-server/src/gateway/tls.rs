@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use rustls::client::verify_server_name;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
@@ -28,11 +27,10 @@ use tollgate::rules::file::internal::{CertificateRule, ClientCertificates, Setti
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 pub(super) use self::failure::{HANDSHAKE_FAILURES, HandshakeFailure};
-pub(super) use self::reloads::CertificateReloads;
+pub(crate) use self::reloads::CertificateReloads;
 use self::validity::ExpiryWarnings;
 pub(super) use self::validity::{MAX_NAMES, Validity};
 pub(super) use self::wrong_protocol::{begins_with_a_letter, is_hello, send_use_https};
-use super::connection::ListenerConfig;
 use crate::notice;
 use crate::seconds::unix_now;
 
@@ -46,11 +44,13 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
 /// The TLS settings of a listener, and the files they were read from.
-pub(super) struct Tls {
-    pub(super) acceptor: TlsAcceptor,
+pub(crate) struct Tls {
+    pub(crate) acceptor: TlsAcceptor,
     pub(super) validities: Arc<Vec<Validity>>,
     rule: TlsRule,
     folder: PathBuf,
+    /// The key of the rule file.
+    setting: &'static str,
 }
 
 /// The files of a certificate.
@@ -83,13 +83,13 @@ impl ResolvesServerCert for Certificates {
 }
 
 impl Tls {
-    /// Creates the TLS settings. Returns all problems with the files, not only the first.
-    pub(super) fn new(rule: &TlsRule, folder: &Path) -> Result<Self, Vec<SettingError>> {
+    /// Creates the TLS settings, which `setting` names in the rule file. Returns all problems with the files, not only the first.
+    pub(crate) fn new(rule: &TlsRule, folder: &Path, setting: &'static str) -> Result<Self, Vec<SettingError>> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut errors = Vec::new();
         let (mut certificates, mut validities) = (Vec::new(), Vec::new());
         for (index, files) in files(rule, folder).iter().enumerate() {
-            match certified(files, &provider) {
+            match certified(files, setting, &provider) {
                 Ok(certificate) => {
                     let own = certificate.cert.first();
                     validities.extend(own.and_then(|own| Validity::of(&files.cert, &files.configured, own)));
@@ -99,7 +99,7 @@ impl Tls {
             }
         }
         let verifier = rule.client_ca.as_ref().map(|file| {
-            let verifies = verifier(&folder.join(file), rule.client_certificates, &provider);
+            let verifies = verifier((&folder.join(file), setting), rule.client_certificates, &provider);
             verifies.map_err(|error| errors.push(error.of("client_ca")))
         });
         let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
@@ -112,12 +112,12 @@ impl Tls {
         let mut config = builder.with_cert_resolver(Arc::new(Certificates(certificates)));
         config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).into();
         let (acceptor, validities) = (TlsAcceptor::from(Arc::new(config)), Arc::new(validities));
-        Ok(Self { acceptor, validities, rule: rule.clone(), folder: folder.to_owned() })
+        Ok(Self { acceptor, validities, rule: rule.clone(), folder: folder.to_owned(), setting })
     }
 
-    /// Reloads all files when one changes, forever, and applies them to new connections. Files that cannot be used
+    /// Reloads all files when one changes, forever, and passes them to `apply`, for new connections. Files that cannot be used
     /// change nothing. Logs certificates that expire.
-    pub(super) async fn watch_files(self, config: Arc<ArcSwap<ListenerConfig>>, reloads: Arc<CertificateReloads>) {
+    pub(crate) async fn watch_files(self, apply: impl Fn(TlsAcceptor), reloads: Arc<CertificateReloads>) {
         let (mut contents, mut warnings) = (self.file_contents(), ExpiryWarnings::new(&self.validities));
         loop {
             warnings.log(unix_now());
@@ -128,12 +128,9 @@ impl Tls {
             }
             // A certificate and its key are not written at the same moment: the next check may find both.
             contents = now;
-            match Self::new(&self.rule, &self.folder) {
+            match Self::new(&self.rule, &self.folder, self.setting) {
                 Ok(other) => {
-                    config.rcu(|before| ListenerConfig {
-                        proxy_protocol: before.proxy_protocol,
-                        tls: Some(other.acceptor.clone()),
-                    });
+                    apply(other.acceptor.clone());
                     reloads.note_applied(&other.validities);
                     warnings = ExpiryWarnings::new(&other.validities);
                     notice::log("certificates reloaded: new connections use them");
@@ -186,53 +183,53 @@ fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(text)
 }
 
-fn bad(key: &str, path: &Path, problem: &str) -> SettingError {
-    SettingError::new(format!("gateway.tls.{key} {}: {problem}", path.display()), "name a readable PEM file")
+fn bad((path, setting): (&Path, &str), key: &str, problem: &str) -> SettingError {
+    SettingError::new(format!("{setting}.{key} {}: {problem}", path.display()), "name a readable PEM file")
 }
 
 /// Reads a certificate and its key. Returns the problems with both.
-fn certified(files: &Files, provider: &CryptoProvider) -> Result<CertifiedKey, Vec<SettingError>> {
-    let chain = chain(&files.cert).map_err(|error| error.of("cert"));
-    let key = private_key(&files.key).map_err(|error| error.of("key"));
+fn certified(files: &Files, setting: &str, provider: &CryptoProvider) -> Result<CertifiedKey, Vec<SettingError>> {
+    let chain = chain((&files.cert, setting)).map_err(|error| error.of("cert"));
+    let key = private_key((&files.key, setting)).map_err(|error| error.of("key"));
     match (chain, key) {
         (Ok(chain), Ok(key)) => {
-            CertifiedKey::from_der(chain, key, provider).map_err(|error| vec![unfit(files, &error)])
+            CertifiedKey::from_der(chain, key, provider).map_err(|error| vec![unfit(files, setting, &error)])
         }
         (chain, key) => Err(chain.err().into_iter().chain(key.err()).collect()),
     }
 }
 
-fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, SettingError> {
-    let text = read(path).map_err(|error| bad("certificates", path, &error.to_string()))?;
+fn chain(named: (&Path, &str)) -> Result<Vec<CertificateDer<'static>>, SettingError> {
+    let text = read(named.0).map_err(|error| bad(named, "certificates", &error.to_string()))?;
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-    let chain = chain.map_err(|error| bad("certificates", path, &error.to_string()))?;
+    let chain = chain.map_err(|error| bad(named, "certificates", &error.to_string()))?;
     if chain.is_empty() {
-        return Err(bad("certificates", path, "it contains no certificate"));
+        return Err(bad(named, "certificates", "it contains no certificate"));
     }
     Ok(chain)
 }
 
-fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, SettingError> {
-    let text = read(path).map_err(|error| bad("certificates", path, &error.to_string()))?;
+fn private_key(named: (&Path, &str)) -> Result<PrivateKeyDer<'static>, SettingError> {
+    let text = read(named.0).map_err(|error| bad(named, "certificates", &error.to_string()))?;
     PrivateKeyDer::from_pem_slice(&text)
-        .map_err(|error| bad("certificates", path, &format!("it contains no private key ({error})")))
+        .map_err(|error| bad(named, "certificates", &format!("it contains no private key ({error})")))
 }
 
 /// Describes why a certificate and a key cannot be used together.
-fn unfit(files: &Files, error: &rustls::Error) -> SettingError {
+fn unfit(files: &Files, setting: &str, error: &rustls::Error) -> SettingError {
     let (cert, key) = (files.cert.display(), files.key.display());
     match error {
         rustls::Error::InconsistentKeys(_) => SettingError::new(
-            format!("gateway.tls.certificates {cert}: the key in {key} does not belong to it"),
+            format!("{setting}.certificates {cert}: the key in {key} does not belong to it"),
             "name the key of this certificate, or the certificate of this key; a chain starts with the server's own certificate",
         )
         .of("key"),
         rustls::Error::InvalidCertificate(_) => {
-            let problem = format!("gateway.tls.certificates {cert}: it cannot be used ({error})");
+            let problem = format!("{setting}.certificates {cert}: it cannot be used ({error})");
             SettingError::new(problem, "name an X.509 certificate in PEM").of("cert")
         }
         _ => {
-            let problem = format!("gateway.tls.certificates {key}: it cannot be used ({error})");
+            let problem = format!("{setting}.certificates {key}: it cannot be used ({error})");
             SettingError::new(problem, "name an RSA, ECDSA or Ed25519 private key without a password").of("key")
         }
     }
@@ -240,28 +237,28 @@ fn unfit(files: &Files, error: &rustls::Error) -> SettingError {
 
 /// Returns a verifier for client certificates issued by the authorities in a file.
 fn verifier(
-    path: &Path,
+    named: (&Path, &str),
     mode: ClientCertificates,
     provider: &Arc<CryptoProvider>,
 ) -> Result<Arc<dyn ClientCertVerifier>, SettingError> {
-    let roots = Arc::new(authorities(path)?);
+    let roots = Arc::new(authorities(named)?);
     let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(provider));
     let verifier = match mode {
         ClientCertificates::Optional => verifier.allow_unauthenticated(),
         _ => verifier,
     };
-    verifier.build().map_err(|error| bad("client_ca", path, &error.to_string()))
+    verifier.build().map_err(|error| bad(named, "client_ca", &error.to_string()))
 }
 
-fn authorities(path: &Path) -> Result<RootCertStore, SettingError> {
-    let text = read(path).map_err(|error| bad("client_ca", path, &error.to_string()))?;
+fn authorities(named: (&Path, &str)) -> Result<RootCertStore, SettingError> {
+    let text = read(named.0).map_err(|error| bad(named, "client_ca", &error.to_string()))?;
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&text) {
-        let certificate = certificate.map_err(|error| bad("client_ca", path, &error.to_string()))?;
-        roots.add(certificate).map_err(|error| bad("client_ca", path, &error.to_string()))?;
+        let certificate = certificate.map_err(|error| bad(named, "client_ca", &error.to_string()))?;
+        roots.add(certificate).map_err(|error| bad(named, "client_ca", &error.to_string()))?;
     }
     if roots.is_empty() {
-        return Err(bad("client_ca", path, "it contains no certificate"));
+        return Err(bad(named, "client_ca", "it contains no certificate"));
     }
     Ok(roots)
 }

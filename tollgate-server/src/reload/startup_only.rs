@@ -20,6 +20,7 @@ pub(crate) struct CliOverrides {
 pub(super) struct StartupOnly {
     http: Option<Listener>,
     resp: Option<Listener>,
+    grpc: Option<Listener>,
     admin: Option<AdminRule>,
     gateway: Option<Layout>,
 }
@@ -41,6 +42,7 @@ impl StartupOnly {
         Self {
             http,
             resp: file.service.resp.clone(),
+            grpc: file.service.grpc.clone(),
             admin: file.admin.clone().filter(|_| overrides.admin.is_none()),
             gateway: file.gateway.as_ref().map(Layout::of),
         }
@@ -72,9 +74,10 @@ impl Layout {
 /// Returns whether two differ in one setting.
 type Differs = fn(&StartupOnly, &StartupOnly) -> bool;
 
-const FIELDS: [(&str, Differs); 8] = [
+const FIELDS: [(&str, Differs); 9] = [
     ("service.http", |one, other| one.http != other.http),
     ("service.resp", |one, other| one.resp != other.resp),
+    ("service.grpc", |one, other| one.grpc != other.grpc),
     ("admin.listen", |one, other| one.admin != other.admin),
     ("gateway", |one, other| one.gateway.is_some() != other.gateway.is_some()),
     ("gateway.workers", |one, other| differ(one, other, |layout| layout.workers)),

@@ -17,17 +17,22 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use axum::Router;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tollgate::rules::file::internal::Listener;
 
 pub(crate) use self::activity::TICK;
+use self::http::Requests;
 pub(crate) use self::interrupts::{Interrupt, Interrupts};
 use super::proxy_protocol::{self, ProxyProtocol};
 use super::surfaces::{Surface, Surfaces};
+use crate::gateway::maybe_tls::MaybeTls;
 
 /// The bound without a setting. Idle HTTP connections take about 10 KiB each.
 pub(crate) const MAX_CONNECTIONS: u32 = 4_096;
@@ -74,7 +79,7 @@ pub(crate) enum Stage {
 }
 
 /// Options of a listener.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Options {
     pub(crate) proxy_protocol: ProxyProtocol,
     pub(crate) max_connections: u32,
@@ -82,6 +87,8 @@ pub(crate) struct Options {
     pub(crate) surface: Surface,
     /// Counts of all listeners.
     pub(crate) surfaces: Arc<Surfaces>,
+    /// TLS with the certificates in use.
+    pub(crate) tls: Option<Arc<ArcSwap<TlsAcceptor>>>,
 }
 
 impl Default for Options {
@@ -91,6 +98,7 @@ impl Default for Options {
             max_connections: MAX_CONNECTIONS,
             surface: Surface::Http,
             surfaces: Arc::default(),
+            tls: None,
         }
     }
 }
@@ -126,6 +134,7 @@ pub(crate) trait Protocol: Clone + Send + 'static {
 #[derive(Clone)]
 struct Http {
     router: Router,
+    requests: Requests,
     /// Whether connections beyond the bound are answered nevertheless. Health checks are.
     answers_all: bool,
 }
@@ -135,7 +144,7 @@ impl Protocol for Http {
     where
         Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        http::serve(io, peer, self.router, stage).await;
+        http::serve(io, peer, (self.router, self.requests), stage).await;
     }
 
     async fn refuse<Io>(self, io: Io, peer: SocketAddr)
@@ -145,7 +154,7 @@ impl Protocol for Http {
         if self.answers_all {
             // The client is asked to close the connection with its first response.
             let (_serving, stage) = watch::channel(Stage::Closing);
-            _ = timeout(REFUSAL_DEADLINE, http::serve(io, peer, self.router, stage)).await;
+            _ = timeout(REFUSAL_DEADLINE, http::serve(io, peer, (self.router, self.requests), stage)).await;
         } else {
             http::refuse(io).await;
         }
@@ -162,7 +171,8 @@ pub(crate) async fn bind(address: &str) -> io::Result<TcpListener> {
 /// Serves HTTP until `shutdown` resolves, then drains connections, for at most [`GRACE`] and [`DRAIN_DEADLINE`].
 pub(crate) async fn serve(listener: TcpListener, router: Router, options: Options, shutdown: impl Future<Output = ()>) {
     let answers_all = options.surface == Surface::Admin;
-    serve_protocol(listener, Http { router, answers_all }, options, shutdown).await;
+    let requests = Requests { surface: options.surface, surfaces: Arc::clone(&options.surfaces) };
+    serve_protocol(listener, Http { router, requests, answers_all }, options, shutdown).await;
 }
 
 /// Serves a protocol until `shutdown` resolves, then drains connections, for at most [`GRACE`] and [`DRAIN_DEADLINE`].
@@ -240,12 +250,13 @@ impl<P: Protocol> Acceptor<P> {
         _ = io.set_nodelay(true);
         let protocol = self.protocol.clone();
         let Options { proxy_protocol, max_connections, surface, .. } = self.options;
+        let tls = self.options.tls.as_ref().map(|tls| TlsAcceptor::clone(&tls.load()));
         if let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() {
             let open = self.options.surfaces.open(surface);
             let mut stage = self.stage.clone();
             tokio::spawn(async move {
                 let begun = tokio::select! {
-                    begun = begin(io, peer, proxy_protocol) => begun,
+                    begun = begin_secured(io, peer, proxy_protocol, tls) => begun,
                     () = without_request(&mut stage) => None,
                 };
                 if let Some((io, peer)) = begun {
@@ -258,7 +269,7 @@ impl<P: Protocol> Acceptor<P> {
         self.options.surfaces.refused(surface, max_connections);
         // In a flood, only some clients get a response.
         if let Ok(permit) = Arc::clone(&self.refusing).try_acquire_owned() {
-            tokio::spawn(refuse(protocol, (io, peer), proxy_protocol, permit));
+            tokio::spawn(refuse(protocol, (io, peer), (proxy_protocol, tls), permit));
         }
     }
 }
@@ -266,11 +277,11 @@ impl<P: Protocol> Acceptor<P> {
 async fn refuse<P: Protocol>(
     protocol: P,
     (io, peer): (TcpStream, SocketAddr),
-    proxy_protocol: ProxyProtocol,
+    (proxy_protocol, tls): (ProxyProtocol, Option<TlsAcceptor>),
     permit: OwnedSemaphorePermit,
 ) {
     let refusal = async {
-        if let Some((io, peer)) = begin(io, peer, proxy_protocol).await {
+        if let Some((io, peer)) = begin_secured(io, peer, proxy_protocol, tls).await {
             protocol.refuse(io, peer).await;
         }
     };
@@ -283,6 +294,20 @@ async fn refuse<P: Protocol>(
 async fn without_request(stage: &mut watch::Receiver<Stage>) {
     _ = stage.wait_for(|stage| *stage >= Stage::Ending).await;
     sleep(GRACE).await;
+}
+
+/// Reads the PROXY header and makes the TLS handshake, if they are required. Returns `None` if the connection has to be
+/// closed.
+async fn begin_secured(
+    io: TcpStream,
+    peer: SocketAddr,
+    proxy_protocol: ProxyProtocol,
+    tls: Option<TlsAcceptor>,
+) -> Option<(MaybeTls<TlsStream<TcpStream>>, SocketAddr)> {
+    let (io, peer) = begin(io, peer, proxy_protocol).await?;
+    let Some(tls) = tls else { return Some((MaybeTls::Plain(io), peer)) };
+    let io = timeout(HEAD_DEADLINE, tls.accept(io)).await.ok()?.ok()?;
+    Some((MaybeTls::Tls(Box::new(io)), peer))
 }
 
 /// Reads the PROXY header, if one is required. Returns `None` if the connection has to be closed.
@@ -334,7 +359,8 @@ mod tests {
         let (serving, stage) = watch::channel(Stage::Serving);
         tokio::spawn(async move {
             if let Some((io, peer)) = begin(server, PEER, proxy_protocol).await {
-                http::serve(io, peer, router, stage).await;
+                let requests = Requests { surface: Surface::Http, surfaces: Arc::default() };
+                http::serve(io, peer, (router, requests), stage).await;
             }
         });
         (client, serving)

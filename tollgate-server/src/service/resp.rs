@@ -27,6 +27,7 @@ use tollgate::Gate;
 use self::command::{Session, Step};
 use self::frame::MAX_REQUEST_BYTES;
 use super::connections::{self, Interrupt, Interrupts, Options, Protocol, Stage, TICK};
+use super::surfaces::{RequestOutcome, Surface, Surfaces};
 use super::throttle::Throttles;
 use super::tokens::Tokens;
 use crate::decisions::Decisions;
@@ -55,12 +56,16 @@ pub(crate) struct Engine {
 
 /// Serves connections until `shutdown` resolves, then lets commands in progress finish.
 pub(crate) async fn run(listener: TcpListener, engine: Engine, options: Options, shutdown: impl Future<Output = ()>) {
-    connections::serve_protocol(listener, Resp(Arc::new(engine)), options, shutdown).await;
+    let protocol = Resp { engine: Arc::new(engine), surfaces: Arc::clone(&options.surfaces) };
+    connections::serve_protocol(listener, protocol, options, shutdown).await;
 }
 
 /// The Redis protocol.
 #[derive(Clone)]
-struct Resp(Arc<Engine>);
+struct Resp {
+    engine: Arc<Engine>,
+    surfaces: Arc<Surfaces>,
+}
 
 impl Protocol for Resp {
     async fn serve<Io>(self, io: Io, _peer: SocketAddr, stage: watch::Receiver<Stage>)
@@ -68,9 +73,9 @@ impl Protocol for Resp {
         Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-        let session = Session::new(self.0, NEXT_ID.fetch_add(1, Ordering::Relaxed));
+        let session = Session::new(self.engine, NEXT_ID.fetch_add(1, Ordering::Relaxed));
         // Errors of a connection are ignored: the client disconnected.
-        _ = converse(io, session, stage).await;
+        _ = converse(io, session, &self.surfaces, stage).await;
     }
 
     /// Sends the same reply as Redis. The client may have disconnected already.
@@ -90,7 +95,12 @@ impl Protocol for Resp {
 
 /// Executes the commands of one connection until the client closes it, or until the listener ends and no command is in
 /// progress.
-async fn converse<Io>(mut io: Io, mut session: Session, stage: watch::Receiver<Stage>) -> io::Result<()>
+async fn converse<Io>(
+    mut io: Io,
+    mut session: Session,
+    surfaces: &Surfaces,
+    stage: watch::Receiver<Stage>,
+) -> io::Result<()>
 where
     Io: AsyncRead + AsyncWrite + Unpin,
 {
@@ -98,7 +108,14 @@ where
     let mut input: Vec<u8> = Vec::with_capacity(READ_BYTES);
     let mut in_turn = 0;
     loop {
+        let began = surfaces.now();
         let (end, commands) = execute(&mut io, &mut session, &mut input).await?;
+        let errors = u64::from(std::mem::take(&mut session.replies.errors));
+        let outcomes =
+            [(RequestOutcome::Ok, u64::from(commands).saturating_sub(errors)), (RequestOutcome::Invalid, errors)];
+        for counted in outcomes.into_iter().filter(|(_, count)| *count > 0) {
+            surfaces.observe_all(Surface::Resp, counted, began);
+        }
         if end == End::Close {
             return Ok(());
         }

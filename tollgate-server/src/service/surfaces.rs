@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use axum::http::Response;
 use tokio::time::Instant;
 
 use crate::metrics::Page;
@@ -19,12 +20,14 @@ pub(crate) enum Surface {
     Http,
     Grpc,
     Resp,
+    /// Requests of proxies at `/v1/authorize`. Their connections are those of HTTP.
+    Authorize,
     Admin,
 }
 
 impl Surface {
     /// All surfaces, in declaration order.
-    pub(crate) const ALL: [Self; 4] = [Self::Http, Self::Grpc, Self::Resp, Self::Admin];
+    pub(crate) const ALL: [Self; 5] = [Self::Http, Self::Grpc, Self::Resp, Self::Authorize, Self::Admin];
 
     /// Returns the label in metrics.
     pub(crate) const fn as_str(self) -> &'static str {
@@ -32,6 +35,7 @@ impl Surface {
             Self::Http => "http",
             Self::Grpc => "grpc",
             Self::Resp => "resp",
+            Self::Authorize => "authorize",
             Self::Admin => "admin",
         }
     }
@@ -47,10 +51,80 @@ impl fmt::Display for Surface {
     }
 }
 
+/// The result of a request, for metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RequestOutcome {
+    /// Answered. A decision of the service may be a denial.
+    Ok,
+    /// Denied at `/v1/authorize`.
+    Denied,
+    /// The request is invalid.
+    Invalid,
+    Unauthenticated,
+    /// The server or the store failed.
+    Failed,
+}
+
+impl RequestOutcome {
+    /// All outcomes, in declaration order.
+    const ALL: [Self; 5] = [Self::Ok, Self::Denied, Self::Invalid, Self::Unauthenticated, Self::Failed];
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Denied => "denied",
+            Self::Invalid => "invalid",
+            Self::Unauthenticated => "unauthenticated",
+            Self::Failed => "failed",
+        }
+    }
+
+    /// Returns the outcome of a request by its response. gRPC has its own status, in the head if there is no message.
+    pub(crate) fn of<B>(response: &Response<B>) -> Self {
+        if let Some(status) = response.headers().get("grpc-status") {
+            return match status.as_bytes() {
+                b"0" => Self::Ok,
+                b"16" => Self::Unauthenticated,
+                b"2" | b"4" | b"13" | b"14" | b"15" => Self::Failed,
+                _ => Self::Invalid,
+            };
+        }
+        match response.status().as_u16() {
+            ..400 => Self::Ok,
+            401 => Self::Unauthenticated,
+            403 | 429 => Self::Denied,
+            ..500 => Self::Invalid,
+            _ => Self::Failed,
+        }
+    }
+}
+
+/// The upper bounds of the buckets of durations, in nanoseconds.
+const BUCKETS: [u64; 13] = [
+    25_000,
+    50_000,
+    100_000,
+    250_000,
+    500_000,
+    1_000_000,
+    2_500_000,
+    5_000_000,
+    10_000_000,
+    25_000_000,
+    50_000_000,
+    100_000_000,
+    1_000_000_000,
+];
+
+/// A reading of the processor's counter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment(u64);
+
 /// The counts of all surfaces.
 #[derive(Debug)]
 pub(crate) struct Surfaces {
     started: Instant,
+    clock: quanta::Clock,
     counts: [Counts; Surface::ALL.len()],
 }
 
@@ -64,6 +138,12 @@ struct Counts {
     refused: AtomicU64,
     /// When the last log line about them was written, in seconds after the start, plus 1. 0 if there was none.
     warned: AtomicU64,
+    /// Requests, by [`RequestOutcome::ALL`].
+    requests: [AtomicU64; RequestOutcome::ALL.len()],
+    /// Requests by duration; the last bucket has no upper bound.
+    durations: [AtomicU64; BUCKETS.len() + 1],
+    /// The sum of all durations.
+    nanos: AtomicU64,
 }
 
 /// A connection that is counted until it is dropped.
@@ -81,13 +161,33 @@ impl Drop for OpenConnection {
 
 impl Default for Surfaces {
     fn default() -> Self {
-        Self { started: Instant::now(), counts: Default::default() }
+        Self { started: Instant::now(), clock: quanta::Clock::new(), counts: Default::default() }
     }
 }
 
 impl Surfaces {
     fn of(&self, surface: Surface) -> &Counts {
         &self.counts[surface as usize]
+    }
+
+    /// Returns the current time, for [`observe`](Self::observe).
+    pub(crate) fn now(&self) -> Moment {
+        Moment(self.clock.raw())
+    }
+
+    /// Counts a request that ends now.
+    pub(crate) fn observe(&self, surface: Surface, outcome: RequestOutcome, began: Moment) {
+        self.observe_all(surface, (outcome, 1), began);
+    }
+
+    /// Counts requests that were answered together.
+    pub(crate) fn observe_all(&self, surface: Surface, (outcome, count): (RequestOutcome, u64), began: Moment) {
+        let nanos = self.clock.delta_as_nanos(began.0, self.clock.raw());
+        let bucket = BUCKETS.iter().position(|bound| nanos <= *bound).unwrap_or(BUCKETS.len());
+        let counts = self.of(surface);
+        counts.requests[outcome as usize].fetch_add(count, Relaxed);
+        counts.durations[bucket].fetch_add(count, Relaxed);
+        counts.nanos.fetch_add(nanos.saturating_mul(count), Relaxed);
     }
 
     /// Counts a connection.
@@ -118,6 +218,19 @@ impl Surfaces {
         page.gauges("tollgate_service_connections", "Open connections, by surface", rows)?;
         let rows = each().map(|(labels, counts)| (labels, counts.refused.load(Relaxed)));
         let help = "Connections refused because max_connections was reached, by surface";
-        page.counters("tollgate_service_connections_refused", help, rows)
+        page.counters("tollgate_service_connections_refused", help, rows)?;
+        let rows = each().flat_map(|([surface], counts)| {
+            let outcomes = RequestOutcome::ALL.iter().zip(&counts.requests);
+            outcomes.map(move |(outcome, count)| ([surface, ("outcome", outcome.as_str())], count.load(Relaxed)))
+        });
+        page.counters("tollgate_service_requests", "Requests by surface and outcome", rows)?;
+        #[expect(clippy::cast_precision_loss, reason = "a rounded sum is precise enough")]
+        let seconds = |nanos: u64| nanos as f64 / 1e9;
+        let rows = each().map(|(labels, counts)| {
+            let bounds = BUCKETS.iter().map(|bound| seconds(*bound)).chain([f64::MAX]);
+            let buckets = bounds.zip(&counts.durations).map(|(bound, count)| (bound, count.load(Relaxed)));
+            (labels, seconds(counts.nanos.load(Relaxed)), buckets.collect())
+        });
+        page.histograms("tollgate_service_duration_seconds", "Time to answer a request, by surface", rows)
     }
 }

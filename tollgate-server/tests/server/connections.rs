@@ -86,7 +86,7 @@ fn connections_beyond_the_bound_get_a_defined_answer_a_log_line_and_a_metric() {
     second.read_to_string(&mut refusal).expect("the server closes");
     assert_eq!(refusal, "-ERR max number of clients reached\r\n");
 
-    let metrics = get(&mut Connection::to(server.address_of("admin")), "/metrics").text;
+    let metrics = metrics(&server);
     for line in [
         r#"tollgate_service_connections{surface="http"} 3"#,
         r#"tollgate_service_connections_refused_total{surface="http"} 2"#,
@@ -129,6 +129,11 @@ fn health_checks_are_answered_while_silent_clients_hold_all_connections() {
         let response = get(&mut Connection::to(admin), "/healthz");
         assert_eq!((response.status, response.text.as_str()), (200, "ok\n"));
     }
+}
+
+/// Returns the metrics of a server.
+pub(crate) fn metrics(server: &Server) -> String {
+    get(&mut Connection::to(server.address_of("admin")), "/metrics").text
 }
 
 fn get(connection: &mut Connection, path: &str) -> Response {

@@ -22,5 +22,6 @@ mod resp;
 mod rule_file;
 mod start_and_stop;
 mod state;
+mod tls;
 mod topologies;
 mod validating;

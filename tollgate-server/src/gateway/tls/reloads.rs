@@ -9,7 +9,7 @@ use super::Validity;
 
 /// Counts the reloads of one listener.
 #[derive(Debug, Default)]
-pub(in super::super) struct CertificateReloads {
+pub(crate) struct CertificateReloads {
     pub(in super::super) applied: AtomicU64,
     pub(in super::super) refused: AtomicU64,
     last_was_refused: AtomicBool,

@@ -27,7 +27,7 @@ pub(in super::super) const MAX_NAMES: usize = 5;
 
 /// The validity of a certificate. Intermediate certificates are not included.
 #[derive(Debug)]
-pub(in super::super) struct Validity {
+pub(crate) struct Validity {
     file: String,
     /// The label in metrics.
     pub(in super::super) label: String,

@@ -33,6 +33,7 @@ use super::{
     DRAIN_DEADLINE, HEAD_DEADLINE, MAX_CONNECTION_AGE, REFUSAL_DEADLINE, Stage, WRITE_DEADLINE, without_request,
 };
 use crate::service::http::ErrorBody;
+use crate::service::surfaces::{RequestOutcome, Surface, Surfaces};
 
 /// The longest time between two requests of an HTTP/1 client, as in nginx.
 pub(super) const IDLE_DEADLINE: Duration = Duration::from_secs(75);
@@ -65,9 +66,30 @@ const FIRST_READ_BYTES: usize = 512;
 /// The largest body that is read before a refusal. Closing with unread bytes could destroy the response.
 const MAX_REFUSED_BODY_BYTES: usize = 64 * 1024;
 
+/// The counts of requests on a listener.
+#[derive(Clone)]
+pub(super) struct Requests {
+    pub(super) surface: Surface,
+    pub(super) surfaces: Arc<Surfaces>,
+}
+
+impl Requests {
+    /// Returns the surface of a request: requests of proxies are counted separately.
+    fn surface_of<B>(&self, request: &Request<B>) -> Surface {
+        match self.surface {
+            Surface::Http if request.uri().path().starts_with("/v1/authorize") => Surface::Authorize,
+            surface => surface,
+        }
+    }
+}
+
 /// Serves a connection until the client, a deadline or the server ends it.
-pub(super) async fn serve<Io>(mut io: Io, peer: SocketAddr, router: Router, mut stage: watch::Receiver<Stage>)
-where
+pub(super) async fn serve<Io>(
+    mut io: Io,
+    peer: SocketAddr,
+    (router, counted): (Router, Requests),
+    mut stage: watch::Receiver<Stage>,
+) where
     Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let detected = tokio::select! {
@@ -83,9 +105,12 @@ where
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(ConnectInfo(peer));
         let in_flight = requests.begin();
+        let (surface, surfaces) = (counted.surface_of(&request), Arc::clone(&counted.surfaces));
+        let began = surfaces.now();
         let response = router.call(request);
         async move {
             let mut response = response.await?;
+            surfaces.observe(surface, RequestOutcome::of(&response), began);
             if !is_http2 && in_flight.is_closing() {
                 response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             }

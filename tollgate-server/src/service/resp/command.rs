@@ -156,7 +156,7 @@ impl Session {
             Ok(Throttled::Pending(decision)) => {
                 let version = self.replies.version;
                 return Step::Pending(Box::pin(async move {
-                    let mut replies = Replies { bytes: Vec::new(), version };
+                    let mut replies = Replies { bytes: Vec::new(), version, errors: 0 };
                     form.write(&mut replies, &decision.await);
                     replies.bytes
                 }));
@@ -187,7 +187,7 @@ impl Session {
                     if taking == Taking::Cost {
                         engine.decisions.record([&outcome]);
                     }
-                    let mut replies = Replies { bytes: Vec::new(), version };
+                    let mut replies = Replies { bytes: Vec::new(), version, errors: 0 };
                     write_outcome(&mut replies, &outcome);
                     replies.bytes
                 }))
@@ -226,7 +226,7 @@ impl Session {
                 }
                 let version = self.replies.version;
                 Step::Pending(Box::pin(async move {
-                    let mut replies = Replies { bytes: Vec::new(), version };
+                    let mut replies = Replies { bytes: Vec::new(), version, errors: 0 };
                     write_change(&mut replies, changing.await);
                     replies.bytes
                 }))

@@ -12,11 +12,13 @@ pub(super) enum Version {
 pub(super) struct Replies {
     pub(super) bytes: Vec<u8>,
     pub(super) version: Version,
+    /// Errors since they were last counted.
+    pub(super) errors: u32,
 }
 
 impl Replies {
     pub(super) fn new() -> Self {
-        Self { bytes: Vec::new(), version: Version::Resp2 }
+        Self { bytes: Vec::new(), version: Version::Resp2, errors: 0 }
     }
 
     /// Writes a status such as `OK`.
@@ -26,6 +28,7 @@ impl Replies {
 
     /// Writes an error. `text` starts with its code, such as `ERR`.
     pub(super) fn error(&mut self, text: &str) {
+        self.errors += 1;
         // A line end in the text would end the reply.
         let clean: Vec<u8> = text.bytes().map(|byte| if byte.is_ascii_control() { b' ' } else { byte }).collect();
         self.line(b'-', &clean);

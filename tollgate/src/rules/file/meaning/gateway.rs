@@ -11,7 +11,7 @@ use crate::rules::Match;
 use crate::rules::file::compile::route_matching;
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position, shown};
-use crate::rules::file::types::{GatewayRule, HeaderEdits, RouteRule, UpstreamHeader, UpstreamRule};
+use crate::rules::file::types::{GatewayRule, HeaderEdits, RouteRule, TlsRule, UpstreamHeader, UpstreamRule};
 use crate::rules::shadowing::{Shadowed, can_begin_with, shadowed};
 use crate::units::{HOUR, MIN_SPAN};
 
@@ -60,16 +60,8 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
     if let Some(most) = gateway.max_connections_per_address {
         number(most, 1..=u32::MAX, (node, "max_connections_per_address"), findings);
     }
-    if let (Some(tls), Some(node)) = (&gateway.tls, node.get("tls"))
-        && node.get("client_certificates").is_some()
-        && tls.client_ca.is_none()
-    {
-        let message = "client_certificates needs client_ca to verify them";
-        findings.error(
-            node.value_at("client_certificates"),
-            message,
-            "add `client_ca: clients.pem` with the authorities that you trust",
-        );
+    if let (Some(tls), Some(node)) = (&gateway.tls, node.get("tls")) {
+        client_certificates(tls, node, findings);
     }
     let mut seen = FirstPositions::new();
     let mut names = FirstPositions::new();
@@ -227,6 +219,17 @@ fn waits(route: &RouteRule, at: &Node, findings: &mut Findings) {
         span(connections.idle.duration(), (node, "idle"), findings);
         span(connections.max_age.duration(), (node, "max_age"), findings);
         number(connections.max_requests, 1..=1_000_000_000, (node, "max_requests"), findings);
+    }
+}
+
+/// Checks that client certificates can be verified.
+pub(super) fn client_certificates(tls: &TlsRule, node: &Node, findings: &mut Findings) {
+    if node.get("client_certificates").is_some() && tls.client_ca.is_none() {
+        findings.error(
+            node.value_at("client_certificates"),
+            "client_certificates needs client_ca to verify them",
+            "add `client_ca: clients.pem` with the authorities that you trust",
+        );
     }
 }
 

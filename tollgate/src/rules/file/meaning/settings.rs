@@ -84,6 +84,13 @@ fn service(rule: &ServiceRule, node: &Node, findings: &mut Findings) {
         if let Some(most) = listener.max_connections {
             gateway::number(most, 1..=u32::MAX, (node, "max_connections"), findings);
         }
+        if let (Some(tls), Some(node)) = (&listener.tls, node.get("tls")) {
+            gateway::client_certificates(tls, node, findings);
+            if tls.listen.is_some() {
+                let message = format!("tls.listen has no effect in service.{key}");
+                findings.error(node.key_at("listen"), message, "remove it: the whole listener has TLS");
+            }
+        }
         if key != "http" && node.mentions("hosts") {
             let message = format!("hosts has no effect in service.{key}, because browsers cannot use that protocol");
             findings.error(node.key_at("hosts"), message, "remove it, or set it in service.http");

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::{EnvoyRule, OneOrMany, XdsRule};
+use super::{ClientCertificates, EnvoyRule, OneOrMany, TlsRule, XdsRule};
 use crate::rules::file::forms::{Address, DurationText, HostGlob, TokenSource};
 
 /// The decision service.
@@ -41,6 +41,8 @@ pub struct Listener {
     pub open: bool,
     /// Most client connections at once. As many as open files allow, up to 4,096, if `None`.
     pub max_connections: Option<u32>,
+    /// TLS. Its own `listen` is not allowed here.
+    pub tls: Option<TlsRule>,
 }
 
 /// The notations of a listener.
@@ -76,14 +78,23 @@ struct ListenerSettings {
     /// Most client connections at once. As many as open files allow, up to 4,096, if left out.
     #[schemars(range(min = 1))]
     max_connections: Option<u32>,
+    /// TLS. With `client_ca`, clients authenticate by certificates. `tls.listen` is not allowed here.
+    tls: Option<TlsRule>,
 }
 
 impl Listener {
+    /// Returns whether clients must have a certificate.
+    #[must_use]
+    pub fn requires_certificates(&self) -> bool {
+        let tls = self.tls.as_ref();
+        tls.is_some_and(|tls| tls.client_ca.is_some() && tls.client_certificates == ClientCertificates::Required)
+    }
+
     /// Returns a listener with default settings.
     #[must_use]
     pub fn new(listen: Address) -> Self {
         let (hosts, tokens_file) = (Vec::new(), None);
-        Self { listen, proxy_protocol: false, hosts, tokens_file, open: false, max_connections: None }
+        Self { listen, proxy_protocol: false, hosts, tokens_file, open: false, max_connections: None, tls: None }
     }
 }
 
@@ -92,8 +103,9 @@ impl From<ListenerText> for Listener {
         match text {
             ListenerText::Address(listen) => Self::new(listen),
             ListenerText::Settings(settings) => {
-                let ListenerSettings { listen, proxy_protocol, hosts, tokens_file, open, max_connections } = settings;
-                Self { listen, proxy_protocol, hosts, tokens_file, open, max_connections }
+                let ListenerSettings { listen, proxy_protocol, hosts, tokens_file, open, max_connections, tls } =
+                    settings;
+                Self { listen, proxy_protocol, hosts, tokens_file, open, max_connections, tls }
             }
         }
     }

@@ -1,0 +1,114 @@
+//! TLS and mutual TLS of the decision service, with curl and redis-cli.
+
+use std::path::Path;
+use std::process::Command;
+
+use testkit::certificates::{Authority, Signed};
+
+use crate::process::{RULES, Server, folder_with, run_in, transcript, wait_until};
+
+const SETTINGS: &str = "listen: '127.0.0.1:0', tls: { certificates: { cert: server.pem, key: server.key }";
+
+/// Returns what a program prints.
+fn output_of(folder: &Path, program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).current_dir(folder).output().expect("it is installed");
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+/// Asks for a decision with curl, and returns the status and the version of HTTP.
+fn curl(server: &Server, folder: &Path, arguments: &[&str]) -> String {
+    let url = format!("https://localhost:{}/v1/check", server.address.port());
+    let format = ["--write-out", " %{http_code} %{http_version}", "--silent", "--json", r#"{"limit":"per-user"}"#];
+    let output = output_of(folder, "curl", &[&["--cacert", "ca.pem"], &format[..], arguments, &[&url]].concat());
+    output.rsplit_once('}').map_or(output.as_str(), |(_, status)| status).trim().to_owned()
+}
+
+fn write(folder: &Path, name: &str, signed: &Signed) {
+    std::fs::write(folder.join(format!("{name}.pem")), &signed.cert).expect("the folder is writable");
+    std::fs::write(folder.join(format!("{name}.key")), &signed.key).expect("the folder is writable");
+}
+
+#[test]
+fn every_listener_has_tls_and_certificates_are_read_again_when_they_change() {
+    let authority = Authority::new();
+    let rules = format!(
+        "service: {{ http: {{ {SETTINGS} }} }}, resp: {{ {SETTINGS} }} }} }}\nadmin: {{ listen: '127.0.0.1:0' }}\n\
+         limits: [{{ name: per-user, limit: 1000 }}]\n"
+    );
+    let folder = folder_with(&[(RULES, &rules), ("ca.pem", &authority.pem())]);
+    write(folder.path(), "server", &authority.sign(&["localhost"]));
+    let server = Server::in_folder(folder);
+    let (ca, rule_file) = (server.path("ca.pem"), server.path(RULES));
+    let folder = rule_file.parent().expect("it is in a folder");
+    assert_eq!(curl(&server, folder, &["--http1.1"]), "200 1.1");
+    assert_eq!(curl(&server, folder, &["--http2"]), "200 2");
+    let port = server.address_of("rediss").port().to_string();
+    let redis = ["--tls", "--cacert", "ca.pem", "-h", "localhost", "-p", &port];
+    let check = [&redis[..], &["TOLLGATE.CHECK", "per-user"]].concat();
+    assert!(output_of(folder, "redis-cli", &check).starts_with("allowed\n1\n"));
+
+    // Another authority signs the next certificate.
+    let other = Authority::new();
+    std::fs::write(ca, other.pem()).expect("the folder is writable");
+    write(folder, "server", &other.sign(&["localhost"]));
+    let status = wait_until(|| Some(curl(&server, folder, &["--http2"])).filter(|status| status == "200 2"));
+    assert!(status.is_some(), "the new certificate is not served: {}", server.said());
+    assert!(output_of(folder, "redis-cli", &[&redis[..], &["PING"]].concat()).starts_with("PONG"));
+
+    let metrics = crate::connections::metrics(&server);
+    let count = |series: &str| {
+        let line = metrics.lines().find_map(|line| line.strip_prefix(series)).expect(series);
+        line.trim().parse::<f64>().expect("a number")
+    };
+    assert!(count(r#"tollgate_service_requests_total{surface="http",outcome="ok"}"#) >= 3.0);
+    assert!(count(r#"tollgate_service_requests_total{surface="resp",outcome="ok"}"#) >= 2.0);
+    assert!(count(r#"tollgate_service_duration_seconds_count{surface="http"}"#) >= 3.0);
+    assert!(count(r#"tollgate_service_duration_seconds_count{surface="resp"}"#) >= 2.0);
+}
+
+/// A listener with `client_ca` may be reached by other machines without tokens.
+#[test]
+fn clients_authenticate_by_certificates() {
+    let authority = Authority::new();
+    let settings = SETTINGS.replace("127.0.0.1", "0.0.0.0");
+    let rules = format!(
+        "service: {{ http: {{ {settings}, client_ca: ca.pem }} }}, resp: {{ {settings}, client_ca: ca.pem }} }} }}\n\
+         limits: [{{ name: per-user, limit: 1000 }}]\n"
+    );
+    let folder = folder_with(&[(RULES, &rules), ("ca.pem", &authority.pem())]);
+    write(folder.path(), "server", &authority.sign(&["localhost"]));
+    write(folder.path(), "client", &authority.sign(&["client"]));
+    write(folder.path(), "stranger", &Authority::new().sign(&["client"]));
+    let server = Server::in_folder(folder);
+    let rule_file = server.path(RULES);
+    let folder = rule_file.parent().expect("it is in a folder");
+    for (name, http, resp) in [("client", "200 2", "PONG\n"), ("stranger", "000 0", "")] {
+        let (cert, key) = (format!("{name}.pem"), format!("{name}.key"));
+        assert_eq!(curl(&server, folder, &["--cert", &cert, "--key", &key]), http, "{name}");
+        let port = server.address_of("rediss").port().to_string();
+        let arguments = ["--tls", "--cacert", "ca.pem", "--cert", &cert, "--key", &key, "-h", "localhost", "-p", &port];
+        assert_eq!(output_of(folder, "redis-cli", &[&arguments[..], &["PING"]].concat()), resp, "{name}");
+    }
+    assert_eq!(curl(&server, folder, &[]), "000 0");
+}
+
+#[test]
+fn listeners_without_authentication_or_with_unusable_certificates_are_refused() {
+    let optional = "{ listen: '0.0.0.0:1', tls: { certificates: { cert: server.pem, key: server.key }, \
+                    client_ca: ca.pem, client_certificates: optional } }";
+    for (name, service) in [
+        ("grpc", "grpc: '0.0.0.0:1'".to_owned()),
+        ("optional", format!("http: {optional}")),
+        ("missing", "resp: { listen: '127.0.0.1:0', tls: { certificates: { cert: no.pem, key: no.key } } }".to_owned()),
+    ] {
+        let authority = Authority::new();
+        let rules = format!("service: {{ {service} }}\nlimits: [{{ name: per-user, limit: 1000 }}]\n");
+        let folder = folder_with(&[(RULES, &rules), ("ca.pem", &authority.pem())]);
+        write(folder.path(), "server", &authority.sign(&["localhost"]));
+        let text = transcript(&run_in(folder.path(), &["validate", RULES]));
+        insta::assert_snapshot!(
+            format!("refused_listener_{name}"),
+            text.replace(&*folder.path().to_string_lossy(), "")
+        );
+    }
+}
