@@ -66,7 +66,7 @@ impl Gate {
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let per_user = Rule::new(Limit::new("per-user", FixedWindow::new(10, HOUR))?).key(KeyPart::header("x-user-id")?);
+    /// let per_user = Rule::new(Limit::new("per-user", FixedWindow::new(10, HOUR))?).key(KeyPart::header("x-user-id"));
     /// let gate = Gate::in_memory(RuleSet::builder().rule(per_user).build()?)?;
     /// let taken = gate.check_by_name("per-user", &[b"ann"], 5).expect("the rule exists").outcome().await;
     /// assert!(taken.is_allowed());
