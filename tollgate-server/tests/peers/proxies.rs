@@ -157,6 +157,12 @@ fn envoy_asks_by_ext_authz() {
 }
 
 #[test]
+fn envoy_asks_by_its_rate_limit_filter() {
+    let Some(setup) = with_envoy(1) else { return };
+    setup.check(&Expected { on_success: OnSuccess::Headers, without_tollgate: 500 });
+}
+
+#[test]
 fn traefik_asks_by_forward_auth() {
     let Some(traefik) = installed("python/bin/traefik") else { return };
     let setup = Setup::start("traefik.md", |page| {
