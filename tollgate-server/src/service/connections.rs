@@ -28,7 +28,7 @@ use tokio_rustls::server::TlsStream;
 use tollgate::rules::file::internal::Listener;
 
 pub(crate) use self::activity::TICK;
-use self::http::Requests;
+pub(crate) use self::http::{IDLE_DEADLINE, Requests, refuse as refuse_http, serve as serve_http};
 pub(crate) use self::interrupts::{Interrupt, Interrupts};
 use super::proxy_protocol::{self, ProxyProtocol};
 use super::surfaces::{Surface, Surfaces};
@@ -39,13 +39,13 @@ pub(crate) const MAX_CONNECTIONS: u32 = 4_096;
 
 /// The longest time from the first byte of a request to the end of its head, and from the start of a connection to its
 /// first byte.
-const HEAD_DEADLINE: Duration = Duration::from_secs(10);
+pub(crate) const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The longest time that a client may take to read responses.
-const WRITE_DEADLINE: Duration = Duration::from_secs(10);
+pub(crate) const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Clients reconnect once in this time, so that they spread over servers that were added.
-const MAX_CONNECTION_AGE: Duration = Duration::from_secs(600);
+pub(crate) const MAX_CONNECTION_AGE: Duration = Duration::from_secs(600);
 
 /// How long a listener that stops still accepts connections and answers clients on open ones. Clients that send
 /// requests all the time notice that they have to reconnect.
@@ -332,7 +332,6 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
     use tokio::time::Instant;
 
-    use super::http::IDLE_DEADLINE;
     use super::*;
 
     const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: tollgate\r\n\r\n";

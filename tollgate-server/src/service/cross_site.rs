@@ -53,7 +53,8 @@ impl Hosts {
         })
     }
 
-    fn serve(&self, host: &str) -> bool {
+    /// Returns whether requests for this host are served.
+    pub(super) fn serve(&self, host: &str) -> bool {
         let name = without_port(host).to_ascii_lowercase();
         let name = name.strip_suffix('.').unwrap_or(&name);
         let address = name.strip_prefix('[').and_then(|v6| v6.strip_suffix(']')).unwrap_or(name);

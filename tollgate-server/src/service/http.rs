@@ -9,10 +9,12 @@ mod batch;
 mod changes;
 mod check_request;
 mod check_response;
+mod connection;
 mod error_body;
 mod facts;
 mod openapi;
 mod reservations;
+mod simple_check;
 mod values;
 
 use std::sync::Arc;
@@ -36,8 +38,9 @@ use self::batch::{Batch, Shape};
 use self::check_request::{CheckRequest, ResolvedCheck};
 use self::check_response::CheckResponse;
 pub(crate) use self::check_response::reason;
+use self::connection::CheckProtocol;
 pub(crate) use self::error_body::{ErrorBody, quoted};
-use super::connections::{self, Options};
+use super::connections::{self, Options, Requests};
 use super::cross_site::{Hosts, guard};
 use super::tokens::Tokens;
 use crate::decisions::Decisions;
@@ -66,7 +69,10 @@ pub(crate) async fn run(
     shutdown: impl Future<Output = ()>,
 ) {
     let authorize = authorize::router(state.clone(), hosts.clone());
-    connections::serve(listener, guard(router(state), hosts).merge(authorize), options, shutdown).await;
+    let router = guard(router(state.clone()), hosts.clone()).merge(authorize);
+    let requests = Requests { surface: options.surface, surfaces: Arc::clone(&options.surfaces) };
+    let protocol = CheckProtocol { router, requests, state, hosts };
+    connections::serve_protocol(listener, protocol, options, shutdown).await;
 }
 
 fn router(state: ServiceState) -> Router {

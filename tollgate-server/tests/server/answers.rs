@@ -185,3 +185,43 @@ fn many_clients_at_once_admit_exactly_the_limit() {
     });
     assert_eq!(admitted, 10);
 }
+
+/// Simple checks that arrive at once are answered without the router, and everything else by it.
+#[test]
+fn simple_checks_and_other_requests_of_one_connection_are_answered_in_order() {
+    let server = Server::start();
+    let whole = |body: &str| format!("{}{body}", crate::client::head(body.len()));
+    let check = whole(r#"{"limit":"per-user","key":"ann"}"#);
+    let health = "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let unknown = whole(r#"{"limit":"unknown","key":"ann"}"#);
+    let mut connection = server.connect();
+    connection.send(&check);
+    assert_eq!(connection.receive().json()["remaining"], 9);
+    connection.send([&check, &check, health, &check, &unknown, &check].concat());
+    let answers: Vec<_> = (0..6).map(|_| connection.receive()).collect();
+    assert_eq!(answers.iter().map(|answer| answer.status).collect::<Vec<_>>(), [200, 200, 200, 200, 400, 200]);
+    assert_eq!(answers[2].text, "ok\n");
+    assert_eq!([0, 1, 3, 5].map(|index| answers[index].json()["remaining"].clone()), [8, 7, 6, 5]);
+    assert_eq!(answers[4].json()["error"], "unknown_limit");
+}
+
+#[test]
+fn a_check_gets_the_same_response_whether_it_arrives_at_once_or_in_parts() {
+    let server = Server::start();
+    let body = |user: &str| format!(r#"{{"limit":"per-user","key":"{user}"}}"#);
+    let mut at_once = server.connect();
+    at_once.send(format!("{}{}", crate::client::head(body("ann").len()), body("ann")));
+    let at_once = at_once.receive();
+    let mut in_parts = server.connect();
+    in_parts.send(crate::client::head(body("bob").len()));
+    // The server has read the head once it has answered another client.
+    server.connect().check(&per_user("eve"));
+    in_parts.send(body("bob"));
+    let in_parts = in_parts.receive();
+    let names = |headers: &[(String, String)]| headers.iter().map(|(name, _)| name.to_lowercase()).collect::<Vec<_>>();
+    assert_eq!(at_once.status, in_parts.status);
+    assert_eq!(names(&at_once.headers), names(&in_parts.headers));
+    for field in ["allowed", "limit", "quota", "remaining", "retry_after", "delay", "source"] {
+        assert_eq!(at_once.json()[field], in_parts.json()[field], "{field}");
+    }
+}

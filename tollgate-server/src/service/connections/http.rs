@@ -36,7 +36,7 @@ use crate::service::http::ErrorBody;
 use crate::service::surfaces::{RequestOutcome, Surface, Surfaces};
 
 /// The longest time between two requests of an HTTP/1 client, as in nginx.
-pub(super) const IDLE_DEADLINE: Duration = Duration::from_secs(75);
+pub(crate) const IDLE_DEADLINE: Duration = Duration::from_secs(75);
 
 /// The longest time without a request on an HTTP/2 connection. gRPC clients keep one connection open.
 const HTTP2_IDLE_DEADLINE: Duration = Duration::from_secs(300);
@@ -68,9 +68,9 @@ const MAX_REFUSED_BODY_BYTES: usize = 64 * 1024;
 
 /// The counts of requests on a listener.
 #[derive(Clone)]
-pub(super) struct Requests {
-    pub(super) surface: Surface,
-    pub(super) surfaces: Arc<Surfaces>,
+pub(crate) struct Requests {
+    pub(crate) surface: Surface,
+    pub(crate) surfaces: Arc<Surfaces>,
 }
 
 impl Requests {
@@ -84,7 +84,7 @@ impl Requests {
 }
 
 /// Serves a connection until the client, a deadline or the server ends it.
-pub(super) async fn serve<Io>(
+pub(crate) async fn serve<Io>(
     mut io: Io,
     peer: SocketAddr,
     (router, counted): (Router, Requests),
@@ -93,6 +93,8 @@ pub(super) async fn serve<Io>(
     Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let detected = tokio::select! {
+        // Bytes that have arrived are served, even at the end.
+        biased;
         first = timeout(HEAD_DEADLINE, read_first(&mut io)) => first,
         () = without_request(&mut stage) => return,
     };
@@ -141,7 +143,7 @@ pub(super) async fn serve<Io>(
 }
 
 /// Answers the first request with 503, over HTTP/1 and HTTP/2, and closes the connection.
-pub(super) async fn refuse<Io>(mut io: Io)
+pub(crate) async fn refuse<Io>(mut io: Io)
 where
     Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
