@@ -175,6 +175,7 @@ pub(crate) struct RedisHit {
     /// Where its units were taken, once it is decided.
     receipt: Receipt,
     /// The decision of this limit alone, if the store made it.
+    #[cfg_attr(not(feature = "rules"), expect(dead_code, reason = "only several checks at once read it"))]
     decided: Option<Decision>,
 }
 

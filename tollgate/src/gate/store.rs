@@ -66,7 +66,6 @@ impl Hits {
     }
 
     /// Returns the hits on Redis.
-    #[cfg(feature = "file")]
     pub(super) fn on_redis(&self) -> &[RedisHit] {
         match self {
             Self::Memory(_) => &[],
@@ -94,14 +93,6 @@ impl Hits {
     fn set_charged(&mut self, charged: RedisHits) {
         if let Self::Redis(hits) = self {
             **hits = charged;
-        }
-    }
-
-    /// Returns the hits on Redis.
-    fn prepared(&self) -> &[RedisHit] {
-        match self {
-            Self::Memory(_) => &[],
-            Self::Redis(hits) => hits,
         }
     }
 
@@ -354,7 +345,7 @@ pub(super) fn check_together(store: &Store, collected: Vec<Collected>) -> Checks
 
 async fn check_redis_together(limiter: RedisLimiter, collected: Vec<Collected>) -> Vec<Outcome> {
     let mut positions = Vec::new();
-    let prepared = collected.iter().flat_map(|one| one.outcome.hits.prepared());
+    let prepared = collected.iter().flat_map(|one| one.outcome.hits.on_redis());
     let mut hits = RedisLimiter::combine_hits(prepared, |position| positions.push(position));
     if let Some(one) = collected.first() {
         let rules = one.outcome.state.rules.clone();
