@@ -93,7 +93,7 @@ impl RequestOutcome {
             ..400 => Self::Ok,
             401 => Self::Unauthenticated,
             403 | 429 => Self::Denied,
-            ..500 => Self::Invalid,
+            400..500 => Self::Invalid,
             _ => Self::Failed,
         }
     }

@@ -129,7 +129,7 @@ fn a_pipeline_of_changes_is_executed_in_order() {
             .chain(["RESET per-user ann", "CHECK per-user ann 3"])
         {
             let (name, words) = words.split_once(' ').expect("a command");
-            pipeline.cmd(&format!("TOLLGATE.{name}")).arg(&words.split(' ').collect::<Vec<_>>());
+            pipeline.cmd(&format!("TOLLGATE.{name}")).arg(words.split(' ').collect::<Vec<_>>());
         }
         let replies: Vec<Vec<redis::Value>> = pipeline.query(&mut connect(address, "resp2")).unwrap();
         let number = |value: &redis::Value| redis::from_redis_value::<i64>(value.clone()).unwrap();
