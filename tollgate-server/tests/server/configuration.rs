@@ -12,7 +12,7 @@ fn serve(rules: &str) -> String {
 }
 
 #[test]
-fn the_start_tells_every_limit_and_what_is_not_served_yet() {
+fn the_first_lines_list_every_listener_and_every_limit() {
     let rules = "\
 service: { http: '127.0.0.1:0', grpc: '127.0.0.1:0', resp: '127.0.0.1:0' }
 limits:
@@ -23,15 +23,14 @@ limits:
     let folder = folder_with(&[(RULES, rules)]);
     let server = Server::in_folder(folder);
     let listeners = server.first_line.split([' ', ',']).filter(|word| word.contains("://")).count();
-    assert!(listeners == 2 && server.first_line.ends_with("; 3 limits:\n"), "{}", server.first_line);
+    assert!(listeners == 3 && server.first_line.ends_with("; 3 limits:\n"), "{}", server.first_line);
     assert_eq!(
         server.rest_of_stdout(3),
         "  limit global: 10000 per 60 s (sliding_window_counter)\n  \
          limit user: 100, then 10/s (token_bucket), key header:x-user-id\n  \
          limit trial: 10, then 1/s (leaky_bucket), key ip + path, shadow: never denies\n"
     );
-    let warning = "service.grpc is set, but this version does not serve gRPC: use service.http or service.resp";
-    assert_eq!(server.said(), format!("tollgate: warning: {warning}\n"));
+    assert_eq!(server.said(), "");
 }
 
 #[test]
