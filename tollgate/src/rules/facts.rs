@@ -29,6 +29,8 @@ pub struct Facts<'a> {
     headers: Option<Headers<'a>>,
     route: Option<&'a str>,
     domain: Option<&'a str>,
+    /// Whether these are the facts of a descriptor alone, which has no address and no headers.
+    is_descriptor: bool,
     descriptors: &'a [(&'a str, &'a str)],
     extensions: Option<&'a Extensions>,
     finders: Option<Finders<'a>>,
@@ -62,6 +64,12 @@ impl<'a> Facts<'a> {
         Self::of_parts(method, path, query)
     }
 
+    /// Creates the facts of a descriptor of Envoy's rate limit service, which describes no request: rules whose key
+    /// needs an address, a header or another entry do not apply to it.
+    pub fn of_descriptor(domain: &'a str, entries: &'a [(&'a str, &'a str)]) -> Self {
+        Self { is_descriptor: true, ..Self::of_parts("", "/", None).domain(domain).descriptors(entries) }
+    }
+
     /// Creates the facts of a request whose path and query are already split.
     pub(crate) fn of_parts(method: &'a str, path: &'a str, query: Option<&'a str>) -> Self {
         Self {
@@ -73,6 +81,7 @@ impl<'a> Facts<'a> {
             headers: None,
             route: None,
             domain: None,
+            is_descriptor: false,
             descriptors: &[],
             extensions: None,
             finders: None,
@@ -235,6 +244,11 @@ impl<'a> Facts<'a> {
     #[must_use]
     pub fn route_name(&self) -> Option<&'a str> {
         self.route.or_else(|| (self.finders?.route)(self.extensions?))
+    }
+
+    /// Returns whether these are the facts of a descriptor, not of a request.
+    pub(crate) fn is_descriptor(&self) -> bool {
+        self.is_descriptor
     }
 
     /// Returns the domain.

@@ -177,13 +177,13 @@ impl KeyPart {
         matches!(self.0, Source::Jwt(_))
     }
 
-    /// Returns `true` for a part that the request lacks because it is not a request but a descriptor, which has no
-    /// address or headers, or because that has no such entry. The rule then does not apply.
+    /// Returns `true` for a descriptor entry that was not sent, and for any other part that is missing because the facts
+    /// are those of a descriptor. The rule then does not apply.
     pub(super) fn is_absent_descriptor(&self, request: &Request<'_>) -> bool {
         let facts = request.facts();
         match &self.0 {
             Source::Descriptor(name) => facts.descriptor(name).is_none(),
-            _ => facts.domain_name().is_some(),
+            _ => facts.is_descriptor(),
         }
     }
 

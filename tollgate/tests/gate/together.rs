@@ -65,7 +65,7 @@ fn limits_apply_to_descriptors_that_have_all_their_entries() {
     let edge = rule("edge", 3).matching(Match::everything().domain("edge"));
     let (gate, _) = gate([rule("per-user", 5), edge, per_address]);
     let limits = |domain: &str, entries: &[(&str, &str)]| {
-        let facts = Facts::new("", "/").domain(domain).descriptors(entries).cost(1);
+        let facts = Facts::of_descriptor(domain, entries).cost(1);
         let [outcome] = <[Outcome; 1]>::try_from(together(&gate, &[JointCheck::Request(&facts)])).unwrap();
         outcome.limit().map(str::to_owned)
     };

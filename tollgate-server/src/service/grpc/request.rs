@@ -141,7 +141,7 @@ impl<'r> Descriptors<'r> {
         let facts: SmallVec<[Facts<'_>; 2]> = checked
             .iter()
             // The empty method and the root match only limits that name neither.
-            .map(|(one, cost)| Facts::new("", "/").domain(self.domain).descriptors(&one.entries).cost(*cost))
+            .map(|(one, cost)| Facts::of_descriptor(self.domain, &one.entries).cost(*cost))
             .collect();
         let keys: SmallVec<[SmallVec<[&[u8]; 3]>; 2]> = checked
             .iter()
