@@ -55,7 +55,7 @@ fn help_of_every_command() {
 fn port_in_use_ends_with_2_and_the_fix() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let output = run(&["serve", "--listen", &address]);
+    let output = run(&["serve", "--listen", &address, "--admin", "127.0.0.1:0"]);
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(text(&output.stdout), "");
     let message = text(&output.stderr);
@@ -99,7 +99,7 @@ fn a_port_in_use_is_reported_with_the_setting_that_names_it() {
 
 #[test]
 fn address_of_another_machine_ends_with_2_and_the_fix() {
-    let output = run(&["serve", "--listen", "192.0.2.1:8090"]);
+    let output = run(&["serve", "--listen", "192.0.2.1:8090", "--admin", "127.0.0.1:0"]);
     assert_eq!(output.status.code(), Some(2));
     let message = text(&output.stderr);
     assert!(message.contains("cannot listen on 192.0.2.1:8090: "), "{message}");
