@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use crate::metrics::{self, Metrics};
 use crate::readiness::Readiness;
 use crate::service::http::{ErrorBody, quoted};
-use crate::service::{Hosts, Options, guard, serve};
+use crate::service::{Hosts, Options, Stop, guard, serve};
 
 /// The page at `/`, which lists the others.
 const PAGES: &str = "\
@@ -26,10 +26,10 @@ const PAGES: &str = "\
 
 /// Serves until `shutdown` resolves.
 pub(crate) async fn run(
-    listener: TcpListener,
+    listener: Arc<TcpListener>,
     metrics: Metrics,
     (options, hosts): (Options, Hosts),
-    shutdown: impl Future<Output = ()>,
+    shutdown: impl Future<Output = Stop>,
 ) {
     let readiness = Arc::clone(&metrics.readiness);
     let registry = Arc::new(metrics.registry());

@@ -35,7 +35,7 @@ const MIN_CONNECTIONS: u64 = 8;
 const MAX_DESCRIPTORS: u64 = 1 << 20;
 
 /// The listeners to divide descriptors between.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Surfaces {
     /// Workers of the gateway; 0 without a gateway.
     pub(crate) workers: usize,
@@ -48,7 +48,7 @@ pub(crate) struct Surfaces {
 }
 
 /// A listener of the decision service, or the admin listener.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Share {
     pub(crate) is_there: bool,
     /// Its `max_connections`.

@@ -9,6 +9,7 @@ mod decisions;
 mod descriptors;
 mod gateway;
 mod limit_summary;
+mod listeners;
 mod listening;
 mod metrics;
 mod notice;

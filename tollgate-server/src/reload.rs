@@ -4,7 +4,7 @@
 //! The newest of these wins. Rules with problems change nothing, and the problems are logged. Files are read on a
 //! separate thread, so a slow disk delays no request.
 //!
-//! The gateway's listeners change too. Other listeners need a restart, and a warning says so.
+//! Listeners change too. The layout of the gateway needs a restart, and a warning says so.
 
 mod changes;
 mod file_snapshot;
@@ -38,6 +38,7 @@ use self::startup_only::StartupOnly;
 use self::store_change::StoreChange;
 use self::xds::Xds;
 use crate::gateway::{Gateway, StartError};
+use crate::listeners::{self, Listeners, Refusal};
 use crate::listening::ListenError;
 use crate::service::throttle::Throttles;
 use crate::service::xds::XdsUpdate;
@@ -64,6 +65,7 @@ pub(crate) struct Started {
     pub(crate) file: Parsed,
     pub(crate) hangup: Hangup,
     pub(crate) gateway: Option<Arc<Gateway>>,
+    pub(crate) listeners: Arc<Listeners>,
     pub(crate) overrides: CliOverrides,
     pub(crate) reloads: Arc<Reloads>,
 }
@@ -84,6 +86,7 @@ pub(crate) struct Reload {
     /// The published rules in force with their positions, to add the limits of the xDS server.
     published_rules: Option<Parsed>,
     gateway: Option<Arc<Gateway>>,
+    listeners: Arc<Listeners>,
     overrides: CliOverrides,
     /// Settings that the server was started with. Changes to them need a restart.
     startup_only: StartupOnly,
@@ -130,7 +133,7 @@ struct Origin {
 
 impl Reload {
     pub(crate) fn new(started: Started) -> Self {
-        let Started { gate, throttles, path, file, hangup, gateway, overrides, reloads } = started;
+        let Started { gate, throttles, path, file, hangup, gateway, listeners, overrides, reloads } = started;
         let (watcher, published) = (FileWatcher::new(&path), RuleUpdates::subscribe(&file));
         let last_read = FileSnapshot::of_loaded(&file);
         let (rules, compiled, are_published) = ((*file).clone(), gate.rules(), false);
@@ -143,7 +146,8 @@ impl Reload {
             are_published,
             published_rules: None,
             gateway,
-            startup_only: StartupOnly::of(&rules, &overrides),
+            listeners,
+            startup_only: StartupOnly::of(&rules),
             rules,
             overrides,
             reloads,
@@ -255,15 +259,19 @@ impl Reload {
     }
 
     async fn apply(&mut self, file: Parsed, origin: &Origin) {
-        let compiled = match &self.gateway {
-            Some(gateway) => config::compile(&file, gateway.listen()),
-            None => file.compile(),
-        };
-        let rules = match compiled {
+        let rules = match config::compile(&file, self.gateway.as_ref().and_then(|gateway| gateway.listen())) {
             Ok(rules) => rules,
             Err(problems) => return origin.rejected(&problems),
         };
         let change = StoreChange::between(&self.file, &file);
+        if self.gateway.is_none() && !listeners::wants_service(&file, &self.overrides) {
+            return origin.rejected_because("it configures nothing to serve; add `service: { http: 127.0.0.1:8090 }`");
+        }
+        let listeners = match self.listeners.prepare(&file).await {
+            Ok(listeners) => listeners,
+            Err(Refusal::Listen(problem)) => return origin.cannot_listen(&problem),
+            Err(problem) => return origin.rejected_because(&problem.to_string()),
+        };
         let next = match &self.gateway {
             Some(_) if file.gateway.is_none() => {
                 return origin
@@ -287,6 +295,7 @@ impl Reload {
         if let Some((gateway, next)) = next {
             gateway.change(next);
         }
+        self.listeners.change(listeners);
         notice::log_problems(file.warnings());
         let of_domains = changes::of_domains(self.file.envoy_rules(), file.envoy_rules());
         origin.applied(&changes::joined(changes::describe(&self.rules, &file), of_domains));
@@ -294,8 +303,7 @@ impl Reload {
         if change != StoreChange::None {
             notice::warn_if_store_unavailable(&self.gate);
         }
-        self.startup_only
-            .warn_of_changes(&StartupOnly::of(&self.file, &self.overrides), &StartupOnly::of(&file, &self.overrides));
+        self.startup_only.warn_of_changes(&StartupOnly::of(&self.file), &StartupOnly::of(&file));
         if self.file.store != file.store {
             self.published = RuleUpdates::subscribe(&file);
         }
@@ -415,7 +423,7 @@ impl Origin {
     /// There is no automatic retry: the address could become free at a moment when nobody expects a change.
     fn cannot_listen(&self, problem: &ListenError) {
         let fix = problem.fix();
-        let meanwhile = "the gateway keeps its listeners";
+        let meanwhile = "all listeners stay unchanged";
         // Saving the file without a change does nothing (see `FileSnapshot`), but changing it helps: the address is in
         // the file, because the address of a flag has been bound since the start.
         self.rejected_because(&format!("{problem}; {meanwhile}; {fix}, and send SIGHUP or change the file"));

@@ -14,5 +14,5 @@ pub(crate) mod throttle;
 pub(crate) mod tokens;
 pub(crate) mod xds;
 
-pub(crate) use self::connections::{MAX_CONNECTIONS, Options, bind, serve};
+pub(crate) use self::connections::{MAX_CONNECTIONS, Options, Stop, bind, serve};
 pub(crate) use self::cross_site::{Hosts, guard};

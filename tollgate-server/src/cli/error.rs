@@ -9,6 +9,7 @@ use tollgate::redis::{ConnectError, PublishError};
 use tollgate::rules::file::{LoadError, Problems};
 
 use crate::gateway::StartError;
+use crate::listeners::Refusal;
 use crate::listening::ListenError;
 use crate::state::StateError;
 use crate::{descriptors, notice, threads};
@@ -49,6 +50,16 @@ impl Error {
             notice::log_problems(problems);
         }
         notice::log(self);
+    }
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Unusable(problem) => Self::Usage(problem),
+            Refusal::Listen(problem) => Self::Listen(problem),
+            Refusal::Descriptors(too_few) => Self::Descriptors(too_few),
+        }
     }
 }
 

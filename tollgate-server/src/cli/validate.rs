@@ -8,6 +8,8 @@ use tollgate::{Gate, OpenError};
 
 use super::{Completion, Error, print};
 use crate::config;
+use crate::listeners::unprotected_listener;
+use crate::reload::CliOverrides;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -84,7 +86,7 @@ async fn report(path: &Path) -> Result<Report, Error> {
         Err(error) => return Err(Error::Load(error)),
     };
     let (limits, warnings) = (parsed.limits.len() + parsed.envoy_rules().len(), parsed.warnings().clone());
-    let unprotected = super::serve::unprotected_listener(&parsed, None);
+    let unprotected = unprotected_listener(&parsed, &CliOverrides::default());
     Ok(match usable(&parsed).await {
         Ok(()) if unprotected.is_some() => Report { whole: unprotected, ..invalid(vec![warnings]) },
         Ok(()) => Report { limits, verdict: Verdict::Valid, ..invalid(vec![warnings]) },

@@ -1,9 +1,9 @@
-//! Settings that only take effect at start: all listeners except the gateway's, and the layout of the gateway.
+//! Settings that only take effect at start: the layout of the gateway.
 
 use std::time::Duration;
 
 use tollgate::rules::file::RuleFile;
-use tollgate::rules::file::internal::{Address, AdminRule, GatewayRule, Listener};
+use tollgate::rules::file::internal::{Address, GatewayRule};
 
 use crate::notice;
 
@@ -16,12 +16,8 @@ pub(crate) struct CliOverrides {
 }
 
 /// The settings of a rule file that need a restart.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct StartupOnly {
-    http: Option<Listener>,
-    resp: Option<Listener>,
-    grpc: Option<Listener>,
-    admin: Option<AdminRule>,
     gateway: Option<Layout>,
 }
 
@@ -34,18 +30,8 @@ struct Layout {
 }
 
 impl StartupOnly {
-    pub(super) fn of(file: &RuleFile, overrides: &CliOverrides) -> Self {
-        let mut http = file.service.http.clone();
-        if let (Some(listener), Some(address)) = (&mut http, &overrides.http) {
-            listener.listen = address.clone();
-        }
-        Self {
-            http,
-            resp: file.service.resp.clone(),
-            grpc: file.service.grpc.clone(),
-            admin: file.admin.clone().filter(|_| overrides.admin.is_none()),
-            gateway: file.gateway.as_ref().map(Layout::of),
-        }
+    pub(super) fn of(file: &RuleFile) -> Self {
+        Self { gateway: file.gateway.as_ref().map(Layout::of) }
     }
 
     /// Warns about changes from `before` to `after` that need a restart. A change back to the settings in force
@@ -74,11 +60,7 @@ impl Layout {
 /// Returns whether two differ in one setting.
 type Differs = fn(&StartupOnly, &StartupOnly) -> bool;
 
-const FIELDS: [(&str, Differs); 9] = [
-    ("service.http", |one, other| one.http != other.http),
-    ("service.resp", |one, other| one.resp != other.resp),
-    ("service.grpc", |one, other| one.grpc != other.grpc),
-    ("admin.listen", |one, other| one.admin != other.admin),
+const FIELDS: [(&str, Differs); 5] = [
     ("gateway", |one, other| one.gateway.is_some() != other.gateway.is_some()),
     ("gateway.workers", |one, other| differ(one, other, |layout| layout.workers)),
     ("gateway.max_connections", |one, other| differ(one, other, |layout| layout.max_connections)),

@@ -6,7 +6,8 @@
 //! [`ConnectInfo<SocketAddr>`](axum::extract::ConnectInfo).
 //!
 //! A listener stops in stages. First it still accepts connections, and asks clients to close theirs. Then it closes,
-//! and with it all idle connections. At last the connections that are still busy are cut.
+//! and with it all idle connections. At last the connections that are still busy are cut. A listener that hands its
+//! socket over to another accepts no more connections, and drains its own in the same way.
 
 mod activity;
 mod http;
@@ -14,6 +15,7 @@ mod interrupts;
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -76,6 +78,15 @@ pub(crate) enum Stage {
     Ending,
     /// Connections close at once.
     Cut,
+}
+
+/// How a listener stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// Its socket is closed after a moment.
+    Close,
+    /// Another listener accepts the connections of its socket from now on.
+    HandOver,
 }
 
 /// Options of a listener.
@@ -169,7 +180,12 @@ pub(crate) async fn bind(address: &str) -> io::Result<TcpListener> {
 }
 
 /// Serves HTTP until `shutdown` resolves, then drains connections, for at most [`GRACE`] and [`DRAIN_DEADLINE`].
-pub(crate) async fn serve(listener: TcpListener, router: Router, options: Options, shutdown: impl Future<Output = ()>) {
+pub(crate) async fn serve(
+    listener: Arc<TcpListener>,
+    router: Router,
+    options: Options,
+    shutdown: impl Future<Output = Stop>,
+) {
     let answers_all = options.surface == Surface::Admin;
     let requests = Requests { surface: options.surface, surfaces: Arc::clone(&options.surfaces) };
     serve_protocol(listener, Http { router, requests, answers_all }, options, shutdown).await;
@@ -177,23 +193,34 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, options: Option
 
 /// Serves a protocol until `shutdown` resolves, then drains connections, for at most [`GRACE`] and [`DRAIN_DEADLINE`].
 pub(crate) async fn serve_protocol<P: Protocol>(
-    listener: TcpListener,
+    listener: Arc<TcpListener>,
     protocol: P,
     options: Options,
-    shutdown: impl Future<Output = ()>,
+    shutdown: impl Future<Output = Stop>,
 ) {
     let max_connections = options.max_connections;
     let slots = Arc::new(Semaphore::new(max_connections as usize));
     let (serving, stage) = watch::channel(Stage::Serving);
     let refusing = Arc::new(Semaphore::new(MAX_REFUSING));
     let acceptor = Acceptor { protocol, options, slots: Arc::clone(&slots), refusing, stage };
-    tokio::select! {
+    let stop = tokio::select! {
+        // Polled first: a listener that hands its socket over accepts nothing after that.
+        biased;
+        stop = shutdown => stop,
         never = acceptor.run(&listener) => match never {},
-        () = shutdown => {}
-    }
+    };
     _ = serving.send(Stage::Closing);
-    _ = timeout(GRACE, acceptor.run(&listener)).await;
-    acceptor.take_rest(listener);
+    match stop {
+        Stop::Close => {
+            _ = timeout(GRACE, acceptor.run(&listener)).await;
+            acceptor.take_rest(&listener);
+            drop(listener);
+        }
+        Stop::HandOver => {
+            drop(listener);
+            sleep(GRACE).await;
+        }
+    }
     _ = serving.send(Stage::Ending);
     // Each connection returns its slot when it ends, so all slots are free after the last one.
     if timeout(DRAIN_DEADLINE, slots.acquire_many(max_connections)).await.is_err() {
@@ -229,10 +256,11 @@ impl<P: Protocol> Acceptor<P> {
         }
     }
 
-    /// Accepts the connections in the queue of a listener, and closes it. Their handshakes are complete, and closing
-    /// the listener would reset them. The runtime may not know of them yet, so the kernel is queried.
-    fn take_rest(&self, listener: TcpListener) {
-        let Ok(listener) = listener.into_std() else { return };
+    /// Accepts the connections in the queue of a listener that is about to close. Their handshakes are complete, and
+    /// closing the listener would reset them. The runtime may not know of them yet, so the kernel is queried.
+    fn take_rest(&self, listener: &TcpListener) {
+        let Ok(socket) = listener.as_fd().try_clone_to_owned() else { return };
+        let listener = std::net::TcpListener::from(socket);
         // The queue does not grow in the meantime.
         _ = rustix::net::listen(&listener, 0);
         for _ in 0..BACKLOG {
@@ -369,6 +397,11 @@ mod tests {
         Router::new().route("/", get(|ConnectInfo(caller): ConnectInfo<SocketAddr>| async move { caller.to_string() }))
     }
 
+    async fn until(stopped: tokio::sync::oneshot::Receiver<()>) -> Stop {
+        _ = stopped.await;
+        Stop::Close
+    }
+
     async fn read_answer(client: &mut DuplexStream) -> String {
         let mut answer = vec![0; 4096];
         let length = client.read(&mut answer).await.unwrap();
@@ -493,7 +526,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let options = Options { proxy_protocol: ProxyProtocol::Required, ..Options::default() };
-        let server = tokio::spawn(serve(listener, caller_echo(), options, async move { _ = stopped.await }));
+        let server = tokio::spawn(serve(Arc::new(listener), caller_echo(), options, until(stopped)));
         let v2 = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\xcb\0\x71\x09\x0a\0\0\x01\x10\xe1\0\x50";
         for header in [&v2[..], b"PROXY TCP4 203.0.113.9 10.0.0.1 4321 80\r\n"] {
             let mut client = TcpStream::connect(address).await.unwrap();
@@ -513,7 +546,7 @@ mod tests {
         let listener = bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let server = tokio::spawn(serve(listener, caller_echo(), Options::default(), async move { _ = stopped.await }));
+        let server = tokio::spawn(serve(Arc::new(listener), caller_echo(), Options::default(), until(stopped)));
         let io = TcpStream::connect(address).await.unwrap();
         let own = io.local_addr().unwrap().to_string();
         let (mut send, connection) = h2::client::handshake(io).await.unwrap();

@@ -22,7 +22,7 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use self::request::{Denials, Descriptors, Overridden};
-use super::connections::{self, Options};
+use super::connections::{self, Options, Stop};
 use super::http::authenticate;
 use super::proto::DESCRIPTORS;
 use super::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
@@ -52,13 +52,20 @@ pub(crate) struct GrpcState {
 }
 
 /// Serves until `shutdown` resolves, then finishes pending requests.
-pub(crate) async fn run(listener: TcpListener, state: GrpcState, options: Options, shutdown: impl Future<Output = ()>) {
+pub(crate) async fn run(
+    listener: Arc<TcpListener>,
+    state: GrpcState,
+    options: Options,
+    shutdown: impl Future<Output = Stop>,
+) {
     let health = HealthReporter::new();
     set_health(&health, ServingStatus::Serving).await;
     let router = router(state, &health);
     let stop = async {
-        shutdown.await;
-        set_health(&health, ServingStatus::NotServing).await;
+        let stop = shutdown.await;
+        if stop == Stop::Close {
+            set_health(&health, ServingStatus::NotServing).await;
+        }
         let health = health.clone();
         tokio::spawn(async move {
             sleep(HEALTH_NOTICE).await;
@@ -67,6 +74,7 @@ pub(crate) async fn run(listener: TcpListener, state: GrpcState, options: Option
                 health.clone().clear_service_status(service).await;
             }
         });
+        stop
     };
     connections::serve(listener, router, options, stop).await;
 }

@@ -40,7 +40,7 @@ use self::check_response::CheckResponse;
 pub(crate) use self::check_response::reason;
 use self::connection::CheckProtocol;
 pub(crate) use self::error_body::{ErrorBody, quoted};
-use super::connections::{self, Options, Requests};
+use super::connections::{self, Options, Requests, Stop};
 use super::cross_site::{Hosts, guard};
 use super::tokens::Tokens;
 use crate::decisions::Decisions;
@@ -63,10 +63,10 @@ pub(crate) struct ServiceState {
 
 /// Serves until `shutdown` resolves, then finishes pending requests.
 pub(crate) async fn run(
-    listener: TcpListener,
+    listener: Arc<TcpListener>,
     state: ServiceState,
     (options, hosts): (Options, Hosts),
-    shutdown: impl Future<Output = ()>,
+    shutdown: impl Future<Output = Stop>,
 ) {
     let authorize = authorize::router(state.clone(), hosts.clone());
     let router = guard(router(state.clone()), hosts.clone()).merge(authorize);

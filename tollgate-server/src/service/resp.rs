@@ -26,7 +26,7 @@ use tollgate::Gate;
 
 use self::command::{Session, Step};
 use self::frame::MAX_REQUEST_BYTES;
-use super::connections::{self, Interrupt, Interrupts, Options, Protocol, Stage, TICK};
+use super::connections::{self, Interrupt, Interrupts, Options, Protocol, Stage, Stop, TICK};
 use super::surfaces::{RequestOutcome, Surface, Surfaces};
 use super::throttle::Throttles;
 use super::tokens::Tokens;
@@ -55,7 +55,12 @@ pub(crate) struct Engine {
 }
 
 /// Serves connections until `shutdown` resolves, then lets commands in progress finish.
-pub(crate) async fn run(listener: TcpListener, engine: Engine, options: Options, shutdown: impl Future<Output = ()>) {
+pub(crate) async fn run(
+    listener: Arc<TcpListener>,
+    engine: Engine,
+    options: Options,
+    shutdown: impl Future<Output = Stop>,
+) {
     let protocol = Resp { engine: Arc::new(engine), surfaces: Arc::clone(&options.surfaces) };
     connections::serve_protocol(listener, protocol, options, shutdown).await;
 }

@@ -213,6 +213,26 @@ async fn clients_need_a_token_except_for_health_checks() {
     }
 }
 
+/// The listener stays healthy while a reload changes its settings: watchers only have to reconnect.
+#[tokio::test]
+async fn settings_of_the_listener_change_on_reload() {
+    let (process, address) = server("service: { grpc: '127.0.0.1:0' }");
+    let channel = connect(address).await;
+    assert!(check(&mut RateLimitServiceClient::new(channel.clone()), vec![descriptor("user", "ann")]).await.is_ok());
+    let watch = HealthClient::new(channel).watch(HealthCheckRequest { service: String::new() }).await;
+    let mut statuses = watch.expect("a stream").into_inner();
+    assert_eq!(statuses.message().await.expect("a message").expect("a status").status(), ServingStatus::Serving);
+
+    let rules = format!("service: {{ grpc: {{ listen: '127.0.0.1:0', tokens_file: tokens }} }}{LIMITS}");
+    std::fs::write(process.path(RULES), rules).expect("the folder is writable");
+    process.await_said("tollgate.yaml is in force", 1);
+    let mut client = RateLimitServiceClient::new(connect(address).await);
+    let error = check(&mut client, vec![descriptor("user", "ann")]).await.expect_err("there is no token");
+    assert_eq!(error.code(), GrpcCode::Unauthenticated);
+    let next = statuses.message().await;
+    assert!(!matches!(next, Ok(Some(_))), "the stream ends without another status: {next:?}");
+}
+
 #[tokio::test]
 async fn watchers_learn_that_the_server_stops() {
     let (mut process, address) = server("service: { grpc: '127.0.0.1:0' }");

@@ -14,6 +14,7 @@ mod connections;
 mod explaining;
 mod fleet;
 mod grpc;
+mod listeners;
 mod openapi;
 mod operations;
 mod refusals;

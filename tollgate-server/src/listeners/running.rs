@@ -1,0 +1,131 @@
+//! A listener that runs.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio_rustls::TlsAcceptor;
+use tollgate::rules::file::internal::{HostGlob, Listener};
+
+use super::Shared;
+use crate::admin;
+use crate::gateway::tls::Tls;
+use crate::metrics::Metrics;
+use crate::service::grpc::GrpcState;
+use crate::service::http::ServiceState;
+use crate::service::resp::Engine;
+use crate::service::surfaces::Surface;
+use crate::service::tokens::Tokens;
+use crate::service::{self, Hosts, Options, Stop};
+
+/// A listener that is ready to start.
+pub(super) struct Starting {
+    pub(super) surface: Surface,
+    pub(super) listener: Listener,
+    pub(super) socket: Arc<TcpListener>,
+    pub(super) bound: SocketAddr,
+    pub(super) max_connections: u32,
+    pub(super) tokens: Option<Tokens>,
+    pub(super) tls: Option<Tls>,
+}
+
+/// A listener that runs.
+pub(super) struct Running {
+    pub(super) surface: Surface,
+    /// Its settings.
+    pub(super) listener: Listener,
+    pub(super) socket: Arc<TcpListener>,
+    pub(super) bound: SocketAddr,
+    stop: oneshot::Sender<Stop>,
+    task: JoinHandle<()>,
+    /// Reads its certificates again when they change.
+    certificates: Option<AbortHandle>,
+}
+
+impl Starting {
+    pub(super) fn start(self, shared: &Shared) -> Running {
+        let Self { surface, listener, socket, bound, max_connections, tokens, tls } = self;
+        let (tls, certificates) = tls.map(watched).unzip();
+        let options = Options { max_connections, tls, ..Options::of(&listener) };
+        let options = options.with_surface(surface, &shared.surfaces);
+        let (stop, stopped) = oneshot::channel();
+        let stopped = async { stopped.await.unwrap_or(Stop::Close) };
+        let accepting = Arc::clone(&socket);
+        let (gate, decisions) = (shared.gate.clone(), Arc::clone(&shared.decisions));
+        let throttles = Arc::clone(&shared.throttles);
+        let hosts = |setting| {
+            let listed = listener.hosts.iter().map(HostGlob::as_str);
+            Hosts::new(setting, listed, Some(listener.listen.as_str()))
+        };
+        let task = match surface {
+            Surface::Http | Surface::Authorize => {
+                let state = ServiceState { gate, decisions, tokens: tokens.map(Arc::new) };
+                let access = (options, hosts("service.http.hosts"));
+                tokio::spawn(service::http::run(accepting, state, access, stopped))
+            }
+            Surface::Grpc => {
+                let state = GrpcState { gate, decisions, throttles, tokens: tokens.map(Arc::new) };
+                tokio::spawn(service::grpc::run(accepting, state, options, stopped))
+            }
+            Surface::Resp => {
+                let engine = Engine { gate, throttles, decisions, tokens };
+                tokio::spawn(service::resp::run(accepting, engine, options, stopped))
+            }
+            Surface::Admin => {
+                let (readiness, reloads) = (Arc::clone(&shared.readiness), Arc::clone(&shared.reloads));
+                let surfaces = Arc::clone(&shared.surfaces);
+                let metrics = Metrics { gate, readiness, reloads, decisions, surfaces };
+                tokio::spawn(admin::run(accepting, metrics, (options, hosts("admin.hosts")), stopped))
+            }
+        };
+        Running { surface, listener, socket, bound, stop, task, certificates }
+    }
+}
+
+/// Reads certificates again when they change. Returns those in use.
+fn watched(tls: Tls) -> (Arc<ArcSwap<TlsAcceptor>>, AbortHandle) {
+    let acceptor = Arc::new(ArcSwap::from_pointee(tls.acceptor.clone()));
+    let in_use = Arc::clone(&acceptor);
+    let watch = tokio::spawn(tls.watch_files(move |next| in_use.store(Arc::new(next)), Arc::default()));
+    (acceptor, watch.abort_handle())
+}
+
+impl Running {
+    /// Begins to stop it. The task ends when its connections are drained.
+    pub(super) fn stop(self, how: Stop) -> JoinHandle<()> {
+        // The task has the only other reference to the socket, and closes it.
+        drop(self.socket);
+        // A listener that has failed cannot be stopped.
+        _ = self.stop.send(how);
+        if let Some(certificates) = self.certificates {
+            certificates.abort();
+        }
+        self.task
+    }
+
+    /// Returns the address with its scheme.
+    pub(super) fn url(&self) -> String {
+        let scheme = match (self.surface, self.listener.tls.is_some()) {
+            (Surface::Resp, false) => "redis",
+            (Surface::Resp, true) => "rediss",
+            (Surface::Grpc, false) => "grpc",
+            (Surface::Grpc, true) => "grpcs",
+            (Surface::Http | Surface::Authorize | Surface::Admin, false) => "http",
+            (Surface::Http | Surface::Authorize | Surface::Admin, true) => "https",
+        };
+        format!("{scheme}://{}", self.bound)
+    }
+
+    /// Describes it for the line that announces the start.
+    pub(super) fn description(&self) -> String {
+        let url = self.url();
+        match self.surface {
+            Surface::Http | Surface::Authorize => format!("decisions POST {url}/v1/check"),
+            Surface::Grpc | Surface::Resp => format!("decisions {url}"),
+            Surface::Admin => format!("admin {url}/"),
+        }
+    }
+}
