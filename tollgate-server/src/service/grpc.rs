@@ -36,6 +36,13 @@ use crate::decisions::Decisions;
 /// The longest request. A request with the most descriptors and entries of ordinary length is much shorter.
 const MAX_MESSAGE_BYTES: usize = 256 * 1024;
 
+/// The longest request for health or reflection, which need no more than the name of a service.
+const MAX_SMALL_MESSAGE_BYTES: usize = 4 * 1024;
+
+/// The longest time from the head of a request to its response. A client that has the whole request sends it at once,
+/// and decisions take at most the timeout of the store.
+const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
+
 /// The time for which clients that watch the health of the server can read that it stops.
 const HEALTH_NOTICE: Duration = Duration::from_secs(1);
 
@@ -93,7 +100,8 @@ fn router(state: GrpcState, health: &HealthReporter) -> axum::Router {
     let limits = RateLimitServiceServer::new(state).max_decoding_message_size(MAX_MESSAGE_BYTES);
     let health = tonic_health::pb::health_server::HealthServer::new(
         tonic_health::server::HealthService::from_health_reporter(health.clone()),
-    );
+    )
+    .max_decoding_message_size(MAX_SMALL_MESSAGE_BYTES);
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
@@ -103,17 +111,24 @@ fn router(state: GrpcState, health: &HealthReporter) -> axum::Router {
     };
     let mut routes = Routes::new(limits).add_service(health);
     if let Ok(v1) = reflection().build_v1() {
-        routes = routes.add_service(v1);
+        routes = routes.add_service(v1.max_decoding_message_size(MAX_SMALL_MESSAGE_BYTES));
     }
     if let Ok(v1alpha) = reflection().build_v1alpha() {
-        routes = routes.add_service(v1alpha);
+        routes = routes.add_service(v1alpha.max_decoding_message_size(MAX_SMALL_MESSAGE_BYTES));
     }
     routes.into_axum_router().layer(from_fn(move |request: HttpRequest, next: Next| {
         let refusal = refuse(&request, tokens.as_deref());
         async move {
             match refusal {
                 Some(status) => status.into_http(),
-                None => next.run(request).await,
+                None => match timeout(REQUEST_DEADLINE, next.run(request)).await {
+                    Ok(response) => response,
+                    Err(_) => Status::deadline_exceeded(format!(
+                        "the request took longer than {} s: send it at once",
+                        REQUEST_DEADLINE.as_secs()
+                    ))
+                    .into_http(),
+                },
             }
         }
     }))

@@ -109,7 +109,8 @@ async fn converse<Io>(
 where
     Io: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut wait = Wait { interrupts: Interrupts::new(stage), idle: Duration::ZERO, is_ending: false };
+    let mut wait =
+        Wait { interrupts: Interrupts::new(stage), idle: Duration::ZERO, is_ending: false, was_last_read: false };
     let mut input: Vec<u8> = Vec::with_capacity(READ_BYTES);
     let mut in_turn = 0;
     loop {
@@ -147,6 +148,8 @@ struct Wait {
     idle: Duration,
     /// Whether the connection closes once it is idle.
     is_ending: bool,
+    /// Whether the input was read since the end began.
+    was_last_read: bool,
 }
 
 impl Wait {
@@ -155,11 +158,7 @@ impl Wait {
         let is_between_requests = input.is_empty();
         let mut read = pin!(io.read_buf(input));
         poll_fn(|context| {
-            // Requests that have arrived are executed, even at the end.
-            if let Poll::Ready(read) = read.as_mut().poll(context) {
-                self.idle = Duration::ZERO;
-                return Poll::Ready(read.map(|length| if length == 0 { End::Close } else { End::More }));
-            }
+            // Before the read: a client that sends all the time would otherwise never notice the end.
             while let Poll::Ready(interrupt) = self.interrupts.poll(context) {
                 match interrupt {
                     Interrupt::Stage(Stage::Serving | Stage::Closing) => {}
@@ -167,6 +166,13 @@ impl Wait {
                     Interrupt::Stage(Stage::Cut) => return Poll::Ready(Ok(End::Close)),
                     Interrupt::Tick => self.idle += TICK,
                 }
+            }
+            // Requests that have arrived are executed once more at the end.
+            let is_done = self.is_ending && is_between_requests && self.was_last_read;
+            self.was_last_read = self.is_ending;
+            if !is_done && let Poll::Ready(read) = read.as_mut().poll(context) {
+                self.idle = Duration::ZERO;
+                return Poll::Ready(read.map(|length| if length == 0 { End::Close } else { End::More }));
             }
             let is_over = self.idle >= IDLE_DEADLINE || (self.is_ending && is_between_requests);
             if is_over { Poll::Ready(Ok(End::Close)) } else { Poll::Pending }
@@ -245,15 +251,19 @@ where
     if session.replies.bytes.is_empty() {
         return Ok(());
     }
-    let mut write = pin!(io.write_all(&session.replies.bytes));
-    // The replies nearly always fit into the socket's buffer, and then no deadline is needed.
-    match write.as_mut().now_or_never() {
-        Some(written) => written?,
-        None => match timeout(WRITE_DEADLINE, write).await {
-            Ok(written) => written?,
-            Err(_) => return Err(io::ErrorKind::TimedOut.into()),
-        },
-    }
+    let written = {
+        let mut write = pin!(async {
+            io.write_all(&session.replies.bytes).await?;
+            // TLS may hold back the last records otherwise.
+            io.flush().await
+        });
+        // The replies nearly always fit into the socket's buffer, and then no deadline is needed.
+        match write.as_mut().now_or_never() {
+            Some(written) => written,
+            None => timeout(WRITE_DEADLINE, write).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
+        }
+    };
+    written?;
     session.replies.bytes.clear();
     Ok(())
 }

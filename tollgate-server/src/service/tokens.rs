@@ -5,6 +5,7 @@
 //! then, the previous tokens stay valid.
 
 use std::fmt;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -33,7 +34,7 @@ pub(crate) struct Tokens {
 #[derive(Debug)]
 struct State {
     digests: Vec<[u8; 32]>,
-    modified: Option<SystemTime>,
+    version: Option<FileVersion>,
     checked: Instant,
 }
 
@@ -53,9 +54,9 @@ impl fmt::Display for TokensError {
 impl Tokens {
     /// Reads the file.
     pub(crate) fn open(path: &Path) -> Result<Self, TokensError> {
-        let modified = modified(path);
+        let version = version(path);
         let digests = read(path).map_err(|problem| TokensError { path: path.to_owned(), problem })?;
-        let state = State { digests, modified, checked: Instant::now() };
+        let state = State { digests, version, checked: Instant::now() };
         Ok(Self { path: path.to_owned(), state: Mutex::new(state) })
     }
 
@@ -73,11 +74,11 @@ impl Tokens {
             return;
         }
         state.checked = Instant::now();
-        let modified = modified(&self.path);
-        if modified == state.modified {
+        let version = version(&self.path);
+        if version == state.version {
             return;
         }
-        state.modified = modified;
+        state.version = version;
         match read(&self.path) {
             Ok(digests) => state.digests = digests,
             Err(problem) => notice::warn(format_args!(
@@ -88,8 +89,14 @@ impl Tokens {
     }
 }
 
-fn modified(path: &Path) -> Option<SystemTime> {
-    std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok()
+type FileVersion = (SystemTime, (i64, i64), u64, u64);
+
+/// What changes with a file: the times of its content and of its metadata, its inode and its size. Some tools replace a
+/// file and keep the first.
+fn version(path: &Path) -> Option<FileVersion> {
+    let metadata = std::fs::metadata(path).ok()?;
+    let changed = (metadata.ctime(), metadata.ctime_nsec());
+    Some((metadata.modified().ok()?, changed, metadata.ino(), metadata.len()))
 }
 
 /// Reads the file and returns the digests of all tokens, one per line. Empty lines and lines that begin with `#` are
@@ -152,6 +159,15 @@ mod tests {
         write(&path, NEW, 3);
         tokio::time::advance(CHECK_EVERY).await;
         assert!(!tokens.contains(OLD.as_bytes()) && tokens.contains(NEW.as_bytes()));
+        // As rsync and package managers do, which keep the time of another machine.
+        let next = folder.path().join("next");
+        write(&next, OLD, 3);
+        std::fs::rename(&next, &path).unwrap();
+        tokio::time::advance(CHECK_EVERY).await;
+        assert!(
+            tokens.contains(OLD.as_bytes()) && !tokens.contains(NEW.as_bytes()),
+            "the modification time is the same"
+        );
     }
 
     #[test]

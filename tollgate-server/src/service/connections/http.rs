@@ -101,6 +101,9 @@ pub(crate) async fn serve<Io>(
     let Ok(Some(first)) = detected else { return };
     let is_http2 = first.starts_with(PREFACE);
     let activity = Arc::new(Activity::default());
+    if !matches!(*stage.borrow(), Stage::Serving) {
+        activity.close();
+    }
     let io = TokioIo::new(Watched::new(io, first, Arc::clone(&activity)));
     let router = TowerToHyperService::new(router);
     let requests = Arc::clone(&activity);
@@ -258,7 +261,14 @@ struct Driver {
 impl Driver {
     async fn drive<C: Future>(&mut self, connection: C, end: impl Fn(Pin<&mut C>)) {
         let mut connection = pin!(connection);
+        let mut is_first = true;
         poll_fn(|context| {
+            // hyper has to see the request that has arrived before it is asked to end, or it would drop it.
+            if std::mem::replace(&mut is_first, false)
+                && let Poll::Ready(_ended) = connection.as_mut().poll(context)
+            {
+                return Poll::Ready(());
+            }
             loop {
                 // Interrupts come first, so that no later response promises to keep the connection.
                 if let Poll::Ready(interrupt) = self.interrupts.poll(context) {

@@ -105,9 +105,8 @@ impl<'r> Descriptors<'r> {
 
     /// Returns the positions of the descriptors that are checked together.
     pub(super) fn checked<'d>(&'d self, denials: &'d Denials) -> impl Iterator<Item = usize> + 'd {
-        let is_checked = |descriptor: &Descriptor<'_>| matches!(descriptor.target, Target::Rules | Target::Found(_));
         let is_denied = |index: usize| denials.0.iter().any(|(denied, _)| *denied == index);
-        let checked = self.each.iter().enumerate().filter(move |(_, descriptor)| is_checked(descriptor));
+        let checked = self.each.iter().enumerate().filter(|(_, descriptor)| descriptor.is_checked());
         checked.map(|(index, _)| index).filter(move |index| !is_denied(*index))
     }
 
@@ -121,7 +120,7 @@ impl<'r> Descriptors<'r> {
     /// Gives the hits of refunds back.
     pub(super) async fn refund(&self, gate: &Gate) -> Result<(), Status> {
         let refunds: SmallVec<[_; 4]> =
-            self.each.iter().filter(|one| one.is_refund).map(|one| (one, one.cost)).collect();
+            self.each.iter().filter(|one| one.is_refund && one.is_checked()).map(|one| (one, one.cost)).collect();
         if refunds.is_empty() {
             return Ok(());
         }
@@ -244,6 +243,11 @@ impl<'r> Descriptor<'r> {
     }
 
     /// Returns the name of the rule to check, if the configuration names one.
+    /// Returns whether limits of the rule file, or of envoyproxy/ratelimit's files, count the descriptor.
+    fn is_checked(&self) -> bool {
+        matches!(self.target, Target::Rules | Target::Found(_))
+    }
+
     fn rule(&self) -> Option<&str> {
         match &self.target {
             Target::Found(found) => found.limit.rule.as_deref(),

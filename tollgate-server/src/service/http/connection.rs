@@ -105,7 +105,11 @@ where
 }
 
 async fn send<Io: AsyncWrite + Unpin>(io: &mut Io, output: &[u8]) -> io::Result<()> {
-    let mut write = pin!(io.write_all(output));
+    let mut write = pin!(async {
+        io.write_all(output).await?;
+        // TLS may hold back the last records otherwise.
+        io.flush().await
+    });
     // Responses nearly always fit into the socket's buffer, and then no deadline is needed.
     match write.as_mut().now_or_never() {
         Some(written) => written,

@@ -23,7 +23,7 @@ pub(super) struct SimpleChecks {
     state: ServiceState,
     hosts: Hosts,
     /// The last host that was found to be served.
-    host: Vec<u8>,
+    host: Option<Vec<u8>>,
     date: Date,
     body: Vec<u8>,
 }
@@ -61,7 +61,7 @@ const fn one() -> u64 {
 
 impl SimpleChecks {
     pub(super) fn new(state: ServiceState, hosts: Hosts) -> Self {
-        Self { state, hosts, host: Vec::new(), date: Date::default(), body: Vec::new() }
+        Self { state, hosts, host: None, date: Date::default(), body: Vec::new() }
     }
 
     /// Answers the request at the start of `input` if it is a simple check: appends the response to `output` and returns
@@ -142,12 +142,12 @@ impl SimpleChecks {
     }
 
     fn serves(&mut self, host: &[u8]) -> bool {
-        if self.host == host {
+        if self.host.as_deref() == Some(host) {
             return true;
         }
         let serves = std::str::from_utf8(host).is_ok_and(|host| self.hosts.serve(host));
         if serves {
-            self.host = host.to_vec();
+            self.host = Some(host.to_vec());
         }
         serves
     }
@@ -302,6 +302,7 @@ limits:
         let text = String::from_utf8(whole.clone()).unwrap();
         for (from, to) in [
             ("POST", "PUT"),
+            ("localhost:8090", ""),
             ("/v1/check", "/v1/peek"),
             ("/v1/check", "/v1/check?a"),
             ("HTTP/1.1", "HTTP/1.0"),
