@@ -26,7 +26,7 @@ use tollgate::Gate;
 
 use self::command::{Session, Step};
 use self::frame::MAX_REQUEST_BYTES;
-use super::connections::{self, Interrupt, Interrupts, Options, Protocol, Stage, Stop, TICK};
+use super::connections::{self, HEAD_DEADLINE, Interrupt, Interrupts, Options, Protocol, Stage, Stop, TICK};
 use super::surfaces::{RequestOutcome, Surface, Surfaces};
 use super::throttle::Throttles;
 use super::tokens::Tokens;
@@ -109,8 +109,13 @@ async fn converse<Io>(
 where
     Io: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut wait =
-        Wait { interrupts: Interrupts::new(stage), idle: Duration::ZERO, is_ending: false, was_last_read: false };
+    let mut wait = Wait {
+        interrupts: Interrupts::new(stage),
+        idle: Duration::ZERO,
+        has_executed: false,
+        is_ending: false,
+        was_last_read: false,
+    };
     let mut input: Vec<u8> = Vec::with_capacity(READ_BYTES);
     let mut in_turn = 0;
     loop {
@@ -124,6 +129,10 @@ where
         }
         if end == End::Close {
             return Ok(());
+        }
+        wait.has_executed |= commands > 0;
+        if commands > 0 {
+            wait.idle = Duration::ZERO;
         }
         in_turn += commands;
         if in_turn >= COMMANDS_PER_TURN {
@@ -146,6 +155,8 @@ struct Wait {
     interrupts: Interrupts,
     /// The time without a request.
     idle: Duration,
+    /// Whether the client has sent a command.
+    has_executed: bool,
     /// Whether the connection closes once it is idle.
     is_ending: bool,
     /// Whether the input was read since the end began.
@@ -156,6 +167,7 @@ impl Wait {
     /// Reads more of the input, unless the connection has to be closed.
     async fn read<Io: AsyncRead + Unpin>(&mut self, io: &mut Io, input: &mut Vec<u8>) -> io::Result<End> {
         let is_between_requests = input.is_empty();
+        let deadline = if is_between_requests && self.has_executed { IDLE_DEADLINE } else { HEAD_DEADLINE };
         let mut read = pin!(io.read_buf(input));
         poll_fn(|context| {
             // Before the read: a client that sends all the time would otherwise never notice the end.
@@ -171,10 +183,13 @@ impl Wait {
             let is_done = self.is_ending && is_between_requests && self.was_last_read;
             self.was_last_read = self.is_ending;
             if !is_done && let Poll::Ready(read) = read.as_mut().poll(context) {
-                self.idle = Duration::ZERO;
+                // The time of a request counts from its first byte, however slowly the others follow.
+                if is_between_requests {
+                    self.idle = Duration::ZERO;
+                }
                 return Poll::Ready(read.map(|length| if length == 0 { End::Close } else { End::More }));
             }
-            let is_over = self.idle >= IDLE_DEADLINE || (self.is_ending && is_between_requests);
+            let is_over = self.idle >= deadline || (self.is_ending && is_between_requests);
             if is_over { Poll::Ready(Ok(End::Close)) } else { Poll::Pending }
         })
         .await

@@ -241,3 +241,17 @@ fn the_client_of_redis_itself_connects() {
         .expect("redis-cli is installed with the server");
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "0\n2\n1\n-1\n3600\n");
 }
+
+#[test]
+fn a_client_that_sends_no_whole_command_is_disconnected() {
+    let (_server, address) = plain();
+    let clients = ["", "*1\r\n$4\r\nPI"].map(|part| {
+        let mut client = TcpStream::connect(address).expect("the server accepts connections");
+        client.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout can be set");
+        client.write_all(part.as_bytes()).expect("sent");
+        client
+    });
+    for mut client in clients {
+        assert_eq!(client.read(&mut [0; 8]).expect("the server ends the connection"), 0);
+    }
+}
