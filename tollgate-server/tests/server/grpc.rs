@@ -168,6 +168,21 @@ async fn a_limit_in_the_descriptor_replaces_those_of_the_rule_file() {
 }
 
 #[tokio::test]
+async fn limits_in_descriptors_are_all_or_nothing() {
+    let (_server, mut client) = plain().await;
+    let with_limit = |user, requests_per_unit| RateLimitDescriptor {
+        limit: Some(RateLimitOverride { requests_per_unit, unit: 3 }),
+        ..descriptor("user", user)
+    };
+    for expected in [Code::Ok, Code::OverLimit, Code::OverLimit] {
+        let response = check(&mut client, vec![with_limit("ann", 5), with_limit("bob", 1)]).await.expect("valid");
+        assert_eq!(response.overall_code(), expected);
+        assert_eq!(remaining(&response.statuses[0]), (Code::Ok, 4));
+        assert_eq!(remaining(&response.statuses[1]), (expected, 0));
+    }
+}
+
+#[tokio::test]
 async fn invalid_requests_are_refused_with_the_field() {
     let (_server, mut client) = plain().await;
     let request = RateLimitRequest { descriptors: vec![descriptor("user", "ann")], ..RateLimitRequest::default() };

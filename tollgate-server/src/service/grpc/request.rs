@@ -160,37 +160,61 @@ impl<'r> Descriptors<'r> {
         with(&checks)
     }
 
-    /// Checks the limits in descriptors. If the request is denied already, nothing is taken.
+    /// Checks the limits in descriptors. If the request is denied already, nothing is taken. Of several, all are looked
+    /// at first, so that a denial by one takes nothing from the others, unless a concurrent request comes in between.
     pub(super) async fn check_overrides(
         &self,
         throttles: &Throttles,
         mut is_allowed: bool,
     ) -> Result<Vec<Overridden>, Status> {
-        let mut decided = Vec::new();
-        for (index, descriptor) in self.each.iter().enumerate() {
-            let Target::Override(RateLimitOverride { requests_per_unit, .. }, period) = descriptor.target else {
-                continue;
-            };
-            let count = u64::from(requests_per_unit);
-            let decision = match count {
-                0 => None,
-                count => {
-                    let numbers = Numbers { capacity: count, count, period };
-                    let cost = if is_allowed { descriptor.cost } else { 0 };
-                    let throttled = throttles
-                        .check(numbers, &self.key(descriptor), cost)
-                        .map_err(|error| Status::resource_exhausted(format!("descriptors[{index}].limit: {error}")))?;
-                    Some(match throttled {
-                        Throttled::Ready(decision) => decision,
-                        Throttled::Pending(decision) => decision.await,
-                    })
+        let overrides: SmallVec<[(usize, &Descriptor<'_>, Option<Numbers>); 2]> = self
+            .each
+            .iter()
+            .enumerate()
+            .filter_map(|(index, one)| match one.target {
+                Target::Override(RateLimitOverride { requests_per_unit, .. }, period) => {
+                    let count = u64::from(requests_per_unit);
+                    Some((index, one, (count > 0).then_some(Numbers { capacity: count, count, period })))
                 }
-            };
+                _ => None,
+            })
+            .collect();
+        let mut denied = None;
+        if is_allowed && overrides.len() > 1 {
+            for (index, one, numbers) in &overrides {
+                let peeked = self.throttle(throttles, (*index, one, *numbers), 0).await?;
+                if peeked.is_none_or(|decision| decision.remaining() < one.cost) {
+                    (denied, is_allowed) = (Some(*index), false);
+                    break;
+                }
+            }
+        }
+        let mut decided = Vec::new();
+        for (index, one, numbers) in overrides {
+            let cost = if is_allowed || denied == Some(index) { one.cost } else { 0 };
+            let decision = self.throttle(throttles, (index, one, numbers), cost).await?;
             let overridden = Overridden { index, decision };
             is_allowed &= overridden.is_allowed();
             decided.push(overridden);
         }
         Ok(decided)
+    }
+
+    /// Checks the limit in a descriptor. Returns `None` if it allows no request at all.
+    async fn throttle(
+        &self,
+        throttles: &Throttles,
+        (index, one, numbers): (usize, &Descriptor<'_>, Option<Numbers>),
+        cost: u64,
+    ) -> Result<Option<Decision>, Status> {
+        let Some(numbers) = numbers else { return Ok(None) };
+        let throttled = throttles
+            .check(numbers, &self.key(one), cost)
+            .map_err(|error| Status::resource_exhausted(format!("descriptors[{index}].limit: {error}")))?;
+        Ok(Some(match throttled {
+            Throttled::Ready(decision) => decision,
+            Throttled::Pending(decision) => decision.await,
+        }))
     }
 
     /// Returns the key of the limit in a descriptor. Lengths separate its parts.
