@@ -21,7 +21,8 @@ return ARGV[1]
 ";
 
 impl RedisLimiter {
-    /// Returns the secret that signs reservations, on the default store. It becomes `proposal` if there is none yet.
+    /// Returns the secret that signs reservations, on the default store. If the store has no secret yet, `proposal`
+    /// becomes the secret.
     pub(crate) async fn reservation_secret(&self, proposal: &[u8; 32]) -> Result<[u8; 32], StoreError> {
         let shared = &*self.0.shared;
         let topology = &shared.stores.default_store().topology;
