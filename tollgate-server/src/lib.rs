@@ -1,0 +1,48 @@
+//! The `tollgate` command, as a library so that the fuzzer can reach its parsers. It has no stable API: use the binary, or
+//! the crate `tollgate`.
+
+mod admin;
+mod builtin;
+mod cli;
+mod config;
+mod counter;
+mod decisions;
+mod descriptors;
+mod gateway;
+mod limit_summary;
+mod listeners;
+mod listening;
+mod metrics;
+mod notice;
+mod readiness;
+mod reload;
+mod seconds;
+mod service;
+mod shutdown;
+mod state;
+mod threads;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use self::cli::{Cli, Completion};
+
+/// The command ran, and its answer is no: a file is not valid, a request is refused.
+const EXIT_NEGATIVE: u8 = 1;
+/// The command could not run: wrong usage or configuration.
+const EXIT_USAGE: u8 = 2;
+
+/// Runs the command that the arguments of the process name, and returns its exit code.
+#[doc(hidden)]
+#[must_use]
+pub fn main() -> ExitCode {
+    match cli::run(Cli::parse()) {
+        Ok(Completion::Positive) => ExitCode::SUCCESS,
+        Ok(Completion::Negative) => ExitCode::from(EXIT_NEGATIVE),
+        Err(error) => {
+            error.log();
+            ExitCode::from(EXIT_USAGE)
+        }
+    }
+}
