@@ -21,6 +21,7 @@ mod service;
 mod shutdown;
 mod state;
 mod threads;
+mod tools;
 
 use std::process::ExitCode;
 

@@ -1,0 +1,3 @@
+//! Tools around limits that need no server.
+
+pub(crate) mod access_log;
