@@ -2,6 +2,8 @@
 
 mod error;
 mod explain;
+mod files;
+mod init;
 mod publish;
 mod serve;
 mod validate;
@@ -32,6 +34,7 @@ pub(crate) struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
+  tollgate init                                  a commented rule file, from a few questions
   tollgate serve                                 a gateway with built-in rules, in front of a built-in echo server
   tollgate serve --config tollgate.yaml          the gateway and the services of a rule file
   tollgate validate tollgate.yaml                check a rule file
@@ -51,6 +54,18 @@ enum Command {
     /// Publish a rule file to all nodes that share its Redis
     #[command(after_help = publish::EXAMPLES)]
     Publish(publish::Arguments),
+    /// Write a commented rule file to start from
+    #[command(after_help = init::EXAMPLES)]
+    Init(init::Arguments),
+    /// Print the JSON Schema of the rule file, for editors
+    #[command(after_help = files::SCHEMA_EXAMPLES)]
+    Schema,
+    /// Print a completion script for a shell
+    #[command(after_help = files::COMPLETIONS_EXAMPLES)]
+    Completions(files::CompletionsArguments),
+    /// Print the manual page, or write the pages of all commands to a directory
+    #[command(after_help = files::MAN_EXAMPLES)]
+    Man(files::ManArguments),
 }
 
 /// The answer of a command, which becomes its exit code.
@@ -70,6 +85,10 @@ pub(crate) fn run(cli: Cli) -> Result<Completion, Error> {
             Command::Validate(arguments) => validate::run(&arguments).await,
             Command::Explain(arguments) => explain::run(&arguments).await,
             Command::Publish(arguments) => publish::run(&arguments).await,
+            Command::Init(arguments) => init::run(&arguments).await,
+            Command::Schema => Ok(files::schema()),
+            Command::Completions(arguments) => Ok(files::completions(&arguments)),
+            Command::Man(arguments) => files::man(&arguments),
         }
     });
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 const RULES: &str = "tollgate.yaml";
 const ANY_PORT: &str = "127.0.0.1:0";
-const SUBCOMMANDS: [&str; 4] = ["serve", "validate", "explain", "publish"];
+const SUBCOMMANDS: [&str; 8] = ["serve", "validate", "explain", "publish", "init", "schema", "completions", "man"];
 const PAGES: [&str; 9] = [
     "README.md",
     "docs/getting-started.md",

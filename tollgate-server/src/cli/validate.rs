@@ -97,7 +97,7 @@ async fn report(path: &Path) -> Result<Report, Error> {
 
 /// Checks that a server could start with it: the files that it names exist, and the limits fit in memory. Redis is not
 /// contacted.
-async fn usable(parsed: &Parsed) -> Result<(), OpenError> {
+pub(super) async fn usable(parsed: &Parsed) -> Result<(), OpenError> {
     config::compile(parsed, None)?;
     parsed.named_redis_settings()?;
     match parsed.redis_settings()? {
