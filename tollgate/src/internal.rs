@@ -3,6 +3,14 @@
 //! **Not part of the public API.** Anything in here can change or disappear in any release, and is not covered by
 //! semantic versioning. Use [`Gate`](crate::Gate), [`rules`](crate::rules) and [`http`](crate::http) instead.
 
+/// Demand: the limits that clients would need, and limits that learn from it.
+#[cfg(feature = "file")]
+pub mod demand {
+    pub use crate::demand::{
+        Activity, Commit, Cover, Demand, Evaluation, LearnSettings, LearnedState, Learner, Learning, LearningLimit,
+        LearningLimits, Measure, Needs, Observer, Phase, Sketch, TICK, candidate_rates,
+    };
+}
 #[cfg(feature = "rules")]
 pub use crate::gate::cached::CachedGate;
 /// Lookup of descriptors in configuration of envoyproxy/ratelimit.

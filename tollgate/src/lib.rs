@@ -56,6 +56,8 @@ mod algorithm;
 mod budget;
 mod clock;
 mod decision;
+#[cfg(feature = "file")]
+mod demand;
 mod error;
 #[cfg(feature = "rules")]
 mod gate;

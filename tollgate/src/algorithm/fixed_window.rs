@@ -15,7 +15,7 @@ use crate::units::{MINUTE, Timestamp, WallOffset};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FixedWindow {
     pub(super) limit: u64,
-    pub(super) window: Duration,
+    pub(crate) window: Duration,
     align: Align,
 }
 
@@ -43,6 +43,12 @@ impl FixedWindow {
     #[must_use]
     pub const fn from_first_request(self) -> Self {
         Self { align: Align::FirstRequest, ..self }
+    }
+
+    /// Returns whether windows are aligned to the clock.
+    #[cfg(feature = "file")]
+    pub(crate) const fn is_aligned(&self) -> bool {
+        matches!(self.align, Align::Clock)
     }
 
     pub(super) fn compile(&self) -> Result<Compiled, InvalidLimit> {

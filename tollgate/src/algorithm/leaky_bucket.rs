@@ -46,6 +46,12 @@ impl LeakyBucket {
         Self { overflow: Overflow::Queue { max_wait }, ..self }
     }
 
+    /// Returns the rate of the leak.
+    #[cfg(feature = "file")]
+    pub(crate) const fn rate(&self) -> Rate {
+        self.leak
+    }
+
     /// Returns whether requests wait in a queue.
     #[cfg(feature = "redis")]
     pub(crate) fn queues(&self) -> bool {

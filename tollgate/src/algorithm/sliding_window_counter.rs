@@ -20,7 +20,7 @@ use crate::units::{MINUTE, Timestamp};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingWindowCounter {
     pub(super) limit: u64,
-    pub(super) window: Duration,
+    pub(crate) window: Duration,
     segments: u32,
 }
 
@@ -45,6 +45,12 @@ impl SlidingWindowCounter {
     #[must_use]
     pub const fn segments(self, segments: u32) -> Self {
         Self { segments, ..self }
+    }
+
+    /// Returns the number of segments.
+    #[cfg(feature = "file")]
+    pub(crate) const fn segment_count(&self) -> u32 {
+        self.segments
     }
 
     pub(super) fn compile(&self) -> Result<Compiled, InvalidLimit> {

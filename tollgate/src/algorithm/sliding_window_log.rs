@@ -21,7 +21,7 @@ use crate::units::MINUTE;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingWindowLog {
     pub(super) limit: u64,
-    pub(super) window: Duration,
+    pub(crate) window: Duration,
     count: Counted,
 }
 

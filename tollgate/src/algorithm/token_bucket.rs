@@ -58,6 +58,18 @@ impl TokenBucket {
         Self { mode: Refill::Interval, ..self }
     }
 
+    /// Returns the rate of refill.
+    #[cfg(feature = "file")]
+    pub(crate) const fn rate(&self) -> Rate {
+        self.refill
+    }
+
+    /// Returns whether the bucket refills in whole portions.
+    #[cfg(feature = "file")]
+    pub(crate) const fn is_interval(&self) -> bool {
+        matches!(self.mode, Refill::Interval)
+    }
+
     /// Returns the share for one of `nodes` processes.
     #[cfg(feature = "redis")]
     pub(super) fn share(&self, nodes: u32) -> Self {
