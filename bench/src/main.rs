@@ -6,6 +6,7 @@ mod clock;
 mod contender;
 mod cores;
 mod gateway;
+mod learning;
 mod memory;
 mod programs;
 mod race;
@@ -33,6 +34,7 @@ struct Cli {
 enum Command {
     Chart(chart::Args),
     Gateway(gateway::Args),
+    Learning(learning::Args),
     Memory(memory::Args),
     Redis(redis::Args),
     Rules(rules::Args),
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Chart(args) => chart::run(&args),
         Command::Gateway(args) => gateway::run(&args),
+        Command::Learning(args) => learning::run(&args),
         Command::Memory(args) => memory::run(&args),
         Command::MemoryChild(args) => memory::child::run(&args),
         Command::Redis(args) => redis::run(&args),

@@ -9,6 +9,7 @@ mod counter;
 mod decisions;
 mod descriptors;
 mod gateway;
+mod learning;
 mod limit_summary;
 mod listeners;
 mod listening;

@@ -25,6 +25,7 @@ pub(crate) use self::wanted::{unprotected_listener, wants_service};
 use crate::decisions::Decisions;
 use crate::descriptors::{self, Plan, TooFewDescriptors};
 use crate::gateway::Gateway;
+use crate::learning::Learners;
 use crate::listening::ListenError;
 use crate::notice;
 use crate::readiness::Readiness;
@@ -42,6 +43,7 @@ pub(crate) struct Shared {
     pub(crate) surfaces: Arc<Surfaces>,
     pub(crate) readiness: Arc<Readiness>,
     pub(crate) reloads: Arc<Reloads>,
+    pub(crate) learners: Arc<Learners>,
 }
 
 /// The listeners of the server.

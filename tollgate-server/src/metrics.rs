@@ -18,6 +18,7 @@ use tollgate::http::TokenError;
 
 pub(crate) use self::page::Page;
 use crate::decisions::{DecisionLabel, Decisions, Sums, TokenSums};
+use crate::learning::Learners;
 use crate::readiness::Readiness;
 use crate::reload::Reloads;
 use crate::service::surfaces::Surfaces;
@@ -30,6 +31,8 @@ pub(crate) struct Metrics {
     pub(crate) gate: Gate,
     pub(crate) readiness: Arc<Readiness>,
     pub(crate) reloads: Arc<Reloads>,
+    /// The limits that learn.
+    pub(crate) learners: Arc<Learners>,
     /// Decisions of the decision service. The gateway has its own.
     pub(crate) decisions: Arc<Decisions>,
     /// Connections of the decision service and the admin listener.
@@ -53,6 +56,7 @@ impl Metrics {
         self.write_tokens(page)?;
         self.write_expression_errors(page)?;
         self.reloads.write_metrics(page)?;
+        self.learners.write_metrics(page)?;
         self.write_overflow(page)?;
         store::write(&self.gate, page)?;
         process::write(page)

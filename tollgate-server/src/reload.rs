@@ -38,6 +38,7 @@ use self::startup_only::StartupOnly;
 use self::store_change::StoreChange;
 use self::xds::Xds;
 use crate::gateway::{Gateway, StartError};
+use crate::learning::Learners;
 use crate::listeners::{self, Listeners, Refusal};
 use crate::listening::ListenError;
 use crate::service::throttle::Throttles;
@@ -68,6 +69,7 @@ pub(crate) struct Started {
     pub(crate) listeners: Arc<Listeners>,
     pub(crate) overrides: CliOverrides,
     pub(crate) reloads: Arc<Reloads>,
+    pub(crate) learners: Arc<Learners>,
 }
 
 /// Applies new rules.
@@ -91,6 +93,7 @@ pub(crate) struct Reload {
     /// Settings that the server was started with. Changes to them need a restart.
     startup_only: StartupOnly,
     reloads: Arc<Reloads>,
+    learners: Arc<Learners>,
     /// The file when it was last read, valid or not.
     last_read: FileSnapshot,
     watcher: FileWatcher,
@@ -123,6 +126,8 @@ enum Cause {
     Repaired(Repairs),
     /// The xDS server has sent limits.
     Xds(XdsUpdate),
+    /// A limit that learns has another number.
+    Learned,
 }
 
 /// The source of new rules. Logs and counts the result.
@@ -133,7 +138,7 @@ struct Origin {
 
 impl Reload {
     pub(crate) fn new(started: Started) -> Self {
-        let Started { gate, throttles, path, file, hangup, gateway, listeners, overrides, reloads } = started;
+        let Started { gate, throttles, path, file, hangup, gateway, listeners, overrides, reloads, learners } = started;
         let (watcher, published) = (FileWatcher::new(&path), RuleUpdates::subscribe(&file));
         let last_read = FileSnapshot::of_loaded(&file);
         let (rules, compiled, are_published) = ((*file).clone(), gate.rules(), false);
@@ -151,6 +156,7 @@ impl Reload {
             rules,
             overrides,
             reloads,
+            learners,
             last_read,
             watcher,
             hangup,
@@ -180,6 +186,7 @@ impl Reload {
     async fn run(mut self) {
         // Finds changes that were saved between the start and the first watch.
         let mut cause = Cause::FileTouched;
+        let learners = Arc::clone(&self.learners);
         loop {
             match cause {
                 Cause::FileTouched => self.check_file().await,
@@ -190,6 +197,7 @@ impl Reload {
                 Cause::Published(PublishedRules { version, .. }) => self.withdraw_published(version).await,
                 Cause::Repaired(repairs) => self.report_repairs(&repairs),
                 Cause::Xds(update) => self.apply_xds(update),
+                Cause::Learned => self.apply_learned(),
             }
             self.watcher.follow(&self.path, &config::watched_paths(&self.file));
             cause = tokio::select! {
@@ -201,6 +209,7 @@ impl Reload {
                     PublishedEvent::Repaired(repairs) => Cause::Repaired(repairs),
                 },
                 update = self.xds.next() => Cause::Xds(update),
+                () = learners.changed() => Cause::Learned,
             };
         }
     }
@@ -259,6 +268,7 @@ impl Reload {
     }
 
     async fn apply(&mut self, file: Parsed, origin: &Origin) {
+        let file = self.learners.attach(file);
         let rules = match config::compile(&file, self.gateway.as_ref().and_then(|gateway| gateway.listen())) {
             Ok(rules) => rules,
             Err(problems) => return origin.rejected(&problems),
@@ -338,7 +348,7 @@ impl Reload {
             Ok(parsed) => parsed.in_folder(self.file.folder()).with_gateway_of(&self.file),
             Err(problems) => return origin.rejected(&problems),
         };
-        let file = file.with_domains_of(&self.file);
+        let file = self.learners.attach(file.with_domains_of(&self.file));
         match file.compile().map(|rules| self.gate.replace(rules)) {
             Ok(Ok(())) => {
                 self.published_rules = Some(file.clone());
@@ -393,9 +403,32 @@ impl Reload {
                 self.reloads.record_file();
                 (self.rules, self.are_published) = ((*self.file).clone(), false);
                 self.published_rules = None;
+                // The numbers of limits that learn may have moved since these rules were compiled.
+                if self.learners.are_any() {
+                    self.apply_learned();
+                }
             }
             Err(error) => notice::log(format_args!("{withdraws}, but they stay in force: {error}")),
         }
+    }
+
+    /// Applies the numbers that limits have learned to the rules in force.
+    fn apply_learned(&mut self) {
+        self.file = self.learners.attach(self.file.clone());
+        self.published_rules = self.published_rules.take().map(|published| self.learners.attach(published));
+        let in_force = self.published_rules.as_ref().unwrap_or(&self.file);
+        let replaced = in_force.compile().map(|rules| self.gate.replace(rules).map_err(|error| error.to_string()));
+        let problem = match replaced {
+            Ok(Ok(())) => {
+                if self.published_rules.is_none() {
+                    self.compiled = self.gate.rules();
+                }
+                return;
+            }
+            Ok(Err(error)) => error,
+            Err(problems) => problems.to_string(),
+        };
+        notice::warn(format_args!("learned numbers are not in force yet, because the rules do not compile: {problem}"));
     }
 
     /// Returns the file with the store of the command line, if there is one.

@@ -11,6 +11,8 @@ mod admitted;
 pub(crate) mod cached;
 mod explain;
 mod in_flight;
+#[cfg(feature = "file")]
+mod observe;
 #[cfg(all(feature = "file", feature = "redis"))]
 mod open;
 #[cfg(all(feature = "file", not(feature = "redis")))]

@@ -37,6 +37,8 @@ mod fleet;
 #[cfg(feature = "rules")]
 mod hits;
 mod lean;
+#[cfg(feature = "file")]
+mod learned;
 mod lease;
 mod leases;
 mod leasing;
@@ -77,6 +79,10 @@ pub use self::error::{ConnectError, StoreError};
 use self::fallback::{Fallback, LocalStore};
 #[cfg(feature = "rules")]
 pub(crate) use self::hits::{cost, only, set_receipts, take_from_store};
+#[cfg(feature = "file")]
+pub(crate) use self::hits::{decided, key_name};
+#[cfg(feature = "file")]
+pub use self::learned::StoredLearning;
 use self::leases::Leases;
 pub use self::memory::ServerMemory;
 use self::prepared::PreparedLimit;

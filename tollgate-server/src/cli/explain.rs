@@ -8,6 +8,7 @@ mod overall;
 mod text;
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header as header_names};
 use tollgate::internal::{CleanPath, Unreadable, check_host, check_method};
@@ -18,6 +19,7 @@ use tollgate::{Explanation, Gate};
 
 use self::overall::Overall;
 use super::{Completion, ConfigArgument, Error, StoreArgument, load, print};
+use crate::learning::Learners;
 use crate::{gateway, notice};
 
 /// Methods that are probably meant when they are written in lower case.
@@ -51,6 +53,9 @@ pub(super) struct Arguments {
     /// Domain of a check by the decision service
     #[arg(long)]
     domain: Option<String>,
+    /// State file of the server, for the numbers that limits have learned; only for the in-memory store
+    #[arg(long, value_name = "FILE")]
+    state: Option<PathBuf>,
     /// Print the explanation as JSON
     #[arg(long)]
     json: bool,
@@ -84,12 +89,24 @@ struct Explained<'a> {
     explanation: Explanation,
     overall: Overall,
     counts: Counts,
+    learners: &'a Learners,
 }
 
 pub(super) async fn run(arguments: &Arguments) -> Result<Completion, Error> {
     arguments.check()?;
     let file = arguments.store.apply_to(load(&arguments.config.config)?)?;
+    let learners = Learners::restored(arguments.state.as_deref());
+    let mut file = learners.attach(file);
     let gate = Gate::open(&file).await.map_err(Error::Open)?;
+    let redis = gate.redis().filter(|redis| learners.are_any() && redis.is_store_available());
+    // While Redis fails, the numbers in force are as unknown as the counts.
+    if let Some(redis) = redis
+        && learners.load(&redis).await.is_ok()
+    {
+        file = learners.attach(file);
+        let rules = file.compile().map_err(|problems| Error::Open(problems.into()))?;
+        gate.replace(rules).map_err(|error| Error::Open(error.into()))?;
+    }
     let mut headers: HeaderMap = arguments.headers.iter().cloned().collect();
     if !arguments.is_service_check() {
         drop_headers(&file, &mut headers, arguments.ip)?;
@@ -105,7 +122,7 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Completion, Error> {
     if let Err(problem) = arguments.check_readable(&file, routed, &headers) {
         overall.refuse_unreadable(&problem);
     }
-    let explained = Explained { arguments, routed, file: &file, explanation, overall, counts };
+    let explained = Explained { arguments, routed, file: &file, explanation, overall, counts, learners: &learners };
     print(if arguments.json { json::show(&explained) } else { text::show(&explained) });
     Ok(if explained.overall.allowed { Completion::Positive } else { Completion::Negative })
 }

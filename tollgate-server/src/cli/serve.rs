@@ -11,6 +11,7 @@ use tollgate::rules::file::internal::Address;
 
 use super::{Error, StoreArgument, load, print};
 use crate::gateway::Gateway;
+use crate::learning::Learners;
 use crate::listeners::{Listeners, Shared};
 use crate::listening::Flag;
 use crate::readiness::Readiness;
@@ -74,6 +75,8 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     // One each for the access log, the watcher of the rule file, and the state file.
     threads::check(file.gateway.as_ref().map_or(0, Gateway::workers) + 3).map_err(Error::Threads)?;
     let descriptors = listeners::check(&file, &overrides)?;
+    let learners = Arc::new(Learners::restored(state.as_deref()));
+    let file = learners.attach(file);
     config::compile(&file, listen.as_ref()).map_err(|problems| Error::Open(problems.into()))?;
     let state = state.map(StateFile::new);
     let gate = match &state {
@@ -90,6 +93,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
         surfaces: Arc::default(),
         readiness: Arc::clone(&readiness),
         reloads: Arc::clone(&reloads),
+        learners: Arc::clone(&learners),
     };
     let listeners = Arc::new(Listeners::new(shared, overrides.clone(), descriptors));
     let (admin, service) = listeners.prepare(&file).await?.split_admin();
@@ -114,9 +118,11 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     tokio::spawn(notice::monitor_store(gate.clone()));
     tokio::spawn(notice::monitor_memory(gate.clone()));
     tokio::spawn(free_memory(gate.clone()));
+    tokio::spawn(Arc::clone(&learners).run(gate.clone()));
     let reloading = path.map(|path| {
         let (gate, gateway, listeners) = (gate.clone(), gateway.clone(), Arc::clone(&listeners));
-        let started = Started { gate, throttles, path, file, hangup, gateway, listeners, overrides, reloads };
+        let learners = Arc::clone(&learners);
+        let started = Started { gate, throttles, path, file, hangup, gateway, listeners, overrides, reloads, learners };
         Reload::new(started).spawn()
     });
     shutdown.await;
@@ -132,6 +138,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     if let Some(state) = state {
         state.end().await;
     }
+    learners.save(&gate);
     if let Some(store) = gate.redis() {
         _ = timeout(RETURN_TIMEOUT, store.return_leases()).await;
     }

@@ -76,8 +76,8 @@ impl Starting {
             }
             Surface::Admin => {
                 let (readiness, reloads) = (Arc::clone(&shared.readiness), Arc::clone(&shared.reloads));
-                let surfaces = Arc::clone(&shared.surfaces);
-                let metrics = Metrics { gate, readiness, reloads, decisions, surfaces };
+                let (surfaces, learners) = (Arc::clone(&shared.surfaces), Arc::clone(&shared.learners));
+                let metrics = Metrics { gate, readiness, reloads, decisions, surfaces, learners };
                 tokio::spawn(admin::run(accepting, metrics, (options, hosts("admin.hosts")), stopped))
             }
         };

@@ -64,6 +64,7 @@ impl Reload {
             Some(published) => published.clone().with_domains_of(&file),
             None => file.clone(),
         };
+        let in_force = self.learners.attach(in_force);
         let rules = in_force.compile().map_err(|problems| in_one_line(&problems))?;
         self.gate.replace(rules).map_err(|error| error.to_string())?;
         self.compiled = match &self.published_rules {

@@ -16,6 +16,7 @@ mod files;
 mod fleet;
 mod grpc;
 mod init;
+mod learning;
 mod listeners;
 mod openapi;
 mod operations;

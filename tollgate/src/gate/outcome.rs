@@ -75,6 +75,10 @@ impl Outcome {
     /// outcome is large.
     #[inline(always)]
     pub(super) fn decided(&mut self, pending: Option<Box<PendingChecks>>, decision: Decision) {
+        #[cfg(feature = "file")]
+        if self.state.rules.have_observers() {
+            super::observe::observe(self, pending.as_deref(), &decision);
+        }
         self.extras = pending.and_then(|pending| pending.into_extras(&self.state, &decision));
         let limits = self.hits.len() + self.extras.as_ref().map_or(0, |extras| extras.shadow_hits.len());
         if limits > u32::BITS as usize {

@@ -110,6 +110,18 @@ pub(crate) fn cost(hit: &RedisHit) -> (LimitId, u64) {
     (hit.limit, hit.script_hit.cost)
 }
 
+/// Returns the name of the key of a hit on Redis.
+#[cfg(feature = "file")]
+pub(crate) fn key_name(hit: &RedisHit) -> &[u8] {
+    &hit.script_hit.name
+}
+
+/// Returns the decision of the limit of a hit alone, if the store made it.
+#[cfg(feature = "file")]
+pub(crate) fn decided(hit: &RedisHit) -> Option<&Decision> {
+    hit.decided.as_ref()
+}
+
 /// Sets the receipts of hits to those of the combined hits at these positions.
 #[cfg(feature = "rules")]
 pub(crate) fn set_receipts(hits: &mut RedisHits, combined: &RedisHits, positions: &[usize]) {

@@ -105,6 +105,14 @@ impl Names {
         format!("{}{what}", self.begin)
     }
 
+    /// Returns the name of the key with the state of a limit that learns.
+    #[cfg(feature = "file")]
+    pub(super) fn learned(&self, limit: &str) -> String {
+        let mut name = SmallVec::new();
+        escape(limit.as_bytes(), &mut name);
+        format!("{}learned:{{{}}}", self.begin, String::from_utf8_lossy(&name))
+    }
+
     /// Returns the part of a limit's key names before the key.
     pub(super) fn before_key(&self, limit: &Limit) -> String {
         let mut name = SmallVec::new();

@@ -46,6 +46,7 @@ use std::sync::Arc;
 use self::envoy::{DomainConfig, EnvoyRules};
 use self::node::Node;
 use self::problem::Findings;
+use crate::demand::LearningLimits;
 
 pub use self::problem::{Position, Problem, Problems, Severity};
 pub use self::schema::schema;
@@ -67,10 +68,10 @@ pub mod internal {
         AccessLogRule, AdminRule, AlgorithmName, Align, Balance, BanRule, BodyName, BodyRule, CertificateRule,
         ClientCertificates, ComputedCost, ConsistencyName, CostRule, CountName, CountRule, EjectRule, EnvoyRule,
         FailurePolicy, ForwardingName, GatewayRule, HeaderEdits, HeaderFamily, HealthCheckRule, HostHeader,
-        JwtAlgorithm, JwtRule, LimitRule, ListRule, Listener, LogFormat, MatchRule, Missing, Modes, Numbers, OneOrMany,
-        Overflow, OverrideRule, PathsRule, RefillMode, RespondRule, RewriteRule, RouteRule, ServiceRule, StatusRule,
-        StoreRule, TemplateRule, TimeoutsRule, TlsRule, UnderscoreHeaders, UpstreamConnectionsRule, UpstreamHeader,
-        UpstreamRule, UpstreamTlsRule, XdsRule,
+        JwtAlgorithm, JwtRule, LearnRule, LearnedQuota, LimitRule, ListRule, Listener, LogFormat, MatchRule, Missing,
+        Modes, Numbers, OneOrMany, Overflow, OverrideRule, PathsRule, QuotaRule, RefillMode, RespondRule, RewriteRule,
+        RouteRule, ServiceRule, Share, StatusRule, StoreRule, TemplateRule, TimeoutsRule, TlsRule, UnderscoreHeaders,
+        UpstreamConnectionsRule, UpstreamHeader, UpstreamRule, UpstreamTlsRule, XdsRule,
     };
 }
 
@@ -91,6 +92,8 @@ pub struct Parsed {
     domains: Arc<[DomainConfig]>,
     /// The rules of these and of other domains.
     envoy: EnvoyRules,
+    /// The limits that learn.
+    learning: Arc<LearningLimits>,
 }
 
 impl RuleFile {
@@ -118,6 +121,7 @@ impl RuleFile {
                     warnings: problems,
                     domains: Arc::default(),
                     envoy: EnvoyRules::default(),
+                    learning: Arc::default(),
                 })
             }
             _ => Err(problems),
@@ -252,6 +256,14 @@ impl Parsed {
     #[must_use]
     pub fn envoy_rules(&self) -> &EnvoyRules {
         &self.envoy
+    }
+
+    /// Sets the numbers in force of limits that learn, and the observers of their demand. Without them, such a limit has
+    /// its smallest number, and learns nothing.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_learning(self, learning: Arc<LearningLimits>) -> Self {
+        Self { learning, ..self }
     }
 
     /// Adds warnings about files that the rule file names.

@@ -11,6 +11,8 @@ use super::matching::Condition;
 use super::response::{ResponseSettlement, StatusSet};
 use super::{KeyPart, Match, Networks, PathReading, Request};
 use crate::algorithm::{Algorithm, Ban, MAX_QUOTA};
+#[cfg(feature = "file")]
+use crate::demand::Observer;
 use crate::error::InvalidLimit;
 use crate::limit::{Limit, check_name};
 
@@ -46,6 +48,9 @@ pub struct Rule {
     pub(super) expressions_read_token: TokenUse,
     /// Whether the rule is checked by its name only, never by the facts of a request.
     pub(super) by_name_only: bool,
+    /// The observer of the demand, if the quota of the limit learns.
+    #[cfg(feature = "file")]
+    pub(super) observer: Option<Arc<Observer>>,
     /// The error of an invalid name.
     problem: Option<InvalidLimit>,
 }
@@ -344,8 +349,16 @@ impl Rule {
             expressions_read_token: TokenUse::Never,
             expression_errors: Vec::new(),
             by_name_only: false,
+            #[cfg(feature = "file")]
+            observer: None,
             problem: None,
         }
+    }
+
+    /// Lets an observer see the demand on the limit.
+    #[cfg(feature = "file")]
+    pub(super) fn observed_by(self, observer: Arc<Observer>) -> Self {
+        Self { observer: Some(observer), ..self }
     }
 
     /// Lets the rule be checked by its name only. It matches no request.

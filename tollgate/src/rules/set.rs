@@ -32,6 +32,8 @@ use super::request::{TokenStatus, Tokens};
 use super::response::ResponseSettlement;
 use super::rule::{Missing, Mode, Rule};
 use super::{ExpressionField, Facts, KeyPart, PathReading, Request};
+#[cfg(feature = "file")]
+use crate::demand::Observer;
 use crate::error::InvalidLimit;
 use crate::http::{Body, Challenge, Policy, TokenError};
 use crate::key::Key;
@@ -79,6 +81,9 @@ struct Inner {
     per_address: Option<PerAddress>,
     phases: Phases,
     challenge: Option<Challenge>,
+    /// The observers of limits that learn, by limit id. Empty if no limit learns.
+    #[cfg(feature = "file")]
+    observers: Box<[Option<Arc<Observer>>]>,
     #[cfg(feature = "file")]
     domains: Domains,
 }
@@ -494,6 +499,20 @@ impl RuleSet {
                 }
             }
         }
+    }
+
+    /// Returns whether a limit learns.
+    #[cfg(feature = "file")]
+    #[inline(always)]
+    pub(crate) fn have_observers(&self) -> bool {
+        !self.0.observers.is_empty()
+    }
+
+    /// Returns the observer of a limit, if its quota learns. The variants of such a limit have none: their numbers are
+    /// fixed.
+    #[cfg(feature = "file")]
+    pub(crate) fn observer(&self, limit: LimitId) -> Option<&Observer> {
+        self.0.observers.get(limit.index())?.as_deref()
     }
 
     pub(crate) fn rule(&self, number: u32) -> &Rule {

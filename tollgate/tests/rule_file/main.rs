@@ -8,6 +8,7 @@ mod envoy;
 mod expressions;
 mod good;
 mod hostile;
+mod learning;
 mod messages;
 mod migrating;
 mod normal_form;

@@ -11,6 +11,7 @@ use tollgate::{Decision, RuleExplained, RuleState};
 use super::overall::reason;
 use super::{Counts, Explained, Routed, path_reading};
 use crate::gateway::upstream_urls;
+use crate::learning::{Learned, Learners};
 use crate::seconds::Seconds;
 
 #[derive(Serialize)]
@@ -82,6 +83,9 @@ struct LimitJson<'a> {
     counted: Option<CountedJson<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     in_flight: Option<InFlightJson<'a>>,
+    /// What a limit that learns has learned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    learned: Option<Learned>,
     /// The expressions that failed for the request.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     expression_errors: Vec<ExpressionErrorJson<'a>>,
@@ -134,7 +138,7 @@ pub(super) fn show(explained: &Explained<'_>) -> String {
             Routed::By(rule) => Some(Some(route(rule, explained))),
         },
         token: TokenJson::of(explanation.token),
-        limits: explanation.rules.iter().map(limit).collect(),
+        limits: explanation.rules.iter().map(|rule| limit(rule, explained.learners)).collect(),
     };
     serde_json::to_string_pretty(&json).unwrap_or_default()
 }
@@ -147,11 +151,13 @@ fn route<'a>(rule: &'a RouteRule, explained: &Explained<'_>) -> RouteJson<'a> {
     RouteJson { name: rule.name(), upstreams, asked, respond }
 }
 
-fn limit(rule: &RuleExplained) -> LimitJson<'_> {
+fn limit<'a>(rule: &'a RuleExplained, learners: &Learners) -> LimitJson<'a> {
     let failed = rule.failed_expressions.iter();
     let expression_errors =
         failed.map(|failed| ExpressionErrorJson { field: failed.field.as_str(), error: &failed.error }).collect();
-    let limit = LimitJson { limit: &rule.name, shadow: rule.shadow, expression_errors, ..LimitJson::default() };
+    let learned = learners.describe(&rule.name);
+    let limit =
+        LimitJson { limit: &rule.name, shadow: rule.shadow, expression_errors, learned, ..LimitJson::default() };
     match &rule.state {
         RuleState::NotMatched(why) => LimitJson { standing: "not_matched", why: Some(why), ..limit },
         RuleState::Disabled => LimitJson { standing: "disabled", ..limit },

@@ -25,12 +25,12 @@ pub(super) fn show(explained: &Explained<'_>) -> String {
     let (names, verdicts) = (width(0, MAX_NAME_WIDTH), width(1, usize::MAX));
     let mut text = format!("{} {}\n\n", explained.arguments.method, explained.arguments.path);
     text += &route(explained);
-    let errors = explained.explanation.rules.iter().map(expression_errors);
-    for ([name, verdict, detail], errors) in rows.iter().zip(errors) {
+    let beneath = explained.explanation.rules.iter().map(|rule| learned(explained, rule) + &expression_errors(rule));
+    for ([name, verdict, detail], beneath) in rows.iter().zip(beneath) {
         let line = format!("  {name:names$}  {verdict:verdicts$}  {detail}");
         text += line.trim_end();
         text.push('\n');
-        text += &errors;
+        text += &beneath;
     }
     if rows.is_empty() {
         text += "  there are no limits\n";
@@ -64,6 +64,11 @@ fn token(status: TokenStatus) -> String {
         TokenStatus::Invalid(error) => format!("\nToken: {}. {error}\n", error.code()),
         _ => String::new(),
     }
+}
+
+/// Describes the number in force of a limit that learns.
+fn learned(explained: &Explained<'_>, rule: &RuleExplained) -> String {
+    explained.learners.describe(&rule.name).map(|learned| format!("    {}\n", learned.text)).unwrap_or_default()
 }
 
 /// Lists the expressions that failed for the request, one per line.

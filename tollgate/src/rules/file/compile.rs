@@ -16,6 +16,7 @@ use super::types::{
 };
 use super::{Parsed, Problems};
 use crate::Ban;
+use crate::demand::LearningLimit;
 use crate::error::InvalidLimit;
 use crate::http::{Body, Challenge, HeaderFamily, TokenError};
 use crate::rules::cel::{Expression, ExpressionError, Input};
@@ -90,7 +91,7 @@ impl Parsed {
 }
 
 fn rule_set(parsed: &Parsed, findings: &mut Findings) -> Option<RuleSet> {
-    let Parsed { rules: file, root, folder, envoy, .. } = parsed;
+    let Parsed { rules: file, root, folder, envoy, learning, .. } = parsed;
     let families = file.headers.iter().map(|name| family(*name)).collect();
     let mut builder = RuleSet::builder().headers(families).body(body(&file.body, root, findings)?);
     if let Some(proxies) = file.gateway.as_ref().and_then(|gateway| trusted_proxies(gateway, root, findings)) {
@@ -107,7 +108,13 @@ fn rule_set(parsed: &Parsed, findings: &mut Findings) -> Option<RuleSet> {
         }
     }
     for (index, limit) in file.limits.iter().enumerate() {
-        match rule(limit) {
+        let compiled = match learning.get(limit.name.as_str()).filter(|_| limit.learn().is_some()) {
+            Some(LearningLimit { quota, observer }) => {
+                rule(&limit.with_quota(*quota)).map(|rule| rule.observed_by(observer.clone()))
+            }
+            None => rule(limit),
+        };
+        match compiled {
             Ok(rule) => builder = builder.rule(rule),
             Err(refused) => {
                 let at = root.get("limits").map_or(root.at, |limits| limits.item(index).at);

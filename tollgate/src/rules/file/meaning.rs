@@ -8,6 +8,7 @@ mod dropped_headers;
 mod gateway;
 mod in_flight;
 mod keys;
+mod learn;
 mod limits;
 mod numbers;
 mod settings;

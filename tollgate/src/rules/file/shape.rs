@@ -180,7 +180,8 @@ impl<'s> Shape<'s, '_> {
 
     /// Returns the fix for a key that is missing.
     fn addition(&self, name: &str, schema: &'s Value) -> String {
-        let given = self.resolved(schema).get("examples").and_then(|examples| examples.get(0));
+        let examples = schema.get("examples").or_else(|| self.resolved(schema).get("examples"));
+        let given = examples.and_then(|examples| examples.get(0));
         if let Some(given) = given {
             return format!("add `{name}: {}`", words::flow(given));
         }
@@ -221,7 +222,10 @@ fn type_of(kind: &NodeKind) -> &'static str {
 }
 
 fn takes(schema: &Value, kind: &str) -> bool {
-    schema.get("type").and_then(Value::as_str) == Some(kind)
+    match schema.get("type").and_then(Value::as_str) {
+        Some("number") => matches!(kind, "number" | "integer"),
+        known => known == Some(kind),
+    }
 }
 
 /// Checks that a number fits its type. `meaning` checks its range.

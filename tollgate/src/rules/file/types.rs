@@ -31,7 +31,9 @@ pub use self::gateway::{
     UnderscoreHeaders, UpstreamConnectionsRule, UpstreamHeader, UpstreamRule, UpstreamTlsRule,
 };
 pub use self::limit::{BanRule, ComputedCost, CostRule, LimitRule, ListRule, MatchRule, Missing, OverrideRule};
-pub use self::numbers::{AlgorithmName, Align, Modes, Numbers, Overflow, RefillMode};
+pub use self::numbers::{
+    AlgorithmName, Align, LearnRule, LearnedQuota, Modes, Numbers, Overflow, QuotaRule, RefillMode, Share,
+};
 pub use self::one_or_many::OneOrMany;
 pub use self::service::{AdminRule, JwtAlgorithm, JwtRule, Listener, ServiceRule};
 pub use self::store::StoreRule;

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use super::{Compiled, Inner, MAX_KEY_PARTS, PerAddress, Phases, PlainRule, RuleSet};
 use crate::algorithm::Algorithm;
+#[cfg(feature = "file")]
+use crate::demand::Observer;
 use crate::error::InvalidLimit;
 use crate::http::{Body, Challenge, Families, Policy};
 use crate::limit::{Limit, LimitId};
@@ -171,6 +173,8 @@ impl RuleSetBuilder {
             in_flight.map(|(rule, max)| Policy::in_flight(compiled[*rule as usize].rule.name(), *max, self.families));
         let policies =
             compiling.limits.iter().map(|limit| Policy::new(limit, self.families)).chain(in_flight).collect();
+        #[cfg(feature = "file")]
+        let observers = observers(&compiled, rates);
         let names = compiled.iter().map(|one| one.rule.name().into());
         Ok(RuleSet(Arc::new(Inner {
             numbers: names.zip(0..).collect(),
@@ -193,9 +197,26 @@ impl RuleSetBuilder {
             body: self.body,
             challenge: self.challenge,
             #[cfg(feature = "file")]
+            observers,
+            #[cfg(feature = "file")]
             domains: self.domains,
         })))
     }
+}
+
+/// Returns the observers of limits that learn, by limit id.
+#[cfg(feature = "file")]
+fn observers(compiled: &[Compiled], rates: usize) -> Box<[Option<Arc<Observer>>]> {
+    if compiled.iter().all(|one| one.rule.observer.is_none()) {
+        return Box::default();
+    }
+    let mut observers = vec![None; rates];
+    for one in compiled {
+        if let (Some(observer), Some(place)) = (&one.rule.observer, observers.get_mut(one.limit.index())) {
+            *place = Some(observer.clone());
+        }
+    }
+    observers.into()
 }
 
 fn listed(keys: &[Box<[Box<[u8]>]>]) -> KeyMap<()> {

@@ -29,6 +29,11 @@ impl PerAddress {
         let rule = &compiled.rule;
         let is_for_all = shortcut.known == Known::Everything && shortcut.exceptions == Exceptions::None;
         let is_plain = rule.mode == Mode::Enforced && !rule.is_in_flight() && compiled.ban.is_none();
+        // The fast path counts and does nothing else.
+        #[cfg(feature = "file")]
+        if rule.observer.is_some() {
+            return None;
+        }
         if !is_for_all || !is_plain || rule.response_settlement.is_needed() || !proxies.is_empty() {
             return None;
         }

@@ -1,6 +1,6 @@
 //! Checks of limits as a whole: unique names, reachable matches, and expressions.
 
-use super::{FirstPositions, answers, keys, numbers, store};
+use super::{FirstPositions, answers, keys, learn, numbers, store};
 use crate::rules::ExpressionField;
 use crate::rules::file::expressions::{self, Compiled, InvalidExpression, Purpose};
 use crate::rules::file::forms::{CostText, Expression, Form, HeaderName};
@@ -20,6 +20,7 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
             "add a limit to `limits`",
         );
     }
+    learn::check_count(file, root, findings);
     for (index, rule) in file.limits.iter().enumerate() {
         let Some(node) = root.get("limits").map(|limits| limits.item(index)) else { continue };
         if findings.is_full() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::in_flight;
+use super::{in_flight, learn};
 use crate::algorithm::MAX_QUOTA;
 use crate::rules::file::node::{Node, NodeKind};
 use crate::rules::file::problem::{Findings, Position, shown};
@@ -37,6 +37,7 @@ pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
     }
     foreign(rule.algorithm, node, node, findings);
     queue(rule, node, findings);
+    learn::check(rule, node, findings);
     let base = match rule.limit() {
         Ok(limit) => {
             cost_fits(rule, limit.quota(), node, None, findings);
@@ -166,6 +167,7 @@ fn cost_fits(rule: &LimitRule, quota: u64, limit: &Node, over: Option<&Node>, fi
 
 fn override_numbers(rule: &LimitRule, by: &OverrideRule, (limit, place): (&Node, &Node), findings: &mut Findings) {
     foreign(rule.algorithm, limit, place, findings);
+    learn::check_override(by, place, findings);
     if place.get("in_flight").is_some() {
         let message = "in_flight does not apply to an override of a rate";
         findings.error(place.key_at("in_flight"), message, "remove it, and add a limit with `in_flight`");

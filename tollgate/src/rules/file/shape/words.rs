@@ -139,11 +139,17 @@ pub(super) fn expected(choices: &[&Value]) -> (String, String) {
         kinds.push(format!("one of {}", listed(&words)));
         example = Some(format!("one of {}", listed(&words)));
     }
+    let learns = |choice: &Value| choice.get("properties").is_some_and(|keys| keys.get("learn").is_some());
     for choice in choices.iter().filter(|choice| listed_in(choice).is_empty()) {
+        // A plain number is what most limits have.
+        if choices.len() > 1 && learns(choice) {
+            continue;
+        }
         let form = choice.get("format").and_then(Value::as_str).and_then(forms::by_format);
         let (kind, good) = match (form, choice.get("type").and_then(Value::as_str)) {
             (Some(form), _) => (form.noun.to_owned(), format!("{} such as {}", form.noun, form.example)),
             (None, Some("integer")) => ("a whole number".into(), "a whole number such as 10".into()),
+            (None, Some("number")) => ("a number".into(), "a number such as 0.999".into()),
             (None, Some("boolean")) => ("true or false".into(), "true or false".into()),
             (None, Some("array")) => {
                 ("a list".into(), "a list, with each entry on a line after `- `, or in [ ]".into())

@@ -5,8 +5,11 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::{AlgorithmName, ConsistencyName, CountRule, FailurePolicy, Modes, Numbers, OneOrMany};
+use super::{
+    AlgorithmName, ConsistencyName, CountRule, FailurePolicy, LearnRule, Modes, Numbers, OneOrMany, QuotaRule,
+};
 use crate::algorithm::MAX_QUOTA;
+use crate::demand::Measure;
 use crate::rules::file::forms::{
     Cidr, CostText, DurationText, Expression, HeaderName, HostGlob, KeyPart, LimitName, MethodName, PathGlob,
     PlanSource, SettleSource, StoreName, schema_of,
@@ -100,6 +103,41 @@ impl LimitRule {
     /// As [`limit`](Self::limit).
     pub fn overridden(&self, by: &OverrideRule) -> Result<Limit, InvalidLimit> {
         self.with(by.numbers.or(self.numbers))
+    }
+
+    /// Returns how the quota of the limit learns, if it does.
+    #[must_use]
+    pub fn learn(&self) -> Option<LearnRule> {
+        self.quota().and_then(QuotaRule::learn)
+    }
+
+    /// Returns what the demand on the limit is measured by, if its quota learns.
+    #[must_use]
+    pub fn measure(&self) -> Option<Measure> {
+        self.learn()?;
+        Measure::of(self.limit().ok()?.algorithm())
+    }
+
+    /// Returns the name of the quota: `limit` or `capacity`.
+    #[must_use]
+    pub fn quota_name(&self) -> &'static str {
+        self.algorithm.quota_key()
+    }
+
+    fn quota(&self) -> Option<QuotaRule> {
+        if self.quota_name() == "capacity" { self.numbers.capacity } else { self.numbers.limit }
+    }
+
+    /// Returns the limit with another number for its quota.
+    pub(in crate::rules::file) fn with_quota(&self, units: u64) -> Self {
+        let mut changed = self.clone();
+        let quota = Some(QuotaRule::Units(units));
+        if self.quota_name() == "capacity" {
+            changed.numbers.capacity = quota;
+        } else {
+            changed.numbers.limit = quota;
+        }
+        changed
     }
 
     fn with(&self, numbers: Numbers) -> Result<Limit, InvalidLimit> {

@@ -4,8 +4,9 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::algorithm::MAX_QUOTA;
+use crate::demand::{Cover, LearnSettings};
 use crate::rules::file::forms::{DurationText, RateText};
-use crate::units::{MINUTE, SECOND};
+use crate::units::{DAY, MINUTE, SECOND};
 use crate::{Algorithm, FixedWindow, LeakyBucket, Rate, SlidingWindowCounter, SlidingWindowLog, TokenBucket};
 
 /// The algorithm of a limit.
@@ -64,17 +65,15 @@ impl AlgorithmName {
 #[serde(default)]
 #[non_exhaustive]
 pub struct Numbers {
-    /// Units per window (10). For windows, logs and counters.
-    #[schemars(range(min = 1, max = MAX_QUOTA))]
-    pub limit: Option<u64>,
+    /// Units per window (10), or `{ learn: { from, to } }`. For windows, logs and counters.
+    pub limit: Option<QuotaRule>,
     /// Length of the window (60s). For windows, logs and counters.
     pub window: Option<DurationText>,
     /// Number of segments of the window (1). For sliding_window_counter.
     #[schemars(range(min = 1, max = 1440))]
     pub segments: Option<u32>,
-    /// Units in a full bucket (10). For token_bucket and leaky_bucket.
-    #[schemars(range(min = 1, max = MAX_QUOTA))]
-    pub capacity: Option<u64>,
+    /// Units in a full bucket (10), or `{ learn: { from, to } }`. For token_bucket and leaky_bucket.
+    pub capacity: Option<QuotaRule>,
     /// Rate at which tokens return (1/s). For token_bucket.
     pub refill: Option<RateText>,
     /// Rate at which the bucket leaks (1/s). For leaky_bucket.
@@ -102,8 +101,8 @@ impl Numbers {
     #[must_use]
     pub fn algorithm(self, name: AlgorithmName, modes: Modes) -> Algorithm {
         const QUOTA: u64 = 10;
-        let limit = self.limit.unwrap_or(QUOTA);
-        let capacity = self.capacity.unwrap_or(QUOTA);
+        let limit = self.limit.map_or(QUOTA, QuotaRule::units);
+        let capacity = self.capacity.map_or(QUOTA, QuotaRule::units);
         let window = self.window.map_or(MINUTE, DurationText::duration);
         let rate = |text: Option<RateText>| text.map_or(Rate::new(1, SECOND), RateText::rate);
         match name {
@@ -136,6 +135,128 @@ impl Numbers {
                 SlidingWindowCounter::new(limit, window).segments(self.segments.unwrap_or(1)).into()
             }
         }
+    }
+}
+
+/// The quota of a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(untagged)]
+#[non_exhaustive]
+pub enum QuotaRule {
+    /// A number of units.
+    Units(#[schemars(range(min = 1, max = MAX_QUOTA))] u64),
+    /// A number that follows the demand of clients.
+    Learned(LearnedQuota),
+}
+
+impl QuotaRule {
+    /// Returns the number of units, or the smallest one of a quota that learns.
+    #[must_use]
+    pub const fn units(self) -> u64 {
+        match self {
+            Self::Units(units) => units,
+            Self::Learned(LearnedQuota { learn }) => learn.from,
+        }
+    }
+
+    /// Returns how the quota learns, if it does.
+    #[must_use]
+    pub const fn learn(self) -> Option<LearnRule> {
+        match self {
+            Self::Units(_) => None,
+            Self::Learned(LearnedQuota { learn }) => Some(learn),
+        }
+    }
+}
+
+/// A quota that follows the demand of clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct LearnedQuota {
+    /// The bounds of the number, and the clients that it is for.
+    #[schemars(extend("examples" = [{ "from": 50, "to": 400 }]))]
+    pub learn: LearnRule,
+}
+
+/// How a quota follows the demand of clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct LearnRule {
+    /// The smallest number, which is in force until enough is known.
+    #[schemars(range(min = 1, max = MAX_QUOTA), extend("examples" = [50]))]
+    pub from: u64,
+    /// The largest number.
+    #[schemars(range(min = 1, max = MAX_QUOTA), extend("examples" = [400]))]
+    pub to: u64,
+    /// The time to learn from (7d), from 1h to 90d.
+    #[serde(default = "week")]
+    pub over: DurationText,
+    /// The share of clients that are never denied (0.999).
+    #[serde(default)]
+    pub cover: Share,
+    /// Shows the number in the log and the metrics, and keeps `from` in force.
+    #[serde(default)]
+    pub shadow: bool,
+}
+
+impl LearnRule {
+    /// Returns the settings of the learner. `None` if the cover is not a share, which a parsed file does not have.
+    #[must_use]
+    pub fn settings(self) -> Option<LearnSettings> {
+        let Self { from, to, over, cover, .. } = self;
+        Some(LearnSettings { from, to, over: over.duration(), cover: cover.cover()? })
+    }
+}
+
+fn week() -> DurationText {
+    DurationText::new(DAY * 7)
+}
+
+/// A share between 0 and 1, in millionths. A number that is no share is reported with its position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share(u32);
+
+impl Default for Share {
+    fn default() -> Self {
+        Self(999_000)
+    }
+}
+
+impl Share {
+    /// Returns the share as a cover, unless it is 0 or 1 or more.
+    #[must_use]
+    pub fn cover(self) -> Option<Cover> {
+        Cover::new(f64::from(self.0) / 1_000_000.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Share {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let number = serde_json::Value::deserialize(from)?.as_f64().unwrap_or(0.0);
+        // The conversion saturates.
+        Ok(Self((number * 1_000_000.0).round() as u32))
+    }
+}
+
+impl JsonSchema for Share {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Share".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({ "type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1, "examples": [0.999] })
+    }
+}
+
+impl serde::Serialize for Share {
+    fn serialize<S: serde::Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
+        out.serialize_f64(f64::from(self.0) / 1_000_000.0)
     }
 }
 

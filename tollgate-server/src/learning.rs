@@ -1,0 +1,267 @@
+//! Limits that learn: evaluates the demand every few minutes, and moves the numbers in force.
+//!
+//! What a number is moved by is in the library. Here are the times of evaluation, the log, the metrics, and the places
+//! that keep what was learned: a file beside the state file for the in-memory store, or Redis, where all nodes share it.
+//!
+//! A move is applied like a reload of the rules: counts stay, and a client never gets more than the stricter of both
+//! numbers allows for what it has spent.
+
+mod file;
+mod shared;
+mod text;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::hash::BuildHasher;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::sleep;
+use tollgate::Gate;
+use tollgate::internal::demand::{Evaluation, Learning, LearningLimit, Phase, TICK};
+use tollgate::redis::{RedisLimiter, StoreError};
+use tollgate::rules::file::Parsed;
+
+use crate::metrics::Page;
+use crate::notice;
+
+/// The time between two looks at the clock, and at the numbers of other nodes.
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The limits that learn.
+#[derive(Debug, Default)]
+pub(crate) struct Learners {
+    limits: Mutex<BTreeMap<String, LearningState>>,
+    /// What was learned before the start, by the names of limits that no rules have had yet.
+    saved: Mutex<BTreeMap<String, Vec<u8>>>,
+    /// The file that keeps what was learned.
+    path: Option<PathBuf>,
+    changed: Notify,
+}
+
+/// A limit that learns.
+#[derive(Debug)]
+struct LearningState {
+    learning: Learning,
+    /// `limit` or `capacity`.
+    quota_name: &'static str,
+    /// The number is shown, and `from` is in force.
+    is_shadow: bool,
+    ups: u64,
+    downs: u64,
+    /// The version of the state on Redis that this node has.
+    version: u64,
+    was_frozen: bool,
+}
+
+impl Learners {
+    /// Creates learners that continue with the file beside a state file.
+    pub(crate) fn restored(state: Option<&Path>) -> Self {
+        let path = state.map(file::path_beside);
+        let saved = path.as_deref().map(file::read).unwrap_or_default();
+        Self { path, saved: saved.into(), ..Self::default() }
+    }
+
+    fn limits(&self) -> MutexGuard<'_, BTreeMap<String, LearningState>> {
+        self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the rules with the numbers in force and the observers of limits that learn. What a limit has learned is
+    /// kept while its name, its time to learn from and what it measures stay the same.
+    pub(crate) fn attach(&self, file: Parsed) -> Parsed {
+        let mut limits = self.limits();
+        let mut attached = BTreeMap::new();
+        for rule in &file.limits {
+            let learns = rule.learn().and_then(|learn| Some((learn.shadow, learn.settings()?, rule.measure()?)));
+            let Some((is_shadow, settings, measure)) = learns else { continue };
+            let name = rule.name.as_str();
+            let is_kept = limits.get_mut(name).is_some_and(|state| state.learning.change(settings, measure));
+            if !is_kept {
+                let mut learning = Learning::new(settings, measure, random_seed());
+                let saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+                if let Some(state) = saved
+                    && !learning.restore(&state)
+                {
+                    notice::log(text::started_again(name));
+                }
+                limits.insert(name.to_owned(), LearningState::new(learning));
+            }
+            let Some(state) = limits.get_mut(name) else { continue };
+            (state.is_shadow, state.quota_name) = (is_shadow, rule.quota_name());
+            attached.insert(
+                name.to_owned(),
+                LearningLimit { quota: state.quota(), observer: Arc::clone(state.learning.observer()) },
+            );
+        }
+        drop(limits);
+        file.with_learning(Arc::new(attached))
+    }
+
+    /// Returns whether a limit learns.
+    pub(crate) fn are_any(&self) -> bool {
+        !self.limits().is_empty()
+    }
+
+    /// Waits until a number in force has changed.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// Evaluates the demand once per tick, and follows the numbers of other nodes. Never returns.
+    pub(crate) async fn run(self: Arc<Self>, gate: Gate) {
+        let mut evaluated = None;
+        loop {
+            let tick = gate.time().as_micros() / TICK.as_micros() as u64;
+            // The first tick of a process is not a whole one.
+            let is_due = evaluated.replace(tick).is_some_and(|before| before != tick);
+            match gate.redis() {
+                Some(redis) => self.sync(&redis, is_due).await,
+                None if is_due => self.evaluate(&gate),
+                None => {}
+            }
+            if is_due {
+                self.forget_removed();
+                self.save(&gate);
+            }
+            sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// Evaluates limits whose counts are in memory.
+    fn evaluate(&self, gate: &Gate) {
+        let now = gate.time();
+        let mut is_changed = false;
+        for (name, state) in self.limits().iter_mut() {
+            let before = state.quota();
+            let evaluation = state.learning.evaluate(now);
+            state.report(name, &evaluation);
+            is_changed |= state.quota() != before;
+        }
+        if is_changed {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Forgets limits that no rules have any more.
+    fn forget_removed(&self) {
+        // The observer of a limit is held here, and by the rules that decide or may decide again.
+        self.limits().retain(|_, state| Arc::strong_count(state.learning.observer()) > 1);
+    }
+
+    /// Writes the file, if the counts are in memory.
+    pub(crate) fn save(&self, gate: &Gate) {
+        let Some(path) = self.path.as_deref().filter(|_| gate.memory().is_some()) else { return };
+        let states: BTreeMap<String, Vec<u8>> =
+            self.limits().iter().filter_map(|(name, state)| Some((name.clone(), state.learning.encode()?))).collect();
+        if !states.is_empty()
+            && let Err(error) = file::write(path, &states)
+        {
+            notice::warn(format_args!(
+                "cannot write what limits have learned to {}: {error}: make its folder writable for the user of this process",
+                path.display()
+            ));
+        }
+    }
+
+    /// Reads what other nodes have learned from Redis.
+    pub(crate) async fn load(&self, redis: &RedisLimiter) -> Result<(), StoreError> {
+        let names: Vec<String> = self.limits().keys().cloned().collect();
+        for name in names {
+            self.follow(redis, &name).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns what a limit has learned, for `explain`.
+    pub(crate) fn describe(&self, name: &str) -> Option<Learned> {
+        let limits = self.limits();
+        let state = limits.get(name)?;
+        let (settings, last) = (state.learning.settings(), state.learning.last());
+        Some(Learned {
+            quota: state.quota_name,
+            in_force: last.map(|_| state.quota()),
+            learned: last.map(|_| state.learning.value()),
+            from: settings.from,
+            to: settings.to,
+            shadow: state.is_shadow,
+            need: last.and_then(|last| last.target),
+            clients: last.map(|last| last.clients),
+            phase: last.map(|last| text::phase(last.phase)),
+            text: text::explain(state),
+        })
+    }
+
+    pub(crate) fn write_metrics(&self, page: &mut Page<'_>) -> fmt::Result {
+        let limits = self.limits();
+        if limits.is_empty() {
+            return Ok(());
+        }
+        let gauges = |value: fn(&LearningState) -> Option<u64>| {
+            let row = move |(name, state): (&String, &LearningState)| {
+                Some(([("limit", name.clone())], i64::try_from(value(state)?).unwrap_or(i64::MAX)))
+            };
+            limits.iter().filter_map(row)
+        };
+        let help = "Number that a limit has learned; with shadow it is not in force";
+        page.gauges("tollgate_learned_value", help, gauges(|state| Some(state.learning.value())))?;
+        let help = "Number that the share of clients needs, inside the bounds, by limit that learns";
+        page.gauges("tollgate_learned_target", help, gauges(|state| state.learning.last()?.target))?;
+        let help = "Clients that a limit learns from; a sample if there are more than 8192";
+        page.gauges("tollgate_learned_clients", help, gauges(|state| Some(state.learning.last()?.clients)))?;
+        let help = "1 while a limit does not learn because denials surge";
+        let is_frozen = gauges(|state| Some(u64::from(state.learning.last()?.phase == Phase::Frozen)));
+        page.gauges("tollgate_learning_frozen", help, is_frozen)?;
+        let moves = limits.iter().flat_map(|(name, state)| {
+            [("up", state.ups), ("down", state.downs)]
+                .map(|(direction, count)| ([("limit", name.clone()), ("direction", direction.to_owned())], count))
+        });
+        page.counters("tollgate_learned_moves", "Moves of learned numbers by this node, by limit and direction", moves)
+    }
+}
+
+/// What a limit has learned. The numbers are unknown where only the running server knows them.
+#[derive(Debug, serde::Serialize)]
+pub(crate) struct Learned {
+    quota: &'static str,
+    in_force: Option<u64>,
+    learned: Option<u64>,
+    from: u64,
+    to: u64,
+    shadow: bool,
+    need: Option<u64>,
+    clients: Option<u64>,
+    /// `collecting`, `frozen` or `following`.
+    phase: Option<&'static str>,
+    #[serde(skip)]
+    pub(crate) text: String,
+}
+
+impl LearningState {
+    fn new(learning: Learning) -> Self {
+        Self { learning, quota_name: "limit", is_shadow: false, ups: 0, downs: 0, version: 0, was_frozen: false }
+    }
+
+    /// Returns the number in force.
+    fn quota(&self) -> u64 {
+        if self.is_shadow { self.learning.settings().from } else { self.learning.value() }
+    }
+
+    /// Logs and counts a move, and logs when denials begin or cease to surge.
+    fn report(&mut self, name: &str, evaluation: &Evaluation) {
+        let is_frozen = evaluation.phase == Phase::Frozen;
+        if std::mem::replace(&mut self.was_frozen, is_frozen) != is_frozen {
+            notice::log(text::frozen(name, evaluation));
+        }
+        if let Some((before, after)) = evaluation.moved {
+            *(if after > before { &mut self.ups } else { &mut self.downs }) += 1;
+            notice::log(text::moved(name, self, evaluation));
+        }
+    }
+}
+
+/// Returns a seed that clients cannot know.
+fn random_seed() -> u64 {
+    std::hash::RandomState::new().hash_one(std::process::id())
+}

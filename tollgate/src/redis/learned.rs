@@ -1,0 +1,109 @@
+//! The state of limits that learn, shared by the nodes of a fleet. The state is bytes here.
+//!
+//! Each limit has a hash with a version and the state. A node reads both, merges its own observations, decides whether
+//! the number moves, and writes the result only if the version is still the one that it read. So of two nodes that decide
+//! at the same time, one writes; the other one reads again, and finds that the number has just moved.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{RedisLimiter, StoreError};
+use crate::units::Timestamp;
+
+/// Timeout of reading and writing. No request waits for either.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Returns the time of Redis, the version and the state.
+const LOAD: &str = r"
+local now = redis.call('TIME')
+local fields = redis.call('HMGET', KEYS[1], 'version', 'state')
+return {tonumber(now[1]), tonumber(now[2]), fields[1] or '0', fields[2] or ''}
+";
+
+/// Returns the version.
+const VERSION: &str = "return redis.call('HGET', KEYS[1], 'version') or '0'";
+
+/// Writes the next version, if the version is the expected one.
+const STORE: &str = r"
+if (redis.call('HGET', KEYS[1], 'version') or '0') ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'version', string.format('%d', ARGV[1] + 1), 'state', ARGV[2])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return 1
+";
+
+/// The stored state of a limit that learns.
+#[doc(hidden)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredLearning {
+    /// Grows by one with each write. 0 if there is no state.
+    pub version: u64,
+    /// The state; empty if there is none.
+    pub state: Vec<u8>,
+    /// The time of Redis, so that nodes with different clocks agree.
+    pub now: Timestamp,
+}
+
+impl RedisLimiter {
+    /// Reads the state of a limit that learns, from the default store.
+    ///
+    /// # Errors
+    ///
+    /// If the store does not reply in time, or replies with an error.
+    #[doc(hidden)]
+    pub async fn load_learning(&self, limit: &str) -> Result<StoredLearning, StoreError> {
+        let reply = self.run_on_learning(limit, |command, key| _ = command.arg(LOAD).arg(1).arg(key)).await?;
+        let (secs, micros, version, state) =
+            redis::from_redis_value::<(u64, u64, u64, Vec<u8>)>(reply).map_err(|_| unexpected())?;
+        let now = Timestamp::from_micros(secs.saturating_mul(1_000_000).saturating_add(micros));
+        Ok(StoredLearning { version, state, now })
+    }
+
+    /// Reads the version of the state of a limit that learns: a few bytes, however large the state is.
+    ///
+    /// # Errors
+    ///
+    /// If the store does not reply in time, or replies with an error.
+    #[doc(hidden)]
+    pub async fn learning_version(&self, limit: &str) -> Result<u64, StoreError> {
+        let reply = self.run_on_learning(limit, |command, key| _ = command.arg(VERSION).arg(1).arg(key));
+        redis::from_redis_value(reply.await?).map_err(|_| unexpected())
+    }
+
+    /// Writes the state of a limit that learns, if its version is the expected one, and returns whether it was written.
+    /// It expires unless it is written again within `keep_for`.
+    ///
+    /// # Errors
+    ///
+    /// If the store does not reply in time, or replies with an error.
+    #[doc(hidden)]
+    pub async fn store_learning(
+        &self,
+        limit: &str,
+        expected: u64,
+        state: &[u8],
+        keep_for: Duration,
+    ) -> Result<bool, StoreError> {
+        let millis = u64::try_from(keep_for.as_millis()).unwrap_or(u64::MAX);
+        let reply = self.run_on_learning(limit, |command, key| {
+            command.arg(STORE).arg(1).arg(key).arg(expected).arg(state).arg(millis);
+        });
+        redis::from_redis_value(reply.await?).map_err(|_| unexpected())
+    }
+
+    async fn run_on_learning(
+        &self,
+        limit: &str,
+        arguments: impl FnOnce(&mut redis::Cmd, &str),
+    ) -> Result<redis::Value, StoreError> {
+        let topology = &self.0.shared.stores.default_store().topology;
+        let key = topology.names().learned(limit);
+        let mut command = redis::cmd("EVAL");
+        arguments(&mut command, &key);
+        Ok(topology.run(key.as_bytes(), &command, Instant::now() + REPLY_TIMEOUT).await?)
+    }
+}
+
+fn unexpected() -> StoreError {
+    StoreError::unavailable("the state of a limit that learns is not in the expected form")
+}
