@@ -3,8 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
-
-use crate::process::{Server, wait_until};
+use testkit::service::Server;
+use testkit::wait::wait_until;
 
 /// Returns the result of `asked` from an attempt within one minute of the clock. At the turn of a minute, the counter
 /// correctly admits a little more. The check is repeated then, and has to use another key.
@@ -64,7 +64,7 @@ fn ten_pass_and_the_eleventh_is_denied_with_a_retry_after() {
 #[test]
 fn answer_has_these_fields_in_this_order_with_six_decimals() {
     let server = Server::start();
-    let answer = server.connect().post(r#"{"limit":"per-user","key":"42","cost":1}"#).text;
+    let answer = server.connect().post(r#"{"limit":"per-user","key":"42","cost":1}"#).text().to_owned();
     let rest = answer
         .strip_prefix(r#"{"allowed":true,"limit":"per-user","quota":10,"remaining":9,"reset_after":"#)
         .unwrap_or_else(|| panic!("{answer}"));
@@ -175,7 +175,7 @@ fn many_clients_at_once_admit_exactly_the_limit() {
     let server = Server::start();
     let admitted = within_one_window(|attempt| {
         let question = per_user(&format!("user-{attempt}"));
-        let admitted_by = |mut connection: crate::client::Connection| {
+        let admitted_by = |mut connection: testkit::http1::Connection| {
             (0..20).filter(|_| connection.check(&question)["allowed"] == true).count()
         };
         std::thread::scope(|scope| {
@@ -190,7 +190,7 @@ fn many_clients_at_once_admit_exactly_the_limit() {
 #[test]
 fn simple_checks_and_other_requests_of_one_connection_are_answered_in_order() {
     let server = Server::start();
-    let whole = |body: &str| format!("{}{body}", crate::client::head(body.len()));
+    let whole = |body: &str| format!("{}{body}", testkit::http1::head(body.len()));
     let check = whole(r#"{"limit":"per-user","key":"ann"}"#);
     let health = "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n";
     let unknown = whole(r#"{"limit":"unknown","key":"ann"}"#);
@@ -200,7 +200,7 @@ fn simple_checks_and_other_requests_of_one_connection_are_answered_in_order() {
     connection.send([&check, &check, health, &check, &unknown, &check].concat());
     let answers: Vec<_> = (0..6).map(|_| connection.receive()).collect();
     assert_eq!(answers.iter().map(|answer| answer.status).collect::<Vec<_>>(), [200, 200, 200, 200, 400, 200]);
-    assert_eq!(answers[2].text, "ok\n");
+    assert_eq!(answers[2].text(), "ok\n");
     assert_eq!([0, 1, 3, 5].map(|index| answers[index].json()["remaining"].clone()), [8, 7, 6, 5]);
     assert_eq!(answers[4].json()["error"], "unknown_limit");
 }
@@ -210,10 +210,10 @@ fn a_check_gets_the_same_response_whether_it_arrives_at_once_or_in_parts() {
     let server = Server::start();
     let body = |user: &str| format!(r#"{{"limit":"per-user","key":"{user}"}}"#);
     let mut at_once = server.connect();
-    at_once.send(format!("{}{}", crate::client::head(body("ann").len()), body("ann")));
+    at_once.send(format!("{}{}", testkit::http1::head(body("ann").len()), body("ann")));
     let at_once = at_once.receive();
     let mut in_parts = server.connect();
-    in_parts.send(crate::client::head(body("bob").len()));
+    in_parts.send(testkit::http1::head(body("bob").len()));
     // The server has read the head once it has answered another client.
     server.connect().check(&per_user("eve"));
     in_parts.send(body("bob"));

@@ -1,8 +1,9 @@
 //! `/v1/authorize`, as reverse proxies use it.
 
-use crate::client::{Connection, Response};
-use crate::common::{RULES, folder_with};
-use crate::process::Server;
+use testkit::folder::folder_with;
+use testkit::http1::{Connection, Response};
+use testkit::service::Server;
+use testkit::tollgate::RULES;
 
 const ONCE: &str = "limits:
   - { name: per-user, key: header:x-user-id, algorithm: fixed_window, align: first_request, limit: 1, window: 1h }
@@ -27,7 +28,7 @@ fn an_allowed_request_gets_200_and_a_denied_one_the_response_for_the_client() {
     let server = Server::with_rules(ONCE);
     let connection = &mut server.connect();
     let allowed = send(connection, "GET /v1/authorize", &of_user("ann"));
-    assert_eq!((allowed.status, allowed.text.as_str()), (200, ""));
+    assert_eq!((allowed.status, allowed.text()), (200, ""));
     assert_eq!(allowed.header("x-ratelimit-remaining"), Some("0"));
     let denied = send(connection, "GET /v1/authorize", &of_user("ann"));
     assert_eq!(denied.status, 429);

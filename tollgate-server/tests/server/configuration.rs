@@ -4,8 +4,9 @@ use std::io::ErrorKind;
 use std::net::TcpListener;
 
 use serde_json::json;
-
-use crate::process::{RULES, Server, folder_with, run_in, transcript};
+use testkit::folder::folder_with;
+use testkit::service::Server;
+use testkit::tollgate::{RULES, run_in, transcript};
 
 fn serve(rules: &str) -> String {
     transcript(&run_in(folder_with(&[(RULES, rules)]).path(), &["serve", "--config", RULES]))
@@ -94,7 +95,7 @@ fn a_listener_behind_a_balancer_wants_the_header_and_then_answers() {
         "service: { http: { listen: '127.0.0.1:0', proxy_protocol: true } }\nlimits: [{ name: user, key: ip }]\n";
     let server = Server::in_folder(folder_with(&[(RULES, rules)]));
     let mut direct = server.connect();
-    direct.send(crate::client::head(2));
+    direct.send(testkit::http1::head(2));
     // The request is not read, so the close may look like a reset.
     let closed = direct.try_receive().expect_err("there is no answer").kind();
     assert!(matches!(closed, ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset), "{closed}");

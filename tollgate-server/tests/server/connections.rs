@@ -5,10 +5,11 @@ use std::net::TcpStream;
 use std::process::Command;
 
 use serde_json::json;
-
-use crate::client::{Connection, Response, head};
-use crate::common::Process;
-use crate::process::{RULES, Server, folder_with, wait_until};
+use testkit::folder::folder_with;
+use testkit::http1::{Connection, Response, head};
+use testkit::service::Server;
+use testkit::tollgate::{Process, RULES};
+use testkit::wait::wait_until;
 
 #[test]
 fn slow_clients_are_cut_off_and_others_are_served_meanwhile() {
@@ -22,11 +23,11 @@ fn slow_clients_are_cut_off_and_others_are_served_meanwhile() {
 
     assert_eq!(server.connect().check(&json!({"limit": "per-user", "key": "1"}))["allowed"], true);
 
-    assert!(silent.is_closed_by_server());
-    assert!(half_head.is_closed_by_server());
+    assert!(silent.is_closed_cleanly());
+    assert!(half_head.is_closed_cleanly());
     let response = half_body.receive();
     assert_eq!((response.status, &response.json()["error"]), (408, &json!("body_timeout")));
-    assert!(half_body.is_closed_by_server());
+    assert!(half_body.is_closed_cleanly());
 }
 
 #[test]
@@ -44,7 +45,7 @@ fn nonsense_instead_of_http_is_refused() {
     let mut connection = server.connect();
     connection.send("\u{16}\u{3}\u{1}nonsense\r\n\r\n");
     assert_eq!(connection.receive().status, 400);
-    assert!(connection.is_closed_by_server());
+    assert!(connection.is_closed_cleanly());
 }
 
 #[test]
@@ -74,7 +75,7 @@ fn connections_beyond_the_bound_get_a_defined_answer_a_log_line_and_a_metric() {
         let response = refused.post(question);
         assert_eq!((response.status, &response.json()["error"]), (503, &json!("too_many_connections")));
         assert_eq!((response.header("retry-after"), response.header("connection")), (Some("1"), Some("close")));
-        assert!(refused.is_closed_by_server());
+        assert!(refused.is_closed_cleanly());
     }
     server.await_said("service.http has 3 connections and refuses further ones: raise service.http.max_connections", 1);
 
@@ -127,13 +128,13 @@ fn health_checks_are_answered_while_silent_clients_hold_all_connections() {
     let _silent = (0..60).map(|_| Connection::to(admin)).collect::<Vec<_>>();
     for _ in 0..5 {
         let response = get(&mut Connection::to(admin), "/healthz");
-        assert_eq!((response.status, response.text.as_str()), (200, "ok\n"));
+        assert_eq!((response.status, response.text()), (200, "ok\n"));
     }
 }
 
 /// Returns the metrics of a server.
 pub(crate) fn metrics(server: &Server) -> String {
-    get(&mut Connection::to(server.address_of("admin")), "/metrics").text
+    get(&mut Connection::to(server.address_of("admin")), "/metrics").text().to_owned()
 }
 
 fn get(connection: &mut Connection, path: &str) -> Response {

@@ -1,6 +1,7 @@
 //! `tollgate explain` with a store in memory. `fleet` tests live counts.
 
-use crate::process::{folder_with, run_in, transcript};
+use testkit::folder::folder_with;
+use testkit::tollgate::{run_in, transcript};
 
 const RULES: &str = "\
 limits:

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::process::{folder, run, run_in, transcript};
+use testkit::folder::folder;
+use testkit::tollgate::{run, run_in, transcript};
 
 fn printed(arguments: &[&str]) -> String {
     let output = run(arguments);

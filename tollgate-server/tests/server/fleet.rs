@@ -4,10 +4,11 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 
 use serde_json::{Value, json};
+use testkit::folder::folder_with;
+use testkit::http1::Connection;
 use testkit::redis::RedisServer;
-
-use crate::client::Connection;
-use crate::process::{RULES, Server, folder_with, run_in, served, transcript};
+use testkit::service::{Server, served};
+use testkit::tollgate::{RULES, run_in, transcript};
 
 fn rules(redis: &RedisServer, limit: u64, rest: &str) -> String {
     // A long timeout, so that a busy machine is not mistaken for a failing store.
@@ -87,7 +88,7 @@ fn nodes_without_redis_share_a_limit() {
     let nodes = [(); 3].map(|()| Server::with_rules(&rules(&redis, 10, admin)));
     for node in &nodes {
         let seen = || metric(node, "tollgate_fleet_nodes").filter(|line| line == "tollgate_fleet_nodes 3");
-        assert!(crate::process::wait_until(seen).is_some(), "{:?}", metric(node, "tollgate_fleet_nodes"));
+        assert!(testkit::wait::wait_until(seen).is_some(), "{:?}", metric(node, "tollgate_fleet_nodes"));
     }
     redis.kill();
     let mut admitted = 0;
@@ -119,7 +120,7 @@ fn a_node_starts_while_redis_is_down_and_says_so_and_uses_it_once_it_is_back() {
     assert_eq!(connection.check(&user("ann"))["reason"], "store_unavailable");
     redis.restart();
     let back =
-        crate::process::wait_until(|| Some(connection.check(&user("ann"))).filter(|answer| answer["allowed"] == true));
+        testkit::wait::wait_until(|| Some(connection.check(&user("ann"))).filter(|answer| answer["allowed"] == true));
     assert_eq!(back.expect("the store is asked again")["source"], "store");
 }
 
@@ -204,7 +205,7 @@ fn a_rule_set_published_once_reaches_every_node_and_a_bad_file_is_not_published(
 fn metric(server: &Server, name: &str) -> Option<String> {
     let mut connection = Connection::to(server.address_of("admin"));
     connection.send("GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n");
-    let text = connection.receive().text;
+    let text = connection.receive().text().to_owned();
     text.lines().find(|line| line.starts_with(name)).map(str::to_owned)
 }
 
@@ -227,7 +228,7 @@ fn published_rules_that_redis_lost_are_restored_and_every_node_says_which_it_has
     redis.restart();
     let late = Server::with_rules(&rules(&redis, 10, admin));
     late.await_said("tollgate: published version 1 is in force: changed user", 1);
-    let restored = crate::process::wait_until(|| {
+    let restored = testkit::wait::wait_until(|| {
         let line = "tollgate: warning: Redis had lost the published rules of version 1 (1-";
         nodes.iter().find(|node| node.said().contains(line))
     });

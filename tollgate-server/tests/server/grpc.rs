@@ -3,7 +3,9 @@
 use std::net::SocketAddr;
 
 use prost_types::value::Kind;
+use testkit::folder::folder_with;
 use testkit::redis::RedisServer;
+use testkit::tollgate::{Process, RULES};
 use tonic::metadata::MetadataValue;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code as GrpcCode, Request, Status};
@@ -11,7 +13,6 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-use crate::common::{Process, RULES, folder_with};
 use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use crate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;

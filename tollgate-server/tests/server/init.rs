@@ -5,10 +5,9 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use testkit::folder::{folder, folder_with};
 use testkit::skip::skipped;
-
-use crate::common::Process;
-use crate::process::{RULES, folder, folder_with, run_in, transcript};
+use testkit::tollgate::{Process, RULES, run_in, transcript};
 
 const KEYS: &str = r#"{"keys":[{"kty":"oct","alg":"HS256","k":"AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8"}]}"#;
 const UPSTREAMS: [&str; 4] = ["http://127.0.0.1:3000", "https://[::1]:8443", "echo", "none"];

@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
+use testkit::folder::{folder, folder_with};
 use testkit::redis::RedisServer;
+use testkit::service::{Server, served};
+use testkit::tollgate::{RULES, run_in, transcript};
+use testkit::wait::wait_until;
 use tollgate::internal::demand::{Learning, LearningLimit, TICK};
 use tollgate::redis::RedisLimiter;
 use tollgate::rules::file::RuleFile;
 use tollgate::{Gate, Limiter, ManualClock, Timestamp};
-
-use crate::process::{RULES, Server, folder, folder_with, run_in, served, transcript, wait_until};
 
 const LIMIT: &str = "limits: [{ name: per-user, key: header:x-user-id, algorithm: token_bucket, refill: 1/h, \
                      capacity: { learn: { from: 50, to: 400, over: 7h } } }]\n";
@@ -58,9 +60,10 @@ fn what_was_learned_survives_a_restart() {
     let server = start(LIMIT);
     assert_eq!(number(&server, "ann"), 66);
     let metrics = server.address_of("admin");
-    let mut admin = crate::client::Connection::to(metrics);
+    let mut admin = testkit::http1::Connection::to(metrics);
     admin.send("GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n");
-    let page = admin.receive().body;
+    let page = admin.receive();
+    let page = page.text();
     assert!(page.contains("tollgate_learned_value{limit=\"per-user\"} 66"), "{page}");
     assert!(page.contains("tollgate_learned_target{limit=\"per-user\"} 80"), "{page}");
 

@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
 use testkit::certificates::Authority;
-
-use crate::client::{Connection, head};
-use crate::process::{RULES, Server, folder_with, wait_until};
+use testkit::folder::folder_with;
+use testkit::http1::{Connection, head};
+use testkit::service::Server;
+use testkit::tollgate::RULES;
+use testkit::wait::wait_until;
 
 const OLD: &str = "0123456789abcdef-old";
 const NEW: &str = "0123456789abcdef-new";
@@ -88,7 +90,7 @@ fn listeners_are_added_and_removed() {
     let mut silent = TcpStream::connect(grpc).expect("it listens");
     let mut probe = Connection::to(admin);
     probe.send("GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n");
-    assert_eq!(probe.receive().text, "ready\n");
+    assert_eq!(probe.receive().text(), "ready\n");
 
     save(&server, &rules(&format!("service: {{ {http} }}")));
     let said = server.await_said("tollgate.yaml is in force: no changes", 2);
@@ -123,7 +125,7 @@ fn requests_in_flight_on_a_removed_listener_are_answered() {
     busy.send(&QUESTION[4..]);
     let response = busy.receive();
     assert_eq!((response.status, response.header("connection")), (200, Some("close")));
-    assert!(busy.is_closed_by_server());
+    assert!(busy.is_closed_cleanly());
     let mut client = TcpStream::connect(server.address_of("redis")).expect("it listens");
     assert_eq!(reply(&mut client, "PING\r\n"), "+PONG\r\n");
 }
@@ -143,7 +145,7 @@ fn listeners_are_moved_and_exchange_their_addresses() {
     await_refused(server.address_of("admin"));
     let mut probe = Connection::to(admin);
     probe.send("GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n");
-    assert_eq!(probe.receive().text, "ok\n");
+    assert_eq!(probe.receive().text(), "ok\n");
 
     save(&server, &rules(&listeners(other, one)));
     server.await_said("is in force", 2);

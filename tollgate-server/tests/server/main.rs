@@ -1,9 +1,5 @@
 //! The `tollgate` command as its users see it: a separate process, used over real sockets.
 
-mod client;
-#[path = "../common/process.rs"]
-mod common;
-mod process;
 #[path = "../../src/service/proto.rs"]
 mod proto;
 

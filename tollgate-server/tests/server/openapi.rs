@@ -3,9 +3,8 @@
 use std::path::Path;
 
 use serde_json::Value;
-
-use crate::client::{Connection, Response};
-use crate::process::Server;
+use testkit::http1::{Connection, Response};
+use testkit::service::Server;
 
 /// Set to write the served document to `docs/openapi.json`.
 const UPDATE: &str = "UPDATE_SCHEMA";
@@ -23,10 +22,10 @@ fn served_document_is_the_documented_one() {
     assert_eq!(response.status, 200);
     assert_eq!(response.json()["openapi"], "3.1.0");
     if std::env::var_os(UPDATE).is_some() {
-        std::fs::write(&path, &response.text).expect("docs is writable");
+        std::fs::write(&path, response.text()).expect("docs is writable");
     }
     let documented = std::fs::read_to_string(path).unwrap_or_default();
-    assert_eq!(response.text, documented, "run this test with {UPDATE}=1 to update docs/openapi.json");
+    assert_eq!(response.text(), documented, "run this test with {UPDATE}=1 to update docs/openapi.json");
 }
 
 #[test]
@@ -40,7 +39,7 @@ fn every_documented_path_and_method_is_served() {
             item.as_object().expect("a path").keys().filter(|name| !["parameters", "head"].contains(&&***name));
         for method in methods {
             let response = send(&mut server.connect(), &method.to_ascii_uppercase(), path);
-            assert!(!matches!(response.status, 404 | 405), "{method} {path}: {}", response.text);
+            assert!(!matches!(response.status, 404 | 405), "{method} {path}: {}", response.text());
             let documented = &item[method.as_str()]["responses"];
             let status = response.status.to_string();
             let is_documented =

@@ -1,10 +1,10 @@
 //! Peeks, refunds, resets and reservations over HTTP.
 
 use serde_json::{Value, json};
+use testkit::folder::folder_with;
+use testkit::http1::{Connection, Response};
 use testkit::redis::RedisServer;
-
-use crate::client::{Connection, Response};
-use crate::common::{Process, RULES, folder_with};
+use testkit::tollgate::{Process, RULES};
 
 const LIMITS: &str = "
 limits:
@@ -30,7 +30,7 @@ fn post(connection: &mut Connection, path: &str, body: &Value) -> Response {
 
 /// Returns the units that a response says are left.
 fn left(response: &Response) -> Value {
-    assert_eq!(response.status, 200, "{}", response.text);
+    assert_eq!(response.status, 200, "{}", response.text());
     response.json()["remaining"].clone()
 }
 
@@ -70,7 +70,7 @@ fn keys_are_peeked_at_refunded_and_reset_on_redis() {
     let ann = json!({"limit": "per-user", "key": "ann"});
     for path in ["/v1/refund", "/v1/reset"] {
         let failed = post(&mut connection, path, &ann);
-        assert_eq!((failed.status, failed.header("retry-after")), (503, Some("1")), "{}", failed.text);
+        assert_eq!((failed.status, failed.header("retry-after")), (503, Some("1")), "{}", failed.text());
         assert_eq!(failed.json()["error"], "store_unavailable");
         let failed = post(&mut connection, path, &json!([ann]));
         assert_eq!((failed.status, &failed.json()[0]["error"]), (200, &json!("store_unavailable")));
@@ -82,12 +82,12 @@ fn reserve_and_settle(first: &mut Connection, second: &mut Connection) {
     let reserve = json!({"limit": "per-user", "key": "ann", "cost": 8, "expires_after": 60});
     let reserved = post(first, "/v1/reserve", &reserve);
     assert_eq!(left(&reserved), 2);
-    assert!(reserved.text.contains(r#""delay":0.000000,"source":"store","reservation":""#), "{}", reserved.text);
+    assert!(reserved.text().contains(r#""delay":0.000000,"source":"store","reservation":""#), "{}", reserved.text());
     let reservation = reserved.json()["reservation"].clone();
     let denied = post(first, "/v1/reserve", &reserve).json();
     assert_eq!((&denied["allowed"], &denied["reservation"]), (&json!(false), &Value::Null));
     let settle = |actual: u64| json!({"reservation": reservation, "actual": actual});
-    assert_eq!(post(second, "/v1/settle", &settle(3)).text, r#"{"settled":true,"missing":0}"#);
+    assert_eq!(post(second, "/v1/settle", &settle(3)).text(), r#"{"settled":true,"missing":0}"#);
     assert_eq!(first.check(&json!({"limit": "per-user", "key": "ann", "cost": 0}))["remaining"], 7);
     for connection in [first, second] {
         let again = post(connection, "/v1/settle", &settle(3));
@@ -151,7 +151,7 @@ fn invalid_changes_name_the_field_and_change_nothing() {
     ];
     let messages = cases.map(|(path, body)| {
         let response = post(&mut connection, path, &body);
-        assert_eq!(response.status, 400, "{path} {body}: {}", response.text);
+        assert_eq!(response.status, 400, "{path} {body}: {}", response.text());
         format!("{path} {body}\n  {}", response.json()["message"].as_str().expect("a message"))
     });
     insta::assert_snapshot!(messages.join("\n"));
@@ -167,6 +167,6 @@ fn health_is_reported_without_a_token() {
     let mut connection = Connection::to(server.address_of("decisions"));
     connection.send("GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n");
     let response = connection.receive();
-    assert_eq!((response.status, response.text.as_str()), (200, "ok\n"));
+    assert_eq!((response.status, response.text()), (200, "ok\n"));
     assert_eq!(post(&mut connection, "/v1/refund", &json!({})).status, 401);
 }

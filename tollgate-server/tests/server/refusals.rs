@@ -3,15 +3,16 @@
 use std::io::{Read, Write};
 
 use serde_json::{Value, json};
-
-use crate::client::{Connection, head};
-use crate::process::{RULES, Server, folder_with, run_in};
+use testkit::folder::folder_with;
+use testkit::http1::{Connection, head};
+use testkit::service::Server;
+use testkit::tollgate::{RULES, run_in};
 
 /// Returns the `error` and the `message` of a body that is refused with 400.
 fn refused(body: &str) -> (String, String) {
     let server = Server::start();
     let response = server.connect().post(body);
-    assert_eq!(response.status, 400, "{body}: {}", response.text);
+    assert_eq!(response.status, 400, "{body}: {}", response.text());
     error_of(&response.json())
 }
 
@@ -195,7 +196,7 @@ fn batch_with_one_bad_question_is_refused_whole_and_spends_nothing() {
     ] {
         let response = connection.post(json!([good, bad]).to_string());
         assert_eq!(response.status, 400);
-        assert!(error_of(&response.json()).1.starts_with(message), "{}", response.text);
+        assert!(error_of(&response.json()).1.starts_with(message), "{}", response.text());
     }
     assert_eq!(connection.check(&good)["allowed"], true);
 }

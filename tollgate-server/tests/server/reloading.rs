@@ -5,8 +5,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
-
-use crate::process::{RULES, Server, folder, folder_with, served};
+use testkit::folder::{folder, folder_with};
+use testkit::service::{Server, served};
+use testkit::tollgate::RULES;
 
 fn limit(name: &str, limit: u64) -> String {
     format!(

@@ -5,9 +5,9 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
+use testkit::folder::folder_with;
 use testkit::redis::RedisServer;
-
-use crate::common::{Process, RULES, folder_with, run_in};
+use testkit::tollgate::{Process, RULES, run_in};
 
 const LIMITS: &str = "
 limits:

@@ -2,9 +2,10 @@
 //! none ends during a test.
 
 use serde_json::{Value, json};
-
-use crate::client::Connection;
-use crate::process::{RULES, Server, folder_with, served};
+use testkit::folder::folder_with;
+use testkit::http1::Connection;
+use testkit::service::{Server, served};
+use testkit::tollgate::RULES;
 
 /// Returns a limit whose window does not end during a test.
 fn limit(name: &str, limit: u64, rest: &str) -> String {

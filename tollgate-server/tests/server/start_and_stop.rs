@@ -4,9 +4,10 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use serde_json::json;
-
-use crate::client::{Connection, head};
-use crate::process::{Server, folder, folder_with, run, run_in};
+use testkit::folder::{folder, folder_with};
+use testkit::http1::{Connection, head};
+use testkit::service::Server;
+use testkit::tollgate::{run, run_in};
 
 fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("UTF-8")
@@ -146,7 +147,7 @@ fn either_signal_ends_an_idle_server_with_0() {
         assert_eq!(idle.check(&json!({"limit": "per-user", "key": "1"}))["allowed"], true);
         server.signal(signal);
         assert_eq!(server.wait().code(), Some(0), "{signal}");
-        assert!(idle.is_closed_by_server());
+        assert!(idle.is_closed_cleanly());
     }
 }
 
@@ -180,7 +181,7 @@ fn question_that_never_ends_does_not_hold_up_the_end() {
     server.connect().check(&json!({"limit": "per-user", "key": "1"}));
     server.signal("TERM");
     assert_eq!(server.wait().code(), Some(0));
-    assert!(stuck.is_closed_by_server());
+    assert!(stuck.is_closed_cleanly());
 }
 
 /// Clients that keep their connections and send one request after another lose none when the server stops.

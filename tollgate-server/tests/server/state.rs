@@ -4,9 +4,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use tempfile::TempDir;
-
-use crate::client::Connection;
-use crate::process::{RULES, Server, folder, folder_with, run_in, wait_until};
+use testkit::folder::{folder, folder_with};
+use testkit::http1::Connection;
+use testkit::service::Server;
+use testkit::tollgate::{RULES, run_in};
+use testkit::wait::wait_until;
 
 const LIMIT: &str =
     "limits: [{ name: per-user, key: header:x-user-id, algorithm: token_bucket, capacity: 3, refill: 1/h }]\n";

@@ -4,8 +4,10 @@ use std::path::Path;
 use std::process::Command;
 
 use testkit::certificates::{Authority, Signed};
-
-use crate::process::{RULES, Server, folder_with, run_in, transcript, wait_until};
+use testkit::folder::folder_with;
+use testkit::service::Server;
+use testkit::tollgate::{RULES, run_in, transcript};
+use testkit::wait::wait_until;
 
 const SETTINGS: &str = "listen: '127.0.0.1:0', tls: { certificates: { cert: server.pem, key: server.key }";
 

@@ -1,9 +1,11 @@
 //! Nodes that share a Redis of several servers: with Sentinel, and as a cluster.
 
 use serde_json::{Value, json};
+use testkit::folder::folder_with;
 use testkit::redis::{Cluster, Sentinels};
-
-use crate::process::{RULES, Server, folder_with, served, wait_until};
+use testkit::service::{Server, served};
+use testkit::tollgate::RULES;
+use testkit::wait::wait_until;
 
 const LIMIT: usize = 4;
 

@@ -1,6 +1,7 @@
 //! `tollgate validate`.
 
-use crate::process::{RULES, folder_with, run_in, transcript};
+use testkit::folder::folder_with;
+use testkit::tollgate::{RULES, run_in, transcript};
 
 const GOOD: &str = "limits:\n  - { name: user, key: ip }\n";
 const ODD: &str = "limits: []\n";
