@@ -28,7 +28,7 @@ async fn v01_tokens_are_refilled_at_the_rate_and_the_burst_is_the_remaining_toke
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn v02_one_of_two_concurrent_requests_for_the_last_token_is_allowed() {
     for rig in rigs(&StoreServer::start(), TokenBucket::new(10, Rate::per_second(1))).await {
-        for round in 0..200 {
+        for round in 0..rig.sized(2_000, 200) {
             let key = format!("round {round}");
             assert!(rig.check(&key, 9).await.is_allowed());
             let [ours, theirs] = rig.race(&key).await;
@@ -39,12 +39,15 @@ async fn v02_one_of_two_concurrent_requests_for_the_last_token_is_allowed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn v03_interval_refill_adds_all_tokens_at_the_end_of_the_period() {
-    // In hundreds: on Redis each request is a round trip.
     let bucket = TokenBucket::new(100_000, Rate::per_second(100_000)).interval();
     for rig in rigs(&StoreServer::start(), bucket).await {
-        let passed = join_all((0..1_500).map(|_| rig.check("key", 100))).await;
-        assert!(passed[..1_000].iter().all(|decision| decision.is_allowed()), "{rig:?}: within the first 0.1 s");
-        assert!(!passed[1_000..].iter().any(|decision| decision.is_allowed()), "{rig:?}: before t=1");
+        // One unit each microsecond, for 0.15 s; on Redis 100 units each 100 µs.
+        let cost = rig.sized(1, 100);
+        for at in (0..150_000).step_by(cost) {
+            rig.set(at);
+            let is_allowed = rig.check("key", cost as u64).await.is_allowed();
+            assert_eq!(is_allowed, at < 100_000, "{rig:?}: at {at} µs");
+        }
         rig.set(SECOND_US - 1);
         assert!(!rig.check("key", 1).await.is_allowed(), "{rig:?}");
         assert_eq!(rig.remaining_at(1).await, 100_000, "{rig:?}");
@@ -144,7 +147,7 @@ async fn v09_the_previous_window_counts_by_its_remaining_share() {
     for (current, remaining) in [(40, 20), (30, 30)] {
         for rig in rigs(&server, SlidingWindowCounter::new(100, MINUTE)).await {
             assert_eq!(rig.admitted_at(0, 80).await, 80, "{rig:?}");
-            assert_eq!(rig.admitted_at(90, current).await, current, "{rig:?}");
+            assert_eq!(rig.admitted_at(85, current).await, current, "{rig:?}");
             assert_eq!(rig.remaining_at(90).await, remaining, "{rig:?}");
         }
     }
@@ -176,9 +179,10 @@ async fn v11_of_ten_thousand_requests_in_a_second_a_hundred_are_allowed() {
     for algorithm in algorithms {
         for rig in rigs(&server, algorithm).await {
             let mut passed = 0;
-            for tenth in 0..10 {
-                rig.set(tenth * SECOND_US / 10);
-                let decisions = join_all((0..1_000).map(|_| rig.check("key", 1))).await;
+            let steps: u64 = rig.sized(10_000, 100);
+            for step in 0..steps {
+                rig.set(step * SECOND_US / steps);
+                let decisions = join_all((0..10_000 / steps).map(|_| rig.check("key", 1))).await;
                 passed += decisions.iter().filter(|decision| decision.is_allowed()).count();
             }
             assert_eq!(passed, 100, "{rig:?} {algorithm:?}");

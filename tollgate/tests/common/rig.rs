@@ -92,6 +92,11 @@ pub(crate) async fn rigs(server: &StoreServer, algorithm: impl Into<Algorithm>) 
 }
 
 impl Rig {
+    /// Returns a number of requests: on Redis fewer, because each is a round trip.
+    pub(crate) fn sized<N>(&self, in_memory: N, on_redis: N) -> N {
+        if matches!(self.store, Store::Memory(_)) { in_memory } else { on_redis }
+    }
+
     pub(crate) fn set(&self, micros: u64) {
         self.clock.set(Timestamp::from_micros(START_US + micros));
     }
