@@ -3,6 +3,7 @@
 //! Nothing is counted here: each scrape reads the counters where they are. Labels are names from the rule file or fixed
 //! words, never keys, so their number is bounded.
 
+mod certificates;
 mod page;
 mod process;
 mod store;
@@ -51,6 +52,7 @@ impl Metrics {
         if let Some(gateway) = self.readiness.gateway() {
             gateway.write_metrics(page)?;
         }
+        self.write_certificates(page)?;
         self.surfaces.write_metrics(page)?;
         self.write_decisions(page)?;
         self.write_tokens(page)?;
@@ -60,6 +62,17 @@ impl Metrics {
         self.write_overflow(page)?;
         store::write(&self.gate, page)?;
         process::write(page)
+    }
+
+    /// Writes the certificates of the gateway and the decision service.
+    fn write_certificates(&self, page: &mut Page<'_>) -> fmt::Result {
+        let gateway = self.readiness.gateway();
+        let mut listeners = gateway.map(|gateway| gateway.certificate_reloads()).unwrap_or_default();
+        listeners.extend(self.surfaces.certificate_reloads());
+        if listeners.is_empty() && self.readiness.gateway().is_none() {
+            return Ok(());
+        }
+        certificates::write(&listeners, page)
     }
 
     /// Writes decisions by limit, with those of the gateway and the decision service added up.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError};
 
@@ -11,7 +12,7 @@ use super::Gateway;
 use super::frames::MISUSES;
 use super::ports::Port;
 use super::tally::{AMBIGUITIES, BOUNDS_NANOS, CLASSES, FAILURES, RouteTotals, Tally};
-use super::tls::{HANDSHAKE_FAILURES, Validity};
+use super::tls::{CertificateReloads, HANDSHAKE_FAILURES};
 use crate::decisions::{Sums, TokenSums};
 use crate::metrics::Page;
 
@@ -89,49 +90,13 @@ impl Gateway {
             "tollgate_tls_handshakes_failed",
             "Failed TLS handshakes with clients",
             reasons.map(|(number, (_, why))| ([("reason", *why)], self.sum(|tally| tally.failed_handshakes(number)))),
-        )?;
-        let listeners = self.certificate_reloads();
-        page.counters(
-            "tollgate_certificate_reloads",
-            "Certificate reloads after their files changed, by result",
-            listeners.iter().flat_map(|reloads| {
-                let listener = ("listener", reloads.listener.as_str());
-                let results = [("applied", reloads.applied), ("refused", reloads.refused)];
-                results.map(|(result, count)| ([listener, ("result", result)], count))
-            }),
-        )?;
-        page.gauges(
-            "tollgate_last_certificate_reload_successful",
-            "1 if the certificates in the files are in use, 0 if they were refused and the previous ones are",
-            listeners
-                .iter()
-                .map(|reloads| ([("listener", reloads.listener.as_str())], i64::from(reloads.last_was_good))),
-        )?;
-        let in_force = listeners.iter().flat_map(|reloads| reloads.in_force.iter());
-        let mut ends: BTreeMap<&str, i64> = BTreeMap::new();
-        for certificate in in_force {
-            let new = certificate.ends.unix_timestamp();
-            // A file may be named twice, and two files may have one label: report the earliest expiry.
-            ends.entry(&certificate.label).and_modify(|first| *first = new.min(*first)).or_insert(new);
-        }
-        page.gauges(
-            "tollgate_certificate_expiry_timestamp_seconds",
-            "Expiry of the certificates in use",
-            ends.into_iter().map(|(file, ends)| ([("file", file)], ends)),
         )
     }
 
-    fn certificate_reloads(&self) -> Vec<ListenerReloads> {
+    /// Returns the certificate reloads of each TLS listener, by its address.
+    pub(crate) fn certificate_reloads(&self) -> Vec<(SocketAddr, Arc<CertificateReloads>)> {
         let handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
-        let ports = handles.iter().flat_map(|handles| &handles.ports).filter_map(Port::certificate_reloads);
-        let listeners = ports.map(|(address, reloads)| ListenerReloads {
-            listener: address.to_string(),
-            applied: reloads.applied.load(Relaxed),
-            refused: reloads.refused.load(Relaxed),
-            last_was_good: reloads.last_was_good(),
-            in_force: reloads.in_force.load_full(),
-        });
-        listeners.collect()
+        handles.iter().flat_map(|handles| &handles.ports).filter_map(Port::certificate_reloads).collect()
     }
 
     fn write_routes(&self, page: &mut Page<'_>) -> fmt::Result {
@@ -210,15 +175,6 @@ impl Gateway {
         let help = "Healthy upstreams of a route; after an ejection, once a request or check has succeeded";
         page.gauges("tollgate_route_upstreams_up", help, rows)
     }
-}
-
-/// The certificate reloads of one listener.
-struct ListenerReloads {
-    listener: String,
-    applied: u64,
-    refused: u64,
-    last_was_good: bool,
-    in_force: Arc<Vec<Validity>>,
 }
 
 fn buckets(totals: &RouteTotals) -> Vec<(f64, u64)> {

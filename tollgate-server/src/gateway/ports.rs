@@ -34,8 +34,8 @@ impl Port {
     }
 
     /// Returns the certificate reloads of a TLS listener.
-    pub(super) fn certificate_reloads(&self) -> Option<(SocketAddr, &CertificateReloads)> {
-        self.config.load().tls.is_some().then_some((self.bound, &*self.reloads))
+    pub(super) fn certificate_reloads(&self) -> Option<(SocketAddr, Arc<CertificateReloads>)> {
+        self.config.load().tls.is_some().then(|| (self.bound, Arc::clone(&self.reloads)))
     }
 }
 

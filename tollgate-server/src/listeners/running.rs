@@ -12,12 +12,12 @@ use tollgate::rules::file::internal::{HostGlob, Listener};
 
 use super::Shared;
 use crate::admin;
-use crate::gateway::tls::Tls;
+use crate::gateway::tls::{CertificateReloads, Tls};
 use crate::metrics::Metrics;
 use crate::service::grpc::GrpcState;
 use crate::service::http::ServiceState;
 use crate::service::resp::Engine;
-use crate::service::surfaces::Surface;
+use crate::service::surfaces::{Surface, Surfaces};
 use crate::service::tokens::Tokens;
 use crate::service::{self, Hosts, Options, Stop};
 
@@ -48,7 +48,7 @@ pub(super) struct Running {
 impl Starting {
     pub(super) fn start(self, shared: &Shared) -> Running {
         let Self { surface, listener, socket, bound, max_connections, tokens, tls } = self;
-        let (tls, certificates) = tls.map(watched).unzip();
+        let (tls, certificates) = tls.map(|tls| watched(tls, bound, &shared.surfaces)).unzip();
         let options = Options { max_connections, tls, ..Options::of(&listener) };
         let options = options.with_surface(surface, &shared.surfaces);
         let (stop, stopped) = oneshot::channel();
@@ -85,11 +85,13 @@ impl Starting {
     }
 }
 
-/// Reads certificates again when they change. Returns those in use.
-fn watched(tls: Tls) -> (Arc<ArcSwap<TlsAcceptor>>, AbortHandle) {
+/// Reads certificates again when they change, and reports them in the metrics. Returns those in use.
+fn watched(tls: Tls, bound: SocketAddr, surfaces: &Surfaces) -> (Arc<ArcSwap<TlsAcceptor>>, AbortHandle) {
+    let reloads = Arc::new(CertificateReloads::of(&tls));
+    surfaces.watch_certificates(bound, &reloads);
     let acceptor = Arc::new(ArcSwap::from_pointee(tls.acceptor.clone()));
     let in_use = Arc::clone(&acceptor);
-    let watch = tokio::spawn(tls.watch_files(move |next| in_use.store(Arc::new(next)), Arc::default()));
+    let watch = tokio::spawn(tls.watch_files(move |next| in_use.store(Arc::new(next)), reloads));
     (acceptor, watch.abort_handle())
 }
 

@@ -1,13 +1,15 @@
 //! Counts by surface: a protocol that clients of the server use.
 
 use std::fmt;
-use std::sync::Arc;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use axum::http::Response;
 use tokio::time::Instant;
 
+use crate::gateway::tls::CertificateReloads;
 use crate::metrics::Page;
 use crate::notice;
 
@@ -126,6 +128,8 @@ pub(crate) struct Surfaces {
     started: Instant,
     clock: quanta::Clock,
     counts: [Counts; Surface::ALL.len()],
+    /// The certificates of listeners with TLS, which own them.
+    certificates: Mutex<Vec<(SocketAddr, Weak<CertificateReloads>)>>,
 }
 
 /// The counts of a surface.
@@ -161,13 +165,31 @@ impl Drop for OpenConnection {
 
 impl Default for Surfaces {
     fn default() -> Self {
-        Self { started: Instant::now(), clock: quanta::Clock::new(), counts: Default::default() }
+        Self {
+            started: Instant::now(),
+            clock: quanta::Clock::new(),
+            counts: Default::default(),
+            certificates: Mutex::default(),
+        }
     }
 }
 
 impl Surfaces {
     fn of(&self, surface: Surface) -> &Counts {
         &self.counts[surface as usize]
+    }
+
+    /// Includes the certificates of a listener in the metrics, until the listener drops them.
+    pub(crate) fn watch_certificates(&self, address: SocketAddr, reloads: &Arc<CertificateReloads>) {
+        let mut all = self.certificates.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|(_, reloads)| reloads.strong_count() > 0);
+        all.push((address, Arc::downgrade(reloads)));
+    }
+
+    /// Returns the certificate reloads of each TLS listener, by its address.
+    pub(crate) fn certificate_reloads(&self) -> Vec<(SocketAddr, Arc<CertificateReloads>)> {
+        let all = self.certificates.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().filter_map(|(address, reloads)| Some((*address, reloads.upgrade()?))).collect()
     }
 
     /// Returns the current time, for [`observe`](Self::observe).

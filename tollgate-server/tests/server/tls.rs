@@ -66,6 +66,14 @@ fn every_listener_has_tls_and_certificates_are_read_again_when_they_change() {
     assert!(count(r#"tollgate_service_requests_total{surface="resp",outcome="ok"}"#) >= 2.0);
     assert!(count(r#"tollgate_service_duration_seconds_count{surface="http"}"#) >= 3.0);
     assert!(count(r#"tollgate_service_duration_seconds_count{surface="resp"}"#) >= 2.0);
+    // There is no gateway, whose metrics include those of its own certificates.
+    for listener in [server.address, server.address_of("rediss")] {
+        let applied = format!(r#"tollgate_certificate_reloads_total{{listener="{listener}",result="applied"}}"#);
+        assert!(count(&applied) >= 1.0, "{applied}");
+        let last = format!(r#"tollgate_last_certificate_reload_successful{{listener="{listener}"}}"#);
+        assert_eq!(count(&last), 1.0, "{last}");
+    }
+    assert!(count(r#"tollgate_certificate_expiry_timestamp_seconds{file="server.pem"}"#) > 1e9);
 }
 
 /// A listener with `client_ca` may be reached by other machines without tokens.

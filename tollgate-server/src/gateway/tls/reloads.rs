@@ -5,19 +5,26 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use arc_swap::ArcSwap;
 
-use super::Validity;
+use super::{Tls, Validity};
 
 /// Counts the reloads of one listener.
 #[derive(Debug, Default)]
 pub(crate) struct CertificateReloads {
-    pub(in super::super) applied: AtomicU64,
-    pub(in super::super) refused: AtomicU64,
+    pub(crate) applied: AtomicU64,
+    pub(crate) refused: AtomicU64,
     last_was_refused: AtomicBool,
     /// The certificates in use.
-    pub(in super::super) in_force: ArcSwap<Vec<Validity>>,
+    pub(crate) in_force: ArcSwap<Vec<Validity>>,
 }
 
 impl CertificateReloads {
+    /// Starts with the certificates that a listener has at first.
+    pub(crate) fn of(tls: &Tls) -> Self {
+        let reloads = Self::default();
+        reloads.note_good(&tls.validities);
+        reloads
+    }
+
     pub(in super::super) fn note_applied(&self, certificates: &Arc<Vec<Validity>>) {
         self.applied.fetch_add(1, Relaxed);
         self.note_good(certificates);
@@ -34,7 +41,7 @@ impl CertificateReloads {
         self.last_was_refused.store(false, Relaxed);
     }
 
-    pub(in super::super) fn last_was_good(&self) -> bool {
+    pub(crate) fn last_was_good(&self) -> bool {
         !self.last_was_refused.load(Relaxed)
     }
 }

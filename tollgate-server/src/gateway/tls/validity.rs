@@ -30,10 +30,10 @@ pub(in super::super) const MAX_NAMES: usize = 5;
 pub(crate) struct Validity {
     file: String,
     /// The label in metrics.
-    pub(in super::super) label: String,
+    pub(crate) label: String,
     names: Vec<String>,
     begins: OffsetDateTime,
-    pub(in super::super) ends: OffsetDateTime,
+    pub(crate) ends: OffsetDateTime,
 }
 
 /// The state of a certificate at a given time.
