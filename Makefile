@@ -26,7 +26,7 @@ test-frameworks: install-frameworks
 	cargo test -p tollgate-server --test frameworks -- --nocapture
 
 # The proxies and clients of the tests in `tollgate-server/tests/peers`. Those tests skip what is missing, except with
-# CI=true.
+# CI=true. Even then they skip HAProxy, Java, curl and redis-cli on a machine without apt-get, which installs them.
 install-peers:
 	tools/install-peers
 
@@ -59,7 +59,7 @@ test-valkey: install-redis
 	elif [ "$$CI" = true ]; then \
 		echo "no Valkey at $(VALKEY_SERVER): run tools/install-redis, or set VALKEY_SERVER" >&2; exit 1; \
 	else \
-		echo "skipped: no Valkey at $(VALKEY_SERVER); run tools/install-redis, or set VALKEY_SERVER" >&2; \
+		echo "skipped: no Valkey at $(VALKEY_SERVER): run tools/install-redis, or set VALKEY_SERVER" >&2; \
 	fi
 
 # Every interleaving of the threads on the table of the memory store. A build of its own, in a directory of its

@@ -59,15 +59,17 @@ pub(crate) fn installed(name: &str) -> Option<PathBuf> {
     None
 }
 
-/// Returns a program of the system, or reports that the test is skipped. `tools/install-peers` cannot install it
-/// everywhere, so it may be missing with `CI=true` too.
+/// Returns a program of the system, or reports that the test is skipped. With `CI=true` the program must be there, unless
+/// `tools/install-peers` has found no way to install it on this machine.
 pub(crate) fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     // Debian keeps HAProxy where only root's PATH looks.
     let folders = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
     let found = folders.map(|folder| folder.join(name)).find(|path| path.exists());
     if found.is_none() {
-        skipped(&format!("{name} is not on the PATH: install it"));
+        let unavailable = std::fs::read_to_string(tools().join("unavailable")).unwrap_or_default();
+        let problem = format!("{name} is not on the PATH: run `tools/install-peers`");
+        if unavailable.lines().any(|line| line == name) { skipped(&problem) } else { skip(&problem) }
     }
     found
 }

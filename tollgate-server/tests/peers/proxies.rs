@@ -214,14 +214,34 @@ fn nginx_asks_by_auth_request() {
     setup.check(&Expected { on_success: OnSuccess::Headers, without_tollgate: 500 });
 }
 
-#[test]
-fn haproxy_asks_by_lua() {
-    let Some(haproxy) = on_path("haproxy") else { return };
-    let setup = Setup::start("haproxy.md", |page| {
+fn with_haproxy() -> Option<Setup> {
+    let haproxy = on_path("haproxy")?;
+    Some(Setup::start("haproxy.md", |page| {
         let folder = folder_with(&[("haproxy.cfg", page.block("haproxy")), ("tollgate.lua", page.block("lua"))]);
         let mut command = Command::new(haproxy);
         command.args(["-db", "-f", "haproxy.cfg"]);
         (command, folder)
+    }))
+}
+
+/// Its HTTP client would try for seconds to connect. Its health checks find out sooner.
+#[test]
+fn haproxy_refuses_requests_by_itself_while_tollgate_does_not_run() {
+    let Some(mut setup) = with_haproxy() else { return };
+    setup.await_status("ann", 200);
+    drop(setup.tollgate.take());
+    let mut last = None;
+    let refused = wait_until(|| {
+        last = setup.get("ann", &[]);
+        last.as_ref().filter(|response| response.body.contains("No server is available")).map(|_| ())
     });
+    assert!(refused.is_some(), "the Lua script still asks: {last:?}");
+    setup.start_tollgate();
+    setup.await_status("bob", 200);
+}
+
+#[test]
+fn haproxy_asks_by_lua() {
+    let Some(setup) = with_haproxy() else { return };
     setup.check(&Expected { on_success: OnSuccess::NoHeaders, without_tollgate: 503 });
 }
