@@ -21,7 +21,7 @@ pub(crate) struct Missing {
 impl Display for Missing {
     fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
         let Self { program, script } = self;
-        write!(out, "`{program}` cannot be found; run tools/{script}, or install it and put it on the PATH")
+        write!(out, "`{program}` cannot be found: run tools/{script}, or install it and put it on the PATH")
     }
 }
 
@@ -36,8 +36,8 @@ pub(crate) fn build_tollgate() -> anyhow::Result<PathBuf> {
     let mut command = Command::new(cargo);
     command.current_dir(workspace()).args(["build", "--profile", PROFILE, "--quiet", "-p", "tollgate-server"]);
     command.arg("--target-dir").arg(target);
-    let status = command.status().context("cargo could not be started; name a built tollgate with --tollgate")?;
-    ensure!(status.success(), "tollgate did not build; see above, or name a built one with --tollgate");
+    let status = command.status().context("cargo could not be started: name a built tollgate with --tollgate")?;
+    ensure!(status.success(), "tollgate did not build: see above, or name a built one with --tollgate");
     Ok(target.join(PROFILE).join("tollgate"))
 }
 

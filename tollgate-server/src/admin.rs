@@ -58,7 +58,7 @@ async fn wrong_method(method: Method, uri: Uri) -> impl IntoResponse {
     let error = ErrorBody {
         status: StatusCode::METHOD_NOT_ALLOWED,
         error: "method_not_allowed",
-        message: format!("{} does not support {}; use GET", quoted(uri.path()), quoted(method.as_str())),
+        message: format!("{} does not support {}: use GET", quoted(uri.path()), quoted(method.as_str())),
     };
     ([(header::ALLOW, "GET")], error)
 }
@@ -67,6 +67,6 @@ async fn wrong_path(uri: Uri) -> ErrorBody {
     ErrorBody {
         status: StatusCode::NOT_FOUND,
         error: "not_found",
-        message: format!("no page is at {}; use /healthz, /readyz or /metrics", quoted(uri.path())),
+        message: format!("no page is at {}: use /healthz, /readyz or /metrics", quoted(uri.path())),
     }
 }

@@ -20,8 +20,8 @@ use tollgate::rules::file::Parsed;
 use tollgate::rules::file::internal::Listener;
 
 use self::running::{Running, Starting};
-use self::wanted::{Wanted, wanted};
-pub(crate) use self::wanted::{unprotected_listener, wants_service};
+use self::wanted::{Wanted, unprotected_listener, wanted};
+pub(crate) use self::wanted::{problems, wants_service};
 use crate::decisions::Decisions;
 use crate::descriptors::{self, Plan, TooFewDescriptors};
 use crate::gateway::Gateway;
@@ -90,7 +90,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unusable(problem) => out.write_str(problem),
-            Self::Listen(problem) => write!(out, "{problem}; {}", problem.fix()),
+            Self::Listen(problem) => write!(out, "{problem}: {}", problem.fix()),
             Self::Descriptors(too_few) => too_few.fmt(out),
         }
     }
@@ -99,7 +99,7 @@ impl fmt::Display for Refusal {
 /// Checks the listeners of a file before the start, without binding them, and divides the descriptors.
 pub(crate) fn check(file: &Parsed, overrides: &CliOverrides) -> Result<Descriptors, Refusal> {
     if let Some(problem) = unprotected_listener(file, overrides) {
-        return Err(Refusal::Unusable(problem));
+        return Err(Refusal::Unusable(problem.to_string()));
     }
     let all = wanted(file, overrides);
     for one in &all {
@@ -129,7 +129,7 @@ impl Listeners {
     /// Prepares the listeners of a file for [`change`](Self::change).
     pub(crate) async fn prepare(&self, file: &Parsed) -> Result<Prepared, Refusal> {
         if let Some(problem) = unprotected_listener(file, &self.overrides) {
-            return Err(Refusal::Unusable(problem));
+            return Err(Refusal::Unusable(problem.to_string()));
         }
         let all = wanted(file, &self.overrides);
         let (there, before) = {

@@ -73,7 +73,7 @@ fn warn_of_evictions(gate: &Gate, known: &mut Vec<String>) {
     let evicting: Vec<_> = evicting.collect();
     for (address, memory) in evicting.iter().filter(|(address, _)| !known.contains(address)) {
         warn(format_args!(
-            "the store at {address} evicts keys when its memory is full (maxmemory-policy {}, {} evicted so far), and an evicted key starts with its full quota; set maxmemory-policy noeviction, or use a separate Redis for limits",
+            "the store at {address} evicts keys when its memory is full (maxmemory-policy {}, {} evicted so far), and an evicted key starts with its full quota: set maxmemory-policy noeviction, or use a separate Redis for limits",
             memory.eviction_policy, memory.evicted_keys
         ));
     }
@@ -126,7 +126,7 @@ impl Display for MemoryShortage {
         let Self { limits, evicted, denied } = self;
         write!(
             out,
-            "max_memory is used up by keys of {}: {evicted} keys were evicted and {denied} requests with new keys were denied so far; raise max_memory, or look for a client that invents keys",
+            "max_memory is used up by keys of {}: {evicted} keys were evicted and {denied} requests with new keys were denied so far: raise max_memory, or look for a client that invents keys",
             join_up_to(limits, 5)
         )
     }
@@ -155,9 +155,9 @@ impl Display for StoreOutage {
         write!(
             out,
             "{} at {address} {verb}: {}; {until}, limits follow on_store_failure ({policy} \
-             unless a limit sets its own); {}",
+             unless a limit sets its own): {}",
             named(store),
-            why.detail(),
+            why.detail().trim_end_matches('.'),
             why.fix()
         )
     }

@@ -256,7 +256,7 @@ impl Reload {
         match snapshot.text() {
             // An accidentally emptied file must not allow everything.
             Ok(text) if text.trim_ascii().is_empty() => {
-                origin.rejected_because("it is empty; write `limits: []` to allow everything");
+                origin.rejected_because("it is empty: write `limits: []` to allow everything");
             }
             Ok(text) => match config::understand(&self.path, text).and_then(|file| self.with_xds(file)) {
                 Ok(file) => self.apply(self.with_store_override(file), &origin).await,
@@ -275,7 +275,7 @@ impl Reload {
         };
         let change = StoreChange::between(&self.file, &file);
         if self.gateway.is_none() && !listeners::wants_service(&file, &self.overrides) {
-            return origin.rejected_because("it configures nothing to serve; add `service: { http: 127.0.0.1:8090 }`");
+            return origin.rejected_because("it configures nothing to serve: add a listener, such as `service: { http: 127.0.0.1:8090 }`, `grpc` or `resp`");
         }
         let listeners = match self.listeners.prepare(&file).await {
             Ok(listeners) => listeners,
@@ -285,7 +285,7 @@ impl Reload {
         let next = match &self.gateway {
             Some(_) if file.gateway.is_none() => {
                 return origin
-                    .rejected_because("it has no gateway, and one is running; restart the server to remove it");
+                    .rejected_because("it has no gateway, and one is running: restart the server to remove it");
             }
             Some(gateway) => match gateway.prepare(&file).await {
                 Ok(next) => Some((gateway, next)),
@@ -459,7 +459,7 @@ impl Origin {
         let meanwhile = "all listeners stay unchanged";
         // Saving the file without a change does nothing (see `FileSnapshot`), but changing it helps: the address is in
         // the file, because the address of a flag has been bound since the start.
-        self.rejected_because(&format!("{problem}; {meanwhile}; {fix}, and send SIGHUP or change the file"));
+        self.rejected_because(&format!("{problem}; {meanwhile}: {fix}, and send SIGHUP or change the file"));
     }
 
     fn rejected_because(&self, problem: &str) {

@@ -22,6 +22,12 @@ impl InvalidLimit {
         self
     }
 
+    /// Returns the name of the limit, or `None` for an error of a rate or of a limiter as a whole.
+    #[must_use]
+    pub fn limit(&self) -> Option<&str> {
+        self.limit.as_deref()
+    }
+
     /// Returns the name of the invalid field as in a rule file: `capacity`, `refill`, `window`.
     #[must_use]
     pub fn field(&self) -> &str {
@@ -46,7 +52,7 @@ impl fmt::Display for InvalidLimit {
         if let Some(limit) = &self.limit {
             write!(out, "limit `{limit}`: ")?;
         }
-        write!(out, "{}; {}", self.problem, self.fix)
+        write!(out, "{}: {}", self.problem, self.fix)
     }
 }
 

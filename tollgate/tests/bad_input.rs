@@ -21,7 +21,7 @@ fn is_refused(algorithm: impl Into<Algorithm>, field: &str) {
     assert_eq!(error.field(), field, "{algorithm:?}: {error}");
     let shown = error.to_string();
     assert!(shown.starts_with("limit `mine`: "), "{shown}");
-    let (_, fix) = shown.rsplit_once("; ").expect("a problem, then a fix");
+    let (_, fix) = shown.rsplit_once(": ").expect("a problem, then a fix");
     assert!(!fix.is_empty(), "{shown}");
     assert!(!shown.contains("Error") && !shown.contains("::"), "`{shown}` is written for people");
 }

@@ -34,7 +34,7 @@ pub(super) fn run(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
     let idle = idle_connections();
     if idle < IDLE {
         report::note(format_args!(
-            "{idle} idle connections instead of {IDLE}: the limit on open files is too low; raise the hard limit to {}",
+            "{idle} idle connections instead of {IDLE}: the limit on open files is too low: raise the hard limit to {}",
             files_for(IDLE)
         ));
     }

@@ -20,7 +20,7 @@ pub(crate) struct NoServer(String);
 impl std::fmt::Display for NoServer {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self(binary) = self;
-        write!(out, "`{binary}` cannot be found; run tools/install-redis, or set REDIS_SERVER to the path of one")
+        write!(out, "`{binary}` cannot be found: run tools/install-redis, or set REDIS_SERVER to the path of one")
     }
 }
 
@@ -63,13 +63,13 @@ impl Server {
             {
                 // Another process may have taken the port before the server bound it.
                 if info.get::<u32>("process_id") != Some(process.0.id()) {
-                    bail!("port {port} was taken by another Redis; run it again");
+                    bail!("port {port} was taken by another Redis: run it again");
                 }
                 return Ok(Self { url, connection, _process: process });
             }
             tokio::time::sleep(TRY_EVERY).await;
         }
-        bail!("`{binary}` did not answer on port {port}; see whether it starts by hand")
+        bail!("`{binary}` did not answer on port {port}: see whether it starts by hand")
     }
 
     /// A connection for a contender.

@@ -73,20 +73,20 @@ impl fmt::Display for Error {
             Self::Open(error) => error.fmt(out),
             Self::NothingToServe { config } => write!(
                 out,
-                "{} configures nothing to serve; add `gateway: {{ routes: [...] }}`, or `service: {{ http: \
-                 127.0.0.1:8090 }}`",
+                "{} configures nothing to serve: add `gateway: {{ routes: [...] }}`, or a listener of the decision \
+                 service, such as `service: {{ http: 127.0.0.1:8090 }}`, `grpc` or `resp`",
                 config.display()
             ),
             Self::NoFleet { config } => write!(
                 out,
-                "the store is in memory, and other nodes cannot see it; name a Redis with --store, or in {} as `store: redis://127.0.0.1:6379`",
+                "the store is in memory, and other nodes cannot see it: name a Redis with --store, or in {} as `store: redis://127.0.0.1:6379`",
                 config.display()
             ),
             Self::Connect(error) => write!(out, "store: {error}"),
             Self::Publish(error) => error.fmt(out),
             Self::Request(problem) | Self::Usage(problem) => out.write_str(problem),
             Self::Gateway(StartError::Listen(problem)) | Self::Listen(problem) => {
-                write!(out, "{problem}; {}", problem.fix_at_start())
+                write!(out, "{problem}: {}", problem.fix_at_start())
             }
             Self::Gateway(StartError::Runtime(source)) => cannot_start(source, out),
             Self::Descriptors(too_few) => too_few.fmt(out),
@@ -98,10 +98,10 @@ impl fmt::Display for Error {
 }
 
 fn cannot_start(source: &io::Error, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-    write!(out, "cannot start: {source}; raise the limits on threads and file descriptors")
+    write!(out, "cannot start: {source}: raise the limits on threads and file descriptors")
 }
 
 fn refused(problems: &Problems, out: &mut fmt::Formatter<'_>) -> fmt::Result {
     let file = problems.iter().next().map_or("the rule file", |problem| problem.file());
-    write!(out, "{file} is not valid; correct the problems above")
+    write!(out, "{file} is not valid: correct the problems above")
 }

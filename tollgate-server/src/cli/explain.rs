@@ -132,11 +132,11 @@ impl Arguments {
     fn check(&self) -> Result<(), Error> {
         let Self { method, path, .. } = self;
         if Method::from_bytes(method.as_bytes()).is_err() {
-            return Err(Error::Request(format!("`{method}` is not an HTTP method; use one such as GET")));
+            return Err(Error::Request(format!("`{method}` is not an HTTP method: use one such as GET")));
         }
         let upper = method.to_ascii_uppercase();
         if *method != upper && METHODS.contains(&&*upper) {
-            notice::warn(format_args!("methods are case-sensitive, and {method} is not {upper}; use {upper}"));
+            notice::warn(format_args!("methods are case-sensitive, and {method} is not {upper}: use {upper}"));
         }
         if path.starts_with('/') {
             return Ok(());
@@ -144,9 +144,9 @@ impl Arguments {
         let url = path.parse::<Uri>().ok().filter(|uri| uri.scheme().is_some());
         Err(Error::Request(match url.as_ref().and_then(|url| url.authority().zip(url.path_and_query())) {
             Some((host, target)) => {
-                format!("`{path}` is a URL; use its path, {target}, and pass its host with -H 'host: {host}'")
+                format!("`{path}` is a URL: use its path, {target}, and pass its host with -H 'host: {host}'")
             }
-            None => format!("the path `{path}` does not begin with a slash; use /{path}"),
+            None => format!("the path `{path}` does not begin with a slash: use /{path}"),
         }))
     }
 
@@ -231,17 +231,17 @@ fn path_reading(file: &Parsed, routed: Routed<'_>) -> PathReading {
 }
 
 fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
-    let (name, value) = text.split_once(':').ok_or("it has no colon; write 'name: value'")?;
-    let parsed = name.trim().parse().map_err(|_| format!("`{name}` is not a header name; write 'name: value'"))?;
+    let (name, value) = text.split_once(':').ok_or("it has no colon: write 'name: value'")?;
+    let parsed = name.trim().parse().map_err(|_| format!("`{name}` is not a header name: write 'name: value'"))?;
     let value = HeaderValue::from_bytes(value.trim().as_bytes());
-    Ok((parsed, value.map_err(|_| "the value has control characters; remove them")?))
+    Ok((parsed, value.map_err(|_| "the value has control characters: remove them")?))
 }
 
 fn address(text: &str) -> Result<IpAddr, &'static str> {
-    text.parse().map_err(|_| "it is not an IP address; use one such as 192.0.2.7 or 2001:db8::7")
+    text.parse().map_err(|_| "it is not an IP address: use one such as 192.0.2.7 or 2001:db8::7")
 }
 
 fn descriptor(text: &str) -> Result<(String, String), String> {
-    let (name, value) = text.split_once('=').ok_or("it has no equals sign; write name=value")?;
+    let (name, value) = text.split_once('=').ok_or("it has no equals sign: write name=value")?;
     Ok((name.to_owned(), value.to_owned()))
 }

@@ -113,7 +113,7 @@ fn outcome(changed: Result<u64, PublishError>, message: impl Fn(u64) -> String) 
         }
         Err(PublishError::Conflict { version }) => {
             let problem = format_args!("the newest version is {version}, not the expected one");
-            notice::log(format_args!("{problem}; see it with `tollgate publish --show`"));
+            notice::log(format_args!("{problem}: see it with `tollgate publish --show`"));
             Ok(Completion::Negative)
         }
         Err(error) => Err(Error::Publish(error)),
@@ -142,6 +142,6 @@ async fn show(rule_sets: &RuleSets, as_json: bool) -> Result<Completion, Error> 
 
 fn rules_text(rule_set: &PublishedRules) -> Option<String> {
     let text = String::from_utf8_lossy(rule_set.rules.as_ref()?);
-    let hidden = "# hidden: the rules may contain the credentials of a store; publish them again without credentials";
+    let hidden = "# hidden: the rules may contain the credentials of a store: publish them again without credentials";
     Some(logins::shown(&text).map_or_else(|| hidden.to_owned(), Cow::into_owned))
 }

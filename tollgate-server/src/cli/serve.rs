@@ -60,7 +60,7 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     let Arguments { config: path, listen, http, admin, store, state, state_interval } = arguments;
     if listen.is_some() && file.gateway.is_none() {
         let fix = "add `gateway: { routes: [...] }` to it, or use --http for the decision service";
-        return Err(Error::Usage(format!("{} needs a gateway, and the rule file has none; {fix}", Flag::LISTEN)));
+        return Err(Error::Usage(format!("{} needs a gateway, and the rule file has none: {fix}", Flag::LISTEN)));
     }
     let overrides = CliOverrides { http, admin, store: store.store };
     if file.gateway.is_none() && !listeners::wants_service(&file, &overrides) {

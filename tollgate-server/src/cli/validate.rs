@@ -3,13 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use tollgate::rules::file::internal::SettingError;
 use tollgate::rules::file::{LoadError, Parsed, Problem, Problems, Severity};
 use tollgate::{Gate, OpenError};
 
 use super::{Completion, Error, print};
-use crate::config;
-use crate::listeners::unprotected_listener;
-use crate::reload::CliOverrides;
+use crate::{config, listeners};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -48,8 +47,6 @@ struct Report {
     verdict: Verdict,
     /// All problems, warnings included.
     problems: Vec<Problems>,
-    /// A problem without a position in the file.
-    whole: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -79,19 +76,21 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Completion, Error> {
 
 async fn report(path: &Path) -> Result<Report, Error> {
     let file = path.display().to_string();
-    let invalid = |problems| Report { file: file.clone(), limits: 0, verdict: Verdict::Invalid, problems, whole: None };
+    let invalid = |problems| Report { file: file.clone(), limits: 0, verdict: Verdict::Invalid, problems };
     let parsed = match config::load(path) {
         Ok(parsed) => parsed,
         Err(LoadError::Refused(problems)) => return Ok(invalid(vec![problems])),
         Err(error) => return Err(Error::Load(error)),
     };
     let (limits, warnings) = (parsed.limits.len() + parsed.envoy_rules().len(), parsed.warnings().clone());
-    let unprotected = unprotected_listener(&parsed, &CliOverrides::default());
-    Ok(match usable(&parsed).await {
-        Ok(()) if unprotected.is_some() => Report { whole: unprotected, ..invalid(vec![warnings]) },
-        Ok(()) => Report { limits, verdict: Verdict::Valid, ..invalid(vec![warnings]) },
-        Err(OpenError::Rules(problems)) => invalid(vec![warnings, problems]),
-        Err(error) => Report { whole: Some(error.to_string()), ..invalid(vec![warnings]) },
+    let listeners = listeners::problems(&parsed);
+    Ok(match (usable(&parsed).await, listeners) {
+        (Ok(()), None) => Report { limits, verdict: Verdict::Valid, ..invalid(vec![warnings]) },
+        (Ok(()), Some(problems)) => invalid(vec![warnings, problems]),
+        (Err(error), listeners) => {
+            let others = listeners.into_iter();
+            invalid([warnings, problems_of(&parsed, error)].into_iter().chain(others).collect())
+        }
     })
 }
 
@@ -106,12 +105,24 @@ pub(super) async fn usable(parsed: &Parsed) -> Result<(), OpenError> {
     }
 }
 
+/// Returns the problems of a file that cannot be opened, at the positions of their settings.
+fn problems_of(parsed: &Parsed, error: OpenError) -> Problems {
+    match error {
+        OpenError::Rules(problems) => problems,
+        OpenError::Limits(error) => {
+            let limit = error.limit().map_or_else(String::new, |limit| format!("limit `{limit}`: "));
+            let problem = format!("{limit}{}", error.problem());
+            parsed.problems([SettingError::new(problem, error.fix()).of(error.field())])
+        }
+        other => parsed.problems([SettingError::new(other.to_string(), "correct the store").of("store")]),
+    }
+}
+
 impl Report {
     fn text(&self) -> String {
         let mut lines: Vec<String> = Vec::new();
         let found = self.problems.iter().filter(|problems| problems.iter().next().is_some());
         lines.extend(found.map(Problems::to_string));
-        lines.extend(self.whole.iter().map(|problem| format!("{}: {problem}", self.file)));
         let (errors, warnings) = (self.count(Severity::Error), self.count(Severity::Warning));
         let found = [counted(errors, "error"), counted(warnings, "warning")].into_iter().flatten();
         let found = found.collect::<Vec<_>>().join(", ");
@@ -132,15 +143,11 @@ impl Report {
         if severity == Severity::Warning {
             return count;
         }
-        count + self.problems.iter().map(Problems::more).sum::<usize>() + usize::from(self.whole.is_some())
+        count + self.problems.iter().map(Problems::more).sum::<usize>()
     }
 
     fn json(&self) -> impl Iterator<Item = ProblemJson<'_>> {
-        let whole = self.whole.iter().map(|problem| {
-            let (message, fix) = problem.split_once("; ").or_else(|| problem.split_once(": ")).unwrap_or((problem, ""));
-            ProblemJson { file: &self.file, line: 1, column: 1, severity: "error", text: "", message, fix }
-        });
-        self.problems.iter().flat_map(Problems::iter).map(ProblemJson::of).chain(whole)
+        self.problems.iter().flat_map(Problems::iter).map(ProblemJson::of)
     }
 }
 

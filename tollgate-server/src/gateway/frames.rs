@@ -216,7 +216,7 @@ impl Closings {
             others => format!(", and {others} others in the meantime"),
         };
         notice::warn(format_args!(
-            "HTTP/2 connection of {peer} closed: {why}{others}; block the client if this goes on"
+            "HTTP/2 connection of {peer} closed: {why}{others}: block the client if this goes on"
         ));
     }
 }

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use tollgate::rules::file::RuleFile;
 use tollgate::rules::file::internal::{Address, Listener, ServiceRule, SettingError};
+use tollgate::rules::file::{Parsed, Problems, RuleFile};
 
 use super::Refusal;
 use crate::descriptors::{self, Plan, Share};
@@ -56,17 +56,19 @@ pub(crate) fn wants_service(file: &RuleFile, overrides: &CliOverrides) -> bool {
 }
 
 /// Returns why a listener of the decision service is refused, if other machines reach it without authentication.
-pub(crate) fn unprotected_listener(file: &RuleFile, overrides: &CliOverrides) -> Option<String> {
+pub(super) fn unprotected_listener(file: &RuleFile, overrides: &CliOverrides) -> Option<SettingError> {
     let service = wanted(file, overrides).into_iter().filter(|one| one.surface != Surface::Admin);
     service.into_iter().find_map(|Wanted { surface, listener, .. }| {
         let address = listener.listen.as_str();
         let is_protected = listener.open || listener.tokens_file.is_some() || listener.requires_certificates();
         (!is_protected && !is_loopback(address)).then(|| {
-            format!(
-                "{surface} listens on {address}, where other machines reach it, without authentication: set \
-                 `{surface}.tokens_file`, set `{surface}.tls.client_ca`, listen on 127.0.0.1, or set `{surface}.open: \
-                 true`"
-            )
+            let problem =
+                format!("{surface} listens on {address}, where other machines reach it, without authentication");
+            let fix = format!(
+                "set `{surface}.tokens_file`, set `{surface}.tls.client_ca`, listen on 127.0.0.1, or set \
+                 `{surface}.open: true`"
+            );
+            SettingError::new(problem, fix).of(surface.as_str()).of("service")
         })
     })
 }
@@ -86,6 +88,18 @@ pub(super) fn shares(all: &[Wanted], base: descriptors::Surfaces) -> descriptors
     };
     let (service, grpc) = (share(Surface::Http), share(Surface::Grpc));
     descriptors::Surfaces { service, grpc, resp: share(Surface::Resp), admin: share(Surface::Admin), ..base }
+}
+
+/// Returns the problems of the listeners in a file that can be found without binding them.
+pub(crate) fn problems(file: &Parsed) -> Option<Problems> {
+    let none = CliOverrides::default();
+    let of_tokens = wanted(file, &none).into_iter().filter_map(|Wanted { surface, listener, .. }| {
+        let path = listener.tokens_file.as_ref().map(|path| file.folder().join(path))?;
+        let error = Tokens::open(&path).err()?;
+        Some(SettingError::new(error.problem(), error.fix()).of("tokens_file").of(surface.as_str()).of("service"))
+    });
+    let errors: Vec<SettingError> = unprotected_listener(file, &none).into_iter().chain(of_tokens).collect();
+    (!errors.is_empty()).then(|| file.problems(errors))
 }
 
 impl Wanted {

@@ -39,7 +39,7 @@ impl StartupOnly {
     pub(super) fn warn_of_changes(&self, before: &Self, after: &Self) {
         for (name, differs) in FIELDS {
             if differs(before, after) && differs(self, after) {
-                notice::warn(format_args!("{name} has changed; restart the server to apply it"));
+                notice::warn(format_args!("{name} has changed: restart the server to apply it"));
             }
         }
     }

@@ -186,12 +186,12 @@ async fn read_body(request: Request) -> Result<Bytes, ErrorBody> {
         Ok(Err(rejection)) => Err(ErrorBody {
             status: StatusCode::BAD_REQUEST,
             error: "unreadable_body",
-            message: format!("{}; send the whole body", rejection.body_text()),
+            message: format!("{}: send the whole body", rejection.body_text()),
         }),
         Err(_) => Err(ErrorBody {
             status: StatusCode::REQUEST_TIMEOUT,
             error: "body_timeout",
-            message: format!("the body took longer than {} s; send it at once", BODY_DEADLINE.as_secs()),
+            message: format!("the body took longer than {} s: send it at once", BODY_DEADLINE.as_secs()),
         }),
     }
 }
@@ -219,7 +219,7 @@ fn too_large() -> ErrorBody {
     ErrorBody {
         status: StatusCode::PAYLOAD_TOO_LARGE,
         error: "body_too_large",
-        message: format!("the body is longer than {MAX_BODY_BYTES} bytes; send smaller batches"),
+        message: format!("the body is longer than {MAX_BODY_BYTES} bytes: send smaller batches"),
     }
 }
 
@@ -227,7 +227,7 @@ async fn wrong_method(method: Method, uri: Uri) -> impl IntoResponse {
     let error = ErrorBody {
         status: StatusCode::METHOD_NOT_ALLOWED,
         error: "method_not_allowed",
-        message: format!("{} does not support {}; use POST", quoted(uri.path()), quoted(method.as_str())),
+        message: format!("{} does not support {}: use POST", quoted(uri.path()), quoted(method.as_str())),
     };
     ([(header::ALLOW, "POST")], error)
 }
@@ -237,7 +237,7 @@ async fn wrong_path(uri: Uri) -> ErrorBody {
         status: StatusCode::NOT_FOUND,
         error: "not_found",
         message: format!(
-            "no page is at {}; use POST /v1/check, /v1/peek, /v1/refund, /v1/reset, /v1/reserve or /v1/settle",
+            "no page is at {}: use POST /v1/check, /v1/peek, /v1/refund, /v1/reset, /v1/reserve or /v1/settle",
             quoted(uri.path())
         ),
     }

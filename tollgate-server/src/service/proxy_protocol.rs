@@ -53,11 +53,11 @@ impl fmt::Display for HeaderError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Malformed => {
-                "the connection does not begin with a PROXY header; enable the PROXY protocol in the load balancer"
+                "the connection does not begin with a PROXY header: enable the PROXY protocol in the load balancer"
             }
-            Self::TooLong => "the PROXY header is too long; make the load balancer send fewer extensions",
+            Self::TooLong => "the PROXY header is too long: make the load balancer send fewer extensions",
             Self::Incomplete => {
-                "the PROXY header did not arrive in time; look for a client that bypasses the load balancer"
+                "the PROXY header did not arrive in time: look for a client that bypasses the load balancer"
             }
         })
     }

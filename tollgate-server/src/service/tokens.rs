@@ -5,6 +5,7 @@
 //! then, the previous tokens stay valid.
 
 use std::fmt;
+use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -41,13 +42,24 @@ struct State {
 /// A token file that cannot be used.
 #[derive(Debug)]
 pub(crate) struct TokensError {
-    path: PathBuf,
     problem: String,
+    fix: String,
+}
+
+impl TokensError {
+    /// Returns the problem, which names the file.
+    pub(crate) fn problem(&self) -> &str {
+        &self.problem
+    }
+
+    pub(crate) fn fix(&self) -> &str {
+        &self.fix
+    }
 }
 
 impl fmt::Display for TokensError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "tokens_file {}: {}", self.path.display(), self.problem)
+        write!(out, "{}: {}", self.problem, self.fix)
     }
 }
 
@@ -55,7 +67,10 @@ impl Tokens {
     /// Reads the file.
     pub(crate) fn open(path: &Path) -> Result<Self, TokensError> {
         let version = version(path);
-        let digests = read(path).map_err(|problem| TokensError { path: path.to_owned(), problem })?;
+        let digests = read(path).map_err(|(problem, fix)| {
+            let problem = format!("tokens_file {}: {problem}", path.display());
+            TokensError { problem, fix }
+        })?;
         let state = State { digests, version, checked: Instant::now() };
         Ok(Self { path: path.to_owned(), state: Mutex::new(state) })
     }
@@ -81,8 +96,8 @@ impl Tokens {
         state.version = version;
         match read(&self.path) {
             Ok(digests) => state.digests = digests,
-            Err(problem) => notice::warn(format_args!(
-                "tokens_file {} is not used, and the tokens from before stay valid: {problem}",
+            Err((problem, fix)) => notice::warn(format_args!(
+                "tokens_file {} is not used, and the tokens from before stay valid: {problem}: {fix}",
                 self.path.display()
             )),
         }
@@ -99,13 +114,15 @@ fn version(path: &Path) -> Option<FileVersion> {
     Some((metadata.modified().ok()?, changed, metadata.ino(), metadata.len()))
 }
 
-/// Reads the file and returns the digests of all tokens, one per line. Empty lines and lines that begin with `#` are
-/// skipped.
-fn read(path: &Path) -> Result<Vec<[u8; 32]>, String> {
-    let cannot_read = |error| format!("{error}: check the path and its permissions");
+/// Reads the file and returns the digests of all tokens, one per line, or the problem and its fix. Empty lines and lines
+/// that begin with `#` are skipped.
+fn read(path: &Path) -> Result<Vec<[u8; 32]>, (String, String)> {
+    let because = |problem: String, fix: &str| Err((problem, fix.to_owned()));
+    let cannot_read = |error: io::Error| (error.to_string(), "check the path and its permissions".to_owned());
     let size = std::fs::metadata(path).map_err(cannot_read)?.len();
     if size > MAX_FILE_BYTES {
-        return Err(format!("{size} bytes are too many: use {MAX_TOKENS} tokens or fewer, one in a line"));
+        let fix = format!("use {MAX_TOKENS} tokens or fewer, one in a line");
+        return because(format!("{size} bytes are too many"), &fix);
     }
     let text = std::fs::read_to_string(path).map_err(cannot_read)?;
     let mut digests = Vec::new();
@@ -115,16 +132,18 @@ fn read(path: &Path) -> Result<Vec<[u8; 32]>, String> {
             continue;
         }
         if !(MIN_TOKEN_BYTES..=MAX_TOKEN_BYTES).contains(&token.len()) {
-            return Err(format!(
-                "line {}: a token has {MIN_TOKEN_BYTES} to {MAX_TOKEN_BYTES} bytes: make one with `openssl rand -hex 32`",
-                number + 1
-            ));
+            return because(
+                format!("line {}: a token has {MIN_TOKEN_BYTES} to {MAX_TOKEN_BYTES} bytes", number + 1),
+                "make one with `openssl rand -hex 32`",
+            );
         }
         digests.push(Sha256::digest(token.as_bytes()).into());
     }
     match digests.len() {
-        0 => Err("there is no token: write one in a line, for example from `openssl rand -hex 32`".to_owned()),
-        count if count > MAX_TOKENS => Err(format!("{count} tokens are too many: use {MAX_TOKENS} or fewer")),
+        0 => because("there is no token".to_owned(), "write one in a line, for example from `openssl rand -hex 32`"),
+        count if count > MAX_TOKENS => {
+            because(format!("{count} tokens are too many"), &format!("use {MAX_TOKENS} or fewer"))
+        }
         _ => Ok(digests),
     }
 }
@@ -176,7 +195,8 @@ mod tests {
         let path = folder.path().join("tokens");
         let problem = |text: &str| {
             write(&path, text, 0);
-            Tokens::open(&path).unwrap_err().problem
+            let error = read(&path).unwrap_err();
+            format!("{}: {}", error.0, error.1)
         };
         assert_eq!(
             problem("# none\n"),
@@ -184,6 +204,6 @@ mod tests {
         );
         assert!(problem("short").starts_with("line 1: a token has 16 to 1024 bytes"));
         assert_eq!(problem(&format!("{OLD}\n").repeat(65)), "65 tokens are too many: use 64 or fewer");
-        assert!(Tokens::open(&folder.path().join("missing")).unwrap_err().problem.contains("check the path"));
+        assert!(Tokens::open(&folder.path().join("missing")).unwrap_err().fix().contains("check the path"));
     }
 }

@@ -196,7 +196,7 @@ fn port_in_use_at_a_reload_is_logged_with_the_fix() {
         gateway.save(&route(&address));
         let expected = format!(
             "tollgate.yaml is rejected, and the previous rules stay in force: gateway.listen: cannot listen on {address}: \
-             Address already in use (os error 98); all listeners stay unchanged; stop the process that uses it, or choose another port, \
+             Address already in use (os error 98); all listeners stay unchanged: stop the process that uses it, or choose another port, \
              and send SIGHUP or change the file\n"
         );
         gateway.await_said(&expected, 1);

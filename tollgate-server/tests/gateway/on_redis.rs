@@ -71,7 +71,7 @@ fn loss_and_return_of_redis_are_logged() {
     let address = redis.url().replace("redis://", "");
     let said = gateway.await_said(&format!("tollgate: warning: the store at {address} does not answer: "), 1);
     let meanwhile = "; until it does, limits follow on_store_failure (local \
-                     unless a limit sets its own); start it, or correct its URL\n";
+                     unless a limit sets its own): start it, or correct its URL\n";
     assert!(said.contains("Connection refused") && said.contains(meanwhile), "{said}");
     redis.restart();
     until("the line about its return", || {

@@ -317,7 +317,7 @@ fn request_without_a_route_is_404_and_counted() {
 #[test]
 fn file_without_a_gateway_starts_none() {
     let (said, code) = fails(&[("tollgate.yaml", "limits: [{ name: user }]\n")]);
-    assert!(said.contains("configures nothing to serve; add `gateway: { routes: [...] }`"), "{said}");
+    assert!(said.contains("configures nothing to serve: add `gateway: { routes: [...] }`"), "{said}");
     assert_eq!(code, Some(2));
 }
 

@@ -25,7 +25,7 @@ fn an_upstream_that_is_the_gateway_itself_is_refused() {
     assert_eq!(validate(&circle), format!("{problem}{RULES}: not valid: 1 error\n"));
     assert_eq!(
         fails(&[(RULES, &circle)]).0,
-        format!("{problem}tollgate: {RULES} is not valid; correct the problems above\n")
+        format!("{problem}tollgate: {RULES} is not valid: correct the problems above\n")
     );
     let several = rules("127.0.0.1:80", "[http://127.0.0.1:8081, { url: http://localhost, weight: 2 }]");
     let problem = expected("5:48", "localhost:80", "127.0.0.1:80");

@@ -154,7 +154,7 @@ impl Foreign {
             Err(error) => {
                 assert!(
                     std::env::var_os("CI").is_none(),
-                    "{program} does not start: {error}; install it for this test"
+                    "{program} does not start: {error}: install it for this test"
                 );
                 return None;
             }

@@ -120,35 +120,35 @@ fn untrusted_certificate_is_reported_with_the_fix() {
     let (authority, stranger) = (Authority::new(), Authority::new());
     let [past, present, future] = [1999, 2001, 4001].map(|year| date_time_ymd(year, 1, 1));
     let names = ["api.internal", "*.shop.internal", "192.0.2.1"];
-    let unknown = "its certificate was issued by an unknown authority; name that authority in upstream_tls.ca";
+    let unknown = "its certificate was issued by an unknown authority: name that authority in upstream_tls.ca";
     for (signed, tls, fault) in [
         (Signed::by_itself(&params(&names)), NAMED, unknown),
         (authority.sign(&names), "{ server_name: api.internal }", unknown),
         (
             stranger.sign(&names),
             NAMED,
-            "a signature in its certificate or handshake does not verify: it does not have the key of that certificate, or another authority of the same name has issued it; check its key, and that upstream_tls.ca contains its authority",
+            "a signature in its certificate or handshake does not verify: it does not have the key of that certificate, or another authority of the same name has issued it: check its key, and that upstream_tls.ca contains its authority",
         ),
         (
             authority.sign_for(&names, past, present),
             NAMED,
-            "its certificate expired on 2001-01-01T00:00:00Z; install a new one",
+            "its certificate expired on 2001-01-01T00:00:00Z: install a new one",
         ),
         (
             authority.sign_for(&names, future, date_time_ymd(4002, 1, 1)),
             NAMED,
-            "its certificate is not valid before 4001-01-01T00:00:00Z; install one that is valid now, or set the clock \
+            "its certificate is not valid before 4001-01-01T00:00:00Z: install one that is valid now, or set the clock \
              of this machine",
         ),
         (
             authority.sign(&names),
             "{ ca: ca.pem, server_name: other.internal }",
-            "its certificate is for api.internal, *.shop.internal, 192.0.2.1, and other.internal was expected; set upstream_tls.server_name to one of its names, or create one for other.internal",
+            "its certificate is for api.internal, *.shop.internal, 192.0.2.1, and other.internal was expected: set upstream_tls.server_name to one of its names, or create one for other.internal",
         ),
         (
             authority.sign(&[]),
             "{ ca: ca.pem }",
-            "its certificate has no name, and 127.0.0.1 was expected; create one with subjectAltName for 127.0.0.1",
+            "its certificate has no name, and 127.0.0.1 was expected: create one with subjectAltName for 127.0.0.1",
         ),
     ] {
         assert_reported(&tls_upstream(&signed), (tls, &authority.pem()), fault, "bad_certificate");
@@ -161,7 +161,7 @@ fn ca_certificate_is_reported_with_a_fix_that_works() {
     let mut params = params(&["api.internal"]);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let signed = Signed::by_itself(&params);
-    let fault = "its certificate is a CA certificate (CA:TRUE); create it with CA:FALSE (openssl req -x509 -addext \
+    let fault = "its certificate is a CA certificate (CA:TRUE): create it with CA:FALSE (openssl req -x509 -addext \
                  basicConstraints=CA:FALSE), or have that authority issue one for it";
     assert_reported(&tls_upstream(&signed), (NAMED, &signed.cert), fault, "bad_certificate");
 
@@ -181,10 +181,10 @@ fn upstream_without_tls_is_reported() {
             conversation.send("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
         }
     });
-    let fault = "it does not speak TLS; use http://, or h2c:// for HTTP/2";
+    let fault = "it does not speak TLS: use http://, or h2c:// for HTTP/2";
     assert_reported(&plain, (NAMED, &authority.pem()), fault, "cannot_connect");
     let silent = Raw::start(|conversation| _ = conversation.more());
-    let fault = "it closed the connection during the TLS handshake; if it does not speak TLS, use http://";
+    let fault = "it closed the connection during the TLS handshake: if it does not speak TLS, use http://";
     assert_reported(&silent, (NAMED, &authority.pem()), fault, "cannot_connect");
 }
 
@@ -202,7 +202,7 @@ fn upstream_that_requires_a_client_certificate_is_reported() {
         let builder = builder.with_client_cert_verifier(Arc::clone(&verifier));
         let mut config = builder.with_single_cert(vec![cert], key).unwrap();
         config.alpn_protocols = vec![protocol.into()];
-        let fault = "it requires a client certificate, and the gateway sends none; configure it to accept connections without one";
+        let fault = "it requires a client certificate, and the gateway sends none: configure it to accept connections without one";
         assert_reported(&serving(config), (NAMED, &authority.pem()), fault, "cannot_connect");
     }
 }

@@ -287,7 +287,7 @@ fn a_full_redis_is_not_available_until_it_has_memory_again() {
     gateway.await_metric("tollgate_store_available", 0);
     gateway.await_metric("tollgate_store_failures_total", 1);
     let said = gateway.await_said("refuses: ", 1);
-    assert!(said.contains("OOM") && said.contains("; raise its maxmemory, or move other data elsewhere\n"), "{said}");
+    assert!(said.contains("OOM") && said.contains(": raise its maxmemory, or move other data elsewhere\n"), "{said}");
     redis.command(&["CONFIG", "SET", "maxmemory", "0"]);
     gateway.await_metric("tollgate_store_available", 1);
     gateway.await_metric("tollgate_store_failures_total", 1);
@@ -327,7 +327,7 @@ fn a_redis_that_evicts_keys_is_a_warning() {
         104_857_600,
     );
     let said = gateway.await_said("evicts keys when its memory is full (maxmemory-policy volatile-lru", 1);
-    assert!(said.contains("; set maxmemory-policy noeviction, or use a separate Redis for limits\n"), "{said}");
+    assert!(said.contains(": set maxmemory-policy noeviction, or use a separate Redis for limits\n"), "{said}");
 }
 
 /// To update the snapshot: `INSTA_UPDATE=always cargo test -p tollgate-server --test operation help_and_type`.

@@ -149,7 +149,7 @@ limits: [{ name: all }]
 
 #[test]
 fn a_missing_client_address_is_reported_if_a_limit_needs_it() {
-    let note = "\nThe request has no client address, so limits by ip count it as anonymous, and no list of ips contains it; pass one with \
+    let note = "\nThe request has no client address, so limits by ip count it as anonymous, and no list of ips contains it: pass one with \
                 --ip, such as --ip 192.0.2.7.\n";
     let text = explain(&["GET", "/"]);
     assert!(text.contains(note) && text.contains("\n  office     passes               key anonymous, "), "{text}");
@@ -157,19 +157,19 @@ fn a_missing_client_address_is_reported_if_a_limit_needs_it() {
 
     let gateway = "gateway: { routes: [{ path: /**, upstream: echo }] }";
     for (rules, question, note) in [
-        ("limits: [{ name: a, key: ip }]", &[][..], Some("limits by ip count it as anonymous; pass")),
-        ("limits: [{ name: a, key: ip, missing: skip }]", &[], Some("limits by ip do not apply; pass")),
-        ("limits: [{ name: a, key: ip/48, missing: deny }]", &[], Some("limits by ip refuse it; pass")),
+        ("limits: [{ name: a, key: ip }]", &[][..], Some("limits by ip count it as anonymous: pass")),
+        ("limits: [{ name: a, key: ip, missing: skip }]", &[], Some("limits by ip do not apply: pass")),
+        ("limits: [{ name: a, key: ip/48, missing: deny }]", &[], Some("limits by ip refuse it: pass")),
         (
             "limits: [{ name: a, key: ip }, { name: b, key: ip, missing: deny }, { name: c, key: ip, missing: skip }]",
             &[],
-            Some("a counts it as anonymous, b refuses it, and c does not apply; pass"),
+            Some("a counts it as anonymous, b refuses it, and c does not apply: pass"),
         ),
         (
             "limits: [{ name: a, key: ip, missing: deny, shadow: true }, { name: b, key: ip, exempt: { ips: [10.0.0.0/8] } }, \
              { name: c, key: [host, ip], in_flight: 1 }, { name: d, key: ip }, { name: e, key: ip }]",
             &["-H", "host: a"],
-            Some("b, c, d and 1 more count it as anonymous, a does not apply, and no list of ips contains it; pass"),
+            Some("b, c, d and 1 more count it as anonymous, a does not apply, and no list of ips contains it: pass"),
         ),
         // Limits that lack another part of the key, or do not match, do not need the address.
         (
@@ -178,16 +178,16 @@ fn a_missing_client_address_is_reported_if_a_limit_needs_it() {
             &[],
             None,
         ),
-        ("limits: [{ name: a, blocked: { ips: [192.0.2.7] } }]", &[], Some("no list of ips contains it; pass")),
+        ("limits: [{ name: a, blocked: { ips: [192.0.2.7] } }]", &[], Some("no list of ips contains it: pass")),
         (
             &format!("{gateway}\nlimits: [{{ name: a, key: ip }}]"),
             &[],
-            Some("limits by ip count it as anonymous; clients of the gateway always have one; pass"),
+            Some("limits by ip count it as anonymous; clients of the gateway always have one: pass"),
         ),
         (
             &format!("{gateway}\nlimits: [{{ name: a, key: ip }}]"),
             &["--domain", "edge"],
-            Some("limits by ip count it as anonymous; pass"),
+            Some("limits by ip count it as anonymous: pass"),
         ),
         (ROUTED, &[], None),
     ] {
@@ -205,7 +205,7 @@ fn a_missing_client_address_is_reported_if_a_limit_needs_it() {
 
 #[test]
 fn a_method_in_lower_case_is_a_warning() {
-    let warning = "on stderr:\ntollgate: warning: methods are case-sensitive, and get is not GET; use GET\n";
+    let warning = "on stderr:\ntollgate: warning: methods are case-sensitive, and get is not GET: use GET\n";
     assert!(explain(&["get", "/"]).contains(warning));
     for fine in ["GET", "purge", "PURGE"] {
         assert!(!explain(&[fine, "/"]).contains("on stderr"), "{fine}");
@@ -215,16 +215,16 @@ fn a_method_in_lower_case_is_a_warning() {
 #[test]
 fn wrong_usage_ends_with_2_and_the_fix() {
     for (arguments, message) in [
-        (&["GET", "api"][..], "the path `api` does not begin with a slash; use /api"),
+        (&["GET", "api"][..], "the path `api` does not begin with a slash: use /api"),
         (
             &["GET", "http://foo:81/api?q"],
-            "`http://foo:81/api?q` is a URL; use its path, /api?q, and pass its host with -H 'host: foo:81'",
+            "`http://foo:81/api?q` is a URL: use its path, /api?q, and pass its host with -H 'host: foo:81'",
         ),
-        (&["G T", "/"], "`G T` is not an HTTP method; use one such as GET"),
-        (&["GET", "/", "-H", "x-user-id"], "it has no colon; write 'name: value'"),
-        (&["GET", "/", "-H", "x user: 1"], "`x user` is not a header name; write 'name: value'"),
-        (&["GET", "/", "--descriptor", "a"], "it has no equals sign; write name=value"),
-        (&["GET", "/", "--ip", "300.1.1.1"], "it is not an IP address; use one such as 192.0.2.7 or 2001:db8::7"),
+        (&["G T", "/"], "`G T` is not an HTTP method: use one such as GET"),
+        (&["GET", "/", "-H", "x-user-id"], "it has no colon: write 'name: value'"),
+        (&["GET", "/", "-H", "x user: 1"], "`x user` is not a header name: write 'name: value'"),
+        (&["GET", "/", "--descriptor", "a"], "it has no equals sign: write name=value"),
+        (&["GET", "/", "--ip", "300.1.1.1"], "it is not an IP address: use one such as 192.0.2.7 or 2001:db8::7"),
     ] {
         let output = explain(arguments);
         assert!(output.contains(message) && output.ends_with("exit code 2"), "{output}");

@@ -114,7 +114,7 @@ fn a_node_starts_while_redis_is_down_and_says_so_and_uses_it_once_it_is_back() {
     let address = redis.url().replace("redis://", "");
     let said = server.await_said(&format!("tollgate: warning: the store at {address} does not answer: "), 1);
     let meanwhile = "; until it does, limits follow on_store_failure (deny \
-                     unless a limit sets its own); start it, or correct its URL\n";
+                     unless a limit sets its own): start it, or correct its URL\n";
     assert!(said.contains("Connection refused") && said.contains(meanwhile), "{said}");
     let mut connection = server.connect();
     assert_eq!(connection.check(&user("ann"))["reason"], "store_unavailable");
@@ -133,7 +133,7 @@ fn a_store_that_does_not_take_the_password_is_reported_without_it() {
     let address = redis.url().replace("redis://", "");
     let said = server.await_said(&format!("tollgate: warning: the store at {address} does not answer: "), 1);
     assert!(said.contains("uthentication failed") && !said.contains("hunter2"), "{said}");
-    assert!(said.contains("; correct the user and the password\n"), "{said}");
+    assert!(said.contains(": correct the user and the password\n"), "{said}");
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn what_something_else_at_the_address_of_the_store_says_is_reported_in_one_line(
     let server = Server::with_rules(&format!("store: redis://{address}\nlimits: [{{ name: user }}]\n"));
     let said = server.await_said("limits follow on_store_failure", 1);
     assert!(said.starts_with(&format!("tollgate: warning: the store at {address} does not answer: ")), "{said}");
-    assert!(said.ends_with("; start it, or correct its URL\n") && said.lines().count() == 1, "{said}");
+    assert!(said.ends_with(": start it, or correct its URL\n") && said.lines().count() == 1, "{said}");
     assert!(said.len() < 600, "{said}");
 }
 
@@ -185,7 +185,7 @@ fn a_rule_set_published_once_reaches_every_node_and_a_bad_file_is_not_published(
     let office = folder_with(&[(RULES, &rules(&redis, 20, ""))]);
     let publish = |arguments: &[&str]| run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat());
     assert_eq!(transcript(&publish(&["--expect", "0"])), "tollgate.yaml is published as version 1\nexit code 0");
-    let conflict = "on stderr:\ntollgate: the newest version is 1, not the expected one; see it with `tollgate publish --show`\nexit code 1";
+    let conflict = "on stderr:\ntollgate: the newest version is 1, not the expected one: see it with `tollgate publish --show`\nexit code 1";
     assert_eq!(transcript(&publish(&["--expect", "0"])), conflict);
     for (node, connection) in nodes.iter().zip(&mut connections) {
         node.await_said("tollgate: published version 1 is in force: changed user", 1);
@@ -290,7 +290,7 @@ fn what_is_published_can_be_looked_at_and_withdrawn() {
     assert!(id.starts_with("1-") && id.len() == "1-".len() + 16, "{id}");
     assert_eq!(json, serde_json::json!({ "version": 1, "id": id, "rules": text }));
 
-    let conflict = "on stderr:\ntollgate: the newest version is 1, not the expected one; see it with `tollgate publish --show`\nexit code 1";
+    let conflict = "on stderr:\ntollgate: the newest version is 1, not the expected one: see it with `tollgate publish --show`\nexit code 1";
     assert_eq!(publish(&["--withdraw", "--expect", "3"]), conflict);
     let withdrawn = "version 2 withdraws the published rules; nodes return to their own files\nexit code 0";
     assert_eq!(publish(&["--withdraw", "--expect", "1"]), withdrawn);
@@ -313,7 +313,7 @@ fn what_is_published_can_be_looked_at_and_withdrawn() {
 fn login_refused(place: &str, what: &str) -> String {
     format!(
         "on stderr:\ntollgate.yaml:{place}: {what}, which everyone who reads published rules would see: remove them from the file, comments included, and pass the URL with its credentials as --store or TOLLGATE_STORE\n\
-         tollgate: tollgate.yaml is not valid; correct the problems above\nexit code 2"
+         tollgate: tollgate.yaml is not valid: correct the problems above\nexit code 2"
     )
 }
 
@@ -375,7 +375,7 @@ fn a_login_that_was_published_is_not_shown_and_its_rules_are_taken() {
     let shown = format!("# published version 1\n{line}\nstore_timeout: 5s\n{line}\n{rest}exit code 0");
     assert_eq!(publish(&["--show"]), shown);
 
-    let nothing = "# hidden: the rules may contain the credentials of a store; publish them again without credentials";
+    let nothing = "# hidden: the rules may contain the credentials of a store: publish them again without credentials";
     published("2", "store: \"redis:\\/\\/ann:hunter2@h\"\nlimits: []\n");
     assert_eq!(publish(&["--show"]), format!("# published version 2\n{nothing}\nexit code 0"));
     let json = format!("{{\n  \"version\": 2,\n  \"id\": \"2@0\",\n  \"rules\": \"{nothing}\"\n}}\nexit code 0");
@@ -511,7 +511,7 @@ fn published_limits_are_on_the_stores_of_each_node_by_name() {
     assert_eq!(publish(), format!("tollgate.yaml is published as version 2\n{kept}\nexit code 0"));
     node.await_said(
         "tollgate: published version 2 is rejected, and the previous rules stay in force: limit `user`: there is no store \
-         `audit`; use one of `default`, `sessions`, or add a store of that name\n",
+         `audit`: use one of `default`, `sessions`, or add a store of that name\n",
         1,
     );
     assert_eq!(node.connect().check(&user("ann"))["remaining"], 17);

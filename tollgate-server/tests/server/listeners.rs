@@ -248,7 +248,7 @@ fn a_listener_that_cannot_be_used_refuses_the_whole_file() {
             refused(&format!("'{address}'")),
             format!(
                 "tollgate.yaml is rejected, and the previous rules stay in force: service.resp: cannot listen on \
-                 {address}: Address already in use (os error 98); all listeners stay unchanged; stop the process that \
+                 {address}: Address already in use (os error 98); all listeners stay unchanged: stop the process that \
                  uses it, or choose another port, and send SIGHUP or change the file\n"
             ),
         ),
@@ -259,7 +259,7 @@ fn a_listener_that_cannot_be_used_refuses_the_whole_file() {
         ),
         (refused("{ listen: '127.0.0.1:0', tokens_file: missing }"), "tokens_file missing: No such file".to_owned()),
         (refused(tls), "no.pem".to_owned()),
-        (with_limit("", 5), "stay in force: it configures nothing to serve; add `service: { http:".to_owned()),
+        (with_limit("", 5), "stay in force: it configures nothing to serve: add a listener".to_owned()),
         (
             with_limit(&format!("service: {{ http: '127.0.0.1:0', resp: {own} }}"), 5),
             format!("cannot listen on {} while service.http of this server listens on", server.address),

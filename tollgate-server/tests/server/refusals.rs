@@ -31,7 +31,7 @@ fn body_that_is_not_json() {
         let (error, message) = refused(body);
         assert_eq!(error, "invalid_json", "{body:?}");
         assert!(message.starts_with("the body is not JSON: "), "{message}");
-        assert!(message.ends_with(r#"; send {"limit":"per-user","key":"42"}"#), "{message}");
+        assert!(message.ends_with(r#": send {"limit":"per-user","key":"42"}"#), "{message}");
     }
 }
 
@@ -76,7 +76,7 @@ fn field_given_twice() {
 
 #[test]
 fn both_forms() {
-    let message = "`request` excludes `limit` and `key`; send one or the other";
+    let message = "`request` excludes `limit` and `key`: send one or the other";
     assert_invalid(r#"{"limit":"per-user","key":"1","request":{}}"#, message);
     assert_invalid(r#"{"limit":"per-user","request":{}}"#, message);
     assert_invalid(r#"{"key":"1","request":{}}"#, message);
@@ -84,14 +84,14 @@ fn both_forms() {
 
 #[test]
 fn neither_form() {
-    assert_invalid("{}", "`limit` is missing; send `limit` and `key`, or `request`");
-    assert_invalid(r#"{"cost":1}"#, "`limit` is missing; send `limit` and `key`, or `request`");
+    assert_invalid("{}", "`limit` is missing: send `limit` and `key`, or `request`");
+    assert_invalid(r#"{"cost":1}"#, "`limit` is missing: send `limit` and `key`, or `request`");
 }
 
 #[test]
 fn half_a_form() {
-    assert_invalid(r#"{"limit":"per-user"}"#, "`key` is missing; send it with `limit`");
-    assert_invalid(r#"{"key":"1"}"#, "`limit` is missing; send it with `key`");
+    assert_invalid(r#"{"limit":"per-user"}"#, "`key` is missing: send it with `limit`");
+    assert_invalid(r#"{"key":"1"}"#, "`limit` is missing: send it with `key`");
 }
 
 #[test]
@@ -123,11 +123,11 @@ fn key_that_is_no_string() {
 #[test]
 fn unknown_limit() {
     let unknown = |message: &str| ("unknown_limit".to_owned(), message.to_owned());
-    assert_eq!(refused(r#"{"limit":"x","key":"1"}"#), unknown("no limit is named `x`; use one of: per-user"),);
+    assert_eq!(refused(r#"{"limit":"x","key":"1"}"#), unknown("no limit is named `x`: use one of: per-user"),);
     let long = "x".repeat(100_000);
     assert_eq!(
         refused(&json!({"limit": long, "key": "1"}).to_string()),
-        unknown(&format!("no limit is named `{}…`; use one of: per-user", &long[..80])),
+        unknown(&format!("no limit is named `{}…`: use one of: per-user", &long[..80])),
     );
 }
 
@@ -136,11 +136,11 @@ fn facts_of_the_wrong_kind() {
     assert_invalid(r#"{"request":{"ip":"localhost"}}"#, "`request.ip`: invalid IP address syntax at line 1 column 28");
     assert_invalid(
         r#"{"request":{"headers":{"x user":"1"}}}"#,
-        "`request.headers`: `x user` is not a header name; use letters, digits and hyphens at line 1 column 36",
+        "`request.headers`: `x user` is not a header name: use letters, digits and hyphens at line 1 column 36",
     );
     assert_invalid(
         r#"{"request":{"headers":{"x-user-id":"a\nb"}}}"#,
-        "`request.headers`: the value of `x-user-id` has control characters; remove them at line 1 column 42",
+        "`request.headers`: the value of `x-user-id` has control characters: remove them at line 1 column 42",
     );
     assert_invalid(
         r#"{"request":{"headers":{"x-user-id":1}}}"#,
@@ -148,7 +148,7 @@ fn facts_of_the_wrong_kind() {
     );
     assert_invalid(
         r#"{"request":{"headers":{"x-user-id":"a","X-User-Id":"b"}}}"#,
-        "`request.headers`: `X-User-Id` is duplicated; header names are case-insensitive, send it once at line 1 column 55",
+        "`request.headers`: `X-User-Id` is duplicated (header names are case-insensitive): send it once at line 1 column 55",
     );
 }
 
@@ -156,15 +156,15 @@ fn facts_of_the_wrong_kind() {
 fn ambiguous_method() {
     assert_invalid(
         r#"{"request":{"method":"post"}}"#,
-        "`request.method` is a registered method in another case; send it in upper case, such as POST",
+        "`request.method` is a registered method in another case: send it in upper case, such as POST",
     );
     assert_invalid(
         r#"[{"request":{"method":"purge"}},{"request":{"method":"Delete"}}]"#,
-        "`[1].request.method` is a registered method in another case; send it in upper case, such as POST",
+        "`[1].request.method` is a registered method in another case: send it in upper case, such as POST",
     );
     assert_invalid(
         r#"{"request":{"method":"GET","path":"*"}}"#,
-        "`request.method` must be OPTIONS if the path is `*`; send OPTIONS, or another path",
+        "`request.method` must be OPTIONS if the path is `*`: send OPTIONS, or another path",
     );
 }
 
@@ -181,7 +181,7 @@ fn batch_of_more_than_a_thousand() {
     let batch = vec![json!({"limit": "per-user", "key": "1"}); 1001];
     let (error, message) = refused(&json!(batch).to_string());
     assert_eq!(error, "invalid_question");
-    assert!(message.contains("a batch holds at most 1000 checks; send the rest in another request"), "{message}");
+    assert!(message.contains("a batch holds at most 1000 checks: send the rest in another request"), "{message}");
 }
 
 #[test]
@@ -190,8 +190,8 @@ fn batch_with_one_bad_question_is_refused_whole_and_spends_nothing() {
     let mut connection = server.connect();
     let good = json!({"limit": "per-user", "key": "a", "cost": 10});
     for (bad, message) in [
-        (json!({"limit": "per-user"}), "`[1].key` is missing; send it with `limit`"),
-        (json!({"limit": "x", "key": "1"}), "no limit is named `x`; use one of: per-user"),
+        (json!({"limit": "per-user"}), "`[1].key` is missing: send it with `limit`"),
+        (json!({"limit": "x", "key": "1"}), "no limit is named `x`: use one of: per-user"),
         (json!({"limit": "per-user", "key": "1", "cost": -1}), "`[1].cost`: invalid type: integer `-1`"),
     ] {
         let response = connection.post(json!([good, bad]).to_string());
@@ -216,7 +216,7 @@ fn body_announced_as_too_long_is_refused_before_it_is_sent() {
     assert_eq!(response.status, 413);
     assert_eq!(
         error_of(&response.json()),
-        ("body_too_large".to_owned(), "the body is longer than 1048576 bytes; send smaller batches".to_owned()),
+        ("body_too_large".to_owned(), "the body is longer than 1048576 bytes: send smaller batches".to_owned()),
     );
 }
 
@@ -249,7 +249,7 @@ fn wrong_method() {
         let response = connection.receive();
         assert_eq!(response.status, 405);
         assert_eq!(response.header("allow"), Some("POST"));
-        let message = format!("`/v1/check` does not support `{method}`; use POST");
+        let message = format!("`/v1/check` does not support `{method}`: use POST");
         assert_eq!(error_of(&response.json()), ("method_not_allowed".to_owned(), message));
     }
 }
@@ -263,7 +263,7 @@ fn wrong_path() {
         let response = connection.receive();
         assert_eq!(response.status, 404);
         let message = format!(
-            "no page is at `{path}`; use POST /v1/check, /v1/peek, /v1/refund, /v1/reset, /v1/reserve or /v1/settle"
+            "no page is at `{path}`: use POST /v1/check, /v1/peek, /v1/refund, /v1/reset, /v1/reserve or /v1/settle"
         );
         assert_eq!(error_of(&response.json()), ("not_found".to_owned(), message));
     }

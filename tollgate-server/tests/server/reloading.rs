@@ -105,7 +105,7 @@ fn a_bad_file_changes_nothing_and_every_problem_is_reported() {
     assert_eq!(server.connect().check(&ann("user"))["remaining"], 8);
 
     std::fs::write(server.path(RULES), "\n").unwrap();
-    server.await_said("the previous rules stay in force: it is empty; write `limits: []` to allow everything", 1);
+    server.await_said("the previous rules stay in force: it is empty: write `limits: []` to allow everything", 1);
     std::fs::remove_file(server.path(RULES)).unwrap();
     server.await_said("the previous rules stay in force: cannot read tollgate.yaml: No such file", 1);
     assert_eq!(server.connect().check(&ann("user"))["remaining"], 7);
@@ -140,9 +140,9 @@ fn changes_that_need_a_restart_are_reported() {
         server.await_said("is in force", turn);
     };
     save(&rules("workers: 2, max_connections: 101, timeouts: { drain: 2s }"), 1);
-    let wanted = "tollgate: warning: gateway.workers has changed; restart the server to apply it
-tollgate: warning: gateway.max_connections has changed; restart the server to apply it
-tollgate: warning: gateway.timeouts.drain has changed; restart the server to apply it
+    let wanted = "tollgate: warning: gateway.workers has changed: restart the server to apply it
+tollgate: warning: gateway.max_connections has changed: restart the server to apply it
+tollgate: warning: gateway.timeouts.drain has changed: restart the server to apply it
 ";
     let said = server.await_said("gateway.timeouts.drain has changed", 1);
     assert!(said.ends_with(wanted), "{said}");

@@ -254,11 +254,11 @@ fn keys_of_several_parts_and_of_none() {
     for (question, message) in [
         (
             json!({"limit": "pair", "key": "ann"}),
-            "`key` has 1 part, but `pair` counts by header:x-user-id, path; send a list of 2 strings",
+            "`key` has 1 part, but `pair` counts by header:x-user-id, path: send a list of 2 strings",
         ),
         (
             json!({"limit": "all", "key": "ann"}),
-            "`key` is given, but `all` has one counter for all requests; remove it",
+            "`key` is given, but `all` has one counter for all requests: remove it",
         ),
         (
             json!({"limit": "all", "key": 1}),

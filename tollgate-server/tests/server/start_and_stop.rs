@@ -61,7 +61,7 @@ fn port_in_use_ends_with_2_and_the_fix() {
     assert_eq!(text(&output.stdout), "");
     let message = text(&output.stderr);
     let expected = format!(
-        "tollgate: --listen or TOLLGATE_LISTEN: cannot listen on {address}: Address already in use (os error 98); stop the process that uses it, or choose another port\n"
+        "tollgate: --listen or TOLLGATE_LISTEN: cannot listen on {address}: Address already in use (os error 98): stop the process that uses it, or choose another port\n"
     );
     assert_eq!(message, expected);
 }
@@ -92,7 +92,7 @@ fn a_port_in_use_is_reported_with_the_setting_that_names_it() {
         let folder = folder_with(&[("tollgate.yaml", &rules)]);
         let output = run_in(folder.path(), &[&["serve", "--config", "tollgate.yaml"], &*arguments].concat());
         let expected = format!(
-            "tollgate: {setting}: cannot listen on {address}: Address already in use (os error 98); stop the process that uses it, or choose another port{fix}\n"
+            "tollgate: {setting}: cannot listen on {address}: Address already in use (os error 98): stop the process that uses it, or choose another port{fix}\n"
         );
         assert_eq!((text(&output.stderr), output.status.code()), (&*expected, Some(2)));
     }
@@ -104,7 +104,7 @@ fn address_of_another_machine_ends_with_2_and_the_fix() {
     assert_eq!(output.status.code(), Some(2));
     let message = text(&output.stderr);
     assert!(message.contains("cannot listen on 192.0.2.1:8090: "), "{message}");
-    assert!(message.contains("; use an address of this host"), "{message}");
+    assert!(message.contains(": use an address of this host"), "{message}");
 }
 
 #[test]

@@ -121,6 +121,24 @@ fn referenced_files_and_memory_are_checked() {
 }
 
 #[test]
+fn token_files_are_read() {
+    let tokens = format!("# of the shop\n{}\n", "0123456789abcdef".repeat(2));
+    let listener = |file: &str| format!("{{ listen: '0.0.0.0:0', tokens_file: {file} }}");
+    let rules = |http: &str, resp: &str| {
+        format!("service:\n  http: {}\n  resp: {}\nlimits: [{{ name: user }}]\n", listener(http), listener(resp))
+    };
+    let files = [
+        ("good.yaml", &*rules("tokens.txt", "tokens.txt")),
+        ("bad.yaml", &rules("absent.txt", "empty.txt")),
+        ("tokens.txt", &tokens),
+        ("empty.txt", "\n"),
+    ];
+    let folder = folder_with(&files);
+    let output = transcript(&run_in(folder.path(), &["validate", "good.yaml", "bad.yaml"]));
+    insta::assert_snapshot!(output.replace(&*folder.path().to_string_lossy(), "FOLDER"));
+}
+
+#[test]
 fn one_invalid_file_of_several_exits_with_1() {
     let output = validate(&["good.yaml", "bad.yaml"]);
     assert!(output.starts_with("good.yaml: valid, 1 limit\nbad.yaml:1:8: "), "{output}");

@@ -39,7 +39,7 @@ impl InvalidResponse {
 
 impl fmt::Display for InvalidResponse {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{}; {}", self.problem, self.fix)
+        write!(out, "{}: {}", self.problem, self.fix)
     }
 }
 

@@ -128,7 +128,7 @@ mod tests {
         let error = Families::from_names(["legacy", "draft\u{1b}8"]).unwrap_err();
         assert_eq!(
             (error.field(), error.to_string().as_str()),
-            ("headers", "`draft 8` is not a header family; use legacy, draft6, draft7 or ietf")
+            ("headers", "`draft 8` is not a header family: use legacy, draft6, draft7 or ietf")
         );
     }
 }

@@ -158,7 +158,7 @@ impl RedisLimiterBuilder {
         let (shortest, longest) = TIMEOUTS;
         if !(shortest..=longest).contains(&self.store_timeout) {
             let given = self.store_timeout;
-            return Err(ConnectError::new(format!("a store_timeout of {given:?} is out of bounds; use 1ms to 60s")));
+            return Err(ConnectError::new(format!("a store_timeout of {given:?} is out of bounds"), "use 1ms to 60s"));
         }
         let catalogue = Limiter::builder().limits(self.limits.clone());
         let catalogue = match &self.clock {
@@ -174,7 +174,7 @@ impl RedisLimiterBuilder {
         let Checked { limits, base_count } = self.limits.clone().checked()?;
         super::prepared::check(&limits)?;
         let Some(clock) = self.clock.clone().or_else(TimeSource::system) else {
-            return Err(ConnectError::new("this platform has no system clock; set one with `clock`".into()));
+            return Err(ConnectError::new("this platform has no system clock", "set one with `clock`"));
         };
         let script_calls =
             Arc::new(ScriptCalls { timeout: self.store_timeout, clock: self.clock.clone(), calls: Calls::default() });
@@ -232,7 +232,7 @@ impl RedisLimiterBuilder {
         };
         for (index, (name, settings)) in self.named.iter().enumerate() {
             stores::check_name(name, self.named[..index].iter().map(|(other, _)| other.as_str()))?;
-            settings.check().map_err(|error| ConnectError::new(format!("store `{name}`: {error}")))?;
+            settings.check().map_err(|error| error.of_store(name))?;
         }
         let named = self.named.iter().map(|(name, settings)| open(name, settings));
         let all = std::iter::once(open(stores::DEFAULT, &self.settings)).chain(named);

@@ -218,7 +218,7 @@ async fn open_socket(path: &Path, traffic: Arc<Traffic>) -> Result<Box<dyn Strea
 
 #[cfg(not(unix))]
 async fn open_socket(_: &Path, _: Arc<Traffic>) -> Result<Box<dyn Stream>, RedisError> {
-    Err(std::io::Error::other("this platform has no Unix sockets; use redis://host:6379").into())
+    Err(std::io::Error::other("this platform has no Unix sockets: use redis://host:6379").into())
 }
 
 async fn open_tcp(host: &str, port: u16) -> Result<TcpStream, RedisError> {

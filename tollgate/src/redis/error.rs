@@ -207,7 +207,7 @@ impl fmt::Display for StoreError {
             }
             StoreErrorKind::ForeignData => write!(out, "the key holds data that no limiter wrote ({})", self.detail),
         }?;
-        write!(out, "; {}", self.fix())
+        write!(out, ": {}", self.fix())
     }
 }
 
@@ -226,17 +226,38 @@ fn one_line(message: &str) -> String {
 
 /// An invalid setting of a limiter or a store. A Redis that is down is not such an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConnectError(String);
+pub struct ConnectError {
+    problem: String,
+    fix: String,
+}
 
 impl ConnectError {
-    pub(super) fn new(problem: String) -> Self {
-        Self(problem)
+    pub(super) fn new(problem: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { problem: problem.into(), fix: fix.into() }
+    }
+
+    /// Adds the store to the problem.
+    pub(super) fn of_store(mut self, name: &str) -> Self {
+        self.problem = format!("store `{name}`: {}", self.problem);
+        self
+    }
+
+    /// Returns the problem.
+    #[must_use]
+    pub fn problem(&self) -> &str {
+        &self.problem
+    }
+
+    /// Returns the fix.
+    #[must_use]
+    pub fn fix(&self) -> &str {
+        &self.fix
     }
 }
 
 impl fmt::Display for ConnectError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.0)
+        write!(out, "{}: {}", self.problem, self.fix)
     }
 }
 
@@ -244,7 +265,8 @@ impl std::error::Error for ConnectError {}
 
 impl From<crate::InvalidLimit> for ConnectError {
     fn from(error: crate::InvalidLimit) -> Self {
-        Self(error.to_string())
+        let limit = error.limit().map_or_else(String::new, |limit| format!("limit `{limit}`: "));
+        Self::new(format!("{limit}{}", error.problem()), error.fix())
     }
 }
 

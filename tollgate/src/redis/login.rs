@@ -33,7 +33,7 @@ impl Login {
             Some(Secret::Text(password)) => Ok(Self { info: info.set_password(password), password_file: None }),
             Some(Secret::File(path)) => {
                 read_password(&path)
-                    .map_err(|problem| ConnectError::new(format!("{problem}; name a file that has the password")))?;
+                    .map_err(|problem| ConnectError::new(problem, "name a file that has the password"))?;
                 Ok(Self { info, password_file: Some(path.into()) })
             }
         }

@@ -89,13 +89,13 @@ impl Names {
         let is_good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b':' | b'/');
         let fix = "use letters, digits and _ - . : /, 64 at most";
         if prefix.is_empty() {
-            return Err(ConnectError::new(format!("the prefix is empty; {fix}, or leave it out")));
+            return Err(ConnectError::new("the prefix is empty", format!("{fix}, or leave it out")));
         }
         if prefix.len() > MAX_PREFIX {
-            return Err(ConnectError::new(format!("the prefix has {} bytes; {fix}", prefix.len())));
+            return Err(ConnectError::new(format!("the prefix has {} bytes", prefix.len()), fix));
         }
         if !prefix.bytes().all(is_good) {
-            return Err(ConnectError::new(format!("the prefix `{prefix}` has invalid characters; {fix}")));
+            return Err(ConnectError::new(format!("the prefix `{prefix}` has invalid characters"), fix));
         }
         Ok(Self { begin: format!("{prefix}:rate_limit:").into() })
     }
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(Names::new(Some("shop")).unwrap().of("changed"), "shop:rate_limit:changed");
         for prefix in ["", "a b", "a{b}", "a*", "a\n", "é", &"x".repeat(65)] {
             let error = Names::new(Some(prefix)).unwrap_err().to_string();
-            assert!(error.contains("; use letters"), "{error}");
+            assert!(error.contains(": use letters"), "{error}");
         }
     }
 

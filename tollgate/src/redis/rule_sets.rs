@@ -108,7 +108,7 @@ impl fmt::Display for Repair {
             }
             Self::NotRestored { lost, why } => write!(
                 out,
-                "Redis has lost the published rules of {lost}, and this node cannot restore them: {}; let its user \
+                "Redis has lost the published rules of {lost}, and this node cannot restore them: {}: let its user \
                  write rate_limit:{{rules}}, or publish them again",
                 why.detail()
             ),
@@ -155,11 +155,11 @@ impl fmt::Display for PublishError {
             Self::Conflict { version } => {
                 write!(
                     out,
-                    "the newest version is {version}, not the expected one; read it, and publish with that version"
+                    "the newest version is {version}, not the expected one: read it, and publish with that version"
                 )
             }
             Self::TooLarge => {
-                out.write_str("the rule set is larger than 4 MiB; use overrides by key instead of limits by key")
+                out.write_str("the rule set is larger than 4 MiB: use overrides by key instead of limits by key")
             }
             Self::Store(error) => error.fmt(out),
         }

@@ -191,7 +191,7 @@ impl RedisSettings {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(|error| ConnectError::new(format!("TLS cannot be set up: {error}")))?
+            .map_err(|error| ConnectError::new(format!("TLS cannot be set up: {error}"), "report it as a bug"))?
             .with_root_certificates(self.roots()?);
         let config = match (&self.client_cert, &self.client_key) {
             (None, None) => config.with_no_client_auth(),
@@ -270,7 +270,7 @@ pub(super) struct Resolved {
 }
 
 fn wrong(problem: &str, fix: &str) -> ConnectError {
-    ConnectError::new(format!("{problem}; {fix}"))
+    ConnectError::new(problem, fix)
 }
 
 #[cfg(test)]

@@ -195,7 +195,7 @@ pub(super) fn check_name<'a>(
     name: &str,
     mut others: impl ExactSizeIterator<Item = &'a str>,
 ) -> Result<(), ConnectError> {
-    let problem = |problem: String, fix: &str| Err(ConnectError::new(format!("{problem}; {fix}")));
+    let problem = |problem: String, fix: &str| Err(ConnectError::new(problem, fix));
     let is_good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
     if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(is_good) {
         let shown: String = name.chars().take(MAX_NAME).collect();
@@ -226,11 +226,11 @@ mod tests {
         assert_eq!(check_name("sessions.eu-1_a", ["audit"].into_iter()), Ok(()));
         let fix = "use letters, digits and _ - ., 64 at most";
         for name in ["", "a b", "é", "redis://h"] {
-            assert_eq!(problem(name, &[]), format!("`{name}` is not a name of a store; {fix}"));
+            assert_eq!(problem(name, &[]), format!("`{name}` is not a name of a store: {fix}"));
         }
         assert!(problem(&"x".repeat(65), &[]).ends_with(fix));
-        assert_eq!(problem("memory", &[]), "the name `memory` of a store is reserved; choose another name");
-        assert_eq!(problem("audit", &["audit"]), "two stores are named `audit`; give each store its own name");
-        assert_eq!(problem("audit", &["other"; 15]), "there are more than 16 stores; use fewer");
+        assert_eq!(problem("memory", &[]), "the name `memory` of a store is reserved: choose another name");
+        assert_eq!(problem("audit", &["audit"]), "two stores are named `audit`: give each store its own name");
+        assert_eq!(problem("audit", &["other"; 15]), "there are more than 16 stores: use fewer");
     }
 }

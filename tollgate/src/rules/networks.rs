@@ -152,7 +152,7 @@ impl InvalidNetwork {
 
 impl fmt::Display for InvalidNetwork {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{}; {}", self.problem, self.fix)
+        write!(out, "{}: {}", self.problem, self.fix)
     }
 }
 
@@ -212,10 +212,10 @@ mod tests {
 
     #[test]
     fn an_invalid_text_is_reported_with_the_fix() {
-        assert_eq!(problem("10.0.0/8"), "`10.0.0/8` is not a network; use an address or a CIDR, such as 10.0.0.0/8");
+        assert_eq!(problem("10.0.0/8"), "`10.0.0/8` is not a network: use an address or a CIDR, such as 10.0.0.0/8");
         assert_eq!(
             problem("10.1.2.3/8"),
-            "`10.1.2.3/8` has bits set beyond its prefix; use 10.0.0.0/8, or 10.1.2.3 for that one address"
+            "`10.1.2.3/8` has bits set beyond its prefix: use 10.0.0.0/8, or 10.1.2.3 for that one address"
         );
         for text in
             ["", " ", "10.0.0.0/33", "::/129", "localhost", "10.0.0.0/-1", "10.0.0.0/+8", "010.0.0.0/8", "1.2.3.4:80"]

@@ -106,7 +106,9 @@ impl Unreadable {
 impl fmt::Display for Unreadable {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = match self {
-            Self::DotSegment => "The path has an encoded dot segment: send the path it resolves to.",
+            Self::DotSegment => {
+                "The path has a dot segment (`.` or `..`, plain or encoded): send the path it resolves to."
+            }
             Self::ControlCharacter => "The path has a control character: remove it.",
             Self::Backslash => "The path has a backslash: use a slash, or encode it as %5C.",
             Self::EncodedSlash => {

@@ -63,7 +63,7 @@ fn every_quoted_message_is_in_the_sources() {
         quoted.iter().filter(|message| !sources.iter().any(|source| has_message(source, message))).collect();
     assert!(
         lost.is_empty(),
-        "docs/troubleshooting.md quotes messages that are not in the sources; correct them:\n{lost:#?}"
+        "docs/troubleshooting.md quotes messages that are not in the sources: correct them:\n{lost:#?}"
     );
 }
 

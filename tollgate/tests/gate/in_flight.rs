@@ -197,7 +197,7 @@ fn settings_of_rate_limits_are_rejected_for_in_flight_limits() {
     let ban = Ban { after: 5, within: MINUTE, for_: MINUTE };
     assert_eq!(
         refused(per_user(1).ban(ban)),
-        "limit `at-once`: ban does not apply to a limit on requests in flight; remove it, or use a separate limit"
+        "limit `at-once`: ban does not apply to a limit on requests in flight: remove it, or use a separate limit"
     );
     for rule in [
         per_user(1).cost(Cost::constant(2)),
@@ -210,7 +210,7 @@ fn settings_of_rate_limits_are_rejected_for_in_flight_limits() {
     }
     assert_eq!(
         Rule::in_flight("a", 0).unwrap_err().to_string(),
-        "limit `a`: in_flight 0 admits nothing; use 1 or more, or `blocked` to refuse every request"
+        "limit `a`: in_flight 0 admits nothing: use 1 or more, or `blocked` to refuse every request"
     );
 }
 

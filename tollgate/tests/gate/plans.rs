@@ -43,7 +43,7 @@ fn an_override_must_have_the_same_algorithm_and_valid_numbers() {
     let error = tollgate::rules::RuleSet::builder().rule(other).build().unwrap_err();
     assert_eq!(
         error.to_string(),
-        "limit `per-user`: an override has another algorithm than its limit; change numbers only, or use a limit of \
+        "limit `per-user`: an override has another algorithm than its limit: change numbers only, or use a limit of \
          its own"
     );
     let zero = per_user().key_limit(&["ann"], FixedWindow::new(0, MINUTE));

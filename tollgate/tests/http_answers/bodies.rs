@@ -257,33 +257,33 @@ fn a_template_that_cannot_be_sent_is_refused_with_the_fix() {
     let known = "use limit, quota, remaining, retry_after, reset_after, message, status";
     let long = "x".repeat(64 * 1024 + 1);
     let table = [
-        ("{{limits}}", "text/html", "template", format!("unknown placeholder `limits` in the template; {known}")),
-        ("a {{}}", "text/html", "template", format!("unknown placeholder `` in the template; {known}")),
+        ("{{limits}}", "text/html", "template", format!("unknown placeholder `limits` in the template: {known}")),
+        ("a {{}}", "text/html", "template", format!("unknown placeholder `` in the template: {known}")),
         (
             "a {{limit",
             "text/html",
             "template",
-            "unclosed `{{` in the template, before `limit`; close it with `}}`".into(),
+            "unclosed `{{` in the template, before `limit`: close it with `}}`".into(),
         ),
-        (&long, "text/html", "template", "a template of 65537 bytes is too long; use 64 KiB or less".into()),
-        ("", "html", "content_type", "`html` is not a content type; write a media type such as text/html".into()),
+        (&long, "text/html", "template", "a template of 65537 bytes is too long: use 64 KiB or less".into()),
+        ("", "html", "content_type", "`html` is not a content type: write a media type such as text/html".into()),
         (
             "",
             "text/html\r\nx-evil: 1",
             "content_type",
-            "`text/html  x-evil: 1` is not a content type; write a media type such as text/html".into(),
+            "`text/html  x-evil: 1` is not a content type: write a media type such as text/html".into(),
         ),
         (
             "",
             "text/html; a=b\r\nx: y",
             "content_type",
-            "`text/html; a=b  x: y` is not a content type; write a media type such as text/html".into(),
+            "`text/html; a=b  x: y` is not a content type: write a media type such as text/html".into(),
         ),
         (
             "",
             "text/html; charset=latin1",
             "content_type",
-            "a template is sent as UTF-8, not as latin1; use charset=utf-8, or leave it out".into(),
+            "a template is sent as UTF-8, not as latin1: use charset=utf-8, or leave it out".into(),
         ),
     ];
     for (text, content_type, field, message) in table {

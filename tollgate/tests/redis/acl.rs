@@ -159,7 +159,7 @@ async fn a_missing_permission_is_reported_with_the_fix_until_it_is_granted() {
         assert!(why.is_refused(), "{missing}: {why}");
         let text = why.to_string();
         assert!(
-            text.ends_with("; give its user the keys, channels and commands that docs/redis.md lists (ACL SETUSER)"),
+            text.ends_with(": give its user the keys, channels and commands that docs/redis.md lists (ACL SETUSER)"),
             "{text}"
         );
         if missing == "+evalsha" {

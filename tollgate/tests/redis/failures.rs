@@ -340,7 +340,7 @@ async fn the_reason_for_an_outage_is_reported_until_redis_is_back() {
     assert!(why.is_unavailable(), "{why}");
     let message = why.to_string();
     assert!(message.contains("Connection refused") && message.contains(why.detail()), "{message}");
-    assert!(message.ends_with(&format!("; {}", why.fix())), "{message}");
+    assert!(message.ends_with(&format!(": {}", why.fix())), "{message}");
     server.restart();
     until_back(&limiter, "key").await;
     assert_eq!(limiter.why_unavailable(), None);

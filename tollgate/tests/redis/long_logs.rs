@@ -214,7 +214,7 @@ async fn a_log_too_long_for_redis_is_refused() {
     let server = RedisServer::start();
     let log = |quota| vec![Limit::new("log", SlidingWindowLog::new(quota, HOUR)).expect("a valid limit")];
     let refused = RedisLimiter::builder(server.url()).limits(log(100_001)).connect().await;
-    let expected = "limit `log`: limit 100001 is too large for a sliding window log on Redis; use 100000 or less, or a \
+    let expected = "limit `log`: limit 100001 is too large for a sliding window log on Redis: use 100000 or less, or a \
                     sliding window counter";
     assert_eq!(refused.err().map(|error| error.to_string()).as_deref(), Some(expected));
     let limiter = RedisLimiter::builder(server.url()).limits(log(100_000)).connect().await.expect("connects");

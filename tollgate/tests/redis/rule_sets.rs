@@ -199,7 +199,7 @@ async fn a_node_that_may_not_write_the_rule_set_reports_that_it_is_lost() {
     let repairs = repaired(&heard, |repair| matches!(repair, Repair::NotRestored { .. })).await;
     let text = repairs.latest.expect("a repair").to_string();
     assert!(text.starts_with("Redis has lost the published rules of version 2 (2-"), "{text}");
-    assert!(text.ends_with("; let its user write rate_limit:{rules}, or publish them again"), "{text}");
+    assert!(text.ends_with(": let its user write rate_limit:{rules}, or publish them again"), "{text}");
     assert_eq!(receives(&heard, 2).await, b"lost", "it stays in force here");
     let allow = ["SETUSER", "default", "+hset"];
     let () = redis::cmd("ACL").arg(&allow).query(&mut connection).expect("the user is changed");
@@ -268,7 +268,7 @@ async fn a_withdrawn_rule_set_is_gone_for_every_node_and_for_late_ones() {
     let newest = nodes[1].newest().await.expect("Redis is there").expect("a rule set is published");
     assert_eq!((newest.version, newest.rules.as_deref()), (1, Some(&b"first"[..])));
     let conflict = PublishError::Conflict { version: 1 };
-    let message = "the newest version is 1, not the expected one; read it, and publish with that version";
+    let message = "the newest version is 1, not the expected one: read it, and publish with that version";
     assert_eq!(conflict.to_string(), message);
     assert_eq!(nodes[1].withdraw(Some(7)).await, Err(conflict));
     assert_eq!(nodes[1].withdraw(Some(1)).await, Ok(2));

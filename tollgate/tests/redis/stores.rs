@@ -257,6 +257,6 @@ async fn a_limit_that_moves_to_another_store_counts_there() {
     let unknown = after.with_limits(vec![window("per-user", 3).with_store("sesions")]).expect_err("a typing error");
     assert_eq!(
         unknown.to_string(),
-        "limit `per-user`: there is no store `sesions`; use one of `default`, `sessions`, or add a store of that name"
+        "limit `per-user`: there is no store `sesions`: use one of `default`, `sessions`, or add a store of that name"
     );
 }

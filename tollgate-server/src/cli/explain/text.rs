@@ -180,9 +180,9 @@ fn address(explained: &Explained<'_>) -> String {
     };
     let clients = match explained.routed {
         Routed::NoGateway => "",
-        Routed::NoRoute | Routed::By(_) => " clients of the gateway always have one;",
+        Routed::NoRoute | Routed::By(_) => "; clients of the gateway always have one",
     };
-    format!("\nThe request has no client address, so {made};{clients} pass one with --ip, such as --ip 192.0.2.7.")
+    format!("\nThe request has no client address, so {made}{clients}: pass one with --ip, such as --ip 192.0.2.7.")
 }
 
 fn counts(counts: Counts) -> &'static str {

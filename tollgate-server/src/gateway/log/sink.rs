@@ -75,7 +75,7 @@ impl LastWarning {
         let of = path.map_or(String::new(), |path| format!(" {}", path.display()));
         let last_warning = format!("the access log{of} cannot be {what}: {error}");
         if self.0.as_ref() != Some(&last_warning) {
-            notice::warn(format_args!("{last_warning}; free some disk space, or fix its permissions"));
+            notice::warn(format_args!("{last_warning}: free some disk space, or fix its permissions"));
             self.0 = Some(last_warning);
         }
     }

@@ -117,26 +117,26 @@ impl fmt::Display for TlsFault {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UnknownAuthority => out.write_str(
-                "its certificate was issued by an unknown authority; name that authority in upstream_tls.ca",
+                "its certificate was issued by an unknown authority: name that authority in upstream_tls.ca",
             ),
             Self::OtherSignature => out.write_str(
-                "a signature in its certificate or handshake does not verify: it does not have the key of that certificate, or another authority of the same name has issued it; check its key, and that upstream_tls.ca contains its authority",
+                "a signature in its certificate or handshake does not verify: it does not have the key of that certificate, or another authority of the same name has issued it: check its key, and that upstream_tls.ca contains its authority",
             ),
             Self::CaCertificate => out.write_str(
-                "its certificate is a CA certificate (CA:TRUE); create it with CA:FALSE (openssl req -x509 -addext \
+                "its certificate is a CA certificate (CA:TRUE): create it with CA:FALSE (openssl req -x509 -addext \
                  basicConstraints=CA:FALSE), or have that authority issue one for it",
             ),
-            Self::Expired(at) => write!(out, "its certificate expired on {}; install a new one", date(*at)),
+            Self::Expired(at) => write!(out, "its certificate expired on {}: install a new one", date(*at)),
             Self::NotYet(at) => write!(
                 out,
-                "its certificate is not valid before {}; install one that is valid now, or set the clock of this machine",
+                "its certificate is not valid before {}: install one that is valid now, or set the clock of this machine",
                 date(*at)
             ),
             Self::OtherName { expected, presented } if presented.is_empty() => {
                 let expected = expected.to_str();
                 write!(
                     out,
-                    "its certificate has no name, and {expected} was expected; create one with subjectAltName for {expected}"
+                    "its certificate has no name, and {expected} was expected: create one with subjectAltName for {expected}"
                 )
             }
             Self::OtherName { expected, presented } => {
@@ -144,21 +144,21 @@ impl fmt::Display for TlsFault {
                 let (expected, names) = (expected.to_str(), join_up_to(&names, MAX_NAMES));
                 write!(
                     out,
-                    "its certificate is for {names}, and {expected} was expected; set upstream_tls.server_name to one of its names, or create one for {expected}"
+                    "its certificate is for {names}, and {expected} was expected: set upstream_tls.server_name to one of its names, or create one for {expected}"
                 )
             }
             Self::BadCertificate(error) => {
-                write!(out, "its certificate is invalid: {}; install another one", cut(error.to_string()))
+                write!(out, "its certificate is invalid: {}: install another one", cut(error.to_string()))
             }
-            Self::NoTls => out.write_str("it does not speak TLS; use http://, or h2c:// for HTTP/2"),
+            Self::NoTls => out.write_str("it does not speak TLS: use http://, or h2c:// for HTTP/2"),
             Self::HungUp => {
-                out.write_str("it closed the connection during the TLS handshake; if it does not speak TLS, use http://")
+                out.write_str("it closed the connection during the TLS handshake: if it does not speak TLS, use http://")
             }
             Self::WantsCertificate => out.write_str(
-                "it requires a client certificate, and the gateway sends none; configure it to accept connections without one",
+                "it requires a client certificate, and the gateway sends none: configure it to accept connections without one",
             ),
             Self::NothingInCommon => out.write_str(
-                "it supports no TLS version or cipher of the gateway (TLS 1.2 and 1.3), or it requires a client certificate, and the gateway sends none; enable one of these versions, or make the certificate optional",
+                "it supports no TLS version or cipher of the gateway (TLS 1.2 and 1.3), or it requires a client certificate, and the gateway sends none: enable one of these versions, or make the certificate optional",
             ),
             Self::Other(error) => write!(out, "the TLS handshake failed: {}", cut(error.to_string())),
         }

@@ -74,7 +74,7 @@ fn refuse_json(path: &str, error: &serde_json::Error) -> ErrorBody {
         ErrorBody {
             status: StatusCode::BAD_REQUEST,
             error: "invalid_json",
-            message: format!(r#"the body is not JSON: {parse_error}; send {{"limit":"per-user","key":"42"}}"#),
+            message: format!(r#"the body is not JSON: {parse_error}: send {{"limit":"per-user","key":"42"}}"#),
         }
     }
 }
@@ -100,7 +100,7 @@ impl<'de, T: Question> Deserialize<'de> for Batch<T> {
                 while let Some(Object(item)) = seq.next_element()? {
                     if items.len() == MAX_BATCH {
                         return Err(A::Error::custom(format_args!(
-                            "a batch holds at most {MAX_BATCH} {}; send the rest in another request",
+                            "a batch holds at most {MAX_BATCH} {}: send the rest in another request",
                             T::MANY
                         )));
                     }

@@ -59,8 +59,8 @@ impl CheckRequest {
                 (None, Some(problem)) => refuse("request.method", problem),
                 (None, None) => Ok(ResolvedCheck::Request { facts, cost }),
             },
-            (None, None, None) => refuse("limit", "is missing; send `limit` and `key`, or `request`"),
-            (_, _, Some(_)) => refuse("request", "excludes `limit` and `key`; send one or the other"),
+            (None, None, None) => refuse("limit", "is missing: send `limit` and `key`, or `request`"),
+            (_, _, Some(_)) => refuse("request", "excludes `limit` and `key`: send one or the other"),
             (limit, key, None) => {
                 let (limit, key) = resolve_key(limit.as_deref(), key.as_ref(), rules, place)?;
                 Ok(ResolvedCheck::Named { limit, key, cost: cost.unwrap_or(1) })
@@ -75,7 +75,7 @@ impl CheckRequest {
         place: &dyn Fn() -> String,
     ) -> Result<ResolvedCheck<'_>, ErrorBody> {
         if self.cost.as_ref().is_some_and(|cost| cost.0 > 0) {
-            return Err(invalid_field(place, "cost", "is not 0, and a peek takes nothing; remove it"));
+            return Err(invalid_field(place, "cost", "is not 0, and a peek takes nothing: remove it"));
         }
         Ok(match self.resolve(rules, place)? {
             ResolvedCheck::Named { limit, key, .. } => ResolvedCheck::Named { limit, key, cost: 0 },
@@ -92,13 +92,13 @@ pub(super) fn resolve_key<'q>(
     place: &dyn Fn() -> String,
 ) -> Result<(&'q str, Vec<&'q [u8]>), ErrorBody> {
     let Some(limit) = limit else {
-        return Err(invalid_field(place, "limit", "is missing; send it with `key`"));
+        return Err(invalid_field(place, "limit", "is missing: send it with `key`"));
     };
     let Some(parts) = rules.key_parts(limit) else { return Err(unknown_limit(limit, rules)) };
     let given = key.map_or(&[][..], OneOrMany::as_slice);
     if given.len() != parts.len() {
         let problem = match key {
-            None => "is missing; send it with `limit`".to_owned(),
+            None => "is missing: send it with `limit`".to_owned(),
             Some(_) => wrong_parts(limit, given.len(), parts),
         };
         return Err(invalid_field(place, "key", &problem));
@@ -127,11 +127,11 @@ impl ResolvedCheck<'_> {
 fn wrong_parts(limit: &str, given: usize, parts: &[impl ToString]) -> String {
     let names = parts.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     match parts.len() {
-        0 => format!("is given, but {} has one counter for all requests; remove it", quoted(limit)),
-        1 => format!("has {given} parts, but {} counts by {names}; send one string", quoted(limit)),
+        0 => format!("is given, but {} has one counter for all requests: remove it", quoted(limit)),
+        1 => format!("has {given} parts, but {} counts by {names}: send one string", quoted(limit)),
         most => {
             let has = if given == 1 { "1 part".to_owned() } else { format!("{given} parts") };
-            format!("has {has}, but {} counts by {names}; send a list of {most} strings", quoted(limit))
+            format!("has {has}, but {} counts by {names}: send a list of {most} strings", quoted(limit))
         }
     }
 }
@@ -142,6 +142,6 @@ fn unknown_limit(name: &str, rules: &RuleSet) -> ErrorBody {
         known += ", …";
     }
     let fix = if known.is_empty() { "the rule file has no limits".to_owned() } else { format!("use one of: {known}") };
-    let message = format!("no limit is named {}; {fix}", quoted(name));
+    let message = format!("no limit is named {}: {fix}", quoted(name));
     ErrorBody { status: StatusCode::BAD_REQUEST, error: "unknown_limit", message }
 }

@@ -61,21 +61,21 @@ impl RequestFacts {
     pub(super) fn path_problem(&self) -> Option<&'static str> {
         let path = self.path.as_deref()?;
         if path != "*" && !path.starts_with('/') {
-            return Some("does not begin with a slash; send the path of the URL, such as /api/users?page=2");
+            return Some("does not begin with a slash: send the path of the URL, such as /api/users?page=2");
         }
         if path.contains('#') {
-            return Some("has a fragment; send it without `#` and the text behind it");
+            return Some("has a fragment: send it without `#` and the text behind it");
         }
         let is_blank = |byte: u8| byte.is_ascii_whitespace() || byte.is_ascii_control();
-        path.bytes().any(is_blank).then_some("has white space or control characters; encode or remove them")
+        path.bytes().any(is_blank).then_some("has white space or control characters: encode or remove them")
     }
 
     /// Returns why the method is ambiguous, if it is. Some services read `post` as `POST`.
     pub(super) fn method_problem(&self) -> Option<&'static str> {
         let target = self.path.as_deref().unwrap_or(PATH);
         match check_method(self.method.as_deref().unwrap_or(METHOD), target).err()? {
-            Unreadable::AsteriskTarget => Some("must be OPTIONS if the path is `*`; send OPTIONS, or another path"),
-            _ => Some("is a registered method in another case; send it in upper case, such as POST"),
+            Unreadable::AsteriskTarget => Some("must be OPTIONS if the path is `*`: send OPTIONS, or another path"),
+            _ => Some("is a registered method in another case: send it in upper case, such as POST"),
         }
     }
 
@@ -124,7 +124,7 @@ impl<'de> Deserialize<'de> for Headers {
                     insert(&mut headers, &name, &values).map_err(A::Error::custom)?;
                     if headers.len() > MAX_HEADERS {
                         return Err(A::Error::custom(format_args!(
-                            "a request has at most {MAX_HEADERS} headers; send those that keys are made of"
+                            "a request has at most {MAX_HEADERS} headers: send those that keys are made of"
                         )));
                     }
                 }
@@ -138,13 +138,13 @@ impl<'de> Deserialize<'de> for Headers {
 
 fn insert(headers: &mut HeaderMap, name: &str, values: &OneOrMany) -> Result<(), String> {
     let parsed = HeaderName::from_bytes(name.as_bytes())
-        .map_err(|_| format!("{} is not a header name; use letters, digits and hyphens", quoted(name)))?;
+        .map_err(|_| format!("{} is not a header name: use letters, digits and hyphens", quoted(name)))?;
     if headers.contains_key(&parsed) {
-        return Err(format!("{} is duplicated; header names are case-insensitive, send it once", quoted(name)));
+        return Err(format!("{} is duplicated (header names are case-insensitive): send it once", quoted(name)));
     }
     for value in values.as_slice() {
         let value = HeaderValue::from_bytes(value.as_bytes())
-            .map_err(|_| format!("the value of {} has control characters; remove them", quoted(name)))?;
+            .map_err(|_| format!("the value of {} has control characters: remove them", quoted(name)))?;
         headers.append(parsed.clone(), value);
     }
     Ok(())
@@ -165,12 +165,12 @@ impl<'de> Deserialize<'de> for Descriptors {
                 let mut descriptors: Vec<(String, String)> = Vec::new();
                 while let Some((name, value)) = map.next_entry::<String, String>()? {
                     if descriptors.iter().any(|(known, _)| *known == name) {
-                        let problem = format!("{} is duplicated; send it once", quoted(&name));
+                        let problem = format!("{} is duplicated: send it once", quoted(&name));
                         return Err(A::Error::custom(problem));
                     }
                     if descriptors.len() == MAX_DESCRIPTORS {
                         return Err(A::Error::custom(format_args!(
-                            "a request has at most {MAX_DESCRIPTORS} descriptors; send those that rules name"
+                            "a request has at most {MAX_DESCRIPTORS} descriptors: send those that rules name"
                         )));
                     }
                     descriptors.push((name, value));

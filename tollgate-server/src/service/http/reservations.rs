@@ -69,7 +69,7 @@ pub(super) async fn reserve(State(state): State<ServiceState>, request: Request)
         let (limit, key) = resolve_key(question.limit.as_deref(), question.key.as_ref(), &gate.rules(), &place)?;
         let seconds = question.expires_after.as_ref().map_or(EXPIRES_AFTER_SECS, |seconds| seconds.0);
         if !(1..=MAX_RESERVATION.as_secs()).contains(&seconds) {
-            let problem = format!("is {seconds}; use 1 to {} seconds", MAX_RESERVATION.as_secs());
+            let problem = format!("is {seconds}: use 1 to {} seconds", MAX_RESERVATION.as_secs());
             return Err(invalid_field(&place, "expires_after", &problem));
         }
         let cost = question.cost.as_ref().map_or(1, |cost| cost.0);
@@ -88,8 +88,8 @@ pub(super) async fn settle(
 ) -> Result<Json<SettleResponse>, ErrorBody> {
     let Object(question) = parse::<Object<SettleRequest>>(&read_json(request).await?)?;
     let missing = |field, problem| invalid_field(&String::new, field, problem);
-    let token = question.reservation.ok_or_else(|| missing("reservation", "is missing; send it with `actual`"))?;
-    let actual = question.actual.ok_or_else(|| missing("actual", "is missing; send the actual cost, or 0"))?;
+    let token = question.reservation.ok_or_else(|| missing("reservation", "is missing: send it with `actual`"))?;
+    let actual = question.actual.ok_or_else(|| missing("actual", "is missing: send the actual cost, or 0"))?;
     match state.gate.settle_token(&token, actual.0).await.map_err(|error| refusal(&error))? {
         Settlement::Settled => Ok(Json(SettleResponse { settled: true, missing: 0 })),
         Settlement::Short { missing } => Ok(Json(SettleResponse { settled: true, missing })),

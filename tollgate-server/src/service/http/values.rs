@@ -59,7 +59,7 @@ impl<'de> Deserialize<'de> for OneOrMany {
                 while let Some(text) = seq.next_element()? {
                     if strings.len() == MAX_STRINGS {
                         return Err(A::Error::custom(format_args!(
-                            "a list holds at most {MAX_STRINGS} strings; send fewer"
+                            "a list holds at most {MAX_STRINGS} strings: send fewer"
                         )));
                     }
                     strings.push(text);

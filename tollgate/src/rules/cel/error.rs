@@ -67,7 +67,7 @@ impl TextPosition {
 
 impl fmt::Display for ExpressionError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{}; {}", self.problem, self.fix)
+        write!(out, "{}: {}", self.problem, self.fix)
     }
 }
 

@@ -83,9 +83,7 @@ impl Parsed {
         if errors.is_empty()
             && let Err(error) = settings.check()
         {
-            let text = error.to_string();
-            let (problem, fix) = text.split_once("; ").unwrap_or((&text, "correct the settings of the store"));
-            errors.push(SettingError::new(problem, fix));
+            errors.push(SettingError::new(error.problem(), error.fix()));
         }
         if errors.is_empty() { Ok(Some(settings)) } else { Err(errors) }
     }

@@ -235,7 +235,7 @@ impl InvalidKeys {
 
 impl fmt::Display for InvalidKeys {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{}; {}", self.problem, self.fix)
+        write!(out, "{}: {}", self.problem, self.fix)
     }
 }
 

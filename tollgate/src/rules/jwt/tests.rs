@@ -208,7 +208,7 @@ fn a_public_key_is_not_used_as_a_secret() {
         assert_eq!(
             error.to_string(),
             format!(
-                "key.pem holds a public key for {name}, which HS256 cannot use; set algorithms: [{name}], or name another key_file"
+                "key.pem holds a public key for {name}, which HS256 cannot use: set algorithms: [{name}], or name another key_file"
             )
         );
     }
@@ -409,13 +409,13 @@ fn a_key_file_that_cannot_be_used_is_named_with_the_fix() {
     };
     let private = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap().serialize_pem();
     let p384 = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).unwrap().public_key_pem();
-    let unusable = "key.pem holds a public key that cannot be used; use RSA with 2048 to 4096 bits, P-256 or Ed25519";
-    let no_public = "key.pem holds no public key; name a file that begins with BEGIN PUBLIC KEY";
+    let unusable = "key.pem holds a public key that cannot be used: use RSA with 2048 to 4096 bits, P-256 or Ed25519";
+    let no_public = "key.pem holds no public key: name a file that begins with BEGIN PUBLIC KEY";
     for (contents, algorithms, expected) in [
         (
             private.as_bytes(),
             [Algorithm::Es256],
-            "key.pem holds a private key; keep it with the issuer, and name its public half",
+            "key.pem holds a private key: keep it with the issuer, and name its public half",
         ),
         (p384.as_bytes(), [Algorithm::Es256], unusable),
         (b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n", [Algorithm::Es256], unusable),
@@ -423,17 +423,17 @@ fn a_key_file_that_cannot_be_used_is_named_with_the_fix() {
         (
             SECRET,
             [Algorithm::Rs256],
-            "key.pem holds no public key in PEM; name a file that begins with BEGIN PUBLIC KEY",
+            "key.pem holds no public key in PEM: name a file that begins with BEGIN PUBLIC KEY",
         ),
         (
             b"hunter2\n",
             [Algorithm::Hs256],
-            "key.pem holds a secret of less than 32 bytes, which can be guessed; make one with `openssl rand -hex 32`",
+            "key.pem holds a secret of less than 32 bytes, which can be guessed: make one with `openssl rand -hex 32`",
         ),
     ] {
         assert_eq!(problem(contents, &algorithms), expected);
     }
-    assert_eq!(problem(&EC.public, &[]), "key.pem has no algorithm; set algorithms: [ES256]");
+    assert_eq!(problem(&EC.public, &[]), "key.pem has no algorithm: set algorithms: [ES256]");
     assert!(!problem(SECRET, &[Algorithm::Hs256, Algorithm::Rs256]).is_empty());
 }
 
@@ -446,14 +446,14 @@ fn a_set_that_cannot_be_used_is_named_with_the_fix() {
             .unwrap_or_default()
     };
     assert!(problem("nonsense").starts_with("keys.json is not JSON: "));
-    assert_eq!(problem("{}"), "keys.json has no list `keys`; name a JWKS file, or a PEM file as key_file");
+    assert_eq!(problem("{}"), "keys.json has no list `keys`: name a JWKS file, or a PEM file as key_file");
     assert_eq!(
         problem("{\"keys\":[{\"kty\":\"EC\"},5]}"),
-        "keys.json has no sound key to verify HS256, RS256, ES256, EdDSA with; \
+        "keys.json has no sound key to verify HS256, RS256, ES256, EdDSA with: \
          add one, of RSA with 2048 to 4096 bits, P-256, Ed25519 or oct"
     );
     let many = json!({ "keys": vec![HMAC.jwk.clone(); 33] }).to_string();
-    assert_eq!(problem(&many), "keys.json has more than 32 keys; remove those that are out of use");
+    assert_eq!(problem(&many), "keys.json has more than 32 keys: remove those that are out of use");
 }
 
 #[test]
@@ -485,7 +485,7 @@ fn keys_are_read_from_files() {
     assert!(error.starts_with(&format!("{} cannot be read: ", missing.display())), "{error}");
     std::fs::write(&pem, vec![b'x'; 1024 * 1024 + 1]).unwrap();
     let error = Verifier::from_key_file(&pem, &[Algorithm::Hs256]).err().unwrap().to_string();
-    assert!(error.ends_with("is longer than 1048576 bytes; name a file with keys and nothing else"), "{error}");
+    assert!(error.ends_with("is longer than 1048576 bytes: name a file with keys and nothing else"), "{error}");
 }
 
 #[test]
@@ -638,7 +638,7 @@ fn a_token_without_a_key_name_is_verified_with_a_few_keys_only() {
     assert!(jwks(&unnamed[..4], &[]).is_ok());
     assert_eq!(
         jwks(&unnamed[..5], &[]).err().unwrap().to_string(),
-        "keys.json has more than 4 keys without `kid` for HS256; \
+        "keys.json has more than 4 keys without `kid` for HS256: \
          give each key a `kid`, or remove those that are out of use"
     );
 }

@@ -33,7 +33,7 @@ async fn while_redis_is_full_the_policy_decides_and_counts_are_kept() {
         }
         let why = limiter.why_unavailable().unwrap_or_else(|| panic!("{}: it is of no use", variant.name));
         assert!(
-            why.is_refused() && why.to_string().ends_with("; raise its maxmemory, or move other data elsewhere"),
+            why.is_refused() && why.to_string().ends_with(": raise its maxmemory, or move other data elsewhere"),
             "{why}"
         );
         assert!(limiter.servers().iter().all(|server| !server.available), "{}", variant.name);

@@ -52,19 +52,19 @@ async fn mistakes_are_reported_with_their_fix() {
     let cases = [
         (
             at().limit(plan(Some("sessions"))),
-            "limit `per-user`: there is no store `sessions`; use one of `default`, or add a store of that name",
+            "limit `per-user`: there is no store `sessions`: use one of `default`, or add a store of that name",
         ),
-        (at().store("memory", url), "the name `memory` of a store is reserved; choose another name"),
-        (at().store("default", url), "the name `default` of a store is reserved; choose another name"),
-        (at().store("a", url).store("a", url), "two stores are named `a`; give each store its own name"),
-        (at().store("a b", url), "`a b` is not a name of a store; use letters, digits and _ - ., 64 at most"),
+        (at().store("memory", url), "the name `memory` of a store is reserved: choose another name"),
+        (at().store("default", url), "the name `default` of a store is reserved: choose another name"),
+        (at().store("a", url).store("a", url), "two stores are named `a`: give each store its own name"),
+        (at().store("a b", url), "`a b` is not a name of a store: use letters, digits and _ - ., 64 at most"),
         (
             at().store("a", RedisSettings::new(url).username("ann")),
-            "store `a`: there is a user without a password; set password_file, or remove the user",
+            "store `a`: there is a user without a password: set password_file, or remove the user",
         ),
         (
             at().store("a", url).limit(plan(Some("a"))).variant("gold", plan(None)),
-            "limit `per-user`: a variant is on another store than its limit; give both the same store: a variant counts \
+            "limit `per-user`: a variant is on another store than its limit: give both the same store: a variant counts \
              the keys of its limit",
         ),
     ];

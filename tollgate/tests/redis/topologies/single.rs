@@ -198,5 +198,5 @@ async fn an_invalid_certificate_file_is_rejected_at_once() {
     let server = RedisServer::start_tls();
     let settings = RedisSettings::new(server.url()).tls_ca("not a certificate");
     let error = builder(settings).connect().await.unwrap_err().to_string();
-    assert_eq!(error, "ca has no certificate in it; give it one in PEM");
+    assert_eq!(error, "ca has no certificate in it: give it one in PEM");
 }
