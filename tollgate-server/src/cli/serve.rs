@@ -85,6 +85,9 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     };
     notice::warn_if_store_unavailable(&gate);
     let (readiness, reloads) = (Arc::new(Readiness::default()), Arc::new(Reloads::new()));
+    if file.service.xds.is_some() {
+        readiness.await_xds(reloads.xds.clone());
+    }
     let throttles = Arc::new(Throttles::new(&gate));
     let shared = Shared {
         gate: gate.clone(),

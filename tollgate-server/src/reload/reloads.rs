@@ -24,7 +24,7 @@ pub(crate) struct Reloads {
     /// Published rules that Redis lost: the times this node restored them, and the times newer rules replaced them.
     restored: AtomicU64,
     replaced: AtomicU64,
-    pub(super) xds: XdsStatus,
+    pub(crate) xds: XdsStatus,
 }
 
 impl Reloads {

@@ -132,10 +132,9 @@ fn changes_of_the_file_keep_the_limits_of_the_server_until_it_is_removed() {
     assert_eq!(remaining(&server, "edge.user", "ann"), None);
 }
 
-#[test]
-fn tls_with_a_client_certificate_is_supported() {
-    let authority = Authority::new();
-    let (own, client) = (authority.sign(&["xds.internal"]), authority.sign(&["tollgate"]));
+/// Returns the TLS settings of a server that only accepts clients with certificates of the authority.
+fn acceptor(authority: &Authority) -> TlsAcceptor {
+    let own = authority.sign(&["xds.internal"]);
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let verifier =
         WebPkiClientVerifier::builder_with_provider(Arc::new(authority.roots()), Arc::clone(&provider)).build();
@@ -147,7 +146,15 @@ fn tls_with_a_client_certificate_is_supported() {
         .with_single_cert(vec![certificate], PrivateKeyDer::from_pem_slice(own.key.as_bytes()).expect("a key"))
         .expect("a certificate with its key");
     tls.alpn_protocols = vec![b"h2".to_vec()];
-    let xds = XdsServer::start_at("127.0.0.1:0".parse().expect("an address"), Some(TlsAcceptor::from(Arc::new(tls))));
+    TlsAcceptor::from(Arc::new(tls))
+}
+
+#[test]
+fn client_certificates_are_supported_and_read_again_for_every_connection() {
+    let authority = Authority::new();
+    let client = authority.sign(&["tollgate"]);
+    let xds = XdsServer::start_at("127.0.0.1:0".parse().expect("an address"), Some(acceptor(&authority)));
+    let address = xds.address;
 
     let settings = format!(
         "{{ url: 'https://{}', node_id: envoy-ratelimit, server_name: xds.internal, ca: ca.pem, client_cert: client.pem, \
@@ -164,4 +171,33 @@ fn tls_with_a_client_certificate_is_supported() {
     xds.send("1", &[config("edge", "user", 3)]);
     assert_eq!(xds.request().version_info, "1");
     assert_eq!(remaining(&server, "edge.user", "ann"), Some(2));
+
+    // Another authority signs the next certificates.
+    let next = Authority::new();
+    let client = next.sign(&["tollgate"]);
+    for (name, text) in [("ca.pem", &next.pem()), ("client.pem", &client.cert), ("client.key", &client.key)] {
+        std::fs::write(server.path(name), text).expect("the folder is writable");
+    }
+    drop(xds);
+    let xds = XdsServer::start_at(address, Some(acceptor(&next)));
+    xds.send("2", &[config("edge", "user", 10)]);
+    assert_eq!(xds.request().node.map(|node| node.id).as_deref(), Some("envoy-ratelimit"));
+    assert_eq!(xds.request().version_info, "2");
+    assert_eq!(remaining(&server, "edge.user", "ann"), Some(8));
+}
+
+#[test]
+fn server_is_ready_once_it_has_the_first_configuration() {
+    let xds = XdsServer::start();
+    let server = server(&xds);
+    let ready = || {
+        let request = "GET /readyz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+        ask(server.address_of("admin"), request).text().to_owned()
+    };
+    xds.request();
+    assert!(ready().contains("waiting for the first configuration of the xDS server"), "{}", ready());
+    xds.send("1", &[]);
+    // The acknowledgement is sent after the configuration is in force.
+    assert_eq!(xds.request().version_info, "1");
+    assert!(ready().contains("ready"), "{}", ready());
 }

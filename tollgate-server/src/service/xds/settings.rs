@@ -20,6 +20,8 @@ use tollgate::rules::file::{Parsed, Problems};
 use tonic::codegen::Service;
 use tonic::transport::{Channel, Endpoint};
 
+use crate::notice;
+
 /// The longest time to connect, with the TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -35,7 +37,42 @@ pub(crate) struct XdsSettings {
     /// The host and port to connect to.
     authority: String,
     node_id: String,
-    tls: Option<(TlsConnector, ServerName<'static>)>,
+    tls: Option<Tls>,
+}
+
+/// TLS to the server. Its files are read again for every connection, because short-lived certificates are replaced
+/// while the client runs.
+#[derive(Clone)]
+struct Tls {
+    connector: TlsConnector,
+    name: ServerName<'static>,
+    rule: XdsRule,
+    host: String,
+    folder: PathBuf,
+    /// The last problem with the files.
+    problem: Option<String>,
+}
+
+impl Tls {
+    fn read(rule: &XdsRule, host: &str, folder: &Path) -> Result<Self, Invalid> {
+        let (connector, name) = tls(rule, host, folder)?;
+        let (rule, host, folder) = (rule.clone(), host.to_owned(), folder.to_owned());
+        Ok(Self { connector, name, rule, host, folder, problem: None })
+    }
+
+    /// Reads the files again. If they cannot be used, the ones from before stay in use.
+    fn refresh(&mut self) {
+        match Self::read(&self.rule, &self.host, &self.folder) {
+            Ok(next) => *self = next,
+            Err(Invalid(problem, fix)) => {
+                let problem = format!("service.xds: {problem}: {fix}; the files from before stay in use");
+                if self.problem.as_ref() != Some(&problem) {
+                    notice::warn(&problem);
+                    self.problem = Some(problem);
+                }
+            }
+        }
+    }
 }
 
 /// A setting that cannot be used: the problem and the fix.
@@ -64,7 +101,7 @@ impl XdsSettings {
             return Err(Invalid(format!("`{}` is not a host with a port", rule.url), EXAMPLE));
         }
         let tls = match scheme {
-            Some("https") => Some(tls(rule, authority.host(), folder)?),
+            Some("https") => Some(Tls::read(rule, authority.host(), folder)?),
             Some("http") => {
                 let named = [&rule.ca, &rule.client_cert, &rule.client_key, &rule.server_name];
                 if named.iter().any(|setting| setting.is_some()) {
@@ -93,7 +130,10 @@ impl XdsSettings {
     }
 
     /// Connects to the server.
-    pub(super) async fn connect(&self) -> Result<Channel, String> {
+    pub(super) async fn connect(&mut self) -> Result<Channel, String> {
+        if let Some(tls) = &mut self.tls {
+            tls.refresh();
+        }
         let invalid = |error: http::uri::InvalidUri| error.to_string();
         let origin: Uri = self.url.parse().map_err(invalid)?;
         // TLS is the connector's job, so the endpoint must not see it.
@@ -112,7 +152,7 @@ impl XdsSettings {
         _ = tcp.set_nodelay(true);
         Ok(match self.tls {
             None => Box::new(tcp),
-            Some((connector, name)) => {
+            Some(Tls { connector, name, .. }) => {
                 let handshake = connector.connect(name, tcp).await;
                 Box::new(handshake.map_err(|error| format!("TLS handshake failed: {error}"))?)
             }

@@ -39,6 +39,11 @@ impl XdsStatus {
         });
     }
 
+    /// Returns whether a configuration was accepted.
+    pub(crate) fn has_configuration(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).accepted > 0
+    }
+
     pub(super) fn rejected(&self) {
         self.change(|inner| inner.rejected += 1);
     }
