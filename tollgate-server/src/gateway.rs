@@ -21,7 +21,7 @@ mod echo;
 mod exchange;
 mod failure;
 mod fault;
-mod frames;
+pub(crate) mod frames;
 mod framing;
 mod header_names;
 mod headers;

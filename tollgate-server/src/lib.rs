@@ -8,6 +8,8 @@ mod config;
 mod counter;
 mod decisions;
 mod descriptors;
+#[doc(hidden)]
+pub mod fuzzing;
 mod gateway;
 mod learning;
 mod limit_summary;

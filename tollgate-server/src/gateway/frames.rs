@@ -1,6 +1,6 @@
-//! Counts the HTTP/2 frames of a client connection.
+//! Counts the HTTP/2 frames of a client connection, of the gateway or the decision service.
 //!
-//! Some frames cost a client nothing and the gateway a little: `WINDOW_UPDATE`, `PRIORITY`, `SETTINGS`, `PING`, empty
+//! Some frames cost a client nothing and the server a little: `WINDOW_UPDATE`, `PRIORITY`, `SETTINGS`, `PING`, empty
 //! `DATA`, requests that are reset at once. A client that does useful work sends a few of them for each request and
 //! each piece of a response. A connection that carries nothing else is closed with `GOAWAY` (`ENHANCE_YOUR_CALM`).
 //! Until then it takes turns with the others of its worker.
@@ -35,9 +35,9 @@ const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
 
-/// The reason why the gateway closes a client's connection.
+/// The reason why the server closes a client's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Misuse {
+pub(crate) enum Misuse {
     /// Too many frames that do nothing.
     CheapFrames,
     /// Too many requests that were reset before their responses were complete.
@@ -94,7 +94,7 @@ impl FrameParser {
 
 /// The frame counts of one connection.
 #[derive(Debug)]
-pub(super) struct Frames {
+pub(crate) struct Frames {
     from_client: FrameParser,
     to_client: FrameParser,
     credit: u32,
@@ -103,7 +103,7 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    pub(super) fn new(now: Tick) -> Self {
+    pub(crate) fn new(now: Tick) -> Self {
         let from_client = FrameParser { skipped: PREFACE_BYTES, ..FrameParser::default() };
         Self { from_client, to_client: FrameParser::default(), credit: MAX_CREDIT, paid_until: now, in_turn: 0 }
     }
@@ -115,7 +115,7 @@ impl Frames {
 
     /// Counts frames received from the client. If there are too many cheap ones, returns the number of bytes up to the
     /// frame that ends the connection.
-    pub(super) fn received(&mut self, bytes: &[u8], now: Tick) -> Result<(), usize> {
+    pub(crate) fn received(&mut self, bytes: &[u8], now: Tick) -> Result<(), usize> {
         let ticks = u32::try_from(now.saturating_sub(self.paid_until)).unwrap_or(u32::MAX);
         self.paid_until = now;
         self.earn(ticks.saturating_mul(CREDIT_PER_TICK));
@@ -136,7 +136,7 @@ impl Frames {
     }
 
     /// Counts frames sent to the client.
-    pub(super) fn sent(&mut self, bytes: &[u8]) {
+    pub(crate) fn sent(&mut self, bytes: &[u8]) {
         let mut at = 0;
         while at < bytes.len() {
             let (taken, head) = self.to_client.step(&bytes[at..]);
@@ -152,7 +152,7 @@ impl Frames {
     }
 
     /// Returns whether other connections should get their turn before more is read. The next call starts a new turn.
-    pub(super) fn ends_turn(&mut self) -> bool {
+    pub(crate) fn ends_turn(&mut self) -> bool {
         let is_over = self.in_turn >= FRAMES_PER_TURN;
         if is_over {
             self.in_turn = 0;
@@ -164,7 +164,7 @@ impl Frames {
 /// Bytes that make hyper end an HTTP/2 connection with `GOAWAY` and `ENHANCE_YOUR_CALM`, for which it has no API: a
 /// head whose `CONTINUATION` frames never end.
 #[derive(Debug, Default)]
-pub(super) struct GoawayTrigger {
+pub(crate) struct GoawayTrigger {
     /// The number of bytes produced.
     written: usize,
 }
@@ -174,7 +174,7 @@ impl GoawayTrigger {
     const MAX_BYTES: usize = HEAD_BYTES << 20;
 
     /// Returns the next byte.
-    pub(super) fn next_byte(&mut self) -> Option<u8> {
+    pub(crate) fn next_byte(&mut self) -> Option<u8> {
         if self.written >= Self::MAX_BYTES {
             return None;
         }
@@ -192,14 +192,14 @@ const LOG_EVERY_TICKS: u64 = 100;
 
 /// Closed connections that were not logged yet, and the tick of the last log line.
 #[derive(Debug, Default)]
-pub(super) struct Closings {
+pub(crate) struct Closings {
     unlogged: AtomicU64,
     logged_at: AtomicU64,
 }
 
 impl Closings {
     /// Logs a closed connection, unless another one was logged recently.
-    pub(super) fn log(&self, misuse: Misuse, peer: std::net::IpAddr, now: Tick) {
+    pub(crate) fn log(&self, misuse: Misuse, peer: std::net::IpAddr, now: Tick) {
         let unlogged = self.unlogged.fetch_add(1, Relaxed) + 1;
         let logged_at = self.logged_at.load(Relaxed);
         let is_due = logged_at == 0 || now.saturating_sub(logged_at) >= LOG_EVERY_TICKS;

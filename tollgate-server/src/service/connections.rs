@@ -10,6 +10,8 @@
 //! socket over to another accepts no more connections, and drains its own in the same way.
 
 mod activity;
+mod body_budget;
+mod close_notify;
 mod http;
 mod interrupts;
 
@@ -26,10 +28,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
 use tollgate::rules::file::internal::Listener;
 
 pub(crate) use self::activity::TICK;
+pub(crate) use self::body_budget::BodyError;
+use self::close_notify::CloseNotify;
 pub(crate) use self::http::{IDLE_DEADLINE, Requests, refuse as refuse_http, serve as serve_http};
 pub(crate) use self::interrupts::{Interrupt, Interrupts};
 use super::proxy_protocol::{self, ProxyProtocol};
@@ -331,11 +334,11 @@ async fn begin_secured(
     peer: SocketAddr,
     proxy_protocol: ProxyProtocol,
     tls: Option<TlsAcceptor>,
-) -> Option<(MaybeTls<TlsStream<TcpStream>>, SocketAddr)> {
+) -> Option<(MaybeTls<CloseNotify>, SocketAddr)> {
     let (io, peer) = begin(io, peer, proxy_protocol).await?;
     let Some(tls) = tls else { return Some((MaybeTls::Plain(io), peer)) };
     let io = timeout(HEAD_DEADLINE, tls.accept(io)).await.ok()?.ok()?;
-    Some((MaybeTls::Tls(Box::new(io)), peer))
+    Some((MaybeTls::Tls(Box::new(CloseNotify::new(io))), peer))
 }
 
 /// Reads the PROXY header, if one is required. Returns `None` if the connection has to be closed.
@@ -356,7 +359,7 @@ where
 #[cfg(test)]
 mod tests {
     use axum::extract::ConnectInfo;
-    use axum::routing::get;
+    use axum::routing::{get, post};
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
     use tokio::time::Instant;
 
@@ -370,6 +373,33 @@ mod tests {
     fn connect(buffer_bytes: usize) -> (DuplexStream, watch::Sender<Stage>) {
         let router = Router::new().route("/", get(|| async { "x".repeat(RESPONSE_BYTES) }));
         connect_to(router, ProxyProtocol::Off, buffer_bytes)
+    }
+
+    /// An HTTP/2 client cannot make the server hold more than a few bodies at a time. Other requests are answered.
+    #[tokio::test]
+    async fn bodies_of_a_connection_share_a_bound() {
+        let received = |body: axum::body::Bytes| async move { body.len().to_string() };
+        let (client, _serving) = connect_to(Router::new().route("/", post(received)), ProxyProtocol::Off, 64 << 10);
+        let (mut send, connection) = h2::client::handshake(client).await.unwrap();
+        tokio::spawn(connection);
+        let request = || ::http::Request::post("http://tollgate/").body(()).unwrap();
+        let mut bodies = Vec::new();
+        for _ in 0..8 {
+            let (response, mut body) = send.send_request(request(), false).unwrap();
+            body.send_data(vec![b'x'; 1 << 20].into(), false).unwrap();
+            bodies.push((response, body));
+        }
+        let (first, others) = futures_util::future::select_ok(
+            bodies.into_iter().map(|(response, body)| Box::pin(async { Ok::<_, h2::Error>((response.await?, body)) })),
+        )
+        .await
+        .unwrap();
+        assert_eq!(first.0.status(), 400, "a body that has no room ends");
+        drop((first, others));
+        let (response, mut body) = send.send_request(request(), false).unwrap();
+        body.send_data(vec![b'x'; 1 << 20].into(), true).unwrap();
+        let mut answer = response.await.unwrap().into_body();
+        assert_eq!(answer.data().await.unwrap().unwrap(), "1048576");
     }
 
     /// Connects to a server that responds with the client's address, behind a load balancer.

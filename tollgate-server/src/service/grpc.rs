@@ -154,19 +154,28 @@ impl RateLimitService for GrpcState {
     ) -> Result<Response<RateLimitResponse>, Status> {
         let time_left = time_left(request.metadata().as_ref());
         let request = request.into_inner();
-        let decided = self.decide(&request);
-        let response = match time_left {
+        if self.gate.redis().is_none() {
+            // Decided at once.
+            return self.decide(&request).await.map(Response::new);
+        }
+        // The decision continues if the client stops waiting for it. Otherwise units that were taken for a request that
+        // is denied in the end would not be given back.
+        let state = self.clone();
+        let decided = tokio::spawn(async move { state.decide(&request).await });
+        let decided = match time_left {
             Some(time_left) => timeout(time_left, decided).await.map_err(|_| {
                 Status::deadline_exceeded("the store did not reply within the deadline of the request: allow more time")
             })?,
             None => decided.await,
         };
-        response.map(Response::new)
+        decided
+            .map_err(|_| Status::internal("the decision failed: report this with the log of the server"))?
+            .map(Response::new)
     }
 }
 
 impl GrpcState {
-    async fn decide(&self, request: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
+    pub(crate) async fn decide(&self, request: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
         // One set of rules for the whole request, even if a reload happens meanwhile.
         let gate = self.gate.pinned();
         let rules = gate.rules();

@@ -40,7 +40,8 @@ use self::check_response::CheckResponse;
 pub(crate) use self::check_response::reason;
 use self::connection::CheckProtocol;
 pub(crate) use self::error_body::{ErrorBody, quoted};
-use super::connections::{self, Options, Requests, Stop};
+use self::simple_check::{After, SimpleChecks};
+use super::connections::{self, BodyError, Options, Requests, Stop};
 use super::cross_site::{Hosts, guard};
 use super::tokens::Tokens;
 use crate::decisions::Decisions;
@@ -73,6 +74,18 @@ pub(crate) async fn run(
     let requests = Requests { surface: options.surface, surfaces: Arc::clone(&options.surfaces) };
     let protocol = CheckProtocol { router, requests, state, hosts };
     connections::serve_protocol(listener, protocol, options, shutdown).await;
+}
+
+/// Returns the routes of the service, for requests that need no connection.
+pub(crate) fn routes(state: ServiceState) -> Router {
+    router(state)
+}
+
+/// Answers a simple check as on a connection. Returns `None` if it is left to the router.
+pub(crate) async fn answer_simple_check(state: ServiceState, request: &[u8]) -> Option<Vec<u8>> {
+    let mut output = Vec::new();
+    let mut checks = SimpleChecks::new(state, Hosts::new("service.http.hosts", [], None));
+    checks.answer(request, &mut output, After::KeepAlive).await.map(|_| output)
 }
 
 fn router(state: ServiceState) -> Router {
@@ -183,10 +196,15 @@ async fn read_body(request: Request) -> Result<Bytes, ErrorBody> {
     match timeout(BODY_DEADLINE, Bytes::from_request(request, &())).await {
         Ok(Ok(body)) => Ok(body),
         Ok(Err(rejection)) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => Err(too_large()),
-        Ok(Err(rejection)) => Err(ErrorBody {
-            status: StatusCode::BAD_REQUEST,
-            error: "unreadable_body",
-            message: format!("{}: send the whole body", rejection.body_text()),
+        Ok(Err(rejection)) => Err(match BodyError::overload(&rejection) {
+            Some(message) => {
+                let (status, error) = (StatusCode::SERVICE_UNAVAILABLE, "overloaded");
+                ErrorBody { status, error, message: message.to_owned() }
+            }
+            None => {
+                let message = format!("{}: send the whole body", rejection.body_text());
+                ErrorBody { status: StatusCode::BAD_REQUEST, error: "unreadable_body", message }
+            }
         }),
         Err(_) => Err(ErrorBody {
             status: StatusCode::REQUEST_TIMEOUT,

@@ -3,6 +3,7 @@
 //! Commands of a pipeline are executed in order. In memory, each is decided at once. On Redis, they are sent in order
 //! and together, so that they share round trips. Replies are sent in the order of the commands.
 
+mod catalogue;
 mod command;
 mod frame;
 mod reply;
@@ -42,6 +43,8 @@ const MAX_REPLY_BYTES: usize = 64 * 1024;
 /// The most commands of one connection that wait for Redis at a time.
 const MAX_PENDING: usize = 1_000;
 const READ_BYTES: usize = 16 * 1024;
+/// The most bytes that are read and ignored after the last reply.
+const MAX_LINGER_BYTES: u64 = 256 * 1024;
 /// Commands of one connection that are executed before others get their turn.
 const COMMANDS_PER_TURN: u32 = 512;
 
@@ -88,13 +91,60 @@ impl Protocol for Resp {
     where
         Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let refusal = async {
-            io.write_all(b"-ERR max number of clients reached\r\n").await?;
-            io.shutdown().await?;
-            // Reads what the client has sent, so that closing does not destroy the reply.
-            tokio::io::copy(&mut io.take(READ_BYTES as u64), &mut tokio::io::sink()).await
-        };
-        _ = timeout(connections::REFUSAL_DEADLINE, refusal).await;
+        let refusal = io.write_all(b"-ERR max number of clients reached\r\n");
+        if let Ok(Ok(())) = timeout(connections::REFUSAL_DEADLINE, refusal).await {
+            close(io).await;
+        }
+    }
+}
+
+/// Closes a connection whose client may still send. Reads what arrives for a moment, because closing a socket with
+/// unread bytes would destroy the last reply.
+async fn close<Io: AsyncRead + AsyncWrite + Unpin>(mut io: Io) {
+    let closing = async {
+        io.shutdown().await?;
+        tokio::io::copy(&mut io.take(MAX_LINGER_BYTES), &mut tokio::io::sink()).await
+    };
+    // The client may have disconnected already.
+    _ = timeout(connections::REFUSAL_DEADLINE, closing).await;
+}
+
+/// The end of a connection whose input arrived in pieces.
+pub(crate) struct Conversation {
+    pub(crate) replies: Vec<u8>,
+    /// Whether the server closes the connection.
+    pub(crate) is_closed: bool,
+}
+
+/// Executes the commands of a connection whose input arrives in these pieces. Returns `None` if the store is not in
+/// memory, because then there would be something to wait for.
+pub(crate) fn execute_pieces<'p>(
+    engine: Arc<Engine>,
+    pieces: impl IntoIterator<Item = &'p [u8]>,
+) -> Option<Conversation> {
+    let (mut session, mut input, mut replies) = (Session::new(engine, 1), Vec::new(), Vec::new());
+    for piece in pieces {
+        input.extend_from_slice(piece);
+        if let (End::Close, _) = execute(&mut replies, &mut session, &mut input).now_or_never()?.ok()? {
+            return Some(Conversation { replies, is_closed: true });
+        }
+    }
+    Some(Conversation { replies, is_closed: false })
+}
+
+/// Parses the requests at the start of `input`, up to the first one that is incomplete or malformed. Returns their
+/// words, and whether one is malformed.
+pub(crate) fn parse_requests(mut input: &[u8]) -> (Vec<Vec<Vec<u8>>>, bool) {
+    let mut requests = Vec::new();
+    loop {
+        match frame::parse(input) {
+            Ok(Some((words, used))) => {
+                requests.push(words.iter().map(|word| word.to_vec()).collect());
+                input = &input[used..];
+            }
+            Ok(None) => return (requests, false),
+            Err(_) => return (requests, true),
+        }
     }
 }
 
@@ -115,6 +165,7 @@ where
         has_executed: false,
         is_ending: false,
         was_last_read: false,
+        has_ticked: false,
     };
     let mut input: Vec<u8> = Vec::with_capacity(READ_BYTES);
     let mut in_turn = 0;
@@ -122,12 +173,17 @@ where
         let began = surfaces.now();
         let (end, commands) = execute(&mut io, &mut session, &mut input).await?;
         let errors = u64::from(std::mem::take(&mut session.replies.errors));
-        let outcomes =
-            [(RequestOutcome::Ok, u64::from(commands).saturating_sub(errors)), (RequestOutcome::Invalid, errors)];
+        let unauthenticated = u64::from(std::mem::take(&mut session.replies.unauthenticated));
+        let outcomes = [
+            (RequestOutcome::Ok, u64::from(commands).saturating_sub(errors)),
+            (RequestOutcome::Invalid, errors.saturating_sub(unauthenticated)),
+            (RequestOutcome::Unauthenticated, unauthenticated),
+        ];
         for counted in outcomes.into_iter().filter(|(_, count)| *count > 0) {
             surfaces.observe_all(Surface::Resp, counted, began);
         }
         if end == End::Close {
+            close(io).await;
             return Ok(());
         }
         wait.has_executed |= commands > 0;
@@ -145,7 +201,10 @@ where
         input.reserve(READ_BYTES);
         if wait.read(&mut io, &mut input).await? == End::Close {
             // The client receives the last replies, and then the end.
-            return io.shutdown().await;
+            return timeout(connections::REFUSAL_DEADLINE, io.shutdown()).await.unwrap_or(Ok(()));
+        }
+        if std::mem::take(&mut wait.has_ticked) {
+            session.refresh_tokens();
         }
     }
 }
@@ -161,6 +220,8 @@ struct Wait {
     is_ending: bool,
     /// Whether the input was read since the end began.
     was_last_read: bool,
+    /// Whether a tick has passed since the tokens were looked at.
+    has_ticked: bool,
 }
 
 impl Wait {
@@ -176,7 +237,10 @@ impl Wait {
                     Interrupt::Stage(Stage::Serving | Stage::Closing) => {}
                     Interrupt::Stage(Stage::Ending) => self.is_ending = true,
                     Interrupt::Stage(Stage::Cut) => return Poll::Ready(Ok(End::Close)),
-                    Interrupt::Tick => self.idle += TICK,
+                    Interrupt::Tick => {
+                        self.idle += TICK;
+                        self.has_ticked = true;
+                    }
                 }
             }
             // Requests that have arrived are executed once more at the end.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use axum::http::Response;
 use tokio::time::Instant;
 
+use crate::gateway::frames::{Closings, Misuse};
 use crate::gateway::tls::CertificateReloads;
 use crate::metrics::Page;
 use crate::notice;
@@ -127,6 +128,7 @@ pub(crate) struct Moment(u64);
 pub(crate) struct Surfaces {
     started: Instant,
     clock: quanta::Clock,
+    closings: Closings,
     counts: [Counts; Surface::ALL.len()],
     /// The certificates of listeners with TLS, which own them.
     certificates: Mutex<Vec<(SocketAddr, Weak<CertificateReloads>)>>,
@@ -140,6 +142,8 @@ struct Counts {
     connections: AtomicI64,
     /// Connections that were refused because there was no room.
     refused: AtomicU64,
+    /// HTTP/2 connections that were closed because of too many frames without effect.
+    closed: AtomicU64,
     /// When the last log line about them was written, in seconds after the start, plus 1. 0 if there was none.
     warned: AtomicU64,
     /// Requests, by [`RequestOutcome::ALL`].
@@ -168,6 +172,7 @@ impl Default for Surfaces {
         Self {
             started: Instant::now(),
             clock: quanta::Clock::new(),
+            closings: Closings::default(),
             counts: Default::default(),
             certificates: Mutex::default(),
         }
@@ -234,13 +239,26 @@ impl Surfaces {
         }
     }
 
+    /// Counts and logs an HTTP/2 connection that is closed because of too many frames without effect.
+    pub(crate) fn closed(&self, surface: Surface, peer: SocketAddr) {
+        self.of(surface).closed.fetch_add(1, Relaxed);
+        let tenths = self.started.elapsed().as_millis() / 100;
+        self.closings.log(Misuse::CheapFrames, peer.ip().to_canonical(), u64::try_from(tenths).unwrap_or(u64::MAX));
+    }
+
     pub(crate) fn write_metrics(&self, page: &mut Page<'_>) -> fmt::Result {
         let each = || Surface::ALL.iter().map(|surface| ([("surface", surface.as_str())], self.of(*surface)));
-        let rows = each().map(|(labels, counts)| (labels, counts.connections.load(Relaxed)));
+        // The connections of `authorize` are those of `http`.
+        let listening = || each().zip(Surface::ALL).filter(|(_, surface)| *surface != Surface::Authorize);
+        let rows = listening().map(|((labels, counts), _)| (labels, counts.connections.load(Relaxed)));
         page.gauges("tollgate_service_connections", "Open connections, by surface", rows)?;
-        let rows = each().map(|(labels, counts)| (labels, counts.refused.load(Relaxed)));
+        let rows = listening().map(|((labels, counts), _)| (labels, counts.refused.load(Relaxed)));
         let help = "Connections refused because max_connections was reached, by surface";
         page.counters("tollgate_service_connections_refused", help, rows)?;
+        let rows = listening()
+            .map(|(([surface], counts), _)| ([surface, ("reason", "cheap_frames")], counts.closed.load(Relaxed)));
+        let help = "HTTP/2 connections closed with GOAWAY because of misuse by the client, by surface";
+        page.counters("tollgate_service_connections_closed", help, rows)?;
         let rows = each().flat_map(|([surface], counts)| {
             let outcomes = RequestOutcome::ALL.iter().zip(&counts.requests);
             outcomes.map(move |(outcome, count)| ([surface, ("outcome", outcome.as_str())], count.load(Relaxed)))

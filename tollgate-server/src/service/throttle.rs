@@ -1,23 +1,53 @@
-//! Token buckets whose numbers are arguments of each command, as in `CL.THROTTLE`.
+//! Token buckets whose numbers are arguments of each command, as in `CL.THROTTLE`, or fields of a descriptor.
 //!
-//! All commands share one limit. Other numbers are a variant of it, so units that a key has spent count for all
-//! numbers, as in redis-cell. The state is in the gate's store: in the same memory, or on the same Redis.
+//! All commands share one limit, and all descriptors another. Other numbers are a variant of it, so units that a key has
+//! spent count for all numbers, as in redis-cell. The state is in the gate's store: in the same memory, or on the same
+//! Redis.
+//!
+//! The number of variants is bounded. If there are too many, those that were not used lately are removed. The store
+//! keeps what keys have spent under them, and converts it to the numbers of the next check. So removing a variant gives
+//! no key its quota back.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ahash::RandomState;
 use arc_swap::ArcSwap;
 use futures_util::future::BoxFuture;
+use tokio::time::Instant;
 use tollgate::redis::RedisLimiter;
 use tollgate::{Decision, Gate, Hit, InvalidLimit, Limit, LimitId, LimitSet, Limiter, Rate, TokenBucket};
 
-/// The name of the limit. The names of its keys on Redis contain it.
-pub(crate) const NAME: &str = "CL.THROTTLE";
-
 /// The most different numbers at a time. Each takes a few kilobytes, and adding one copies the list.
 const MAX_NUMBERS: usize = 1_000;
+
+/// The part of the numbers that is removed together, so that those in use have time to be used again.
+const REMOVED_PART: usize = 8;
+
+/// The shortest time between two removals. Adding numbers to a full list takes milliseconds, so this bounds the work
+/// for clients that send ever different numbers.
+const REMOVE_EVERY: Duration = Duration::from_secs(10);
+
+/// The source of the numbers. Keys of different sources are different, whatever clients send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// `CL.THROTTLE` and `THROTTLE`.
+    Commands,
+    /// The limit in a descriptor of Envoy's rate limit service.
+    Descriptors,
+}
+
+impl Source {
+    /// Returns the name of the limit. The names of its keys on Redis contain it.
+    const fn limit_name(self) -> &'static str {
+        match self {
+            Self::Commands => "CL.THROTTLE",
+            Self::Descriptors => "RateLimitDescriptor.limit",
+        }
+    }
+}
 
 /// The numbers of one bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,33 +67,62 @@ pub(crate) enum Throttled {
 #[derive(Debug)]
 pub(crate) enum CannotThrottle {
     Invalid(InvalidLimit),
-    TooMany,
+    TooMany(Source),
 }
 
 impl std::fmt::Display for CannotThrottle {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Invalid(error) => error.fmt(out),
-            Self::TooMany => write!(
-                out,
-                "more than {MAX_NUMBERS} different limits: use limits of the rule file with TOLLGATE.CHECK, or fewer \
-                 different numbers"
-            ),
-        }
+        let instead = match self {
+            Self::Invalid(error) => return error.fmt(out),
+            Self::TooMany(Source::Commands) => "check limits of the rule file with TOLLGATE.CHECK",
+            Self::TooMany(Source::Descriptors) => "leave `limit` out, so that limits of the rule file apply",
+        };
+        write!(
+            out,
+            "more than {MAX_NUMBERS} different limits within a few seconds: use fewer different numbers, or {instead}"
+        )
     }
 }
 
-/// The buckets of all commands.
+/// The buckets of all sources.
 pub(crate) struct Throttles {
+    pub(crate) commands: Buckets,
+    pub(crate) descriptors: Buckets,
+}
+
+impl Throttles {
+    pub(crate) fn new(gate: &Gate) -> Self {
+        let [commands, descriptors] = [Source::Commands, Source::Descriptors].map(|source| Buckets::new(gate, source));
+        Self { commands, descriptors }
+    }
+
+    /// Switches to the gate's current store. If it is the same store, spent units stay spent.
+    pub(crate) fn follow(&self, gate: &Gate) {
+        self.commands.follow(gate);
+        self.descriptors.follow(gate);
+    }
+}
+
+/// The buckets of one source.
+pub(crate) struct Buckets {
+    source: Source,
+    max_numbers: usize,
     state: ArcSwap<State>,
-    changing: Mutex<()>,
+    /// When numbers were last removed. Locked while the state is replaced.
+    removed_at: Mutex<Option<Instant>>,
 }
 
 struct State {
     store: Store,
-    /// The limits in the order of their ids: the base limit, then its variants.
+    /// The limits in the order of their ids: the base limit, then its variants. The oldest first.
     limits: Vec<(Numbers, Limit)>,
-    ids: HashMap<Numbers, LimitId, RandomState>,
+    known: HashMap<Numbers, Known, RandomState>,
+}
+
+/// The id of a limit, and whether it was used since numbers were last removed.
+struct Known {
+    id: LimitId,
+    was_used: AtomicBool,
 }
 
 #[derive(Clone)]
@@ -77,86 +136,125 @@ impl Store {
         gate.redis().map(Self::Redis).or_else(|| gate.memory().map(Self::Memory))
     }
 
-    fn with_limits(&self, limits: LimitSet) -> Result<(Self, Vec<LimitId>), InvalidLimit> {
+    /// Returns the store with these limits, and their ids.
+    fn with_limits(&self, name: &str, limits: LimitSet) -> Result<(Self, Vec<LimitId>), InvalidLimit> {
         fn ids(base: Option<LimitId>, variants: impl Iterator<Item = LimitId>) -> Vec<LimitId> {
             base.into_iter().chain(variants).collect()
         }
         Ok(match self {
             Self::Memory(limiter) => {
                 let limiter = limiter.with_limits(limits)?;
-                let ids = ids(limiter.id(NAME), limiter.variants());
+                let ids = ids(limiter.id(name), limiter.variants());
                 (Self::Memory(limiter), ids)
             }
             Self::Redis(limiter) => {
                 let limiter = limiter.with_limits(limits)?;
-                let ids = ids(limiter.id(NAME), limiter.variants());
+                let ids = ids(limiter.id(name), limiter.variants());
                 (Self::Redis(limiter), ids)
             }
         })
     }
 }
 
-impl Throttles {
-    pub(crate) fn new(gate: &Gate) -> Self {
-        Self { state: ArcSwap::from_pointee(State::empty(gate)), changing: Mutex::new(()) }
+impl Buckets {
+    fn new(gate: &Gate, source: Source) -> Self {
+        let state = ArcSwap::from_pointee(State::empty(gate));
+        Self { source, max_numbers: MAX_NUMBERS, state, removed_at: Mutex::new(None) }
     }
 
-    /// Switches to the gate's current store. If it is the same store, spent units stay spent.
-    pub(crate) fn follow(&self, gate: &Gate) {
-        let _alone = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+    fn follow(&self, gate: &Gate) {
+        let _alone = self.removed_at.lock().unwrap_or_else(PoisonError::into_inner);
         self.state.store(Arc::new(State::empty(gate)));
     }
 
     /// Takes `cost` units from the key's bucket with these numbers, or none.
     pub(crate) fn check(&self, numbers: Numbers, key: &[u8], cost: u64) -> Result<Throttled, CannotThrottle> {
         let state = self.state.load();
-        match state.ids.get(&numbers) {
-            Some(id) => Ok(state.check(*id, key, cost)),
+        match state.used(numbers) {
+            Some(id) => Ok(state.check(id, key, cost)),
             None => {
                 drop(state);
-                self.add(numbers)?;
-                let state = self.state.load();
-                // A concurrent reload may have cleared the list.
-                match state.ids.get(&numbers) {
-                    Some(id) => Ok(state.check(*id, key, cost)),
-                    None => Err(CannotThrottle::TooMany),
-                }
+                let state = self.add(numbers)?;
+                let id = state.used(numbers).ok_or(CannotThrottle::TooMany(self.source))?;
+                Ok(state.check(id, key, cost))
             }
         }
     }
 
-    fn add(&self, numbers: Numbers) -> Result<(), CannotThrottle> {
-        let _alone = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let state = self.state.load();
-        if state.ids.contains_key(&numbers) {
-            return Ok(());
+    /// Adds numbers. Returns the state that has them.
+    fn add(&self, numbers: Numbers) -> Result<Arc<State>, CannotThrottle> {
+        let mut removed_at = self.removed_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.load_full();
+        if state.known.contains_key(&numbers) {
+            return Ok(state);
         }
-        if state.limits.len() >= MAX_NUMBERS {
-            return Err(CannotThrottle::TooMany);
+        let name = self.source.limit_name();
+        let limit = numbers.limit(name).map_err(CannotThrottle::Invalid)?;
+        let is_full = state.limits.len() >= self.max_numbers;
+        let now = Instant::now();
+        if is_full && removed_at.is_some_and(|removed_at| now < removed_at + REMOVE_EVERY) {
+            return Err(CannotThrottle::TooMany(self.source));
         }
-        let limit = numbers.limit().map_err(CannotThrottle::Invalid)?;
-        let limits: Vec<(Numbers, Limit)> = state.limits.iter().cloned().chain([(numbers, limit)]).collect();
+        let mut limits = if is_full { state.without_unused() } else { state.limits.clone() };
+        limits.push((numbers, limit));
         let mut set = LimitSet::new();
-        for (nth, (_, limit)) in limits.iter().enumerate() {
-            set = if nth == 0 { set.limit(limit.clone()) } else { set.variant(nth.to_string(), limit.clone()) };
+        for (nth, (numbers, limit)) in limits.iter().enumerate() {
+            set = if nth == 0 { set.limit(limit.clone()) } else { set.variant(numbers.to_string(), limit.clone()) };
         }
-        let (store, ids) = state.store.with_limits(set).map_err(CannotThrottle::Invalid)?;
-        let ids = limits.iter().map(|(numbers, _)| *numbers).zip(ids).collect();
-        self.state.store(Arc::new(State { store, limits, ids }));
-        Ok(())
+        let (store, ids) = state.store.with_limits(name, set).map_err(CannotThrottle::Invalid)?;
+        let known = limits.iter().zip(ids).map(|((numbers, _), id)| {
+            let was_used = !is_full && state.known.get(numbers).is_some_and(|known| known.was_used.load(Relaxed));
+            (*numbers, Known { id, was_used: AtomicBool::new(was_used) })
+        });
+        let next = Arc::new(State { store, known: known.collect(), limits });
+        self.state.store(Arc::clone(&next));
+        if is_full {
+            *removed_at = Some(now);
+        }
+        Ok(next)
     }
 }
 
 impl Numbers {
-    fn limit(&self) -> Result<Limit, InvalidLimit> {
-        Limit::new(NAME, TokenBucket::new(self.capacity, Rate::new(self.count, self.period)))
+    fn limit(&self, name: &str) -> Result<Limit, InvalidLimit> {
+        Limit::new(name, TokenBucket::new(self.capacity, Rate::new(self.count, self.period)))
+    }
+}
+
+/// Writes the name of the variant with these numbers.
+impl std::fmt::Display for Numbers {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "{}, {} per {:?}", self.capacity, self.count, self.period)
     }
 }
 
 impl State {
     fn empty(gate: &Gate) -> Self {
         let store = Store::of(gate).expect("a gate has a store in memory or on Redis");
-        Self { store, limits: Vec::new(), ids: HashMap::default() }
+        Self { store, limits: Vec::new(), known: HashMap::default() }
+    }
+
+    /// Returns the id of the limit with these numbers, and marks it as used.
+    fn used(&self, numbers: Numbers) -> Option<LimitId> {
+        let known = self.known.get(&numbers)?;
+        // Written once, so that threads do not contend for it.
+        if !known.was_used.load(Relaxed) {
+            known.was_used.store(true, Relaxed);
+        }
+        Some(known.id)
+    }
+
+    /// Returns the limits without the oldest ones that were not used since the last removal, or without the oldest if
+    /// all were used.
+    fn without_unused(&self) -> Vec<(Numbers, Limit)> {
+        let was_used = |numbers: &Numbers| self.known.get(numbers).is_some_and(|known| known.was_used.load(Relaxed));
+        let (used, mut unused): (Vec<_>, Vec<_>) =
+            self.limits.iter().cloned().partition(|(numbers, _)| was_used(numbers));
+        let most = self.limits.len().div_ceil(REMOVED_PART);
+        let removed = most.min(unused.len());
+        let mut kept = unused.split_off(removed);
+        kept.extend(used.into_iter().skip(if removed == 0 { most } else { 0 }));
+        kept
     }
 
     fn check(&self, id: LimitId, key: &[u8], cost: u64) -> Throttled {
@@ -184,7 +282,7 @@ mod tests {
         let gate =
             Gate::with_limiter(RuleSet::builder().build().expect("built"), Limiter::builder().clock(clock.clone()))
                 .expect("built");
-        let throttles = Throttles::new(&gate);
+        let throttles = Buckets::new(&gate, Source::Commands);
         let numbers = Numbers { capacity: 5, count: 1, period: SECOND };
         // Milliseconds since the start, and the quantity; then whether it is limited, what remains, and the
         // milliseconds to the reset and to the retry.
@@ -224,7 +322,7 @@ mod tests {
     #[test]
     fn a_key_has_one_count_under_all_numbers() {
         let gate = Gate::in_memory(RuleSet::builder().build().expect("built")).expect("built");
-        let throttles = Throttles::new(&gate);
+        let throttles = Buckets::new(&gate, Source::Commands);
         let numbers = |capacity| Numbers { capacity, count: 1, period: Duration::from_secs(3600) };
         let remaining = |capacity, cost| match throttles.check(numbers(capacity), b"ann", cost).expect("valid") {
             Throttled::Ready(decision) => decision.remaining(),
@@ -237,15 +335,89 @@ mod tests {
         assert_eq!(remaining(10, 0), 3, "a reload keeps what was spent");
     }
 
-    #[test]
-    fn the_number_of_different_limits_is_bounded() {
+    /// Fewer than [`MAX_NUMBERS`], because adding numbers takes long in a build for tests.
+    const ROOM: usize = 32;
+
+    fn buckets(source: Source) -> Buckets {
         let gate = Gate::in_memory(RuleSet::builder().build().expect("built")).expect("built");
-        let throttles = Throttles::new(&gate);
-        let check = |capacity| throttles.check(Numbers { capacity, count: 1, period: SECOND }, b"ann", 1);
-        for capacity in 1..=MAX_NUMBERS as u64 {
-            assert!(check(capacity).is_ok(), "{capacity}");
+        Buckets { max_numbers: ROOM, ..Buckets::new(&gate, source) }
+    }
+
+    fn decided(throttles: &Buckets, capacity: u64, key: &[u8], cost: u64) -> Result<Decision, CannotThrottle> {
+        let numbers = Numbers { capacity, count: 1, period: Duration::from_secs(3600) };
+        match throttles.check(numbers, key, cost)? {
+            Throttled::Ready(decision) => Ok(decision),
+            Throttled::Pending(_) => panic!("the store is in memory"),
         }
-        assert!(matches!(check(MAX_NUMBERS as u64 + 1), Err(CannotThrottle::TooMany)));
-        assert!(check(1).is_ok(), "the others still work");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn numbers_that_were_not_used_lately_make_room_for_others() {
+        let throttles = buckets(Source::Commands);
+        let check = |capacity| decided(&throttles, capacity, b"ann", 1);
+        for capacity in 1..=ROOM as u64 {
+            check(capacity).expect("there is room");
+        }
+        for capacity in 1..=2 * ROOM as u64 {
+            let next = ROOM as u64 + capacity;
+            if let Err(error) = check(next) {
+                assert!(matches!(error, CannotThrottle::TooMany(Source::Commands)), "{error}");
+                tokio::time::advance(REMOVE_EVERY).await;
+                check(next).expect("others were removed");
+            }
+            check(ROOM as u64).expect("numbers in use stay");
+            assert!(throttles.state.load().limits.len() <= ROOM);
+        }
+        let state = throttles.state.load();
+        let capacities = || state.limits.iter().map(|(numbers, _)| numbers.capacity);
+        assert_eq!(capacities().filter(|capacity| *capacity <= ROOM as u64).collect::<Vec<_>>(), [ROOM as u64]);
+        assert_eq!(capacities().max(), Some(3 * ROOM as u64));
+    }
+
+    /// A key that has spent its quota stays denied after its numbers, and all others of that time, were removed.
+    #[tokio::test(start_paused = true)]
+    async fn removed_numbers_give_no_key_its_quota_back() {
+        let throttles = buckets(Source::Commands);
+        let numbers = |count| Numbers { capacity: 10, count, period: Duration::from_secs(3600) };
+        let check = |count, key: &[u8], cost| match throttles.check(numbers(count), key, cost) {
+            Ok(Throttled::Ready(decision)) => Some(decision),
+            Ok(Throttled::Pending(_)) => panic!("the store is in memory"),
+            Err(_) => None,
+        };
+        assert!(check(1, b"ann", 10).expect("valid").is_allowed());
+        for count in 2..=2 * ROOM as u64 {
+            if check(count, b"bob", 1).is_none() {
+                tokio::time::advance(REMOVE_EVERY).await;
+                check(count, b"bob", 1).expect("others were removed");
+            }
+        }
+        assert!(!throttles.state.load().known.contains_key(&numbers(1)), "they were removed");
+        tokio::time::advance(REMOVE_EVERY).await;
+        for count in [1, 2 * ROOM as u64] {
+            let decision = check(count, b"ann", 1).expect("valid");
+            assert!(!decision.is_allowed() && decision.remaining() == 0, "{count} per hour: {decision:?}");
+        }
+        assert!(check(1, b"eve", 10).expect("valid").is_allowed());
+    }
+
+    #[test]
+    fn numbers_that_are_all_in_use_make_room_too() {
+        let throttles = buckets(Source::Descriptors);
+        for capacity in 1..=ROOM as u64 + 1 {
+            decided(&throttles, capacity, b"ann", 0).expect("there is room");
+        }
+        let state = throttles.state.load();
+        assert_eq!(state.limits.len(), ROOM - ROOM / REMOVED_PART + 1);
+        drop(state);
+        decided(&throttles, 1, b"ann", 0).expect("they are added again");
+    }
+
+    #[test]
+    fn commands_and_descriptors_have_different_keys() {
+        let gate = Gate::in_memory(RuleSet::builder().build().expect("built")).expect("built");
+        let [commands, descriptors] = [Source::Commands, Source::Descriptors].map(|source| Buckets::new(&gate, source));
+        assert!(decided(&commands, 1, b"ann", 1).expect("valid").is_allowed());
+        assert!(decided(&descriptors, 1, b"ann", 1).expect("valid").is_allowed());
+        assert!(!decided(&commands, 1, b"ann", 1).expect("valid").is_allowed());
     }
 }

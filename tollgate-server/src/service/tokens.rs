@@ -8,6 +8,7 @@ use std::fmt;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -30,6 +31,16 @@ const CHECK_EVERY: Duration = Duration::from_secs(1);
 pub(crate) struct Tokens {
     path: PathBuf,
     state: Mutex<State>,
+    /// Grows whenever the tokens change.
+    generation: AtomicU64,
+}
+
+/// A token that was valid. The client of a long connection authenticates once, and its token may be removed later.
+#[derive(Debug)]
+pub(crate) struct Credential {
+    digest: [u8; 32],
+    /// The generation of tokens that it was last found in.
+    generation: u64,
 }
 
 #[derive(Debug)]
@@ -72,19 +83,44 @@ impl Tokens {
             TokensError { problem, fix }
         })?;
         let state = State { digests, version, checked: Instant::now() };
-        Ok(Self { path: path.to_owned(), state: Mutex::new(state) })
+        Ok(Self { path: path.to_owned(), state: Mutex::new(state), generation: AtomicU64::new(0) })
     }
 
     /// Returns whether the token is valid. Digests are compared, so the time that this takes reveals nothing about the
     /// tokens.
     pub(crate) fn contains(&self, token: &[u8]) -> bool {
-        let digest: [u8; 32] = Sha256::digest(token).into();
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        self.refresh(&mut state);
-        state.digests.iter().fold(false, |found, known| found | (*known == digest))
+        self.authenticate(token).is_some()
     }
 
-    fn refresh(&self, state: &mut State) {
+    /// Returns the credential of a client that sends this token, if it is valid.
+    pub(crate) fn authenticate(&self, token: &[u8]) -> Option<Credential> {
+        let digest = Sha256::digest(token).into();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.refresh_state(&mut state);
+        let generation = self.generation.load(Ordering::Acquire);
+        state.contains(digest).then_some(Credential { digest, generation })
+    }
+
+    /// Returns whether the token of a credential is still valid. This costs a load, unless the tokens have changed.
+    pub(crate) fn is_valid(&self, credential: &mut Credential) -> bool {
+        if credential.generation == self.generation.load(Ordering::Acquire) {
+            return true;
+        }
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_valid = state.contains(credential.digest);
+        if is_valid {
+            credential.generation = self.generation.load(Ordering::Acquire);
+        }
+        is_valid
+    }
+
+    /// Reads the file again if it has changed. Connections whose clients do not authenticate again call this from time
+    /// to time.
+    pub(crate) fn refresh(&self) {
+        self.refresh_state(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn refresh_state(&self, state: &mut State) {
         if state.checked.elapsed() < CHECK_EVERY {
             return;
         }
@@ -95,12 +131,21 @@ impl Tokens {
         }
         state.version = version;
         match read(&self.path) {
-            Ok(digests) => state.digests = digests,
+            Ok(digests) => {
+                state.digests = digests;
+                self.generation.fetch_add(1, Ordering::AcqRel);
+            }
             Err((problem, fix)) => notice::warn(format_args!(
                 "tokens_file {} is not used, and the tokens from before stay valid: {problem}: {fix}",
                 self.path.display()
             )),
         }
+    }
+}
+
+impl State {
+    fn contains(&self, digest: [u8; 32]) -> bool {
+        self.digests.iter().fold(false, |found, known| found | (*known == digest))
     }
 }
 
@@ -187,6 +232,27 @@ mod tests {
             tokens.contains(OLD.as_bytes()) && !tokens.contains(NEW.as_bytes()),
             "the modification time is the same"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn credential_ends_with_its_token() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens");
+        write(&path, &format!("{OLD}\n{NEW}\n"), 0);
+        let tokens = Tokens::open(&path).unwrap();
+        let [mut old, mut new] = [OLD, NEW].map(|token| tokens.authenticate(token.as_bytes()).unwrap());
+        assert!(tokens.authenticate(b"0123456789abcdef-other").is_none());
+        write(&path, NEW, 1);
+        assert!(tokens.is_valid(&mut old), "the file was not read again");
+        tokio::time::advance(CHECK_EVERY).await;
+        tokens.refresh();
+        for _ in 0..2 {
+            assert!(!tokens.is_valid(&mut old) && tokens.is_valid(&mut new));
+        }
+        write(&path, OLD, 2);
+        tokio::time::advance(CHECK_EVERY).await;
+        tokens.refresh();
+        assert!(tokens.is_valid(&mut old) && !tokens.is_valid(&mut new));
     }
 
     #[test]

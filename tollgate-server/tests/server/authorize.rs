@@ -123,6 +123,8 @@ limits:
         send(connection, "GET /v1/authorize", &headers).status
     };
     assert_eq!(status(&[]), 401);
+    let refused = send(&mut server.connect(), "GET /v1/authorize", &[("X-Forwarded-Uri", "/")]);
+    assert!(refused.json()["message"].as_str().is_some_and(|message| message.contains("X-Tollgate-Token: TOKEN")));
     assert_eq!(status(&[("Authorization", "Bearer of-the-client")]), 401);
     assert_eq!(status(&[("X-Tollgate-Token", "of-nobody-0123456789")]), 401);
     assert_eq!(status(&[("X-Tollgate-Token", TOKEN), ("X-Tollgate-Token", TOKEN)]), 401);

@@ -149,3 +149,48 @@ fn reply(stream: &mut TcpStream, command: &str) -> String {
     BufReader::new(stream).read_line(&mut reply).expect("the server replies");
     reply
 }
+
+/// Frames that cost a client nothing end its connection, and others are served.
+#[test]
+fn a_flood_of_frames_without_effect_ends_its_connection() {
+    let rules = "service: { http: '127.0.0.1:0', grpc: '127.0.0.1:0' }\nadmin: { listen: '127.0.0.1:0' }\n\
+                 limits: [{ name: per-user, limit: 1000 }]\n";
+    let server = Server::in_folder(folder_with(&[(RULES, rules)]));
+    const GOAWAY: u8 = 7;
+    const ENHANCE_YOUR_CALM: u8 = 11;
+    let frame = |kind: u8, stream: u8, payload: &[u8]| {
+        let length = u8::try_from(payload.len()).expect("a short frame");
+        [&[0, 0, length, kind, 0, 0, 0, 0, stream][..], payload].concat()
+    };
+    let floods = [
+        ("window updates", frame(8, 0, &[0, 0, 0, 1])),
+        ("priorities", frame(2, 3, &[0, 0, 0, 0, 7])),
+        ("settings", frame(4, 0, &[])),
+        ("pings", frame(6, 0, &[7; 8])),
+    ];
+    for (surface, address) in [("http", server.address), ("grpc", server.address_of("decisions grpc"))] {
+        for (name, flood) in &floods {
+            let mut stream = TcpStream::connect(address).expect("the server accepts");
+            stream.set_read_timeout(Some(testkit::wait::PATIENCE)).expect("a timeout can be set");
+            let bytes = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(4, 0, &[]), &flood.repeat(4_000)].concat();
+            let mut writer = stream.try_clone().expect("a socket");
+            // The server may end the connection before it has read everything.
+            let sending = std::thread::spawn(move || writer.write_all(&bytes));
+            let mut received = Vec::new();
+            _ = stream.read_to_end(&mut received);
+            _ = sending.join().expect("the client ends");
+            let (mut rest, mut code) = (&received[..], None);
+            while let [high, middle, low, kind, _, _, _, _, _, payload @ ..] = rest {
+                let length = usize::from(*high) << 16 | usize::from(*middle) << 8 | usize::from(*low);
+                code = (*kind == GOAWAY).then(|| payload.get(7).copied()).flatten().or(code);
+                rest = payload.get(length..).unwrap_or_default();
+            }
+            assert_eq!(code, Some(ENHANCE_YOUR_CALM), "{surface}: {name}");
+        }
+        let closed =
+            format!("tollgate_service_connections_closed_total{{surface=\"{surface}\",reason=\"cheap_frames\"}} 4");
+        assert!(metrics(&server).contains(&closed), "{}", metrics(&server));
+    }
+    server.await_said("warning: HTTP/2 connection of 127.0.0.1 closed: it sent too many frames", 1);
+    assert_eq!(server.connect().check(&json!({"limit": "per-user"}))["allowed"], true);
+}

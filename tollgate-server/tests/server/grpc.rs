@@ -229,6 +229,81 @@ async fn clients_need_a_token_except_for_health_checks() {
     }
 }
 
+/// Requests that are longer than any real one are refused before they are decoded.
+#[tokio::test]
+async fn long_requests_are_refused() {
+    let (_server, address) = server("service: { grpc: '127.0.0.1:0' }");
+    let channel = connect(address).await;
+    let long = vec![descriptor("user", &"x".repeat(300 * 1024))];
+    let error = check(&mut RateLimitServiceClient::new(channel.clone()), long).await.expect_err("it is too long");
+    assert_eq!(error.code(), GrpcCode::OutOfRange, "{error}");
+    let request = HealthCheckRequest { service: "x".repeat(5 * 1024) };
+    let error = HealthClient::new(channel).check(request).await.expect_err("it is too long");
+    assert_eq!(error.code(), GrpcCode::OutOfRange, "{error}");
+}
+
+/// A client that stops waiting does not interrupt the decision: units that were taken for a request that is denied in
+/// the end are given back.
+#[tokio::test]
+async fn deadline_of_the_client_takes_nothing_from_denied_requests() {
+    let redis = RedisServer::start();
+    let store = format!("store: '{}'\nstore_timeout: 5s\n", redis.url());
+    let (_server, address) = server(&format!("{store}service: {{ grpc: '127.0.0.1:0' }}"));
+    let mut client = RateLimitServiceClient::new(connect(address).await);
+    let spent = || RateLimitDescriptor {
+        limit: Some(RateLimitOverride { requests_per_unit: 1, unit: 3 }),
+        ..descriptor("page", "/")
+    };
+    assert!(check(&mut client, vec![spent()]).await.is_ok());
+    for _ in 0..50 {
+        let descriptors = vec![descriptor("user", "ann"), spent()];
+        let mut request = Request::new(RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 1 });
+        request.metadata_mut().insert("grpc-timeout", MetadataValue::from_static("1u"));
+        match client.should_rate_limit(request).await {
+            Ok(response) => assert_eq!(response.into_inner().overall_code(), Code::OverLimit),
+            Err(status) => {
+                assert!(matches!(status.code(), GrpcCode::DeadlineExceeded | GrpcCode::Cancelled), "{status}")
+            }
+        }
+    }
+    // The last decisions may still be under way.
+    for _ in 0..200 {
+        let peek = RateLimitDescriptor { hits_addend: Some(0), ..descriptor("user", "ann") };
+        let response = check(&mut client, vec![peek]).await.expect("a valid request");
+        if remaining(&response.statuses[0]) == (Code::Ok, 3) {
+            return;
+        }
+    }
+    panic!("denied requests have taken units");
+}
+
+/// A refund of a descriptor that the configuration does not limit gives nothing back to limits that did not count it.
+#[tokio::test]
+async fn refund_of_an_unlimited_descriptor_changes_nothing() {
+    let configuration = "domain: edge\ndescriptors:\n  - { key: user, value: ann, rate_limit: { unlimited: true } }\n";
+    let rules = format!("service: {{ grpc: '127.0.0.1:0', envoy: {{ files: edge.yaml }} }}{LIMITS}");
+    let folder = folder_with(&[(RULES, &rules), ("edge.yaml", configuration)]);
+    let server = Process::start(folder, &["serve", "--config", RULES]);
+    let mut client = RateLimitServiceClient::new(connect(server.address_of("decisions grpc")).await);
+    let request = |domain: &str, descriptor| RateLimitRequest {
+        domain: domain.to_owned(),
+        descriptors: vec![descriptor],
+        hits_addend: 0,
+    };
+    let hits = |hits, is_negative_hits| RateLimitDescriptor {
+        hits_addend: Some(hits),
+        is_negative_hits,
+        ..descriptor("user", "ann")
+    };
+    let mut status = async |domain: &str, descriptor| {
+        let response = client.should_rate_limit(request(domain, descriptor)).await.expect("a valid request");
+        remaining(&response.into_inner().statuses[0])
+    };
+    assert_eq!(status("other", hits(2, false)).await, (Code::Ok, 1));
+    assert_eq!(status("edge", hits(2, true)).await, (Code::Ok, u32::MAX));
+    assert_eq!(status("other", hits(0, false)).await, (Code::Ok, 1));
+}
+
 /// The listener stays healthy while a reload changes its settings: watchers only have to reconnect.
 #[tokio::test]
 async fn settings_of_the_listener_change_on_reload() {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use testkit::folder::folder_with;
 use testkit::redis::RedisServer;
 use testkit::tollgate::{Process, RULES, run_in};
+use testkit::wait::wait_until;
 
 const LIMITS: &str = "
 limits:
@@ -156,6 +157,9 @@ fn redis_cli_refunds_and_resets_a_key() {
     assert!(run("TOLLGATE.CHECK per-page ann /a 5").starts_with("allowed\n1\n"));
     assert_eq!(run("TOLLGATE.RESET per-page ann /a"), state(5, 0));
     assert_eq!(run("COMMAND INFO TOLLGATE.REFUND").lines().next(), Some("tollgate.refund"));
+    let count = run("COMMAND COUNT");
+    assert_eq!(run("COMMAND DOCS").lines().filter(|line| *line == "summary").count().to_string(), count.trim());
+    insta::assert_snapshot!("command_docs", run("COMMAND DOCS CL.THROTTLE NO.SUCH tollgate.reset"));
 }
 
 #[test]
@@ -168,6 +172,11 @@ fn bytes_that_are_no_request_get_a_protocol_error_and_the_end() {
     );
     // A browser that was tricked into sending an HTTP request.
     assert_eq!(raw(address, b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nTOLLGATE.CHECK per-user ann\r\n"), "");
+    // The reply arrives even if the client sends more than the server reads.
+    assert_eq!(
+        raw(address, &[&b"*1\r\n:1\r\n"[..], &[b'x'; 100_000]].concat()),
+        "-ERR Protocol error: expected '$', got ':'\r\n"
+    );
     let mut connection = connect(address, "resp2");
     let pong: String = redis::cmd("PING").query(&mut connection).unwrap();
     assert_eq!(pong, "PONG");
@@ -254,4 +263,63 @@ fn a_client_that_sends_no_whole_command_is_disconnected() {
     for mut client in clients {
         assert_eq!(client.read(&mut [0; 8]).expect("the server ends the connection"), 0);
     }
+}
+
+#[test]
+fn a_session_ends_with_its_token() {
+    const OTHER: &str = "fedcba9876543210fedcba9876543210";
+    let settings =
+        "admin: { listen: '127.0.0.1:0' }\nservice: { resp: { listen: '127.0.0.1:0', tokens_file: tokens } }";
+    let (server, address) = server(settings);
+    let connect = |token: &str| redis::Client::open(format!("redis://:{token}@{address}")).unwrap().get_connection();
+    let mut session = connect(TOKEN).unwrap();
+    let mut ping = || redis::cmd("PING").query::<String>(&mut session);
+    assert_eq!(ping().unwrap(), "PONG");
+    // A rotation: the token from before is valid until it is removed.
+    std::fs::write(server.path("tokens"), format!("{TOKEN}\n{OTHER}\n")).expect("the folder is writable");
+    let mut other = wait_until(|| connect(OTHER).ok()).expect("the new token is valid");
+    assert_eq!(ping().unwrap(), "PONG");
+    std::fs::write(server.path("tokens"), OTHER).expect("the folder is writable");
+    let error = wait_until(|| ping().err()).expect("the token is no longer valid");
+    assert!(error.to_string().contains("NOAUTH"), "{error}");
+    assert_eq!(redis::cmd("PING").query::<String>(&mut other).unwrap(), "PONG");
+    let metrics = testkit::http1::ask(
+        server.address_of("admin"),
+        "GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+    );
+    let requests = |outcome: &str| {
+        let series = format!("tollgate_service_requests_total{{surface=\"resp\",outcome=\"{outcome}\"}} ");
+        let line = metrics.text().lines().find_map(|line| line.strip_prefix(&series)).expect("a series");
+        line.parse::<u64>().expect("a number")
+    };
+    assert!(requests("unauthenticated") >= 1 && requests("invalid") == 0, "{}", metrics.text());
+    assert!(!metrics.text().contains("tollgate_service_connections{surface=\"authorize\"}"), "{}", metrics.text());
+}
+
+/// A client that always has sent the next commands does not keep the server from stopping, and gets all replies.
+#[test]
+fn a_busy_client_does_not_hold_up_a_stop() {
+    let (mut server, address) = plain();
+    let mut stream = TcpStream::connect(address).expect("the server accepts connections");
+    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout can be set");
+    let mut writer = stream.try_clone().expect("a socket");
+    let sending = std::thread::spawn(move || {
+        let pipeline = "PING\r\n".repeat(1_000);
+        while writer.write_all(pipeline.as_bytes()).is_ok() {}
+    });
+    let mut replies = [0; 64 * 1024];
+    let read = |stream: &mut TcpStream, replies: &mut [u8]| match stream.read(replies) {
+        Ok(0) | Err(_) => false,
+        Ok(length) => {
+            assert!(replies[..length].iter().all(|byte| b"+PONG\r\n".contains(byte)));
+            true
+        }
+    };
+    assert!(read(&mut stream, &mut replies));
+    server.signal("TERM");
+    while read(&mut stream, &mut replies) {}
+    drop(stream);
+    assert!(server.wait().success());
+    assert!(!server.said().contains("cut off"), "{}", server.said());
+    sending.join().expect("the client ends");
 }

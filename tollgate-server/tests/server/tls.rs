@@ -1,8 +1,12 @@
 //! TLS and mutual TLS of the decision service, with curl and redis-cli.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 
+use rustls::{ClientConnection, StreamOwned};
 use testkit::certificates::{Authority, Signed};
 use testkit::folder::folder_with;
 use testkit::service::Server;
@@ -121,4 +125,79 @@ fn listeners_without_authentication_or_with_unusable_certificates_are_refused() 
             text.replace(&*folder.path().to_string_lossy(), "")
         );
     }
+}
+
+/// Connects to a listener, and makes the handshake with the first write.
+fn connect(server: &Server, scheme: &str, authority: &Authority) -> StreamOwned<ClientConnection, TcpStream> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("the versions of ring")
+        .with_root_certificates(authority.roots())
+        .with_no_client_auth();
+    let name = "localhost".try_into().expect("a name");
+    let client = ClientConnection::new(Arc::new(config), name).expect("a client");
+    let stream = TcpStream::connect(server.address_of(scheme)).expect("the server accepts connections");
+    stream.set_read_timeout(Some(std::time::Duration::from_secs(60))).expect("a timeout can be set");
+    StreamOwned::new(client, stream)
+}
+
+/// Without `close_notify`, rustls reports the end of a connection as an error.
+#[test]
+fn every_connection_ends_with_close_notify() {
+    let authority = Authority::new();
+    let rules = format!(
+        "service: {{ http: {{ {SETTINGS} }} }}, resp: {{ {SETTINGS} }} }}, grpc: {{ {SETTINGS} }} }} }}\n\
+         limits: [{{ name: per-user, limit: 1000 }}]\n"
+    );
+    let folder = folder_with(&[(RULES, &rules), ("ca.pem", &authority.pem())]);
+    write(folder.path(), "server", &authority.sign(&["localhost"]));
+    let server = Server::in_folder(folder);
+    let check = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+                 content-length: 20\r\nconnection: close\r\n\r\n{\"limit\":\"per-user\"}";
+    let preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    let cases = [
+        ("rediss", "QUIT\r\n", "+OK\r\n"),
+        ("rediss", "*1\r\n:1\r\n", "-ERR Protocol error: expected '$', got ':'\r\n"),
+        // The server ends what is not complete in time.
+        ("rediss", "PI", ""),
+        ("https", check, "HTTP/1.1 200 OK\r\n"),
+        ("https", "nonsense\r\n\r\n", "HTTP/1.1 400 Bad Request\r\n"),
+        ("https", "POST /v1/", ""),
+        ("decisions grpc", "nonsense\r\n\r\n", "HTTP/1.1 400 Bad Request\r\n"),
+        ("decisions grpc", &format!("{preface}nonsense-nonsense-nonsense"), ""),
+    ];
+    std::thread::scope(|threads| {
+        for (scheme, request, expected) in cases {
+            let mut stream = connect(&server, scheme, &authority);
+            threads.spawn(move || {
+                stream.write_all(request.as_bytes()).expect("the server reads");
+                let mut response = Vec::new();
+                let ended = stream.read_to_end(&mut response);
+                assert!(ended.is_ok(), "{scheme} {request:?}: {ended:?}");
+                assert!(response.starts_with(expected.as_bytes()), "{scheme} {request:?}: {response:?}");
+            });
+        }
+    });
+}
+
+/// The replies of a long pipeline are many TLS records, and the client reads them after it has sent everything.
+#[test]
+fn long_replies_arrive_whole() {
+    let authority = Authority::new();
+    let rules =
+        format!("service: {{ http: '127.0.0.1:0', resp: {{ {SETTINGS} }} }} }}\nlimits: [{{ name: a, limit: 10 }}]\n");
+    let folder = folder_with(&[(RULES, &rules), ("ca.pem", &authority.pem())]);
+    write(folder.path(), "server", &authority.sign(&["localhost"]));
+    let server = Server::in_folder(folder);
+    let mut stream = connect(&server, "rediss", &authority);
+    let echo = format!("*2\r\n$4\r\nECHO\r\n$50000\r\n{}\r\n", "x".repeat(50_000));
+    // Fits into the buffers of the sockets.
+    let count = 20;
+    for _ in 0..count {
+        stream.write_all(echo.as_bytes()).expect("the server reads");
+    }
+    let mut replies = vec![0; count * "$50000\r\n\r\n".len() + count * 50_000];
+    stream.read_exact(&mut replies).expect("all replies arrive");
+    assert!(replies.starts_with(b"$50000\r\nxxx") && replies.ends_with(b"xxx\r\n"));
 }

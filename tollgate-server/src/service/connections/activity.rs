@@ -6,12 +6,14 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::gateway::frames::{Frames, GoawayTrigger};
 
 /// The time between two looks at a connection.
 pub(crate) const TICK: Duration = Duration::from_secs(2);
@@ -34,6 +36,10 @@ pub(super) struct Activity {
     writes: AtomicU32,
     /// Whether the next response asks the client to close.
     is_closing: AtomicBool,
+    /// The bytes of request bodies that are counted.
+    pub(super) body_bytes: AtomicU64,
+    /// The number of looks at the connection: its age.
+    looks: AtomicU32,
 }
 
 /// A request that is not answered yet.
@@ -50,6 +56,11 @@ impl Activity {
 
     pub(super) fn close(&self) {
         self.is_closing.store(true, Relaxed);
+    }
+
+    /// Returns the age of the connection in the ticks of [`Frames`], which are a tenth of a second.
+    fn now(&self) -> u64 {
+        u64::from(self.looks.load(Relaxed)) * 10 * TICK.as_secs()
     }
 
     fn phase(&self) -> Phase {
@@ -129,6 +140,7 @@ impl Watchdog {
 
     /// Looks at the connection. To be called every [`TICK`].
     pub(super) fn look(&mut self, activity: &Activity) -> Finding {
+        activity.looks.fetch_add(1, Relaxed);
         let phase = activity.phase();
         let now = (phase, activity.events.load(Relaxed), activity.writes.load(Relaxed));
         self.in_phase = if self.seen.replace(now) == Some(now) { self.in_phase + TICK } else { Duration::ZERO };
@@ -151,11 +163,61 @@ pub(super) struct Watched<Io> {
     first: Bytes,
     reads: u32,
     activity: Arc<Activity>,
+    /// The counts of HTTP/2 frames.
+    frames: Option<Box<CountedFrames>>,
+}
+
+/// The frames of an HTTP/2 connection.
+pub(super) struct CountedFrames {
+    frames: Frames,
+    /// The bytes that end the connection with GOAWAY, once the client has sent too many frames without effect.
+    goaway_trigger: Option<GoawayTrigger>,
+    /// Counts and logs such an end.
+    closed: Box<dyn Fn() + Send + Sync>,
+}
+
+impl CountedFrames {
+    pub(super) fn new(closed: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { frames: Frames::new(0), goaway_trigger: None, closed: Box::new(closed) }
+    }
+
+    /// Counts the frames that were read into the buffer after `before`. If the connection has to end, replaces the
+    /// bytes after them.
+    fn received(&mut self, buffer: &mut ReadBuf<'_>, before: usize, now: u64) {
+        if let Err(good) = self.frames.received(&buffer.filled()[before..], now) {
+            buffer.set_filled(before + good);
+            (self.closed)();
+            self.goaway_trigger = Some(GoawayTrigger::default());
+            self.end(buffer);
+        }
+    }
+
+    /// Fills the buffer with bytes that end the connection. Returns false if it goes on.
+    fn end(&mut self, buffer: &mut ReadBuf<'_>) -> bool {
+        let Some(goaway_trigger) = &mut self.goaway_trigger else { return false };
+        while buffer.remaining() > 0
+            && let Some(byte) = goaway_trigger.next_byte()
+        {
+            buffer.put_slice(&[byte]);
+        }
+        true
+    }
 }
 
 impl<Io> Watched<Io> {
     pub(super) fn new(io: Io, first: Bytes, activity: Arc<Activity>) -> Self {
-        Self { io, first, reads: 0, activity }
+        Self { io, first, reads: 0, activity, frames: None }
+    }
+
+    /// Counts the frames of an HTTP/2 connection.
+    pub(super) fn counting_frames(self, frames: CountedFrames) -> Self {
+        Self { frames: Some(Box::new(frames)), ..self }
+    }
+
+    fn sent(&mut self, bytes: &[u8]) {
+        if let Some(counted) = &mut self.frames {
+            counted.frames.sent(bytes);
+        }
     }
 
     fn wrote(&self, written: &Poll<io::Result<usize>>) {
@@ -177,13 +239,18 @@ impl<Io: AsyncRead + Unpin> AsyncRead for Watched<Io> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        if this.reads >= READS_PER_TURN {
+        let is_over = this.frames.as_mut().is_some_and(|counted| counted.frames.ends_turn());
+        if is_over || this.reads >= READS_PER_TURN {
             this.reads = 0;
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
+        if this.frames.as_mut().is_some_and(|counted| counted.end(buffer)) {
+            this.reads += 1;
+            return Poll::Ready(Ok(()));
+        }
+        let before = buffer.filled().len();
         if this.first.is_empty() {
-            let before = buffer.filled().len();
             let read = Pin::new(&mut this.io).poll_read(context, buffer);
             this.reads = if read.is_pending() { 0 } else { this.reads + 1 };
             ready!(read)?;
@@ -196,6 +263,9 @@ impl<Io: AsyncRead + Unpin> AsyncRead for Watched<Io> {
             this.first.advance(taken);
             this.activity.has_bytes.store(true, Relaxed);
         }
+        if let Some(counted) = &mut this.frames {
+            counted.received(buffer, before, this.activity.now());
+        }
         Poll::Ready(Ok(()))
     }
 }
@@ -204,6 +274,9 @@ impl<Io: AsyncWrite + Unpin> AsyncWrite for Watched<Io> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write(context, bytes);
         self.wrote(&written);
+        if let Poll::Ready(Ok(written)) = written {
+            self.sent(&bytes[..written]);
+        }
         written
     }
 
@@ -214,6 +287,13 @@ impl<Io: AsyncWrite + Unpin> AsyncWrite for Watched<Io> {
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write_vectored(context, slices);
         self.wrote(&written);
+        if let Poll::Ready(Ok(mut left)) = written {
+            for slice in slices {
+                let taken = left.min(slice.len());
+                self.sent(&slice[..taken]);
+                left -= taken;
+            }
+        }
         written
     }
 

@@ -27,7 +27,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-use super::activity::{Activity, Deadlines, Finding, InFlight, Watchdog, Watched};
+use super::activity::{Activity, CountedFrames, Deadlines, Finding, InFlight, Watchdog, Watched};
+use super::body_budget::CountedBody;
 use super::interrupts::{Interrupt, Interrupts};
 use super::{
     DRAIN_DEADLINE, HEAD_DEADLINE, MAX_CONNECTION_AGE, REFUSAL_DEADLINE, Stage, WRITE_DEADLINE, without_request,
@@ -104,7 +105,12 @@ pub(crate) async fn serve<Io>(
     if !matches!(*stage.borrow(), Stage::Serving) {
         activity.close();
     }
-    let io = TokioIo::new(Watched::new(io, first, Arc::clone(&activity)));
+    let mut io = Watched::new(io, first, Arc::clone(&activity));
+    if is_http2 {
+        let Requests { surface, surfaces } = counted.clone();
+        io = io.counting_frames(CountedFrames::new(move || surfaces.closed(surface, peer)));
+    }
+    let io = TokioIo::new(io);
     let router = TowerToHyperService::new(router);
     let requests = Arc::clone(&activity);
     let service = service_fn(move |mut request: Request<Incoming>| {
@@ -112,7 +118,7 @@ pub(crate) async fn serve<Io>(
         let in_flight = requests.begin();
         let (surface, surfaces) = (counted.surface_of(&request), Arc::clone(&counted.surfaces));
         let began = surfaces.now();
-        let response = router.call(request);
+        let response = router.call(request.map(|body| CountedBody::new(body, Arc::clone(&requests))));
         async move {
             let mut response = response.await?;
             surfaces.observe(surface, RequestOutcome::of(&response), began);

@@ -209,6 +209,7 @@ impl<'r> Descriptors<'r> {
     ) -> Result<Option<Decision>, Status> {
         let Some(numbers) = numbers else { return Ok(None) };
         let throttled = throttles
+            .descriptors
             .check(numbers, &self.key(one), cost)
             .map_err(|error| Status::resource_exhausted(format!("descriptors[{index}].limit: {error}")))?;
         Ok(Some(match throttled {
@@ -219,7 +220,7 @@ impl<'r> Descriptors<'r> {
 
     /// Returns the key of the limit in a descriptor. Lengths separate its parts.
     fn key(&self, descriptor: &Descriptor<'_>) -> Vec<u8> {
-        let mut key = b"grpc".to_vec();
+        let mut key = Vec::new();
         let entries = descriptor.entries.iter().flat_map(|(name, value)| [*name, *value]);
         for part in std::iter::once(self.domain).chain(entries) {
             key.extend((part.len() as u64).to_le_bytes());

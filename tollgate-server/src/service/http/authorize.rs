@@ -70,7 +70,12 @@ fn admit(parts: &mut Parts, tokens: Option<&Tokens>, hosts: &Hosts) -> Result<()
     let mut sent = parts.headers.get_all(&TOKEN).iter();
     match (sent.next(), sent.next()) {
         (None, _) => {
-            authenticate(&parts.headers, tokens).map_err(refuse)?;
+            authenticate(&parts.headers, tokens).map_err(|error| {
+                // An invalid `Authorization` is probably the original client's.
+                let message = "the request has no valid token: send one token from the tokens_file of this listener as \
+                               `X-Tollgate-Token: TOKEN`, or as `Authorization: Bearer TOKEN`";
+                refuse(ErrorBody { message: message.to_owned(), ..error })
+            })?;
             parts.headers.remove(header::AUTHORIZATION);
         }
         (Some(token), None) if tokens.contains(token.as_bytes().trim_ascii()) => {

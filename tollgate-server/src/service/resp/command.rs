@@ -9,8 +9,10 @@ use tollgate::rules::RuleSet;
 use tollgate::{Check, Decision, Outcome, StoreUnavailable};
 
 use super::Engine;
+use super::catalogue;
 use super::reply::{Replies, Version};
 use crate::service::throttle::{Numbers, Throttled};
+use crate::service::tokens::Credential;
 
 /// The longest client name that `CLIENT SETNAME` and `HELLO` accept. Names are kept in memory.
 const MAX_CLIENT_NAME: usize = 128;
@@ -31,7 +33,8 @@ pub(super) struct Session {
     pub(super) replies: Replies,
     id: u64,
     name: Vec<u8>,
-    is_authenticated: bool,
+    /// The token that the client has sent.
+    credential: Option<Credential>,
 }
 
 /// The arguments of a command, without its name.
@@ -46,30 +49,25 @@ enum Form {
     Throttlecrab,
 }
 
-/// The commands with their arity, as in Redis: the number of words including the name, or the minimum if negative.
-const COMMANDS: [(&str, i64); 16] = [
-    ("auth", -2),
-    ("cl.throttle", -5),
-    ("client", -2),
-    ("command", -1),
-    ("echo", 2),
-    ("hello", -1),
-    ("info", -1),
-    ("ping", -1),
-    ("quit", -1),
-    ("reset", 1),
-    ("select", 2),
-    ("throttle", -5),
-    ("tollgate.check", -2),
-    ("tollgate.peek", -2),
-    ("tollgate.refund", -2),
-    ("tollgate.reset", -2),
-];
-
 impl Session {
     pub(super) fn new(engine: Arc<Engine>, id: u64) -> Self {
-        let is_authenticated = engine.tokens.is_none();
-        Self { engine, replies: Replies::new(), id, name: Vec::new(), is_authenticated }
+        Self { engine, replies: Replies::new(), id, name: Vec::new(), credential: None }
+    }
+
+    /// Returns whether the client needs no token, or has sent one that is still valid.
+    fn is_authenticated(&mut self) -> bool {
+        match (&self.engine.tokens, &mut self.credential) {
+            (None, _) => true,
+            (Some(tokens), Some(credential)) => tokens.is_valid(credential),
+            (Some(_), None) => false,
+        }
+    }
+
+    /// Reads the tokens again if their file has changed.
+    pub(super) fn refresh_tokens(&self) {
+        if let Some(tokens) = &self.engine.tokens {
+            tokens.refresh();
+        }
     }
 
     /// Executes one request.
@@ -84,9 +82,9 @@ impl Session {
             }
             None => &[],
         };
-        if !self.is_authenticated && !matches!(name_known, b"auth" | b"hello" | b"quit" | b"reset" | b"post" | b"host:")
-        {
-            self.replies.error("NOAUTH Authentication required.");
+        let needs_no_token = matches!(name_known, b"auth" | b"hello" | b"quit" | b"reset" | b"post" | b"host:");
+        if !needs_no_token && !self.is_authenticated() {
+            self.replies.refusal("NOAUTH Authentication required.");
             return Step::Replied;
         }
         match name_known {
@@ -112,7 +110,7 @@ impl Session {
             b"reset" => {
                 self.replies.version = Version::Resp2;
                 self.name.clear();
-                self.is_authenticated = self.engine.tokens.is_none();
+                self.credential = None;
                 self.replies.status("RESET");
             }
             // A browser was tricked into sending an HTTP request here. The rest of it must not be executed.
@@ -121,7 +119,7 @@ impl Session {
             b"auth" => self.auth(words),
             b"select" => self.select(words),
             b"client" => self.client(words),
-            b"command" => self.command(words),
+            b"command" => catalogue::command(&mut self.replies, words),
             b"info" => self.info(),
             _ => self.unknown(name, words),
         }
@@ -149,14 +147,14 @@ impl Session {
             let period = Duration::from_secs(number("period", period)?);
             let numbers = Numbers { capacity, count: number("count", count)?, period };
             let quantity = quantity.map_or(Ok(1), |text| number("quantity", text))?;
-            self.engine.throttles.check(numbers, key, quantity).map_err(|error| error.to_string())
+            self.engine.throttles.commands.check(numbers, key, quantity).map_err(|error| error.to_string())
         })();
         match parsed {
             Ok(Throttled::Ready(decision)) => form.write(&mut self.replies, &decision),
             Ok(Throttled::Pending(decision)) => {
                 let version = self.replies.version;
                 return Step::Pending(Box::pin(async move {
-                    let mut replies = Replies { bytes: Vec::new(), version, errors: 0 };
+                    let mut replies = Replies::with_version(version);
                     form.write(&mut replies, &decision.await);
                     replies.bytes
                 }));
@@ -187,7 +185,7 @@ impl Session {
                     if taking == Taking::Cost {
                         engine.decisions.record([&outcome]);
                     }
-                    let mut replies = Replies { bytes: Vec::new(), version, errors: 0 };
+                    let mut replies = Replies::with_version(version);
                     write_outcome(&mut replies, &outcome);
                     replies.bytes
                 }))
@@ -226,7 +224,7 @@ impl Session {
                 }
                 let version = self.replies.version;
                 Step::Pending(Box::pin(async move {
-                    let mut replies = Replies { bytes: Vec::new(), version, errors: 0 };
+                    let mut replies = Replies::with_version(version);
                     write_change(&mut replies, changing.await);
                     replies.bytes
                 }))
@@ -268,8 +266,8 @@ impl Session {
             if option.eq_ignore_ascii_case(b"auth")
                 && let (Some(_), Some(token)) = (words.next(), words.next())
             {
-                if let Err(problem) = self.authenticate(token) {
-                    return self.replies.error(problem);
+                if !self.authenticate(token) {
+                    return;
                 }
             } else if option.eq_ignore_ascii_case(b"setname")
                 && let Some(name) = words.next()
@@ -282,8 +280,8 @@ impl Session {
                 return self.replies.error(&problem);
             }
         }
-        if !self.is_authenticated {
-            return self.replies.error("NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time");
+        if !self.is_authenticated() {
+            return self.replies.refusal("NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time");
         }
         self.replies.version = version;
         let id = self.id as i64;
@@ -308,22 +306,31 @@ impl Session {
     fn auth(&mut self, words: Words<'_, '_>) {
         match words {
             // Clients may send a user name too. Only the token is checked.
-            [token] | [_, token] => match self.authenticate(token) {
-                Ok(()) => self.replies.status("OK"),
-                Err(problem) => self.replies.error(problem),
-            },
+            [token] | [_, token] => {
+                if self.authenticate(token) {
+                    self.replies.status("OK");
+                }
+            }
             _ => self.wrong_arguments("auth"),
         }
     }
 
-    fn authenticate(&mut self, token: &[u8]) -> Result<(), &'static str> {
-        match &self.engine.tokens {
-            None => Err("ERR AUTH <password> called without any password configured for this listener"),
-            Some(tokens) if tokens.contains(token) => {
-                self.is_authenticated = true;
-                Ok(())
+    /// Checks a token. If it is not valid, writes the error and returns false.
+    fn authenticate(&mut self, token: &[u8]) -> bool {
+        let Some(tokens) = &self.engine.tokens else {
+            self.replies.error("ERR AUTH <password> called without any password configured for this listener");
+            return false;
+        };
+        // Another token that is not valid leaves the client authenticated, as in Redis.
+        match tokens.authenticate(token) {
+            Some(credential) => {
+                self.credential = Some(credential);
+                true
             }
-            Some(_) => Err("WRONGPASS invalid username-password pair or user is disabled."),
+            None => {
+                self.replies.refusal("WRONGPASS invalid username-password pair or user is disabled.");
+                false
+            }
         }
     }
 
@@ -371,34 +378,6 @@ impl Session {
         }
         self.name = name.to_vec();
         Ok(())
-    }
-
-    fn command(&mut self, words: Words<'_, '_>) {
-        let subcommand = words.first().map(|word| word.to_ascii_lowercase());
-        match subcommand.as_deref() {
-            None => {
-                self.replies.array(COMMANDS.len());
-                for (name, arity) in COMMANDS {
-                    describe(&mut self.replies, name, arity);
-                }
-            }
-            Some(b"count") => self.replies.integer(COMMANDS.len() as i64),
-            Some(b"list") => {
-                self.replies.array(COMMANDS.len());
-                COMMANDS.iter().for_each(|(name, _)| self.replies.bulk(name.as_bytes()));
-            }
-            Some(b"info") => {
-                self.replies.array(words.len() - 1);
-                for word in &words[1..] {
-                    match COMMANDS.iter().find(|(name, _)| word.eq_ignore_ascii_case(name.as_bytes())) {
-                        Some((name, arity)) => describe(&mut self.replies, name, *arity),
-                        None => self.replies.null(),
-                    }
-                }
-            }
-            Some(b"docs") => self.replies.map(0),
-            Some(_) => self.replies.error("ERR unknown subcommand of COMMAND: use COUNT, LIST, INFO or DOCS"),
-        }
     }
 
     /// Clients read this to find out the version, and whether the server has loaded its data.
@@ -525,19 +504,6 @@ fn write_change(replies: &mut Replies, changed: Result<Outcome, StoreUnavailable
         Ok(outcome) => write_outcome(replies, &outcome),
         Err(error) => replies.error(&format!("TRYAGAIN {error}")),
     }
-}
-
-/// Describes a command as `COMMAND` does: name, arity, flags, and the positions of its keys.
-fn describe(replies: &mut Replies, name: &str, arity: i64) {
-    replies.array(6);
-    replies.bulk(name.as_bytes());
-    replies.integer(arity);
-    replies.array(1);
-    replies.status("fast");
-    // The positions of the first and the last key, and the step between keys. Cluster clients use them to find the
-    // slot.
-    let key = i64::from(matches!(name, "cl.throttle" | "throttle"));
-    (0..3).for_each(|_| replies.integer(key));
 }
 
 /// Returns whole seconds, rounded up, so that a client that waits this long is admitted.

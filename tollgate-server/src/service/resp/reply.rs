@@ -14,11 +14,17 @@ pub(super) struct Replies {
     pub(super) version: Version,
     /// Errors since they were last counted.
     pub(super) errors: u32,
+    /// Those among them that were replied to clients without a valid token.
+    pub(super) unauthenticated: u32,
 }
 
 impl Replies {
     pub(super) fn new() -> Self {
-        Self { bytes: Vec::new(), version: Version::Resp2, errors: 0 }
+        Self::with_version(Version::Resp2)
+    }
+
+    pub(super) fn with_version(version: Version) -> Self {
+        Self { bytes: Vec::new(), version, errors: 0, unauthenticated: 0 }
     }
 
     /// Writes a status such as `OK`.
@@ -32,6 +38,12 @@ impl Replies {
         // A line end in the text would end the reply.
         let clean: Vec<u8> = text.bytes().map(|byte| if byte.is_ascii_control() { b' ' } else { byte }).collect();
         self.line(b'-', &clean);
+    }
+
+    /// Writes an error for a client without a valid token.
+    pub(super) fn refusal(&mut self, text: &str) {
+        self.unauthenticated += 1;
+        self.error(text);
     }
 
     pub(super) fn integer(&mut self, number: i64) {
