@@ -6,6 +6,7 @@ mod files;
 mod init;
 mod publish;
 mod serve;
+mod simulate;
 mod validate;
 
 use std::io::{self, Write};
@@ -38,7 +39,8 @@ Examples:
   tollgate serve                                 a gateway with built-in rules, in front of a built-in echo server
   tollgate serve --config tollgate.yaml          the gateway and the services of a rule file
   tollgate validate tollgate.yaml                check a rule file
-  tollgate explain --config tollgate.yaml GET /  show which limits apply to a request";
+  tollgate explain --config tollgate.yaml GET /  show which limits apply to a request
+  tollgate simulate --limit 100 --window 1m      compare the five algorithms on the same traffic";
 
 #[derive(Subcommand)]
 enum Command {
@@ -66,6 +68,9 @@ enum Command {
     /// Print the manual page, or write the pages of all commands to a directory
     #[command(after_help = files::MAN_EXAMPLES)]
     Man(files::ManArguments),
+    /// Compare the algorithms, or the limits of a rule file, on simulated traffic
+    #[command(after_help = simulate::EXAMPLES)]
+    Simulate(simulate::Arguments),
 }
 
 /// The answer of a command, which becomes its exit code.
@@ -89,6 +94,7 @@ pub(crate) fn run(cli: Cli) -> Result<Completion, Error> {
             Command::Schema => Ok(files::schema()),
             Command::Completions(arguments) => Ok(files::completions(&arguments)),
             Command::Man(arguments) => files::man(&arguments),
+            Command::Simulate(arguments) => simulate::run(&arguments),
         }
     });
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);

@@ -54,7 +54,8 @@ fn describe(limit: &LimitRule) -> String {
     text
 }
 
-fn numbers(limit: &LimitRule) -> Result<String, InvalidLimit> {
+/// Summarises the numbers of a limit, with its algorithm in parentheses.
+pub(crate) fn numbers(limit: &LimitRule) -> Result<String, InvalidLimit> {
     if let Some(most) = limit.in_flight {
         return Ok(format!("{most} at the same time"));
     }

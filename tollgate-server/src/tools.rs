@@ -1,3 +1,4 @@
 //! Tools around limits that need no server.
 
 pub(crate) mod access_log;
+pub(crate) mod simulate;

@@ -20,6 +20,7 @@ mod refusals;
 mod reloading;
 mod resp;
 mod rule_file;
+mod simulating;
 mod start_and_stop;
 mod state;
 mod tls;

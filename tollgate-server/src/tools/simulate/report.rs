@@ -1,0 +1,199 @@
+//! The results of a simulation.
+
+use std::time::Duration;
+
+use serde::{Serialize, Serializer};
+
+use super::traffic::Traffic;
+use super::{BURST, scenario::Scenario};
+use crate::seconds::Seconds;
+
+/// The columns of a timeline. It has many divisors, so that narrower plots have equal columns.
+pub(crate) const COLUMNS: usize = 240;
+
+/// The results of a simulation. Times are in seconds from the start of the traffic, counts are requests, and the worst
+/// window, the largest burst and the remaining quota are units.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    /// The worked example that this is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) scenario: Option<ScenarioReport>,
+    /// The traffic in words.
+    pub(crate) traffic: String,
+    #[serde(serialize_with = "seconds")]
+    pub(crate) span: Duration,
+    /// The clients that sent the requests. Each has its own quota.
+    pub(crate) keys: u32,
+    pub(crate) offered: u64,
+    /// The time within which admitted requests count as one burst.
+    #[serde(serialize_with = "seconds")]
+    pub(crate) burst_within: Duration,
+    /// The requests that arrived in each column of the timeline: equal parts of the span.
+    pub(crate) offered_by_column: Vec<u64>,
+    pub(crate) limits: Vec<LimitReport>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct ScenarioReport {
+    pub(crate) name: &'static str,
+    pub(crate) title: &'static str,
+    pub(crate) explanation: &'static str,
+}
+
+/// The results of one limit.
+#[derive(Debug, Serialize)]
+pub(crate) struct LimitReport {
+    pub(crate) name: String,
+    pub(crate) algorithm: &'static str,
+    /// The numbers of the limit in words.
+    pub(crate) description: String,
+    pub(crate) quota: u64,
+    #[serde(serialize_with = "seconds")]
+    pub(crate) window: Duration,
+    pub(crate) admitted: u64,
+    pub(crate) denied: u64,
+    /// The denied requests whose cost exceeds the whole quota.
+    pub(crate) never_fits: u64,
+    /// The admitted requests that are still in the queue at the end.
+    pub(crate) queued_at_end: u64,
+    /// The most units that one client got in any time as long as the window.
+    pub(crate) worst_window: u64,
+    #[serde(serialize_with = "seconds")]
+    pub(crate) worst_window_at: Duration,
+    /// The most units that one client got within `burst_within`.
+    pub(crate) largest_burst: u64,
+    #[serde(serialize_with = "optional_seconds")]
+    pub(crate) wait_p50: Option<Duration>,
+    #[serde(serialize_with = "optional_seconds")]
+    pub(crate) wait_p99: Option<Duration>,
+    /// The requests that proceeded in each column. Those of a queue proceed after their delay.
+    pub(crate) admitted_by_column: Vec<u64>,
+    pub(crate) denied_by_column: Vec<u64>,
+    /// The quota that is left at the end of each column, if there is one client.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) remaining: Vec<u64>,
+    /// The results at each moment, if requests arrive at a few moments only.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) steps: Vec<Step>,
+    /// Where windows of the clock start, unless there are too many of them to draw.
+    #[serde(skip)]
+    pub(crate) window_starts: Vec<Duration>,
+}
+
+/// The requests of one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Step {
+    #[serde(serialize_with = "seconds")]
+    pub(crate) at: Duration,
+    pub(crate) offered: u64,
+    pub(crate) admitted: u64,
+    /// The quota that is left after the last of them.
+    pub(crate) remaining: u64,
+}
+
+impl Report {
+    pub(crate) fn new(traffic: &Traffic, offered: u64, offered_by_column: Vec<u64>, limits: Vec<LimitReport>) -> Self {
+        Self {
+            scenario: None,
+            traffic: traffic.description().to_owned(),
+            span: traffic.span(),
+            keys: traffic.keys(),
+            offered,
+            burst_within: BURST,
+            offered_by_column,
+            limits,
+        }
+    }
+
+    pub(crate) fn of_scenario(self, scenario: Scenario) -> Self {
+        let report =
+            ScenarioReport { name: scenario.name(), title: scenario.title(), explanation: scenario.explanation() };
+        Self { scenario: Some(report), ..self }
+    }
+
+    /// Returns the title of a page about this simulation.
+    pub(crate) fn title(&self) -> String {
+        self.scenario.as_ref().map_or_else(|| sentence(&self.traffic), |scenario| scenario.title.to_owned())
+    }
+
+    /// Returns the window of all limits, or `None` if they differ.
+    pub(crate) fn common_window(&self) -> Option<Duration> {
+        let first = self.limits.first()?.window;
+        self.limits.iter().all(|limit| limit.window == first).then_some(first)
+    }
+}
+
+fn sentence(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
+}
+
+/// Adds up neighbouring columns, so that `count` of them are left. `count` must divide [`COLUMNS`].
+pub(crate) fn merged(columns: &[u64], count: usize) -> Vec<u64> {
+    columns.chunks((columns.len() / count).max(1)).map(|chunk| chunk.iter().sum()).collect()
+}
+
+/// Formats a duration for people: `0 s`, `250 ms`, `12.5 s`, `12m30s`, `2h05m`.
+pub(crate) fn human(span: Duration) -> String {
+    let micros = span.as_micros();
+    let decimal = |value: u128, unit: u128, name: &str| {
+        let tenths = (value * 10 + unit / 2) / unit;
+        match tenths % 10 {
+            0 => format!("{} {name}", tenths / 10),
+            tenth => format!("{}.{tenth} {name}", tenths / 10),
+        }
+    };
+    let secs = span.as_secs();
+    match secs {
+        _ if micros == 0 => "0 s".to_owned(),
+        0 if micros < 1_000 => format!("{micros} us"),
+        0 if micros < 10_000 => decimal(micros, 1_000, "ms"),
+        0 if micros < 999_500 => format!("{} ms", (micros + 500) / 1_000),
+        0..600 => decimal(micros, 1_000_000, "s"),
+        600..3_600 if secs.is_multiple_of(60) => format!("{}m", secs / 60),
+        600..3_600 => format!("{}m{:02}s", secs / 60, secs % 60),
+        _ if secs.is_multiple_of(86_400) => format!("{}d", secs / 86_400),
+        _ if secs.is_multiple_of(3_600) => format!("{}h", secs / 3_600),
+        _ => format!("{}h{:02}m", secs / 3_600, secs / 60 % 60),
+    }
+}
+
+fn seconds<S: Serializer>(span: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    Seconds(*span).serialize(serializer)
+}
+
+fn optional_seconds<S: Serializer>(span: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+    span.map(Seconds).serialize(serializer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_short_and_readable() {
+        let cases = [
+            (0, "0 s"),
+            (7, "7 us"),
+            (1_500, "1.5 ms"),
+            (250_000, "250 ms"),
+            (999_999, "1 s"),
+            (12_500_000, "12.5 s"),
+            (60_000_000, "60 s"),
+            (600_000_000, "10m"),
+            (754_000_000, "12m34s"),
+            (3_600_000_000, "1h"),
+            (7_500_000_000, "2h05m"),
+            (86_400_000_000, "1d"),
+        ];
+        for (micros, text) in cases {
+            assert_eq!(human(Duration::from_micros(micros)), text);
+        }
+    }
+
+    #[test]
+    fn columns_add_up() {
+        assert_eq!(merged(&[1, 2, 3, 4, 5, 6], 3), [3, 7, 11]);
+        assert_eq!(merged(&[1, 2, 3], 3), [1, 2, 3]);
+    }
+}

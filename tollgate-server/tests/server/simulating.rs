@@ -1,0 +1,123 @@
+//! `tollgate simulate`.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use testkit::folder::folder_with;
+use testkit::tollgate::{RULES, run, run_in, transcript};
+
+const LIMITS: &str = "\
+limits:
+  - { name: global, limit: 20, window: 10s, algorithm: fixed_window }
+  - { name: bucket, capacity: 5, refill: 1/s, algorithm: token_bucket, cost: 2 }
+  - { name: concurrent, in_flight: 3 }
+";
+
+fn simulate(arguments: &[&str]) -> String {
+    transcript(&run(&[&["simulate"], arguments].concat()))
+}
+
+fn json(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", transcript(output));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+fn with_stdin(folder: &Path, arguments: &[&str], input: &'static [u8]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    command.arg("simulate").args(arguments).current_dir(folder);
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
+    let mut stdin = child.stdin.take().expect("it is piped");
+    // The command may exit before it has read everything.
+    let writer = std::thread::spawn(move || _ = std::io::Write::write_all(&mut stdin, input));
+    let output = child.wait_with_output().expect("it ends");
+    writer.join().expect("the input is written");
+    output
+}
+
+#[test]
+fn the_five_algorithms_side_by_side() {
+    insta::assert_snapshot!(simulate(&["--limit", "100", "--window", "1m", "--traffic", "boundary", "--for", "2m"]));
+}
+
+#[test]
+fn a_scenario_is_explained() {
+    insta::assert_snapshot!(simulate(&["--scenario", "counter"]));
+    insta::assert_snapshot!("scenarios", simulate(&["--list-scenarios"]));
+}
+
+#[test]
+fn limits_of_a_rule_file_on_a_burst() {
+    let folder = folder_with(&[(RULES, LIMITS)]);
+    let arguments = ["simulate", "--config", RULES, "--traffic", "burst", "--burst", "30", "--for", "20s"];
+    insta::assert_snapshot!(transcript(&run_in(folder.path(), &arguments)));
+    let only = json(&run_in(folder.path(), &["simulate", "--config", RULES, "--only", "bucket", "--json"]));
+    assert_eq!(only["limits"].as_array().map(Vec::len), Some(1), "{only}");
+    let unknown = transcript(&run_in(folder.path(), &["simulate", "--config", RULES, "--only", "buckt"]));
+    let message = "on stderr:\ntollgate: --only: tollgate.yaml has no limit `buckt`: use one of global, bucket, concurrent\n\
+                   exit code 2";
+    assert_eq!(unknown, message);
+}
+
+#[test]
+fn random_traffic_repeats_with_its_seed() {
+    let with_seed = |seed| run(&["simulate", "--traffic", "poisson", "--seed", seed, "--json"]).stdout;
+    assert_eq!(with_seed("7"), with_seed("7"));
+    assert_ne!(with_seed("7"), with_seed("8"));
+}
+
+#[test]
+fn requests_are_read_from_a_file_and_from_stdin() {
+    const TIMES: &str = "2026-01-31T11:59:59Z ann\n2026-01-31T12:00:00Z ann\n2026-01-31T12:00:00.5Z bob 3\n";
+    let folder = folder_with(&[("times.txt", TIMES)]);
+    let arguments = ["--timestamps", "times.txt", "--limit", "2", "--algorithm", "sliding_window_log", "--json"];
+    let from_file = json(&run_in(folder.path(), &[&["simulate"], &arguments[..]].concat()));
+    let limit = &from_file["limits"][0];
+    assert_eq!((&from_file["offered"], &from_file["keys"]), (&3.into(), &2.into()), "{from_file}");
+    assert_eq!((&limit["admitted"], &limit["never_fits"]), (&2.into(), &1.into()), "bob costs 3 of 2: {limit}");
+    let arguments = [&["--timestamps", "-"], &arguments[2..]].concat();
+    let from_stdin = json(&with_stdin(folder.path(), &arguments, TIMES.as_bytes()));
+    assert_eq!(from_stdin, from_file);
+}
+
+#[test]
+fn pictures_and_pages_are_written_beside_the_table() {
+    let folder = folder_with(&[]);
+    let arguments = ["simulate", "--scenario", "doubling", "--svg", "one.svg", "--html", "one.html"];
+    let output = transcript(&run_in(folder.path(), &arguments));
+    assert!(output.starts_with("100 requests at 59 s and 100 at 60 s") && output.ends_with("exit code 0"), "{output}");
+    let read = |name| std::fs::read_to_string(folder.path().join(name)).expect("it is written");
+    let (svg, page) = (read("one.svg"), read("one.html"));
+    assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"), "{svg}");
+    assert!(page.contains(&svg) && page.contains("prefers-color-scheme"), "{page}");
+    let output = transcript(&run_in(folder.path(), &["simulate", "--svg", "absent/one.svg"]));
+    assert!(output.contains("cannot write absent/one.svg: ") && output.ends_with("exit code 2"), "{output}");
+}
+
+#[test]
+fn bad_numbers_are_refused_with_the_fix() {
+    let folder = folder_with(&[("times.txt", "1\n2\nthree\n"), ("empty.yaml", "limits: []\n")]);
+    let cases: [&[&str]; 14] = [
+        &["--limit", "0"],
+        &["--window", "1x"],
+        &["--window", "10us"],
+        &["--rate", "fast"],
+        &["--rate", "0/s"],
+        &["--for", "0s"],
+        &["--for", "4000d"],
+        &["--rate", "1000000/s", "--for", "1h"],
+        &["--traffic", "burst", "--burst", "18446744073709551615"],
+        &["--timestamps", "times.txt"],
+        &["--timestamps", "absent.txt"],
+        &["--config", "empty.yaml"],
+        &["--scenario", "log", "--limit", "5"],
+        &["--algorithm", "magic"],
+    ];
+    let transcripts = cases.map(|arguments| {
+        let output = run_in(folder.path(), &[&["simulate"], arguments].concat());
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        format!("$ tollgate simulate {}\n{}", arguments.join(" "), transcript(&output))
+    });
+    insta::assert_snapshot!(transcripts.join("\n\n"));
+}
