@@ -5,7 +5,7 @@
 .PHONY: run test install-redis install-frameworks install-peers test-library test-workspace test-valkey test-frameworks \
 	test-peers test-loom test-examples \
 	test-fuzz lint lint-workspace lint-wasm install-wasm-target lint-examples lint-fuzz fuzz install-cargo-fuzz bench \
-	docs chart deny install-cargo-deny package proto
+	docs chart pictures deny install-cargo-deny package proto
 
 run:
 	cargo run --release -- serve
@@ -138,6 +138,11 @@ bench:
 # Draws docs/speed.svg from the saved results of benchmarks.
 chart:
 	cargo run -p bench -- chart bench/results/memory.txt bench/results/gateway.txt --svg docs/speed.svg
+
+# Draws the pictures of docs/algorithms.md with `tollgate simulate`. A test fails if they are not current.
+pictures:
+	cargo build -p tollgate-server
+	tools/draw-pictures target/debug/tollgate docs/pictures
 
 # The documentation as a site with search, in target/book. Installs mdBook into target/tools where it is missing.
 docs:

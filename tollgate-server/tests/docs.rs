@@ -15,9 +15,11 @@ use tempfile::TempDir;
 
 const RULES: &str = "tollgate.yaml";
 const ANY_PORT: &str = "127.0.0.1:0";
-const SUBCOMMANDS: [&str; 8] = ["serve", "validate", "explain", "publish", "init", "schema", "completions", "man"];
-const PAGES: [&str; 9] = [
+const SUBCOMMANDS: [&str; 9] =
+    ["serve", "validate", "explain", "publish", "init", "schema", "completions", "man", "simulate"];
+const PAGES: [&str; 10] = [
     "README.md",
+    "docs/algorithms.md",
     "docs/getting-started.md",
     "docs/cli.md",
     "docs/gateway.md",
@@ -316,4 +318,28 @@ fn reference_of_the_command_describes_every_option() {
     let removed: Vec<String> = options(&page).difference(&known).cloned().collect();
     let foreign = ["--pids-limit", "--ulimit"].map(str::to_owned);
     assert!(removed.iter().all(|option| foreign.contains(option)), "docs/cli.md describes {removed:?}");
+}
+
+/// To draw them again: `make pictures`.
+#[test]
+fn pictures_are_those_that_the_command_draws() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut script = Command::new(root.join("tools/draw-pictures"));
+    let drawn = script.arg(env!("CARGO_BIN_EXE_tollgate")).arg(folder.path()).status().expect("bash runs");
+    assert!(drawn.success());
+    let pictures = |folder: &Path| {
+        let files = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        let files = files.map(|file| file.expect("a file").path());
+        files
+            .map(|path| (path.file_name().expect("a name").to_owned(), fs::read_to_string(path).expect("UTF-8")))
+            .collect::<std::collections::BTreeMap<_, _>>()
+    };
+    let (drawn, kept) = (pictures(folder.path()), pictures(&root.join("docs/pictures")));
+    assert_eq!(drawn.keys().collect::<Vec<_>>(), kept.keys().collect::<Vec<_>>(), "run `make pictures`");
+    for (name, picture) in drawn {
+        assert!(kept[&name] == picture, "docs/pictures/{} is not current: run `make pictures`", name.display());
+        let page = read("docs/algorithms.md");
+        assert!(page.contains(&format!("(pictures/{})", name.display())), "{} is on no page", name.display());
+    }
 }
