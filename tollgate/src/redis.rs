@@ -36,6 +36,7 @@ mod fallback;
 mod fleet;
 #[cfg(feature = "rules")]
 mod hits;
+mod layout;
 mod lean;
 #[cfg(feature = "file")]
 mod learned;
@@ -81,6 +82,7 @@ use self::fallback::{Fallback, LocalStore};
 pub(crate) use self::hits::{cost, only, set_receipts, take_from_store};
 #[cfg(feature = "file")]
 pub(crate) use self::hits::{decided, key_name};
+pub use self::layout::Layout;
 #[cfg(feature = "file")]
 pub use self::learned::StoredLearning;
 use self::leases::Leases;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tollgate::{FixedWindow, HOUR, SlidingWindowCounter, SlidingWindowLog};
 
-use super::contender::{Bucket, Contender, SCRIPT, limiter};
+use super::contender::{Bucket, Contender, SCRIPT, compact_limiter, limiter};
 use super::throughput::slice;
 use super::{Bench, Coverage, MOST_TASKS};
 use crate::race::{self, Times};
@@ -19,6 +19,8 @@ const BUCKET: &str = "token bucket";
 const FIXED: &str = "fixed window";
 const COUNTER: &str = "sliding counter";
 const COUNTER_60: &str = "sliding counter, 60 segments";
+const COMPACT: &str = "token bucket, compact layout";
+const COMPACT_COUNTER: &str = "sliding counter, compact layout";
 const LOG: &str = "sliding log of about 100 entries";
 
 /// No window ever runs out.
@@ -37,12 +39,14 @@ pub(super) fn run(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
     bench.block_on(bench.server.flush())?;
     let cases = bench.block_on(cases(bench))?;
     let (batched, alone) = (compare(bench, &cases, MOST_TASKS)?, compare(bench, &cases, 1)?);
-    for (result, name) in [("fixed", FIXED), ("counter", COUNTER), ("log", LOG)] {
+    for (result, name) in [("fixed", FIXED), ("counter", COUNTER), ("log", LOG), ("compact", COMPACT)] {
         results.ratio(format!("redis_cpu_{result}_vs_script"), batched.cpu_ratio(name));
     }
     results.ratio("exact_counter_vs_script_c256", 1.0 / batched.time_ratio(COUNTER));
     results.ratio("counter_60_segments_vs_1", batched.cpu_ratio(COUNTER_60) / batched.cpu_ratio(COUNTER));
-    for (result, name) in [("bucket", BUCKET), ("fixed", FIXED), ("counter", COUNTER), ("log", LOG)] {
+    for (result, name) in
+        [("bucket", BUCKET), ("fixed", FIXED), ("counter", COUNTER), ("log", LOG), ("compact", COMPACT)]
+    {
         results.ratio(format!("redis_cpu_{result}_alone_vs_script"), alone.cpu_ratio(name));
     }
     Ok(())
@@ -65,6 +69,8 @@ async fn cases(bench: &Bench) -> anyhow::Result<Vec<Case>> {
         (FIXED, Contender::Tollgate(limiter(server, "fixed", FixedWindow::new(QUOTA, HOUR)).await?)),
         (COUNTER, Contender::Tollgate(limiter(server, "counter", counter).await?)),
         (COUNTER_60, Contender::Tollgate(limiter(server, "counter-60", counter.segments(60)).await?)),
+        (COMPACT, Contender::Tollgate(compact_limiter(server, "compact", keys, Bucket::VAST.algorithm()).await?)),
+        (COMPACT_COUNTER, Contender::Tollgate(compact_limiter(server, "compact-counter", keys, counter).await?)),
         (LOG, Contender::Tollgate(limiter(server, "log", SlidingWindowLog::new(LOG_QUOTA, HOUR)).await?)),
     ];
     let mut ready = Vec::new();

@@ -4,9 +4,11 @@
 use std::time::Duration;
 
 use anyhow::ensure;
-use tollgate::{Algorithm, FixedWindow, HOUR, LeakyBucket, Rate, SlidingWindowCounter, SlidingWindowLog, TokenBucket};
+use tollgate::{
+    Algorithm, DAY, FixedWindow, HOUR, LeakyBucket, Rate, SlidingWindowCounter, SlidingWindowLog, TokenBucket,
+};
 
-use super::contender::{Bucket, Contender, SCRIPT, limiter};
+use super::contender::{Bucket, Contender, SCRIPT, compact_limiter, limiter};
 use super::{Bench, Coverage};
 use crate::report::{Results, Table};
 
@@ -54,9 +56,39 @@ pub(super) fn run(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
                 _ => {}
             }
         }
-        anyhow::Ok(())
+        compact(bench, results, &mut table).await
     })?;
     table.print();
+    Ok(())
+}
+
+/// The compact layout, with as many keys as expected. They last longer than it takes to write them.
+async fn compact(bench: &Bench, results: &mut Results, table: &mut Table) -> anyhow::Result<()> {
+    let keys = match bench.scale.coverage {
+        Coverage::Full => 10 * KEYS,
+        Coverage::Quick => KEYS,
+    };
+    let cases: [(&str, &str, Algorithm); 2] = [
+        ("bytes_per_key_compact", "tollgate, compact, token bucket", TokenBucket::new(100, Rate::new(1, HOUR)).into()),
+        (
+            "bytes_per_key_compact_counter",
+            "tollgate, compact, sliding counter",
+            SlidingWindowCounter::new(100, DAY).into(),
+        ),
+    ];
+    for (result, name, algorithm) in cases {
+        let server = &bench.server;
+        server.flush().await?;
+        let contender = Contender::Tollgate(compact_limiter(server, "u", keys, algorithm).await?);
+        contender.fill(KEYS / 100, &COSTS[..1]).await?;
+        server.flush().await?;
+        let before = settled(bench).await?;
+        contender.fill(keys, COSTS).await?;
+        let bytes = settled(bench).await?.saturating_sub(before) as f64 / keys as f64;
+        let each = format!("{:.4}", server.key_count().await? as f64 / keys as f64);
+        table.row([format!("{name}, {keys} keys"), format!("{bytes:.1}"), each, server.any_key().await?]);
+        results.quantity(result, bytes);
+    }
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use redis::aio::MultiplexedConnection;
 use tokio::task::JoinSet;
-use tollgate::redis::RedisLimiter;
+use tollgate::redis::{Layout, RedisLimiter, RedisSettings};
 use tollgate::{Algorithm, Limit, Rate, Source, TokenBucket};
 
 use super::MOST_TASKS;
@@ -169,6 +169,18 @@ pub(super) async fn limiter(
     algorithm: impl Into<Algorithm>,
 ) -> anyhow::Result<RedisLimiter> {
     limiter_of(server, [Limit::new(name, algorithm)?]).await
+}
+
+/// Creates a limiter in the compact layout.
+pub(super) async fn compact_limiter(
+    server: &Server,
+    name: &str,
+    expected_keys: usize,
+    algorithm: impl Into<Algorithm>,
+) -> anyhow::Result<RedisLimiter> {
+    let settings = RedisSettings::new(&server.url).layout(Layout::Compact).expected_keys(expected_keys as u64);
+    let builder = RedisLimiter::builder(settings).limit(Limit::new(name, algorithm)?);
+    Ok(builder.store_timeout(PATIENCE).connect().await?)
 }
 
 pub(super) async fn limiter_of(

@@ -63,6 +63,10 @@ const LOG_BLOCK: u64 = 128;
 /// longer than a millisecond to copy or to forget, while all other clients wait.
 const MAX_SHARED_LOG: u64 = 100_000;
 
+/// Segments of a counter whose state has 64 bytes at most: a signature of 10, the newest segment (7), the units of all
+/// (5), and 6 for each of the segments and the one that is leaving the window.
+const MAX_LISTPACK_SEGMENTS: u64 = 6;
+
 /// Stands for an absent number.
 const NONE: i64 = -1;
 
@@ -109,6 +113,15 @@ impl Compiled {
     /// Returns whether this is a log that may have more entries than one block of the script.
     pub(crate) fn may_be_long_log(&self) -> bool {
         matches!(self, Self::Log(log) if log.limit > LOG_BLOCK)
+    }
+
+    /// Returns whether every state is short enough for a hash that Redis stores as a listpack: 64 bytes.
+    pub(crate) fn fits_listpack(&self) -> bool {
+        match self {
+            Self::Log(_) => false,
+            Self::Counter(algorithm) => algorithm.segments <= MAX_LISTPACK_SEGMENTS,
+            _ => true,
+        }
     }
 
     /// Returns an estimate of the script's work on one state, as a multiple of the work on a bucket.

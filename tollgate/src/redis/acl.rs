@@ -31,6 +31,8 @@ const COMMANDS: [&str; 21] = [
     "ping",
     "info",
 ];
+/// Commands in the compact layout.
+const COMPACT: [&str; 1] = ["hrandfield"];
 /// Commands on a cluster.
 const CLUSTER: [&str; 2] = ["cluster|slots", "asking"];
 
@@ -56,6 +58,9 @@ impl RedisSettings {
         let mut rules = vec![format!("~{ours}"), format!("&{ours}")];
         let allow = |command: &&str| format!("+{command}");
         rules.extend(COMMANDS.iter().map(allow));
+        if resolved.names.hashes().is_some() {
+            rules.extend(COMPACT.iter().map(allow));
+        }
         if matches!(resolved.servers, Servers::Cluster(_)) {
             rules.extend(CLUSTER.iter().map(allow));
         }

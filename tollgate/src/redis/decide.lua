@@ -5,12 +5,15 @@
 -- which Rust computes the numbers of the decision. Logs are too long to return, so for them the script computes these
 -- numbers itself.
 --
+-- In the compact layout, KEYS[k] is a hash, and ARGV[k + 1] is the field of the key in it, or empty for a key of its own:
+-- see `take.lua`.
+--
 -- States are kept in Lua until the end, so that a key with a hundred hits is written once. An error in one key fails
 -- only the requests for that key.
 
 local floor, ceil, max, min, format = math.floor, math.ceil, math.max, math.min, string.format
 local call, pcall_redis = redis.call, redis.pcall
-local pack, read = struct.pack, struct.unpack
+local pack, read, byte = struct.pack, struct.unpack, string.byte
 local asked = cmsgpack.unpack(ARGV[1])
 local now, limits, q = asked[1], asked[2], asked[3]
 local injected = now > 0
@@ -18,7 +21,8 @@ if not injected then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
-local values = call('MGET', unpack(KEYS))
+local is_compact = #ARGV > 1
+local values = is_compact and {} or call('MGET', unpack(KEYS))
 
 local METER, INTERVAL, CLOCK, OPENED, LOG, COUNTER, STRIKES = 1, 2, 3, 4, 5, 6, 7
 -- The kind, in a signature, of a bucket whose requests wait in a queue.
@@ -35,6 +39,8 @@ local logs = {}
 local cut = {}
 -- Keys that are hashes: logs of several blocks.
 local hashes = {}
+-- By key, in the compact layout: its field. By the name of a hash: the time until which it is kept, and its signature.
+local fields, kept_until, hash_signature = {}, {}, {}
 local failed = {}
 
 local function fail(k, why)
@@ -42,6 +48,30 @@ local function fail(k, why)
     failed[k] = why
   end
 end
+
+-- Reads the states of the compact layout.
+local function load_fields()
+  for k = 1, #KEYS do
+    local key, field = KEYS[k], ARGV[k + 1]
+    if field == '' then
+      values[k] = call('MGET', key)[1]
+    else
+      fields[k], values[k] = field, false
+      local found = pcall_redis('HMGET', key, '', field)
+      local head = found[1]
+      if found.err then
+        fail(k, found.err:find('WRONGTYPE', 1, true) and 'holds something else' or found.err)
+      elseif head and #head >= 14 then
+        kept_until[key], hash_signature[key] = read('>I7', head), head:sub(8)
+        values[k] = found[2]
+        if values[k] and byte(values[k]) == 255 then values[k] = hash_signature[key] .. values[k]:sub(2) end
+      elseif head or found[2] or call('EXISTS', key) == 1 then
+        fail(k, 'holds something else')
+      end
+    end
+  end
+end
+if is_compact then load_fields() end
 
 local function is_count(n)
   return n and n >= 0 and n < 9007199254740992 and n % 1 == 0
@@ -161,9 +191,10 @@ local function load(k)
   A[k], B[k], K[k], terms[k] = 0, 0, 0, REST
   local value = values[k]
   if not value then
-    local fields = pcall_redis('HMGET', KEYS[k], 'h', 't')
-    if fields.err then return spoil(k) end
-    local head, tail = fields[1], fields[2]
+    if fields[k] then return end
+    local found = pcall_redis('HMGET', KEYS[k], 'h', 't')
+    if found.err then return spoil(k) end
+    local head, tail = found[1], found[2]
     if not head or not tail then
       if call('EXISTS', KEYS[k]) == 1 then spoil(k) end
       return
@@ -843,7 +874,8 @@ end
 -- none: denials are cached for a second at most.
 local function tell_others(k)
   -- The channel has the same prefix as the key.
-  pcall_redis('PUBLISH', string.match(KEYS[k], '^[^{]*rate_limit:') .. 'changed', format('%.0f ', now) .. KEYS[k])
+  local name = KEYS[k] .. (fields[k] or '')
+  pcall_redis('PUBLISH', string.match(name, '^[^{]*rate_limit:') .. 'changed', format('%.0f ', now) .. name)
 end
 
 -- Conversion of a state to other terms, with the same results as `algorithm/conversion.rs`.
@@ -1296,7 +1328,8 @@ while q[at] do
       local k = q[at + 1]
       if not terms[k] then load(k) end
       if not failed[k] then
-        if try(k, 'DEL', KEYS[k]) == 1 or dirty[k] then tell_others(k) end
+        local removed = fields[k] and try(k, 'HDEL', KEYS[k], fields[k]) or not fields[k] and try(k, 'DEL', KEYS[k])
+        if removed == 1 or dirty[k] then tell_others(k) end
         values[k], terms[k], dirty[k], hashes[k] = false, REST, nil, nil
       end
       at = at + 2
@@ -1305,10 +1338,58 @@ while q[at] do
   end
 end
 
+-- Removes expired states from a few fields of a hash at random: more than one request can add. If the hash has the
+-- signature of earlier settings, looks at all fields, and replaces the signature once no state uses it.
+local function sweep(k, p, is_renewed)
+  local key = KEYS[k]
+  local signature = hash_signature[key]
+  local is_other = is_renewed and p.signature ~= signature
+  local found, dead, uses = try(k, 'HRANDFIELD', key, is_other and '128' or '4', 'WITHVALUES'), {}, 0
+  if not found then return end
+  for index = 1, #found, 2 do
+    local text, field = found[index + 1], found[index]
+    local is_short = byte(text) == 255
+    if is_short then text = signature .. text:sub(2) end
+--@expiry
+    -- A clock that tests set may step back.
+    if injected then over = over + 86400000000 end
+    if field ~= '' and over < now then
+      dead[#dead + 1] = field
+    elseif is_short then
+      uses = uses + 1
+    end
+  end
+  if #dead > 0 then try(k, 'HDEL', key, unpack(dead)) end
+  if is_other and uses == 0 and #found < 256 then
+    hash_signature[key] = p.signature
+    try(k, 'HSET', key, '', pack('>I7', kept_until[key]) .. p.signature)
+  end
+end
+
+-- Writes the state of a key to its field.
+local function store_field(k, p, text)
+  local key, last = KEYS[k], ends[k]
+  hash_signature[key] = hash_signature[key] or p.signature
+  local signature = hash_signature[key]
+  if text:sub(1, #signature) == signature then text = '\255' .. text:sub(#signature + 1) end
+  if last <= (kept_until[key] or 0) then
+    if try(k, 'HSET', key, fields[k], text) and not values[k] then sweep(k, p, false) end
+    return
+  end
+  -- For longer than this state lasts, so that few requests change the expiry of the hash.
+  last = last + max(last - now, 10000000)
+  if not try(k, 'HSET', key, '', pack('>I7', last) .. signature, fields[k], text) then return end
+  kept_until[key] = last
+  local ttl = format('%d', injected and 3600000 or ceil((last - now) / 1000) + 1)
+  if try(k, 'PEXPIRE', key, ttl) then sweep(k, p, true) end
+end
+
 for k, p in pairs(dirty) do
   if not failed[k] then
     local ttl = format('%d', injected and 3600000 or max(ceil((ends[k] - now) / 1000), 0) + 1)
-    if p[1] == LOG then
+    if fields[k] then
+      store_field(k, p, text_of(k, p, A[k], B[k]))
+    elseif p[1] == LOG then
       store_log(k, p, ttl)
     elseif values[k] or hashes[k] then
       try(k, 'SET', KEYS[k], text_of(k, p, A[k], B[k]), 'PX', ttl)

@@ -4,6 +4,8 @@
 //! The braces are the hash tag, which puts everything that belongs to one key of a limit into one slot of a cluster.
 //! Untrusted keys can neither end the tag nor collide with a key of another limit: braces, bars and percent signs are
 //! escaped as in a URL. A long key is replaced by its SHA-256.
+//!
+//! In the compact layout, many keys of a limit share a hash on Redis: see `layout.rs`.
 
 use std::sync::Arc;
 
@@ -11,6 +13,7 @@ use sha2::{Digest, Sha256};
 use smallvec::SmallVec;
 
 use super::ConnectError;
+use super::layout::Hashes;
 use crate::algorithm::Algorithm;
 use crate::key::Key;
 use crate::limit::Limit;
@@ -77,6 +80,8 @@ pub(super) fn settled(begin: &str, name: &[u8], id: &[u8]) -> Arc<[u8]> {
 pub(super) struct Names {
     /// `rate_limit:`, after the prefix of the store if it has one.
     begin: Arc<str>,
+    /// The hashes that have the keys of each limit, in the compact layout.
+    hashes: Option<Hashes>,
 }
 
 /// Maximum length of a prefix: longer than the name of any service.
@@ -84,7 +89,7 @@ const MAX_PREFIX: usize = 64;
 
 impl Names {
     pub(super) fn new(prefix: Option<&str>) -> Result<Self, ConnectError> {
-        let Some(prefix) = prefix else { return Ok(Self { begin: "rate_limit:".into() }) };
+        let Some(prefix) = prefix else { return Ok(Self { begin: "rate_limit:".into(), hashes: None }) };
         // Braces would be the hash tag, and `*`, `?` and brackets are patterns in ACL rules.
         let is_good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b':' | b'/');
         let fix = "use letters, digits and _ - . : /, 64 at most";
@@ -97,7 +102,18 @@ impl Names {
         if !prefix.bytes().all(is_good) {
             return Err(ConnectError::new(format!("the prefix `{prefix}` has invalid characters"), fix));
         }
-        Ok(Self { begin: format!("{prefix}:rate_limit:").into() })
+        Ok(Self { begin: format!("{prefix}:rate_limit:").into(), hashes: None })
+    }
+
+    /// Keeps the keys of each limit in hashes.
+    pub(super) fn in_hashes(mut self, expected_keys: u64) -> Self {
+        self.hashes = Some(Hashes::new(&self.begin, expected_keys));
+        self
+    }
+
+    /// Returns the hashes that have the keys of each limit, in the compact layout.
+    pub(super) fn hashes(&self) -> Option<&Hashes> {
+        self.hashes.as_ref()
     }
 
     /// Returns the name of a channel, or of a key that does not belong to a limit.

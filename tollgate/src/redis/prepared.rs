@@ -7,6 +7,9 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+#[cfg(feature = "file")]
+use super::layout;
+use super::layout::Hashes;
 use super::script::{ScriptHit, Terms};
 use super::stores::Stores;
 use super::{Fallback, Inner, Receipt, RedisHit, RedisLimiter, TakeFrom, names};
@@ -23,6 +26,8 @@ use crate::units::WallOffset;
 pub(super) struct PreparedLimit {
     pub(super) limit: Limit,
     prefix: String,
+    /// The hashes that have the keys, in the compact layout.
+    hashes: Option<Hashes>,
     terms: Arc<Terms>,
     /// The largest quota that the limit has or had, in any of its variants.
     ceiling: u64,
@@ -133,19 +138,27 @@ impl PreparedLimit {
                 signatures.push(signature);
             }
         }
+        // Variants of a limit share its keys, so all of them have one layout.
+        let stays_plain = |(limit, (compiled, _)): (&Limit, &(Compiled, _))| {
+            (!compiled.fits_listpack()).then(|| (limit.name().to_owned(), family(limit)))
+        };
+        let plain: HashSet<(String, bool)> = limits.iter().zip(&stored).filter_map(stays_plain).collect();
         let ids = limit_set::ids(0..limits.len());
         let prepared = ids.zip(&limits).zip(stored).map(|((id, limit), (compiled, horizon))| {
             let signatures = variants.get(&(limit.name(), family(limit))).filter(|signatures| signatures.len() > 1);
             let signatures = signatures.map_or(&[][..], Vec::as_slice);
             let (before, (ceiling, configurations)) = (related_before(limit), catalogue.configurations(id));
             let store = stores.chosen_by(limit).unwrap_or_default();
+            let names = stores.at(store).topology.names();
+            let hashes = names.hashes().filter(|_| !plain.contains(&(limit.name().to_owned(), family(limit))));
             // An unchanged limit keeps its terms, and with them its leases.
             let same = before.iter().find(|old| {
                 let is_same = old.ceiling == ceiling && old.terms.has_variants(signatures) && old.terms.store == store;
+                let is_same = is_same && old.terms.is_compact == hashes.is_some();
                 // The lifetime of a slice determines the configuration on Redis.
                 is_same && old.limit.algorithm() == limit.algorithm() && old.horizon == horizon
             });
-            let new = || Arc::new(Terms::new(&compiled, ceiling, signatures.to_vec()).on(store));
+            let new = || Arc::new(Terms::new(&compiled, ceiling, signatures.to_vec()).on(store, hashes.is_some()));
             let terms = same.map_or_else(new, |old| old.terms.clone());
             let mut siblings: Vec<Arc<Terms>> = Vec::new();
             let then = before.iter().flat_map(|old| std::iter::once(&old.terms).chain(old.siblings.iter())).cloned();
@@ -156,29 +169,47 @@ impl PreparedLimit {
                     siblings.push(other);
                 }
             }
-            let prefix = stores.at(store).topology.names().before_key(limit);
-            Self { limit: limit.clone(), prefix, terms, ceiling, siblings: siblings.into(), horizon }
+            let (prefix, hashes) = (names.before_key(limit), hashes.cloned());
+            Self { limit: limit.clone(), prefix, hashes, terms, ceiling, siblings: siblings.into(), horizon }
         });
         prepared.collect()
     }
 
-    /// Returns the key in the name of a key of this limit.
+    /// Returns the key in the name of a key of this limit. In the compact layout, the name does not have it, and this is
+    /// what the name has in its place.
     #[cfg(feature = "file")]
     pub(super) fn key_in<'n>(&self, name: &'n [u8]) -> &'n [u8] {
-        names::key_in(&self.prefix, name)
+        match self.hashes {
+            Some(_) => name.get(self.prefix.len()..).unwrap_or_default(),
+            None => names::key_in(&self.prefix, name),
+        }
     }
 
-    /// Returns a hit on the key that [`key_in`](Self::key_in) returned.
+    /// Returns a hit on the key that [`key_in`](Self::key_in) returned, perhaps before the layout changed.
     #[cfg(feature = "file")]
     pub(super) fn hit_named(&self, limit: LimitId, key: &[u8], cost: u64) -> RedisHit {
-        let (terms, siblings) = (self.terms.clone(), self.siblings.clone());
-        let script_hit = ScriptHit { terms, siblings, name: names::name_of_key_in(&self.prefix, key), cost };
-        RedisHit { limit, script_hit, take_from: TakeFrom::default(), receipt: Receipt::Nothing, decided: None }
+        let name = match &self.hashes {
+            Some(_) if layout::is_of_hash(key) => [self.prefix.as_bytes(), key].concat().into(),
+            _ => self.name(names::name_of_key_in(&self.prefix, key)),
+        };
+        self.hit_on(limit, name, cost)
     }
 
     pub(super) fn hit(&self, limit: LimitId, key: Key<'_>, cost: u64) -> RedisHit {
+        self.hit_on(limit, self.name(names::name(&self.prefix, key)), cost)
+    }
+
+    /// Returns the name of a key in the layout of this limit, from that in the plain layout.
+    fn name(&self, plain: Arc<[u8]>) -> Arc<[u8]> {
+        match &self.hashes {
+            Some(hashes) => hashes.name(&self.prefix, &plain),
+            None => plain,
+        }
+    }
+
+    fn hit_on(&self, limit: LimitId, name: Arc<[u8]>, cost: u64) -> RedisHit {
         let (terms, siblings) = (self.terms.clone(), self.siblings.clone());
-        let script_hit = ScriptHit { terms, siblings, name: names::name(&self.prefix, key), cost };
+        let script_hit = ScriptHit { terms, siblings, name, cost };
         RedisHit { limit, script_hit, take_from: TakeFrom::default(), receipt: Receipt::Nothing, decided: None }
     }
 }

@@ -7,6 +7,7 @@ use redis::Value;
 use smallvec::SmallVec;
 
 use super::StoreError;
+use super::layout;
 use super::lean::{self, Lean};
 pub(super) use super::terms::Terms;
 use crate::algorithm::MAX_QUOTA;
@@ -14,20 +15,31 @@ use crate::algorithm::portable::{Before, Script, Shape};
 use crate::decision::{Admission, Verdict};
 use crate::units::Timestamp;
 
-/// Decides any batch.
-const DECIDE: &str = include_str!("decide.lua");
-/// Decides a batch in which every request takes from buckets, fixed windows, counters and short logs.
-const TAKE_ONLY: &str = include_str!("take.lua");
+/// A script. Redis identifies it by its hash.
+struct Source {
+    text: String,
+    hash: String,
+}
 
-/// Redis identifies scripts by their hash.
-static DECIDE_HASH: LazyLock<String> = LazyLock::new(|| redis::Script::new(DECIDE).get_hash().to_owned());
-static TAKE_ONLY_HASH: LazyLock<String> = LazyLock::new(|| redis::Script::new(TAKE_ONLY).get_hash().to_owned());
+impl Source {
+    fn new(text: &str) -> Self {
+        // Both scripts compute when a state expires. A function would have to be created in every call.
+        let text = text.replace("--@expiry\n", include_str!("expiry.lua"));
+        let hash = redis::Script::new(&text).get_hash().to_owned();
+        Self { text, hash }
+    }
+}
+
+/// Decides any batch.
+static DECIDE: LazyLock<Source> = LazyLock::new(|| Source::new(include_str!("decide.lua")));
+/// Decides a batch in which every request takes from buckets, fixed windows, counters and short logs.
+static TAKE_ONLY: LazyLock<Source> = LazyLock::new(|| Source::new(include_str!("take.lua")));
 
 /// Returns the commands that load the scripts.
 pub(super) fn load() -> [redis::Cmd; 2] {
-    [DECIDE, TAKE_ONLY].map(|source| {
+    [&DECIDE, &TAKE_ONLY].map(|source| {
         let mut command = redis::cmd("SCRIPT");
-        command.arg("LOAD").arg(source);
+        command.arg("LOAD").arg(&source.text);
         command
     })
 }
@@ -161,6 +173,8 @@ impl KeyState {
 #[derive(Default)]
 pub(super) struct Batch {
     keys: Vec<Arc<[u8]>>,
+    /// Whether each key is a field of a hash, if any is.
+    compact: Vec<bool>,
     key_index: HashMap<Arc<[u8]>, u64, ahash::RandomState>,
     terms: Vec<Arc<Terms>>,
     /// The requests as a flat list of numbers: see `decide.lua`.
@@ -209,14 +223,14 @@ impl Batch {
         let mut expected = Expected { terms: SmallVec::new(), keys: SmallVec::new() };
         #[cfg(feature = "file")]
         if let ScriptRequest::Settle(_, _, Claim { marker, expires_at }) = request {
-            let marker = self.index_of_key(marker);
+            let marker = self.index_of_key(marker, false);
             expected.keys.push(marker);
             self.requests.extend([marker, expires_at.as_micros()]);
         }
         let takes = matches!(request, ScriptRequest::Take(_));
         self.mixed |= !takes || hits.is_empty() || hits.iter().any(|hit| hit.cost == 0 || !hit.terms.is_taken_lean());
         for hit in hits {
-            let (limit, key) = (self.index_of_terms(&hit.terms), self.index_of_key(&hit.name));
+            let (limit, key) = (self.index_of_terms(&hit.terms), self.index_of_key(&hit.name, hit.terms.is_compact));
             expected.keys.push(key);
             self.requests.extend([limit, key]);
             let cost = |units: u64| {
@@ -257,11 +271,15 @@ impl Batch {
         self.requests.extend(siblings);
     }
 
-    fn index_of_key(&mut self, name: &Arc<[u8]>) -> u64 {
+    fn index_of_key(&mut self, name: &Arc<[u8]>, is_compact: bool) -> u64 {
         let next = self.keys.len() as u64 + 1;
         let index = *self.key_index.entry(name.clone()).or_insert(next);
         if index == next {
             self.keys.push(name.clone());
+            if is_compact {
+                self.compact.resize(self.keys.len(), false);
+                self.compact[self.keys.len() - 1] = true;
+            }
         }
         index
     }
@@ -289,25 +307,31 @@ impl Batch {
 
     /// Returns the command. `now` replaces Redis's clock in tests.
     pub(super) fn command(&self, now: Option<Timestamp>) -> redis::Cmd {
-        self.calling("EVALSHA", if self.mixed { &DECIDE_HASH } else { &TAKE_ONLY_HASH }, now)
+        self.calling("EVALSHA", if self.mixed { &DECIDE.hash } else { &TAKE_ONLY.hash }, now)
     }
 
     /// Returns the command for a server without the script. The server caches the script.
     pub(super) fn command_in_full(&self, now: Option<Timestamp>) -> redis::Cmd {
-        self.calling("EVAL", if self.mixed { DECIDE } else { TAKE_ONLY }, now)
+        self.calling("EVAL", if self.mixed { &DECIDE.text } else { &TAKE_ONLY.text }, now)
     }
 
     fn calling(&self, verb: &str, script: &str, now: Option<Timestamp>) -> redis::Cmd {
         let mut command = redis::cmd(verb);
         command.arg(script).arg(self.keys.len());
-        for key in &self.keys {
-            command.arg(&**key);
+        let is_compact = |index: usize| self.compact.get(index).copied().unwrap_or(false);
+        for (index, key) in self.keys.iter().enumerate() {
+            command.arg(if is_compact(index) { layout::split(key).0 } else { key });
         }
         command.arg(if self.mixed {
             self.encoded(now)
         } else {
             self.lean.encoded(now, self.terms.iter().map(|terms| &**terms))
         });
+        if !self.compact.is_empty() {
+            for (index, key) in self.keys.iter().enumerate() {
+                command.arg(if is_compact(index) { layout::split(key).1 } else { &[] });
+            }
+        }
         command
     }
 

@@ -13,6 +13,7 @@ use rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::TlsConnector;
 
 use super::ConnectError;
+use super::layout::{EXPECTED_KEYS, Layout, MAX_EXPECTED_KEYS};
 use super::login::{Login, Secret};
 use super::names::Names;
 use super::target::{Servers, Target};
@@ -42,6 +43,8 @@ pub struct RedisSettings {
     password: Option<Secret>,
     sentinel_username: Option<String>,
     sentinel_password: Option<Secret>,
+    layout: Layout,
+    expected_keys: Option<u64>,
 }
 
 impl RedisSettings {
@@ -59,6 +62,8 @@ impl RedisSettings {
             password: None,
             sentinel_username: None,
             sentinel_password: None,
+            layout: Layout::Plain,
+            expected_keys: None,
         }
     }
 
@@ -66,6 +71,24 @@ impl RedisSettings {
     /// counts or rule sets.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = Some(prefix.into());
+        self
+    }
+
+    /// Sets how the states of keys are stored. All processes that share limits need the same layout.
+    ///
+    /// Counts start from zero when the layout changes.
+    pub fn layout(mut self, layout: Layout) -> Self {
+        self.layout = layout;
+        self
+    }
+
+    /// Sets the number of keys that a limit has at the same time, 1,000,000 by default. It determines the number of
+    /// hashes in the [compact layout](Layout::Compact). With more than one and a half times as many keys, the layout
+    /// saves less memory. All processes that share limits need the same number.
+    ///
+    /// Counts start from zero when the number changes.
+    pub fn expected_keys(mut self, keys: u64) -> Self {
+        self.expected_keys = Some(keys);
         self
     }
 
@@ -136,10 +159,26 @@ impl RedisSettings {
 
     pub(super) fn resolved(&self) -> Result<Resolved, ConnectError> {
         let target = Target::parse(&self.url)?;
-        let names = Names::new(self.prefix.as_deref())?;
+        let names = self.names()?;
         let (tls, login) = (self.connector(target.tls)?, self.login(&target)?);
         let sentinel_login = self.sentinel_login(&target)?;
         Ok(Resolved { address: target.to_string(), servers: target.servers, tls, login, sentinel_login, names })
+    }
+
+    fn names(&self) -> Result<Names, ConnectError> {
+        let names = Names::new(self.prefix.as_deref())?;
+        let keys = self.expected_keys.unwrap_or(EXPECTED_KEYS);
+        if !(1..=MAX_EXPECTED_KEYS).contains(&keys) {
+            return Err(wrong(&format!("expected_keys is {keys}"), "use 1 to 1000000000"));
+        }
+        match self.layout {
+            Layout::Compact => Ok(names.in_hashes(keys)),
+            Layout::Plain if self.expected_keys.is_some() => {
+                let fix = "use the compact layout, or remove expected_keys";
+                Err(wrong("expected_keys is set, but the layout is plain", fix))
+            }
+            Layout::Plain => Ok(names),
+        }
     }
 
     fn login(&self, target: &Target) -> Result<Login, ConnectError> {
@@ -295,6 +334,8 @@ mod tests {
             at("redis://h").sentinel_password("s3cret"),
             at("redis+sentinel://h/m").sentinel_username("ann"),
             at("redis://h").prefix("a{b}"),
+            at("redis://h").expected_keys(1000),
+            at("redis://h").layout(Layout::Compact).expected_keys(0),
         ];
         insta::assert_snapshot!(cases.map(problem).join("\n"));
         let missing = problem(at("redis://h").password_file("/nonexistent/s3cret-file"));

@@ -7,6 +7,10 @@
 -- big-endian. Tables and decimal numbers cost Redis more than a decision, so the argument and the reply are one string
 -- each.
 --
+-- In the compact layout, KEYS[k] is a hash, and ARGV[k + 1] is the field of the key in it, or empty for a key of its own.
+-- The field with the empty name has the time until which the hash is kept, and a signature. A state that begins with it
+-- is stored with one byte of 255 in its place. ADR 29 has the reasons.
+--
 -- If it cannot decide (the state was written under other settings, the clock has stepped back, a number exceeds 2^53),
 -- it writes nothing and replies 0, and `decide.lua` is called instead.
 
@@ -20,15 +24,45 @@ if not injected then
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
 end
-local values = redis.call('MGET', unpack(keys))
-local absent = nil
-for k = 1, #keys do
-  if not values[k] then
-    absent = absent or {}
-    absent[#absent + 1] = keys[k]
+local fields = #ARGV > 1 and ARGV or nil
+local values, absent
+-- By the name of a hash: the time until which it is kept, and its signature. By key: whether its field is new, and the
+-- signature of its state.
+local kept_until, hash_signature, is_new, signature_of
+if fields then
+  values, kept_until, hash_signature, is_new, signature_of = {}, {}, {}, {}, {}
+  for k = 1, #keys do
+    local key, field, value = keys[k], fields[k + 1], nil
+    if field == '' then
+      value = redis.call('MGET', key)[1]
+      if not value and redis.call('EXISTS', key) > 0 then return 0 end
+    else
+      local found = redis.pcall('HMGET', key, '', field)
+      if found.err then return 0 end
+      local head = found[1]
+      value = found[2]
+      if head then
+        if #head < 14 then return 0 end
+        local signature = sub(head, 8)
+        kept_until[key], hash_signature[key] = read('>I7', head), signature
+        if value and byte(value) == 255 then value = signature .. sub(value, 2) end
+      elseif value or redis.call('EXISTS', key) > 0 then
+        return 0
+      end
+      is_new[k] = not value
+    end
+    values[k] = value
   end
+else
+  values = redis.call('MGET', unpack(keys))
+  for k = 1, #keys do
+    if not values[k] then
+      absent = absent or {}
+      absent[#absent + 1] = keys[k]
+    end
+  end
+  if absent and redis.call('EXISTS', unpack(absent)) > 0 then return 0 end
 end
-if absent and redis.call('EXISTS', unpack(absent)) > 0 then return 0 end
 
 local costs, cost_parts, limits = {}, {}, {}
 for index = 1, cost_count do
@@ -276,6 +310,7 @@ while from <= last_record do
       if passes then new, last = pack(p[3], signature, begun, units), is_current and 0 or begun + window end
     end
     if passes then hit_keys[hit], next_value[hit], next_last[hit] = k, new, last else all = false end
+    if fields then signature_of[k] = signature end
     length = #seen
     local prefix = lengths[length]
     if not prefix then
@@ -299,7 +334,57 @@ end
 local set, failed, shown, expires = redis.pcall, nil, 0, ''
 for k, last in pairs(lasts) do
   local reply
-  if last == 0 then
+  if fields and fields[k + 1] ~= '' then
+    local key, text = keys[k], values[k]
+    local signature, sweeps = hash_signature[key], is_new[k]
+    if not signature then
+      signature, kept_until[key] = signature_of[k], 0
+      hash_signature[key] = signature
+    end
+    local length = #signature
+    if sub(text, 1, length) == signature then text = '\255' .. sub(text, length + 1) end
+    if last > kept_until[key] then
+      -- For longer than this state lasts, so that few requests change the expiry of the hash.
+      sweeps, last = true, last + math.max(last - now, 10000000)
+      kept_until[key] = last
+      reply = set('HSET', key, '', pack('>I7', last) .. signature, fields[k + 1], text)
+      if type(reply) == 'number' then
+        reply = set('PEXPIRE', key, injected and '3600000' or format('%d', ceil((last - now) / 1000) + 1))
+      end
+    else
+      reply = set('HSET', key, fields[k + 1], text)
+    end
+    if sweeps and type(reply) == 'number' then
+      -- Removes expired states from a few fields at random: more than one request can add. If the hash has the
+      -- signature of earlier settings, looks at all fields, and replaces the signature once no state uses it.
+      local is_other = last == kept_until[key] and signature_of[k] ~= signature
+      local found, dead, uses = set('HRANDFIELD', key, is_other and '128' or '4', 'WITHVALUES'), nil, 0
+      if found.err then reply = found end
+      for index = 1, #found, 2 do
+        local text, field = found[index + 1], found[index]
+        local is_short = byte(text) == 255
+        if is_short then text = signature .. sub(text, 2) end
+--@expiry
+        -- A clock that tests set may step back.
+        if injected then over = over + 86400000000 end
+        if field ~= '' and over < now then
+          dead = dead or {}
+          dead[#dead + 1] = field
+        elseif is_short then
+          uses = uses + 1
+        end
+      end
+      if dead then
+        local removed = set('HDEL', key, unpack(dead))
+        if type(removed) == 'table' then reply = removed end
+      end
+      if is_other and uses == 0 and #found < 256 and type(reply) == 'number' then
+        hash_signature[key] = signature_of[k]
+        reply = set('HSET', key, '', pack('>I7', last) .. signature_of[k])
+      end
+    end
+    if type(reply) == 'number' then reply = nil end
+  elseif last == 0 then
     reply = set('SET', keys[k], values[k], 'KEEPTTL')
   elseif injected then
     reply = set('SET', keys[k], values[k], 'PX', '3600000')
@@ -307,7 +392,7 @@ for k, last in pairs(lasts) do
     if last ~= shown then shown, expires = last, format('%d', ceil(last / 1000) + 1) end
     reply = set('SET', keys[k], values[k], 'PXAT', expires)
   end
-  if reply.err then
+  if reply and reply.err then
     -- A replica cannot decide, and has written nothing.
     if reply.err:find('READONLY', 1, true) then error(reply) end
     failed = failed or {}

@@ -15,6 +15,8 @@ use crate::algorithm::{Compiled, MAX_QUOTA};
 pub(super) struct Terms {
     /// The store that has the keys.
     pub(super) store: StoreIndex,
+    /// Whether the keys are fields of hashes.
+    pub(super) is_compact: bool,
     pub(super) compiled: Compiled,
     pub(super) parameters: SmallVec<[i64; 9]>,
     /// The parameters in the form of the small script.
@@ -42,12 +44,12 @@ impl Terms {
         let compiled = compiled.with_ceiling(MAX_QUOTA).with_room();
         let lean = lean::parameters(&compiled, &parameters);
         let (store, shape, long) = (StoreIndex::default(), compiled.shape(), AtomicU32::new(0));
-        Self { store, parameters, lean, signature, variants, shape, compiled, long }
+        Self { store, is_compact: false, parameters, lean, signature, variants, shape, compiled, long }
     }
 
-    /// Sets the store that has the keys, if that is not the default one.
-    pub(super) fn on(self, store: StoreIndex) -> Self {
-        Self { store, ..self }
+    /// Sets the store that has the keys, and whether they are fields of hashes there.
+    pub(super) fn on(self, store: StoreIndex, is_compact: bool) -> Self {
+        Self { store, is_compact, ..self }
     }
 
     pub(super) fn signature(&self) -> &Signature {

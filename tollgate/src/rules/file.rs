@@ -68,10 +68,10 @@ pub mod internal {
         AccessLogRule, AdminRule, AlgorithmName, Align, Balance, BanRule, BodyName, BodyRule, CertificateRule,
         ClientCertificates, ComputedCost, ConsistencyName, CostRule, CountName, CountRule, EjectRule, EnvoyRule,
         FailurePolicy, ForwardingName, GatewayRule, HeaderEdits, HeaderFamily, HealthCheckRule, HostHeader,
-        JwtAlgorithm, JwtRule, LearnRule, LearnedQuota, LimitRule, ListRule, Listener, LogFormat, MatchRule, Missing,
-        Modes, Numbers, OneOrMany, Overflow, OverrideRule, PathsRule, QuotaRule, RefillMode, RespondRule, RewriteRule,
-        RouteRule, ServiceRule, Share, StatusRule, StoreRule, TemplateRule, TimeoutsRule, TlsRule, UnderscoreHeaders,
-        UpstreamConnectionsRule, UpstreamHeader, UpstreamRule, UpstreamTlsRule, XdsRule,
+        JwtAlgorithm, JwtRule, LayoutName, LearnRule, LearnedQuota, LimitRule, ListRule, Listener, LogFormat,
+        MatchRule, Missing, Modes, Numbers, OneOrMany, Overflow, OverrideRule, PathsRule, QuotaRule, RefillMode,
+        RespondRule, RewriteRule, RouteRule, ServiceRule, Share, StatusRule, StoreRule, TemplateRule, TimeoutsRule,
+        TlsRule, UnderscoreHeaders, UpstreamConnectionsRule, UpstreamHeader, UpstreamRule, UpstreamTlsRule, XdsRule,
     };
 }
 

@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 #[cfg(feature = "redis")]
 pub(crate) use testkit::redis::RedisServer as StoreServer;
 #[cfg(feature = "redis")]
-use tollgate::redis::{RedisLimiter, RedisReservation};
+use tollgate::redis::{Layout, RedisLimiter, RedisReservation, RedisSettings};
 use tollgate::{
     Algorithm, Decision, Denied, Hit, Limit, LimitId, Limiter, ManualClock, Reservation, Settlement, Source, Timestamp,
 };
@@ -72,14 +72,18 @@ pub(crate) async fn rigs_with(server: &StoreServer, limits: &[Limit]) -> Vec<Rig
     vec![
         memory,
         #[cfg(feature = "redis")]
-        on_redis(server, limits).await,
+        on_redis(RedisSettings::new(server.url()), limits).await,
+        // All keys of a limit share a hash.
+        #[cfg(feature = "redis")]
+        on_redis(RedisSettings::new(server.url()).prefix("compact").layout(Layout::Compact).expected_keys(1), limits)
+            .await,
     ]
 }
 
 #[cfg(feature = "redis")]
-async fn on_redis(server: &StoreServer, limits: &[Limit]) -> Rig {
+async fn on_redis(settings: RedisSettings, limits: &[Limit]) -> Rig {
     let clock = ManualClock::at(Timestamp::from_micros(START_US));
-    let redis = RedisLimiter::builder(server.url()).store_timeout(PATIENCE);
+    let redis = RedisLimiter::builder(settings).store_timeout(PATIENCE);
     let redis = limits.iter().fold(redis, |builder, limit| builder.limit(limit.clone())).clock(clock.clone());
     Rig { clock, store: Store::Redis(redis.connect().await.expect("valid limits")) }
 }

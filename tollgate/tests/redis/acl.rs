@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use testkit::redis::{Cluster, RedisServer};
-use tollgate::redis::{RedisLimiter, RedisSettings, RuleSets};
+use tollgate::redis::{Layout, RedisLimiter, RedisSettings, RuleSets};
 use tollgate::{Ban, Consistency, FixedWindow, HOUR, Hit, Limit, MINUTE, Rate, SlidingWindowLog, Source, TokenBucket};
 
 use crate::load::{RECOVERY, until_back};
@@ -108,9 +108,18 @@ fn flush_scripts(server: &RedisServer) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_user_with_the_documented_permissions_can_do_everything_and_needs_all_of_them() {
+    needs_exactly_the_documented_permissions(|settings| settings).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_with_the_documented_permissions_can_do_everything_in_the_compact_layout() {
+    needs_exactly_the_documented_permissions(|settings| settings.layout(Layout::Compact)).await;
+}
+
+async fn needs_exactly_the_documented_permissions(layout: impl Fn(RedisSettings) -> RedisSettings) {
     let server = RedisServer::start();
     let url = format!("redis://127.0.0.1:{}/1", server.port());
-    let settings = RedisSettings::new(url).prefix(PREFIX).username("limiter").password("s3cret");
+    let settings = layout(RedisSettings::new(url).prefix(PREFIX).username("limiter").password("s3cret"));
     let rules = settings.acl_rules().expect("the settings are good");
     grant(&server, &rules);
     let before = run_by(&server);
@@ -130,15 +139,17 @@ async fn a_user_with_the_documented_permissions_can_do_everything_and_needs_all_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_documented_permissions_are_enough_on_a_cluster() {
     let mut cluster = Cluster::start();
-    let url = cluster.url();
-    let settings = RedisSettings::new(url).prefix(PREFIX).username("limiter").password("s3cret");
-    let rules = settings.acl_rules().expect("the settings are good");
-    for node in 0..6 {
-        grant(cluster.node(node), &rules);
-    }
-    do_everything(settings, || ()).await;
-    for node in 0..6 {
-        assert_eq!(refused(cluster.node(node)), Vec::<String>::new(), "node {node}");
+    for layout in [Layout::Plain, Layout::Compact] {
+        let settings = RedisSettings::new(cluster.url()).prefix(PREFIX).layout(layout);
+        let settings = settings.username("limiter").password("s3cret");
+        let rules = settings.acl_rules().expect("the settings are good");
+        for node in 0..6 {
+            grant(cluster.node(node), &rules);
+        }
+        do_everything(settings, || ()).await;
+        for node in 0..6 {
+            assert_eq!(refused(cluster.node(node)), Vec::<String>::new(), "{layout:?} node {node}");
+        }
     }
 }
 
@@ -202,4 +213,9 @@ fn the_documentation_lists_the_permissions() {
     assert!(documented.contains(&single), "docs/redis.md lacks: {single}");
     let prefixed = line(RedisSettings::new("redis://h").prefix("checkout"));
     assert!(documented.contains(&prefixed), "docs/redis.md lacks: {prefixed}");
+    let plain = RedisSettings::new("redis://h").acl_rules().expect("good");
+    let compact = RedisSettings::new("redis://h").layout(Layout::Compact).acl_rules().expect("good");
+    let more: Vec<&str> = compact.iter().filter(|rule| !plain.contains(rule)).map(String::as_str).collect();
+    let line = format!("For the [compact layout](#compact-layout), add `{}`", more.join(" "));
+    assert!(documented.contains(&line), "docs/redis.md lacks: {line}");
 }

@@ -3,6 +3,7 @@
 mod acl;
 mod batching;
 mod changing_limits;
+mod compact;
 mod conformance;
 mod exactness;
 mod failures;

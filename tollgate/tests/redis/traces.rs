@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use testkit::redis::RedisServer;
-use tollgate::redis::{RedisLimiter, RedisReservation};
+use tollgate::redis::{Layout, RedisLimiter, RedisReservation, RedisSettings};
 use tollgate::{
     Algorithm, Ban, Decision, Denied, FixedWindow, Hit, LeakyBucket, Limit, Limiter, MAX_SPAN, ManualClock, Rate,
     Reservation, SlidingWindowCounter, SlidingWindowLog, Timestamp, TokenBucket,
@@ -99,6 +99,15 @@ impl Plan {
         }
     }
 
+    /// Returns whether the compact layout has the keys in hashes.
+    fn is_compact(&self) -> bool {
+        match self.kind {
+            Kind::Log | Kind::LogOfAll => false,
+            Kind::Counter { segments } => segments <= 6,
+            _ => true,
+        }
+    }
+
     fn changed(&self, percent: u64, faster: u64) -> Self {
         let rate = Rate::new(self.rate.count() * faster, self.rate.period());
         Self { quota: (self.quota * percent / 100).max(1), rate, ..*self }
@@ -108,6 +117,17 @@ impl Plan {
 fn limits(plans: &[Plan]) -> Vec<Limit> {
     let named = plans.iter().zip(["first", "second"]);
     named.filter_map(|(plan, name)| Limit::new(name, plan.algorithm()).ok()).collect()
+}
+
+/// Returns the settings of a store with that layout. In the compact layout, all keys of a limit share a hash.
+fn settings(server: &RedisServer, layout: Layout) -> RedisSettings {
+    let settings = RedisSettings::new(server.url()).layout(layout);
+    if layout == Layout::Compact { settings.expected_keys(1) } else { settings }
+}
+
+/// Returns limits whose keys are stored in the same way in that layout, so that one can replace the other.
+fn plans_in(layout: Layout) -> impl Strategy<Value = Plan> {
+    plans().prop_filter("a plan in the compact layout", move |plan| layout == Layout::Plain || plan.is_compact())
 }
 
 fn plans() -> impl Strategy<Value = Plan> {
@@ -128,7 +148,7 @@ fn plans() -> impl Strategy<Value = Plan> {
     (kinds, rates(), windows()).prop_map(|((kind, quota), rate, span)| Plan { kind, quota, rate, span })
 }
 
-fn ops() -> impl Strategy<Value = Vec<Op>> {
+fn ops(layout: Layout) -> impl Strategy<Value = Vec<Op>> {
     let cost = || prop_oneof![4 => Just(1_u64), 2 => 0_u64..=8, 1 => 0_u64..=350, 1 => Just(3_000_000_000_u64)];
     let gap = || prop_oneof![Just(0_u64), Just(1), 1_u64..2_000, 1_u64..2_000_000, 1_u64..200_000_000];
     let op = prop_oneof![
@@ -139,7 +159,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => (0..KEYS.len()).prop_map(|key| Op::Reset { key }),
         1 => (prop_oneof![Just(100_u64), 1_u64..=100], 1_u64..4)
             .prop_map(|(percent, faster)| Op::Change { percent, faster }),
-        2 => proptest::collection::vec(plans(), 2).prop_map(|plans| Op::Exchange { plans }),
+        2 => proptest::collection::vec(plans_in(layout), 2).prop_map(|plans| Op::Exchange { plans }),
         5 => gap().prop_map(Op::Forward),
         1 => gap().prop_map(Op::Back),
     ];
@@ -148,13 +168,23 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 
 #[test]
 fn memory_and_redis_agree_on_every_trace() {
+    agree_on_traces(Layout::Plain);
+}
+
+#[test]
+fn memory_and_the_compact_layout_agree_on_every_trace() {
+    agree_on_traces(Layout::Compact);
+}
+
+fn agree_on_traces(layout: Layout) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let server = RedisServer::start();
     let mut runner = TestRunner::new(Config { cases: TRACES, failure_persistence: None, ..Config::default() });
-    let traces = (proptest::collection::vec(plans(), 1..3), ops(), 1_600_000_000_000_000_u64..1_800_000_000_000_000);
+    let start = 1_600_000_000_000_000_u64..1_800_000_000_000_000;
+    let traces = (proptest::collection::vec(plans_in(layout), 1..3), ops(layout), start);
     let outcome = runner.run(&traces, |(plans, ops, start)| {
         prop_assume!(limits(&plans).len() == plans.len(), "a plan is not a valid limit");
-        runtime.block_on(agree(&server, &plans, ops, start));
+        runtime.block_on(agree(&server, layout, &plans, ops, start));
         Ok(())
     });
     if let Err(error) = outcome {
@@ -170,7 +200,7 @@ fn there_decision(reserved: &Result<RedisReservation, Denied>) -> Decision {
     *reserved.as_ref().map_or_else(Denied::decision, RedisReservation::decision)
 }
 
-async fn agree(server: &RedisServer, plans: &[Plan], ops: Vec<Op>, start: u64) {
+async fn agree(server: &RedisServer, layout: Layout, plans: &[Plan], ops: Vec<Op>, start: u64) {
     let _: () = redis::cmd("FLUSHALL").query(&mut server.connection()).expect("flushed");
     let mut now = start;
     let clock = ManualClock::at(Timestamp::from_micros(now));
@@ -181,7 +211,7 @@ async fn agree(server: &RedisServer, plans: &[Plan], ops: Vec<Op>, start: u64) {
         let builder = limits.iter().fold(Limiter::builder(), |builder, limit| builder.limit(limit.clone()));
         builder.clock(clock.clone()).build().expect("limits are valid")
     });
-    let shared = limits.iter().fold(RedisLimiter::builder(server.url()), |builder, limit| builder.limit(limit.clone()));
+    let shared = RedisLimiter::builder(settings(server, layout)).limits(limits.clone());
     let mut shared =
         shared.clock(clock.clone()).store_timeout(Duration::from_secs(10)).connect().await.expect("connects");
     let ids: Vec<_> = shared.limits().iter().filter_map(|limit| shared.id(limit.name())).collect();
@@ -264,7 +294,10 @@ fn a_clock_that_steps_back_after_a_reload_finds_the_same_on_both() {
     let refunded = vec![check(1), Op::Refund { back: 0 }, raise(2), Op::Back(1), restore(), check(1)];
     let expired = vec![check(1), raise(5), Op::Forward(1000), restore(), check(5), Op::Back(1), check(1)];
     for (plan, ops) in [(counter, later_segment), (fine, refunded), (log, expired)] {
-        runtime.block_on(agree(&server, &[plan], ops, 1_735_781_807_465_708));
+        runtime.block_on(agree(&server, Layout::Plain, &[plan], ops.clone(), 1_735_781_807_465_708));
+        if plan.is_compact() {
+            runtime.block_on(agree(&server, Layout::Compact, &[plan], ops, 1_735_781_807_465_708));
+        }
     }
 }
 
@@ -287,7 +320,7 @@ fn turns() -> impl Strategy<Value = Vec<Turn>> {
 }
 
 /// Two nodes, one of which has not loaded a raised quota yet. In memory both are handles of one limiter.
-async fn agree_across_nodes(server: &RedisServer, plan: Plan, percent: u64, turns: Vec<Turn>) {
+async fn agree_across_nodes(server: &RedisServer, layout: Layout, plan: Plan, percent: u64, turns: Vec<Turn>) {
     let _: () = redis::cmd("FLUSHALL").query(&mut server.connection()).expect("flushed");
     let mut now = 1_700_000_000_000_000;
     let clock = ManualClock::at(Timestamp::from_micros(now));
@@ -299,7 +332,7 @@ async fn agree_across_nodes(server: &RedisServer, plan: Plan, percent: u64, turn
     let memory = Limiter::builder().limits(high.clone()).clock(clock.clone()).build().expect("limits are valid");
     let memories = [memory.with_limits(low.clone()).expect("limits are valid"), memory];
     let node = async |limits: Vec<Limit>| {
-        let builder = RedisLimiter::builder(server.url()).limits(limits).clock(clock.clone());
+        let builder = RedisLimiter::builder(settings(server, layout)).limits(limits).clock(clock.clone());
         builder.store_timeout(Duration::from_secs(10)).connect().await.expect("connects")
     };
     let nodes = [node(low).await, node(high).await];
@@ -328,8 +361,9 @@ fn a_node_with_old_rules_keeps_units_spent_under_a_raised_quota() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let server = RedisServer::start();
     let mut runner = TestRunner::new(Config { cases: TRACES / 2, failure_persistence: None, ..Config::default() });
-    let outcome = runner.run(&(plans(), 1_u64..100, turns()), |(plan, percent, turns)| {
-        runtime.block_on(agree_across_nodes(&server, plan, percent, turns));
+    let layouts = prop_oneof![Just(Layout::Plain), Just(Layout::Compact)];
+    let outcome = runner.run(&(layouts, plans(), 1_u64..100, turns()), |(layout, plan, percent, turns)| {
+        runtime.block_on(agree_across_nodes(&server, layout, plan, percent, turns));
         Ok(())
     });
     if let Err(error) = outcome {
@@ -348,7 +382,9 @@ fn of_equal_limits_the_first_with_a_cost_is_reported_on_both() {
     for plans in [windows, logs] {
         for costs in [[5, 0], [0, 1]] {
             let ops = vec![Op::Several { costs: vec![2, 1] }, Op::Several { costs: costs.to_vec() }];
-            runtime.block_on(agree(&server, &plans, ops, 1_700_000_000_000_000));
+            for layout in [Layout::Plain, Layout::Compact] {
+                runtime.block_on(agree(&server, layout, &plans, ops.clone(), 1_700_000_000_000_000));
+            }
         }
     }
 }

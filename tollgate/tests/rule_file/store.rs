@@ -1,6 +1,6 @@
 //! The store as a map, and stores by name: their settings and their problems.
 
-use tollgate::rules::file::internal::StoreUrl;
+use tollgate::rules::file::internal::{LayoutName, StoreUrl};
 use tollgate::rules::file::{Parsed, Problems, RuleFile};
 
 fn parse(store: &str) -> Result<Parsed, Problems> {
@@ -24,6 +24,12 @@ fn a_map_has_the_url_and_other_settings() {
     let files = [&store.ca, &store.client_cert, &store.client_key, &store.password_file, &store.sentinel_password_file];
     assert_eq!(files.map(|file| file.as_deref()), ["ca.pem", "c.pem", "k.pem", "p", "s"].map(Some));
     assert_eq!((store.username.as_deref(), store.sentinel_username.as_deref()), (Some("ann"), Some("bob")));
+    let compact = parse("{ url: 'redis://h', layout: compact, expected_keys: 5000000 }").unwrap();
+    assert_eq!((compact.store.layout, compact.store.expected_keys), (LayoutName::Compact, Some(5_000_000)));
+    assert!(!compact.store.has_counts_of(&parse("redis://h").unwrap().store));
+    let other = parse("{ url: 'redis://h', layout: compact, expected_keys: 5000001 }").unwrap();
+    assert!(!compact.store.has_counts_of(&other.store));
+    assert_eq!(compact.with_store("redis://other").unwrap().store.layout, LayoutName::Compact);
     assert!(parse("{ url: memory }").unwrap().store.is_memory());
     assert!(parse("unix:///run/redis.sock?db=1").is_ok());
 }
@@ -46,6 +52,11 @@ fn contradictory_settings_are_reported_at_their_positions() {
             "{ url: 'redis://ann:hunter2@h', username: bob }",
             "{ url: 'redis://:hunter2@h', password_file: p }",
             "{ url: 'redis://h', password: hunter2 }",
+            "{ url: memory, layout: compact }",
+            "{ url: 'redis://h', layout: packed }",
+            "{ url: 'redis://h', expected_keys: 1000 }",
+            "{ url: 'redis://h', layout: plain, expected_keys: 1000 }",
+            "{ url: 'redis://h', layout: compact, expected_keys: 0 }",
             "'unix://run/redis.sock'",
             "'unix:///run/redis.sock?db=one'",
         ]

@@ -5,9 +5,9 @@ use std::io::Read;
 
 use super::forms::StoreUrl;
 use super::setting_error::SettingError;
-use super::types::StoreRule;
+use super::types::{LayoutName, StoreRule};
 use super::{Parsed, Problems};
-use crate::redis::RedisSettings;
+use crate::redis::{Layout, RedisSettings};
 
 /// Larger than any bundle of certificates.
 const MAX_PEM: u64 = 4 << 20;
@@ -52,6 +52,12 @@ impl Parsed {
         let (mut settings, mut errors) = (RedisSettings::new(url), Vec::new());
         if let Some(prefix) = prefix {
             settings = settings.prefix(prefix.as_str());
+        }
+        if store.layout == LayoutName::Compact {
+            settings = settings.layout(Layout::Compact);
+        }
+        if let Some(keys) = store.expected_keys {
+            settings = settings.expected_keys(keys);
         }
         let files: [(&str, &Option<String>, SetPem); 3] = [
             ("ca", ca, RedisSettings::tls_ca),

@@ -36,7 +36,7 @@ pub use self::numbers::{
 };
 pub use self::one_or_many::OneOrMany;
 pub use self::service::{AdminRule, JwtAlgorithm, JwtRule, Listener, ServiceRule};
-pub use self::store::StoreRule;
+pub use self::store::{LayoutName, StoreRule};
 
 /// The most additional stores. Each has connections and background tasks.
 pub(super) const MAX_STORES: usize = 15;

@@ -3,12 +3,14 @@
 use crate::rules::file::forms::{StoreUrl, nearest};
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, shown};
-use crate::rules::file::types::{LimitRule, MAX_STORES, RuleFile, StoreRule};
+use crate::rules::file::types::{LayoutName, LimitRule, MAX_STORES, RuleFile, StoreRule};
 
 /// The name of the store at the top of the file.
 const DEFAULT: &str = "default";
 /// The store in this process, which has no name in `stores`.
 const MEMORY: &str = "memory";
+
+const MAX_EXPECTED_KEYS: u64 = 1_000_000_000;
 
 /// `node` is the store, a string or a map.
 pub(super) fn check(store: &StoreRule, node: &Node, findings: &mut Findings) {
@@ -31,6 +33,8 @@ pub(super) fn check(store: &StoreRule, node: &Node, findings: &mut Findings) {
             "password_file",
             "sentinel_username",
             "sentinel_password_file",
+            "layout",
+            "expected_keys",
         ];
         misplaced(&keys, "has no effect with the store in memory", "set `url` to a Redis, or remove it");
         return;
@@ -48,6 +52,17 @@ pub(super) fn check(store: &StoreRule, node: &Node, findings: &mut Findings) {
     }
     if url.has_password() {
         misplaced(&["password_file"], "is set, but `url` has a password too", "remove the login from `url`");
+    }
+    if store.layout == LayoutName::Plain && !node.lost("layout") {
+        misplaced(
+            &["expected_keys"],
+            "has no effect without the compact layout",
+            "add `layout: compact`, or remove it",
+        );
+    }
+    if store.expected_keys.is_some_and(|keys| !(1..=MAX_EXPECTED_KEYS).contains(&keys)) {
+        let message = "expected_keys is not between 1 and 1000000000";
+        findings.error(node.value_at("expected_keys"), message, "use the number of keys that a limit has at once");
     }
     let alone = [
         ("client_cert", "client_key", "`client_key: client-key.pem`"),

@@ -29,6 +29,22 @@ pub struct StoreRule {
     pub sentinel_username: Option<String>,
     /// A file with the password of the sentinels.
     pub sentinel_password_file: Option<String>,
+    /// How the states of keys are stored.
+    pub layout: LayoutName,
+    /// The number of keys that a limit has at the same time, for the compact layout.
+    pub expected_keys: Option<u64>,
+}
+
+/// How the states of keys are stored on Redis.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum LayoutName {
+    /// Each key of a limit is a key on Redis.
+    #[default]
+    Plain,
+    /// Many keys of a limit share a hash on Redis, which takes less memory.
+    Compact,
 }
 
 impl StoreRule {
@@ -41,7 +57,8 @@ impl StoreRule {
     /// Returns whether both use the same counts.
     #[must_use]
     pub fn has_counts_of(&self, other: &Self) -> bool {
-        self.url.without_login() == other.url.without_login() && self.prefix == other.prefix
+        let is_same_server = self.url.without_login() == other.url.without_login() && self.prefix == other.prefix;
+        is_same_server && self.layout == other.layout && self.expected_keys == other.expected_keys
     }
 
     /// Returns the settings that apply to another URL. A login in the URL replaces `username` and `password_file`.
@@ -58,6 +75,8 @@ impl StoreRule {
             password_file: kept(&self.password_file, is_redis && apart),
             sentinel_username: kept(&self.sentinel_username, sentinel),
             sentinel_password_file: kept(&self.sentinel_password_file, sentinel),
+            layout: if is_redis { self.layout } else { LayoutName::Plain },
+            expected_keys: self.expected_keys.filter(|_| is_redis),
             url,
         }
     }
@@ -98,6 +117,14 @@ struct StoreSettings {
     sentinel_username: Option<String>,
     /// A file with the password of the sentinels, relative to the rule file.
     sentinel_password_file: Option<String>,
+    /// How the states of keys are stored: `compact` takes less of Redis's memory, and more of its time. Counts start
+    /// from zero when it changes.
+    #[serde(default)]
+    layout: LayoutName,
+    /// The number of keys that a limit has at the same time, 1000000 if left out. Needs `layout: compact`. Counts start
+    /// from zero when it changes.
+    #[schemars(range(min = 1, max = 1_000_000_000))]
+    expected_keys: Option<u64>,
 }
 
 impl From<StoreText> for StoreRule {
@@ -114,6 +141,8 @@ impl From<StoreText> for StoreRule {
                 password_file,
                 sentinel_username,
                 sentinel_password_file,
+                layout,
+                expected_keys,
             }) => Self {
                 url,
                 prefix,
@@ -124,6 +153,8 @@ impl From<StoreText> for StoreRule {
                 password_file,
                 sentinel_username,
                 sentinel_password_file,
+                layout,
+                expected_keys,
             },
         }
     }
