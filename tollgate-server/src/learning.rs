@@ -41,8 +41,12 @@ pub(crate) struct Learners {
     changed: Notify,
 }
 
+/// The limits of rules that are not in force yet.
+#[derive(Debug, Default)]
+pub(crate) struct Attached(BTreeMap<String, LearningState>);
+
 /// A limit that learns.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct LearningState {
     learning: Learning,
     /// `limit` or `capacity`.
@@ -68,35 +72,59 @@ impl Learners {
         self.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the rules with the numbers in force and the observers of limits that learn. What a limit has learned is
-    /// kept while its name, its time to learn from and what it measures stay the same.
-    pub(crate) fn attach(&self, file: Parsed) -> Parsed {
-        let mut limits = self.limits();
-        let mut attached = BTreeMap::new();
+    /// Returns the rules with the numbers in force and the observers of limits that learn, and what to
+    /// [commit](Self::commit) once the rules are in force. What a limit has learned is kept while its name, its time to
+    /// learn from and what it measures stay the same.
+    pub(crate) fn attach(&self, file: Parsed) -> (Parsed, Attached) {
+        let limits = self.limits();
+        let mut attached = Attached::default();
         for rule in &file.limits {
             let learns = rule.learn().and_then(|learn| Some((learn.shadow, learn.settings()?, rule.measure()?)));
             let Some((is_shadow, settings, measure)) = learns else { continue };
             let name = rule.name.as_str();
-            let is_kept = limits.get_mut(name).is_some_and(|state| state.learning.change(settings, measure));
-            if !is_kept {
-                let mut learning = Learning::new(settings, measure, random_seed());
-                let saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
-                if let Some(state) = saved
-                    && !learning.restore(&state)
-                {
-                    notice::log(text::started_again(name));
-                }
-                limits.insert(name.to_owned(), LearningState::new(learning));
-            }
-            let Some(state) = limits.get_mut(name) else { continue };
+            let kept = limits.get(name).and_then(|state| {
+                let mut kept = state.clone();
+                kept.learning.change(settings, measure).then_some(kept)
+            });
+            let mut state =
+                kept.unwrap_or_else(|| self.new_state(name, Learning::new(settings, measure, random_seed())));
             (state.is_shadow, state.quota_name) = (is_shadow, rule.quota_name());
-            attached.insert(
-                name.to_owned(),
-                LearningLimit { quota: state.quota(), observer: Arc::clone(state.learning.observer()) },
-            );
+            attached.0.insert(name.to_owned(), state);
         }
         drop(limits);
-        file.with_learning(Arc::new(attached))
+        let limit = |state: &LearningState| LearningLimit {
+            quota: state.quota(),
+            observer: Arc::clone(state.learning.observer()),
+        };
+        let learning = attached.0.iter().map(|(name, state)| (name.clone(), limit(state))).collect();
+        (file.with_learning(Arc::new(learning)), attached)
+    }
+
+    /// Returns the state of a limit that is new or measures something else than before, with what was saved.
+    fn new_state(&self, name: &str, mut learning: Learning) -> LearningState {
+        let saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(state) = saved.get(name)
+            && !learning.restore(state)
+        {
+            notice::log(text::started_again(name));
+        }
+        LearningState::new(learning)
+    }
+
+    /// Takes over the limits of rules that are in force.
+    pub(crate) fn commit(&self, attached: Attached) {
+        let mut limits = self.limits();
+        for (name, next) in attached.0 {
+            self.saved.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
+            match limits.get_mut(&name) {
+                // It may have learned more since.
+                Some(state) if Arc::ptr_eq(state.learning.observer(), next.learning.observer()) => {
+                    state.learning.change_settings(*next.learning.settings());
+                    (state.is_shadow, state.quota_name) = (next.is_shadow, next.quota_name);
+                }
+                _ => _ = limits.insert(name, next),
+            }
+        }
     }
 
     /// Returns whether a limit learns.

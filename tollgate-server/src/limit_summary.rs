@@ -44,6 +44,9 @@ fn describe(limit: &LimitRule) -> String {
         // A parsed file has no such limit.
         Err(_) => format!("limit {name}"),
     };
+    if let Some(learn) = limit.learn() {
+        text += &format!(", learns between {} and {}", learn.from, learn.to);
+    }
     if let Some(key) = &limit.key {
         let parts: Vec<String> = key.iter().map(ToString::to_string).collect();
         text += &format!(", key {}", parts.join(" + "));

@@ -268,7 +268,7 @@ impl Reload {
     }
 
     async fn apply(&mut self, file: Parsed, origin: &Origin) {
-        let file = self.learners.attach(file);
+        let (file, learned) = self.learners.attach(file);
         let rules = match config::compile(&file, self.gateway.as_ref().and_then(|gateway| gateway.listen())) {
             Ok(rules) => rules,
             Err(problems) => return origin.rejected(&problems),
@@ -302,6 +302,7 @@ impl Reload {
         if let Err(problem) = changed {
             return origin.rejected_because(&problem);
         }
+        self.learners.commit(learned);
         if let Some((gateway, next)) = next {
             gateway.change(next);
         }
@@ -348,9 +349,10 @@ impl Reload {
             Ok(parsed) => parsed.in_folder(self.file.folder()).with_gateway_of(&self.file),
             Err(problems) => return origin.rejected(&problems),
         };
-        let file = self.learners.attach(file.with_domains_of(&self.file));
+        let (file, learned) = self.learners.attach(file.with_domains_of(&self.file));
         match file.compile().map(|rules| self.gate.replace(rules)) {
             Ok(Ok(())) => {
+                self.learners.commit(learned);
                 self.published_rules = Some(file.clone());
                 let rules = self.with_own_gateway(file.into_rules());
                 self.reloads.record_published(version, id);
@@ -414,14 +416,15 @@ impl Reload {
 
     /// Applies the numbers that limits have learned to the rules in force.
     fn apply_learned(&mut self) {
-        self.file = self.learners.attach(self.file.clone());
-        self.published_rules = self.published_rules.take().map(|published| self.learners.attach(published));
-        let in_force = self.published_rules.as_ref().unwrap_or(&self.file);
+        let in_force = self.published_rules.as_ref().unwrap_or(&self.file).clone();
+        let (in_force, learned) = self.learners.attach(in_force);
         let replaced = in_force.compile().map(|rules| self.gate.replace(rules).map_err(|error| error.to_string()));
         let problem = match replaced {
             Ok(Ok(())) => {
-                if self.published_rules.is_none() {
-                    self.compiled = self.gate.rules();
+                self.learners.commit(learned);
+                match &mut self.published_rules {
+                    Some(published) => *published = in_force,
+                    None => (self.file, self.compiled) = (in_force, self.gate.rules()),
                 }
                 return;
             }

@@ -96,14 +96,15 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Completion, Error> {
     arguments.check()?;
     let file = arguments.store.apply_to(load(&arguments.config.config)?)?;
     let learners = Learners::restored(arguments.state.as_deref());
-    let mut file = learners.attach(file);
+    let (mut file, learned) = learners.attach(file);
+    learners.commit(learned);
     let gate = Gate::open(&file).await.map_err(Error::Open)?;
     let redis = gate.redis().filter(|redis| learners.are_any() && redis.is_store_available());
     // While Redis fails, the numbers in force are as unknown as the counts.
     if let Some(redis) = redis
         && learners.load(&redis).await.is_ok()
     {
-        file = learners.attach(file);
+        (file, _) = learners.attach(file);
         let rules = file.compile().map_err(|problems| Error::Open(problems.into()))?;
         gate.replace(rules).map_err(|error| Error::Open(error.into()))?;
     }

@@ -76,7 +76,8 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
     threads::check(file.gateway.as_ref().map_or(0, Gateway::workers) + 3).map_err(Error::Threads)?;
     let descriptors = listeners::check(&file, &overrides)?;
     let learners = Arc::new(Learners::restored(state.as_deref()));
-    let file = learners.attach(file);
+    let (file, learned) = learners.attach(file);
+    learners.commit(learned);
     config::compile(&file, listen.as_ref()).map_err(|problems| Error::Open(problems.into()))?;
     let state = state.map(StateFile::new);
     let gate = match &state {

@@ -30,6 +30,11 @@ pub(super) fn started_again(name: &str) -> String {
     format!("limit {name}: learning starts again, because the limit measures something else than before")
 }
 
+/// Returns the warning about a state on Redis that cannot be read.
+pub(super) fn damaged(name: &str) -> String {
+    format!("limit {name}: what was learned on Redis is damaged, and is replaced by what this node knows")
+}
+
 /// Returns the reason for a number.
 fn why(learning: &Learning, evaluation: &Evaluation) -> String {
     let settings = learning.settings();

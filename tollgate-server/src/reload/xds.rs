@@ -64,9 +64,10 @@ impl Reload {
             Some(published) => published.clone().with_domains_of(&file),
             None => file.clone(),
         };
-        let in_force = self.learners.attach(in_force);
+        let (in_force, learned) = self.learners.attach(in_force);
         let rules = in_force.compile().map_err(|problems| in_one_line(&problems))?;
         self.gate.replace(rules).map_err(|error| error.to_string())?;
+        self.learners.commit(learned);
         self.compiled = match &self.published_rules {
             // If a named file is missing, the rules from before are still valid.
             Some(_) => file.compile().unwrap_or_else(|_| self.compiled.clone()),

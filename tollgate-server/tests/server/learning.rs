@@ -12,13 +12,14 @@ use testkit::wait::wait_until;
 use tollgate::internal::demand::{Learning, LearningLimit, TICK};
 use tollgate::redis::RedisLimiter;
 use tollgate::rules::file::RuleFile;
-use tollgate::{Gate, Limiter, ManualClock, Timestamp};
+use tollgate::{FixedWindow, Gate, Limit, Limiter, ManualClock, Timestamp};
 
-const LIMIT: &str = "limits: [{ name: per-user, key: header:x-user-id, algorithm: token_bucket, refill: 1/h, \
-                     capacity: { learn: { from: 50, to: 400, over: 7h } } }]\n";
+const LIMIT: &str = "limits: [{ name: per-user, key: header:x-user-id, window: 1m, \
+                     limit: { learn: { from: 50, to: 400, over: 7h } } }]\n";
 
-/// Returns what the limit has learned after four hours in which each of its clients needed 80: three moves, to 66.
-fn learned() -> Vec<u8> {
+/// Returns what the limit has learned after three hours in which each of its clients needed 80: three moves, to 66. The
+/// other number identifies what is measured.
+fn learned() -> (Vec<u8>, u64) {
     let file = RuleFile::parse("tollgate.yaml", LIMIT).unwrap();
     let rule = &file.limits[0];
     let mut learning = Learning::new(rule.learn().unwrap().settings().unwrap(), rule.measure().unwrap(), 7);
@@ -36,7 +37,7 @@ fn learned() -> Vec<u8> {
         learning.evaluate(clock.now());
     }
     assert_eq!(learning.value(), 66);
-    learning.encode().unwrap()
+    (learning.encode().unwrap(), learning.measure_id())
 }
 
 /// Returns the number in force, as a new client sees it.
@@ -49,7 +50,7 @@ fn number(server: &Server, client: &str) -> u64 {
 fn what_was_learned_survives_a_restart() {
     let folder = folder();
     let state = folder.path().join("state");
-    let bytes = learned();
+    let (bytes, _) = learned();
     let parts = [&b"per-user"[..], &bytes].map(|part| [&(part.len() as u64).to_le_bytes(), part].concat());
     std::fs::write(folder.path().join("state.learned"), [&b"tollgate learned 1\n"[..], &parts.concat()].concat())
         .unwrap();
@@ -83,7 +84,7 @@ fn what_was_learned_survives_a_restart() {
         &[&["explain", "--config", RULES, "GET", "/", "-H", "x-user-id: ann"][..], &state].concat(),
     );
     let output = transcript(&output);
-    let why = "capacity learns between 50 and 400: now 60; 99.9 % of 1,100 clients over 7h need 80 or less";
+    let why = "limit learns between 50 and 400: now 60; 99.9 % of 1,100 clients over 7h need 80 or less";
     assert!(output.contains(why), "{output}");
 }
 
@@ -96,11 +97,13 @@ fn nodes_follow_what_is_learned_on_redis() {
         assert_eq!(number(node, &format!("ann-{index}")), 50);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let (state, hour) = (learned(), Duration::from_secs(3600));
+    let ((state, id), hour) = (learned(), Duration::from_secs(3600));
+    let name = format!("per-user:{id:016x}");
+    let any = Limit::new("any", FixedWindow::default()).unwrap();
     let write = |expected| {
         runtime.block_on(async {
-            let limiter = RedisLimiter::builder(redis.url()).connect().await.unwrap();
-            limiter.store_learning("per-user", expected, &state, hour).await.unwrap()
+            let limiter = RedisLimiter::builder(redis.url()).limit(any.clone()).connect().await.unwrap();
+            limiter.store_learning(&name, expected, &state, hour).await.unwrap()
         })
     };
     assert!(write(0));

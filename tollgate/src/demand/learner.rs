@@ -270,7 +270,7 @@ impl LearnedState {
 
 impl Observer {
     /// Returns a number that identifies what is measured, in every release.
-    fn fingerprint(&self) -> u64 {
+    pub(super) fn fingerprint(&self) -> u64 {
         let (measure, over) = self.measured();
         let numbers = measure.numbers().into_iter().chain([whole_micros(over)]);
         // FNV-1a.

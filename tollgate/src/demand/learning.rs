@@ -59,11 +59,22 @@ impl Learning {
         if !self.observer.is_of(measure, settings.over) {
             return false;
         }
-        self.settings = settings;
-        if let Some(learner) = &mut self.learner {
-            learner.clamp(&settings);
-        }
+        self.change_settings(settings);
         true
+    }
+
+    /// Changes the bounds and the cover. The number moves into the new bounds at once.
+    pub fn change_settings(&mut self, settings: LearnSettings) {
+        self.settings = LearnSettings { over: self.settings.over, ..settings };
+        if let Some(learner) = &mut self.learner {
+            learner.clamp(&self.settings);
+        }
+    }
+
+    /// Returns a number that identifies what is measured and for how long, the same on all nodes.
+    #[must_use]
+    pub fn measure_id(&self) -> u64 {
+        self.observer.fingerprint()
     }
 
     /// Continues with a state that was [encoded](Self::encode): the number is its number, and its clients are added.

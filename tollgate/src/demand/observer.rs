@@ -156,14 +156,18 @@ impl Observer {
     /// Returns the clients in the sample, with what was committed of their needs.
     #[must_use]
     pub fn sketch(&self) -> Sketch {
-        let mut sketch = Sketch::default();
+        let (mut level, mut epoch, mut clients) = (0, 0, Vec::new());
         for index in 0..SHARDS {
             let shard = self.shard(index);
-            let clients = shard.clients.iter().map(|(client, state)| (*client, state.record)).collect();
-            let of_shard = Sketch { level: shard.level, epoch: shard.epoch, newest: 0, clients };
-            drop(shard);
-            sketch.merge(&of_shard);
+            (level, epoch) = (level.max(shard.level), epoch.max(shard.epoch));
+            clients.extend(shard.clients.iter().map(|(client, state)| (*client, state.record, shard.epoch)));
         }
+        let advanced = |(client, mut record, before): (u64, Record, u32)| {
+            record.advance(before, epoch);
+            (client, record)
+        };
+        let mut sketch = Sketch { level, epoch, newest: 0, clients: clients.into_iter().map(advanced).collect() };
+        sketch.trim();
         sketch
     }
 

@@ -17,7 +17,7 @@ const LIMIT: &str = "per-user";
 const START: Timestamp = Timestamp::from_secs(1_699_833_600);
 const MINUTES_PER_DAY: u64 = 24 * 60;
 /// Checks of a client within a minute. Each takes a part of its units.
-const CHECKS: u64 = 4;
+const CHECKS: u64 = 2;
 
 /// How the number of the limit is chosen.
 #[derive(Clone, Copy, Debug)]
