@@ -1,8 +1,8 @@
 //! Properties that hold for any bytes that reach Tollgate from outside: the rule file, paths, forwarding headers,
-//! cookies and queries, tokens, expressions, and files of envoyproxy/ratelimit.
+//! cookies and queries, tokens, expressions, files of envoyproxy/ratelimit, and requests to the decision service.
 //!
 //! Each target is a function that takes bytes and panics if a property does not hold. It uses only the public API of
-//! the library, and `CleanPath` from `internal`. Where a result can be computed in a second, simpler way, both results
+//! the library, `CleanPath` from `internal`, and `fuzzing` of the server. Where a result can be computed in a second, simpler way, both results
 //! are compared.
 //!
 //! `make fuzz` runs all targets, each for `FUZZ_SECONDS` (60); `make fuzz-jwt` runs one. Inputs that fail are saved in
@@ -16,28 +16,34 @@
 #![forbid(unsafe_code)]
 
 mod cookies;
+mod descriptors;
 mod envoy_rule_file;
 mod expressions;
 mod forwarded;
 mod gates;
+mod http_body;
 mod jwt;
 mod paths;
 mod refusals;
+mod resp;
 mod rule_file;
 
 pub use self::cookies::cookies;
+pub use self::descriptors::descriptors;
 pub use self::envoy_rule_file::envoy_rule_file;
 pub use self::expressions::expressions;
 pub use self::forwarded::forwarded;
+pub use self::http_body::http_body;
 pub use self::jwt::jwt;
 pub use self::paths::paths;
+pub use self::resp::resp;
 pub use self::rule_file::rule_file;
 
 /// A target: its name, which is also the name of its seed folder, and the function that checks its properties.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 10] = [
     ("rule_file", rule_file),
     ("paths", paths),
     ("forwarded", forwarded),
@@ -45,4 +51,7 @@ pub const TARGETS: [Target; 7] = [
     ("jwt", jwt),
     ("expressions", expressions),
     ("envoy_rule_file", envoy_rule_file),
+    ("resp", resp),
+    ("http_body", http_body),
+    ("descriptors", descriptors),
 ];
