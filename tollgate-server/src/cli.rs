@@ -5,6 +5,7 @@ mod explain;
 mod files;
 mod init;
 mod publish;
+mod replay;
 mod serve;
 mod simulate;
 mod validate;
@@ -40,7 +41,8 @@ Examples:
   tollgate serve --config tollgate.yaml          the gateway and the services of a rule file
   tollgate validate tollgate.yaml                check a rule file
   tollgate explain --config tollgate.yaml GET /  show which limits apply to a request
-  tollgate simulate --limit 100 --window 1m      compare the five algorithms on the same traffic";
+  tollgate simulate --limit 100 --window 1m      compare the five algorithms on the same traffic
+  tollgate replay --config tollgate.yaml a.log   show what the limits would have done to the requests of a log";
 
 #[derive(Subcommand)]
 enum Command {
@@ -56,6 +58,9 @@ enum Command {
     /// Publish a rule file to all nodes that share its Redis
     #[command(after_help = publish::EXAMPLES)]
     Publish(publish::Arguments),
+    /// Show what limits would have done to the requests of access logs
+    #[command(after_help = replay::EXAMPLES)]
+    Replay(replay::Arguments),
     /// Write a commented rule file to start from
     #[command(after_help = init::EXAMPLES)]
     Init(init::Arguments),
@@ -90,6 +95,7 @@ pub(crate) fn run(cli: Cli) -> Result<Completion, Error> {
             Command::Validate(arguments) => validate::run(&arguments).await,
             Command::Explain(arguments) => explain::run(&arguments).await,
             Command::Publish(arguments) => publish::run(&arguments).await,
+            Command::Replay(arguments) => replay::run(&arguments),
             Command::Init(arguments) => init::run(&arguments).await,
             Command::Schema => Ok(files::schema()),
             Command::Completions(arguments) => Ok(files::completions(&arguments)),

@@ -58,6 +58,11 @@ static RUNTIME: LazyLock<Runtime> =
 /// A decision service with its own state.
 pub struct Service(Gate);
 
+/// Reads a line of an access log in every format.
+pub fn read_log_line(line: &[u8]) {
+    crate::tools::access_log::read_in_every_format(line);
+}
+
 /// The end of a connection of the Redis protocol.
 #[derive(Debug, PartialEq, Eq)]
 pub struct RespConversation {

@@ -25,6 +25,7 @@ mod shutdown;
 mod state;
 mod threads;
 mod tools;
+mod top_keys;
 
 use std::process::ExitCode;
 

@@ -1,4 +1,5 @@
 //! Tools around limits that need no server.
 
 pub(crate) mod access_log;
+pub(crate) mod replay;
 pub(crate) mod simulate;

@@ -1,6 +1,7 @@
 //! The commands in the documentation print what the pages show, and `docs/cli.md` describes every option.
 //!
-//! A page is run from top to bottom. A `yaml` block is saved as `tollgate.yaml`. A command in a `console` block is run
+//! A page is run from top to bottom. A `yaml` block is saved as `tollgate.yaml`, a
+//! `log` block as `access.log`. A command in a `console` block is run
 //! if the page shows its output. Otherwise, and in a `sh` block, its options are looked up in the help text.
 
 use std::collections::BTreeSet;
@@ -15,9 +16,9 @@ use tempfile::TempDir;
 
 const RULES: &str = "tollgate.yaml";
 const ANY_PORT: &str = "127.0.0.1:0";
-const SUBCOMMANDS: [&str; 9] =
-    ["serve", "validate", "explain", "publish", "init", "schema", "completions", "man", "simulate"];
-const PAGES: [&str; 10] = [
+const SUBCOMMANDS: [&str; 10] =
+    ["serve", "validate", "explain", "publish", "replay", "init", "schema", "completions", "man", "simulate"];
+const PAGES: [&str; 11] = [
     "README.md",
     "docs/algorithms.md",
     "docs/getting-started.md",
@@ -25,6 +26,7 @@ const PAGES: [&str; 10] = [
     "docs/gateway.md",
     "docs/operating.md",
     "docs/redis.md",
+    "docs/replay.md",
     "docs/service.md",
     "docs/migrating/envoy-ratelimit.md",
     "docs/migrating/bucket4j.md",
@@ -290,6 +292,7 @@ fn commands_print_what_the_pages_show() {
                     fs::write(page.folder.path().join(RULES), &rules).expect("the rule file is written");
                     (page.rules, page.service, page.gateway) = (Some(rules), None, None);
                 }
+                "log" => fs::write(page.folder.path().join("access.log"), text).expect("the log is written"),
                 "sh" => text.lines().filter(|line| line.starts_with("tollgate ")).for_each(|line| page.run(line, "")),
                 "console" => commands(text).iter().for_each(|(command, shown)| page.run(command, shown)),
                 _ => {}

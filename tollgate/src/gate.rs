@@ -9,6 +9,7 @@
 #[cfg(feature = "tower")]
 mod admitted;
 pub(crate) mod cached;
+pub(crate) mod counted;
 mod explain;
 mod in_flight;
 #[cfg(feature = "file")]

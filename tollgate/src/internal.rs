@@ -13,6 +13,8 @@ pub mod demand {
 }
 #[cfg(feature = "rules")]
 pub use crate::gate::cached::CachedGate;
+#[cfg(feature = "rules")]
+pub use crate::gate::counted::{CountedAs, CountedHit};
 /// Lookup of descriptors in configuration of envoyproxy/ratelimit.
 #[cfg(feature = "file")]
 pub mod envoy {

@@ -25,9 +25,10 @@ use std::path::PathBuf;
 pub(crate) use self::fields::{HeaderField, Mappings};
 pub(crate) use self::input::OpenError;
 pub(crate) use self::record::Record;
+pub(crate) use self::source::FileSummary;
 use self::source::Source;
-pub(crate) use self::source::{BadLine, FileSummary, FormatCounts};
 use self::time::CommonTimes;
+pub(crate) use self::time::rfc3339;
 
 /// The most files that are held open at the same time, unless more of them overlap in time or cannot be opened twice.
 const MAX_HELD_OPEN: usize = 16;
@@ -166,7 +167,6 @@ fn recognize(line: &[u8]) -> Format {
 }
 
 /// Reads a line in every format. For the fuzzer, which looks for lines that end the process.
-#[cfg_attr(not(test), expect(dead_code, reason = "only the fuzzer and tests call it"))]
 pub(crate) fn read_in_every_format(line: &[u8]) {
     let mut record = Record::default();
     for format in Format::ALL.into_iter().map(Some).chain([None]) {

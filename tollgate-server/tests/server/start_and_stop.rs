@@ -44,9 +44,19 @@ fn no_command_shows_the_usage() {
 /// To update the snapshot: `INSTA_UPDATE=always cargo test -p tollgate-server --test server help`.
 #[test]
 fn help_of_every_command() {
-    for command in
-        ["tollgate", "serve", "validate", "explain", "publish", "init", "schema", "completions", "man", "simulate"]
-    {
+    for command in [
+        "tollgate",
+        "serve",
+        "validate",
+        "explain",
+        "publish",
+        "replay",
+        "init",
+        "schema",
+        "completions",
+        "man",
+        "simulate",
+    ] {
         let arguments: &[&str] = if command == "tollgate" { &["--help"] } else { &[command, "--help"] };
         let output = run(arguments);
         assert!(output.status.success());

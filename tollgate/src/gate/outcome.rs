@@ -79,7 +79,7 @@ impl Outcome {
         if self.state.rules.have_observers() {
             super::observe::observe(self, pending.as_deref(), &decision);
         }
-        self.extras = pending.and_then(|pending| pending.into_extras(&self.state, &decision));
+        self.extras = pending.and_then(|pending| pending.into_extras(&decision));
         let limits = self.hits.len() + self.extras.as_ref().map_or(0, |extras| extras.shadow_hits.len());
         if limits > u32::BITS as usize {
             self.track_settlements_of(limits);

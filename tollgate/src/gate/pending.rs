@@ -33,7 +33,7 @@ pub(super) struct Extras {
     /// The rule that refuses the request regardless of the remaining quota.
     pub(super) refused_by: Option<u32>,
     pub(super) shadow_decisions: ShadowDecisions,
-    /// The hits of shadow rules that may be settled by the response.
+    /// The hits of shadow rules, in the order of their decisions.
     pub(super) shadow_hits: Vec<(u32, Hits)>,
     /// The request's in-flight permit.
     pub(super) permit: Option<InFlightPermit>,
@@ -141,7 +141,7 @@ pub(super) fn decide_now(
 impl PendingChecks {
     /// Returns the extra parts of the outcome. A denied request returns its permit.
     #[inline(never)]
-    pub(super) fn into_extras(self, state: &State, decision: &Decision) -> Option<Box<Extras>> {
+    pub(super) fn into_extras(self, decision: &Decision) -> Option<Box<Extras>> {
         let Self { shadow_hits, mut shadow_decisions, in_flight, taken, .. } = self;
         if shadow_decisions.is_empty() && taken.is_none() {
             return None;
@@ -151,7 +151,6 @@ impl PendingChecks {
             taken.permit
         });
         let permit = permit.filter(|_| decision.is_allowed());
-        let shadow_hits = if state.rules.await_responses() { shadow_hits } else { Vec::new() };
         Some(Box::new(Extras { shadow_decisions, shadow_hits, permit, in_flight, ..Extras::default() }))
     }
 }

@@ -13,23 +13,16 @@ pub(crate) struct HeaderField {
     pub(super) field: Box<str>,
 }
 
-impl HeaderField {
-    /// Returns the header as a part of a key.
-    pub(crate) fn key_part(&self) -> String {
-        format!("header:{}", self.header)
-    }
-}
-
 impl FromStr for HeaderField {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let usage = "write header:NAME=FIELD, such as header:x-user-id=user";
-        let (part, field) = text.split_once('=').ok_or_else(|| format!("it has no equals sign; {usage}"))?;
-        let name = part.strip_prefix("header:").ok_or_else(|| format!("`{part}` is not a header; {usage}"))?;
-        let header = name.parse().map_err(|_| format!("`{name}` is not a header name; {usage}"))?;
+        let (part, field) = text.split_once('=').ok_or_else(|| format!("it has no equals sign: {usage}"))?;
+        let name = part.strip_prefix("header:").ok_or_else(|| format!("`{part}` is not a header: {usage}"))?;
+        let header = name.parse().map_err(|_| format!("`{name}` is not a header name: {usage}"))?;
         if field.is_empty() {
-            return Err(format!("it names no field; {usage}"));
+            return Err(format!("it names no field: {usage}"));
         }
         Ok(Self { header, field: field.into() })
     }
@@ -42,10 +35,6 @@ pub(crate) struct Mappings(Arc<[HeaderField]>);
 impl Mappings {
     pub(crate) fn new(fields: Vec<HeaderField>) -> Self {
         Self(fields.into())
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 
     /// Returns the headers that the field stands for.

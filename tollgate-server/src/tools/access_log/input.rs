@@ -43,13 +43,13 @@ impl fmt::Display for OpenError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path.display();
         match &self.problem {
-            OpenProblem::Io(error) => write!(out, "cannot read {path}: {error}; check the path and its permissions"),
+            OpenProblem::Io(error) => write!(out, "cannot read {path} ({error}): check the path and its permissions"),
             OpenProblem::Directory => {
-                write!(out, "{path} is a directory; name the log files in it, such as {path}/*.log")
+                write!(out, "{path} is a directory: name the log files in it, such as {path}/*.log")
             }
             OpenProblem::Unsupported { program } => write!(
                 out,
-                "{path} is compressed in a format other than gzip and zstd; decompress it: `{program} {path} | tollgate replay -`"
+                "{path} is compressed in a format other than gzip and zstd: decompress it first, with `{program} {path} | tollgate replay -`"
             ),
         }
     }

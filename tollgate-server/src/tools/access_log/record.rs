@@ -73,7 +73,8 @@ impl Record {
         self.host.clone().map(|span| &self.text[span])
     }
 
-    /// Returns the authenticated user, if the log has one.
+    /// Returns the authenticated user, if the log has one. Rules read it through `--map`.
+    #[cfg(test)]
     pub(crate) fn user(&self) -> Option<&str> {
         self.user.clone().map(|span| &self.text[span])
     }

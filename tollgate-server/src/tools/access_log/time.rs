@@ -1,5 +1,7 @@
 //! Times of logs, in microseconds since the Unix epoch.
 
+use tollgate::Timestamp;
+
 /// The length of `10/Oct/2000:13:55:36 -0700`.
 pub(super) const COMMON_BYTES: usize = 26;
 /// The part of such a time up to the seconds.
@@ -136,6 +138,27 @@ fn days_since_epoch(date: &Date) -> Option<i64> {
     Some(era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468)
 }
 
+/// Writes a time such as `2018-07-02T22:23:00Z`, with a fraction where there is one.
+pub(crate) fn rfc3339(time: Timestamp) -> String {
+    let micros = time.as_micros();
+    let (days, of_day) = (micros / 86_400_000_000, micros % 86_400_000_000);
+    // Years begin in March here too.
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute, second) = (of_day / 3_600_000_000, of_day / 60_000_000 % 60, of_day / 1_000_000 % 60);
+    let text = format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}");
+    match of_day % 1_000_000 {
+        0 => format!("{text}Z"),
+        fraction => format!("{text}.{fraction:06}Z"),
+    }
+}
+
 fn hours(digits: &[u8; 2]) -> Option<u8> {
     two_digits(digits).filter(|hours| *hours < 24)
 }
@@ -169,6 +192,15 @@ mod tests {
         for seconds in ["1646861401.524102", "1646861401524.102", "1646861401524102", "1646861401524102999"] {
             assert_eq!(read_epoch(seconds.as_bytes()).map(|micros| micros / 1000), Some(1_646_861_401_524));
         }
+    }
+
+    #[test]
+    fn written_times_are_read_again() {
+        for micros in (0..4_000_000_000_000_000).step_by(123_456_789_123_457) {
+            let text = rfc3339(Timestamp::from_micros(micros));
+            assert_eq!(read_rfc3339(text.as_bytes()), Some(micros), "{text}");
+        }
+        assert_eq!(rfc3339(Timestamp::from_secs(1_709_231_399)), "2024-02-29T18:29:59Z");
     }
 
     #[test]

@@ -1,0 +1,3 @@
+//! `tollgate simulate`, `replay` and the other tools, as their users run them.
+
+mod replay;
