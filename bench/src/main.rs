@@ -16,6 +16,7 @@ mod rules;
 mod server;
 mod service;
 mod tokens;
+mod tools;
 mod tower;
 mod traffic;
 
@@ -39,6 +40,7 @@ enum Command {
     Redis(redis::Args),
     Rules(rules::Args),
     Service(service::Args),
+    Tools(tools::Args),
     Tower(tower::Args),
     /// One measurement that needs a process of its own; `memory` starts it
     #[command(hide = true)]
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
         Command::Redis(args) => redis::run(&args),
         Command::Rules(args) => rules::run(&args),
         Command::Service(args) => service::run(&args),
+        Command::Tools(args) => tools::run(&args),
         Command::EmptyHandler(args) => service::empty_handler::run(&args),
         Command::Tower(args) => tower::run(&args),
     };
