@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+mod access_log;
 mod cookies;
 mod descriptors;
 mod envoy_rule_file;
@@ -28,6 +29,7 @@ mod refusals;
 mod resp;
 mod rule_file;
 
+pub use self::access_log::access_log;
 pub use self::cookies::cookies;
 pub use self::descriptors::descriptors;
 pub use self::envoy_rule_file::envoy_rule_file;
@@ -43,7 +45,7 @@ pub use self::rule_file::rule_file;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 11] = [
     ("rule_file", rule_file),
     ("paths", paths),
     ("forwarded", forwarded),
@@ -54,4 +56,5 @@ pub const TARGETS: [Target; 10] = [
     ("resp", resp),
     ("http_body", http_body),
     ("descriptors", descriptors),
+    ("access_log", access_log),
 ];
