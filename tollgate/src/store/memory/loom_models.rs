@@ -145,7 +145,7 @@ fn loom_a_key_is_added_once() {
 }
 
 #[test]
-fn loom_a_key_that_moves_house_loses_nothing() {
+fn loom_a_key_that_moves_to_another_bucket_loses_nothing() {
     check_all_orders(|| {
         let model = Arc::new(Model::new(2, 0, 1 << 10));
         // Moves from bucket 0 to bucket 1. A second key would make the table grow by itself.
@@ -197,7 +197,7 @@ fn loom_a_late_decision_does_not_charge_the_key_that_its_slot_was_given_to() {
 /// The slot has two more owners, so a tag of one bit has its old value again, and only the lap differs. One forced
 /// switch, out of the late decision, is enough to show this; more take minutes.
 #[test]
-fn loom_a_late_decision_is_not_lost_when_the_tag_comes_round() {
+fn loom_a_late_decision_is_not_lost_when_the_tag_wraps_around() {
     check_orders(2, || {
         let model = Arc::new(Model::full(2, 1));
         let other = model.clone();
@@ -228,7 +228,7 @@ fn loom_a_refund_and_a_decision_are_both_counted() {
 
 /// A refund that started before its key was evicted gives nothing to the key that has the slot now.
 #[test]
-fn loom_a_late_refund_mints_nothing_for_another_key() {
+fn loom_a_late_refund_gives_another_key_no_quota() {
     check_all_orders(|| {
         let model = Arc::new(Model::with_tags(2, 0, 48, 1));
         assert_eq!((model.takes(8), model.takes(9)), (1, 1));
@@ -290,7 +290,7 @@ fn loom_a_hot_key_that_denies_leaves_the_cold_one_untouched() {
 }
 
 #[test]
-fn loom_strangers_in_a_full_table_share_one_quota() {
+fn loom_new_keys_in_a_full_table_share_one_quota() {
     check_all_orders(|| {
         // No memory to grow: two keys have a slot, and the others share.
         let model = Arc::new(Model::new(1, 0, 48));
@@ -305,7 +305,7 @@ fn loom_strangers_in_a_full_table_share_one_quota() {
 
 /// Whichever key loses its slot, no key has more quota left than before.
 #[test]
-fn loom_an_evicted_key_is_not_richer_for_it() {
+fn loom_an_evicted_key_gains_no_quota() {
     check_orders(2, || {
         // No memory to grow, and both keys have more than half of their quota left.
         let model = Arc::new(Model::new(6, 0, 48));
@@ -334,7 +334,7 @@ fn loom_two_threads_take_from_both_keys_or_from_none() {
 }
 
 #[test]
-fn loom_nobody_sees_half_of_a_state() {
+fn loom_no_thread_reads_a_half_written_state() {
     check_all_orders(|| {
         // Two words: the count of a segment is split across both.
         let limit = Limit::new("wide", SlidingWindowCounter::new(1 << 32, MINUTE)).unwrap();
