@@ -1,8 +1,15 @@
-//! A child process that does not outlive its owner.
+//! Child processes that do not outlive their owner.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+
+use crate::wait::wait_until;
 
 /// Signals that freeze and continue a process.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -70,5 +77,48 @@ impl Drop for ChildProcess {
         // Neither call can fail but for a child that is gone already.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// A server that is not ours, in its own folder, with the processes that it starts. All are killed when it is dropped.
+pub struct ForeignServer {
+    process: Child,
+    folder: TempDir,
+}
+
+impl ForeignServer {
+    const OUTPUT: &str = "output.txt";
+
+    /// Starts it in a folder. Everything that it prints is in a file there.
+    pub fn spawn(mut command: Command, folder: TempDir) -> io::Result<Self> {
+        let output = File::create(folder.path().join(Self::OUTPUT))?;
+        let errors = output.try_clone()?;
+        // Worker processes end with their process group.
+        let command = command.current_dir(folder.path()).stdout(output).stderr(errors).process_group(0);
+        Ok(Self { process: command.spawn()?, folder })
+    }
+
+    /// Waits until it listens on an address. Returns `false` if it ends before that.
+    pub fn listens_on(&mut self, address: SocketAddr) -> bool {
+        let listens = wait_until(|| {
+            if self.process.try_wait().is_ok_and(|ended| ended.is_some()) {
+                return Some(false);
+            }
+            TcpStream::connect(address).is_ok().then_some(true)
+        });
+        listens == Some(true)
+    }
+
+    /// Returns everything that it printed.
+    pub fn output(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join(Self::OUTPUT)).unwrap_or_default()
+    }
+}
+
+impl Drop for ForeignServer {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        _ = Command::new("sh").args(["-c", &format!("kill -KILL -{}", self.process.id())]).status();
+        _ = self.process.wait();
     }
 }

@@ -6,15 +6,17 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 use tempfile::TempDir;
+use testkit::folder::{folder, folder_with};
+use testkit::http1::ask;
+use testkit::tollgate::{Process, RULES, run_in};
+use testkit::wait::wait_until;
 
-const RULES: &str = "tollgate.yaml";
 const ANY_PORT: &str = "127.0.0.1:0";
 const SUBCOMMANDS: [&str; 10] =
     ["serve", "validate", "explain", "publish", "replay", "init", "schema", "completions", "man", "simulate"];
@@ -76,8 +78,7 @@ fn words(command: &str) -> Vec<String> {
 }
 
 fn tollgate(folder: &Path, arguments: &[String]) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_tollgate")).args(arguments).current_dir(folder).output();
-    let output = output.expect("the command runs");
+    let output = run_in(folder, &arguments.iter().map(String::as_str).collect::<Vec<_>>());
     String::from_utf8([output.stdout, output.stderr].concat()).expect("the output is UTF-8")
 }
 
@@ -94,55 +95,38 @@ fn options(text: &str) -> BTreeSet<String> {
     options.filter(|name| name.len() > 1).map(|name| format!("--{name}")).collect()
 }
 
-/// A server in the folder of a page.
-struct Server {
-    process: Child,
-    lines: BufReader<std::process::ChildStdout>,
+/// Starts a server on free ports. `rules` is its rule file, if it has one.
+fn start(rules: Option<&str>) -> Process {
+    let has =
+        |section: &str| rules.is_none_or(|rules| rules.starts_with(section) || rules.contains(&format!("\n{section}")));
+    let is_service = rules.is_some() && has("service:");
+    let mut arguments = vec!["serve"];
+    arguments.extend(rules.iter().flat_map(|_| ["--config", RULES]));
+    for (option, is_there) in [("--listen", has("gateway:")), ("--admin", has("admin:")), ("--http", is_service)] {
+        arguments.extend([option, ANY_PORT].into_iter().filter(|_| is_there));
+    }
+    let folder = match rules {
+        Some(rules) => folder_with(&[(RULES, rules)]),
+        None => folder(),
+    };
+    Process::start(folder, &arguments)
 }
 
-impl Server {
-    /// Starts it on free ports. `rules` is its rule file, if it has one.
-    fn start(folder: &Path, rules: Option<&str>) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
-        command.arg("serve").current_dir(folder).stdout(Stdio::piped()).stderr(Stdio::null());
-        if rules.is_some() {
-            command.args(["--config", RULES]);
-        }
-        let has = |section: &str| {
-            rules.is_none_or(|rules| rules.starts_with(section) || rules.contains(&format!("\n{section}")))
-        };
-        let is_service = rules.is_some() && has("service:");
-        for (option, is_there) in [("--listen", has("gateway:")), ("--admin", has("admin:")), ("--http", is_service)] {
-            if is_there {
-                command.args([option, ANY_PORT]);
-            }
-        }
-        let mut process = command.spawn().expect("the server starts");
-        let lines = BufReader::new(process.stdout.take().expect("it is piped"));
-        Self { process, lines }
-    }
-
-    /// Starts it, and reads the address behind `label` from its first line.
-    fn with_address(folder: &Path, rules: Option<&str>, label: &str) -> (Self, SocketAddr) {
-        let mut server = Self::start(folder, rules);
-        let line = server.line();
-        let rest = line.split_once(label).unwrap_or_else(|| panic!("there is no {label} in {line}")).1;
-        let address = rest.split([',', '/', ';']).next().expect("an address").parse();
-        (server, address.expect("an address and a port"))
-    }
-
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.lines.read_line(&mut line).expect("the server prints where it listens");
-        line
-    }
+/// Starts a server, and returns the address that its first line has behind `name`.
+fn start_at(rules: Option<&str>, name: &str) -> (Process, SocketAddr) {
+    let server = start(rules);
+    let address = server.address_of(name);
+    (server, address)
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        _ = self.process.kill();
-        _ = self.process.wait();
-    }
+/// Returns the first lines of a server's output.
+fn lines(server: &Process, count: usize) -> String {
+    let lines = wait_until(|| {
+        let text = fs::read_to_string(server.stdout()).expect("stdout is a file");
+        let whole: Vec<&str> = text.split_inclusive('\n').filter(|line| line.ends_with('\n')).take(count).collect();
+        (whole.len() == count).then(|| whole.concat())
+    });
+    lines.expect("the server prints where it listens")
 }
 
 /// Replaces the ports of addresses, which the page fixes and the test does not.
@@ -158,13 +142,8 @@ fn without_ports(text: &str) -> String {
 
 /// Sends a check and returns the body of the response.
 fn post(address: SocketAddr, path: &str, body: &str) -> Value {
-    let mut stream = TcpStream::connect(address).expect("the service listens");
-    let head = "HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n";
-    write!(stream, "POST {path} {head}content-length: {}\r\n\r\n{body}", body.len()).expect("the check is sent");
-    let mut response = String::new();
-    stream.read_to_string(&mut response).expect("the service answers");
-    let (_, body) = response.split_once("\r\n\r\n").expect("a response has a head");
-    serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {response}"))
+    let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n");
+    ask(address, format!("{head}content-length: {}\r\n\r\n{body}", body.len())).json()
 }
 
 /// Sends a request to a gateway and returns the response. Header names are in lower case, as on the pages.
@@ -209,9 +188,9 @@ struct Page {
     folder: TempDir,
     rules: Option<String>,
     /// Answers the checks of the page under the current rules.
-    service: Option<(Server, SocketAddr)>,
+    service: Option<(Process, SocketAddr)>,
     /// Answers the other requests of the page.
-    gateway: Option<(Server, SocketAddr)>,
+    gateway: Option<(Process, SocketAddr)>,
     ran: usize,
 }
 
@@ -235,8 +214,7 @@ impl Page {
         self.ran += 1;
         let printed = if subcommand == "serve" {
             let rules = self.rules.as_deref().filter(|_| arguments.iter().any(|word| word == "--config"));
-            let mut server = Server::start(self.folder.path(), rules);
-            shown.lines().map(|_| server.line()).collect()
+            lines(&start(rules), shown.lines().count())
         } else {
             tollgate(self.folder.path(), arguments)
         };
@@ -246,8 +224,8 @@ impl Page {
     /// Runs `curl -i`. A page shows a denial after the requests that lead to it, so the request is repeated until then.
     fn get(&mut self, words: &[String], shown: &str) {
         const MOST_REPEATED: usize = 100;
-        let (folder, rules) = (self.folder.path(), self.rules.as_deref());
-        let (_, address) = self.gateway.get_or_insert_with(|| Server::with_address(folder, rules, "gateway http://"));
+        let rules = self.rules.as_deref();
+        let (_, address) = self.gateway.get_or_insert_with(|| start_at(rules, "gateway"));
         let headers: Vec<&str> = words.windows(2).filter(|pair| pair[0] == "-H").map(|pair| &*pair[1]).collect();
         let url = words.last().expect("curl has a URL").trim_start_matches("http://");
         let path = &url[url.find('/').expect("the URL has a path")..];
@@ -264,9 +242,8 @@ impl Page {
 
     fn check(&mut self, words: &[String], shown: &str) {
         let body = words.iter().skip_while(|word| *word != "--json").nth(1).expect("--json has a value");
-        let (folder, rules) = (self.folder.path(), self.rules.as_deref());
-        let (_, address) =
-            self.service.get_or_insert_with(|| Server::with_address(folder, rules, "decisions POST http://"));
+        let rules = self.rules.as_deref();
+        let (_, address) = self.service.get_or_insert_with(|| start_at(rules, "decisions POST"));
         let url = words.last().expect("curl has a URL").trim_start_matches("http://");
         let given = post(*address, &url[url.find('/').expect("the URL has a path")..], body);
         if !shown.is_empty() {
@@ -281,7 +258,7 @@ impl Page {
 fn commands_print_what_the_pages_show() {
     let mut ran = 0;
     for name in PAGES {
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let folder = folder();
         let mut page = Page { name, folder, rules: None, service: None, gateway: None, ran: 0 };
         for (language, text) in blocks(&read(name)) {
             match language {

@@ -3,14 +3,12 @@
 use std::fs::File;
 use std::io::Write;
 use std::net::SocketAddr;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Command;
 
-use tempfile::TempDir;
 use testkit::folder::folder;
 use testkit::port::Port;
-use testkit::wait::wait_until;
+use testkit::process::ForeignServer;
 
 /// How an upstream is started.
 enum Start {
@@ -53,8 +51,7 @@ const ATTEMPTS: usize = 3;
 pub(crate) struct Upstream {
     pub(crate) name: &'static str,
     pub(crate) address: SocketAddr,
-    process: Child,
-    folder: TempDir,
+    server: ForeignServer,
     _port: Port,
 }
 
@@ -90,38 +87,16 @@ impl Upstream {
         let port = Port::claim();
         let address = SocketAddr::from(([127, 0, 0, 1], port.number()));
         let folder = folder();
-        let output = File::create(folder.path().join("output.txt")).map_err(|error| error.to_string())?;
-        let errors = output.try_clone().map_err(|error| error.to_string())?;
-        let process = command(start, address, folder.path())?
-            .stdout(output)
-            .stderr(errors)
-            // gunicorn has worker processes, which end with their process group.
-            .process_group(0)
-            .spawn()
-            .map_err(|error| error.to_string())?;
-        Ok(Self { name, address, process, folder, _port: port })
+        let command = command(start, address, folder.path())?;
+        let server = ForeignServer::spawn(command, folder).map_err(|error| error.to_string())?;
+        Ok(Self { name, address, server, _port: port })
     }
 
     fn wait_until_ready(mut self) -> Result<Self, String> {
-        let ready = wait_until(|| {
-            if self.process.try_wait().is_ok_and(|ended| ended.is_some()) {
-                return Some(false);
-            }
-            std::net::TcpStream::connect(self.address).is_ok().then_some(true)
-        });
-        if ready == Some(true) {
+        if self.server.listens_on(self.address) {
             return Ok(self);
         }
-        let output = std::fs::read_to_string(self.folder.path().join("output.txt")).unwrap_or_default();
-        Err(format!("it did not start: {output}"))
-    }
-}
-
-impl Drop for Upstream {
-    fn drop(&mut self) {
-        // Both fail only when it has ended already.
-        _ = Command::new("sh").args(["-c", &format!("kill -KILL -{}", self.process.id())]).status();
-        _ = self.process.wait();
+        Err(format!("it did not start: {}", self.server.output()))
     }
 }
 

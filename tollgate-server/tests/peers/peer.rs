@@ -1,52 +1,18 @@
 //! Installed proxies and clients.
 
-use std::fs::File;
-use std::net::{SocketAddr, TcpStream};
-use std::os::unix::process::CommandExt;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Command;
 
 use tempfile::TempDir;
+use testkit::process::ForeignServer;
 use testkit::skip::skipped;
-use testkit::wait::wait_until;
 
-/// A running proxy, with its folder. It is killed when the test ends.
-pub(crate) struct Peer {
-    process: Child,
-    folder: TempDir,
-}
-
-impl Peer {
-    /// Starts a proxy in a folder and waits until it listens.
-    pub(crate) fn start(mut command: Command, folder: TempDir, port: u16) -> Self {
-        let output = File::create(folder.path().join("output.txt")).unwrap();
-        let errors = output.try_clone().unwrap();
-        command.current_dir(folder.path()).stdout(output).stderr(errors).process_group(0);
-        let process = command.spawn().expect("the installed program starts");
-        let mut peer = Self { process, folder };
-        let address = SocketAddr::from(([127, 0, 0, 1], port));
-        let ready = wait_until(|| {
-            if peer.process.try_wait().is_ok_and(|ended| ended.is_some()) {
-                return Some(false);
-            }
-            TcpStream::connect(address).is_ok().then_some(true)
-        });
-        assert_eq!(ready, Some(true), "it did not start: {}", peer.output());
-        peer
-    }
-
-    /// Returns everything that it printed.
-    pub(crate) fn output(&self) -> String {
-        std::fs::read_to_string(self.folder.path().join("output.txt")).unwrap_or_default()
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        // Both fail only when it has ended already.
-        _ = Command::new("sh").args(["-c", &format!("kill -KILL -{}", self.process.id())]).status();
-        _ = self.process.wait();
-    }
+/// Starts a proxy in a folder and waits until it listens.
+pub(crate) fn start(command: Command, folder: TempDir, port: u16) -> ForeignServer {
+    let mut peer = ForeignServer::spawn(command, folder).expect("the installed program starts");
+    assert!(peer.listens_on(SocketAddr::from(([127, 0, 0, 1], port))), "it did not start: {}", peer.output());
+    peer
 }
 
 /// Returns an installed file, or reports that the test is skipped. With `CI=true` the file must be there.

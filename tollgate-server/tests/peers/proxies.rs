@@ -5,13 +5,14 @@ use std::process::Command;
 
 use tempfile::TempDir;
 use testkit::folder::folder_with;
+use testkit::process::ForeignServer;
 use testkit::redis::RedisServer;
 use testkit::tollgate::{Process, RULES};
 use testkit::wait::wait_until;
 
 use crate::http::{App, GREETING, Response, send};
 use crate::page::{Page, Ports};
-use crate::peer::{Peer, installed, on_path};
+use crate::peer::{self, installed, on_path};
 
 /// A proxy of a page, between a client and a service, and the Tollgate that it asks.
 struct Setup {
@@ -21,7 +22,7 @@ struct Setup {
     app: App,
     redis: RedisServer,
     tollgate: Option<Process>,
-    _proxy: Peer,
+    _proxy: ForeignServer,
 }
 
 /// Whether clients see rate limit headers of allowed requests.
@@ -49,7 +50,7 @@ impl Setup {
         let page = Page::read(page, Ports::claim(app.port));
         let redis = RedisServer::start();
         let (command, folder) = proxy(&page);
-        let proxy = Peer::start(command, folder, page.port());
+        let proxy = peer::start(command, folder, page.port());
         let mut setup = Self { page, section, app, redis, tollgate: None, _proxy: proxy };
         setup.start_tollgate();
         setup
