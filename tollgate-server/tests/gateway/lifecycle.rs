@@ -178,7 +178,7 @@ fn a_port_in_use_ends_with_2_and_the_fix() {
     let rules = site("", &["{ path: /**, upstream: echo }"], "").replace("127.0.0.1:0", &address);
     let (said, code) = fails(&[("tollgate.yaml", &rules)]);
     assert!(said.contains(&format!("cannot listen on {address}: Address already in use")), "{said}");
-    assert!(said.contains("; stop the process that uses it, or choose another port"), "{said}");
+    assert!(said.contains(": stop the process that uses it, or choose another port"), "{said}");
     assert_eq!(code, Some(2));
 }
 

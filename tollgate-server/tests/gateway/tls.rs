@@ -217,7 +217,7 @@ fn second_port_in_use_is_reported() {
     let tls = format!("tls: {{ listen: '{address}', certificates: {{ cert: cert.pem, key: key.pem }} }}");
     let (said, code) = fails(&[("tollgate.yaml", &rules(&tls)), ("cert.pem", &cert), ("key.pem", &key)]);
     let expected =
-        format!("tollgate: gateway.tls.listen: cannot listen on {address}: Address already in use (os error 98); ");
+        format!("tollgate: gateway.tls.listen: cannot listen on {address}: Address already in use (os error 98): ");
     assert!(said.contains(&expected) && said.ends_with(", or choose another port\n"), "{said}");
     assert_eq!(code, Some(2));
 }
