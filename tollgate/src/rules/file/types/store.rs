@@ -90,7 +90,7 @@ enum StoreText {
     /// The URL alone.
     Url(StoreUrl),
     /// The URL with settings.
-    Settings(StoreSettings),
+    Settings(Box<StoreSettings>),
 }
 
 /// A Redis with settings.
@@ -131,31 +131,34 @@ impl From<StoreText> for StoreRule {
     fn from(text: StoreText) -> Self {
         match text {
             StoreText::Url(url) => url.into(),
-            StoreText::Settings(StoreSettings {
-                url,
-                prefix,
-                ca,
-                client_cert,
-                client_key,
-                username,
-                password_file,
-                sentinel_username,
-                sentinel_password_file,
-                layout,
-                expected_keys,
-            }) => Self {
-                url,
-                prefix,
-                ca,
-                client_cert,
-                client_key,
-                username,
-                password_file,
-                sentinel_username,
-                sentinel_password_file,
-                layout,
-                expected_keys,
-            },
+            StoreText::Settings(settings) => {
+                let StoreSettings {
+                    url,
+                    prefix,
+                    ca,
+                    client_cert,
+                    client_key,
+                    username,
+                    password_file,
+                    sentinel_username,
+                    sentinel_password_file,
+                    layout,
+                    expected_keys,
+                } = *settings;
+                Self {
+                    url,
+                    prefix,
+                    ca,
+                    client_cert,
+                    client_key,
+                    username,
+                    password_file,
+                    sentinel_username,
+                    sentinel_password_file,
+                    layout,
+                    expected_keys,
+                }
+            }
         }
     }
 }
