@@ -1,14 +1,14 @@
 //! The commands in the documentation print what the pages show, and `docs/cli.md` describes every option.
 //!
 //! A page is run from top to bottom. A `yaml` block is saved as `tollgate.yaml`, a
-//! `log` block as `access.log`. A command in a `console` block is run
+//! `log` block as `access.log`. `docs/samples` are in the same folder. A command in a `console` block is run
 //! if the page shows its output. Otherwise, and in a `sh` block, its options are looked up in the help text.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -20,10 +20,11 @@ use testkit::wait::wait_until;
 const ANY_PORT: &str = "127.0.0.1:0";
 const SUBCOMMANDS: [&str; 10] =
     ["serve", "validate", "explain", "publish", "replay", "init", "schema", "completions", "man", "simulate"];
-const PAGES: [&str; 11] = [
+const PAGES: [&str; 12] = [
     "README.md",
     "docs/algorithms.md",
     "docs/getting-started.md",
+    "docs/choosing-numbers.md",
     "docs/cli.md",
     "docs/gateway.md",
     "docs/operating.md",
@@ -34,9 +35,15 @@ const PAGES: [&str; 11] = [
     "docs/migrating/bucket4j.md",
 ];
 
+/// Files that the pages read, in `docs/samples`.
+const SAMPLES: [&str; 1] = ["access.log.gz"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
 fn read(page: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(page);
-    fs::read_to_string(path).unwrap_or_else(|error| panic!("{page}: {error}"))
+    fs::read_to_string(root().join(page)).unwrap_or_else(|error| panic!("{page}: {error}"))
 }
 
 /// Returns the language and the text of every block of code.
@@ -259,6 +266,9 @@ fn commands_print_what_the_pages_show() {
     let mut ran = 0;
     for name in PAGES {
         let folder = folder();
+        for sample in SAMPLES {
+            fs::copy(root().join("docs/samples").join(sample), folder.path().join(sample)).expect("it is copied");
+        }
         let mut page = Page { name, folder, rules: None, service: None, gateway: None, ran: 0 };
         for (language, text) in blocks(&read(name)) {
             match language {

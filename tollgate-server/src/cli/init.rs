@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use self::questions::Questions;
 use self::starter::{NO_UPSTREAM, Numbers, Starter};
+use super::replay::suggest;
 use super::{Completion, Error, print, validate};
 use crate::notice;
 
@@ -19,6 +20,7 @@ pub(super) const EXAMPLES: &str = "\
 Examples:
   tollgate init
   tollgate init --upstream http://127.0.0.1:3000 --key ip --limit 100 --window 1m --yes
+  tollgate init --from-log /var/log/nginx/access.log
   tollgate init --upstream none --store redis://10.0.0.5:6379 rules/tollgate.yaml
   tollgate init --yes - | less";
 
@@ -45,6 +47,9 @@ pub(super) struct Arguments {
     /// Length of the window: 30s, 1m, 1h, …
     #[arg(long, value_name = "TIME")]
     window: Option<String>,
+    /// Choose the numbers from this access log in place of --limit; repeatable
+    #[arg(long, value_name = "LOG", conflicts_with = "limit")]
+    from_log: Vec<PathBuf>,
     /// Where counts are kept: memory, redis://host:6379, …
     #[arg(long, value_name = "URL")]
     store: Option<String>,
@@ -63,7 +68,7 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Completion, Error> {
         return Err(exists(&arguments.file));
     }
     let starter = arguments.starter(is_printed)?;
-    let starter = match Asking::of(arguments) {
+    let mut starter = match Asking::of(arguments) {
         Asking::Terminal => arguments.ask(starter, Questions::new(io::stdin().lock(), io::stderr()))?,
         Asking::Nobody => starter,
         Asking::NoTerminal => {
@@ -76,6 +81,16 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Completion, Error> {
     if starter.reads_token() && starter.jwks.is_none() {
         let key = &starter.key;
         return Err(Error::Usage(format!("--key {key} needs the keys that verify tokens: add --jwks FILE")));
+    }
+    if let (false, Some(window)) = (arguments.from_log.is_empty(), starter.numbers.window()) {
+        let suggested = suggest::from_logs(&arguments.from_log, &starter.key, window);
+        match suggested {
+            Ok(suggestion) => {
+                suggestion.notes().iter().for_each(notice::log);
+                starter.numbers = Numbers::from(&suggestion);
+            }
+            Err(error) => return suggest::failed(&error),
+        }
     }
     let path = if is_printed { Path::new("tollgate.yaml") } else { &arguments.file };
     let parsed =
@@ -101,13 +116,13 @@ enum Asking {
 
 impl Asking {
     fn of(arguments: &Arguments) -> Self {
-        let Arguments { upstream, key, jwks: _, limit, window, store, yes, file: _, force: _ } = arguments;
+        let Arguments { upstream, key, jwks: _, limit, window, store, from_log, yes, file: _, force: _ } = arguments;
         let options = [upstream, key, limit, window, store];
         if *yes {
             Self::Nobody
         } else if io::stdin().is_terminal() && io::stderr().is_terminal() {
             Self::Terminal
-        } else if options.iter().any(|option| option.is_some()) {
+        } else if options.iter().any(|option| option.is_some()) || !from_log.is_empty() {
             Self::Nobody
         } else {
             Self::NoTerminal
@@ -165,8 +180,7 @@ impl Arguments {
             let question = "File with the keys of your tokens (JSON Web Key Set)";
             ask(&mut starter, question, "", |starter, answer| starter.jwks = Some(answer.to_owned()))?;
         }
-        if self.limit.is_none() {
-            let Numbers::Window { limit, window } = starter.numbers.clone();
+        if let (None, [], Numbers::Window { limit, window }) = (&self.limit, &*self.from_log, starter.numbers.clone()) {
             let question = format!("Requests that each client may send per {window}");
             ask(&mut starter, &question, &limit, |starter, answer| starter.numbers.set_limit(answer))?;
         }

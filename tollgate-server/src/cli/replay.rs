@@ -2,13 +2,15 @@
 //!
 //! Exits with 1 if a threshold is crossed, and with 2 if no request could be read.
 
+pub(super) mod suggest;
+
 use std::io::{IsTerminal as _, stderr};
 use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use tollgate::rules::file::Parsed;
 
-use super::{Completion, ConfigArgument, Error, load, print};
+use super::{Completion, Error, load, print};
 use crate::notice;
 use crate::tools::access_log::{AccessLog, Format, HeaderField, Mappings};
 use crate::tools::replay::{NamedFile, Replay, ReportOptions, Threshold};
@@ -22,6 +24,7 @@ Examples:
   tollgate replay --config tollgate.yaml /var/log/nginx/access.log*
   tollgate replay --config new.yaml --against tollgate.yaml --fail-if 'newly_denied>0.1%' access.log.gz
   tollgate replay --config tollgate.yaml --map header:x-user-id=user access.log
+  tollgate replay --suggest --cover 99.9% access.log
   kubectl logs deploy/web | tollgate replay --config tollgate.yaml -
 
 Logs are read as they are: Common and Combined Log Format, JSON lines of nginx, Envoy, Caddy, Traefik and Tollgate, and
@@ -29,8 +32,9 @@ access logs of AWS load balancers, plain or compressed with gzip or zstd.";
 
 #[derive(clap::Args)]
 pub(super) struct Arguments {
-    #[command(flatten)]
-    config: ConfigArgument,
+    /// Rule file
+    #[arg(long, value_name = "FILE", required_unless_present = "suggest")]
+    config: Option<PathBuf>,
     /// Log files; - is the standard input
     #[arg(required = true, value_name = "LOG")]
     logs: Vec<PathBuf>,
@@ -50,17 +54,23 @@ pub(super) struct Arguments {
     /// Number of keys to list as the most limited
     #[arg(long, value_name = "NUMBER", default_value_t = 10, value_parser = clap::value_parser!(u16).range(0..=1000))]
     top: u16,
+    #[command(flatten)]
+    suggest: suggest::Options,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<Completion, Error> {
-    let config = load(&arguments.config.config)?;
+    let mappings = Mappings::new(arguments.maps.clone());
+    let Some(path) = &arguments.config else {
+        let Arguments { suggest: options, logs, format, json, .. } = arguments;
+        return suggest::run(options, logs, *format, mappings, *json);
+    };
+    let config = load(path)?;
     let against = arguments.against.as_deref().map(load).transpose()?;
     arguments.check(&config)?;
     let mut replay = Replay::new(&config, against.as_ref()).map_err(Error::Open)?;
-    let mappings = Mappings::new(arguments.maps.clone());
     let log = AccessLog::open(&arguments.logs, arguments.format, mappings);
     let mut log = log.map_err(|error| Error::Usage(error.to_string()))?;
     let progress = progress(&log);
@@ -75,7 +85,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Completion, Error> {
         return Err(Error::Usage(nothing_read(&log)));
     }
     let options = ReportOptions {
-        config: NamedFile { path: &arguments.config.config, file: &config },
+        config: NamedFile { path, file: &config },
         against: arguments.against.as_deref().zip(against.as_ref()).map(|(path, file)| NamedFile { path, file }),
         thresholds: &arguments.fail_if,
         top: arguments.top.into(),

@@ -24,7 +24,7 @@ use tollgate::rules::file::Parsed;
 use tollgate::rules::{Facts, RuleSet};
 use tollgate::{Check, Gate, Limiter, ManualClock, OpenError, Outcome, Timestamp};
 
-use self::distinct::{DistinctKeys, Flag};
+pub(super) use self::distinct::{DistinctKeys, Flag, KeyCount};
 use self::missing_parts::MissingParts;
 pub(crate) use self::report::{NamedFile, ReportOptions};
 use self::routes::RouteFinder;

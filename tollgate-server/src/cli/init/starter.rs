@@ -3,13 +3,13 @@
 //! The text has one source for each answer, and is checked like any other rule file before it is written. So the rules about
 //! answers are those of the rule file and are not repeated here.
 
-use std::borrow::Cow;
 use std::fmt::Write;
 use std::path::Path;
 
 use tollgate::rules::file::{Parsed, Problems};
 
 use crate::config;
+use crate::tools::suggest::{Suggestion, scalar};
 
 /// The upstream of a file without a gateway: decisions over HTTP only.
 pub(super) const NO_UPSTREAM: &str = "none";
@@ -29,7 +29,15 @@ pub(super) struct Starter {
 /// The numbers of the limit.
 #[derive(Clone)]
 pub(super) enum Numbers {
-    Window { limit: String, window: String },
+    Window {
+        limit: String,
+        window: String,
+    },
+    /// Numbers from a log, as lines of the file.
+    Suggested {
+        comment: String,
+        settings: String,
+    },
 }
 
 impl Default for Starter {
@@ -52,13 +60,29 @@ impl Default for Numbers {
 
 impl Numbers {
     pub(super) fn set_limit(&mut self, value: &str) {
-        let Self::Window { limit, .. } = self;
-        value.clone_into(limit);
+        if let Self::Window { limit, .. } = self {
+            value.clone_into(limit);
+        }
     }
 
     pub(super) fn set_window(&mut self, value: &str) {
-        let Self::Window { window, .. } = self;
-        value.clone_into(window);
+        if let Self::Window { window, .. } = self {
+            value.clone_into(window);
+        }
+    }
+
+    /// Returns the window, unless the numbers are from a log.
+    pub(super) fn window(&self) -> Option<&str> {
+        match self {
+            Self::Window { window, .. } => Some(window),
+            Self::Suggested { .. } => None,
+        }
+    }
+}
+
+impl From<&Suggestion> for Numbers {
+    fn from(suggestion: &Suggestion) -> Self {
+        Self::Suggested { comment: suggestion.bucket_effect(), settings: suggestion.bucket_settings() }
     }
 }
 
@@ -89,8 +113,11 @@ impl Starter {
     }
 
     fn answers(&self) -> impl Iterator<Item = &String> {
-        let Numbers::Window { limit, window } = &self.numbers;
-        [&self.upstream, &self.key, &self.store, limit, window].into_iter().chain(&self.jwks)
+        let numbers = match &self.numbers {
+            Numbers::Window { limit, window } => [limit, window].into(),
+            Numbers::Suggested { .. } => Vec::new(),
+        };
+        [&self.upstream, &self.key, &self.store].into_iter().chain(numbers).chain(&self.jwks)
     }
 
     fn entry_points(&self) -> String {
@@ -129,11 +156,15 @@ impl Starter {
             "header" => "set by your own proxy: a client that can choose it gets as many counts as it likes",
             _ => "each value has its own count",
         };
+        if let Numbers::Suggested { comment, .. } = &self.numbers {
+            _ = writeln!(text, "  # Chosen from a log (docs/choosing-numbers.md). {comment}");
+        }
         _ = writeln!(text, "  - name: per-client\n    key: {key}   # {of_key}");
         match &self.numbers {
             Numbers::Window { limit, window } => {
                 _ = writeln!(text, "    limit: {}\n    window: {}", scalar(limit), scalar(window));
             }
+            Numbers::Suggested { settings, .. } => text.push_str(settings),
         }
         text.push_str(ALGORITHMS);
         text
@@ -143,16 +174,6 @@ impl Starter {
 /// Returns the first problem and its fix, without the position: the file does not exist yet.
 fn first(problems: &Problems) -> String {
     problems.iter().next().map(|problem| format!("{}: {}", problem.message(), problem.fix())).unwrap_or_default()
-}
-
-/// Returns text as a YAML scalar, in quotes unless it needs none.
-fn scalar(text: &str) -> Cow<'_, str> {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b":/._-".contains(&byte);
-    let starts_plain = text.starts_with(|char: char| char.is_ascii_alphanumeric() || char == '/');
-    if starts_plain && !text.ends_with(':') && text.bytes().all(is_plain) {
-        return Cow::Borrowed(text);
-    }
-    Cow::Owned(format!("'{}'", text.replace('\'', "''")))
 }
 
 const HEAD: &str = "\

@@ -19,7 +19,7 @@ const USED: u64 = 0b100;
 
 /// A set of keys.
 #[derive(Clone, Debug)]
-pub(super) struct DistinctKeys {
+pub(in crate::tools) struct DistinctKeys {
     /// Fingerprints, with [`FLAGS`] in the lowest bits. 0 is a free slot. A key is at or after the slot that its highest
     /// bits name.
     slots: Vec<u64>,
@@ -32,7 +32,7 @@ pub(super) struct DistinctKeys {
 /// A flag of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
-pub(super) enum Flag {
+pub(in crate::tools) enum Flag {
     /// The key was denied by the rules.
     Denied = 0b01,
     /// The key was denied by the rules that these are compared with.
@@ -55,7 +55,7 @@ pub(crate) struct KeyCount {
 
 impl DistinctKeys {
     /// Creates one of `sets` sets, which share the memory of a replay.
-    pub(super) fn one_of(sets: usize) -> Self {
+    pub(in crate::tools) fn one_of(sets: usize) -> Self {
         let slots = MAX_BYTES / size_of::<u64>() / sets.max(1);
         let max_slots = if slots < MIN_SLOTS { MIN_SLOTS } else { 1 << slots.ilog2() };
         Self::with_max_slots(max_slots.min(MAX_SLOTS))
@@ -68,18 +68,18 @@ impl DistinctKeys {
     /// Adds a key. Returns `false` if it does not have the flag [`Flag::Denied`]; that of a key outside the sample is
     /// unknown.
     #[inline]
-    pub(super) fn add(&mut self, fingerprint: u64) -> bool {
+    pub(in crate::tools) fn add(&mut self, fingerprint: u64) -> bool {
         self.slot(fingerprint).is_none_or(|slot| self.slots[slot] & Flag::Denied as u64 != 0)
     }
 
     /// Adds a key and sets a flag.
-    pub(super) fn flag(&mut self, fingerprint: u64, flag: Flag) {
+    pub(in crate::tools) fn flag(&mut self, fingerprint: u64, flag: Flag) {
         if let Some(slot) = self.slot(fingerprint) {
             self.slots[slot] |= flag as u64;
         }
     }
 
-    pub(super) fn count(&self) -> KeyCount {
+    pub(in crate::tools) fn count(&self) -> KeyCount {
         let with = |is_counted: fn(u64) -> bool| {
             let sampled = self.slots.iter().filter(|slot| **slot != 0 && is_counted(**slot & FLAGS)).count();
             (sampled as u64) << self.sampled_bits
