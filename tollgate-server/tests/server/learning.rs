@@ -46,6 +46,15 @@ fn number(server: &Server, client: &str) -> u64 {
     server.connect().check(&check)["remaining"].as_u64().unwrap() + 1
 }
 
+/// Waits until a number is in force. Each check is of another client, because it takes a unit.
+fn await_number(server: &Server, client: &str, expected: u64) -> Option<u64> {
+    let mut checks = 0;
+    wait_until(|| {
+        checks += 1;
+        Some(number(server, &format!("{client}-{checks}"))).filter(|number| *number == expected)
+    })
+}
+
 #[test]
 fn what_was_learned_survives_a_restart() {
     let folder = folder();
@@ -69,8 +78,8 @@ fn what_was_learned_survives_a_restart() {
     assert!(page.contains("tollgate_learned_target{limit=\"per-user\"} 80"), "{page}");
 
     // Other bounds are in force at once, and what was learned stays.
-    server.save_rules(&format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", served(&LIMIT.replace("to: 400", "to: 60"))));
-    assert_eq!(wait_until(|| Some(number(&server, "bob")).filter(|number| *number == 60)), Some(60));
+    server.save_rules(&format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", LIMIT.replace("to: 400", "to: 60")));
+    assert_eq!(await_number(&server, "bob", 60), Some(60));
     server.signal("TERM");
     assert!(server.wait().success());
 
@@ -109,21 +118,10 @@ fn nodes_follow_what_is_learned_on_redis() {
     assert!(write(0));
     assert!(!write(0), "another node has written since");
     for (index, node) in nodes.iter().enumerate() {
-        let mut client = 0;
-        let followed = wait_until(|| {
-            client += 1;
-            Some(number(node, &format!("bob-{index}-{client}"))).filter(|number| *number == 66)
-        });
-        assert_eq!(followed, Some(66));
+        assert_eq!(await_number(node, &format!("bob-{index}"), 66), Some(66));
     }
     // A node that starts later has the number too.
-    let late = Server::with_rules(&rules);
-    let mut client = 0;
-    let followed = wait_until(|| {
-        client += 1;
-        Some(number(&late, &format!("eve-{client}"))).filter(|number| *number == 66)
-    });
-    assert_eq!(followed, Some(66));
+    assert_eq!(await_number(&Server::with_rules(&rules), "eve", 66), Some(66));
 
     let folder = folder_with(&[(RULES, &rules)]);
     let output = run_in(folder.path(), &["explain", "--config", RULES, "GET", "/", "-H", "x-user-id: ann", "--json"]);
