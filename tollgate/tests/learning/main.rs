@@ -37,7 +37,7 @@ fn number_settles_where_the_share_of_clients_is_untouched() {
 
 #[test]
 fn launch_freezes_the_number_for_a_day_and_is_then_followed() {
-    let outcome = run(scenario(4, Event::Launch { day: 2, percent: 500 }), LEARNED);
+    let outcome = run(scenario(4, Event::Launch { day: 2, percent: 2000 }), LEARNED);
     moves_are_bounded(&outcome);
     let before = outcome.days[1].number;
     let first_hours = &outcome.numbers[2 * 288..2 * 288 + 200];
