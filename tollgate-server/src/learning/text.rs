@@ -84,7 +84,9 @@ pub(super) fn explain(LearningState { learning, quota_name: quota, is_shadow, ..
 /// Formats a duration in days, hours, minutes or seconds.
 fn span(span: Duration) -> String {
     let seconds = span.as_secs();
-    match [(86_400, "d"), (3_600, "h"), (60, "m")].into_iter().find(|(unit, _)| seconds >= *unit && seconds % unit == 0)
+    match [(86_400, "d"), (3_600, "h"), (60, "m")]
+        .into_iter()
+        .find(|(unit, _)| seconds >= *unit && seconds.is_multiple_of(*unit))
     {
         Some((unit, name)) => format!("{}{name}", seconds / unit),
         None => format!("{seconds}s"),
@@ -96,7 +98,7 @@ fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut grouped = String::new();
     for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index) % 3 == 0 {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
             grouped.push(',');
         }
         grouped.push(digit);
