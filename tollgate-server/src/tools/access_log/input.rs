@@ -70,7 +70,7 @@ impl Input {
             return Err(failed(OpenProblem::Directory));
         }
         let reader = decompressed(Counted { reader: file, read_bytes: Arc::clone(&read_bytes) });
-        let total_bytes = metadata.is_file().then(|| metadata.len());
+        let total_bytes = metadata.is_file().then_some(metadata.len());
         Ok(Self { reader: reader.map_err(failed)?, read_bytes, total_bytes })
     }
 }

@@ -164,7 +164,7 @@ fn lines_without_a_request_and_other_lines_differ() {
 fn mapped_fields_are_headers() {
     let mapped = |mapping: &str, line: &str| {
         let read = read_with(line, Mappings::new(vec![mapping.parse().unwrap()]));
-        read.split(' ').filter(|word| word.contains('=')).next_back().unwrap_or_default().to_owned()
+        read.split(' ').rfind(|word| word.contains('=')).unwrap_or_default().to_owned()
     };
     assert_eq!(mapped("header:X-User-Id=user", &COMBINED.replace("/a?b=1", "/")), "x-user-id=ann");
     let json =

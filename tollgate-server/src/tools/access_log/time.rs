@@ -97,9 +97,9 @@ pub(super) fn read_epoch(text: &[u8]) -> Option<u64> {
         _ => return None,
     };
     match whole {
-        ..MILLIS_FROM => whole.checked_mul(1_000_000)?.checked_add(fraction_micros(fraction)?),
-        ..MICROS_FROM => whole.checked_mul(1_000)?.checked_add(fraction_micros(fraction)? / 1_000),
-        ..NANOS_FROM => Some(whole),
+        0..MILLIS_FROM => whole.checked_mul(1_000_000)?.checked_add(fraction_micros(fraction)?),
+        MILLIS_FROM..MICROS_FROM => whole.checked_mul(1_000)?.checked_add(fraction_micros(fraction)? / 1_000),
+        MICROS_FROM..NANOS_FROM => Some(whole),
         _ => Some(whole / 1_000),
     }
 }
