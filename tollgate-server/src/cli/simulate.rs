@@ -113,7 +113,7 @@ struct TrafficArguments {
     #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
     span: Option<Duration>,
     /// Requests of a burst [default: twice the limit], and on each side of a boundary [default: the limit]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     burst: Option<u64>,
     /// Time from one burst to the next, and from on to on [default: the window]
     #[arg(long, value_name = "DURATION", value_parser = duration)]

@@ -98,7 +98,7 @@ fn pictures_and_pages_are_written_beside_the_table() {
 #[test]
 fn bad_numbers_are_refused_with_the_fix() {
     let folder = folder_with(&[("times.txt", "1\n2\nthree\n"), ("empty.yaml", "limits: []\n")]);
-    let cases: [&[&str]; 14] = [
+    let cases: [&[&str]; 16] = [
         &["--limit", "0"],
         &["--window", "1x"],
         &["--window", "10us"],
@@ -108,6 +108,8 @@ fn bad_numbers_are_refused_with_the_fix() {
         &["--for", "4000d"],
         &["--rate", "1000000/s", "--for", "1h"],
         &["--traffic", "burst", "--burst", "18446744073709551615"],
+        &["--traffic", "burst", "--burst", "0"],
+        &["--scenario", "unknown"],
         &["--timestamps", "times.txt"],
         &["--timestamps", "absent.txt"],
         &["--config", "empty.yaml"],

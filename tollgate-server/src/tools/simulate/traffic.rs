@@ -347,7 +347,10 @@ mod tests {
         assert_eq!(traffic.window_starts(MINUTE), [Duration::ZERO, MINUTE, MINUTE * 2]);
         assert!(traffic.window_starts(SECOND).is_empty());
         for window in [7, 11 * 60, 86_400, 7 * 86_400].map(Duration::from_secs) {
-            assert!(window == Duration::from_secs(660) || start().as_micros().is_multiple_of(micros(window)), "{window:?}");
+            assert!(
+                window == Duration::from_secs(660) || start().as_micros().is_multiple_of(micros(window)),
+                "{window:?}"
+            );
         }
     }
 }
