@@ -79,7 +79,7 @@ fn suggested(folder: &Path, arguments: &[&str]) -> Value {
 
 /// Returns the clients, and those that rules deny, by `tollgate replay`.
 fn denied_clients(folder: &Path, rules: &str) -> (u64, u64) {
-    fs::write(folder.join(RULES), rules).unwrap();
+    fs::write(folder.join(RULES), rules).expect("the folder is writable");
     let strict = transcript(&run_in(folder, &["validate", "--strict", RULES]));
     assert_eq!(strict, "tollgate.yaml: valid, 1 limit\nexit code 0", "{rules}");
     let output = run_in(folder, &["replay", "--config", RULES, LOG, "--json"]);
