@@ -20,14 +20,19 @@ const LIMIT: &str = "limits: [{ name: per-user, key: header:x-user-id, window: 1
 /// Returns what the limit has learned after three hours in which each of its clients needed 80: three moves, to 66. The
 /// other number identifies what is measured.
 fn learned() -> (Vec<u8>, u64) {
-    let file = RuleFile::parse("tollgate.yaml", LIMIT).unwrap();
+    let file = RuleFile::parse("tollgate.yaml", LIMIT).expect("the rules are valid");
     let rule = &file.limits[0];
-    let mut learning = Learning::new(rule.learn().unwrap().settings().unwrap(), rule.measure().unwrap(), 7);
+    let mut learning = Learning::new(
+        rule.learn().expect("the limit learns").settings().expect("valid settings"),
+        rule.measure().expect("a measure"),
+        7,
+    );
     let limit = LearningLimit { quota: learning.value(), observer: Arc::clone(learning.observer()) };
     let file = file.clone().with_learning(Arc::new([("per-user".to_owned(), limit)].into()));
     let start = Timestamp::from_secs(1_700_000_100);
     let clock = ManualClock::at(start);
-    let gate = Gate::with_limiter(file.compile().unwrap(), Limiter::builder().clock(clock.clone())).unwrap();
+    let gate = Gate::with_limiter(file.compile().expect("the rules compile"), Limiter::builder().clock(clock.clone()))
+        .expect("a gate in memory");
     for tick in 0..=36 {
         clock.set(start.saturating_add(TICK * tick));
         for client in 0..1100 {
@@ -37,13 +42,13 @@ fn learned() -> (Vec<u8>, u64) {
         learning.evaluate(clock.now());
     }
     assert_eq!(learning.value(), 66);
-    (learning.encode().unwrap(), learning.measure_id())
+    (learning.encode().expect("a state to keep"), learning.measure_id())
 }
 
 /// Returns the number in force, as a new client sees it.
 fn number(server: &Server, client: &str) -> u64 {
     let check = json!({"limit": "per-user", "key": client, "cost": 1});
-    server.connect().check(&check)["remaining"].as_u64().unwrap() + 1
+    server.connect().check(&check)["remaining"].as_u64().expect("a number") + 1
 }
 
 /// Waits until a number is in force. Each check is of another client, because it takes a unit.

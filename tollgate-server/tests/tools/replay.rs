@@ -47,7 +47,7 @@ fn burst(minute: u32, client: &str, number: usize) -> String {
 
 fn folder(log: &[u8]) -> TempDir {
     let folder = folder_with(&[("tollgate.yaml", RULES), ("stricter.yaml", STRICTER)]);
-    fs::write(folder.path().join("access.log"), log).unwrap();
+    fs::write(folder.path().join("access.log"), log).expect("the folder is writable");
     folder
 }
 
@@ -55,9 +55,9 @@ fn replay(folder: &Path, arguments: &[&str], input: &[u8]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
     command.arg("replay").args(arguments).current_dir(folder);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut process = command.spawn().unwrap();
-    process.stdin.take().unwrap().write_all(input).unwrap();
-    process.wait_with_output().unwrap()
+    let mut process = command.spawn().expect("tollgate starts");
+    process.stdin.take().expect("stdin is piped").write_all(input).expect("the command reads its input");
+    process.wait_with_output().expect("the command ends")
 }
 
 fn text(bytes: &[u8]) -> String {
