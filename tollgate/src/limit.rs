@@ -93,7 +93,7 @@ impl Limit {
     ///
     /// let error = Limit::new("login", FixedWindow::new(0, MINUTE)).unwrap_err();
     /// assert_eq!(error.field(), "limit");
-    /// assert_eq!(error.to_string(), "limit `login`: limit 0 admits nothing; use 1 or more, or `blocked` to refuse every request");
+    /// assert_eq!(error.to_string(), "limit `login`: limit 0 admits nothing: use 1 or more, or `blocked` to refuse every request");
     /// ```
     pub fn new(name: impl Into<String>, algorithm: impl Into<Algorithm>) -> Result<Self, InvalidLimit> {
         let (name, algorithm) = (name.into(), algorithm.into());

@@ -70,7 +70,7 @@ impl Template {
     ///
     /// assert!(Template::new("<h1>Wait {{retry_after}} s</h1>", "text/html").is_ok());
     /// let error = Template::new("Wait {{retry}} s", "text/plain").unwrap_err();
-    /// assert!(error.to_string().starts_with("unknown placeholder `retry` in the template; use limit, quota,"));
+    /// assert!(error.to_string().starts_with("unknown placeholder `retry` in the template: use limit, quota,"));
     /// ```
     ///
     /// # Errors
