@@ -10,12 +10,20 @@ use smallvec::SmallVec;
 /// ones as `1e-6`.
 pub(crate) struct Seconds(pub(crate) Duration);
 
+impl Seconds {
+    /// Appends the number.
+    pub(crate) fn write(&self, output: &mut impl Extend<u8>) {
+        output.extend(itoa::Buffer::new().format(self.0.as_secs()).bytes());
+        output.extend([b'.']);
+        // The 1 in front keeps the zeros, and is left out.
+        output.extend(itoa::Buffer::new().format(1_000_000 + self.0.subsec_micros()).bytes().skip(1));
+    }
+}
+
 impl Serialize for Seconds {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut text = SmallVec::<[u8; 32]>::from_slice(itoa::Buffer::new().format(self.0.as_secs()).as_bytes());
-        text.push(b'.');
-        // The 1 in front keeps the zeros, and is left out.
-        text.extend_from_slice(&itoa::Buffer::new().format(1_000_000 + self.0.subsec_micros()).as_bytes()[1..]);
+        let mut text = SmallVec::<[u8; 32]>::new();
+        self.write(&mut text);
         serde_json::from_slice::<&RawValue>(&text).map_err(S::Error::custom)?.serialize(serializer)
     }
 }

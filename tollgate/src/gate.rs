@@ -243,11 +243,18 @@ impl Gate {
     /// there is no such rule.
     #[must_use]
     pub fn check_by_name(&self, rule: &str, key: &[&[u8]], cost: u64) -> Option<Check> {
-        let mut outcome = Outcome::unchecked(self);
-        Some(match outcome.check_by_name(rule, key, cost)? {
-            None => Check::Ready(outcome),
-            Some(remote) => Check::Pending(outcome.complete(remote)),
-        })
+        Check::by_name(self.0.state.load_full(), rule, key, cost)
+    }
+
+    /// Checks a key like [`check_by_name`](Self::check_by_name), but only if the key of the rule has as many parts.
+    #[must_use]
+    #[doc(hidden)]
+    pub fn check_whole_key(&self, rule: &str, key: &[&[u8]], cost: u64) -> Option<Check> {
+        let state = self.0.state.load_full();
+        if state.rules.key_parts(rule)?.len() != key.len() {
+            return None;
+        }
+        Check::by_name(state, rule, key, cost)
     }
 }
 
@@ -265,6 +272,15 @@ impl Check {
             Self::Ready(outcome) => Self::Pending(outcome.complete(remote)),
             pending @ Self::Pending(_) => pending,
         }
+    }
+
+    /// Checks a key of the rule named `rule`. Returns `None` if there is no such rule.
+    fn by_name(state: Arc<State>, rule: &str, key: &[&[u8]], cost: u64) -> Option<Self> {
+        let mut outcome = Outcome::unlimited(state);
+        Some(match outcome.check_by_name(rule, key, cost)? {
+            None => Self::Ready(outcome),
+            Some(remote) => Self::Pending(outcome.complete(remote)),
+        })
     }
 
     /// Waits for the outcome.

@@ -69,6 +69,65 @@ impl<'a> CheckResponse<'a> {
     }
 }
 
+impl CheckResponse<'_> {
+    /// Appends the same JSON as [`Serialize`], in a third of the time: serde parses the text of [`Seconds`] again.
+    pub(crate) fn write(&self, output: &mut Vec<u8>) {
+        let Self { allowed, limit, quota, remaining, reset_after, retry_after, delay, reason, token, source, shadow } =
+            self;
+        output.extend_from_slice(b"{\"allowed\":");
+        write_bool(*allowed, output);
+        output.extend_from_slice(b",\"limit\":");
+        write_or_null(*limit, output, write_str);
+        output.extend_from_slice(b",\"quota\":");
+        write_or_null(*quota, output, write_units);
+        output.extend_from_slice(b",\"remaining\":");
+        write_or_null(*remaining, output, write_units);
+        output.extend_from_slice(b",\"reset_after\":");
+        write_or_null(reset_after.as_ref(), output, Seconds::write);
+        output.extend_from_slice(b",\"retry_after\":");
+        write_or_null(retry_after.as_ref(), output, Seconds::write);
+        output.extend_from_slice(b",\"delay\":");
+        delay.write(output);
+        for (name, value) in [(&b",\"reason\":"[..], reason), (b",\"token\":", token)] {
+            if let Some(value) = value {
+                output.extend_from_slice(name);
+                write_str(value, output);
+            }
+        }
+        output.extend_from_slice(b",\"source\":");
+        write_or_null(*source, output, write_str);
+        for (number, ShadowDecision { limit, allowed }) in shadow.iter().enumerate() {
+            output.extend_from_slice(if number == 0 { b",\"shadow\":[{\"limit\":" } else { b",{\"limit\":" });
+            write_str(limit, output);
+            output.extend_from_slice(b",\"allowed\":");
+            write_bool(*allowed, output);
+            output.push(b'}');
+        }
+        output.extend_from_slice(if shadow.is_empty() { b"}" } else { b"]}" });
+    }
+}
+
+fn write_or_null<T>(value: Option<T>, output: &mut Vec<u8>, write: impl FnOnce(T, &mut Vec<u8>)) {
+    match value {
+        Some(value) => write(value, output),
+        None => output.extend_from_slice(b"null"),
+    }
+}
+
+fn write_bool(value: bool, output: &mut Vec<u8>) {
+    output.extend_from_slice(if value { b"true" } else { b"false" });
+}
+
+fn write_units(units: u64, output: &mut Vec<u8>) {
+    output.extend_from_slice(itoa::Buffer::new().format(units).as_bytes());
+}
+
+/// Appends a string with escapes.
+fn write_str(text: &str, output: &mut Vec<u8>) {
+    // Writing to a vector cannot fail.
+    _ = serde_json::to_writer(output, text);
+}
+
 /// Returns the `reason` of a refusal.
 pub(crate) fn reason(refusal: &Refusal) -> &'static str {
     match refusal {
@@ -86,5 +145,52 @@ fn source(source: Source) -> &'static str {
         Source::Local => "local",
         Source::Policy => "policy",
         _ => "store",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn both_ways_to_write_a_response_agree() {
+        let nothing = || CheckResponse {
+            allowed: true,
+            limit: None,
+            quota: None,
+            remaining: None,
+            reset_after: None,
+            retry_after: None,
+            delay: Seconds(Duration::ZERO),
+            reason: None,
+            token: None,
+            source: None,
+            shadow: Vec::new(),
+        };
+        let seconds = |micros| Some(Seconds(Duration::from_micros(micros)));
+        let shadow = |limit, allowed| ShadowDecision { limit, allowed };
+        for response in [
+            nothing(),
+            CheckResponse { shadow: vec![shadow("one", true)], ..nothing() },
+            CheckResponse {
+                allowed: false,
+                limit: Some("a \"name\" of ż\n"),
+                quota: Some(u64::MAX),
+                remaining: Some(0),
+                reset_after: seconds(1),
+                retry_after: seconds(u64::MAX),
+                delay: Seconds(Duration::from_millis(2500)),
+                reason: Some("limited"),
+                token: Some("expired"),
+                source: Some("store"),
+                shadow: vec![shadow("one", true), shadow("t\"wo", false)],
+            },
+        ] {
+            let mut written = Vec::new();
+            response.write(&mut written);
+            assert_eq!(String::from_utf8(written).unwrap(), serde_json::to_string(&response).unwrap());
+        }
     }
 }

@@ -5,6 +5,8 @@
 //! one key, and has no header that changes its meaning. Everything else is left to the router, including every request
 //! with an error, so errors are worded in one place.
 
+use std::mem::MaybeUninit;
+
 use serde::Deserialize;
 use tollgate::Check;
 use tollgate::http::Refusal;
@@ -75,14 +77,7 @@ impl SimpleChecks {
             return None;
         }
         let Body { limit, key, cost } = serde_json::from_slice(body).ok()?;
-        let check = {
-            let gate = self.state.gate.pinned();
-            if gate.rules().key_parts(limit)?.len() != 1 {
-                return None;
-            }
-            gate.check_by_name(limit, &[key.as_bytes()], cost)?
-        };
-        let outcome = match check {
+        let outcome = match self.state.gate.check_whole_key(limit, &[key.as_bytes()], cost)? {
             Check::Ready(outcome) => outcome,
             pending @ Check::Pending(_) => pending.outcome().await,
         };
@@ -95,7 +90,7 @@ impl SimpleChecks {
             self.state.decisions.record([&outcome]);
         }
         self.body.clear();
-        serde_json::to_writer(&mut self.body, &CheckResponse::new(&outcome)).ok()?;
+        CheckResponse::new(&outcome).write(&mut self.body);
         output.extend_from_slice(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: ");
         output.extend_from_slice(itoa::Buffer::new().format(self.body.len()).as_bytes());
         output.extend_from_slice(match after {
@@ -113,9 +108,10 @@ impl SimpleChecks {
         if !input.starts_with(b"POST /v1/check HTTP/1.1\r\n") {
             return None;
         }
-        let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
-        let mut request = httparse::Request::new(&mut headers);
-        let httparse::Status::Complete(head_bytes) = request.parse(input).ok()? else { return None };
+        let mut headers = [const { MaybeUninit::uninit() }; MAX_HEADERS];
+        let mut request = httparse::Request::new(&mut []);
+        let parsed = request.parse_with_uninit_headers(input, &mut headers);
+        let httparse::Status::Complete(head_bytes) = parsed.ok()? else { return None };
         let (mut host, mut content_type, mut length, mut authorization) = (None, None, None, None);
         for httparse::Header { name, value } in &*request.headers {
             let is = |known: &str| name.eq_ignore_ascii_case(known);
