@@ -117,6 +117,7 @@ fn invalid_reservations_name_the_field_and_the_fix() {
     let foreign = post(&mut other, "/v1/reserve", &json!({"limit": "per-user", "key": "ann"})).json();
     let cases = [
         ("/v1/reserve", json!({"limit": "per-user"})),
+        ("/v1/reserve", json!({"limit": "per-user", "key": "ann", "cost": 0})),
         ("/v1/reserve", json!({"limit": "per-user", "key": "ann", "expires_after": 0})),
         ("/v1/reserve", json!({"limit": "per-user", "key": "ann", "expires_after": 86401})),
         ("/v1/reserve", json!([])),

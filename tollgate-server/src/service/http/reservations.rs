@@ -29,7 +29,7 @@ pub(crate) struct ReserveRequest {
     /// The key: a string, or one string for each part of the limit's key.
     #[schemars(with = "Option<StringOrStrings>")]
     key: Option<OneOrMany>,
-    /// The estimated cost: 1 by default.
+    /// The estimated cost: 1 by default, and at least 1.
     cost: Option<Units>,
     /// Whole seconds until the reservation expires: 60 by default, at most 86400.
     expires_after: Option<Units>,
@@ -73,6 +73,10 @@ pub(super) async fn reserve(State(state): State<ServiceState>, request: Request)
             return Err(invalid_field(&place, "expires_after", &problem));
         }
         let cost = question.cost.as_ref().map_or(1, |cost| cost.0);
+        // An open reservation takes memory until it expires, so a client must pay for it.
+        if cost == 0 {
+            return Err(invalid_field(&place, "cost", "is 0: reserve 1 or more, or look at the key with /v1/peek"));
+        }
         let reserving = gate.reserve_by_name(limit, &key, cost, Duration::from_secs(seconds));
         reserving.expect("the limit was found when the key was resolved")
     };
