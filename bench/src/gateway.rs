@@ -11,8 +11,6 @@ mod peers;
 pub(crate) mod probe;
 mod race;
 
-use std::path::PathBuf;
-
 use anyhow::{Context as _, bail};
 use clap::ValueEnum;
 
@@ -23,6 +21,7 @@ use self::load::Generators;
 use self::peers::Programs;
 use self::race::{Body, Case, Figures, Kind, Order};
 use crate::cores::{Cores, stay_on};
+use crate::options::{Options, Scale};
 use crate::programs::version;
 use crate::race::Times;
 use crate::report::{self, Results};
@@ -35,17 +34,8 @@ use crate::report::{self, Results};
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {
-    /// End in three minutes: fewer and shorter rounds
-    #[arg(long)]
-    quick: bool,
-
-    /// Measure only these
-    #[arg(long, value_delimiter = ',', value_enum)]
-    only: Vec<Part>,
-
-    /// A built tollgate, instead of the one of this workspace
-    #[arg(long, value_name = "PATH")]
-    tollgate: Option<PathBuf>,
+    #[command(flatten)]
+    options: Options<Part>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -68,17 +58,8 @@ enum Part {
     Memory,
 }
 
-/// The extent of the measurements. Seconds are whole, because wrk accepts no others.
-struct Scale {
-    rounds: usize,
-    warm_up_s: u64,
-    slice_s: u64,
-}
-
-impl Scale {
-    const FULL: Self = Self { rounds: 5, warm_up_s: 1, slice_s: 3 };
-    const QUICK: Self = Self { rounds: 2, warm_up_s: 1, slice_s: 2 };
-}
+/// The extent of a quick run.
+const QUICK: Scale = Scale { rounds: 2, warm_up_s: 1, slice_s: 2 };
 
 /// The environment of every measurement.
 struct Bench {
@@ -108,14 +89,15 @@ impl Bench {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let cores = Cores::of_this_machine()?;
-    let wants = |part: Part| args.only.is_empty() || args.only.contains(&part);
+    let options = &args.options;
+    let wants = |part| options.wants(part);
     if wants(Part::Memory) {
         memory::raise_open_files()?;
     }
-    let programs = Programs::find(args.tollgate.as_deref())?;
+    let programs = Programs::find(options.tollgate.as_deref())?;
     // The paced load comes from this thread.
     stay_on(cores.load())?;
-    let scale = if args.quick { Scale::QUICK } else { Scale::FULL };
+    let scale = if options.quick { QUICK } else { Scale::FULL };
     let (generators, upstream) = (Generators::new(&programs, cores)?, Upstream::start(&programs, cores)?);
     let mut bench = Bench { scale, cores, programs, generators, upstream, without_tollgate: None };
     introduce(&bench);

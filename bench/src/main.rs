@@ -8,6 +8,7 @@ mod cores;
 mod gateway;
 mod learning;
 mod memory;
+mod options;
 mod programs;
 mod race;
 mod redis;

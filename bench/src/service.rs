@@ -9,8 +9,6 @@ mod envoy;
 mod load;
 mod race;
 
-use std::path::PathBuf;
-
 use anyhow::Context as _;
 use clap::ValueEnum;
 
@@ -18,6 +16,7 @@ use self::contender::{Programs, Servers};
 use self::load::{Replies, Script};
 use self::race::{Case, Contender, Figures, Rate, Work};
 use crate::cores::Cores;
+use crate::options::{Options, Scale};
 use crate::race::Times;
 use crate::report::{self, Results};
 
@@ -31,17 +30,8 @@ const PIPELINE: usize = 16;
 #[derive(clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {
-    /// End in two minutes: fewer and shorter rounds
-    #[arg(long)]
-    quick: bool,
-
-    /// Measure only these
-    #[arg(long, value_delimiter = ',', value_enum)]
-    only: Vec<Part>,
-
-    /// A built tollgate, instead of the one of this workspace
-    #[arg(long, value_name = "PATH")]
-    tollgate: Option<PathBuf>,
+    #[command(flatten)]
+    options: Options<Part>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -56,18 +46,8 @@ enum Part {
     Rls,
 }
 
-/// The extent of the measurements. Seconds are whole, because h2load accepts no others.
-#[derive(Clone, Copy)]
-struct Scale {
-    rounds: usize,
-    warm_up_s: u64,
-    slice_s: u64,
-}
-
-impl Scale {
-    const FULL: Self = Self { rounds: 5, warm_up_s: 1, slice_s: 3 };
-    const QUICK: Self = Self { rounds: 3, warm_up_s: 1, slice_s: 2 };
-}
+/// The extent of a quick run.
+const QUICK: Scale = Scale { rounds: 3, warm_up_s: 1, slice_s: 2 };
 
 /// The environment of every measurement.
 struct Bench {
@@ -90,9 +70,10 @@ const EMPTY_HANDLER: &str = "empty tonic handler";
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let cores = Cores::of_this_machine()?;
-    let wants = |part: Part| args.only.is_empty() || args.only.contains(&part);
-    let programs = Programs::find(args.tollgate.as_deref())?;
-    let scale = if args.quick { Scale::QUICK } else { Scale::FULL };
+    let options = &args.options;
+    let wants = |part| options.wants(part);
+    let programs = Programs::find(options.tollgate.as_deref())?;
+    let scale = if options.quick { QUICK } else { Scale::FULL };
     let bench = Bench { scale, cores, programs };
     introduce(&bench);
     let mut results = Results::default();
