@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::gateway::Gateway;
@@ -13,7 +14,7 @@ use crate::service::xds::XdsStatus;
 /// so that a server that is away does not keep all nodes from starting.
 const XDS_WAIT: Duration = Duration::from_secs(30);
 
-/// The state that `/readyz` reports.
+/// The state that `/readyz` reports, and gRPC health checks.
 #[derive(Default)]
 pub(crate) struct Readiness {
     /// Set once everything listens. Holds the gateway, if the rule file has one.
@@ -21,6 +22,8 @@ pub(crate) struct Readiness {
     stopping: AtomicBool,
     /// The xDS server that sends limits, and the start of the wait for its first configuration.
     xds: OnceLock<(XdsStatus, Instant)>,
+    /// Whether the server was ready at its last change, for [`changes`](Self::changes).
+    is_ready: watch::Sender<bool>,
 }
 
 impl Readiness {
@@ -28,6 +31,7 @@ impl Readiness {
     pub(crate) fn set_started(&self, gateway: Option<Arc<Gateway>>) {
         // Only the first call counts.
         _ = self.started.set(gateway);
+        self.is_ready.send_replace(self.check_ready().is_ok());
     }
 
     /// Waits for the first configuration of the xDS server before the server is ready.
@@ -43,6 +47,12 @@ impl Readiness {
     /// Marks the server as stopping: load balancers should send no more requests.
     pub(crate) fn set_stopping(&self) {
         self.stopping.store(true, Relaxed);
+        self.is_ready.send_replace(false);
+    }
+
+    /// Returns a receiver that changes when the server has started, and when it begins to stop.
+    pub(crate) fn changes(&self) -> watch::Receiver<bool> {
+        self.is_ready.subscribe()
     }
 
     pub(crate) fn gateway(&self) -> Option<&Arc<Gateway>> {

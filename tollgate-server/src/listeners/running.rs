@@ -68,7 +68,8 @@ impl Starting {
             }
             Surface::Grpc => {
                 let state = GrpcState { gate, decisions, throttles, tokens: tokens.map(Arc::new) };
-                tokio::spawn(service::grpc::run(accepting, state, options, stopped))
+                let readiness = Arc::clone(&shared.readiness);
+                tokio::spawn(service::grpc::run(accepting, state, (options, readiness), stopped))
             }
             Surface::Resp => {
                 let engine = Engine { gate, throttles, decisions, tokens };

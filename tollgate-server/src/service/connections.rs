@@ -14,6 +14,7 @@ mod body_budget;
 mod close_notify;
 mod http;
 mod interrupts;
+mod streams;
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -22,7 +23,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use axum::Router;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -31,9 +31,9 @@ use tokio_rustls::TlsAcceptor;
 use tollgate::rules::file::internal::Listener;
 
 pub(crate) use self::activity::TICK;
-pub(crate) use self::body_budget::BodyError;
+pub(crate) use self::body_budget::{BodyError, CountedBody};
 use self::close_notify::CloseNotify;
-pub(crate) use self::http::{IDLE_DEADLINE, Requests, refuse as refuse_http, serve as serve_http};
+pub(crate) use self::http::{Begun, Handler, IDLE_DEADLINE, Requests, refuse as refuse_http, serve as serve_http};
 pub(crate) use self::interrupts::{Interrupt, Interrupts};
 use super::proxy_protocol::{self, ProxyProtocol};
 use super::surfaces::{Surface, Surfaces};
@@ -146,19 +146,19 @@ pub(crate) trait Protocol: Clone + Send + 'static {
 
 /// HTTP/1.1 and HTTP/2.
 #[derive(Clone)]
-struct Http {
-    router: Router,
+struct Http<H> {
+    handler: H,
     requests: Requests,
     /// Whether connections beyond the bound are answered nevertheless. Health checks are.
     answers_all: bool,
 }
 
-impl Protocol for Http {
+impl<H: Handler> Protocol for Http<H> {
     async fn serve<Io>(self, io: Io, peer: SocketAddr, stage: watch::Receiver<Stage>)
     where
         Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        http::serve(io, peer, (self.router, self.requests), stage).await;
+        http::serve(io, Begun { peer, age: Duration::ZERO }, (self.handler, self.requests), stage).await;
     }
 
     async fn refuse<Io>(self, io: Io, peer: SocketAddr)
@@ -168,7 +168,7 @@ impl Protocol for Http {
         if self.answers_all {
             // The client is asked to close the connection with its first response.
             let (_serving, stage) = watch::channel(Stage::Closing);
-            _ = timeout(REFUSAL_DEADLINE, http::serve(io, peer, (self.router, self.requests), stage)).await;
+            _ = timeout(REFUSAL_DEADLINE, self.serve(io, peer, stage)).await;
         } else {
             http::refuse(io).await;
         }
@@ -185,13 +185,13 @@ pub(crate) async fn bind(address: &str) -> io::Result<TcpListener> {
 /// Serves HTTP until `shutdown` resolves, then drains connections, for at most [`GRACE`] and [`DRAIN_DEADLINE`].
 pub(crate) async fn serve(
     listener: Arc<TcpListener>,
-    router: Router,
+    handler: impl Handler,
     options: Options,
     shutdown: impl Future<Output = Stop>,
 ) {
     let answers_all = options.surface == Surface::Admin;
     let requests = Requests { surface: options.surface, surfaces: Arc::clone(&options.surfaces) };
-    serve_protocol(listener, Http { router, requests, answers_all }, options, shutdown).await;
+    serve_protocol(listener, Http { handler, requests, answers_all }, options, shutdown).await;
 }
 
 /// Serves a protocol until `shutdown` resolves, then drains connections, for at most [`GRACE`] and [`DRAIN_DEADLINE`].
@@ -358,6 +358,7 @@ where
 /// These tests run on tokio's paused clock, which advances whenever all tasks wait.
 #[cfg(test)]
 mod tests {
+    use axum::Router;
     use axum::extract::ConnectInfo;
     use axum::routing::{get, post};
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
@@ -417,7 +418,7 @@ mod tests {
         tokio::spawn(async move {
             if let Some((io, peer)) = begin(server, PEER, proxy_protocol).await {
                 let requests = Requests { surface: Surface::Http, surfaces: Arc::default() };
-                http::serve(io, peer, (router, requests), stage).await;
+                http::serve(io, Begun { peer, age: Duration::ZERO }, (router, requests), stage).await;
             }
         });
         (client, serving)

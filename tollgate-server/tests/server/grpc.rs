@@ -2,6 +2,11 @@
 
 use std::net::SocketAddr;
 
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use prost::Message as _;
 use prost_types::value::Kind;
 use testkit::folder::folder_with;
 use testkit::redis::RedisServer;
@@ -18,6 +23,7 @@ use crate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descripto
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 
 const LIMITS: &str = "
@@ -334,4 +340,54 @@ async fn watchers_learn_that_the_server_stops() {
     process.signal("TERM");
     assert_eq!(statuses.message().await.expect("a message").expect("a status").status(), ServingStatus::NotServing);
     assert!(process.wait().success());
+}
+
+#[tokio::test]
+async fn messages_that_are_too_long_are_refused() {
+    let (_server, address) = server("service: { grpc: '127.0.0.1:0' }");
+    let channel = connect(address).await;
+    let mut client = RateLimitServiceClient::new(channel.clone());
+    let error = check(&mut client, vec![descriptor("user", &"a".repeat(256 * 1024))]).await;
+    assert_eq!(error.expect_err("the message is too long").code(), GrpcCode::OutOfRange);
+    let request = HealthCheckRequest { service: "a".repeat(4 * 1024) };
+    let error = HealthClient::new(channel.clone()).check(request).await.expect_err("the message is too long");
+    assert_eq!(error.code(), GrpcCode::OutOfRange);
+    // The connection is still of use, and a message of several frames is read.
+    assert!(check(&mut client, vec![descriptor("user", &"a".repeat(200 * 1024))]).await.is_ok());
+}
+
+/// Streams of one connection run in its task until they have to wait.
+#[tokio::test]
+async fn a_request_that_waits_for_the_store_ends_at_its_deadline_and_holds_up_no_other() {
+    let mut redis = RedisServer::start();
+    let store = format!("store: '{}'\nstore_timeout: 30s\n", redis.url());
+    let (_server, address) = server(&format!("{store}service: {{ grpc: '127.0.0.1:0' }}"));
+    let channel = connect(address).await;
+    let mut client = RateLimitServiceClient::new(channel.clone());
+    assert!(check(&mut client, vec![descriptor("user", "ann")]).await.is_ok());
+    redis.stop();
+    let waiting = tokio::spawn({
+        let mut client = client.clone();
+        async move { check(&mut client, vec![descriptor("user", "ann")]).await }
+    });
+    // A client of tonic would end the call itself.
+    let connection = tokio::net::TcpStream::connect(address).await.expect("the server accepts connections");
+    let (mut sender, connection) =
+        http2::handshake(TokioExecutor::new(), TokioIo::new(connection)).await.expect("the server speaks HTTP/2");
+    tokio::spawn(connection);
+    let descriptors = vec![descriptor("user", "ann")];
+    let message = RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 }.encode_to_vec();
+    let length = u32::try_from(message.len()).expect("it is short");
+    let body = [&[0][..], &length.to_be_bytes(), &message].concat();
+    let request = hyper::Request::post(format!("http://{address}/{SERVICE_NAME}/ShouldRateLimit"))
+        .header("grpc-timeout", "100m")
+        .body(Full::new(Bytes::from(body)))
+        .expect("a valid request");
+    let response = sender.send_request(request).await.expect("a response");
+    assert_eq!(response.headers()["grpc-status"], "4", "Redis hangs");
+    let health = HealthClient::new(channel).check(HealthCheckRequest { service: String::new() }).await;
+    assert_eq!(health.expect("no store is needed").into_inner().status(), ServingStatus::Serving);
+    assert!(!waiting.is_finished(), "its deadline is later");
+    redis.cont();
+    assert!(waiting.await.expect("no panic").is_ok());
 }

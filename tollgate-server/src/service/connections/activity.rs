@@ -134,8 +134,9 @@ pub(super) enum Finding {
 }
 
 impl Watchdog {
-    pub(super) fn new(deadlines: Deadlines) -> Self {
-        Self { deadlines, seen: None, in_phase: Duration::ZERO, age: Duration::ZERO }
+    /// Creates a watchdog for a connection of this age.
+    pub(super) fn new(deadlines: Deadlines, age: Duration) -> Self {
+        Self { deadlines, seen: None, in_phase: Duration::ZERO, age }
     }
 
     /// Looks at the connection. To be called every [`TICK`].

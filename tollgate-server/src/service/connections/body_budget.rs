@@ -30,7 +30,7 @@ const MAX_PROCESS_BYTES: u64 = 256 << 20;
 static PROCESS_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// The body of a request, which is counted while it is received.
-pub(super) struct CountedBody {
+pub(crate) struct CountedBody {
     body: Incoming,
     received: u64,
     activity: Arc<Activity>,

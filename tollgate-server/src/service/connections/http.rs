@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::{Body, HttpBody};
 use axum::extract::ConnectInfo;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use axum::response::IntoResponse;
+use axum::{BoxError, Router};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::Request;
@@ -30,6 +30,7 @@ use tokio::time::{Instant, timeout};
 use super::activity::{Activity, CountedFrames, Deadlines, Finding, InFlight, Watchdog, Watched};
 use super::body_budget::CountedBody;
 use super::interrupts::{Interrupt, Interrupts};
+use super::streams::NewStreams;
 use super::{
     DRAIN_DEADLINE, HEAD_DEADLINE, MAX_CONNECTION_AGE, REFUSAL_DEADLINE, Stage, WRITE_DEADLINE, without_request,
 };
@@ -84,14 +85,52 @@ impl Requests {
     }
 }
 
+/// Answers the requests of a listener.
+pub(crate) trait Handler: Clone + Send + Sync + 'static {
+    /// The body of a response.
+    type Body: HttpBody<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static;
+
+    /// Whether responses have a `Date` header.
+    const SENDS_DATE: bool;
+
+    fn handle(
+        self,
+        request: Request<CountedBody>,
+        peer: SocketAddr,
+    ) -> impl Future<Output = Response<Self::Body>> + Send + 'static;
+}
+
+impl Handler for Router {
+    type Body = Body;
+
+    const SENDS_DATE: bool = true;
+
+    async fn handle(self, mut request: Request<CountedBody>, peer: SocketAddr) -> Response<Body> {
+        request.extensions_mut().insert(ConnectInfo(peer));
+        match TowerToHyperService::new(self).call(request).await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        }
+    }
+}
+
+/// The beginning of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Begun {
+    pub(crate) peer: SocketAddr,
+    /// The time for which it was served already.
+    pub(crate) age: Duration,
+}
+
 /// Serves a connection until the client, a deadline or the server ends it.
-pub(crate) async fn serve<Io>(
+pub(crate) async fn serve<Io, H>(
     mut io: Io,
-    peer: SocketAddr,
-    (router, counted): (Router, Requests),
+    Begun { peer, age }: Begun,
+    (handler, counted): (H, Requests),
     mut stage: watch::Receiver<Stage>,
 ) where
     Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    H: Handler,
 {
     let detected = tokio::select! {
         // Bytes that have arrived are served, even at the end.
@@ -102,7 +141,7 @@ pub(crate) async fn serve<Io>(
     let Ok(Some(first)) = detected else { return };
     let is_http2 = first.starts_with(PREFACE);
     let activity = Arc::new(Activity::default());
-    if !matches!(*stage.borrow(), Stage::Serving) {
+    if !matches!(*stage.borrow(), Stage::Serving) || age >= MAX_CONNECTION_AGE {
         activity.close();
     }
     let mut io = Watched::new(io, first, Arc::clone(&activity));
@@ -111,16 +150,15 @@ pub(crate) async fn serve<Io>(
         io = io.counting_frames(CountedFrames::new(move || surfaces.closed(surface, peer)));
     }
     let io = TokioIo::new(io);
-    let router = TowerToHyperService::new(router);
     let requests = Arc::clone(&activity);
-    let service = service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(ConnectInfo(peer));
+    let service = service_fn(move |request: Request<Incoming>| {
         let in_flight = requests.begin();
         let (surface, surfaces) = (counted.surface_of(&request), Arc::clone(&counted.surfaces));
         let began = surfaces.now();
-        let response = router.call(request.map(|body| CountedBody::new(body, Arc::clone(&requests))));
+        let request = request.map(|body| CountedBody::new(body, Arc::clone(&requests)));
+        let response = handler.clone().handle(request, peer);
         async move {
-            let mut response = response.await?;
+            let mut response = response.await;
             surfaces.observe(surface, RequestOutcome::of(&response), began);
             if !is_http2 && in_flight.is_closing() {
                 response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -134,16 +172,19 @@ pub(crate) async fn serve<Io>(
         stalled: WRITE_DEADLINE,
         age: MAX_CONNECTION_AGE,
     };
+    let streams = NewStreams::default();
+    let executor = streams.executor();
     let mut driver = Driver {
         activity,
-        watchdog: Watchdog::new(deadlines),
+        watchdog: Watchdog::new(deadlines, age),
         interrupts: Interrupts::new(stage),
+        streams,
         is_http2,
         cut_at: None,
     };
     // Errors are ignored: the client went away, or did not speak HTTP.
     if is_http2 {
-        let connection = http2_builder().serve_connection(io, service);
+        let connection = http2_builder(executor).auto_date_header(H::SENDS_DATE).serve_connection(io, service);
         driver.drive(connection, |connection| connection.graceful_shutdown()).await;
     } else {
         let connection = http1_builder().serve_connection(io, service);
@@ -166,7 +207,7 @@ where
             Ok::<_, std::convert::Infallible>(refusal(is_grpc))
         });
         if is_http2 {
-            let mut connection = pin!(http2_builder().serve_connection(io, service));
+            let mut connection = pin!(http2_builder(TokioExecutor::new()).serve_connection(io, service));
             // GOAWAY is sent after the requests that the client sends at once.
             connection.as_mut().graceful_shutdown();
             _ = connection.await;
@@ -199,8 +240,8 @@ fn http1_builder() -> http1::Builder {
     builder
 }
 
-fn http2_builder() -> http2::Builder<TokioExecutor> {
-    let mut builder = http2::Builder::new(TokioExecutor::new());
+fn http2_builder<E: Clone>(executor: E) -> http2::Builder<E> {
+    let mut builder = http2::Builder::new(executor);
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(MAX_STREAMS)
@@ -229,19 +270,19 @@ async fn read_first<Io: AsyncRead + Unpin>(io: &mut Io) -> Option<Bytes> {
 }
 
 /// A response body. Its request is in flight until it is sent.
-struct Tracked {
-    body: Body,
+struct Tracked<B> {
+    body: B,
     _in_flight: InFlight,
 }
 
-impl HttpBody for Tracked {
-    type Data = Bytes;
-    type Error = axum::Error;
+impl<B: HttpBody + Unpin> HttpBody for Tracked<B> {
+    type Data = B::Data;
+    type Error = B::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         Pin::new(&mut self.body).poll_frame(context)
     }
 
@@ -259,6 +300,8 @@ struct Driver {
     activity: Arc<Activity>,
     watchdog: Watchdog,
     interrupts: Interrupts,
+    /// The streams that an HTTP/2 client has opened.
+    streams: NewStreams,
     is_http2: bool,
     /// The time at which the connection is closed although requests are in flight.
     cut_at: Option<Instant>,
@@ -285,7 +328,11 @@ impl Driver {
                     }
                     continue;
                 }
-                return connection.as_mut().poll(context).map(|_ended| ());
+                let polled = connection.as_mut().poll(context);
+                if polled.is_pending() {
+                    self.streams.run(context);
+                }
+                return polled.map(|_ended| ());
             }
         })
         .await;

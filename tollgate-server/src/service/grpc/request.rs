@@ -103,6 +103,14 @@ impl<'r> Descriptors<'r> {
         Ok(Self { domain, each: each.collect::<Result<_, _>>()? })
     }
 
+    /// Returns whether one check decides the request: nothing is refunded, and limits are neither in descriptors nor in
+    /// quota mode.
+    pub(super) fn are_plain(&self) -> bool {
+        let is_plain =
+            |one: &Descriptor<'_>| !one.is_refund && !one.is_quota() && !matches!(one.target, Target::Override(..));
+        self.each.iter().all(is_plain)
+    }
+
     /// Returns the positions of the descriptors that are checked together.
     pub(super) fn checked<'d>(&'d self, denials: &'d Denials) -> impl Iterator<Item = usize> + 'd {
         let is_denied = |index: usize| denials.0.iter().any(|(denied, _)| *denied == index);
@@ -230,9 +238,13 @@ impl<'r> Descriptors<'r> {
     }
 
     /// Returns the outcomes that count as decisions: those that do not only peek.
-    pub(super) fn counted<'o>(&self, denials: &Denials, outcomes: &'o [Outcome]) -> Vec<&'o Outcome> {
+    pub(super) fn counted<'o>(
+        &'o self,
+        denials: &'o Denials,
+        outcomes: &'o [Outcome],
+    ) -> impl Iterator<Item = &'o Outcome> {
         let counted = self.checked(denials).zip(outcomes).filter(|(index, _)| self.each[*index].is_counted());
-        counted.map(|(_, outcome)| outcome).collect()
+        counted.map(|(_, outcome)| outcome)
     }
 }
 
@@ -267,12 +279,12 @@ impl<'r> Descriptor<'r> {
         self.cost > 0 && !self.is_refund
     }
 
-    /// Returns the name of the rule to check, if the configuration names one.
     /// Returns whether limits of the rule file, or of envoyproxy/ratelimit's files, count the descriptor.
     fn is_checked(&self) -> bool {
         matches!(self.target, Target::Rules | Target::Found(_))
     }
 
+    /// Returns the name of the rule to check, if the configuration names one.
     fn rule(&self) -> Option<&str> {
         match &self.target {
             Target::Found(found) => found.limit.rule.as_deref(),

@@ -18,6 +18,9 @@ use crate::service::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use crate::service::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
 use crate::service::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit};
 
+/// Enough for the headers of a response.
+const MOST_HEADERS: usize = 6;
+
 /// Builds the response. `outcomes` are those of the descriptors that were checked together.
 pub(super) fn build(
     descriptors: &Descriptors<'_>,
@@ -44,6 +47,7 @@ pub(super) fn build(
         request_headers_to_add: Vec::new(),
         raw_body: body,
         dynamic_metadata: metadata(descriptors, &all, overrides),
+        // Envoy does not implement it.
         quota: None,
     }
 }
@@ -74,7 +78,10 @@ fn status(target: &Target<'_>, outcome: &Outcome) -> DescriptorStatus {
         }),
     };
     let status = DescriptorStatus { code: code(outcome.is_allowed()), current_limit, ..DescriptorStatus::default() };
-    decision.map_or(status.clone(), |decision| with_decision(status, decision))
+    match decision {
+        Some(decision) => with_decision(status, decision),
+        None => status,
+    }
 }
 
 fn overridden_status(target: &Target<'_>, overridden: &Overridden) -> DescriptorStatus {
@@ -132,7 +139,7 @@ fn answer(outcomes: &[Outcome], overrides: &[Overridden]) -> (Vec<HeaderValue>, 
         let (head, body) = response.into_parts();
         return (header_values(&head.headers), body);
     }
-    let mut headers = HeaderMap::new();
+    let mut headers = HeaderMap::with_capacity(MOST_HEADERS);
     if let Some(denied) = overrides.iter().find(|overridden| !overridden.is_allowed()) {
         let wait = denied.decision.as_ref().and_then(Decision::retry_after);
         let seconds = wait.map(|wait| wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
@@ -144,7 +151,11 @@ fn answer(outcomes: &[Outcome], overrides: &[Overridden]) -> (Vec<HeaderValue>, 
             (u128::from(decision.remaining()) << 64) / u128::from(decision.quota().max(1))
         })
     };
-    if let Some(outcome) = outcomes.iter().min_by_key(share) {
+    let most_restrictive = match outcomes {
+        [only] => Some(only),
+        several => several.iter().min_by_key(share),
+    };
+    if let Some(outcome) = most_restrictive {
         outcome.write_headers(&mut headers);
     }
     (header_values(&headers), Bytes::new())
@@ -152,11 +163,12 @@ fn answer(outcomes: &[Outcome], overrides: &[Overridden]) -> (Vec<HeaderValue>, 
 
 /// Converts headers. Envoy computes the length of the body itself.
 fn header_values(headers: &HeaderMap) -> Vec<HeaderValue> {
-    let headers = headers.iter().filter(|(name, _)| **name != header::CONTENT_LENGTH);
     let value = |value: &axum::http::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
-    headers
-        .map(|(name, given)| HeaderValue { key: name.to_string(), value: value(given), raw_value: Bytes::new() })
-        .collect()
+    let mut values = Vec::with_capacity(headers.len());
+    for (name, given) in headers.iter().filter(|(name, _)| **name != header::CONTENT_LENGTH) {
+        values.push(HeaderValue { key: name.as_str().to_owned(), value: value(given), raw_value: Bytes::new() });
+    }
+    values
 }
 
 /// Returns the metadata for other filters: the limit and the reason of a denial, and the metadata of limits that allow.

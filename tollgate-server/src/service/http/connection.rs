@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use super::ServiceState;
 use super::simple_check::{After, SimpleChecks};
 use crate::service::connections::{
-    HEAD_DEADLINE, IDLE_DEADLINE, Interrupt, Interrupts, MAX_CONNECTION_AGE, Protocol, Requests, Stage, TICK,
+    Begun, HEAD_DEADLINE, IDLE_DEADLINE, Interrupt, Interrupts, MAX_CONNECTION_AGE, Protocol, Requests, Stage, TICK,
     WRITE_DEADLINE, refuse_http, serve_http,
 };
 use crate::service::cross_site::Hosts;
@@ -42,8 +42,10 @@ impl Protocol for CheckProtocol {
         Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let checks = SimpleChecks::new(self.state, self.hosts);
-        if let Ok(Some(first)) = answer_simple(&mut io, checks, &self.requests.surfaces, stage.clone()).await {
-            serve_http(Prefixed { first, io }, peer, (self.router, self.requests), stage).await;
+        if let Ok(Some(Rest { first, age })) =
+            answer_simple(&mut io, checks, &self.requests.surfaces, stage.clone()).await
+        {
+            serve_http(Prefixed { first, io }, Begun { peer, age }, (self.router, self.requests), stage).await;
         }
     }
 
@@ -55,14 +57,21 @@ impl Protocol for CheckProtocol {
     }
 }
 
-/// Answers simple checks until another request arrives or the listener begins to stop. Returns the bytes that were read
-/// but not answered, or `None` if the connection has to be closed.
+/// A connection that is left to the router.
+struct Rest {
+    /// The bytes that were read but not answered.
+    first: Bytes,
+    age: Duration,
+}
+
+/// Answers simple checks until another request arrives or the listener begins to stop. Returns `None` if the connection
+/// has to be closed.
 async fn answer_simple<Io>(
     io: &mut Io,
     mut checks: SimpleChecks,
     surfaces: &Surfaces,
     stage: watch::Receiver<Stage>,
-) -> io::Result<Option<Bytes>>
+) -> io::Result<Option<Rest>>
 where
     Io: AsyncRead + AsyncWrite + Unpin,
 {
@@ -72,7 +81,7 @@ where
     loop {
         match wait.read(io, &mut input).await? {
             Next::Requests => {}
-            Next::Router => return Ok(Some(Bytes::from(input))),
+            Next::Router => return Ok(Some(Rest { first: input.into(), age: wait.age })),
             Next::Close => return Ok(None),
         }
         let after = if wait.age < MAX_CONNECTION_AGE { After::KeepAlive } else { After::Close };
@@ -98,7 +107,7 @@ where
         }
         input.drain(..at);
         if !input.is_empty() {
-            return Ok(Some(Bytes::from(input)));
+            return Ok(Some(Rest { first: input.into(), age: wait.age }));
         }
         wait.deadline = IDLE_DEADLINE;
     }
@@ -204,5 +213,55 @@ impl<Io: AsyncWrite + Unpin> AsyncWrite for Prefixed<Io> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.io).poll_shutdown(context)
+    }
+}
+
+/// This test runs on tokio's paused clock, which advances whenever all tasks wait.
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use axum::routing::get;
+    use tokio::time::{Instant, sleep};
+    use tollgate::Gate;
+    use tollgate::rules::{KeyPart, Rule, RuleSet};
+    use tollgate::{FixedWindow, HOUR, Limit};
+
+    use super::*;
+
+    const CHECK: &[u8] = b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+        content-length: 32\r\n\r\n{\"limit\":\"per-user\",\"key\":\"ann\"}";
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_is_left_to_the_router_keeps_its_age() {
+        let rule = Rule::new(Limit::new("per-user", FixedWindow::new(1000, HOUR)).unwrap());
+        let rules = RuleSet::builder().rule(rule.key(KeyPart::header("x-user-id"))).build().unwrap();
+        let state = ServiceState { gate: Gate::in_memory(rules).unwrap(), decisions: Arc::default(), tokens: None };
+        let protocol = CheckProtocol {
+            router: Router::new().route("/", get(|| async { "router" })),
+            requests: Requests { surface: Surface::Http, surfaces: Arc::default() },
+            state,
+            hosts: Hosts::new("service.http.hosts", [], None),
+        };
+        let (mut client, server) = tokio::io::duplex(8192);
+        let (_serving, stage) = watch::channel(Stage::Serving);
+        tokio::spawn(protocol.serve(server, SocketAddr::from(([127, 0, 0, 1], 1)), stage));
+        let start = Instant::now();
+        loop {
+            let is_old = start.elapsed() >= MAX_CONNECTION_AGE - Duration::from_secs(20);
+            let request = if is_old { b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n" } else { CHECK };
+            client.write_all(request).await.unwrap();
+            let mut response = vec![0; 4096];
+            let length = client.read(&mut response).await.unwrap();
+            let response = String::from_utf8_lossy(&response[..length]);
+            assert!(response.starts_with("HTTP/1.1 200 OK"), "{response}");
+            assert_eq!(is_old, response.ends_with("router"), "{response}");
+            if response.contains("connection: close") {
+                break;
+            }
+            sleep(Duration::from_secs(7)).await;
+        }
+        let elapsed = start.elapsed();
+        assert!((MAX_CONNECTION_AGE..MAX_CONNECTION_AGE + Duration::from_secs(16)).contains(&elapsed), "{elapsed:?}");
     }
 }
