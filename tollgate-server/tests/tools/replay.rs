@@ -61,7 +61,7 @@ fn replay(folder: &Path, arguments: &[&str], input: &[u8]) -> Output {
 }
 
 fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
+    String::from_utf8(bytes.to_vec()).expect("output is UTF-8")
 }
 
 /// Replays `access.log` with more arguments. Returns the result and the exit code.
@@ -78,9 +78,9 @@ fn report_of(log: &[u8]) -> Value {
 
 /// Returns the numbers of a limit: offered, admitted and denied.
 fn limit(report: &Value, name: &str) -> [u64; 3] {
-    let limits = report["rules"]["limits"].as_array().unwrap();
-    let limit = limits.iter().find(|limit| limit["limit"] == name).unwrap();
-    ["offered", "admitted", "denied"].map(|field| limit[field].as_u64().unwrap())
+    let limits = report["rules"]["limits"].as_array().expect("a list of limits");
+    let limit = limits.iter().find(|limit| limit["limit"] == name).expect("the limit is reported");
+    ["offered", "admitted", "denied"].map(|field| limit[field].as_u64().expect("a number"))
 }
 
 #[test]
@@ -131,8 +131,8 @@ fn formats_may_be_mixed() {
 
 fn gzip(log: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-    encoder.write_all(log).unwrap();
-    encoder.finish().unwrap()
+    encoder.write_all(log).expect("written to memory");
+    encoder.finish().expect("written to memory")
 }
 
 #[test]
