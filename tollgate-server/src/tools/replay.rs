@@ -85,8 +85,9 @@ impl Replay {
     pub(crate) fn add(&mut self, record: &Record) {
         let Self { config, against, clients, comparison, .. } = self;
         let time = record.time();
-        self.first.get_or_insert(time);
-        self.last = time;
+        // A log whose parts are in the wrong order goes back in time.
+        self.first = Some(self.first.map_or(time, |first| first.min(time)));
+        self.last = self.last.max(time);
         self.requests += 1;
         let status = record.status().and_then(|status| StatusCode::from_u16(status).ok());
         self.logged_denials += u64::from(status == Some(StatusCode::TOO_MANY_REQUESTS));

@@ -253,11 +253,11 @@ impl RulesReplay {
                     .map(|Denials { peak: (from, denied), .. }| PeakMinute { from: rfc3339(from), denied }),
             }
         });
-        let mut most_limited = self.top_keys.top(top);
+        let mut most_limited = self.top_keys.top(usize::MAX);
         // Fingerprints are random, so they must not decide the order.
         let rank = |top: &TopKey<'_, KeyTally>| (Reverse(top.count), top.error, top.value.rule);
         most_limited.sort_by(|one, other| (rank(one), &one.value.key).cmp(&(rank(other), &other.value.key)));
-        let most_limited = most_limited.into_iter().map(|top| {
+        let most_limited = most_limited.into_iter().take(top).map(|top| {
             let KeyTally { rule, key, offered, first, last } = top.value;
             KeyReport {
                 limit: names.get(*rule as usize).copied().unwrap_or_default().to_owned(),
