@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-/// Counts the most frequent keys. A key is a 64-bit fingerprint, with a value of type `T` for as long as it is counted.
+/// Counts the most frequent keys. A key is a 64-bit fingerprint. While it is counted, it has a value of type `T`.
 #[derive(Clone, Debug)]
 pub(crate) struct TopKeys<T> {
     /// A heap: an entry's count is at most those of its children, the entries at `2n + 1` and `2n + 2`.

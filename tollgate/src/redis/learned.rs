@@ -38,7 +38,7 @@ return 1
 pub struct StoredLearning {
     /// Grows by one with each write. 0 if there is no state.
     pub version: u64,
-    /// The state; empty if there is none.
+    /// The stored state, or no bytes if nothing is stored.
     pub state: Vec<u8>,
     /// The time of Redis, so that nodes with different clocks agree.
     pub now: Timestamp,
