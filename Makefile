@@ -1,16 +1,16 @@
 # The four things one does with this repository. `make test` needs a Rust toolchain and a C compiler, and python3 and
 # node for the tests with web frameworks, proxies and clients. Without those two it skips these tests; with CI=true they
-# fail. It installs Redis, the frameworks and the peers.
+# fail. It installs Redis, the frameworks, the peers and a browser.
 
-.PHONY: run test install-redis install-frameworks install-peers test-library test-workspace test-valkey test-frameworks \
+.PHONY: run test install-redis install-frameworks install-peers install-browser test-library test-workspace test-restarts test-valkey test-frameworks \
 	test-peers test-loom test-examples \
 	test-fuzz lint lint-workspace lint-wasm install-wasm-target lint-examples lint-fuzz fuzz install-cargo-fuzz bench \
-	docs chart pictures deny install-cargo-deny package proto
+	docs chart pictures screenshots deny install-cargo-deny package proto
 
 run:
 	cargo run --release -- serve
 
-test: install-redis install-frameworks install-peers test-library test-workspace test-valkey test-loom test-examples test-fuzz
+test: install-redis install-frameworks install-peers install-browser test-library test-workspace test-valkey test-loom test-examples test-fuzz
 
 # The servers that the tests of the Redis store start.
 install-redis:
@@ -26,7 +26,8 @@ test-frameworks: install-frameworks
 	cargo test -p tollgate-server --test frameworks -- --nocapture
 
 # The proxies and clients of the tests in `tollgate-server/tests/peers`. Those tests skip what is missing, except with
-# CI=true. Even then they skip HAProxy, Java, curl and redis-cli on a machine without apt-get, which installs them.
+# CI=true. Even then they skip HAProxy, Java, curl, redis-cli and Prometheus on a machine without apt-get, which installs
+# them.
 install-peers:
 	tools/install-peers
 
@@ -35,6 +36,11 @@ install-peers:
 test-peers: install-redis install-peers
 	cargo test -p tollgate-server --test peers
 
+# The browser of the tests in `tollgate-server/tests/dashboard`. Those tests skip what is missing, except with CI=true, and
+# even then on a machine without Chromium and without apt-get.
+install-browser:
+	tools/install-browser
+
 # Every feature that a user can choose is checked by itself, so that none leans on another by accident; the tests run with
 # none of them and with all.
 FEATURES := tokio uuid http rules file tower axum redis
@@ -42,11 +48,17 @@ FEATURES := tokio uuid http rules file tower axum redis
 test-library:
 	cargo test -p tollgate --no-default-features
 	for feature in $(FEATURES); do cargo check -p tollgate --tests --features=$$feature || exit 1; done
+	# The server without traces; the other tests have them.
+	cargo check -p tollgate-server --all-targets
 
 # The library with all its features, and all the rest but for the benchmarks: what they compare with takes minutes to build.
 # Most of these tests wait, for deadlines and for other processes, so more of them run at a time than there are processors.
 test-workspace:
 	RUST_TEST_THREADS=4 cargo test --workspace --exclude bench --all-features
+
+# Twenty restarts under load, in place of the three of `make test-workspace`.
+test-restarts:
+	RESTARTS=20 cargo test --workspace --exclude bench --all-features --test operation -- --nocapture restarts_under_load
 
 # The tests of the Redis store once more, on Valkey: single, Sentinel and Cluster. Skipped where none is installed, except
 # with CI=true. TLS alone is tested on Redis, because the packaged Valkey is built without it.
@@ -143,6 +155,10 @@ chart:
 pictures:
 	cargo build -p tollgate-server
 	tools/draw-pictures target/debug/tollgate docs/pictures
+
+# Takes the pictures of docs/dashboard.md in Chromium: a server with a minute of traffic.
+screenshots: install-browser
+	TAKE_SCREENSHOTS=1 cargo test -p tollgate-server --test dashboard screenshots
 
 # The documentation as a site with search, in target/book. Installs mdBook into target/tools where it is missing.
 docs:

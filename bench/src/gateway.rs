@@ -11,11 +11,16 @@ mod peers;
 pub(crate) mod probe;
 mod race;
 
-use anyhow::{Context as _, bail};
+use std::net::SocketAddr;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, bail, ensure};
 use clap::ValueEnum;
 
 use self::config::{Limits, Protocol};
-use self::contender::{Contender, HAPROXY, NGINX, Product, TOLLGATE, TOLLGATE_THREE, Upstream};
+use self::contender::{Contender, HAPROXY, NGINX, Product, TOLLGATE, TOLLGATE_THREE, TOLLGATE_WATCHED, Upstream};
 use self::load::Generators;
 
 use self::peers::Programs;
@@ -56,6 +61,8 @@ enum Part {
     HalfLoad,
     /// Ten thousand idle connections
     Memory,
+    /// Limited keys, counted and read once a second, compared with not counting them
+    Watch,
 }
 
 /// The extent of a quick run.
@@ -126,6 +133,9 @@ fn at_saturation(bench: &Bench, wants: impl Fn(Part) -> bool, results: &mut Resu
     if wants(Part::ThreeLimits) && bench.without_tollgate.is_none() {
         three_limits(bench, results)?;
     }
+    if wants(Part::Watch) && bench.without_tollgate.is_none() {
+        watch(bench, results)?;
+    }
     if wants(Part::Denied) {
         let case = Case { status: 429, ..case("Denied: one limit, used up", Body::Small, Kind::Http1) };
         let figures = self::race::run(bench, &case, &bench.field(Limits::Exhausted, Protocol::Http1)?)?;
@@ -186,6 +196,59 @@ fn three_limits(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
         results.ratio("three_limits_vs_one", three.cpu_us.ratio_to(&one.cpu_us).median);
     }
     Ok(())
+}
+
+/// Tollgate that counts limited keys while a viewer reads them, and without.
+fn watch(bench: &Bench, results: &mut Results) -> anyhow::Result<()> {
+    let start = |product, limits| bench.start(product, limits, Protocol::Http1);
+    let mut most = 0.0_f64;
+    for (name, limits, status) in [("allow", Limits::One, 200), ("deny", Limits::Exhausted, 429)] {
+        let title = format!("Limited keys counted and read, beside not counted: {name}, both at once on the one core");
+        let case = Case { order: Order::AtOnce, status, ..case(&title, Body::Small, Kind::Http1) };
+        let contenders = [start(Product::Tollgate, limits)?, start(Product::TollgateWatched, limits)?];
+        let viewer =
+            Viewer::start(contenders.iter().find_map(|contender| contender.admin).context("no admin listener")?);
+        let figures = self::race::run(bench, &case, &contenders)?;
+        let reads = viewer.end()?;
+        report::note(format_args!("The limited keys were read {reads} times."));
+        if let (Some(plain), Some(watched)) = (find(&figures, TOLLGATE), find(&figures, TOLLGATE_WATCHED)) {
+            let ratio = watched.cpu_us.ratio_to(&plain.cpu_us).median;
+            results.ratio(format!("watch_{name}_vs_unwatched"), ratio);
+            most = most.max(ratio);
+        }
+    }
+    results.ratio("watch_overhead", most);
+    Ok(())
+}
+
+/// Reads the limited keys and the rates of decisions once a second, like a dashboard.
+struct Viewer {
+    end: mpsc::Sender<()>,
+    thread: JoinHandle<anyhow::Result<usize>>,
+}
+
+impl Viewer {
+    fn start(admin: SocketAddr) -> Self {
+        let (end, ended) = mpsc::channel::<()>();
+        let thread = thread::spawn(move || {
+            let mut reads = 0;
+            while ended.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout) {
+                for path in ["/v1/status", "/v1/live", "/v1/top?kind=denied", "/v1/top?kind=near_limit&over=1h"] {
+                    let response = self::probe::Connection::open(admin)?.send(path, 0)?;
+                    ensure!(response.status == 200, "{path} answers with {}", response.status);
+                }
+                reads += 1;
+            }
+            Ok(reads)
+        });
+        Self { end, thread }
+    }
+
+    /// Returns how often it has read.
+    fn end(self) -> anyhow::Result<usize> {
+        drop(self.end);
+        self.thread.join().map_err(|_| anyhow!("the viewer has panicked"))?
+    }
 }
 
 fn conclude(figures: &[Figures], name: &str, results: &mut Results) {

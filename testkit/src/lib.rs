@@ -8,6 +8,7 @@
 //! | [`redis`] | Redis or Valkey servers: single, with TLS, with Sentinel, as a cluster; the network to them |
 //! | [`tollgate`] | the built binary as a process or a command; [`gateway`] and [`service`] are its two roles |
 //! | [`http1`] | a client that can send any bytes and sees every byte of a response |
+//! | [`metrics`] | servers that together have every metric |
 //! | [`upstream`] | servers behind a gateway |
 //! | [`certificates`] | authorities and the certificates that they issue |
 //! | [`port`], [`process`], [`folder`], [`wait`], [`skip`] | what the others are made of |
@@ -16,6 +17,7 @@ pub mod certificates;
 pub mod folder;
 pub mod gateway;
 pub mod http1;
+pub mod metrics;
 pub mod port;
 pub mod process;
 pub mod redis;

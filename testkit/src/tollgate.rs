@@ -1,7 +1,8 @@
 //! The built binary as a separate process, which is killed when the test ends.
 
 use std::fs::File;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output};
 
@@ -30,6 +31,13 @@ impl Process {
         Self::start_by(folder, command)
     }
 
+    /// Starts it with environment variables.
+    pub fn start_with_variables(folder: TempDir, variables: &[(&str, &str)], arguments: &[&str]) -> Self {
+        let mut command = command(folder.path(), arguments);
+        command.envs(variables.iter().copied());
+        Self::start_by(folder, command)
+    }
+
     /// Starts it with a limit on open files.
     pub fn start_with_open_files(folder: TempDir, most: u32, arguments: &[&str]) -> Self {
         let mut command = Command::new("sh");
@@ -44,6 +52,20 @@ impl Process {
         let script = r#"mount --bind hosts /etc/hosts && exec "$0" "$@""#;
         command.args(["--map-root-user", "--mount", "sh", "-c", script, &binary()]);
         command.args(arguments).current_dir(folder.path());
+        Self::start_by(folder, command)
+    }
+
+    /// Starts it with a listening socket that it has not bound, as a service manager does.
+    pub fn start_with_socket(folder: TempDir, socket: &TcpListener, arguments: &[&str]) -> Self {
+        let mut command = Command::new("sh");
+        let script = r#"exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec "$0" "$@""#;
+        command.args(["-c", script, &binary()]).args(arguments).current_dir(folder.path());
+        command.stdin(OwnedFd::from(socket.try_clone().expect("a descriptor is free")));
+        Self::start_by(folder, command)
+    }
+
+    /// Starts it with another program, which runs it.
+    pub fn start_command(folder: TempDir, command: Command) -> Self {
         Self::start_by(folder, command)
     }
 
@@ -82,8 +104,13 @@ impl Process {
         self.path(STDOUT)
     }
 
-    /// Returns everything that was logged to stderr so far.
+    /// Returns everything that was logged to stderr so far, in the plain form of [`without_times`].
     pub fn said(&self) -> String {
+        without_times(&self.log())
+    }
+
+    /// Returns everything that was written to stderr so far.
+    pub fn log(&self) -> String {
         std::fs::read_to_string(self.path(STDERR)).expect("stderr is a file")
     }
 
@@ -149,18 +176,49 @@ pub fn run(arguments: &[&str]) -> Output {
 pub fn fails(files: &[(&str, &str)]) -> (String, Option<i32>) {
     let folder = folder_with(files);
     let output = run_in(folder.path(), &["serve", "--config", RULES]);
-    (String::from_utf8_lossy(&output.stderr).into_owned(), output.status.code())
+    (without_times(&String::from_utf8_lossy(&output.stderr)), output.status.code())
 }
 
 /// Returns the output and the exit code of a command, for snapshots.
 pub fn transcript(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");
     let code = output.status.code().expect("no signal ended it");
-    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    let (stdout, stderr) = (text(&output.stdout), without_times(&text(&output.stderr)));
     match stderr.is_empty() {
         true => format!("{stdout}exit code {code}"),
         false => format!("{stdout}on stderr:\n{stderr}exit code {code}"),
     }
+}
+
+/// Returns the lines of a server's log in the form of the other commands: `tollgate: ` and `warning: ` in place of time and
+/// level, and `file:line:column` at the beginning of problems of a rule file. Other lines stay as they are.
+pub fn without_times(log: &str) -> String {
+    log.split_inclusive('\n').map(|line| without_time(line).unwrap_or_else(|| line.to_owned())).collect()
+}
+
+fn without_time(line: &str) -> Option<String> {
+    let (time, rest) = line.split_once(' ')?;
+    let is_time = time.len() == "2026-11-15T12:25:53.218Z".len() && time.starts_with("20") && time.ends_with('Z');
+    let (level, message) = rest.split_once(": ").filter(|_| is_time)?;
+    let warning = match level {
+        "info" | "error" => "",
+        "warning" => "warning: ",
+        _ => return None,
+    };
+    Some(match position(message) {
+        Some(end) => format!("{}{warning}{}", &message[..end], &message[end..]),
+        None => format!("tollgate: {warning}{message}"),
+    })
+}
+
+/// Returns the end of `file:line:column: ` at the beginning of a message.
+fn position(message: &str) -> Option<usize> {
+    let (place, _) = message.split_once(": ")?;
+    let mut parts = place.rsplit(':');
+    let is_number = |part: Option<&str>| part.is_some_and(|part| part.parse::<u32>().is_ok());
+    let is_position = is_number(parts.next()) && is_number(parts.next()) && parts.next().is_some();
+    // The name of published rules has spaces.
+    is_position.then_some(place.len() + 2)
 }
 
 /// Returns the path of the built binary. Cargo builds it for the tests of the server, and names it in a variable since

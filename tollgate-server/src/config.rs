@@ -1,6 +1,7 @@
 //! Reads rule files from disk, up to a size limit, and parses them together with the files that they name.
 
 mod envoy_files;
+pub(crate) mod logins;
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -59,13 +60,16 @@ pub(crate) fn service_listeners(file: &RuleFile) -> impl Iterator<Item = (&'stat
     listeners.into_iter().filter_map(|(key, setting, listener)| Some((key, setting, listener.as_ref()?)))
 }
 
-/// Returns the problems with the certificates of the decision service.
+/// Returns the problems with the certificates of the decision service and the admin listener.
 fn certificate_problems(file: &Parsed) -> Option<Problems> {
     let of_listener = |(key, setting, listener): (&'static str, &'static str, &Listener)| {
         let errors = listener.tls.as_ref().and_then(|tls| Tls::new(tls, file.folder(), setting).err());
         errors.into_iter().flatten().map(move |error| error.of("tls").of(key).of("service")).collect::<Vec<_>>()
     };
-    let errors: Vec<_> = service_listeners(file).flat_map(of_listener).collect();
+    let of_admin =
+        file.admin.as_ref().and_then(|admin| Tls::new(admin.tls.as_ref()?, file.folder(), "admin.tls").err());
+    let of_admin = of_admin.into_iter().flatten().map(|error| error.of("tls").of("admin"));
+    let errors: Vec<_> = service_listeners(file).flat_map(of_listener).chain(of_admin).collect();
     (!errors.is_empty()).then(|| file.problems(errors))
 }
 

@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tollgate::Outcome;
 use tollgate::http::{Refusal, TokenError};
 use tollgate::rules::TokenStatus;
+use tollgate::rules::file::internal::{FailurePolicy, LimitRule, ListRule, Missing};
+use tollgate::{Outcome, Source};
 
 use crate::counter::Counter;
 
@@ -42,6 +43,8 @@ pub(crate) struct TokenSums {
 struct LimitCounts {
     name: Box<str>,
     outcomes: [Counter; DecisionLabel::ALL.len()],
+    /// Those that `on_store_failure` made, by [`Fallback::ALL`].
+    fallbacks: [Counter; Fallback::ALL.len()],
 }
 
 /// The limit that the only writer recorded last.
@@ -53,6 +56,61 @@ pub(crate) type Sums = BTreeMap<Box<str>, DecisionCounts>;
 
 /// The number of decisions with each outcome.
 pub(crate) type DecisionCounts = [u64; DecisionLabel::ALL.len()];
+
+/// Sums of decisions by `on_store_failure`, by limit and [`Fallback::ALL`].
+pub(crate) type FallbackSums = BTreeMap<Box<str>, [u64; Fallback::ALL.len()]>;
+
+/// A decision by `on_store_failure`, because the store failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fallback {
+    /// `allow`
+    Allowed,
+    /// `deny`
+    Denied,
+    /// `local`
+    LocallyAllowed,
+    LocallyDenied,
+}
+
+impl Fallback {
+    /// All of them, in declaration order.
+    pub(crate) const ALL: [Self; 4] = [Self::Allowed, Self::Denied, Self::LocallyAllowed, Self::LocallyDenied];
+
+    /// Returns `None` if the store decided, or a lease or a cached denial of it.
+    fn of(outcome: &Outcome) -> Option<Self> {
+        let decision = outcome.decision()?;
+        match (decision.source(), decision.is_allowed()) {
+            (Source::Policy, true) => Some(Self::Allowed),
+            (Source::Policy, false) => Some(Self::Denied),
+            (Source::Local, true) => Some(Self::LocallyAllowed),
+            (Source::Local, false) => Some(Self::LocallyDenied),
+            _ => None,
+        }
+    }
+
+    /// Returns whether a limit with this policy can have it, as [`DecisionLabel::is_possible`].
+    pub(crate) fn is_possible(self, limit: &LimitRule, policy: FailurePolicy) -> bool {
+        // Requests in flight are counted by the node itself.
+        if limit.shadow || !limit.enabled || limit.in_flight.is_some() {
+            return false;
+        }
+        match limit.on_store_failure.unwrap_or(policy) {
+            FailurePolicy::Allow => self == Self::Allowed,
+            FailurePolicy::Deny => self == Self::Denied,
+            _ => matches!(self, Self::LocallyAllowed | Self::LocallyDenied),
+        }
+    }
+
+    /// Returns the labels `policy` and `outcome`.
+    pub(crate) const fn labels(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Allowed => ("allow", "allowed"),
+            Self::Denied => ("deny", "denied"),
+            Self::LocallyAllowed => ("local", "allowed"),
+            Self::LocallyDenied => ("local", "denied"),
+        }
+    }
+}
 
 /// The label `outcome` of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +152,22 @@ impl DecisionLabel {
         }
     }
 
+    /// Returns whether a limit can have this outcome. Its series exists before the first decision then, so that
+    /// Prometheus sees the first one as an increase.
+    pub(crate) fn is_possible(self, limit: &LimitRule, policy: FailurePolicy) -> bool {
+        if limit.shadow || !limit.enabled {
+            return limit.enabled && matches!(self, Self::ShadowAllowed | Self::ShadowDenied);
+        }
+        match self {
+            // An operator can ban keys of any limit.
+            Self::Allowed | Self::Denied | Self::Banned | Self::Unreadable => true,
+            Self::Blocked => limit.blocked != ListRule::default(),
+            Self::KeyMissing => limit.missing == Missing::Deny,
+            Self::StoreUnavailable => limit.on_store_failure.unwrap_or(policy) == FailurePolicy::Deny,
+            Self::ShadowAllowed | Self::ShadowDenied => false,
+        }
+    }
+
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Allowed => "allowed",
@@ -125,14 +199,12 @@ impl Decisions {
         outcomes.peek()?;
         let mut last = None;
         let mut names = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut count = |name: &str, outcome: DecisionLabel| {
+        let mut counts_of = |name: &str| {
             if let Some(known) = names.get(name) {
-                known.add(outcome);
                 return Some(Arc::clone(known));
             }
             (names.len() < MAX_NAMES).then(|| {
-                let new = Arc::new(LimitCounts { name: name.into(), outcomes: Default::default() });
-                new.add(outcome);
+                let new = Arc::new(LimitCounts::new(name));
                 names.insert(name.into(), Arc::clone(&new));
                 new
             })
@@ -140,13 +212,12 @@ impl Decisions {
         for outcome in outcomes {
             self.tokens.record(outcome);
             if let Some(name) = outcome.limit() {
-                last = count(name, DecisionLabel::of(outcome));
+                last = counts_of(name).inspect(|counts| counts.record(outcome));
             }
             for (name, decision) in outcome.shadow_decisions() {
-                count(
-                    name,
-                    if decision.is_allowed() { DecisionLabel::ShadowAllowed } else { DecisionLabel::ShadowDenied },
-                );
+                let label =
+                    if decision.is_allowed() { DecisionLabel::ShadowAllowed } else { DecisionLabel::ShadowDenied };
+                counts_of(name).inspect(|counts| counts.add(label));
             }
         }
         last
@@ -157,7 +228,7 @@ impl Decisions {
         let name = outcome.limit().filter(|_| outcome.shadow_decisions().next().is_none());
         match (name, &last.0) {
             (Some(name), Some(known)) if *known.name == *name => {
-                known.add(DecisionLabel::of(outcome));
+                known.record(outcome);
                 self.tokens.record(outcome);
             }
             _ => last.0 = self.record_all([outcome]).or(last.0.take()),
@@ -177,6 +248,17 @@ impl Decisions {
 }
 
 impl Decisions {
+    /// Adds the decisions by `on_store_failure` to `sums`.
+    pub(crate) fn add_fallbacks_to(&self, sums: &mut FallbackSums) {
+        let names = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        for (name, counts) in names.iter() {
+            let sum = sums.entry(name.clone()).or_default();
+            for (sum, count) in sum.iter_mut().zip(&counts.fallbacks) {
+                *sum += count.value();
+            }
+        }
+    }
+
     /// Adds the counts of token checks to `sums`.
     pub(crate) fn add_tokens_to(&self, sums: &mut TokenSums) {
         sums.signatures += self.tokens.signatures.value();
@@ -200,7 +282,30 @@ impl Tokens {
 }
 
 impl LimitCounts {
+    fn new(name: &str) -> Self {
+        Self { name: name.into(), outcomes: Default::default(), fallbacks: Default::default() }
+    }
+
+    /// Counts an outcome that this limit decided.
+    fn record(&self, outcome: &Outcome) {
+        self.add(DecisionLabel::of(outcome));
+        if let Some(fallback) = Fallback::of(outcome) {
+            self.fallbacks[fallback as usize].add(1);
+        }
+    }
+
     fn add(&self, outcome: DecisionLabel) {
         self.outcomes[outcome as usize].add(1);
+    }
+}
+
+/// Returns the name of a source in responses, logs and traces.
+pub(crate) fn source_name(source: Source) -> &'static str {
+    match source {
+        Source::DenialCache => "denial_cache",
+        Source::Lease => "lease",
+        Source::Local => "local",
+        Source::Policy => "policy",
+        _ => "store",
     }
 }

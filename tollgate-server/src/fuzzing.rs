@@ -97,7 +97,7 @@ impl Service {
             gate: self.0.clone(),
             throttles: Arc::new(Throttles::new(&self.0)),
             decisions: Arc::default(),
-            tokens: tokens_file.map(|path| Tokens::open(path).expect("the file has a token")),
+            tokens: tokens_file.map(|path| Arc::new(Tokens::open(path).expect("the file has a token"))),
         };
         let ended = resp::execute_pieces(Arc::new(engine), pieces).expect("memory never waits");
         RespConversation { replies: ended.replies, is_closed: ended.is_closed }

@@ -11,6 +11,7 @@ mod abandoned;
 mod addresses;
 mod alarm;
 mod body;
+mod body_channel;
 mod buffer_budget;
 mod client;
 mod client_deadlines;
@@ -76,8 +77,10 @@ use self::ticks::Ticks;
 use self::upstream_slots::UpstreamSlots;
 use self::workers::{WorkerHandle, WorkerSettings};
 use crate::descriptors::Plan;
-use crate::listening::ListenError;
+use crate::listening::{Ending, ListenError};
 use crate::notice;
+use crate::passed_sockets::{PassedSocket, PassedSockets};
+use crate::service::Stop;
 
 /// Removes the headers that the gateway would drop from a request of `peer`. Removes all headers if the gateway would
 /// refuse the request because of one of them.
@@ -106,12 +109,14 @@ pub(crate) struct Gateway {
     /// Handles that keep the gateway running; `None` once it has stopped.
     handles: Mutex<Option<Handles>>,
     closing: Arc<AtomicBool>,
+    /// Sockets that listeners use in place of their own.
+    passed: Arc<PassedSockets>,
 }
 
 /// Handles of the parts of a running gateway. Dropping them stops it.
 struct Handles {
     ports: Vec<Port>,
-    serving: signal::Sender<()>,
+    serving: signal::Sender<Stop>,
     workers: Vec<WorkerHandle>,
 }
 
@@ -147,12 +152,14 @@ impl Gateway {
         rule.workers.map_or_else(processors, usize::from)
     }
 
-    /// Binds the listeners and starts the workers. `listen` overrides the address in the rule file.
+    /// Binds the listeners, or uses sockets that were passed, and starts the workers. `listen` overrides the address in
+    /// the rule file.
     pub(crate) async fn start(
         file: &Parsed,
         gate: &Gate,
         listen: Option<Address>,
         plan: Plan,
+        passed: Arc<PassedSockets>,
     ) -> Result<Self, StartError> {
         let max_connections = plan.gateway;
         let rule = file.gateway.clone().unwrap_or_default();
@@ -160,8 +167,8 @@ impl Gateway {
         let lost = Arc::new(AtomicU64::new(0));
         let site = Site::new(file, None, workers, &lost).map_err(StartError::Refused)?;
         let site = Arc::new(ArcSwap::from_pointee(site));
-        let ports = ports::prepare(file, listen.as_ref(), &[], workers).await?;
-        let (serving, stop) = signal::channel(());
+        let ports = ports::prepare(file, listen.as_ref(), &[], (workers, &passed)).await?;
+        let (serving, stop) = signal::channel(Stop::Close);
         let ticks = Arc::new(Ticks::default());
         let (queued, closing) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
         let settings = WorkerSettings {
@@ -199,7 +206,7 @@ impl Gateway {
         let counting = Arc::clone(&ticks);
         tokio::spawn(async move { counting.run().await });
         let handles = Mutex::new(Some(Handles { ports, serving, workers: running }));
-        Ok(Self { site, workers, tallies, listen, ticks, queued, upstream_slots, lost, handles, closing })
+        Ok(Self { site, workers, tallies, listen, ticks, queued, upstream_slots, lost, handles, closing, passed })
     }
 
     /// Returns the problems that prevent the gateway from serving this rule file: unusable files that it names, and
@@ -231,7 +238,7 @@ impl Gateway {
             let handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
             handles.iter().flat_map(|handles| &handles.ports).map(|port| port.configured.clone()).collect()
         };
-        let ports = ports::prepare(file, self.listen.as_ref(), &there, self.workers).await?;
+        let ports = ports::prepare(file, self.listen.as_ref(), &there, (self.workers, &self.passed)).await?;
         Ok(NextConfig { site, ports })
     }
 
@@ -246,15 +253,39 @@ impl Gateway {
         }
     }
 
+    /// Returns copies of the listening sockets, for another process. It gets those of the service manager elsewhere.
+    pub(crate) fn sockets(&self) -> std::io::Result<Vec<PassedSocket>> {
+        let handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+        let ports = handles.iter().flat_map(|handles| &handles.ports);
+        let copies: Vec<Vec<PassedSocket>> = ports.map(Port::copies).collect::<std::io::Result<_>>()?;
+        Ok(copies.into_iter().flatten().collect())
+    }
+
+    /// Accepts no more connections on the sockets that another process has taken over.
+    pub(crate) fn hand_over(&self, ending: &Ending) {
+        self.closing.store(true, Relaxed);
+        let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(handles) = &mut *handles {
+            for port in handles.ports.extract_if(.., |port| ending.of(port.bound) == Stop::TakenOver) {
+                port.hand_over();
+            }
+        }
+    }
+
     /// Stops accepting connections, finishes requests in flight, and stops the workers.
-    pub(crate) async fn stop(&self) {
+    pub(crate) async fn stop(&self, ending: &Ending) {
         let handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(Handles { ports, serving, workers }) = handles else { return };
         self.closing.store(true, Relaxed);
-        // Connections that wait in the listen queue are accepted and asked to close. Closing the listener would reset
-        // them.
-        tokio::time::sleep(workers::GRACE).await;
+        if !ports.is_empty() {
+            // Connections that wait in the listen queue are accepted and asked to close. Closing the listener would
+            // reset them.
+            tokio::time::sleep(workers::GRACE).await;
+        }
         drop(ports);
+        if *ending != Ending::Stop {
+            serving.send_replace(Stop::TakenOver);
+        }
         drop(serving);
         let site = self.site.load_full();
         let ended = tokio::task::spawn_blocking(move || {

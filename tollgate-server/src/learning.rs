@@ -24,8 +24,10 @@ use tollgate::internal::demand::{Evaluation, Learning, LearningLimit, Phase, TIC
 use tollgate::redis::{RedisLimiter, StoreError};
 use tollgate::rules::file::Parsed;
 
+use self::file::Stored;
 use crate::metrics::Page;
-use crate::notice;
+use crate::notice::{self, Level};
+use crate::state::StateError;
 
 /// The time between two looks at the clock, and at the numbers of other nodes.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
@@ -61,11 +63,52 @@ struct LearningState {
 }
 
 impl Learners {
-    /// Creates learners that continue with the file beside a state file.
-    pub(crate) fn restored(state: Option<&Path>) -> Self {
-        let path = state.map(file::path_beside);
-        let saved = path.as_deref().map(file::read).unwrap_or_default();
-        Self { path, saved: saved.into(), ..Self::default() }
+    /// Creates learners that continue with the file beside a state file. A damaged one is kept under another name.
+    pub(crate) fn restored(state: Option<&Path>) -> Result<Self, StateError> {
+        let Some(path) = state.map(file::path_beside) else { return Ok(Self::default()) };
+        let saved = match read(&path)? {
+            Stored::States(states) => states,
+            Stored::Missing => BTreeMap::new(),
+            Stored::Damaged => {
+                let rejected = StateError::set_aside(&path)?;
+                notice::warn(text::damaged_file(&path, Some(&rejected)));
+                BTreeMap::new()
+            }
+        };
+        Ok(Self { path: Some(path), saved: saved.into(), ..Self::default() })
+    }
+
+    /// Creates learners that continue with what another process [has learned](Self::encoded), and keep it in the file
+    /// beside a state file.
+    pub(crate) fn taken_over(state: Option<&Path>, learned: &[u8]) -> Self {
+        let saved = file::decode(learned).unwrap_or_default();
+        Self { path: state.map(file::path_beside), saved: saved.into(), ..Self::default() }
+    }
+
+    /// Returns what was learned, for another process.
+    pub(crate) fn encoded(&self) -> Vec<u8> {
+        file::encode(&self.states())
+    }
+
+    fn states(&self) -> BTreeMap<String, Vec<u8>> {
+        self.limits().iter().filter_map(|(name, state)| Some((name.clone(), state.learning.encode()?))).collect()
+    }
+
+    /// Creates learners with the numbers in the file beside the state file of a server, which is not changed.
+    pub(crate) fn of_server(state: &Path) -> Result<Self, StateError> {
+        let path = file::path_beside(state);
+        let saved = match read(&path)? {
+            Stored::States(states) => states,
+            Stored::Missing => {
+                notice::warn(text::missing_file(&path));
+                BTreeMap::new()
+            }
+            Stored::Damaged => {
+                notice::warn(text::damaged_file(&path, None));
+                BTreeMap::new()
+            }
+        };
+        Ok(Self { saved: saved.into(), ..Self::default() })
     }
 
     fn limits(&self) -> MutexGuard<'_, BTreeMap<String, LearningState>> {
@@ -106,7 +149,7 @@ impl Learners {
         if let Some(state) = saved.get(name)
             && !learning.restore(state)
         {
-            notice::log(text::started_again(name));
+            Level::Info.log(text::started_again(name), &[("limit", name.into())]);
         }
         LearningState::new(learning)
     }
@@ -178,11 +221,17 @@ impl Learners {
         self.limits().retain(|_, state| Arc::strong_count(state.learning.observer()) > 1);
     }
 
+    /// Writes the file for the last time, with what was observed since the last evaluation.
+    pub(crate) fn end(&self, gate: &Gate) {
+        let now = gate.time();
+        self.limits().values_mut().for_each(|state| state.learning.end(now));
+        self.save(gate);
+    }
+
     /// Writes the file, if the counts are in memory.
-    pub(crate) fn save(&self, gate: &Gate) {
+    fn save(&self, gate: &Gate) {
         let Some(path) = self.path.as_deref().filter(|_| gate.memory().is_some()) else { return };
-        let states: BTreeMap<String, Vec<u8>> =
-            self.limits().iter().filter_map(|(name, state)| Some((name.clone(), state.learning.encode()?))).collect();
+        let states = self.states();
         if !states.is_empty()
             && let Err(error) = file::write(path, &states)
         {
@@ -250,7 +299,7 @@ impl Learners {
 }
 
 /// What a limit has learned. The numbers are unknown where only the running server knows them.
-#[derive(Debug, serde::Serialize)]
+#[derive(Debug, serde::Serialize, schemars::JsonSchema)]
 pub(crate) struct Learned {
     quota: &'static str,
     in_force: Option<u64>,
@@ -280,13 +329,17 @@ impl LearningState {
     fn report(&mut self, name: &str, evaluation: &Evaluation) {
         let is_frozen = evaluation.phase == Phase::Frozen;
         if std::mem::replace(&mut self.was_frozen, is_frozen) != is_frozen {
-            notice::log(text::frozen(name, evaluation));
+            Level::Info.log(text::frozen(name, evaluation), &[("limit", name.into())]);
         }
         if let Some((before, after)) = evaluation.moved {
             *(if after > before { &mut self.ups } else { &mut self.downs }) += 1;
-            notice::log(text::moved(name, self, evaluation));
+            Level::Info.log(text::moved(name, self, evaluation), &[("limit", name.into())]);
         }
     }
+}
+
+fn read(path: &Path) -> Result<Stored, StateError> {
+    file::read(path).map_err(|source| StateError::Read { path: path.to_owned(), source })
 }
 
 /// Returns a seed that clients cannot know.

@@ -2,36 +2,42 @@
 //! the crate `tollgate`.
 
 mod admin;
+mod atomic_file;
+mod bans;
 mod builtin;
 mod cli;
 mod config;
+mod control;
 mod counter;
 mod decisions;
 mod descriptors;
+mod explanation;
 #[doc(hidden)]
 pub mod fuzzing;
 mod gateway;
 mod learning;
 mod limit_summary;
+mod limited;
 mod listeners;
 mod listening;
 mod metrics;
 mod notice;
+mod passed_sockets;
 mod readiness;
 mod reload;
 mod seconds;
 mod service;
+mod service_manager;
 mod shutdown;
 mod state;
 mod threads;
 mod tools;
 mod top_keys;
+mod traces;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
-use self::cli::{Cli, Completion};
+use self::cli::Completion;
 
 /// The command ran, and its answer is no: a file is not valid, a request is refused.
 const EXIT_NEGATIVE: u8 = 1;
@@ -42,7 +48,11 @@ const EXIT_USAGE: u8 = 2;
 #[doc(hidden)]
 #[must_use]
 pub fn main() -> ExitCode {
-    match cli::run(Cli::parse()) {
+    let cli = match cli::parse() {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
+    match cli::run(cli) {
         Ok(Completion::Positive) => ExitCode::SUCCESS,
         Ok(Completion::Negative) => ExitCode::from(EXIT_NEGATIVE),
         Err(error) => {

@@ -6,6 +6,8 @@ use tollgate::rules::file::internal::{AlgorithmName, LimitRule};
 use tollgate::rules::file::{Parsed, RuleFile};
 use tollgate::{InvalidLimit, Rate};
 
+use crate::tools::words::counted;
+
 /// The most limits that are listed: as many as fit a terminal.
 const MAX_LIMITS: usize = 20;
 
@@ -14,8 +16,13 @@ pub(crate) fn summary(file: &Parsed) -> String {
     let summary = of_file(file);
     match file.envoy_rules().len() {
         0 => summary,
-        count if file.limits.is_empty() => format!("{count} limits from files of envoyproxy/ratelimit"),
-        count => format!("{summary}\nand {count} limits from files of envoyproxy/ratelimit"),
+        count => {
+            let limits = counted(count as u64, "limit", "limits");
+            match file.limits.is_empty() {
+                true => format!("{limits} from files of envoyproxy/ratelimit"),
+                false => format!("{summary}\nand {limits} from files of envoyproxy/ratelimit"),
+            }
+        }
     }
 }
 

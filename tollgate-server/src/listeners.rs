@@ -9,25 +9,31 @@ mod running;
 mod wanted;
 
 use std::fmt;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tollgate::Gate;
+use tollgate::internal::limited::KeyTexts;
 use tollgate::rules::file::Parsed;
 use tollgate::rules::file::internal::Listener;
 
 use self::running::{Running, Starting};
 use self::wanted::{Wanted, unprotected_listener, wanted};
 pub(crate) use self::wanted::{problems, wants_service};
+use crate::admin::KeyDisplay;
+use crate::bans::Bans;
 use crate::decisions::Decisions;
 use crate::descriptors::{self, Plan, TooFewDescriptors};
 use crate::gateway::Gateway;
 use crate::learning::Learners;
-use crate::listening::ListenError;
+use crate::limited::Limited;
+use crate::listening::{Ending, ListenError};
 use crate::notice;
+use crate::passed_sockets::{ListenerName, Owner, PassedSocket, PassedSockets};
 use crate::readiness::Readiness;
 use crate::reload::{CliOverrides, Reloads};
 use crate::service;
@@ -44,6 +50,33 @@ pub(crate) struct Shared {
     pub(crate) readiness: Arc<Readiness>,
     pub(crate) reloads: Arc<Reloads>,
     pub(crate) learners: Arc<Learners>,
+    pub(crate) listening: Arc<Listening>,
+    /// The bans of operators.
+    pub(crate) bans: Arc<Bans>,
+    /// Whether the admin API shows keys.
+    pub(crate) key_display: Arc<KeyDisplay>,
+    /// The keys that the admin API lists.
+    pub(crate) limited: Arc<Limited>,
+    /// The start of the server, in seconds since the Unix epoch.
+    pub(crate) started_at: f64,
+    /// Sockets that listeners use in place of their own.
+    pub(crate) passed: Arc<PassedSockets>,
+}
+
+/// The listeners that run, for the admin API.
+#[derive(Debug, Default)]
+pub(crate) struct Listening(Mutex<Vec<(Surface, String)>>);
+
+impl Listening {
+    /// Returns the listeners with their URLs.
+    pub(crate) fn all(&self) -> Vec<(Surface, String)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, running: &[Running]) {
+        let all = running.iter().map(|one| (one.surface, one.url())).collect();
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = all;
+    }
 }
 
 /// The listeners of the server.
@@ -75,6 +108,7 @@ pub(crate) struct Prepared {
     starting: Vec<Starting>,
     stopping: Vec<(Surface, Stop)>,
     descriptors: Descriptors,
+    shows_keys: bool,
 }
 
 /// Why listeners cannot be used.
@@ -142,20 +176,21 @@ impl Listeners {
         let mut starting = Vec::new();
         for one in all.iter().filter(|one| !there.iter().any(|there| there.is(one))) {
             let (tokens, tls) = (one.tokens(file.folder())?, one.tls(file.folder())?);
-            let (socket, bound) = match socket_of(one, &all, &there) {
-                Some(there) => (Arc::clone(&there.socket), there.bound),
-                None => bind(one, &there).await?,
+            let socket = match socket_of(one, &all, &there) {
+                Some(there) => there.socket.clone(),
+                None => bind(one, &there, &self.shared.passed).await?,
             };
             let max_connections = one.max_connections(&descriptors.plan);
             let Wanted { surface, listener, .. } = one.clone();
-            starting.push(Starting { surface, listener, socket, bound, max_connections, tokens, tls });
+            starting.push(Starting { surface, listener, socket, max_connections, tokens, tls });
         }
         let gone = there.iter().filter(|there| !all.iter().any(|one| there.is(one)));
         let stopping = gone.map(|there| {
-            let is_taken = starting.iter().any(|one| Arc::ptr_eq(&one.socket, &there.socket));
+            let is_taken = starting.iter().any(|one| one.socket.is(&there.socket));
             (there.surface, if is_taken { Stop::HandOver } else { Stop::Close })
         });
-        Ok(Prepared { stopping: stopping.collect(), starting, descriptors })
+        let shows_keys = file.admin.as_ref().is_some_and(|admin| admin.show_keys);
+        Ok(Prepared { stopping: stopping.collect(), starting, descriptors, shows_keys })
     }
 
     /// Applies a change, and logs it.
@@ -182,11 +217,12 @@ impl Listeners {
 
     /// Applies a change, and describes it. Returns `None` if the server stops.
     fn apply(&self, prepared: Prepared) -> Option<Vec<String>> {
-        let Prepared { starting, stopping, descriptors } = prepared;
+        let Prepared { starting, stopping, descriptors, shows_keys } = prepared;
         let mut state = self.state();
         if state.is_stopping {
             return None;
         }
+        self.shared.key_display.set(shows_keys);
         state.draining.retain(|task| !task.is_finished());
         state.descriptors = descriptors;
         let mut changes = Vec::new();
@@ -195,7 +231,7 @@ impl Listeners {
             let before = state.running.remove(index);
             let url = before.url();
             changes.push(match starting.iter().find(|one| one.surface == surface) {
-                Some(next) if Arc::ptr_eq(&next.socket, &before.socket) => {
+                Some(next) if next.socket.is(&before.socket) => {
                     format!("{surface} has new settings, and its clients reconnect")
                 }
                 _ => format!("{surface} no longer listens on {url}"),
@@ -207,6 +243,10 @@ impl Listeners {
             changes.push(format!("{} listens on {}", running.surface, running.url()));
             state.running.push(running);
         }
+        self.shared.listening.set(&state.running);
+        // Keys are counted only if someone can ask for them.
+        let texts = if shows_keys { KeyTexts::Kept } else { KeyTexts::Hashed };
+        self.shared.limited.count(state.running.iter().any(|one| one.serves_api).then_some(texts));
         Some(changes)
     }
 
@@ -218,14 +258,33 @@ impl Listeners {
         order.into_iter().filter_map(of).map(Running::description).collect()
     }
 
-    /// Begins to stop the decision service. Nothing can be changed after that.
-    pub(crate) fn begin_stop(&self) {
+    /// Returns copies of the sockets, for another process. It gets those of the service manager elsewhere.
+    pub(crate) fn sockets(&self) -> io::Result<Vec<PassedSocket>> {
+        let state = self.state();
+        let own = state.running.iter().filter(|one| one.socket.owner == Owner::Server);
+        own.map(|one| {
+            let socket = one.socket.listener.as_fd().try_clone_to_owned()?;
+            let (key, address) = (one.surface.to_string(), one.listener.listen.as_str().to_owned());
+            PassedSocket::new(socket.into(), Owner::Server, Some(ListenerName { key, address }))
+        })
+        .collect()
+    }
+
+    /// Begins to stop the decision service. Nothing can be changed after that. The admin listener continues, unless
+    /// another process has taken over.
+    pub(crate) fn begin_stop(&self, ending: &Ending) {
         let mut state = self.state();
         state.is_stopping = true;
         let all = std::mem::take(&mut state.running);
-        let (admin, service): (Vec<_>, Vec<_>) = all.into_iter().partition(|one| one.surface == Surface::Admin);
+        let continues = |one: &Running| one.surface == Surface::Admin && *ending == Ending::Stop;
+        let (admin, stopping): (Vec<_>, Vec<_>) = all.into_iter().partition(continues);
         state.running = admin;
-        state.draining.extend(service.into_iter().map(|running| running.stop(Stop::Close)));
+        self.shared.listening.set(&state.running);
+        let stopping = stopping.into_iter().map(|running| {
+            let how = ending.of(running.socket.bound);
+            running.stop(how)
+        });
+        state.draining.extend(stopping);
     }
 
     /// Waits until all listeners that were stopped have drained their connections.
@@ -253,9 +312,16 @@ impl Listeners {
 impl Prepared {
     /// Separates the start of the admin listener from the rest.
     pub(crate) fn split_admin(self) -> (Self, Self) {
-        let Self { starting, stopping, descriptors } = self;
+        let Self { starting, stopping, descriptors, shows_keys } = self;
         let (admin, rest) = starting.into_iter().partition(|one| one.surface == Surface::Admin);
-        (Self { starting: admin, stopping: Vec::new(), descriptors }, Self { starting: rest, stopping, descriptors })
+        let admin = Self { starting: admin, stopping: Vec::new(), descriptors, shows_keys };
+        (admin, Self { starting: rest, stopping, descriptors, shows_keys })
+    }
+
+    /// Joins them again.
+    pub(crate) fn with(mut self, admin: Self) -> Self {
+        self.starting.extend(admin.starting);
+        self
     }
 }
 
@@ -263,14 +329,27 @@ impl Prepared {
 struct There {
     surface: Surface,
     listener: Listener,
-    socket: Arc<TcpListener>,
+    socket: Socket,
+}
+
+/// The socket of a listener.
+#[derive(Clone)]
+struct Socket {
+    listener: Arc<TcpListener>,
     bound: SocketAddr,
+    owner: Owner,
+}
+
+impl Socket {
+    fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.listener, &other.listener)
+    }
 }
 
 impl There {
     fn of(running: &Running) -> Self {
-        let Running { surface, listener, socket, bound, .. } = running;
-        Self { surface: *surface, listener: listener.clone(), socket: Arc::clone(socket), bound: *bound }
+        let Running { surface, listener, socket, .. } = running;
+        Self { surface: *surface, listener: listener.clone(), socket: socket.clone() }
     }
 
     /// Returns whether it already is as wanted.
@@ -292,22 +371,28 @@ fn socket_of<'t>(one: &Wanted, all: &[Wanted], there: &'t [There]) -> Option<&'t
     })
 }
 
-async fn bind(one: &Wanted, there: &[There]) -> Result<(Arc<TcpListener>, SocketAddr), Refusal> {
+async fn bind(one: &Wanted, there: &[There], passed: &PassedSockets) -> Result<Socket, Refusal> {
     let address = one.listener.listen.as_str();
     let setting = one.setting;
     let cannot_listen = |source: std::io::Error| {
         let port = address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
-        let own = there.iter().find(|there| Some(there.bound.port()) == port);
+        let own = there.iter().find(|there| Some(there.socket.bound.port()) == port);
         match own.filter(|_| source.kind() == ErrorKind::AddrInUse) {
             Some(own) => Refusal::Unusable(format!(
                 "{setting}: cannot listen on {address} while {} of this server listens on {}: choose another port, or \
                  restart the server",
-                own.surface, own.bound
+                own.surface, own.socket.bound
             )),
             None => Refusal::Listen(ListenError { setting, address: address.to_owned(), source }),
         }
     };
-    let listener = service::bind(address).await.map_err(cannot_listen)?;
+    let found = passed.find(&one.surface.to_string(), address).await.map_err(cannot_listen)?;
+    // A listener accepts from one socket. Several with one address come from a unit with `ReusePort=`.
+    let found = found.and_then(|mut found| found.sockets.pop().map(|socket| (socket, found.owner)));
+    let (listener, owner) = match found {
+        Some((socket, owner)) => (TcpListener::from_std(socket).map_err(cannot_listen)?, owner),
+        None => (service::bind(address).await.map_err(cannot_listen)?, Owner::Server),
+    };
     let bound = listener.local_addr().map_err(cannot_listen)?;
-    Ok((Arc::new(listener), bound))
+    Ok(Socket { listener: Arc::new(listener), bound, owner })
 }

@@ -2,8 +2,11 @@
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 
 use tollgate::rules::file::internal::Address;
+
+use crate::service::Stop;
 
 /// The source of a listener's address.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +52,25 @@ impl fmt::Display for Setting {
         match self {
             Self::Key(key, _) => out.write_str(key),
             Self::Flag(flag) => flag.fmt(out),
+        }
+    }
+}
+
+/// How the server ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// Nothing serves in its place.
+    Stop,
+    /// Another process accepts the connections of these addresses.
+    TakenOver { used: Vec<SocketAddr> },
+}
+
+impl Ending {
+    /// Returns how the listener on an address ends.
+    pub(crate) fn of(&self, bound: SocketAddr) -> Stop {
+        match self {
+            Self::TakenOver { used } if used.contains(&bound) => Stop::TakenOver,
+            Self::Stop | Self::TakenOver { .. } => Stop::Close,
         }
     }
 }

@@ -1,13 +1,16 @@
-//! Metrics for Prometheus, in the OpenMetrics text format.
+//! Metrics for Prometheus, in the OpenMetrics text format or the classic one.
 //!
 //! Nothing is counted here: each scrape reads the counters where they are. Labels are names from the rule file or fixed
 //! words, never keys, so their number is bounded.
 
 mod certificates;
+mod format;
 mod page;
 mod process;
 mod store;
+mod tables;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -16,16 +19,16 @@ use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::registry::Registry;
 use tollgate::Gate;
 use tollgate::http::TokenError;
+use tollgate::rules::file::internal::LimitRule;
 
+pub(crate) use self::format::Format;
 pub(crate) use self::page::Page;
-use crate::decisions::{DecisionLabel, Decisions, Sums, TokenSums};
+use crate::decisions::{DecisionLabel, Decisions, Fallback, FallbackSums, Sums, TokenSums};
 use crate::learning::Learners;
 use crate::readiness::Readiness;
 use crate::reload::Reloads;
 use crate::service::surfaces::Surfaces;
-
-/// The media type of the format.
-pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+use crate::traces;
 
 /// The sources of the metrics.
 pub(crate) struct Metrics {
@@ -55,13 +58,24 @@ impl Metrics {
         self.write_certificates(page)?;
         self.surfaces.write_metrics(page)?;
         self.write_decisions(page)?;
+        self.write_fallbacks(page)?;
         self.write_tokens(page)?;
         self.write_expression_errors(page)?;
         self.reloads.write_metrics(page)?;
+        self.write_build(page)?;
         self.learners.write_metrics(page)?;
-        self.write_overflow(page)?;
+        tables::write(&self.gate, page)?;
         store::write(&self.gate, page)?;
+        traces::write_metrics(page)?;
         process::write(page)
+    }
+
+    /// Writes the version of the program, and the number of limits.
+    fn write_build(&self, page: &mut Page<'_>) -> fmt::Result {
+        let row = ([("version", env!("CARGO_PKG_VERSION"))], 1);
+        page.gauges("tollgate_build_info", "Version of tollgate; always 1", std::iter::once(row))?;
+        let limits = i64::try_from(self.gate.rules().names().count()).unwrap_or(i64::MAX);
+        page.gauge("tollgate_limits", "Limits in force", limits)
     }
 
     /// Writes the certificates of the gateway and the decision service.
@@ -82,12 +96,57 @@ impl Metrics {
         if let Some(gateway) = self.readiness.gateway() {
             gateway.add_decisions_to(&mut limits);
         }
+        let (rules, in_force) = (self.gate.rules(), self.reloads.in_force());
+        // Limits of envoyproxy/ratelimit's configuration have no rule of the file.
+        let mut file_rules: HashMap<&str, Option<&LimitRule>> = rules.names().map(|name| (name, None)).collect();
+        file_rules.extend(in_force.file.limits.iter().map(|limit| (limit.name.as_str(), Some(limit))));
+        for name in file_rules.keys() {
+            limits.entry((*name).into()).or_default();
+        }
+        let is_possible = &|name: &str, outcome: DecisionLabel| match file_rules.get(name) {
+            Some(Some(limit)) => outcome.is_possible(limit, in_force.file.on_store_failure),
+            Some(None) => matches!(outcome, DecisionLabel::Allowed | DecisionLabel::Denied),
+            // A limit that was removed.
+            None => false,
+        };
         let rows = limits.iter().flat_map(|(name, outcomes)| {
-            let named = DecisionLabel::ALL.iter().zip(outcomes);
-            named.map(move |(outcome, count)| ([("limit", &**name), ("outcome", outcome.as_str())], *count))
+            let named = DecisionLabel::ALL.into_iter().zip(outcomes);
+            let some = named.filter(move |(outcome, count)| **count > 0 || is_possible(name, *outcome));
+            some.map(move |(outcome, count)| ([("limit", &**name), ("outcome", outcome.as_str())], *count))
         });
         let help = "Decisions on requests and checks, by limit and outcome";
         page.counters("tollgate_decisions", help, rows)
+    }
+
+    /// Writes the decisions that `on_store_failure` made, for limits on Redis.
+    fn write_fallbacks(&self, page: &mut Page<'_>) -> fmt::Result {
+        if self.gate.redis().is_none() {
+            return Ok(());
+        }
+        let mut limits = FallbackSums::new();
+        self.decisions.add_fallbacks_to(&mut limits);
+        if let Some(gateway) = self.readiness.gateway() {
+            gateway.add_fallbacks_to(&mut limits);
+        }
+        let in_force = self.reloads.in_force();
+        let rules: HashMap<&str, &LimitRule> =
+            in_force.file.limits.iter().map(|limit| (limit.name.as_str(), limit)).collect();
+        for name in rules.keys() {
+            limits.entry((*name).into()).or_default();
+        }
+        let is_possible = &|name: &str, fallback: Fallback| {
+            rules.get(name).is_some_and(|limit| fallback.is_possible(limit, in_force.file.on_store_failure))
+        };
+        let rows = limits.iter().flat_map(|(name, counts)| {
+            let named = Fallback::ALL.into_iter().zip(counts);
+            let some = named.filter(move |(fallback, count)| **count > 0 || is_possible(name, *fallback));
+            some.map(move |(fallback, count)| {
+                let (policy, outcome) = fallback.labels();
+                ([("limit", &**name), ("policy", policy), ("outcome", outcome)], *count)
+            })
+        });
+        let help = "Decisions made by on_store_failure because the store failed, by limit, policy and outcome";
+        page.counters("tollgate_fallback_decisions", help, rows)
     }
 
     /// Writes the results of token checks, if rules read tokens.
@@ -119,22 +178,6 @@ impl Metrics {
         let help = "Expressions that failed and were decided against the client, by limit and field";
         page.counters("tollgate_expression_errors", help, rows)
     }
-
-    /// Writes evictions and denials for lack of memory.
-    fn write_overflow(&self, page: &mut Page<'_>) -> fmt::Result {
-        let Some(limiter) = self.gate.memory() else { return Ok(()) };
-        let overflows = || {
-            let named = |limit: &tollgate::Limit| Some((limit.name().to_owned(), limiter.id(limit.name())?));
-            let overflow = |(name, id)| (name, limiter.overflow(id));
-            limiter.limits().iter().filter_map(named).map(overflow)
-        };
-        let rows = overflows().map(|(name, overflow)| ([("limit", name)], overflow.evicted));
-        let help = "Keys evicted because max_memory is used up, by limit";
-        page.counters("tollgate_evicted_keys", help, rows)?;
-        let rows = overflows().map(|(name, overflow)| ([("limit", name)], overflow.denied));
-        let help = "Requests denied because max_memory is used up and their key has no counter, by limit";
-        page.counters("tollgate_overflow_denials", help, rows)
-    }
 }
 
 impl fmt::Debug for Metrics {
@@ -150,8 +193,11 @@ impl Collector for Metrics {
 }
 
 /// Renders the metrics as text. Writing to a string does not fail.
-pub(crate) fn text(registry: &Registry) -> String {
+pub(crate) fn text(registry: &Registry, format: Format) -> String {
     let mut text = String::new();
     _ = text::encode(&mut text, registry);
-    text
+    match format {
+        Format::OpenMetrics => text,
+        Format::Classic => format::to_classic(&text),
+    }
 }

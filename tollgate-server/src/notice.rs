@@ -1,165 +1,110 @@
 //! Log lines on stderr for operators. The answer of a command goes to stdout instead.
+//!
+//! The lines of `serve` have a time and a level, as text or as JSON. The other commands are for people at a terminal: their
+//! lines begin with `tollgate: `, and problems of a rule file with `file:line:column`, as editors expect.
 
-use std::fmt::{self, Display};
+mod line;
+mod monitor;
+
+use std::fmt::Display;
 use std::io::{Write, stderr};
-use std::time::Duration;
+use std::sync::OnceLock;
 
-use tollgate::redis::{StoreError, StoreStatus};
-use tollgate::rules::file::Problems;
-use tollgate::{Gate, OnStoreFailure};
+use serde_json::Value;
+use tollgate::OnStoreFailure;
+use tollgate::rules::file::{Problem, Problems, Severity};
 
-/// Logs an event. A closed stderr is ignored.
-pub(crate) fn log(line: impl Display) {
-    _ = writeln!(stderr(), "tollgate: {line}");
+use self::line::{Form, render};
+pub(crate) use self::line::{Level, LogFormat};
+pub(crate) use self::monitor::{monitor_memory, monitor_store, warn_if_store_unavailable};
+use crate::seconds::since_epoch;
+
+/// A field of a JSON line, such as `limit` or `upstream`. The message has the same fact in words.
+pub(crate) type Field = (&'static str, Value);
+
+/// The form of all lines. Plain until a server starts.
+static FORM: OnceLock<Form> = OnceLock::new();
+
+/// Sets the form of the lines of a server. The first call counts.
+pub(crate) fn start(format: LogFormat) {
+    let form = FORM.get_or_init(|| Form::of(format));
+    if *form == Form::Json {
+        // One line of JSON in place of the lines of the standard library.
+        std::panic::set_hook(Box::new(|panic| error(panic)));
+    }
+}
+
+fn form() -> Form {
+    FORM.get().copied().unwrap_or(Form::Plain)
+}
+
+impl Level {
+    /// Logs an event with fields for the JSON form. A closed stderr is ignored.
+    pub(crate) fn log(self, message: impl Display, fields: &[Field]) {
+        let line = render(form(), self, since_epoch(), &message, fields);
+        // In one call, so that lines of several threads and processes do not mix.
+        _ = stderr().write_all(line.as_bytes());
+    }
+}
+
+/// Logs an event.
+pub(crate) fn log(message: impl Display) {
+    Level::Info.log(message, &[]);
 }
 
 /// Logs a warning.
-pub(crate) fn warn(line: impl Display) {
-    log(format_args!("warning: {line}"));
+pub(crate) fn warn(message: impl Display) {
+    Level::Warning.log(message, &[]);
 }
 
-/// Logs the problems of a rule file, one per line. Each begins with `file:line:column`, as editors expect.
+/// Logs a failure that needs an operator.
+pub(crate) fn error(message: impl Display) {
+    Level::Error.log(message, &[]);
+}
+
+/// Logs a change that a person or a program made through the API: what, by whom, and its subject. The fields are part
+/// of the message too. Keys of users must be hashed, unless the rule file allows showing them.
+pub(crate) fn audit(action: &str, who: impl Display, fields: &[Field]) {
+    let mut message = format!("audit: {action} by {who}");
+    for (index, (name, value)) in fields.iter().enumerate() {
+        message.push_str(if index == 0 { ": " } else { ", " });
+        message.push_str(name);
+        message.push(' ');
+        message.push_str(&value.to_string());
+    }
+    let mut all = vec![("audit", Value::from(action)), ("who", Value::from(who.to_string()))];
+    all.extend_from_slice(fields);
+    Level::Info.log(message, &all);
+}
+
+/// Logs the problems of a rule file, one per line. Each begins with `file:line:column`.
 pub(crate) fn log_problems(problems: &Problems) {
-    if problems.iter().next().is_some() {
+    if problems.iter().next().is_none() {
+        return;
+    }
+    if form() == Form::Plain {
         _ = writeln!(stderr(), "{problems}");
+        return;
+    }
+    problems.iter().for_each(log_problem);
+    if problems.more() > 0 {
+        error(format_args!("and {} more problems", problems.more()));
     }
 }
 
-/// Warns about each store that does not answer, with the reason.
-pub(crate) fn warn_if_store_unavailable(gate: &Gate) {
-    stores(gate).into_iter().filter_map(StoreOutage::of).for_each(warn);
+fn log_problem(problem: &Problem) {
+    let level = if problem.severity() == Severity::Warning { Level::Warning } else { Level::Error };
+    let (file, at) = (problem.file(), problem.position());
+    let (line, column) = (at.line, at.column);
+    let fields = [("file", file.into()), ("line", line.into()), ("column", column.into())];
+    level.log(format_args!("{file}:{line}:{column}: {}: {}", problem.message(), problem.fix()), &fields);
 }
 
-/// Logs when a store fails, when it recovers, and which servers evict keys. Never returns.
-pub(crate) async fn monitor_store(gate: Gate) {
-    const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-    let name = |(store, _): &(StoreStatus, OnStoreFailure)| store.name.clone();
-    let is_out = |(store, _): &(StoreStatus, OnStoreFailure)| store.why_unavailable.is_some();
-    let mut out: Vec<String> = stores(&gate).iter().filter(|store| is_out(store)).map(name).collect();
-    let mut evicting = Vec::new();
-    loop {
-        tokio::time::sleep(CHECK_INTERVAL).await;
-        warn_of_evictions(&gate, &mut evicting);
-        let stores = stores(&gate);
-        let now: Vec<String> = stores.iter().filter(|store| is_out(store)).map(name).collect();
-        for store in stores {
-            match (out.contains(&store.0.name), is_out(&store)) {
-                (false, true) => StoreOutage::of(store).into_iter().for_each(warn),
-                (true, false) => log(format_args!("{} answers again", named(&store.0))),
-                _ => {}
-            }
-        }
-        out = now;
-    }
-}
-
-/// Returns the Redis stores, with the default policy of their limits.
-fn stores(gate: &Gate) -> Vec<(StoreStatus, OnStoreFailure)> {
-    let Some(limiter) = gate.redis() else { return Vec::new() };
-    limiter.stores().into_iter().map(|store| (store, limiter.on_store_failure())).collect()
-}
-
-/// Returns the name of a store for a sentence.
-fn named(store: &StoreStatus) -> String {
-    if store.name == "default" { "the store".to_owned() } else { format!("store `{}`", store.name) }
-}
-
-/// Warns once about each server that evicts keys when its memory is full. `known` has their addresses.
-fn warn_of_evictions(gate: &Gate, known: &mut Vec<String>) {
-    let servers = gate.redis().map(|store| store.servers()).unwrap_or_default();
-    let evicting = servers
-        .into_iter()
-        .filter_map(|server| Some((server.address, server.memory.filter(|memory| memory.evicts())?)));
-    let evicting: Vec<_> = evicting.collect();
-    for (address, memory) in evicting.iter().filter(|(address, _)| !known.contains(address)) {
-        warn(format_args!(
-            "the store at {address} evicts keys when its memory is full (maxmemory-policy {}, {} evicted so far), and an evicted key starts with its full quota: set maxmemory-policy noeviction, or use a separate Redis for limits",
-            memory.eviction_policy, memory.evicted_keys
-        ));
-    }
-    *known = evicting.into_iter().map(|(address, _)| address).collect();
-}
-
-/// Warns when `max_memory` is too small for the keys, at most once in ten minutes. Never returns.
-pub(crate) async fn monitor_memory(gate: Gate) {
-    const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-    const WARN_INTERVAL: Duration = Duration::from_secs(600);
-    let mut before = MemoryShortage::of(&gate);
-    loop {
-        tokio::time::sleep(CHECK_INTERVAL).await;
-        let shortage = MemoryShortage::of(&gate);
-        if shortage.evicted > before.evicted || shortage.denied > before.denied {
-            warn(&shortage);
-            tokio::time::sleep(WARN_INTERVAL).await;
-        }
-        // Counts start from zero after a reload that changes the store.
-        before = MemoryShortage::of(&gate);
-    }
-}
-
-/// Evictions and denials for lack of memory, summed over all limits.
-#[derive(Default)]
-struct MemoryShortage {
-    limits: Vec<String>,
-    evicted: u64,
-    denied: u64,
-}
-
-impl MemoryShortage {
-    fn of(gate: &Gate) -> Self {
-        let mut shortage = Self::default();
-        let Some(limiter) = gate.memory() else { return shortage };
-        for limit in limiter.limits() {
-            let Some(overflow) = limiter.id(limit.name()).map(|id| limiter.overflow(id)) else { continue };
-            if overflow.evicted > 0 || overflow.denied > 0 {
-                shortage.limits.push(limit.name().to_owned());
-                shortage.evicted += overflow.evicted;
-                shortage.denied += overflow.denied;
-            }
-        }
-        shortage
-    }
-}
-
-impl Display for MemoryShortage {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { limits, evicted, denied } = self;
-        write!(
-            out,
-            "max_memory is used up by keys of {}: {evicted} keys were evicted and {denied} requests with new keys were denied so far: raise max_memory, or look for a client that invents keys",
-            join_up_to(limits, 5)
-        )
-    }
-}
-
-/// A store that does not answer. Displays the reason, the policy in force and the fix.
-struct StoreOutage {
-    store: StoreStatus,
-    why: StoreError,
-    policy: OnStoreFailure,
-}
-
-impl StoreOutage {
-    fn of((store, policy): (StoreStatus, OnStoreFailure)) -> Option<Self> {
-        let why = store.why_unavailable.clone()?;
-        Some(Self { store, why, policy })
-    }
-}
-
-impl Display for StoreOutage {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { store, why, policy } = self;
-        let (address, policy) = (&store.address, policy_name(*policy));
-        let (verb, until) =
-            if why.is_refused() { ("refuses", "until it accepts them") } else { ("does not answer", "until it does") };
-        write!(
-            out,
-            "{} at {address} {verb}: {}; {until}, limits follow on_store_failure ({policy} \
-             unless a limit sets its own): {}",
-            named(store),
-            why.detail().trim_end_matches('.'),
-            why.fix()
-        )
+/// Returns the line about the start of the server for stdout: JSON if the log is.
+pub(crate) fn start_line(message: &str) -> String {
+    match form() {
+        Form::Json => render(Form::Json, Level::Info, since_epoch(), &message, &[]).trim_end().to_owned(),
+        _ => message.to_owned(),
     }
 }
 

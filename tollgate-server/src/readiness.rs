@@ -50,6 +50,10 @@ impl Readiness {
         self.is_ready.send_replace(false);
     }
 
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Relaxed)
+    }
+
     /// Returns a receiver that changes when the server has started, and when it begins to stop.
     pub(crate) fn changes(&self) -> watch::Receiver<bool> {
         self.is_ready.subscribe()

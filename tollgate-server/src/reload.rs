@@ -1,11 +1,12 @@
-//! Reloads rules at run time: when the file is saved, on SIGHUP, when rules are published on Redis, or when an xDS
-//! server sends limits.
+//! Reloads rules at run time: when the file is saved, on SIGHUP or `tollgate reload`, when rules are published on Redis,
+//! when an xDS server sends limits, or when a client of the admin API replaces them.
 //!
 //! The newest of these wins. Rules with problems change nothing, and the problems are logged. Files are read on a
 //! separate thread, so a slow disk delays no request.
 //!
 //! Listeners change too. The layout of the gateway needs a restart, and a warning says so.
 
+mod api;
 mod changes;
 mod file_snapshot;
 mod file_watcher;
@@ -14,36 +15,44 @@ mod published;
 mod reloads;
 mod startup_only;
 mod store_change;
+mod versions;
 mod xds;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tollgate::Gate;
 use tollgate::redis::{PublishedRules, Repairs};
+use tollgate::rules::file::internal::SettingError;
 use tollgate::rules::file::{Parsed, Problems, RuleFile};
 
-use self::file_snapshot::FileSnapshot;
+use self::api::RuleChange;
+pub(crate) use self::api::{ChangeKind, ChangeRefused, ChangeRequest, CurrentRules, Reach, describe_changes, parse};
+use self::changes::WrittenRules;
+pub(crate) use self::file_snapshot::FileSnapshot;
 use self::file_watcher::FileWatcher;
 pub(crate) use self::hangup::Hangup;
 use self::published::{PublishedEvent, RuleUpdates};
 pub(crate) use self::reloads::Reloads;
+use self::reloads::{FileRequest, Inbox};
 pub(crate) use self::startup_only::CliOverrides;
 use self::startup_only::StartupOnly;
 use self::store_change::StoreChange;
+pub(crate) use self::versions::{EarlierRules, RulesInForce, RulesSource, hex};
 use self::xds::Xds;
 use crate::gateway::{Gateway, StartError};
 use crate::learning::Learners;
 use crate::listeners::{self, Listeners, Refusal};
 use crate::listening::ListenError;
+use crate::notice::Level;
 use crate::service::throttle::Throttles;
 use crate::service::xds::XdsUpdate;
-use crate::{config, notice};
+use crate::{config, notice, service_manager};
 
 /// The time between two polls of the file. Some file systems do not report changes, and a folder that is replaced takes
 /// its watch with it.
@@ -62,8 +71,11 @@ const MAX_READS: usize = 20;
 pub(crate) struct Started {
     pub(crate) gate: Gate,
     pub(crate) throttles: Arc<Throttles>,
-    pub(crate) path: PathBuf,
+    /// The rule file. `None` for the built-in rules.
+    pub(crate) path: Option<PathBuf>,
     pub(crate) file: Parsed,
+    /// What the file was made of. Taken before the server serves, so that every later change is noticed.
+    pub(crate) loaded: FileSnapshot,
     pub(crate) hangup: Hangup,
     pub(crate) gateway: Option<Arc<Gateway>>,
     pub(crate) listeners: Arc<Listeners>,
@@ -76,17 +88,22 @@ pub(crate) struct Started {
 pub(crate) struct Reload {
     gate: Gate,
     throttles: Arc<Throttles>,
-    path: PathBuf,
+    path: Option<PathBuf>,
     /// The last valid file. Its store is in force.
     file: Parsed,
     /// Its compiled rules, so that returning to them needs no disk.
     compiled: tollgate::rules::RuleSet,
-    /// The rules in force: the file's or published ones.
-    rules: RuleFile,
-    /// Whether `rules` are published ones.
+    /// The rules in force, for log lines: the file's, published ones, or those of the admin API.
+    rules: WrittenRules,
+    /// Whether `rules` are not the file's.
     are_published: bool,
-    /// The published rules in force with their positions, to add the limits of the xDS server.
+    /// The rules in force in place of the file's with their positions, to add the limits of the xDS server.
     published_rules: Option<Parsed>,
+    /// The version of the publication or withdrawal that was handled last, or 0 without any. A newer one may have been
+    /// received already.
+    publication: u64,
+    /// The id of the publication that was applied last.
+    published_id: Option<String>,
     gateway: Option<Arc<Gateway>>,
     listeners: Arc<Listeners>,
     overrides: CliOverrides,
@@ -100,6 +117,7 @@ pub(crate) struct Reload {
     hangup: Hangup,
     published: RuleUpdates,
     xds: Xds,
+    inbox: Inbox,
 }
 
 /// The running reload task.
@@ -121,6 +139,8 @@ enum Cause {
     FileTouched,
     /// SIGHUP was received.
     Hangup,
+    /// A client of the control socket asks to read the file.
+    Requested(FileRequest),
     Published(PublishedRules),
     /// Redis had lost published rules.
     Repaired(Repairs),
@@ -128,6 +148,8 @@ enum Cause {
     Xds(XdsUpdate),
     /// A limit that learns has another number.
     Learned,
+    /// A client of the admin API replaces the rules.
+    Api(RuleChange),
 }
 
 /// The source of new rules. Logs and counts the result.
@@ -138,10 +160,16 @@ struct Origin {
 
 impl Reload {
     pub(crate) fn new(started: Started) -> Self {
-        let Started { gate, throttles, path, file, hangup, gateway, listeners, overrides, reloads, learners } = started;
-        let (watcher, published) = (FileWatcher::new(&path), RuleUpdates::subscribe(&file));
-        let last_read = FileSnapshot::of_loaded(&file);
-        let (rules, compiled, are_published) = ((*file).clone(), gate.rules(), false);
+        let Started { gate, throttles, path, file, loaded, hangup, gateway, listeners, overrides, reloads, learners } =
+            started;
+        let watcher = path.as_deref().map_or_else(FileWatcher::idle, FileWatcher::new);
+        let published = RuleUpdates::subscribe(&file);
+        // Only the first task gets the requests, and there is one.
+        let inbox = reloads
+            .take_inbox()
+            .unwrap_or_else(|| Inbox { changes: mpsc::channel(1).1, file_requests: mpsc::channel(1).1 });
+        let (rules, compiled, are_published) = (WrittenRules::of(&file), gate.rules(), false);
+        let startup_only = StartupOnly::of(&file);
         let mut reload = Self {
             gate,
             throttles,
@@ -150,18 +178,21 @@ impl Reload {
             compiled,
             are_published,
             published_rules: None,
+            publication: 0,
+            published_id: None,
             gateway,
             listeners,
-            startup_only: StartupOnly::of(&rules),
+            startup_only,
             rules,
             overrides,
             reloads,
             learners,
-            last_read,
+            last_read: loaded,
             watcher,
             hangup,
             published,
             xds: Xds::default(),
+            inbox,
         };
         reload.follow_xds(None);
         reload
@@ -190,16 +221,26 @@ impl Reload {
         loop {
             match cause {
                 Cause::FileTouched => self.check_file().await,
-                Cause::Hangup => self.reread_file().await,
+                Cause::Hangup => self.hang_up().await,
+                Cause::Requested(reply) => {
+                    // A client that has left needs no reply.
+                    _ = reply.send(self.reread_file().await);
+                }
+                // The admin API of this node has published and applied these.
+                Cause::Published(PublishedRules { id, .. }) if self.published_id.as_deref() == Some(&*id) => {}
                 Cause::Published(PublishedRules { version, id, rules: Some(rules), .. }) => {
-                    self.apply_published(version, &id, &rules);
+                    // It is logged.
+                    _ = self.apply_published(version, &id, &rules);
                 }
                 Cause::Published(PublishedRules { version, .. }) => self.withdraw_published(version).await,
                 Cause::Repaired(repairs) => self.report_repairs(&repairs),
                 Cause::Xds(update) => self.apply_xds(update),
                 Cause::Learned => self.apply_learned(),
+                Cause::Api(change) => self.apply_api(change).await,
             }
-            self.watcher.follow(&self.path, &config::watched_paths(&self.file));
+            if let Some(path) = &self.path {
+                self.watcher.follow(path, &config::watched_paths(&self.file));
+            }
             cause = tokio::select! {
                 () = self.watcher.touched() => Cause::FileTouched,
                 () = sleep(POLL_INTERVAL) => Cause::FileTouched,
@@ -210,6 +251,8 @@ impl Reload {
                 },
                 update = self.xds.next() => Cause::Xds(update),
                 () = learners.changed() => Cause::Learned,
+                Some(change) = self.inbox.changes.recv() => Cause::Api(change),
+                Some(reply) = self.inbox.file_requests.recv() => Cause::Requested(reply),
             };
         }
     }
@@ -220,30 +263,59 @@ impl Reload {
 
     /// Applies the file if it has changed.
     async fn check_file(&mut self) {
-        if self.snapshot() != self.last_read {
-            let snapshot = self.stable_snapshot().await;
+        let Some(path) = self.path.clone() else { return };
+        if self.snapshot(&path) != self.last_read {
+            let snapshot = self.stable_snapshot(&path).await;
             if snapshot != self.last_read {
-                self.apply_file(snapshot).await;
+                // The result is logged.
+                _ = self.apply_file(&path, snapshot).await;
             }
         }
     }
 
-    /// Applies the file whether it has changed or not: published rules may have replaced it.
-    async fn reread_file(&mut self) {
-        let snapshot = self.stable_snapshot().await;
-        self.apply_file(snapshot).await;
+    /// Returns to this node's own rules, and reads the file again if there is one.
+    async fn hang_up(&mut self) {
+        match (self.path.is_some(), self.are_published) {
+            // The result is logged.
+            (true, _) => _ = self.reread_file().await,
+            (false, true) => self.put_back_own("SIGHUP received"),
+            (false, false) => notice::log(
+                "SIGHUP received, and nothing changes: the built-in rules are in force, and there is no rule file to \
+                 read; use --config FILE for one",
+            ),
+        }
     }
 
-    fn snapshot(&self) -> FileSnapshot {
-        FileSnapshot::read(&self.path, config::named_files(&self.file))
+    /// Applies the file whether it has changed or not: published rules may have replaced it. Returns the changes, or the
+    /// problems.
+    async fn reread_file(&mut self) -> Result<String, String> {
+        let Some(path) = self.path.clone() else {
+            return Err("the server has no rule file: start it with `tollgate serve --config FILE`".to_owned());
+        };
+        service_manager::notify_reloading();
+        let snapshot = self.stable_snapshot(&path).await;
+        let result = self.apply_file(&path, snapshot).await;
+        service_manager::notify_ready();
+        result
+    }
+
+    /// Returns the name of this node's own rules.
+    fn own_name(&self) -> String {
+        self.path
+            .as_ref()
+            .map_or_else(|| "the built-in rules".to_owned(), |path| format!("the rules of {}", path.display()))
+    }
+
+    fn snapshot(&self, path: &Path) -> FileSnapshot {
+        FileSnapshot::read(path, config::named_files(&self.file))
     }
 
     /// Reads the file until it stays the same for a moment. Half a file can be a valid one, with fewer limits.
-    async fn stable_snapshot(&self) -> FileSnapshot {
-        let mut snapshot = self.snapshot();
+    async fn stable_snapshot(&self, path: &Path) -> FileSnapshot {
+        let mut snapshot = self.snapshot(path);
         for _ in 0..MAX_READS {
             sleep(QUIET_PERIOD).await;
-            let before = std::mem::replace(&mut snapshot, self.snapshot());
+            let before = std::mem::replace(&mut snapshot, self.snapshot(path));
             if before == snapshot {
                 break;
             }
@@ -251,47 +323,50 @@ impl Reload {
         snapshot
     }
 
-    async fn apply_file(&mut self, snapshot: FileSnapshot) {
-        let origin = self.origin(self.path.display().to_string());
-        match snapshot.text() {
+    /// Applies a version of the file. Returns the changes, or the problems.
+    async fn apply_file(&mut self, path: &Path, snapshot: FileSnapshot) -> Result<String, String> {
+        let origin = self.origin(path.display().to_string());
+        let result = match snapshot.text() {
             // An accidentally emptied file must not allow everything.
             Ok(text) if text.trim_ascii().is_empty() => {
-                origin.rejected_because("it is empty: write `limits: []` to allow everything");
+                Err(origin.rejected_because("it is empty: write `limits: []` to allow everything"))
             }
-            Ok(text) => match config::understand(&self.path, text).and_then(|file| self.with_xds(file)) {
+            Ok(text) => match config::understand(path, text).and_then(|file| self.with_xds(file)) {
                 Ok(file) => self.apply(self.with_store_override(file), &origin).await,
-                Err(problems) => origin.rejected(&problems),
+                Err(problems) => Err(origin.rejected(&problems)),
             },
-            Err(problem) => origin.rejected_because(&format!("{problem}: check the path and its permissions")),
-        }
+            Err(problem) => Err(origin.rejected_because(&format!("{problem}: check the path and its permissions"))),
+        };
         self.last_read = snapshot.with_named(config::named_files(&self.file));
+        result
     }
 
-    async fn apply(&mut self, file: Parsed, origin: &Origin) {
+    async fn apply(&mut self, file: Parsed, origin: &Origin) -> Result<String, String> {
         let (file, learned) = self.learners.attach(file);
         let rules = match config::compile(&file, self.gateway.as_ref().and_then(|gateway| gateway.listen())) {
             Ok(rules) => rules,
-            Err(problems) => return origin.rejected(&problems),
+            Err(problems) => return Err(origin.rejected(&problems)),
         };
         let change = StoreChange::between(&self.file, &file);
         if self.gateway.is_none() && !listeners::wants_service(&file, &self.overrides) {
-            return origin.rejected_because("it configures nothing to serve: add a listener, such as `service: { http: 127.0.0.1:8090 }`, `grpc` or `resp`");
+            return Err(origin.rejected_because("it configures nothing to serve: add a listener, such as `service: { http: 127.0.0.1:8090 }`, `grpc` or `resp`"));
         }
         let listeners = match self.listeners.prepare(&file).await {
             Ok(listeners) => listeners,
-            Err(Refusal::Listen(problem)) => return origin.cannot_listen(&problem),
-            Err(problem) => return origin.rejected_because(&problem.to_string()),
+            Err(Refusal::Listen(problem)) => return Err(origin.cannot_listen(&problem)),
+            Err(problem) => return Err(origin.rejected_because(&problem.to_string())),
         };
         let next = match &self.gateway {
             Some(_) if file.gateway.is_none() => {
-                return origin
-                    .rejected_because("it has no gateway, and one is running: restart the server to remove it");
+                return Err(
+                    origin.rejected_because("it has no gateway, and one is running: restart the server to remove it")
+                );
             }
             Some(gateway) => match gateway.prepare(&file).await {
                 Ok(next) => Some((gateway, next)),
-                Err(StartError::Refused(problems)) => return origin.rejected(&problems),
-                Err(StartError::Listen(problem)) => return origin.cannot_listen(&problem),
-                Err(problem) => return origin.rejected_because(&problem.to_string()),
+                Err(StartError::Refused(problems)) => return Err(origin.rejected(&problems)),
+                Err(StartError::Listen(problem)) => return Err(origin.cannot_listen(&problem)),
+                Err(problem) => return Err(origin.rejected_because(&problem.to_string())),
             },
             None => None,
         };
@@ -300,7 +375,7 @@ impl Reload {
             _ => self.open_store(&file).await,
         };
         if let Err(problem) = changed {
-            return origin.rejected_because(&problem);
+            return Err(origin.rejected_because(&problem));
         }
         self.learners.commit(learned);
         if let Some((gateway, next)) = next {
@@ -308,8 +383,13 @@ impl Reload {
         }
         self.listeners.change(listeners);
         notice::log_problems(file.warnings());
-        let of_domains = changes::of_domains(self.file.envoy_rules(), file.envoy_rules());
-        origin.applied(&changes::joined(changes::describe(&self.rules, &file), of_domains));
+        let rules = WrittenRules::of(&file);
+        let mut changes = changes::between(&self.rules, &rules);
+        changes.extend(changes::of_domains(self.file.envoy_rules(), file.envoy_rules()));
+        let message = origin.applied(&changes);
+        let own = Arc::new(file.clone());
+        self.reloads.record_own_file(&own);
+        self.reloads.record_in_force(&own, RulesSource::File, changes);
         change.log();
         if change != StoreChange::None {
             notice::warn_if_store_unavailable(&self.gate);
@@ -319,10 +399,11 @@ impl Reload {
             self.published = RuleUpdates::subscribe(&file);
         }
         self.reloads.record_file();
-        (self.rules, self.are_published, self.compiled) = ((*file).clone(), false, self.gate.rules());
+        (self.rules, self.are_published, self.compiled) = (rules, false, self.gate.rules());
         self.published_rules = None;
         let before = std::mem::replace(&mut self.file, file);
         self.follow_xds(before.service.xds.as_ref());
+        Ok(message)
     }
 
     /// Changes to the store of another file.
@@ -338,44 +419,43 @@ impl Reload {
         Ok(())
     }
 
-    /// Applies published rules in place of the file's. The store and the listeners stay this node's own, and so do
-    /// `trusted_proxies` and `forwarding_header` if the published rules have no gateway.
-    fn apply_published(&mut self, version: u64, id: &str, rules: &[u8]) {
+    /// Applies published rules in place of the file's.
+    fn apply_published(&mut self, version: u64, id: &str, rules: &[u8]) -> Result<(), ChangeRefused> {
         let name = format!("published version {version}");
         let origin = self.origin(name.clone());
-        let parsed = RuleFile::parse(&name, rules);
-        let file = match parsed {
-            Ok(parsed) if parsed.gateway.is_some() => parsed.in_folder(self.file.folder()),
-            Ok(parsed) => parsed.in_folder(self.file.folder()).with_gateway_of(&self.file),
-            Err(problems) => return origin.rejected(&problems),
-        };
-        let (file, learned) = self.learners.attach(file.with_domains_of(&self.file));
-        match file.compile().map(|rules| self.gate.replace(rules)) {
-            Ok(Ok(())) => {
-                self.learners.commit(learned);
-                self.published_rules = Some(file.clone());
-                let rules = self.with_own_gateway(file.into_rules());
-                self.reloads.record_published(version, id);
-                origin.applied(&changes::describe(&self.rules, &rules));
-                (self.rules, self.are_published) = (rules, true);
-            }
-            Ok(Err(error)) => origin.rejected_because(&error.to_string()),
-            Err(problems) => origin.rejected(&problems),
+        (self.publication, self.published_id) = (version, Some(id.to_owned()));
+        let file = RuleFile::parse(&name, rules).map_err(|problems| origin.rejected_change(problems))?;
+        if let Some(problems) = api::key_file_problems(&file, &self.file) {
+            return Err(origin.rejected_change(problems));
         }
+        let file = match file.gateway.is_some() {
+            true => file.in_folder(self.file.folder()),
+            false => file.in_folder(self.file.folder()).with_gateway_of(&self.file),
+        };
+        self.apply_override(file.with_domains_of(&self.file), &origin, RulesSource::Published)?;
+        self.reloads.record_published(version, id);
+        Ok(())
     }
 
-    /// Returns published rules with this node's gateway. Only `trusted_proxies` and `forwarding_header` come from
-    /// theirs.
-    fn with_own_gateway(&self, mut published: RuleFile) -> RuleFile {
-        if let Some(theirs) = &mut published.gateway {
-            let own = self.file.gateway.clone().unwrap_or_default();
-            let theirs = std::mem::replace(theirs, own);
-            if let Some(gateway) = &mut published.gateway {
-                gateway.trusted_proxies = theirs.trusted_proxies;
-                gateway.forwarding_header = theirs.forwarding_header;
-            }
+    /// Applies rules in place of the file's. The store and the listeners stay this node's own, and so do
+    /// `trusted_proxies` and `forwarding_header` if these rules have no gateway.
+    fn apply_override(&mut self, file: Parsed, origin: &Origin, source: RulesSource) -> Result<(), ChangeRefused> {
+        let (file, learned) = self.learners.attach(file);
+        let rules = file.compile().map_err(|problems| origin.rejected_change(problems))?;
+        if let Err(error) = self.gate.replace(rules) {
+            origin.rejected_because(&error.to_string());
+            let limit = error.limit().map_or_else(String::new, |limit| format!("limit `{limit}`: "));
+            let problem = SettingError::new(format!("{limit}{}", error.problem()), error.fix()).of(error.field());
+            return Err(ChangeRefused::Invalid(file.problems([problem])));
         }
-        published
+        self.learners.commit(learned);
+        self.published_rules = Some(file.clone());
+        let rules = WrittenRules::published(&file, &self.file);
+        let changes = changes::between(&self.rules, &rules);
+        origin.applied(&changes);
+        self.reloads.record_in_force(&Arc::new(file), source, changes);
+        (self.rules, self.are_published) = (rules, true);
+        Ok(())
     }
 
     fn report_repairs(&self, repairs: &Repairs) {
@@ -387,30 +467,42 @@ impl Reload {
 
     /// Returns to the file's rules, unless they are already in force.
     async fn withdraw_published(&mut self, version: u64) {
+        self.publication = version;
         if !self.are_published {
             return;
         }
-        self.reread_file().await;
+        // It is logged.
+        _ = self.reread_file().await;
         let withdraws = format!("version {version} withdraws the published rules");
-        let path = self.path.display();
         if !self.are_published {
-            return notice::log(format_args!("{withdraws}; the rules of {path} are back"));
+            return notice::log(format_args!("{withdraws}; {} are back", self.own_name()));
         }
         // A withdrawal is received once, and the file may stay invalid, so the last valid rules are used.
+        self.put_back_own(&withdraws);
+    }
+
+    /// Puts the last valid rules of this node in force again, for a reason.
+    fn put_back_own(&mut self, reason: &str) {
         match self.gate.replace(self.compiled.clone()) {
             Ok(()) => {
-                let changes = changes::describe(&self.rules, &self.file);
-                notice::log(format_args!("{withdraws}; the last valid rules of {path} are back: {changes}"));
+                let rules = WrittenRules::of(&self.file);
+                let changes = changes::between(&self.rules, &rules);
+                let own = self.own_name();
+                let which = if self.path.is_some() { own.replacen("the", "the last valid", 1) } else { own };
+                let message = format!("{reason}; {which} are back: {}", changes::in_one_line(&changes));
+                Level::Info.log(message, &[("changes", changes.as_slice().into())]);
                 self.reloads.record_put_back();
+                let source = if self.path.is_some() { RulesSource::File } else { RulesSource::BuiltIn };
+                self.reloads.record_in_force(&Arc::new(self.file.clone()), source, changes);
                 self.reloads.record_file();
-                (self.rules, self.are_published) = ((*self.file).clone(), false);
+                (self.rules, self.are_published) = (rules, false);
                 self.published_rules = None;
                 // The numbers of limits that learn may have moved since these rules were compiled.
                 if self.learners.are_any() {
                     self.apply_learned();
                 }
             }
-            Err(error) => notice::log(format_args!("{withdraws}, but they stay in force: {error}")),
+            Err(error) => notice::error(format_args!("{reason}, but the present rules stay in force: {error}")),
         }
     }
 
@@ -445,28 +537,43 @@ impl Reload {
 }
 
 impl Origin {
-    fn applied(&self, changes: &str) {
+    /// Logs the changes, and returns them.
+    fn applied(&self, changes: &[String]) -> String {
         self.reloads.record_applied();
-        notice::log(format_args!("{} is in force: {changes}", self.name));
+        let message = format!("{} is in force: {}", self.name, changes::in_one_line(changes));
+        Level::Info.log(&message, &[("rules", self.name.as_str().into()), ("changes", changes.into())]);
+        message
     }
 
-    fn rejected(&self, problems: &Problems) {
+    /// Logs the problems, and returns them.
+    fn rejected(&self, problems: &Problems) -> String {
         self.reloads.record_refused();
-        notice::log(format_args!("{} is rejected, and the previous rules stay in force:", self.name));
+        let message = format!("{} is rejected, and the previous rules stay in force:", self.name);
+        Level::Error.log(&message, &[("rules", self.name.as_str().into())]);
         notice::log_problems(problems);
+        format!("{message}\n{problems}")
+    }
+
+    /// Logs the rejection, and returns it for the admin API.
+    fn rejected_change(&self, problems: Problems) -> ChangeRefused {
+        self.rejected(&problems);
+        ChangeRefused::Invalid(problems)
     }
 
     /// There is no automatic retry: the address could become free at a moment when nobody expects a change.
-    fn cannot_listen(&self, problem: &ListenError) {
+    fn cannot_listen(&self, problem: &ListenError) -> String {
         let fix = problem.fix();
         let meanwhile = "all listeners stay unchanged";
         // Saving the file without a change does nothing (see `FileSnapshot`), but changing it helps: the address is in
         // the file, because the address of a flag has been bound since the start.
-        self.rejected_because(&format!("{problem}; {meanwhile}: {fix}, and send SIGHUP or change the file"));
+        self.rejected_because(&format!("{problem}; {meanwhile}: {fix}, and send SIGHUP or change the file"))
     }
 
-    fn rejected_because(&self, problem: &str) {
+    /// Logs the problem, and returns it.
+    fn rejected_because(&self, problem: &str) -> String {
         self.reloads.record_refused();
-        notice::log(format_args!("{} is rejected, and the previous rules stay in force: {problem}", self.name));
+        let message = format!("{} is rejected, and the previous rules stay in force: {problem}", self.name);
+        Level::Error.log(&message, &[("rules", self.name.as_str().into())]);
+        message
     }
 }

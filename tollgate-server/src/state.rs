@@ -6,8 +6,9 @@
 //!
 //! Deliberately not here: the format of the file, which belongs to the library.
 
-use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::fs::File;
+use std::io::{self, BufReader};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
@@ -16,16 +17,16 @@ use std::time::{Duration, Instant, SystemTime};
 use tollgate::rules::file::Parsed;
 use tollgate::{Gate, OpenError, RestoreError, Restored, Timestamp};
 
-use crate::notice;
+use crate::tools::words::counted;
+use crate::{atomic_file, notice};
 
 /// Each pause lasts at least this many times as long as the last write, so that writing many keys never takes more than
 /// about a tenth of a processor.
 const PAUSE_FACTOR: u32 = 10;
 
-/// A state file, and the temporary file that replaces it.
+/// A state file.
 pub(crate) struct StateFile {
     path: PathBuf,
-    unfinished: PathBuf,
 }
 
 /// An error that keeps the server from starting with a state file.
@@ -56,10 +57,16 @@ impl std::fmt::Display for StateError {
     }
 }
 
+impl StateError {
+    /// Sets a file aside that cannot be used. Returns its new path.
+    pub(crate) fn set_aside(path: &Path) -> Result<PathBuf, Self> {
+        atomic_file::set_aside(path).map_err(|source| Self::Write { path: path.to_owned(), source })
+    }
+}
+
 impl StateFile {
     pub(crate) fn new(path: PathBuf) -> Self {
-        let unfinished = with_suffix(&path, ".new");
-        Self { path, unfinished }
+        Self { path }
     }
 
     /// Opens a gate and restores its counts, if there is a usable state file.
@@ -79,9 +86,7 @@ impl StateFile {
             }
             Err(RestoreError::Read(error)) => Err(read_error(error)),
             Err(unusable) => {
-                let rejected = with_suffix(&self.path, ".rejected");
-                fs::rename(&self.path, &rejected)
-                    .map_err(|source| StateError::Write { path: rejected.clone(), source })?;
+                let rejected = StateError::set_aside(&self.path)?;
                 notice::warn(format_args!(
                     "the state file {} is not used: {unusable}; it is kept as {}, and every key starts with its full quota",
                     self.path.display(),
@@ -98,16 +103,17 @@ impl StateFile {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let (now, then) = (Timestamp::EPOCH.saturating_add(now).as_micros(), restored.written_at.as_micros());
         let seconds = now.abs_diff(then) / 1_000_000;
-        notice::log(format_args!("restored {} keys from the state file {path}", restored.keys));
+        let keys = counted(restored.keys, "key", "keys");
+        notice::log(format_args!("restored {keys} from the state file {path}"));
         if then > now && seconds > 0 {
             notice::warn(format_args!(
                 "the state file {path} was written {seconds} s in the future, so the clock was set back: keys continue as if no time had passed"
             ));
         }
         if restored.left_out > 0 {
+            let keys = counted(restored.left_out, "key", "keys");
             notice::warn(format_args!(
-                "{} keys of the state file {path} start with their full quota, because they do not fit in memory: raise max_memory",
-                restored.left_out
+                "the state file {path} has {keys} too many for the memory, which start with the full quota: raise max_memory"
             ));
         }
     }
@@ -117,83 +123,107 @@ impl StateFile {
         if gate.redis().is_some() {
             return Ok(());
         }
-        let written = self.write_unfinished(gate).and_then(|is_written| {
-            if is_written {
-                fs::rename(&self.unfinished, &self.path)?;
-            }
-            Ok(is_written)
-        });
-        if !matches!(written, Ok(true)) {
-            // It may not exist.
-            _ = fs::remove_file(&self.unfinished);
-        }
-        if written? { sync_folder(&self.path) } else { Ok(()) }
-    }
-
-    /// Returns whether there was anything to write: a reload may just have moved the store to Redis.
-    fn write_unfinished(&self, gate: &Gate) -> io::Result<bool> {
-        // A killed process may have left one. It is removed rather than reused: by now it could be a link to another
-        // file.
-        match fs::remove_file(&self.unfinished) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut options = OpenOptions::new();
-        options.write(true).create_new(true);
-        #[cfg(unix)]
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        let file = options.open(&self.unfinished)?;
-        if gate.snapshot(&file)?.is_none() {
-            return Ok(false);
-        }
-        file.sync_all()?;
-        Ok(true)
+        // A reload may just have moved the store.
+        atomic_file::replace(&self.path, |file| Ok(gate.snapshot(file)?.is_some()))
     }
 }
 
-/// Appends `suffix` to the file name.
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    name.into()
-}
-
-/// Makes the rename durable.
-fn sync_folder(path: &Path) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
+/// Opens a gate with the counts of the process that this one takes over from.
+pub(crate) async fn open_taken_over(rules: &Parsed, counts: UnixStream) -> Result<Gate, StateError> {
+    match Gate::open_restored(rules, BufReader::new(counts)).map_err(StateError::Open)? {
+        Ok((gate, restored)) => {
+            let keys = counted(restored.keys, "key", "keys");
+            notice::log(format_args!("took over {keys} from the process before"));
+            Ok(gate)
+        }
+        Err(unusable) => {
+            notice::warn(format_args!(
+                "the counts of the process before are not used: {unusable}; every key starts with its full quota"
+            ));
+            Gate::open(rules).await.map_err(StateError::Open)
+        }
+    }
 }
 
 /// The thread that writes a state file.
 pub(crate) struct StateWriter {
-    running: mpsc::Sender<()>,
+    commands: mpsc::Sender<Command>,
     thread: JoinHandle<()>,
+}
+
+/// A command to the thread. It writes the file for the last time and ends when no more commands can follow.
+enum Command {
+    /// Begin to write the file.
+    Begin,
+    /// End without writing the file: another process writes it from now on.
+    Leave,
 }
 
 impl StateWriter {
     /// Writes the file once, and then after every pause.
     pub(crate) fn start(state: StateFile, gate: Gate, pause: Duration) -> Result<Self, StateError> {
         state.write(&gate).map_err(|source| StateError::Write { path: state.path.clone(), source })?;
-        let (running, stop) = mpsc::channel();
-        let write = move || run_writer(&stop, &state, &gate, pause);
-        let thread = thread::Builder::new().name("state".into()).spawn(write).map_err(StateError::Thread)?;
-        Ok(Self { running, thread })
+        Self::spawn(move |commands| run_writer(commands, &state, &gate, (pause, pause)))
+    }
+
+    /// Waits for [`begin`](Self::begin) before it writes the file, because another process still does.
+    pub(crate) fn wait(state: StateFile, gate: Gate, pause: Duration) -> Result<Self, StateError> {
+        Self::spawn(move |commands| {
+            if let Ok(Command::Begin) = commands.recv() {
+                run_writer(commands, &state, &gate, (Duration::ZERO, pause));
+            }
+        })
+    }
+
+    fn spawn(run: impl FnOnce(&mpsc::Receiver<Command>) + Send + 'static) -> Result<Self, StateError> {
+        let (commands, received) = mpsc::channel();
+        let run = move || run(&received);
+        let thread = thread::Builder::new().name("state".into()).spawn(run).map_err(StateError::Thread)?;
+        Ok(Self { commands, thread })
+    }
+
+    /// Begins to write the file.
+    pub(crate) fn begin(&self) {
+        // The thread ends only after this.
+        _ = self.commands.send(Command::Begin);
     }
 
     /// Writes the file for the last time.
     pub(crate) async fn end(self) {
-        let Self { running, thread } = self;
-        drop(running);
-        // A thread that panicked has been reported by its panic.
-        _ = tokio::task::spawn_blocking(move || thread.join()).await;
+        let Self { commands, thread } = self;
+        drop(commands);
+        join(thread).await;
+    }
+
+    /// Leaves the file to another process.
+    pub(crate) async fn leave(self) {
+        let Self { commands, thread } = self;
+        // A thread that has panicked writes nothing either.
+        _ = commands.send(Command::Leave);
+        join(thread).await;
     }
 }
 
+async fn join(thread: JoinHandle<()>) {
+    // A thread that panicked has been reported by its panic.
+    _ = tokio::task::spawn_blocking(move || thread.join()).await;
+}
+
+/// Writes the file after the first pause, and then after every other.
 #[expect(clippy::disallowed_methods, reason = "measures how long writing takes")]
-fn run_writer(stop: &mpsc::Receiver<()>, state: &StateFile, gate: &Gate, pause: Duration) {
-    let (mut next, mut has_failed) = (pause, false);
+fn run_writer(
+    commands: &mpsc::Receiver<Command>,
+    state: &StateFile,
+    gate: &Gate,
+    (first, pause): (Duration, Duration),
+) {
+    let (mut next, mut has_failed) = (first, false);
     loop {
-        let is_over = stop.recv_timeout(next) != Err(RecvTimeoutError::Timeout);
+        let is_over = match commands.recv_timeout(next) {
+            Ok(Command::Leave) => return,
+            Ok(Command::Begin) | Err(RecvTimeoutError::Timeout) => false,
+            Err(RecvTimeoutError::Disconnected) => true,
+        };
         let began = Instant::now();
         let written = state.write(gate);
         next = pause.max(began.elapsed() * PAUSE_FACTOR);

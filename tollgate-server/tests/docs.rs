@@ -19,10 +19,11 @@ use testkit::tollgate::{Process, RULES, run_in};
 use testkit::wait::wait_until;
 
 const ANY_PORT: &str = "127.0.0.1:0";
-const SUBCOMMANDS: [&str; 10] =
-    ["serve", "validate", "explain", "publish", "replay", "init", "schema", "completions", "man", "simulate"];
-const PAGES: [&str; 12] = [
+const SUBCOMMANDS: [&str; 11] =
+    ["serve", "validate", "explain", "publish", "replay", "init", "schema", "completions", "man", "simulate", "top"];
+const PAGES: [&str; 13] = [
     "README.md",
+    "docs/admin.md",
     "docs/algorithms.md",
     "docs/getting-started.md",
     "docs/choosing-numbers.md",
@@ -190,6 +191,19 @@ fn without_times(mut response: Value) -> Value {
     response
 }
 
+/// Returns whether a value has everything that another one has.
+fn contains(given: &Value, shown: &Value) -> bool {
+    match (given, shown) {
+        (Value::Object(given), Value::Object(shown)) => {
+            shown.iter().all(|(name, value)| given.get(name).is_some_and(|given| contains(given, value)))
+        }
+        (Value::Array(given), Value::Array(shown)) => {
+            given.len() == shown.len() && given.iter().zip(shown).all(|(given, shown)| contains(given, shown))
+        }
+        _ => given == shown,
+    }
+}
+
 /// The commands of a page, with the server that runs them.
 struct Page {
     name: &'static str,
@@ -199,6 +213,8 @@ struct Page {
     service: Option<(Process, SocketAddr)>,
     /// Answers the other requests of the page.
     gateway: Option<(Process, SocketAddr)>,
+    /// Answers the requests of the page to the admin API.
+    admin: Option<(Process, SocketAddr)>,
     ran: usize,
 }
 
@@ -208,6 +224,9 @@ impl Page {
         let words = words(command.split(" | ").next().unwrap_or_default());
         let arguments = match words.iter().position(|word| word == "tollgate" || word == "--") {
             Some(at) if words[0] == "tollgate" || words[0] == "cargo" => &words[at + 1..],
+            _ if words[0] == "curl" && words.last().is_some_and(|url| url.contains(":8099/v1/")) => {
+                return self.ask_admin(&words, shown);
+            }
             _ if words[0] == "curl" && words.iter().any(|word| word == "--json") => return self.check(&words, shown),
             _ if words[0] == "curl" && words[1] == "-i" => return self.get(&words, shown),
             _ => return,
@@ -248,6 +267,25 @@ impl Page {
         self.ran += 1;
     }
 
+    /// Sends a request to the admin API. The page may leave fields out.
+    fn ask_admin(&mut self, words: &[String], shown: &str) {
+        if shown.is_empty() {
+            return;
+        }
+        let rules = self.rules.as_deref();
+        let (_, address) = self.admin.get_or_insert_with(|| start_at(rules, "admin"));
+        let url = words.last().expect("curl has a URL").trim_start_matches("http://");
+        let path = &url[url.find('/').expect("the URL has a path")..];
+        let given = match words.iter().skip_while(|word| *word != "--json").nth(1) {
+            Some(body) => post(*address, path, body),
+            None => ask(*address, format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).json(),
+        };
+        let shown: Value =
+            serde_json::from_str(shown).unwrap_or_else(|error| panic!("{}: {error}: {shown}", self.name));
+        assert!(contains(&given, &shown), "{}: {words:?}: {given}", self.name);
+        self.ran += 1;
+    }
+
     fn check(&mut self, words: &[String], shown: &str) {
         let body = words.iter().skip_while(|word| *word != "--json").nth(1).expect("--json has a value");
         let rules = self.rules.as_deref();
@@ -270,7 +308,7 @@ fn commands_print_what_the_pages_show() {
         for sample in SAMPLES {
             fs::copy(root().join("docs/samples").join(sample), folder.path().join(sample)).expect("it is copied");
         }
-        let mut page = Page { name, folder, rules: None, service: None, gateway: None, ran: 0 };
+        let mut page = Page { name, folder, rules: None, service: None, gateway: None, admin: None, ran: 0 };
         for (language, text) in blocks(&read(name)) {
             match language {
                 "yaml" => {
@@ -278,7 +316,7 @@ fn commands_print_what_the_pages_show() {
                     let kept = text.lines().filter(|line| !line.starts_with("store: redis"));
                     let rules: String = kept.flat_map(|line| [line, "\n"]).collect();
                     fs::write(page.folder.path().join(RULES), &rules).expect("the rule file is written");
-                    (page.rules, page.service, page.gateway) = (Some(rules), None, None);
+                    (page.rules, page.service, page.gateway, page.admin) = (Some(rules), None, None, None);
                 }
                 "log" => fs::write(page.folder.path().join("access.log"), text).expect("the log is written"),
                 "sh" => text.lines().filter(|line| line.starts_with("tollgate ")).for_each(|line| page.run(line, "")),
@@ -289,6 +327,37 @@ fn commands_print_what_the_pages_show() {
         ran += page.ran;
     }
     assert!(ran >= 13, "{ran} commands were run");
+}
+
+/// Starts a server with the first rule file of a page.
+fn serve_first_sample(page: &str) -> (Process, SocketAddr) {
+    let text = read(page);
+    let sample = blocks(&text).into_iter().find(|(language, _)| *language == "yaml").expect("a rule file").1;
+    start_at(Some(sample), "admin")
+}
+
+#[test]
+fn first_sample_of_the_dashboard_serves() {
+    let (_server, address) = serve_first_sample("docs/dashboard.md");
+    let status = ask(address, "GET /v1/status HTTP/1.1\r\nhost: localhost\r\n\r\n").json();
+    assert_eq!((&status["ready"], &status["rules"]["limits"]), (&true.into(), &1.into()), "{status}");
+}
+
+#[test]
+fn audit_line_of_the_page_is_that_of_the_log() {
+    let page = read("docs/admin.md");
+    let shown = page.lines().find(|line| line.contains(" info: audit: ban_key ")).expect("a line of the log");
+    let all = blocks(&page).into_iter().filter(|(language, _)| *language == "console");
+    let commands: Vec<(&str, String)> = all.flat_map(|(_, block)| commands(block)).collect();
+    let (ban, _) = commands.iter().find(|(command, _)| command.ends_with("/v1/keys/ban")).expect("a ban");
+    let body = words(ban).into_iter().skip_while(|word| word != "--json").nth(1).expect("--json has a value");
+    let (server, address) = serve_first_sample("docs/admin.md");
+    post(address, "/v1/keys/ban", &body);
+    server.await_said("audit: ban_key", 1);
+    let log = server.log();
+    let logged = log.lines().find(|line| line.contains("audit: ban_key")).expect("it is logged");
+    let without_time = |line: &str| line.split_once(' ').expect("a time").1.to_owned();
+    assert_eq!(without_time(logged), without_time(shown));
 }
 
 #[test]
@@ -311,6 +380,19 @@ fn reference_of_the_command_describes_every_option() {
     assert!(removed.iter().all(|option| foreign.contains(option)), "docs/cli.md describes {removed:?}");
 }
 
+/// To take them again: `make screenshots`.
+#[test]
+fn screenshots_are_on_their_page() {
+    let page = read("docs/dashboard.md");
+    let files = fs::read_dir(root().join("docs/pictures")).expect("the folder is there");
+    let names = files.map(|file| file.expect("a file").file_name().into_string().expect("UTF-8"));
+    let taken: Vec<String> = names.filter(|name| name.ends_with(".png")).collect();
+    assert!(!taken.is_empty(), "run `make screenshots`");
+    for name in taken {
+        assert!(page.contains(&format!("(pictures/{name})")), "{name} is on no page: remove it");
+    }
+}
+
 /// To draw them again: `make pictures`.
 #[test]
 fn pictures_are_those_that_the_command_draws() {
@@ -323,6 +405,7 @@ fn pictures_are_those_that_the_command_draws() {
         let files = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
         let files = files.map(|file| file.expect("a file").path());
         files
+            .filter(|path| path.extension().is_some_and(|extension| extension == "svg"))
             .map(|path| (path.file_name().expect("a name").to_owned(), fs::read_to_string(path).expect("UTF-8")))
             .collect::<std::collections::BTreeMap<_, _>>()
     };

@@ -12,6 +12,9 @@ pub(crate) mod cached;
 pub(crate) mod counted;
 mod explain;
 mod in_flight;
+mod key_bans;
+#[cfg(feature = "file")]
+mod limited;
 #[cfg(feature = "file")]
 mod observe;
 #[cfg(all(feature = "file", feature = "redis"))]
@@ -46,6 +49,8 @@ pub(crate) use self::admitted::{Admitted, ByAddress};
 pub use self::explain::{Explanation, RuleExplained, RuleState};
 use self::in_flight::InFlight;
 pub use self::in_flight::InFlightPermit;
+pub use self::key_bans::KeyBan;
+use self::key_bans::KeyBans;
 #[cfg(feature = "file")]
 pub use self::opening::OpenError;
 pub use self::operations::StoreUnavailable;
@@ -62,6 +67,8 @@ use self::store::Store;
 pub(crate) use self::together::CombinedDecision;
 pub use self::together::{Checks, JointCheck};
 use crate::error::InvalidLimit;
+#[cfg(feature = "file")]
+use crate::limited_keys::LimitedKeys;
 use crate::limiter::{Limiter, LimiterBuilder};
 use crate::rules::{Facts, RuleSet};
 
@@ -93,8 +100,13 @@ struct State {
     rules: RuleSet,
     store: Store,
     in_flight: InFlight,
+    /// The bans that operators have set. `None` without any.
+    bans: Option<Box<KeyBans>>,
     #[cfg(feature = "file")]
     reservations: Arc<Reservations>,
+    /// Counts limited keys, if somebody can ask for them.
+    #[cfg(feature = "file")]
+    limited: Option<Arc<LimitedKeys>>,
 }
 
 impl State {
@@ -102,12 +114,16 @@ impl State {
     fn after(before: &Self, rules: RuleSet, store: Store) -> Self {
         let in_flight = InFlight::after(&rules, Some((&before.rules, &before.in_flight)));
         rules.adopt_expression_errors(&before.rules);
+        let bans = before.bans.as_ref().and_then(|bans| KeyBans::new(bans.all().to_vec(), &rules, &in_flight));
         Self {
             rules,
             store,
             in_flight,
+            bans,
             #[cfg(feature = "file")]
             reservations: before.reservations.clone(),
+            #[cfg(feature = "file")]
+            limited: before.limited.clone(),
         }
     }
 }
@@ -147,10 +163,20 @@ impl Gate {
             rules,
             store,
             in_flight,
+            bans: None,
             #[cfg(feature = "file")]
             reservations: Arc::default(),
+            #[cfg(feature = "file")]
+            limited: None,
         });
         Self(Arc::new(Inner { state, changing: Mutex::new(()) }))
+    }
+
+    /// Replaces the state by one that is made of it, while no other change is made.
+    fn change(&self, next: impl FnOnce(&State) -> State) {
+        let _alone = self.0.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = next(&self.0.state.load());
+        self.0.state.store(Arc::new(state));
     }
 
     /// Returns the current rules.
@@ -267,7 +293,13 @@ impl Check {
             Self::Ready(outcome) => outcome.check(facts),
             Self::Pending(_) => None,
         };
-        let Some(remote) = remote else { return check };
+        let Some(remote) = remote else {
+            #[cfg(feature = "file")]
+            if let Self::Ready(outcome) = &check {
+                outcome.count_limited(|| JointCheck::Request(facts));
+            }
+            return check;
+        };
         match check {
             Self::Ready(outcome) => Self::Pending(outcome.complete(remote)),
             pending @ Self::Pending(_) => pending,
@@ -278,7 +310,11 @@ impl Check {
     fn by_name(state: Arc<State>, rule: &str, key: &[&[u8]], cost: u64) -> Option<Self> {
         let mut outcome = Outcome::unlimited(state);
         Some(match outcome.check_by_name(rule, key, cost)? {
-            None => Self::Ready(outcome),
+            None => {
+                #[cfg(feature = "file")]
+                outcome.count_limited(|| JointCheck::Named { rule, key, cost });
+                Self::Ready(outcome)
+            }
             Some(remote) => Self::Pending(outcome.complete(remote)),
         })
     }

@@ -11,6 +11,13 @@ pub mod demand {
         LearningLimits, Measure, Needs, Observer, Phase, Sketch, TICK, candidate_rates,
     };
 }
+/// The keys that limits deny or nearly deny.
+#[cfg(feature = "file")]
+pub mod limited {
+    pub use crate::limited_keys::{
+        KeyTexts, LimitedKey, LimitedKeys, LimitedKind, TakenKey, TakenKeys, TakenLimit, key_hash,
+    };
+}
 #[cfg(feature = "rules")]
 pub use crate::gate::cached::CachedGate;
 #[cfg(feature = "rules")]
@@ -28,3 +35,9 @@ pub use crate::http::reused_response::ReusedResponse;
 pub use crate::rules::client::hop_address;
 #[cfg(feature = "rules")]
 pub use crate::rules::normal::{CleanPath, PathReadings, Unreadable, check_host, check_method, is_padded};
+
+/// Returns whether a character controls the text around it, and is escaped in messages.
+#[must_use]
+pub fn is_control_or_format(letter: char) -> bool {
+    crate::invisible::is_control_or_format(letter)
+}

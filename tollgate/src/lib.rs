@@ -66,9 +66,13 @@ pub mod http;
 #[cfg(feature = "http")]
 #[doc(hidden)]
 pub mod internal;
+#[cfg(any(feature = "http", feature = "redis"))]
+mod invisible;
 mod key;
 mod limit;
 mod limit_set;
+#[cfg(feature = "file")]
+mod limited_keys;
 mod limiter;
 mod rate;
 mod rate_limiter;
@@ -93,7 +97,8 @@ pub use decision::{Decision, Denied, Source};
 pub use error::InvalidLimit;
 #[cfg(feature = "rules")]
 pub use gate::{
-    Check, Checks, Explanation, Gate, InFlightPermit, JointCheck, Outcome, RuleExplained, RuleState, StoreUnavailable,
+    Check, Checks, Explanation, Gate, InFlightPermit, JointCheck, KeyBan, Outcome, RuleExplained, RuleState,
+    StoreUnavailable,
 };
 #[cfg(feature = "file")]
 pub use gate::{MAX_RESERVATION, OpenError, ReservationError, Reserved};
@@ -104,7 +109,7 @@ pub use limiter::{Hit, Limiter, LimiterBuilder, RestoreError, Restored};
 pub use rate::Rate;
 pub use rate_limiter::RateLimiter;
 pub use reservation::{Reservation, Settlement};
-pub use store::memory::Overflow;
+pub use store::memory::{Occupancy, Overflow};
 pub use units::{DAY, HOUR, MAX_SPAN, MIN_SPAN, MINUTE, SECOND, Timestamp};
 #[cfg(feature = "tokio")]
 pub use wait::Wait;

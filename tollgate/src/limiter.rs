@@ -27,7 +27,7 @@ use crate::key::Key;
 use crate::limit::{Limit, LimitId};
 use crate::limit_set::{self, Checked, LimitSet};
 use crate::reservation::{Reservation, Settlement};
-use crate::store::memory::{HashedHit, MemoryStore, Overflow, Positions};
+use crate::store::memory::{HashedHit, MemoryStore, Occupancy, Overflow, Positions};
 use crate::units::Timestamp;
 
 /// A rate limiter in this process's memory, with one limit or several.
@@ -472,6 +472,12 @@ impl Limiter {
         self.variants().find(|id| is_it(self.limit(*id)))
     }
 
+    /// Returns the ids of all [`limits`](Self::limits), in the same order. With many limits, this is faster than
+    /// [`id`](Self::id) for each of them.
+    pub fn ids(&self) -> impl Iterator<Item = LimitId> + use<> {
+        limit_set::ids(0..self.0.base_count)
+    }
+
     /// Returns the ids of all variants and bans, in the order in which they were added: see [`LimitSet`].
     pub fn variants(&self) -> impl Iterator<Item = LimitId> + use<> {
         limit_set::ids(self.0.base_count..self.0.limits.len())
@@ -523,10 +529,35 @@ impl Limiter {
         self.0.store.overflow(limit)
     }
 
+    /// Returns the memory for the keys of a limit and its variants. It takes constant time; [`live_keys`](Self::live_keys)
+    /// visits all keys, and leaves out those that have their whole quota.
+    ///
+    /// ```
+    /// use tollgate::{FixedWindow, Limit, Limiter, HOUR};
+    ///
+    /// let limiter = Limiter::new(Limit::new("per-user", FixedWindow::new(100, HOUR))?);
+    /// assert!(limiter.check("ann").is_allowed());
+    /// let occupancy = limiter.occupancy(limiter.id("per-user").unwrap());
+    /// assert_eq!(occupancy.keys, 1);
+    /// assert!(occupancy.slots > 1 && occupancy.bytes <= limiter.memory_used());
+    /// # Ok::<(), tollgate::InvalidLimit>(())
+    /// ```
+    #[must_use]
+    pub fn occupancy(&self, limit: LimitId) -> Occupancy {
+        self.0.store.occupancy(limit)
+    }
+
     /// Returns the bytes allocated for keys, out of [`max_memory`](LimiterBuilder::max_memory).
     #[must_use]
     pub fn memory_used(&self) -> usize {
         self.0.store.memory_used()
+    }
+
+    /// Returns the bound of the memory for keys, in bytes: see [`LimiterBuilder::max_memory`]. If the machine has less
+    /// memory, it is lowered when an allocation fails.
+    #[must_use]
+    pub fn max_memory(&self) -> usize {
+        self.0.store.max_memory()
     }
 
     /// Returns a limiter with smaller tables for the same limits and keys, or `None` if there is not much to gain.

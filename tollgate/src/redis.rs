@@ -47,6 +47,8 @@ mod login;
 mod memory;
 mod names;
 mod node;
+#[cfg(feature = "file")]
+mod node_reports;
 mod prepared;
 mod probe;
 mod receipt;
@@ -81,10 +83,10 @@ use self::fallback::{Fallback, LocalStore};
 #[cfg(feature = "rules")]
 pub(crate) use self::hits::{cost, only, set_receipts, take_from_store};
 #[cfg(feature = "file")]
-pub(crate) use self::hits::{decided, key_name};
+pub(crate) use self::hits::{decided, key_name, key_parts};
 pub use self::layout::Layout;
 #[cfg(feature = "file")]
-pub use self::learned::StoredLearning;
+pub use self::learned::StoredState;
 use self::leases::Leases;
 pub use self::memory::ServerMemory;
 use self::prepared::PreparedLimit;
@@ -170,8 +172,38 @@ pub struct ServerStatus {
     /// Whether it decides. It does not while it fails, or while it refuses writes because its memory is full or its
     /// user lacks a permission.
     pub available: bool,
+    /// The state of its circuit breaker.
+    pub breaker: BreakerState,
     /// Its memory, read a few times a minute. `None` if it has not been read yet, or if the user may not run `INFO`.
     pub memory: Option<ServerMemory>,
+}
+
+/// The state of a server's circuit breaker: see [`ServerStatus`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BreakerState {
+    /// Requests are sent to the server.
+    Closed,
+    /// The server failed several times in a row. It is probed, and no request is sent to it until a probe succeeds.
+    Open,
+    /// The server refuses writes because its memory is full, or because its user lacks a permission. Requests are sent to
+    /// it, because those that need no write are decided.
+    Refusing,
+}
+
+impl BreakerState {
+    /// All states.
+    pub const ALL: [Self; 3] = [Self::Closed, Self::Open, Self::Refusing];
+
+    /// Returns the state as a word, such as `open`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Open => "open",
+            Self::Refusing => "refusing",
+        }
+    }
 }
 
 /// A hit on a limit, prepared for Redis.
@@ -183,7 +215,7 @@ pub(crate) struct RedisHit {
     /// Where its units were taken, once it is decided.
     receipt: Receipt,
     /// The decision of this limit alone, if the store made it.
-    #[cfg_attr(not(feature = "rules"), expect(dead_code, reason = "only several checks at once read it"))]
+    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only several checks at once read it"))]
     decided: Option<Decision>,
 }
 
@@ -369,8 +401,10 @@ impl RedisLimiter {
     /// Returns the counters of this limiter.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let Shared { script_calls, stores, counts, .. } = &*self.0.shared;
-        Stats::read(counts, &script_calls.calls, stores.iter().map(|store| &*store.topology))
+        let Shared { script_calls, stores, counts, leases, clock, .. } = &*self.0.shared;
+        let (leases_held, leased_units) = leases.held(clock.now_with_gaps());
+        let counted = Stats::read(counts, &script_calls.calls, stores.iter().map(|store| &*store.topology));
+        Stats { leases_held, leased_units, ..counted }
     }
 
     fn decision(&self, hit: &RedisHit, verdict: Verdict, at: Timestamp, source: Source) -> Decision {

@@ -47,6 +47,8 @@ mod matching;
 mod networks;
 pub(crate) mod normal;
 mod path;
+#[cfg(feature = "file")]
+mod pattern;
 mod request;
 mod response;
 mod routes;

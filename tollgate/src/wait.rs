@@ -20,7 +20,7 @@ use crate::redis::RedisLimiter;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let limiter = Limiter::new(Limit::new("tokens", TokenBucket::new(1000, Rate::per_second(100)))?);
+/// let limiter = Limiter::new(Limit::new("tokens", TokenBucket::new(1000, Rate::per_hour(100)))?);
 /// let wait = Wait::at_most(Duration::from_secs(30)).cost(250).jitter(Duration::from_millis(20));
 /// limiter.until_ready("ann", wait).await?;
 /// assert_eq!(limiter.peek("ann").remaining(), 750);

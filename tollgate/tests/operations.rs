@@ -297,3 +297,38 @@ fn live_keys_are_those_that_have_something_to_get_back() {
         assert_eq!(live(), (0, 9_999), "{algorithm:?}");
     }
 }
+
+#[test]
+fn the_memory_of_each_limit_follows_its_keys() {
+    let clock = ManualClock::at(Timestamp::EPOCH);
+    let limits = ["short", "long"].map(|name| {
+        let window = if name == "short" { MINUTE } else { HOUR };
+        Limit::new(name, FixedWindow::new(10, window)).unwrap()
+    });
+    let [short, long] = limits;
+    let builder = Limiter::builder().limit(short).limit(long).clock(clock.clone()).max_memory(64 << 20);
+    let mut limiter = builder.build().unwrap();
+    assert_eq!(limiter.max_memory(), 64 << 20);
+    let ids: Vec<_> = limiter.ids().collect();
+    let names: Vec<&str> = ids.iter().map(|id| limiter.limit(*id).name()).collect();
+    assert_eq!(names, ["short", "long"]);
+    let empty = limiter.occupancy(ids[0]);
+    assert_eq!(empty.keys, 0);
+    for key in 0..10_000_u32 {
+        assert!(limiter.decide_now(&[Hit::new(ids[0], &key.to_le_bytes())]).is_allowed());
+    }
+    assert!(limiter.check("ann").is_allowed());
+    let full = limiter.occupancy(ids[0]);
+    assert_eq!(full.keys, 10_001);
+    assert!(full.slots > full.keys && full.bytes > empty.bytes, "{full:?}");
+    assert_eq!(limiter.occupancy(ids[1]).keys, 1);
+    let sum: usize = ids.iter().map(|id| limiter.occupancy(*id).bytes).sum();
+    assert_eq!(sum, limiter.memory_used());
+
+    clock.advance(MINUTE);
+    while let Some(smaller) = limiter.compacted() {
+        limiter = smaller;
+    }
+    let after = limiter.occupancy(ids[0]);
+    assert!(after.slots < full.slots && after.bytes < full.bytes && after.keys <= 1, "{after:?}");
+}

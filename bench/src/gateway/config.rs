@@ -37,12 +37,16 @@ pub(super) struct Task<'a> {
     pub(super) upstream_port: u16,
     pub(super) limits: Limits,
     pub(super) protocol: Protocol,
+    /// The port of Tollgate's admin listener, if it has one.
+    pub(super) admin_port: Option<u16>,
     /// A folder for the files that nginx requires.
     pub(super) folder: &'a Path,
 }
 
 pub(super) fn tollgate(task: &Task<'_>) -> String {
-    let Task { port, upstream_port, limits, .. } = task;
+    let Task { port, upstream_port, limits, admin_port, .. } = task;
+    let admin = admin_port.map(|port| format!("admin: {{ listen: 127.0.0.1:{port}, show_keys: true }}\n"));
+    let admin = admin.unwrap_or_default();
     let bucket = |name: &str, key: &str, numbers: &str| {
         format!("  - name: {name}\n{key}    algorithm: token_bucket\n    {numbers}\n")
     };
@@ -71,7 +75,7 @@ pub(super) fn tollgate(task: &Task<'_>) -> String {
   routes:
     - path: /**
       upstream: http://127.0.0.1:{upstream_port}
-{limits}"
+{admin}{limits}"
     )
 }
 

@@ -1,6 +1,7 @@
 //! The contenders: Tollgate and its peers, with a separate process for each set of limits.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::process::Command;
 
 use anyhow::Context as _;
@@ -16,12 +17,15 @@ pub(super) const LARGE_BYTES: usize = 100 * 1024;
 
 pub(super) const TOLLGATE: &str = "tollgate";
 pub(super) const TOLLGATE_THREE: &str = "tollgate, three limits";
+pub(super) const TOLLGATE_WATCHED: &str = "tollgate, watched";
 pub(super) const NGINX: &str = "nginx";
 pub(super) const HAPROXY: &str = "HAProxy";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Product {
     Tollgate,
+    /// With an admin listener, so that it counts limited keys.
+    TollgateWatched,
     Nginx,
     Haproxy,
 }
@@ -32,6 +36,7 @@ impl Product {
     fn name(self) -> &'static str {
         match self {
             Self::Tollgate => TOLLGATE,
+            Self::TollgateWatched => TOLLGATE_WATCHED,
             Self::Nginx => NGINX,
             Self::Haproxy => HAPROXY,
         }
@@ -42,6 +47,8 @@ impl Product {
 pub(super) struct Contender {
     pub(super) name: &'static str,
     pub(super) server: Server,
+    /// Tollgate's admin listener, if it has one.
+    pub(super) admin: Option<SocketAddr>,
     _folder: TempDir,
 }
 
@@ -57,22 +64,24 @@ impl Contender {
         let folder = tempfile::tempdir()?;
         let port = free_port()?;
         let upstream_port = upstream.server.address.port();
-        let task = Task { port, upstream_port, limits, protocol, folder: folder.path() };
+        let admin_port = (product == Product::TollgateWatched).then(free_port).transpose()?;
+        let task = Task { port, upstream_port, limits, protocol, admin_port, folder: folder.path() };
         let file = folder.path().join("config.yaml");
         let (text, program) = match product {
-            Product::Tollgate => (config::tollgate(&task), &programs.tollgate),
+            Product::Tollgate | Product::TollgateWatched => (config::tollgate(&task), &programs.tollgate),
             Product::Nginx => (config::nginx(&task), &programs.nginx),
             Product::Haproxy => (config::haproxy(&task), &programs.haproxy),
         };
         fs::write(&file, text)?;
         let mut command = pinned(cores.contender(), program);
         match product {
-            Product::Tollgate => command.args(["serve", "--config"]).arg(&file),
+            Product::Tollgate | Product::TollgateWatched => command.args(["serve", "--config"]).arg(&file),
             Product::Nginx => with_nginx_arguments(&mut command, &folder).arg("-c").arg(&file),
             Product::Haproxy => command.args(["-db", "-f"]).arg(&file),
         };
         let server = Server::start(command, port, &folder.path().join("log")).with_context(|| name.to_owned())?;
-        Ok(Self { name, server, _folder: folder })
+        let admin = admin_port.map(|port| ([127, 0, 0, 1], port).into());
+        Ok(Self { name, server, admin, _folder: folder })
     }
 }
 

@@ -15,7 +15,7 @@ const MASTERS: usize = 3;
 const NODES: usize = 2 * MASTERS;
 const SLOTS: usize = 16_384;
 
-const START_LIMIT: Duration = Duration::from_secs(20);
+const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// The time for handshakes. A node drops another that does not complete its handshake within a second, which takes
 /// longer on a busy machine.

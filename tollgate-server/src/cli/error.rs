@@ -6,8 +6,9 @@ use std::path::PathBuf;
 
 use tollgate::OpenError;
 use tollgate::redis::{ConnectError, PublishError};
-use tollgate::rules::file::{LoadError, Problems};
+use tollgate::rules::file::LoadError;
 
+use crate::control::ControlError;
 use crate::gateway::StartError;
 use crate::listeners::Refusal;
 use crate::listening::ListenError;
@@ -18,8 +19,12 @@ use crate::{descriptors, notice, threads};
 pub(crate) enum Error {
     Load(LoadError),
     Open(OpenError),
-    NothingToServe { config: PathBuf },
-    NoFleet { config: PathBuf },
+    NothingToServe {
+        config: PathBuf,
+    },
+    NoFleet {
+        config: PathBuf,
+    },
     Connect(ConnectError),
     Publish(PublishError),
     Request(String),
@@ -29,7 +34,10 @@ pub(crate) enum Error {
     Descriptors(descriptors::TooFewDescriptors),
     Threads(threads::TooFewThreads),
     State(StateError),
+    Control(ControlError),
     Runtime(io::Error),
+    /// The answer could not be written to stdout.
+    Output(io::Error),
 }
 
 impl Error {
@@ -41,15 +49,14 @@ impl Error {
         }
     }
 
-    /// Writes it to stderr. Problems of a file come first, each on a line that begins with its position.
+    /// Writes it to stderr. Each problem of a file is a line that begins with its position.
     pub(crate) fn log(&self) {
-        if let Self::Load(LoadError::Refused(problems))
-        | Self::Open(OpenError::Rules(problems))
-        | Self::Gateway(StartError::Refused(problems)) = self
-        {
-            notice::log_problems(problems);
+        match self {
+            Self::Load(LoadError::Refused(problems))
+            | Self::Open(OpenError::Rules(problems))
+            | Self::Gateway(StartError::Refused(problems)) => notice::log_problems(problems),
+            error => notice::error(error),
         }
-        notice::log(self);
     }
 }
 
@@ -68,7 +75,7 @@ impl fmt::Display for Error {
         match self {
             Self::Load(LoadError::Refused(problems))
             | Self::Open(OpenError::Rules(problems))
-            | Self::Gateway(StartError::Refused(problems)) => refused(problems, out),
+            | Self::Gateway(StartError::Refused(problems)) => problems.fmt(out),
             Self::Load(error) => error.fmt(out),
             Self::Open(error) => error.fmt(out),
             Self::NothingToServe { config } => write!(
@@ -92,16 +99,16 @@ impl fmt::Display for Error {
             Self::Descriptors(too_few) => too_few.fmt(out),
             Self::Threads(too_few) => too_few.fmt(out),
             Self::State(error) => error.fmt(out),
+            Self::Control(error) => error.fmt(out),
             Self::Runtime(source) => cannot_start(source, out),
+            Self::Output(source) => write!(
+                out,
+                "cannot write the answer to the standard output: {source}: free space there, or send it to another file"
+            ),
         }
     }
 }
 
 fn cannot_start(source: &io::Error, out: &mut fmt::Formatter<'_>) -> fmt::Result {
     write!(out, "cannot start: {source}: raise the limits on threads and file descriptors")
-}
-
-fn refused(problems: &Problems, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let file = problems.iter().next().map_or("the rule file", |problem| problem.file());
-    write!(out, "{file} is not valid: correct the problems above")
 }

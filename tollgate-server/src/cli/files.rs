@@ -3,7 +3,7 @@
 //! All of them are made from the types and arguments of this binary, so they always fit its version.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::builder::Resettable;
@@ -13,7 +13,7 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
 use tollgate::rules::file;
 
-use super::{Cli, Completion, Error, print};
+use super::{Cli, Completion, Error, print, print_bytes};
 
 pub(super) const SCHEMA_EXAMPLES: &str = "\
 Examples:
@@ -48,19 +48,19 @@ pub(super) struct ManArguments {
 }
 
 /// Prints the JSON Schema of the rule file.
-pub(super) fn schema() -> Completion {
-    print(format_args!("{:#}", file::schema()));
-    Completion::Positive
+pub(super) fn schema() -> Result<Completion, Error> {
+    print(format_args!("{:#}", file::schema()))?;
+    Ok(Completion::Positive)
 }
 
 /// Prints a completion script.
-pub(super) fn completions(arguments: &CompletionsArguments) -> Completion {
+pub(super) fn completions(arguments: &CompletionsArguments) -> Result<Completion, Error> {
     let mut script = Vec::new();
     let mut command = Cli::command();
     let name = command.get_name().to_owned();
     clap_complete::generate(arguments.shell, &mut command, name, &mut script);
-    print_bytes(&script);
-    Completion::Positive
+    print_bytes(&script)?;
+    Ok(Completion::Positive)
 }
 
 /// Prints the main manual page, or writes the pages of all commands.
@@ -70,7 +70,7 @@ pub(super) fn man(arguments: &ManArguments) -> Result<Completion, Error> {
     command.build();
     match &arguments.directory {
         Some(directory) => write_pages(&command, directory).map_err(|error| cannot_write(directory, &error))?,
-        None => print_bytes(&page(&command).map_err(Error::Runtime)?.1),
+        None => print_bytes(&page(&command).map_err(Error::Runtime)?.1)?,
     }
     Ok(Completion::Positive)
 }
@@ -101,9 +101,4 @@ fn page(command: &Command) -> io::Result<(String, Vec<u8>)> {
 fn cannot_write(directory: &Path, error: &io::Error) -> Error {
     let directory = directory.display();
     Error::Usage(format!("cannot write manual pages to {directory}: {error}: name an existing, writable directory"))
-}
-
-/// Prints text that ends with a line feed. A closed stdout is not an error.
-fn print_bytes(text: &[u8]) {
-    _ = io::stdout().write_all(text);
 }

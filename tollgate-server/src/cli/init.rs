@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use self::questions::Questions;
 use self::starter::{NO_UPSTREAM, Numbers, Starter};
 use super::replay::suggest;
-use super::{Completion, Error, print, validate};
+use super::{Completion, Error, print, print_bytes, validate};
 use crate::notice;
 
 pub(super) const EXAMPLES: &str = "\
@@ -97,13 +97,26 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Completion, Error> {
         starter.check(path).map_err(|problem| Error::Usage(format!("the file would not be valid: {problem}")))?;
     validate::usable(&parsed).await.map_err(Error::Open)?;
     if is_printed {
-        _ = io::stdout().write_all(starter.text().as_bytes());
+        print_bytes(starter.text().as_bytes())?;
         return Ok(Completion::Positive);
     }
-    arguments.write(&starter.text())?;
+    let readable_by = if parsed.store.url.has_login() { ReadableBy::Owner } else { ReadableBy::Default };
+    arguments.write(&starter.text(), readable_by)?;
     let file = arguments.file.display();
-    print(format_args!("{file} is written. Start it with: tollgate serve --config {file}"));
+    let only = match readable_by {
+        ReadableBy::Owner => ", readable by its owner only, because it has the password of the store",
+        ReadableBy::Default => "",
+    };
+    print(format_args!("{file} is written{only}. Start it with: tollgate serve --config {file}"))?;
     Ok(Completion::Positive)
+}
+
+/// The users that may read the file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ReadableBy {
+    Owner,
+    /// As the umask of the user says.
+    Default,
 }
 
 /// Whether and why questions are asked.
@@ -212,13 +225,24 @@ impl Arguments {
             .map_err(|path| Error::Usage(format!("--jwks: {} is not UTF-8: rename the file", path.display())))
     }
 
-    fn write(&self, text: &str) -> Result<(), Error> {
+    fn write(&self, text: &str, readable_by: ReadableBy) -> Result<(), Error> {
         let mut options = OpenOptions::new();
+        #[cfg(unix)]
+        if readable_by == ReadableBy::Owner {
+            std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        }
         match self.force {
             true => options.write(true).create(true).truncate(true),
             false => options.write(true).create_new(true),
         };
-        let written = options.open(&self.file).and_then(|mut file| file.write_all(text.as_bytes()));
+        let written = options.open(&self.file).and_then(|mut file| {
+            // The file that is replaced may be readable by all.
+            #[cfg(unix)]
+            if readable_by == ReadableBy::Owner {
+                file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+            }
+            file.write_all(text.as_bytes())
+        });
         written.map_err(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => exists(&self.file),
             _ => {

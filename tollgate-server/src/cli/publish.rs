@@ -1,7 +1,5 @@
 //! `tollgate publish`: publishes a rule file to all nodes that share its Redis, shows it, or withdraws it.
 
-mod logins;
-
 use std::borrow::Cow;
 use std::path::Path;
 
@@ -10,6 +8,7 @@ use tollgate::redis::{PublishError, PublishedRules, RuleSets};
 use tollgate::rules::file::{Parsed, RuleFile};
 
 use super::{Completion, ConfigArgument, Error, StoreArgument, load, print};
+use crate::config::logins;
 use crate::notice;
 
 pub(super) const EXAMPLES: &str = "\
@@ -108,7 +107,7 @@ fn rule_sets(file: &Parsed, path: &Path) -> Result<RuleSets, Error> {
 fn outcome(changed: Result<u64, PublishError>, message: impl Fn(u64) -> String) -> Result<Completion, Error> {
     match changed {
         Ok(version) => {
-            print(message(version));
+            print(message(version))?;
             Ok(Completion::Positive)
         }
         Err(PublishError::Conflict { version }) => {
@@ -129,13 +128,13 @@ async fn show(rule_sets: &RuleSets, as_json: bool) -> Result<Completion, Error> 
     if as_json {
         let id = newest.as_ref().map(|newest| &*newest.id);
         let json = PublishedJson { version, id, rules: rules.as_deref() };
-        print(serde_json::to_string_pretty(&json).unwrap_or_default());
+        print(serde_json::to_string_pretty(&json).unwrap_or_default())?;
     } else {
         match &rules {
             Some(rules) => print(format_args!("# published version {version}\n{}", rules.trim_end())),
             None if version == 0 => print("nothing is published"),
             None => print(format_args!("nothing is published; version {version} withdrew the rules")),
-        }
+        }?;
     }
     Ok(if rules.is_some() { Completion::Positive } else { Completion::Negative })
 }

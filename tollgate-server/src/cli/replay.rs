@@ -1,6 +1,6 @@
 //! `tollgate replay`: shows what limits would have done to the requests of access logs.
 //!
-//! Exits with 1 if a threshold is crossed, and with 2 if no request could be read.
+//! Exits with 1 if a threshold is crossed, and with 2 if it cannot be judged or no request could be read.
 
 pub(super) mod suggest;
 
@@ -10,10 +10,11 @@ use std::path::{Path, PathBuf};
 use indicatif::{ProgressBar, ProgressStyle};
 use tollgate::rules::file::Parsed;
 
-use super::{Completion, Error, load, print};
+use super::{Completion, Error, load, print, whole_number};
 use crate::notice;
 use crate::tools::access_log::{AccessLog, Format, HeaderField, Mappings};
-use crate::tools::replay::{NamedFile, Replay, ReportOptions, Threshold};
+use crate::tools::replay::{NamedFile, Replay, ReportOptions, Threshold, Verdict};
+use crate::tools::words::counted;
 
 /// Requests between two updates of the progress bar.
 const UPDATE_EVERY: u64 = 1 << 14;
@@ -52,7 +53,7 @@ pub(super) struct Arguments {
     #[arg(long = "map", value_name = "header:NAME=FIELD")]
     maps: Vec<HeaderField>,
     /// Number of keys to list as the most limited
-    #[arg(long, value_name = "NUMBER", default_value_t = 10, value_parser = clap::value_parser!(u16).range(0..=1000))]
+    #[arg(long, value_name = "NUMBER", default_value_t = 10, value_parser = whole_number(0..=1000_u16))]
     top: u16,
     #[command(flatten)]
     suggest: suggest::Options,
@@ -92,19 +93,16 @@ pub(super) fn run(arguments: &Arguments) -> Result<Completion, Error> {
     };
     let report = replay.report(&log, &options);
     if arguments.json {
-        print(serde_json::to_string_pretty(&report).unwrap_or_default());
+        report.warnings().iter().for_each(notice::warn);
+        print(serde_json::to_string_pretty(&report).unwrap_or_default())?;
     } else {
-        print(report.to_string().trim_end());
+        print(report.to_string().trim_end())?;
     }
-    for file in log.files() {
-        if let Some(problem) = &file.problem {
-            notice::warn(format_args!(
-                "{} could not be read to its end ({problem}): the numbers are those of what could be read",
-                file.path.display()
-            ));
-        }
+    match report.verdict() {
+        Verdict::Within => Ok(Completion::Positive),
+        Verdict::Crossed => Ok(Completion::Negative),
+        Verdict::Unknown(why) => Err(Error::Usage(format!("--fail-if cannot be judged: {why}"))),
     }
-    Ok(if report.is_within_thresholds() { Completion::Positive } else { Completion::Negative })
 }
 
 impl Arguments {
@@ -164,8 +162,9 @@ fn nothing_read(log: &AccessLog) -> String {
         let line = file.bad_lines.first()?;
         Some(format!(" (line {} of {}: {})", line.number, file.path.display(), line.text))
     });
+    let lines = counted(lines, "line", "lines");
     format!(
-        "none of {lines} lines is a request in a known format{}: see `tollgate replay --help` for the formats, or convert \
+        "none of {lines} is a request in a known format{}: see `tollgate replay --help` for the formats, or convert \
          the log to JSON lines with time, client_ip, method, path and status",
         shown.unwrap_or_default()
     )

@@ -4,21 +4,28 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tollgate::Gate;
 use tollgate::rules::file::Parsed;
 use tollgate::rules::file::internal::Address;
 
-use super::{Error, StoreArgument, load, print};
+use super::{Error, StoreArgument, load, print, whole_number};
+use crate::bans::Bans;
+use crate::control::{Commands, ControlSocket, Handover, Inheritance, Predecessor, Successor};
 use crate::gateway::Gateway;
 use crate::learning::Learners;
+use crate::limited::Limited;
 use crate::listeners::{Listeners, Shared};
-use crate::listening::Flag;
+use crate::listening::{Ending, Flag};
+use crate::notice::LogFormat;
+use crate::passed_sockets::PassedSockets;
 use crate::readiness::Readiness;
-use crate::reload::{CliOverrides, Hangup, Reload, Reloads, Started};
+use crate::reload::{CliOverrides, FileSnapshot, Hangup, Reload, Reloads, RulesSource, Started};
+use crate::seconds::unix_seconds;
 use crate::service::throttle::Throttles;
-use crate::state::{StateFile, StateWriter};
-use crate::{builtin, config, limit_summary, listeners, notice, shutdown, threads};
+use crate::state::{self, StateFile, StateWriter};
+use crate::{builtin, config, limit_summary, listeners, notice, service_manager, shutdown, threads, traces};
 
 /// The longest wait at exit for leases to be returned to Redis. Those that are not returned expire there.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -28,7 +35,8 @@ Examples:
   tollgate serve
   tollgate serve --config tollgate.yaml --admin 127.0.0.1:8099
   tollgate serve --config tollgate.yaml --store redis://10.0.0.5:6379
-  tollgate serve --config tollgate.yaml --state /var/lib/tollgate/state";
+  tollgate serve --config tollgate.yaml --state /var/lib/tollgate/state
+  tollgate serve --config tollgate.yaml --control /run/tollgate/control";
 
 #[derive(clap::Args)]
 pub(super) struct Arguments {
@@ -51,13 +59,21 @@ pub(super) struct Arguments {
     state: Option<PathBuf>,
     /// Seconds between two writes of the state file, which is also written on exit
     #[arg(long, value_name = "SECONDS", env = "TOLLGATE_STATE_INTERVAL", requires = "state", default_value_t = 10,
-        value_parser = clap::value_parser!(u64).range(1..=86_400))]
+        value_parser = whole_number(1..=86_400_u64))]
     state_interval: u64,
+    /// Unix socket for `tollgate reload` and `tollgate restart`; a server that listens there already hands over to this one
+    #[arg(long, value_name = "PATH", env = "TOLLGATE_CONTROL")]
+    control: Option<PathBuf>,
+    /// Format of the log on the standard error
+    #[arg(long, value_name = "FORMAT", env = "TOLLGATE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
 }
 
-pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
+pub(super) async fn run(arguments: Arguments, passed: PassedSockets) -> Result<(), Error> {
+    notice::start(arguments.log_format);
     let file = rules(&arguments)?;
-    let Arguments { config: path, listen, http, admin, store, state, state_interval } = arguments;
+    let Arguments { config: path, listen, http, admin, store, state, state_interval, control, log_format: _ } =
+        arguments;
     if listen.is_some() && file.gateway.is_none() {
         let fix = "add `gateway: { routes: [...] }` to it, or use --http for the decision service";
         return Err(Error::Usage(format!("{} needs a gateway, and the rule file has none: {fix}", Flag::LISTEN)));
@@ -72,24 +88,48 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
             "--state is only for the in-memory store, because Redis keeps its own keys: {fix}"
         )));
     }
+    let traces = traces::start().map_err(Error::Usage)?;
     // One each for the access log, the watcher of the rule file, and the state file.
     threads::check(file.gateway.as_ref().map_or(0, Gateway::workers) + 3).map_err(Error::Threads)?;
     let descriptors = listeners::check(&file, &overrides)?;
-    let learners = Arc::new(Learners::restored(state.as_deref()));
+    let passed = Arc::new(passed);
+    let control = control.map(ControlSocket::bind).transpose().map_err(Error::Control)?;
+    let found = match &control {
+        Some(control) => Predecessor::find(control.path(), &passed).await.map_err(Error::Control)?,
+        None => None,
+    };
+    let (predecessor, inheritance) = found.unzip();
+    // Counts on Redis stay there.
+    let inherited = inheritance.filter(|inherited| inherited.counts.is_some() && file.store.is_memory());
+    let learners = match &inherited {
+        Some(inherited) => Learners::taken_over(state.as_deref(), &inherited.learned),
+        None => Learners::restored(state.as_deref()).map_err(Error::State)?,
+    };
+    let learners = Arc::new(learners);
     let (file, learned) = learners.attach(file);
     learners.commit(learned);
     config::compile(&file, listen.as_ref()).map_err(|problems| Error::Open(problems.into()))?;
+    let loaded = FileSnapshot::of_loaded(&file);
+    let state_path = state.clone();
     let state = state.map(StateFile::new);
-    let gate = match &state {
-        Some(state) => state.open(&file).await.map_err(Error::from_state)?,
-        None => Gate::open(&file).await.map_err(Error::Open)?,
+    let (counts, bans) = inherited.map(|Inheritance { counts, bans, .. }| (counts, bans)).unzip();
+    let gate = match (counts.flatten(), &state) {
+        (Some(counts), _) => state::open_taken_over(&file, counts).await.map_err(Error::from_state)?,
+        (None, Some(state)) => state.open(&file).await.map_err(Error::from_state)?,
+        (None, None) => Gate::open(&file).await.map_err(Error::Open)?,
     };
     notice::warn_if_store_unavailable(&gate);
-    let (readiness, reloads) = (Arc::new(Readiness::default()), Arc::new(Reloads::new()));
+    let source = if path.is_some() { RulesSource::File } else { RulesSource::BuiltIn };
+    let (readiness, reloads) = (Arc::new(Readiness::default()), Arc::new(Reloads::new(&file, source)));
     if file.service.xds.is_some() {
         readiness.await_xds(reloads.xds.clone());
     }
     let throttles = Arc::new(Throttles::new(&gate));
+    let limited = Arc::new(Limited::new(gate.clone()));
+    let bans = Arc::new(match bans {
+        Some(bans) => Bans::taken_over(gate.clone(), state_path.as_deref(), &bans),
+        None => Bans::restored(gate.clone(), state_path.as_deref()),
+    });
     let shared = Shared {
         gate: gate.clone(),
         throttles: Arc::clone(&throttles),
@@ -98,55 +138,149 @@ pub(super) async fn run(arguments: Arguments) -> Result<(), Error> {
         readiness: Arc::clone(&readiness),
         reloads: Arc::clone(&reloads),
         learners: Arc::clone(&learners),
+        listening: Arc::default(),
+        bans: Arc::clone(&bans),
+        key_display: Arc::default(),
+        limited: Arc::clone(&limited),
+        started_at: unix_seconds(),
+        passed: Arc::clone(&passed),
     };
     let listeners = Arc::new(Listeners::new(shared, overrides.clone(), descriptors));
     let (admin, service) = listeners.prepare(&file).await?.split_admin();
-    // It starts first and ends last, so that `/readyz` can report both.
-    listeners.start(admin);
+    // It starts first and ends last, so that `/readyz` can report both. While another process serves, nothing accepts
+    // connections before everything that can fail has succeeded.
+    let waiting = match predecessor {
+        None => {
+            listeners.start(admin);
+            service
+        }
+        Some(_) => service.with(admin),
+    };
     let gateway = match &file.gateway {
         Some(_) => {
-            let gateway = Gateway::start(&file, &gate, listen, descriptors.plan).await.map_err(Error::Gateway)?;
-            Some(Arc::new(gateway))
+            let gateway = Gateway::start(&file, &gate, listen, descriptors.plan, Arc::clone(&passed)).await;
+            Some(Arc::new(gateway.map_err(Error::Gateway)?))
         }
         None => None,
     };
-    listeners.start(service);
+    listeners.start(waiting);
     let pause = Duration::from_secs(state_interval);
-    let state = state.map(|state| StateWriter::start(state, gate.clone(), pause)).transpose().map_err(Error::State)?;
+    let writer = if predecessor.is_some() { StateWriter::wait } else { StateWriter::start };
+    let mut state = state.map(|state| writer(state, gate.clone(), pause)).transpose().map_err(Error::State)?;
     readiness.set_started(gateway.clone());
     // Installed before the line below is printed, so that its reader can already signal the server.
     let shutdown = shutdown::signal().map_err(Error::Runtime)?;
-    // Without a rule file there is nothing to reload, but SIGHUP must not end the server.
+    // Without a rule file too: SIGHUP must not end the server.
     let hangup = Hangup::listen().map_err(Error::Runtime)?;
+    // Nothing after this may end the process: the other one serves no more.
+    if let Some(predecessor) = predecessor {
+        predecessor.take_over(&passed);
+        if let Some(state) = &state {
+            state.begin();
+        }
+    }
+    passed.warn_of_unused();
+    let (successor, mut successors) = mpsc::channel(1);
+    let control = control.and_then(|socket| {
+        let handover = Handover {
+            gate: gate.clone(),
+            learners: Arc::clone(&learners),
+            bans: Arc::clone(&bans),
+            gateway: gateway.clone(),
+            listeners: Arc::clone(&listeners),
+            passed: Arc::clone(&passed),
+            successor,
+        };
+        let commands = Commands::new(Arc::clone(&reloads), Arc::clone(&readiness), handover);
+        match socket.serve(commands) {
+            Ok(server) => Some(server),
+            Err(error) => {
+                notice::error(error);
+                None
+            }
+        }
+    });
     announce(gateway.as_deref(), &listeners, &file);
     tokio::spawn(notice::monitor_store(gate.clone()));
     tokio::spawn(notice::monitor_memory(gate.clone()));
     tokio::spawn(free_memory(gate.clone()));
-    tokio::spawn(Arc::clone(&learners).run(gate.clone()));
-    let reloading = path.map(|path| {
+    tokio::spawn(limited.run());
+    let learning = tokio::spawn(Arc::clone(&learners).run(gate.clone()));
+    tokio::spawn(bans.run());
+    let drain = file.gateway.as_ref().map_or(Duration::ZERO, |gateway| gateway.timeouts.drain.duration());
+    let reloading = {
         let (gate, gateway, listeners) = (gate.clone(), gateway.clone(), Arc::clone(&listeners));
         let learners = Arc::clone(&learners);
-        let started = Started { gate, throttles, path, file, hangup, gateway, listeners, overrides, reloads, learners };
-        Reload::new(started).spawn()
-    });
-    shutdown.await;
-    readiness.set_stopping();
-    if let Some(reloading) = reloading {
-        reloading.end().await;
+        Reload::new(Started {
+            gate,
+            throttles,
+            path,
+            file,
+            loaded,
+            hangup,
+            gateway,
+            listeners,
+            overrides,
+            reloads,
+            learners,
+        })
+        .spawn()
+    };
+    service_manager::notify_ready();
+    let successor = tokio::select! {
+        () = shutdown => None,
+        Some(successor) = successors.recv() => Some(successor),
+    };
+    if successor.is_none() {
+        readiness.set_stopping();
     }
-    listeners.begin_stop();
+    reloading.end().await;
+    let ending = match successor {
+        None => {
+            service_manager::notify_stopping(drain);
+            Ending::Stop
+        }
+        Some(Successor { process, used, released }) => {
+            let ending = Ending::TakenOver { used };
+            // The other process writes the files from now on.
+            learning.abort();
+            if let Some(state) = state.take() {
+                state.leave().await;
+            }
+            listeners.begin_stop(&ending);
+            if let Some(gateway) = &gateway {
+                gateway.hand_over(&ending);
+            }
+            if let Some(process) = process {
+                service_manager::notify_successor(process);
+            }
+            notice::log("another process has taken over: this one finishes its requests");
+            // The other process may have ended in the meantime.
+            _ = released.send(());
+            ending
+        }
+    };
+    listeners.begin_stop(&ending);
     if let Some(gateway) = &gateway {
-        gateway.stop().await;
+        gateway.stop(&ending).await;
     }
     listeners.drained().await;
-    if let Some(state) = state {
-        state.end().await;
+    if ending == Ending::Stop {
+        if let Some(state) = state {
+            state.end().await;
+        }
+        learners.end(&gate);
     }
-    learners.save(&gate);
     if let Some(store) = gate.redis() {
         _ = timeout(RETURN_TIMEOUT, store.return_leases()).await;
     }
+    if let Some(traces) = traces {
+        traces.end().await;
+    }
     listeners.stop_admin().await;
+    if let Some(control) = control {
+        control.end(&ending).await;
+    }
     Ok(())
 }
 
@@ -180,5 +314,10 @@ fn announce(gateway: Option<&Gateway>, listeners: &Listeners, file: &Parsed) {
     let of_gateway = gateway.into_iter().flat_map(Gateway::addresses);
     let of_gateway = of_gateway.map(|(scheme, address)| format!("gateway {scheme}://{address}"));
     let addresses: Vec<String> = of_gateway.chain(listeners.descriptions()).collect();
-    print(format_args!("tollgate {version}: {}; {limits}", addresses.join(", ")));
+    let line = format!("tollgate {version}: {}; {limits}", addresses.join(", "));
+    // A full disk behind the standard output is no reason to serve nobody.
+    if let Err(error) = print(notice::start_line(&line)) {
+        notice::warn(error);
+        notice::log(line);
+    }
 }

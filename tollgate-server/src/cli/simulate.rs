@@ -5,6 +5,7 @@ use std::io::{self, BufReader, IsTerminal as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::ValueEnum as _;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use serde::Deserialize as _;
 use serde::de::IntoDeserializer as _;
@@ -12,17 +13,18 @@ use serde::de::value::{Error as ValueError, StrDeserializer};
 use tollgate::Rate;
 use tollgate::rules::file::internal::{AlgorithmName, DurationText};
 
-use super::{Completion, Error, load, print};
+use super::{Completion, Error, load, print, whole_number};
 use crate::notice;
 use crate::tools::simulate::limits::{ALGORITHMS, Overflow, Quota, SimulatedLimit};
+use crate::tools::simulate::numbers::{Kind, TrafficNumbers};
 use crate::tools::simulate::report::Report;
 use crate::tools::simulate::scenario::Scenario;
 use crate::tools::simulate::text::{DEFAULT_WIDTH, Layout, Style};
-use crate::tools::simulate::traffic::{MAX_SPAN, Pattern, Traffic};
-use crate::tools::simulate::{html, simulate, svg, text, timestamps};
+use crate::tools::simulate::traffic::Traffic;
+use crate::tools::simulate::{SimulationError, html, simulate, svg, text, timestamps};
 
-/// Windows that the traffic lasts for, unless `--for` is given.
-const DEFAULT_WINDOWS: u32 = 5;
+/// The largest number of units that a limit can have.
+const MAX_QUOTA: u64 = 1 << 32;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -71,13 +73,13 @@ struct LimitArguments {
     #[arg(long = "algorithm", value_name = "NAME", value_parser = algorithm_parser())]
     algorithms: Vec<AlgorithmName>,
     /// Units per window [default: 100]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole_number(1..=MAX_QUOTA))]
     limit: Option<u64>,
     /// Length of the window [default: 1m]
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", value_parser = window)]
     window: Option<Duration>,
     /// Units in a full bucket, for both buckets [default: the limit]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole_number(1..=MAX_QUOTA))]
     capacity: Option<u64>,
     /// Rate of both buckets [default: the limit per window]
     #[arg(long, value_name = "RATE", value_parser = rate)]
@@ -106,14 +108,14 @@ struct TrafficArguments {
     /// Requests at the times in a file (- for stdin), one per line: TIME [KEY [COST]]
     #[arg(long, value_name = "FILE", conflicts_with_all = ["kind", "rate", "span", "burst", "every", "cost", "seed"])]
     timestamps: Option<PathBuf>,
-    /// Rate of requests; the highest rate of a ramp [default: 1.5 times the limit]
+    /// Rate of requests; the highest rate of a ramp [default: 1.5 times the fastest limit]
     #[arg(long, value_name = "RATE", value_parser = rate)]
     rate: Option<Rate>,
-    /// Length of the traffic [default: five windows]
+    /// Length of the traffic, up to 3650d [default: five windows, or five times the time to fill a bucket]
     #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
     span: Option<Duration>,
-    /// Requests of a burst [default: twice the limit], and on each side of a boundary [default: the limit]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Requests of a burst [default: twice the largest limit], and on each side of a boundary [default: the limit]
+    #[arg(long, value_name = "N", value_parser = whole_number(1..=MAX_QUOTA))]
     burst: Option<u64>,
     /// Time from one burst to the next, and from on to on [default: the window]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
@@ -126,30 +128,11 @@ struct TrafficArguments {
     seed: Option<u64>,
 }
 
-/// Shapes of traffic.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Kind {
-    /// Requests at equal distances
-    Steady,
-    /// Many requests at once, again and again
-    Burst,
-    /// Requests just before and just after a window ends
-    Boundary,
-    /// A rate that grows from zero
-    Ramp,
-    /// Steady for a while, then silent
-    OnOff,
-    /// Independent requests at random times
-    Poisson,
-    /// Steady, and twenty times as fast in the middle third
-    Attack,
-}
-
 pub(super) fn run(arguments: &Arguments) -> Result<Completion, Error> {
     if arguments.list_scenarios {
         let width = Scenario::ALL.iter().map(|scenario| scenario.name().len()).max().unwrap_or(0);
         for scenario in Scenario::ALL {
-            print(format_args!("{:width$}  {}", scenario.name(), scenario.title()));
+            print(format_args!("{:width$}  {}", scenario.name(), scenario.title()))?;
         }
         return Ok(Completion::Positive);
     }
@@ -161,25 +144,26 @@ pub(super) fn run(arguments: &Arguments) -> Result<Completion, Error> {
         write(path, &html::page(&report))?;
     }
     if arguments.json {
-        print(serde_json::to_string(&report).unwrap_or_default());
+        print(serde_json::to_string(&report).unwrap_or_default())?;
     } else {
-        print(text::show(&report, layout()));
+        print(text::show(&report, layout()))?;
     }
     Ok(Completion::Positive)
 }
 
 impl Arguments {
     fn report(&self) -> Result<Report, Error> {
-        let usage = |error: &dyn std::fmt::Display| Error::Usage(error.to_string());
         let (limits, traffic) = match self.scenario {
-            Some(scenario) => scenario.parts().map_err(|error| usage(&error))?,
+            Some(scenario) => scenario.parts().map_err(|error| Error::Usage(error.to_string()))?,
             None => {
+                self.limits.check()?;
+                self.traffic.check()?;
                 let limits = self.limits.build()?;
                 let traffic = self.traffic.build(&limits)?;
                 (limits, traffic)
             }
         };
-        let report = simulate(&limits, &traffic).map_err(|error| usage(&error))?;
+        let report = simulate(&limits, &traffic).map_err(|error| self.traffic.failed(&error))?;
         Ok(match self.scenario {
             Some(scenario) => report.of_scenario(scenario),
             None => report,
@@ -188,6 +172,33 @@ impl Arguments {
 }
 
 impl LimitArguments {
+    /// Refuses options that no chosen algorithm reads.
+    fn check(&self) -> Result<(), Error> {
+        let has = |algorithm| self.algorithms.is_empty() || self.algorithms.contains(&algorithm);
+        let has_bucket = has(AlgorithmName::TokenBucket) || has(AlgorithmName::LeakyBucket);
+        let has_window =
+            ALGORITHMS[2..].iter().any(|algorithm| has(*algorithm)) || self.capacity.is_none() || self.refill.is_none();
+        let options = [
+            ("--limit", self.limit.is_some() && !has_window, "remove it, because --capacity and --refill replace it"),
+            ("--capacity", self.capacity.is_some() && !has_bucket, "remove it, or add --algorithm token_bucket"),
+            ("--refill", self.refill.is_some() && !has_bucket, "remove it, or add --algorithm token_bucket"),
+            (
+                "--segments",
+                self.segments.is_some() && !has(AlgorithmName::SlidingWindowCounter),
+                "remove it, or add --algorithm sliding_window_counter",
+            ),
+            (
+                "--overflow",
+                self.overflow.is_some() && !has(AlgorithmName::LeakyBucket),
+                "remove it, or add --algorithm leaky_bucket",
+            ),
+        ];
+        match options.into_iter().find(|(_, is_idle, _)| *is_idle) {
+            Some((option, _, fix)) => Err(Error::Usage(format!("{option} has no effect on these algorithms: {fix}"))),
+            None => Ok(()),
+        }
+    }
+
     fn build(&self) -> Result<Vec<SimulatedLimit>, Error> {
         if let Some(path) = &self.config {
             return self.of_file(path);
@@ -223,6 +234,13 @@ impl LimitArguments {
                 notice::warn(format_args!("limit {name} is left out: in_flight limits count no requests over time"));
                 continue;
             }
+            if let Some(learn) = rule.learn() {
+                let (quota, from) = (rule.quota_name(), learn.from);
+                notice::warn(format_args!(
+                    "limit {name} learns its {quota}, and is simulated with the number that it starts from, {from}: put \
+                     another in `from` to simulate it"
+                ));
+            }
             limits.push(SimulatedLimit::of_rule(rule).map_err(|error| Error::Usage(error.to_string()))?);
         }
         if limits.is_empty() {
@@ -234,34 +252,51 @@ impl LimitArguments {
 }
 
 impl TrafficArguments {
-    /// Returns the traffic. Numbers that are not given follow from the first limit.
+    fn kind(&self) -> Kind {
+        self.kind.unwrap_or(Kind::Poisson)
+    }
+
+    /// Refuses options that the shape of the traffic does not read.
+    fn check(&self) -> Result<(), Error> {
+        let is = |kinds: &[Kind]| kinds.contains(&self.kind());
+        let at_once = is(&[Kind::Burst, Kind::Boundary]);
+        let options = [
+            ("--rate", self.rate.is_some() && at_once, "use --burst for its requests"),
+            ("--burst", self.burst.is_some() && !at_once, "remove it, or use --traffic burst"),
+            ("--every", self.every.is_some() && !is(&[Kind::Burst, Kind::OnOff]), "remove it, or use --traffic burst"),
+            ("--seed", self.seed.is_some() && !is(&[Kind::Poisson]), "remove it, or use --traffic poisson"),
+        ];
+        match options.into_iter().find(|(_, is_idle, _)| *is_idle) {
+            Some((option, _, fix)) => {
+                let kind = self.kind().to_possible_value();
+                let kind = kind.as_ref().map_or_else(Default::default, |kind| kind.get_name());
+                Err(Error::Usage(format!("{option} has no effect on {kind} traffic: {fix}")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Describes a simulation that cannot run, with the options that this traffic has.
+    fn failed(&self, error: &SimulationError) -> Error {
+        let fix = match (error, self.kind()) {
+            (SimulationError::NoRequests, Kind::Burst) => "lengthen --for, or shorten --every",
+            (SimulationError::NoRequests, Kind::Boundary) => "lengthen --for, or shorten --window",
+            (SimulationError::NoRequests, _) => "lengthen --for, or raise --rate",
+            (SimulationError::TooManyRequests(_), Kind::Burst | Kind::Boundary) => "lower --burst, or shorten --for",
+            (SimulationError::TooManyRequests(_), _) => "lower --rate, or shorten --for",
+            (SimulationError::TooManyLimits(_), _) => "choose some of them with --only",
+            (SimulationError::Limit(error), _) => return Error::Usage(error.to_string()),
+        };
+        Error::Usage(format!("{}: {fix}", error.problem()))
+    }
+
     fn build(&self, limits: &[SimulatedLimit]) -> Result<Traffic, Error> {
         if let Some(path) = &self.timestamps {
             return self.of_file(path);
         }
-        let (quota, window) =
-            limits.first().map_or((100, tollgate::MINUTE), |first| (first.limit().quota(), first.window()));
-        let span = self.span.unwrap_or_else(|| window.saturating_mul(DEFAULT_WINDOWS));
-        let every = self.every.unwrap_or(window);
-        let rate = self.rate.unwrap_or_else(|| faster(quota, window));
-        check("--for", span)?;
-        check("--every", every)?;
-        if rate.count() == 0 {
-            return Err(Error::Usage(
-                "--rate: a rate of zero has no requests: use a higher one, such as 10/s".to_owned(),
-            ));
-        }
-        let seed = self.seed.unwrap_or(1);
-        let pattern = match self.kind.unwrap_or(Kind::Poisson) {
-            Kind::Steady => Pattern::Steady { rate },
-            Kind::Burst => Pattern::Burst { size: self.burst.unwrap_or(quota.saturating_mul(2)), every },
-            Kind::Boundary => Pattern::Boundary { size: self.burst.unwrap_or(quota), window },
-            Kind::Ramp => Pattern::Ramp { rate },
-            Kind::OnOff => Pattern::OnOff { rate, every },
-            Kind::Poisson => Pattern::Poisson { rate, seed },
-            Kind::Attack => Pattern::Attack { rate },
-        };
-        Ok(Traffic::generated(pattern, span, u64::from(self.cost.unwrap_or(1))))
+        let Self { rate, span, burst, every, cost, seed, .. } = *self;
+        let numbers = TrafficNumbers { kind: self.kind(), rate, span, burst, every, cost, seed };
+        numbers.traffic(limits).map_err(|error| Error::Usage(format!("--{error}")))
     }
 
     fn of_file(&self, path: &Path) -> Result<Traffic, Error> {
@@ -272,26 +307,6 @@ impl TrafficArguments {
             file.and_then(|file| timestamps::read(BufReader::new(file)))
         };
         traffic.map_err(|error| Error::Usage(format!("--timestamps {}: {error}", path.display())))
-    }
-}
-
-/// Returns 1.5 times the quota per window.
-fn faster(quota: u64, window: Duration) -> Rate {
-    match quota.is_multiple_of(2) {
-        true => Rate::new(quota / 2 * 3, window),
-        false => Rate::new(quota * 3, window.saturating_mul(2)),
-    }
-}
-
-fn check(option: &str, span: Duration) -> Result<(), Error> {
-    match span {
-        Duration::ZERO => {
-            Err(Error::Usage(format!("{option}: there is no traffic in no time: use a duration such as 1m")))
-        }
-        _ if span > MAX_SPAN => {
-            Err(Error::Usage(format!("{option}: it is longer than 10 years: use a shorter duration")))
-        }
-        _ => Ok(()),
     }
 }
 
@@ -321,9 +336,20 @@ fn algorithm_parser() -> impl clap::builder::TypedValueParser<Value = AlgorithmN
 }
 
 /// Parses a duration as a rule file does.
-fn duration(text: &str) -> Result<Duration, String> {
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let deserializer: StrDeserializer<'_, ValueError> = text.into_deserializer();
     DurationText::deserialize(deserializer).map(DurationText::duration).map_err(|error| error.to_string())
+}
+
+/// Parses a window that an algorithm can have.
+fn window(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        window if window < Duration::from_millis(1) => {
+            Err("it is shorter than a millisecond: use 1ms or more".to_owned())
+        }
+        window if window > tollgate::MAX_SPAN => Err("it is too long: use a shorter window, such as 1d".to_owned()),
+        window => Ok(window),
+    }
 }
 
 fn rate(text: &str) -> Result<Rate, String> {

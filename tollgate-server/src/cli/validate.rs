@@ -66,9 +66,9 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Completion, Error> {
     }
     if arguments.json {
         let problems: Vec<ProblemJson<'_>> = reports.iter().flat_map(Report::json).collect();
-        print(serde_json::to_string_pretty(&problems).unwrap_or_default());
+        print(serde_json::to_string_pretty(&problems).unwrap_or_default())?;
     } else {
-        reports.iter().for_each(|report| print(report.text()));
+        reports.iter().try_for_each(|report| print(report.text()))?;
     }
     let valid = reports.iter().all(|report| report.verdict == Verdict::Valid);
     Ok(if valid { Completion::Positive } else { Completion::Negative })

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::StatusCode;
+use http::{HeaderValue, StatusCode};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::time::{Sleep, sleep};
 use tollgate::rules::file::internal::UnderscoreHeaders;
 
+use super::body_channel::BodyReader;
 use super::buffer_budget::{BufferedBytes, Overloaded, STEP_BYTES};
 use super::client::Client;
 use super::exchange::RequestGuard;
@@ -18,6 +19,47 @@ use super::failure::Failure;
 use super::headers;
 use super::ticks::Wait;
 use super::upstream_deadline::UpstreamDeadline;
+
+/// A request body as the client's connection passes it on.
+pub(super) enum ClientBody {
+    /// A stream of HTTP/2.
+    Http2(Incoming),
+    /// The body of an HTTP/1 request.
+    Http1(BodyReader),
+}
+
+impl Body for ClientBody {
+    type Data = Bytes;
+    type Error = UploadError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, UploadError>>> {
+        match &mut *self {
+            Self::Http2(body) => {
+                Pin::new(body).poll_frame(context).map(|frame| frame.map(|frame| frame.map_err(UploadError::Client)))
+            }
+            Self::Http1(body) => {
+                body.poll_frame(context).map(|frame| frame.map(|frame| frame.map_err(UploadError::Failed)))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Http2(body) => body.is_end_stream(),
+            Self::Http1(body) => body.is_empty(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Http2(body) => body.size_hint(),
+            Self::Http1(body) => body.bytes_left().map_or_else(SizeHint::default, SizeHint::with_exact),
+        }
+    }
+}
 
 /// A request body for an upstream.
 pub(super) enum ToUpstream {
@@ -28,7 +70,7 @@ pub(super) enum ToUpstream {
 
 /// A body that is received from a client.
 pub(super) struct Upload {
-    body: Incoming,
+    body: ClientBody,
     client: Arc<Client>,
     /// The number of bytes that may still follow.
     room: u64,
@@ -38,7 +80,7 @@ pub(super) struct Upload {
     /// The maximum of `buffered`.
     max_buffered: usize,
     upstream: Option<Reader>,
-    /// The timeout of the client, where several streams share its connection.
+    /// The timeout of an HTTP/2 client, whose connection several streams share.
     late: Option<Pin<Box<Sleep>>>,
 }
 
@@ -52,6 +94,8 @@ struct Reader {
 #[derive(Debug)]
 pub(super) enum UploadError {
     Client(hyper::Error),
+    /// The connection of an HTTP/1 client has given it up.
+    Failed(Failure),
     TooLong,
     Late,
     Overloaded,
@@ -61,6 +105,7 @@ impl fmt::Display for UploadError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Client(error) => error.fmt(out),
+            Self::Failed(_) => out.write_str("the body is incomplete"),
             Self::TooLong => out.write_str("the body is too long"),
             Self::Late => out.write_str("the body did not arrive in time"),
             Self::Overloaded => out.write_str("gateway.max_buffered is reached"),
@@ -71,7 +116,7 @@ impl fmt::Display for UploadError {
 impl std::error::Error for UploadError {}
 
 impl ToUpstream {
-    pub(super) fn new(body: Incoming, client: &Arc<Client>, max_bytes: u64) -> Self {
+    pub(super) fn new(body: ClientBody, client: &Arc<Client>, max_bytes: u64) -> Self {
         if body.is_end_stream() {
             return Self::Empty;
         }
@@ -134,13 +179,12 @@ impl Body for ToUpstream {
                 if let Some(reader) = &upload.upstream {
                     reader.deadline.clear();
                 }
-                let Some(wait) = upload.client.body_awaited() else { return Poll::Pending };
+                let Some(wait) = upload.client.body_timeout() else { return Poll::Pending };
                 let late = upload.late.get_or_insert_with(|| Box::pin(sleep(wait)));
                 ready!(late.as_mut().poll(context));
                 upload.fail(UploadError::Late)
             }
             Poll::Ready(frame) => {
-                upload.client.body_received();
                 upload.late = None;
                 if let Some(reader) = &upload.upstream {
                     reader.deadline.set(reader.timeout);
@@ -148,7 +192,7 @@ impl Body for ToUpstream {
                 let Some(frame) = frame else { return Poll::Ready(None) };
                 let frame = match frame {
                     Ok(frame) => frame,
-                    Err(error) => return upload.fail(UploadError::Client(error)),
+                    Err(error) => return upload.fail(error),
                 };
                 let length = frame.data_ref().map_or(0, Bytes::len) as u64;
                 match upload.room.checked_sub(length) {
@@ -188,18 +232,13 @@ impl Upload {
             reader.deadline.set(reader.timeout);
             reader.deadline.note_body_failure(match how {
                 UploadError::Client(_) => Failure::BodyBroken,
+                UploadError::Failed(failure) => failure,
                 UploadError::TooLong => Failure::BodyTooLong,
                 UploadError::Late => Failure::BodyLate,
                 UploadError::Overloaded => Failure::Overloaded,
             });
         }
         Poll::Ready(Some(Err(how)))
-    }
-}
-
-impl Drop for Upload {
-    fn drop(&mut self) {
-        self.client.body_received();
     }
 }
 
@@ -235,6 +274,16 @@ impl ToClient {
     pub(super) fn take_written(&mut self) -> Option<usize> {
         let is_written = matches!(self.source, Source::Local) && !self.rest.is_empty();
         is_written.then(|| std::mem::take(&mut self.rest).len())
+    }
+
+    /// Returns whether the gateway wrote it.
+    pub(super) fn is_local(&self) -> bool {
+        matches!(self.source, Source::Local)
+    }
+
+    /// Returns the ID of the request.
+    pub(super) fn request_id(&self) -> Option<&HeaderValue> {
+        self.guard.id()
     }
 
     /// Records the status, when the response head is about to be sent.

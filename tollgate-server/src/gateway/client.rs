@@ -1,8 +1,8 @@
 //! The state of a client connection, shared by everything that serves it.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use http::HeaderValue;
@@ -14,8 +14,7 @@ use super::client_deadlines::{ClientDeadlines, ClientTimeouts, Expired};
 use super::connection::MAX_UPLOAD_BYTES;
 use super::frames::Misuse;
 use super::framing::Ambiguity;
-use super::io::MAX_READ_BYTES;
-use super::lane::CheckedRequest;
+use super::lane::INPUT_BYTES;
 use super::tally::{AMBIGUITIES, Tally};
 use super::ticks::{Tick, Ticks, Wait};
 use super::{per_address, streams};
@@ -46,10 +45,6 @@ pub(super) struct Client {
     entered: Option<Arc<per_address::Counted>>,
     deadlines: ClientDeadlines,
     resets: Resets,
-    upgraded: AtomicBool,
-    /// A checked request that hyper is about to read.
-    checked: Mutex<Option<CheckedRequest>>,
-    has_checked: AtomicBool,
     ticks: Arc<Ticks>,
     tally: Arc<Tally>,
     /// Bytes of bodies that are buffered for this connection.
@@ -103,9 +98,6 @@ impl Client {
             entered,
             deadlines,
             resets: Resets::default(),
-            upgraded: AtomicBool::new(false),
-            checked: Mutex::new(None),
-            has_checked: AtomicBool::new(false),
             ticks,
             tally,
             buffered: AtomicI64::new(0),
@@ -143,11 +135,6 @@ impl Client {
 
     pub(super) fn check_deadlines(&self) -> Expired {
         self.deadlines.check(self.ticks.now())
-    }
-
-    /// Records that a part of a request head was received.
-    pub(super) fn head_received(&self) {
-        self.deadlines.head_received(|| self.ticks.after(self.timeouts.head));
     }
 
     /// Records that the client was asked to close the connection.
@@ -212,50 +199,13 @@ impl Client {
         self.deadlines.request_ended(self.ticks.after(self.timeouts.idle));
     }
 
-    /// Starts the deadline for the next part of a body. Where several bodies share the connection, returns the timeout
-    /// instead, and the caller has to enforce it.
-    pub(super) fn body_awaited(&self) -> Option<Duration> {
-        if self.is_http2 {
-            return Some(self.timeouts.body.duration());
-        }
-        self.deadlines.body_awaited(self.ticks.after(self.timeouts.body));
-        None
-    }
-
-    pub(super) fn body_received(&self) {
-        self.deadlines.body_received();
-    }
-
-    pub(super) fn body_is_late(&self) -> bool {
-        self.deadlines.body_is_late()
+    /// Returns the timeout for the next part of a body of HTTP/2. An HTTP/1 connection enforces its own.
+    pub(super) fn body_timeout(&self) -> Option<Duration> {
+        self.is_http2.then(|| self.timeouts.body.duration())
     }
 
     pub(super) fn start_linger(&self) {
         self.deadlines.write_blocked(self.ticks.after(Wait::at_least(LINGER)));
-    }
-
-    /// Hands a checked request over to hyper.
-    pub(super) fn hand_over(&self, checked: CheckedRequest) {
-        *self.checked.lock().unwrap_or_else(PoisonError::into_inner) = Some(checked);
-        self.has_checked.store(true, Relaxed);
-    }
-
-    pub(super) fn take_checked(&self) -> Option<CheckedRequest> {
-        // Most clients have none, and need no lock.
-        if !self.has_checked.load(Relaxed) {
-            return None;
-        }
-        self.has_checked.store(false, Relaxed);
-        self.checked.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-
-    /// Records that the connection was upgraded to another protocol.
-    pub(super) fn upgrade(&self) {
-        self.upgraded.store(true, Relaxed);
-    }
-
-    pub(super) fn is_upgraded(&self) -> bool {
-        self.upgraded.load(Relaxed)
     }
 
     /// Returns the budget for buffered bytes, and the bytes of this connection.
@@ -266,7 +216,7 @@ impl Client {
     /// Returns the maximum number of bytes that are buffered of a request body while the upstream does not read: at
     /// most the length of the body, if it is known.
     pub(super) fn upload_bytes(&self, body: &impl Body) -> usize {
-        let most = if self.is_http2 { MAX_UPLOAD_BYTES } else { MAX_READ_BYTES };
+        let most = if self.is_http2 { MAX_UPLOAD_BYTES } else { INPUT_BYTES };
         body.size_hint().upper().and_then(|bytes| usize::try_from(bytes).ok()).map_or(most, |bytes| bytes.min(most))
     }
 

@@ -1,9 +1,9 @@
-//! The deadlines of a client connection.
+//! The timeouts of clients, and the deadlines of an HTTP/2 connection.
 //!
 //! They are set and cleared where the events happen, at the cost of a store, and checked by the connection
 //! periodically.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use tollgate::rules::file::internal::TimeoutsRule;
@@ -36,38 +36,17 @@ impl ClientTimeouts {
 /// The deadlines of one connection.
 #[derive(Debug)]
 pub(super) struct ClientDeadlines {
-    /// For the next request, or for the rest of its head.
+    /// For the next request.
     request: AtomicU64,
-    /// For more of a body.
-    body: AtomicU64,
     /// For the client to read.
     write: AtomicU64,
     /// Requests in flight. Only the thread of the connection's worker changes it.
     active: AtomicU32,
-    /// Whether a head was received in part.
-    in_head: AtomicBool,
-    /// Whether a body was late.
-    body_is_late: AtomicBool,
 }
 
 impl ClientDeadlines {
     pub(super) fn new(first_request_by: Tick) -> Self {
-        Self {
-            request: AtomicU64::new(first_request_by),
-            body: AtomicU64::new(NEVER),
-            write: AtomicU64::new(NEVER),
-            active: AtomicU32::new(0),
-            in_head: AtomicBool::new(false),
-            body_is_late: AtomicBool::new(false),
-        }
-    }
-
-    /// Records that a part of a head was received. The first part starts the deadline.
-    pub(super) fn head_received(&self, head_by: impl FnOnce() -> Tick) {
-        if !self.in_head.load(Relaxed) && self.active.load(Relaxed) == 0 {
-            self.in_head.store(true, Relaxed);
-            self.request.store(head_by(), Relaxed);
-        }
+        Self { request: AtomicU64::new(first_request_by), write: AtomicU64::new(NEVER), active: AtomicU32::new(0) }
     }
 
     /// Returns the number of requests in flight.
@@ -77,7 +56,6 @@ impl ClientDeadlines {
 
     /// Records that a head is complete.
     pub(super) fn request_began(&self) {
-        self.in_head.store(false, Relaxed);
         self.active.store(self.active.load(Relaxed) + 1, Relaxed);
         self.request.store(NEVER, Relaxed);
     }
@@ -98,20 +76,6 @@ impl ClientDeadlines {
         }
     }
 
-    pub(super) fn body_awaited(&self, by: Tick) {
-        if self.body.load(Relaxed) == NEVER {
-            self.body.store(by, Relaxed);
-        }
-    }
-
-    pub(super) fn body_received(&self) {
-        self.body.store(NEVER, Relaxed);
-    }
-
-    pub(super) fn body_is_late(&self) -> bool {
-        self.body_is_late.load(Relaxed)
-    }
-
     pub(super) fn write_blocked(&self, until: Tick) {
         if self.write.load(Relaxed) == NEVER {
             self.write.store(until, Relaxed);
@@ -130,12 +94,7 @@ impl ClientDeadlines {
         if self.request.load(Relaxed) <= now {
             return Expired::NoRequest;
         }
-        if self.body.load(Relaxed) <= now {
-            // The first time, so that the client gets a response; if that does not end the connection, the next check
-            // does.
-            return if self.body_is_late.swap(true, Relaxed) { Expired::Close } else { Expired::BodyLate };
-        }
-        let next = self.request.load(Relaxed).min(self.body.load(Relaxed)).min(self.write.load(Relaxed));
+        let next = self.request.load(Relaxed).min(self.write.load(Relaxed));
         Expired::NotYet { ticks: next.saturating_sub(now) }
     }
 }
@@ -147,8 +106,6 @@ pub(super) enum Expired {
     Close,
     /// No request arrived in time.
     NoRequest,
-    /// A body did not arrive in time.
-    BodyLate,
     /// The next deadline is this far away.
     NotYet { ticks: u64 },
 }

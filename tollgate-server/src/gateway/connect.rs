@@ -159,15 +159,10 @@ impl From<hyper::Error> for ConnectError {
 pub(super) async fn obtain(
     target: &Target,
     (worker, client): (&Arc<Worker>, &Client),
-    conn_use: ConnUse,
     route: &Route,
 ) -> Result<UpstreamConn, ConnectError> {
     let connect_timeout = route.connect_timeout;
     let reserve = || target.http2_pool(worker.number).reserve(worker.ticks.now(), &route.reuse, &target.addresses);
-    if conn_use == ConnUse::Upgrade && target.address.scheme == UpstreamProtocol::Tls {
-        let opened = timeout(connect_timeout, open(target, (worker, client), conn_use));
-        return opened.await.map_err(|_elapsed| ConnectError::Timeout)?;
-    }
     if target.address.scheme != UpstreamProtocol::Http1
         && let Some((sender, stream_permit)) = reserve()
     {
@@ -178,7 +173,7 @@ pub(super) async fn obtain(
         // The previous holder of the turn may have opened one.
         match turn.as_ref().and_then(|_| reserve()) {
             Some((sender, stream_permit)) => Ok(UpstreamConn::H2(sender, stream_permit)),
-            None => open(target, (worker, client), conn_use).await,
+            None => open(target, (worker, client)).await,
         }
     };
     timeout(connect_timeout, opened).await.map_err(|_elapsed| ConnectError::Timeout)?
@@ -191,11 +186,12 @@ pub(super) enum Dialled {
 }
 
 /// Connects to an upstream and negotiates the protocol.
-pub(super) async fn dial(target: &Target, now: Tick, slot: UpstreamSlot) -> Result<Dialled, ConnectError> {
-    dial_for(target, ConnUse::Request, now, slot).await
-}
-
-async fn dial_for(target: &Target, conn_use: ConnUse, now: Tick, slot: UpstreamSlot) -> Result<Dialled, ConnectError> {
+pub(super) async fn dial(
+    target: &Target,
+    conn_use: ConnUse,
+    now: Tick,
+    slot: UpstreamSlot,
+) -> Result<Dialled, ConnectError> {
     let addresses = target.addresses.to_try(now).await?;
     let avoid = |failed: SocketAddr| target.addresses.avoid(failed.ip(), now);
     let (tcp, reached, slot) = dial::connect(&addresses, slot, avoid).await?;
@@ -219,14 +215,10 @@ fn handshake_error(error: io::Error) -> ConnectError {
     TlsFault::of_handshake(&error).map_or(ConnectError::Io(error), ConnectError::Tls)
 }
 
-async fn open(
-    target: &Target,
-    (worker, client): (&Arc<Worker>, &Client),
-    conn_use: ConnUse,
-) -> Result<UpstreamConn, ConnectError> {
+async fn open(target: &Target, (worker, client): (&Arc<Worker>, &Client)) -> Result<UpstreamConn, ConnectError> {
     let slot = worker.take_upstream_slot(client).await?;
     let now = worker.ticks.now();
-    match dial_for(target, conn_use, now, slot).await? {
+    match dial(target, ConnUse::Request, now, slot).await? {
         Dialled::Http1(io, ip) => Ok(UpstreamConn::H1(
             Http1Conn::new(io, Usage::new(now, target.origin(ip)), Arc::clone(&worker.ticks)).await?,
         )),

@@ -5,27 +5,25 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::StatusCode;
-use hyper::server::conn::{http1, http2};
+use hyper::server::conn::http2;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
-use tollgate::rules::{Certificate, Facts};
+use tollgate::rules::Certificate;
 
 use super::client::{Client, ConnectionInfo, LINGER, Scheme};
 use super::client_deadlines::Expired;
 use super::exchange::{Exchange, Worker};
-use super::framing::FramingGuard;
 use super::io::{ClientIo, Stream};
-use super::lane::{self, Handover};
-use super::log::{Completion, Record};
+use super::lane;
 use super::per_address;
 use super::streams::Streams;
 use super::ticks::TICK;
@@ -69,17 +67,28 @@ pub(super) struct ListenerConfig {
 pub(super) struct Stop {
     /// Notified when idle connections have to close.
     pub(super) idle: Notify,
-    is_idle: std::sync::atomic::AtomicBool,
+    is_idle: AtomicBool,
+    /// Notified when HTTP/2 clients have to be sent GOAWAY.
+    goaway: Notify,
+    is_goaway: AtomicBool,
 }
 
 impl Stop {
+    /// Closes idle connections, and sends GOAWAY to HTTP/2 clients.
     pub(super) fn end_idle(&self) {
-        self.is_idle.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.is_idle.store(true, Relaxed);
         self.idle.notify_waiters();
+        self.send_goaway();
+    }
+
+    /// Sends GOAWAY to HTTP/2 clients, which send further requests over other connections.
+    pub(super) fn send_goaway(&self) {
+        self.is_goaway.store(true, Relaxed);
+        self.goaway.notify_waiters();
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.is_idle.load(std::sync::atomic::Ordering::Relaxed)
+        self.is_idle.load(Relaxed)
     }
 }
 
@@ -113,19 +122,14 @@ pub(super) async fn serve(
     };
     let Some(ReadyConnection { stream, peer, entered, scheme, certificate, is_http2 }) = ready else { return Ok(()) };
     let client = Arc::new(client(&worker, (peer, entered), (scheme, certificate), is_http2));
-    let handover = if is_http2 {
-        Handover { stream, first: Bytes::new(), is_http2, is_fresh: true }
+    let (stream, first, client) = if is_http2 {
+        (stream, Bytes::new(), client)
     } else {
-        let Some(handover) = lane::serve(stream, &client, &worker, &stop).await? else { return Ok(()) };
-        handover
+        let Some((stream, first)) = lane::serve(stream, &client, &worker, &stop).await? else { return Ok(()) };
+        (stream, first, Arc::new(client.over_http2()))
     };
-    if handover.is_fresh && !handover.is_http2 && client.scheme == Scheme::Http && tls::is_hello(&handover.first) {
-        worker.tally.note_failed_handshake(HandshakeFailure::TlsHello);
-        return Ok(());
-    }
-    let client = if handover.is_http2 && !client.is_http2 { Arc::new(client.over_http2()) } else { client };
     // Few connections need this large future.
-    Box::pin(serve_by_hyper(handover, client, worker, stop)).await;
+    Box::pin(serve_http2((stream, first), client, worker, stop)).await;
     Ok(())
 }
 
@@ -188,83 +192,29 @@ async fn accept(tcp: TcpStream, tls: &TlsAcceptor) -> io::Result<Accepted> {
     Ok(Accepted::Tls(Box::new(tls.accept(tcp).await?)))
 }
 
-/// Serves the remaining requests of a connection with hyper.
-async fn serve_by_hyper(handover: Handover, client: Arc<Client>, worker: Arc<Worker>, stop: Arc<Stop>) {
-    let Handover { stream, first, is_http2, .. } = handover;
-    let max_head = client.max_head;
-    let framing_guard = (!is_http2).then(FramingGuard::new);
-    let io = TokioIo::new(ClientIo::new(stream, first, Arc::clone(&client), framing_guard));
+/// Serves a connection of HTTP/2 with hyper.
+async fn serve_http2((stream, first): (Stream, Bytes), client: Arc<Client>, worker: Arc<Worker>, stop: Arc<Stop>) {
+    let io = TokioIo::new(ClientIo::new(stream, first, Arc::clone(&client)));
     let ticks = Arc::clone(&worker.ticks);
-    let service = Exchange { worker: Arc::clone(&worker), client: Arc::clone(&client) };
-    // Errors are the client's: it disconnected or did not speak HTTP.
-    if is_http2 {
-        let mut builder = http2::Builder::new(Streams { ticks });
-        builder
-            .timer(TokioTimer::new())
-            .max_concurrent_streams(MAX_STREAMS)
-            .initial_stream_window_size(STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-            .max_send_buf_size(SEND_BUFFER_BYTES)
-            .max_header_list_size(u32::try_from(max_head).unwrap_or(u32::MAX))
-            .keep_alive_interval(PING_EVERY);
-        let connection = builder.serve_connection(io, service);
-        _ = drive(connection, |connection| connection.graceful_shutdown(), &client, &stop).await;
-    } else {
-        let mut builder = http1::Builder::new();
-        builder.header_read_timeout(None).max_buf_size(max_head.max(MIN_BUFFER_BYTES)).pipeline_flush(false);
-        let connection = builder.serve_connection(io, service).with_upgrades();
-        let ended = drive(connection, |connection| connection.graceful_shutdown(), &client, &stop).await;
-        if let Some(status) = ended.err().as_ref().and_then(answered_by_hyper) {
-            note_unparsed(status, &client, &worker);
-        }
-    }
-}
-
-/// Returns the status that hyper has sent for a head that it could not parse, or that the framing checks withheld from
-/// it.
-fn answered_by_hyper(error: &hyper::Error) -> Option<StatusCode> {
-    if !error.is_parse() || error.is_parse_version_h2() {
-        return None;
-    }
-    // hyper distinguishes some of them only by the message.
-    let text = error.to_string();
-    Some(match error.is_parse_too_large() {
-        // hyper sends no response for its own errors.
-        false if text.starts_with("internal") => return None,
-        false => StatusCode::BAD_REQUEST,
-        true if text.starts_with("URI") => StatusCode::URI_TOO_LONG,
-        true => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-    })
-}
-
-/// The reason in the access log for a head that is not HTTP.
-const MALFORMED: &str = "malformed";
-
-/// Counts and logs a request whose head could not be parsed.
-fn note_unparsed(status: StatusCode, client: &Client, worker: &Worker) {
-    worker.tally.note_unparsed(status);
-    let site = worker.site.load();
-    // The client behind a trusted proxy is named in the head, which could not be parsed.
-    if status == StatusCode::BAD_REQUEST && !site.proxies.trusts(client.address.ip()) {
-        worker.strike(&client.add_to(Facts::new("", "/")));
-    }
-    if let Some(log) = &site.log {
-        let mut record = Record::unparsed(client.address.ip().to_canonical(), (log, worker.number));
-        let reason = client.ambiguity().or((status == StatusCode::BAD_REQUEST).then_some(MALFORMED));
-        if let Some(reason) = reason {
-            record.note_reason(reason);
-        }
-        record.write(&Completion { status: Some(status), sent_bytes: 0, is_broken: false, nanos: 0, route: None });
-    }
+    let service = Exchange { worker, client: Arc::clone(&client) };
+    let mut builder = http2::Builder::new(Streams { ticks });
+    builder
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_STREAMS)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_send_buf_size(SEND_BUFFER_BYTES)
+        .max_header_list_size(u32::try_from(client.max_head).unwrap_or(u32::MAX))
+        .keep_alive_interval(PING_EVERY);
+    let connection = builder.serve_connection(io, service);
+    // Errors are the client's: it disconnected or did not speak HTTP/2.
+    _ = drive(connection, |connection| connection.graceful_shutdown(), &client, &stop).await;
 }
 
 /// Closes connections without a valid PROXY protocol header.
 fn unusable(_: proxy_protocol::HeaderError) -> io::Error {
     io::ErrorKind::InvalidData.into()
 }
-
-/// The minimum that hyper accepts.
-const MIN_BUFFER_BYTES: usize = 8192;
 
 /// Drives a connection, checks its deadlines periodically, and calls `end` at shutdown.
 async fn drive<Connection: Future<Output = hyper::Result<()>>>(
@@ -275,7 +225,9 @@ async fn drive<Connection: Future<Output = hyper::Result<()>>>(
 ) -> hyper::Result<()> {
     let mut connection = pin!(connection);
     let mut alarm = pin!(sleep(client.check_every()));
-    let mut stopped = pin!(stop.idle.notified());
+    let (notify, has_stopped) =
+        if client.is_http2 { (&stop.goaway, &stop.is_goaway) } else { (&stop.idle, &stop.is_idle) };
+    let mut stopped = pin!(notify.notified());
     let (mut is_set, mut is_ending) = (false, false);
     poll_fn(|context| {
         if let Poll::Ready(ended) = connection.as_mut().poll(context) {
@@ -287,7 +239,7 @@ async fn drive<Connection: Future<Output = hyper::Result<()>>>(
             stopped.as_mut().enable();
             _ = stopped.as_mut().poll(context);
         }
-        if !is_ending && stop.is_over() {
+        if !is_ending && has_stopped.load(Relaxed) {
             is_ending = true;
             end(connection.as_mut());
             if let Poll::Ready(ended) = connection.as_mut().poll(context) {
@@ -312,9 +264,9 @@ fn check_deadlines<Connection: Future<Output = hyper::Result<()>>>(
 ) -> Poll<hyper::Result<()>> {
     while alarm.as_mut().poll(context).is_ready() {
         let next = match client.check_deadlines() {
-            // An HTTP/2 client is sent GOAWAY first: requests that it has sent by then are served, and it may send
-            // others elsewhere.
-            Expired::NoRequest if client.is_http2 && !std::mem::replace(is_ending, true) => {
+            // The client is sent GOAWAY first: requests that it has sent by then are served, and it may send others
+            // elsewhere.
+            Expired::NoRequest if !std::mem::replace(is_ending, true) => {
                 end(connection.as_mut());
                 client.note_goaway_sent();
                 if let Poll::Ready(ended) = connection.as_mut().poll(context) {
@@ -323,13 +275,6 @@ fn check_deadlines<Connection: Future<Output = hyper::Result<()>>>(
                 client.check_every().min(LINGER)
             }
             Expired::Close | Expired::NoRequest => return Poll::Ready(Ok(())),
-            Expired::BodyLate => {
-                // The request in flight notices the timeout and sends a response.
-                if let Poll::Ready(ended) = connection.as_mut().poll(context) {
-                    return Poll::Ready(ended);
-                }
-                client.check_every()
-            }
             Expired::NotYet { ticks } => TICK.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX)),
         };
         alarm.as_mut().reset(Instant::now() + next.min(client.check_every()));

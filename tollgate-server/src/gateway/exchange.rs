@@ -1,4 +1,5 @@
-//! One request served with hyper: routed, checked, forwarded and answered.
+//! One request of HTTP/2: routed, checked, forwarded and answered. Requests of HTTP/1 to upstreams with TLS or HTTP/2
+//! are forwarded here, too.
 //!
 //! Only the gate decides. A refused request never reaches an upstream, and a request that is retried at another
 //! upstream is counted once.
@@ -19,33 +20,34 @@ use std::task::{Context, Poll};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_LENGTH, HOST};
-use http::uri::PathAndQuery;
-use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
+use http::header::{CONTENT_LENGTH, HOST};
+use http::{Method, Request, Response};
 use hyper::body::{Body, Incoming};
 use hyper::service::Service;
-use tollgate::internal::{CleanPath, Unreadable, check_host, check_method, is_padded};
+use tollgate::internal::{Unreadable, check_host, check_method, is_padded};
 use tollgate::rules::Facts;
 use tollgate::{Check, Gate, Outcome};
 
 pub(super) use self::forward::would_fail_again;
-pub(super) use self::refuse::is_malformed;
+pub(super) use self::refuse::{MAX_DRAINED_BYTES, is_malformed};
 pub(super) use self::request_guard::{RequestGuard, UpstreamAttempt};
-use super::body::{ToClient, ToUpstream};
+use super::body::{ClientBody, ToClient, ToUpstream};
 use super::buffer_budget::BufferedBytes;
 use super::client::Client;
 use super::connect::ConnectError;
 use super::failure::Failure;
 use super::framing::Ambiguity;
 use super::header_names::HeaderFilter;
+use super::headers::X_REQUEST_ID;
 use super::log::Record;
 use super::per_address::{self, PerAddress};
 use super::request_id::RequestIds;
-use super::site::{Route, RouteAction, Site, with_path};
+use super::site::{Route, RouteAction, Site};
 use super::tally::Tally;
 use super::ticks::Ticks;
 use super::upstream_slots::{Evicted, UpstreamSlot, UpstreamSlots};
 use super::{echo, failure, headers};
+use crate::traces::{self, RequestSpan};
 
 /// The state that all requests of a worker share.
 pub(super) struct Worker {
@@ -116,9 +118,9 @@ impl Service<Request<Incoming>> for Exchange {
 
     fn call(&self, request: Request<Incoming>) -> ResponseFuture {
         self.client.request_began();
-        let traits = RequestTraits::of(&request);
-        match self.begin(request) {
-            Ok(response) => ResponseFuture::Ready(Some(self.finish(response, traits))),
+        let is_head = request.method() == Method::HEAD;
+        match self.begin(request.map(ClientBody::Http2)) {
+            Ok(response) => ResponseFuture::Ready(Some(finished(response, is_head))),
             Err((check, forwarding)) => {
                 let this = self.clone();
                 ResponseFuture::Pending(Box::pin(async move {
@@ -127,29 +129,16 @@ impl Service<Request<Incoming>> for Exchange {
                         // Boxed: the future is larger with a remote store, and other requests need no room for it.
                         Check::Pending(outcome) => Box::pin(this.after_check(outcome, forwarding)).await,
                     };
-                    this.finish(response, traits)
+                    finished(response, is_head)
                 }))
             }
         }
     }
 }
 
-/// The properties of a request that its response depends on.
-#[derive(Clone, Copy)]
-struct RequestTraits {
-    is_http1: bool,
-    is_head: bool,
-}
-
-impl RequestTraits {
-    fn of(request: &Request<Incoming>) -> Self {
-        Self { is_http1: request.version() <= Version::HTTP_11, is_head: request.method() == Method::HEAD }
-    }
-}
-
 /// A checked request that is to be forwarded.
 struct Forwarding {
-    request: Request<Incoming>,
+    request: Request<ClientBody>,
     site: Arc<Site>,
     route: Option<usize>,
     guard: RequestGuard,
@@ -183,20 +172,30 @@ impl Worker {
     pub(super) fn is_closing(&self) -> bool {
         self.closing.load(Relaxed)
     }
+
+    /// Waits for the delay that a limit imposes.
+    pub(super) async fn wait_in_queue(&self, outcome: &Outcome, site: &Site) -> Result<(), Failure> {
+        let _permit = QueuePermit::enter(&self.queued, site.max_queued).ok_or(Failure::QueueFull)?;
+        tokio::time::sleep(outcome.delay()).await;
+        Ok(())
+    }
 }
 
 impl Exchange {
     /// Returns the response if it is available at once. Otherwise returns the check and the request.
     #[expect(clippy::result_large_err, reason = "not an error, and boxed at once")]
-    fn begin(&self, mut request: Request<Incoming>) -> Result<Response<ToClient>, (Check, Forwarding)> {
+    fn begin(&self, mut request: Request<ClientBody>) -> Result<Response<ToClient>, (Check, Forwarding)> {
         let mut guard = RequestGuard::new(&self.client);
-        // The lane has checked this request already; it must not be counted twice.
-        let checked = self.client.take_checked();
-        let site = checked.as_ref().map_or_else(|| self.worker.site.load_full(), |checked| Arc::clone(&checked.site));
+        let site = self.worker.site.load_full();
         if let Some(log) = &site.log {
             let line = (request.method().clone(), request.uri().clone(), request.version());
             let headers = request.headers().into();
-            guard.keep_record(Record::new(line, headers, &self.client, &site.proxies, (log, self.worker.number)));
+            guard.keep_record(Record::new(line, headers, &self.client, &site, (log, self.worker.number)));
+        }
+        guard.set_id(headers::request_id(request.headers(), &site, &self.worker.ids));
+        if traces::is_on() {
+            let (method, path) = (request.method().as_str(), request.uri().path());
+            guard.start_span(RequestSpan::start(method, path, request.headers().into()));
         }
         let filter = HeaderFilter::new(&site, self.client.address.ip());
         match headers::screen(request.headers_mut(), &filter) {
@@ -209,38 +208,24 @@ impl Exchange {
         if let Err(failure) = check_head(&request, &site) {
             return Ok(self.refuse_malformed(request, failure, guard));
         }
-        let (route, check) = match checked {
-            Some(checked) => (checked.route, checked.check),
-            None => match self.normalize(&mut request, &site) {
-                Ok(route) => (route, self.check(&request, &site, route)),
-                Err(problem) => return Ok(self.refuse_unreadable(request, &problem, guard)),
-            },
+        let route = match self.normalize(&mut request, &site) {
+            Ok(route) => route,
+            Err(problem) => return Ok(self.refuse_unreadable(request, &problem, guard)),
         };
+        let check = self.check(&request, &site, route);
         if let Some(number) = route {
             guard.enter(site.routes[number].tally(self.worker.number));
         }
         if let Check::Ready(outcome) = &check {
             guard.note_outcome(outcome);
+            if site.log.is_some() {
+                guard.note_key(outcome, &site.with_route(self.facts(&request, None), route));
+            }
             if !outcome.is_allowed() {
                 return Ok(self.refuse(request, outcome, guard));
             }
         }
         Err((check, Forwarding { request, site, route, guard }))
-    }
-
-    /// Applies the changes that all responses need.
-    fn finish(&self, mut response: Response<ToClient>, traits: RequestTraits) -> Response<ToClient> {
-        let status = response.status();
-        response.body_mut().answers_with(status);
-        if traits.is_head
-            && let Some(length) = response.body_mut().take_written()
-        {
-            response.headers_mut().entry(CONTENT_LENGTH).or_insert_with(|| length.into());
-        }
-        if traits.is_http1 && self.worker.is_closing() && status != StatusCode::SWITCHING_PROTOCOLS {
-            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-        }
-        response
     }
 
     /// Continues after a remote store has decided.
@@ -250,7 +235,11 @@ impl Exchange {
         mut forwarding: Forwarding,
     ) -> Response<ToClient> {
         let outcome = outcome.await;
-        forwarding.guard.note_outcome(&outcome);
+        let Forwarding { request, site, route, guard } = &mut forwarding;
+        guard.note_outcome(&outcome);
+        if site.log.is_some() {
+            guard.note_key(&outcome, &site.with_route(self.facts(request, None), *route));
+        }
         if !outcome.is_allowed() {
             return self.refuse(forwarding.request, &outcome, forwarding.guard);
         }
@@ -269,7 +258,7 @@ impl Exchange {
             return self.fail(request.into_body(), Failure::Overloaded, guard);
         }
         if !outcome.delay().is_zero()
-            && let Err(failure) = Box::pin(self.wait_in_queue(&outcome, &site)).await
+            && let Err(failure) = Box::pin(self.worker.wait_in_queue(&outcome, &site)).await
         {
             _ = Box::pin(outcome.refund()).await;
             return self.fail(request.into_body(), failure, guard);
@@ -295,29 +284,19 @@ impl Exchange {
     }
 
     /// Normalizes a request, for limits and upstreams alike, and finds its route.
-    fn normalize(&self, request: &mut Request<Incoming>, site: &Site) -> Result<Option<usize>, Unreadable> {
+    fn normalize(&self, request: &mut Request<ClientBody>, site: &Site) -> Result<Option<usize>, Unreadable> {
         check_readable(request)?;
         headers::join_cookies(request.headers_mut());
-        let path = CleanPath::new(request.uri().path())?;
-        if path.is_unchanged() && !has_empty_path(request.uri()) {
-            return Ok(site.find(&self.facts(request, None)));
+        let find = |target: &str| site.find(&self.facts(request, Some(target)));
+        let (route, normalized) = site.normalize(request.uri(), find)?;
+        if let Some(uri) = normalized {
+            *request.uri_mut() = uri;
         }
-        let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
-        let routed_by = [&site.routing_path(&path)?, &*query].concat();
-        let route = site.find(&self.facts(request, Some(&routed_by)));
-        let forwarded = [&site.forwarded_path(&path, route)?, &*query].concat();
-        // The path is valid in a URI, but it may be too long. Then there is no route.
-        match with_path(request.uri(), forwarded) {
-            Ok(uri) => {
-                *request.uri_mut() = uri;
-                Ok(route)
-            }
-            Err(_) => Ok(None),
-        }
+        Ok(route)
     }
 
     /// Returns the facts of a request for limits and routes. `target` replaces its own target.
-    fn facts<'f>(&'f self, request: &'f Request<Incoming>, target: Option<&'f str>) -> Facts<'f> {
+    fn facts<'f>(&'f self, request: &'f Request<ClientBody>, target: Option<&'f str>) -> Facts<'f> {
         let uri = request.uri();
         let own = || uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
         let facts = Facts::new(request.method().as_str(), target.unwrap_or_else(own)).headers(request.headers());
@@ -325,15 +304,8 @@ impl Exchange {
         self.client.add_to(facts)
     }
 
-    fn check(&self, request: &Request<Incoming>, site: &Site, route: Option<usize>) -> Check {
+    fn check(&self, request: &Request<ClientBody>, site: &Site, route: Option<usize>) -> Check {
         self.worker.gate.check(&site.with_route(self.facts(request, None), route))
-    }
-
-    /// Waits for the delay that a limit imposes.
-    async fn wait_in_queue(&self, outcome: &Outcome, site: &Site) -> Result<(), Failure> {
-        let _permit = QueuePermit::enter(&self.worker.queued, site.max_queued).ok_or(Failure::QueueFull)?;
-        tokio::time::sleep(outcome.delay()).await;
-        Ok(())
     }
 
     /// Applies the route's response headers.
@@ -356,10 +328,23 @@ impl Exchange {
         response
     }
 
-    fn fail(&self, body: Incoming, failure: Failure, guard: RequestGuard) -> Response<ToClient> {
+    fn fail(&self, body: ClientBody, failure: Failure, guard: RequestGuard) -> Response<ToClient> {
         self.drain(body);
         failure::response(failure).map(|text| ToClient::local(text, guard))
     }
+}
+
+/// Applies the changes that all responses need.
+fn finished(mut response: Response<ToClient>, is_head: bool) -> Response<ToClient> {
+    let status = response.status();
+    response.body_mut().answers_with(status);
+    if let Some(id) = response.body().request_id().cloned() {
+        response.headers_mut().insert(X_REQUEST_ID, id);
+    }
+    if is_head && let Some(length) = response.body_mut().take_written() {
+        response.headers_mut().entry(CONTENT_LENGTH).or_insert_with(|| length.into());
+    }
+    response
 }
 
 /// A slot among the requests that wait in a queue.
@@ -380,21 +365,17 @@ impl Drop for QueuePermit<'_> {
 }
 
 /// Checks the method, the host and the length of a request.
-fn check_head(request: &Request<Incoming>, site: &Site) -> Result<(), Failure> {
+fn check_head(request: &Request<ClientBody>, site: &Site) -> Result<(), Failure> {
     if request.method() == Method::CONNECT {
         return Err(Failure::Connect);
     }
     let mut hosts = request.headers().get_all(HOST).iter();
     match (hosts.next(), hosts.next()) {
         (_, Some(_)) => return Err(Failure::SeveralHosts),
-        (None, None) if request.version() == Version::HTTP_11 => return Err(Failure::NoHost),
-        (None, None) if request.version() == Version::HTTP_2 && request.uri().authority().is_none() => {
-            return Err(Failure::NoHost);
-        }
+        (None, None) if request.uri().authority().is_none() => return Err(Failure::NoHost),
         _ => {}
     }
-    // For HTTP/1, the framing checks have done this.
-    if request.version() == Version::HTTP_2 && !headers::has_one_length(request.headers()) {
+    if !headers::has_one_length(request.headers()) {
         return Err(Failure::BadLength);
     }
     if request.body().size_hint().lower() > site.max_body {
@@ -403,21 +384,12 @@ fn check_head(request: &Request<Incoming>, site: &Site) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns whether a target has no path. [`Uri::path`] returns `/` then, but nothing would be sent.
-fn has_empty_path(uri: &Uri) -> bool {
-    uri.path_and_query().is_none_or(|target| match target.as_str() {
-        // The text hides the difference; the comparison shows it.
-        "/" => *target != PathAndQuery::from_static("/"),
-        text => !text.starts_with(['/', '*']),
-    })
-}
-
 /// Checks that everything except the path has only one interpretation.
-fn check_readable(request: &Request<Incoming>) -> Result<(), Unreadable> {
+fn check_readable(request: &Request<ClientBody>) -> Result<(), Unreadable> {
     check_method(request.method().as_str(), request.uri().path())?;
     request.headers().get(HOST).map_or(Ok(()), |host| check_host(host.as_bytes()))?;
     request.uri().authority().map_or(Ok(()), |authority| check_host(authority.as_str().as_bytes()))?;
-    // An HTTP/1 server would trim them. For HTTP/1 requests, the parser has done so.
+    // An HTTP/1 server would trim them.
     let padded = request.headers().iter().find(|(_, value)| is_padded(value.as_bytes()));
     match padded {
         Some((name, _)) => Err(Unreadable::PaddedHeader(name.as_str().into())),

@@ -1,12 +1,11 @@
 //! Refuses requests whose framing has more than one interpretation (request smuggling).
 //!
-//! hyper is as lenient as RFC 9112 permits: it accepts lines that end in a bare LF, `Content-Length` together with
-//! `Transfer-Encoding`, and repeated lengths. A server behind the gateway may interpret the same bytes differently, and
-//! take the body of one request for another request. So every byte of an HTTP/1 connection is checked here first. A
-//! message that is not in the strict form ends the connection: hyper gets an invalid byte instead, responds with 400
-//! and closes.
+//! httparse is as lenient as RFC 9112 permits: it accepts lines that end in a bare LF, and knows nothing of lengths. A
+//! server behind the gateway may interpret the same bytes differently, and take the body of one request for another
+//! request. So a message that is not in the strict form is refused, and its connection is closed. The same checks
+//! decode chunked bodies, of requests and of responses.
 //!
-//! Deliberately not here: everything that has only one interpretation. hyper validates names, values and targets.
+//! Deliberately not here: everything that has only one interpretation. httparse validates names and values.
 
 use std::fmt;
 
@@ -22,8 +21,6 @@ const MAX_CHUNK_DIGITS: u32 = 15;
 pub(super) struct FramingGuard {
     at: At,
     head: Head,
-    /// Whether the refused bytes are in a head.
-    refused_head: bool,
     /// Whether blanks after chunk sizes are allowed.
     allows_blanks: bool,
 }
@@ -60,8 +57,6 @@ enum At {
         line: usize,
         after_cr: bool,
     },
-    /// The connection was upgraded.
-    Tunnel,
     Refused,
 }
 
@@ -113,12 +108,17 @@ impl fmt::Display for Ambiguity {
 
 impl FramingGuard {
     pub(super) fn new() -> Self {
-        Self { at: At::Head, head: Head::default(), refused_head: false, allows_blanks: false }
+        Self { at: At::Head, head: Head::default(), allows_blanks: false }
+    }
+
+    /// Creates a state for the chunked body of a request.
+    pub(super) fn for_request_chunks() -> Self {
+        Self { at: At::ChunkSize { size: 0, digits: 0, line: 0 }, ..Self::new() }
     }
 
     /// Creates a state for the chunked body of a response. Some servers write blanks after chunk sizes.
-    pub(super) fn for_chunks() -> Self {
-        Self { at: At::ChunkSize { size: 0, digits: 0, line: 0 }, allows_blanks: true, ..Self::new() }
+    pub(super) fn for_response_chunks() -> Self {
+        Self { allows_blanks: true, ..Self::for_request_chunks() }
     }
 
     /// Decodes a chunked body and passes its content to `found`. Returns the number of bytes that belong to the body.
@@ -126,13 +126,30 @@ impl FramingGuard {
     /// # Errors
     ///
     /// Fails if the chunks are malformed.
-    pub(super) fn unchunk(&mut self, bytes: &[u8], mut found: impl FnMut(&[u8])) -> Result<usize, Ambiguity> {
+    pub(super) fn unchunk(&mut self, bytes: &[u8], found: impl FnMut(&[u8])) -> Result<usize, Ambiguity> {
+        self.unchunk_with_trailers(bytes, found, |_| {})
+    }
+
+    /// Decodes a chunked body as [`unchunk`](Self::unchunk) does, and passes the bytes of its trailers, with the final
+    /// empty line, to `trailers`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the chunks are malformed.
+    pub(super) fn unchunk_with_trailers(
+        &mut self,
+        bytes: &[u8],
+        mut found: impl FnMut(&[u8]),
+        mut trailers: impl FnMut(&[u8]),
+    ) -> Result<usize, Ambiguity> {
         let mut rest = bytes;
         while !rest.is_empty() && !self.is_between() {
-            let is_content = matches!(self.at, At::Chunk { .. });
+            let at = self.at;
             let taken = self.step(rest, usize::MAX)?;
-            if is_content {
-                found(&rest[..taken]);
+            match at {
+                At::Chunk { .. } => found(&rest[..taken]),
+                At::Trailer { .. } => trailers(&rest[..taken]),
+                _ => {}
             }
             rest = &rest[taken..];
         }
@@ -142,22 +159,6 @@ impl FramingGuard {
     /// Returns whether the next byte is the first of a message.
     pub(super) fn is_between(&self) -> bool {
         self.at == At::Head && self.head.bytes == 0
-    }
-
-    /// Returns whether a head was received in part.
-    pub(super) fn is_in_head(&self) -> bool {
-        self.at == At::Head && self.head.bytes > 0
-    }
-
-    /// Stops checking, because the connection was upgraded.
-    pub(super) fn tunnel(&mut self) {
-        self.at = At::Tunnel;
-        self.head = Head::default();
-    }
-
-    /// Returns whether the refused bytes are in a head, not in a body.
-    pub(super) fn refused_head(&self) -> bool {
-        self.refused_head
     }
 
     /// Checks the next bytes of the connection.
@@ -171,7 +172,6 @@ impl FramingGuard {
             match self.step(rest, max_head) {
                 Ok(taken) => rest = &rest[taken..],
                 Err(ambiguity) => {
-                    self.refused_head = self.at == At::Head;
                     self.at = At::Refused;
                     return Err((ambiguity, bytes.len() - rest.len()));
                 }
@@ -184,7 +184,6 @@ impl FramingGuard {
     fn step(&mut self, bytes: &[u8], max_head: usize) -> Result<usize, Ambiguity> {
         let byte = bytes[0];
         self.at = match self.at {
-            At::Tunnel => return Ok(bytes.len()),
             At::Refused => return Err(Ambiguity::BadChunk),
             At::Head => return self.line_of_head(bytes, max_head),
             At::Body { left } => {
@@ -274,7 +273,7 @@ impl Head {
             return Err(Ambiguity::FoldedLine);
         }
         let Some(colon) = memchr::memchr(b':', line) else {
-            // hyper refuses it.
+            // httparse refuses it.
             return Ok(());
         };
         let (name, value) = (&line[..colon], &line[colon + 1..]);

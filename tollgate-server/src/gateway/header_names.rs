@@ -1,6 +1,6 @@
 //! Header names with a meaning to a proxy, and the filter for request headers.
 //!
-//! A header that the filter drops reaches neither limits nor upstreams, in the lane and with hyper: limits must not
+//! A header that the filter drops reaches neither limits nor upstreams, in HTTP/1 and HTTP/2: limits must not
 //! count by something that the upstream does not get.
 
 use std::cell::OnceCell;
@@ -20,8 +20,9 @@ pub(super) enum HeaderKind {
     /// A hop-by-hop header without further meaning.
     HopByHop,
     Connection,
-    /// Only hyper's path handles it.
-    HyperOnly,
+    Te,
+    Upgrade,
+    Expect,
     TransferEncoding,
     /// Announces trailers.
     Trailer,
@@ -44,7 +45,31 @@ pub(super) enum HeaderKind {
 impl HeaderKind {
     /// Returns whether it is a hop-by-hop header.
     pub(super) fn is_hop_by_hop(self) -> bool {
-        matches!(self, Self::HopByHop | Self::Connection | Self::HyperOnly | Self::TransferEncoding)
+        matches!(
+            self,
+            Self::HopByHop | Self::Connection | Self::Te | Self::Upgrade | Self::Expect | Self::TransferEncoding
+        )
+    }
+
+    /// Returns whether a header is kept although `Connection` names it. Without its framing headers a request becomes
+    /// another one, and without the forwarding headers of a trusted proxy it has another client (CVE-2022-31813).
+    /// `Upgrade`, `TE` and `Connection` itself are handled later.
+    pub(super) fn outlives_connection_option(self) -> bool {
+        matches!(
+            self,
+            Self::Host
+                | Self::ContentLength
+                | Self::TransferEncoding
+                | Self::Connection
+                | Self::Te
+                | Self::Upgrade
+                | Self::Expect
+                | Self::UpstreamRequest
+                | Self::XForwardedFor
+                | Self::XForwardedProto
+                | Self::XForwardedHost
+                | Self::Forwarding
+        )
     }
 }
 
@@ -52,12 +77,12 @@ impl HeaderKind {
 pub(super) fn kind(name: &str) -> HeaderKind {
     let is = |wanted: &str| name.eq_ignore_ascii_case(wanted);
     match name.len() {
-        2 if is("te") => HeaderKind::HyperOnly,
+        2 if is("te") => HeaderKind::Te,
         3 if is("via") => HeaderKind::Via,
         4 if is("host") => HeaderKind::Host,
         4 if is("date") => HeaderKind::Date,
-        6 if is("expect") => HeaderKind::HyperOnly,
-        7 if is("upgrade") => HeaderKind::HyperOnly,
+        6 if is("expect") => HeaderKind::Expect,
+        7 if is("upgrade") => HeaderKind::Upgrade,
         7 if is("trailer") => HeaderKind::Trailer,
         9 if is("forwarded") => HeaderKind::UpstreamRequest,
         9 if is("ratelimit") => HeaderKind::RateLimit,

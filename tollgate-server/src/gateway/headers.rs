@@ -4,9 +4,8 @@ use std::io::Write as _;
 use std::net::IpAddr;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, FORWARDED, HOST, TE, TRANSFER_ENCODING, UPGRADE, VIA};
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Version};
-use hyper::body::Incoming;
+use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, FORWARDED, HOST, TE, TRANSFER_ENCODING, VIA};
+use http::{HeaderMap, HeaderName, HeaderValue, Version};
 use smallvec::SmallVec;
 use tollgate::rules::file::internal::{UnderscoreHeaders, UpstreamHeader};
 
@@ -68,23 +67,8 @@ pub(super) fn screen_trailers(mut trailers: HeaderMap, underscores: UnderscoreHe
     trailers
 }
 
-/// Returns whether a header is kept although `Connection` names it. Without its framing headers a request becomes
-/// another one, and without the forwarding headers of a trusted proxy it has another client (CVE-2022-31813).
-/// `Upgrade`, `TE` and `Connection` itself are handled later.
 fn outlives_connection_option(name: &HeaderName) -> bool {
-    matches!(
-        header_names::kind(name.as_str()),
-        HeaderKind::Host
-            | HeaderKind::ContentLength
-            | HeaderKind::TransferEncoding
-            | HeaderKind::Connection
-            | HeaderKind::HyperOnly
-            | HeaderKind::UpstreamRequest
-            | HeaderKind::XForwardedFor
-            | HeaderKind::XForwardedProto
-            | HeaderKind::XForwardedHost
-            | HeaderKind::Forwarding
-    )
+    header_names::kind(name.as_str()).outlives_connection_option()
 }
 
 /// Returns the header names that `Connection` lists.
@@ -121,36 +105,11 @@ fn lists(value: &HeaderValue, word: &str) -> bool {
     words.into_iter().any(|one| one.split(';').next().is_some_and(|one| one.trim().eq_ignore_ascii_case(word)))
 }
 
-/// Returns whether the client wants to switch to another protocol. Other versions of HTTP are excluded: limits would
-/// not apply to their requests.
-pub(super) fn wants_upgrade(request: &Request<Incoming>) -> bool {
-    const HTTP: [&str; 4] = ["h2c", "h2", "http", "tls"];
-    let is_other = |value: &HeaderValue| {
-        let mut names =
-            value.to_str().unwrap_or("h2c").split(',').map(|name| name.split('/').next().unwrap_or(name).trim());
-        names.all(|name| !HTTP.iter().any(|http| http.eq_ignore_ascii_case(name)))
-    };
-    request.version() == Version::HTTP_11
-        && request.headers().contains_key(UPGRADE)
-        && request.headers().get_all(UPGRADE).iter().all(is_other)
-        && request.headers().get_all(CONNECTION).iter().any(|value| lists(value, "upgrade"))
-}
-
-/// Sets the headers that request an upgrade.
-pub(super) fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
-    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-    headers.insert(UPGRADE, protocol);
-}
-
-/// Names the remaining hop-by-hop headers in `Connection`, for an HTTP/1 upstream.
+/// Names the remaining hop-by-hop header in `Connection`, for an HTTP/1 upstream.
 pub(super) fn set_connection_options(headers: &mut HeaderMap) {
-    let named = match (headers.contains_key(UPGRADE), headers.contains_key(TE)) {
-        (true, true) => "upgrade, te",
-        (true, false) => "upgrade",
-        (false, true) => "te",
-        (false, false) => return,
-    };
-    headers.insert(CONNECTION, HeaderValue::from_static(named));
+    if headers.contains_key(TE) {
+        headers.insert(CONNECTION, HeaderValue::from_static("te"));
+    }
 }
 
 /// Returns whether a response has duplicate or invalid length headers. hyper would pick one interpretation, and the
@@ -207,14 +166,27 @@ pub(super) fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Adds the headers that describe the client and the connection. Returns the request ID.
+/// Returns the ID of a request, if requests get one: the client's, or a new one.
+pub(super) fn request_id(headers: &HeaderMap, site: &Site, ids: &RequestIds) -> Option<HeaderValue> {
+    if !site.adds_header(UpstreamHeader::RequestId) {
+        return None;
+    }
+    let mut given = headers.get_all(X_REQUEST_ID).iter();
+    // Of several, it is unknown which one the upstream uses.
+    match (given.next(), given.next()) {
+        (Some(id), None) if is_id(id.as_bytes()) => Some(id.clone()),
+        _ => Some(ids.next()),
+    }
+}
+
+/// Adds the headers that describe the client, the connection and the request.
 pub(super) fn add_proxy_headers(
     version: Version,
     headers: &mut HeaderMap,
     site: &Site,
     client: &Client,
-    ids: &RequestIds,
-) -> Option<HeaderValue> {
+    id: Option<&HeaderValue>,
+) {
     headers.reserve(ADDED);
     if site.adds_header(UpstreamHeader::XForwarded) {
         add_x_forwarded(headers, client);
@@ -225,24 +197,14 @@ pub(super) fn add_proxy_headers(
     if site.adds_header(UpstreamHeader::Via) {
         append_via(version, headers);
     }
-    if !site.adds_header(UpstreamHeader::RequestId) {
-        return None;
+    if let Some(id) = id {
+        headers.insert(X_REQUEST_ID, id.clone());
     }
-    let mut given = headers.get_all(X_REQUEST_ID).iter();
-    // Of several, it is unknown which one the upstream uses.
-    if let (Some(id), None) = (given.next(), given.next())
-        && is_id(id)
-    {
-        return Some(id.clone());
-    }
-    let id = ids.next();
-    headers.insert(X_REQUEST_ID, id.clone());
-    Some(id)
 }
 
 /// Returns whether a client's request ID is valid.
-pub(super) fn is_id(id: &HeaderValue) -> bool {
-    (1..=MAX_ID_BYTES).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
+pub(super) fn is_id(id: &[u8]) -> bool {
+    (1..=MAX_ID_BYTES).contains(&id.len()) && id.iter().all(u8::is_ascii_graphic)
 }
 
 /// Appends to the headers of a trusted proxy. Those of others were dropped before ([`screen`]).

@@ -15,13 +15,13 @@ use tokio::time::{sleep, timeout};
 use tollgate::rules::file::internal::HealthCheckRule;
 
 use super::body::ToUpstream;
-use super::connect::{self, Dialled};
+use super::connect::{self, ConnUse, Dialled};
 use super::fault::Fault;
 use super::site::{Outages, RoutedUpstream, Site};
 use super::target::{Cause, Ejection, Target};
 use super::ticks::{Tick, Ticks, Wait};
 use super::upstream_slots::{UpstreamSlot, UpstreamSlots};
-use crate::notice;
+use crate::notice::Level;
 
 /// Checks the upstreams of a site until it is replaced, then those of the next. Ends with the gateway's runtime.
 pub(super) async fn run(site: Arc<ArcSwap<Site>>, ticks: Arc<Ticks>, slots: Arc<UpstreamSlots>) {
@@ -45,7 +45,7 @@ pub(super) async fn run(site: Arc<ArcSwap<Site>>, ticks: Arc<Ticks>, slots: Arc<
         while Arc::ptr_eq(&now, &site.load()) {
             sleep(POLL_EVERY).await;
             upstreams.iter().for_each(|upstream| log_ejection(upstream, ticks.now()));
-            outages.update(&now, ticks.now()).for_each(notice::log);
+            outages.update(&now, ticks.now()).for_each(|(level, line)| level.log(line, &[]));
             exhaustion.report(&upstreams, ticks.now());
         }
     }
@@ -68,7 +68,8 @@ impl Exhaustion {
             if let Some(exhausted) = upstream.target.take_exhausted()
                 && self.quiet_until <= now
             {
-                notice::warn(format_args!("no connection to {upstream}, which is not at fault: {exhausted}"));
+                let message = format_args!("no connection to {upstream}, which is not at fault: {exhausted}");
+                Level::Warning.log(message, &upstream.fields());
                 self.quiet_until = Wait::at_least(Self::EVERY).from(now);
             }
         }
@@ -82,14 +83,17 @@ fn log_ejection(upstream: &RoutedUpstream, now: Tick) {
             let failed =
                 if rule.after == 1 { "failed".to_owned() } else { format!("failed {} times in a row", rule.after) };
             let consequence = upstream.consequence(Some(rule.lasts));
-            notice::log(format_args!("{upstream} {failed}: {fault}; {consequence}"));
+            let message = format_args!("{upstream} {failed}: {fault}; {consequence}");
+            Level::Warning.log(message, &upstream.fields());
         }
         Some(Ejection::Ended) if upstream.target.passes_checks() => {
-            notice::log(format_args!("{upstream} answers requests again, and gets its share of them"));
+            let message = format_args!("{upstream} answers requests again, and gets its share of them");
+            Level::Info.log(message, &upstream.fields());
         }
         Some(Ejection::Ended) => {
             let consequence = upstream.consequence(None);
-            notice::log(format_args!("{upstream} answers requests again, but fails its health checks; {consequence}"));
+            let message = format_args!("{upstream} answers requests again, but fails its health checks; {consequence}");
+            Level::Warning.log(message, &upstream.fields());
         }
         None => {}
     }
@@ -119,19 +123,21 @@ async fn check(upstream: RoutedUpstream, rule: HealthCheckRule, (ticks, slots): 
             let path = rule.path.as_str();
             match (fault, target.is_ejected(ticks.now())) {
                 (None, false) => {
-                    notice::log(format_args!(
-                        "{upstream} passes its health checks again, and gets its share of requests"
-                    ));
+                    let message =
+                        format_args!("{upstream} passes its health checks again, and gets its share of requests");
+                    Level::Info.log(message, &upstream.fields());
                 }
                 (None, true) => {
                     let consequence = upstream.consequence(None);
-                    notice::log(format_args!(
+                    let message = format_args!(
                         "{upstream} passes its health checks again, but requests have failed there; {consequence}"
-                    ));
+                    );
+                    Level::Warning.log(message, &upstream.fields());
                 }
                 (Some(fault), _) => {
                     let consequence = upstream.consequence(None);
-                    notice::log(format_args!("{upstream} fails its health check of {path}: {fault}; {consequence}"));
+                    let message = format_args!("{upstream} fails its health check of {path}: {fault}; {consequence}");
+                    Level::Warning.log(message, &upstream.fields());
                 }
             }
         }
@@ -146,7 +152,7 @@ async fn probe(target: &Target, path: &str, now: Tick, slot: UpstreamSlot) -> Re
         *request.uri_mut() = uri;
     }
     request.headers_mut().insert(USER_AGENT, HeaderValue::from_static("tollgate-health"));
-    let response = match connect::dial(target, now, slot).await? {
+    let response = match connect::dial(target, ConnUse::Request, now, slot).await? {
         Dialled::Http1(io, _) => {
             request.headers_mut().insert(HOST, target.host.clone());
             let (mut sender, connection) = http1::handshake(TokioIo::new(io)).await?;

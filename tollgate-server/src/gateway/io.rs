@@ -1,4 +1,4 @@
-//! The byte stream of a client connection: framing is checked on reads, deadlines are set on writes.
+//! The byte stream of a client connection. For HTTP/2, frames are counted on reads, and deadlines are set on writes.
 
 use std::io;
 use std::pin::Pin;
@@ -12,29 +12,15 @@ use tokio_rustls::server::TlsStream;
 
 use super::client::Client;
 use super::frames::{Frames, GoawayTrigger, Misuse};
-use super::framing::FramingGuard;
 use super::maybe_tls::MaybeTls;
 
 /// The maximum number of bytes that are read and discarded after the last response. Without that, closing could destroy
 /// the response before the client has read it.
 const MAX_LINGER_BYTES: usize = 1 << 20;
 
-/// hyper responds to an oversized head with 431 before this is reached.
-const MAX_HEADS: usize = 2;
-
 /// The maximum length of a head and body that are copied together before they are written: one write of one buffer is
 /// cheaper.
 const SMALL_BYTES: usize = 2048;
-
-/// The maximum size of an HTTP/1 read. hyper's buffer grows with the reads that fill it and does not shrink, so a
-/// client that starts fast and then trickles would hold 64 KiB.
-pub(super) const MAX_READ_BYTES: usize = (16 << 10) - 1;
-
-/// A byte that is invalid in every request.
-const NO_REQUEST: u8 = 0;
-
-/// hyper parses a partial head again only when its end arrives.
-const END_OF_HEAD: &[u8] = b"\r\n\r\n";
 
 /// A client's connection, with or without TLS.
 pub(super) type Stream = MaybeTls<TlsStream<TcpStream>>;
@@ -63,45 +49,29 @@ impl Stream {
     }
 }
 
-/// A client connection as hyper reads and writes it.
+/// A connection of HTTP/2 as hyper reads and writes it.
 pub(super) struct ClientIo {
     stream: Stream,
-    /// Bytes to return before others: those read during protocol detection, or the end of refused bytes.
+    /// Bytes that were read during protocol detection.
     first: Bytes,
     client: Arc<Client>,
-    framing_guard: Option<FramingGuard>,
-    /// The HTTP/2 frame counts.
-    frames: Option<Frames>,
+    frames: Frames,
     /// The bytes that are returned once the connection has to end.
     goaway_trigger: Option<GoawayTrigger>,
-    refused: bool,
     at_end: bool,
     lingered: usize,
     is_shut: bool,
 }
 
 impl ClientIo {
-    pub(super) fn new(stream: Stream, first: Bytes, client: Arc<Client>, framing_guard: Option<FramingGuard>) -> Self {
-        let frames = client.is_http2.then(|| Frames::new(client.now()));
-        let (refused, at_end, is_shut) = (false, false, false);
-        Self {
-            stream,
-            first,
-            client,
-            framing_guard,
-            frames,
-            goaway_trigger: None,
-            refused,
-            at_end,
-            lingered: 0,
-            is_shut,
-        }
+    pub(super) fn new(stream: Stream, first: Bytes, client: Arc<Client>) -> Self {
+        let frames = Frames::new(client.now());
+        Self { stream, first, client, frames, goaway_trigger: None, at_end: false, lingered: 0, is_shut: false }
     }
 
     /// Counts HTTP/2 frames that were read. If the connection has to end, replaces the bytes after them.
     fn track_frames(&mut self, buffer: &mut ReadBuf<'_>, before: usize) {
-        let Some(frames) = &mut self.frames else { return };
-        if let Err(good) = frames.received(&buffer.filled()[before..], self.client.now()) {
+        if let Err(good) = self.frames.received(&buffer.filled()[before..], self.client.now()) {
             buffer.set_filled(before + good);
             self.end_for(Misuse::CheapFrames);
             self.goaway_trigger(buffer);
@@ -124,38 +94,14 @@ impl ClientIo {
 
     /// Waits until it is this connection's turn, and starts closing it after too many resets.
     fn poll_turn(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        let Some(frames) = &mut self.frames else { return Poll::Ready(()) };
-        if frames.ends_turn() {
+        if self.frames.ends_turn() {
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
-        if self.goaway_trigger.is_none() && frames.is_between_frames() && self.client.resets_too_much() {
+        if self.goaway_trigger.is_none() && self.frames.is_between_frames() && self.client.resets_too_much() {
             self.end_for(Misuse::PrematureResets);
         }
         Poll::Ready(())
-    }
-
-    /// Checks the framing of the bytes that were read, and removes ambiguous ones.
-    fn check_framing(&mut self, buffer: &mut ReadBuf<'_>, before: usize) {
-        let Some(framing_guard) = &mut self.framing_guard else { return };
-        if self.client.is_upgraded() {
-            framing_guard.tunnel();
-            self.framing_guard = None;
-            return;
-        }
-        let checked = framing_guard.check(&buffer.filled()[before..], MAX_HEADS * self.client.max_head);
-        // A complete head was passed to hyper, and the rest of a body is not a head.
-        if framing_guard.is_in_head() {
-            self.client.head_received();
-        }
-        if let Err((ambiguity, good)) = checked {
-            self.client.note_ambiguity(ambiguity);
-            self.refused = true;
-            // There is room: at least one of the bytes that were read is refused.
-            buffer.set_filled(before + good);
-            buffer.put_slice(&[NO_REQUEST]);
-            self.first = Bytes::from_static(if framing_guard.refused_head() { END_OF_HEAD } else { b"" });
-        }
     }
 }
 
@@ -166,11 +112,6 @@ impl AsyncRead for ClientIo {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        if this.refused {
-            let taken = this.first.len().min(buffer.remaining());
-            buffer.put_slice(&this.first.split_to(taken));
-            return Poll::Ready(Ok(()));
-        }
         ready!(this.poll_turn(context));
         if this.goaway_trigger.is_some() {
             this.goaway_trigger(buffer);
@@ -185,11 +126,6 @@ impl AsyncRead for ClientIo {
                 // Otherwise the used buffer would be kept with the connection.
                 this.first = Bytes::new();
             }
-        } else if this.framing_guard.is_some() && buffer.remaining() > MAX_READ_BYTES {
-            let mut some = ReadBuf::new(buffer.initialize_unfilled_to(MAX_READ_BYTES));
-            ready!(Pin::new(&mut this.stream).poll_read(context, &mut some))?;
-            let read = some.filled().len();
-            buffer.advance(read);
         } else {
             ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
         }
@@ -197,7 +133,6 @@ impl AsyncRead for ClientIo {
             this.at_end = true;
             return Poll::Ready(Ok(()));
         }
-        this.check_framing(buffer, before);
         this.track_frames(buffer, before);
         Poll::Ready(Ok(()))
     }
@@ -208,8 +143,8 @@ impl AsyncWrite for ClientIo {
         let this = &mut *self;
         let written = Pin::new(&mut this.stream).poll_write(context, bytes);
         this.client.wrote(written.is_ready());
-        if let (Some(frames), Poll::Ready(Ok(written))) = (&mut this.frames, &written) {
-            frames.sent(&bytes[..*written]);
+        if let Poll::Ready(Ok(written)) = &written {
+            this.frames.sent(&bytes[..*written]);
         }
         written
     }
@@ -231,11 +166,11 @@ impl AsyncWrite for ClientIo {
         }
         let written = Pin::new(&mut this.stream).poll_write_vectored(context, slices);
         this.client.wrote(written.is_ready());
-        if let (Some(frames), Poll::Ready(Ok(written))) = (&mut this.frames, &written) {
+        if let Poll::Ready(Ok(written)) = &written {
             let mut left = *written;
             for slice in slices {
                 let taken = left.min(slice.len());
-                frames.sent(&slice[..taken]);
+                this.frames.sent(&slice[..taken]);
                 left -= taken;
             }
         }

@@ -1,23 +1,30 @@
-//! The fast path for plain requests: from a client to an upstream and back in one task, without hyper on either side.
+//! A client connection of HTTP/1: from a client to an upstream and back in one task.
 //!
-//! Most requests of most gateways are alike: HTTP/1.1, a head that arrives in one piece, a small body or none. They
-//! need none of the hard parts of HTTP, so the lane serves them with buffers that all connections of a worker share,
-//! over connections to upstreams without a task of their own. A client that is refused again and again costs one read
-//! and one write per request.
+//! Requests are served with buffers that all connections of a worker share, over connections to upstreams without a
+//! task of their own. A client that is refused again and again costs one read and one write per request. A body is
+//! streamed in both directions at once, each as fast as the other side reads.
 //!
-//! Deliberately not here: everything else. At the first request that is not plain, by its bytes, its limits or its
-//! route, the connection is handed over to hyper with the bytes as they arrived. If the request was checked already,
-//! the result waits for hyper in the [`Client`]. Ambiguous requests are never plain.
+//! Deliberately not here: HTTP/2. A client that begins with its preface is passed on, and upstreams with TLS or HTTP/2
+//! get their requests from hyper's client.
 
 mod abandoned;
 mod conn;
 mod forwarding;
+mod hyper_client;
+mod outcome;
 mod refusal;
+mod relay;
 mod request;
+mod request_body;
+mod request_headers;
 mod response;
 mod scratch;
 mod stream;
+mod target;
 mod text;
+mod trailers;
+mod upload;
+mod waits;
 
 use std::future::poll_fn;
 use std::io;
@@ -27,30 +34,34 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::{Response, Version};
+use http::uri::Authority;
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
+use tollgate::Check;
+use tollgate::internal::{HeaderLine, Unreadable};
 use tollgate::rules::{Certificate, Facts};
-use tollgate::{Check, Outcome};
 
 pub(super) use self::conn::LaneConn;
 use self::forwarding::{ForwardResult, Forwarding};
-use self::request::{HeaderBuffer, PlainRequest, RequestParse};
-pub(super) use self::scratch::scratch;
-use self::scratch::{INPUT_BYTES, Scratch, WorkerBuffers};
+use self::request::{PlainRequest, RequestParse};
+use self::request_body::PendingBody;
+use self::request_headers::HeaderBuffer;
+use self::scratch::{CurrentConfig, Scratch, WorkerBuffers};
+pub(super) use self::scratch::{INPUT_BYTES, scratch};
+use self::waits::{AllowedRequest, UnsettledResponse};
 use super::alarm::Alarm;
 use super::buffer_budget::BufferedBytes;
 use super::client::{Client, LINGER};
-use super::connection::{HTTP2_PREFACE, Stop};
-use super::exchange::{RequestGuard, Worker, bodiless};
-use super::failure::{self, Failure};
+use super::connection::Stop;
+use super::exchange::Worker;
 use super::header_names::HeaderFilter;
 use super::io::Stream;
-use super::log::Record;
-use super::site::{RouteAction, Site};
+use super::site::Site;
 use super::ticks::{Tick, Wait};
+use crate::traces;
 
-/// The maximum number of reads for the head of a plain request.
+/// The maximum number of reads after which a partial head is parsed. After that it is parsed once it is complete, so
+/// that a client that sends byte by byte costs little.
 const MAX_PIECES: u32 = 16;
 
 /// The maximum size of the buffers that an idle connection keeps.
@@ -60,7 +71,7 @@ const KEPT_BYTES: usize = 2 << 10;
 struct Lane<'a> {
     stream: Stream,
     client: &'a Arc<Client>,
-    worker: &'a Worker,
+    worker: &'a Arc<Worker>,
     /// Copied from the client, so that a refusal need not fetch it.
     peer: IpAddr,
     certificate: Option<&'a Certificate>,
@@ -71,6 +82,8 @@ struct Lane<'a> {
     /// Whether `ahead` holds bytes that were not parsed yet.
     has_unparsed: bool,
     pieces: u32,
+    /// The body of the request in flight, until all of it has arrived.
+    body: Option<Box<PendingBody>>,
     /// The request in flight, for a retry.
     saved: Vec<u8>,
     /// The unwritten rest of a response.
@@ -85,6 +98,8 @@ struct Lane<'a> {
     has_read: bool,
     /// Whether the connection closes after the response.
     is_last: bool,
+    /// Whether the client uses HTTP/1.0.
+    is_http10: bool,
     has_served: bool,
     alarm: Alarm,
     deadline: Tick,
@@ -92,21 +107,11 @@ struct Lane<'a> {
     wait: Wait,
 }
 
-/// A connection that leaves the lane.
-pub(super) struct Handover {
-    pub(super) stream: Stream,
-    /// The bytes that were read.
-    pub(super) first: Bytes,
-    pub(super) is_http2: bool,
-    /// Whether no request was served on it.
-    pub(super) is_fresh: bool,
-}
-
-/// A request that was checked before hyper has read it.
-pub(super) struct CheckedRequest {
-    pub(super) site: Arc<Site>,
-    pub(super) route: Option<usize>,
-    pub(super) check: Check,
+/// A request whose check waits for a remote store.
+struct PendingCheck {
+    site: Arc<Site>,
+    route: Option<usize>,
+    check: Check,
 }
 
 /// The next step for a connection.
@@ -114,22 +119,28 @@ enum NextStep {
     /// A request was answered.
     Answered,
     /// Wait for a remote store to check a request.
-    AwaitCheck(Box<CheckedRequest>),
+    AwaitCheck(Box<PendingCheck>),
+    /// Wait for the delay that a limit imposes on a request.
+    AwaitTurn(Box<AllowedRequest>),
     /// Forward a request.
     Forward(Box<Forwarding>),
-    /// Hand the connection over to hyper.
-    HandOver,
+    /// Respond to a request with its echo.
+    Echo(Box<AllowedRequest>),
+    /// Settle limits that count responses, and send a response of the gateway.
+    Settle(Box<UnsettledResponse>),
+    /// Pass the connection on, because the client uses HTTP/2.
+    Http2,
     /// Close the connection.
     Close,
 }
 
-/// Serves the plain requests of a connection. Returns `None` if the connection was closed.
+/// Serves the requests of a connection. Returns the connection and the bytes that were read if the client uses HTTP/2.
 pub(super) async fn serve(
     stream: Stream,
     client: &Arc<Client>,
     worker: &Arc<Worker>,
     stop: &Stop,
-) -> io::Result<Option<Handover>> {
+) -> io::Result<Option<(Stream, Bytes)>> {
     let mut lane = Lane::new(stream, client, worker);
     let mut stopped = pin!(stop.idle.notified());
     // A later stop wakes this task, whatever it waits for.
@@ -139,19 +150,26 @@ pub(super) async fn serve(
         if let NextStep::AwaitCheck(checked) = next {
             next = lane.after_check(checked).await?;
         }
+        if let NextStep::AwaitTurn(request) = next {
+            next = Box::pin(lane.after_turn(request)).await?;
+        }
+        if let NextStep::Echo(request) = next {
+            next = Box::pin(lane.echo(request)).await?;
+        }
         match next {
             NextStep::Answered => {}
+            NextStep::Settle(response) => Box::pin(lane.settle_and_respond(response)).await?,
             NextStep::Forward(forwarding) => match lane.forward(forwarding).await {
                 ForwardResult::Answered => {}
+                ForwardResult::Switched(tunnel) => {
+                    let Lane { stream, .. } = lane;
+                    Box::pin(tunnel.relay(stream)).await;
+                    return Ok(None);
+                }
                 ForwardResult::Close => return Ok(None),
             },
-            NextStep::HandOver => {
-                let is_http2 = !lane.has_served && lane.ahead.starts_with(HTTP2_PREFACE);
-                let first = Bytes::from(std::mem::take(&mut lane.ahead));
-                let is_fresh = !lane.has_served;
-                return Ok(Some(Handover { stream: lane.stream, first, is_http2, is_fresh }));
-            }
-            NextStep::Close | NextStep::AwaitCheck(_) => {
+            NextStep::Http2 => return Ok(Some((lane.stream, Bytes::from(lane.ahead)))),
+            NextStep::Close | NextStep::AwaitCheck(_) | NextStep::AwaitTurn(_) | NextStep::Echo(_) => {
                 if lane.stream.is_buffered() {
                     // `close_notify` distinguishes the end from a broken connection.
                     _ = Box::pin(timeout(LINGER, lane.stream.shutdown())).await;
@@ -160,7 +178,14 @@ pub(super) async fn serve(
             }
         }
         lane.has_served = true;
+        if lane.body.is_some() && !lane.is_last {
+            lane.is_last = !Box::pin(lane.drain_body()).await;
+        }
         lane.reset_idle();
+        if lane.has_unparsed {
+            // A client that sends many requests at once shares the worker with others.
+            tokio::task::coop::consume_budget().await;
+        }
         if lane.is_last {
             poll_fn(|context| lane.poll_sent(context)).await?;
             return Box::pin(timeout(LINGER, lane.stream.end())).await?.map(|()| None);
@@ -181,6 +206,7 @@ impl<'a> Lane<'a> {
             ahead: Vec::new(),
             has_unparsed: false,
             pieces: 0,
+            body: None,
             saved: Vec::new(),
             unsent: Vec::new(),
             unsent_held: BufferedBytes::none(client),
@@ -188,6 +214,7 @@ impl<'a> Lane<'a> {
             is_blocked: false,
             has_read: false,
             is_last: false,
+            is_http10: false,
             has_served: false,
             alarm: Alarm::new(),
             deadline: worker.ticks.after(client.timeouts.idle),
@@ -199,6 +226,7 @@ impl<'a> Lane<'a> {
     fn reset_idle(&mut self) {
         self.set_deadline(self.idle);
         self.pieces = 0;
+        self.body = None;
         self.saved.clear();
         for buffer in [&mut self.saved, &mut self.ahead, &mut self.unsent] {
             buffer.shrink_to(KEPT_BYTES);
@@ -211,6 +239,14 @@ impl<'a> Lane<'a> {
         self.deadline = self.worker.ticks.after(wait);
     }
 
+    /// Sets the deadline, but not while the client does not read: it has its own deadline then.
+    fn restart_deadline(&mut self, wait: Wait) {
+        self.wait = wait;
+        if !self.is_blocked {
+            self.deadline = self.worker.ticks.after(wait);
+        }
+    }
+
     fn poll_late(&mut self, context: &mut Context<'_>) -> Poll<()> {
         self.alarm.poll_passed(self.deadline, &self.worker.ticks, context)
     }
@@ -220,16 +256,19 @@ impl<'a> Lane<'a> {
         loop {
             ready!(self.poll_sent(context))?;
             let mut scratch = scratch();
-            let before = self.ahead.len();
-            scratch.input[..before].copy_from_slice(&self.ahead);
+            let Scratch { input, buffers, current } = &mut *scratch;
+            let is_long = self.pieces >= MAX_PIECES || self.ahead.len() >= INPUT_BYTES;
+            let before = if is_long { 0 } else { self.ahead.len() };
+            input[..before].copy_from_slice(&self.ahead[..before]);
+            let has_unparsed = std::mem::take(&mut self.has_unparsed);
             let mut filled = before;
-            if !std::mem::take(&mut self.has_unparsed) {
-                match self.poll_read(&mut scratch.input[before..], context)? {
+            if !has_unparsed {
+                match self.poll_read(&mut input[before..], context)? {
                     Poll::Ready(0) => return Poll::Ready(Ok(NextStep::Close)),
                     Poll::Ready(read) => filled += read,
                     Poll::Pending => {
                         drop(scratch);
-                        if before == 0 && stop.is_over() {
+                        if self.ahead.is_empty() && stop.is_over() {
                             return Poll::Ready(Ok(NextStep::Close));
                         }
                         ready!(self.poll_late(context));
@@ -237,22 +276,28 @@ impl<'a> Lane<'a> {
                     }
                 }
             }
+            let mut long_head = None;
+            if is_long {
+                self.ahead.extend_from_slice(&input[..filled]);
+                if !has_unparsed && !ends_head(&self.ahead, filled) && self.ahead.len() < self.max_head {
+                    continue;
+                }
+                long_head = Some(std::mem::take(&mut self.ahead));
+            }
             self.ahead.clear();
-            match self.handle_input(&mut scratch, filled, context)? {
-                Some(NextStep::HandOver) => {
-                    self.ahead.extend_from_slice(&scratch.input[..filled]);
-                    return Poll::Ready(Ok(NextStep::HandOver));
+            let bytes = long_head.as_deref().unwrap_or(&input[..filled]);
+            match self.handle_input(bytes, buffers, current, context)? {
+                Some(NextStep::Http2) => {
+                    self.ahead.extend_from_slice(bytes);
+                    return Poll::Ready(Ok(NextStep::Http2));
                 }
                 Some(next) => return Poll::Ready(Ok(next)),
                 None => {
-                    self.ahead.extend_from_slice(&scratch.input[..filled]);
+                    self.ahead.extend_from_slice(bytes);
                     if self.pieces == 0 {
                         self.deadline = self.worker.ticks.after(self.client.timeouts.head);
                     }
                     self.pieces += 1;
-                    if self.pieces > MAX_PIECES || filled == INPUT_BYTES {
-                        return Poll::Ready(Ok(NextStep::HandOver));
-                    }
                 }
             }
         }
@@ -261,32 +306,40 @@ impl<'a> Lane<'a> {
     /// Serves the bytes that were read. Returns `None` if the request is incomplete.
     fn handle_input(
         &mut self,
-        scratch: &mut Scratch,
-        filled: usize,
+        bytes: &[u8],
+        buffers: &mut WorkerBuffers,
+        current: &mut CurrentConfig,
         context: &mut Context<'_>,
     ) -> io::Result<Option<NextStep>> {
-        let Scratch { input, buffers, current } = scratch;
-        let bytes = &input[..filled];
         buffers.clear();
         let mut header_buffer = HeaderBuffer::default();
         let (site, cached) = current.load(self.worker);
-        let plain =
-            match PlainRequest::read(bytes, &mut header_buffer, self.max_head, &HeaderFilter::new(site, self.peer)) {
-                RequestParse::Complete(plain) => plain,
-                RequestParse::Partial => return Ok(None),
-                RequestParse::NotPlain => return Ok(Some(NextStep::HandOver)),
-            };
-        if plain.body_bytes() > site.max_body {
-            return Ok(Some(NextStep::HandOver));
+        let filter = HeaderFilter::new(site, self.peer);
+        let mut plain = match PlainRequest::read(bytes, &mut header_buffer, self.max_head, &filter) {
+            RequestParse::Complete(plain) => plain,
+            RequestParse::Partial => return Ok(None),
+            RequestParse::Invalid(invalid) => {
+                return self.refuse_head(invalid, bytes, (site, buffers), context).map(Some);
+            }
+        };
+        self.begin_body(&mut plain, site.max_body);
+        if let Some(failure) = plain.failure(site.max_body) {
+            self.refuse_malformed(&plain, failure, (site, buffers), context)?;
+            return Ok(Some(NextStep::Answered));
         }
-        // As in `Client::add_to`.
-        let facts = Facts::new(plain.method, plain.target).headers(plain.headers.lines).peer(self.peer);
-        let facts = self.certificate.map_or(facts, |certificate| facts.certificate(certificate));
-        let route = site.find(&facts);
-        let check = cached.check(&site.with_route(facts, route));
+        let route = match self.find_route(&mut plain, site) {
+            Ok(route) => route,
+            Err(problem) => {
+                self.refuse_unreadable(&plain, &problem, (site, buffers), context)?;
+                return Ok(Some(NextStep::Answered));
+            }
+        };
+        let check = cached.check(&site.with_route(self.facts(&plain), route));
         if let Check::Ready(outcome) = &check
             && !outcome.is_allowed()
             && site.log.is_none()
+            && !plain.is_grpc
+            && !traces::is_on()
         {
             self.refuse_unlogged(&plain, buffers, (site, route), outcome, context)?;
             return Ok(Some(NextStep::Answered));
@@ -298,9 +351,36 @@ impl<'a> Lane<'a> {
             check @ Check::Pending(_) => {
                 self.save(&plain);
                 let site = Arc::clone(site);
-                Ok(Some(NextStep::AwaitCheck(Box::new(CheckedRequest { site, route, check }))))
+                Ok(Some(NextStep::AwaitCheck(Box::new(PendingCheck { site, route, check }))))
             }
         }
+    }
+
+    /// Brings the target of a request into normal form, and finds its route.
+    fn find_route(&self, plain: &mut PlainRequest<'_>, site: &Site) -> Result<Option<usize>, Unreadable> {
+        plain.check_readable()?;
+        let (method, lines) = (plain.method, plain.headers.lines);
+        plain.target.normalize(site, |authority, target| site.find(&self.facts_of((method, lines), authority, target)))
+    }
+
+    /// Returns the facts about a request.
+    #[inline(always)]
+    fn facts<'r>(&'r self, plain: &'r PlainRequest<'_>) -> Facts<'r> {
+        let PlainRequest { method, target, headers, .. } = plain;
+        self.facts_of((method, headers.lines), target.authority(), target.as_str())
+    }
+
+    #[inline(always)]
+    fn facts_of<'r>(
+        &'r self,
+        (method, lines): (&'r str, &'r [HeaderLine<'r>]),
+        authority: Option<&'r Authority>,
+        target: &'r str,
+    ) -> Facts<'r> {
+        // As in `Client::add_to`.
+        let facts = Facts::new(method, target).headers(lines).peer(self.peer);
+        let facts = authority.map_or(facts, |authority| facts.host(authority.as_str()));
+        self.certificate.map_or(facts, |certificate| facts.certificate(certificate))
     }
 
     /// Keeps a copy of the request in flight.
@@ -310,105 +390,22 @@ impl<'a> Lane<'a> {
     }
 
     /// Waits for a remote store, and applies its outcome.
-    async fn after_check(&mut self, checked: Box<CheckedRequest>) -> io::Result<NextStep> {
-        let CheckedRequest { site, route, check } = *checked;
+    async fn after_check(&mut self, checked: Box<PendingCheck>) -> io::Result<NextStep> {
+        let PendingCheck { site, route, check } = *checked;
         let mut outcome = Some((check.outcome().await, site));
         poll_fn(|context| {
-            let buffers = &mut scratch().buffers;
-            buffers.clear();
-            let saved = std::mem::take(&mut self.saved);
-            let mut header_buffer = HeaderBuffer::default();
             let Some((outcome, site)) = outcome.take() else { return Poll::Ready(Ok(NextStep::Close)) };
-            let filter = HeaderFilter::new(&site, self.peer);
-            let RequestParse::Complete(plain) = PlainRequest::read(&saved, &mut header_buffer, self.max_head, &filter)
-            else {
-                return Poll::Ready(Ok(NextStep::Close));
-            };
-            let next = self.apply_outcome(&plain, buffers, (Arc::clone(&site), route), outcome, context);
-            if let Ok(NextStep::HandOver) = next {
-                self.ahead.splice(..0, saved.iter().copied());
-            }
-            Poll::Ready(next)
+            let applied = self.with_saved((&site, route), |lane, plain, buffers| {
+                lane.apply_outcome(plain, buffers, (Arc::clone(&site), route), outcome, context)
+            });
+            Poll::Ready(applied.unwrap_or(Ok(NextStep::Close)))
         })
         .await
     }
-
-    /// Applies the outcome of the check: sends a response, or the request to an upstream.
-    fn apply_outcome(
-        &mut self,
-        plain: &PlainRequest<'_>,
-        buffers: &mut WorkerBuffers,
-        (site, route): (Arc<Site>, Option<usize>),
-        mut outcome: Outcome,
-        context: &mut Context<'_>,
-    ) -> io::Result<NextStep> {
-        if outcome.is_allowed() && !is_plain(&outcome, &site, route) {
-            self.client.hand_over(CheckedRequest { site, route, check: Check::Ready(outcome) });
-            return Ok(NextStep::HandOver);
-        }
-        self.is_last = plain.is_last;
-        self.client.request_began();
-        self.worker.tally.note_dropped_headers(plain.dropped);
-        let mut guard = RequestGuard::new(self.client);
-        if let Some(log) = &site.log
-            && let Some(uri) = plain.uri()
-        {
-            let line = (plain.method.parse().unwrap_or_default(), uri, Version::HTTP_11);
-            let headers = plain.headers.lines.into();
-            guard.keep_record(Record::new(line, headers, self.client, &site.proxies, (log, self.worker.number)));
-        }
-        if let Some(number) = route {
-            guard.enter(site.routes[number].tally(self.worker.number));
-        }
-        self.worker.tally.note_outcome_after(&mut buffers.last_noted, &outcome);
-        guard.record_outcome(&outcome);
-        guard.keep_permit(outcome.take_permit());
-        if !outcome.is_allowed() {
-            self.refuse(plain, &outcome, guard, buffers, context)?;
-            return Ok(NextStep::Answered);
-        }
-        let mut response = match route.map(|number| (number, &site.routes[number].action)) {
-            Some((number, RouteAction::Respond(written))) => {
-                let mut response = written.response();
-                site.routes[number].response_edits.apply(response.headers_mut());
-                response
-            }
-            Some((number, _)) => {
-                let forwarding = Box::new(Forwarding::new(plain, (site, number), outcome, guard));
-                return Ok(NextStep::Forward(self.start_forward(plain, buffers, forwarding, context)));
-            }
-            None => failure::response(Failure::NoRoute),
-        };
-        outcome.write_headers(response.headers_mut());
-        let response = if plain.is_head() { bodiless(response) } else { response };
-        self.respond(&response, guard, buffers, context)?;
-        Ok(NextStep::Answered)
-    }
-
-    /// Sends a response of the gateway.
-    fn respond(
-        &mut self,
-        response: &Response<Bytes>,
-        mut guard: RequestGuard,
-        buffers: &mut WorkerBuffers,
-        context: &mut Context<'_>,
-    ) -> io::Result<()> {
-        self.is_last |= self.worker.is_closing();
-        guard.note_status(response.status());
-        guard.note_sent(response.body().len());
-        buffers.out.clear();
-        text::put_answer(&mut buffers.out, response, buffers.date.line(self.worker.ticks.now()), self.is_last);
-        self.put(&buffers.out, &[], context)
-    }
 }
 
-/// Returns whether an allowed request can stay in the lane: it need not wait in a queue, no limit counts its response,
-/// and its upstreams use neither TLS nor HTTP/2.
-fn is_plain(outcome: &Outcome, site: &Site, route: Option<usize>) -> bool {
-    let is_plain_route = route.is_none_or(|number| match &site.routes[number].action {
-        RouteAction::Upstreams(_) => site.routes[number].is_plain(),
-        RouteAction::Respond(_) => true,
-        RouteAction::Echo => false,
-    });
-    is_plain_route && outcome.delay().is_zero() && !outcome.awaits_response()
+/// Returns whether the last `new` bytes contain the end of a head, or of an ambiguous one.
+fn ends_head(bytes: &[u8], new: usize) -> bool {
+    let newest = &bytes[bytes.len().saturating_sub(new + 2)..];
+    memchr::memchr_iter(b'\n', newest).any(|at| matches!(newest[at + 1..], [b'\n', ..] | [b'\r', b'\n', ..]))
 }

@@ -3,7 +3,7 @@
 //! Each worker appends lines to its own buffer, and a thread writes the buffers several times per second. So no request
 //! waits for a disk, and workers do not contend. Lines that do not fit are lost and counted.
 //!
-//! Deliberately not here: keys of users. A line names the limit that decided, but not the key it counted by.
+//! A line names the limit that decided. It has the key that the limit counted by only if the rule file says so.
 
 mod combined;
 mod json;
@@ -22,7 +22,6 @@ use tollgate::rules::file::internal::{AccessLogRule, LogFormat, SettingError};
 pub(super) use self::record::{Completion, Record};
 use self::sink::Sink;
 use self::stamp::Stamp;
-pub(super) use self::stamp::rfc3339;
 use self::writer::WriterSignal;
 
 /// The maximum size of a worker's buffer. The thread empties it often enough for millions of requests per second,

@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio_rustls::client;
 
 /// A TCP connection, or a TLS connection of either side.
 pub(crate) enum MaybeTls<T> {
@@ -17,6 +18,16 @@ impl<T> MaybeTls<T> {
     /// Returns whether writes may be buffered in this process.
     pub(super) fn is_buffered(&self) -> bool {
         matches!(self, Self::Tls(_))
+    }
+}
+
+impl MaybeTls<client::TlsStream<TcpStream>> {
+    /// Returns the socket.
+    pub(super) fn tcp(&self) -> &TcpStream {
+        match self {
+            Self::Plain(tcp) => tcp,
+            Self::Tls(tls) => tls.get_ref().0,
+        }
     }
 }
 

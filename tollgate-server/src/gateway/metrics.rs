@@ -1,6 +1,6 @@
 //! The gateway's metrics, summed over its workers.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,7 +13,7 @@ use super::frames::MISUSES;
 use super::ports::Port;
 use super::tally::{AMBIGUITIES, BOUNDS_NANOS, CLASSES, FAILURES, RouteTotals, Tally};
 use super::tls::{CertificateReloads, HANDSHAKE_FAILURES};
-use crate::decisions::{Sums, TokenSums};
+use crate::decisions::{FallbackSums, Sums, TokenSums};
 use crate::metrics::Page;
 
 impl Gateway {
@@ -147,6 +147,13 @@ impl Gateway {
         }
     }
 
+    /// Adds the decisions by `on_store_failure` to `sums`.
+    pub(crate) fn add_fallbacks_to(&self, sums: &mut FallbackSums) {
+        for tally in &self.tallies {
+            tally.decisions().add_fallbacks_to(sums);
+        }
+    }
+
     /// Adds the results of token checks to `sums`.
     pub(crate) fn add_tokens_to(&self, sums: &mut TokenSums) {
         for tally in &self.tallies {
@@ -154,15 +161,26 @@ impl Gateway {
         }
     }
 
-    fn write_upstreams(&self, page: &mut Page<'_>) -> fmt::Result {
+    /// Returns the upstreams by address, whether they are healthy, and the routes that use them.
+    pub(crate) fn upstreams(&self) -> BTreeMap<String, (bool, BTreeSet<String>)> {
         let (site, now) = (self.site.load(), self.ticks.now());
         let mut upstreams = BTreeMap::new();
-        for target in site.routes.iter().flat_map(|route| route.targets()) {
-            let name = format!("{}:{}", target.address.host, target.address.port);
-            // The same address with another certificate is another upstream. The metric is 1 only if both are healthy.
-            *upstreams.entry(name).or_insert(true) &= target.is_healthy(now);
+        for route in &site.routes {
+            for target in route.targets() {
+                let name = format!("{}:{}", target.address.host, target.address.port);
+                let (healthy, routes) = upstreams.entry(name).or_insert_with(|| (true, BTreeSet::new()));
+                // The same address with another certificate is another upstream. Both have to be healthy.
+                *healthy &= target.is_healthy(now);
+                routes.insert(route.name.clone());
+            }
         }
-        let rows = upstreams.iter().map(|(name, healthy)| ([("upstream", name.as_str())], i64::from(*healthy)));
+        upstreams
+    }
+
+    fn write_upstreams(&self, page: &mut Page<'_>) -> fmt::Result {
+        let (site, now) = (self.site.load(), self.ticks.now());
+        let upstreams = self.upstreams();
+        let rows = upstreams.iter().map(|(name, (healthy, _))| ([("upstream", name.as_str())], i64::from(*healthy)));
         let help = "1 if an upstream is healthy: neither ejected nor failing its checks";
         page.gauges("tollgate_upstream_up", help, rows)?;
         let mut routes = BTreeMap::new();

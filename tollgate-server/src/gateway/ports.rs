@@ -1,6 +1,7 @@
 //! The listeners of the gateway. On reload, new ports are bound before removed ones are closed.
 
-use std::net::SocketAddr;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -15,22 +16,43 @@ use super::connection::ListenerConfig;
 use super::tls::{CertificateReloads, Tls};
 use super::workers::{Command, Listening, WorkerHandle};
 use crate::listening::{Flag, ListenError, Setting};
+use crate::passed_sockets::{ListenerName, Owner, PassedSocket, PassedSockets};
+use crate::service::Stop;
 
 /// A bound port. Dropping it closes the listener, once all waiting connections are accepted.
 pub(super) struct Port {
     /// The configured address.
     pub(super) configured: String,
-    bound: SocketAddr,
+    pub(super) bound: SocketAddr,
+    /// The key of its listener, for another process.
+    key: &'static str,
+    sockets: Vec<TcpListener>,
+    owner: Owner,
     config: Arc<ArcSwap<ListenerConfig>>,
     watcher: Option<AbortHandle>,
     reloads: Arc<CertificateReloads>,
-    _until: watch::Sender<()>,
+    until: watch::Sender<Stop>,
 }
 
 impl Port {
     /// Returns the scheme and the bound address.
     pub(super) fn address(&self) -> (&'static str, SocketAddr) {
         (if self.config.load().tls.is_some() { "https" } else { "http" }, self.bound)
+    }
+
+    /// Returns copies of its sockets, for another process. It gets those of the service manager elsewhere.
+    pub(super) fn copies(&self) -> io::Result<Vec<PassedSocket>> {
+        let own = self.sockets.iter().filter(|_| self.owner == Owner::Server);
+        own.map(|socket| {
+            let listener = ListenerName { key: self.key.to_owned(), address: self.configured.clone() };
+            PassedSocket::new(socket.try_clone()?, Owner::Server, Some(listener))
+        })
+        .collect()
+    }
+
+    /// Accepts no more connections: another process does.
+    pub(super) fn hand_over(&self) {
+        self.until.send_replace(Stop::TakenOver);
     }
 
     /// Returns the certificate reloads of a TLS listener.
@@ -50,6 +72,7 @@ impl Drop for Port {
 /// A port to be opened.
 pub(super) struct NextPort {
     configured: String,
+    key: &'static str,
     config: ListenerConfig,
     tls: Option<Tls>,
     /// The bound sockets; `None` if the port is open already.
@@ -61,11 +84,11 @@ pub(super) async fn prepare(
     file: &Parsed,
     listen: Option<&Address>,
     bound_already: &[String],
-    workers: usize,
+    (workers, passed): (usize, &PassedSockets),
 ) -> Result<Vec<NextPort>, StartError> {
     let rule = file.gateway.clone().unwrap_or_default();
     let mut ports = Vec::new();
-    for ListenAddress { address: configured, setting, is_tls } in listen_addresses(&rule, listen) {
+    for ListenAddress { address: configured, setting, key, is_tls } in listen_addresses(&rule, listen) {
         let tls = rule.tls.as_ref().filter(|_| is_tls).map(|tls| Tls::new(tls, file.folder(), "gateway.tls"));
         let of_tls = |errors: Vec<SettingError>| errors.into_iter().map(|error| error.of("tls").of("gateway"));
         let tls = tls.transpose().map_err(|errors| StartError::Refused(file.problems(of_tls(errors))))?;
@@ -74,36 +97,44 @@ pub(super) async fn prepare(
         let listening = if bound_already.contains(&configured) {
             None
         } else {
-            let bound = Listening::bind(&configured, workers).await;
+            let bound = match passed.find(key, &configured).await {
+                Ok(Some(sockets)) => Listening::assign(sockets, workers),
+                Ok(None) => Listening::bind(&configured, workers).await,
+                Err(error) => Err(error),
+            };
             let cannot_listen = |source| ListenError { setting, address: configured.clone(), source };
             Some(bound.map_err(|source| StartError::Listen(cannot_listen(source)))?)
         };
-        ports.push(NextPort { configured, config, tls, listening });
+        ports.push(NextPort { configured, key, config, tls, listening });
     }
     Ok(ports)
 }
+
+/// The keys of the addresses.
+const KEY: &str = "gateway.listen";
+const TLS_KEY: &str = "gateway.tls.listen";
 
 /// A configured address.
 pub(super) struct ListenAddress {
     pub(super) address: String,
     setting: Setting,
+    key: &'static str,
     is_tls: bool,
 }
 
 /// Returns the configured addresses.
 pub(super) fn listen_addresses(rule: &GatewayRule, listen: Option<&Address>) -> Vec<ListenAddress> {
-    let listen_address =
-        |address: &Address, setting, is_tls| ListenAddress { address: address.as_str().to_owned(), setting, is_tls };
-    let setting = Setting::key_or_flag("gateway.listen", Flag::LISTEN, listen);
+    let listen_address = |address: &Address, setting, is_tls| {
+        let key = if is_tls && rule.tls.as_ref().is_some_and(|tls| tls.listen.is_some()) { TLS_KEY } else { KEY };
+        ListenAddress { address: address.as_str().to_owned(), setting, key, is_tls }
+    };
+    let setting = Setting::key_or_flag(KEY, Flag::LISTEN, listen);
     let address = listen.unwrap_or(&rule.listen);
     match rule.tls.as_ref().map(|tls| &tls.listen) {
         None => vec![listen_address(address, setting, false)],
         Some(None) => vec![listen_address(address, setting, true)],
         Some(Some(tls_listen)) => {
-            vec![
-                listen_address(address, setting, false),
-                listen_address(tls_listen, Setting::Key("gateway.tls.listen", None), true),
-            ]
+            vec![listen_address(address, setting, false), listen_address(tls_listen, Setting::Key(TLS_KEY, None), true)]
         }
     }
 }
@@ -111,7 +142,7 @@ pub(super) fn listen_addresses(rule: &GatewayRule, listen: Option<&Address>) -> 
 /// Opens the next ports, and closes those that are not among them.
 pub(super) fn open(next: Vec<NextPort>, mut before: Vec<Port>, workers: &[WorkerHandle]) -> Vec<Port> {
     let mut ports = Vec::new();
-    for NextPort { configured, config, tls, listening } in next {
+    for NextPort { configured, key, config, tls, listening } in next {
         let kept = before.iter().position(|port| port.configured == configured).map(|found| before.swap_remove(found));
         let watch_files = |config: &Arc<ArcSwap<ListenerConfig>>, reloads: &Arc<CertificateReloads>| {
             reloads.note_good(&tls.as_ref().map(|tls| Arc::clone(&tls.validities)).unwrap_or_default());
@@ -123,16 +154,21 @@ pub(super) fn open(next: Vec<NextPort>, mut before: Vec<Port>, workers: &[Worker
         };
         match (listening, kept) {
             (Some(listening), _) => {
-                let (until, ends) = watch::channel(());
+                let Listening { sockets, accepting, bound, owner } = listening;
+                let (until, ends) = watch::channel(match owner {
+                    Owner::Server => Stop::Close,
+                    // The connections in its queue are for the next process.
+                    Owner::ServiceManager => Stop::HandOver,
+                });
                 let config = Arc::new(ArcSwap::from_pointee(config));
-                for (worker, socket) in workers.iter().zip(listening.sockets) {
+                for (worker, socket) in accepting {
                     let command = Command::Listen { socket, config: Arc::clone(&config), until: ends.clone() };
                     // A worker accepts commands for as long as it runs.
-                    _ = worker.commands.send(command);
+                    _ = workers[worker].commands.send(command);
                 }
                 let reloads = Arc::default();
                 let watcher = watch_files(&config, &reloads);
-                ports.push(Port { configured, bound: listening.bound, config, watcher, reloads, _until: until });
+                ports.push(Port { configured, bound, key, sockets, owner, config, watcher, reloads, until });
             }
             (None, Some(mut port)) => {
                 // Otherwise the old task could apply the old files again.

@@ -17,8 +17,14 @@ impl RequestIds {
         Self { secret: RandomState::new(), next: AtomicU64::new(0) }
     }
 
-    /// Returns a new ID of 32 hexadecimal digits.
+    /// Returns a new ID as a header.
     pub(super) fn next(&self) -> HeaderValue {
+        // Hexadecimal digits are valid in a header.
+        HeaderValue::from_bytes(&self.next_text()).unwrap_or(HeaderValue::from_static("0"))
+    }
+
+    /// Returns a new ID of 32 hexadecimal digits.
+    pub(super) fn next_text(&self) -> [u8; 32] {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
         let number = self.next.fetch_add(1, Relaxed);
         let halves = [self.secret.hash_one(number), self.secret.hash_one(!number)];
@@ -27,8 +33,7 @@ impl RequestIds {
         for (digits, byte) in text.chunks_exact_mut(2).zip(bytes) {
             digits.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
         }
-        // Hexadecimal digits are valid in a header.
-        HeaderValue::from_bytes(&text).unwrap_or(HeaderValue::from_static("0"))
+        text
     }
 }
 

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::uri::PathAndQuery;
 use http::{HeaderMap, Response, StatusCode, Uri};
 use tollgate::internal::{CleanPath, Unreadable};
 use tollgate::rules::file::internal::{
@@ -25,9 +26,8 @@ use tollgate::rules::{EncodedSlash, Facts, PathParameters, PathReading, Routes, 
 
 pub(super) use self::edits::Edits;
 pub(super) use self::outages::Outages;
-use self::path_rewrite::PathRewrite;
 pub(crate) use self::path_rewrite::upstream_urls;
-pub(super) use self::path_rewrite::with_path;
+use self::path_rewrite::{PathRewrite, with_path};
 pub(super) use self::upstreams::RoutedUpstream;
 use super::client_deadlines::ClientTimeouts;
 use super::failure::Failure;
@@ -220,9 +220,34 @@ impl Site {
         self.found.find(&facts.path_reading(PathReading { case: self.path_reading.case, ..PathReading::AS_WRITTEN }))
     }
 
+    /// Finds the route of a request, and the target for limits and upstreams. `find` returns the route for a path and
+    /// query. The target is `None` if it is the client's.
+    pub(super) fn normalize(
+        &self,
+        uri: &Uri,
+        find: impl Fn(&str) -> Option<usize>,
+    ) -> Result<(Option<usize>, Option<Uri>), Unreadable> {
+        let path = CleanPath::new(uri.path())?;
+        if is_normal(uri, &path) {
+            return Ok((find(uri.path_and_query().map_or("/", PathAndQuery::as_str)), None));
+        }
+        let route = find(&with_query(&self.routing_path(&path)?, uri));
+        // The path is valid in a URI, but it may be too long. Then there is no route.
+        Ok(match with_path(uri, with_query(&self.forwarded_path(&path, route)?, uri)) {
+            Ok(uri) => (route, Some(uri)),
+            Err(_) => (None, None),
+        })
+    }
+
+    /// Returns the target for limits and the upstreams of a route, unless it is the client's.
+    pub(super) fn normalized_for(&self, uri: &Uri, route: Option<usize>) -> Option<Uri> {
+        let path = CleanPath::new(uri.path()).ok().filter(|path| !is_normal(uri, path))?;
+        with_path(uri, with_query(&self.forwarded_path(&path, route).ok()?, uri)).ok()
+    }
+
     /// Returns the path that determines the route. The route's own settings are not known yet, so the gateway's
     /// settings apply, and nothing is refused before the route is found.
-    pub(super) fn routing_path<'p>(&self, path: &'p CleanPath<'_>) -> Result<Cow<'p, str>, Unreadable> {
+    fn routing_path<'p>(&self, path: &'p CleanPath<'_>) -> Result<Cow<'p, str>, Unreadable> {
         let mut reading = self.path_reading;
         if reading.encoded_slash == EncodedSlash::Refuse {
             reading.encoded_slash = EncodedSlash::Keep;
@@ -238,11 +263,7 @@ impl Site {
     /// # Errors
     ///
     /// Fails if the route refuses something in the path.
-    pub(super) fn forwarded_path<'p>(
-        &self,
-        path: &'p CleanPath<'_>,
-        route: Option<usize>,
-    ) -> Result<Cow<'p, str>, Unreadable> {
+    fn forwarded_path<'p>(&self, path: &'p CleanPath<'_>, route: Option<usize>) -> Result<Cow<'p, str>, Unreadable> {
         path.forwarded(route.map_or(self.path_reading, |number| self.routes[number].path_reading))
     }
 
@@ -260,6 +281,22 @@ impl Site {
     pub(super) fn adds_header(&self, header: UpstreamHeader) -> bool {
         self.upstream_headers.contains(&header)
     }
+}
+
+/// Returns whether a target needs no change for limits and upstreams. [`Uri::path`] returns `/` for a target without a
+/// path, but nothing would be sent.
+fn is_normal(uri: &Uri, path: &CleanPath<'_>) -> bool {
+    let has_path = uri.path_and_query().is_some_and(|target| match target.as_str() {
+        // The text hides the difference; the comparison shows it.
+        "/" => *target == PathAndQuery::from_static("/"),
+        text => text.starts_with(['/', '*']),
+    });
+    has_path && path.is_unchanged()
+}
+
+/// Returns a path with the query of a target.
+fn with_query(path: &str, uri: &Uri) -> String {
+    uri.query().map_or_else(|| path.to_owned(), |query| [path, "?", query].concat())
 }
 
 fn of_route(error: SettingError, index: usize) -> SettingError {
@@ -354,6 +391,17 @@ impl Route {
     /// Returns whether all upstreams use plain HTTP/1.
     pub(super) fn is_plain(&self) -> bool {
         self.targets().all(|target| target.address.scheme == UpstreamProtocol::Http1)
+    }
+
+    /// Returns whether an upstream can switch to another protocol.
+    pub(super) fn can_upgrade(&self) -> bool {
+        self.targets().any(|target| target.address.scheme != UpstreamProtocol::Http2)
+    }
+
+    /// Returns the numbers of the upstreams that use HTTP/2 with prior knowledge.
+    pub(super) fn http2_upstreams(&self) -> impl Iterator<Item = usize> {
+        let is_http2 = |target: &Arc<Target>| target.address.scheme == UpstreamProtocol::Http2;
+        self.targets().enumerate().filter(move |(_, target)| is_http2(target)).map(|(number, _)| number)
     }
 
     /// Returns whether upstreams may get a different path than the client sent.

@@ -138,7 +138,9 @@ impl Tls {
                 Err(errors) => {
                     reloads.note_refused();
                     for error in errors {
-                        notice::log(format_args!("certificates not reloaded, the previous ones stay in use: {error}"));
+                        notice::error(format_args!(
+                            "certificates not reloaded, the previous ones stay in use: {error}"
+                        ));
                     }
                 }
             }

@@ -7,72 +7,84 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use hyper::upgrade::{OnUpgrade, Upgraded};
-use hyper_util::rt::TokioIo;
+use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy, copy_bidirectional, sink};
 use tokio::time::{sleep, timeout};
 use tollgate::InFlightPermit;
 
 use super::exchange::UpstreamAttempt;
+use super::io::Stream;
 use super::ticks::{Ticks, Wait};
-use super::workers::Counted;
-
-/// The resources that a connection holds: its upstream, its permit, and its place in the connection count.
-pub(super) type Resources = (UpstreamAttempt, Option<InFlightPermit>, Counted);
-
-/// The idle timeout of both directions.
-pub(super) struct IdleTimeout {
-    pub(super) ticks: Arc<Ticks>,
-    pub(super) max: Wait,
-}
+use super::upstream_slots::UpstreamIo;
 
 /// How often the idle timeout is checked.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
 
-/// Relays bytes in both directions until both sides have closed, or the idle timeout has passed.
-pub(super) async fn relay(client: OnUpgrade, upstream: OnUpgrade, resources: Resources, idle_timeout: IdleTimeout) {
-    let (Ok(client), Ok(upstream)) = tokio::join!(client, upstream) else { return };
-    let last_activity = Arc::new(AtomicU64::new(idle_timeout.ticks.now()));
-    let track = |io| ActivityTracker {
-        io: TokioIo::new(io),
-        last_activity: Arc::clone(&last_activity),
-        ticks: Arc::clone(&idle_timeout.ticks),
-    };
-    let (mut client, mut upstream) = (track(client), track(upstream));
-    let silent = async {
-        while idle_timeout.max.from(last_activity.load(Relaxed)) > idle_timeout.ticks.now() {
-            sleep(CHECK_EVERY).await;
-        }
-    };
-    // On a timeout both connections are closed, and neither side is at fault.
-    let copied = tokio::select! {
-        copied = copy_bidirectional(&mut client, &mut upstream) => Some(copied),
-        () = silent => None,
-    };
-    let (attempt, permit, _) = &resources;
-    if let Some(Err(_)) = copied
-        && permit.is_some()
-    {
-        // The client broke off. The permit is held until the upstream has noticed.
-        drop(client);
-        let upstream_ends = async {
-            upstream.shutdown().await?;
-            copy(&mut upstream, &mut sink()).await
-        };
-        _ = timeout(attempt.timeout.duration(), upstream_ends).await;
-    }
-    drop(resources);
+/// A connection to an upstream that speaks another protocol with a client, and the resources that both hold.
+pub(super) struct Tunnel {
+    pub(super) upstream: UpstreamIo,
+    /// The bytes of the upstream that have arrived.
+    pub(super) from_upstream: Bytes,
+    /// The bytes of the client that have arrived.
+    pub(super) from_client: Bytes,
+    pub(super) attempt: Option<UpstreamAttempt>,
+    pub(super) permit: Option<InFlightPermit>,
+    /// The idle timeout of both directions.
+    pub(super) max_idle: Wait,
+    pub(super) ticks: Arc<Ticks>,
 }
 
-/// A stream that records when bytes were last read.
-struct ActivityTracker {
-    io: TokioIo<Upgraded>,
+impl Tunnel {
+    /// Relays bytes in both directions until both sides have closed, or the idle timeout has passed.
+    pub(super) async fn relay(self, client: Stream) {
+        let Self { upstream, from_upstream, from_client, attempt, permit, max_idle, ticks } = self;
+        let last_activity = Arc::new(AtomicU64::new(ticks.now()));
+        let mut client = Side::new(client, from_client, (&last_activity, &ticks));
+        let mut upstream = Side::new(upstream, from_upstream, (&last_activity, &ticks));
+        let silent = async {
+            while max_idle.from(last_activity.load(Relaxed)) > ticks.now() {
+                sleep(CHECK_EVERY).await;
+            }
+        };
+        // On a timeout both connections are closed, and neither side is at fault.
+        let copied = tokio::select! {
+            copied = copy_bidirectional(&mut client, &mut upstream) => Some(copied),
+            () = silent => None,
+        };
+        if let (Some(Err(_)), Some(_), Some(attempt)) = (copied, &permit, &attempt) {
+            // The client broke off. The permit is held until the upstream has noticed.
+            drop(client);
+            let upstream_ends = async {
+                upstream.shutdown().await?;
+                copy(&mut upstream, &mut sink()).await
+            };
+            _ = timeout(attempt.timeout.duration(), upstream_ends).await;
+        }
+    }
+}
+
+/// One side of a tunnel. Records when bytes were last read.
+struct Side<T> {
+    io: T,
+    /// Bytes to return before others.
+    first: Bytes,
     last_activity: Arc<AtomicU64>,
     ticks: Arc<Ticks>,
 }
 
-impl AsyncRead for ActivityTracker {
+impl<T> Side<T> {
+    fn new(io: T, first: Bytes, (last_activity, ticks): (&Arc<AtomicU64>, &Arc<Ticks>)) -> Self {
+        Self { io, first, last_activity: Arc::clone(last_activity), ticks: Arc::clone(ticks) }
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Side<T> {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<Result<()>> {
+        if !self.first.is_empty() {
+            let taken = self.first.len().min(buffer.remaining());
+            buffer.put_slice(&self.first.split_to(taken));
+            return Poll::Ready(Ok(()));
+        }
         let read = Pin::new(&mut self.io).poll_read(context, buffer);
         if read.is_ready() {
             self.last_activity.store(self.ticks.now(), Relaxed);
@@ -81,7 +93,7 @@ impl AsyncRead for ActivityTracker {
     }
 }
 
-impl AsyncWrite for ActivityTracker {
+impl<T: AsyncWrite + Unpin> AsyncWrite for Side<T> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
         Pin::new(&mut self.io).poll_write(context, bytes)
     }

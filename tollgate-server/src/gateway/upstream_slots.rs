@@ -118,20 +118,21 @@ impl UpstreamSlot {
 pub(super) struct UpstreamIo {
     io: MaybeTls<TlsStream<TcpStream>>,
     /// Dropped after the socket is closed.
-    slot: UpstreamSlot,
+    _slot: UpstreamSlot,
 }
 
 impl UpstreamIo {
     pub(super) fn new(io: MaybeTls<TlsStream<TcpStream>>, slot: UpstreamSlot) -> Self {
-        Self { io, slot }
+        Self { io, _slot: slot }
     }
 
-    /// Returns the socket, unless TLS is spoken on it.
-    pub(super) fn into_plain(self) -> Option<(TcpStream, UpstreamSlot)> {
-        match self.io {
-            MaybeTls::Plain(tcp) => Some((tcp, self.slot)),
-            MaybeTls::Tls(_) => None,
-        }
+    /// Returns the connection without its slot.
+    pub(super) fn stream(&self) -> &MaybeTls<TlsStream<TcpStream>> {
+        &self.io
+    }
+
+    pub(super) fn stream_mut(&mut self) -> &mut MaybeTls<TlsStream<TcpStream>> {
+        &mut self.io
     }
 }
 

@@ -20,6 +20,8 @@ use super::connection::{self, ListenerConfig, Stop};
 use super::exchange::Worker;
 use super::lane::scratch;
 use super::site::Route;
+use crate::passed_sockets::{ListenerSockets, Owner};
+use crate::service;
 
 /// The pause after a failed accept. A process out of descriptors gets one back soon; retrying at once would only burn
 /// CPU.
@@ -49,16 +51,24 @@ pub(super) const GRACE: Duration = Duration::from_millis(400);
 /// The same for the last connections.
 const LAST_GRACE: Duration = Duration::from_millis(100);
 
+/// The same for idle connections of HTTP/1 when another process has taken over. They hold up nothing, and a client that
+/// sends its next request in this time is asked to reconnect with the response.
+const TAKEN_OVER_GRACE: Duration = Duration::from_secs(5);
+
 /// How long idle connections take to close.
 const LAST_LOOK: Duration = Duration::from_millis(50);
 
 /// The interval in which connections closed by upstreams are dropped, to free their descriptors.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
-/// A bound address, with one socket for each worker.
+/// A bound address, with its sockets: one for each worker, or those that another process has passed.
 pub(super) struct Listening {
     pub(super) sockets: Vec<StdListener>,
+    /// A copy of a socket for each worker, with the number of the worker. Every worker has one, and every socket is
+    /// there.
+    pub(super) accepting: Vec<(usize, StdListener)>,
     pub(super) bound: SocketAddr,
+    pub(super) owner: Owner,
 }
 
 impl Listening {
@@ -67,11 +77,23 @@ impl Listening {
         let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "the name has no address");
         for address in tokio::net::lookup_host(address).await? {
             match bind_all(address, workers) {
-                Ok((sockets, bound)) => return Ok(Self { sockets, bound }),
+                Ok((sockets, bound)) => {
+                    return Self::assign(ListenerSockets { sockets, bound, owner: Owner::Server }, workers);
+                }
                 Err(error) => last = error,
             }
         }
         Err(last)
+    }
+
+    /// Divides sockets between the workers. The process before may have had another number of them, and a service manager
+    /// passes one socket, which all workers share.
+    pub(super) fn assign(passed: ListenerSockets, workers: usize) -> io::Result<Self> {
+        let ListenerSockets { sockets, bound, owner } = passed;
+        let pairs = (0..workers.max(sockets.len())).map(|number| (number % workers, &sockets[number % sockets.len()]));
+        let copies = pairs.map(|(worker, socket)| Ok((worker, socket.try_clone()?)));
+        let accepting = copies.collect::<io::Result<_>>()?;
+        Ok(Self { sockets, accepting, bound, owner })
     }
 }
 
@@ -96,8 +118,8 @@ fn bind_one(address: SocketAddr) -> io::Result<StdListener> {
 
 /// A command to a worker.
 pub(super) enum Command {
-    /// Accept connections on this socket until `until` changes.
-    Listen { socket: StdListener, config: Arc<ArcSwap<ListenerConfig>>, until: watch::Receiver<()> },
+    /// Accept connections on this socket until `until` changes. Its last value decides about connections that wait.
+    Listen { socket: StdListener, config: Arc<ArcSwap<ListenerConfig>>, until: watch::Receiver<service::Stop> },
 }
 
 /// A running worker.
@@ -110,8 +132,8 @@ pub(super) struct WorkerHandle {
 /// The settings of a worker.
 #[derive(Clone)]
 pub(super) struct WorkerSettings {
-    /// Changes when the worker has to stop.
-    pub(super) stop: watch::Receiver<()>,
+    /// Changes when the worker has to stop. Its last value decides about idle connections.
+    pub(super) stop: watch::Receiver<service::Stop>,
     /// How long requests in flight may take then.
     pub(super) drain: Duration,
     /// For all workers together.
@@ -173,7 +195,8 @@ async fn run(worker: Arc<Worker>, mut inbox: mpsc::UnboundedReceiver<Command>, m
     }
     // Connections in the listen queue are served, too.
     _ = timeout(LAST_GRACE, async { while listeners.join_next().await.is_some() {} }).await;
-    drain(&worker, &stop, settings.drain).await
+    let how = *settings.stop.borrow();
+    drain(&worker, &stop, settings.drain, how).await
 }
 
 /// Drops unused connections to upstreams periodically.
@@ -187,11 +210,18 @@ async fn sweep(worker: Arc<Worker>) {
 }
 
 /// Waits for requests in flight. Returns the number of connections that are left after the timeout.
-async fn drain(worker: &Worker, stop: &Stop, within: Duration) -> i64 {
+async fn drain(worker: &Worker, stop: &Stop, within: Duration, how: service::Stop) -> i64 {
     worker.closing.store(true, Relaxed);
+    let grace = match how {
+        service::Stop::TakenOver => TAKEN_OVER_GRACE,
+        service::Stop::Close | service::Stop::HandOver => LAST_GRACE,
+    };
+    if how == service::Stop::TakenOver {
+        stop.send_goaway();
+    }
     let all_gone = async {
         let step = Duration::from_millis(5);
-        let mut left = LAST_GRACE.as_millis() / step.as_millis();
+        let mut left = grace.as_millis() / step.as_millis();
         while worker.tally.connections.load(Relaxed) > 0 {
             sleep(step).await;
             left = left.saturating_sub(1);
@@ -219,7 +249,7 @@ struct Acceptor {
 }
 
 impl Acceptor {
-    async fn run(self, socket: StdListener, mut until: watch::Receiver<()>) -> io::Result<()> {
+    async fn run(self, socket: StdListener, mut until: watch::Receiver<service::Stop>) -> io::Result<()> {
         socket.set_nonblocking(true)?;
         let listener = TcpListener::from_std(socket)?;
         loop {
@@ -232,7 +262,11 @@ impl Acceptor {
                     Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                     Err(_) => sleep(ACCEPT_PAUSE).await,
                 },
-                _ = until.changed() => return self.take_rest(listener),
+                _ = until.changed() => return match *until.borrow() {
+                    service::Stop::Close => self.take_rest(listener),
+                    // The queue belongs to the socket, which another process has.
+                    service::Stop::HandOver | service::Stop::TakenOver => Ok(()),
+                },
             }
         }
     }

@@ -1,14 +1,14 @@
-//! The file beside the state file that keeps what limits have learned. A new file replaces the old one atomically.
+//! The file beside the state file that keeps what limits have learned.
 //!
 //! It has a line with the format, and then for each limit its name and its state, each after its length. Damage loses
 //! what was learned, and nothing else: a limit then starts with its smallest number.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-use crate::notice;
+use crate::atomic_file::{replace, with_suffix};
 
 /// The first line.
 const FORMAT: &[u8] = b"tollgate learned 1\n";
@@ -16,52 +16,33 @@ const FORMAT: &[u8] = b"tollgate learned 1\n";
 /// The largest file that is read: as many limits as may learn, with the largest state that each may have.
 const MAX_BYTES: u64 = 32 << 20;
 
+/// A file that was read.
+pub(super) enum Stored {
+    Missing,
+    Damaged,
+    /// The states by the names of their limits.
+    States(BTreeMap<String, Vec<u8>>),
+}
+
 /// Returns the path of the file beside a state file.
 pub(super) fn path_beside(state: &Path) -> PathBuf {
     with_suffix(state, ".learned")
 }
 
-/// Reads the states by the names of their limits. A missing file is empty; an unusable one is reported and ignored.
-pub(super) fn read(path: &Path) -> BTreeMap<String, Vec<u8>> {
+pub(super) fn read(path: &Path) -> io::Result<Stored> {
     let mut bytes = Vec::new();
     match File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut bytes)) {
-        Ok(_) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return BTreeMap::new(),
-        Err(error) => {
-            notice::warn(format_args!(
-                "cannot read what limits have learned from {}: {error}: they start with their smallest numbers",
-                path.display()
-            ));
-            return BTreeMap::new();
-        }
+        Ok(_) => Ok(decode(&bytes).map_or(Stored::Damaged, Stored::States)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Stored::Missing),
+        Err(error) => Err(error),
     }
-    decode(&bytes).unwrap_or_else(|| {
-        notice::warn(format_args!(
-            "the file {} is damaged and not used: limits that learn start with their smallest numbers",
-            path.display()
-        ));
-        BTreeMap::new()
-    })
 }
 
-/// Replaces the file.
 pub(super) fn write(path: &Path, states: &BTreeMap<String, Vec<u8>>) -> io::Result<()> {
-    let unfinished = with_suffix(path, ".new");
-    // A killed process may have left one. It is removed rather than reused: by now it could be a link to another file.
-    match fs::remove_file(&unfinished) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let mut file = options.open(&unfinished)?;
-    file.write_all(&encode(states)).and_then(|()| file.sync_all())?;
-    fs::rename(&unfinished, path)
+    replace(path, |mut file| file.write_all(&encode(states)).map(|()| true))
 }
 
-fn encode(states: &BTreeMap<String, Vec<u8>>) -> Vec<u8> {
+pub(super) fn encode(states: &BTreeMap<String, Vec<u8>>) -> Vec<u8> {
     let mut bytes = FORMAT.to_vec();
     for part in states.iter().flat_map(|(name, state)| [name.as_bytes(), state]) {
         bytes.extend((part.len() as u64).to_le_bytes());
@@ -70,7 +51,7 @@ fn encode(states: &BTreeMap<String, Vec<u8>>) -> Vec<u8> {
     bytes
 }
 
-fn decode(bytes: &[u8]) -> Option<BTreeMap<String, Vec<u8>>> {
+pub(super) fn decode(bytes: &[u8]) -> Option<BTreeMap<String, Vec<u8>>> {
     let mut rest = bytes.strip_prefix(FORMAT)?;
     let mut states = BTreeMap::new();
     while !rest.is_empty() {
@@ -85,12 +66,6 @@ fn part<'b>(rest: &mut &'b [u8]) -> Option<&'b [u8]> {
     let (part, after) = after.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
     *rest = after;
     Some(part)
-}
-
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    name.into()
 }
 
 #[cfg(test)]

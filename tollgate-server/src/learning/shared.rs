@@ -6,10 +6,10 @@
 use std::time::Duration;
 
 use tollgate::internal::demand::{Evaluation, Learning};
-use tollgate::redis::{RedisLimiter, StoreError, StoredLearning};
+use tollgate::redis::{RedisLimiter, StoreError, StoredState};
 
 use super::{Learners, text};
-use crate::notice;
+use crate::notice::Level;
 
 /// The most attempts to write while other nodes write too. The next tick tries again.
 const MAX_ATTEMPTS: u32 = 3;
@@ -49,13 +49,13 @@ impl Learners {
     }
 
     /// Takes over a state. Its number is in force from now on.
-    fn restore(&self, name: &str, stored: &StoredLearning) {
+    fn restore(&self, name: &str, stored: &StoredState) {
         let mut limits = self.limits();
         let Some(state) = limits.get_mut(name) else { return };
         let before = state.quota();
         // A damaged state is replaced by the next evaluation.
         if !stored.state.is_empty() && !state.learning.restore(&stored.state) {
-            notice::warn(text::damaged(name));
+            Level::Warning.log(text::damaged(name), &[("limit", name.into())]);
         }
         state.version = stored.version;
         if state.quota() != before {
@@ -90,7 +90,7 @@ impl Learners {
     }
 
     /// Evaluates one limit by the clock of Redis. Returns the evaluation, the state, and how long to keep it.
-    fn evaluate_one(&self, name: &str, stored: &StoredLearning) -> Option<(Evaluation, Vec<u8>, Duration)> {
+    fn evaluate_one(&self, name: &str, stored: &StoredState) -> Option<(Evaluation, Vec<u8>, Duration)> {
         let mut limits = self.limits();
         let state = limits.get_mut(name).filter(|state| state.version == stored.version)?;
         let evaluation = state.learning.evaluate(stored.now);

@@ -1,5 +1,6 @@
 //! Log lines about limits that learn, and the lines of `explain`.
 
+use std::path::Path;
 use std::time::Duration;
 
 use tollgate::internal::demand::{Evaluation, Learning, Phase};
@@ -33,6 +34,31 @@ pub(super) fn started_again(name: &str) -> String {
 /// Returns the warning about a state on Redis that cannot be read.
 pub(super) fn damaged(name: &str) -> String {
     format!("limit {name}: what was learned on Redis is damaged, and is replaced by what this node knows")
+}
+
+/// Returns the warning about a file that cannot be used. It is kept as `rejected`, if it was renamed.
+pub(super) fn damaged_file(path: &Path, rejected: Option<&Path>) -> String {
+    let path = path.display();
+    match rejected {
+        Some(rejected) => format!(
+            "{path} is damaged and not used, so limits that learn start with their smallest numbers: it is kept as {}; \
+             restore the file from a backup and restart, or raise `from` until they have learned again",
+            rejected.display()
+        ),
+        None => format!(
+            "{path} is damaged, so the numbers that limits have learned are unknown: see tollgate_learned_value in the \
+             metrics of the server"
+        ),
+    }
+}
+
+/// Returns the warning of `explain` about a server that has not kept what it learned.
+pub(super) fn missing_file(path: &Path) -> String {
+    format!(
+        "there is no {}, so the numbers that limits have learned are unknown: name the --state file of the server, which \
+         writes what it learns beside it every five minutes and when it stops",
+        path.display()
+    )
 }
 
 /// Returns the reason for a number.

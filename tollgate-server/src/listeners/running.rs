@@ -4,16 +4,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio_rustls::TlsAcceptor;
 use tollgate::rules::file::internal::{HostGlob, Listener};
 
-use super::Shared;
-use crate::admin;
+use super::{Shared, Socket};
+use crate::admin::{self, Access, Admin};
 use crate::gateway::tls::{CertificateReloads, Tls};
-use crate::metrics::Metrics;
+use crate::passed_sockets::Owner;
 use crate::service::grpc::GrpcState;
 use crate::service::http::ServiceState;
 use crate::service::resp::Engine;
@@ -25,10 +24,9 @@ use crate::service::{self, Hosts, Options, Stop};
 pub(super) struct Starting {
     pub(super) surface: Surface,
     pub(super) listener: Listener,
-    pub(super) socket: Arc<TcpListener>,
-    pub(super) bound: SocketAddr,
+    pub(super) socket: Socket,
     pub(super) max_connections: u32,
-    pub(super) tokens: Option<Tokens>,
+    pub(super) tokens: Option<Arc<Tokens>>,
     pub(super) tls: Option<Tls>,
 }
 
@@ -37,37 +35,43 @@ pub(super) struct Running {
     pub(super) surface: Surface,
     /// Its settings.
     pub(super) listener: Listener,
-    pub(super) socket: Arc<TcpListener>,
-    pub(super) bound: SocketAddr,
+    pub(super) socket: Socket,
     stop: oneshot::Sender<Stop>,
     task: JoinHandle<()>,
+    /// Whether clients can use the admin API on it.
+    pub(super) serves_api: bool,
     /// Reads its certificates again when they change.
     certificates: Option<AbortHandle>,
 }
 
 impl Starting {
     pub(super) fn start(self, shared: &Shared) -> Running {
-        let Self { surface, listener, socket, bound, max_connections, tokens, tls } = self;
+        let Self { surface, listener, socket, max_connections, tokens, tls } = self;
+        let bound = socket.bound;
+        if let Some(tokens) = &tokens {
+            shared.surfaces.watch_tokens(surface, tokens);
+        }
         let (tls, certificates) = tls.map(|tls| watched(tls, bound, &shared.surfaces)).unzip();
         let options = Options { max_connections, tls, ..Options::of(&listener) };
         let options = options.with_surface(surface, &shared.surfaces);
         let (stop, stopped) = oneshot::channel();
         let stopped = async { stopped.await.unwrap_or(Stop::Close) };
-        let accepting = Arc::clone(&socket);
+        let accepting = Arc::clone(&socket.listener);
         let (gate, decisions) = (shared.gate.clone(), Arc::clone(&shared.decisions));
         let throttles = Arc::clone(&shared.throttles);
         let hosts = |setting| {
             let listed = listener.hosts.iter().map(HostGlob::as_str);
             Hosts::new(setting, listed, Some(listener.listen.as_str()))
         };
+        let mut serves_api = false;
         let task = match surface {
             Surface::Http | Surface::Authorize => {
-                let state = ServiceState { gate, decisions, tokens: tokens.map(Arc::new) };
+                let state = ServiceState { gate, decisions, tokens };
                 let access = (options, hosts("service.http.hosts"));
                 tokio::spawn(service::http::run(accepting, state, access, stopped))
             }
             Surface::Grpc => {
-                let state = GrpcState { gate, decisions, throttles, tokens: tokens.map(Arc::new) };
+                let state = GrpcState { gate, decisions, throttles, tokens };
                 let readiness = Arc::clone(&shared.readiness);
                 tokio::spawn(service::grpc::run(accepting, state, (options, readiness), stopped))
             }
@@ -76,13 +80,18 @@ impl Starting {
                 tokio::spawn(service::resp::run(accepting, engine, options, stopped))
             }
             Surface::Admin => {
-                let (readiness, reloads) = (Arc::clone(&shared.readiness), Arc::clone(&shared.reloads));
-                let (surfaces, learners) = (Arc::clone(&shared.surfaces), Arc::clone(&shared.learners));
-                let metrics = Metrics { gate, readiness, reloads, decisions, surfaces, learners };
-                tokio::spawn(admin::run(accepting, metrics, (options, hosts("admin.hosts")), stopped))
+                let access = match tokens {
+                    Some(tokens) => Access::Tokens(tokens),
+                    None if listener.requires_certificates() => Access::Certificates,
+                    None if bound.ip().to_canonical().is_loopback() => Access::Local,
+                    None => Access::Closed,
+                };
+                serves_api = !matches!(access, Access::Closed);
+                let state = Admin::new(shared, access);
+                tokio::spawn(admin::run(accepting, state, (options, hosts("admin.hosts")), stopped))
             }
         };
-        Running { surface, listener, socket, bound, stop, task, certificates }
+        Running { surface, listener, socket, stop, task, serves_api, certificates }
     }
 }
 
@@ -99,6 +108,11 @@ fn watched(tls: Tls, bound: SocketAddr, surfaces: &Surfaces) -> (Arc<ArcSwap<Tls
 impl Running {
     /// Begins to stop it. The task ends when its connections are drained.
     pub(super) fn stop(self, how: Stop) -> JoinHandle<()> {
+        let how = match (how, self.socket.owner) {
+            // The connections in its queue are for the next process.
+            (Stop::Close, Owner::ServiceManager) => Stop::HandOver,
+            (how, _) => how,
+        };
         // The task has the only other reference to the socket, and closes it.
         drop(self.socket);
         // A listener that has failed cannot be stopped.
@@ -119,7 +133,7 @@ impl Running {
             (Surface::Http | Surface::Authorize | Surface::Admin, false) => "http",
             (Surface::Http | Surface::Authorize | Surface::Admin, true) => "https",
         };
-        format!("{scheme}://{}", self.bound)
+        format!("{scheme}://{}", self.socket.bound)
     }
 
     /// Describes it for the line that announces the start.

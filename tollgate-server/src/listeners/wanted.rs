@@ -1,7 +1,7 @@
 //! The listeners that a rule file and the command line want.
 
-use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 
 use tollgate::rules::file::internal::{Address, Listener, ServiceRule, SettingError};
 use tollgate::rules::file::{Parsed, Problems, RuleFile};
@@ -30,6 +30,8 @@ pub(super) fn wanted(file: &RuleFile, overrides: &CliOverrides) -> Vec<Wanted> {
     let admin = file.admin.as_ref().map(|admin| {
         let mut listener = Listener::new(admin.listen.clone());
         listener.hosts.clone_from(&admin.hosts);
+        listener.tokens_file.clone_from(&admin.tokens_file);
+        listener.tls.clone_from(&admin.tls);
         listener
     });
     let (http_flag, admin_flag) = (overrides.http.as_ref(), overrides.admin.as_ref());
@@ -61,7 +63,7 @@ pub(super) fn unprotected_listener(file: &RuleFile, overrides: &CliOverrides) ->
     service.into_iter().find_map(|Wanted { surface, listener, .. }| {
         let address = listener.listen.as_str();
         let is_protected = listener.open || listener.tokens_file.is_some() || listener.requires_certificates();
-        (!is_protected && !is_loopback(address)).then(|| {
+        (!is_protected && !listener.listen.is_loopback()).then(|| {
             let problem =
                 format!("{surface} listens on {address}, where other machines reach it, without authentication");
             let fix = format!(
@@ -71,13 +73,6 @@ pub(super) fn unprotected_listener(file: &RuleFile, overrides: &CliOverrides) ->
             SettingError::new(problem, fix).of(surface.as_str()).of("service")
         })
     })
-}
-
-fn is_loopback(address: &str) -> bool {
-    match address.parse::<SocketAddr>() {
-        Ok(address) => address.ip().to_canonical().is_loopback(),
-        Err(_) => address.rsplit_once(':').is_some_and(|(host, _)| host.eq_ignore_ascii_case("localhost")),
-    }
 }
 
 /// Returns the listeners to divide descriptors between, with the gateway of `base`.
@@ -96,7 +91,8 @@ pub(crate) fn problems(file: &Parsed) -> Option<Problems> {
     let of_tokens = wanted(file, &none).into_iter().filter_map(|Wanted { surface, listener, .. }| {
         let path = listener.tokens_file.as_ref().map(|path| file.folder().join(path))?;
         let error = Tokens::open(&path).err()?;
-        Some(SettingError::new(error.problem(), error.fix()).of("tokens_file").of(surface.as_str()).of("service"))
+        let error = SettingError::new(error.problem(), error.fix()).of("tokens_file").of(surface.as_str());
+        Some(if surface == Surface::Admin { error } else { error.of("service") })
     });
     let errors: Vec<SettingError> = unprotected_listener(file, &none).into_iter().chain(of_tokens).collect();
     (!errors.is_empty()).then(|| file.problems(errors))
@@ -104,9 +100,9 @@ pub(crate) fn problems(file: &Parsed) -> Option<Problems> {
 
 impl Wanted {
     /// Reads its tokens, if it has any.
-    pub(super) fn tokens(&self, folder: &Path) -> Result<Option<Tokens>, Refusal> {
+    pub(super) fn tokens(&self, folder: &Path) -> Result<Option<Arc<Tokens>>, Refusal> {
         let path = self.listener.tokens_file.as_ref().map(|path| folder.join(path));
-        let tokens = path.map(|path| Tokens::open(&path)).transpose();
+        let tokens = path.map(|path| Tokens::open(&path).map(Arc::new)).transpose();
         tokens.map_err(|error| Refusal::Unusable(format!("{}: {error}", self.surface)))
     }
 
@@ -115,7 +111,8 @@ impl Wanted {
         let setting = match self.surface {
             Surface::Grpc => "service.grpc.tls",
             Surface::Resp => "service.resp.tls",
-            Surface::Http | Surface::Authorize | Surface::Admin => "service.http.tls",
+            Surface::Http | Surface::Authorize => "service.http.tls",
+            Surface::Admin => "admin.tls",
         };
         let tls = self.listener.tls.as_ref().map(|rule| Tls::new(rule, folder, setting)).transpose();
         // They have been read once already, with better messages.

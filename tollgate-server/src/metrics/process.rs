@@ -18,8 +18,22 @@ pub(super) fn write(page: &mut Page<'_>) -> fmt::Result {
     if let Some(files) = open_files() {
         page.gauge("process_open_fds", "Open file descriptors", files)?;
     }
+    if let Some(seconds) = started_at() {
+        page.gauge("process_start_time_seconds", "Unix time at which the process started, in seconds", seconds)?;
+    }
     let most = getrlimit(Resource::Nofile).current.and_then(|most| i64::try_from(most).ok());
     page.gauge("process_max_fds", "Maximum number of open file descriptors", most.unwrap_or(i64::MAX))
+}
+
+/// Returns `None` without `/proc`.
+fn started_at() -> Option<i64> {
+    let stat = fs::read_to_string("/proc/self/stat").ok()?;
+    // The name of the program, in parentheses, may contain spaces. Its start is the 20th field after it.
+    let ticks: u64 = stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()?;
+    let all = fs::read_to_string("/proc/stat").ok()?;
+    let booted: i64 = all.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
+    let after = ticks.checked_div(rustix::param::clock_ticks_per_second())?;
+    booted.checked_add(i64::try_from(after).ok()?)
 }
 
 /// Returns `None` without `/proc`.

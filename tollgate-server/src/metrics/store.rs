@@ -3,7 +3,7 @@
 use std::fmt;
 
 use tollgate::Gate;
-use tollgate::redis::{ServerMemory, ServerStatus, Stats};
+use tollgate::redis::{BreakerState, ServerMemory, ServerStatus, Stats};
 
 use super::Page;
 
@@ -26,6 +26,17 @@ fn write_servers(servers: &[ServerStatus], page: &mut Page<'_>) -> fmt::Result {
     page.gauges(
         "tollgate_store_server_available",
         "1 if this server of the store is available, 0 while it fails or refuses commands",
+        rows,
+    )?;
+    let rows = servers.iter().flat_map(|server| {
+        BreakerState::ALL.into_iter().map(move |state| {
+            let [store, address] = labels(server);
+            ([store, address, ("state", state.as_str().to_owned())], i64::from(server.breaker == state))
+        })
+    });
+    page.gauges(
+        "tollgate_store_server_breaker_state",
+        "1 for the state of the circuit breaker of this server of the store, 0 for the other states",
         rows,
     )?;
     let known = || servers.iter().filter_map(|server| Some((labels(server), server.memory.as_ref()?)));
@@ -65,6 +76,11 @@ fn write_stats(stats: &Stats, page: &mut Page<'_>) -> fmt::Result {
         ),
         ("tollgate_store_leased", "Hits taken from a lease, without a call", stats.leased),
         ("tollgate_store_leases", "Leases taken from the store", stats.leases),
+        (
+            "tollgate_store_leases_returned",
+            "Leases whose unspent units were given back to the store",
+            stats.leases_returned,
+        ),
         ("tollgate_store_sent_bytes", "Bytes sent to the servers of the store", stats.bytes_sent),
         ("tollgate_store_received_bytes", "Bytes received from the servers of the store", stats.bytes_received),
         (
@@ -80,6 +96,15 @@ fn write_stats(stats: &Stats, page: &mut Page<'_>) -> fmt::Result {
     ] {
         page.counter(name, help, count)?;
     }
+    let renewals = [("granted", stats.leases), ("refused", stats.leases_refused), ("failed", stats.leases_failed)];
+    page.counters(
+        "tollgate_store_lease_renewals",
+        "Requests for a lease: granted, refused because no units are left, or failed without a reply",
+        renewals.into_iter().map(|(result, count)| ([("result", result)], count)),
+    )?;
+    let gauge = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    page.gauge("tollgate_store_leases_held", "Leases of this node with units left", gauge(stats.leases_held))?;
+    page.gauge("tollgate_store_leased_units", "Units left in the leases of this node", gauge(stats.leased_units))?;
     const SECONDS: f64 = 1e6;
     for (name, help, histogram, unit) in [
         ("tollgate_store_batch_size", "Checks in one call to the store", stats.batch_sizes, 1.0),

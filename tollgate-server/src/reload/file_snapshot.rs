@@ -8,7 +8,7 @@ use crate::config;
 
 /// The contents of the rule file, and of the files that it names. Equal snapshots mean equal rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct FileSnapshot {
+pub(crate) struct FileSnapshot {
     /// The text, or the reason why it cannot be read.
     text: Result<Vec<u8>, String>,
     /// The named files; `None` for one that cannot be read.
@@ -24,7 +24,7 @@ impl FileSnapshot {
 
     /// The snapshot of a file that was loaded: what it was made of, not what the disk has now. A change since then must
     /// be noticed.
-    pub(super) fn of_loaded(file: &Parsed) -> Self {
+    pub(crate) fn of_loaded(file: &Parsed) -> Self {
         Self { text: Ok(file.source().into()), named: config::loaded_files(file) }
     }
 

@@ -43,6 +43,11 @@ impl FileWatcher {
         watch
     }
 
+    /// Creates a watcher that watches nothing.
+    pub(super) fn idle() -> Self {
+        Self { watcher: None, folders: BTreeSet::new(), events: mpsc::channel(1).1 }
+    }
+
     /// Watches the folders that these paths go through now.
     pub(super) fn follow(&mut self, path: &Path, others: &[PathBuf]) {
         let Some(watcher) = &mut self.watcher else { return };

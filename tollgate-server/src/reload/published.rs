@@ -14,7 +14,7 @@ struct Subscription {
     repairs: watch::Receiver<Repairs>,
     /// Repairs that were already reported.
     reported: Repairs,
-    _rule_sets: RuleSets,
+    rule_sets: RuleSets,
 }
 
 pub(super) enum PublishedEvent {
@@ -40,13 +40,18 @@ impl RuleUpdates {
                 latest: rule_sets.latest(),
                 repairs: rule_sets.repairs(),
                 reported: Repairs::default(),
-                _rule_sets: rule_sets,
+                rule_sets,
             })),
             Err(error) => {
                 notice::warn(format_args!("published rules will not be received: {error}"));
                 Self(None)
             }
         }
+    }
+
+    /// Returns the rule sets on Redis.
+    pub(super) fn rule_sets(&self) -> Option<&RuleSets> {
+        self.0.as_ref().map(|subscription| &subscription.rule_sets)
     }
 
     /// Returns the next published rules, or the next repair of published rules.

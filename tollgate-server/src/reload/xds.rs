@@ -50,15 +50,15 @@ impl Reload {
         let origin = self.origin(format!("version {version} of the xDS server {url}"));
         let applied = self.replace_domains(domains);
         match &applied {
-            Ok(changes) => origin.applied(changes),
-            Err(problem) => origin.rejected_because(problem),
+            Ok(changes) => _ = origin.applied(changes),
+            Err(problem) => _ = origin.rejected_because(problem),
         }
         // The client may have ended in the meantime.
         _ = result.send(applied.map(drop));
     }
 
     /// Replaces the configuration of the xDS server, and returns the changes.
-    fn replace_domains(&mut self, domains: Vec<DomainConfig>) -> Result<String, String> {
+    fn replace_domains(&mut self, domains: Vec<DomainConfig>) -> Result<Vec<String>, String> {
         let file = self.file.clone().with_more_domains(&domains).map_err(|problems| in_one_line(&problems))?;
         let in_force = match &self.published_rules {
             Some(published) => published.clone().with_domains_of(&file),
@@ -75,7 +75,7 @@ impl Reload {
         };
         let changes = changes::of_domains(self.file.envoy_rules(), file.envoy_rules());
         (self.file, self.xds.domains) = (file, domains);
-        Ok(changes.unwrap_or_else(|| "no changes".to_owned()))
+        Ok(changes)
     }
 }
 

@@ -7,25 +7,31 @@
 //!
 //! A listener stops in stages. First it still accepts connections, and asks clients to close theirs. Then it closes,
 //! and with it all idle connections. At last the connections that are still busy are cut. A listener that hands its
-//! socket over to another accepts no more connections, and drains its own in the same way.
+//! socket over to another, of this process or of one that takes over, accepts no more connections, and drains its own in
+//! the same way.
+//!
+//! At the bound, `room.rs` closes idle connections for new ones.
 
 mod activity;
 mod body_budget;
 mod close_notify;
 mod http;
 mod interrupts;
+mod room;
 mod streams;
 
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tollgate::rules::file::internal::Listener;
@@ -35,6 +41,8 @@ pub(crate) use self::body_budget::{BodyError, CountedBody};
 use self::close_notify::CloseNotify;
 pub(crate) use self::http::{Begun, Handler, IDLE_DEADLINE, Requests, refuse as refuse_http, serve as serve_http};
 pub(crate) use self::interrupts::{Interrupt, Interrupts};
+use self::room::Room;
+pub(crate) use self::room::Usage;
 use super::proxy_protocol::{self, ProxyProtocol};
 use super::surfaces::{Surface, Surfaces};
 use crate::gateway::maybe_tls::MaybeTls;
@@ -56,13 +64,18 @@ pub(crate) const MAX_CONNECTION_AGE: Duration = Duration::from_secs(600);
 /// requests all the time notice that they have to reconnect.
 const GRACE: Duration = Duration::from_millis(400);
 
+/// How long idle HTTP connections stay open when another process has taken over. They hold up nothing, and a client that
+/// sends its next request in this time is asked to reconnect with the response.
+const TAKEN_OVER_GRACE: Duration = Duration::from_secs(5);
+
 /// The time for pending requests when the server or the connection ends. Container managers kill after 10 s.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The pause after a failed accept. A process without free descriptors would otherwise use a full core.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The most clients of a listener that are being refused at a time. Further ones are just closed.
+/// The most clients of a listener that are being refused at a time. For a further one, the connection of the first one is
+/// closed.
 const MAX_REFUSING: usize = 64;
 
 /// The longest time that a refusal takes.
@@ -88,8 +101,10 @@ pub(crate) enum Stage {
 pub(crate) enum Stop {
     /// Its socket is closed after a moment.
     Close,
-    /// Another listener accepts the connections of its socket from now on.
+    /// Another listener of this process accepts the connections of its socket from now on.
     HandOver,
+    /// Another process accepts the connections of its socket from now on.
+    TakenOver,
 }
 
 /// Options of a listener.
@@ -134,7 +149,7 @@ impl Options {
 /// A protocol on the connections of a listener.
 pub(crate) trait Protocol: Clone + Send + 'static {
     /// Serves a connection until the client, a deadline or `stage` ends it.
-    fn serve<Io>(self, io: Io, peer: SocketAddr, stage: watch::Receiver<Stage>) -> impl Future<Output = ()> + Send
+    fn serve<Io>(self, io: Io, begun: Begun, stage: watch::Receiver<Stage>) -> impl Future<Output = ()> + Send
     where
         Io: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
@@ -154,11 +169,11 @@ struct Http<H> {
 }
 
 impl<H: Handler> Protocol for Http<H> {
-    async fn serve<Io>(self, io: Io, peer: SocketAddr, stage: watch::Receiver<Stage>)
+    async fn serve<Io>(self, io: Io, begun: Begun, stage: watch::Receiver<Stage>)
     where
         Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        http::serve(io, Begun { peer, age: Duration::ZERO }, (self.handler, self.requests), stage).await;
+        http::serve(io, begun, (self.handler, self.requests), stage).await;
     }
 
     async fn refuse<Io>(self, io: Io, peer: SocketAddr)
@@ -168,7 +183,7 @@ impl<H: Handler> Protocol for Http<H> {
         if self.answers_all {
             // The client is asked to close the connection with its first response.
             let (_serving, stage) = watch::channel(Stage::Closing);
-            _ = timeout(REFUSAL_DEADLINE, self.serve(io, peer, stage)).await;
+            _ = timeout(REFUSAL_DEADLINE, self.serve(io, Begun::new(peer, Arc::default()), stage)).await;
         } else {
             http::refuse(io).await;
         }
@@ -204,8 +219,8 @@ pub(crate) async fn serve_protocol<P: Protocol>(
     let max_connections = options.max_connections;
     let slots = Arc::new(Semaphore::new(max_connections as usize));
     let (serving, stage) = watch::channel(Stage::Serving);
-    let refusing = Arc::new(Semaphore::new(MAX_REFUSING));
-    let acceptor = Acceptor { protocol, options, slots: Arc::clone(&slots), refusing, stage };
+    let (room, refusing) = (Mutex::new(Room::new(max_connections)), Mutex::default());
+    let acceptor = Acceptor { protocol, options, slots: Arc::clone(&slots), room, refusing, stage };
     let stop = tokio::select! {
         // Polled first: a listener that hands its socket over accepts nothing after that.
         biased;
@@ -222,6 +237,12 @@ pub(crate) async fn serve_protocol<P: Protocol>(
         Stop::HandOver => {
             drop(listener);
             sleep(GRACE).await;
+        }
+        Stop::TakenOver => {
+            drop(listener);
+            // Clients of the Redis protocol cannot be asked to reconnect.
+            let grace = if acceptor.options.surface == Surface::Resp { GRACE } else { TAKEN_OVER_GRACE };
+            _ = timeout(grace, slots.acquire_many(max_connections)).await;
         }
     }
     _ = serving.send(Stage::Ending);
@@ -242,8 +263,10 @@ struct Acceptor<P> {
     protocol: P,
     options: Options,
     slots: Arc<Semaphore>,
-    /// Bounds the refusals that are being sent.
-    refusing: Arc<Semaphore>,
+    /// The connections that have a slot.
+    room: Mutex<Room>,
+    /// Clients that are being refused, the first one first.
+    refusing: Mutex<VecDeque<AbortHandle>>,
     stage: watch::Receiver<Stage>,
 }
 
@@ -282,26 +305,50 @@ impl<P: Protocol> Acceptor<P> {
         let protocol = self.protocol.clone();
         let Options { proxy_protocol, max_connections, surface, .. } = self.options;
         let tls = self.options.tls.as_ref().map(|tls| TlsAcceptor::clone(&tls.load()));
-        if let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() {
+        if let Some(slot) = self.slot() {
             let open = self.options.surfaces.open(surface);
+            let usage = Arc::new(Usage::new(slot));
+            self.room.lock().unwrap_or_else(PoisonError::into_inner).add(&usage);
             let mut stage = self.stage.clone();
             tokio::spawn(async move {
-                let begun = tokio::select! {
-                    begun = begin_secured(io, peer, proxy_protocol, tls) => begun,
-                    () = without_request(&mut stage) => None,
+                let serving = async {
+                    let begun = tokio::select! {
+                        begun = begin_secured(io, peer, proxy_protocol, tls) => begun,
+                        () = without_request(&mut stage) => None,
+                    };
+                    if let Some((io, peer)) = begun {
+                        protocol.serve(io, Begun::new(peer, Arc::clone(&usage)), stage).await;
+                    }
                 };
-                if let Some((io, peer)) = begun {
-                    protocol.serve(io, peer, stage).await;
+                tokio::select! {
+                    () = serving => {}
+                    () = usage.closed() => {}
                 }
-                drop((slot, open));
+                // Streams of HTTP/2 may last longer than their connection.
+                drop((usage.take_slot(), open));
             });
             return;
         }
         self.options.surfaces.refused(surface, max_connections);
-        // In a flood, only some clients get a response.
-        if let Ok(permit) = Arc::clone(&self.refusing).try_acquire_owned() {
-            tokio::spawn(refuse(protocol, (io, peer), (proxy_protocol, tls), permit));
+        let mut refusing = self.refusing.lock().unwrap_or_else(PoisonError::into_inner);
+        while refusing.front().is_some_and(|first| first.is_finished() || refusing.len() >= MAX_REFUSING) {
+            // In a flood, a client has a moment to send its request.
+            if let Some(first) = refusing.pop_front() {
+                first.abort();
+            }
         }
+        let refusal = tokio::spawn(refuse(protocol, (io, peer), (proxy_protocol, tls)));
+        refusing.push_back(refusal.abort_handle());
+    }
+
+    /// Returns a slot for a new connection: a free one, or that of an idle connection, which is closed.
+    fn slot(&self) -> Option<OwnedSemaphorePermit> {
+        if let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() {
+            return Some(slot);
+        }
+        let slot = self.room.lock().unwrap_or_else(PoisonError::into_inner).make()?;
+        self.options.surfaces.closed_idle(self.options.surface, self.options.max_connections);
+        Some(slot)
     }
 }
 
@@ -309,7 +356,6 @@ async fn refuse<P: Protocol>(
     protocol: P,
     (io, peer): (TcpStream, SocketAddr),
     (proxy_protocol, tls): (ProxyProtocol, Option<TlsAcceptor>),
-    permit: OwnedSemaphorePermit,
 ) {
     let refusal = async {
         if let Some((io, peer)) = begin_secured(io, peer, proxy_protocol, tls).await {
@@ -317,7 +363,6 @@ async fn refuse<P: Protocol>(
         }
     };
     _ = timeout(2 * REFUSAL_DEADLINE, refusal).await;
-    drop(permit);
 }
 
 /// Resolves when a connection without a request has to close. A client that connected just before the listener was
@@ -418,7 +463,7 @@ mod tests {
         tokio::spawn(async move {
             if let Some((io, peer)) = begin(server, PEER, proxy_protocol).await {
                 let requests = Requests { surface: Surface::Http, surfaces: Arc::default() };
-                http::serve(io, Begun { peer, age: Duration::ZERO }, (router, requests), stage).await;
+                http::serve(io, Begun::new(peer, Arc::default()), (router, requests), stage).await;
             }
         });
         (client, serving)

@@ -34,17 +34,21 @@ use tollgate::http::Refusal;
 use tollgate::rules::RuleSet;
 use tollgate::{Check, Gate, Outcome};
 
+pub(crate) use self::batch::parse as parse_json;
 use self::batch::{Batch, Shape};
 use self::check_request::{CheckRequest, ResolvedCheck};
+pub(crate) use self::check_request::{resolve_key, unknown_limit};
 use self::check_response::CheckResponse;
 pub(crate) use self::check_response::reason;
 use self::connection::CheckProtocol;
-pub(crate) use self::error_body::{ErrorBody, quoted};
+pub(crate) use self::error_body::{ErrorBody, parse_error, quoted};
 use self::simple_check::{After, SimpleChecks};
+pub(crate) use self::values::{Object, OneOrMany, StringOrStrings, Units};
 use super::connections::{self, BodyError, Options, Requests, Stop};
 use super::cross_site::{Hosts, guard};
-use super::tokens::Tokens;
+use super::tokens::{Credential, Tokens};
 use crate::decisions::Decisions;
+use crate::traces::{self, DecisionNote, RequestSpan, SpanEnd};
 
 /// A full batch of checks of about 1,000 bytes each.
 const MAX_BODY_BYTES: usize = 1024 * 1024;
@@ -71,6 +75,7 @@ pub(crate) async fn run(
 ) {
     let authorize = authorize::router(state.clone(), hosts.clone());
     let router = guard(router(state.clone()), hosts.clone()).merge(authorize);
+    let router = if traces::is_on() { router.layer(from_fn(traced)) } else { router };
     let requests = Requests { surface: options.surface, surfaces: Arc::clone(&options.surfaces) };
     let protocol = CheckProtocol { router, requests, state, hosts };
     connections::serve_protocol(listener, protocol, options, shutdown).await;
@@ -86,6 +91,18 @@ pub(crate) async fn answer_simple_check(state: ServiceState, request: &[u8]) -> 
     let mut output = Vec::new();
     let mut checks = SimpleChecks::new(state, Hosts::new("service.http.hosts", [], None));
     checks.answer(request, &mut output, After::KeepAlive).await.map(|_| output)
+}
+
+/// Records a span for a request, with the decision that its response has.
+async fn traced(request: Request, next: Next) -> Response {
+    let mut span = RequestSpan::start(request.method().as_str(), request.uri().path(), request.headers().into());
+    let route = format!("service.http {}", request.uri().path());
+    let response = next.run(request).await;
+    if let Some(note) = response.extensions().get::<DecisionNote>() {
+        span.note_decision(note);
+    }
+    span.end(SpanEnd { status: Some(response.status()), route: Some(&route), id: None });
+    response
 }
 
 fn router(state: ServiceState) -> Router {
@@ -106,7 +123,7 @@ fn router(state: ServiceState) -> Router {
             let refusal = authenticate(request.headers(), &tokens).err();
             async move {
                 match refusal {
-                    Some(refusal) => ([(header::WWW_AUTHENTICATE, "Bearer")], refusal).into_response(),
+                    Some(refusal) => with_challenge(refusal),
                     None => next.run(request).await,
                 }
             }
@@ -121,7 +138,7 @@ fn router(state: ServiceState) -> Router {
 }
 
 /// Checks the token of a request. Two headers are refused, because a proxy may have checked the other one.
-pub(super) fn authenticate(headers: &HeaderMap, tokens: &Tokens) -> Result<(), ErrorBody> {
+pub(crate) fn authenticate(headers: &HeaderMap, tokens: &Tokens) -> Result<Credential, ErrorBody> {
     let refuse =
         |error, message: &str| ErrorBody { status: StatusCode::UNAUTHORIZED, error, message: message.to_owned() };
     let mut sent = headers.get_all(header::AUTHORIZATION).iter();
@@ -132,11 +149,14 @@ pub(super) fn authenticate(headers: &HeaderMap, tokens: &Tokens) -> Result<(), E
     if !scheme.eq_ignore_ascii_case(b"Bearer ") {
         return Err(refuse("token_missing", "the request has no bearer token: send `Authorization: Bearer TOKEN`"));
     }
-    if tokens.contains(token.trim_ascii()) {
-        Ok(())
-    } else {
-        Err(refuse("token_invalid", "the token is not valid: send a token from the tokens_file of this listener"))
-    }
+    tokens.authenticate(token.trim_ascii()).ok_or_else(|| {
+        refuse("token_invalid", "the token is not valid: send a token from the tokens_file of this listener")
+    })
+}
+
+/// Returns the response to a request without a valid token.
+pub(crate) fn with_challenge(refusal: ErrorBody) -> Response {
+    ([(header::WWW_AUTHENTICATE, "Bearer")], refusal).into_response()
 }
 
 async fn check(State(state): State<ServiceState>, request: Request) -> Result<Response, ErrorBody> {
@@ -176,26 +196,36 @@ async fn decide(
 
 fn respond(shape: Shape, outcomes: &[Outcome]) -> Response {
     let mut answers = outcomes.iter().map(CheckResponse::new);
-    match shape {
+    let mut response = match shape {
         Shape::One => Json(answers.next()).into_response(),
         Shape::Batch => Json(answers.collect::<Vec<_>>()).into_response(),
+    };
+    if traces::is_on() {
+        // Of a batch, the first denial matters most.
+        let noted = outcomes.iter().find(|outcome| !outcome.is_allowed()).or(outcomes.first());
+        if let Some(outcome) = noted {
+            response.extensions_mut().insert(DecisionNote::of(outcome));
+        }
     }
+    response
 }
 
 /// Reads the body of a request with JSON.
-async fn read_json(request: Request) -> Result<Bytes, ErrorBody> {
+pub(crate) async fn read_json(request: Request) -> Result<Bytes, ErrorBody> {
     is_json(request.headers())?;
-    read_body(request).await
+    read_body(request, MAX_BODY_BYTES).await
 }
 
-async fn read_body(request: Request) -> Result<Bytes, ErrorBody> {
+/// Reads the body of a request, up to `most` bytes.
+pub(crate) async fn read_body(request: Request, most: usize) -> Result<Bytes, ErrorBody> {
     // A body with too large a Content-Length is refused before it is read.
-    if request.body().size_hint().lower() > MAX_BODY_BYTES as u64 {
-        return Err(too_large());
+    if request.body().size_hint().lower() > most as u64 {
+        return Err(too_large(most));
     }
     match timeout(BODY_DEADLINE, Bytes::from_request(request, &())).await {
+        Ok(Ok(body)) if body.len() > most => Err(too_large(most)),
         Ok(Ok(body)) => Ok(body),
-        Ok(Err(rejection)) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => Err(too_large()),
+        Ok(Err(rejection)) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => Err(too_large(most)),
         Ok(Err(rejection)) => Err(match BodyError::overload(&rejection) {
             Some(message) => {
                 let (status, error) = (StatusCode::SERVICE_UNAVAILABLE, "overloaded");
@@ -216,9 +246,14 @@ async fn read_body(request: Request) -> Result<Bytes, ErrorBody> {
 
 /// Checks the media type. A web page of another site cannot send this type without a CORS preflight, which fails here.
 fn is_json(headers: &HeaderMap) -> Result<(), ErrorBody> {
+    check_media_type(headers, &["application/json"], "send `Content-Type: application/json`, as `curl --json` does")
+}
+
+/// Checks that the media type of a body is one of those that are accepted.
+pub(crate) fn check_media_type(headers: &HeaderMap, accepted: &[&str], fix: &str) -> Result<(), ErrorBody> {
     let sent = headers.get(header::CONTENT_TYPE).map(|value| value.to_str().unwrap_or("?")).unwrap_or_default();
     let essence = sent.split(';').next().unwrap_or_default().trim();
-    if essence.eq_ignore_ascii_case("application/json") {
+    if accepted.iter().any(|known| essence.eq_ignore_ascii_case(known)) {
         return Ok(());
     }
     let problem = if sent.is_empty() {
@@ -229,15 +264,18 @@ fn is_json(headers: &HeaderMap) -> Result<(), ErrorBody> {
     Err(ErrorBody {
         status: StatusCode::UNSUPPORTED_MEDIA_TYPE,
         error: "unsupported_media_type",
-        message: format!("{problem}: send `Content-Type: application/json`, as `curl --json` does"),
+        message: format!("{problem}: {fix}"),
     })
 }
 
-fn too_large() -> ErrorBody {
+fn too_large(most: usize) -> ErrorBody {
     ErrorBody {
         status: StatusCode::PAYLOAD_TOO_LARGE,
         error: "body_too_large",
-        message: format!("the body is longer than {MAX_BODY_BYTES} bytes: send smaller batches"),
+        message: match most {
+            MAX_BODY_BYTES => format!("the body is longer than {most} bytes: send smaller batches"),
+            _ => format!("the body is longer than {most} bytes: send fewer rules"),
+        },
     }
 }
 

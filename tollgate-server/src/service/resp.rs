@@ -27,7 +27,9 @@ use tollgate::Gate;
 
 use self::command::{Session, Step};
 use self::frame::MAX_REQUEST_BYTES;
-use super::connections::{self, HEAD_DEADLINE, Interrupt, Interrupts, Options, Protocol, Stage, Stop, TICK};
+use super::connections::{
+    self, Begun, HEAD_DEADLINE, Interrupt, Interrupts, Options, Protocol, Stage, Stop, TICK, Usage,
+};
 use super::surfaces::{RequestOutcome, Surface, Surfaces};
 use super::throttle::Throttles;
 use super::tokens::Tokens;
@@ -54,7 +56,7 @@ pub(crate) struct Engine {
     pub(crate) throttles: Arc<Throttles>,
     pub(crate) decisions: Arc<Decisions>,
     /// The tokens that clients authenticate with. `None` if clients need no token.
-    pub(crate) tokens: Option<Tokens>,
+    pub(crate) tokens: Option<Arc<Tokens>>,
 }
 
 /// Serves connections until `shutdown` resolves, then lets commands in progress finish.
@@ -76,14 +78,14 @@ struct Resp {
 }
 
 impl Protocol for Resp {
-    async fn serve<Io>(self, io: Io, _peer: SocketAddr, stage: watch::Receiver<Stage>)
+    async fn serve<Io>(self, io: Io, begun: Begun, stage: watch::Receiver<Stage>)
     where
         Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let session = Session::new(self.engine, NEXT_ID.fetch_add(1, Ordering::Relaxed));
         // Errors of a connection are ignored: the client disconnected.
-        _ = converse(io, session, &self.surfaces, stage).await;
+        _ = converse(io, session, (&self.surfaces, &begun.usage), stage).await;
     }
 
     /// Sends the same reply as Redis. The client may have disconnected already.
@@ -153,7 +155,7 @@ pub(crate) fn parse_requests(mut input: &[u8]) -> (Vec<Vec<Vec<u8>>>, bool) {
 async fn converse<Io>(
     mut io: Io,
     mut session: Session,
-    surfaces: &Surfaces,
+    (surfaces, usage): (&Surfaces, &Usage),
     stage: watch::Receiver<Stage>,
 ) -> io::Result<()>
 where
@@ -171,7 +173,13 @@ where
     let mut in_turn = 0;
     loop {
         let began = surfaces.now();
+        usage.begin();
         let (end, commands) = execute(&mut io, &mut session, &mut input).await?;
+        if commands > 0 {
+            usage.end()
+        } else {
+            usage.cancel()
+        }
         let errors = u64::from(std::mem::take(&mut session.replies.errors));
         let unauthenticated = u64::from(std::mem::take(&mut session.replies.unauthenticated));
         let outcomes = [

@@ -13,6 +13,7 @@ use crate::gateway::frames::{Closings, Misuse};
 use crate::gateway::tls::CertificateReloads;
 use crate::metrics::Page;
 use crate::notice;
+use crate::service::tokens::Tokens;
 
 /// The shortest time between two log lines about a listener without room.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
@@ -132,6 +133,8 @@ pub(crate) struct Surfaces {
     counts: [Counts; Surface::ALL.len()],
     /// The certificates of listeners with TLS, which own them.
     certificates: Mutex<Vec<(SocketAddr, Weak<CertificateReloads>)>>,
+    /// The tokens of listeners, which own them.
+    tokens: Mutex<Vec<(Surface, Weak<Tokens>)>>,
 }
 
 /// The counts of a surface.
@@ -144,8 +147,13 @@ struct Counts {
     refused: AtomicU64,
     /// HTTP/2 connections that were closed because of too many frames without effect.
     closed: AtomicU64,
-    /// When the last log line about them was written, in seconds after the start, plus 1. 0 if there was none.
-    warned: AtomicU64,
+    /// Idle connections that were closed to make room for new ones.
+    closed_idle: AtomicU64,
+    /// When the last log line about refused connections was written, in seconds after the start, plus 1. 0 if there was
+    /// none.
+    warned_of_refused: AtomicU64,
+    /// The same for idle connections that were closed.
+    warned_of_idle: AtomicU64,
     /// Requests, by [`RequestOutcome::ALL`].
     requests: [AtomicU64; RequestOutcome::ALL.len()],
     /// Requests by duration; the last bucket has no upper bound.
@@ -175,6 +183,7 @@ impl Default for Surfaces {
             closings: Closings::default(),
             counts: Default::default(),
             certificates: Mutex::default(),
+            tokens: Mutex::default(),
         }
     }
 }
@@ -195,6 +204,13 @@ impl Surfaces {
     pub(crate) fn certificate_reloads(&self) -> Vec<(SocketAddr, Arc<CertificateReloads>)> {
         let all = self.certificates.lock().unwrap_or_else(PoisonError::into_inner);
         all.iter().filter_map(|(address, reloads)| Some((*address, reloads.upgrade()?))).collect()
+    }
+
+    /// Includes the tokens of a listener in the metrics, until the listener drops them.
+    pub(crate) fn watch_tokens(&self, surface: Surface, tokens: &Arc<Tokens>) {
+        let mut all = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|(other, tokens)| *other != surface && tokens.strong_count() > 0);
+        all.push((surface, Arc::downgrade(tokens)));
     }
 
     /// Returns the current time, for [`observe`](Self::observe).
@@ -227,13 +243,25 @@ impl Surfaces {
     pub(crate) fn refused(&self, surface: Surface, most: u32) {
         let counts = self.of(surface);
         counts.refused.fetch_add(1, Relaxed);
-        let (now, last) = (self.started.elapsed().as_secs() + 1, counts.warned.load(Relaxed));
+        self.warn_of_bound(&counts.warned_of_refused, surface, (most, "refuses further ones"));
+    }
+
+    /// Counts an idle connection that was closed for a new one, because there are `most` already, and warns about it once a
+    /// minute.
+    pub(crate) fn closed_idle(&self, surface: Surface, most: u32) {
+        let counts = self.of(surface);
+        counts.closed_idle.fetch_add(1, Relaxed);
+        self.warn_of_bound(&counts.warned_of_idle, surface, (most, "closes idle ones for new clients"));
+    }
+
+    fn warn_of_bound(&self, warned: &AtomicU64, surface: Surface, (most, what_it_does): (u32, &str)) {
+        let (now, last) = (self.started.elapsed().as_secs() + 1, warned.load(Relaxed));
         if last != 0 && now < last + WARN_INTERVAL.as_secs() {
             return;
         }
-        if counts.warned.compare_exchange(last, now, Relaxed, Relaxed).is_ok() {
+        if warned.compare_exchange(last, now, Relaxed, Relaxed).is_ok() {
             notice::warn(format_args!(
-                "{surface} has {most} connections and refuses further ones: raise {surface}.max_connections, or look \
+                "{surface} has {most} connections and {what_it_does}: raise {surface}.max_connections, or look \
                  for clients that do not reuse or close connections"
             ));
         }
@@ -255,10 +283,18 @@ impl Surfaces {
         let rows = listening().map(|((labels, counts), _)| (labels, counts.refused.load(Relaxed)));
         let help = "Connections refused because max_connections was reached, by surface";
         page.counters("tollgate_service_connections_refused", help, rows)?;
-        let rows = listening()
-            .map(|(([surface], counts), _)| ([surface, ("reason", "cheap_frames")], counts.closed.load(Relaxed)));
-        let help = "HTTP/2 connections closed with GOAWAY because of misuse by the client, by surface";
+        let rows = listening().flat_map(|(([surface], counts), _)| {
+            let reasons = [("cheap_frames", &counts.closed), ("idle", &counts.closed_idle)];
+            reasons.map(|(reason, count)| ([surface, ("reason", reason)], count.load(Relaxed)))
+        });
+        let help = "Connections closed because of HTTP/2 frames without effect, or idle at max_connections, by surface";
         page.counters("tollgate_service_connections_closed", help, rows)?;
+        let tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let rows = tokens.iter().filter_map(|(surface, tokens)| {
+            let count = i64::try_from(tokens.upgrade()?.count()).unwrap_or(i64::MAX);
+            Some(([("surface", surface.as_str())], count))
+        });
+        page.gauges("tollgate_valid_tokens", "Valid tokens in the tokens_file of a listener, by surface", rows)?;
         let rows = each().flat_map(|([surface], counts)| {
             let outcomes = RequestOutcome::ALL.iter().zip(&counts.requests);
             outcomes.map(move |(outcome, count)| ([surface, ("outcome", outcome.as_str())], count.load(Relaxed)))
@@ -267,7 +303,7 @@ impl Surfaces {
         #[expect(clippy::cast_precision_loss, reason = "a rounded sum is precise enough")]
         let seconds = |nanos: u64| nanos as f64 / 1e9;
         let rows = each().map(|(labels, counts)| {
-            let bounds = BUCKETS.iter().map(|bound| seconds(*bound)).chain([f64::MAX]);
+            let bounds = BUCKETS.iter().map(|bound| seconds(*bound)).chain([f64::INFINITY]);
             let buckets = bounds.zip(&counts.durations).map(|(bound, count)| (bound, count.load(Relaxed)));
             (labels, seconds(counts.nanos.load(Relaxed)), buckets.collect())
         });

@@ -1,11 +1,14 @@
 //! Tokens of the clients of a listener: `Authorization: Bearer` over HTTP, `AUTH` over the Redis protocol.
 //!
 //! Tokens are in a file, one per line, so that they can be rotated without a restart: add the new token, switch the
-//! clients to it, remove the old one. The file is read again when it has changed. If it cannot be read or has no token
-//! then, the previous tokens stay valid.
+//! clients to it, remove the old one. The file is read again when it has changed.
+//!
+//! A token is valid while the file contains it. So an operator who empties or deletes the file locks all clients out, also
+//! if that was a mistake: a token that someone has removed must not work.
 
 use std::fmt;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +25,7 @@ const MIN_TOKEN_BYTES: usize = 16;
 const MAX_TOKEN_BYTES: usize = 1024;
 /// The most tokens in a file. Each check compares all of them.
 const MAX_TOKENS: usize = 64;
-const MAX_FILE_BYTES: u64 = 128 * 1024;
+const MAX_FILE_BYTES: usize = 128 * 1024;
 /// How often the file is checked for changes while clients authenticate.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 
@@ -45,9 +48,18 @@ pub(crate) struct Credential {
 
 #[derive(Debug)]
 struct State {
-    digests: Vec<[u8; 32]>,
+    contents: Contents,
     version: Option<FileVersion>,
     checked: Instant,
+}
+
+/// The contents of a file.
+#[derive(Debug, Default)]
+struct Contents {
+    /// The digests of its tokens.
+    digests: Vec<[u8; 32]>,
+    /// The first problem of the file, and its fix. Tokens on other lines are valid nevertheless.
+    problem: Option<(String, String)>,
 }
 
 /// A token file that cannot be used.
@@ -74,15 +86,22 @@ impl fmt::Display for TokensError {
     }
 }
 
+impl Credential {
+    /// Returns the start of the token's digest, which identifies it in the log.
+    pub(crate) fn short_digest(&self) -> String {
+        crate::reload::hex(&self.digest[..4])
+    }
+}
+
 impl Tokens {
     /// Reads the file.
     pub(crate) fn open(path: &Path) -> Result<Self, TokensError> {
         let version = version(path);
-        let digests = read(path).map_err(|(problem, fix)| {
-            let problem = format!("tokens_file {}: {problem}", path.display());
-            TokensError { problem, fix }
-        })?;
-        let state = State { digests, version, checked: Instant::now() };
+        let contents = Contents::read(path);
+        if let Some((problem, fix)) = contents.problem {
+            return Err(TokensError { problem: format!("tokens_file {}: {problem}", path.display()), fix });
+        }
+        let state = State { contents, version, checked: Instant::now() };
         Ok(Self { path: path.to_owned(), state: Mutex::new(state), generation: AtomicU64::new(0) })
     }
 
@@ -130,22 +149,32 @@ impl Tokens {
             return;
         }
         state.version = version;
-        match read(&self.path) {
-            Ok(digests) => {
-                state.digests = digests;
-                self.generation.fetch_add(1, Ordering::AcqRel);
+        let had_problem = state.contents.problem.is_some();
+        state.contents = Contents::read(&self.path);
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        let (path, valid) = (self.path.display(), state.contents.digests.len());
+        match &state.contents.problem {
+            Some((problem, fix)) => {
+                notice::error(format_args!("tokens_file {path} has {valid} valid tokens: {problem}: {fix}"))
             }
-            Err((problem, fix)) => notice::warn(format_args!(
-                "tokens_file {} is not used, and the tokens from before stay valid: {problem}: {fix}",
-                self.path.display()
-            )),
+            None if had_problem => {
+                notice::log(format_args!("tokens_file {path} is correct again, with {valid} tokens"))
+            }
+            None => {}
         }
+    }
+
+    /// Returns the number of valid tokens.
+    pub(crate) fn count(&self) -> usize {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.refresh_state(&mut state);
+        state.contents.digests.len()
     }
 }
 
 impl State {
     fn contains(&self, digest: [u8; 32]) -> bool {
-        self.digests.iter().fold(false, |found, known| found | (*known == digest))
+        self.contents.digests.iter().fold(false, |found, known| found | (*known == digest))
     }
 }
 
@@ -159,38 +188,55 @@ fn version(path: &Path) -> Option<FileVersion> {
     Some((metadata.modified().ok()?, changed, metadata.ino(), metadata.len()))
 }
 
-/// Reads the file and returns the digests of all tokens, one per line, or the problem and its fix. Empty lines and lines
-/// that begin with `#` are skipped.
-fn read(path: &Path) -> Result<Vec<[u8; 32]>, (String, String)> {
-    let because = |problem: String, fix: &str| Err((problem, fix.to_owned()));
-    let cannot_read = |error: io::Error| (error.to_string(), "check the path and its permissions".to_owned());
-    let size = std::fs::metadata(path).map_err(cannot_read)?.len();
-    if size > MAX_FILE_BYTES {
-        let fix = format!("use {MAX_TOKENS} tokens or fewer, one in a line");
-        return because(format!("{size} bytes are too many"), &fix);
-    }
-    let text = std::fs::read_to_string(path).map_err(cannot_read)?;
-    let mut digests = Vec::new();
-    for (number, line) in text.lines().enumerate() {
-        let token = line.trim();
-        if token.is_empty() || token.starts_with('#') {
-            continue;
+impl Contents {
+    /// Reads the tokens of a file, one per line. Empty lines and lines that begin with `#` are skipped.
+    fn read(path: &Path) -> Self {
+        let because =
+            |problem: String, fix: &str| Self { digests: Vec::new(), problem: Some((problem, fix.to_owned())) };
+        let text = match text_of(path) {
+            Ok(text) => text,
+            Err(error) => return because(error.to_string(), "check the path and its permissions"),
+        };
+        if text.len() > MAX_FILE_BYTES {
+            let fix = format!("use {MAX_TOKENS} tokens or fewer, one in a line");
+            return because(format!("more than {MAX_FILE_BYTES} bytes are too many"), &fix);
         }
-        if !(MIN_TOKEN_BYTES..=MAX_TOKEN_BYTES).contains(&token.len()) {
-            return because(
-                format!("line {}: a token has {MIN_TOKEN_BYTES} to {MAX_TOKEN_BYTES} bytes", number + 1),
-                "make one with `openssl rand -hex 32`",
-            );
+        let mut contents = Self::default();
+        for (number, line) in text.split(|byte| *byte == b'\n').enumerate() {
+            let token = line.trim_ascii();
+            if token.is_empty() || token.starts_with(b"#") {
+                continue;
+            }
+            if (MIN_TOKEN_BYTES..=MAX_TOKEN_BYTES).contains(&token.len()) {
+                contents.digests.push(Sha256::digest(token).into());
+            } else {
+                contents.problem.get_or_insert_with(|| {
+                    let bounds = format!("a token has {MIN_TOKEN_BYTES} to {MAX_TOKEN_BYTES} bytes");
+                    (format!("line {}: {bounds}", number + 1), "make one with `openssl rand -hex 32`".to_owned())
+                });
+            }
         }
-        digests.push(Sha256::digest(token.as_bytes()).into());
-    }
-    match digests.len() {
-        0 => because("there is no token".to_owned(), "write one in a line, for example from `openssl rand -hex 32`"),
-        count if count > MAX_TOKENS => {
-            because(format!("{count} tokens are too many"), &format!("use {MAX_TOKENS} or fewer"))
+        match contents.digests.len() {
+            0 if contents.problem.is_none() => {
+                because("there is no token".to_owned(), "write one in a line, for example from `openssl rand -hex 32`")
+            }
+            count if count > MAX_TOKENS => {
+                because(format!("{count} tokens are too many"), &format!("use {MAX_TOKENS} or fewer"))
+            }
+            _ => contents,
         }
-        _ => Ok(digests),
     }
+}
+
+/// Reads a file, up to one byte more than it may have.
+fn text_of(path: &Path) -> io::Result<Vec<u8>> {
+    // Opening a pipe waits for its writer.
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "this is not a file"));
+    }
+    let mut text = Vec::new();
+    File::open(path)?.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut text)?;
+    Ok(text)
 }
 
 #[cfg(test)]
@@ -217,9 +263,6 @@ mod tests {
         write(&path, &format!("{OLD}\n{NEW}\n"), 1);
         tokio::time::advance(CHECK_EVERY).await;
         assert!(tokens.contains(OLD.as_bytes()) && tokens.contains(NEW.as_bytes()));
-        write(&path, "\n", 2);
-        tokio::time::advance(CHECK_EVERY).await;
-        assert!(tokens.contains(OLD.as_bytes()), "a file without tokens changes nothing");
         write(&path, NEW, 3);
         tokio::time::advance(CHECK_EVERY).await;
         assert!(!tokens.contains(OLD.as_bytes()) && tokens.contains(NEW.as_bytes()));
@@ -232,6 +275,43 @@ mod tests {
             tokens.contains(OLD.as_bytes()) && !tokens.contains(NEW.as_bytes()),
             "the modification time is the same"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tokens_that_the_file_no_longer_contains_are_invalid() {
+        type Removal = (&'static str, fn(&Path));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens");
+        let removals: [Removal; 4] = [
+            ("emptied", |path| write(path, "# none\n", 1)),
+            ("deleted", |path| std::fs::remove_file(path).unwrap()),
+            ("a folder", |path| {
+                std::fs::remove_file(path).unwrap();
+                std::fs::create_dir(path).unwrap();
+            }),
+            ("too large", |path| write(path, &format!("{OLD}\n").repeat(MAX_TOKENS + 1), 1)),
+        ];
+        for (removal, remove) in removals {
+            _ = std::fs::remove_dir(&path);
+            write(&path, OLD, 0);
+            let tokens = Tokens::open(&path).unwrap();
+            let mut credential = tokens.authenticate(OLD.as_bytes()).unwrap();
+            remove(&path);
+            tokio::time::advance(CHECK_EVERY).await;
+            assert_eq!(tokens.count(), 0, "{removal}");
+            assert!(!tokens.contains(OLD.as_bytes()) && !tokens.is_valid(&mut credential), "{removal}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_invalid_line_does_not_invalidate_the_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens");
+        write(&path, &format!("{OLD}\n{NEW}\n"), 0);
+        let tokens = Tokens::open(&path).unwrap();
+        write(&path, &format!("short\n{NEW}\n"), 1);
+        tokio::time::advance(CHECK_EVERY).await;
+        assert!(!tokens.contains(OLD.as_bytes()) && tokens.contains(NEW.as_bytes()) && !tokens.contains(b"short"));
     }
 
     #[tokio::test(start_paused = true)]
@@ -261,8 +341,8 @@ mod tests {
         let path = folder.path().join("tokens");
         let problem = |text: &str| {
             write(&path, text, 0);
-            let error = read(&path).unwrap_err();
-            format!("{}: {}", error.0, error.1)
+            let (problem, fix) = Contents::read(&path).problem.unwrap();
+            format!("{problem}: {fix}")
         };
         assert_eq!(
             problem("# none\n"),

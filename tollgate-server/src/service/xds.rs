@@ -15,6 +15,7 @@ use futures_util::stream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
+use tollgate::internal::is_control_or_format;
 use tollgate::rules::file::internal::DomainConfig;
 
 pub(crate) use self::settings::XdsSettings;
@@ -205,7 +206,7 @@ fn describe(status: &tonic::Status) -> String {
         message => message.to_owned(),
     };
     shorten(&mut text, MAX_REASON_BYTES);
-    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
+    text.chars().map(|letter| if is_control_or_format(letter) { ' ' } else { letter }).collect()
 }
 
 /// Shortens a text to at most `max_bytes`, without splitting a character.

@@ -25,8 +25,8 @@ use std::path::PathBuf;
 pub(crate) use self::fields::{HeaderField, Mappings};
 pub(crate) use self::input::OpenError;
 pub(crate) use self::record::Record;
-pub(crate) use self::source::FileSummary;
 use self::source::Source;
+pub(crate) use self::source::{FileSummary, MERGE_FIX};
 use self::time::CommonTimes;
 pub(crate) use self::time::rfc3339;
 

@@ -19,14 +19,14 @@ use std::rc::Rc;
 
 use axum::http::{HeaderMap, StatusCode};
 use futures_util::FutureExt as _;
-use tollgate::internal::{CachedGate, CountedAs};
+use tollgate::internal::{CachedGate, CountedAs, is_control_or_format};
 use tollgate::rules::file::Parsed;
 use tollgate::rules::{Facts, RuleSet};
 use tollgate::{Check, Gate, Limiter, ManualClock, OpenError, Outcome, Timestamp};
 
 pub(super) use self::distinct::{DistinctKeys, Flag, KeyCount};
 use self::missing_parts::MissingParts;
-pub(crate) use self::report::{NamedFile, ReportOptions};
+pub(crate) use self::report::{NamedFile, ReportOptions, Verdict};
 use self::routes::RouteFinder;
 use self::tally::{KeyTally, LimitTally, Totals};
 pub(crate) use self::threshold::Threshold;
@@ -37,6 +37,8 @@ use crate::top_keys::TopKeys;
 const STORE_BYTES: usize = 96 << 20;
 /// The number of keys among which the most limited ones are found.
 const TOP_KEYS: usize = 1000;
+/// The secret of the hashes is fixed, so that a log always gives the same numbers.
+const HASH_SEED: [u64; 4] = [0x746f_6c6c, 0x6761_7465, 0x7265_706c, 0x6179_6564];
 /// The longest key that is shown.
 const MAX_KEY_CHARS: usize = 100;
 
@@ -135,6 +137,9 @@ struct RulesReplay {
     cached: CachedGate,
     clock: ManualClock,
     now: Timestamp,
+    max_memory: usize,
+    /// Keys that were evicted and requests that were denied for lack of memory, before counts started again.
+    earlier_overflow: KeyOverflow,
     rules: RuleSet,
     routes: Option<Rc<RouteFinder>>,
     missing_parts: MissingParts,
@@ -148,13 +153,14 @@ impl RulesReplay {
         let rules = file.compile()?;
         let clock = ManualClock::at(Timestamp::EPOCH);
         let bytes = file.max_memory.map_or(STORE_BYTES, |size| usize::try_from(size.bytes()).unwrap_or(usize::MAX));
-        let limiter = Limiter::builder().max_memory(bytes).clock(clock.clone());
-        let gate = Gate::with_limiter(rules.clone(), limiter)?;
+        let gate = gate(&rules, bytes, &clock)?;
         Ok(Self {
             cached: gate.cached(),
             gate,
             clock,
             now: Timestamp::EPOCH,
+            max_memory: bytes,
+            earlier_overflow: KeyOverflow::default(),
             routes: RouteFinder::new(file)?.map(Rc::new),
             missing_parts: MissingParts::new(&rules),
             limits: rules.names().map(|_| LimitTally::new(DistinctKeys::one_of(sets))).collect(),
@@ -167,8 +173,12 @@ impl RulesReplay {
     /// Decides a request. Returns whether it is admitted.
     fn check(&mut self, facts: &Facts<'_>, time: Timestamp, status: Option<StatusCode>) -> bool {
         if self.now != time {
+            let is_back = time < self.now;
             self.now = time;
             self.clock.set(time);
+            if is_back {
+                self.start_again();
+            }
         }
         let routes = self.routes.clone();
         let facts = &routes.as_ref().map_or(*facts, |routes| routes.route(facts));
@@ -182,6 +192,26 @@ impl RulesReplay {
             _ = outcome.settle_response(status, &HeaderMap::new()).now_or_never();
         }
         outcome.is_allowed()
+    }
+
+    /// Starts all counts from zero where the time of a log goes back: those of the future would deny everything until
+    /// time has caught up. The report warns of such a log.
+    #[cold]
+    fn start_again(&mut self) {
+        // The same rules fit into the same memory.
+        let Ok(gate) = gate(&self.rules, self.max_memory, &self.clock) else { return };
+        self.earlier_overflow = self.overflow();
+        self.cached = gate.cached();
+        self.gate = gate;
+    }
+
+    fn overflow(&self) -> KeyOverflow {
+        let limiter = self.gate.memory();
+        let overflows = limiter.iter().flat_map(|limiter| limiter.ids().map(move |id| limiter.overflow(id)));
+        overflows.fold(self.earlier_overflow, |sum, of| KeyOverflow {
+            evicted: sum.evicted + of.evicted,
+            denied: sum.denied + of.denied,
+        })
     }
 
     fn tally(&mut self, outcome: &Outcome, facts: &Facts<'_>) {
@@ -217,6 +247,18 @@ impl RulesReplay {
     }
 }
 
+/// The effects of too little memory for keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct KeyOverflow {
+    evicted: u64,
+    denied: u64,
+}
+
+fn gate(rules: &RuleSet, max_memory: usize, clock: &ManualClock) -> Result<Gate, tollgate::InvalidLimit> {
+    let limiter = Limiter::builder().max_memory(max_memory).clock(clock.clone()).hash_seed(HASH_SEED);
+    Gate::with_limiter(rules.clone(), limiter)
+}
+
 /// Returns the key by which a rule counts a request, for people.
 fn key_text(rules: &RuleSet, rule: u32, facts: &Facts<'_>) -> String {
     let parts = rules.key_of(rule, facts).unwrap_or_default();
@@ -228,5 +270,5 @@ fn key_text(rules: &RuleSet, rule: u32, facts: &Facts<'_>) -> String {
     if shown.len() < text.len() {
         shown.push('…');
     }
-    shown.replace(|char: char| char.is_control() || matches!(char, '\u{2028}' | '\u{2029}'), "\u{fffd}")
+    shown.replace(is_control_or_format, "\u{fffd}")
 }

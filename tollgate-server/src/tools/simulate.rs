@@ -9,6 +9,7 @@
 pub(crate) mod html;
 pub(crate) mod limits;
 pub(crate) mod measure;
+pub(crate) mod numbers;
 pub(crate) mod report;
 pub(crate) mod scenario;
 pub(crate) mod svg;
@@ -41,34 +42,56 @@ const MAX_MEMORY: usize = 256 << 20;
 /// A simulation that cannot run.
 #[derive(Debug)]
 pub(crate) enum SimulationError {
-    TooManyRequests,
+    NoRequests,
+    /// More than this many.
+    TooManyRequests(usize),
     TooManyLimits(usize),
     Limit(InvalidLimit),
 }
 
+impl SimulationError {
+    /// Returns what is wrong, without the fix.
+    pub(crate) fn problem(&self) -> String {
+        match self {
+            Self::NoRequests => "the traffic has no requests in its time".to_owned(),
+            Self::TooManyRequests(most) => format!("the traffic has more than {most} requests"),
+            Self::TooManyLimits(count) => format!("{count} limits are more than {MAX_LIMITS}, too many to compare"),
+            Self::Limit(error) => error.to_string(),
+        }
+    }
+}
+
 impl fmt::Display for SimulationError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TooManyRequests => write!(
-                out,
-                "the traffic has more than {MAX_REQUESTS} requests: lower --rate or --burst, or shorten --for"
-            ),
-            Self::TooManyLimits(count) => {
-                write!(out, "{count} limits are too many to compare: choose at most {MAX_LIMITS} of them with --only")
-            }
-            Self::Limit(error) => error.fmt(out),
-        }
+        let fix = match self {
+            Self::NoRequests => "make it longer or faster",
+            Self::TooManyRequests(_) => "make it shorter or slower",
+            Self::TooManyLimits(_) => "choose some of them",
+            Self::Limit(error) => return error.fmt(out),
+        };
+        write!(out, "{}: {fix}", self.problem())
     }
 }
 
 /// Runs each limit on the traffic. All limits see the same requests, and each decides alone.
 pub(crate) fn simulate(limits: &[SimulatedLimit], traffic: &Traffic) -> Result<Report, SimulationError> {
+    simulate_up_to(MAX_REQUESTS, limits, traffic)
+}
+
+/// As [`simulate`], for traffic with at most this many requests.
+pub(crate) fn simulate_up_to(
+    max_requests: usize,
+    limits: &[SimulatedLimit],
+    traffic: &Traffic,
+) -> Result<Report, SimulationError> {
     if limits.len() > MAX_LIMITS {
         return Err(SimulationError::TooManyLimits(limits.len()));
     }
     // Counted first: generating requests takes a small part of the time that deciding them takes.
-    if traffic.arrivals().take(MAX_REQUESTS + 1).count() > MAX_REQUESTS {
-        return Err(SimulationError::TooManyRequests);
+    match traffic.arrivals().take(max_requests + 1).count() {
+        0 => return Err(SimulationError::NoRequests),
+        count if count > max_requests => return Err(SimulationError::TooManyRequests(max_requests)),
+        _ => {}
     }
     let clock = ManualClock::at(traffic.origin());
     let runs: Result<Vec<Run<'_>>, InvalidLimit> =

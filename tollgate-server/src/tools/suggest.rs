@@ -23,7 +23,7 @@ use tollgate::{Gate, InvalidLimit, Limit, Limiter, ManualClock, Rate, Timestamp}
 
 use self::choice::{Choice, refills};
 pub(crate) use self::report::{Numbers, scalar};
-use super::access_log::{AccessLog, Format, Mappings, OpenError, Record};
+use super::access_log::{AccessLog, FileSummary, Format, Mappings, OpenError, Record};
 use super::replay::{DistinctKeys, Flag, KeyCount};
 
 /// The most clients that are measured: about 80 MB. If a log has more, a sample of at least half as many stands for all.
@@ -54,6 +54,16 @@ pub(crate) struct Settings {
     pub(crate) key: Vec<String>,
     pub(crate) window: Window,
     pub(crate) cover: Cover,
+    pub(crate) command: Command,
+}
+
+/// The command that chooses numbers. Advice names its options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Command {
+    /// `tollgate replay --suggest`
+    Replay,
+    /// `tollgate init --from-log`
+    Init,
 }
 
 /// The window of a limit, and the time in which a bucket gets its refill.
@@ -76,7 +86,7 @@ pub(crate) struct Suggestion {
 }
 
 /// How a log was read.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Summary {
     /// Requests that have the key.
     pub(crate) requests: u64,
@@ -84,6 +94,8 @@ pub(crate) struct Summary {
     pub(crate) without_key: u64,
     /// Lines that could not be read.
     pub(crate) unreadable: u64,
+    /// Files that could not be read to their end, with the reason.
+    pub(crate) incomplete: Vec<String>,
     first: Option<Timestamp>,
     last: Option<Timestamp>,
 }
@@ -115,10 +127,29 @@ pub(crate) enum SuggestError {
     Key(Problems),
     Window(Problems),
     Limit(InvalidLimit),
-    NoRequests { unreadable: u64 },
-    KeyNotLogged { key: String, requests: u64 },
-    TooFewClients { clients: u64 },
-    TooShort { span: Duration, window: String },
+    NoRequests {
+        unreadable: u64,
+        incomplete: Vec<String>,
+        command: Command,
+    },
+    KeyNotLogged {
+        key: String,
+        requests: u64,
+        command: Command,
+    },
+    /// A part of the key that no log has.
+    KeyNeverLogged {
+        part: String,
+    },
+    /// A file whose times go back, described.
+    NotInOrder(String),
+    TooFewClients {
+        clients: u64,
+    },
+    TooShort {
+        span: Duration,
+        window: String,
+    },
 }
 
 impl SuggestError {
@@ -198,8 +229,8 @@ impl Settings {
 impl Summary {
     fn add(&mut self, now: Timestamp) {
         self.requests += 1;
-        self.first = self.first.or(Some(now));
-        self.last = Some(now);
+        self.first = Some(self.first.map_or(now, |first| first.min(now)));
+        self.last = self.last.max(Some(now));
     }
 
     /// Returns the time from the first request to the last.
@@ -245,6 +276,10 @@ fn measure(
     settings: &Settings,
     advance: &mut impl FnMut(&AccessLog),
 ) -> Result<(Demand, Summary, Clients), SuggestError> {
+    let is_never_logged = |part: &&String| ["jwt:", "cert:", "descriptor:"].iter().any(|kind| part.starts_with(kind));
+    if let Some(part) = settings.key.iter().find(is_never_logged) {
+        return Err(SuggestError::KeyNeverLogged { part: part.clone() });
+    }
     let window = settings.window.length;
     let buckets = refills().map(|refill| Measure::bucket(Rate::new(refill, window)));
     let mut demand = Demand::new(buckets.chain([Measure::sliding_window(window)]), MAX_SAMPLED_CLIENTS);
@@ -268,11 +303,18 @@ fn measure(
         advance(&log);
     }
     summary.unreadable = log.files().map(|file| file.unreadable + file.too_long).sum();
+    let problem = |file: &FileSummary| Some(format!("{} ({})", file.path.display(), file.problem.as_ref()?));
+    summary.incomplete = log.files().filter_map(problem).collect();
+    // The needs of clients are those of requests in the order of time.
+    if let Some(file) = log.files().find(|file| !file.is_in_order()) {
+        return Err(SuggestError::NotInOrder(file.describe_disorder()));
+    }
     if summary.requests == 0 {
-        let (requests, key) = (summary.without_key, settings.key.join(", "));
+        let (requests, key, command) = (summary.without_key, settings.key.join(", "), settings.command);
+        let Summary { unreadable, incomplete, .. } = summary;
         return Err(match requests {
-            0 => SuggestError::NoRequests { unreadable: summary.unreadable },
-            _ => SuggestError::KeyNotLogged { key, requests },
+            0 => SuggestError::NoRequests { unreadable, incomplete, command },
+            _ => SuggestError::KeyNotLogged { key, requests, command },
         });
     }
     let clients = Clients { all: clients.count().keys, measured: demand.clients() as u64 };

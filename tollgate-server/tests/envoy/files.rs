@@ -42,7 +42,7 @@ fn files_are_reloaded_when_they_change_and_counts_survive() {
     let server = server(&[("edge.yaml", &file("edge", "user", 3))]);
     assert_eq!(remaining(&server, "edge.user", "ann"), Some(2));
     std::fs::write(server.path("ratelimit/edge.yaml"), file("edge", "user", 10)).expect("the folder is writable");
-    server.await_said("tollgate.yaml is in force: changed edge.user", 1);
+    server.await_said("tollgate.yaml is in force: edge.user: 3 per ", 1);
     assert_eq!(remaining(&server, "edge.user", "ann"), Some(8));
     std::fs::write(server.path("ratelimit/mail.yaml"), file("mail", "to", 2)).expect("the folder is writable");
     server.await_said("tollgate.yaml is in force: added mail.to", 1);

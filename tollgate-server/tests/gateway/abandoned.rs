@@ -144,12 +144,8 @@ fn abandon_requests_in_every_way(gateway: &Gateway, work: &Work) {
     // The body never arrives.
     reset_over_and_over(gateway, POST, 0);
     work.never_exceeded_two();
-    // The first is plain, and the others are not.
-    for request in [
-        "GET / HTTP/1.1\r\nHost: h\r\n\r\n",
-        "GET / HTTP/1.1\r\nHost: h\r\nTE: trailers\r\n\r\n",
-        "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\nhalf",
-    ] {
+    for request in ["GET / HTTP/1.1\r\nHost: h\r\n\r\n", "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\nhalf"]
+    {
         hang_up_over_and_over(gateway, request);
         work.never_exceeded_two();
     }
@@ -239,10 +235,10 @@ fn a_client_that_leaves_in_the_middle_of_an_answer_keeps_its_permit_until_the_en
     work.never_exceeded_two();
     hang_up_over_and_over(&gateway, "GET / HTTP/1.1\r\nHost: h\r\n\r\n");
     work.never_exceeded_two();
-    hang_up_over_and_over(&gateway, "GET / HTTP/1.1\r\nHost: h\r\nTE: trailers\r\n\r\n");
-    work.never_exceeded_two();
     until("there is a permit again", || gateway.get("/").text() == "done");
-    assert!(upstream.accepted() <= 8, "connections are used again: {}", upstream.accepted());
+    // On a busy machine, some clients leave before their connection to the upstream is open.
+    let used = upstream.seen().iter().filter(|seen| !seen.is_empty()).count();
+    assert!(used <= 8, "connections are used again: {used}");
 }
 
 #[test]
@@ -257,15 +253,11 @@ fn an_event_stream_is_closed_when_its_client_leaves() {
     });
     let route = format!("{{ path: /**, timeout: 1h, upstream: {} }}", upstream.url());
     let gateway = Gateway::start(&site("", &[route], "{ name: at-once, key: const:all, in_flight: 1 }"));
-    for (number, request) in
-        ["GET / HTTP/1.1\r\nHost: h\r\n\r\n", "GET / HTTP/1.1\r\nHost: h\r\nTE: trailers\r\n\r\n"].iter().enumerate()
-    {
-        let mut connection = gateway.connect();
-        connection.send(request);
-        assert_eq!(connection.receive_head().unwrap().status, 200);
-        drop(connection);
-        until("the upstream hears of it", || closed.load(SeqCst) == number + 1);
-    }
+    let mut connection = gateway.connect();
+    connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    assert_eq!(connection.receive_head().unwrap().status, 200);
+    drop(connection);
+    until("the upstream hears of it", || closed.load(SeqCst) == 1);
     until("there is a permit again", || {
         let mut connection = gateway.connect();
         connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
@@ -285,15 +277,11 @@ fn an_endless_answer_is_closed_after_its_client_has_left() {
     });
     let route = format!("{{ path: /**, timeout: 1h, upstream: {} }}", upstream.url());
     let gateway = Gateway::start(&site("", &[route], AT_ONCE));
-    for (number, request) in
-        ["GET / HTTP/1.1\r\nHost: h\r\n\r\n", "GET / HTTP/1.1\r\nHost: h\r\nTE: trailers\r\n\r\n"].iter().enumerate()
-    {
-        let mut connection = gateway.connect();
-        connection.send(request);
-        assert_eq!(connection.receive_head().unwrap().status, 200);
-        drop(connection);
-        until("the upstream hears of it", || closed.load(SeqCst) == number + 1);
-    }
+    let mut connection = gateway.connect();
+    connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    assert_eq!(connection.receive_head().unwrap().status, 200);
+    drop(connection);
+    until("the upstream hears of it", || closed.load(SeqCst) == 1);
 }
 
 #[test]
@@ -304,15 +292,12 @@ fn an_upstream_that_never_answers_gives_the_permit_back_at_the_routes_timeout() 
     });
     let route = format!("{{ path: /**, timeout: 4s, retries: 0, upstream: {} }}", upstream.url());
     let gateway = Gateway::start(&site("", &[route], "{ name: at-once, key: const:all, in_flight: 1 }"));
-    for request in ["GET / HTTP/1.1\r\nHost: h\r\n\r\n", "GET / HTTP/1.1\r\nHost: h\r\nTE: trailers\r\n\r\n"] {
-        let before = upstream.requests();
-        until("it is at the upstream", || {
-            hang_up(&gateway, request);
-            upstream.requests() > before
-        });
-        assert_eq!(gateway.get("/").status, 429);
-        until("there is a permit again", || gateway.get("/").status == 504);
-    }
+    until("it is at the upstream", || {
+        hang_up(&gateway, "GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+        upstream.requests() > 0
+    });
+    assert_eq!(gateway.get("/").status, 429);
+    until("there is a permit again", || gateway.get("/").status == 504);
 }
 
 #[test]
@@ -329,19 +314,16 @@ fn a_request_that_was_not_sent_gives_its_permit_back_at_once() {
         "{ path: /**, respond: { body: ok } }".to_owned(),
     ];
     let gateway = Gateway::start(&site("", &routes, "{ name: at-once, key: const:all, in_flight: 1 }"));
-    for request in ["GET /stuck HTTP/1.1\r\nHost: h\r\n\r\n", "GET /stuck HTTP/1.1\r\nHost: h\r\nTE: trailers\r\n\r\n"]
-    {
-        let mut connection = gateway.connect();
-        until("it is under way", || {
-            // The last request may have been refused because the GET below had the permit.
-            connection = gateway.connect();
-            connection.send(request);
-            std::thread::sleep(PACE);
-            gateway.get("/").status == 429
-        });
-        drop(connection);
-        until("there is a permit again", || gateway.get("/").status == 200);
-    }
+    let mut connection = gateway.connect();
+    until("it is under way", || {
+        // The last request may have been refused because the GET below had the permit.
+        connection = gateway.connect();
+        connection.send("GET /stuck HTTP/1.1\r\nHost: h\r\n\r\n");
+        std::thread::sleep(PACE);
+        gateway.get("/").status == 429
+    });
+    drop(connection);
+    until("there is a permit again", || gateway.get("/").status == 200);
     drop(queued);
 }
 
@@ -395,40 +377,29 @@ fn abandoned_requests_beyond_the_bound_lose_their_connection_and_keep_their_perm
     let limits = "{ name: at-once, key: 'header:x-user-id', in_flight: 1 }";
     let rules = site("workers: 1", &routes, limits) + "admin: { listen: 127.0.0.1:0 }\n";
     let gateway = Gateway::start(&rules);
-    // The first is plain and takes the lane, the other does not.
-    let odd_header = |number: usize| if number.is_multiple_of(2) { "" } else { "TE: trailers\r\n" };
-    let leave = |user: &str, path: &str, odd: &str| {
+    let leave = |user: &str, path: &str| {
         let before = begun.load(SeqCst);
         let mut connection = gateway.connect();
-        connection.send(format!("GET {path} HTTP/1.1\r\nHost: h\r\nX-User-Id: {user}\r\n{odd}\r\n"));
+        connection.send(format!("GET {path} HTTP/1.1\r\nHost: h\r\nX-User-Id: {user}\r\n\r\n"));
         until("it is at the upstream", || begun.load(SeqCst) > before);
     };
-    let status = |user: &str, odd: &str| {
-        let request = format!("GET /quick HTTP/1.1\r\nHost: h\r\nX-User-Id: {user}\r\n{odd}\r\n");
-        gateway.connect().ask(&request).status
-    };
+    let status = |user: &str| gateway.connect().get_as(user, "/quick").status;
     for number in 0..BOUND {
-        leave(&number.to_string(), "/", odd_header(number));
+        leave(&number.to_string(), "/");
     }
     gateway.await_metric("tollgate_abandoned_requests", BOUND as u64);
     for number in BOUND..BOUND + BEYOND {
-        leave(&number.to_string(), "/", odd_header(number));
+        leave(&number.to_string(), "/");
     }
     gateway.await_metric("tollgate_abandoned_requests", (BOUND + BEYOND) as u64);
     until("connections beyond the bound are closed", || ended.load(SeqCst) == BEYOND);
-    for odd in ["", "TE: trailers\r\n"] {
-        assert_eq!(status("ann", odd), 200, "other users are served");
-        assert_eq!(status("0", odd), 429);
-        assert_eq!(status("256", odd), 429);
-        assert_eq!(status("263", odd), 429);
-    }
-    for (user, odd) in [("ben", ""), ("cat", "TE: trailers\r\n")] {
-        leave(user, "/short", odd);
-        until("the route's timeout gives the permit back", || status(user, "") == 200);
-    }
+    assert_eq!(status("ann"), 200, "other users are served");
+    assert_eq!(["0", "256", "263"].map(status), [429; 3]);
+    leave("ben", "/short");
+    until("the route's timeout gives the permit back", || status("ben") == 200);
     release.send(true).unwrap();
     gateway.await_metric("tollgate_abandoned_requests", BEYOND as u64);
-    assert_eq!((status("0", ""), status("263", "")), (200, 429));
+    assert_eq!((status("0"), status("263")), (200, 429));
 }
 
 /// An upstream that waits for the rest of a body is blocked, and nothing shows how long it works on the first half.
@@ -507,12 +478,10 @@ fn a_websocket_holds_its_permit_as_long_as_its_tunnel() {
     });
     let limits = "{ name: at-once, key: 'header:x-user-id', in_flight: 1 }";
     let gateway = Gateway::start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], limits));
-    let plain = "GET / HTTP/1.1\r\nHost: h\r\n\r\n";
-    let odd = "GET / HTTP/1.1\r\nHost: h\r\nTE: trailers\r\n\r\n";
-    for before in [&[][..], &[plain], &[odd], &[plain, odd]] {
+    for before in [0, 1] {
         let mut chatting = gateway.connect();
-        for request in before {
-            assert_eq!(chatting.ask(request).status, 200);
+        for _ in 0..before {
+            assert_eq!(chatting.get("/").status, 200);
         }
         until("there is a permit", || chatting.ask(HANDSHAKE).status == 101);
         for _ in 0..3 {

@@ -419,7 +419,7 @@ fn via_names_the_version_of_the_other_side() {
     assert!(refused.header("allow").is_some_and(|allow| allow.contains("GET") && !allow.contains("CONNECT")));
 }
 
-/// Requests and refusals in the lane and with hyper, over HTTP/1.1 and HTTP/2.
+/// Requests and refusals, over HTTP/1.1 and HTTP/2.
 #[test]
 fn every_answer_lists_the_policies_that_matched() {
     let upstream = Raw::named("one");

@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
+use futures_util::stream::iter;
+use http::{Request, Response};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::{Frame, Incoming};
 use testkit::gateway::{Gateway, per_user, site};
-use testkit::upstream::Raw;
+use testkit::upstream::{Raw, Served, Speaks, full};
 use testkit::wait::until;
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
@@ -61,6 +65,33 @@ fn http_1_0_is_answered_and_the_upstream_is_asked_in_1_1() {
     assert!(seen.contains(&format!("\r\nhost: {}\r\n", upstream.address)), "{seen}");
     let answer = gateway.connect().ask("GET /old HTTP/1.0\r\nHost: h\r\nConnection: keep-alive\r\n\r\n");
     assert_eq!((answer.status, answer.text()), (200, "ok"));
+}
+
+#[test]
+fn http_1_0_keeps_a_connection_only_if_the_client_asks_for_it() {
+    let upstream = Raw::start(|conversation| {
+        while let Some(asked) = conversation.request() {
+            conversation.send(match asked.head.split(' ').nth(1) {
+                Some("/chunked") => "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX: y\r\n\r\n",
+                _ => OK,
+            });
+        }
+    });
+    let gateway = Gateway::start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], &per_user(3)));
+    let keep = "X-User-Id: ann\r\nConnection: Keep-Alive\r\n\r\n";
+    let mut connection = gateway.connect();
+    for (target, status) in [("/", 200), ("/", 200), ("/", 200), ("/", 429)] {
+        let answer = connection.ask(format!("POST {target} HTTP/1.0\r\nContent-Length: 0\r\n{keep}"));
+        assert_eq!((answer.status, answer.header("connection")), (status, Some("keep-alive")), "{target}");
+    }
+    let chunked = connection.ask("GET /chunked HTTP/1.0\r\nTE: trailers\r\nConnection: keep-alive\r\n\r\n");
+    assert_eq!((chunked.text(), chunked.header("connection")), ("ok", Some("close")), "only the end ends the body");
+    assert_eq!(chunked.header("transfer-encoding"), None);
+    let mut connection = gateway.connect();
+    let answer = connection.ask("GET / HTTP/1.0\r\nHost: h\r\nExpect: 100-continue\r\n\r\n");
+    assert_eq!((answer.status, answer.text(), answer.header("connection")), (200, "ok", Some("close")));
+    assert!(connection.is_closed());
+    assert!(upstream.seen().concat().contains("via: 1.0 tollgate\r\n"));
 }
 
 #[test]
@@ -155,20 +186,96 @@ fn interim_continue_is_sent_only_when_the_body_is_wanted() {
 }
 
 #[test]
-fn interim_answers_of_an_upstream_are_no_answers() {
-    let upstream = Raw::start(|conversation| {
-        while conversation.request().is_some() {
-            conversation.send("HTTP/1.1 100 Continue\r\n\r\n");
-            conversation.send("HTTP/1.1 103 Early Hints\r\nLink: </a.css>; rel=preload\r\n\r\n");
-            conversation.send(OK);
+fn interim_answers_of_an_upstream_reach_clients_of_1_1_at_once() {
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let released = std::sync::Mutex::new(released);
+    let upstream = Raw::start(move |conversation| {
+        while let Some(asked) = conversation.request() {
+            conversation
+                .send("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nConnection: x-mine\r\nX-Mine: 1\r\n");
+            conversation
+                .send("Link: </a.css>; rel=preload\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </b.css>\r\n\r\nHTTP");
+            if asked.head.starts_with("GET /wait") {
+                released.lock().unwrap().recv().unwrap();
+            }
+            conversation.send(&OK[4..]);
         }
     });
     let gateway = Gateway::before(&upstream.url());
     let mut connection = gateway.connect();
     for _ in 0..3 {
-        connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
-        let answer = std::iter::repeat_with(|| connection.receive()).find(|answer| answer.status >= 200).unwrap();
+        connection.send("GET /wait HTTP/1.1\r\nHost: h\r\n\r\n");
+        for link in ["</a.css>; rel=preload", "</b.css>"] {
+            let hint = connection.receive();
+            assert_eq!((hint.status, hint.header("link"), hint.headers.len()), (103, Some(link), 1));
+        }
+        release.send(()).unwrap();
+        let answer = connection.receive();
         assert_eq!((answer.status, answer.text()), (200, "ok"));
+    }
+    let answer = gateway.connect().ask("GET / HTTP/1.0\r\n\r\n");
+    assert_eq!((answer.status, answer.text()), (200, "ok"), "clients of HTTP/1.0 do not know them");
+}
+
+#[test]
+fn upstream_that_sends_interim_answers_without_end_is_given_up() {
+    let upstream = Raw::start(|conversation| {
+        while let Some(asked) = conversation.request() {
+            let interim = asked.head.split(['/', ' ']).nth(2).and_then(|number| number.parse().ok()).unwrap();
+            conversation.send("HTTP/1.1 102 Processing\r\n\r\n".repeat(interim));
+            conversation.send(OK);
+        }
+    });
+    let gateway = Gateway::before(&upstream.url());
+    for (interim, status) in [(32, 200), (33, 502)] {
+        let mut connection = gateway.connect();
+        connection.send(format!("GET /{interim} HTTP/1.1\r\nHost: h\r\n\r\n"));
+        let mut answers = std::iter::repeat_with(|| connection.receive().status);
+        assert_eq!(answers.find(|status| *status != 102), Some(status), "{interim}");
+    }
+}
+
+/// A connection is not bound to the protocol of its first upstream.
+#[test]
+fn one_connection_reaches_upstreams_of_every_protocol() {
+    let http1 = Raw::named("one");
+    let http2 = Served::start(Speaks::Http2, |request: Request<Incoming>| async {
+        let (parts, body) = request.into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        let text = format!("{} {} {:?}", parts.method, parts.uri.path(), body);
+        let mut response = Response::new(full(text));
+        if parts.uri.path().ends_with("/stream") {
+            *response.body_mut() = BodyExt::boxed(StreamBody::new(iter([Ok(Frame::data(body))])));
+        }
+        response
+    });
+    let routes = [
+        format!("{{ path: /two/**, upstream: 'h2c://{}' }}", http2.address),
+        format!("{{ path: /**, upstream: {} }}", http1.url()),
+    ];
+    let gateway = Gateway::start(&site("", &routes, ""));
+    let mut connection = gateway.connect();
+    for _ in 0..3 {
+        assert!(connection.get("/one").text().starts_with("GET /one "));
+        let answer = connection.get("/two//a");
+        assert_eq!((answer.text(), answer.header("via")), ("GET /two/a b\"\"", Some("2 tollgate")));
+        for body in ["Content-Length: 5\r\n\r\nhello", "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"] {
+            let answer = connection.ask(format!("POST /two/b HTTP/1.1\r\nHost: h\r\n{body}"));
+            assert_eq!(answer.text(), "POST /two/b b\"hello\"");
+            let answer = connection.ask(format!("POST /two/stream HTTP/1.1\r\nHost: h\r\n{body}"));
+            assert_eq!((answer.text(), answer.header("transfer-encoding")), ("hello", Some("chunked")));
+        }
+        connection.send("HEAD /two/c HTTP/1.1\r\nHost: h\r\n\r\n");
+        assert_eq!(connection.receive_head().unwrap().status, 200);
+        let refused = connection.ask("CONNECT h:80 HTTP/1.1\r\nHost: h\r\n\r\n");
+        assert_eq!(refused.status, 405);
+    }
+    let old = gateway.connect().ask("POST /two/stream HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello");
+    assert_eq!((old.text(), old.header("connection")), ("hello", Some("close")));
+    let pipelined = "GET /two/1 HTTP/1.1\r\nHost: h\r\n\r\nGET /2 HTTP/1.1\r\nHost: h\r\n\r\nGET /two/3 HTTP/1.1\r\nHost: h\r\n\r\n";
+    connection.send(pipelined);
+    for path in ["/two/1 ", "/2 ", "/two/3 "] {
+        assert!(connection.receive().text().contains(path), "{path}");
     }
 }
 

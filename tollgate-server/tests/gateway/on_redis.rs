@@ -131,6 +131,19 @@ fn limits_on_two_stores_are_taken_together_or_not_at_all() {
     assert_eq!(more, 3, "the flushed store admits four, and the other has five left");
 }
 
+/// Nothing is counted, so that a number would stay the same for ever.
+#[test]
+fn responses_by_the_failure_policy_have_no_rate_limit_headers() {
+    let (mut redis, upstream) = (RedisServer::start(), Raw::named("one"));
+    redis.kill();
+    let gateway = Gateway::start(&format!("on_store_failure: allow\n{}", rules(&redis, &upstream)));
+    for target in ["/api/x", "/written", "/echo"] {
+        let answer = gateway.connect().get_as("ann", target);
+        let names: Vec<&str> = answer.names().filter(|name| name.to_ascii_lowercase().contains("ratelimit")).collect();
+        assert_eq!((answer.status, names), (200, vec![]), "{target}");
+    }
+}
+
 #[test]
 fn a_store_that_fails_is_reported_by_its_name_and_concerns_its_own_limits() {
     let (default, mut sessions) = (RedisServer::start(), RedisServer::start());

@@ -84,7 +84,7 @@ fn with_an_invalid_length(mut respond: SendResponse<Bytes>) {
 fn too_many_or_too_long_headers_are_reported() {
     let many = "X-Many: 1\r\n".repeat(101);
     let long = format!("X-Long: {}\r\n", "x".repeat(200_000));
-    // Served by the lane, and by hyper.
+    // Without a body, and with one.
     let bodies = ["\r\n", "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"];
     for (headers, body) in [&many, &long].into_iter().flat_map(|headers| bodies.map(|body| (headers, body))) {
         let upstream = Raw::answering(format!("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n{headers}\r\n"));

@@ -95,7 +95,7 @@ fn the_rest_of_a_refused_body_may_take_longer_than_a_head() {
 
 /// A client that was refused for longer than the head timeout is not late with the next head.
 #[test]
-fn after_many_refusals_a_head_that_hyper_reads_has_its_whole_time() {
+fn after_many_refusals_a_head_in_many_pieces_has_its_whole_time() {
     let limits = "{ name: none, key: ip, algorithm: fixed_window, align: first_request, limit: 1, window: 1h }";
     let settings = "timeouts: { head: 1s, idle: 20s }";
     let gateway = Gateway::start(&site(settings, &["{ path: /**, respond: { body: ok } }"], limits));
@@ -105,7 +105,7 @@ fn after_many_refusals_a_head_that_hyper_reads_has_its_whole_time() {
         std::thread::sleep(Duration::from_millis(300));
         assert_eq!(connection.get("/").status, 429);
     }
-    // In enough pieces that hyper has to wait for the last of them.
+    // In enough pieces that it is parsed only once it is complete.
     connection.send("GET / HTTP/1.1\r\nHost: h\r\n");
     for number in 0..20 {
         std::thread::sleep(Duration::from_millis(20));
@@ -181,6 +181,24 @@ fn a_head_that_is_too_long_is_refused() {
         assert_eq!(connection.rest(), 0);
     }
     assert_eq!(upstream.requests(), 1);
+}
+
+#[test]
+fn head_that_is_longer_than_a_read_is_served() {
+    let upstream = Raw::answering("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+    let gateway = gateway("max_head: 1MiB", &upstream);
+    let fields: String = (0..90).map(|number| format!("X-{number}: {}\r\n", "x".repeat(5000))).collect();
+    let request = format!("POST / HTTP/1.1\r\nHost: h\r\n{fields}Content-Length: 5\r\n\r\nhello");
+    let mut connection = gateway.connect();
+    // The next request is behind it, in the same read.
+    connection.send(format!("{request}GET /next HTTP/1.1\r\nHost: h\r\n\r\n"));
+    assert_eq!([connection.receive().status, connection.receive().status], [200, 200]);
+    for piece in request.as_bytes().chunks(1000) {
+        connection.send(piece);
+    }
+    assert_eq!(connection.receive().status, 200);
+    let seen = upstream.seen().concat();
+    assert_eq!((seen.matches(&"x".repeat(5000)).count(), seen.matches("hello").count()), (180, 2));
 }
 
 #[test]

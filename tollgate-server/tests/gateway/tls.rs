@@ -243,11 +243,10 @@ fn certificate_files_that_cannot_be_used_end_with_2_and_the_fix() {
         assert!(said.contains(wanted) && said.contains(fix), "{wanted}: {said}");
         assert_eq!(code, Some(2));
         // `validate` reports the same, and that the file is not valid.
-        let problem = said.strip_suffix("tollgate: tollgate.yaml is not valid: correct the problems above\n").unwrap();
         let place = if wanted.starts_with("cert.pem") { "tollgate.yaml:3:32: " } else { "tollgate.yaml:3:47: " };
-        assert!(problem.starts_with(place), "{problem}");
+        assert!(said.starts_with(place), "{said}");
         let expected = validated(&files);
-        assert_eq!(expected, (format!("{problem}tollgate.yaml: not valid: 1 error\n"), Some(1)));
+        assert_eq!(expected, (format!("{said}tollgate.yaml: not valid: 1 error\n"), Some(1)));
     }
 }
 
@@ -283,7 +282,7 @@ fn validate_reports_every_unusable_file() {
     // `serve` reports the same before it starts anything.
     let problems = expected.strip_suffix("tollgate.yaml: not valid: 5 errors\n").unwrap();
     let (said, code) = fails(&files);
-    assert_eq!(said, format!("{problems}tollgate: tollgate.yaml is not valid: correct the problems above\n"));
+    assert_eq!(said, problems);
     assert_eq!(code, Some(2));
     let rules = rules.replace("absent.crt", "cert.pem");
     let rules =

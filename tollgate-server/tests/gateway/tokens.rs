@@ -1,4 +1,4 @@
-//! Tokens at the gateway, in the lane, with hyper and over HTTP/2: failures are reported, and denied requests are not
+//! Tokens at the gateway, over HTTP/1 and HTTP/2: failures are reported, and denied requests are not
 //! verified.
 
 use serde_json::{Value, json};
@@ -10,9 +10,6 @@ use testkit::wait::wait_until;
 use crate::http2;
 
 const SECRET: &str = "0123456789abcdef0123456789abcdef";
-
-/// Nothing, and a header that only makes hyper serve the request.
-const WAYS: [&str; 2] = ["", "Connection: x-absent\r\n"];
 
 fn token(secret: &str, claims: &Value) -> String {
     let key = jsonwebtoken::EncodingKey::from_secret(secret.as_bytes());
@@ -33,9 +30,9 @@ fn gateway(jwt: &str, limits: &str) -> Gateway {
     Gateway::in_folder(folder_with(&[("tollgate.yaml", &rules), ("secret.key", SECRET)]))
 }
 
-fn request(way: &str, token: Option<&str>) -> String {
+fn request(token: Option<&str>) -> String {
     let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
-    format!("GET / HTTP/1.1\r\nHost: a\r\n{way}{token}\r\n")
+    format!("GET / HTTP/1.1\r\nHost: a\r\n{token}\r\n")
 }
 
 /// Returns the field `token` of each line of the access log, once there are this many lines.
@@ -53,12 +50,12 @@ fn a_denied_client_costs_no_verification() {
         { name: address, key: ip, algorithm: fixed_window, align: first_request, limit: 2, window: 1h }";
     let gateway = gateway("", limits);
     let mut connection = gateway.connect();
-    for (number, way) in (0..).zip(WAYS) {
-        assert_eq!(connection.ask(request(way, Some(&forged(number)))).status, 204);
+    for number in 0..2 {
+        assert_eq!(connection.ask(request(Some(&forged(number)))).status, 204);
     }
     gateway.await_metric("tollgate_token_verifications_total", 2);
-    for (number, way) in (2..22).zip(WAYS.into_iter().cycle()) {
-        assert_eq!(connection.ask(request(way, Some(&forged(number)))).status, 429);
+    for number in 2..22 {
+        assert_eq!(connection.ask(request(Some(&forged(number)))).status, 429);
     }
     runtime().block_on(async {
         let mut sender = http2::connect(gateway.address).await;
@@ -84,7 +81,7 @@ fn client_without_a_valid_token_gets_the_reason_and_a_challenge() {
     let (forged, good) = (forged(0), token(SECRET, &json!({ "sub": "ann" })));
     for (jwt, status) in [("", 403), (", challenge: true", 401)] {
         let gateway = gateway(jwt, limits);
-        for way in WAYS {
+        for _ in 0..2 {
             let mut connection = gateway.connect();
             for (token, reason, message) in [
                 (None, "missing", "The request carries no token."),
@@ -93,8 +90,8 @@ fn client_without_a_valid_token_gets_the_reason_and_a_challenge() {
                 (Some(&*future), "not_yet_valid", "The token is not valid yet."),
                 (Some(&*forged), "bad_signature", "The signature of the token is invalid."),
             ] {
-                let answer = connection.ask(request(way, token));
-                assert_eq!(answer.status, status, "{way}{reason}");
+                let answer = connection.ask(request(token));
+                assert_eq!(answer.status, status, "{reason}");
                 let body: Value = serde_json::from_str(answer.text()).unwrap();
                 assert_eq!(body, json!({ "error": format!("token_{reason}"), "message": message }));
                 let challenge = match (status, token) {
@@ -102,9 +99,9 @@ fn client_without_a_valid_token_gets_the_reason_and_a_challenge() {
                     (_, None) => Some("Bearer".to_owned()),
                     _ => Some(format!("Bearer error=\"invalid_token\", error_description=\"{message}\"")),
                 };
-                assert_eq!(answer.header("www-authenticate"), challenge.as_deref(), "{way}{reason}");
+                assert_eq!(answer.header("www-authenticate"), challenge.as_deref(), "{reason}");
             }
-            assert_eq!(connection.ask(request(way, Some(&good))).status, 204);
+            assert_eq!(connection.ask(request(Some(&good))).status, 204);
         }
         for reason in ["missing", "malformed", "expired", "not_yet_valid", "bad_signature"] {
             gateway.await_metric(&format!("tollgate_token_failures_total{{reason=\"{reason}\"}}"), 2);
@@ -120,7 +117,7 @@ fn client_without_a_valid_token_gets_the_reason_and_a_challenge() {
 #[test]
 fn without_a_limit_by_claim_no_token_is_counted() {
     let gateway = gateway("", "{ name: address, key: ip, limit: 1000 }");
-    assert_eq!(gateway.connect().ask(request("", Some(&forged(0)))).status, 204);
+    assert_eq!(gateway.connect().ask(request(Some(&forged(0)))).status, 204);
     gateway.await_metric("tollgate_decisions_total{limit=\"address\",outcome=\"allowed\"}", 1);
     let admin = gateway.address_of("admin");
     let expected = testkit::http1::Connection::to(admin).get("/metrics").text().to_owned();

@@ -1,5 +1,6 @@
 //! The access log: one line for every request.
 
+use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -53,6 +54,8 @@ fn a_line_in_json_tells_what_became_of_a_request() {
         ("upstream", json!(upstream.to_string())),
         ("limit", json!("per-client")),
         ("decision", json!("allowed")),
+        ("source", json!("store")),
+        ("answered_by", json!("upstream")),
         ("request_id", json!("abc-123")),
         ("user_agent", json!("curl/8.5")),
         ("referer", json!("http://shop.example/")),
@@ -65,6 +68,8 @@ fn a_line_in_json_tells_what_became_of_a_request() {
     assert_eq!(allowed.get("delay_ms"), None);
     assert_eq!((&denied["status"], &denied["decision"]), (&json!(429), &json!("denied")));
     assert_eq!((denied.get("upstream"), &denied["limit"]), (None, &json!("per-client")));
+    assert_eq!((&denied["source"], &denied["answered_by"]), (&json!("store"), &json!("tollgate")));
+    assert_eq!(denied["request_id"], json!("abc-123"));
 }
 
 #[test]
@@ -132,7 +137,6 @@ fn why_the_gateway_answered_in_place_of_an_upstream_is_reported() {
 #[test]
 fn a_request_that_nobody_can_read_has_a_line_and_is_counted() {
     let [longer, longest] = [70_000, 140_000].map(|length| "x".repeat(length));
-    // The last two differ only in hyper's error message. An update of hyper that changes it fails this test.
     let refused = [
         ("GET /hello HTTP/1.1\nhost: a\r\n\r\n".to_owned(), 400, Some("bare_lf")),
         ("GET /hello HTTP/9.9\r\nhost: a\r\n\r\n".to_owned(), 400, Some("malformed")),
@@ -145,8 +149,7 @@ fn a_request_that_nobody_can_read_has_a_line_and_is_counted() {
     for (number, (request, status, reason)) in refused.iter().enumerate() {
         assert_eq!(gateway.send(request).status, *status, "{request:?}");
         let lines = gateway.await_lines(&gateway.path("access.log"), number + 1);
-        let mut wanted =
-            json!({ "client": "127.0.0.1", "status": status, "sent_bytes": 0, "duration_ms": 0.0, "decision": "none" });
+        let mut wanted = json!({ "client": "127.0.0.1", "status": status, "sent_bytes": 0, "duration_ms": 0.0, "decision": "none", "answered_by": "tollgate" });
         if let Some(reason) = reason {
             wanted["reason"] = json!(reason);
         }
@@ -173,7 +176,7 @@ fn a_request_that_nobody_can_read_has_a_line_and_is_counted() {
     let combined = Gateway::with_admin(&rules("combined", upstream(HELLO)));
     combined.send("nonsense\r\n\r\n");
     let line = &combined.await_lines(&combined.stdout(), 1)[0];
-    assert!(line.ends_with(r#" +0000] "-" 400 0 "-" "-" - none 0.000000"#), "{line}");
+    assert!(line.ends_with(r#" +0000] "-" 400 0 "-" "-" - none 0.000000 - tollgate -"#), "{line}");
 }
 
 /// The reason in the log is the one that the client and the metrics get.
@@ -234,7 +237,12 @@ fn a_line_in_the_combined_format_is_as_nginx_writes_it_with_the_decision_at_its_
     let shop = about("/shop/1");
     assert!(shop.starts_with("127.0.0.1 - - ["), "{shop}");
     assert!(shop.contains(r#" +0000] "GET /shop/1 HTTP/1.1" 200 5 "-" "x\x22y" per-client allowed 0."#), "{shop}");
+    let ends = |line: &str, words: &str| {
+        line.rsplit_once(' ').is_some_and(|(rest, id)| rest.ends_with(words) && id.len() == 32)
+    };
+    assert!(ends(shop, " store upstream"), "{shop}");
     assert!(about("/hello").contains(r#""GET /hello HTTP/1.1" 200 5 "-" "-" - none 0."#), "{lines:?}");
+    assert!(ends(about("/hello"), " - tollgate"), "{lines:?}");
 }
 
 #[test]
@@ -373,4 +381,31 @@ fn lines_that_a_full_disk_does_not_take_are_counted_and_hold_up_nobody() {
     gateway.await_said("the access log /dev/full cannot be written", 1);
     gateway.signal("TERM");
     assert_eq!(gateway.wait().code(), Some(0));
+}
+
+/// For requests of HTTP/1.1, HTTP/1.0 and HTTP/2.
+#[test]
+fn the_key_of_a_request_is_logged_if_the_file_says_so() {
+    let upstream = upstream(HELLO);
+    // printf 'per-client\0127.0.0.1' | sha256sum
+    for (setting, key) in
+        [("", Value::Null), (", key: hash", json!("e7d947bec383004a")), (", key: plain", json!("127.0.0.1"))]
+    {
+        let gateway = Gateway::with_admin(&rules(&format!("{{ format: json, file: access.log{setting} }}"), upstream));
+        for version in ["1.1", "1.1", "1.0"] {
+            gateway.send(format!("GET /shop/1 HTTP/{version}\r\nhost: a\r\nconnection: close\r\n\r\n"));
+        }
+        let url = format!("http://{}/shop/2", gateway.address);
+        let curl = Command::new("curl").args(["--silent", "--http2-prior-knowledge", &url]).output();
+        assert!(curl.expect("curl is installed").status.success());
+        gateway.get("/hello");
+        let lines = gateway.await_lines(&gateway.path("access.log"), 5);
+        let lines: Vec<Value> = lines.iter().map(|line| parsed(line)).collect();
+        for line in &lines {
+            let expected = if line["limit"].is_null() { &Value::Null } else { &key };
+            assert_eq!(line["key"], *expected, "{setting} {line}");
+        }
+        assert_eq!(lines.iter().filter(|line| line["limit"] == "per-client").count(), 4, "{lines:?}");
+        assert!(lines.iter().any(|line| line["protocol"] == "HTTP/2.0" && line["limit"] == "per-client"), "{lines:?}");
+    }
 }

@@ -35,6 +35,16 @@ fn packaged_rule_file_is_valid_and_listens_on_loopback_only() {
     assert!(listening.len() == 2 && listening.iter().all(|address| address.starts_with("127.0.0.1:")), "{listening:?}");
 }
 
+/// A socket that no listener uses would keep its clients waiting.
+#[test]
+fn socket_unit_has_the_addresses_of_the_packaged_rule_file() {
+    let (rules, unit) = (contrib("tollgate.yaml"), contrib("tollgate.socket"));
+    let values = |text: &str, key: &str| -> Vec<String> {
+        text.lines().filter_map(|line| line.trim().strip_prefix(key).map(str::to_owned)).collect()
+    };
+    assert_eq!(values(&unit, "ListenStream="), values(&rules, "listen: "));
+}
+
 /// Behind SNAT, every connection comes from the cluster's network. If that were trusted, every client could forge its
 /// address.
 #[test]

@@ -2,5 +2,17 @@
 
 mod access_log;
 mod admin;
+mod admin_access;
+mod admin_api;
+mod admin_client;
+mod admin_fleet;
 mod deployment;
 mod metrics;
+mod monitoring;
+mod restart;
+mod restart_load;
+mod service_manager;
+mod successor;
+mod top;
+#[cfg(feature = "otlp")]
+mod traces;

@@ -1,5 +1,6 @@
 //! Metrics for Prometheus.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -8,10 +9,12 @@ use std::time::Duration;
 use testkit::folder::folder_with;
 use testkit::gateway::Gateway;
 use testkit::http1::{Response, ask};
+use testkit::metrics::{EveryMetric, metrics};
 use testkit::port::full_listener;
 use testkit::redis::RedisServer;
 use testkit::tollgate::{Process, RULES};
 use testkit::upstream::{HELLO, moody_upstream, slow_upstream, upstream};
+use testkit::wait::wait_until;
 
 fn rules(routes: &str, limits: &str) -> String {
     format!("gateway:\n  workers: 2\n  routes:\n{routes}limits:\n{limits}")
@@ -65,6 +68,39 @@ fn limits_that_only_watch_are_counted_apart() {
     assert_eq!([(); 3].map(|()| gateway.get("/shop/1").status), [200; 3]);
     gateway.await_metric(r#"tollgate_decisions_total{limit="tried",outcome="shadow_allowed"}"#, 1);
     gateway.await_metric(r#"tollgate_decisions_total{limit="tried",outcome="shadow_denied"}"#, 2);
+}
+
+/// Otherwise `rate` and `increase` of Prometheus would miss the first decision.
+#[test]
+fn decisions_have_series_before_the_first_one() {
+    let limits = "    - { name: user, key: header:x-user-id, missing: deny, limit: 1 }\n    - { name: tried, shadow: true, limit: 1 }\n    \
+                  - { name: listed, limit: 9, blocked: { ips: [192.0.2.0/24] }, on_store_failure: deny }\n    \
+                  - { name: off, limit: 9, enabled: false }\n";
+    let gateway = Gateway::with_admin(&rules(&shop(upstream(HELLO)), limits));
+    let series = || {
+        let page = gateway.get_admin("/metrics");
+        let of_limit = |line: &str| {
+            let labels = line.strip_prefix("tollgate_decisions_total{limit=\"")?;
+            let (limit, outcome) = labels.split_once("\",outcome=\"")?;
+            Some(format!("{limit} {}", outcome.replace("\"}", "")))
+        };
+        page.text().lines().filter_map(of_limit).collect::<Vec<String>>().join(", ")
+    };
+    let of_user = "user allowed 0, user denied 0, user banned 0, user key_missing 0, user bad_request 0";
+    assert_eq!(
+        series(),
+        format!(
+            "listed allowed 0, listed denied 0, listed banned 0, listed blocked 0, listed bad_request 0, listed \
+             store_unavailable 0, tried shadow_allowed 0, tried shadow_denied 0, {of_user}"
+        )
+    );
+    assert_eq!(gateway.get("/shop/1").status, 403);
+    gateway.await_metric(r#"tollgate_decisions_total{limit="user",outcome="key_missing"}"#, 1);
+    // A limit that is removed keeps its counts, and one without any disappears.
+    gateway.save(&rules(&shop(upstream(HELLO)), "    - { name: new, shadow: true, limit: 1 }\n"));
+    gateway.await_metric(r#"tollgate_decisions_total{limit="new",outcome="shadow_denied"}"#, 0);
+    let kept = series();
+    assert!(kept.contains("user key_missing 1") && !kept.contains("user denied") && !kept.contains("listed"), "{kept}");
 }
 
 #[test]
@@ -250,17 +286,138 @@ fn a_refused_file_is_seen_until_it_is_corrected() {
 }
 
 #[test]
-fn what_is_reported_ends_as_openmetrics_has_it() {
+fn the_format_follows_the_accept_header() {
+    const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
+    // Prometheus 2.42.
+    let prometheus = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
+                      text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
     let gateway = Gateway::with_admin(&rules(&shop(upstream(HELLO)), PER_CLIENT));
     gateway.get("/shop/1");
-    let answer = gateway.get_admin("/metrics");
-    assert_eq!(answer.header("content-type"), Some("application/openmetrics-text; version=1.0.0; charset=utf-8"));
-    assert!(answer.text().ends_with("# EOF\n"));
-    let mut series: Vec<&str> = answer.text().lines().filter_map(|line| Some(line.rsplit_once(' ')?.0)).collect();
-    let all = series.len();
-    series.sort_unstable();
-    series.dedup();
-    assert_eq!(series.len(), all, "a series occurs twice");
+    let counter = "tollgate_connections_accepted";
+    for accept in ["*/*", "text/plain", "text/html,*/*;q=0.8", "application/openmetrics-text;q=0"] {
+        let answer = metrics(&gateway, accept);
+        assert_eq!((answer.header("content-type"), answer.header("vary")), (Some(CLASSIC), Some("accept")), "{accept}");
+        assert!(answer.text().contains(&format!("\n# TYPE {counter}_total counter\n{counter}_total 1\n")), "{accept}");
+        assert!(!answer.text().contains("# EOF"));
+    }
+    assert_eq!(gateway.get_admin("/metrics").header("content-type"), Some(CLASSIC), "without the header");
+    for accept in [prometheus, "application/openmetrics-text"] {
+        let answer = metrics(&gateway, accept);
+        assert_eq!((answer.header("content-type"), answer.header("vary")), (Some(OPEN_METRICS), Some("accept")));
+        assert!(answer.text().contains(&format!("\n# TYPE {counter} counter\n{counter}_total 1\n")), "{accept}");
+        assert!(answer.text().ends_with("# EOF\n"));
+    }
+}
+
+#[test]
+fn no_series_occurs_twice_and_every_histogram_is_complete() {
+    let servers = EveryMetric::start();
+    for page in servers.pages("*/*") {
+        let mut series: Vec<&str> = page
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .filter_map(|line| Some(line.rsplit_once(' ')?.0))
+            .collect();
+        let all = series.len();
+        series.sort_unstable();
+        series.dedup();
+        assert_eq!(series.len(), all, "a series occurs twice");
+        let counts =
+            series.iter().filter(|name| name.contains("_seconds_count") || name.contains("_size_count")).count();
+        let unbounded = series.iter().filter(|name| name.contains("le=\"+Inf\"")).count();
+        assert!(counts > 5 && counts == unbounded, "{counts} histograms, {unbounded} without a bound");
+    }
+}
+
+#[test]
+fn decisions_of_the_failure_policy_are_counted_by_limit() {
+    let mut redis = RedisServer::start();
+    let limits =
+        "    - { name: open, key: ip, limit: 1, window: 1h, match: { path: /shop/open }, on_store_failure: allow }
+    - { name: shut, key: ip, limit: 1, window: 1h, match: { path: /shop/shut }, on_store_failure: deny }
+    - { name: own, key: ip, limit: 1, window: 1h, match: { path: /shop/own }, on_store_failure: local }\n";
+    let rules = rules(&shop(upstream(HELLO)), limits);
+    let service = "service: { http: '127.0.0.1:0' }";
+    let gateway = Gateway::with_admin(&format!("store: {}\nexpected_nodes: 1\n{service}\n{rules}", redis.url()));
+    assert_eq!(gateway.get("/shop/open").status, 200);
+    let series = |limit: &str, policy: &str, outcome: &str| {
+        format!(r#"tollgate_fallback_decisions_total{{limit="{limit}",policy="{policy}",outcome="{outcome}"}}"#)
+    };
+    // Also of limits that have not decided anything yet.
+    for (limit, policy, outcome) in
+        [("open", "allow", "allowed"), ("shut", "deny", "denied"), ("own", "local", "denied")]
+    {
+        gateway.await_metric(&series(limit, policy, outcome), 0);
+    }
+    assert_eq!(gateway.metric(&series("own", "deny", "denied")), None, "the limit has another policy");
+    redis.kill();
+    // The first requests may still be answered by the store, or by the failure of a connection that was open.
+    gateway.await_said("does not answer", 1);
+    assert_eq!([(); 3].map(|()| gateway.get("/shop/open").status), [200; 3]);
+    assert_eq!([(); 2].map(|()| gateway.get("/shop/shut").status), [503; 2]);
+    assert_eq!([(); 3].map(|()| gateway.get("/shop/own").status), [200, 429, 429]);
+    let by_name = check(gateway.address_of("decisions POST"), r#"{"limit":"shut","key":"192.0.2.7"}"#);
+    assert!(by_name.text().contains("store_unavailable"), "{}", by_name.text());
+    gateway.await_metric(&series("open", "allow", "allowed"), 3);
+    gateway.await_metric(&series("shut", "deny", "denied"), 3);
+    gateway.await_metric(&series("own", "local", "allowed"), 1);
+    gateway.await_metric(&series("own", "local", "denied"), 2);
+    let server = redis.url().replace("redis://", "");
+    let state = |state: &str| {
+        format!(r#"tollgate_store_server_breaker_state{{store="default",server="{server}",state="{state}"}}"#)
+    };
+    gateway.await_metric(&state("open"), 1);
+    gateway.await_metric(&state("closed"), 0);
+    redis.restart();
+    gateway.await_metric(&state("closed"), 1);
+    gateway.await_metric(&state("open"), 0);
+}
+
+#[test]
+fn leases_are_counted_and_returned() {
+    let redis = RedisServer::start();
+    let limits =
+        "    - { name: all, algorithm: token_bucket, capacity: 40000, refill: 40000/s, consistency: leased }\n";
+    let rules = rules(&shop(upstream(HELLO)), limits);
+    let gateway = Gateway::with_admin(&format!("store: {}\nstore_timeout: 5s\n{rules}", redis.url()));
+    let granted = r#"tollgate_store_lease_renewals_total{result="granted"}"#;
+    let leased = wait_until(|| {
+        gateway.get("/shop/1");
+        gateway.metric(granted).filter(|count| *count > 0.0)
+    });
+    assert!(leased.is_some(), "{}", gateway.get_admin("/metrics").text());
+    assert_eq!(gateway.metric(r#"tollgate_store_lease_renewals_total{result="failed"}"#), Some(0.0));
+    // The rest of the slices goes back when they expire.
+    let returned = wait_until(|| gateway.metric("tollgate_store_leases_returned_total").filter(|count| *count > 0.0));
+    assert!(returned.is_some(), "{}", gateway.get_admin("/metrics").text());
+    gateway.await_metric("tollgate_store_leases_held", 0);
+    gateway.await_metric("tollgate_store_leased_units", 0);
+}
+
+#[test]
+fn tables_are_reported_by_limit() {
+    let limits =
+        format!("{PER_CLIENT}    - {{ name: unused, key: ip, limit: 9, window: 1h, match: {{ path: /nowhere }} }}\n");
+    let gateway = Gateway::with_admin(&format!("max_memory: 64MiB\n{}", rules(&shop(upstream(HELLO)), &limits)));
+    gateway.get("/shop/1");
+    gateway.await_metric(r#"tollgate_table_keys{limit="per-client"}"#, 1);
+    gateway.await_metric(r#"tollgate_table_keys{limit="unused"}"#, 0);
+    gateway.await_metric("tollgate_memory_max_bytes", 64 << 20);
+    gateway.await_metric("tollgate_limits", 2);
+    let of = |name: &str| gateway.metric(&format!(r#"{name}{{limit="per-client"}}"#)).unwrap();
+    assert!(of("tollgate_table_slots") > 100.0 && of("tollgate_table_bytes") > 1000.0);
+    assert!(gateway.metric("tollgate_memory_used_bytes").unwrap() >= of("tollgate_table_bytes"));
+}
+
+#[test]
+fn the_program_and_its_start_are_reported() {
+    let gateway = Gateway::with_admin(&rules(&shop(upstream(HELLO)), PER_CLIENT));
+    gateway.await_metric(&format!(r#"tollgate_build_info{{version="{}"}}"#, env!("CARGO_PKG_VERSION")), 1);
+    let started = gateway.metric("process_start_time_seconds").unwrap();
+    let loaded = gateway.metric("tollgate_rules_in_force_timestamp_seconds").unwrap();
+    // The time of the boot is rounded to a second, and so are both.
+    assert!((loaded - started).abs() < 60.0, "started at {started}, rules in force since {loaded}");
 }
 
 #[test]
@@ -285,11 +442,16 @@ fn a_full_redis_is_not_available_until_it_has_memory_again() {
     redis.command(&["CONFIG", "SET", "maxmemory", "1"]);
     assert_eq!(gateway.get("/shop/1").status, 503);
     gateway.await_metric("tollgate_store_available", 0);
+    let server = redis.url().replace("redis://", "");
+    let refusing =
+        format!(r#"tollgate_store_server_breaker_state{{store="default",server="{server}",state="refusing"}}"#);
+    gateway.await_metric(&refusing, 1);
     gateway.await_metric("tollgate_store_failures_total", 1);
     let said = gateway.await_said("refuses: ", 1);
     assert!(said.contains("OOM") && said.contains(": raise its maxmemory, or move other data elsewhere\n"), "{said}");
     redis.command(&["CONFIG", "SET", "maxmemory", "0"]);
     gateway.await_metric("tollgate_store_available", 1);
+    gateway.await_metric(&refusing, 0);
     gateway.await_metric("tollgate_store_failures_total", 1);
     gateway.await_said("the store answers again", 1);
     assert_eq!(gateway.get("/shop/1").status, 200);
@@ -333,14 +495,7 @@ fn a_redis_that_evicts_keys_is_a_warning() {
 /// To update the snapshot: `INSTA_UPDATE=always cargo test -p tollgate-server --test operation help_and_type`.
 #[test]
 fn help_and_type_of_every_metric() {
-    let redis = RedisServer::start();
-    let keys = folder_with(&[("secret.key", "0123456789abcdef0123456789abcdef")]);
-    let jwt = format!("jwt: {{ key_file: '{}', algorithms: [HS256] }}", keys.path().join("secret.key").display());
-    let limits = "    - { name: per-token, key: 'jwt:sub', limit: 2, window: 1h }\n";
-    let gateway = Gateway::with_admin(&format!("{jwt}\n{}", rules(&shop(upstream(HELLO)), limits)));
-    let on_redis =
-        Gateway::with_admin(&format!("store: {}\n{}", redis.url(), rules(&shop(upstream(HELLO)), PER_CLIENT)));
-    let text = [&gateway, &on_redis].map(|gateway| gateway.get_admin("/metrics").text().to_owned()).concat();
+    let text = EveryMetric::start().pages("text/plain").concat();
     let mut lines: Vec<&str> =
         text.lines().filter(|line| line.starts_with("# HELP") || line.starts_with("# TYPE")).collect();
     // Sorted by the name of the metric, with the help first.
@@ -349,22 +504,27 @@ fn help_and_type_of_every_metric() {
     insta::assert_snapshot!(lines.join("\n"));
 }
 
-#[test]
-fn every_metric_is_documented() {
+/// Returns the names in the first column of the table of metrics.
+fn documented() -> BTreeSet<String> {
     let document = include_str!("../../../docs/operating.md");
-    let redis = RedisServer::start();
-    let gateway = Gateway::with_admin(&rules(&shop(upstream(HELLO)), PER_CLIENT));
-    let on_redis =
-        Gateway::with_admin(&format!("store: {}\n{}", redis.url(), rules(&shop(upstream(HELLO)), PER_CLIENT)));
-    let text = [&gateway, &on_redis].map(|gateway| gateway.get_admin("/metrics").text().to_owned()).concat();
-    let families: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
-    assert!(families.len() > 10, "{families:?}");
-    for family in families {
-        let name = match family.split_once(' ') {
-            Some((name, "counter")) => format!("`{name}_total`"),
-            Some((name, _)) => format!("`{name}`"),
-            None => panic!("a type without a name: {family}"),
-        };
-        assert!(document.contains(&name), "{name} is not in docs/operating.md");
-    }
+    let section = document.split_once("\n## Metrics\n").expect("there is a section").1;
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let cells = section.lines().filter_map(|line| line.strip_prefix("| `")?.split(" |").next());
+    cells.flat_map(|cell| cell.split('`')).filter(|name| name.contains('_')).map(str::to_owned).collect()
+}
+
+#[test]
+fn every_metric_is_documented_and_exists() {
+    // `traces.rs` has a server that exports traces, which needs a feature.
+    let traces = ["tollgate_trace_spans_total".to_owned()];
+    let exist: BTreeSet<String> = EveryMetric::start().types().into_keys().chain(traces).collect();
+    let documented = documented();
+    let difference =
+        |one: &BTreeSet<String>, other: &BTreeSet<String>| one.difference(other).cloned().collect::<Vec<_>>();
+    assert_eq!(difference(&exist, &documented), [""; 0], "these are not in the table of docs/operating.md");
+    assert_eq!(
+        difference(&documented, &exist),
+        [""; 0],
+        "the table of docs/operating.md has these, and no server does"
+    );
 }

@@ -9,5 +9,6 @@ mod http;
 mod page;
 mod peer;
 mod programs;
+mod prometheus;
 mod proxies;
 mod schemathesis;

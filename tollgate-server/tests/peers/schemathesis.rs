@@ -8,6 +8,7 @@ use testkit::tollgate::{Process, RULES};
 use crate::peer::python;
 
 const TEST_RULES: &str = "service: { http: '127.0.0.1:0' }
+admin: { listen: '127.0.0.1:0' }
 limits:
   - { name: per-user, key: header:x-user-id, algorithm: token_bucket, capacity: 100, refill: 100/s }
   - { name: per-ip, key: ip, limit: 50, window: 1s }
@@ -18,11 +19,11 @@ limits:
 const CONFORMANCE: &str = "status_code_conformance,content_type_conformance,response_headers_conformance,\
                            response_schema_conformance";
 
-/// Runs schemathesis with these arguments against a server.
-fn run(arguments: &[&str]) {
+/// Runs schemathesis with these arguments against a listener of a server.
+fn run(listener: &str, arguments: &[&str]) {
     let Some(mut python) = python() else { return };
     let server = Process::start(folder_with(&[(RULES, TEST_RULES)]), &["serve", "--config", RULES]);
-    let url = format!("http://{}/openapi.json", server.address_of("decisions POST"));
+    let url = format!("http://{}/openapi.json", server.address_of(listener));
     let folder = folder_with(&[]);
     let command: &mut Command = python.current_dir(folder.path()).args(["-m", "schemathesis.cli", "run", &url]);
     let output = command
@@ -38,11 +39,20 @@ fn run(arguments: &[&str]) {
 
 #[test]
 fn no_generated_question_breaks_the_service_or_its_description() {
-    run(&["--checks", &format!("not_a_server_error,{CONFORMANCE}"), "--exclude-path", "/v1/authorize", "-n", "20"]);
+    let checks = format!("not_a_server_error,{CONFORMANCE}");
+    run("decisions POST", &["--checks", &checks, "--exclude-path", "/v1/authorize", "-n", "20"]);
 }
 
 /// `deny_status` may be 500, so a server error is not a failure here.
 #[test]
 fn no_generated_proxy_breaks_the_description() {
-    run(&["--checks", CONFORMANCE, "--include-path", "/v1/authorize", "--include-method", "POST", "-n", "10"]);
+    run(
+        "decisions POST",
+        &["--checks", CONFORMANCE, "--include-path", "/v1/authorize", "--include-method", "POST", "-n", "10"],
+    );
+}
+
+#[test]
+fn no_generated_request_breaks_the_admin_api_or_its_description() {
+    run("admin", &["--checks", &format!("not_a_server_error,{CONFORMANCE}"), "-n", "10"]);
 }

@@ -1,5 +1,6 @@
 //! `/v1/authorize`, as reverse proxies use it.
 
+use serde_json::json;
 use testkit::folder::folder_with;
 use testkit::http1::{Connection, Response};
 use testkit::service::Server;
@@ -39,6 +40,22 @@ fn an_allowed_request_gets_200_and_a_denied_one_the_response_for_the_client() {
     assert_eq!(denied.status, 403);
     assert_eq!(denied.json()["error"], "rate_limit_exceeded");
     assert_eq!(send(connection, "GET /v1/authorize?deny_status=200", &of_user("ann")).status, 400);
+}
+
+#[test]
+fn denied_requests_are_counted_for_the_admin_api() {
+    let listeners = "service: { http: '127.0.0.1:0' }\nadmin: { listen: '127.0.0.1:0', show_keys: true }\n";
+    let server = Server::in_folder(folder_with(&[(RULES, &format!("{listeners}{ONCE}"))]));
+    let connection = &mut server.connect();
+    let statuses = [(); 3].map(|()| send(connection, "GET /v1/authorize", &of_user("ann")).status);
+    assert_eq!(statuses, [200, 429, 429]);
+    let top = send(&mut Connection::to(server.address_of("admin")), "GET /v1/top", &[]).json();
+    let key = &top["keys"][0];
+    assert_eq!(
+        (&key["limit"], &key["parts"], &key["count"]),
+        (&json!("per-user"), &json!(["ann"]), &json!(2)),
+        "{top}"
+    );
 }
 
 #[test]

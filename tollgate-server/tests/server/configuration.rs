@@ -44,8 +44,7 @@ fn a_bad_file_ends_with_2_and_every_problem() {
     let output = serve("limits:\n  - { name: user, limit: 0 }\n  - { name: user }\n");
     let message = "on stderr:\n\
         tollgate.yaml:2:26: limit 0 admits nothing: use 1 or more, or `blocked` to refuse every request\n\
-        tollgate.yaml:3:13: duplicate limit name `user`, first at 2:13: give each limit its own name\n\
-        tollgate: tollgate.yaml is not valid: correct the problems above\nexit code 2";
+        tollgate.yaml:3:13: duplicate limit name `user`, first at 2:13: give each limit its own name\nexit code 2";
     assert_eq!(output, message);
 }
 

@@ -63,13 +63,22 @@ fn bounded() -> String {
     format!("service: {service}\nadmin: {{ listen: '127.0.0.1:0' }}\nlimits: [{{ name: per-user, limit: 1000 }}]\n")
 }
 
+/// Returns three connections with a request in flight, which are never closed for others.
+fn busy(server: &Server) -> Vec<Connection> {
+    let begin = |_| {
+        let mut connection = server.connect();
+        connection.send(head(100));
+        connection.send("{");
+        connection
+    };
+    (0..3).map(begin).collect()
+}
+
 #[test]
 fn connections_beyond_the_bound_get_a_defined_answer_a_log_line_and_a_metric() {
     let server = Server::in_folder(folder_with(&[(RULES, &bounded())]));
     let question = r#"{"limit":"per-user"}"#;
-    let mut held = (0..3).map(|_| server.connect()).collect::<Vec<Connection>>();
-    // Connections are accepted in order, so all are accepted once the last one gets a response.
-    assert_eq!(held[2].post(question).status, 200);
+    let mut held = busy(&server);
     for _ in 0..2 {
         let mut refused = server.connect();
         let response = refused.post(question);
@@ -109,13 +118,43 @@ fn connections_beyond_the_bound_get_a_defined_answer_a_log_line_and_a_metric() {
 #[test]
 fn connections_beyond_the_bound_get_503_over_http2() {
     let server = Server::in_folder(folder_with(&[(RULES, &bounded())]));
-    let mut held = (0..3).map(|_| server.connect()).collect::<Vec<Connection>>();
-    assert_eq!(held[2].post(r#"{"limit":"per-user"}"#).status, 200);
+    let _held = busy(&server);
     let url = format!("http://{}/v1/check", server.address);
     let arguments = ["--silent", "--http2-prior-knowledge", "--json", r#"{"limit":"per-user"}"#, "--write-out"];
     let output = Command::new("curl").args(arguments).args([" %{http_code} %{http_version}", &url]).output();
     let output = String::from_utf8(output.expect("curl is installed").stdout).expect("UTF-8");
     assert!(output.contains("too_many_connections") && output.ends_with(" 503 2"), "{output}");
+}
+
+/// Clients that send nothing or half a request hold all connections, and new clients get theirs.
+#[test]
+fn idle_connections_are_closed_for_new_clients() {
+    let rules = "service: { http: { listen: '127.0.0.1:0', max_connections: 12 } }\nadmin: { listen: '127.0.0.1:0' }\n\
+                 limits: [{ name: per-user, limit: 1000 }]\n";
+    let server = Server::in_folder(folder_with(&[(RULES, rules)]));
+    let beginnings = ["", "GET /healthz HTT", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"];
+    let mut idle = Vec::new();
+    for beginning in beginnings.iter().cycle().take(12) {
+        let mut connection = server.connect();
+        connection.send(beginning);
+        idle.push(connection);
+    }
+    // They are closed after a second at the earliest, and refused until then.
+    let healthy = || {
+        let mut connection = server.connect();
+        (get(&mut connection, "/healthz").status == 200).then_some(connection)
+    };
+    let await_healthy = || wait_until(healthy).expect("an idle connection is closed");
+    let kept: Vec<Connection> = (0..12).map(|_| await_healthy()).collect();
+    idle.iter_mut().for_each(|connection| _ = connection.rest());
+    server.await_said("service.http has 12 connections and closes idle ones for new clients: raise", 1);
+    let closed = "tollgate_service_connections_closed_total{surface=\"http\",reason=\"idle\"} ";
+    let metrics = metrics(&server);
+    let closed = metrics.lines().find_map(|line| line.strip_prefix(closed)).expect("a metric");
+    assert_ne!(closed, "0");
+    // All connections have had a request now, and the one that is idle for longest is closed.
+    await_healthy();
+    drop(kept);
 }
 
 /// Silent clients of the admin listener hold all of its connections, and health checks are answered nevertheless.
@@ -125,8 +164,10 @@ fn health_checks_are_answered_while_silent_clients_hold_all_connections() {
     let arguments = ["serve", "--config", RULES];
     let server = Process::start_with_open_files(folder_with(&[(RULES, rules)]), 256, &arguments);
     let admin = server.address_of("admin");
-    let _silent = (0..60).map(|_| Connection::to(admin)).collect::<Vec<_>>();
+    let mut silent = (0..60).map(|_| Connection::to(admin)).collect::<Vec<_>>();
     for _ in 0..5 {
+        // More than the listener refuses at a time.
+        silent.extend((0..70).map(|_| Connection::to(admin)));
         let response = get(&mut Connection::to(admin), "/healthz");
         assert_eq!((response.status, response.text()), (200, "ok\n"));
     }

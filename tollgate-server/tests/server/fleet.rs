@@ -124,6 +124,22 @@ fn a_node_starts_while_redis_is_down_and_says_so_and_uses_it_once_it_is_back() {
     assert_eq!(back.expect("the store is asked again")["source"], "store");
 }
 
+/// Nothing is counted, so that a number would stay the same for ever.
+#[test]
+fn decisions_by_the_failure_policy_name_no_remaining_quota() {
+    let mut redis = RedisServer::start();
+    redis.kill();
+    for (policy, allowed) in [("allow", true), ("deny", false)] {
+        let server = Server::with_rules(&rules(&redis, 5, &format!("on_store_failure: {policy}")));
+        for _ in 0..2 {
+            let answer = server.connect().check(&user("ann"));
+            assert_eq!((&answer["allowed"], &answer["source"]), (&json!(allowed), &json!("policy")), "{answer}");
+            assert_eq!((&answer["quota"], &answer["limit"]), (&json!(5), &json!("user")), "{answer}");
+            assert_eq!((&answer["remaining"], &answer["reset_after"]), (&json!(null), &json!(null)), "{answer}");
+        }
+    }
+}
+
 #[test]
 fn a_store_that_does_not_take_the_password_is_reported_without_it() {
     let redis = RedisServer::start();
@@ -170,7 +186,7 @@ fn fleets_with_different_prefixes_share_one_redis_and_no_counts() {
     let office = folder_with(&[(RULES, &with("other", 20))]);
     let published = run_in(office.path(), &["publish", "--config", RULES]);
     assert_eq!(transcript(&published), "tollgate.yaml is published as version 1\nexit code 0");
-    other.await_said("tollgate: published version 1 is in force: changed user", 1);
+    other.await_said("tollgate: published version 1 is in force: user: ", 1);
     assert_eq!(other.connect().check(&user("ann"))["remaining"], 18);
     assert_eq!(one.connect().check(&user("ann"))["remaining"], 8);
 }
@@ -188,7 +204,7 @@ fn a_rule_set_published_once_reaches_every_node_and_a_bad_file_is_not_published(
     let conflict = "on stderr:\ntollgate: the newest version is 1, not the expected one: see it with `tollgate publish --show`\nexit code 1";
     assert_eq!(transcript(&publish(&["--expect", "0"])), conflict);
     for (node, connection) in nodes.iter().zip(&mut connections) {
-        node.await_said("tollgate: published version 1 is in force: changed user", 1);
+        node.await_said("tollgate: published version 1 is in force: user: ", 1);
         assert_eq!(connection.check(&user("bob"))["quota"], 20);
     }
     assert_eq!(connections[1].check(&user("ann"))["remaining"], 18, "what was counted before stays counted");
@@ -197,7 +213,7 @@ fn a_rule_set_published_once_reaches_every_node_and_a_bad_file_is_not_published(
     assert_eq!(publish(&[]).status.code(), Some(2));
     // A node that starts later finds what was published before.
     let late = Server::with_rules(&rules(&redis, 10, ""));
-    late.await_said("tollgate: published version 1 is in force: changed user", 1);
+    late.await_said("tollgate: published version 1 is in force: user: ", 1);
     assert_eq!(late.connect().check(&user("ann"))["remaining"], 17);
 }
 
@@ -215,19 +231,21 @@ fn published_rules_that_redis_lost_are_restored_and_every_node_says_which_it_has
     let admin = "admin: { listen: '127.0.0.1:0' }";
     let start = || Server::with_rules(&rules(&redis, 10, admin));
     let nodes = [(); 2].map(|()| start());
-    let info = r#"tollgate_rules_info{source="file",version="",id=""} 1"#;
-    assert_eq!(metric(&nodes[0], "tollgate_rules_info").as_deref(), Some(info));
+    let info = metric(&nodes[0], "tollgate_rules_info").expect("a metric");
+    let version = info.strip_prefix(r#"tollgate_rules_info{source="file",version=""#).expect("the file is in force");
+    assert!(version.ends_with(r#"",publication="",id=""} 1"#), "{info}");
+    assert_eq!(version.find('"'), Some(16), "a hash of the text: {info}");
     let office = folder_with(&[(RULES, &rules(&redis, 20, ""))]);
     let publish =
         |arguments: &[&str]| transcript(&run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat()));
     assert_eq!(publish(&[]), "tollgate.yaml is published as version 1\nexit code 0");
     for node in &nodes {
-        node.await_said("tollgate: published version 1 is in force: changed user", 1);
+        node.await_said("tollgate: published version 1 is in force: user: ", 1);
     }
     // Redis has no persistence, so the rules are lost.
     redis.restart();
     let late = Server::with_rules(&rules(&redis, 10, admin));
-    late.await_said("tollgate: published version 1 is in force: changed user", 1);
+    late.await_said("tollgate: published version 1 is in force: user: ", 1);
     let restored = testkit::wait::wait_until(|| {
         let line = "tollgate: warning: Redis had lost the published rules of version 1 (1-";
         nodes.iter().find(|node| node.said().contains(line))
@@ -238,7 +256,8 @@ fn published_rules_that_redis_lost_are_restored_and_every_node_says_which_it_has
         Some("tollgate_published_rules_restored_total 1")
     );
     let infos = [&nodes[0], &nodes[1], &late].map(|node| metric(node, "tollgate_rules_info").expect("a metric"));
-    assert!(infos[0].starts_with(r#"tollgate_rules_info{source="published",version="1",id="1-"#), "{infos:?}");
+    assert!(infos[0].starts_with(r#"tollgate_rules_info{source="published",version=""#), "{infos:?}");
+    assert!(infos[0].contains(r#"",publication="1",id="1-"#), "{infos:?}");
     assert!(infos.iter().all(|info| *info == infos[0]), "{infos:?}");
 }
 
@@ -256,12 +275,15 @@ fn routes_and_listeners_are_not_published_and_not_reported_as_changed() {
         |arguments: &[&str]| transcript(&run_in(office.path(), &[&["publish", "--config", RULES], arguments].concat()));
     let note = "tollgate: nodes apply its limits, headers, body and jwt, and gateway.trusted_proxies and gateway.forwarding_header; they keep their own the rest of gateway, service, admin\n";
     assert_eq!(publish(&[]), format!("tollgate.yaml is published as version 1\non stderr:\n{note}exit code 0"));
-    node.await_said("tollgate: published version 1 is in force: changed user; changed trusted_proxies\n", 1);
+    node.await_said("tollgate: published version 1 is in force: user: limit 10 → 20; gateway.trusted_proxies unset → [10.0.0.0/8]\n", 1);
     assert_eq!(
         publish(&["--withdraw"]),
         "version 2 withdraws the published rules; nodes return to their own files\nexit code 0"
     );
-    node.await_said("tollgate: tollgate.yaml is in force: changed user; changed trusted_proxies\n", 1);
+    node.await_said(
+        "tollgate: tollgate.yaml is in force: user: limit 20 → 10; gateway.trusted_proxies [10.0.0.0/8] → unset\n",
+        1,
+    );
 }
 
 #[test]
@@ -280,7 +302,7 @@ fn what_is_published_can_be_looked_at_and_withdrawn() {
     );
 
     assert_eq!(publish(&[]), "tollgate.yaml is published as version 1\nexit code 0");
-    node.await_said("tollgate: published version 1 is in force: changed user", 1);
+    node.await_said("tollgate: published version 1 is in force: user: ", 1);
     let mut connection = node.connect();
     assert_eq!(connection.check(&user("ann"))["remaining"], 19);
     assert_eq!(publish(&["--show"]), format!("# published version 1\n{text}exit code 0"));
@@ -295,7 +317,7 @@ fn what_is_published_can_be_looked_at_and_withdrawn() {
     let withdrawn = "version 2 withdraws the published rules; nodes return to their own files\nexit code 0";
     assert_eq!(publish(&["--withdraw", "--expect", "1"]), withdrawn);
     node.await_said("tollgate: version 2 withdraws the published rules; the rules of tollgate.yaml are back", 1);
-    node.await_said("tollgate: tollgate.yaml is in force: changed user", 1);
+    node.await_said("tollgate: tollgate.yaml is in force: user: ", 1);
     let answer = connection.check(&user("ann"));
     assert_eq!((&answer["quota"], &answer["remaining"]), (&serde_json::json!(10), &serde_json::json!(8)));
     assert_eq!(publish(&["--withdraw"]), withdrawn);
@@ -305,15 +327,14 @@ fn what_is_published_can_be_looked_at_and_withdrawn() {
     let late = Server::with_rules(&rules(&redis, 10, ""));
     assert_eq!(late.connect().check(&user("bob"))["quota"], 10);
     assert_eq!(publish(&["--expect", "2"]), "tollgate.yaml is published as version 3\nexit code 0");
-    let said = late.await_said("tollgate: published version 3 is in force: changed user", 1);
+    let said = late.await_said("tollgate: published version 3 is in force: user: ", 1);
     assert!(!said.contains("withdraws"), "{said}");
 }
 
 /// Returns the output for credentials of a store at a position of the file.
 fn login_refused(place: &str, what: &str) -> String {
     format!(
-        "on stderr:\ntollgate.yaml:{place}: {what}, which everyone who reads published rules would see: remove them from the file, comments included, and pass the URL with its credentials as --store or TOLLGATE_STORE\n\
-         tollgate: tollgate.yaml is not valid: correct the problems above\nexit code 2"
+        "on stderr:\ntollgate.yaml:{place}: {what}, which everyone who reads published rules would see: remove them from the file, comments included, and pass the URL with its credentials as --store or TOLLGATE_STORE\nexit code 2"
     )
 }
 
@@ -347,7 +368,7 @@ fn a_file_with_the_login_of_a_store_is_not_published_and_the_login_may_be_given_
     std::fs::write(office.path().join(RULES), &text).unwrap();
     assert_eq!(publish(&["--show", "--store", &url]), "nothing is published\nexit code 1");
     assert_eq!(publish(&["--store", &url]), "tollgate.yaml is published as version 1\nexit code 0");
-    node.await_said("tollgate: published version 1 is in force: changed user", 1);
+    node.await_said("tollgate: published version 1 is in force: user: ", 1);
     assert_eq!(node.connect().check(&user("ann"))["source"], "store", "the node has its own login");
     assert_eq!(publish(&["--show", "--store", &url]), format!("# published version 1\n{text}exit code 0"));
     let explain = ["explain", "--config", RULES, "--store", &url, "GET", "/", "-H", "X-User-Id: ann"];
@@ -371,7 +392,7 @@ fn a_login_that_was_published_is_not_shown_and_its_rules_are_taken() {
     let rest = text.splitn(4, '\n').last().unwrap();
     let line = "# hidden: this line may contain the credentials of a store";
     published("1", &text.replacen("redis://", "redis://ann:hunter2@", 1));
-    node.await_said("tollgate: published version 1 is in force: changed user", 1);
+    node.await_said("tollgate: published version 1 is in force: user: ", 1);
     let shown = format!("# published version 1\n{line}\nstore_timeout: 5s\n{line}\n{rest}exit code 0");
     assert_eq!(publish(&["--show"]), shown);
 
@@ -390,7 +411,7 @@ fn what_is_withdrawn_goes_even_if_the_file_cannot_be_taken_at_that_moment() {
     type Spoil = fn(&Server);
     let no_limits: Spoil = |node| node.save_rules("limits: [{ name: user, limit: 0 }]\n");
     let no_keys: Spoil = |node| std::fs::remove_file(node.path("secret.key")).unwrap();
-    for (spoil, problem) in [(no_limits, "limit 0 admits nothing"), (no_keys, "secret.key")] {
+    for (spoil, problem) in [(no_limits, "limit 0 admits nothing"), (no_keys, "secret.key cannot be read")] {
         let redis = RedisServer::start();
         let own = |limit| rules(&redis, limit, "jwt: { key_file: secret.key, algorithms: [HS256] }");
         let key = ("secret.key", "0123456789abcdef0123456789abcdef");
@@ -409,7 +430,7 @@ fn what_is_withdrawn_goes_even_if_the_file_cannot_be_taken_at_that_moment() {
 
         publish(&["--withdraw"]);
         let back = "tollgate: version 2 withdraws the published rules; the last valid rules of tollgate.yaml are back: \
-                    changed user";
+                    user: limit 20 → 10";
         let said = node.await_said(back, 1);
         assert!(said.matches(problem).count() == 2 && said.matches("are back").count() == 1, "{said}");
         let answer = connection.check(&user("ann"));
@@ -417,7 +438,7 @@ fn what_is_withdrawn_goes_even_if_the_file_cannot_be_taken_at_that_moment() {
 
         std::fs::write(node.path(key.0), key.1).unwrap();
         node.save_rules(&own(30));
-        node.await_said("tollgate: tollgate.yaml is in force: changed user", 1);
+        node.await_said("tollgate: tollgate.yaml is in force: user: ", 1);
         assert_eq!(connection.check(&user("ann"))["quota"], 30);
     }
 }
@@ -437,6 +458,20 @@ fn published_rules_with_problems_change_nothing_and_every_problem_is_reported() 
 }
 
 #[test]
+fn published_rules_name_no_other_key_files_than_the_file_of_the_node() {
+    let redis = RedisServer::start();
+    let server = Server::with_rules(&rules(&redis, 10, ""));
+    std::fs::write(server.path("public.txt"), "0123456789abcdef0123456789abcdef").expect("the folder is ours");
+    let office = folder_with(&[
+        (RULES, &served(&rules(&redis, 20, "jwt: { key_file: public.txt, algorithms: [HS256] }"))),
+        ("public.txt", "0123456789abcdef0123456789abcdef"),
+    ]);
+    assert!(run_in(office.path(), &["publish", "--config", RULES]).status.success());
+    server.await_said("the rule file of this node names no jwt.key_file, and only files that it names are read", 1);
+    assert_eq!(server.connect().check(&user("ann"))["quota"], 10);
+}
+
+#[test]
 fn hangup_puts_the_file_back_in_the_place_of_published_rules() {
     let redis = RedisServer::start();
     let server = Server::with_rules(&rules(&redis, 10, ""));
@@ -444,7 +479,7 @@ fn hangup_puts_the_file_back_in_the_place_of_published_rules() {
     assert!(run_in(office.path(), &["publish", "--config", RULES]).status.success());
     server.await_said("published version 1 is in force", 1);
     server.signal("HUP");
-    server.await_said("tollgate: tollgate.yaml is in force: changed user", 1);
+    server.await_said("tollgate: tollgate.yaml is in force: user: ", 1);
     assert_eq!(server.connect().check(&user("ann"))["quota"], 10);
 }
 
@@ -491,7 +526,7 @@ fn a_store_by_name_that_moves_starts_anew_and_other_counts_stay() {
     assert_eq!((left("user"), left("all")), (json!(9), json!(98)));
     // A limit that moves to the default store is counted there from then on.
     server.save_rules(&with_other(on_two(&default, &second, 10)).replace(", store: sessions", ""));
-    server.await_said("tollgate.yaml is in force: changed user", 1);
+    server.await_said("tollgate.yaml is in force: user: ", 1);
     assert_eq!((left("user"), left("all")), (json!(9), json!(97)));
 }
 
@@ -504,7 +539,7 @@ fn published_limits_are_on_the_stores_of_each_node_by_name() {
     let publish = || transcript(&run_in(office.path(), &["publish", "--config", RULES]));
     let kept = "on stderr:\ntollgate: nodes apply its limits, headers, body and jwt; they keep their own stores";
     assert_eq!(publish(), format!("tollgate.yaml is published as version 1\n{kept}\nexit code 0"));
-    node.await_said("tollgate: published version 1 is in force: changed user", 1);
+    node.await_said("tollgate: published version 1 is in force: user: ", 1);
     assert_eq!(node.connect().check(&user("ann"))["remaining"], 18);
     let unknown = on_two(&default, &sessions, 30).replace("sessions", "audit");
     std::fs::write(office.path().join(RULES), unknown).unwrap();

@@ -8,6 +8,7 @@ use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message as _;
 use prost_types::value::Kind;
+use serde_json::json;
 use testkit::folder::folder_with;
 use testkit::redis::RedisServer;
 use testkit::tollgate::{Process, RULES};
@@ -67,6 +68,24 @@ async fn check(
 
 fn remaining(status: &DescriptorStatus) -> (Code, u32) {
     (status.code(), status.limit_remaining)
+}
+
+#[tokio::test]
+async fn denied_requests_are_counted_for_the_admin_api() {
+    let admin = "admin: { listen: '127.0.0.1:0', show_keys: true }";
+    let (server, address) = server(&format!("service: {{ grpc: '127.0.0.1:0' }}\n{admin}"));
+    let mut client = RateLimitServiceClient::new(connect(address).await);
+    for _ in 0..5 {
+        check(&mut client, vec![descriptor("user", "ann")]).await.expect("a valid request");
+    }
+    let request = "GET /v1/top HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    let top = testkit::http1::ask(server.address_of("admin"), request).json();
+    let key = &top["keys"][0];
+    assert_eq!(
+        (&key["limit"], &key["parts"], &key["count"]),
+        (&json!("per-user"), &json!(["ann"]), &json!(2)),
+        "{top}"
+    );
 }
 
 #[tokio::test]

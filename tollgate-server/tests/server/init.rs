@@ -107,6 +107,23 @@ fn an_existing_file_is_replaced_only_with_force() {
     assert!(written(folder.path(), RULES).contains("limit: 100\n"));
 }
 
+#[cfg(unix)]
+#[test]
+fn a_file_with_a_password_is_readable_by_its_owner_only() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = folder_with(&[("old.yaml", "limits: []\n")]);
+    let mode = |name: &str| fs::metadata(folder.path().join(name)).unwrap().permissions().mode() & 0o777;
+    fs::set_permissions(folder.path().join("old.yaml"), PermissionsExt::from_mode(0o644)).unwrap();
+    for name in ["new.yaml", "old.yaml"] {
+        let output = init(folder.path(), &["--yes", "--force", "--store", "redis://:secret@127.0.0.1:1", name]);
+        assert!(output.contains(" is written, readable by its owner only, because it has the password"), "{output}");
+        assert_eq!(mode(name), 0o600, "{name}");
+    }
+    init(folder.path(), &["--yes", "--store", "redis://127.0.0.1:1", "open.yaml"]);
+    assert_eq!(mode("open.yaml") & 0o600, 0o600);
+    assert_ne!(mode("open.yaml"), 0o600, "other users may read it, as far as the umask allows");
+}
+
 #[test]
 fn a_bad_option_is_named_with_its_fix_and_nothing_is_written() {
     let folder = folder();

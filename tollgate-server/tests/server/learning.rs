@@ -1,7 +1,8 @@
 //! Limits that learn: what was learned survives a restart, and is shared through Redis.
 
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde_json::json;
 use testkit::folder::{folder, folder_with};
@@ -17,6 +18,11 @@ use tollgate::{FixedWindow, Gate, Limit, Limiter, ManualClock, Timestamp};
 const LIMIT: &str = "limits: [{ name: per-user, key: header:x-user-id, window: 1m, \
                      limit: { learn: { from: 50, to: 400, over: 7h } } }]\n";
 
+#[expect(clippy::disallowed_methods, reason = "the server under test forgets what was learned long ago")]
+fn seconds_since_epoch() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_secs()
+}
+
 /// Returns what the limit has learned after three hours in which each of its clients needed 80: three moves, to 66. The
 /// other number identifies what is measured.
 fn learned() -> (Vec<u8>, u64) {
@@ -29,7 +35,8 @@ fn learned() -> (Vec<u8>, u64) {
     );
     let limit = LearningLimit { quota: learning.value(), observer: Arc::clone(learning.observer()) };
     let file = file.clone().with_learning(Arc::new([("per-user".to_owned(), limit)].into()));
-    let start = Timestamp::from_secs(1_700_000_100);
+    let tick = TICK.as_secs();
+    let start = Timestamp::from_secs(seconds_since_epoch() / tick * tick + tick / 3).saturating_sub(TICK * 37);
     let clock = ManualClock::at(start);
     let gate = Gate::with_limiter(file.compile().expect("the rules compile"), Limiter::builder().clock(clock.clone()))
         .expect("a gate in memory");
@@ -98,8 +105,87 @@ fn what_was_learned_survives_a_restart() {
         &[&["explain", "--config", RULES, "GET", "/", "-H", "x-user-id: ann"][..], &state].concat(),
     );
     let output = transcript(&output);
-    let why = "limit learns between 50 and 400: now 60; 99.9 % of 1,100 clients over 7h need 80 or less";
-    assert!(output.contains(why), "{output}");
+    let why = "limit learns between 50 and 400: now 60; 99.9 % of 1,1";
+    assert!(output.contains(why) && output.contains(" clients over 7h need 80 or less"), "{output}");
+}
+
+/// Starts a server in its own folder, with a state file in another.
+fn with_state(state: &Path) -> Server {
+    let rules = folder_with(&[(RULES, &served(LIMIT))]);
+    Server::run(rules, &["serve", "--config", RULES, "--state", state.to_str().expect("UTF-8")])
+}
+
+/// Explains a request of a new client by the rules and a state file.
+fn explained(state: &Path) -> String {
+    let folder = folder_with(&[(RULES, LIMIT)]);
+    let state = state.to_str().expect("UTF-8");
+    let arguments = ["explain", "--config", RULES, "GET", "/", "-H", "x-user-id: ann", "--state", state];
+    transcript(&run_in(folder.path(), &arguments)).replace(state, "STATE")
+}
+
+#[test]
+fn a_server_that_stops_before_the_first_evaluation_keeps_what_it_saw() {
+    let folder = folder();
+    let state = folder.path().join("state");
+    let server = with_state(&state);
+    for client in 0..60 {
+        number(&server, &format!("client-{client}"));
+    }
+    server.signal("TERM");
+    assert!(server.wait().success());
+    let output = explained(&state);
+    assert!(output.contains("50 is in force until 1,000 clients were seen over 1h; 60 so far"), "{output}");
+}
+
+#[test]
+fn a_damaged_file_is_kept_and_reported_with_the_fix() {
+    let folder = folder();
+    let state = folder.path().join("state");
+    std::fs::write(folder.path().join("state.learned"), "damaged").unwrap();
+    let output = explained(&state);
+    assert!(
+        output.contains("warning: STATE.learned is damaged, so the numbers that limits have learned are unknown: ")
+    );
+    let server = with_state(&state);
+    assert_eq!(number(&server, "ann"), 50);
+    let said = server.said();
+    let warning = format!(
+        "{0}.learned is damaged and not used, so limits that learn start with their smallest numbers: it is \
+                           kept as {0}.learned.rejected; restore",
+        state.display()
+    );
+    assert!(said.contains(&warning), "{said}");
+    assert_eq!(std::fs::read(folder.path().join("state.learned.rejected")).unwrap(), b"damaged");
+    server.signal("TERM");
+    assert!(server.wait().success());
+    assert!(folder.path().join("state.learned").exists());
+}
+
+#[test]
+fn a_file_that_cannot_be_read_keeps_the_server_from_starting() {
+    let folder = folder_with(&[(RULES, &served(LIMIT))]);
+    std::fs::create_dir(folder.path().join("state.learned")).unwrap();
+    let output = transcript(&run_in(folder.path(), &["serve", "--config", RULES, "--state", "state"]));
+    let problem = "cannot read the state file state.learned: ";
+    assert!(output.contains(problem) && output.ends_with("exit code 2"), "{output}");
+}
+
+#[test]
+fn explain_says_why_it_does_not_know_the_numbers() {
+    let folder = folder();
+    let output = explained(&folder.path().join("state"));
+    let hint = "warning: there is no STATE.learned, so the numbers that limits have learned are unknown: name the --state \
+                file of the server";
+    assert!(output.contains(hint) && output.ends_with("exit code 0"), "{output}");
+    let rules = [
+        ("redis.yaml", format!("store: redis://127.0.0.1:1\n{LIMIT}"), "--state is only for the in-memory store"),
+        ("fixed.yaml", "limits: [{ name: a, key: ip, limit: 5, window: 1m }]\n".to_owned(), "--state has no effect"),
+    ];
+    for (name, text, message) in rules {
+        let folder = folder_with(&[(name, &text)]);
+        let output = transcript(&run_in(folder.path(), &["explain", "--config", name, "GET", "/", "--state", "state"]));
+        assert!(output.contains(message), "{output}");
+    }
 }
 
 #[test]

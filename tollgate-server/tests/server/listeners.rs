@@ -278,7 +278,7 @@ fn a_listener_that_cannot_be_used_refuses_the_whole_file() {
     server.await_said("is rejected, and the previous rules stay in force", refusals.len() + 1);
     drop(taken);
     server.signal("HUP");
-    let said = server.await_said("tollgate.yaml is in force: changed user", 1);
+    let said = server.await_said("tollgate.yaml is in force: user: ", 1);
     assert_eq!(address_in(&said, "service.resp"), address);
     assert_eq!(reply(&mut TcpStream::connect(address).expect("it listens"), "PING\r\n"), "+PONG\r\n");
 }

@@ -14,6 +14,7 @@ mod grpc;
 mod init;
 mod learning;
 mod listeners;
+mod logs;
 mod openapi;
 mod operations;
 mod refusals;

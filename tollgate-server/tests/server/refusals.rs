@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use testkit::folder::folder_with;
 use testkit::http1::{Connection, head};
 use testkit::service::Server;
-use testkit::tollgate::{RULES, run_in};
+use testkit::tollgate::{RULES, run_in, without_times};
 
 /// Returns the `error` and the `message` of a body that is refused with 400.
 fn refused(body: &str) -> (String, String) {
@@ -78,18 +78,19 @@ fn invalid_checks_are_refused_with_the_field_and_the_fix() {
 #[test]
 fn cost_that_is_no_whole_number() {
     for (cost, found) in [
-        ("-1", "integer `-1`"),
-        ("1.5", "floating point `1.5`"),
-        ("1.0", "floating point `1.0`"),
-        ("18446744073709551616", "floating point `1.8446744073709552e+19`"),
-        (r#""1""#, "string \"1\""),
-        ("[]", "sequence"),
+        ("-1", "the number -1"),
+        ("1.5", "the number 1.5"),
+        ("1.0", "the number 1.0"),
+        ("18446744073709551616", "the number 1.8446744073709552e+19"),
+        (r#""1""#, "the string \"1\""),
+        ("[]", "a list"),
+        ("{}", "an object"),
+        ("true", "`true`"),
     ] {
         let (error, message) = refused(&format!(r#"{{"limit":"per-user","key":"1","cost":{cost}}}"#));
-        let start =
-            format!("`cost`: invalid type: {found}, expected a whole number from 0 to 18446744073709551615 at line 1");
         assert_eq!(error, "invalid_question");
-        assert!(message.starts_with(&start), "{message}");
+        assert!(message.starts_with(&format!("`cost`: found {found} at line 1 column ")), "{message}");
+        assert!(message.ends_with(": send a whole number from 0 to 18446744073709551615"), "{message}");
     }
 }
 
@@ -97,6 +98,10 @@ fn cost_that_is_no_whole_number() {
 fn unknown_limit() {
     let unknown = |message: &str| ("unknown_limit".to_owned(), message.to_owned());
     assert_eq!(refused(r#"{"limit":"x","key":"1"}"#), unknown("no limit is named `x`: use one of: per-user"),);
+    assert_eq!(
+        refused(r#"[{"limit":"per-user","key":"1"},{"limit":"x","key":"1"}]"#),
+        unknown("`[1].limit`: no limit is named `x`: use one of: per-user"),
+    );
     let long = "x".repeat(100_000);
     assert_eq!(
         refused(&json!({"limit": long, "key": "1"}).to_string()),
@@ -127,8 +132,8 @@ fn batch_with_one_bad_question_is_refused_whole_and_spends_nothing() {
     let good = json!({"limit": "per-user", "key": "a", "cost": 10});
     for (bad, message) in [
         (json!({"limit": "per-user"}), "`[1].key` is missing: send it with `limit`"),
-        (json!({"limit": "x", "key": "1"}), "no limit is named `x`: use one of: per-user"),
-        (json!({"limit": "per-user", "key": "1", "cost": -1}), "`[1].cost`: invalid type: integer `-1`"),
+        (json!({"limit": "x", "key": "1"}), "`[1].limit`: no limit is named `x`: use one of: per-user"),
+        (json!({"limit": "per-user", "key": "1", "cost": -1}), "`[1].cost`: found the number -1 at line 1"),
     ] {
         let response = connection.post(json!([good, bad]).to_string());
         assert_eq!(response.status, 400);
@@ -320,7 +325,7 @@ fn a_listener_for_other_machines_needs_tokens() {
         let folder = folder_with(&[(RULES, rules)]);
         let output = run_in(folder.path(), arguments);
         assert_eq!(output.status.code(), Some(2));
-        String::from_utf8(output.stderr).unwrap()
+        without_times(&String::from_utf8(output.stderr).unwrap())
     };
     let limits = "limits: [{ name: user, limit: 5 }]\n";
     let by_file = run(&["serve", "--config", RULES], &format!("service: {{ http: '0.0.0.0:0' }}\n{limits}"));

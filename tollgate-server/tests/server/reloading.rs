@@ -30,10 +30,24 @@ fn saving_the_file_changes_numbers_at_once_and_counts_survive() {
     let mut connection = server.connect();
     assert_eq!(connection.check(&json!({"limit": "user", "key": "ann", "cost": 4}))["remaining"], 6);
     server.save_rules(&limits(&[("user", 20), ("new", 7)]));
-    server.await_said("tollgate: tollgate.yaml is in force: added new; changed user; removed old\n", 1);
+    server.await_said("tollgate: tollgate.yaml is in force: added new; user: limit 10 → 20; removed old\n", 1);
     assert_eq!(connection.check(&ann("user"))["remaining"], 15);
     assert_eq!(connection.check(&ann("new"))["remaining"], 6);
     assert_eq!(connection.post(ann("old").to_string()).status, 400);
+}
+
+#[test]
+fn counts_of_a_shadow_limit_carry_over_when_it_is_enforced() {
+    let shadow = limits(&[("user", 2)]).replace("window: 1h }", "window: 1h, shadow: true }");
+    let server = Server::with_rules(&shadow);
+    let mut connection = server.connect();
+    for _ in 0..3 {
+        assert_eq!(connection.check(&ann("user"))["allowed"], true);
+    }
+    server.save_rules(&limits(&[("user", 2)]));
+    server.await_said("tollgate: tollgate.yaml is in force: user: shadow true → unset\n", 1);
+    let answer = connection.check(&ann("user"));
+    assert_eq!((&answer["allowed"], &answer["remaining"]), (&json!(false), &json!(0)));
 }
 
 #[test]
@@ -42,7 +56,7 @@ fn renaming_another_file_into_its_place_is_seen() {
     for quota in [20, 30] {
         std::fs::write(server.path("draft"), served(&limits(&[("user", quota)]))).unwrap();
         std::fs::rename(server.path("draft"), server.path(RULES)).unwrap();
-        server.await_said("tollgate.yaml is in force: changed user", quota as usize / 10 - 1);
+        server.await_said("tollgate.yaml is in force: user: ", quota as usize / 10 - 1);
         assert_eq!(server.connect().check(&ann("user"))["quota"], quota);
     }
 }
@@ -57,7 +71,7 @@ fn swapping_a_link_on_the_way_is_seen() {
     let server = Server::in_folder(folder);
     for version in [2, 3] {
         mount(&server.path(""), version);
-        server.await_said("is in force: changed user", version as usize - 1);
+        server.await_said("is in force: user: ", version as usize - 1);
         assert_eq!(server.connect().check(&ann("user"))["quota"], version);
     }
 }
@@ -87,7 +101,7 @@ fn a_touch_changes_nothing_and_says_nothing() {
     // A later change is logged, so the earlier one was noticed.
     server.save_rules(&limits(&[("user", 11)]));
     server.await_said("is in force", 1);
-    assert_eq!(server.said(), "tollgate: tollgate.yaml is in force: changed user\n");
+    assert_eq!(server.said(), "tollgate: tollgate.yaml is in force: user: limit 10 → 11\n");
 }
 
 #[test]
@@ -111,7 +125,7 @@ fn a_bad_file_changes_nothing_and_every_problem_is_reported() {
     assert_eq!(server.connect().check(&ann("user"))["remaining"], 7);
 
     server.save_rules(&limits(&[("user", 12)]));
-    server.await_said("tollgate.yaml is in force: changed user", 1);
+    server.await_said("tollgate.yaml is in force: user: ", 1);
     assert_eq!(server.connect().check(&ann("user"))["remaining"], 8);
 }
 

@@ -262,7 +262,7 @@ fn keys_of_several_parts_and_of_none() {
         ),
         (
             json!({"limit": "all", "key": 1}),
-            "`key`: invalid type: integer `1`, expected a string or a list of strings at line 1 column 8",
+            "`key`: found the number 1 at line 1 column 8: send a string or a list of strings",
         ),
     ] {
         let response = connection.post(question.to_string());

@@ -61,6 +61,47 @@ fn limits_of_a_rule_file_on_a_burst() {
 }
 
 #[test]
+fn traffic_is_fast_and_long_enough_for_every_limit_to_deny() {
+    const SLOW_AND_FAST: &str = "\
+limits:
+  - { name: slow, limit: 20, window: 1h }
+  - { name: fast, limit: 20, window: 1s, algorithm: fixed_window }
+  - { name: bucket, capacity: 300, refill: 1/s, algorithm: token_bucket }
+";
+    let folder = folder_with(&[(RULES, SLOW_AND_FAST)]);
+    for arguments in [
+        &["--capacity", "10", "--refill", "1/s"][..],
+        &["--capacity", "1000", "--refill", "100/m"],
+        &["--refill", "1/h"],
+        &["--capacity", "5", "--refill", "10/s", "--traffic", "steady"],
+        &["--capacity", "1000", "--traffic", "burst"],
+        &["--config", RULES],
+        &["--limit", "7", "--window", "3s"],
+    ] {
+        let report = json(&run_in(folder.path(), &[&["simulate", "--json"], arguments].concat()));
+        for limit in report["limits"].as_array().expect("a list of limits") {
+            assert!(limit["denied"].as_u64() > Some(0), "{arguments:?}: {} denies nothing", limit["name"]);
+        }
+    }
+}
+
+#[test]
+fn a_limit_that_learns_is_simulated_with_its_first_number_and_a_warning() {
+    const LEARNS: &str = "limits: [{ name: per-user, key: ip, window: 1m, limit: { learn: { from: 5, to: 50 } } }]\n";
+    let folder = folder_with(&[(RULES, LEARNS)]);
+    let output = transcript(&run_in(folder.path(), &["simulate", "--config", RULES]));
+    let warning =
+        "tollgate: warning: limit per-user learns its limit, and is simulated with the number that it starts from, 5: ";
+    assert!(output.contains(warning) && output.ends_with("exit code 0"), "{output}");
+}
+
+#[test]
+fn a_byte_order_mark_is_not_a_part_of_the_first_time() {
+    let marked = "\u{feff}1\n2\n".as_bytes();
+    assert_eq!(json(&with_stdin(Path::new("."), &["--timestamps", "-", "--json"], marked))["offered"], 2);
+}
+
+#[test]
 fn random_traffic_repeats_with_its_seed() {
     let with_seed = |seed| run(&["simulate", "--traffic", "poisson", "--seed", seed, "--json"]).stdout;
     assert_eq!(with_seed("7"), with_seed("7"));
@@ -98,7 +139,7 @@ fn pictures_and_pages_are_written_beside_the_table() {
 #[test]
 fn bad_numbers_are_refused_with_the_fix() {
     let folder = folder_with(&[("times.txt", "1\n2\nthree\n"), ("empty.yaml", "limits: []\n")]);
-    let cases: [&[&str]; 16] = [
+    let cases: [&[&str]; 31] = [
         &["--limit", "0"],
         &["--window", "1x"],
         &["--window", "10us"],
@@ -115,6 +156,21 @@ fn bad_numbers_are_refused_with_the_fix() {
         &["--config", "empty.yaml"],
         &["--scenario", "log", "--limit", "5"],
         &["--algorithm", "magic"],
+        &["--capacity", "0"],
+        &["--segments", "0"],
+        &["--for", "10y"],
+        &["--traffic", "burst", "--every", "1h", "--for", "1m"],
+        &["--traffic", "boundary", "--for", "10s"],
+        &["--traffic", "ramp", "--rate", "1/h", "--for", "1m"],
+        &["--traffic", "burst", "--rate", "1/s"],
+        &["--traffic", "steady", "--seed", "1"],
+        &["--burst", "5"],
+        &["--every", "5s"],
+        &["--algorithm", "fixed_window", "--capacity", "5"],
+        &["--algorithm", "fixed_window", "--refill", "1/s"],
+        &["--algorithm", "fixed_window", "--segments", "5"],
+        &["--algorithm", "token_bucket", "--overflow", "queue"],
+        &["--algorithm", "token_bucket", "--capacity", "5", "--refill", "1/s", "--limit", "5"],
     ];
     let transcripts = cases.map(|arguments| {
         let output = run_in(folder.path(), &[&["simulate"], arguments].concat());

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use testkit::folder::{folder, folder_with};
 use testkit::http1::Connection;
 use testkit::service::Server;
-use testkit::tollgate::{RULES, run_in};
+use testkit::tollgate::{RULES, run_in, without_times};
 use testkit::wait::wait_until;
 
 const LIMIT: &str =
@@ -103,7 +103,7 @@ fn a_state_file_that_cannot_work_ends_with_2_and_the_fix() {
         let folder = rules(limits);
         let output = run_in(folder.path(), &["serve", "--config", RULES, "--state", state]);
         assert_eq!(output.status.code(), Some(2));
-        String::from_utf8(output.stderr).expect("UTF-8").trim_end().to_owned()
+        without_times(&String::from_utf8(output.stderr).expect("UTF-8")).trim_end().to_owned()
     };
     insta::assert_snapshot!(start(LIMIT, "no/such/folder/state"), @"tollgate: cannot write the state file no/such/folder/state: No such file or directory (os error 2): make its folder writable for the user of this process, or name another with --state");
     insta::assert_snapshot!(start(LIMIT, "."), @"tollgate: cannot read the state file .: Is a directory (os error 21): make it readable for the user of this process, or name another with --state");

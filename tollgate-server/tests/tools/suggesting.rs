@@ -182,6 +182,72 @@ fn too_little_data_suggests_nothing() {
     insta::assert_snapshot!(outputs);
 }
 
+/// Returns the first half of a log in gzip.
+fn truncated(log: &str) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(log.as_bytes()).expect("written to memory");
+    let mut bytes = encoder.finish().expect("written to memory");
+    bytes.truncate(bytes.len() / 2);
+    bytes
+}
+
+#[test]
+fn a_truncated_archive_is_reported() {
+    let folder = folder_with(&[]);
+    fs::write(folder.path().join(LOG), truncated(&log(1500, 0))).unwrap();
+    let output = suggest(folder.path(), &[]);
+    let warning = "# WARNING: a file could not be read to its end, and the numbers are those of what could be read: check \
+                   that it is complete: access.log (";
+    assert!(output.lines().nth(1).is_some_and(|line| line.starts_with(warning)), "{output}");
+    assert_eq!(suggested(folder.path(), &[])["incomplete_files"].as_array().map(Vec::len), Some(1));
+    let output = transcript(&run_in(folder.path(), &["init", "--from-log", LOG]));
+    assert!(output.contains("WARNING: a file could not be read to its end"), "{output}");
+    fs::write(folder.path().join(LOG), &truncated("")[..5]).unwrap();
+    let output = suggest(folder.path(), &[]);
+    assert!(
+        output.contains("no request could be read from access.log (") && output.ends_with("exit code 2"),
+        "{output}"
+    );
+}
+
+#[test]
+fn parts_in_the_wrong_order_are_refused() {
+    let log = log(100, 0);
+    let middle = log[log.len() / 2..].find('\n').expect("a line") + log.len() / 2 + 1;
+    let folder = folder_with(&[(LOG, &[&log[middle..], &log[..middle]].concat())]);
+    for arguments in [&["replay", "--suggest", LOG][..], &["init", "--from-log", LOG]] {
+        let output = transcript(&run_in(folder.path(), arguments));
+        assert!(output.contains("tollgate: access.log is not in order of time: "), "{output}");
+        assert!(
+            output.ends_with("name each log file by itself, because files are merged by time\nexit code 2"),
+            "{output}"
+        );
+    }
+}
+
+#[test]
+fn advice_names_only_options_that_the_command_has() {
+    let lines: String = (0..2000).map(|second| line(second % 100, second)).collect();
+    let folder = folder_with(&[(LOG, &*lines), ("text.log", "a\n")]);
+    let mut outputs = String::new();
+    for arguments in [
+        &["init", "--from-log", LOG, "-"][..],
+        &["init", "--from-log", "text.log"],
+        &["init", "--from-log", LOG, "--key", "header:x-user-id"],
+        &["replay", "--suggest", LOG, "--key", "jwt:sub"],
+        &["replay", "--suggest", LOG, "--cover", "0.9999999"],
+    ] {
+        let output = run_in(folder.path(), arguments);
+        let stderr = String::from_utf8(output.stderr).expect("UTF-8");
+        outputs.push_str(&format!(
+            "$ tollgate {}\n{stderr}exit code {:?}\n\n",
+            arguments.join(" "),
+            output.status.code()
+        ));
+    }
+    insta::assert_snapshot!(outputs);
+}
+
 #[test]
 fn standard_input_is_read_once_and_the_output_says_so() {
     let folder = folder_with(&[]);

@@ -218,6 +218,12 @@ impl LimitAlgorithm for Interval {
         (owed > 0).then_some(Spent { tokens: spent.tokens - owed, ..spent })
     }
 
+    /// If the clock has stepped back, the newest period is after `now`, and its units have not come back.
+    fn credit(&self, cells: &impl StateWords, now: u64, units: u64) -> Option<(Spent, u64)> {
+        let (spent, _) = self.spent(cells, self.aligned(now));
+        (spent.tokens > 0).then(|| (Spent { tokens: spent.tokens.saturating_sub(units), ..spent }, units))
+    }
+
     fn apply(&self, cells: &impl StateWords, edit: Spent) {
         self.packing.store(cells, edit.period, edit.tokens);
     }

@@ -149,8 +149,7 @@ impl Learner {
             self.usual = self.usual.max(share);
             return;
         }
-        let expected = u64::from(self.usual).max(WHOLE - u64::from(settings.cover.millionths()));
-        let is_surge = denied > FEW_CLIENTS + 2 * expected * seen / WHOLE;
+        let is_surge = self.is_surge(settings, Activity { seen, denied });
         match &mut self.surge {
             None if is_surge => self.surge = Some(Surge { since: self.tick, calm: 0 }),
             None => self.usual = share.max(self.usual - self.usual / DECAY),
@@ -164,6 +163,21 @@ impl Learner {
                     self.surge = None;
                 }
             }
+        }
+    }
+
+    fn is_surge(&self, settings: &LearnSettings, Activity { seen, denied }: Activity) -> bool {
+        let expected = u64::from(self.usual).max(WHOLE - u64::from(settings.cover.millionths()));
+        denied > FEW_CLIENTS + 2 * expected * seen / WHOLE
+    }
+
+    /// Returns what becomes of the needs since the last tick when the process ends. The tick is not a whole one, so it
+    /// changes nothing that is usual.
+    pub fn commit_at_end(&self, settings: &LearnSettings, activity: Activity, now: Timestamp) -> Commit {
+        let has_begun = now >= self.started.saturating_add(settings.first_observation());
+        match self.surge.is_some() || (has_begun && self.is_surge(settings, activity)) {
+            true => Commit::Discard,
+            false => Commit::Keep,
         }
     }
 

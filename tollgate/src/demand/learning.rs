@@ -118,6 +118,16 @@ impl Learning {
         evaluation
     }
 
+    /// Adds what was observed since the last evaluation, before the state is [encoded](Self::encode) for the last time.
+    /// Nothing moves. If denials surge, the observations are discarded.
+    pub fn end(&mut self, now: Timestamp) {
+        let Self { settings, observer, learner, sketch, .. } = self;
+        let learner = learner.get_or_insert_with(|| Learner::new(settings, now));
+        sketch.merge(&observer.sketch());
+        observer.commit(now, learner.commit_at_end(settings, sketch.activity(now), now));
+        sketch.merge(&observer.sketch());
+    }
+
     /// Takes back a move that could not be shared with the other nodes.
     pub fn take_back(&mut self, evaluation: &Evaluation) {
         if let (Some((before, _)), Some(learner)) = (evaluation.moved, &mut self.learner) {
@@ -169,6 +179,35 @@ mod tests {
         assert_eq!(second.last().map(|last| (last.clients, last.target)), Some((1100, Some(80))));
         observe(&mut second, now, 12 * 3, 80);
         assert_eq!(second.value(), 80, "72, 79, 80");
+    }
+
+    #[test]
+    fn observations_before_the_first_evaluation_survive_a_restart() {
+        let mut first = learning(1);
+        let seen = |client: u64, is_denied| Observation {
+            client: client.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+            cost: 80,
+            at: START,
+            is_denied,
+            need_on_store: 0,
+        };
+        (0..100).for_each(|client| first.observer().observe(seen(client, true)));
+        assert_eq!(first.encode(), None);
+        first.end(START);
+        let mut second = learning(2);
+        assert!(second.restore(&first.encode().unwrap()));
+        assert_eq!(second.last().map(|last| (last.clients, last.target)), Some((100, Some(80))));
+
+        // Once a limit follows, a surge that begins with the end leaves nothing.
+        let mut learning = learning(1);
+        let now = observe(&mut learning, START, 12 + 12, 30);
+        let clients = learning.last().map(|last| (last.clients, last.target));
+        let surge = |client| Observation { cost: 300, at: now, ..seen(client, true) };
+        (0..1100).for_each(|client| learning.observer().observe(surge(client)));
+        learning.end(now);
+        let mut restarted = self::learning(2);
+        assert!(restarted.restore(&learning.encode().unwrap()));
+        assert_eq!(restarted.last().map(|last| (last.clients, last.target)), clients);
     }
 
     #[test]

@@ -44,7 +44,8 @@ impl Gate {
     #[inline]
     pub(crate) fn check_by_address(&self, peer: impl FnOnce() -> Option<IpAddr>) -> ByAddress {
         let state = self.0.state.load_full();
-        let (Some(rule), Some(limiter)) = (state.rules.per_address(), state.store.in_memory()) else {
+        let (Some(rule), Some(limiter), None) = (state.rules.per_address(), state.store.in_memory(), &state.bans)
+        else {
             return ByAddress::Unchecked(Unchecked(state));
         };
         // The rules decide how to treat a request of unknown address.

@@ -4,7 +4,7 @@
 
 use super::Outcome;
 use crate::decision::Decision;
-use crate::rules::{Facts, Piece, Pieces, RuleMatch, RuleSet};
+use crate::rules::{Facts, FailedExpressions, Piece, Pieces, RuleMatch, RuleSet};
 
 /// A rule that counted a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,9 @@ impl RuleSet {
     #[doc(hidden)]
     #[must_use]
     pub fn key_of(&self, rule: u32, facts: &Facts<'_>) -> Option<Vec<String>> {
-        let request = self.request(facts);
+        // Expressions that fail were counted when the request was decided.
+        let failed = FailedExpressions::default();
+        let request = self.request(facts).recording(&failed);
         let mut pieces = Pieces::new();
         let text = |piece: &Piece<'_>| String::from_utf8_lossy(piece.as_bytes()).into_owned();
         match self.check_rule(rule, &request, &mut pieces) {

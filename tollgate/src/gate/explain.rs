@@ -81,6 +81,8 @@ pub enum RuleState {
         in_flight: u64,
         /// The decision that the request would get.
         decision: Decision,
+        /// The time for which an operator has banned the key.
+        banned_for: Option<Duration>,
     },
     /// The rule counts the request.
     Counted {
@@ -133,6 +135,27 @@ impl Gate {
     }
 }
 
+impl Gate {
+    /// Explains the state of a key of the rule named `rule`: the decision on a request that costs nothing, or one unit if
+    /// nothing is left. Nothing is counted. Returns `None` if there is no such rule.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn explain_key(&self, rule: &str, key: &[&[u8]]) -> Option<impl Future<Output = RuleExplained> + Send + use<>> {
+        let state = self.0.state.load_full();
+        let number = state.rules.number(rule)?;
+        let [inspected, next] = [0, 1].map(|cost| state.inspect_key(number, key, cost));
+        Some(async move {
+            let (mut rule_state, failed_expressions) = state.resolve(inspected).await;
+            if matches!(&rule_state, RuleState::Counted { decision: Some(decision), .. } if decision.remaining() == 0) {
+                (rule_state, _) = state.resolve(next).await;
+            }
+            let name = state.rules.name(number).to_owned();
+            let shadow = state.rules.rule(number).mode == Mode::Shadow;
+            RuleExplained { name, shadow, state: rule_state, failed_expressions }
+        })
+    }
+}
+
 /// Returns the rules that requests can match.
 fn explained(rules: &RuleSet) -> impl Iterator<Item = u32> {
     (0..rules.len()).filter(|number| !rules.is_by_name_only(*number))
@@ -153,9 +176,32 @@ impl State {
         Inspected { rule_state, limit: None, ban: None, early, failed: Vec::new() }
     }
 
+    fn inspect_key(&self, number: u32, key: &[&[u8]], cost: u64) -> Inspected {
+        let name = self.rules.name(number);
+        let key = self.rules.normal_key(name, key);
+        let key: SmallVec<[&[u8]; 8]> = key.iter().map(|part| &**part).collect();
+        let rule_state = match self.rules.check_named(name, &key, cost) {
+            Some(RuleMatch::Hit(rule_hit)) => return self.inspect_slices(&rule_hit, &key),
+            Some(RuleMatch::Exempt) if self.rules.is_in_flight(number) => {
+                let limit = self.rules.in_flight_limit_of_key(number, &key);
+                let mode = self.rules.rule(number).mode;
+                let rule_hit = RuleHit { rule: number, limit, ban: None, cost, mode, is_in_flight: true };
+                return self.inspect_slices(&rule_hit, &key);
+            }
+            Some(RuleMatch::Disabled) => RuleState::Disabled,
+            Some(RuleMatch::Refused(_, refused)) => RuleState::Refused(refused.into()),
+            _ => RuleState::Exempt,
+        };
+        Inspected { rule_state, limit: None, ban: None, early: false, failed: Vec::new() }
+    }
+
     fn inspect_hit(&self, rule_hit: &RuleHit, pieces: &[Piece<'_>]) -> Inspected {
         let slices: SmallVec<[&[u8]; 8]> = pieces.iter().map(Piece::as_bytes).collect();
-        let key = Key::byte_parts(&slices);
+        self.inspect_slices(rule_hit, &slices)
+    }
+
+    fn inspect_slices(&self, rule_hit: &RuleHit, slices: &[&[u8]]) -> Inspected {
+        let key = Key::byte_parts(slices);
         let hits_of = |limit, cost| {
             let mut hits = self.store.no_hits();
             self.store.add_hit(&mut hits, Hit::new(limit, key).cost(cost));
@@ -166,10 +212,12 @@ impl State {
         if rule_hit.is_in_flight {
             let in_flight = self.in_flight.count(rule_hit.rule, key);
             let decision = in_flight::decision(self, rule_hit.limit, in_flight);
-            let rule_state = RuleState::InFlight { key: key_text, in_flight, decision };
+            let banned_for = self.banned_for(rule_hit.rule, key);
+            let rule_state = RuleState::InFlight { key: key_text, in_flight, decision, banned_for };
             return Inspected { rule_state, limit: None, ban: None, early: false, failed: Vec::new() };
         }
-        let rule_state = RuleState::Counted { key: key_text, cost: rule_hit.cost, decision: None, banned_for: None };
+        let banned_for = self.banned_for(rule_hit.rule, key);
+        let rule_state = RuleState::Counted { key: key_text, cost: rule_hit.cost, decision: None, banned_for };
         let ban = rule_hit.ban.map(|ban| hits_of(ban, 0));
         Inspected {
             rule_state,
@@ -187,7 +235,8 @@ impl State {
                 *decision = self.store.peek(&limit).await;
             }
             if let Some(ban) = ban {
-                *banned_for = self.store.peek(&ban).await.and_then(|decision| decision.retry_after());
+                let left = self.store.peek(&ban).await.and_then(|decision| decision.retry_after());
+                *banned_for = left.max(*banned_for);
             }
         }
         (rule_state, failed)
@@ -226,7 +275,7 @@ fn most_restrictive<'r>(rules: impl Iterator<Item = &'r RuleExplained> + Clone) 
     };
     let banned = || {
         enforced().find_map(|rule| match &rule.state {
-            RuleState::Counted { banned_for: Some(left), .. } => {
+            RuleState::Counted { banned_for: Some(left), .. } | RuleState::InFlight { banned_for: Some(left), .. } => {
                 Some((rule.name.clone(), Some(Refusal::Banned { retry_after: *left })))
             }
             _ => None,

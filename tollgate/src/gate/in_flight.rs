@@ -61,6 +61,13 @@ pub(super) struct TakenPermits {
     pub(super) shadow_decisions: ShadowDecisions,
 }
 
+/// A denial: all permits of a key are taken.
+pub(super) struct Full {
+    pub(super) decision: Decision,
+    /// The hash of the key.
+    pub(super) fingerprint: u64,
+}
+
 /// A request's permits, one for each limit on requests in flight that applies to it. Keep it while the request is
 /// served; dropping it returns the permits.
 #[must_use = "dropping the permit frees it for the next request"]
@@ -96,7 +103,8 @@ impl InFlight {
         self.table(rule).map_or(0, |table| table.count(self.fingerprint(key)))
     }
 
-    fn fingerprint(&self, key: Key<'_>) -> u64 {
+    /// Returns the hash of a key, which stays the same when rules are replaced.
+    pub(super) fn fingerprint(&self, key: Key<'_>) -> u64 {
         let mut hasher = self.secret.build_hasher();
         match key.whole() {
             Some(bytes) => bytes.hash(&mut hasher),
@@ -163,14 +171,14 @@ pub(super) fn check(outcome: &mut Outcome, mut pending: Box<PendingChecks>, fact
     match take_permits(&outcome.state, &mut pending, facts) {
         Ok(()) => store::check(outcome, Some(pending)),
         Err(full) => {
-            outcome.refuse_full(full, pending.in_flight);
+            outcome.refuse_full(&full, pending.in_flight);
             None
         }
     }
 }
 
 /// Takes all further permits that a request needs, or none.
-pub(super) fn take_permits(state: &State, pending: &mut PendingChecks, facts: &Facts<'_>) -> Result<(), Decision> {
+pub(super) fn take_permits(state: &State, pending: &mut PendingChecks, facts: &Facts<'_>) -> Result<(), Full> {
     let requests = std::mem::take(&mut pending.permits);
     // The end of such a request is unknown.
     if facts.is_served_elsewhere() {
@@ -192,7 +200,7 @@ pub(super) fn take_permits(state: &State, pending: &mut PendingChecks, facts: &F
 }
 
 /// Takes all requested permits, or none.
-fn take(state: &State, requests: &[PermitRequest]) -> Result<TakenPermits, Decision> {
+fn take(state: &State, requests: &[PermitRequest]) -> Result<TakenPermits, Full> {
     let mut taken = TakenPermits { permit: InFlightPermit(SmallVec::new()), shadow_decisions: ShadowDecisions::new() };
     for one in requests {
         let Some(table) = state.in_flight.table(one.rule) else { continue };
@@ -200,7 +208,9 @@ fn take(state: &State, requests: &[PermitRequest]) -> Result<TakenPermits, Decis
         let held = table.take(one.fingerprint, max);
         let before = held.as_ref().map_or(max, |(_, taken)| taken - 1);
         match (held, one.mode) {
-            (None, Mode::Enforced) => return Err(decision(state, one.limit, before)),
+            (None, Mode::Enforced) => {
+                return Err(Full { decision: decision(state, one.limit, before), fingerprint: one.fingerprint });
+            }
             (held, mode) => {
                 taken.permit.0.extend(held.map(|(held, _)| held));
                 if mode == Mode::Shadow {

@@ -41,6 +41,7 @@ impl std::error::Error for StoreUnavailable {}
 enum Change {
     Refund { units: u64 },
     Reset,
+    LiftBan,
 }
 
 impl Gate {
@@ -99,6 +100,18 @@ impl Gate {
         self.change_by_name(rule, key, Change::Reset)
     }
 
+    /// Lifts the ban that a rule itself has set on a key, and does not change its quota. Otherwise as
+    /// [`reset_by_name`](Self::reset_by_name).
+    #[doc(hidden)]
+    #[must_use]
+    pub fn lift_ban_by_name(
+        &self,
+        rule: &str,
+        key: &[&[u8]],
+    ) -> Option<impl Future<Output = Result<Outcome, StoreUnavailable>> + Send + use<>> {
+        self.change_by_name(rule, key, Change::LiftBan)
+    }
+
     fn change_by_name(
         &self,
         rule: &str,
@@ -111,7 +124,7 @@ impl Gate {
         Some(async move {
             match change {
                 Change::Refund { .. } => state.store.credit(&hits).await?,
-                Change::Reset => state.store.reset(&hits).await?,
+                Change::Reset | Change::LiftBan => state.store.reset(&hits).await?,
             }
             let key: SmallVec<[&[u8]; 3]> = key.iter().map(Vec::as_slice).collect();
             let mut outcome = Outcome::unlimited(state);
@@ -130,11 +143,11 @@ fn hits_by_name(state: &Arc<State>, rule: &str, key: &[&[u8]], change: Change) -
     let key: SmallVec<[&[u8]; 3]> = key.iter().map(|part| &**part).collect();
     let (limit, ban) = rules.limits_of_key(rule, &key)?;
     let mut hits = store.no_hits();
-    if let Some(limit) = limit {
+    if let Some(limit) = limit.filter(|_| !matches!(change, Change::LiftBan)) {
         let units = if let Change::Refund { units } = change { units } else { 0 };
         store.add_hit(&mut hits, Hit::new(limit, Key::byte_parts(&key)).cost(units));
     }
-    if let (Some(ban), Change::Reset) = (ban, change) {
+    if let (Some(ban), Change::Reset | Change::LiftBan) = (ban, change) {
         store.add_hit(&mut hits, Hit::new(ban, Key::byte_parts(&key)).cost(0));
     }
     Some(hits)

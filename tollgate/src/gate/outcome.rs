@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Response};
 use smallvec::SmallVec;
 
-use super::in_flight::{self, InFlightLimits, InFlightPermit};
+use super::in_flight::{self, Full, InFlightLimits, InFlightPermit};
 use super::pending::{CheckCollector, Extras, PendingChecks, SelectedBy};
 use super::store::{self, Hits, RemoteCheck};
 use super::{Gate, State, phases};
@@ -116,11 +116,17 @@ impl Outcome {
         self.extras = Some(Box::new(Extras { refused_by: rule, ..Extras::default() }));
     }
 
+    /// Refuses the request for this reason.
+    pub(super) fn refuse(&mut self, refusal: Refusal) {
+        self.refusal = Some(refusal);
+    }
+
     /// Refuses the request because too many are in flight.
-    pub(super) fn refuse_full(&mut self, decision: Decision, in_flight: InFlightLimits) {
+    pub(super) fn refuse_full(&mut self, full: &Full, in_flight: InFlightLimits) {
         self.refusal = Some(Refusal::Limited);
-        self.decision = Some(decision);
-        self.extras = Some(Box::new(Extras { in_flight, ..Extras::default() }));
+        self.decision = Some(full.decision);
+        let full_key = Some(full.fingerprint);
+        self.extras = Some(Box::new(Extras { in_flight, full_key, ..Extras::default() }));
     }
 
     /// Checks a request. Returns `Some` if a remote store has to decide; see [`complete`](Self::complete).
@@ -134,8 +140,12 @@ impl Outcome {
         let Self { state, hits, .. } = &mut *self;
         let mut collector = CheckCollector::new(state, hits);
         let found = state.rules.find(&state.rules.request(facts), |rule_hit, key| collector.add(rule_hit, key));
-        let pending = collector.finish();
+        let (pending, banned) = collector.finish();
         match found {
+            Ok(()) if banned.is_some() => {
+                banned.iter().for_each(|banned| self.refuse_banned(banned));
+                None
+            }
             Ok(()) => match pending {
                 Some(pending) if !pending.permits.is_empty() => in_flight::check(self, pending, facts),
                 pending => store::check(self, pending),
@@ -188,7 +198,12 @@ impl Outcome {
                 return Some(None);
             }
         }
-        Some(collector.finish())
+        let (pending, banned) = collector.finish();
+        if let Some(banned) = &banned {
+            self.refuse_banned(banned);
+            return Some(None);
+        }
+        Some(pending)
     }
 
     /// Completes the check on a remote store.

@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicU32;
 
 use super::in_flight::{InFlight, InFlightLimits, InFlightPermit, PermitRequests, TakenPermits};
+use super::key_bans::BannedHit;
 use super::store::{Hits, Store};
 use super::{Outcome, State};
 use crate::decision::{Decision, Source};
@@ -39,6 +40,9 @@ pub(super) struct Extras {
     pub(super) permit: Option<InFlightPermit>,
     /// The enforced in-flight limits that the request matched.
     pub(super) in_flight: InFlightLimits,
+    /// The hash of the key that has too many requests in flight, if that denied the request.
+    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "only counts of limited keys read it"))]
+    pub(super) full_key: Option<u64>,
     /// One bit for each limit after the first 32, set when the limit is settled.
     pub(super) settled: Box<[AtomicU32]>,
 }
@@ -59,6 +63,9 @@ pub(super) struct CheckCollector<'s> {
     /// Checks of bans come last, so that the limit is reported where both have everything left.
     bans: Option<Hits>,
     pending: Option<Box<PendingChecks>>,
+    /// The state, if operators have banned keys.
+    with_bans: Option<&'s State>,
+    banned: Option<BannedHit>,
 }
 
 impl<'s> CheckCollector<'s> {
@@ -66,7 +73,8 @@ impl<'s> CheckCollector<'s> {
     #[inline]
     pub(super) fn new(state: &'s State, enforced: &'s mut Hits) -> Self {
         let State { store, in_flight, .. } = state;
-        Self { store, in_flight, enforced, bans: None, pending: None }
+        let with_bans = state.bans.as_ref().map(|_| state);
+        Self { store, in_flight, enforced, bans: None, pending: None, with_bans, banned: None }
     }
 
     /// Continues with the checks collected before.
@@ -76,6 +84,11 @@ impl<'s> CheckCollector<'s> {
 
     #[inline(always)]
     pub(super) fn add(&mut self, rule_hit: &RuleHit, key: Key<'_>) {
+        if let Some(state) = self.with_bans
+            && let Some(banned) = state.find_ban(rule_hit, key)
+        {
+            self.banned = Some(banned.longer(self.banned.take()));
+        }
         if rule_hit.is_in_flight || rule_hit.mode == Mode::Shadow {
             return self.add_extra(rule_hit, key);
         }
@@ -105,12 +118,13 @@ impl<'s> CheckCollector<'s> {
         pending.shadow_hits.push((rule_hit.rule, shadow_hits));
     }
 
+    /// Returns the checks beside those of the enforced rules, and the ban of a key that an operator has set.
     #[inline(always)]
-    pub(super) fn finish(self) -> Option<Box<PendingChecks>> {
+    pub(super) fn finish(self) -> (Option<Box<PendingChecks>>, Option<BannedHit>) {
         if let Some(bans) = self.bans {
             self.enforced.append(bans);
         }
-        self.pending
+        (self.pending, self.banned)
     }
 }
 

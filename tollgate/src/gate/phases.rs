@@ -54,15 +54,19 @@ fn gather(
 ) -> Gathered {
     let mut collector = CheckCollector::resume(state, &mut outcome.hits, pending);
     let found = state.rules.find_in(phase, request, &mut |rule_hit, key| collector.add(rule_hit, key));
-    let mut pending = collector.finish();
+    let (mut pending, banned) = collector.finish();
     if let Err((rule, refused)) = found {
         outcome.refused_by(rule, refused);
+        return Gathered::Refused;
+    }
+    if let Some(banned) = &banned {
+        outcome.refuse_banned(banned);
         return Gathered::Refused;
     }
     if let Some(pending) = &mut pending
         && let Err(full) = in_flight::take_permits(state, pending, request.facts())
     {
-        outcome.refuse_full(full, std::mem::take(&mut pending.in_flight));
+        outcome.refuse_full(&full, std::mem::take(&mut pending.in_flight));
         return Gathered::Refused;
     }
     Gathered::Open(pending)

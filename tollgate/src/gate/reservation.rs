@@ -17,7 +17,7 @@ use self::open::OpenReservations;
 pub(crate) use self::token::ReservedCharge;
 use self::token::{Signer, Token, random};
 use super::store;
-use super::{Gate, Outcome, State, StoreUnavailable};
+use super::{Gate, JointCheck, Outcome, State, StoreUnavailable};
 use crate::limiter::Limiter;
 use crate::reservation::Settlement;
 use crate::store::memory::HashedHit;
@@ -146,8 +146,9 @@ impl Gate {
             }
             let key: Vec<&[u8]> = key.iter().map(Vec::as_slice).collect();
             let mut outcome = Outcome::unlimited(state.clone());
-            if let Some(remote) = outcome.check_by_name(&rule, &key, cost).flatten() {
-                outcome = outcome.complete(store::charged_to_store(remote)).await;
+            match outcome.check_by_name(&rule, &key, cost).flatten() {
+                Some(remote) => outcome = outcome.complete(store::charged_to_store(remote)).await,
+                None => outcome.count_limited(|| JointCheck::Named { rule: &rule, key: &key, cost }),
             }
             if !outcome.is_allowed() {
                 state.reservations.open.remove(id);

@@ -422,5 +422,7 @@ async fn check_redis(mut outcome: Outcome, remote: RemoteCheck) -> Outcome {
         pending.shadow_decisions = shadow_decisions.collect();
     }
     outcome.decided(pending, decision);
+    #[cfg(feature = "file")]
+    outcome.count_limited_on_redis();
     outcome
 }

@@ -100,14 +100,23 @@ impl Gate {
             collected.push(Collected::of(&state, check)?);
         }
         if collected.len() > 1 {
-            return Some(store::check_together(&state.store, collected));
+            let decided = store::check_together(&state.store, collected);
+            #[cfg(feature = "file")]
+            if let Checks::Ready(outcomes) = &decided {
+                outcomes.iter().zip(checks).for_each(|(outcome, check)| outcome.count_limited(|| *check));
+            }
+            return Some(decided);
         }
         let Some(Collected { mut outcome, pending }) = collected.pop() else { return Some(Checks::Ready(Vec::new())) };
         if !outcome.is_allowed() {
             return Some(Checks::Ready(vec![outcome]));
         }
         Some(match store::check(&mut outcome, pending) {
-            None => Checks::Ready(vec![outcome]),
+            None => {
+                #[cfg(feature = "file")]
+                checks.iter().for_each(|check| outcome.count_limited(|| *check));
+                Checks::Ready(vec![outcome])
+            }
             Some(remote) => {
                 let outcome = outcome.complete(remote);
                 Checks::Pending(Box::pin(async move { vec![outcome.await] }))
@@ -140,6 +149,10 @@ impl Collected {
             JointCheck::Request(facts) => outcome.collect(facts),
             JointCheck::Named { rule, key, cost } => outcome.collect_by_name(rule, key, *cost)?,
         };
+        // A request of a banned key takes nothing.
+        if !outcome.is_allowed() {
+            outcome.hits = state.store.no_hits();
+        }
         Some(Self { outcome, pending })
     }
 }
@@ -160,13 +173,18 @@ impl Outcome {
         } else {
             rules.find(&request, |rule_hit, key| collector.add(rule_hit, key))
         };
-        let mut pending = collector.finish();
+        let (mut pending, banned) = collector.finish();
         if let Some(pending) = &mut pending {
             pending.permits.clear();
             pending.in_flight.clear();
         }
         match found {
-            Ok(()) => pending,
+            Ok(()) => {
+                if let Some(banned) = &banned {
+                    self.refuse_banned(banned);
+                }
+                pending
+            }
             Err((rule, refused)) => {
                 self.hits = state.store.no_hits();
                 self.refused_by(rule, refused);

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::invisible::is_control_or_format;
+
 /// Headers or a body that cannot be sent: the invalid field, the problem, and the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidResponse {
@@ -51,8 +53,8 @@ impl From<InvalidResponse> for crate::InvalidLimit {
     }
 }
 
-/// Returns an invalid text for an error message: truncated, and without control characters, which could disturb a
-/// terminal.
+/// Returns an invalid text for an error message: truncated, and without control and format characters, which could
+/// disturb a terminal.
 pub(super) fn shown(text: &str) -> String {
-    text.chars().take(MAX_SHOWN).map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
+    text.chars().take(MAX_SHOWN).map(|letter| if is_control_or_format(letter) { ' ' } else { letter }).collect()
 }

@@ -201,7 +201,8 @@ impl Policy {
 
     /// Writes the rate limit headers, replacing existing ones, and `Retry-After` for a denial that ends.
     ///
-    /// If the limit denies because the store failed, the remaining quota is unknown, so only `Retry-After` is written.
+    /// If the failure policy decided because the store failed, the remaining quota is unknown, so only `Retry-After` of a
+    /// denial is written.
     pub fn write(&self, decision: &Decision, headers: &mut HeaderMap) {
         self.write_remaining(decision, &[self], headers);
         if let Some(wait) = decision.retry_after() {
@@ -211,7 +212,7 @@ impl Policy {
 
     /// Returns `true` if the remaining quota is known.
     pub(super) fn is_remaining_known(decision: &Decision) -> bool {
-        decision.is_allowed() || decision.source() != Source::Policy
+        decision.source() != Source::Policy
     }
 
     /// Writes the rate limit headers without `Retry-After`. `RateLimit-Policy` lists the policies in `matched`.
@@ -246,7 +247,7 @@ impl Policy {
 
     /// The same for a request that matched several policies. `RateLimit-Policy` lists them all.
     pub(crate) fn merge_listing(&self, decision: &Decision, matched: &[&Self], headers: &mut HeaderMap) {
-        if self.fields == 0 {
+        if self.fields == 0 || !Self::is_remaining_known(decision) {
             return;
         }
         if self.replace_map(decision, matched, headers) {
@@ -282,7 +283,7 @@ impl Policy {
 
     /// The same for a request that matched several policies. `RateLimit-Policy` lists them all.
     pub(crate) fn write_lines_listing(&self, decision: &Decision, matched: &[&Self], out: &mut Vec<u8>) {
-        self.write_all_lines(decision, matched, out, |_, _| {});
+        self.write_remaining_lines(decision, matched, out, |_, _| {});
     }
 
     #[inline]

@@ -13,7 +13,8 @@ use crate::decision::{Decision, Source};
 pub enum Refusal {
     /// A limit is exceeded: 429.
     Limited,
-    /// The client was denied too often and is banned for a while, regardless of the remaining quota: 429.
+    /// The client is banned for a while, because it was denied too often or by an operator, regardless of the remaining
+    /// quota: 429.
     Banned {
         /// The time until the ban ends.
         retry_after: Duration,

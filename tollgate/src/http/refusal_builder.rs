@@ -206,7 +206,7 @@ impl<'a> RefusalBuilder<'a> {
                 "The request asks for more than the limit ever allows."
             }
             Refusal::Limited => "Too many requests.",
-            Refusal::Banned { .. } => "Too many refused requests.",
+            Refusal::Banned { .. } => "This client is banned.",
             Refusal::Blocked => "This client is blocked.",
             Refusal::KeyMissing { part } => {
                 return format!("The request lacks {part}, which the limit counts by.");

@@ -105,7 +105,7 @@ pub(crate) struct Challenge([HeaderValue; TokenError::ALL.len()]);
 impl Challenge {
     /// Formats the challenges for a realm. Returns `None` if the realm has characters that would have to be escaped in
     /// a quoted string.
-    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "tokens come with the rule file"))]
+    #[cfg_attr(not(feature = "file"), allow(dead_code, reason = "tokens come with the rule file"))]
     pub(crate) fn new(realm: Option<&str>) -> Option<Self> {
         let is_plain =
             |text: &str| text.bytes().all(|byte| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\'));

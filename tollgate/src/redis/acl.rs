@@ -7,8 +7,8 @@ use super::ConnectError;
 use super::settings::RedisSettings;
 use super::target::Servers;
 
-/// Commands of this program and its scripts, for decisions, rule sets and the number of nodes.
-const COMMANDS: [&str; 21] = [
+/// Commands of this program and its scripts, for decisions, rule sets, the number of nodes and their reports.
+const COMMANDS: [&str; 22] = [
     "evalsha",
     "eval",
     "script|load",
@@ -25,6 +25,7 @@ const COMMANDS: [&str; 21] = [
     "pexpire",
     "zadd",
     "zcard",
+    "zrange",
     "zremrangebyscore",
     "publish",
     "subscribe",

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::StoreError;
+use super::{BreakerState, StoreError};
 
 /// Consecutive failures after which the breaker opens. A lost connection is one failure, however many calls were in
 /// flight: calls that were sent before the failure was noticed are not counted again.
@@ -135,6 +135,14 @@ impl Breaker {
 
     pub(super) fn is_refusing(&self) -> bool {
         self.refusing.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn state(&self) -> BreakerState {
+        match (self.is_open(), self.is_refusing()) {
+            (true, _) => BreakerState::Open,
+            (false, true) => BreakerState::Refusing,
+            (false, false) => BreakerState::Closed,
+        }
     }
 
     /// Records a successful probe. Returns whether that ends the refusals: the last one must be a while ago, because a

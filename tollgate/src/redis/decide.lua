@@ -1153,6 +1153,10 @@ local function credit(k, p, units)
   local edit
   if held[1] == COUNTER then
     edit = credit_counter(k, held, units)
+  elseif held[1] == INTERVAL then
+    -- If the clock has stepped back, the newest period is after now, and its units have not come back.
+    local period, tokens = interval_now(k, held)
+    if tokens > 0 then edit = interval_edit(held, period, max(tokens - units, 0)) end
   else
     local cost, parts = cost_of(held, units)
     -- The clock may have stepped back before the window that counts.

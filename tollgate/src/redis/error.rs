@@ -4,6 +4,8 @@ use std::fmt;
 
 use redis::{ErrorKind, RedisError};
 
+use crate::invisible::is_control_or_format;
+
 /// Maximum length of a store's message in an error, so that it fits in a line of a log.
 const MAX_DETAIL_BYTES: usize = 200;
 
@@ -213,10 +215,11 @@ impl fmt::Display for StoreError {
 
 impl std::error::Error for StoreError {}
 
-/// Shortens a message to one line without control characters. The server at the address of a store need not be a Redis,
+/// Shortens a message to one line without control and format characters. The server at the address of a store need not be a Redis,
 /// and may send anything.
 fn one_line(message: &str) -> String {
-    let clean: String = message.trim().chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
+    let clean: String =
+        message.trim().chars().map(|letter| if is_control_or_format(letter) { ' ' } else { letter }).collect();
     if clean.len() <= MAX_DETAIL_BYTES {
         return clean;
     }

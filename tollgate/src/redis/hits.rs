@@ -116,6 +116,12 @@ pub(crate) fn key_name(hit: &RedisHit) -> &[u8] {
     &hit.script_hit.name
 }
 
+/// Returns the parts of the key that a name on Redis contains. A key that is too long for a name is its SHA-256.
+#[cfg(feature = "file")]
+pub(crate) fn key_parts(name: &[u8]) -> Vec<String> {
+    super::names::parts_in(name)
+}
+
 /// Returns the decision of the limit of a hit alone, if the store made it.
 #[cfg(feature = "file")]
 pub(crate) fn decided(hit: &RedisHit) -> Option<&Decision> {

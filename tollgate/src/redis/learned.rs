@@ -1,6 +1,6 @@
-//! The state of limits that learn, shared by the nodes of a fleet. The state is bytes here.
+//! State that the nodes of a fleet share: that of limits that learn, and the bans of operators. The state is bytes here.
 //!
-//! Each limit has a hash with a version and the state. A node reads both, merges its own observations, decides whether
+//! Each limit, and the bans, have a hash with a version and the state. A node reads both, merges its own observations, decides whether
 //! the number moves, and writes the result only if the version is still the one that it read. So of two nodes that decide
 //! at the same time, one writes; the other one reads again, and finds that the number has just moved.
 
@@ -32,10 +32,10 @@ redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return 1
 ";
 
-/// The stored state of a limit that learns.
+/// A stored state.
 #[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoredLearning {
+pub struct StoredState {
     /// Grows by one with each write. 0 if there is no state.
     pub version: u64,
     /// The stored state, or no bytes if nothing is stored.
@@ -51,12 +51,8 @@ impl RedisLimiter {
     ///
     /// If the store does not reply in time, or replies with an error.
     #[doc(hidden)]
-    pub async fn load_learning(&self, limit: &str) -> Result<StoredLearning, StoreError> {
-        let reply = self.run_on_learning(limit, |command, key| _ = command.arg(LOAD).arg(1).arg(key)).await?;
-        let (secs, micros, version, state) =
-            redis::from_redis_value::<(u64, u64, u64, Vec<u8>)>(reply).map_err(|_| unexpected())?;
-        let now = Timestamp::from_micros(secs.saturating_mul(1_000_000).saturating_add(micros));
-        Ok(StoredLearning { version, state, now })
+    pub async fn load_learning(&self, limit: &str) -> Result<StoredState, StoreError> {
+        self.load_state(&self.learning_key(limit)).await
     }
 
     /// Reads the version of the state of a limit that learns: a few bytes, however large the state is.
@@ -66,8 +62,7 @@ impl RedisLimiter {
     /// If the store does not reply in time, or replies with an error.
     #[doc(hidden)]
     pub async fn learning_version(&self, limit: &str) -> Result<u64, StoreError> {
-        let reply = self.run_on_learning(limit, |command, key| _ = command.arg(VERSION).arg(1).arg(key));
-        redis::from_redis_value(reply.await?).map_err(|_| unexpected())
+        self.state_version(&self.learning_key(limit)).await
     }
 
     /// Writes the state of a limit that learns, if its version is the expected one, and returns whether it was written.
@@ -84,26 +79,86 @@ impl RedisLimiter {
         state: &[u8],
         keep_for: Duration,
     ) -> Result<bool, StoreError> {
+        self.store_state(&self.learning_key(limit), expected, state, keep_for).await
+    }
+
+    /// Reads the bans of operators, from the default store.
+    ///
+    /// # Errors
+    ///
+    /// If the store does not reply in time, or replies with an error.
+    #[doc(hidden)]
+    pub async fn load_bans(&self) -> Result<StoredState, StoreError> {
+        self.load_state(&self.bans_key()).await
+    }
+
+    /// Reads the version of the bans.
+    ///
+    /// # Errors
+    ///
+    /// If the store does not reply in time, or replies with an error.
+    #[doc(hidden)]
+    pub async fn bans_version(&self) -> Result<u64, StoreError> {
+        self.state_version(&self.bans_key()).await
+    }
+
+    /// Writes the bans, as [`store_learning`](Self::store_learning) does.
+    ///
+    /// # Errors
+    ///
+    /// If the store does not reply in time, or replies with an error.
+    #[doc(hidden)]
+    pub async fn store_bans(&self, expected: u64, state: &[u8], keep_for: Duration) -> Result<bool, StoreError> {
+        self.store_state(&self.bans_key(), expected, state, keep_for).await
+    }
+
+    fn learning_key(&self, limit: &str) -> String {
+        self.0.shared.stores.default_store().topology.names().learned(limit)
+    }
+
+    fn bans_key(&self) -> String {
+        self.0.shared.stores.default_store().topology.names().of("{bans}")
+    }
+
+    async fn load_state(&self, key: &str) -> Result<StoredState, StoreError> {
+        let reply = self.run_on_state(key, |command| _ = command.arg(LOAD).arg(1).arg(key)).await?;
+        let (secs, micros, version, state) =
+            redis::from_redis_value::<(u64, u64, u64, Vec<u8>)>(reply).map_err(|_| unexpected())?;
+        let now = Timestamp::from_micros(secs.saturating_mul(1_000_000).saturating_add(micros));
+        Ok(StoredState { version, state, now })
+    }
+
+    async fn state_version(&self, key: &str) -> Result<u64, StoreError> {
+        let reply = self.run_on_state(key, |command| _ = command.arg(VERSION).arg(1).arg(key)).await?;
+        redis::from_redis_value(reply).map_err(|_| unexpected())
+    }
+
+    async fn store_state(
+        &self,
+        key: &str,
+        expected: u64,
+        state: &[u8],
+        keep_for: Duration,
+    ) -> Result<bool, StoreError> {
         let millis = u64::try_from(keep_for.as_millis()).unwrap_or(u64::MAX);
-        let reply = self.run_on_learning(limit, |command, key| {
+        let reply = self.run_on_state(key, |command| {
             command.arg(STORE).arg(1).arg(key).arg(expected).arg(state).arg(millis);
         });
         redis::from_redis_value(reply.await?).map_err(|_| unexpected())
     }
 
-    async fn run_on_learning(
+    async fn run_on_state(
         &self,
-        limit: &str,
-        arguments: impl FnOnce(&mut redis::Cmd, &str),
+        key: &str,
+        arguments: impl FnOnce(&mut redis::Cmd),
     ) -> Result<redis::Value, StoreError> {
         let topology = &self.0.shared.stores.default_store().topology;
-        let key = topology.names().learned(limit);
         let mut command = redis::cmd("EVAL");
-        arguments(&mut command, &key);
+        arguments(&mut command);
         Ok(topology.run(key.as_bytes(), &command, Instant::now() + REPLY_TIMEOUT).await?)
     }
 }
 
 fn unexpected() -> StoreError {
-    StoreError::unavailable("the state of a limit that learns is not in the expected form")
+    StoreError::unavailable("the state that nodes share is not in the expected form")
 }

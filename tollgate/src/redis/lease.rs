@@ -177,6 +177,11 @@ impl Lease {
         self.grants.iter().any(|grant| grant.can_spend(cost, now))
     }
 
+    /// Returns the units left in each slice that may still be spent.
+    pub(super) fn units_held(&self, now: Timestamp) -> impl Iterator<Item = u64> {
+        self.grants.iter().filter(move |grant| grant.can_spend(1, now)).map(|grant| grant.left)
+    }
+
     /// Takes units from a slice, if one has enough.
     pub(super) fn spend(&mut self, cost: u64, now: Timestamp) -> Option<SliceUnits> {
         let grant = self.grants.iter_mut().find(|grant| grant.can_spend(cost, now))?;

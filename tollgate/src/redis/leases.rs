@@ -212,6 +212,16 @@ impl Leases {
         leftovers
     }
 
+    /// Returns the number of slices with units left, and the sum of these units.
+    pub(super) fn held(&self, now: Timestamp) -> (u64, u64) {
+        let shards = self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner));
+        let of_shard = |shard: MutexGuard<'_, ByName>| {
+            let held = shard.values().flatten().flat_map(|lease| lease.units_held(now));
+            held.fold((0, 0), |(slices, sum), units| (slices + 1, sum + units))
+        };
+        shards.map(of_shard).fold((0, 0), |(slices, sum), (more, units)| (slices + more, sum + units))
+    }
+
     /// Returns the renewals in flight.
     pub(super) fn renewals(&self) -> Vec<Arc<Semaphore>> {
         let shards = self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner));

@@ -238,7 +238,8 @@ impl Shared {
         let leftovers = leftovers.into_iter().filter(is_charged);
         let given_back = leftovers.map(|leftover| self.undo(leftover.hit, leftover.at, leftover.before));
         // Units that cannot be given back are missing until the limit refills: too strict, never too lax.
-        let _ = join_all(given_back).await;
+        let returned = join_all(given_back).await.into_iter().filter(Result::is_ok).count();
+        self.counts.leases_returned.fetch_add(returned as u64, Ordering::Relaxed);
     }
 }
 
@@ -260,12 +261,15 @@ impl Renewing {
         let generation = inner.denials.generation(&self.script_hit.name);
         let topology = &inner.shared.stores.of(&self.script_hit).topology;
         let connection = topology.connection_to(&self.script_hit.name);
+        let counts = &inner.shared.counts;
         let Ok(reply) = self.limiter.send(ScriptRequest::Slice(self.script_hit.clone(), choices.clone())).await else {
+            counts.leases_failed.fetch_add(1, Ordering::Relaxed);
             return;
         };
         let times = Times { sent_at, received_at: inner.shared.clock.now_with_gaps(), generation };
         let Some(state) = reply.states.first() else { return };
         let Some(units) = (reply.taken as usize).checked_sub(1).and_then(|index| choices.get(index)) else {
+            counts.leases_refused.fetch_add(1, Ordering::Relaxed);
             let least = ScriptHit { cost: self.request.least, ..self.script_hit.clone() };
             self.limiter.remember_denial(&least, state, reply.at, times);
             self.short = Some((self.request.least, times.received_at));
@@ -277,7 +281,7 @@ impl Renewing {
         let after = state.verdict(&self.script_hit.terms, reply.at, *units);
         let full_at = Timestamp::from_micros(times.received_at.as_micros().saturating_add(after.reset_after));
         let before = self.script_hit.terms.compiled.before(state.numbers(), reply.at.as_micros());
-        inner.shared.counts.leases.fetch_add(1, Ordering::Relaxed);
+        counts.leases.fetch_add(1, Ordering::Relaxed);
         let is_same = |id: &u64| topology.connection_to(&self.script_hit.name) == Some(*id);
         let connection = connection.filter(is_same);
         let grant = Grant { units: *units, left: *units, until, at: reply.at, before, connection };

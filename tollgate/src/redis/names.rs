@@ -60,6 +60,24 @@ pub(super) fn key_in<'n>(prefix: &str, name: &'n [u8]) -> &'n [u8] {
     name.get(prefix.len()..name.len().saturating_sub(1)).unwrap_or_default()
 }
 
+/// Returns the parts of the key in a name. A key that is too long for a name is its SHA-256.
+#[cfg(feature = "file")]
+pub(super) fn parts_in(name: &[u8]) -> Vec<String> {
+    let inside = |name: &[u8]| -> Option<Vec<u8>> {
+        let tag = &name[name.iter().position(|byte| *byte == b'{')? + 1..];
+        let key = &tag[tag.iter().position(|byte| *byte == b'|')? + 1..];
+        Some(key.strip_suffix(b"}").unwrap_or(key).to_vec())
+    };
+    let key = inside(name).unwrap_or_default();
+    if key == NO_PARTS.as_bytes() {
+        return Vec::new();
+    }
+    if key.starts_with(HASHED.as_bytes()) {
+        return vec![String::from_utf8_lossy(&key).into_owned()];
+    }
+    key.split(|byte| *byte == b'|').map(|part| String::from_utf8_lossy(&unescape(part)).into_owned()).collect()
+}
+
 /// Returns the name of a limit's key from the key as another name contains it.
 #[cfg(feature = "file")]
 pub(super) fn name_of_key_in(prefix: &str, key: &[u8]) -> Arc<[u8]> {
@@ -160,6 +178,22 @@ fn escape(bytes: &[u8], into: &mut SmallVec<[u8; 256]>) {
     }
 }
 
+/// Reverses [`escape`].
+#[cfg(feature = "file")]
+fn unescape(text: &[u8]) -> Vec<u8> {
+    let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text);
+    while let Some((first, behind)) = rest.split_first() {
+        let escaped = behind.split_at_checked(2).filter(|_| *first == b'%');
+        let escaped = escaped.and_then(|(digits, behind)| {
+            Some((u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?, behind))
+        });
+        let (byte, behind) = escaped.unwrap_or((*first, behind));
+        bytes.push(byte);
+        rest = behind;
+    }
+    bytes
+}
+
 fn hex(byte: u8) -> [u8; 2] {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
     [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]
@@ -218,6 +252,16 @@ mod tests {
         let names = [Key::parts(&[]), "".into(), Key::parts(&["", ""]), "|".into(), "%".into()];
         let names: std::collections::HashSet<_> = names.map(|key| named("l", key)).into();
         assert_eq!(names.len(), 5);
+    }
+
+    #[test]
+    #[cfg(feature = "file")]
+    fn a_name_contains_the_parts_of_its_key() {
+        let parts = |key: Key<'_>| parts_in(&named("a|b", key));
+        assert_eq!(parts(Key::parts(&["ann", "/a{b}|c%", ""])), ["ann", "/a{b}|c%", ""]);
+        assert_eq!(parts("ann".into()), ["ann"]);
+        assert!(parts(Key::parts(&[])).is_empty());
+        assert!(parts((&"x".repeat(200)).into())[0].starts_with("%#"));
     }
 
     #[test]

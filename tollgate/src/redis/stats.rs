@@ -29,6 +29,16 @@ pub struct Stats {
     pub leased: u64,
     /// Slices of quota that were taken in advance.
     pub leases: u64,
+    /// Slices that the store refused, because the key had no units left.
+    pub leases_refused: u64,
+    /// Slices that were requested without a reply from the store.
+    pub leases_failed: u64,
+    /// Slices whose unspent units were given back to the store.
+    pub leases_returned: u64,
+    /// Slices that this process holds now, with units left.
+    pub leases_held: u64,
+    /// Units left in these slices.
+    pub leased_units: u64,
     /// Decisions for which the failure policy of a limit was used.
     pub by_policy: u64,
     /// Times that the breaker of a server opened, or that a server began to refuse requests.
@@ -132,6 +142,9 @@ pub(super) struct Counts {
     pub(super) cached_denials: AtomicU64,
     pub(super) leased: AtomicU64,
     pub(super) leases: AtomicU64,
+    pub(super) leases_refused: AtomicU64,
+    pub(super) leases_failed: AtomicU64,
+    pub(super) leases_returned: AtomicU64,
     pub(super) by_policy: AtomicU64,
 }
 
@@ -147,6 +160,9 @@ impl Stats {
             cached_denials: number(&counts.cached_denials),
             leased: number(&counts.leased),
             leases: number(&counts.leases),
+            leases_refused: number(&counts.leases_refused),
+            leases_failed: number(&counts.leases_failed),
+            leases_returned: number(&counts.leases_returned),
             by_policy: number(&counts.by_policy),
             ..Self::default()
         };

@@ -183,6 +183,7 @@ impl Stores {
                 store: name.clone(),
                 address: node.to_string(),
                 available: node.breaker.why().is_none(),
+                breaker: node.breaker.state(),
                 memory: node.memory(),
             })
         };

@@ -41,6 +41,7 @@ use self::check::Checked;
 use self::prepared::Prepared;
 use self::types::Type;
 use self::variables::Variables;
+use super::pattern::PatternBudget;
 use super::{Facts, ReadErrors};
 
 pub(crate) use self::error::{EvaluationError, ExpressionError, TextPosition};
@@ -73,7 +74,12 @@ pub(crate) struct Expression {
 impl Expression {
     /// Parses a condition. Its type is bool.
     pub(crate) fn condition(text: &str) -> Result<Self, ExpressionError> {
-        let (expression, gives) = Self::read(text)?;
+        Self::condition_within(text, &mut PatternBudget::default())
+    }
+
+    /// Parses a condition, whose patterns share a budget with others of the file.
+    pub(crate) fn condition_within(text: &str, patterns: &mut PatternBudget) -> Result<Self, ExpressionError> {
+        let (expression, gives) = Self::read(text, patterns)?;
         match gives {
             Type::Bool | Type::Dyn => Ok(expression),
             other => Err(ExpressionError::whole(format!(
@@ -85,7 +91,12 @@ impl Expression {
 
     /// Parses a cost. Its type is int.
     pub(crate) fn cost(text: &str) -> Result<Self, ExpressionError> {
-        let (expression, gives) = Self::read(text)?;
+        Self::cost_within(text, &mut PatternBudget::default())
+    }
+
+    /// Parses a cost, whose patterns share a budget with others of the file.
+    pub(crate) fn cost_within(text: &str, patterns: &mut PatternBudget) -> Result<Self, ExpressionError> {
+        let (expression, gives) = Self::read(text, patterns)?;
         match gives {
             Type::Int | Type::Uint | Type::Dyn => Ok(expression),
             other => Err(ExpressionError::whole(format!(
@@ -100,9 +111,9 @@ impl Expression {
         }
     }
 
-    fn read(text: &str) -> Result<(Self, Type), ExpressionError> {
+    fn read(text: &str, patterns: &mut PatternBudget) -> Result<(Self, Type), ExpressionError> {
         let mut parsed = tree::parse(text)?;
-        let checked = check::check(&mut parsed)?;
+        let checked = check::check(&mut parsed, patterns)?;
         let Checked { gives, prepared, reads_token } = checked;
         let unguarded_reads = reads::unguarded(&mut parsed);
         Ok((Self { tree: parsed.root, prepared, reads_token, unguarded_reads }, gives))

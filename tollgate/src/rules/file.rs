@@ -69,9 +69,10 @@ pub mod internal {
         ClientCertificates, ComputedCost, ConsistencyName, CostRule, CountName, CountRule, EjectRule, EnvoyRule,
         FailurePolicy, ForwardingName, GatewayRule, HeaderEdits, HeaderFamily, HealthCheckRule, HostHeader,
         JwtAlgorithm, JwtRule, LayoutName, LearnRule, LearnedQuota, LimitRule, ListRule, Listener, LogFormat,
-        MatchRule, Missing, Modes, Numbers, OneOrMany, Overflow, OverrideRule, PathsRule, QuotaRule, RefillMode,
-        RespondRule, RewriteRule, RouteRule, ServiceRule, Share, StatusRule, StoreRule, TemplateRule, TimeoutsRule,
-        TlsRule, UnderscoreHeaders, UpstreamConnectionsRule, UpstreamHeader, UpstreamRule, UpstreamTlsRule, XdsRule,
+        LoggedKey, MatchRule, Missing, Modes, Numbers, OneOrMany, Overflow, OverrideRule, PathsRule, QuotaRule,
+        RefillMode, RespondRule, RewriteRule, RouteRule, ServiceRule, Share, StatusRule, StoreRule, TemplateRule,
+        TimeoutsRule, TlsRule, UnderscoreHeaders, UpstreamConnectionsRule, UpstreamHeader, UpstreamRule,
+        UpstreamTlsRule, XdsRule,
     };
 }
 
@@ -297,11 +298,26 @@ impl Parsed {
         &self.warnings
     }
 
+    /// Returns the values as they are written in the file, to compare files.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn to_json(&self) -> serde_json::Value {
+        self.root.to_json()
+    }
+
     /// Returns the settings without their positions.
     #[doc(hidden)]
     #[must_use]
     pub fn into_rules(self) -> RuleFile {
         self.rules
+    }
+
+    /// Returns a setting of a limit as it is written, by its index among the limits.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn setting_of_limit(&self, index: usize, key: &str) -> Option<serde_json::Value> {
+        self.rules.limits.get(index)?;
+        Some(self.root.get("limits")?.item(index).get(key)?.to_json())
     }
 
     /// Returns the position of a limit in the file, by its index among the limits.

@@ -226,6 +226,10 @@ fn decoded(part: &str) -> Option<Vec<u8>> {
 
 fn read(name: &str, path: &Path) -> Result<Vec<u8>, InvalidKeys> {
     let mut contents = Vec::new();
+    // Opening a pipe waits for its writer.
+    if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir()) {
+        return Err(InvalidKeys::new(name, "is a pipe or a device", "name a file with keys"));
+    }
     let file = File::open(path).map_err(|error| InvalidKeys::unreadable(name, &error))?;
     file.take(MAX_FILE_BYTES + 1).read_to_end(&mut contents).map_err(|error| InvalidKeys::unreadable(name, &error))?;
     if contents.len() as u64 > MAX_FILE_BYTES {

@@ -57,6 +57,7 @@ impl InvalidGlob {
     }
 
     /// Returns the fix.
+    #[cfg_attr(not(feature = "file"), allow(dead_code, reason = "only rule files report it by itself"))]
     pub(crate) fn fix(&self) -> &'static str {
         self.fix
     }

@@ -444,6 +444,12 @@ impl RuleSet {
         Some((Some(limit), compiled.ban))
     }
 
+    /// Returns the limit on the requests in flight of a key.
+    pub(crate) fn in_flight_limit_of_key(&self, number: u32, parts: &[&[u8]]) -> LimitId {
+        let compiled = &self.0.rules[number as usize];
+        compiled.by_key.get(parts.iter().copied()).copied().unwrap_or(compiled.limit)
+    }
+
     pub(crate) fn number(&self, name: &str) -> Option<u32> {
         self.0.numbers.get(name).copied()
     }

@@ -90,6 +90,18 @@ pub struct Overflow {
     pub denied: u64,
 }
 
+/// The memory for the keys of a limit: see [`Limiter::occupancy`](crate::Limiter::occupancy).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Occupancy {
+    /// Slots that hold a key. Keys that have their whole quota back are included until their slot is needed.
+    pub keys: usize,
+    /// All slots. More are added when four fifths of them hold keys that have not their whole quota back.
+    pub slots: usize,
+    /// The bytes that the slots take, out of [`max_memory`](crate::LimiterBuilder::max_memory).
+    pub bytes: usize,
+}
+
 /// Which changes a check may write.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
@@ -176,6 +188,22 @@ impl MemoryStore {
             evicted: table.overflow.evicted.load(Ordering::Relaxed),
             denied: table.overflow.denied.load(Ordering::Relaxed),
         })
+    }
+
+    /// Returns the memory for the keys of a limit and its variants, without a visit to the keys.
+    pub(crate) fn occupancy(&self, limit: LimitId) -> Occupancy {
+        let Some(family) = self.limit_families.get(limit.index()) else { return Occupancy::default() };
+        let members = family.members();
+        members.tables.iter().fold(Occupancy::default(), |sum, member| Occupancy {
+            keys: sum.keys + member.table.occupied.load(Ordering::Relaxed),
+            slots: sum.slots + member.table.slots(),
+            bytes: sum.bytes + member.table.bytes(),
+        })
+    }
+
+    /// Returns the bound of the memory for all keys.
+    pub(crate) fn max_memory(&self) -> usize {
+        self.budget.max()
     }
 
     /// Counts the keys of a limit that are not at rest.

@@ -184,7 +184,9 @@ async fn an_explanation_contains_the_requests_in_flight() {
     let mut held = Vec::new();
     for (expected, allowed) in [(0, true), (1, true), (2, false)] {
         let explanation = gate.explain(&Facts::new("GET", "/").headers(&ann)).await;
-        let RuleState::InFlight { key, in_flight, decision } = &explanation.rules[0].state else { panic!("in flight") };
+        let RuleState::InFlight { key, in_flight, decision, .. } = &explanation.rules[0].state else {
+            panic!("in flight")
+        };
         assert_eq!((&**key, *in_flight, decision.quota()), (&["ann".to_owned()][..], expected, 2));
         assert_eq!((explanation.allowed, decision.is_allowed()), (allowed, allowed));
         held.extend(permit(&gate, "ann"));

@@ -80,7 +80,7 @@ fn every_refusal_has_its_status_code_and_words() {
             &banned,
             429,
             Some("600"),
-            json!({"error": "banned", "message": "Too many refused requests. Please retry after 600 seconds.", "retry_after": 600}),
+            json!({"error": "banned", "message": "This client is banned. Please retry after 600 seconds.", "retry_after": 600}),
         ),
         (&Refusal::Blocked, 403, None, json!({"error": "blocked", "message": "This client is blocked."})),
         (
@@ -134,7 +134,7 @@ fn problem_details_have_the_members_of_rfc_9457() {
                 "type": "https://iana.org/assignments/http-problem-types#abnormal-usage-detected",
                 "title": "Request not satisfied due to detection of abnormal request pattern",
                 "status": 429,
-                "detail": "Too many refused requests. Please retry after 600 seconds.",
+                "detail": "This client is banned. Please retry after 600 seconds.",
                 "violated-policies": ["per-user"],
             }),
         ),

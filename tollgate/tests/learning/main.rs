@@ -3,13 +3,12 @@
 #![cfg(feature = "file")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
-mod evaluation;
 mod simulation;
 
 use simulation::{Event, Number, Outcome, Scenario, best_fixed, run};
 
 const CLIENTS: u64 = 1200;
-const LEARNED: Number = Number::Learned { from: 40, to: 400, over_days: 1 };
+const LEARNED: Number = Number::Learned { from: 40, to: 400, over_days: 1, cover: 9990 };
 
 fn scenario(days: u64, event: Event) -> Scenario {
     Scenario { clients: CLIENTS, days, event }
@@ -53,6 +52,9 @@ fn attack_with_many_clients_does_not_train_the_number() {
     moves_are_bounded(&outcome);
     let before = outcome.days[1].number;
     assert!(outcome.days[2].frozen_ticks > 200, "{:?}", outcome.days);
+    // Each attacker is admitted up to the number, as any client is, and no further.
+    let (calm, attacked) = (outcome.days[1].peak_admitted, outcome.days[2].peak_admitted);
+    assert!((calm + 200 * before / 2..=calm + 200 * (before + before / 10)).contains(&attacked), "{:?}", outcome.days);
     for number in &outcome.numbers[2 * 288..] {
         assert!(*number <= before + before / 10, "{:?}", outcome.days);
     }
@@ -66,14 +68,9 @@ fn attack_with_one_client_does_not_move_the_number() {
     assert!(number.abs_diff(best) * 100 <= best * 25, "{number} beside {best}");
 }
 
-/// Prints the tables of the benchmark `learning`, for a build without its dependencies.
 #[test]
-#[ignore = "takes minutes"]
-#[expect(clippy::print_stdout, reason = "its output is its purpose")]
-fn evaluation() {
-    for evaluated in evaluation::evaluate(evaluation::Extent { clients: 1500, days: 14, event_day: 10 }) {
-        println!("{}; frozen for {} h, then {}", evaluated.title, evaluated.frozen_hours, evaluated.number);
-        println!("{}", evaluation::COLUMNS.join(" | "));
-        evaluated.rows.iter().for_each(|row| println!("{}", row.join(" | ")));
-    }
+fn attackers_are_admitted_up_to_a_fixed_number() {
+    let event = Event::Attack { day: 0, days: 1, clients: 3, units: 2000 };
+    let outcome = run(Scenario { clients: 0, days: 1, event }, Number::Fixed(100));
+    assert_eq!(outcome.days[0].peak_admitted, 300);
 }

@@ -22,7 +22,13 @@ const CHECKS: u64 = 2;
 /// How the number of the limit is chosen.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Number {
-    Learned { from: u64, to: u64, over_days: u64 },
+    /// `cover` is in hundredths of a percent.
+    Learned {
+        from: u64,
+        to: u64,
+        over_days: u64,
+        cover: u64,
+    },
     Fixed(u64),
 }
 
@@ -97,19 +103,19 @@ fn busyness(minute: u64) -> u64 {
 }
 
 /// The gate under test, with what it learns.
-struct Site {
+pub(crate) struct Site {
     gate: Gate,
     file: tollgate::rules::file::Parsed,
-    clock: ManualClock,
+    pub(crate) clock: ManualClock,
     learning: Option<Learning>,
 }
 
 impl Site {
-    fn new(number: Number) -> Self {
+    pub(crate) fn new(number: Number, start: Timestamp) -> Self {
         let quota = match number {
             Number::Fixed(number) => number.to_string(),
-            Number::Learned { from, to, over_days } => {
-                format!("{{ learn: {{ from: {from}, to: {to}, over: {over_days}d, cover: 0.999 }} }}")
+            Number::Learned { from, to, over_days, cover } => {
+                format!("{{ learn: {{ from: {from}, to: {to}, over: {over_days}d, cover: 0.{cover:04} }} }}")
             }
         };
         let text = format!("limits:\n  - {{ name: {LIMIT}, key: header:x-user-id, window: 1m, limit: {quota} }}\n");
@@ -117,31 +123,43 @@ impl Site {
         let rule = &file.limits[0];
         let learning = rule.learn().map(|learn| Learning::new(learn.settings().unwrap(), rule.measure().unwrap(), 1));
         let file = attached(&file, learning.as_ref());
-        let clock = ManualClock::at(START);
+        let clock = ManualClock::at(start);
         let limiter = Limiter::builder().clock(clock.clone()).hash_seed([1, 2, 3, 4]);
         let gate = Gate::with_limiter(file.compile().unwrap(), limiter).unwrap();
         Self { gate, file, clock, learning }
     }
 
-    /// Sends units of a client in several checks. Returns the units that were admitted.
+    /// Sends units of a client in several checks, as if each unit were a request: those that are left are admitted, and
+    /// the others are denied. Returns the units that were admitted.
     fn send(&self, client: &str, units: u64) -> u64 {
+        if units == 0 {
+            return 0;
+        }
+        // A check that costs nothing is not observed.
+        let mut left = self.check(client, 0).decision().map_or(0, |decision| decision.remaining());
         let mut admitted = 0;
         for check in 0..CHECKS {
             let cost = units / CHECKS + u64::from(check < units % CHECKS);
-            if cost == 0 {
-                continue;
-            }
-            match self.gate.check_by_name(LIMIT, &[client.as_bytes()], cost).unwrap() {
-                Check::Ready(outcome) if outcome.is_allowed() => admitted += cost,
-                Check::Ready(_) => {}
-                Check::Pending(_) => unreachable!("the store is in memory"),
+            let fits = cost.min(left);
+            for part in [fits, cost - fits].into_iter().filter(|part| *part > 0) {
+                if self.check(client, part).is_allowed() {
+                    admitted += part;
+                    left = left.saturating_sub(part);
+                }
             }
         }
         admitted
     }
 
+    pub(crate) fn check(&self, client: &str, cost: u64) -> tollgate::Outcome {
+        match self.gate.check_by_name(LIMIT, &[client.as_bytes()], cost).unwrap() {
+            Check::Ready(outcome) => outcome,
+            Check::Pending(_) => unreachable!("the store is in memory"),
+        }
+    }
+
     /// Evaluates the demand, and puts another number in force. Returns the number, and whether it is frozen.
-    fn tick(&mut self) -> (u64, bool) {
+    pub(crate) fn tick(&mut self) -> (u64, bool) {
         let Some(learning) = &mut self.learning else { return (self.file.limits[0].limit().unwrap().quota(), false) };
         let evaluation = learning.evaluate(self.clock.now());
         let number = learning.value();
@@ -163,7 +181,7 @@ fn attached(file: &tollgate::rules::file::Parsed, learning: Option<&Learning>) -
 
 /// Runs a scenario.
 pub(crate) fn run(scenario: Scenario, number: Number) -> Outcome {
-    let mut site = Site::new(number);
+    let mut site = Site::new(number, START);
     let mut outcome = Outcome::default();
     let ticks_per_day = Duration::from_secs(86_400).as_secs() / TICK.as_secs();
     let minutes_per_tick = TICK.as_secs() / 60;

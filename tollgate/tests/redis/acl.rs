@@ -32,7 +32,17 @@ fn run_by(server: &RedisServer) -> BTreeSet<String> {
     names.map(|(name, _)| name.to_owned()).collect()
 }
 
-/// Runs every operation, on every algorithm, on leases, bans and rule sets.
+/// Writes and reads what the servers of a fleet share beside the limits.
+#[cfg(feature = "file")]
+async fn share_state(limiter: &RedisLimiter) {
+    limiter.write_node_report("one", b"a report", HOUR).await.expect("written");
+    assert_eq!(limiter.node_reports().await.expect("read"), [("one".to_owned(), b"a report".to_vec())]);
+    let bans = limiter.load_bans().await.expect("read");
+    assert!(limiter.store_bans(bans.version, b"bans", HOUR).await.expect("written"));
+    assert_eq!(limiter.load_bans().await.expect("read").state, b"bans");
+}
+
+/// Runs every operation, on every algorithm, on leases, bans, reports of nodes and rule sets.
 async fn do_everything(settings: RedisSettings, lose_scripts: impl FnOnce()) {
     let bucket = TokenBucket::new(1_000_000, Rate::per_second(100_000));
     let leased = Limit::new("leased", bucket).expect("valid").with_consistency(Consistency::Leased);
@@ -92,6 +102,9 @@ async fn do_everything(settings: RedisSettings, lose_scripts: impl FnOnce()) {
         RedisLimiter::builder(settings.clone()).limit(Limit::new("user", FixedWindow::new(5, HOUR)).expect("valid"));
     let _other = builder.connect().await.expect("the settings are good");
     tokio::time::timeout(RECOVERY, seen).await.expect("the other registers");
+
+    #[cfg(feature = "file")]
+    share_state(&limiter).await;
 
     let rules = RuleSets::connect(settings).expect("the settings are good");
     let version = rules.publish(b"limits: []", None).await.expect("published");

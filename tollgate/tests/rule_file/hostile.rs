@@ -18,6 +18,28 @@ fn a_file_of_more_than_4_mib_is_not_read() {
     );
 }
 
+/// Each pattern counts with 256 KiB. Ten thousand of them would take gigabytes, in a file of half a megabyte.
+#[test]
+fn patterns_of_a_file_are_bounded_together() {
+    let mut text = String::from("gateway:\n  routes:\n");
+    for route in 0..70 {
+        let rewrite = r"rewrite: { pattern: '\w{4}', to: / }";
+        writeln!(text, "    - {{ path: /{route}, upstream: http://h, {rewrite} }}").expect("memory is written");
+    }
+    text += "limits:\n";
+    for limit in 0..70 {
+        let when = r#"when: 'request.path.matches("\\w{4}")'"#;
+        writeln!(text, "  - {{ name: l{limit}, match: {{ {when} }} }}").expect("memory is written");
+    }
+    text += "  - { name: last, match: { when: 'request.path.matches(\"(\")' } }\n";
+    let message = refused(&text);
+    let problem = "the regular expressions of the file take more than 32 MiB together: use fewer of them";
+    let lines: Vec<&str> = message.lines().collect();
+    assert!(lines[0].starts_with("tollgate.yaml:132:") && lines[0].contains(problem), "{message}");
+    assert_eq!(lines.len(), 13, "each pattern that does not fit, and the last one: {message}");
+    assert!(lines[12].starts_with("tollgate.yaml:144:") && lines[12].contains("unclosed group"), "{message}");
+}
+
 #[test]
 fn depth_ends_the_reading() {
     let deep = [

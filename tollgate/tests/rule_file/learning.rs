@@ -30,6 +30,8 @@ fn windows_learn_their_limit() {
     let file = RuleFile::parse("tollgate.yaml", text).unwrap();
     let learn = file.limits[0].learn().unwrap();
     assert!(learn.shadow);
+    let warning = "from and to are both 5, so the limit has nothing to learn: raise `to`, or write `limit: 5`";
+    assert!(file.warnings().to_string().contains(warning), "{}", file.warnings());
     assert_eq!(learn.settings().unwrap().cover.to_string(), "50 %");
     assert!(file.compile().is_ok());
 }
@@ -47,6 +49,8 @@ fn every_problem_is_reported_with_its_place_and_fix() {
         "    limit: { learn: { from: 5, to: 10, over: 7 } }\n",
         "    limit: { learn: { from: 5, to: 10, cover: 1 } }\n",
         "    limit: { learn: { from: 5, to: 10, cover: 0 } }\n",
+        "    limit: { learn: { from: 5, to: 10, cover: 0.9999995 } }\n",
+        "    limit: { learn: { from: 5, to: 10, cover: 0.0000009 } }\n",
         "    limit: { learn: { from: 5, to: 10, cover: 99.9 } }\n",
         "    limit: { learn: { from: 5, to: 10, cover: 99.9% } }\n",
         "    limit: { learn: { from: 5, to: 10, cover: -1 } }\n",

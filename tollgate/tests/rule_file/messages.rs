@@ -315,7 +315,8 @@ const NUMBERS: [&str; 52] = [
 ];
 
 /// Names, keys, routes, listeners and tokens that contradict each other.
-const TOGETHER: [&str; 39] = [
+const TOGETHER: [&str; 41] = [
+    "gateway:\n  access_log: { format: combined, key: hash }\n  routes: [{ path: /**, upstream: echo }]\n",
     "limits:\n  - name: a\n  - name: b\n  - name: a\n",
     "limits: [&a { name: a }, *a]\n",
     "limits: [{ name: a, missing: deny }]\n",
@@ -355,10 +356,11 @@ const TOGETHER: [&str; 39] = [
     "gateway: { routes: [{ path: /, upstream: [{ url: http://h, weight: 5 }, { url: http://h, weight: 1000 }] }] }\n",
     "gateway: { routes: [{ path: /, upstream: [http://h:99999, http://h:0, 'http://h:', 'http://[::1]:99999'] }] }\n",
     "gateway: { tls: { certificates: [{ cert: a, key: b }], client_certificates: required }, routes: [] }\n",
+    "admin: { listen: 127.0.0.1:1, tls: { listen: 127.0.0.1:2, certificates: [{ cert: a, key: b }] } }\n",
 ];
 
 /// Files that are accepted with a warning.
-const WARNINGS: [&str; 15] = [
+const WARNINGS: [&str; 16] = [
     "store: memory\n",
     "limits: []\n",
     "headers: [ietf, ietf]\nlimits: [{ name: a }]\n",
@@ -374,6 +376,7 @@ const WARNINGS: [&str; 15] = [
     "jwt: { key_file: a, algorithms: [RS256] }\nlimits:\n  - name: a\n    match:\n      when: >-\n        request.method == \"GET\" &&\n        jwt.realm.roles.size() > 2\n",
     "gateway: { trusted_proxies: [0.0.0.0/0] }\nlimits: [{ name: a }]\n",
     "gateway:\n  routes:\n    - { path: [/api/**, /v1], strip_prefix: /v2, upstream: echo }\n    - { path: [/a/**, /b/**], strip_prefix: /b, upstream: echo }\nlimits: [{ name: a }]\n",
+    "admin: { listen: 0.0.0.0:8099 }\nlimits: [{ name: a }]\n",
 ];
 
 /// A file with many problems. A rejected value causes no further problems.

@@ -4,7 +4,7 @@ use tollgate::http::Refusal;
 use tollgate::rules::file::internal::{KeyPart, LimitRule};
 use tollgate::{RuleExplained, RuleState};
 
-use super::Explained;
+use crate::explanation::Explained;
 use crate::notice;
 
 /// The most names in one sentence.
@@ -20,7 +20,7 @@ const SKIPPED: AddressEffect = AddressEffect("does not apply", "do not apply");
 
 /// Returns parts of a sentence, or none if no limit needs the address of this request.
 pub(super) fn effects_without_address(explained: &Explained<'_>) -> Vec<String> {
-    if explained.arguments.ip.is_some() {
+    if explained.request.ip.is_some() {
         return Vec::new();
     }
     let limits = || explained.file.limits.iter().zip(&explained.explanation.rules);

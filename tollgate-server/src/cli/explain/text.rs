@@ -7,8 +7,7 @@ use tollgate::rules::{ExpressionField, FailedExpression, TokenStatus};
 use tollgate::{Decision, RuleExplained, RuleState};
 
 use super::address::effects_without_address;
-use super::overall::policy;
-use super::{Counts, Explained, Routed, path_reading};
+use crate::explanation::{Counts, Explained, Routed, path_reading, policy};
 use crate::gateway::upstream_urls;
 use crate::notice::policy_name;
 
@@ -23,7 +22,7 @@ pub(super) fn show(explained: &Explained<'_>) -> String {
     let width =
         |column: usize, most: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0).min(most);
     let (names, verdicts) = (width(0, MAX_NAME_WIDTH), width(1, usize::MAX));
-    let mut text = format!("{} {}\n\n", explained.arguments.method, explained.arguments.path);
+    let mut text = format!("{} {}\n\n", explained.request.method, explained.request.path);
     text += &route(explained);
     let beneath = explained.explanation.rules.iter().map(|rule| learned(explained, rule) + &expression_errors(rule));
     for ([name, verdict, detail], beneath) in rows.iter().zip(beneath) {
@@ -41,8 +40,8 @@ pub(super) fn show(explained: &Explained<'_>) -> String {
 
 /// Describes the route.
 fn route(explained: &Explained<'_>) -> String {
-    let Explained { routed, file, arguments, .. } = explained;
-    let path = &arguments.path;
+    let Explained { routed, file, request, .. } = explained;
+    let path = &request.path;
     let rule = match *routed {
         Routed::NoGateway => return String::new(),
         Routed::NoRoute => return "Route: none, so an allowed request gets 404.\n\n".to_owned(),
@@ -109,7 +108,10 @@ fn row(explained: &Explained<'_>, rule: &RuleExplained) -> [String; 3] {
                 }
             }
         }
-        RuleState::InFlight { key, in_flight, decision } => {
+        RuleState::InFlight { key, banned_for: Some(left), .. } => {
+            ("refuses", format!("{}: banned for {}", describe_key(key), seconds(*left)))
+        }
+        RuleState::InFlight { key, in_flight, decision, .. } => {
             let verdict = if decision.is_allowed() { "passes" } else { "refuses" };
             (verdict, format!("{}: {in_flight} of {} in flight", describe_key(key), decision.quota()))
         }

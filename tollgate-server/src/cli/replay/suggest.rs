@@ -9,7 +9,7 @@ use super::super::{Completion, Error, print};
 use super::{UPDATE_EVERY, progress};
 use crate::notice;
 use crate::tools::access_log::{AccessLog, Format, Mappings};
-use crate::tools::suggest::{Settings, SuggestError, Suggestion, Window};
+use crate::tools::suggest::{Command, Settings, SuggestError, Suggestion, Window};
 
 /// The share of clients that suggested limits leave untouched, unless `--cover` says otherwise.
 const DEFAULT_COVER: &str = "99.9%";
@@ -37,7 +37,9 @@ fn cover(text: &str) -> Result<Cover, String> {
         None => (text.trim(), 1.0),
     };
     let share = number.parse::<f64>().ok().and_then(|number| Cover::new(number / scale));
-    share.ok_or_else(|| "not a share of clients; write 99.9% or 0.999, more than 0 and less than all".to_owned())
+    share.ok_or_else(|| {
+        "it is not a share of clients from 0.000001 to 0.999999: write one such as 99.9% or 0.999".to_owned()
+    })
 }
 
 pub(super) fn run(
@@ -55,12 +57,13 @@ pub(super) fn run(
         key: options.key.clone(),
         window,
         cover: options.cover,
+        command: Command::Replay,
     };
     match window.map(settings).and_then(suggest) {
         Ok(suggestion) => {
             match json {
-                true => print(format_args!("{:#}", suggestion.json())),
-                false => print(suggestion.to_string().trim_end()),
+                true => print(format_args!("{:#}", suggestion.json()))?,
+                false => print(suggestion.to_string().trim_end())?,
             }
             Ok(Completion::Positive)
         }
@@ -73,7 +76,8 @@ pub(crate) fn from_logs(logs: &[PathBuf], key: &str, window: &str) -> Result<Sug
     let window = Window::new(window)?;
     let cover = cover(DEFAULT_COVER).expect("the default is a share");
     let (format, mappings) = (None, Mappings::default());
-    suggest(Settings { logs: logs.to_vec(), format, mappings, key: vec![key.to_owned()], window, cover })
+    let (key, command) = (vec![key.to_owned()], Command::Init);
+    suggest(Settings { logs: logs.to_vec(), format, mappings, key, window, cover, command })
 }
 
 /// Returns the answer of a command that has no suggestion. Too little data is a negative answer, not an error.

@@ -1,6 +1,8 @@
 //! Bounds on the memory of a request while its client uploads slowly. A client decides how many uploads it starts and
 //! how long they take, so each must be small. hyper adds two buffers of 8 KiB per side.
 
+use http::HeaderValue;
+
 use super::*;
 
 /// Returns the size of the future that a function returns.

@@ -2,23 +2,20 @@
 
 use std::error::Error as _;
 use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use bytes::Bytes;
-use http::header::{CONNECTION, HOST, TRAILER, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONNECTION, HOST, TRAILER, TRANSFER_ENCODING};
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::TrySendError;
-use hyper::upgrade::OnUpgrade;
+use tollgate::Outcome;
 use tollgate::rules::file::internal::{HostHeader, UpstreamHeader};
-use tollgate::{InFlightPermit, Outcome};
 
 use super::super::abandoned::{self, PermittedRequest, ResponseStart};
-use super::super::body::{ToClient, ToUpstream};
+use super::super::body::{ClientBody, ToClient, ToUpstream};
 use super::super::buffer_budget::BufferedBytes;
-use super::super::connect::{self, ConnUse, ConnectError, UpstreamConn};
+use super::super::connect::{self, ConnectError, UpstreamConn};
 use super::super::failure::Failure;
 use super::super::fault::Fault;
 use super::super::http1_conn::Http1Conn;
@@ -26,13 +23,12 @@ use super::super::http2_pool::Sender;
 use super::super::reuse::reads_body;
 use super::super::site::{Route, Site};
 use super::super::target::Target;
-use super::super::upgrade::IdleTimeout;
 use super::super::upstream_deadline::UpstreamDeadline;
 use super::super::upstream_tls::TlsFault;
-use super::super::workers::Counted;
-use super::super::{failure, headers, upgrade};
+use super::super::{failure, headers};
 use super::request_guard::UpstreamAttempt;
 use super::{Exchange, RequestGuard, UpstreamRequest};
+use crate::traces::{TRACEPARENT, TRACESTATE};
 
 /// The result of one attempt.
 enum AttemptResult {
@@ -43,98 +39,70 @@ enum AttemptResult {
 }
 
 impl Exchange {
-    pub(super) async fn forward(
+    /// Forwards a request to upstreams until one responds.
+    pub(in super::super) async fn forward(
         &self,
-        (mut request, attempt): (Request<Incoming>, Option<BufferedBytes>),
+        (mut request, attempt): (Request<ClientBody>, Option<BufferedBytes>),
         (site, route): (&Arc<Site>, &Route),
         outcome: &Outcome,
         mut guard: RequestGuard,
     ) -> Response<ToClient> {
-        let upgrading = headers::wants_upgrade(&request).then(|| hyper::upgrade::on(&mut request));
-        let id = self.prepare(&mut request, site, route, upgrading.is_some());
+        self.prepare(&mut request, site, route, &guard);
         let sent = |body| ToUpstream::new(body, &self.client, site.max_body).with_underscores(site.underscores);
         let request = request.map(sent).map(|body| body.holding(attempt));
-        let id = id.map(|id| owned_if_streaming(&id, request.body()));
-        guard.note_id(id.as_ref());
-        let conn_use = if upgrading.is_some() { ConnUse::Upgrade } else { ConnUse::Request };
-        let answered = self.try_upstreams(request, route, conn_use, &mut guard).await;
-        let (mut answered, attempt) = match answered {
+        let id = guard.id().map(|id| owned_if_streaming(id, request.body()));
+        guard.set_id(id);
+        let answered = self.try_upstreams(request, route, &mut guard).await;
+        let (answered, attempt) = match answered {
             Ok(answered) => answered,
             Err(fault) => {
                 guard.note_fault(&fault);
                 let mut response = failure::response(fault.failure()).map(|text| ToClient::local(text, guard));
                 route.response_edits.apply(response.headers_mut());
-                self.echo_id(id, &mut response);
                 return self.settle_and_write_headers(outcome, response).await;
             }
         };
         if abandoned::has_event_stream(answered.headers()) {
             guard.note_endless();
         }
-        let switched = is_switch(&answered).then(|| hyper::upgrade::on(&mut answered));
+        guard.note_upstream_answered();
         let (mut parts, body) = answered.into_parts();
-        let protocol = if switched.is_some() { parts.headers.get(UPGRADE).cloned() } else { None };
         headers::remove_hop_by_hop(&mut parts.headers);
-        if let Some(protocol) = protocol {
-            headers::set_upgrade(&mut parts.headers, protocol);
-        }
         // hyper sets the version that it speaks with the client.
         let version = std::mem::replace(&mut parts.version, Version::HTTP_11);
         if site.adds_header(UpstreamHeader::Via) {
             headers::append_via(version, &mut parts.headers);
         }
         route.response_edits.apply(&mut parts.headers);
-        let body = match upgrading.zip(switched) {
-            Some(sides) => {
-                self.switch(sides, (attempt, guard.take_permit()));
-                ToClient::local(Bytes::new(), guard)
-            }
-            None => {
-                guard.set_upstream(attempt);
-                ToClient::upstream(body, guard)
-            }
-        };
-        let mut response = Response::from_parts(parts, body);
-        self.echo_id(id, &mut response);
+        guard.set_upstream(attempt);
+        let response = Response::from_parts(parts, ToClient::upstream(body, guard));
         self.settle_and_write_headers(outcome, response).await
     }
 
-    fn echo_id(&self, id: Option<HeaderValue>, response: &mut Response<ToClient>) {
-        if let Some(id) = id {
-            response.headers_mut().insert(headers::X_REQUEST_ID, id);
-        }
-    }
-
-    /// Turns a client's request into the one for the upstream. Returns the request ID.
-    fn prepare(
-        &self,
-        request: &mut Request<Incoming>,
-        site: &Site,
-        route: &Route,
-        upgrading: bool,
-    ) -> Option<HeaderValue> {
+    /// Turns a client's request into the one for the upstream.
+    fn prepare(&self, request: &mut Request<ClientBody>, site: &Site, route: &Route, guard: &RequestGuard) {
         if let Some(authority) = request.uri().authority()
             && let Ok(host) = HeaderValue::try_from(authority.as_str())
         {
             request.headers_mut().insert(HOST, host);
         }
-        let upgrade = if upgrading { request.headers().get(UPGRADE).cloned() } else { None };
         let version = request.version();
         let map = request.headers_mut();
         headers::remove_hop_by_hop(map);
-        if let Some(upgrade) = upgrade {
-            headers::set_upgrade(map, upgrade);
+        headers::add_proxy_headers(version, map, site, &self.client, guard.id());
+        if let Some(parent) = guard.span().traceparent().and_then(|parent| HeaderValue::try_from(parent).ok()) {
+            map.insert(TRACEPARENT, parent);
+            if !guard.span().continues_trace() {
+                map.remove(TRACESTATE);
+            }
         }
-        let id = headers::add_proxy_headers(version, map, site, &self.client, &self.worker.ids);
         route.request_edits.apply(map);
-        id
     }
 
     async fn try_upstreams(
         &self,
         mut request: UpstreamRequest,
         route: &Route,
-        conn_use: ConnUse,
         guard: &mut RequestGuard,
     ) -> Result<(Response<Incoming>, UpstreamAttempt), Fault> {
         let tally = route.tally(self.worker.number);
@@ -153,7 +121,7 @@ impl Exchange {
             tried.push(number);
             guard.note_upstream(target);
             let left = usize::from(route.retries) + 1 - tried.len().min(usize::from(route.retries) + 1);
-            match self.try_one(request, (route, target), conn_use, guard).await {
+            match self.try_one(request, (route, target), guard).await {
                 AttemptResult::Answered(response, attempt) => {
                     // Success is known only at the end of the response.
                     if route.eject.counts(response.status()) {
@@ -191,7 +159,6 @@ impl Exchange {
         &self,
         request: UpstreamRequest,
         (route, target): (&Route, &Arc<Target>),
-        conn_use: ConnUse,
         guard: &mut RequestGuard,
     ) -> AttemptResult {
         let worker = self.worker.number;
@@ -205,7 +172,7 @@ impl Exchange {
         }
         let mut conn = match target.take_idle(worker, self.worker.ticks.now(), &route.reuse) {
             Some(conn) => conn,
-            None => match Box::pin(connect::obtain(target, (&self.worker, &self.client), conn_use, route)).await {
+            None => match Box::pin(connect::obtain(target, (&self.worker, &self.client), route)).await {
                 Ok(UpstreamConn::H1(conn)) => conn,
                 Ok(UpstreamConn::H2(sender, stream_permit)) => {
                     attempt.stream_permit = Some(stream_permit);
@@ -221,17 +188,12 @@ impl Exchange {
         let copy = is_copied.then(|| request.clone_without_body());
         if !request.body().is_empty() && !reads_body(request.method().as_str()) {
             conn.end();
-            if !request.headers().contains_key(UPGRADE) {
-                request.headers_mut().append(CONNECTION, HeaderValue::from_static("close"));
-            }
+            request.headers_mut().append(CONNECTION, HeaderValue::from_static("close"));
         }
         request.body_mut().read_by(conn.deadline(), route.timeout);
         let answered = match guard.take_permit() {
             None => {
-                let answered = {
-                    let mut sending = pin!(conn.send(request));
-                    poll_fn(|context| self.poll_before_late(sending.as_mut(), context)).await
-                };
+                let answered = conn.send(request).await;
                 attempt.conn = Some(conn);
                 answered
             }
@@ -247,29 +209,24 @@ impl Exchange {
                     Ok(answered) => answered,
                     Err(failure) => return AttemptResult::Failed(failure.into()),
                 };
-                Some(answer)
+                answer
             }
         };
         let conn = attempt.conn.as_ref();
         match answered {
-            Some(Ok(response)) if headers::has_unclear_length(response.headers()) => {
+            Ok(response) if headers::has_unclear_length(response.headers()) => {
                 AttemptResult::Failed(Failure::BadAnswer.into())
             }
-            // The client did not request an upgrade.
-            Some(Ok(response)) if is_switch(&response) && conn_use == ConnUse::Request => {
-                AttemptResult::Failed(Failure::BadAnswer.into())
-            }
-            Some(Ok(response)) => {
+            // No upgrade was requested.
+            Ok(response) if is_switch(&response) => AttemptResult::Failed(Failure::BadAnswer.into()),
+            Ok(response) => {
                 if let Some(conn) = &mut attempt.conn {
                     conn.note_keep_alive(response.headers());
                 }
                 AttemptResult::Answered(response, attempt)
             }
-            None => AttemptResult::Failed(Failure::BodyLate.into()),
-            Some(Err(_)) if conn.is_some_and(Http1Conn::is_late) => {
-                AttemptResult::Failed(Failure::UpstreamTimeout.into())
-            }
-            Some(Err(error)) => match conn.and_then(|conn| conn.deadline().body_failure()) {
+            Err(_) if conn.is_some_and(Http1Conn::is_late) => AttemptResult::Failed(Failure::UpstreamTimeout.into()),
+            Err(error) => match conn.and_then(|conn| conn.deadline().body_failure()) {
                 Some(failure) => AttemptResult::Failed(failure.into()),
                 None => failed(error, copy),
             },
@@ -283,11 +240,7 @@ impl Exchange {
         mut sent: PermittedRequest,
         guard: &mut RequestGuard,
     ) -> Result<(Result<Response<Incoming>, TrySendError<UpstreamRequest>>, UpstreamAttempt), Failure> {
-        let started = poll_fn(|context| match self.client.body_is_late() {
-            true => Poll::Ready(ResponseStart::ClientFailed(Failure::BodyLate)),
-            false => sent.poll_start(context),
-        });
-        match started.await {
+        match poll_fn(|context| sent.poll_start(context)).await {
             ResponseStart::ClientFailed(failure) => {
                 sent.note_broken_body(failure);
                 Err(failure)
@@ -314,10 +267,7 @@ impl Exchange {
         let deadline = Arc::new(UpstreamDeadline::new(Arc::clone(&self.worker.ticks)));
         request.body_mut().read_by(&deadline, route.timeout);
         let answered = match guard.take_permit() {
-            None => {
-                let mut sending = pin!(sender.try_send_request(request));
-                deadline.limit(poll_fn(|context| self.poll_before_late(sending.as_mut(), context))).await
-            }
+            None => deadline.limit(pin!(sender.try_send_request(request))).await,
             Some(permit) => {
                 let sending = Box::pin(async move { (sender.try_send_request(request).await, None) });
                 let sent = PermittedRequest::new(sending, (attempt, permit), Arc::clone(&deadline), &self.worker.tally);
@@ -327,30 +277,20 @@ impl Exchange {
                     Some(Err(failure)) => return AttemptResult::Failed(failure.into()),
                     Some(Ok((answer, returned))) => {
                         attempt = returned;
-                        Some(Some(answer))
+                        Some(answer)
                     }
                 }
             }
         };
         let Some(answered) = answered else { return AttemptResult::Failed(Failure::UpstreamTimeout.into()) };
         match answered {
-            None => AttemptResult::Failed(Failure::BodyLate.into()),
             // HTTP/2 has no upgrades.
-            Some(Ok(response)) if is_switch(&response) => AttemptResult::Failed(Failure::BadAnswer.into()),
-            Some(Ok(response)) => AttemptResult::Answered(response, attempt),
-            Some(Err(error)) => match deadline.body_failure() {
+            Ok(response) if is_switch(&response) => AttemptResult::Failed(Failure::BadAnswer.into()),
+            Ok(response) => AttemptResult::Answered(response, attempt),
+            Err(error) => match deadline.body_failure() {
                 Some(failure) => AttemptResult::Failed(failure.into()),
                 None => failed(error, copy),
             },
-        }
-    }
-
-    /// Polls a future, unless the client's body is late. The connection checks the deadline of the body and wakes this
-    /// task.
-    fn poll_before_late<F: Future>(&self, future: Pin<&mut F>, context: &mut Context<'_>) -> Poll<Option<F::Output>> {
-        match self.client.body_is_late() {
-            true => Poll::Ready(None),
-            false => future.poll(context).map(Some),
         }
     }
 
@@ -379,18 +319,6 @@ impl Exchange {
             let path = request.uri().path_and_query().cloned();
             *request.uri_mut() = path.map_or_else(|| Uri::from_static("/"), Uri::from);
         }
-    }
-
-    /// Connects both sides after an upgrade.
-    fn switch(
-        &self,
-        (client, upstream): (OnUpgrade, OnUpgrade),
-        (attempt, permit): (UpstreamAttempt, Option<InFlightPermit>),
-    ) {
-        self.client.upgrade();
-        let counted = Counted::new(Arc::clone(&self.worker.tally));
-        let idle_timeout = IdleTimeout { ticks: Arc::clone(&self.worker.ticks), max: self.worker.site.load().upgraded };
-        tokio::spawn(upgrade::relay(client, upstream, (attempt, permit, counted), idle_timeout));
     }
 }
 

@@ -3,19 +3,19 @@
 use bytes::Bytes;
 use http::{Method, Request, Response};
 use http_body_util::BodyExt;
-use hyper::body::{Body, Incoming};
+use hyper::body::Body;
 use tollgate::Outcome;
 use tollgate::http::{Refusal, is_grpc};
 use tollgate::internal::Unreadable;
 use tollgate::rules::Facts;
 
-use super::super::body::ToClient;
+use super::super::body::{ClientBody, ToClient, ToUpstream};
 use super::super::failure::{self, Failure};
 use super::{Exchange, RequestGuard, bodiless};
 
 /// The maximum length of an unwanted body that is read, so that the connection stays usable. A longer body closes the
 /// connection.
-const MAX_DRAINED_BYTES: usize = 256 << 10;
+pub(in super::super) const MAX_DRAINED_BYTES: usize = 256 << 10;
 
 /// Returns whether a limit refused a request as one that no well-behaved client sends. Several cookies or parameters of
 /// one name are common.
@@ -27,7 +27,7 @@ impl Exchange {
     /// Returns the response of a limit that refuses the request.
     pub(super) fn refuse(
         &self,
-        request: Request<Incoming>,
+        request: Request<ClientBody>,
         outcome: &Outcome,
         guard: RequestGuard,
     ) -> Response<ToClient> {
@@ -48,7 +48,7 @@ impl Exchange {
     /// Returns the response to a request with more than one interpretation.
     pub(super) fn refuse_unreadable(
         &self,
-        request: Request<Incoming>,
+        request: Request<ClientBody>,
         problem: &Unreadable,
         mut guard: RequestGuard,
     ) -> Response<ToClient> {
@@ -62,7 +62,7 @@ impl Exchange {
     /// Refuses a request before any limit is checked. A malformed request counts as a strike.
     pub(super) fn refuse_malformed(
         &self,
-        request: Request<Incoming>,
+        request: Request<ClientBody>,
         failure: Failure,
         mut guard: RequestGuard,
     ) -> Response<ToClient> {
@@ -76,15 +76,14 @@ impl Exchange {
     }
 
     /// Reads and discards a body in the background, so that it does not delay the response.
-    pub(super) fn drain(&self, body: Incoming) {
+    pub(super) fn drain(&self, body: ClientBody) {
         // Nothing is left to read, or too much.
         if body.is_end_stream() || body.size_hint().lower() > MAX_DRAINED_BYTES as u64 {
             return;
         }
         let client = std::sync::Arc::clone(&self.client);
         tokio::spawn(async move {
-            let (mut body, mut left) =
-                (super::super::body::ToUpstream::new(body, &client, u64::MAX), MAX_DRAINED_BYTES);
+            let (mut body, mut left) = (ToUpstream::new(body, &client, u64::MAX), MAX_DRAINED_BYTES);
             while let Some(Ok(frame)) = body.frame().await {
                 match left.checked_sub(frame.data_ref().map_or(0, Bytes::len)) {
                     Some(rest) => left = rest,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
+use tollgate::rules::Facts;
 use tollgate::{InFlightPermit, Outcome};
 
 use super::super::abandoned::{self, Abandoned};
@@ -24,6 +25,7 @@ use super::super::tally::{Moment, RouteTally};
 use super::super::target::{Eject, Target};
 use super::super::ticks::{Tick, Wait};
 use super::super::upstream_deadline::UpstreamDeadline;
+use crate::traces::{RequestSpan, SpanEnd};
 
 /// Finishes a request when it is dropped: releases its permit and upstream, counts it, and writes the access log.
 pub(in super::super) struct RequestGuard {
@@ -44,8 +46,14 @@ pub(in super::super) struct RequestGuard {
     is_complete: bool,
     /// Whether the upstream or the gateway cut off a response that had started.
     is_broken: bool,
+    /// Whether the response is the upstream's.
+    is_upstreams: bool,
+    /// The ID of the request.
+    id: Option<HeaderValue>,
     /// The entry for the access log, if there is one.
     record: Option<Box<Record>>,
+    /// The span, if requests are traced.
+    span: RequestSpan,
 }
 
 /// An attempt of a request at an upstream. Counts as a request in flight of the upstream until it is dropped.
@@ -114,7 +122,10 @@ impl RequestGuard {
             status: None,
             is_complete: false,
             is_broken: false,
+            is_upstreams: false,
+            id: None,
             record: None,
+            span: RequestSpan::default(),
         }
     }
 
@@ -140,9 +151,29 @@ impl RequestGuard {
         self.record_outcome(outcome);
     }
 
+    /// Starts the span of the request.
+    pub(in super::super) fn start_span(&mut self, span: RequestSpan) {
+        if let (Some(record), Some(trace_id)) = (&mut self.record, span.trace_id()) {
+            record.note_trace(trace_id);
+        }
+        self.span = span;
+    }
+
+    pub(in super::super) fn span(&self) -> &RequestSpan {
+        &self.span
+    }
+
     pub(in super::super) fn record_outcome(&mut self, outcome: &Outcome) {
+        self.span.note_outcome(outcome);
         if let Some(record) = &mut self.record {
             record.note_outcome(outcome);
+        }
+    }
+
+    /// Adds the key by which the limit counted the request to the access log entry, if keys are logged.
+    pub(in super::super) fn note_key(&mut self, outcome: &Outcome, facts: &Facts<'_>) {
+        if let Some(record) = &mut self.record {
+            record.note_key(|texts| outcome.limit_key(facts, texts));
         }
     }
 
@@ -153,10 +184,19 @@ impl RequestGuard {
         }
     }
 
-    pub(in super::super) fn note_id(&mut self, id: Option<&HeaderValue>) {
-        if let (Some(record), Some(id)) = (&mut self.record, id) {
-            record.note_id(id);
-        }
+    /// Sets the ID of the request.
+    pub(in super::super) fn set_id(&mut self, id: Option<HeaderValue>) {
+        self.id = id;
+    }
+
+    /// Returns the ID of the request.
+    pub(in super::super) fn id(&self) -> Option<&HeaderValue> {
+        self.id.as_ref()
+    }
+
+    /// Records that the response is the upstream's.
+    pub(in super::super) fn note_upstream_answered(&mut self) {
+        self.is_upstreams = true;
     }
 
     /// Records the upstream of an attempt.
@@ -179,6 +219,11 @@ impl RequestGuard {
 
     pub(in super::super) fn note_status(&mut self, status: StatusCode) {
         self.status = Some(status);
+    }
+
+    /// Takes the upstream out of the guard.
+    pub(in super::super) fn take_upstream(&mut self) -> Option<UpstreamAttempt> {
+        self.upstream.take()
     }
 
     /// Takes the permit out of the guard.
@@ -223,6 +268,14 @@ impl RequestGuard {
             return None;
         }
         Abandoned::new(attempt, permit, self.client.shared_tally())
+    }
+
+    /// Holds the permit for the route's timeout, because the connection to the upstream is closed in the middle of the
+    /// client's body: nothing shows when the upstream is done.
+    pub(in super::super) fn hold_permit(&mut self) {
+        if let (Some(attempt), Some(permit)) = (&self.upstream, self.permit.take()) {
+            abandoned::hold_permit(permit, attempt.timeout, self.client.shared_tally());
+        }
     }
 
     pub(in super::super) fn set_upstream(&mut self, attempt: UpstreamAttempt) {
@@ -326,10 +379,12 @@ impl Drop for RequestGuard {
             Some(route) => route.note_ended(self.status, nanos),
             None => self.client.tally().note_unrouted(self.status, nanos),
         }
+        let route = self.route.as_ref().map(|route| &*route.name);
+        self.span.end(SpanEnd { status: self.status, route, id: self.id.as_ref() });
         if let Some(record) = &self.record {
-            let route = self.route.as_ref().map(|route| &*route.name);
-            let Self { status, sent_bytes, is_broken, .. } = *self;
-            record.write(&Completion { status, sent_bytes, is_broken, nanos, route });
+            let Self { status, sent_bytes, is_broken, is_upstreams, .. } = *self;
+            let id = self.id.as_ref();
+            record.write(&Completion { status, sent_bytes, is_broken, is_upstreams, nanos, route, id });
         }
     }
 }

@@ -13,7 +13,7 @@ use super::super::ticks::{TICK, Ticks};
 use super::Lane;
 use super::conn::LaneConn;
 use super::forwarding::Forwarding;
-use super::request::HeaderBuffer;
+use super::request_headers::HeaderBuffer;
 use super::response::{ResponseBody, ResponseHead, ResponseParse};
 use super::scratch::{Scratch, scratch};
 
@@ -31,7 +31,13 @@ type ResponseProgress = Option<(ResponseBody, bool)>;
 impl Lane<'_> {
     /// Abandons a request whose client has left. If it has a permit, that is held until the upstream is done. Otherwise
     /// the connection is closed.
+    ///
+    /// The connection is also closed in the middle of a body, because an upstream that waits for the rest of one is
+    /// blocked. A timer holds the permit then.
     pub(super) fn abandon(&self, conn: Box<LaneConn>, begun: ResponseProgress, forwarding: &mut Forwarding) {
+        if self.body.is_some() {
+            return forwarding.guard.hold_permit();
+        }
         let Some(abandoned) = forwarding.guard.abandon() else { return };
         let ticks = Arc::clone(&self.worker.ticks);
         let left = u32::try_from(self.deadline.saturating_sub(ticks.now())).unwrap_or(u32::MAX);
@@ -67,14 +73,18 @@ fn poll_head(conn: &mut LaneConn, is_head: bool, context: &mut Context<'_>) -> P
     let sent = conn.poll_send(context);
     let mut scratch = scratch();
     let Scratch { input, buffers, .. } = &mut *scratch;
+    let mut has_unparsed = false;
     loop {
         let before = conn.head_bytes.len();
         input[..before].copy_from_slice(&conn.head_bytes);
-        let read = match conn.poll_read(&mut input[before..], context) {
-            Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(None),
-            Poll::Ready(Ok(read)) => read,
-            Poll::Pending if matches!(sent, Poll::Ready(Err(_))) => return Poll::Ready(None),
-            Poll::Pending => return Poll::Pending,
+        let read = match std::mem::take(&mut has_unparsed) {
+            true => 0,
+            false => match conn.poll_read(&mut input[before..], context) {
+                Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(None),
+                Poll::Ready(Ok(read)) => read,
+                Poll::Pending if matches!(sent, Poll::Ready(Err(_))) => return Poll::Ready(None),
+                Poll::Pending => return Poll::Pending,
+            },
         };
         let bytes = &input[..before + read];
         let mut header_buffer = HeaderBuffer::default();
@@ -93,13 +103,21 @@ fn poll_head(conn: &mut LaneConn, is_head: bool, context: &mut Context<'_>) -> P
                     Err(_) => None,
                 });
             }
+            ResponseParse::Interim(_) if !conn.note_interim() => return Poll::Ready(None),
+            ResponseParse::Interim(head) => {
+                let rest = bytes[head.bytes..].to_vec();
+                has_unparsed = !rest.is_empty();
+                conn.head_bytes = rest;
+            }
             ResponseParse::Partial if bytes.len() < input.len() => {
                 conn.head_bytes.clear();
                 conn.head_bytes.extend_from_slice(&input[..before + read]);
             }
-            ResponseParse::Partial | ResponseParse::TooManyHeaders | ResponseParse::Invalid => {
-                return Poll::Ready(None);
-            }
+            // A tunnel has no end.
+            ResponseParse::Switch(_)
+            | ResponseParse::Partial
+            | ResponseParse::TooManyHeaders
+            | ResponseParse::Invalid => return Poll::Ready(None),
         }
     }
 }

@@ -1,86 +1,168 @@
 //! A connection to an upstream that only the lane uses.
 
 use std::io;
-use std::task::{Context, Poll};
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker, ready};
 
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::super::maybe_tls::MaybeTls;
 use super::super::reuse::{Repeatable, ReusePolicy, Usage};
 use super::super::socket;
 use super::super::ticks::Tick;
-use super::super::upstream_slots::UpstreamSlot;
+use super::super::upstream_slots::UpstreamIo;
+
+/// The most interim responses to a request. An upstream that sends more keeps a worker busy for nothing.
+const MAX_INTERIM: u32 = 32;
 
 /// An HTTP/1 connection for one request at a time.
 pub(in super::super) struct LaneConn {
-    tcp: TcpStream,
+    io: UpstreamIo,
     /// Whether the last read returned bytes. True at the start, when nothing can have arrived.
     has_read: bool,
     pub(in super::super) usage: Usage,
     /// The unsent rest of a request.
     unsent: Vec<u8>,
+    /// Whether all sent bytes have left the buffer of TLS.
+    is_flushed: bool,
+    /// Whether the upstream accepts no more bytes.
+    is_broken: bool,
     /// The bytes of a partial response head.
     pub(super) head_bytes: Vec<u8>,
-    /// Dropped after the socket is closed.
-    _slot: UpstreamSlot,
+    /// The interim responses to the current request.
+    interim: u32,
 }
 
 impl LaneConn {
-    pub(super) fn new((tcp, slot): (TcpStream, UpstreamSlot), usage: Usage) -> Self {
-        Self { tcp, has_read: true, usage, unsent: Vec::new(), head_bytes: Vec::new(), _slot: slot }
+    pub(super) fn new(io: UpstreamIo, usage: Usage) -> Self {
+        Self {
+            io,
+            has_read: true,
+            usage,
+            unsent: Vec::new(),
+            is_flushed: true,
+            is_broken: false,
+            head_bytes: Vec::new(),
+            interim: 0,
+        }
+    }
+
+    /// Returns the connection after an upgrade.
+    pub(super) fn into_io(self) -> UpstreamIo {
+        self.io
     }
 
     /// Marks the connection as idle. Returns whether it can be used again.
     pub(in super::super) fn become_idle(&mut self, now: Tick, policy: &ReusePolicy) -> bool {
         self.usage.note_idle(now, policy);
         self.unsent = Vec::new();
+        self.interim = 0;
         self.usage.allows_another(now, policy)
     }
 
+    /// Counts an interim response. Returns whether another is accepted.
+    pub(super) fn note_interim(&mut self) -> bool {
+        self.interim += 1;
+        self.interim <= MAX_INTERIM
+    }
+
     /// Returns whether it can take a request now.
-    pub(in super::super) fn can_take_request(&self, now: Tick, policy: &ReusePolicy, repeatable: Repeatable) -> bool {
+    pub(in super::super) fn can_take_request(
+        &mut self,
+        now: Tick,
+        policy: &ReusePolicy,
+        repeatable: Repeatable,
+    ) -> bool {
         // The runtime learns of a close when it next polls for events. A request that must not be lost does not rely on
         // that, nor does one on a connection that has been idle for long enough to be closed.
         let checks_kernel = repeatable == Repeatable::No || self.usage.has_been_idle(now);
         self.usage.allows_another(now, policy)
             && self.is_quiet()
-            && (!checks_kernel || socket::is_open_and_quiet(&self.tcp))
+            && (!checks_kernel || socket::is_open_and_quiet(self.io.stream().tcp()))
     }
 
     /// Returns whether it should stay in the pool.
-    pub(in super::super) fn is_worth_keeping(&self, now: Tick) -> bool {
+    pub(in super::super) fn is_worth_keeping(&mut self, now: Tick) -> bool {
         !self.usage.is_stale(now) && self.is_quiet()
     }
 
     /// Returns whether the upstream has neither closed it nor sent unexpected bytes, as far as the runtime knows.
-    fn is_quiet(&self) -> bool {
-        matches!(self.tcp.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+    fn is_quiet(&mut self) -> bool {
+        match self.io.stream_mut() {
+            MaybeTls::Plain(tcp) => {
+                matches!(tcp.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+            }
+            // Messages of TLS itself, such as session tickets, are read here.
+            MaybeTls::Tls(tls) => {
+                let mut context = Context::from_waker(Waker::noop());
+                Pin::new(tls).poll_read(&mut context, &mut ReadBuf::new(&mut [0])).is_pending()
+            }
+        }
     }
 
     /// Sends as much of a request as possible. [`poll_send`](Self::poll_send) sends the rest.
     pub(super) fn send(&mut self, bytes: &[u8], context: &mut Context<'_>) -> io::Result<()> {
-        let sent = match socket::poll_write(&self.tcp, bytes, context) {
+        let sent = match poll_write(self.io.stream_mut(), bytes, context) {
             Poll::Ready(sent) => sent?,
             Poll::Pending => 0,
         };
+        self.is_flushed = !self.io.stream().is_buffered();
         self.unsent.clear();
         self.unsent.extend_from_slice(&bytes[sent..]);
         Ok(())
     }
 
+    /// Sends the next part of a body. Nothing may be left of earlier parts. [`poll_send`](Self::poll_send) reports an
+    /// error, after the response of an upstream that did not read the whole body.
+    pub(super) fn send_part(&mut self, bytes: &[u8], context: &mut Context<'_>) {
+        self.is_broken |= self.send(bytes, context).is_err();
+    }
+
+    /// Returns the number of bytes that the upstream has not accepted.
+    pub(super) fn unsent_bytes(&self) -> usize {
+        self.unsent.len()
+    }
+
     /// Returns ready once the request is sent.
     pub(super) fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.is_broken {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
         while !self.unsent.is_empty() {
-            match socket::poll_write(&self.tcp, &self.unsent, context) {
+            match poll_write(self.io.stream_mut(), &self.unsent, context) {
                 Poll::Ready(Ok(sent)) => _ = self.unsent.drain(..sent),
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Pending => return Poll::Pending,
             }
         }
+        if !self.is_flushed {
+            ready!(Pin::new(&mut self.io).poll_flush(context))?;
+            self.is_flushed = true;
+        }
+        // An upload that stalled once may go on for long.
+        self.unsent = Vec::new();
         Poll::Ready(Ok(()))
     }
 
     /// Reads into the buffer. Returns the number of bytes; 0 is the end of the stream.
     pub(super) fn poll_read(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        socket::poll_read(&self.tcp, &mut self.has_read, buffer, context)
+        match self.io.stream_mut() {
+            MaybeTls::Plain(tcp) => socket::poll_read(tcp, &mut self.has_read, buffer, context),
+            MaybeTls::Tls(tls) => {
+                let mut buffer = ReadBuf::new(buffer);
+                Pin::new(tls).poll_read(context, &mut buffer).map_ok(|()| buffer.filled().len())
+            }
+        }
+    }
+}
+
+fn poll_write<T: AsyncWrite + Unpin>(
+    stream: &mut MaybeTls<T>,
+    bytes: &[u8],
+    context: &mut Context<'_>,
+) -> Poll<io::Result<usize>> {
+    match stream {
+        MaybeTls::Plain(tcp) => socket::poll_write(tcp, bytes, context),
+        MaybeTls::Tls(tls) => Pin::new(tls).poll_write(context, bytes),
     }
 }

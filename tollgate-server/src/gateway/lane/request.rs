@@ -1,84 +1,100 @@
-//! Plain requests: parsed from the client's bytes, and written for the upstream.
+//! Requests: parsed from the client's bytes, and written for the upstream.
 
 use std::mem::MaybeUninit;
 
-use http::HeaderValue;
 use http::header::HOST;
-use http::uri::{PathAndQuery, Uri};
-use smallvec::SmallVec;
-use tollgate::internal::{CleanPath, HeaderLine, check_host, check_method};
+use http::uri::PathAndQuery;
+use http::{HeaderName, HeaderValue, Request, StatusCode, Version};
+use tollgate::internal::{Unreadable, check_host, check_method};
 use tollgate::rules::file::internal::{HostHeader, UpstreamHeader};
 
 use super::super::client::Client;
-use super::super::exchange::Worker;
+use super::super::exchange::RequestGuard;
 use super::super::failure::Failure;
-use super::super::framing::FramingGuard;
-use super::super::header_names::{DroppedHeaders, Fate, HeaderFilter, HeaderKind, kind};
-use super::super::headers::{self, ByteKind, letters_digits_and};
+use super::super::framing::{Ambiguity, FramingGuard};
+use super::super::header_names::{DroppedHeaders, HeaderFilter, HeaderKind};
+use super::super::headers;
 use super::super::reuse::reads_body;
 use super::super::site::{Edits, Route, Site, WeightedUpstream};
+use super::request_body::{BodyLength, BodyStart, ReceivedBody, RequestBody};
+use super::request_headers::{HeaderBuffer, HeadersView, RequestHeaders, RequestVersion};
+use super::target::RequestTarget;
 use super::text::{self, MAX_HEADERS};
+use crate::traces::{TRACEPARENT, TRACESTATE};
+
+/// The maximum length of a target, as in hyper.
+const MAX_TARGET_BYTES: usize = (u16::MAX - 1) as usize;
 
 /// The result of parsing the bytes of a request.
 pub(super) enum RequestParse<'a> {
-    /// Exactly one request.
+    /// A request whose head is complete.
     Complete(PlainRequest<'a>),
     /// The start of a request.
     Partial,
-    /// Anything else. hyper has to handle it.
-    NotPlain,
+    /// A head that is too long, malformed or ambiguous.
+    Invalid(InvalidHead),
 }
 
-/// The headers of a message and their kinds.
-#[derive(Default)]
-pub(super) struct HeaderBuffer<'a> {
-    lines: SmallVec<[HeaderLine<'a>; 24]>,
-    kinds: SmallVec<[HeaderKind; 24]>,
-    dropped: DroppedHeaders,
+/// The reason why a head could not be parsed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum InvalidHead {
+    TooLong,
+    TargetTooLong,
+    Malformed,
+    Ambiguous(Ambiguity),
 }
 
-impl<'a> HeaderBuffer<'a> {
-    pub(super) fn push(&mut self, header: &httparse::Header<'a>, kind: HeaderKind) {
-        self.lines.push(HeaderLine { name: header.name, value: header.value });
-        self.kinds.push(kind);
+impl InvalidHead {
+    /// Returns the reason for a head that is malformed, or ambiguous: the framing checks distinguish these.
+    fn of(bytes: &[u8]) -> Self {
+        match FramingGuard::new().check(bytes, usize::MAX) {
+            Ok(()) => Self::Malformed,
+            Err((ambiguity, _)) => Self::Ambiguous(ambiguity),
+        }
     }
 
-    pub(super) fn view(&self) -> HeadersView<'_> {
-        HeadersView { lines: &self.lines, kinds: &self.kinds }
-    }
-}
-
-/// A view of a [`HeaderBuffer`].
-#[derive(Clone, Copy)]
-pub(super) struct HeadersView<'a> {
-    pub(super) lines: &'a [HeaderLine<'a>],
-    kinds: &'a [HeaderKind],
-}
-
-impl<'a> HeadersView<'a> {
-    pub(super) fn iter(self) -> impl Iterator<Item = (&'a HeaderLine<'a>, HeaderKind)> {
-        self.lines.iter().zip(self.kinds.iter().copied())
-    }
-
-    pub(super) fn values(self, wanted: HeaderKind) -> impl Iterator<Item = &'a [u8]> {
-        self.iter().filter(move |(_, kind)| *kind == wanted).map(|(line, _)| line.value)
+    pub(super) fn status(self) -> StatusCode {
+        match self {
+            Self::TooLong => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Self::TargetTooLong => StatusCode::URI_TOO_LONG,
+            Self::Malformed | Self::Ambiguous(_) => StatusCode::BAD_REQUEST,
+        }
     }
 }
 
-/// A request that is unambiguous and needs no special handling.
+/// A request whose length is unambiguous.
 pub(super) struct PlainRequest<'a> {
-    /// The bytes as received.
+    /// The bytes as received: the head, and the part of the body that has arrived.
     pub(super) bytes: &'a [u8],
     pub(super) method: &'a str,
-    /// The path and the query.
-    pub(super) target: &'a str,
+    pub(super) target: RequestTarget<'a>,
     pub(super) headers: HeadersView<'a>,
     /// Headers that neither limits nor upstreams get.
     pub(super) dropped: DroppedHeaders,
-    host: &'a [u8],
+    version: RequestVersion,
+    /// The value of the `Host` header.
+    host: Option<&'a [u8]>,
+    /// The reason why it is refused before limits are checked.
+    failure: Option<Failure>,
+    length: BodyLength,
+    /// The part of the body that has arrived.
     body: &'a [u8],
+    /// The number of its content bytes.
+    pub(super) content_bytes: u64,
+    /// The part of the body that has not arrived.
+    pub(super) rest: RequestBody,
+    /// The bytes behind the request.
+    pub(super) following: &'a [u8],
+    /// Whether the client waits for `100 Continue` before it sends the body.
+    pub(super) expects_continue: bool,
+    /// Whether the client accepts trailers.
+    pub(super) wants_trailers: bool,
+    /// Whether it is a gRPC call, whose refusals have another form.
+    pub(super) is_grpc: bool,
     /// Whether the client wants the connection closed after the response.
     pub(super) is_last: bool,
+    /// The protocols that the client wants to switch to.
+    pub(super) upgrade: Option<&'a [u8]>,
 }
 
 impl<'a> PlainRequest<'a> {
@@ -88,98 +104,194 @@ impl<'a> PlainRequest<'a> {
         max_head: usize,
         filter: &HeaderFilter<'_>,
     ) -> RequestParse<'a> {
+        let invalid = || RequestParse::Invalid(InvalidHead::of(bytes));
         let mut parsed = [const { MaybeUninit::uninit() }; MAX_HEADERS];
         let mut request = httparse::Request::new(&mut []);
         let head = match request.parse_with_uninit_headers(bytes, &mut parsed) {
             Ok(httparse::Status::Complete(head)) => head,
-            Ok(httparse::Status::Partial) if bytes.len() < max_head => {
-                // An ambiguous head need not be complete.
-                return if FramingGuard::new().check(bytes, usize::MAX).is_ok() {
-                    RequestParse::Partial
-                } else {
-                    RequestParse::NotPlain
+            // An ambiguous head need not be complete.
+            Ok(httparse::Status::Partial) => {
+                return match InvalidHead::of(bytes) {
+                    InvalidHead::Malformed if bytes.len() < max_head => RequestParse::Partial,
+                    InvalidHead::Malformed => RequestParse::Invalid(InvalidHead::TooLong),
+                    ambiguous => RequestParse::Invalid(ambiguous),
                 };
             }
-            _ => return RequestParse::NotPlain,
+            Err(httparse::Error::TooManyHeaders) => return RequestParse::Invalid(InvalidHead::TooLong),
+            Err(_) => return invalid(),
         };
-        let (Some(method), Some(target), Some(1)) = (request.method, request.path, request.version) else {
-            return RequestParse::NotPlain;
+        let (Some(method), Some(target), Some(version)) = (request.method, request.path, request.version) else {
+            return invalid();
         };
-        let is_plain = head <= max_head
-            && method != "CONNECT"
-            && check_method(method, target).is_ok()
-            && is_path(target)
-            && ends_lines_in_crlf(&bytes[..head]);
-        let framing_headers = is_plain.then(|| read_headers(request.headers, lines, filter)).flatten();
-        let Some(FramingHeaders { host, length, is_last }) = framing_headers else { return RequestParse::NotPlain };
-        let body = &bytes[head..];
-        if body.len() as u64 != length {
-            return RequestParse::NotPlain;
+        if !ends_lines_in_crlf(&bytes[..head]) {
+            return invalid();
         }
-        let dropped = lines.dropped;
-        RequestParse::Complete(Self { bytes, method, target, headers: lines.view(), dropped, host, body, is_last })
+        if head > max_head {
+            return RequestParse::Invalid(InvalidHead::TooLong);
+        }
+        if target.len() > MAX_TARGET_BYTES {
+            return RequestParse::Invalid(InvalidHead::TargetTooLong);
+        }
+        let version = if version == 0 { RequestVersion::Http10 } else { RequestVersion::Http11 };
+        let Some(target) = RequestTarget::read(target) else { return invalid() };
+        let Some(headers) = RequestHeaders::read(request.headers, version, lines, filter) else { return invalid() };
+        let RequestHeaders { host, failure, length, expects_continue, wants_trailers, is_grpc, is_last, upgrade } =
+            headers;
+        let BodyStart { bytes: body_bytes, content: content_bytes, rest } = length.split(&bytes[head..]);
+        let (bytes, following) = bytes.split_at(head + body_bytes);
+        RequestParse::Complete(Self {
+            bytes,
+            method,
+            target,
+            dropped: lines.dropped,
+            headers: lines.view(),
+            version,
+            host,
+            failure,
+            length,
+            body: &bytes[head..],
+            content_bytes,
+            rest,
+            following,
+            expects_continue,
+            wants_trailers,
+            is_grpc,
+            is_last,
+            upgrade,
+        })
     }
 
-    pub(super) fn body_bytes(&self) -> u64 {
-        self.body.len() as u64
+    /// Returns the reason why it is refused before limits are checked, if there is one.
+    pub(super) fn failure(&self, max_body: u64) -> Option<Failure> {
+        match self.failure {
+            Some(Failure::UnderscoreHeader) => self.failure,
+            _ if self.method == "CONNECT" => Some(Failure::Connect),
+            None if self.announces_more_than(max_body) => Some(Failure::BodyTooLong),
+            failure => failure,
+        }
+    }
+
+    /// Checks that the method and the host have only one interpretation.
+    pub(super) fn check_readable(&self) -> Result<(), Unreadable> {
+        check_method(self.method, self.target.received_str())?;
+        self.host.map_or(Ok(()), check_host)?;
+        self.target.authority().map_or(Ok(()), |authority| check_host(authority.as_str().as_bytes()))
+    }
+
+    /// Returns the host: that of the target, or of the `Host` header.
+    fn host(&self) -> Option<&[u8]> {
+        self.target.authority().map(|authority| authority.as_str().as_bytes()).or(self.host)
+    }
+
+    /// Returns whether the head announces a longer body than this.
+    fn announces_more_than(&self, bytes: u64) -> bool {
+        matches!(self.length, BodyLength::Known(length) if length > bytes)
+    }
+
+    pub(super) fn is_http10(&self) -> bool {
+        self.version == RequestVersion::Http10
     }
 
     pub(super) fn is_head(&self) -> bool {
         self.method == "HEAD"
     }
 
+    /// Returns the path, and the query if there is one.
+    pub(super) fn path_and_query(&self) -> (&str, Option<&str>) {
+        let target = self.target.as_str();
+        target.split_once('?').map_or((target, None), |(path, query)| (path, Some(query)))
+    }
+
+    /// Returns the part of the body that has arrived.
+    pub(super) fn received_body(&self) -> ReceivedBody {
+        let mut received = ReceivedBody::default();
+        match self.length {
+            BodyLength::Known(_) => received.content.extend_from_slice(self.body),
+            // Malformed chunks were found before.
+            BodyLength::Chunked => _ = received.unchunk(&mut FramingGuard::for_request_chunks(), self.body),
+        }
+        received
+    }
+
+    /// Returns the length of the body, if the client announces it.
+    pub(super) fn body_length(&self) -> Option<u64> {
+        match self.length {
+            BodyLength::Known(length) => Some(length),
+            BodyLength::Chunked => None,
+        }
+    }
+
+    /// Converts the head for hyper's client.
+    pub(super) fn to_http<B>(&self, body: B) -> Option<Request<B>> {
+        let mut request = Request::new(body);
+        *request.method_mut() = self.method.parse().ok()?;
+        *request.uri_mut() = self.target.uri()?;
+        *request.version_mut() = if self.is_http10() { Version::HTTP_10 } else { Version::HTTP_11 };
+        let map = request.headers_mut();
+        for line in self.headers.lines {
+            map.append(HeaderName::from_bytes(line.name.as_bytes()).ok()?, HeaderValue::from_bytes(line.value).ok()?);
+        }
+        headers::join_cookies(map);
+        Some(request)
+    }
+
     /// Returns whether it may be sent again if the response is lost.
     pub(super) fn may_repeat(&self) -> bool {
-        self.body.is_empty() && matches!(self.method, "GET" | "HEAD" | "OPTIONS" | "PUT" | "DELETE" | "TRACE")
+        self.length.is_empty() && matches!(self.method, "GET" | "HEAD" | "OPTIONS" | "PUT" | "DELETE" | "TRACE")
     }
 
     /// Returns whether it has a body that the upstream may take for the next request.
     pub(super) fn may_desync(&self) -> bool {
-        !self.body.is_empty() && !reads_body(self.method)
+        !self.length.is_empty() && !reads_body(self.method)
     }
 
-    pub(super) fn uri(&self) -> Option<Uri> {
-        self.target.parse().ok()
-    }
-
-    /// Writes the request for the upstream. Returns the request ID, if upstreams get one: the given one, the client's,
-    /// or a new one.
+    /// Writes the request for the upstream, with the request ID if upstreams get one.
     pub(super) fn write(
         &self,
         out: &mut Vec<u8>,
         (site, route): (&Site, &Route),
         upstream: &WeightedUpstream,
-        (client, worker): (&Client, &Worker),
-        id: Option<HeaderValue>,
-    ) -> Result<Option<HeaderValue>, Failure> {
+        client: &Client,
+        guard: &RequestGuard,
+    ) -> Result<(), Failure> {
+        let (id, traceparent) = (guard.id(), guard.span().traceparent());
         out.extend_from_slice(self.method.as_bytes());
         out.push(b' ');
         if route.changes_paths() {
-            let uri = route.rewritten_uri(upstream, &self.uri().ok_or(Failure::BadTarget)?)?;
+            let uri = route.rewritten_uri(upstream, &self.target.uri().ok_or(Failure::BadTarget)?)?;
             out.extend_from_slice(uri.path_and_query().map_or("/", PathAndQuery::as_str).as_bytes());
         } else {
-            out.extend_from_slice(self.target.as_bytes());
+            out.extend_from_slice(self.target.as_str().as_bytes());
         }
         out.extend_from_slice(b" HTTP/1.1\r\n");
         let edits = &route.request_edits;
-        let is_upstreams_host = route.host == HostHeader::Upstream || edits.removes_for_good(&HOST);
+        let host = self.host();
+        let lacks_host = host.is_none() && !edits.sets(&HOST);
+        let is_upstreams_host = lacks_host || route.host == HostHeader::Upstream || edits.removes_for_good(&HOST);
         if is_upstreams_host {
             text::put(out, HOST.as_str(), upstream.target.host.as_bytes());
+        } else if let Some(authority) = self.target.authority().filter(|_| !edits.removes(HOST.as_str())) {
+            text::put(out, HOST.as_str(), authority.as_str().as_bytes());
         }
-        let (adds_x_forwarded, adds_id) =
-            (site.adds_header(UpstreamHeader::XForwarded), site.adds_header(UpstreamHeader::RequestId));
+        let adds_x_forwarded = site.adds_header(UpstreamHeader::XForwarded);
         for (line, kind) in self.headers.iter() {
             let passes = match kind {
-                HeaderKind::Host => !is_upstreams_host,
+                HeaderKind::Host => !is_upstreams_host && self.target.authority().is_none(),
                 // HTTP/1 upstreams get no trailers, so none are announced.
-                HeaderKind::Connection | HeaderKind::HyperOnly | HeaderKind::TransferEncoding | HeaderKind::Trailer => {
-                    false
-                }
+                HeaderKind::Connection
+                | HeaderKind::Te
+                | HeaderKind::Upgrade
+                | HeaderKind::Expect
+                | HeaderKind::TransferEncoding
+                | HeaderKind::Trailer => false,
                 HeaderKind::XForwardedFor => !adds_x_forwarded,
-                HeaderKind::XRequestId => !adds_id,
+                HeaderKind::XRequestId => id.is_none(),
                 _ => true,
             };
-            if passes && !edits.removes(line.name) {
+            let is_replaced = traceparent.is_some()
+                && (line.name.eq_ignore_ascii_case(TRACEPARENT.as_str())
+                    || line.name.eq_ignore_ascii_case(TRACESTATE.as_str()) && !guard.span().continues_trace());
+            if passes && !is_replaced && !edits.removes(line.name) {
                 text::put(out, line.name, line.value);
             }
         }
@@ -188,23 +300,48 @@ impl<'a> PlainRequest<'a> {
         }
         if site.adds_header(UpstreamHeader::Forwarded) && !edits.removes("forwarded") {
             out.extend_from_slice(b"forwarded: ");
-            headers::put_forwarded(out, client, Some(self.host));
+            headers::put_forwarded(out, client, host);
             out.extend_from_slice(b"\r\n");
         }
         if site.adds_header(UpstreamHeader::Via) && !edits.removes("via") {
-            text::put(out, "via", headers::OUR_VIA.as_bytes());
+            text::put(out, "via", if self.is_http10() { b"1.0 tollgate" } else { headers::OUR_VIA.as_bytes() });
         }
-        let id = adds_id.then(|| id.or_else(|| self.id()).unwrap_or_else(|| worker.ids.next()));
-        if let Some(id) = id.as_ref().filter(|_| !edits.removes("x-request-id")) {
+        if let Some(id) = id.filter(|_| !edits.removes("x-request-id")) {
             text::put(out, "x-request-id", id.as_bytes());
         }
+        if let Some(traceparent) = traceparent.filter(|_| !edits.removes(TRACEPARENT.as_str())) {
+            text::put(out, TRACEPARENT.as_str(), traceparent.as_bytes());
+        }
         edits.write_new(out, |name| is_upstreams_host && *name == HOST);
-        if self.may_desync() {
+        let wants_trailers = self.wants_trailers && !edits.removes("te");
+        let upgrade = self.upgrade.filter(|_| !edits.removes("upgrade"));
+        if wants_trailers {
+            out.extend_from_slice(b"te: trailers\r\n");
+        }
+        if let Some(protocol) = upgrade {
+            text::put(out, "upgrade", protocol);
+        }
+        match (upgrade, wants_trailers) {
+            (Some(_), true) => out.extend_from_slice(b"connection: upgrade, te\r\n"),
+            (Some(_), false) => out.extend_from_slice(text::UPGRADE),
+            (None, true) => out.extend_from_slice(b"connection: te\r\n"),
+            (None, false) => {}
+        }
+        if self.may_desync() && upgrade.is_none() {
             out.extend_from_slice(text::CLOSE);
         }
-        out.extend_from_slice(b"\r\n");
-        out.extend_from_slice(self.body);
-        Ok(id)
+        match self.length {
+            BodyLength::Known(_) => {
+                out.extend_from_slice(b"\r\n");
+                out.extend_from_slice(self.body);
+            }
+            BodyLength::Chunked => {
+                out.extend_from_slice(b"transfer-encoding: chunked\r\n\r\n");
+                let mut chunks = RequestBody::Chunked(Box::new(FramingGuard::for_request_chunks()));
+                chunks.take(self.body, out).map_err(|_ambiguity| Failure::BodyBroken)?;
+            }
+        }
+        Ok(())
     }
 
     /// Appends to the headers of a trusted proxy. Those of others were dropped.
@@ -222,27 +359,20 @@ impl<'a> PlainRequest<'a> {
         if !is_present(HeaderKind::XForwardedProto) && !edits.removes("x-forwarded-proto") {
             text::put(out, "x-forwarded-proto", client.scheme.as_str().as_bytes());
         }
-        if !is_present(HeaderKind::XForwardedHost) && !edits.removes("x-forwarded-host") {
-            text::put(out, "x-forwarded-host", self.host);
+        if let Some(host) = self.host()
+            && !is_present(HeaderKind::XForwardedHost)
+            && !edits.removes("x-forwarded-host")
+        {
+            text::put(out, "x-forwarded-host", host);
         }
     }
 
     /// Returns the client's request ID, if there is exactly one and it is valid.
-    fn id(&self) -> Option<HeaderValue> {
+    pub(super) fn id(&self) -> Option<&'a [u8]> {
         let mut ids = self.headers.values(HeaderKind::XRequestId);
         let only = ids.next().filter(|_| ids.next().is_none())?;
-        HeaderValue::from_bytes(only).ok().filter(headers::is_id)
+        Some(only).filter(|id| headers::is_id(id))
     }
-}
-
-/// Returns whether a target is a normalized, unambiguous path with an optional query.
-fn is_path(target: &str) -> bool {
-    static IN_QUERIES: ByteKind = letters_digits_and(b"/-._~?=&+:@!$'()*,;%[]|");
-    let end = target.bytes().position(|byte| byte == b'?').unwrap_or(target.len());
-    let (path, query) = target.split_at(end);
-    path.starts_with('/')
-        && query.bytes().all(|byte| IN_QUERIES[usize::from(byte)])
-        && CleanPath::new(path).is_ok_and(|path| path.is_unchanged())
 }
 
 /// Returns whether no line ends in a bare LF, which httparse accepts. httparse rejects everything else that is
@@ -254,49 +384,6 @@ fn ends_lines_in_crlf(head: &[u8]) -> bool {
     head.first() != Some(&b'\n') && !head.iter().zip(behind_first).fold(false, |bare, pair| bare | is_bare(pair))
 }
 
-fn is_grpc(content_type: &[u8]) -> bool {
-    const GRPC: &[u8] = b"application/grpc";
-    content_type.get(..GRPC.len()).is_some_and(|beginning| beginning.eq_ignore_ascii_case(GRPC))
-}
-
-/// The headers that determine the framing and the host.
-struct FramingHeaders<'a> {
-    host: &'a [u8],
-    length: u64,
-    is_last: bool,
-}
-
-/// Reads the headers of a request. Returns `None` if it is not plain.
-fn read_headers<'a>(
-    parsed: &[httparse::Header<'a>],
-    lines: &mut HeaderBuffer<'a>,
-    filter: &HeaderFilter<'_>,
-) -> Option<FramingHeaders<'a>> {
-    let (mut host, mut length, mut is_last) = (None, None, false);
-    for header in parsed {
-        let (kind, value) = (kind(header.name), header.value);
-        match kind {
-            HeaderKind::Host => {
-                let is_one = host.replace(value).is_none() && check_host(value).is_ok();
-                is_one.then_some(())?;
-            }
-            HeaderKind::ContentLength => length.replace(text::length(value)?).is_none().then_some(())?,
-            HeaderKind::Connection if value.eq_ignore_ascii_case(b"close") => is_last = true,
-            HeaderKind::Connection if value.eq_ignore_ascii_case(b"keep-alive") => {}
-            HeaderKind::Connection | HeaderKind::HyperOnly | HeaderKind::TransferEncoding => return None,
-            HeaderKind::ContentType if is_grpc(value) => return None,
-            _ => {}
-        }
-        match filter.fate(header.name, kind) {
-            Fate::Kept => lines.push(header, kind),
-            Fate::Dropped(reason) => lines.dropped.add(reason, 1),
-            // hyper's path refuses it.
-            Fate::Refused => return None,
-        }
-    }
-    Some(FramingHeaders { host: host?, length: length.unwrap_or(0), is_last })
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -305,49 +392,113 @@ mod tests {
 
     use super::*;
 
-    fn is_plain(text: &[u8]) -> bool {
+    /// Parses a request, and calls `check` with the result.
+    fn read<T>(text: &[u8], check: impl FnOnce(RequestParse<'_>) -> T) -> T {
         let (proxies, peer) = (TrustedProxies::default(), [192, 0, 2, 1].into());
         let filter = HeaderFilter::with(UnderscoreHeaders::Refuse, &proxies, peer);
-        matches!(PlainRequest::read(text, &mut HeaderBuffer::default(), 64 << 10, &filter), RequestParse::Complete(_))
+        check(PlainRequest::read(text, &mut HeaderBuffer::default(), MAX_HEAD, &filter))
+    }
+
+    const MAX_HEAD: usize = 64 << 10;
+
+    /// Returns the length of a request, as far as it has arrived, and the rest of its body.
+    fn parsed(text: &[u8]) -> Option<(usize, RequestBody)> {
+        read(text, |parse| match parse {
+            RequestParse::Complete(plain) => Some((plain.bytes.len(), plain.rest)),
+            RequestParse::Partial | RequestParse::Invalid(_) => None,
+        })
+    }
+
+    /// Returns the reason for which a request is refused before limits are checked, or `ok`.
+    fn refusal(text: &str) -> String {
+        read(text.as_bytes(), |parse| match parse {
+            RequestParse::Complete(plain) => match (plain.failure(9), plain.check_readable()) {
+                (Some(failure), _) => format!("{failure:?}"),
+                (None, Err(problem)) => problem.reason().to_owned(),
+                (None, Ok(())) => "ok".to_owned(),
+            },
+            RequestParse::Partial => "partial".to_owned(),
+            RequestParse::Invalid(invalid) => format!("{invalid:?}"),
+        })
     }
 
     #[test]
-    fn plain_requests_are_recognized() {
+    fn requests_with_one_reading_pass() {
         for text in [
             "GET / HTTP/1.1\r\nHost: h\r\n\r\n",
             "\r\nGET /a?b=c%20d HTTP/1.1\r\nhost: h:80\r\nConnection: Keep-Alive\r\nX: \t y \r\n\r\n",
             "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello",
             "DELETE / HTTP/1.1\r\nContent-Length: 0\r\nHost: h\r\nConnection: close\r\n\r\n",
-        ] {
-            assert!(is_plain(text.as_bytes()), "{text:?}");
-        }
-        for text in [
-            "GET / HTTP/1.0\r\nHost: h\r\n\r\n",
-            "GET / HTTP/1.1\r\n\r\n",
-            "GET / HTTP/1.1\r\nHost: h\r\nHost: h\r\n\r\n",
-            "GET / HTTP/1.1\r\nHost: a@b\r\n\r\n",
-            "GET http://h/ HTTP/1.1\r\nHost: h\r\n\r\n",
-            "GET /a\"b HTTP/1.1\r\nHost: h\r\n\r\n",
-            "GET /a%2Fb HTTP/1.1\r\nHost: h\r\n\r\n",
-            "GET /a;b HTTP/1.1\r\nHost: h\r\n\r\n",
-            "GET /a//b HTTP/1.1\r\nHost: h\r\n\r\n",
-            "GET /a/../b HTTP/1.1\r\nHost: h\r\n\r\n",
-            "GET /%61 HTTP/1.1\r\nHost: h\r\n\r\n",
-            "get / HTTP/1.1\r\nHost: h\r\n\r\n",
-            "GET / HTTP/1.1\r\nHost: h:x\r\n\r\n",
             "GET / HTTP/1.1\r\nHost: h\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n",
-            "GET / HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
-            "GET / HTTP/1.1\r\nHost: h\r\nConnection: x-user-id\r\n\r\n",
-            "GET / HTTP/1.1\r\nHost: h\r\nX_User_Id: 1\r\n\r\n",
+            "GET / HTTP/1.0\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost: h\r\nConnection: x-user-id, close\r\nTE: trailers\r\nUpgrade: h2c\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost: h\r\nConnection: \u{e9}\r\n\r\n",
+            "GET http://h/ HTTP/1.1\r\nHost: other\r\n\r\n",
+            "GET /a\"b HTTP/1.1\r\nHost: h\r\n\r\n",
+            "OPTIONS * HTTP/1.1\r\nHost: h\r\n\r\n",
             "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 6\r\n\r\nhello",
-            "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: +5\r\n\r\nhello",
-            "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\nhello",
-            "POST / HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\nhello",
+            "POST / HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n",
+            "POST / HTTP/1.1\r\nHost: h\r\nExpect: 200-ok\r\nContent-Length: 5\r\n\r\nhello",
             "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-            "POST / HTTP/1.1\r\nHost: h\r\nContent-Type: Application/gRPC+proto\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
         ] {
-            assert!(!is_plain(text.as_bytes()), "{text:?}");
+            assert_eq!(refusal(text), "ok", "{text:?}");
         }
+    }
+
+    #[test]
+    fn all_other_requests_are_refused_with_their_reason() {
+        for (text, reason) in [
+            ("GET / HTTP/1.1\r\n\r\n", "NoHost"),
+            ("GET / HTTP/1.1\r\nHost: h\r\nHost: h\r\n\r\n", "SeveralHosts"),
+            ("GET / HTTP/1.1\r\nHost: a@b\r\n\r\n", "invalid_host"),
+            ("GET / HTTP/1.1\r\nHost: h:x\r\n\r\n", "invalid_host"),
+            ("GET http://a@h/ HTTP/1.1\r\nHost: h\r\n\r\n", "invalid_host"),
+            ("get / HTTP/1.1\r\nHost: h\r\n\r\n", "method_case"),
+            ("GET * HTTP/1.1\r\nHost: h\r\n\r\n", "asterisk_target"),
+            ("CONNECT h:80 HTTP/1.1\r\n\r\n", "Connect"),
+            ("CONNECT h:80 HTTP/1.1\r\nX_User_Id: 1\r\n\r\n", "UnderscoreHeader"),
+            ("GET / HTTP/1.1\r\nHost: h\r\nX_User_Id: 1\r\n\r\n", "UnderscoreHeader"),
+            ("post / HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\n", "BodyTooLong"),
+            ("POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\n", "NoHost"),
+            ("GET /\u{7f} HTTP/1.1\r\nHost: h\r\n\r\n", "Malformed"),
+            ("GET a/b HTTP/1.1\r\nHost: h\r\n\r\n", "Malformed"),
+            ("GET / HTTP/3.0\r\nHost: h\r\n\r\n", "Malformed"),
+            ("POST / HTTP/1.0\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "Malformed"),
+            ("GET / HTTP/1.1\r\nHost: h\n\r\n", "Ambiguous(BareLf)"),
+            ("GET / HTTP/1.1\r\nHost: h\nX", "Ambiguous(BareLf)"),
+            ("GET / HTTP/1.1\r\nHost: h", "partial"),
+            ("GET / HTTP/1.1\r\nHost : h", "Malformed"),
+            ("GET / HTTP/1.1\r\nHost : h\r\n", "Ambiguous(SpaceBeforeColon)"),
+            ("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: +5\r\n\r\nhello", "Ambiguous(BadLength)"),
+            (
+                "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\nhello",
+                "Ambiguous(SeveralLengths)",
+            ),
+            (
+                "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+                "Ambiguous(BadTransferCoding)",
+            ),
+            (
+                "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+                "Ambiguous(BothLengths)",
+            ),
+        ] {
+            assert_eq!(refusal(text), reason, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn heads_that_are_too_long_are_refused() {
+        let head = |target: usize, header: usize| {
+            format!("GET /{} HTTP/1.1\r\nHost: h\r\nX: {}\r\n\r\n", "a".repeat(target), "x".repeat(header))
+        };
+        assert_eq!(refusal(&head(9, MAX_HEAD - 100)), "ok");
+        assert_eq!(refusal(&head(9, MAX_HEAD)), "TooLong");
+        assert_eq!(refusal(&head(9, MAX_HEAD)[..MAX_HEAD]), "TooLong");
+        assert_eq!(refusal(&head(9, MAX_HEAD)[..MAX_HEAD - 1]), "partial");
+        let many = format!("GET / HTTP/1.1\r\nHost: h\r\n{}\r\n", "X: y\r\n".repeat(MAX_HEADERS));
+        assert_eq!(refusal(&many), "TooLong");
     }
 
     /// Parts of requests, valid and invalid.
@@ -381,25 +532,29 @@ mod tests {
     ];
 
     proptest! {
-        /// The framing checks accept every plain request as exactly one message.
+        /// The framing checks find the same end of every request.
         #[test]
-        fn ambiguous_requests_are_not_plain(pieces in proptest::collection::vec(0..PIECES.len(), 0..9), good in any::<bool>()) {
+        fn requests_end_where_the_framing_checks_say(pieces in proptest::collection::vec(0..PIECES.len(), 0..9), good in any::<bool>()) {
             let mut text = if good { "POST / HTTP/1.1\r\nHost: h\r\n".to_owned() } else { String::new() };
             text.extend(pieces.into_iter().map(|piece| PIECES[piece]));
-            if is_plain(text.as_bytes()) {
-                let (mut guard, mut ends) = (FramingGuard::new(), 0);
-                for byte in text.as_bytes() {
-                    prop_assert!(guard.check(&[*byte], usize::MAX).is_ok(), "{text:?}");
-                    ends += usize::from(guard.is_between());
+            if let Some((bytes, rest)) = parsed(text.as_bytes()) {
+                let (mut guard, mut ends, mut is_valid) = (FramingGuard::new(), 0, true);
+                for byte in &text.as_bytes()[..bytes] {
+                    is_valid &= guard.check(&[*byte], usize::MAX).is_ok();
+                    ends += usize::from(is_valid && guard.is_between());
                 }
-                prop_assert!(guard.is_between() && ends == 1, "{text:?}");
+                match rest {
+                    RequestBody::Complete => prop_assert!(is_valid && guard.is_between() && ends == 1, "{text:?}"),
+                    RequestBody::Invalid(_) => prop_assert!(!is_valid && ends == 0, "{text:?}"),
+                    _ => prop_assert!(is_valid && ends == 0 && bytes == text.len(), "{text:?}"),
+                }
             }
         }
 
         #[test]
         fn nothing_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            is_plain(&bytes);
-            is_plain(&[&b"GET / HTTP/1.1\r\n"[..], &bytes, b"\r\n\r\n"].concat());
+            parsed(&bytes);
+            parsed(&[&b"GET / HTTP/1.1\r\n"[..], &bytes, b"\r\n\r\n"].concat());
         }
     }
 }

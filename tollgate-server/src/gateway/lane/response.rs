@@ -1,5 +1,6 @@
 //! Responses of upstreams: parsing the head, and finding the end of the body.
 
+use std::io::Write as _;
 use std::mem::MaybeUninit;
 
 use http::header::DATE;
@@ -10,8 +11,9 @@ use super::super::framing::FramingGuard;
 use super::super::header_names::{self, HeaderKind};
 use super::super::headers::{self, X_REQUEST_ID};
 use super::super::site::Edits;
-use super::request::{HeaderBuffer, HeadersView};
+use super::request_headers::{HeaderBuffer, HeadersView};
 use super::text;
+use super::trailers::Trailers;
 
 /// The maximum number of response headers, as in hyper.
 const MAX_HEADERS: usize = 100;
@@ -19,6 +21,10 @@ const MAX_HEADERS: usize = 100;
 /// The result of parsing the bytes of a response.
 pub(super) enum ResponseParse<'a> {
     Complete(ResponseHead<'a>),
+    /// An interim response, which another one follows.
+    Interim(ResponseHead<'a>),
+    /// Another protocol follows.
+    Switch(ResponseHead<'a>),
     Partial,
     /// It has too many headers.
     TooManyHeaders,
@@ -42,36 +48,39 @@ pub(super) struct ResponseHead<'a> {
 /// The rest of a body.
 pub(super) enum ResponseBody {
     Length(u64),
-    /// Chunked. The client gets other chunks: without extensions, and without trailers, which a plain request did not
-    /// ask for.
-    Chunks(FramingGuard),
-    /// Ends when the connection is closed. The client gets it chunked.
+    /// Chunked. The client gets other chunks: without extensions, and with trailers only if it accepts them.
+    Chunks {
+        framing_guard: FramingGuard,
+        framing: ClientFraming,
+        trailers: Option<Box<Trailers>>,
+    },
+    /// Ends when the connection is closed.
     UntilClose {
         is_over: bool,
+        framing: ClientFraming,
     },
+}
+
+/// How the client gets a body of unknown length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ClientFraming {
+    Chunked,
+    /// Until the connection is closed, for clients of HTTP/1.0.
+    Raw,
 }
 
 /// A malformed or truncated body.
 pub(super) struct InvalidBody;
 
 impl<'a> ResponseHead<'a> {
-    /// Parses a head, of a response to HEAD if `is_head`. Skips interim responses.
+    /// Parses a head, of a response to HEAD if `is_head`.
     pub(super) fn read(bytes: &'a [u8], lines: &mut HeaderBuffer<'a>, is_head: bool) -> ResponseParse<'a> {
-        let mut start = 0;
-        loop {
-            match Self::read_one(&bytes[start..], lines, is_head) {
-                ResponseParse::Complete(interim) if interim.status.is_informational() => {
-                    if interim.status == StatusCode::SWITCHING_PROTOCOLS {
-                        return ResponseParse::Invalid;
-                    }
-                    start += interim.bytes;
-                    *lines = HeaderBuffer::default();
-                }
-                ResponseParse::Complete(head) => {
-                    return ResponseParse::Complete(Self { bytes: start + head.bytes, ..head });
-                }
-                other => return other,
+        match Self::read_one(bytes, lines, is_head) {
+            ResponseParse::Complete(head) if head.status == StatusCode::SWITCHING_PROTOCOLS => {
+                ResponseParse::Switch(head)
             }
+            ResponseParse::Complete(head) if head.status.is_informational() => ResponseParse::Interim(head),
+            other => other,
         }
     }
 
@@ -109,6 +118,27 @@ impl<'a> ResponseHead<'a> {
         hop_by_hop.filter(|line| line.name.eq_ignore_ascii_case("keep-alive")).map(|line| line.value)
     }
 
+    /// Returns the headers that are not hop-by-hop.
+    pub(super) fn header_map(&self, lines: HeadersView<'_>) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for (line, _) in lines.iter().filter(|(_, kind)| !kind.is_hop_by_hop()) {
+            add(&mut map, line.name, line.value);
+        }
+        map
+    }
+
+    /// Writes an interim response for the client.
+    pub(super) fn write_interim(&self, out: &mut Vec<u8>, lines: HeadersView<'_>, edits: &Edits) {
+        text::put_status(out, self.status, self.reason);
+        for (line, kind) in lines.iter() {
+            let passes = !kind.is_hop_by_hop() && kind != HeaderKind::ContentLength;
+            if passes && !edits.removes(line.name) && !is_connection_option(lines, line.name) {
+                text::put(out, line.name, line.value);
+            }
+        }
+        out.extend_from_slice(b"\r\n");
+    }
+
     /// Writes the head for the client, without the final empty line.
     pub(super) fn write(
         &self,
@@ -124,7 +154,9 @@ impl<'a> ResponseHead<'a> {
             let passes = match kind {
                 kind if kind.is_hop_by_hop() => false,
                 HeaderKind::XRequestId => id.is_none(),
-                HeaderKind::ContentLength => self.status != StatusCode::NO_CONTENT,
+                HeaderKind::ContentLength => {
+                    self.status != StatusCode::NO_CONTENT && self.status != StatusCode::SWITCHING_PROTOCOLS
+                }
                 _ => true,
             };
             if !passes || edits.removes(line.name) || is_connection_option(lines, line.name) {
@@ -154,7 +186,7 @@ impl<'a> ResponseHead<'a> {
                 text::put_headers(out, &theirs);
             }
         }
-        if self.body.is_chunked() {
+        if self.body.framing() == Some(ClientFraming::Chunked) {
             out.extend_from_slice(b"transfer-encoding: chunked\r\n");
         }
         if !has_date {
@@ -215,26 +247,55 @@ impl ResponseBody {
             (Some(_), true) => None,
             (_, true) if is_http10 => None,
             _ if has_none => Some(Self::Length(0)),
-            (_, true) => Some(Self::Chunks(FramingGuard::for_chunks())),
+            (_, true) => Some(Self::Chunks {
+                framing_guard: FramingGuard::for_response_chunks(),
+                framing: ClientFraming::Chunked,
+                trailers: None,
+            }),
             (Some(length), _) => Some(Self::Length(length)),
-            (None, false) => Some(Self::UntilClose { is_over: false }),
+            (None, false) => Some(Self::UntilClose { is_over: false, framing: ClientFraming::Chunked }),
         }
     }
 
     pub(super) fn is_over(&self) -> bool {
         match self {
             Self::Length(left) => *left == 0,
-            Self::Chunks(framing_guard) => framing_guard.is_between(),
-            Self::UntilClose { is_over } => *is_over,
+            Self::Chunks { framing_guard, .. } => framing_guard.is_between(),
+            Self::UntilClose { is_over, .. } => *is_over,
         }
     }
 
-    /// Returns whether the client gets the body chunked.
-    pub(super) fn is_chunked(&self) -> bool {
-        !matches!(self, Self::Length(_))
+    /// Returns how the client gets the body, if its length is unknown.
+    fn framing(&self) -> Option<ClientFraming> {
+        match self {
+            Self::Length(_) => None,
+            Self::Chunks { framing, .. } | Self::UntilClose { framing, .. } => Some(*framing),
+        }
     }
 
-    /// Consumes bytes of the body. A body that the client gets chunked is written to `out`. Returns the number of bytes
+    /// Adapts the body to a client of HTTP/1.0, which knows no chunks. Returns whether only the end of the connection
+    /// can end it.
+    pub(super) fn send_raw(&mut self) -> bool {
+        match self {
+            Self::Length(_) => false,
+            Self::Chunks { framing, .. } | Self::UntilClose { framing, .. } => {
+                *framing = ClientFraming::Raw;
+                true
+            }
+        }
+    }
+
+    /// Passes the trailers on that the head announces.
+    pub(super) fn pass_trailers(&mut self, lines: HeadersView<'_>) {
+        if let Self::Chunks { trailers, .. } = self {
+            let announced = lines.values(HeaderKind::Trailer).flat_map(|value| value.split(|byte| *byte == b','));
+            let announced = announced.map(<[u8]>::trim_ascii);
+            let is_hop_by_hop = |name: &[u8]| connection_options(lines).any(|option| option.eq_ignore_ascii_case(name));
+            *trailers = Some(Box::new(Trailers::new(announced.filter(|name| !is_hop_by_hop(name)))));
+        }
+    }
+
+    /// Consumes bytes of the body. A body of unknown length is written to `out` as the client gets it. Returns the number of bytes
     /// consumed, and the number of content bytes.
     pub(super) fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, usize), InvalidBody> {
         match self {
@@ -243,20 +304,25 @@ impl ResponseBody {
                 *left -= taken as u64;
                 Ok((taken, taken))
             }
-            Self::Chunks(framing_guard) => {
+            Self::Chunks { framing_guard, framing, trailers } => {
                 let mut content = 0;
-                let taken = framing_guard.unchunk(bytes, |piece| {
+                let found = |piece: &[u8]| {
                     content += piece.len();
-                    put_chunk(out, piece);
-                });
+                    framing.put(out, piece);
+                };
+                let received = |bytes: &[u8]| trailers.iter_mut().for_each(|trailers| trailers.receive(bytes));
+                let taken = framing_guard.unchunk_with_trailers(bytes, found, received);
                 let taken = taken.map_err(|_ambiguity| InvalidBody)?;
-                if self.is_over() {
-                    out.extend_from_slice(LAST_CHUNK);
+                if framing_guard.is_between() && *framing == ClientFraming::Chunked {
+                    match trailers {
+                        Some(trailers) => trailers.write(out)?,
+                        None => out.extend_from_slice(LAST_CHUNK),
+                    }
                 }
                 Ok((taken, content))
             }
-            Self::UntilClose { .. } => {
-                put_chunk(out, bytes);
+            Self::UntilClose { framing, .. } => {
+                framing.put(out, bytes);
                 Ok((bytes.len(), bytes.len()))
             }
         }
@@ -265,9 +331,11 @@ impl ResponseBody {
     /// Ends the body, because the upstream has closed the connection.
     pub(super) fn end(&mut self, out: &mut Vec<u8>) -> Result<(), InvalidBody> {
         match self {
-            Self::UntilClose { is_over } => {
+            Self::UntilClose { is_over, framing } => {
                 *is_over = true;
-                out.extend_from_slice(LAST_CHUNK);
+                if *framing == ClientFraming::Chunked {
+                    out.extend_from_slice(LAST_CHUNK);
+                }
                 Ok(())
             }
             _ => Err(InvalidBody),
@@ -275,12 +343,22 @@ impl ResponseBody {
     }
 }
 
-const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+impl ClientFraming {
+    fn put(self, out: &mut Vec<u8>, bytes: &[u8]) {
+        match self {
+            Self::Chunked => put_chunk(out, bytes),
+            Self::Raw => out.extend_from_slice(bytes),
+        }
+    }
+}
+
+pub(super) const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 
 /// Writes a chunk. An empty one is skipped, since it would be the last.
-fn put_chunk(out: &mut Vec<u8>, bytes: &[u8]) {
+pub(super) fn put_chunk(out: &mut Vec<u8>, bytes: &[u8]) {
     if !bytes.is_empty() {
-        out.extend_from_slice(format!("{:x}\r\n", bytes.len()).as_bytes());
+        // Writing to a vector does not fail.
+        _ = write!(out, "{:x}\r\n", bytes.len());
         out.extend_from_slice(bytes);
         out.extend_from_slice(b"\r\n");
     }

@@ -14,8 +14,8 @@ use super::super::site::Site;
 use super::super::ticks::Tick;
 use crate::decisions::LastLimit;
 
-/// The maximum size of a read. A longer head is handed over to hyper.
-pub(super) const INPUT_BYTES: usize = 64 << 10;
+/// The maximum size of a read. A longer head is collected in a buffer of its own.
+pub(in super::super) const INPUT_BYTES: usize = 64 << 10;
 
 /// The maximum size of a buffer that is kept for the next message.
 const KEPT_BYTES: usize = 128 << 10;

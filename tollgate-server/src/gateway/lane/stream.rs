@@ -26,10 +26,11 @@ impl Lane<'_> {
         }
     }
 
-    /// Writes as much of both as possible. [`poll_sent`](Self::poll_sent) writes the rest. Nothing may be left of
-    /// earlier writes.
+    /// Writes as much of both as possible. [`poll_sent`](Self::poll_sent) writes the rest.
     pub(super) fn put(&mut self, head: &[u8], body: &[u8], context: &mut Context<'_>) -> io::Result<()> {
         let written = match (&mut self.stream, body) {
+            // Earlier bytes come first.
+            _ if !self.unsent.is_empty() => Poll::Pending,
             (Stream::Plain(tcp), []) => socket::poll_write(tcp, head, context),
             (Stream::Plain(tcp), body) => socket::poll_write_both(tcp, (head, body), context),
             (Stream::Tls(tls), []) => Pin::new(tls).poll_write(context, head),
@@ -41,7 +42,6 @@ impl Lane<'_> {
             Poll::Ready(written) => written?,
             Poll::Pending => 0,
         };
-        self.unsent.clear();
         self.unsent.extend_from_slice(&head[written.min(head.len())..]);
         self.unsent.extend_from_slice(&body[written.saturating_sub(head.len())..]);
         self.is_flushed = !self.stream.is_buffered();
@@ -84,14 +84,19 @@ impl Lane<'_> {
         let mut something = pin!(something);
         poll_fn(|context| match something.as_mut().poll(context) {
             Poll::Ready(came) => Poll::Ready(Some(came)),
-            Poll::Pending if self.has_gone(&mut scratch().input, context) => Poll::Ready(None),
+            Poll::Pending if self.reads_end(&mut scratch().input, context) => Poll::Ready(None),
             Poll::Pending => Poll::Pending,
         })
         .await
     }
 
-    /// Returns whether the client has left. Bytes that it sends ahead are kept.
+    /// Returns whether the client has left. While it sends a body, reading that shows it.
     pub(super) fn has_gone(&mut self, input: &mut [u8], context: &mut Context<'_>) -> bool {
+        self.body.is_none() && self.reads_end(input, context)
+    }
+
+    /// Returns whether the client has closed the connection. Bytes that it sends ahead are kept.
+    fn reads_end(&mut self, input: &mut [u8], context: &mut Context<'_>) -> bool {
         if !self.ahead.is_empty() {
             return false;
         }

@@ -1,12 +1,19 @@
 //! Writes message heads as text.
 
-use http::header::{CONTENT_LENGTH, DATE};
+use http::header::{CONNECTION, CONTENT_LENGTH, DATE};
 use http::{HeaderMap, Response, StatusCode};
 
-/// The maximum number of headers of a plain request.
-pub(super) const MAX_HEADERS: usize = 64;
+use super::super::headers::X_REQUEST_ID;
+
+/// The maximum number of headers of a message, as in hyper.
+pub(super) const MAX_HEADERS: usize = 100;
 
 pub(super) const CLOSE: &[u8] = b"connection: close\r\n";
+
+/// Only clients of HTTP/1.0 need it.
+pub(super) const KEEP_ALIVE: &[u8] = b"connection: keep-alive\r\n";
+
+pub(super) const UPGRADE: &[u8] = b"connection: upgrade\r\n";
 
 pub(super) fn put(out: &mut Vec<u8>, name: &str, value: &[u8]) {
     out.reserve(name.len() + value.len() + 4);
@@ -31,11 +38,24 @@ pub(super) fn put_status(out: &mut Vec<u8>, status: StatusCode, reason: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Writes a complete response of the gateway. `date` is a header line.
-pub(super) fn put_answer(out: &mut Vec<u8>, response: &Response<bytes::Bytes>, date: &[u8], is_last: bool) {
+/// Writes a complete response of the gateway. `date` and `connection` are header lines, of which the second may be
+/// empty, and `id` is the request's ID.
+pub(super) fn put_answer(
+    out: &mut Vec<u8>,
+    response: &Response<bytes::Bytes>,
+    (date, connection): (&[u8], &[u8]),
+    id: Option<&[u8]>,
+) {
     let status = response.status();
     put_status(out, status, status.canonical_reason().unwrap_or_default().as_bytes());
-    put_headers(out, response.headers());
+    for (name, value) in response.headers() {
+        if id.is_none() || *name != X_REQUEST_ID {
+            put(out, name.as_str(), value.as_bytes());
+        }
+    }
+    if let Some(id) = id {
+        put(out, X_REQUEST_ID.as_str(), id);
+    }
     let has_body = status != StatusCode::NO_CONTENT && status != StatusCode::NOT_MODIFIED;
     if has_body && !response.headers().contains_key(CONTENT_LENGTH) {
         put(out, CONTENT_LENGTH.as_str(), itoa::Buffer::new().format(response.body().len()).as_bytes());
@@ -43,8 +63,8 @@ pub(super) fn put_answer(out: &mut Vec<u8>, response: &Response<bytes::Bytes>, d
     if !response.headers().contains_key(DATE) {
         out.extend_from_slice(date);
     }
-    if is_last {
-        out.extend_from_slice(CLOSE);
+    if !response.headers().contains_key(CONNECTION) {
+        out.extend_from_slice(connection);
     }
     out.extend_from_slice(b"\r\n");
     if has_body {

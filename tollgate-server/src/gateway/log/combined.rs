@@ -1,4 +1,5 @@
-//! Lines in the combined format of Apache and nginx, with the limit, its decision and the duration at the end.
+//! Lines in the combined format of Apache and nginx. At the end are the limit, its decision, the duration, the source of
+//! the decision and of the response, and the request ID.
 
 use std::io::Write as _;
 
@@ -28,7 +29,11 @@ pub(super) fn write(line: &mut Vec<u8>, stamp: &mut Stamp, record: &Record, comp
     line.extend_from_slice(b"\" ");
     word(line, record.limit.as_deref().unwrap_or("-"));
     let (seconds, micros) = (completion.nanos / 1_000_000_000, completion.nanos / 1_000 % 1_000_000);
-    _ = writeln!(line, " {} {seconds}.{micros:06}", record.decision());
+    let source = record.source().unwrap_or("-");
+    let answered_by = if completion.status.is_some() { completion.answered_by() } else { "-" };
+    _ = write!(line, " {} {seconds}.{micros:06} {source} {answered_by} ", record.decision());
+    escape(line, completion.id.map_or(b"-", HeaderValue::as_bytes));
+    line.push(b'\n');
 }
 
 fn header_or_dash(header: Option<&HeaderValue>) -> &[u8] {

@@ -2,6 +2,8 @@
 
 use std::io::Write as _;
 
+use tollgate::internal::is_control_or_format;
+
 use super::record::{Completion, Record};
 use super::stamp::{self, Stamp};
 use super::{MAX_HEADER_BYTES, MAX_TARGET_BYTES, cut};
@@ -29,13 +31,19 @@ pub(super) fn write(line: &mut Vec<u8>, stamp: &mut Stamp, record: &Record, comp
     }
     header(line, "limit", record.limit.as_deref().map(str::as_bytes));
     text(line, "decision", record.decision().as_bytes());
+    header(line, "key", record.key.as_deref().map(str::as_bytes));
+    header(line, "source", record.source().map(str::as_bytes));
+    if completion.status.is_some() {
+        text(line, "answered_by", completion.answered_by().as_bytes());
+    }
     header(line, "reason", record.reason.map(str::as_bytes));
     header(line, "token", record.token.map(|error| error.code().as_bytes()));
     if !record.delay.is_zero() {
         let micros = record.delay.as_micros();
         _ = write!(line, r#","delay_ms":{}.{:03}"#, micros / 1_000, micros % 1_000);
     }
-    header(line, "request_id", record.id.as_ref().map(http::HeaderValue::as_bytes));
+    header(line, "request_id", completion.id.map(http::HeaderValue::as_bytes));
+    header(line, "trace_id", record.trace_id.as_deref().map(str::as_bytes));
     header(line, "user_agent", record.user_agent.as_ref().map(http::HeaderValue::as_bytes));
     header(line, "referer", record.referer.as_ref().map(http::HeaderValue::as_bytes));
     line.extend_from_slice(b"}\n");
@@ -65,9 +73,10 @@ fn escape(line: &mut Vec<u8>, value: &[u8]) {
     for char in String::from_utf8_lossy(value).chars() {
         match char {
             '"' | '\\' => line.extend_from_slice(&[b'\\', char as u8]),
-            // All of these have four hexadecimal digits.
-            _ if char.is_control() || matches!(char, '\u{2028}' | '\u{2029}') => {
-                _ = write!(line, "\\u{:04x}", u32::from(char));
+            _ if is_control_or_format(char) => {
+                for unit in char.encode_utf16(&mut [0; 2]) {
+                    _ = write!(line, "\\u{unit:04x}");
+                }
             }
             _ => line.extend_from_slice(char.encode_utf8(&mut [0; 4]).as_bytes()),
         }
@@ -88,7 +97,7 @@ mod tests {
             line.push(b'}');
             let object: serde_json::Value = serde_json::from_slice(&line).expect("valid JSON");
             prop_assert_eq!(object["value"].as_str().expect("a text"), String::from_utf8_lossy(&value));
-            prop_assert_eq!(String::from_utf8(line).expect("UTF-8").chars().filter(|char| char.is_control()).count(), 0);
+            prop_assert_eq!(String::from_utf8(line).expect("UTF-8").chars().filter(|char| is_control_or_format(*char)).count(), 0);
         }
     }
 }

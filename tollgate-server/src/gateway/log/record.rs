@@ -6,15 +6,20 @@ use std::time::Duration;
 
 use http::header::{HOST, REFERER, USER_AGENT};
 use http::{HeaderValue, Method, StatusCode, Uri, Version};
-use tollgate::Outcome;
 use tollgate::http::{Headers, Refusal, TokenError};
-use tollgate::rules::{Facts, TrustedProxies};
+use tollgate::internal::limited::{KeyTexts, LimitedKey};
+use tollgate::rules::Facts;
+use tollgate::rules::file::internal::LoggedKey;
+use tollgate::{Decision, Outcome, Source};
 
 use super::super::client::Client;
 use super::super::fault::Fault;
+use super::super::site::Site;
 use super::super::target::Target;
 use super::AccessLog;
-use crate::decisions::DecisionLabel;
+use crate::decisions::{DecisionLabel, source_name};
+use crate::limited::key_text;
+use crate::traces::{TRACEPARENT, TraceParent};
 
 /// The status of a request whose client left before the response, as in nginx.
 const CLIENT_LEFT: u16 = 499;
@@ -31,12 +36,17 @@ pub(in super::super) struct Record {
     pub(super) referer: Option<HeaderValue>,
     pub(super) limit: Option<Box<str>>,
     outcome: Option<DecisionLabel>,
+    /// The key by which that limit counted the request, if keys are logged.
+    pub(super) key: Option<Box<str>>,
+    /// What decided: the store, or something in its place.
+    source: Option<Source>,
     /// The reason why the gateway refused it as malformed or ambiguous.
     pub(super) reason: Option<&'static str>,
     /// The reason why its token was rejected, if a rule reads one.
     pub(super) token: Option<TokenError>,
     pub(super) delay: Duration,
-    pub(super) id: Option<HeaderValue>,
+    /// The trace that the request belongs to, from a valid `traceparent`.
+    pub(super) trace_id: Option<Box<str>>,
     pub(super) upstream: Option<Arc<Target>>,
     /// The error of that upstream.
     pub(super) fault: Option<Box<str>>,
@@ -50,13 +60,18 @@ pub(super) struct RequestLine {
 }
 
 /// The end of a request.
+#[derive(Clone, Copy, Default)]
 pub(in super::super) struct Completion<'a> {
     pub(in super::super) status: Option<StatusCode>,
     pub(in super::super) sent_bytes: u64,
     /// Whether the upstream or the gateway cut off the response.
     pub(in super::super) is_broken: bool,
+    /// Whether the response is the upstream's.
+    pub(in super::super) is_upstreams: bool,
     pub(in super::super) nanos: u64,
     pub(in super::super) route: Option<&'a str>,
+    /// The request ID that the client got.
+    pub(in super::super) id: Option<&'a HeaderValue>,
 }
 
 impl Record {
@@ -64,14 +79,16 @@ impl Record {
         (method, uri, version): (Method, Uri, Version),
         headers: Headers<'_>,
         client: &Client,
-        proxies: &TrustedProxies,
+        site: &Site,
         (log, worker): (&Arc<AccessLog>, usize),
     ) -> Self {
         let peer = client.address.ip();
         let facts = Facts::new(method.as_str(), "/").headers(headers).peer(peer);
         let value = |name| HeaderValue::from_bytes(headers.get_named(name)?).ok();
-        let address = proxies.client(&facts).unwrap_or(peer);
+        let address = site.proxies.client(&facts).unwrap_or(peer);
+        let parent = headers.get_named(&TRACEPARENT).and_then(TraceParent::read);
         Self {
+            trace_id: parent.map(|parent| parent.trace_id.into()),
             host: value(&HOST),
             user_agent: value(&USER_AGENT),
             referer: value(&REFERER),
@@ -92,13 +109,20 @@ impl Record {
             referer: None,
             limit: None,
             outcome: None,
+            key: None,
+            source: None,
+            trace_id: None,
             reason: None,
             token: None,
             delay: Duration::ZERO,
-            id: None,
             upstream: None,
             fault: None,
         }
+    }
+
+    /// Sets the trace that the gateway has started.
+    pub(in super::super) fn note_trace(&mut self, trace_id: String) {
+        self.trace_id = Some(trace_id.into());
     }
 
     pub(in super::super) fn note_reason(&mut self, reason: &'static str) {
@@ -114,10 +138,17 @@ impl Record {
             (self.limit, self.outcome) = (Some(limit.into()), Some(DecisionLabel::of(outcome)));
             self.delay = outcome.delay();
         }
+        self.source = outcome.decision().map(Decision::source);
     }
 
-    pub(in super::super) fn note_id(&mut self, id: &HeaderValue) {
-        self.id = Some(id.clone());
+    /// Adds the key of the request, if keys are logged.
+    pub(in super::super) fn note_key(&mut self, key: impl FnOnce(KeyTexts) -> Option<LimitedKey>) {
+        let texts = match self.log.rule.key {
+            None => return,
+            Some(LoggedKey::Plain) => KeyTexts::Kept,
+            Some(_) => KeyTexts::Hashed,
+        };
+        self.key = key(texts).map(|key| key_text(&key).into());
     }
 
     pub(in super::super) fn note_upstream(&mut self, upstream: &Arc<Target>) {
@@ -136,6 +167,11 @@ impl Record {
     pub(super) fn host(&self) -> Option<&[u8]> {
         let named = self.line.as_ref().and_then(|line| line.uri.authority());
         named.map(|authority| authority.as_str().as_bytes()).or_else(|| self.host.as_ref().map(HeaderValue::as_bytes))
+    }
+
+    /// Returns the name of the source, if a limit decided.
+    pub(super) fn source(&self) -> Option<&'static str> {
+        self.source.map(source_name)
     }
 
     /// Returns the decision; `none` if no limit applied to the request.
@@ -160,6 +196,11 @@ impl RequestLine {
 }
 
 impl Completion<'_> {
+    /// Returns who answered.
+    pub(super) fn answered_by(&self) -> &'static str {
+        if self.is_upstreams { "upstream" } else { "tollgate" }
+    }
+
     pub(super) fn status(&self) -> u16 {
         self.status.map_or(CLIENT_LEFT, |status| status.as_u16())
     }

@@ -1,8 +1,11 @@
 //! The time of a line, formatted once per second.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use time::OffsetDateTime;
+
+pub(super) use crate::seconds::rfc3339;
+use crate::seconds::since_epoch;
 
 /// The last formatted second.
 #[derive(Default)]
@@ -18,11 +21,10 @@ impl Stamp {
     /// Returns the current second in that format, and the milliseconds. A stamp must always be used with the same
     /// format.
     pub(super) fn now(&mut self, format_time: TimeFormat) -> (&str, u32) {
-        self.at(wall_clock(), format_time)
+        self.at(since_epoch(), format_time)
     }
 
-    fn at(&mut self, now: SystemTime, format_time: TimeFormat) -> (&str, u32) {
-        let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    fn at(&mut self, since: Duration, format_time: TimeFormat) -> (&str, u32) {
         let second = i64::try_from(since.as_secs()).unwrap_or_default();
         if second != self.second || self.text.is_empty() {
             let date = OffsetDateTime::from_unix_timestamp(second).unwrap_or(OffsetDateTime::UNIX_EPOCH);
@@ -30,18 +32,6 @@ impl Stamp {
         }
         (&self.text, since.subsec_millis())
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "a line contains the wall-clock time; no decision depends on it")]
-fn wall_clock() -> SystemTime {
-    SystemTime::now()
-}
-
-/// `2026-11-15T12:25:53`.
-pub(in super::super) fn rfc3339(date: &OffsetDateTime) -> String {
-    let (hour, minute, second) = date.to_hms();
-    let (year, month, day) = (date.year(), u8::from(date.month()), date.day());
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}")
 }
 
 /// `15/Nov/2026:12:25:53 +0000`.
@@ -54,17 +44,15 @@ pub(super) fn common(date: &OffsetDateTime) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
     fn times_have_both_formats_and_change_with_the_second() {
-        let leap_day = UNIX_EPOCH + Duration::from_millis(1_709_210_096_789);
+        let leap_day = Duration::from_millis(1_709_210_096_789);
         assert_eq!(Stamp::default().at(leap_day, rfc3339), ("2024-02-29T12:34:56", 789));
         let mut stamp = Stamp::default();
         assert_eq!(stamp.at(leap_day, common), ("29/Feb/2024:12:34:56 +0000", 789));
         assert_eq!(stamp.at(leap_day + Duration::from_millis(300), common), ("29/Feb/2024:12:34:57 +0000", 89));
-        assert_eq!(Stamp::default().at(UNIX_EPOCH, rfc3339), ("1970-01-01T00:00:00", 0));
+        assert_eq!(Stamp::default().at(Duration::ZERO, rfc3339), ("1970-01-01T00:00:00", 0));
     }
 }

@@ -9,14 +9,15 @@ use std::sync::Arc;
 use super::super::ticks::Tick;
 use super::upstreams::route_list;
 use super::{Route, Site};
+use crate::notice::Level;
 
 /// The names of routes whose outage was logged. Of several routes with the same name, one is enough.
 #[derive(Default)]
 pub(in super::super) struct Outages(BTreeSet<String>);
 
 impl Outages {
-    /// Returns log lines for the changes since the last call. The site may have been replaced since.
-    pub(in super::super) fn update(&mut self, site: &Site, now: Tick) -> impl Iterator<Item = String> {
+    /// Returns log lines with their levels for the changes since the last call. The site may have been replaced since.
+    pub(in super::super) fn update(&mut self, site: &Site, now: Tick) -> impl Iterator<Item = (Level, String)> {
         let down = || site.routes.iter().filter(|route| route.is_down(now));
         let before = std::mem::replace(&mut self.0, down().map(|route| route.name.clone()).collect());
         let (some, none): (Vec<&Route>, Vec<&Route>) = down()
@@ -28,13 +29,14 @@ impl Outages {
             is_over && route.has_proven(now)
         };
         let back = site.routes.iter().filter(is_back).collect();
-        let began = |go: &'static str| move |of| format!("no upstream of {of} is healthy: requests go {go}");
+        let began =
+            |go: &'static str| move |of| (Level::Warning, format!("no upstream of {of} is healthy: requests go {go}"));
         let lines = [
             names(none).map(began("to all of them")),
             names(some).map(began("first to those whose ejection is over")),
             names(back).map(|of| match of.starts_with("routes ") {
-                true => format!("{of} have a healthy upstream again"),
-                false => format!("{of} has a healthy upstream again"),
+                true => (Level::Info, format!("{of} have a healthy upstream again")),
+                false => (Level::Info, format!("{of} has a healthy upstream again")),
             }),
         ];
         lines.into_iter().flatten()

@@ -106,7 +106,7 @@ pub(crate) fn upstream_urls(rule: &RouteRule, reading: PathReading, path: &str) 
 
 /// Replaces the path and query. Fails if they are too long for a URI: the unchanged path could reach something that the
 /// change protects.
-pub(in super::super) fn with_path(uri: &Uri, path: String) -> Result<Uri, Failure> {
+pub(super) fn with_path(uri: &Uri, path: String) -> Result<Uri, Failure> {
     let mut parts = uri.clone().into_parts();
     parts.path_and_query = Some(PathAndQuery::try_from(path).map_err(|_| Failure::NoRoute)?);
     Uri::from_parts(parts).map_err(|_| Failure::NoRoute)

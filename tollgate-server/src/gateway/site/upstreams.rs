@@ -9,7 +9,7 @@ use tollgate::rules::file::internal::HealthCheckRule;
 use super::super::target::Target;
 use super::{Route, Site};
 use crate::limit_summary::span;
-use crate::notice::join_up_to;
+use crate::notice::{Field, join_up_to};
 
 /// The maximum number of route names in a log line.
 const MAX_ROUTES: usize = 5;
@@ -60,6 +60,13 @@ impl RoutedUpstream {
         self.check = self.check.take().or_else(|| route.health_check.clone());
         let has_other_upstreams = route.targets().any(|other| !Arc::ptr_eq(other, &self.target));
         self.routes.push(RouteRef { route: route.name.clone(), has_other_upstreams });
+    }
+
+    /// Returns the fields of its log lines.
+    pub(in super::super) fn fields(&self) -> [Field; 2] {
+        let address = &self.target.address;
+        let routes: Vec<&str> = self.route_names(|_| true).into_iter().take(MAX_ROUTES).collect();
+        [("upstream", format!("{}:{}", address.host, address.port).into()), ("routes", routes.into())]
     }
 
     /// Describes what happens to requests while it is unhealthy, for this long if that is known.

@@ -10,8 +10,8 @@ use rustls::pki_types::CertificateDer;
 use time::OffsetDateTime;
 use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate};
 
-use super::super::log::rfc3339;
 use crate::notice::{self, join_up_to};
+use crate::seconds::rfc3339;
 
 /// How long before the end a warning is logged. Automatic renewal happens a month before the end, so this means that it
 /// failed.

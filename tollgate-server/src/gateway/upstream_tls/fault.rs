@@ -7,9 +7,9 @@ use rustls::pki_types::{ServerName, UnixTime};
 use rustls::{AlertDescription, CertificateError, Error as TlsError, InvalidMessage};
 use time::OffsetDateTime;
 
-use super::super::log::rfc3339;
 use super::super::tls::MAX_NAMES;
 use crate::notice::join_up_to;
+use crate::seconds::rfc3339;
 
 /// The alerts of upstreams that require a client certificate. They cannot mean another certificate, since the gateway
 /// sends none.
@@ -60,14 +60,19 @@ impl TlsFault {
     pub(in super::super) fn of_connection(error: &hyper::Error) -> Option<Self> {
         let mut next = error.source();
         while let Some(error) = next {
-            if let Some(inner) = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
-                // HTTP/2 keeps only the message.
-                let (words, alerts) = (inner.to_string(), WANTS_CERTIFICATE.map(TlsError::AlertReceived));
-                return alerts.iter().any(|alert| alert.to_string() == words).then_some(Self::WantsCertificate);
+            if let Some(error) = error.downcast_ref::<io::Error>().filter(|error| error.get_ref().is_some()) {
+                return Self::of_alert(error);
             }
             next = error.source();
         }
         None
+    }
+
+    /// Returns the TLS error that an upstream sent after the handshake, from the error of its connection.
+    pub(in super::super) fn of_alert(error: &io::Error) -> Option<Self> {
+        // HTTP/2 keeps only the message.
+        let (words, alerts) = (error.get_ref()?.to_string(), WANTS_CERTIFICATE.map(TlsError::AlertReceived));
+        alerts.iter().any(|alert| alert.to_string() == words).then_some(Self::WantsCertificate)
     }
 
     fn of(error: &TlsError) -> Self {

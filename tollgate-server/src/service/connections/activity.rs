@@ -13,6 +13,7 @@ use std::time::Duration;
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::room::Usage;
 use crate::gateway::frames::{Frames, GoawayTrigger};
 
 /// The time between two looks at a connection.
@@ -24,10 +25,7 @@ const READS_PER_TURN: u32 = 4;
 /// What happens on a connection.
 #[derive(Debug, Default)]
 pub(super) struct Activity {
-    /// Requests that are not answered yet.
-    in_flight: AtomicU32,
-    /// Grows with every request that begins or ends.
-    events: AtomicU32,
+    usage: Arc<Usage>,
     /// Whether bytes were read since the last request.
     has_bytes: AtomicBool,
     /// Whether the client does not read.
@@ -47,9 +45,12 @@ pub(super) struct Activity {
 pub(super) struct InFlight(Arc<Activity>);
 
 impl Activity {
+    pub(super) fn new(usage: Arc<Usage>) -> Self {
+        Self { usage, ..Self::default() }
+    }
+
     pub(super) fn begin(self: &Arc<Self>) -> InFlight {
-        self.in_flight.fetch_add(1, Relaxed);
-        self.events.fetch_add(1, Relaxed);
+        self.usage.begin();
         self.has_bytes.store(false, Relaxed);
         InFlight(Arc::clone(self))
     }
@@ -66,7 +67,7 @@ impl Activity {
     fn phase(&self) -> Phase {
         if self.is_stalled.load(Relaxed) {
             Phase::Stalled
-        } else if self.in_flight.load(Relaxed) > 0 {
+        } else if self.usage.is_busy() {
             Phase::Busy
         } else if self.has_bytes.load(Relaxed) {
             Phase::Head
@@ -85,8 +86,7 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Relaxed);
-        self.0.events.fetch_add(1, Relaxed);
+        self.0.usage.end();
     }
 }
 
@@ -143,7 +143,7 @@ impl Watchdog {
     pub(super) fn look(&mut self, activity: &Activity) -> Finding {
         activity.looks.fetch_add(1, Relaxed);
         let phase = activity.phase();
-        let now = (phase, activity.events.load(Relaxed), activity.writes.load(Relaxed));
+        let now = (phase, activity.usage.answered(), activity.writes.load(Relaxed));
         self.in_phase = if self.seen.replace(now) == Some(now) { self.in_phase + TICK } else { Duration::ZERO };
         self.age += TICK;
         let Deadlines { idle, head, stalled, age } = self.deadlines;

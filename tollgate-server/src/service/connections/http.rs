@@ -30,6 +30,7 @@ use tokio::time::{Instant, timeout};
 use super::activity::{Activity, CountedFrames, Deadlines, Finding, InFlight, Watchdog, Watched};
 use super::body_budget::CountedBody;
 use super::interrupts::{Interrupt, Interrupts};
+use super::room::Usage;
 use super::streams::NewStreams;
 use super::{
     DRAIN_DEADLINE, HEAD_DEADLINE, MAX_CONNECTION_AGE, REFUSAL_DEADLINE, Stage, WRITE_DEADLINE, without_request,
@@ -115,17 +116,24 @@ impl Handler for Router {
 }
 
 /// The beginning of a connection.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Begun {
     pub(crate) peer: SocketAddr,
     /// The time for which it was served already.
     pub(crate) age: Duration,
+    pub(crate) usage: Arc<Usage>,
+}
+
+impl Begun {
+    pub(crate) fn new(peer: SocketAddr, usage: Arc<Usage>) -> Self {
+        Self { peer, age: Duration::ZERO, usage }
+    }
 }
 
 /// Serves a connection until the client, a deadline or the server ends it.
 pub(crate) async fn serve<Io, H>(
     mut io: Io,
-    Begun { peer, age }: Begun,
+    Begun { peer, age, usage }: Begun,
     (handler, counted): (H, Requests),
     mut stage: watch::Receiver<Stage>,
 ) where
@@ -140,7 +148,7 @@ pub(crate) async fn serve<Io, H>(
     };
     let Ok(Some(first)) = detected else { return };
     let is_http2 = first.starts_with(PREFACE);
-    let activity = Arc::new(Activity::default());
+    let activity = Arc::new(Activity::new(usage));
     if !matches!(*stage.borrow(), Stage::Serving) || age >= MAX_CONNECTION_AGE {
         activity.close();
     }

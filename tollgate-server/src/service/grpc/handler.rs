@@ -11,7 +11,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use axum::Router;
-use axum::http::{HeaderMap, Response, header};
+use axum::http::{HeaderMap, Response, StatusCode, header};
 use hyper::Request;
 use prost::Message;
 use tokio::time::timeout;
@@ -22,7 +22,9 @@ use super::message::{self, GrpcBody};
 use crate::service::connections::{CountedBody, Handler};
 use crate::service::http::authenticate;
 use crate::service::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use crate::service::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use crate::service::tokens::Tokens;
+use crate::traces::{self, DecisionNote, RequestSpan, SpanEnd};
 
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
@@ -59,6 +61,9 @@ impl Handler for GrpcHandler {
                 return Err(status);
             }
             if request.uri().path() == SHOULD_RATE_LIMIT {
+                if traces::is_on() {
+                    return message::response(&Box::pin(limits.traced(request)).await?);
+                }
                 return message::response(&limits.should_rate_limit(request).await?);
             }
             // Boxed, because the future of every request would be as large otherwise.
@@ -74,6 +79,21 @@ impl Handler for GrpcHandler {
 }
 
 impl GrpcState {
+    /// Decides as `should_rate_limit` does, and records a span.
+    async fn traced(&self, request: Request<CountedBody>) -> Result<super::RateLimitResponse, Status> {
+        let mut span = RequestSpan::start("POST", request.uri().path(), request.headers().into());
+        let answer = self.should_rate_limit(request).await;
+        let status = match &answer {
+            Ok(response) => {
+                span.note_decision(&note_of(response));
+                StatusCode::OK
+            }
+            Err(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        span.end(SpanEnd { status: Some(status), route: Some("service.grpc ShouldRateLimit"), id: None });
+        answer
+    }
+
     async fn should_rate_limit(&self, request: Request<CountedBody>) -> Result<super::RateLimitResponse, Status> {
         let time_left = read_head(request.headers())?;
         let message = message::read(request.into_body()).await?;
@@ -94,6 +114,21 @@ impl GrpcState {
             None => decided.await,
         };
         decided.map_err(|_| Status::internal("the decision failed: report this with the log of the server"))?
+    }
+}
+
+/// Returns the decision in a response: that of the first descriptor that is over its limit, or of the first one.
+fn note_of(response: &super::RateLimitResponse) -> DecisionNote {
+    let over = Code::OverLimit as i32;
+    let statuses = &response.statuses;
+    let status = statuses.iter().find(|status| status.code == over).or(statuses.first());
+    let is_allowed = response.overall_code != over;
+    DecisionNote {
+        is_allowed,
+        limit: status.and_then(|status| Some(status.current_limit.as_ref()?.name.clone())),
+        decision: if is_allowed { "allowed" } else { "denied" },
+        remaining: status.map(|status| status.limit_remaining.into()),
+        source: None,
     }
 }
 
@@ -171,7 +206,7 @@ mod tests {
         let limits = GrpcState { gate, decisions: Arc::default(), throttles, tokens: None };
         let (client, server) = tokio::io::duplex(8192);
         let (_serving, stage) = watch::channel(Stage::Serving);
-        let begun = Begun { peer: SocketAddr::from(([127, 0, 0, 1], 1)), age: Duration::ZERO };
+        let begun = Begun::new(SocketAddr::from(([127, 0, 0, 1], 1)), Arc::default());
         let requests = Requests { surface: Surface::Grpc, surfaces: Arc::default() };
         tokio::spawn(serve_http(server, begun, (GrpcHandler::new(limits, Router::new()), requests), stage));
         let (mut sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(client)).await.unwrap();

@@ -70,7 +70,7 @@ fn admit(parts: &mut Parts, tokens: Option<&Tokens>, hosts: &Hosts) -> Result<()
     let mut sent = parts.headers.get_all(&TOKEN).iter();
     match (sent.next(), sent.next()) {
         (None, _) => {
-            authenticate(&parts.headers, tokens).map_err(|error| {
+            authenticate(&parts.headers, tokens).map(drop).map_err(|error| {
                 // An invalid `Authorization` is probably the original client's.
                 let message = "the request has no valid token: send one token from the tokens_file of this listener as \
                                `X-Tollgate-Token: TOKEN`, or as `Authorization: Bearer TOKEN`";

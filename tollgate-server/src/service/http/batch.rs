@@ -55,7 +55,7 @@ impl<T: Question> Batch<T> {
 }
 
 /// Parses a whole body.
-pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ErrorBody> {
+pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ErrorBody> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let parsed = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();

@@ -85,7 +85,7 @@ impl CheckRequest {
 }
 
 /// Resolves the name of a limit and a key of it.
-pub(super) fn resolve_key<'q>(
+pub(crate) fn resolve_key<'q>(
     limit: Option<&'q str>,
     key: Option<&'q OneOrMany>,
     rules: &RuleSet,
@@ -94,7 +94,14 @@ pub(super) fn resolve_key<'q>(
     let Some(limit) = limit else {
         return Err(invalid_field(place, "limit", "is missing: send it with `key`"));
     };
-    let Some(parts) = rules.key_parts(limit) else { return Err(unknown_limit(limit, rules)) };
+    let Some(parts) = rules.key_parts(limit) else {
+        let error = unknown_limit(limit, rules);
+        return Err(match place() {
+            // The only check.
+            place if place.is_empty() => error,
+            place => ErrorBody { message: format!("`{place}limit`: {}", error.message), ..error },
+        });
+    };
     let given = key.map_or(&[][..], OneOrMany::as_slice);
     if given.len() != parts.len() {
         let problem = match key {
@@ -136,7 +143,7 @@ fn wrong_parts(limit: &str, given: usize, parts: &[impl ToString]) -> String {
     }
 }
 
-fn unknown_limit(name: &str, rules: &RuleSet) -> ErrorBody {
+pub(crate) fn unknown_limit(name: &str, rules: &RuleSet) -> ErrorBody {
     let mut known = rules.names().take(MAX_NAMES).collect::<Vec<_>>().join(", ");
     if rules.names().nth(MAX_NAMES).is_some() {
         known += ", …";

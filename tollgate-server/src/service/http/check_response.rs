@@ -5,6 +5,7 @@ use serde::Serialize;
 use tollgate::http::{Refusal, TokenError};
 use tollgate::{Decision, Outcome, Source};
 
+use crate::decisions::source_name;
 use crate::seconds::Seconds;
 
 /// The response to one check. Times are in seconds.
@@ -50,6 +51,8 @@ struct ShadowDecision<'a> {
 impl<'a> CheckResponse<'a> {
     pub(crate) fn new(outcome: &'a Outcome) -> Self {
         let decision = outcome.decision();
+        // The failure policy counts nothing, so that what is left is unknown.
+        let counted = decision.filter(|decision| decision.source() != Source::Policy);
         let watched = outcome
             .shadow_decisions()
             .map(|(limit, decision)| ShadowDecision { limit, allowed: decision.is_allowed() });
@@ -57,13 +60,13 @@ impl<'a> CheckResponse<'a> {
             allowed: outcome.is_allowed(),
             limit: outcome.limit(),
             quota: decision.map(Decision::quota),
-            remaining: decision.map(Decision::remaining),
-            reset_after: decision.map(|decision| Seconds(decision.reset_after())),
+            remaining: counted.map(Decision::remaining),
+            reset_after: counted.map(|decision| Seconds(decision.reset_after())),
             retry_after: decision.and_then(Decision::retry_after).map(Seconds),
             delay: Seconds(outcome.delay()),
             reason: outcome.refusal().map(reason),
             token: outcome.token().error().map(TokenError::code),
-            source: decision.map(|decision| source(decision.source())),
+            source: decision.map(|decision| source_name(decision.source())),
             shadow: watched.collect(),
         }
     }
@@ -135,16 +138,6 @@ pub(crate) fn reason(refusal: &Refusal) -> &'static str {
         Refusal::Unreadable(request) => request.reason,
         // The other reasons are the same in all responses.
         other => other.code(),
-    }
-}
-
-fn source(source: Source) -> &'static str {
-    match source {
-        Source::DenialCache => "denial_cache",
-        Source::Lease => "lease",
-        Source::Local => "local",
-        Source::Policy => "policy",
-        _ => "store",
     }
 }
 

@@ -19,10 +19,11 @@ use super::ServiceState;
 use super::simple_check::{After, SimpleChecks};
 use crate::service::connections::{
     Begun, HEAD_DEADLINE, IDLE_DEADLINE, Interrupt, Interrupts, MAX_CONNECTION_AGE, Protocol, Requests, Stage, TICK,
-    WRITE_DEADLINE, refuse_http, serve_http,
+    Usage, WRITE_DEADLINE, refuse_http, serve_http,
 };
 use crate::service::cross_site::Hosts;
 use crate::service::surfaces::{RequestOutcome, Surface, Surfaces};
+use crate::traces;
 
 /// The most bytes that are read at once. A request that is longer is left to the router.
 const READ_BYTES: usize = 8 * 1024;
@@ -37,15 +38,15 @@ pub(super) struct CheckProtocol {
 }
 
 impl Protocol for CheckProtocol {
-    async fn serve<Io>(self, mut io: Io, peer: SocketAddr, stage: watch::Receiver<Stage>)
+    async fn serve<Io>(self, mut io: Io, begun: Begun, stage: watch::Receiver<Stage>)
     where
         Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let checks = SimpleChecks::new(self.state, self.hosts);
         if let Ok(Some(Rest { first, age })) =
-            answer_simple(&mut io, checks, &self.requests.surfaces, stage.clone()).await
+            answer_simple(&mut io, checks, (&self.requests.surfaces, &begun.usage), stage.clone()).await
         {
-            serve_http(Prefixed { first, io }, Begun { peer, age }, (self.router, self.requests), stage).await;
+            serve_http(Prefixed { first, io }, Begun { age, ..begun }, (self.router, self.requests), stage).await;
         }
     }
 
@@ -69,7 +70,7 @@ struct Rest {
 async fn answer_simple<Io>(
     io: &mut Io,
     mut checks: SimpleChecks,
-    surfaces: &Surfaces,
+    (surfaces, usage): (&Surfaces, &Usage),
     stage: watch::Receiver<Stage>,
 ) -> io::Result<Option<Rest>>
 where
@@ -87,7 +88,10 @@ where
         let after = if wait.age < MAX_CONNECTION_AGE { After::KeepAlive } else { After::Close };
         let (mut at, mut answered) = (0, 0);
         let began = surfaces.now();
+        usage.begin();
+        // The router makes the spans of requests that are traced.
         while at < input.len()
+            && !traces::is_on()
             && let Some(used) = checks.answer(&input[at..], &mut output, after).await
         {
             at += used;
@@ -99,6 +103,9 @@ where
         if answered > 0 {
             surfaces.observe_all(Surface::Http, (RequestOutcome::Ok, answered), began);
             send(io, &output).await?;
+            usage.end();
+        } else {
+            usage.cancel();
         }
         output.clear();
         if after == After::Close && answered > 0 {
@@ -245,7 +252,8 @@ mod tests {
         };
         let (mut client, server) = tokio::io::duplex(8192);
         let (_serving, stage) = watch::channel(Stage::Serving);
-        tokio::spawn(protocol.serve(server, SocketAddr::from(([127, 0, 0, 1], 1)), stage));
+        let begun = Begun::new(SocketAddr::from(([127, 0, 0, 1], 1)), Arc::default());
+        tokio::spawn(protocol.serve(server, begun, stage));
         let start = Instant::now();
         loop {
             let is_old = start.elapsed() >= MAX_CONNECTION_AGE - Duration::from_secs(20);

@@ -28,6 +28,12 @@ impl ErrorBody {
         Self { status: StatusCode::BAD_REQUEST, error: "invalid_question", message }
     }
 
+    /// Returns the error of a handler that failed.
+    pub(crate) fn failed() -> Self {
+        let message = "the request failed: see the log of the server".to_owned();
+        Self { status: StatusCode::INTERNAL_SERVER_ERROR, error: "internal_error", message }
+    }
+
     /// Returns the error of an operation that the store did not confirm.
     pub(crate) fn store_unavailable(error: &StoreUnavailable) -> Self {
         let message = error.to_string();
@@ -51,9 +57,44 @@ pub(crate) fn quoted(text: &str) -> String {
     format!("`{}`", cut(text, MAX_QUOTED_CHARS))
 }
 
-/// Returns the error of the JSON parser, shortened.
+/// Returns the error of the JSON parser in the words of the other messages, shortened: the problem, its position and the
+/// fix.
 pub(crate) fn parse_error(error: &serde_json::Error) -> String {
-    cut(&error.to_string(), MAX_PARSE_ERROR_CHARS)
+    let text = error.to_string();
+    cut(&reworded(&text).unwrap_or(text), MAX_PARSE_ERROR_CHARS)
+}
+
+/// Rewords the messages of serde that clients meet. Returns `None` for others.
+fn reworded(text: &str) -> Option<String> {
+    let (problem, at) = text.rsplit_once(" at line ")?;
+    let of_type = problem.strip_prefix("invalid type: ").or_else(|| problem.strip_prefix("invalid value: "));
+    if let Some((found, expected)) = of_type.and_then(|problem| problem.rsplit_once(", expected ")) {
+        return Some(format!("found {} at line {at}: send {expected}", found_name(found)));
+    }
+    if let Some((_, expected)) =
+        problem.strip_prefix("unknown field ").and_then(|problem| problem.split_once(", expected "))
+    {
+        return Some(format!("unknown field at line {at}: use {expected}"));
+    }
+    if let Some(field) = problem.strip_prefix("missing field ") {
+        return Some(format!("{field} is missing at line {at}: send it"));
+    }
+    if let Some(field) = problem.strip_prefix("duplicate field ") {
+        return Some(format!("{field} occurs twice at line {at}: send it once"));
+    }
+    problem.strip_prefix("EOF while parsing ").map(|what| format!("it ends in the middle of {what} at line {at}"))
+}
+
+/// Returns the name of a JSON value that serde has found.
+fn found_name(found: &str) -> String {
+    let number = found.strip_prefix("integer ").or_else(|| found.strip_prefix("floating point "));
+    match (number, found) {
+        (Some(number), _) => format!("the number {}", number.trim_matches('`')),
+        (_, "map") => "an object".to_owned(),
+        (_, "sequence") => "a list".to_owned(),
+        (_, "unit value") => "null".to_owned(),
+        (_, other) => other.strip_prefix("boolean ").map_or_else(|| format!("the {other}"), str::to_owned),
+    }
 }
 
 fn cut(text: &str, max_chars: usize) -> String {

@@ -13,28 +13,32 @@ const MAX_STRINGS: usize = 100;
 
 /// A number of units.
 #[derive(Debug, JsonSchema)]
-pub(super) struct Units(pub(super) u64);
+pub(crate) struct Units(pub(crate) u64);
 
 /// A struct written as an object. serde alone would also accept an array.
 #[derive(Debug)]
-pub(super) struct Object<T>(pub(super) T);
+pub(crate) struct Object<T>(pub(crate) T);
 
 /// A string, or a list of them.
 #[derive(Debug)]
-pub(super) struct OneOrMany(Vec<String>);
+pub(crate) struct OneOrMany(Vec<String>);
 
 // The schema of `OneOrMany`.
 /// A string, or a list of strings.
 #[derive(JsonSchema)]
 #[schemars(untagged)]
 #[expect(dead_code, reason = "only its schema is used")]
-pub(super) enum StringOrStrings {
+pub(crate) enum StringOrStrings {
     String(String),
     Strings(Vec<String>),
 }
 
 impl OneOrMany {
-    pub(super) fn as_slice(&self) -> &[String] {
+    pub(crate) fn new(strings: Vec<String>) -> Self {
+        Self(strings)
+    }
+
+    pub(crate) fn as_slice(&self) -> &[String] {
         &self.0
     }
 }

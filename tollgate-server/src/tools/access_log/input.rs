@@ -12,6 +12,8 @@ use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
 const BUFFER_BYTES: usize = 64 << 10;
+/// The mark that some Windows programs write before the first line.
+const BYTE_ORDER_MARK: &[u8] = &[0xef, 0xbb, 0xbf];
 const GZIP: &[u8] = &[0x1f, 0x8b];
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 /// Compressed files that are not supported, with the program that decompresses them.
@@ -49,7 +51,7 @@ impl fmt::Display for OpenError {
             }
             OpenProblem::Unsupported { program } => write!(
                 out,
-                "{path} is compressed in a format other than gzip and zstd: decompress it first, with `{program} {path} | tollgate replay -`"
+                "{path} is compressed in a format other than gzip and zstd: decompress it first, with `{program} {path} > access.log`"
             ),
         }
     }
@@ -97,12 +99,50 @@ fn decompressed(reader: impl Read + Send + 'static) -> Result<Box<dyn Read + Sen
         return Err(OpenProblem::Unsupported { program });
     }
     Ok(if start.starts_with(GZIP) {
-        Box::new(MultiGzDecoder::new(reader))
+        Box::new(Unmarked::new(MultiGzDecoder::new(reader)))
     } else if start.starts_with(ZSTD) || is_skippable_frame(start) {
-        Box::new(ZstdFrames { decoder: FrameDecoder::new(), reader, is_started: false })
+        Box::new(Unmarked::new(ZstdFrames { decoder: FrameDecoder::new(), reader, is_started: false }))
     } else {
-        Box::new(reader)
+        Box::new(Unmarked::new(reader))
     })
+}
+
+/// Text without a byte order mark, which would be a part of the first client's address.
+struct Unmarked<R> {
+    reader: R,
+    is_at_start: bool,
+}
+
+impl<R: Read> Unmarked<R> {
+    fn new(reader: R) -> Self {
+        Self { reader, is_at_start: true }
+    }
+}
+
+impl<R: Read> Read for Unmarked<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut read = self.reader.read(buffer)?;
+        if !self.is_at_start || buffer.is_empty() {
+            return Ok(read);
+        }
+        self.is_at_start = false;
+        // A pipe may deliver the mark in pieces. An error is reported by the next read.
+        while read < BYTE_ORDER_MARK.len() && read < buffer.len() && BYTE_ORDER_MARK.starts_with(&buffer[..read]) {
+            match self.reader.read(&mut buffer[read..]) {
+                Ok(0) | Err(_) => break,
+                Ok(more) => read += more,
+            }
+        }
+        if !buffer[..read].starts_with(BYTE_ORDER_MARK) {
+            return Ok(read);
+        }
+        buffer.copy_within(BYTE_ORDER_MARK.len()..read, 0);
+        match read - BYTE_ORDER_MARK.len() {
+            // Nothing would mean the end.
+            0 => self.reader.read(buffer),
+            rest => Ok(rest),
+        }
+    }
 }
 
 /// Returns whether data starts with a frame of zstd that has no content, as `pzstd` writes it.

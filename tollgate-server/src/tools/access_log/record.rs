@@ -26,7 +26,10 @@ pub(crate) struct Record {
     target: Span,
     host: Option<Span>,
     user: Option<Span>,
+    /// The names of headers, in `text`, and their values, in `values`.
     headers: Vec<(Span, Span)>,
+    /// Values of headers, which may be other than UTF-8.
+    values: Vec<u8>,
 }
 
 impl Record {
@@ -39,6 +42,7 @@ impl Record {
         self.host = None;
         self.user = None;
         self.headers.clear();
+        self.values.clear();
     }
 
     /// Returns the time of the request.
@@ -80,15 +84,15 @@ impl Record {
     }
 
     /// Returns the names and values of the headers that the log has.
-    pub(crate) fn headers(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.headers.iter().map(|(name, value)| (&self.text[name.clone()], &self.text[value.clone()]))
+    pub(crate) fn headers(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.headers.iter().map(|(name, value)| (&self.text[name.clone()], &self.values[value.clone()]))
     }
 
     /// Calls `read` with the facts that rules read. Limits on requests in flight do not apply: a log does not show which
     /// requests overlap.
     pub(crate) fn with_facts<T>(&self, read: impl FnOnce(&Facts<'_>) -> T) -> T {
         let lines: SmallVec<[HeaderLine<'_>; 8]> =
-            self.headers().map(|(name, value)| HeaderLine { name, value: value.as_bytes() }).collect();
+            self.headers().map(|(name, value)| HeaderLine { name, value }).collect();
         let mut facts = Facts::new(self.method(), self.target()).headers(&lines[..]).served_elsewhere();
         if let Some(host) = self.host() {
             facts = facts.host(host);
@@ -141,9 +145,9 @@ impl Record {
     /// Adds a header. Its name is in lower case or in the case of the log.
     pub(super) fn add_header(&mut self, name: &str, value: &[u8]) {
         if self.headers.len() < MAX_HEADERS {
-            let name = self.push(name.as_bytes());
-            let value = self.push(value);
-            self.headers.push((name, value));
+            let start = self.text.len();
+            self.text.push_str(name);
+            self.push_header(start, value);
         }
     }
 
@@ -152,10 +156,15 @@ impl Record {
         if self.headers.len() < MAX_HEADERS {
             let start = self.text.len();
             self.text.extend(field.chars().map(|char| if char == '_' { '-' } else { char }));
-            let name = start..self.text.len();
-            let value = self.push(value);
-            self.headers.push((name, value));
+            self.push_header(start, value);
         }
+    }
+
+    /// Adds the header whose name begins at `start` and ends the text.
+    fn push_header(&mut self, start: usize, value: &[u8]) {
+        let (name, start) = (start..self.text.len(), self.values.len());
+        self.values.extend_from_slice(value);
+        self.headers.push((name, start..self.values.len()));
     }
 
     fn push(&mut self, bytes: &[u8]) -> Span {

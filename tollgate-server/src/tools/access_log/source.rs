@@ -3,11 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
+use tollgate::internal::is_control_or_format;
+
 use super::input::{Input, OpenError};
 use super::lines::{Line, Lines};
 pub(crate) use super::order::Disorder;
 use super::order::Order;
 use super::{Format, LineReader, ReadLine, Record};
+use crate::tools::words::{Grouped, Span, counted};
 
 /// The number of unreadable lines of a file that are shown.
 const MAX_SHOWN_LINES: usize = 3;
@@ -53,6 +56,29 @@ pub(crate) struct FileSummary {
     /// Why the file could not be read to its end.
     pub(crate) problem: Option<String>,
 }
+
+impl FileSummary {
+    /// Returns whether the requests are in the order of their times, except for one of them or 1 %: some servers date a
+    /// line with the start of a request that took long. Those that are older by up to a minute are in order.
+    pub(crate) fn is_in_order(&self) -> bool {
+        self.disorder.went_back <= (self.requests / 100).max(1)
+    }
+
+    /// Describes requests that are not in the order of their times.
+    pub(crate) fn describe_disorder(&self) -> String {
+        let Disorder { went_back, largest_step_back_micros, .. } = self.disorder;
+        format!(
+            "{} is not in order of time: {} of {} older than one before, by up to {}",
+            self.path.display(),
+            Grouped(went_back),
+            counted(self.requests, "request is", "requests are"),
+            Span(largest_step_back_micros / 1_000_000)
+        )
+    }
+}
+
+/// The fix for a log that is not in the order of time.
+pub(crate) const MERGE_FIX: &str = "name each log file by itself, because files are merged by time";
 
 /// A line that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -190,7 +216,7 @@ fn shown(line: &[u8]) -> String {
     for char in text.chars().take(MAX_SHOWN_CHARS) {
         match char {
             '\t' => shown.push(' '),
-            _ if char.is_control() || matches!(char, '\u{2028}' | '\u{2029}') => shown.push('\u{fffd}'),
+            _ if is_control_or_format(char) => shown.push('\u{fffd}'),
             _ => shown.push(char),
         }
     }

@@ -22,7 +22,8 @@ fn read_with(line: &str, mappings: Mappings) -> String {
         ReadLine::Unknown => return "unknown".to_owned(),
     };
     let client = record.client().map_or("-".to_owned(), |client| client.to_string());
-    let headers: String = record.headers().map(|(name, value)| format!(" {name}={value}")).collect();
+    let headers: String =
+        record.headers().map(|(name, value)| format!(" {name}={}", String::from_utf8_lossy(value))).collect();
     format!(
         "{format} {} {client} {} {} {} {} {}{headers}",
         record.micros(),

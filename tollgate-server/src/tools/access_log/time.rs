@@ -129,13 +129,24 @@ fn micros_of(date: Date, micros_of_day: u64, zone_minutes: i64) -> Option<u64> {
 /// Counts days with years that begin in March, so that the leap day is the last of its year.
 fn days_since_epoch(date: &Date) -> Option<i64> {
     let Date { year, month, day } = *date;
-    if !(1..=12).contains(&month) || !(1..=31).contains(&day) {
+    if !(1..=days_in(year, month)?).contains(&day) {
         return None;
     }
     let (year, month) = (i64::from(year) - i64::from(month <= 2), i64::from(month));
     let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + i64::from(day) - 1;
     let (era, year_of_era) = (year.div_euclid(400), year.rem_euclid(400));
     Some(era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468)
+}
+
+/// Returns the number of days of a month, from 1 to 12.
+fn days_in(year: u32, month: u8) -> Option<u8> {
+    let is_leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    match month {
+        2 => Some(if is_leap { 29 } else { 28 }),
+        4 | 6 | 9 | 11 => Some(30),
+        1..=12 => Some(31),
+        _ => None,
+    }
 }
 
 /// Writes a time such as `2018-07-02T22:23:00Z`, with a fraction where there is one.
@@ -206,10 +217,29 @@ mod tests {
     #[test]
     fn other_texts_are_not_times() {
         let mut times = CommonTimes::default();
-        for text in ["", "10/Okt/2000:13:55:36 -0700", "10/Oct/2000:25:55:36 -0700", "10/Oct/2000:13:55:3x -0700"] {
+        for text in [
+            "",
+            "10/Okt/2000:13:55:36 -0700",
+            "10/Oct/2000:25:55:36 -0700",
+            "10/Oct/2000:13:55:3x -0700",
+            "31/Feb/2024:13:55:36 +0000",
+            "30/Feb/2024:13:55:36 +0000",
+            "29/Feb/2023:13:55:36 +0000",
+            "29/Feb/1900:13:55:36 +0000",
+            "31/Apr/2024:13:55:36 +0000",
+            "00/Jan/2024:13:55:36 +0000",
+        ] {
             assert_eq!(times.read(text.as_bytes()), None, "{text}");
         }
-        for text in ["", "2018-13-02T22:23:00Z", "2018-07-02T22:23:00 noon", "1969-07-02T22:23:00Z"] {
+        for text in [
+            "",
+            "2018-13-02T22:23:00Z",
+            "2018-00-02T22:23:00Z",
+            "2018-02-29T22:23:00Z",
+            "2018-06-31T22:23:00Z",
+            "2018-07-02T22:23:00 noon",
+            "1969-07-02T22:23:00Z",
+        ] {
             assert_eq!(read_rfc3339(text.as_bytes()), None, "{text}");
         }
         for text in ["", "-1", "12e3", "99999999999999999999", "."] {

@@ -11,14 +11,16 @@ use tollgate::rules::file::Parsed;
 
 use super::tally::{Denials, KeyTally};
 use super::threshold::{Metric, Share, Threshold};
-use super::{Comparison, Replay, RulesReplay};
+use super::{Comparison, KeyOverflow, Replay, RulesReplay};
 use crate::seconds::Seconds;
-use crate::tools::access_log::{AccessLog, FileSummary, rfc3339};
+use crate::tools::access_log::{AccessLog, FileSummary, MERGE_FIX, rfc3339};
 use crate::top_keys::TopKey;
 
 /// The result of a replay.
 #[derive(Serialize)]
 pub(crate) struct Report {
+    /// Reasons not to believe the numbers, in sentences.
+    pub(super) warnings: Vec<String>,
     pub(super) files: Vec<FileReport>,
     /// The times of the first and the last request.
     pub(super) from: String,
@@ -51,6 +53,8 @@ pub(super) struct FileReport {
     pub(super) out_of_order: u64,
     pub(super) misdated: u64,
     pub(super) largest_step_back: Seconds,
+    /// Requests that are older than one before them by more than a minute.
+    pub(super) went_back: u64,
     pub(super) time_jumps: u64,
     /// Why the file could not be read to its end.
     pub(super) problem: Option<String>,
@@ -136,7 +140,8 @@ pub(super) struct ThresholdReport {
     pub(super) threshold: String,
     pub(super) value: u64,
     pub(super) percent: f64,
-    pub(super) crossed: bool,
+    /// `None` if the log does not allow to judge.
+    pub(super) crossed: Option<bool>,
 }
 
 /// A rule file with its path.
@@ -155,13 +160,46 @@ pub(crate) struct ReportOptions<'a> {
     pub(crate) top: usize,
 }
 
+/// Whether thresholds are crossed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Within,
+    Crossed,
+    /// The numbers are not those of the whole log in its order, for this reason.
+    Unknown(String),
+}
+
 impl Report {
-    /// Returns whether no threshold is crossed. Thresholds cannot be judged by a part of a log, so a file that could not
-    /// be read to its end counts as crossing them.
-    pub(crate) fn is_within_thresholds(&self) -> bool {
-        let is_whole = self.files.iter().all(|file| file.problem.is_none());
-        self.thresholds.is_empty() || (is_whole && self.thresholds.iter().all(|threshold| !threshold.crossed))
+    /// Returns whether a threshold is crossed.
+    pub(crate) fn verdict(&self) -> Verdict {
+        match self.warnings.first() {
+            _ if self.thresholds.is_empty() => Verdict::Within,
+            Some(warning) => Verdict::Unknown(warning.clone()),
+            None if self.thresholds.iter().any(|threshold| threshold.crossed == Some(true)) => Verdict::Crossed,
+            None => Verdict::Within,
+        }
     }
+
+    /// Returns the reasons not to believe the numbers.
+    pub(crate) fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+}
+
+/// Returns the warnings about a file.
+fn warnings(file: &FileSummary) -> impl Iterator<Item = String> {
+    let disorder = (!file.is_in_order()).then(|| {
+        let disorder = file.describe_disorder();
+        format!("{disorder}; counts start from zero where time goes back, so the numbers are too low: {MERGE_FIX}")
+    });
+    let problem = file.problem.as_ref().map(|problem| {
+        format!(
+            "{} could not be read to its end ({problem}), and the numbers are those of what could be read: check that \
+             the file is complete",
+            file.path.display()
+        )
+    });
+    disorder.into_iter().chain(problem)
 }
 
 impl Replay {
@@ -177,6 +215,7 @@ impl Replay {
         let rules = self.config.report(options.config, options.top);
         let first = self.first.unwrap_or_default();
         let mut report = Report {
+            warnings: log.files().flat_map(warnings).collect(),
             files: log.files().map(FileReport::of).collect(),
             from: rfc3339(first),
             to: rfc3339(self.last),
@@ -204,6 +243,13 @@ impl Replay {
             }
             for limit in file.limits.iter().filter(|limit| limit.enabled) {
                 let name = limit.name.as_str();
+                if let Some(learn) = limit.learn() {
+                    let (quota, from) = (limit.quota_name(), learn.from);
+                    notes.push(format!(
+                        "limit {name} learns its {quota}, and is replayed with the number that it starts from, {from}: \
+                         put another in `from` to replay it"
+                    ));
+                }
                 if limit.in_flight.is_some() {
                     notes.push(format!(
                         "limit {name} limits requests in flight and is not replayed: a log does not show which overlap"
@@ -282,10 +328,7 @@ impl RulesReplay {
 
     /// Describes a lack of memory for keys.
     fn memory_note(&self) -> Option<String> {
-        let limiter = self.gate.memory()?;
-        let overflows = limiter.limits().iter().filter_map(|limit| Some(limiter.overflow(limiter.id(limit.name())?)));
-        let (evicted, denied) =
-            overflows.fold((0, 0), |(evicted, denied), of| (evicted + of.evicted, denied + of.denied));
+        let KeyOverflow { evicted, denied } = self.overflow();
         (evicted > 0 || denied > 0).then(|| {
             format!(
                 "the memory for keys was full: {evicted} keys were evicted and {denied} requests with new keys were \
@@ -316,7 +359,7 @@ impl Report {
             threshold: threshold.to_string(),
             value: share.part,
             percent: share.percent(),
-            crossed: threshold.is_crossed_by(share),
+            crossed: self.warnings.is_empty().then(|| threshold.is_crossed_by(share)),
         }
     }
 }
@@ -336,6 +379,7 @@ impl FileReport {
             unreadable_lines: lines.map(|bad| UnreadableLine { line: bad.number, text: bad.text.clone() }).collect(),
             out_of_order: disorder.out_of_order,
             misdated: disorder.misdated,
+            went_back: disorder.went_back,
             largest_step_back: Seconds(Duration::from_micros(disorder.largest_step_back_micros)),
             time_jumps: disorder.jumps,
             problem: summary.problem.clone(),

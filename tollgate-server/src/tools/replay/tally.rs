@@ -80,7 +80,8 @@ impl LimitTally {
         let minute = Timestamp::from_micros(time.as_micros() / MINUTE_MICROS * MINUTE_MICROS);
         let new = Denials { first: time, last: time, peak: (minute, 0), current: (minute, 0) };
         let denials = self.denials.get_or_insert(new);
-        denials.last = time;
+        // Time goes back in a log whose parts are in the wrong order.
+        (denials.first, denials.last) = (denials.first.min(time), denials.last.max(time));
         if denials.current.0 != minute {
             denials.current = (minute, 0);
         }
@@ -108,7 +109,7 @@ impl KeyTally {
 
     pub(super) fn deny(&mut self, time: Timestamp) {
         self.offered += 1;
-        self.last = time;
+        (self.first, self.last) = (self.first.min(time), self.last.max(time));
     }
 }
 

@@ -7,6 +7,9 @@ use super::threshold::Share;
 
 impl Display for Report {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for warning in &self.warnings {
+            writeln!(out, "WARNING: {warning}.\n")?;
+        }
         for file in &self.files {
             write!(out, "{file}")?;
         }
@@ -25,7 +28,7 @@ impl Display for Report {
         if !self.notes.is_empty() {
             writeln!(out)?;
         }
-        let crossed = self.thresholds.iter().filter(|threshold| threshold.crossed);
+        let crossed = self.thresholds.iter().filter(|threshold| threshold.crossed == Some(true));
         for threshold in crossed {
             write!(out, "\nCrossed: {}, with {} ({:.3} %).", threshold.threshold, threshold.value, threshold.percent)?;
         }
@@ -91,7 +94,7 @@ impl Display for FileReport {
             writeln!(
                 out,
                 "  {lines} out of order, by up to {:.1} s: counted at the newest time before",
-                back.min(10.0)
+                back.min(60.0)
             )?;
         }
         if self.misdated > 0 {

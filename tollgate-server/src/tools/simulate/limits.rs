@@ -154,6 +154,11 @@ impl SimulatedLimit {
         self.window
     }
 
+    /// Returns the rate that the limit admits for long.
+    pub(crate) fn sustained(&self) -> Rate {
+        Rate::new(self.limit.quota(), self.limit.window())
+    }
+
     pub(crate) fn cost(&self) -> u64 {
         self.cost
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
 use super::traffic::Traffic;
@@ -13,7 +14,7 @@ pub(crate) const COLUMNS: usize = 240;
 
 /// The results of a simulation. Times are in seconds from the start of the traffic, counts are requests, and the worst
 /// window, the largest burst and the remaining quota are units.
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 pub(crate) struct Report {
     /// The worked example that this is.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -21,19 +22,21 @@ pub(crate) struct Report {
     /// The traffic in words.
     pub(crate) traffic: String,
     #[serde(serialize_with = "seconds")]
+    #[schemars(with = "f64")]
     pub(crate) span: Duration,
     /// The clients that sent the requests. Each has its own quota.
     pub(crate) keys: u32,
     pub(crate) offered: u64,
     /// The time within which admitted requests count as one burst.
     #[serde(serialize_with = "seconds")]
+    #[schemars(with = "f64")]
     pub(crate) burst_within: Duration,
     /// The requests that arrived in each column of the timeline: equal parts of the span.
     pub(crate) offered_by_column: Vec<u64>,
     pub(crate) limits: Vec<LimitReport>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 pub(crate) struct ScenarioReport {
     pub(crate) name: &'static str,
     pub(crate) title: &'static str,
@@ -41,7 +44,7 @@ pub(crate) struct ScenarioReport {
 }
 
 /// The results of one limit.
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 pub(crate) struct LimitReport {
     pub(crate) name: String,
     pub(crate) algorithm: &'static str,
@@ -49,6 +52,7 @@ pub(crate) struct LimitReport {
     pub(crate) description: String,
     pub(crate) quota: u64,
     #[serde(serialize_with = "seconds")]
+    #[schemars(with = "f64")]
     pub(crate) window: Duration,
     pub(crate) admitted: u64,
     pub(crate) denied: u64,
@@ -59,12 +63,15 @@ pub(crate) struct LimitReport {
     /// The most units that one client got in any time as long as the window.
     pub(crate) worst_window: u64,
     #[serde(serialize_with = "seconds")]
+    #[schemars(with = "f64")]
     pub(crate) worst_window_at: Duration,
     /// The most units that one client got within `burst_within`.
     pub(crate) largest_burst: u64,
     #[serde(serialize_with = "optional_seconds")]
+    #[schemars(with = "Option<f64>")]
     pub(crate) wait_p50: Option<Duration>,
     #[serde(serialize_with = "optional_seconds")]
+    #[schemars(with = "Option<f64>")]
     pub(crate) wait_p99: Option<Duration>,
     /// The requests that proceeded in each column. Those of a queue proceed after their delay.
     pub(crate) admitted_by_column: Vec<u64>,
@@ -81,9 +88,10 @@ pub(crate) struct LimitReport {
 }
 
 /// The requests of one moment.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 pub(crate) struct Step {
     #[serde(serialize_with = "seconds")]
+    #[schemars(with = "f64")]
     pub(crate) at: Duration,
     pub(crate) offered: u64,
     pub(crate) admitted: u64,

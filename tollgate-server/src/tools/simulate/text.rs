@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::report::{COLUMNS, LimitReport, Report, human, merged};
+use crate::tools::words::counted;
 
 /// The width if the output is not a terminal.
 pub(crate) const DEFAULT_WIDTH: usize = 80;
@@ -188,7 +189,12 @@ fn block(count: u64, most: u64) -> char {
 fn notes(report: &Report) -> String {
     let mut text = String::new();
     for limit in report.limits.iter().filter(|limit| limit.queued_at_end > 0) {
-        _ = writeln!(text, "\n{}: {} requests are still in the queue at the end.", limit.name, limit.queued_at_end);
+        _ = writeln!(
+            text,
+            "\n{}: {} still in the queue at the end.",
+            limit.name,
+            counted(limit.queued_at_end, "request is", "requests are")
+        );
     }
     let never: Vec<&str> =
         report.limits.iter().filter(|limit| limit.never_fits > 0).map(|limit| limit.name.as_str()).collect();

@@ -51,6 +51,10 @@ pub(crate) fn read(mut lines: impl BufRead) -> Result<Traffic, TimestampError> {
         if read == 0 {
             break;
         }
+        // The mark that some Windows programs write before the first line.
+        if number == 1 && line.starts_with(&[0xef, 0xbb, 0xbf]) {
+            line.drain(..3);
+        }
         let arrival = if read as u64 > MAX_LINE {
             Err(format!("it is longer than {MAX_LINE} bytes: write TIME KEY COST"))
         } else {
@@ -73,7 +77,9 @@ pub(crate) fn read(mut lines: impl BufRead) -> Result<Traffic, TimestampError> {
     }
     arrivals.iter_mut().for_each(|arrival| arrival.at -= lead);
     let (requests, clients) = (arrivals.len(), keys.len().max(1));
-    let description = format!("{requests} requests of {clients} {}", if clients == 1 { "client" } else { "clients" });
+    let noun = |number: usize, one, several| if number == 1 { one } else { several };
+    let (request, client) = (noun(requests, "request", "requests"), noun(clients, "client", "clients"));
+    let description = format!("{requests} {request} of {clients} {client}");
     Ok(Traffic::listed(description, arrivals, Duration::from_micros(lead), span))
 }
 

@@ -68,10 +68,11 @@ impl fmt::Display for Pattern {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Steady { rate } => write!(out, "steady traffic of {rate}"),
-            Self::Burst { size, every } => write!(out, "bursts of {size} requests every {}", human(*every)),
+            Self::Burst { size, every } => write!(out, "bursts of {} every {}", requests(*size), human(*every)),
             Self::Boundary { size, window } => write!(
                 out,
-                "{size} requests in the {} before a boundary of {} and {size} in the {} after it",
+                "{} in the {} before a boundary of {} and {size} in the {} after it",
+                requests(*size),
                 human(*window / 6),
                 human(*window),
                 human(*window / 6)
@@ -86,6 +87,10 @@ impl fmt::Display for Pattern {
             }
         }
     }
+}
+
+fn requests(number: u64) -> String {
+    format!("{number} {}", if number == 1 { "request" } else { "requests" })
 }
 
 impl Traffic {

@@ -1,13 +1,15 @@
 //! A suggestion as rules to paste, and as JSON.
 
 use std::borrow::Cow;
-use std::fmt::{self, Write};
+use std::fmt;
 
 use serde_json::{Value, json};
 use tollgate::rules::file::Problems;
 
 use super::choice::{Bucket, MAX_REFILL_WINDOWS};
-use super::{Denials, MAX_SAMPLED_CLIENTS, MIN_CLIENTS, SuggestError, Suggestion, Window};
+use super::{Command, Denials, MAX_SAMPLED_CLIENTS, MIN_CLIENTS, SuggestError, Suggestion, Window};
+use crate::tools::access_log::MERGE_FIX;
+use crate::tools::words::{Grouped, Span, counted};
 
 /// The rows of the curve before and after the chosen one.
 const ROWS_AROUND: usize = 3;
@@ -77,8 +79,8 @@ impl fmt::Display for Suggestion {
         let window = &settings.window;
         let key = settings.key.join(", ");
         let span = Span(log.span().as_secs());
-        let (requests, all) = (Grouped(log.requests), Grouped(clients.all));
-        writeln!(out, "# {all} clients (key {key}) sent {requests} requests in {span}.")?;
+        let requests = counted(log.requests, "request", "requests");
+        writeln!(out, "# {} clients (key {key}) sent {requests} in {span}.", Grouped(clients.all))?;
         self.notes().iter().try_for_each(|note| writeln!(out, "# {note}"))?;
         writeln!(out, "# Next: docs/choosing-numbers.md\n#")?;
         let most = format!("most in {}", window.text);
@@ -143,6 +145,7 @@ impl Suggestion {
             "requests": log.requests,
             "requests_without_key": log.without_key,
             "unreadable_lines": log.unreadable,
+            "incomplete_files": log.incomplete,
             "seconds": log.span().as_secs(),
             "clients": clients.all,
             "clients_measured": clients.measured,
@@ -170,11 +173,20 @@ impl Suggestion {
     pub(crate) fn notes(&self) -> Vec<String> {
         let Self { settings, log, clients, checked, .. } = self;
         let mut notes = Vec::new();
+        for file in &log.incomplete {
+            notes.push(format!(
+                "WARNING: a file could not be read to its end, and the numbers are those of what could be read: check \
+                 that it is complete: {file}"
+            ));
+        }
         if settings.cover.may_touch(clients.all) == 0 {
             let (cover, all) = (settings.cover, Grouped(clients.all));
+            let lower = match settings.command {
+                Command::Replay => ", or a lower --cover",
+                Command::Init => "",
+            };
             notes.push(format!(
-                "{cover} of {all} clients are all of them, so the heaviest client sets the numbers: use a longer log, or a \
-                 lower --cover"
+                "{cover} of {all} clients are all of them, so the heaviest client sets the numbers: use a longer log{lower}"
             ));
         }
         if clients.measured < clients.all {
@@ -184,13 +196,13 @@ impl Suggestion {
             ));
         }
         if log.without_key > 0 {
-            let (without, key) = (Grouped(log.without_key), settings.key.join(", "));
+            let (without, key) = (counted(log.without_key, "request lacks", "requests lack"), settings.key.join(", "));
             notes.push(format!(
-                "{without} requests lack {key}, and `missing: skip` leaves them without a limit: add one by ip for them"
+                "{without} {key}, and `missing: skip` leaves such requests without a limit: add one by ip for them"
             ));
         }
         if log.unreadable > 0 {
-            notes.push(format!("{} lines could not be read.", Grouped(log.unreadable)));
+            notes.push(format!("{} could not be read.", counted(log.unreadable, "line", "lines")));
         }
         if checked.is_none() {
             notes.push(
@@ -227,22 +239,42 @@ impl fmt::Display for SuggestError {
             Self::Key(problems) => write_problem(out, "--key", problems),
             Self::Window(problems) => write_problem(out, "--window", problems),
             Self::Limit(error) => error.fmt(out),
-            Self::NoRequests { unreadable: 0 } => out.write_str("the log has no requests: name another file"),
-            Self::NoRequests { unreadable } => {
-                let lines = Grouped(*unreadable);
-                write!(out, "none of {lines} lines could be read as a request: name the format with --format")
+            Self::NoRequests { incomplete, .. } if !incomplete.is_empty() => {
+                write!(out, "no request could be read from {}: check that the file is complete", incomplete.join(", "))
             }
-            Self::KeyNotLogged { key, requests } => write!(
+            Self::NoRequests { unreadable: 0, .. } => out.write_str("the log has no requests: name another file"),
+            Self::NoRequests { unreadable, command, .. } => {
+                let lines = counted(*unreadable, "line", "lines");
+                let fix = match command {
+                    Command::Replay => "name the format with --format",
+                    Command::Init => "name a log in a format that `tollgate replay --help` lists",
+                };
+                write!(out, "none of {lines} could be read as a request: {fix}")
+            }
+            Self::KeyNotLogged { key, requests, command } => {
+                let requests = counted(*requests, "request", "requests");
+                let fix = match command {
+                    Command::Replay => "use --map header:NAME=FIELD if a field of the log has it, or another --key",
+                    Command::Init => {
+                        "use another --key, or choose the numbers with `tollgate replay --suggest --map header:NAME=FIELD`"
+                    }
+                };
+                write!(out, "none of {requests} in the log has {key}: {fix}")
+            }
+            Self::KeyNeverLogged { part } => write!(
                 out,
-                "none of {} requests in the log has {key}: use --map header:NAME=FIELD if a field of the log has it, or \
-                 another --key",
-                Grouped(*requests)
+                "--key: no log has {part}, so there are no numbers to choose from: use a part that the log has, such as ip \
+                 or header:x-user-id"
             ),
-            Self::TooFewClients { clients } => write!(
-                out,
-                "{clients} clients are too few to choose numbers for others: use a log with {MIN_CLIENTS} clients or more, \
-                 or another --key"
-            ),
+            Self::NotInOrder(disorder) => write!(out, "{disorder}: {MERGE_FIX}"),
+            Self::TooFewClients { clients } => {
+                let clients = counted(*clients, "client is", "clients are");
+                write!(
+                    out,
+                    "{clients} too few to choose numbers for others: use a log with {MIN_CLIENTS} clients or more, or \
+                     another --key"
+                )
+            }
             Self::TooShort { span, window } => write!(
                 out,
                 "the log is {} long, too short for a window of {window}: use a log of {MAX_REFILL_WINDOWS} windows or \
@@ -257,22 +289,6 @@ fn write_problem(out: &mut fmt::Formatter<'_>, option: &str, problems: &Problems
     match problems.iter().next() {
         Some(problem) => write!(out, "{option}: {}: {}", problem.message(), problem.fix()),
         None => write!(out, "{option} cannot be used: choose another value"),
-    }
-}
-
-/// A number with commas between thousands.
-struct Grouped(u64);
-
-impl fmt::Display for Grouped {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let digits = self.0.to_string();
-        for (index, digit) in digits.chars().enumerate() {
-            if index > 0 && (digits.len() - index).is_multiple_of(3) {
-                out.write_char(',')?;
-            }
-            out.write_char(digit)?;
-        }
-        Ok(())
     }
 }
 
@@ -291,35 +307,14 @@ impl fmt::Display for Share {
     }
 }
 
-/// A number of seconds, in its two largest units.
-struct Span(u64);
-
-impl fmt::Display for Span {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (days, hours, minutes, seconds) = (self.0 / 86_400, self.0 / 3600 % 24, self.0 / 60 % 60, self.0 % 60);
-        match (days, hours, minutes) {
-            (0, 0, 0) => write!(out, "{seconds} s"),
-            (0, 0, _) => write!(out, "{minutes} min {seconds} s"),
-            (0, _, _) => write!(out, "{hours} h {minutes} min"),
-            _ => write!(out, "{days} d {hours} h"),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn numbers_and_times_are_readable() {
-        assert_eq!(
-            [0, 999, 1000, 1_234_567].map(|number| Grouped(number).to_string()),
-            ["0", "999", "1,000", "1,234,567"]
-        );
+    fn shares_are_readable() {
         let share = Share { part: 12, whole: 1240, noun: "clients" };
         assert_eq!(share.to_string(), "12 of 1,240 clients (0.97 %)");
-        let spans = [59, 61, 3661, 90_000].map(|seconds| Span(seconds).to_string());
-        assert_eq!(spans, ["59 s", "1 min 1 s", "1 h 1 min", "1 d 1 h"]);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use super::tree::{Parsed, position_of};
 use super::types::Type;
 use super::variables::{REQUEST_FIELDS, TOKENS, VARIABLES, type_of_field, type_of_variable};
 use super::{functions, operators};
+use crate::rules::pattern::PatternBudget;
 
 /// Nested loops. Two over all names that a request may have take thousands of steps; three would take millions.
 const MAX_NESTED_LOOPS: usize = 2;
@@ -31,9 +32,10 @@ pub(super) struct Checked {
     pub(super) reads_token: bool,
 }
 
-pub(super) fn check(parsed: &mut Parsed) -> Result<Checked, ExpressionError> {
+pub(super) fn check(parsed: &mut Parsed, patterns: &mut PatternBudget) -> Result<Checked, ExpressionError> {
     let (root, source) = parsed.parts();
-    let mut checker = Checker { source, scope: Vec::new(), maps: 0, prepared: Vec::new(), reads_token: false };
+    let mut checker =
+        Checker { source, scope: Vec::new(), maps: 0, patterns, prepared: Vec::new(), reads_token: false };
     let gives = checker.part(root)?;
     Ok(Checked { gives, prepared: checker.prepared, reads_token: checker.reads_token })
 }
@@ -43,6 +45,7 @@ struct Checker<'s> {
     /// The variables of the enclosing loops.
     scope: Vec<(String, Type)>,
     maps: usize,
+    patterns: &'s mut PatternBudget,
     prepared: Vec<Prepared>,
     reads_token: bool,
 }
@@ -180,7 +183,7 @@ impl Checker<'_> {
             ));
         };
         let prepared = match function {
-            "matches" => Prepared::pattern(text.inner()),
+            "matches" => Prepared::pattern(text.inner(), self.patterns),
             _ => Prepared::range(text.inner()),
         };
         let prepared = prepared.map_err(|message| self.refused(argument.id, message))?;

@@ -12,9 +12,7 @@ use ipnet::IpNet;
 use regex::Regex;
 
 use super::error::excerpt;
-
-/// Memory of a compiled pattern: far more than any path needs, and small enough for ten thousand rules.
-const MAX_PATTERN_BYTES: usize = 256 << 10;
+use crate::rules::pattern::{FILE_TOO_LARGE, PatternBudget, PatternError};
 
 /// The interpreter's name for such a value. No expression can use it.
 static TYPE: CelType = CelType::new_unspecified_type("prepared");
@@ -27,18 +25,12 @@ pub(super) enum Prepared {
 }
 
 impl Prepared {
-    /// Compiles a regular expression. Matching takes linear time for any pattern and text.
-    pub(super) fn pattern(text: &str) -> Result<Self, String> {
-        let built =
-            regex::RegexBuilder::new(text).size_limit(MAX_PATTERN_BYTES).dfa_size_limit(MAX_PATTERN_BYTES).build();
-        built.map(Self::Pattern).map_err(|error| match error {
-            regex::Error::CompiledTooBig(_) => {
-                format!("the pattern `{}` is too large; repeat less in it", excerpt(text))
-            }
-            // The crate draws the pattern with a marker below it, and describes the problem in the last line.
-            other => {
-                let drawn = other.to_string();
-                let reason = drawn.lines().last().unwrap_or_default().trim_start_matches("error: ");
+    /// Compiles a regular expression.
+    pub(super) fn pattern(text: &str, budget: &mut PatternBudget) -> Result<Self, String> {
+        budget.compile(text).map(Self::Pattern).map_err(|error| match error {
+            PatternError::TooLarge => format!("the pattern `{}` is too large; repeat less in it", excerpt(text)),
+            PatternError::FileTooLarge => format!("{}; {}", FILE_TOO_LARGE.0, FILE_TOO_LARGE.1),
+            PatternError::Syntax(reason) => {
                 format!("the pattern `{}` cannot be read: {reason}; write a regular expression", excerpt(text))
             }
         })

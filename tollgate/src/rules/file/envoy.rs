@@ -23,6 +23,7 @@ use super::problem::{Position, Problems};
 use super::types::{AlgorithmName, EnvoyRule};
 use crate::algorithm::Algorithm;
 use crate::error::InvalidLimit;
+use crate::invisible::is_control_or_format;
 use crate::limit::Limit;
 use crate::rules::KeyPart;
 use crate::rules::envoy::{Child, Counting, DescriptorLimit, DescriptorNode, Domains, Unit, joined};
@@ -142,16 +143,39 @@ impl EnvoyRules {
         self.rules.len()
     }
 
-    /// Returns the name of each limit with a text that differs if its numbers or its mode do.
+    /// Returns the name of each limit with a description that differs if its numbers or its mode do.
     pub fn limits(&self) -> impl Iterator<Item = (&str, String)> {
-        let settings = |rule: &Rule| format!("{:?} {:?} {}", rule.numbers(), rule.mode, rule.blocked.is_everything());
-        self.rules.iter().map(move |rule| (rule.name(), settings(rule)))
+        self.rules.iter().map(|rule| (rule.name(), describe(rule)))
     }
 
     /// Returns whether there is no limit.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty()
+    }
+}
+
+/// Describes the numbers and the mode of a limit: `10 per 60 s (fixed_window), shadow`.
+fn describe(rule: &Rule) -> String {
+    let numbers = match rule.numbers() {
+        _ if rule.blocked.is_everything() => "blocked".to_owned(),
+        None => "unlimited".to_owned(),
+        Some(algorithm) => {
+            let name = match algorithm {
+                Algorithm::FixedWindow(_) => "fixed_window",
+                Algorithm::SlidingWindowLog(_) => "sliding_window_log",
+                Algorithm::SlidingWindowCounter(_) => "sliding_window_counter",
+                Algorithm::TokenBucket(_) => "token_bucket",
+                Algorithm::LeakyBucket(_) => "leaky_bucket",
+                Algorithm::Ban(_) => "ban",
+            };
+            format!("{} per {} s ({name})", algorithm.quota(), algorithm.window().as_secs())
+        }
+    };
+    match rule.mode {
+        Mode::Enforced => numbers,
+        Mode::Shadow => format!("{numbers}, shadow"),
+        Mode::Disabled => format!("{numbers}, disabled"),
     }
 }
 
@@ -209,7 +233,8 @@ impl Names {
         }
         let hash: String = hash.finish().as_ref().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
         let room = MAX_NAME - hash.len() - 1;
-        let mut short: String = name.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect();
+        let mut short: String =
+            name.chars().map(|letter| if is_control_or_format(letter) { '?' } else { letter }).collect();
         let is_whole = |end: &usize| short.is_char_boundary(*end);
         short.truncate((0..=room.min(short.len())).rev().find(is_whole).unwrap_or_default());
         format!("{short}~{hash}")

@@ -2,6 +2,7 @@
 
 use super::forms::Expression as Text;
 use crate::rules::cel::{Expression, ExpressionError, TextPosition, UnguardedRead};
+use crate::rules::pattern::PatternBudget;
 
 /// The purpose of an expression, which decides the type of its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,12 +30,16 @@ pub(super) struct InvalidExpression {
     pub(super) fix: String,
 }
 
-/// Checks that an expression compiles and has the right type.
-pub(super) fn check(purpose: Purpose, text: &Text) -> Result<Compiled, InvalidExpression> {
+/// Checks that an expression compiles and has the right type. Its patterns share a budget with others of the file.
+pub(super) fn check(
+    purpose: Purpose,
+    text: &Text,
+    patterns: &mut PatternBudget,
+) -> Result<Compiled, InvalidExpression> {
     let text = text.as_str();
     let read = match purpose {
-        Purpose::Condition => Expression::condition(text),
-        Purpose::Cost => Expression::cost(text),
+        Purpose::Condition => Expression::condition_within(text, patterns),
+        Purpose::Cost => Expression::cost_within(text, patterns),
     };
     let expression = read.map_err(|error| InvalidExpression::of(&error, text))?;
     let reads = expression.unguarded_reads().iter();

@@ -6,6 +6,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::invisible::is_control_or_format;
+use crate::rules::pattern::PatternBudget;
+
 /// More than people read at once, and a bound on the output for a hostile file.
 const MAX_REPORTED: usize = 100;
 
@@ -180,6 +183,8 @@ impl std::error::Error for Problems {}
 pub(super) struct Findings {
     found: Vec<Finding>,
     refused: bool,
+    /// The memory that is left for regular expressions.
+    pub(super) patterns: PatternBudget,
 }
 
 struct Finding {
@@ -252,10 +257,10 @@ pub(super) fn shown(text: &str) -> String {
     }
 }
 
-/// Replaces control characters by spaces. Messages of other parsers, such as that of expressions, repeat the file
+/// Replaces control and format characters by spaces. Messages of other parsers, such as that of expressions, repeat the file
 /// unchanged.
 fn clean(text: &str) -> String {
-    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
+    text.chars().map(|letter| if is_control_or_format(letter) { ' ' } else { letter }).collect()
 }
 
 /// Removes the text between `://` and `@`, which may be a password: messages go to logs.

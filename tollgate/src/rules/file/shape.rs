@@ -11,7 +11,7 @@ use serde_json::Value;
 use self::other_limiters::Siblings;
 pub(super) use self::other_limiters::rate_text;
 use self::words::{expected, listed, quoted, wrong_type};
-use super::forms;
+use super::forms::{self, Form as _, Pattern};
 use super::node::{Entry, Map, Node, NodeKind, ScalarValue};
 use super::problem::{Findings, InvalidValue, Position, shown};
 
@@ -44,6 +44,9 @@ impl<'s> Shape<'s, '_> {
             NodeKind::Scalar(scalar) => {
                 let invalid = match scalar.value {
                     ScalarValue::Integer(value) => integer(value, choice, name).err(),
+                    ScalarValue::Text if choice.get("format").and_then(Value::as_str) == Some(Pattern::FORMAT) => {
+                        Pattern::read_within(&scalar.text, &mut self.findings.patterns).err()
+                    }
                     ScalarValue::Text => text(&scalar.text, choice, &choices, name).err(),
                     _ => None,
                 };

@@ -27,8 +27,8 @@ pub use self::answers::{CountName, CountRule, StatusRule};
 pub use self::envoy::{EnvoyRule, XdsRule};
 pub use self::gateway::{
     AccessLogRule, Balance, CertificateRule, ClientCertificates, EjectRule, ForwardingName, GatewayRule, HeaderEdits,
-    HealthCheckRule, HostHeader, LogFormat, PathsRule, RespondRule, RewriteRule, RouteRule, TimeoutsRule, TlsRule,
-    UnderscoreHeaders, UpstreamConnectionsRule, UpstreamHeader, UpstreamRule, UpstreamTlsRule,
+    HealthCheckRule, HostHeader, LogFormat, LoggedKey, PathsRule, RespondRule, RewriteRule, RouteRule, TimeoutsRule,
+    TlsRule, UnderscoreHeaders, UpstreamConnectionsRule, UpstreamHeader, UpstreamRule, UpstreamTlsRule,
 };
 pub use self::limit::{BanRule, ComputedCost, CostRule, LimitRule, ListRule, MatchRule, Missing, OverrideRule};
 pub use self::numbers::{

@@ -260,6 +260,12 @@ impl Table {
         bucket.slot_of(fingerprint, self.layout)
     }
 
+    /// Returns the number of slots, empty ones included. While the table grows, it is an estimate.
+    pub(super) fn slots(&self) -> usize {
+        let (level, split) = self.extent();
+        (self.buckets_at(level) + split) * self.layout.slots
+    }
+
     pub(super) fn words_in(&self, segment: usize) -> usize {
         let buckets = if segment == 0 { self.buckets_at(0) } else { self.buckets_at(segment as u32 - 1) };
         buckets * self.layout.stride()

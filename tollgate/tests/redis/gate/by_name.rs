@@ -8,8 +8,8 @@ use testkit::redis::RedisServer;
 use tollgate::redis::RedisLimiter;
 use tollgate::rules::{KeyPart, Rule, RuleSet};
 use tollgate::{
-    Algorithm, Ban, Decision, FixedWindow, Gate, HOUR, LeakyBucket, Limit, Limiter, ManualClock, OnStoreFailure, Rate,
-    SlidingWindowCounter, SlidingWindowLog, Timestamp, TokenBucket,
+    Algorithm, Ban, Decision, FixedWindow, Gate, HOUR, LeakyBucket, Limit, Limiter, MINUTE, ManualClock,
+    OnStoreFailure, Rate, SlidingWindowCounter, SlidingWindowLog, Timestamp, TokenBucket,
 };
 
 /// Traces per run. Each has up to sixty operations on an empty Redis.
@@ -48,17 +48,25 @@ fn algorithms() -> impl Strategy<Value = Algorithm> {
     ]
 }
 
+/// The operations of a trace: either the numbers change or the clock steps back. After both, memory bounds a debt by the
+/// largest quota of the limit so far, and Redis by the largest that wrote the key, so they can differ.
 fn ops() -> impl Strategy<Value = Vec<Op>> {
+    prop_oneof![ops_with(algorithms().prop_map(Op::Change)), ops_with(gaps().prop_map(Op::Back))]
+}
+
+fn gaps() -> impl Strategy<Value = u64> {
+    prop_oneof![Just(1_u64), 1_u64..2_000, 1_u64..2_000_000, 1_u64..200_000_000]
+}
+
+fn ops_with(other: impl Strategy<Value = Op> + 'static) -> impl Strategy<Value = Vec<Op>> {
     let units = || prop_oneof![4 => 1_u64..=8, 2 => 0_u64..=350, 1 => Just(u64::MAX)];
-    let gap = || prop_oneof![Just(1_u64), 1_u64..2_000, 1_u64..2_000_000, 1_u64..200_000_000];
     let op = prop_oneof![
         8 => units().prop_map(Op::Check),
         1 => (1_u64..200).prop_map(Op::Burst),
         4 => units().prop_map(Op::Refund),
         1 => Just(Op::Reset),
-        1 => algorithms().prop_map(Op::Change),
-        5 => gap().prop_map(Op::Forward),
-        1 => gap().prop_map(Op::Back),
+        1 => other,
+        5 => gaps().prop_map(Op::Forward),
     ];
     proptest::collection::vec(op, 1..60)
 }
@@ -112,7 +120,9 @@ async fn agree(server: &RedisServer, algorithm: Algorithm, ops: Vec<Op>) {
                 }
             }
             Op::Refund(units) => {
+                // A check corrects the state if the clock has stepped back, even if it costs nothing.
                 let before = checked(&here, 0).await;
+                assert_eq!(numbers(&before), numbers(&checked(&there, 0).await), "{context}");
                 let after = refunded(&here, units).await;
                 assert_eq!(numbers(&after), numbers(&refunded(&there, units).await), "{context}");
                 assert!(after.remaining() >= before.remaining(), "{context}");
@@ -150,6 +160,16 @@ fn memory_and_redis_agree_on_refunds_without_a_receipt() {
     if let Err(error) = outcome {
         panic!("{error}");
     }
+}
+
+/// The window that counts begins after the time of the clock, and so does the period of the bucket that replaces it.
+#[test]
+fn a_refund_after_the_clock_stepped_back_is_the_same_on_both() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let server = RedisServer::start();
+    let bucket = TokenBucket::new(102, Rate::new(1, Duration::from_millis(1))).interval().into();
+    let ops = vec![Op::Check(1), Op::Back(20_001_001), Op::Change(bucket), Op::Refund(1), Op::Check(1)];
+    runtime.block_on(agree(&server, FixedWindow::new(3, MINUTE).into(), ops));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

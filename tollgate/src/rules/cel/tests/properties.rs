@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::{Expression, Request};
 use crate::rules::cel::types::Type;
+use crate::rules::pattern::PatternBudget;
 
 /// Fragments that form an expression more often than single letters do.
 const PIECES: [&str; 46] = [
@@ -135,7 +136,7 @@ fn of_type(depth: u32) -> (BoxedStrategy<String>, BoxedStrategy<String>, BoxedSt
 
 /// Returns the checked type, and the type of the value if there is one.
 fn check_and_run(text: &str, request: &Request) -> Option<(Type, Option<String>)> {
-    let (expression, gives) = Expression::read(text).ok()?;
+    let (expression, gives) = Expression::read(text, &mut PatternBudget::default()).ok()?;
     let found = request.input(|input| expression.evaluate(input, |value| Ok(value.get_type().name().to_owned())));
     Some((gives, found.ok()))
 }
@@ -171,7 +172,7 @@ proptest! {
         request in request(),
     ) {
         for text in [truth, number] {
-            match Expression::read(&text) {
+            match Expression::read(&text, &mut PatternBudget::default()) {
                 Ok(_) => prop_assert!(assert_sound(&text, &request)?),
                 // The only bounds that the grammar can reach.
                 Err(error) => {
@@ -189,7 +190,7 @@ proptest! {
         request in request(),
     ) {
         for text in [truth, number] {
-            let Ok((expression, _)) = Expression::read(&text) else { continue };
+            let Ok((expression, _)) = Expression::read(&text, &mut PatternBudget::default()) else { continue };
             let outcome = request.input(|input| expression.evaluate(input, |_| Ok(())));
             if expression.unguarded_reads().is_empty() && let Err(error) = outcome {
                 prop_assert!(!error.to_string().contains("there is no entry"), "{}: {}", text, error);

@@ -75,6 +75,15 @@ impl Address {
         &self.0
     }
 
+    /// Returns whether only this machine reaches the address.
+    #[must_use]
+    pub fn is_loopback(&self) -> bool {
+        match self.0.parse::<SocketAddr>() {
+            Ok(address) => address.ip().to_canonical().is_loopback(),
+            Err(_) => self.0.rsplit_once(':').is_some_and(|(host, _)| host.eq_ignore_ascii_case("localhost")),
+        }
+    }
+
     /// Returns whether the system chooses the port.
     pub(in crate::rules::file) fn is_any_port(&self) -> bool {
         self.0.ends_with(":0")

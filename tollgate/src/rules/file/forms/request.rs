@@ -5,6 +5,7 @@ mod foreign;
 use super::super::problem::{InvalidValue, shown};
 use super::net::is_host_name;
 use super::{Form, nearest};
+use crate::rules::pattern::{FILE_TOO_LARGE, MAX_PATTERN_BYTES, PatternBudget, PatternError};
 
 /// A glob of paths: `*` matches anything within a segment, `**` any number of whole segments.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -112,17 +113,10 @@ impl Pattern {
     /// Returns the same expression without regard to case, or `None` if that takes too much memory.
     #[must_use]
     pub fn case_insensitive(&self) -> Option<Self> {
-        compiler(self.0.as_str()).case_insensitive(true).build().ok().map(Self)
+        let mut builder = regex::RegexBuilder::new(self.0.as_str());
+        builder.size_limit(MAX_PATTERN_BYTES).dfa_size_limit(MAX_PATTERN_BYTES);
+        builder.case_insensitive(true).build().ok().map(Self)
     }
-}
-
-/// The default bound would allow a pattern to use megabytes.
-const MAX_COMPILED_BYTES: usize = 256 << 10;
-
-fn compiler(text: &str) -> regex::RegexBuilder {
-    let mut builder = regex::RegexBuilder::new(text);
-    builder.size_limit(MAX_COMPILED_BYTES).dfa_size_limit(MAX_COMPILED_BYTES);
-    builder
 }
 
 impl PartialEq for Pattern {
@@ -140,6 +134,13 @@ impl Form for Pattern {
     const EXAMPLE: &'static str = "^/api/(.*)$";
 
     fn read(text: &str) -> Result<Self, InvalidValue> {
+        Self::read_within(text, &mut PatternBudget::default())
+    }
+}
+
+impl Pattern {
+    /// Reads a pattern that shares a budget with others of the file.
+    pub(in crate::rules::file) fn read_within(text: &str, patterns: &mut PatternBudget) -> Result<Self, InvalidValue> {
         /// A pattern of a path has some dozen characters. Parsing takes two hundred times the memory of the text,
         /// before the bound on the compiled pattern applies.
         const MAX_TEXT_BYTES: usize = 1024;
@@ -147,14 +148,11 @@ impl Form for Pattern {
             let problem = format!("a regular expression of {} bytes is too long", text.len());
             return Err(InvalidValue::new(problem, format!("use {MAX_TEXT_BYTES} bytes or less")));
         }
-        compiler(text).build().map(Self).map_err(|error| {
+        patterns.compile(text).map(Self).map_err(|error| {
             let problem = match error {
-                regex::Error::CompiledTooBig(_) => format!("compiles to more than {MAX_COMPILED_BYTES} bytes"),
-                // The message of the parser has several lines; the last one is the reason.
-                error => format!(
-                    "is not a regular expression ({})",
-                    error.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ")
-                ),
+                PatternError::TooLarge => format!("compiles to more than {MAX_PATTERN_BYTES} bytes"),
+                PatternError::Syntax(reason) => format!("is not a regular expression ({reason})"),
+                PatternError::FileTooLarge => return InvalidValue::new(FILE_TOO_LARGE.0, FILE_TOO_LARGE.1),
             };
             InvalidValue::new(format!("`{}` {problem}", shown(text)), "write one such as ^/api/(.*)$")
         })

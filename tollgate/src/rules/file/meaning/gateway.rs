@@ -11,7 +11,9 @@ use crate::rules::Match;
 use crate::rules::file::compile::route_matching;
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position, shown};
-use crate::rules::file::types::{GatewayRule, HeaderEdits, RouteRule, TlsRule, UpstreamHeader, UpstreamRule};
+use crate::rules::file::types::{
+    GatewayRule, HeaderEdits, LogFormat, RouteRule, TlsRule, UpstreamHeader, UpstreamRule,
+};
 use crate::rules::shadowing::{Shadowed, can_begin_with, shadowed};
 use crate::units::{HOUR, MIN_SPAN};
 
@@ -43,6 +45,12 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
     if gateway.tell_upstreams.iter().any(is_repeated) {
         let message = "tell_upstreams has a duplicate entry";
         findings.warning(node.value_at("tell_upstreams"), message, "remove one of them");
+    }
+    if let (Some(log), Some(node)) = (&gateway.access_log, node.get("access_log"))
+        && (log.format, log.key.is_some()) == (LogFormat::Combined, true)
+    {
+        let message = "lines of the format combined have no key";
+        findings.error(node.value_at("key"), message, "use `format: json`, or remove key");
     }
     if let Some(timeouts) = node.get("timeouts") {
         let waits = gateway.timeouts;

@@ -34,6 +34,10 @@ pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
         let message = format!("to {} is below from {}", learn.to, learn.from);
         findings.error(place.value_at("to"), message, format!("use {} or more", learn.from));
     }
+    if learn.from > 0 && learn.to == learn.from {
+        let message = format!("from and to are both {}, so the limit has nothing to learn", learn.to);
+        findings.warning(place.value_at("to"), message, format!("raise `to`, or write `{quota}: {}`", learn.from));
+    }
     if learn.to > MAX_QUOTA {
         let message = format!("to {} is above {MAX_QUOTA} (2^32)", learn.to);
         findings.error(place.value_at("to"), message, format!("use {MAX_QUOTA} or less"));
@@ -44,7 +48,7 @@ pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
         findings.error(place.value_at("over"), message, "use a duration from 1h to 90d, such as 7d");
     }
     if learn.cover.cover().is_none() {
-        let message = "cover is the share of clients that are never denied, more than 0 and less than 1";
+        let message = "cover is the share of clients that are never denied, from 0.000001 to 0.999999";
         findings.error(place.value_at("cover"), message, "use a share such as 0.999");
     }
     if rule.key.is_none() && !node.lost("key") {

@@ -134,7 +134,8 @@ fn compiled(
     findings: &mut Findings,
 ) -> Compiled {
     let purpose = if field == ExpressionField::Cost { Purpose::Cost } else { Purpose::Condition };
-    let compiled = expressions::check(purpose, text).unwrap_or_else(|InvalidExpression { offset, problem, fix }| {
+    let checked = expressions::check(purpose, text, &mut findings.patterns);
+    let compiled = checked.unwrap_or_else(|InvalidExpression { offset, problem, fix }| {
         findings.error(node.letter_at(offset), problem, fix);
         Compiled::default()
     });

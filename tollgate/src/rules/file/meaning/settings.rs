@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{FirstPositions, gateway, store};
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position};
-use crate::rules::file::types::{GatewayRule, JwtRule, Listener, RuleFile, ServiceRule};
+use crate::rules::file::types::{AdminRule, GatewayRule, JwtRule, Listener, RuleFile, ServiceRule, TlsRule};
 use crate::units::{HOUR, MIN_SPAN, MINUTE};
 
 /// Clients do not wait longer for a decision.
@@ -62,6 +62,9 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     if let Some(node) = root.get("service") {
         service(&file.service, node, findings);
     }
+    if let (Some(admin), Some(node)) = (&file.admin, root.get("admin")) {
+        admin_listener(admin, node, findings);
+    }
     for (listen, at) in listening(file, root) {
         if listen.is_any_port() {
             continue;
@@ -85,16 +88,36 @@ fn service(rule: &ServiceRule, node: &Node, findings: &mut Findings) {
             gateway::number(most, 1..=u32::MAX, (node, "max_connections"), findings);
         }
         if let (Some(tls), Some(node)) = (&listener.tls, node.get("tls")) {
-            gateway::client_certificates(tls, node, findings);
-            if tls.listen.is_some() {
-                let message = format!("tls.listen has no effect in service.{key}");
-                findings.error(node.key_at("listen"), message, "remove it: the whole listener has TLS");
-            }
+            listener_tls(tls, &format!("service.{key}"), node, findings);
         }
         if key != "http" && node.mentions("hosts") {
             let message = format!("hosts has no effect in service.{key}, because browsers cannot use that protocol");
             findings.error(node.key_at("hosts"), message, "remove it, or set it in service.http");
         }
+    }
+}
+
+/// Checks the admin listener.
+fn admin_listener(rule: &AdminRule, node: &Node, findings: &mut Findings) {
+    if let (Some(tls), Some(node)) = (&rule.tls, node.get("tls")) {
+        listener_tls(tls, "admin", node, findings);
+    }
+    let is_protected = rule.tokens_file.is_some() || rule.requires_certificates();
+    if !is_protected && !rule.listen.is_loopback() && !node.lost("tokens_file") && !node.lost("tls") {
+        let address = rule.listen.as_str();
+        let message =
+            format!("admin listens on {address}, where other machines reach it, without tokens: its API is closed");
+        let fix = "set `admin.tokens_file`, or listen on 127.0.0.1; health checks and metrics need no token";
+        findings.warning(node.value_at("listen"), message, fix);
+    }
+}
+
+/// Checks the TLS of a listener.
+fn listener_tls(tls: &TlsRule, listener: &str, node: &Node, findings: &mut Findings) {
+    gateway::client_certificates(tls, node, findings);
+    if tls.listen.is_some() {
+        let message = format!("tls.listen has no effect in {listener}");
+        findings.error(node.key_at("listen"), message, "remove it: the whole listener has TLS");
     }
 }
 

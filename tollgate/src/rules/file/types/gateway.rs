@@ -263,6 +263,8 @@ pub struct AccessLogRule {
     pub format: LogFormat,
     /// The file to append to, relative to the rule file. Standard output if left out.
     pub file: Option<String>,
+    /// How lines contain the key that the limit counted by. Not at all if left out.
+    pub key: Option<LoggedKey>,
 }
 
 /// The notations of an access log.
@@ -285,15 +287,28 @@ struct AccessLogSettings {
     format: LogFormat,
     /// The file to append to, relative to the rule file. Standard output if left out.
     file: Option<String>,
+    /// How JSON lines contain the key that the limit counted by: `hash` or `plain`. Not at all if left out.
+    key: Option<LoggedKey>,
 }
 
 impl From<AccessLogText> for AccessLogRule {
     fn from(text: AccessLogText) -> Self {
         match text {
-            AccessLogText::Format(format) => Self { format, file: None },
-            AccessLogText::Settings(AccessLogSettings { format, file }) => Self { format, file },
+            AccessLogText::Format(format) => Self { format, file: None, key: None },
+            AccessLogText::Settings(AccessLogSettings { format, file, key }) => Self { format, file, key },
         }
     }
+}
+
+/// A key in the access log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum LoggedKey {
+    /// Its hash, as in the admin API.
+    Hash,
+    /// Its parts, separated by commas.
+    Plain,
 }
 
 /// The format of a line of the access log.

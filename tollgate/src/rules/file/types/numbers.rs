@@ -235,8 +235,12 @@ impl Share {
 impl<'de> Deserialize<'de> for Share {
     fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let number = serde_json::Value::deserialize(from)?.as_f64().unwrap_or(0.0);
-        // The conversion saturates.
-        Ok(Self((number * 1_000_000.0).round() as u32))
+        // Shares that would be rounded to none or to all of the clients are refused like these. The conversion saturates.
+        Ok(Self(match number {
+            ..0.000_001 => 0,
+            0.000_001..=0.999_999 => (number * 1_000_000.0).round() as u32,
+            _ => 1_000_000,
+        }))
     }
 }
 
@@ -250,7 +254,7 @@ impl JsonSchema for Share {
     }
 
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        schemars::json_schema!({ "type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1, "examples": [0.999] })
+        schemars::json_schema!({ "type": "number", "minimum": 0.000_001, "maximum": 0.999_999, "examples": [0.999] })
     }
 }
 

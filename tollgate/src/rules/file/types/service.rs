@@ -86,8 +86,7 @@ impl Listener {
     /// Returns whether clients must have a certificate.
     #[must_use]
     pub fn requires_certificates(&self) -> bool {
-        let tls = self.tls.as_ref();
-        tls.is_some_and(|tls| tls.client_ca.is_some() && tls.client_certificates == ClientCertificates::Required)
+        requires_certificates(self.tls.as_ref())
     }
 
     /// Returns a listener with default settings.
@@ -111,7 +110,7 @@ impl From<ListenerText> for Listener {
     }
 }
 
-/// The admin listener: health checks, metrics and the dashboard.
+/// The admin listener: health checks, metrics, the admin API and the dashboard.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
@@ -121,6 +120,26 @@ pub struct AdminRule {
     /// Allowed host names, such as `metrics.example.com` or `*.example.com`. Addresses and `localhost` are always allowed.
     #[serde(default)]
     pub hosts: Vec<HostGlob>,
+    /// A file with one token in each line. Clients of the admin API send one of them in `Authorization: Bearer`. Health
+    /// checks and metrics need none. Without it, the API is open on loopback addresses and closed on others.
+    pub tokens_file: Option<String>,
+    /// Whether the API and the lines that it logs show keys, rather than their hashes.
+    #[serde(default)]
+    pub show_keys: bool,
+    /// TLS. With `client_ca`, clients authenticate by certificates. `tls.listen` is not allowed here.
+    pub tls: Option<TlsRule>,
+}
+
+impl AdminRule {
+    /// Returns whether clients must have a certificate.
+    #[must_use]
+    pub fn requires_certificates(&self) -> bool {
+        requires_certificates(self.tls.as_ref())
+    }
+}
+
+fn requires_certificates(tls: Option<&TlsRule>) -> bool {
+    tls.is_some_and(|tls| tls.client_ca.is_some() && tls.client_certificates == ClientCertificates::Required)
 }
 
 /// The verification of tokens, by one key or by a key set.

@@ -1,0 +1,44 @@
+//! Commands to a running server.
+
+use std::path::Path;
+
+use tokio::net::UnixStream;
+
+use super::channel::Channel;
+use super::{ControlError, Reply, Request, is_trusted};
+
+/// The answer of a server to a command.
+pub(crate) enum Answer {
+    Done(String),
+    Failed(String),
+}
+
+/// Connects to the server on a control socket. It has to belong to this user, or to root.
+pub(super) async fn connect(path: &Path) -> Result<(Channel, Option<u32>), ControlError> {
+    let cannot_connect = |source| ControlError::Connect { path: path.to_owned(), source };
+    let stream = UnixStream::connect(path).await.map_err(cannot_connect)?;
+    let peer = stream.peer_cred().map_err(cannot_connect)?;
+    if !is_trusted(&peer) {
+        return Err(ControlError::Foreign { path: path.to_owned(), user: peer.uid() });
+    }
+    let process = peer.pid().and_then(|id| u32::try_from(id).ok());
+    let channel = stream.into_std().and_then(Channel::new).map_err(cannot_connect)?;
+    Ok((channel, process))
+}
+
+/// Sends a command to the server on a control socket, and waits for its answer.
+pub(crate) async fn ask(path: &Path, request: Request) -> Result<Answer, ControlError> {
+    let broken = |source| ControlError::Broken { path: path.to_owned(), source };
+    let (mut channel, _) = connect(path).await?;
+    let replied = tokio::task::spawn_blocking(move || {
+        channel.send(&request)?;
+        // The server has its own deadlines.
+        channel.wait_for(None)?;
+        channel.receive()
+    });
+    match replied.await.map_err(|error| broken(error.into()))?.map_err(broken)? {
+        Reply::Done(message) => Ok(Answer::Done(message)),
+        Reply::Failed(problem) => Ok(Answer::Failed(problem)),
+        Reply::Stopping | Reply::Offer(_) => Ok(Answer::Failed("the server stops".to_owned())),
+    }
+}

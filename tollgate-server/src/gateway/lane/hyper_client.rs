@@ -1,0 +1,319 @@
+//! Requests to upstreams with TLS or HTTP/2: converted for hyper's client, and their responses converted back.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::header::{CONNECTION, CONTENT_LENGTH, DATE, TRAILER, TRANSFER_ENCODING};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, response};
+use hyper::body::Body as _;
+
+use super::super::body::{ClientBody, ToClient};
+use super::super::body_channel::{BodyWriter, Demand, channel};
+use super::super::buffer_budget::BufferedBytes;
+use super::super::exchange::Exchange;
+use super::super::failure::Failure;
+use super::super::headers::X_REQUEST_ID;
+use super::forwarding::{ForwardResult, Forwarding};
+use super::request::PlainRequest;
+use super::request_body::ReceivedBody;
+use super::response::{LAST_CHUNK, put_chunk};
+use super::scratch::{Scratch, WorkerBuffers, scratch};
+use super::trailers::Trailers;
+use super::{Lane, text};
+
+/// The client has left, or the response cannot be completed.
+struct Broken;
+
+/// A request body on its way to hyper's client.
+struct BodyRelay {
+    writer: BodyWriter,
+    /// The part that was received last, and the trailers.
+    received: ReceivedBody,
+}
+
+/// How the client gets a response body.
+enum Framing {
+    /// The number of bytes left.
+    Length(u64),
+    Chunked(Trailers),
+    /// Until the connection is closed, for clients of HTTP/1.0.
+    Raw,
+}
+
+impl Lane<'_> {
+    /// Forwards a request to upstreams by hyper's client until one responds, and the response to the client.
+    pub(super) async fn forward_by_hyper(&mut self, forwarding: Box<Forwarding>) -> ForwardResult {
+        let Forwarding { site, route, outcome, guard, is_head, wants_trailers, .. } = *forwarding;
+        let converted = self.with_saved((&site, Some(route)), |lane, plain, _| lane.convert(plain));
+        let Some((request, buffered, mut relay)) = converted.flatten() else { return ForwardResult::Close };
+        self.saved = Vec::new();
+        self.set_deadline(site.routes[route].timeout);
+        let exchange = Exchange { worker: Arc::clone(self.worker), client: Arc::clone(self.client) };
+        let answering = exchange.forward((request, buffered), (&site, &site.routes[route]), &outcome, guard);
+        let mut answering = Box::pin(answering);
+        let answered = poll_fn(|context| {
+            self.relay_to_hyper(&mut relay, context)?;
+            match answering.as_mut().poll(context) {
+                Poll::Ready(response) => Poll::Ready(Ok(response)),
+                Poll::Pending if self.has_gone(&mut scratch().input, context) => Poll::Ready(Err(Broken)),
+                Poll::Pending => Poll::Pending,
+            }
+        });
+        let Ok(response) = answered.await else { return ForwardResult::Close };
+        match self.send_response(response, (is_head, wants_trailers), relay).await {
+            Ok(()) => ForwardResult::Answered,
+            Err(Broken) => ForwardResult::Close,
+        }
+    }
+
+    /// Converts a request, and the part of its body that has arrived.
+    fn convert(&mut self, plain: &PlainRequest<'_>) -> Option<(Request<ClientBody>, Option<BufferedBytes>, BodyRelay)> {
+        let (writer, reader) = channel(plain.body_length());
+        let mut relay = BodyRelay { writer, received: plain.received_body() };
+        let buffered =
+            self.body.as_mut().map(|body| std::mem::replace(&mut body.buffered, BufferedBytes::none(self.client)));
+        if let Err(failure) = relay.pass_on(self.body.is_none()) {
+            relay.writer.fail(failure);
+        }
+        Some((plain.to_http(ClientBody::Http1(reader))?, buffered, relay))
+    }
+
+    /// Passes the body on to hyper's client as far as both sides allow.
+    fn relay_to_hyper(&mut self, relay: &mut BodyRelay, context: &mut Context<'_>) -> Result<(), Broken> {
+        loop {
+            let Some(body) = &mut self.body else { return Ok(()) };
+            if body.failure.is_some() || relay.writer.poll_demand(context) != Poll::Ready(Demand::Wanted) {
+                body.due = None;
+                return Ok(());
+            }
+            let mut scratch = scratch();
+            let Scratch { input, .. } = &mut *scratch;
+            let read = match self.poll_read_body(input, context) {
+                Ok(Poll::Ready(0)) => {
+                    self.break_off(Failure::BodyBroken, relay);
+                    return Ok(());
+                }
+                Ok(Poll::Ready(read)) => read,
+                Ok(Poll::Pending) => {
+                    drop(scratch);
+                    self.send_continue(context).map_err(|_gone| Broken)?;
+                    if self.poll_body_late(context).is_ready() {
+                        self.break_off(Failure::BodyLate, relay);
+                    }
+                    return Ok(());
+                }
+                Err(_) => return Err(Broken),
+            };
+            if let Err(failure) = self.pass_on(&input[..read], relay) {
+                self.break_off(failure, relay);
+                return Ok(());
+            }
+        }
+    }
+
+    /// Passes bytes of the body on. Those behind its end belong to the next request.
+    fn pass_on(&mut self, bytes: &[u8], relay: &mut BodyRelay) -> Result<(), Failure> {
+        let Some(body) = &mut self.body else { return Ok(()) };
+        (body.due, body.awaits_continue) = (None, false);
+        let taken = body.rest.take_content(bytes, &mut relay.received).map_err(|ambiguity| {
+            self.client.note_ambiguity(ambiguity);
+            Failure::BodyBroken
+        })?;
+        let content = relay.received.content.len() as u64;
+        body.room = body.room.checked_sub(content).ok_or(Failure::BodyTooLong)?;
+        let is_complete = body.rest.is_complete();
+        relay.pass_on(is_complete)?;
+        if is_complete {
+            self.body = None;
+            self.ahead.extend_from_slice(&bytes[taken..]);
+        }
+        Ok(())
+    }
+
+    /// Gives up a body. The upstream gets no end of it.
+    fn break_off(&mut self, failure: Failure, relay: &BodyRelay) {
+        if let Some(body) = &mut self.body {
+            body.failure = Some(failure);
+        }
+        relay.writer.fail(failure);
+    }
+
+    /// Sends a response to the client.
+    async fn send_response(
+        &mut self,
+        response: Response<ToClient>,
+        (is_head, wants_trailers): (bool, bool),
+        mut relay: BodyRelay,
+    ) -> Result<(), Broken> {
+        let (parts, mut body) = response.into_parts();
+        body.answers_with(parts.status);
+        let (mut framing, announced) = self.framing(&parts, &mut body, (is_head, wants_trailers));
+        poll_fn(|context| {
+            let buffers = &mut scratch().buffers;
+            let id = body.request_id().map(HeaderValue::as_bytes);
+            Poll::Ready(self.put_head(&parts, (id, announced), &framing, (buffers, context)))
+        })
+        .await?;
+        let mut trailers = HeaderMap::new();
+        poll_fn(|context| {
+            self.relay_to_hyper(&mut relay, context)?;
+            self.poll_response_body((&mut body, &mut framing), &mut trailers, context)
+        })
+        .await
+    }
+
+    /// Determines how the client gets a body, and the length that the head lacks.
+    fn framing(
+        &mut self,
+        parts: &response::Parts,
+        body: &mut ToClient,
+        (is_head, wants_trailers): (bool, bool),
+    ) -> (Framing, Option<u64>) {
+        self.is_last |= parts.headers.contains_key(CONNECTION)
+            || self.worker.is_closing()
+            || self.has_undrainable_body() && body.is_local();
+        let lacks_body = matches!(parts.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+        let announced = parts.headers.get(CONTENT_LENGTH).and_then(|length| text::length(length.as_bytes()));
+        let actual = body.size_hint().exact();
+        let missing = actual.filter(|_| announced.is_none() && !lacks_body && (!is_head || body.is_local()));
+        if is_head {
+            _ = body.take_written();
+        }
+        let framing = match announced.or(actual) {
+            _ if is_head || lacks_body => Framing::Length(0),
+            Some(length) => Framing::Length(length),
+            None if self.is_http10 => {
+                self.is_last = true;
+                Framing::Raw
+            }
+            None => {
+                let announced = parts.headers.get_all(TRAILER).iter().filter(|_| wants_trailers);
+                let names = announced.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+                Framing::Chunked(Trailers::new(names.map(<[u8]>::trim_ascii)))
+            }
+        };
+        (framing, missing)
+    }
+
+    /// Writes the head of a response, with the request's ID and the length of the body if they are not in it.
+    fn put_head(
+        &mut self,
+        parts: &response::Parts,
+        (id, length): (Option<&[u8]>, Option<u64>),
+        framing: &Framing,
+        (buffers, context): (&mut WorkerBuffers, &mut Context<'_>),
+    ) -> Result<(), Broken> {
+        let WorkerBuffers { out, date, .. } = buffers;
+        out.clear();
+        text::put_status(out, parts.status, parts.status.canonical_reason().unwrap_or_default().as_bytes());
+        for (name, value) in &parts.headers {
+            let is_ours = *name == CONNECTION || *name == TRANSFER_ENCODING || *name == X_REQUEST_ID && id.is_some();
+            if !is_ours {
+                text::put(out, name.as_str(), value.as_bytes());
+            }
+        }
+        if let Some(id) = id {
+            text::put(out, X_REQUEST_ID.as_str(), id);
+        }
+        if let Some(length) = length {
+            text::put(out, CONTENT_LENGTH.as_str(), itoa::Buffer::new().format(length).as_bytes());
+        }
+        if let Framing::Chunked(_) = framing {
+            out.extend_from_slice(b"transfer-encoding: chunked\r\n");
+        }
+        if !parts.headers.contains_key(DATE) {
+            out.extend_from_slice(date.line(self.worker.ticks.now()));
+        }
+        out.extend_from_slice(self.connection_line());
+        out.extend_from_slice(b"\r\n");
+        self.put(out, &[], context).map_err(|_gone| Broken)
+    }
+
+    /// Returns ready once the client was sent the whole body.
+    fn poll_response_body(
+        &mut self,
+        (body, framing): (&mut ToClient, &mut Framing),
+        trailers: &mut HeaderMap,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), Broken>> {
+        loop {
+            if ready!(self.poll_sent(context)).is_err() {
+                return Poll::Ready(Err(Broken));
+            }
+            if let Framing::Length(0) = framing {
+                // The end of a response may follow its last byte.
+                if !body.is_end_stream() {
+                    _ = Pin::new(body).poll_frame(context);
+                }
+                return Poll::Ready(Ok(()));
+            }
+            let frame = match Pin::new(&mut *body).poll_frame(context) {
+                Poll::Ready(Some(Ok(frame))) => frame,
+                Poll::Ready(Some(Err(_))) => return Poll::Ready(Err(Broken)),
+                Poll::Ready(None) => {
+                    let end = framing.end(trailers).ok_or(Broken)?;
+                    self.put(&end, &[], context).map_err(|_gone| Broken)?;
+                    *framing = Framing::Length(0);
+                    continue;
+                }
+                Poll::Pending if self.has_gone(&mut scratch().input, context) => return Poll::Ready(Err(Broken)),
+                Poll::Pending => return Poll::Pending,
+            };
+            let put = match frame.into_data() {
+                Ok(data) => self.put_data(&data, framing, context),
+                Err(frame) => {
+                    *trailers = frame.into_trailers().unwrap_or_default();
+                    Ok(())
+                }
+            };
+            put?;
+        }
+    }
+
+    fn put_data(&mut self, data: &Bytes, framing: &mut Framing, context: &mut Context<'_>) -> Result<(), Broken> {
+        let put = match framing {
+            Framing::Length(left) => {
+                *left = left.checked_sub(data.len() as u64).ok_or(Broken)?;
+                self.put(data, &[], context)
+            }
+            Framing::Raw => self.put(data, &[], context),
+            Framing::Chunked(_) => {
+                let buffers = &mut scratch().buffers;
+                buffers.clear();
+                put_chunk(&mut buffers.out, data);
+                self.put(&buffers.out, &[], context)
+            }
+        };
+        put.map_err(|_gone| Broken)
+    }
+}
+
+impl BodyRelay {
+    /// Passes the received part on, and the end of the body.
+    fn pass_on(&mut self, is_complete: bool) -> Result<(), Failure> {
+        self.writer.send(Bytes::from(std::mem::take(&mut self.received.content)));
+        if is_complete {
+            self.writer.end(self.received.trailers().ok_or(Failure::BodyBroken)?);
+        }
+        Ok(())
+    }
+}
+
+impl Framing {
+    /// Returns the bytes that end a body, or `None` if it is incomplete.
+    fn end(&self, trailers: &HeaderMap) -> Option<Vec<u8>> {
+        match self {
+            Self::Length(0) | Self::Raw => Some(Vec::new()),
+            Self::Length(_) => None,
+            Self::Chunked(_) if trailers.is_empty() => Some(LAST_CHUNK.to_vec()),
+            Self::Chunked(announced) => {
+                let mut end = Vec::new();
+                announced.write_map(&mut end, trailers);
+                Some(end)
+            }
+        }
+    }
+}

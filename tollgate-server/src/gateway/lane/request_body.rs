@@ -1,0 +1,185 @@
+//! Bodies of requests: finding their end, and the part of one that has not arrived yet.
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use super::super::buffer_budget::BufferedBytes;
+use super::super::exchange::MAX_DRAINED_BYTES;
+use super::super::failure::Failure;
+use super::super::framing::{Ambiguity, FramingGuard};
+use super::super::ticks::Tick;
+use super::response::{LAST_CHUNK, put_chunk};
+use super::text::MAX_HEADERS;
+
+/// The part of a body that has not arrived.
+#[derive(Debug)]
+pub(super) enum RequestBody {
+    /// Nothing: there is no body, or all of it has arrived.
+    Complete,
+    /// The number of bytes left.
+    Length(u64),
+    /// Chunks. Boxed, because most requests have none.
+    Chunked(Box<FramingGuard>),
+    /// Malformed chunks.
+    Invalid(Ambiguity),
+}
+
+/// The length of a body as its head announces it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BodyLength {
+    Known(u64),
+    Chunked,
+}
+
+/// The part of a body that arrived with the head.
+pub(super) struct BodyStart {
+    /// The number of bytes that belong to the body.
+    pub(super) bytes: usize,
+    /// The number of content bytes among them.
+    pub(super) content: u64,
+    pub(super) rest: RequestBody,
+}
+
+impl BodyLength {
+    /// Splits the bytes that follow a head.
+    pub(super) fn split(self, bytes: &[u8]) -> BodyStart {
+        match self {
+            Self::Known(length) if length <= bytes.len() as u64 => {
+                BodyStart { bytes: length as usize, content: length, rest: RequestBody::Complete }
+            }
+            Self::Known(length) => {
+                let content = bytes.len() as u64;
+                BodyStart { bytes: bytes.len(), content, rest: RequestBody::Length(length - content) }
+            }
+            Self::Chunked => {
+                let (mut framing_guard, mut content) = (Box::new(FramingGuard::for_request_chunks()), 0);
+                match framing_guard.unchunk(bytes, |piece| content += piece.len() as u64) {
+                    Ok(bytes) if framing_guard.is_between() => {
+                        BodyStart { bytes, content, rest: RequestBody::Complete }
+                    }
+                    Ok(bytes) => BodyStart { bytes, content, rest: RequestBody::Chunked(framing_guard) },
+                    Err(ambiguity) => BodyStart { bytes: bytes.len(), content, rest: RequestBody::Invalid(ambiguity) },
+                }
+            }
+        }
+    }
+
+    pub(super) fn is_empty(self) -> bool {
+        self == Self::Known(0)
+    }
+}
+
+impl RequestBody {
+    /// Consumes bytes of the body. Chunks are written to `out` without extensions and trailers, which upstreams do not
+    /// get. Returns the number of bytes consumed, and the number of content bytes.
+    pub(super) fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, usize), Ambiguity> {
+        match self {
+            Self::Complete => Ok((0, 0)),
+            Self::Invalid(ambiguity) => Err(*ambiguity),
+            Self::Length(left) => {
+                let taken = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
+                *left -= taken as u64;
+                if *left == 0 {
+                    *self = Self::Complete;
+                }
+                Ok((taken, taken))
+            }
+            Self::Chunked(framing_guard) => {
+                let mut content = 0;
+                let taken = framing_guard.unchunk(bytes, |piece| {
+                    content += piece.len();
+                    put_chunk(out, piece);
+                })?;
+                if framing_guard.is_between() {
+                    out.extend_from_slice(LAST_CHUNK);
+                    *self = Self::Complete;
+                }
+                Ok((taken, content))
+            }
+        }
+    }
+
+    /// Consumes bytes of the body, and appends its content and trailers to `received`. Returns the number of bytes
+    /// consumed.
+    pub(super) fn take_content(&mut self, bytes: &[u8], received: &mut ReceivedBody) -> Result<usize, Ambiguity> {
+        let Self::Chunked(framing_guard) = self else {
+            let (taken, _) = self.take(bytes, &mut Vec::new())?;
+            received.content.extend_from_slice(&bytes[..taken]);
+            return Ok(taken);
+        };
+        let taken = received.unchunk(framing_guard, bytes)?;
+        if framing_guard.is_between() {
+            *self = Self::Complete;
+        }
+        Ok(taken)
+    }
+
+    pub(super) fn is_chunked(&self) -> bool {
+        matches!(self, Self::Chunked(_))
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        matches!(self, Self::Complete)
+    }
+}
+
+/// A part of a body without its framing.
+#[derive(Debug, Default)]
+pub(super) struct ReceivedBody {
+    pub(super) content: Vec<u8>,
+    /// The lines of the trailers, with the final empty one.
+    pub(super) trailers: Vec<u8>,
+}
+
+impl ReceivedBody {
+    /// Decodes chunks. Returns the number of bytes that belong to the body.
+    pub(super) fn unchunk(&mut self, framing_guard: &mut FramingGuard, bytes: &[u8]) -> Result<usize, Ambiguity> {
+        let Self { content, trailers } = self;
+        let found = |piece: &[u8]| content.extend_from_slice(piece);
+        framing_guard.unchunk_with_trailers(bytes, found, |lines| trailers.extend_from_slice(lines))
+    }
+
+    /// Returns the trailers, or `None` if they are malformed.
+    pub(super) fn trailers(&self) -> Option<HeaderMap> {
+        let mut map = HeaderMap::new();
+        if self.trailers.is_empty() {
+            return Some(map);
+        }
+        let mut parsed = [httparse::EMPTY_HEADER; MAX_HEADERS];
+        let Ok(httparse::Status::Complete((_, trailers))) = httparse::parse_headers(&self.trailers, &mut parsed) else {
+            return None;
+        };
+        for trailer in trailers {
+            let name = HeaderName::from_bytes(trailer.name.as_bytes()).ok()?;
+            map.append(name, HeaderValue::from_bytes(trailer.value).ok()?);
+        }
+        Some(map)
+    }
+}
+
+/// A body that is being received.
+pub(super) struct PendingBody {
+    pub(super) rest: RequestBody,
+    /// The number of content bytes that may still arrive, by `max_body`.
+    pub(super) room: u64,
+    /// The reason why it cannot be forwarded.
+    pub(super) failure: Option<Failure>,
+    /// The client's deadline for the next part, while the gateway waits for it.
+    pub(super) due: Option<Tick>,
+    /// The bytes that the upstream has not read.
+    pub(super) buffered: BufferedBytes,
+    /// Whether the client waits for `100 Continue`.
+    pub(super) awaits_continue: bool,
+}
+
+impl PendingBody {
+    /// Returns whether the rest can be read and discarded, so that the connection stays usable.
+    pub(super) fn is_drainable(&self) -> bool {
+        let is_short = match self.rest {
+            RequestBody::Complete | RequestBody::Chunked(_) => true,
+            RequestBody::Length(left) => left <= MAX_DRAINED_BYTES as u64,
+            RequestBody::Invalid(_) => false,
+        };
+        // A client that waits for `100 Continue` may omit the body after another response, or send it.
+        is_short && self.failure.is_none() && !self.awaits_continue
+    }
+}

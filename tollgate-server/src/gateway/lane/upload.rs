@@ -1,0 +1,223 @@
+//! Receives request bodies that did not arrive with their head: for the upstream, or to discard them.
+//!
+//! The client is read only while the upstream accepts bytes, so at most one read is buffered.
+
+use std::future::poll_fn;
+use std::io;
+use std::task::{Context, Poll, ready};
+
+use super::super::buffer_budget::BufferedBytes;
+use super::super::exchange::MAX_DRAINED_BYTES;
+use super::super::failure::Failure;
+use super::Lane;
+use super::conn::LaneConn;
+use super::forwarding::{AttemptError, Forwarding};
+use super::request::PlainRequest;
+use super::request_body::{PendingBody, RequestBody};
+use super::scratch::{Scratch, scratch};
+
+/// The maximum number of reads before the response gets its turn.
+const READS_PER_TURN: u32 = 16;
+
+const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
+impl Lane<'_> {
+    /// Keeps the bytes that follow the request, and the state of a body that has not arrived completely.
+    pub(super) fn begin_body(&mut self, plain: &mut PlainRequest<'_>, max_body: u64) {
+        self.ahead.extend_from_slice(plain.following);
+        if plain.rest.is_complete() && plain.content_bytes <= max_body {
+            return;
+        }
+        let rest = std::mem::replace(&mut plain.rest, RequestBody::Complete);
+        let room = max_body.checked_sub(plain.content_bytes);
+        let mut failure = room.is_none().then_some(Failure::BodyTooLong);
+        if let RequestBody::Invalid(ambiguity) = rest {
+            self.client.note_ambiguity(ambiguity);
+            failure = Some(Failure::BodyBroken);
+        }
+        self.body = Some(Box::new(PendingBody {
+            rest,
+            room: room.unwrap_or(0),
+            failure,
+            due: None,
+            buffered: BufferedBytes::none(self.client),
+            awaits_continue: plain.expects_continue,
+        }));
+    }
+
+    /// Returns whether the connection has to be closed after a response of the gateway, because the rest of the body
+    /// cannot be discarded.
+    pub(super) fn has_undrainable_body(&self) -> bool {
+        self.body.as_ref().is_some_and(|body| !body.is_drainable())
+    }
+
+    /// Returns whether the gateway waits for the client to send more of the body.
+    fn awaits_body(&self) -> bool {
+        self.body.as_ref().is_some_and(|body| body.due.is_some())
+    }
+
+    /// Returns ready once the upstream is late. It is not late while it waits for the client.
+    pub(super) fn poll_upstream_late(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if self.awaits_body() { Poll::Pending } else { self.poll_late(context) }
+    }
+
+    /// Sends the body to the upstream as far as both sides allow.
+    pub(super) fn relay_upload(
+        &mut self,
+        conn: &mut LaneConn,
+        forwarding: &mut Forwarding,
+        context: &mut Context<'_>,
+    ) -> Result<(), AttemptError> {
+        for _ in 0..READS_PER_TURN {
+            let Some(body) = &mut self.body else { return Ok(()) };
+            if !matches!(conn.poll_send(context), Poll::Ready(Ok(()))) {
+                body.due = None;
+                return Ok(());
+            }
+            body.buffered.release();
+            let mut scratch = scratch();
+            let Scratch { input, buffers, .. } = &mut *scratch;
+            let read = match self.poll_read_body(input, context) {
+                Ok(Poll::Ready(0)) => return Err(self.fail_body(Failure::BodyBroken, forwarding)),
+                Ok(Poll::Ready(read)) => read,
+                Ok(Poll::Pending) => {
+                    drop(scratch);
+                    return self.await_body(forwarding, context);
+                }
+                Err(_) => return Err(AttemptError::ClientGone),
+            };
+            buffers.clear();
+            let is_sent = self.send_body(&input[..read], conn, &mut buffers.out, context);
+            is_sent.map_err(|failure| self.fail_body(failure, forwarding))?;
+            self.restart_deadline(forwarding.timeout());
+        }
+        // The client may have sent more.
+        context.waker().wake_by_ref();
+        Ok(())
+    }
+
+    /// Sends bytes of the body to the upstream. Those behind its end belong to the next request.
+    fn send_body(
+        &mut self,
+        bytes: &[u8],
+        conn: &mut LaneConn,
+        out: &mut Vec<u8>,
+        context: &mut Context<'_>,
+    ) -> Result<(), Failure> {
+        let Some(body) = &mut self.body else { return Ok(()) };
+        body.due = None;
+        body.awaits_continue = false;
+        let is_chunked = body.rest.is_chunked();
+        let (taken, content) = body.rest.take(bytes, out).map_err(|ambiguity| {
+            self.client.note_ambiguity(ambiguity);
+            Failure::BodyBroken
+        })?;
+        body.room = body.room.checked_sub(content as u64).ok_or(Failure::BodyTooLong)?;
+        let part = if is_chunked { out } else { &bytes[..taken] };
+        if !part.is_empty() {
+            conn.send_part(part, context);
+        }
+        body.buffered.set(conn.unsent_bytes()).map_err(|_overloaded| Failure::Overloaded)?;
+        if body.rest.is_complete() {
+            self.body = None;
+            self.ahead.extend_from_slice(&bytes[taken..]);
+        }
+        Ok(())
+    }
+
+    /// Waits for the client to send more of the body. Fails if it is late.
+    fn await_body(&mut self, forwarding: &mut Forwarding, context: &mut Context<'_>) -> Result<(), AttemptError> {
+        self.send_continue(context).map_err(|_gone| AttemptError::ClientGone)?;
+        match self.poll_body_late(context) {
+            Poll::Ready(()) => Err(self.fail_body(Failure::BodyLate, forwarding)),
+            Poll::Pending => Ok(()),
+        }
+    }
+
+    /// Sends `100 Continue` to a client that waits for it.
+    pub(super) fn send_continue(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        if let Some(body) = &mut self.body
+            && std::mem::take(&mut body.awaits_continue)
+        {
+            self.put(CONTINUE, &[], context)?;
+        }
+        match self.poll_sent(context) {
+            Poll::Ready(sent) => sent,
+            Poll::Pending => Ok(()),
+        }
+    }
+
+    /// Returns ready once the client is late with the next part of the body.
+    pub(super) fn poll_body_late(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let Some(body) = &mut self.body else { return Poll::Pending };
+        let ticks = &self.worker.ticks;
+        let due = *body.due.get_or_insert_with(|| ticks.after(self.client.timeouts.body));
+        self.alarm.poll_passed(due, ticks, context)
+    }
+
+    /// Gives up a body. The upstream gets no end of it: its connection is closed.
+    pub(super) fn fail_body(&mut self, failure: Failure, forwarding: &mut Forwarding) -> AttemptError {
+        forwarding.guard.hold_permit();
+        if let Some(body) = &mut self.body {
+            body.failure = Some(failure);
+        }
+        if !forwarding.has_begun() {
+            return AttemptError::failed(failure);
+        }
+        if failure == Failure::Overloaded {
+            forwarding.guard.note_cut();
+        }
+        AttemptError::Aborted
+    }
+
+    /// Reads and discards the rest of a body, so that the connection stays usable. Returns false if it does not end
+    /// soon.
+    pub(super) async fn drain_body(&mut self) -> bool {
+        let mut left = MAX_DRAINED_BYTES;
+        let is_drainable = !self.has_undrainable_body();
+        is_drainable && poll_fn(|context| self.poll_drained(&mut left, context)).await.unwrap_or(false)
+    }
+
+    fn poll_drained(&mut self, left: &mut usize, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        loop {
+            // A client may read the response only after it has sent the body.
+            if let Poll::Ready(Err(error)) = self.poll_sent(context) {
+                return Poll::Ready(Err(error));
+            }
+            let mut scratch = scratch();
+            let Scratch { input, buffers, .. } = &mut *scratch;
+            let Poll::Ready(read) = self.poll_read_body(input, context)? else {
+                drop(scratch);
+                ready!(self.poll_body_late(context));
+                return Poll::Ready(Ok(false));
+            };
+            let Some(body) = &mut self.body else { return Poll::Ready(Ok(true)) };
+            body.due = None;
+            buffers.clear();
+            let Ok((taken, _)) = body.rest.take(&input[..read], &mut buffers.out) else {
+                return Poll::Ready(Ok(false));
+            };
+            if body.rest.is_complete() {
+                self.body = None;
+                self.ahead.extend_from_slice(&input[taken..read]);
+                return Poll::Ready(Ok(true));
+            }
+            match left.checked_sub(read) {
+                Some(rest) if read > 0 => *left = rest,
+                _ => return Poll::Ready(Ok(false)),
+            }
+        }
+    }
+
+    /// Reads more of the body, first the bytes that are here already.
+    pub(super) fn poll_read_body(&mut self, input: &mut [u8], context: &mut Context<'_>) -> io::Result<Poll<usize>> {
+        if self.ahead.is_empty() {
+            return self.poll_read(input, context);
+        }
+        // Behind a long head, there may be more than fits.
+        let taken = self.ahead.len().min(input.len());
+        input[..taken].copy_from_slice(&self.ahead[..taken]);
+        self.ahead = self.ahead.split_off(taken);
+        Ok(Poll::Ready(taken))
+    }
+}

@@ -1,0 +1,156 @@
+//! Watches the stores and the memory of keys, and logs when something changes.
+
+use std::fmt::{self, Display};
+use std::time::Duration;
+
+use tollgate::redis::{StoreError, StoreStatus};
+use tollgate::{Gate, OnStoreFailure};
+
+use super::{Level, join_up_to, policy_name};
+
+/// Warns about each store that does not answer, with the reason.
+pub(crate) fn warn_if_store_unavailable(gate: &Gate) {
+    stores(gate).into_iter().filter_map(StoreOutage::of).for_each(|outage| outage.log());
+}
+
+/// Logs when a store fails, when it recovers, and which servers evict keys. Never returns.
+pub(crate) async fn monitor_store(gate: Gate) {
+    const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+    let name = |(store, _): &(StoreStatus, OnStoreFailure)| store.name.clone();
+    let is_out = |(store, _): &(StoreStatus, OnStoreFailure)| store.why_unavailable.is_some();
+    let mut out: Vec<String> = stores(&gate).iter().filter(|store| is_out(store)).map(name).collect();
+    let mut evicting = Vec::new();
+    loop {
+        tokio::time::sleep(CHECK_INTERVAL).await;
+        warn_of_evictions(&gate, &mut evicting);
+        let stores = stores(&gate);
+        let now: Vec<String> = stores.iter().filter(|store| is_out(store)).map(name).collect();
+        for store in stores {
+            match (out.contains(&store.0.name), is_out(&store)) {
+                (false, true) => StoreOutage::of(store).into_iter().for_each(|outage| outage.log()),
+                (true, false) => {
+                    let fields = [("store", store.0.name.as_str().into())];
+                    Level::Info.log(format_args!("{} answers again", named(&store.0)), &fields);
+                }
+                _ => {}
+            }
+        }
+        out = now;
+    }
+}
+
+/// Returns the Redis stores, with the default policy of their limits.
+fn stores(gate: &Gate) -> Vec<(StoreStatus, OnStoreFailure)> {
+    let Some(limiter) = gate.redis() else { return Vec::new() };
+    limiter.stores().into_iter().map(|store| (store, limiter.on_store_failure())).collect()
+}
+
+/// Returns the name of a store for a sentence.
+fn named(store: &StoreStatus) -> String {
+    if store.name == "default" { "the store".to_owned() } else { format!("store `{}`", store.name) }
+}
+
+/// Warns once about each server that evicts keys when its memory is full. `known` has their addresses.
+fn warn_of_evictions(gate: &Gate, known: &mut Vec<String>) {
+    let servers = gate.redis().map(|store| store.servers()).unwrap_or_default();
+    let evicting = servers
+        .into_iter()
+        .filter_map(|server| Some((server.address, server.memory.filter(|memory| memory.evicts())?)));
+    let evicting: Vec<_> = evicting.collect();
+    for (address, memory) in evicting.iter().filter(|(address, _)| !known.contains(address)) {
+        let message = format_args!(
+            "the store at {address} evicts keys when its memory is full (maxmemory-policy {}, {} evicted so far), and an evicted key starts with its full quota: set maxmemory-policy noeviction, or use a separate Redis for limits",
+            memory.eviction_policy, memory.evicted_keys
+        );
+        Level::Warning.log(message, &[("address", address.as_str().into())]);
+    }
+    *known = evicting.into_iter().map(|(address, _)| address).collect();
+}
+
+/// Warns when `max_memory` is too small for the keys, at most once in ten minutes. Never returns.
+pub(crate) async fn monitor_memory(gate: Gate) {
+    const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+    const WARN_INTERVAL: Duration = Duration::from_secs(600);
+    let mut before = MemoryShortage::of(&gate);
+    loop {
+        tokio::time::sleep(CHECK_INTERVAL).await;
+        let shortage = MemoryShortage::of(&gate);
+        if shortage.evicted > before.evicted || shortage.denied > before.denied {
+            Level::Warning.log(&shortage, &[("limits", shortage.limits.iter().take(5).cloned().collect())]);
+            tokio::time::sleep(WARN_INTERVAL).await;
+        }
+        // Counts start from zero after a reload that changes the store.
+        before = MemoryShortage::of(&gate);
+    }
+}
+
+/// Evictions and denials for lack of memory, summed over all limits.
+#[derive(Default)]
+struct MemoryShortage {
+    limits: Vec<String>,
+    evicted: u64,
+    denied: u64,
+}
+
+impl MemoryShortage {
+    fn of(gate: &Gate) -> Self {
+        let mut shortage = Self::default();
+        let Some(limiter) = gate.memory() else { return shortage };
+        for (id, limit) in limiter.ids().zip(limiter.limits()) {
+            let overflow = limiter.overflow(id);
+            if overflow.evicted > 0 || overflow.denied > 0 {
+                shortage.limits.push(limit.name().to_owned());
+                shortage.evicted += overflow.evicted;
+                shortage.denied += overflow.denied;
+            }
+        }
+        shortage
+    }
+}
+
+impl Display for MemoryShortage {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { limits, evicted, denied } = self;
+        write!(
+            out,
+            "max_memory is used up by keys of {}: {evicted} keys were evicted and {denied} requests with new keys were denied so far: raise max_memory, or look for a client that invents keys",
+            join_up_to(limits, 5)
+        )
+    }
+}
+
+/// A store that does not answer. Displays the reason, the policy in force and the fix.
+struct StoreOutage {
+    store: StoreStatus,
+    why: StoreError,
+    policy: OnStoreFailure,
+}
+
+impl StoreOutage {
+    fn of((store, policy): (StoreStatus, OnStoreFailure)) -> Option<Self> {
+        let why = store.why_unavailable.clone()?;
+        Some(Self { store, why, policy })
+    }
+
+    fn log(&self) {
+        let fields = [("store", self.store.name.as_str().into()), ("address", self.store.address.to_string().into())];
+        Level::Warning.log(self, &fields);
+    }
+}
+
+impl Display for StoreOutage {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { store, why, policy } = self;
+        let (address, policy) = (&store.address, policy_name(*policy));
+        let (verb, until) =
+            if why.is_refused() { ("refuses", "until it accepts them") } else { ("does not answer", "until it does") };
+        write!(
+            out,
+            "{} at {address} {verb}: {}; {until}, limits follow on_store_failure ({policy} \
+             unless a limit sets its own): {}",
+            named(store),
+            why.detail().trim_end_matches('.'),
+            why.fix()
+        )
+    }
+}

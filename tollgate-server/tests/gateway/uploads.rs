@@ -1,0 +1,292 @@
+//! Request bodies that arrive in pieces, break off, or meet an upstream that does not read them.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::time::Duration;
+
+use testkit::gateway::{Gateway, per_user, site};
+use testkit::upstream::Raw;
+use testkit::wait::until;
+
+/// The lengths of bodies are announced, or the bodies are chunked.
+const FRAMINGS: [&str; 2] = ["Content-Length: 12\r\n\r\nhello, world", CHUNKED];
+const CHUNKED: &str =
+    "Transfer-Encoding: chunked\r\n\r\n5;a=b\r\nhello\r\n7\r\n, world\r\n0\r\nX-Check: 7\r\nX-Sum: 1\r\n\r\n";
+
+/// Returns an upstream that responds with the body it got.
+fn echoing() -> Raw {
+    Raw::start(|conversation| {
+        while let Some(asked) = conversation.request() {
+            conversation.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", asked.body.len()));
+            conversation.send(&asked.body);
+        }
+    })
+}
+
+#[test]
+fn body_in_any_pieces_is_forwarded_and_the_next_request_follows() {
+    let upstream = echoing();
+    let gateway = Gateway::before(&upstream.url());
+    for framing in FRAMINGS {
+        let request = format!("POST / HTTP/1.1\r\nHost: h\r\n{framing}");
+        let sent = request.repeat(2);
+        for cut in (1..sent.len()).step_by(3) {
+            let mut connection = gateway.connect();
+            connection.send(&sent[..cut]);
+            std::thread::sleep(Duration::from_millis(2));
+            connection.send(&sent[cut..]);
+            for _ in 0..2 {
+                assert_eq!(connection.receive().text(), "hello, world", "{framing} cut at {cut}");
+            }
+        }
+        let mut connection = gateway.connect();
+        for byte in sent.as_bytes() {
+            connection.send([*byte]);
+        }
+        for _ in 0..2 {
+            assert_eq!(connection.receive().text(), "hello, world", "{framing} byte by byte");
+        }
+    }
+    let seen = upstream.seen().concat().to_ascii_lowercase();
+    assert!(!seen.contains("a=b") && !seen.contains("x-check"), "extensions and trailers do not pass: {seen}");
+}
+
+/// The answer begins before the body has ended, and each part of it depends on the next part of the body.
+#[test]
+fn both_directions_move_at_once() {
+    const FRAME: &[u8] = b"5\r\nhello\r\n";
+    for (head, part) in [("Content-Length: 1000", &b"hello"[..]), ("Transfer-Encoding: chunked", FRAME)] {
+        let upstream = Raw::start(move |conversation| {
+            _ = conversation.head();
+            conversation.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+            let mut received = conversation.unread().to_vec();
+            let mut read = vec![0; part.len()];
+            loop {
+                while received.len() >= part.len() {
+                    assert_eq!(received.drain(..part.len()).collect::<Vec<_>>(), part);
+                    conversation.send(FRAME);
+                }
+                match conversation.stream.read(&mut read) {
+                    Ok(0) | Err(_) => return,
+                    Ok(count) => received.extend_from_slice(&read[..count]),
+                }
+            }
+        });
+        let gateway = Gateway::before(&upstream.url());
+        let mut connection = gateway.connect();
+        connection.send(format!("POST / HTTP/1.1\r\nHost: h\r\n{head}\r\n\r\n"));
+        assert_eq!(connection.receive_head().unwrap().status, 200, "before a byte of the body");
+        for _ in 0..100 {
+            connection.send(part);
+            assert_eq!(connection.bytes(FRAME.len()), FRAME);
+        }
+    }
+}
+
+/// Returns an upstream that answers before it has read a body, and reads it no further.
+fn answering_early() -> Raw {
+    Raw::start(|conversation| {
+        if conversation.head().is_some() {
+            conversation.send("HTTP/1.1 413 Enough\r\nConnection: close\r\nContent-Length: 2\r\n\r\nno");
+            _ = conversation.stream.shutdown(Shutdown::Write);
+            conversation.await_end();
+        }
+    })
+}
+
+#[test]
+fn after_an_early_answer_the_rest_of_a_short_body_is_not_the_next_request() {
+    let upstream = answering_early();
+    let routes = [
+        "{ path: /next, respond: { body: next } }".to_owned(),
+        format!("{{ path: /**, upstream: {} }}", upstream.url()),
+    ];
+    let gateway = Gateway::start(&site("", &routes, ""));
+    let hidden = "GET /hidden HTTP/1.1\r\nHost: h\r\n\r\n".repeat(1000);
+    let size = hidden.len();
+    for (head, rest) in [
+        (format!("Content-Length: {size}"), hidden.clone()),
+        ("Transfer-Encoding: chunked".to_owned(), format!("{size:x}\r\n{hidden}\r\n0\r\n\r\n")),
+    ] {
+        let mut connection = gateway.connect();
+        connection.send(format!("POST / HTTP/1.1\r\nHost: h\r\n{head}\r\n\r\n"));
+        let answer = connection.receive();
+        assert_eq!((answer.status, answer.text()), (413, "no"), "{head}");
+        connection.send(rest);
+        assert_eq!(connection.get("/next").text(), "next", "{head}");
+    }
+    assert_eq!(upstream.requests(), 2);
+}
+
+#[test]
+fn after_an_early_answer_a_long_body_closes_the_connection() {
+    let upstream = answering_early();
+    let gateway = Gateway::before(&upstream.url());
+    let mut connection = gateway.connect();
+    connection.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000000\r\n\r\n");
+    assert_eq!(connection.receive().status, 413);
+    assert!(connection.is_closed());
+}
+
+#[test]
+fn body_that_breaks_off_is_400_and_has_no_end_at_the_upstream() {
+    let upstream = echoing();
+    let gateway = Gateway::before(&upstream.url());
+    for framing in FRAMINGS {
+        let mut connection = gateway.connect();
+        connection.send(format!("POST / HTTP/1.1\r\nHost: h\r\n{}", &framing[..framing.len() - 5]));
+        connection.tcp().shutdown(Shutdown::Write).unwrap();
+        let answer = connection.receive();
+        assert_eq!((answer.status, answer.header("connection")), (400, Some("close")), "{framing}");
+        assert!(answer.text().contains("broken_body"), "{}", answer.text());
+        assert!(connection.is_closed());
+    }
+    assert!(!upstream.seen().concat().contains("\r\n0\r\n"));
+    assert_eq!(gateway.get("/").status, 200, "the upstream is not to blame");
+}
+
+#[test]
+fn upstream_that_stops_reading_a_body_is_late() {
+    let upstream = Raw::start(|conversation| {
+        _ = conversation.head();
+        std::thread::sleep(Duration::from_secs(3600));
+    });
+    let route = format!("{{ path: /**, timeout: 1s, upstream: {} }}", upstream.url());
+    let gateway = Gateway::start(&site("", &[route], ""));
+    for head in ["Content-Length: 1000000000", "Transfer-Encoding: chunked"] {
+        let mut connection = gateway.connect();
+        connection.send(format!("POST / HTTP/1.1\r\nHost: h\r\n{head}\r\n\r\n3b9aca00\r\n"));
+        let mut tcp = connection.tcp();
+        let pouring = std::thread::spawn(move || while tcp.write_all(&[7; 64 << 10]).is_ok() {});
+        assert_eq!(connection.receive().status, 504, "{head}");
+        drop(connection);
+        pouring.join().unwrap();
+    }
+}
+
+#[test]
+fn client_that_waits_for_continue_gets_it_once_its_body_is_wanted() {
+    let upstream = echoing();
+    let gateway = Gateway::start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], &per_user(2)));
+    for framing in FRAMINGS {
+        let (head, body) = framing.split_once("\r\n\r\n").unwrap();
+        let head = format!("POST / HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\nExpect: 100-Continue\r\n{head}\r\n\r\n");
+        let mut connection = gateway.connect();
+        assert_eq!(connection.ask(&head).status, 100, "{framing}");
+        connection.send(body);
+        assert_eq!(connection.receive().text(), "hello, world", "{framing}");
+        assert_eq!(connection.get("/").status, 200, "the connection goes on");
+    }
+    let seen = upstream.seen().concat().to_ascii_lowercase();
+    assert!(!seen.contains("expect:"), "{seen}");
+    let mut connection = gateway.connect();
+    let refused = connection
+        .ask("POST / HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n");
+    assert_eq!((refused.status, refused.header("connection")), (429, Some("close")), "the body may come or not");
+    assert!(connection.is_closed());
+}
+
+#[test]
+fn slow_uploads_hold_no_buffers() {
+    const UPLOADS: usize = 300;
+    let upstream = Raw::start(|conversation| {
+        _ = conversation.head();
+        conversation.await_end();
+    });
+    let settings = "max_connections_per_address: 1000\n  timeouts: { body: 1h }";
+    let route = format!("{{ path: /**, timeout: 1h, upstream: {} }}", upstream.url());
+    let gateway = Gateway::start(&site(settings, &[route], ""));
+    let head = "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n";
+    let hold = |uploads: usize| -> Vec<_> {
+        let before = upstream.accepted();
+        let begin = |number| {
+            let mut connection = gateway.connect();
+            connection.send(head.to_owned() + &"x".repeat(60_000));
+            until("it is at the upstream", || upstream.accepted() > before + number);
+            connection
+        };
+        (0..uploads).map(begin).collect()
+    };
+    // The allocator keeps some of what the first ones used.
+    let _first = hold(UPLOADS / 2);
+    let before = gateway.memory_kib();
+    let _held = hold(UPLOADS);
+    let grown = gateway.memory_kib().saturating_sub(before);
+    assert!(grown < UPLOADS as u64 * 16, "{grown} KiB for {UPLOADS} uploads");
+}
+
+/// A generator of numbers that are the same in every run.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % bound as u64) as usize
+    }
+}
+
+/// Returns a request, and the body that its answer has to have, if the request reaches the upstream.
+fn random_request(numbers: &mut Numbers) -> (Vec<u8>, Option<Vec<u8>>) {
+    let is_forwarded = numbers.below(4) > 0;
+    let length = numbers.below(if is_forwarded { 100_000 } else { 10_000 });
+    let letter = b'a' + numbers.below(26) as u8;
+    let mut body = vec![letter; length];
+    let path = if is_forwarded { "/upstream" } else { "/nowhere" };
+    let head = format!("PUT {path} HTTP/1.1\r\nHost: h\r\n");
+    let bytes = match numbers.below(3) {
+        0 => {
+            body.clear();
+            format!("{head}\r\n").into_bytes()
+        }
+        1 => [format!("{head}Content-Length: {length}\r\n\r\n").as_bytes(), &body].concat(),
+        _ => {
+            let mut bytes = format!("{head}Transfer-Encoding: chunked\r\n\r\n").into_bytes();
+            let mut rest = &body[..];
+            while !rest.is_empty() {
+                let size = (1 + numbers.below(20_000)).min(rest.len());
+                bytes.extend_from_slice(format!("{size:X};x={size}\r\n").as_bytes());
+                bytes.extend_from_slice(&rest[..size]);
+                bytes.extend_from_slice(b"\r\n");
+                rest = &rest[size..];
+            }
+            bytes.extend_from_slice(b"0\r\nX-Sum: 1\r\n\r\n");
+            bytes
+        }
+    };
+    (bytes, is_forwarded.then_some(body))
+}
+
+#[test]
+fn pipelined_requests_with_bodies_in_any_pieces_are_answered_in_order() {
+    let upstream = echoing();
+    let gateway = Gateway::start(&site("", &[format!("{{ path: /upstream, upstream: {} }}", upstream.url())], ""));
+    for seed in 1..=20u64 {
+        let mut numbers = Numbers(seed << 32 | 0x9e37_79b9);
+        let requests: Vec<_> = (0..20).map(|_| random_request(&mut numbers)).collect();
+        let bytes: Vec<u8> = requests.iter().flat_map(|(bytes, _)| bytes.iter().copied()).collect();
+        let mut connection = gateway.connect();
+        let mut tcp = connection.tcp();
+        let writing = std::thread::spawn(move || {
+            let mut rest = &bytes[..];
+            while !rest.is_empty() {
+                let most = if numbers.below(3) == 0 { 100_000 } else { 100 };
+                let size = (1 + numbers.below(most)).min(rest.len());
+                tcp.write_all(&rest[..size]).unwrap();
+                rest = &rest[size..];
+            }
+        });
+        for (number, (_, wanted)) in requests.iter().enumerate() {
+            let answer = connection.receive();
+            match wanted {
+                Some(body) => {
+                    assert_eq!((answer.status, answer.body.len()), (200, body.len()), "seed {seed}, request {number}");
+                    assert!(answer.body == *body, "seed {seed}, request {number}");
+                }
+                None => assert_eq!(answer.status, 404, "seed {seed}, request {number}"),
+            }
+        }
+        writing.join().unwrap();
+    }
+}

@@ -1,0 +1,262 @@
+//! Counts the keys of requests that are denied or nearly denied.
+//!
+//! It runs after the decision, and most requests only pass one comparison. The text of a key is built once, when the key
+//! is counted for the first time: from the request, or on Redis from the name of the key there.
+
+use std::sync::Arc;
+
+use super::together::JointCheck;
+use super::{Gate, Outcome, State};
+use crate::decision::{Decision, Source};
+use crate::http::Refusal;
+use crate::limit::LimitId;
+use crate::limited_keys::{KeyTexts, LimitedKey, LimitedKeys, LimitedKind, LimitedRequest};
+
+/// An allowed request is near the limit if less than the quota divided by this is left.
+const NEAR_LIMIT_DIVISOR: u64 = 10;
+
+impl Gate {
+    /// Counts limited keys from now on, or no longer. Replacing the rules does not change that.
+    #[doc(hidden)]
+    pub fn count_limited(&self, keys: Option<Arc<LimitedKeys>>) {
+        let _alone = self.0.changing.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let before = self.0.state.load();
+        let state = State::after(&before, before.rules.clone(), before.store.clone());
+        self.0.state.store(Arc::new(State { limited: keys, ..state }));
+    }
+}
+
+impl Outcome {
+    /// Counts the keys that this decision limits. `check` returns what was checked.
+    #[inline(always)]
+    pub(super) fn count_limited<'c>(&self, check: impl FnOnce() -> JointCheck<'c>) {
+        if let Some(keys) = &self.state.limited
+            && self.limits_key()
+        {
+            count(self, keys, &KeySource::Check(check()));
+        }
+    }
+
+    /// Counts the keys that a decision of Redis limits.
+    #[cfg(feature = "redis")]
+    pub(super) fn count_limited_on_redis(&self) {
+        if let Some(keys) = &self.state.limited
+            && self.limits_key()
+        {
+            count(self, keys, &KeySource::Hits);
+        }
+    }
+
+    /// Returns the key by which [`limit`](Self::limit) counted the request, or `None` if it did not. On Redis, `facts`
+    /// need not be those of the request.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn limit_key(&self, facts: &crate::rules::Facts<'_>, texts: KeyTexts) -> Option<LimitedKey> {
+        let limit = self.decision.as_ref()?.limit()?;
+        let rule = self.state.rules.owner(limit);
+        #[cfg(feature = "redis")]
+        let named = Counted::find(&self.hits, limit).and_then(|counted| counted.name).map(crate::redis::key_parts);
+        #[cfg(not(feature = "redis"))]
+        let named = None;
+        let parts = named.or_else(|| self.state.rules.key_of(rule, facts))?;
+        Some(LimitedKey::new(self.state.rules.name(rule), &parts, texts))
+    }
+
+    /// Returns `false` if no limit denies the request and none is near.
+    #[inline(always)]
+    fn limits_key(&self) -> bool {
+        !self.is_allowed() || self.extras.is_some() || self.decision.as_ref().is_some_and(is_near)
+    }
+}
+
+fn is_near(decision: &Decision) -> bool {
+    decision.remaining().saturating_mul(NEAR_LIMIT_DIVISOR) < decision.quota()
+}
+
+/// The source of a key's text.
+enum KeySource<'c> {
+    Check(JointCheck<'c>),
+    /// The hits, which contain the names of the keys on Redis.
+    #[cfg(feature = "redis")]
+    Hits,
+}
+
+#[inline(never)]
+fn count(outcome: &Outcome, keys: &LimitedKeys, source: &KeySource<'_>) {
+    let rules = &outcome.state.rules;
+    if let Some(decision) = &outcome.decision
+        && let Some(limit) = decision.limit()
+        && decision.source() != Source::Policy
+    {
+        let kind = match outcome.refusal() {
+            None if is_near(decision) => Some(LimitedKind::NearLimit),
+            Some(Refusal::Limited | Refusal::Banned { .. }) => Some(LimitedKind::Denied),
+            _ => None,
+        };
+        let counted = Counted::find(&outcome.hits, limit);
+        let full_key = outcome.extras.as_ref().and_then(|extras| extras.full_key);
+        let counted = full_key.map(|key| Counted { fingerprint: Some(key), name: None }).or(counted);
+        if let (Some(kind), Some(counted)) = (kind, counted) {
+            counted.count(outcome, keys, (kind, rules.owner(limit)), decision, source);
+        }
+    }
+    let Some(extras) = &outcome.extras else { return };
+    for (index, (rule, decision)) in extras.shadow_decisions.iter().enumerate() {
+        if decision.is_allowed() || decision.source() == Source::Policy {
+            continue;
+        }
+        let counted = match extras.shadow_hits.get(index) {
+            Some((_, hits)) => decision.limit().and_then(|limit| Counted::find(hits, limit)),
+            // A limit on requests in flight, which has no hit.
+            None => Some(Counted::default()),
+        };
+        if let Some(counted) = counted {
+            counted.count(outcome, keys, (LimitedKind::ShadowDenied, *rule), decision, source);
+        }
+    }
+}
+
+/// The hit that a limit counted.
+#[derive(Default)]
+struct Counted<'h> {
+    /// The hash of the key, if it is known.
+    fingerprint: Option<u64>,
+    /// The name of the key on Redis.
+    name: Option<&'h [u8]>,
+}
+
+impl<'h> Counted<'h> {
+    /// Returns the hit of a limit, unless it costs nothing, like that of a peek.
+    fn find(hits: &'h super::store::Hits, limit: LimitId) -> Option<Self> {
+        if let Some(hit) = hits.hashed().iter().find(|hit| hit.limit == limit) {
+            return (hit.cost > 0).then_some(Self { fingerprint: Some(hit.fingerprint), name: None });
+        }
+        #[cfg(feature = "redis")]
+        if let Some(hit) = hits.on_redis().iter().find(|hit| crate::redis::cost(hit).0 == limit) {
+            let name = Some(crate::redis::key_name(hit));
+            return (crate::redis::cost(hit).1 > 0).then_some(Self { fingerprint: None, name });
+        }
+        None
+    }
+
+    fn count(
+        &self,
+        outcome: &Outcome,
+        keys: &LimitedKeys,
+        (kind, rule): (LimitedKind, u32),
+        decision: &Decision,
+        source: &KeySource<'_>,
+    ) {
+        let parts = || match self.name {
+            #[cfg(feature = "redis")]
+            Some(name) => crate::redis::key_parts(name),
+            _ => key_parts(outcome, rule, source),
+        };
+        let fingerprint = match (self.fingerprint, self.name) {
+            (Some(fingerprint), _) => fingerprint,
+            (None, Some(name)) => keys.fingerprint(name),
+            (None, None) => keys.fingerprint(parts().join("\0").as_bytes()),
+        };
+        let limit = outcome.state.rules.name(rule);
+        let request = LimitedRequest { kind, limit, fingerprint, at: decision.at() };
+        keys.add(&request, || LimitedKey::new(limit, &parts(), keys.texts()));
+    }
+}
+
+/// Returns the parts of the key by which a rule counted the request.
+fn key_parts(outcome: &Outcome, rule: u32, source: &KeySource<'_>) -> Vec<String> {
+    let rules = &outcome.state.rules;
+    match source {
+        KeySource::Check(JointCheck::Request(facts)) => rules.key_of(rule, facts).unwrap_or_default(),
+        KeySource::Check(JointCheck::Named { rule, key, .. }) => {
+            let parts = rules.normal_key(rule, key);
+            parts.iter().map(|part| String::from_utf8_lossy(part).into_owned()).collect()
+        }
+        #[cfg(feature = "redis")]
+        KeySource::Hits => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limited_keys::TakenKeys;
+    use crate::rules::{Facts, KeyPart, Mode, Rule, RuleSet};
+    use crate::{FixedWindow, Limit, MINUTE};
+
+    fn rule(name: &str, limit: u64) -> Rule {
+        Rule::new(Limit::new(name, FixedWindow::new(limit, MINUTE)).unwrap()).key(KeyPart::header("x-user-id"))
+    }
+
+    fn gate(rules: impl IntoIterator<Item = Rule>) -> (Gate, Arc<LimitedKeys>) {
+        let rules = rules.into_iter().fold(RuleSet::builder(), |rules, rule| rules.rule(rule));
+        let gate = Gate::in_memory(rules.build().unwrap()).unwrap();
+        let keys = Arc::new(LimitedKeys::new(KeyTexts::Kept));
+        gate.count_limited(Some(Arc::clone(&keys)));
+        (gate, keys)
+    }
+
+    fn listed(taken: &TakenKeys) -> Vec<(String, LimitedKind, String, u64)> {
+        let keys = taken.limits.iter().flat_map(|limit| {
+            limit.keys.iter().map(|key| {
+                let parts = key.key.parts.as_ref().unwrap();
+                (limit.name.to_string(), key.kind, parts.join(","), key.count)
+            })
+        });
+        let mut keys: Vec<_> = keys.collect();
+        keys.sort();
+        keys
+    }
+
+    #[test]
+    fn denied_and_nearly_denied_keys_are_counted() {
+        let (gate, keys) = gate([rule("per-user", 20), rule("shadow", 2).mode(Mode::Shadow)]);
+        let headers =
+            http::HeaderMap::from_iter([(http::HeaderName::from_static("x-user-id"), "ann".parse().unwrap())]);
+        let facts = Facts::new("GET", "/").headers(&headers);
+        for _ in 0..25 {
+            drop(gate.decide_now(&facts));
+        }
+        assert_eq!(
+            listed(&keys.take()),
+            [
+                ("per-user".into(), LimitedKind::Denied, "ann".into(), 5),
+                ("per-user".into(), LimitedKind::NearLimit, "ann".into(), 2),
+                ("shadow".into(), LimitedKind::ShadowDenied, "ann".into(), 23),
+            ]
+        );
+    }
+
+    #[tokio::test]
+    async fn checks_by_name_count_and_peeks_do_not() {
+        let (gate, keys) = gate([rule("one", 1), rule("two", 1)]);
+        let check = |rule, cost| JointCheck::Named { rule, key: &[b"ann"], cost };
+        for _ in 0..3 {
+            drop(gate.check_by_name("one", &[b"ann"], 1));
+            drop(gate.check_by_name("one", &[b"ann"], 0));
+            drop(gate.check_together(&[check("one", 1), check("two", 2)]));
+            drop(gate.reserve_by_name("two", &[b"ann"], 2, MINUTE).unwrap().await.unwrap());
+        }
+        assert_eq!(
+            listed(&keys.take()),
+            [
+                ("one".into(), LimitedKind::Denied, "ann".into(), 5),
+                ("one".into(), LimitedKind::NearLimit, "ann".into(), 1),
+                ("two".into(), LimitedKind::Denied, "ann".into(), 6),
+            ]
+        );
+    }
+
+    #[test]
+    fn counting_survives_new_rules_and_can_end() {
+        let (gate, keys) = gate([rule("per-user", 1)]);
+        gate.replace(RuleSet::builder().rule(rule("per-user", 1)).build().unwrap()).unwrap();
+        for _ in 0..2 {
+            drop(gate.check_by_name("per-user", &[b"ann"], 1));
+        }
+        assert_eq!(listed(&keys.take()).len(), 2);
+        gate.count_limited(None);
+        drop(gate.check_by_name("per-user", &[b"ann"], 1));
+        assert!(keys.take().limits.is_empty());
+    }
+}
