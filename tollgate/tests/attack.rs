@@ -176,26 +176,34 @@ fn new_keys_are_served_during_an_attack() {
     new_keys_are_served(SlidingWindowCounter::new(QUOTA, HOUR).into());
 }
 
-/// Keys that have spent 3 lose their slots to keys that spend 4, and share a floor of 4 with them.
+/// Keys that have spent 3 lose their slots to keys that spend 4, and share a floor of 4 with them. A refund or a reset
+/// gives such a key a slot again, unless every key of its bucket has spent half of its quota: then nothing changes. Keys
+/// are hashed with a random seed, so that happens in about one run of a thousand.
 #[test]
 fn evicted_keys_are_refunded_and_reset() {
+    const FLOOR: u64 = 4;
     let siege = Siege::of(FixedWindow::new(QUOTA, HOUR).into());
     let keys = (0..100).map(|key| format!("early {key}"));
     let charged: Vec<_> = keys.map(|key| (siege.limiter.reserve(&key, 3, HOUR).expect("3 of 10 fit"), key)).collect();
     let slots = MAX_MEMORY as u64 / 128 * 7;
     for attacker in 0..slots * 17 / 16 {
-        let _ = siege.limiter.check_n(&attacker.to_le_bytes(), 4);
+        let _ = siege.limiter.check_n(&attacker.to_le_bytes(), FLOOR);
     }
     let left = |key: &String| siege.limiter.peek(key).remaining();
-    let evicted: Vec<_> = charged.into_iter().filter(|(_, key)| left(key) == 6).collect();
+    let evicted: Vec<_> = charged.into_iter().filter(|(_, key)| left(key) == QUOTA - FLOOR).collect();
     assert!(!evicted.is_empty());
+    let mut has_slot = Vec::new();
     // Only a few, because each of them takes the slot of another key.
     for (reservation, key) in evicted.into_iter().take(5) {
         siege.limiter.refund(reservation);
-        assert_eq!(left(&key), 9, "{key} has 3 of the floor's 4 back");
+        let after_refund = left(&key);
         siege.limiter.reset(&key);
-        assert_eq!(left(&key), QUOTA, "{key}");
+        let after_reset = left(&key);
+        has_slot.push(after_reset == QUOTA);
+        let expected = if after_reset == QUOTA { [QUOTA - FLOOR + 3, QUOTA] } else { [QUOTA - FLOOR; 2] };
+        assert_eq!([after_refund, after_reset], expected, "{key}");
     }
+    assert!(has_slot.contains(&true), "{has_slot:?}");
     let overflow = siege.limiter.overflow(siege.limiter.id("besieged").expect("it is there"));
     assert!(overflow.evicted > 0);
 }
