@@ -28,21 +28,15 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
-use tollgate::Gate;
 
 pub(crate) use self::access::Access;
 pub(crate) use self::key_hash::KeyDisplay;
 use self::live::Live;
-use crate::bans::Bans;
-use crate::decisions::{Decisions, Sums};
-use crate::learning::Learners;
-use crate::limited::Limited;
-use crate::listeners::{Listening, Shared};
+use crate::decisions::Sums;
+use crate::listeners::Shared;
 use crate::metrics::{self, Format, Metrics};
 use crate::readiness::Readiness;
-use crate::reload::Reloads;
 use crate::service::http::{ErrorBody, quoted};
-use crate::service::surfaces::Surfaces;
 use crate::service::{Hosts, Options, Stop, guard, serve};
 
 /// The pages of the listener, with their methods. [`router`] has the same.
@@ -69,66 +63,28 @@ const PAGES: &[(&str, &str, &str)] = &[
 
 /// The state that requests share.
 pub(crate) struct Admin {
-    pub(crate) gate: Gate,
-    pub(crate) readiness: Arc<Readiness>,
-    pub(crate) reloads: Arc<Reloads>,
-    pub(crate) learners: Arc<Learners>,
-    /// Decisions of the decision service. The gateway has its own.
-    pub(crate) decisions: Arc<Decisions>,
-    pub(crate) surfaces: Arc<Surfaces>,
-    pub(crate) listening: Arc<Listening>,
-    /// Whether keys are shown, or their hashes.
-    pub(crate) key_display: Arc<KeyDisplay>,
-    pub(crate) limited: Arc<Limited>,
-    pub(crate) bans: Arc<Bans>,
+    pub(crate) server: Shared,
     /// The authentication of clients.
     pub(crate) access: Access,
     live: Live,
-    /// Seconds since the Unix epoch.
-    started_at: f64,
 }
 
 /// The state of handlers.
 pub(crate) type AdminState = Arc<Admin>;
 
 impl Admin {
-    pub(crate) fn new(shared: &Shared, access: Access) -> Self {
-        Self {
-            gate: shared.gate.clone(),
-            readiness: Arc::clone(&shared.readiness),
-            reloads: Arc::clone(&shared.reloads),
-            learners: Arc::clone(&shared.learners),
-            decisions: Arc::clone(&shared.decisions),
-            surfaces: Arc::clone(&shared.surfaces),
-            listening: Arc::clone(&shared.listening),
-            key_display: Arc::clone(&shared.key_display),
-            limited: Arc::clone(&shared.limited),
-            bans: Arc::clone(&shared.bans),
-            access,
-            live: Live::default(),
-            started_at: shared.started_at,
-        }
+    pub(crate) fn new(server: &Shared, access: Access) -> Self {
+        Self { server: server.clone(), access, live: Live::default() }
     }
 
     /// Returns the decisions since the start by limit, of the gateway and the decision service.
     pub(crate) fn decisions(&self) -> Sums {
         let mut sums = Sums::new();
-        self.decisions.add_to(&mut sums);
-        if let Some(gateway) = self.readiness.gateway() {
+        self.server.decisions.add_to(&mut sums);
+        if let Some(gateway) = self.server.readiness.gateway() {
             gateway.add_decisions_to(&mut sums);
         }
         sums
-    }
-
-    fn metrics(&self) -> Metrics {
-        Metrics {
-            gate: self.gate.clone(),
-            readiness: Arc::clone(&self.readiness),
-            reloads: Arc::clone(&self.reloads),
-            learners: Arc::clone(&self.learners),
-            decisions: Arc::clone(&self.decisions),
-            surfaces: Arc::clone(&self.surfaces),
-        }
     }
 }
 
@@ -143,8 +99,8 @@ pub(crate) async fn run(
 }
 
 fn router(state: AdminState) -> Router {
-    let readiness = Arc::clone(&state.readiness);
-    let registry = Arc::new(state.metrics().registry());
+    let readiness = Arc::clone(&state.server.readiness);
+    let registry = Arc::new(Metrics { server: state.server.clone() }.registry());
     let api = Router::new()
         .route("/v1/status", get(status::status))
         .route("/v1/live", get(live::live))

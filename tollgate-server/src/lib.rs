@@ -22,6 +22,7 @@ mod listeners;
 mod listening;
 mod metrics;
 mod notice;
+mod openapi;
 mod passed_sockets;
 mod readiness;
 mod reload;

@@ -42,13 +42,17 @@ use crate::service::surfaces::{Surface, Surfaces};
 use crate::service::throttle::Throttles;
 
 /// The state that all listeners share.
+#[derive(Clone)]
 pub(crate) struct Shared {
     pub(crate) gate: Gate,
     pub(crate) throttles: Arc<Throttles>,
+    /// Decisions of the decision service. The gateway has its own.
     pub(crate) decisions: Arc<Decisions>,
+    /// Connections of the decision service and the admin listener.
     pub(crate) surfaces: Arc<Surfaces>,
     pub(crate) readiness: Arc<Readiness>,
     pub(crate) reloads: Arc<Reloads>,
+    /// The limits that learn.
     pub(crate) learners: Arc<Learners>,
     pub(crate) listening: Arc<Listening>,
     /// The bans of operators.

@@ -12,35 +12,22 @@ mod tables;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::registry::Registry;
-use tollgate::Gate;
 use tollgate::http::TokenError;
 use tollgate::rules::file::internal::LimitRule;
 
 pub(crate) use self::format::Format;
 pub(crate) use self::page::Page;
-use crate::decisions::{DecisionLabel, Decisions, Fallback, FallbackSums, Sums, TokenSums};
-use crate::learning::Learners;
-use crate::readiness::Readiness;
-use crate::reload::Reloads;
-use crate::service::surfaces::Surfaces;
+use crate::decisions::{DecisionLabel, Fallback, FallbackSums, Sums, TokenSums};
+use crate::listeners::Shared;
 use crate::traces;
 
-/// The sources of the metrics.
+/// The metrics of a server.
 pub(crate) struct Metrics {
-    pub(crate) gate: Gate,
-    pub(crate) readiness: Arc<Readiness>,
-    pub(crate) reloads: Arc<Reloads>,
-    /// The limits that learn.
-    pub(crate) learners: Arc<Learners>,
-    /// Decisions of the decision service. The gateway has its own.
-    pub(crate) decisions: Arc<Decisions>,
-    /// Connections of the decision service and the admin listener.
-    pub(crate) surfaces: Arc<Surfaces>,
+    pub(crate) server: Shared,
 }
 
 impl Metrics {
@@ -52,20 +39,20 @@ impl Metrics {
     }
 
     fn write(&self, page: &mut Page<'_>) -> fmt::Result {
-        if let Some(gateway) = self.readiness.gateway() {
+        if let Some(gateway) = self.server.readiness.gateway() {
             gateway.write_metrics(page)?;
         }
         self.write_certificates(page)?;
-        self.surfaces.write_metrics(page)?;
+        self.server.surfaces.write_metrics(page)?;
         self.write_decisions(page)?;
         self.write_fallbacks(page)?;
         self.write_tokens(page)?;
         self.write_expression_errors(page)?;
-        self.reloads.write_metrics(page)?;
+        self.server.reloads.write_metrics(page)?;
         self.write_build(page)?;
-        self.learners.write_metrics(page)?;
-        tables::write(&self.gate, page)?;
-        store::write(&self.gate, page)?;
+        self.server.learners.write_metrics(page)?;
+        tables::write(&self.server.gate, page)?;
+        store::write(&self.server.gate, page)?;
         traces::write_metrics(page)?;
         process::write(page)
     }
@@ -74,16 +61,16 @@ impl Metrics {
     fn write_build(&self, page: &mut Page<'_>) -> fmt::Result {
         let row = ([("version", env!("CARGO_PKG_VERSION"))], 1);
         page.gauges("tollgate_build_info", "Version of tollgate; always 1", std::iter::once(row))?;
-        let limits = i64::try_from(self.gate.rules().names().count()).unwrap_or(i64::MAX);
+        let limits = i64::try_from(self.server.gate.rules().names().count()).unwrap_or(i64::MAX);
         page.gauge("tollgate_limits", "Limits in force", limits)
     }
 
     /// Writes the certificates of the gateway and the decision service.
     fn write_certificates(&self, page: &mut Page<'_>) -> fmt::Result {
-        let gateway = self.readiness.gateway();
+        let gateway = self.server.readiness.gateway();
         let mut listeners = gateway.map(|gateway| gateway.certificate_reloads()).unwrap_or_default();
-        listeners.extend(self.surfaces.certificate_reloads());
-        if listeners.is_empty() && self.readiness.gateway().is_none() {
+        listeners.extend(self.server.surfaces.certificate_reloads());
+        if listeners.is_empty() && self.server.readiness.gateway().is_none() {
             return Ok(());
         }
         certificates::write(&listeners, page)
@@ -92,11 +79,11 @@ impl Metrics {
     /// Writes decisions by limit, with those of the gateway and the decision service added up.
     fn write_decisions(&self, page: &mut Page<'_>) -> fmt::Result {
         let mut limits = Sums::new();
-        self.decisions.add_to(&mut limits);
-        if let Some(gateway) = self.readiness.gateway() {
+        self.server.decisions.add_to(&mut limits);
+        if let Some(gateway) = self.server.readiness.gateway() {
             gateway.add_decisions_to(&mut limits);
         }
-        let (rules, in_force) = (self.gate.rules(), self.reloads.in_force());
+        let (rules, in_force) = (self.server.gate.rules(), self.server.reloads.in_force());
         // Limits of envoyproxy/ratelimit's configuration have no rule of the file.
         let mut file_rules: HashMap<&str, Option<&LimitRule>> = rules.names().map(|name| (name, None)).collect();
         file_rules.extend(in_force.file.limits.iter().map(|limit| (limit.name.as_str(), Some(limit))));
@@ -120,15 +107,15 @@ impl Metrics {
 
     /// Writes the decisions that `on_store_failure` made, for limits on Redis.
     fn write_fallbacks(&self, page: &mut Page<'_>) -> fmt::Result {
-        if self.gate.redis().is_none() {
+        if self.server.gate.redis().is_none() {
             return Ok(());
         }
         let mut limits = FallbackSums::new();
-        self.decisions.add_fallbacks_to(&mut limits);
-        if let Some(gateway) = self.readiness.gateway() {
+        self.server.decisions.add_fallbacks_to(&mut limits);
+        if let Some(gateway) = self.server.readiness.gateway() {
             gateway.add_fallbacks_to(&mut limits);
         }
-        let in_force = self.reloads.in_force();
+        let in_force = self.server.reloads.in_force();
         let rules: HashMap<&str, &LimitRule> =
             in_force.file.limits.iter().map(|limit| (limit.name.as_str(), limit)).collect();
         for name in rules.keys() {
@@ -152,11 +139,11 @@ impl Metrics {
     /// Writes the results of token checks, if rules read tokens.
     fn write_tokens(&self, page: &mut Page<'_>) -> fmt::Result {
         let mut tokens = TokenSums::default();
-        self.decisions.add_tokens_to(&mut tokens);
-        if let Some(gateway) = self.readiness.gateway() {
+        self.server.decisions.add_tokens_to(&mut tokens);
+        if let Some(gateway) = self.server.readiness.gateway() {
             gateway.add_tokens_to(&mut tokens);
         }
-        if !self.gate.rules().read_tokens() && tokens.failures.iter().all(|count| *count == 0) {
+        if !self.server.gate.rules().read_tokens() && tokens.failures.iter().all(|count| *count == 0) {
             return Ok(());
         }
         let rows =
@@ -171,7 +158,7 @@ impl Metrics {
 
     /// Writes failed expressions. The rules count them, for the gateway and the decision service together.
     fn write_expression_errors(&self, page: &mut Page<'_>) -> fmt::Result {
-        let rules = self.gate.rules();
+        let rules = self.server.gate.rules();
         let rows = rules
             .expression_errors()
             .map(|(limit, field, count)| ([("limit", limit), ("field", field.as_str())], count));

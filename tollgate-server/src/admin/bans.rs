@@ -53,7 +53,7 @@ pub(super) async fn bans(State(state): State<AdminState>, uri: Uri) -> Result<Js
     if !(1..=MAX_BANS).contains(&count) {
         return Err(ErrorBody::invalid(format!("count is {count}: use 1 to {MAX_BANS}")));
     }
-    let mut bans = state.bans.list();
+    let mut bans = state.server.bans.list();
     // A limit that no rule has any more may still have bans.
     if let Some(limit) = parameters.one("limit")? {
         bans.retain(|ban| ban.limit == limit);
@@ -65,15 +65,15 @@ pub(super) async fn bans(State(state): State<AdminState>, uri: Uri) -> Result<Js
 impl Admin {
     /// Returns the hash of a banned key.
     pub(super) fn hash(&self, ban: &KeyBan) -> String {
-        key_hash(&ban.limit, &self.gate.normal_key(&ban.limit, &ban.key))
+        key_hash(&ban.limit, &self.server.gate.normal_key(&ban.limit, &ban.key))
     }
 
     fn ban(&self, ban: KeyBan) -> BanJson {
         let seconds = |time: Timestamp| time.as_micros() as f64 / 1e6;
         BanJson {
-            in_force: self.gate.is_enforced(&ban.limit),
+            in_force: self.server.gate.is_enforced(&ban.limit),
             key_hash: self.hash(&ban),
-            key: self.key_display.shows_keys().then_some(ban.key),
+            key: self.server.key_display.shows_keys().then_some(ban.key),
             limit: ban.limit,
             since: seconds(ban.since),
             until: seconds(ban.until),

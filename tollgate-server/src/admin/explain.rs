@@ -68,8 +68,8 @@ impl ExplainRequest {
 pub(super) async fn explain(State(state): State<AdminState>, request: Request) -> Result<Response, ErrorBody> {
     let Object(request) = parse_json::<Object<ExplainRequest>>(&read_json(request).await?)?;
     let request = request.described()?;
-    let in_force = state.reloads.in_force();
-    let explained = request.explain(&in_force.file, (&state.gate, Counts::Live), &state.learners).await;
+    let in_force = state.server.reloads.in_force();
+    let explained = request.explain(&in_force.file, (&state.server.gate, Counts::Live), &state.server.learners).await;
     // The rules in force compile.
     let explained = explained.map_err(|_| ErrorBody::failed())?;
     Ok(Json(explanation::Json::of(&explained)).into_response())

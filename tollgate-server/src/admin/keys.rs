@@ -147,8 +147,8 @@ pub(super) async fn state(State(state): State<AdminState>, uri: Uri) -> Result<J
     let key = parameters.all("key");
     let key: Vec<String> = key.into_iter().map(str::to_owned).collect();
     let limits = match parameters.one("limit")? {
-        Some(limit) => vec![checked_limit(limit, &key, &state.gate.rules())?],
-        None => limits_by_parts(&key, &state.gate.rules())?,
+        Some(limit) => vec![checked_limit(limit, &key, &state.server.gate.rules())?],
+        None => limits_by_parts(&key, &state.server.gate.rules())?,
     };
     let note = state.check_hash(&key).await?;
     Ok(Json(Keys { note, ..state.keys(&limits, &key).await }))
@@ -160,7 +160,7 @@ pub(super) async fn reset(
     request: Request,
 ) -> Result<Json<Keys>, ErrorBody> {
     let ResetRequest { limit, key } = body(request).await?;
-    let rules = state.gate.rules();
+    let rules = state.server.gate.rules();
     let (limits, key) = match limit {
         Some(limit) => {
             let (limit, key) = named_key(Some(&limit), key.as_ref(), &rules)?;
@@ -174,13 +174,13 @@ pub(super) async fn reset(
     let note = state.check_hash(&key).await?;
     let before = state.keys(&limits, &key).await;
     let slices: Vec<&[u8]> = key.iter().map(String::as_bytes).collect();
-    let resets = limits.iter().filter_map(|limit| state.gate.reset_by_name(limit, &slices));
+    let resets = limits.iter().filter_map(|limit| state.server.gate.reset_by_name(limit, &slices));
     for reset in join_all(resets).await {
         drop(reset.map_err(|error| ErrorBody::store_unavailable(&error))?);
     }
-    let bans = state.gate.key_bans();
+    let bans = state.server.gate.key_bans();
     for limit in limits.iter().filter(|limit| bans.iter().any(|ban| ban.limit == **limit && ban.key == key)) {
-        state.bans.lift(limit, &key).await.map_err(|error| ban_error(&error))?;
+        state.server.bans.lift(limit, &key).await.map_err(|error| ban_error(&error))?;
     }
     let after = state.keys(&limits, &key).await.since(&before);
     state.audit("reset_key", &caller, &limits, &key, &[after.changed_field()]);
@@ -193,12 +193,12 @@ pub(super) async fn grant(
     request: Request,
 ) -> Result<Json<Keys>, ErrorBody> {
     let GrantRequest { limit, key, units: Units(units) } = body(request).await?;
-    let (limit, key) = named_key(limit.as_deref(), key.as_ref(), &state.gate.rules())?;
+    let (limit, key) = named_key(limit.as_deref(), key.as_ref(), &state.server.gate.rules())?;
     let note = state.check_hash(&key).await?;
     let limits = [limit];
     let before = state.keys(&limits, &key).await;
     let slices: Vec<&[u8]> = key.iter().map(String::as_bytes).collect();
-    if let Some(granted) = state.gate.refund_by_name(&limits[0], &slices, units) {
+    if let Some(granted) = state.server.gate.refund_by_name(&limits[0], &slices, units) {
         drop(granted.await.map_err(|error| ErrorBody::store_unavailable(&error))?);
     }
     let after = state.keys(&limits, &key).await.since(&before);
@@ -212,13 +212,13 @@ pub(super) async fn ban(
     request: Request,
 ) -> Result<Json<Keys>, ErrorBody> {
     let BanRequest { limit, key, lasts } = body(request).await?;
-    let (limit, key) = named_key(limit.as_deref(), key.as_ref(), &state.gate.rules())?;
+    let (limit, key) = named_key(limit.as_deref(), key.as_ref(), &state.server.gate.rules())?;
     let lasts = lasts.duration()?;
     if key.iter().map(String::len).sum::<usize>() > MAX_KEY_BYTES {
         let message = format!("`key` is longer than {MAX_KEY_BYTES} bytes: use `blocked` in the rules");
         return Err(ErrorBody::invalid(message));
     }
-    let in_force = state.reloads.in_force();
+    let in_force = state.server.reloads.in_force();
     let rule = in_force.file.limits.iter().find(|rule| rule.name.as_str() == limit);
     if let Some(rule) = rule.filter(|rule| rule.shadow || !rule.enabled) {
         let why = if rule.shadow { "is in shadow mode" } else { "is disabled" };
@@ -226,7 +226,7 @@ pub(super) async fn ban(
         return Err(ErrorBody { status: StatusCode::CONFLICT, error: "limit_refuses_nothing", message });
     }
     let note = state.check_hash(&key).await?;
-    state.bans.ban(&limit, &key, lasts, &caller).await.map_err(|error| ban_error(&error))?;
+    state.server.bans.ban(&limit, &key, lasts, &caller).await.map_err(|error| ban_error(&error))?;
     let limits = [limit];
     state.audit("ban_key", &caller, &limits, &key, &[("seconds", lasts.as_secs_f64().into())]);
     Ok(Json(Keys { changed: Some(true), note, ..state.keys(&limits, &key).await }))
@@ -243,15 +243,15 @@ pub(super) async fn unban(
         (Some(_), Some(_)) => {
             return Err(ErrorBody::invalid("both `key` and `key_hash` are given: send one of them".to_owned()));
         }
-        (key, None) => named_key(limit.as_deref(), key.as_ref(), &state.gate.rules())?,
+        (key, None) => named_key(limit.as_deref(), key.as_ref(), &state.server.gate.rules())?,
     };
     let note = state.check_hash(&key).await?;
-    let is_listed = state.bans.list().iter().any(|ban| ban.limit == limit && ban.key == key);
+    let is_listed = state.server.bans.list().iter().any(|ban| ban.limit == limit && ban.key == key);
     let limits = [limit];
     let before = state.keys(&limits, &key).await;
-    state.bans.lift(&limits[0], &key).await.map_err(|error| ban_error(&error))?;
+    state.server.bans.lift(&limits[0], &key).await.map_err(|error| ban_error(&error))?;
     let slices: Vec<&[u8]> = key.iter().map(String::as_bytes).collect();
-    if let Some(lifted) = state.gate.lift_ban_by_name(&limits[0], &slices) {
+    if let Some(lifted) = state.server.gate.lift_ban_by_name(&limits[0], &slices) {
         drop(lifted.await.map_err(|error| ErrorBody::store_unavailable(&error))?);
     }
     let mut after = state.keys(&limits, &key).await.since(&before);
@@ -318,10 +318,10 @@ impl Admin {
     /// Reads the state of a key in these limits.
     async fn keys(&self, limits: &[String], key: &[String]) -> Keys {
         let slices: Vec<&[u8]> = key.iter().map(String::as_bytes).collect();
-        let read = limits.iter().take(MAX_LIMITS).filter_map(|limit| self.gate.explain_key(limit, &slices));
+        let read = limits.iter().take(MAX_LIMITS).filter_map(|limit| self.server.gate.explain_key(limit, &slices));
         let read: Vec<RuleExplained> = join_all(read).await;
         let left_out = limits.len().checked_sub(MAX_LIMITS).filter(|more| *more > 0);
-        let shown = self.key_display.shows_keys().then(|| key.to_vec());
+        let shown = self.server.key_display.shows_keys().then(|| key.to_vec());
         let limits = read.into_iter().map(|one| KeyJson::of(one, key, shown.clone())).collect();
         Keys { limits, left_out, changed: None, note: None }
     }
@@ -336,7 +336,7 @@ impl Admin {
         // A search of all limited and banned keys takes milliseconds.
         let found = tokio::task::spawn_blocking(move || {
             let banned = || state.banned_key(None, &digits).map(|(limit, _)| limit.into()).ok();
-            state.limited.limit_of(hash).or_else(banned)
+            state.server.limited.limit_of(hash).or_else(banned)
         });
         let Some(limit) = found.await.map_err(|_| ErrorBody::failed())? else {
             let message = "looks like the hash of a key, but no key with this hash was limited on this node in the last \
@@ -354,7 +354,7 @@ impl Admin {
 
     /// Returns the banned key with this hash, and its limit.
     fn banned_key(&self, limit: Option<&str>, hash: &str) -> Result<(String, Vec<String>), ErrorBody> {
-        let bans = self.bans.list();
+        let bans = self.server.bans.list();
         let found = bans.into_iter().find(|ban| limit.is_none_or(|limit| ban.limit == limit) && self.hash(ban) == hash);
         found.map(|ban| (ban.limit, ban.key)).ok_or_else(|| {
             let message = format!("no ban has the hash {}: use one of GET /v1/bans", quoted(hash));
@@ -365,8 +365,8 @@ impl Admin {
     /// Logs a change of a key. Of several limits, the hash of the key is that for the first.
     fn audit(&self, action: &str, caller: &Caller, limits: &[String], key: &[String], more: &[Field]) {
         let first = limits.first().map(String::as_str).unwrap_or_default();
-        let texts = if self.key_display.shows_keys() { KeyTexts::Kept } else { KeyTexts::Hashed };
-        let key = key_text(&LimitedKey::new(first, &self.gate.normal_key(first, key), texts));
+        let texts = if self.server.key_display.shows_keys() { KeyTexts::Kept } else { KeyTexts::Hashed };
+        let key = key_text(&LimitedKey::new(first, &self.server.gate.normal_key(first, key), texts));
         let limits = notice::join_up_to(limits, MAX_LOGGED);
         let fields = [("limit", limits.into()), ("key", key.into())];
         let fields: Vec<Field> = fields.into_iter().chain(more.iter().cloned()).collect();

@@ -212,10 +212,10 @@ impl Samples {
 fn response(state: &Admin, count: usize, order: Order) -> LiveResponse {
     let sums = state.decisions();
     let samples = state.live.samples();
-    let in_force = state.reloads.in_force();
+    let in_force = state.server.reloads.in_force();
     let shadows: HashMap<&str, bool> =
         in_force.file.limits.iter().map(|limit| (limit.name.as_str(), limit.shadow)).collect();
-    let rules = state.gate.rules();
+    let rules = state.server.gate.rules();
     let mut names: Vec<&str> = rules.names().collect();
     let limits_total = names.len();
     let rates = |name: &str| samples.rates.get(name).copied().unwrap_or_default();

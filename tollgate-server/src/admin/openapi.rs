@@ -1,13 +1,10 @@
-//! `GET /openapi.json`: an OpenAPI 3.1 description of the admin listener. The schemas come from the types of the requests and
-//! responses, so they cannot differ from what is served.
+//! `GET /openapi.json`: an OpenAPI 3.1 description of the admin listener.
 
 use std::sync::LazyLock;
 
-use axum::http::header;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use schemars::JsonSchema;
-use schemars::generate::{SchemaGenerator, SchemaSettings};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::bans::BanList;
 use super::explain::ExplainRequest;
@@ -18,32 +15,20 @@ use super::simulate::SimulateRequest;
 use super::status::Status;
 use super::top::TopResponse;
 use crate::explanation;
-use crate::service::http::ErrorBody;
+use crate::openapi::{self, Schemas};
 use crate::tools::simulate::report::Report;
 
 pub(super) async fn openapi() -> Response {
     static DOCUMENT: LazyLock<String> = LazyLock::new(|| format!("{:#}\n", document()));
-    ([(header::CONTENT_TYPE, "application/json")], DOCUMENT.as_str()).into_response()
+    openapi::respond(&DOCUMENT)
 }
 
 fn document() -> Value {
     let mut schemas = Schemas::new();
-    json!({
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Tollgate admin API",
-            "version": env!("CARGO_PKG_VERSION"),
-            "description": "State of a running server, and changes to its rules and keys. A token is needed where the \
-                listener has a tokens_file.",
-            "license": { "name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0" },
-        },
-        "paths": paths(&mut schemas),
-        "security": [{}, { "bearer": [] }],
-        "components": {
-            "schemas": schemas.into_definitions(),
-            "securitySchemes": { "bearer": { "type": "http", "scheme": "bearer" } },
-        },
-    })
+    let paths = paths(&mut schemas);
+    let description = "State of a running server, and changes to its rules and keys. A token is needed where the listener \
+        has a tokens_file.";
+    openapi::document("Tollgate admin API", description, &paths, schemas)
 }
 
 fn paths(schemas: &mut Schemas) -> Value {
@@ -89,27 +74,7 @@ fn paths(schemas: &mut Schemas) -> Value {
     })
 }
 
-/// Generates the schemas of requests and of responses, which differ in the fields that are required.
-struct Schemas {
-    requests: SchemaGenerator,
-    responses: SchemaGenerator,
-}
-
 impl Schemas {
-    fn new() -> Self {
-        let settings =
-            SchemaSettings::draft2020_12().with(|settings| settings.definitions_path = "/components/schemas".into());
-        let responses = settings.clone().for_serialize().into_generator();
-        Self { requests: settings.for_deserialize().into_generator(), responses }
-    }
-
-    /// Returns all schemas that others refer to.
-    fn into_definitions(mut self) -> Map<String, Value> {
-        let mut definitions = self.requests.take_definitions(true);
-        definitions.extend(self.responses.take_definitions(true));
-        definitions
-    }
-
     /// Describes a path to read.
     fn read<Answer: JsonSchema>(&mut self, summary: &str, parameters: Value) -> Value {
         let mut operation = self.operation::<Answer>(summary);
@@ -209,11 +174,6 @@ impl Schemas {
                 "421": self.error("The host is not served."),
             },
         })
-    }
-
-    fn error(&mut self, description: &str) -> Value {
-        let schema = self.responses.subschema_for::<ErrorBody>();
-        json!({ "description": description, "content": { "application/json": { "schema": schema } } })
     }
 }
 

@@ -146,7 +146,7 @@ pub(super) struct RulesError {
 }
 
 pub(super) async fn read(State(state): State<AdminState>, headers: HeaderMap) -> Result<Response, ErrorBody> {
-    let in_force = state.reloads.in_force();
+    let in_force = state.server.reloads.in_force();
     let tag = etag(&in_force.version);
     if headers.get(header::IF_NONE_MATCH) == Some(&tag) {
         return Ok((StatusCode::NOT_MODIFIED, [(header::ETAG, tag)]).into_response());
@@ -180,7 +180,7 @@ pub(super) async fn roll_back(
 ) -> Result<Response, RulesError> {
     let body = read_json(request).await?;
     let Object(Rollback { version, expected }) = parse_json(&body)?;
-    let in_force = state.reloads.version();
+    let in_force = state.server.reloads.version();
     if version == in_force {
         if expected != in_force {
             return Err(RulesError::of(ChangeRefused::Conflict { version: in_force }, &state));
@@ -188,7 +188,7 @@ pub(super) async fn roll_back(
         let message = format!("version {in_force} is in force already: choose another one of GET /v1/rules");
         return Err(ErrorBody { status: StatusCode::CONFLICT, error: "already_in_force", message }.into());
     }
-    let earlier = state.reloads.earlier();
+    let earlier = state.server.reloads.earlier();
     let Some(found) = earlier.iter().find(|one| one.version == version) else {
         let message = format!("the history has no version {}: use one of GET /v1/rules", quoted(&version));
         return Err(ErrorBody { status: StatusCode::NOT_FOUND, error: "unknown_version", message }.into());
@@ -198,7 +198,7 @@ pub(super) async fn roll_back(
 }
 
 async fn change(state: &Admin, request: ChangeRequest) -> Result<Response, RulesError> {
-    match state.reloads.change(request).await {
+    match state.server.reloads.change(request).await {
         Ok(changed) => {
             let lasts = match changed.reach {
                 Reach::ThisNode => "until the file is saved or the server restarts",
@@ -252,7 +252,7 @@ impl Rules {
         let file = &in_force.file;
         let limits = file.limits.iter().enumerate().map(|(index, limit)| {
             let matches = file.setting_of_limit(index, "match");
-            LimitJson::of(limit, matches, state.learners.describe(limit.name.as_str()))
+            LimitJson::of(limit, matches, state.server.learners.describe(limit.name.as_str()))
         });
         let of_domains = file.envoy_rules().limits().map(|(name, numbers)| LimitJson::of_domain(name, &numbers));
         Self {
@@ -261,7 +261,7 @@ impl Rules {
             loaded_at: in_force.loaded_at,
             text: in_force.shown_text().to_owned(),
             limits: limits.chain(of_domains).collect(),
-            history: state.reloads.earlier().iter().map(|one| HistoryJson::of(one)).collect(),
+            history: state.server.reloads.earlier().iter().map(|one| HistoryJson::of(one)).collect(),
         }
     }
 }
@@ -307,7 +307,7 @@ impl HistoryJson {
 
 impl Validation {
     fn of(state: &Admin, text: &str) -> Self {
-        let (own, in_force) = (state.reloads.own_file(), state.reloads.in_force());
+        let (own, in_force) = (state.server.reloads.own_file(), state.server.reloads.in_force());
         let current = CurrentRules { own: &own, in_force: &in_force.file };
         let checked = parse(text, current, ChangeKind::Replace).and_then(|file| file.compile().map(|_| file));
         match checked {
@@ -385,7 +385,7 @@ impl RulesError {
             }
             ChangeRefused::PublishedElsewhere => {
                 let message = "another node has published other rules: read them in a moment, and change that version";
-                let version = Some(state.reloads.version());
+                let version = Some(state.server.reloads.version());
                 let conflict = error(StatusCode::PRECONDITION_FAILED, "version_conflict", message.to_owned());
                 Self { version, ..conflict }
             }

@@ -118,21 +118,21 @@ struct ListenerJson {
 }
 
 pub(super) async fn status(State(state): State<AdminState>) -> Json<Status> {
-    let ready = state.readiness.check_ready();
-    let in_force = state.reloads.in_force();
+    let ready = state.server.readiness.check_ready();
+    let in_force = state.server.reloads.in_force();
     Json(Status {
         version: env!("CARGO_PKG_VERSION"),
-        started_at: state.started_at,
+        started_at: state.server.started_at,
         now: unix_seconds(),
         ready: ready.is_ok(),
         problem: ready.err(),
-        show_keys: state.key_display.shows_keys(),
-        store: StoreJson::of(&state.gate),
+        show_keys: state.server.key_display.shows_keys(),
+        store: StoreJson::of(&state.server.gate),
         rules: RulesJson {
             version: in_force.version.clone(),
             source: in_force.source,
             loaded_at: in_force.loaded_at,
-            limits: state.gate.rules().names().count(),
+            limits: state.server.gate.rules().names().count(),
         },
         upstreams: state.upstreams(),
         listeners: state.listeners(),
@@ -141,7 +141,7 @@ pub(super) async fn status(State(state): State<AdminState>) -> Json<Status> {
 
 impl Admin {
     fn upstreams(&self) -> Vec<UpstreamJson> {
-        let upstreams = self.readiness.gateway().map(|gateway| gateway.upstreams()).unwrap_or_default();
+        let upstreams = self.server.readiness.gateway().map(|gateway| gateway.upstreams()).unwrap_or_default();
         let json = |(upstream, (healthy, routes)): (String, (bool, _))| UpstreamJson {
             upstream,
             healthy,
@@ -151,11 +151,11 @@ impl Admin {
     }
 
     fn listeners(&self) -> Vec<ListenerJson> {
-        let of_gateway = self.readiness.gateway().map(|gateway| gateway.addresses()).unwrap_or_default();
+        let of_gateway = self.server.readiness.gateway().map(|gateway| gateway.addresses()).unwrap_or_default();
         let of_gateway = of_gateway
             .into_iter()
             .map(|(scheme, address)| ListenerJson { surface: "gateway", url: format!("{scheme}://{address}") });
-        let others = self.listening.all();
+        let others = self.server.listening.all();
         let others = others.into_iter().map(|(surface, url)| ListenerJson { surface: surface.as_str(), url });
         of_gateway.chain(others).collect()
     }

@@ -83,22 +83,22 @@ pub(super) async fn top(State(state): State<AdminState>, uri: Uri) -> Result<Jso
     }
     let limit = parameters.one("limit")?.map(str::to_owned);
     if let Some(limit) = &limit {
-        let rules = state.gate.rules();
+        let rules = state.server.gate.rules();
         if rules.key_parts(limit).is_none() {
             return Err(unknown_limit(limit, &rules));
         }
     }
     let query = TopQuery { window, kind, limit, count };
     let top = match scope {
-        Scope::Fleet => state.limited.fleet_top(query).await,
+        Scope::Fleet => state.server.limited.fleet_top(query).await,
         Scope::Node => {
-            let limited = Arc::clone(&state.limited);
+            let limited = Arc::clone(&state.server.limited);
             // Merging thousands of keys takes milliseconds.
             let read = tokio::task::spawn_blocking(move || limited.top(&query));
             read.await.map_err(|_| ErrorBody::failed())?
         }
     };
-    Ok(Json(TopResponse::of(&top, (window, kind, scope), state.key_display.shows_keys())))
+    Ok(Json(TopResponse::of(&top, (window, kind, scope), state.server.key_display.shows_keys())))
 }
 
 impl TopResponse {

@@ -12,7 +12,7 @@ use testkit::folder::{folder, folder_with};
 use testkit::gateway::{per_user, site};
 use testkit::http1::Connection;
 use testkit::tollgate::{Process, RULES, run_in, transcript};
-use testkit::upstream::Raw;
+use testkit::upstream::{Conversation, Raw};
 use testkit::wait::until;
 
 use crate::successor::Successor;
@@ -161,18 +161,23 @@ fn restart_starts_the_same_command_again() {
     assert_eq!(statuses(&old, "ann", 2), [200, 429]);
 }
 
+/// Answers a handshake, and sends back what the client sends.
+pub(crate) fn echo_upgraded(conversation: &mut Conversation) {
+    conversation.send(
+        "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+         Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n",
+    );
+    let mut buffer = [0; 64];
+    while let Ok(read @ 1..) = conversation.stream.read(&mut buffer) {
+        conversation.send(&buffer[..read]);
+    }
+}
+
 #[test]
 fn a_websocket_stays_open_until_the_end_of_the_drain() {
     let upstream = Raw::start(|conversation| {
         _ = conversation.request();
-        conversation.send(
-            "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
-             Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n",
-        );
-        let mut buffer = [0; 64];
-        while let Ok(read @ 1..) = conversation.stream.read(&mut buffer) {
-            conversation.send(&buffer[..read]);
-        }
+        echo_upgraded(conversation);
     });
     let shared = folder();
     let rules = site("timeouts: { drain: 2s }", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], "");

@@ -1,7 +1,7 @@
 //! Restarts while clients of every protocol send requests: none fails. `make test-restarts` makes 20 of them.
 
 use std::error::Error;
-use std::io::{self, Read};
+use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -23,6 +23,7 @@ use testkit::wait::until;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
+use crate::restart::echo_upgraded;
 use crate::successor::Successor;
 
 /// The number of restarts without the variable `RESTARTS`.
@@ -166,14 +167,7 @@ fn upstream() -> Raw {
                 conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
                 continue;
             }
-            conversation.send(
-                "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
-                 Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n",
-            );
-            let mut buffer = [0; 64];
-            while let Ok(read @ 1..) = conversation.stream.read(&mut buffer) {
-                conversation.send(&buffer[..read]);
-            }
+            echo_upgraded(conversation);
         }
     })
 }

@@ -1,13 +1,10 @@
-//! `GET /openapi.json`: an OpenAPI 3.1 description of the HTTP service. The schemas come from the types of the requests and
-//! responses, so they cannot differ from what is served.
+//! `GET /openapi.json`: an OpenAPI 3.1 description of the HTTP service.
 
 use std::sync::LazyLock;
 
-use axum::http::header;
-use axum::response::{IntoResponse, Response};
-use schemars::generate::{SchemaGenerator, SchemaSettings};
+use axum::response::Response;
 use schemars::{JsonSchema, Schema};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::batch::MAX_BATCH;
 use super::changes::{RefundRequest, ResetRequest};
@@ -15,16 +12,14 @@ use super::check_request::CheckRequest;
 use super::check_response::CheckResponse;
 use super::error_body::ErrorBody;
 use super::reservations::{ReserveRequest, ReserveResponse, SettleRequest, SettleResponse};
-
-/// Where schemas refer to each other.
-const SCHEMAS: &str = "/components/schemas";
+use crate::openapi::{self, Schemas};
 
 /// The methods that an OpenAPI document can describe.
 const METHODS: [&str; 8] = ["get", "put", "post", "delete", "options", "head", "patch", "trace"];
 
 pub(super) async fn openapi() -> Response {
     static DOCUMENT: LazyLock<String> = LazyLock::new(|| format!("{:#}\n", document()));
-    ([(header::CONTENT_TYPE, "application/json")], DOCUMENT.as_str()).into_response()
+    openapi::respond(&DOCUMENT)
 }
 
 fn document() -> Value {
@@ -57,51 +52,19 @@ fn document() -> Value {
                 "421": schemas.error("The host is not served.") },
         } },
     });
-    json!({
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Tollgate decision service",
-            "version": env!("CARGO_PKG_VERSION"),
-            "description": "Decisions of a rate limiter. A token is needed only where the listener has a tokens_file.",
-            "license": { "name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0" },
-        },
-        "paths": paths,
-        "security": [{}, { "bearer": [] }],
-        "components": {
-            "schemas": schemas.into_definitions(),
-            "securitySchemes": {
-                "bearer": { "type": "http", "scheme": "bearer" },
-                "proxy": { "type": "apiKey", "in": "header", "name": "X-Tollgate-Token" },
-            },
-        },
-    })
-}
-
-/// Generates the schemas of requests and of responses, which differ in the fields that are required.
-struct Schemas {
-    requests: SchemaGenerator,
-    responses: SchemaGenerator,
+    let description = "Decisions of a rate limiter. A token is needed only where the listener has a tokens_file.";
+    let mut document = openapi::document("Tollgate decision service", description, &paths, schemas);
+    document["components"]["securitySchemes"]["proxy"] =
+        json!({ "type": "apiKey", "in": "header", "name": "X-Tollgate-Token" });
+    document
 }
 
 impl Schemas {
-    fn new() -> Self {
-        let settings = SchemaSettings::draft2020_12().with(|settings| settings.definitions_path = SCHEMAS.into());
-        let responses = settings.clone().for_serialize().into_generator();
-        Self { requests: settings.for_deserialize().into_generator(), responses }
-    }
-
-    /// Returns all schemas that others refer to.
-    fn into_definitions(mut self) -> Map<String, Value> {
-        let mut definitions = self.requests.take_definitions(true);
-        definitions.extend(self.responses.take_definitions(true));
-        definitions
-    }
-
     /// Describes a path that answers one question, or an array of them.
     fn questions<Question: JsonSchema>(&mut self, summary: &str, description: &str) -> Value {
         let response = self.responses.subschema_for::<CheckResponse<'static>>();
         let answer = one_or_many(&response, &response);
-        self.post::<Question>(summary, description, &answer)
+        self.post_one_or_many::<Question>(summary, description, &answer)
     }
 
     /// Describes a path that changes keys. The store may fail for single changes of an array.
@@ -109,7 +72,7 @@ impl Schemas {
         let response = self.responses.subschema_for::<CheckResponse<'static>>();
         let error = self.responses.subschema_for::<ErrorBody>();
         let answer = one_or_many(&response, &json!({ "anyOf": [response, error] }));
-        let mut path = self.post::<Change>(summary, description, &answer);
+        let mut path = self.post_one_or_many::<Change>(summary, description, &answer);
         path["post"]["responses"]["503"] = self.error("The store did not confirm the change.");
         path
     }
@@ -122,7 +85,7 @@ impl Schemas {
         errors: &[(&str, &str)],
     ) -> Value {
         let answer = json!(self.responses.subschema_for::<Answer>());
-        let mut path = self.post::<Question>(summary, description, &answer);
+        let mut path = self.post_one_or_many::<Question>(summary, description, &answer);
         let question = json!(self.requests.subschema_for::<Question>());
         path["post"]["requestBody"]["content"]["application/json"]["schema"] = question;
         for (status, description) in errors {
@@ -131,7 +94,7 @@ impl Schemas {
         path
     }
 
-    fn post<Question: JsonSchema>(&mut self, summary: &str, description: &str, answer: &Value) -> Value {
+    fn post_one_or_many<Question: JsonSchema>(&mut self, summary: &str, description: &str, answer: &Value) -> Value {
         let question = self.requests.subschema_for::<Question>();
         let body = one_or_many(&question, &question);
         json!({ "post": {
@@ -150,11 +113,6 @@ impl Schemas {
                 "421": self.error("The host is not served."),
             },
         } })
-    }
-
-    fn error(&mut self, description: &str) -> Value {
-        let schema = self.responses.subschema_for::<ErrorBody>();
-        json!({ "description": description, "content": { "application/json": { "schema": schema } } })
     }
 
     /// Describes the path for reverse proxies, which accepts every method.
