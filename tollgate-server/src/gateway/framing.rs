@@ -54,10 +54,22 @@ enum At {
     /// In the trailers.
     Trailer {
         bytes: usize,
-        line: usize,
-        after_cr: bool,
+        part: TrailerPart,
     },
     Refused,
+}
+
+/// The part of a trailer line that the next byte belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TrailerPart {
+    /// The first byte of a line.
+    Start,
+    Name,
+    Value,
+    /// The LF of a line.
+    Lf,
+    /// The LF of the empty line that ends the body.
+    LastLf,
 }
 
 /// The parts of a head that determine the framing.
@@ -99,7 +111,7 @@ impl fmt::Display for Ambiguity {
             Self::SeveralLengths => "there is more than one Content-Length",
             Self::BothLengths => "there are both Content-Length and Transfer-Encoding",
             Self::BadTransferCoding => "Transfer-Encoding is not exactly chunked",
-            Self::BadChunk => "a chunk is malformed",
+            Self::BadChunk => "the chunked body is malformed",
             Self::HeadTooLong => "the head is too long",
             Self::UnderscoreHeader => "a header name has an underscore",
         })
@@ -209,14 +221,14 @@ impl FramingGuard {
                 _ => At::ChunkExtension { size, line: line + 1 },
             },
             At::ChunkSizeLf { size } => match (byte, size) {
-                (b'\n', 0) => At::Trailer { bytes: 0, line: 0, after_cr: false },
+                (b'\n', 0) => At::Trailer { bytes: 0, part: TrailerPart::Start },
                 (b'\n', left) => At::Chunk { left },
                 _ => return Err(Ambiguity::BadChunk),
             },
             At::ChunkCr if byte == b'\r' => At::ChunkLf,
             At::ChunkLf if byte == b'\n' => At::ChunkSize { size: 0, digits: 0, line: 0 },
             At::ChunkCr | At::ChunkLf => return Err(Ambiguity::BadChunk),
-            At::Trailer { bytes, line, after_cr } => trailer(byte, bytes, line, after_cr)?,
+            At::Trailer { bytes, part } => trailer(byte, bytes, part)?,
         };
         Ok(1)
     }
@@ -345,19 +357,27 @@ fn chunk_size(byte: u8, size: u64, digits: u32, line: usize) -> Result<At, Ambig
     }
 }
 
-fn trailer(byte: u8, bytes: usize, line: usize, after_cr: bool) -> Result<At, Ambiguity> {
+fn trailer(byte: u8, bytes: usize, part: TrailerPart) -> Result<At, Ambiguity> {
     if bytes >= MAX_TRAILER_BYTES {
         return Err(Ambiguity::HeadTooLong);
     }
-    let bytes = bytes + 1;
-    match (byte, after_cr) {
-        (b'\n', true) if line == 0 => Ok(At::Head),
-        (b'\n', true) => Ok(At::Trailer { bytes, line: 0, after_cr: false }),
-        (b'\n', false) => Err(Ambiguity::BareLf),
-        (_, true) | (0, _) => Err(Ambiguity::BadChunk),
-        (b'\r', false) => Ok(At::Trailer { bytes, line, after_cr: true }),
-        _ => Ok(At::Trailer { bytes, line: line + 1, after_cr: false }),
-    }
+    let part = match (part, byte) {
+        (TrailerPart::LastLf, b'\n') => return Ok(At::Head),
+        (TrailerPart::Lf, b'\n') => TrailerPart::Start,
+        (_, b'\n') => return Err(Ambiguity::BareLf),
+        (TrailerPart::Start, b'\r') => TrailerPart::LastLf,
+        (TrailerPart::Start | TrailerPart::Name, byte) if is_token(byte) => TrailerPart::Name,
+        (TrailerPart::Name, b':') => TrailerPart::Value,
+        (TrailerPart::Value, b'\r') => TrailerPart::Lf,
+        (TrailerPart::Value, byte) if byte == b'\t' || !byte.is_ascii_control() => TrailerPart::Value,
+        _ => return Err(Ambiguity::BadChunk),
+    };
+    Ok(At::Trailer { bytes: bytes + 1, part })
+}
+
+/// Returns whether names may have a byte (RFC 9110, section 5.6.2).
+fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
 #[cfg(test)]
@@ -421,6 +441,12 @@ mod tests {
             ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhelloX\r\n0\r\n\r\n", Ambiguity::BadChunk),
             ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: b\n\r\n", Ambiguity::BareLf),
             ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n", Ambiguity::BadChunk),
+            ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA\r\n\r\n", Ambiguity::BadChunk),
+            ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA : b\r\n\r\n", Ambiguity::BadChunk),
+            ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: b\r\n c\r\n\r\n", Ambiguity::BadChunk),
+            ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n: b\r\n\r\n", Ambiguity::BadChunk),
+            ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: \x01\r\n\r\n", Ambiguity::BadChunk),
+            ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: b\rc\r\n\r\n", Ambiguity::BadChunk),
         ] {
             assert_eq!(checked(text), Err(wanted), "{text:?}");
         }
