@@ -39,9 +39,9 @@ impl Client {
 
     fn exchange(&mut self, mut stream: BufReader<TcpStream>, request: &[u8], keep: bool) -> io::Result<Vec<u8>> {
         stream.get_mut().write_all(request)?;
-        let (body, may_continue) = read_response(&mut stream)?;
-        self.kept = (keep && may_continue).then_some(stream);
-        Ok(body)
+        let response = read_response(&mut stream, HasBody::ByItsHead)?;
+        self.kept = (keep && response.may_continue).then_some(stream);
+        Ok(response.body)
     }
 }
 
@@ -57,9 +57,26 @@ pub(crate) fn connect(address: SocketAddr, timeout: Duration) -> io::Result<TcpS
     Ok(stream)
 }
 
-/// Returns the body, and whether another request can follow on the connection.
-fn read_response(stream: &mut BufReader<TcpStream>) -> io::Result<(Vec<u8>, bool)> {
+/// A response to a request.
+pub(crate) struct Response {
+    pub(crate) status: u16,
+    pub(crate) body: Vec<u8>,
+    /// Whether another request can follow on the connection.
+    pub(crate) may_continue: bool,
+}
+
+/// Whether a response has a body.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HasBody {
+    ByItsHead,
+    /// It answers HEAD.
+    No,
+}
+
+pub(crate) fn read_response(stream: &mut BufReader<TcpStream>, has_body: HasBody) -> io::Result<Response> {
     let status_line = line(stream)?;
+    let status = std::str::from_utf8(&status_line).ok().and_then(|line| line.split(' ').nth(1)?.parse().ok());
+    let status: u16 = status.ok_or(io::ErrorKind::InvalidData)?;
     let mut length = None;
     let mut is_chunked = false;
     let mut may_continue = status_line.starts_with(b"HTTP/1.1");
@@ -77,6 +94,13 @@ fn read_response(stream: &mut BufReader<TcpStream>) -> io::Result<(Vec<u8>, bool
         }
     }
     let mut body = Vec::new();
+    // Another response follows `100 Continue`.
+    if status < 200 {
+        return read_response(stream, has_body);
+    }
+    if has_body == HasBody::No {
+        return Ok(Response { status, body, may_continue });
+    }
     if is_chunked {
         loop {
             let size = String::from_utf8_lossy(&line(stream)?).into_owned();
@@ -84,16 +108,16 @@ fn read_response(stream: &mut BufReader<TcpStream>) -> io::Result<(Vec<u8>, bool
             stream.take(size).read_to_end(&mut body)?;
             line(stream)?;
             if size == 0 {
-                return Ok((body, may_continue));
+                return Ok(Response { status, body, may_continue });
             }
         }
     }
     let Some(length) = length else {
         stream.read_to_end(&mut body)?;
-        return Ok((body, false));
+        return Ok(Response { status, body, may_continue: false });
     };
     stream.take(length).read_to_end(&mut body)?;
-    Ok((body, may_continue))
+    Ok(Response { status, body, may_continue })
 }
 
 fn line(stream: &mut BufReader<TcpStream>) -> io::Result<Vec<u8>> {

