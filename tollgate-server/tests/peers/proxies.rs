@@ -135,10 +135,15 @@ impl Setup {
     /// While Redis hangs, Tollgate decides locally, before the proxy gives up.
     fn check_hung_store(&mut self) {
         self.redis.stop();
-        // On a busy machine the proxy may give up on one of them, which counts all the same.
-        let statuses: Vec<_> = (0..6).map(|_| self.get("erin", &[]).map(|response| response.status)).collect();
+        let statuses: Vec<_> = (0..6).filter_map(|_| self.get("erin", &[])).map(|response| response.status).collect();
         self.redis.cont();
-        assert!(statuses.contains(&Some(200)) && statuses.contains(&Some(429)), "{statuses:?}");
+        // A response takes 55 ms, and proxies wait for half a second. On a machine with ten busy processes for each
+        // processor, one of 700 took longer: its unit counts, but the client gets the status of the proxy.
+        let decided: Vec<_> = statuses.iter().copied().filter(|status| matches!(status, 200 | 429)).collect();
+        assert!(decided.len() >= 5, "{statuses:?}");
+        let (allowed, denied) = decided.split_at(decided.iter().filter(|status| **status == 200).count());
+        assert!((2..=3).contains(&allowed.len()), "{statuses:?}");
+        assert!(denied.iter().all(|status| *status == 429), "no unit comes back: {statuses:?}");
     }
 }
 
