@@ -31,32 +31,18 @@
 //! WebSocket, or any other connection that a handler takes over from hyper, counts until the handler drops the
 //! connection.
 
-mod body;
-mod decision;
-#[cfg(feature = "axum")]
-mod extract;
 #[cfg(feature = "axum")]
 mod for_axum;
-#[cfg(not(feature = "axum"))]
-#[path = "tower/framework_any.rs"]
-mod framework;
-#[cfg(feature = "axum")]
-#[path = "tower/framework_axum.rs"]
-mod framework;
 mod future;
 mod layer;
-mod peer;
+mod limits;
 mod service;
 #[cfg(feature = "axum")]
 mod tunnel;
 
-pub use self::body::ResponseBody;
-pub use self::decision::LimitDecision;
 #[cfg(feature = "axum")]
-pub use self::extract::NoLimitDecision;
-#[cfg(feature = "axum")]
-pub use self::for_axum::{AxumRateLimit, AxumRateLimitLayer, AxumResponseFuture};
-pub use self::future::ResponseFuture;
+pub use self::for_axum::{AxumRateLimit, AxumRateLimitLayer, AxumResponseFuture, NoLimitDecision};
+pub use self::future::{ActualCost, ResponseBody, ResponseFuture};
 pub use self::layer::RateLimitLayer;
-pub use self::peer::PeerAddress;
-pub use self::service::{ActualCost, RateLimit};
+pub use self::limits::{LimitDecision, PeerAddress};
+pub use self::service::RateLimit;

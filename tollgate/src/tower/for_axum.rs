@@ -1,27 +1,32 @@
-//! The layer for axum's own body type.
+//! axum: the layer for its own body type, and [`LimitDecision`] as an extractor.
 //!
 //! axum boxes every body that is not of its own type, including a [`ResponseBody`]. Its own type can hold anything, so
 //! this layer passes the inner service's body through unchanged and builds refusals in that type.
 
+use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use axum::body::Body;
+use axum::extract::{FromRequestParts, OptionalFromRequestParts};
+use axum::response::IntoResponse;
 use bytes::Bytes;
-use http::{Request, Response};
+use http::request::Parts;
+use http::{Request, Response, StatusCode};
 use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::body::Outgoing;
-use super::future::Stage;
-use super::{RateLimit, RateLimitLayer, ResponseBody};
+use super::future::{Outgoing, ResponseBody, Stage};
+use super::layer::RateLimitLayer;
+use super::limits::LimitDecision;
+use super::service::RateLimit;
 use crate::gate::{Gate, InFlightPermit};
 
 /// A [`RateLimitLayer`] for axum routers; see [`RateLimitLayer::for_axum`].
 #[derive(Clone, Debug)]
 #[must_use]
-pub struct AxumRateLimitLayer(pub(super) RateLimitLayer);
+pub struct AxumRateLimitLayer(RateLimitLayer);
 
 impl AxumRateLimitLayer {
     /// Returns the gate, for example to replace its rules.
@@ -107,5 +112,63 @@ impl Outgoing<Body> for Body {
 
     fn refusal(text: Bytes) -> Self {
         Self::from(text)
+    }
+}
+
+impl RateLimitLayer {
+    /// Returns the layer for axum routers, where response bodies keep axum's own type. Clients see no difference, but
+    /// it saves the box that axum otherwise puts around the body of every response. Call it last, and apply it directly
+    /// to a router, a route or another service with axum's body type. Around a layer that changes bodies, such as
+    /// compression, use the layer without `for_axum`.
+    ///
+    /// ```
+    /// use axum::{Router, routing::get};
+    /// use tollgate::tower::RateLimitLayer;
+    /// use tollgate::{Limit, Rate, TokenBucket};
+    ///
+    /// let per_client = Limit::new("per-client", TokenBucket::new(100, Rate::per_second(10)))?;
+    /// let limits = RateLimitLayer::per_ip(per_client)?.for_axum();
+    /// let app: Router = Router::new().route("/", get(async || "hello")).layer(limits);
+    /// # Ok::<(), tollgate::InvalidLimit>(())
+    /// ```
+    pub fn for_axum(self) -> AxumRateLimitLayer {
+        AxumRateLimitLayer(self)
+    }
+}
+
+/// The rejection of a [`LimitDecision`] that the request does not have. It is a programming error, answered with 500.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoLimitDecision;
+
+impl std::fmt::Display for NoLimitDecision {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(
+            "no rate limit decision in the request's extensions: call `share_decision` on a `RateLimitLayer` around this \
+             handler, or extract `Option<LimitDecision>` if not every request meets a limit",
+        )
+    }
+}
+
+impl std::error::Error for NoLimitDecision {}
+
+impl IntoResponse for NoLimitDecision {
+    fn into_response(self) -> axum::response::Response {
+        (StatusCode::INTERNAL_SERVER_ERROR, self.to_string()).into_response()
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for LimitDecision {
+    type Rejection = NoLimitDecision;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NoLimitDecision> {
+        parts.extensions.get::<Self>().cloned().ok_or(NoLimitDecision)
+    }
+}
+
+impl<S: Sync> OptionalFromRequestParts<S> for LimitDecision {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
+        Ok(parts.extensions.get::<Self>().cloned())
     }
 }

@@ -1,19 +1,23 @@
-//! The future of a request: checked, perhaps delayed, served, and settled.
+//! The future of a request: checked, perhaps delayed, served or refused, and settled. Also its response: the body, which
+//! is the inner service's or a refusal, and the cost that a handler reports.
 
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use http::{Request, Response};
+use bytes::Bytes;
+use http::header::CONTENT_LENGTH;
+use http::{Method, Request, Response};
+use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::body::Outgoing;
-use super::framework::Tunnel;
-use super::layer::Limits;
-use super::{ActualCost, ResponseBody};
-use crate::gate::{Admitted, Outcome};
+use super::limits::Limits;
+#[cfg(feature = "axum")]
+pub(super) use super::tunnel::Tunnel;
+use crate::gate::{Admitted, InFlightPermit, Outcome, ReportedCost};
+use crate::http::is_grpc;
 
 type ServiceResult<B, E> = Result<Response<B>, E>;
 
@@ -104,7 +108,7 @@ impl<F, B, E> Stage<F, B, E> {
     {
         let future = Box::pin(async move {
             let outcome = outcome.await;
-            if let Some(refused) = limits.refusal::<_, R, B>(&outcome, &request) {
+            if let Some(refused) = refusal::<_, R, B>(&limits, &outcome, &request) {
                 return Ok(refused);
             }
             serve(outcome, limits, inner, request).await
@@ -240,4 +244,193 @@ async fn finish<R, B: Outgoing<R>>(
         tunnel.open(permit.take());
     }
     B::response(response, permit)
+}
+
+/// Reports the decision, and returns the response if the request is refused.
+#[inline]
+pub(super) fn refusal<Q, R, B: Outgoing<R>>(
+    limits: &Limits,
+    outcome: &Outcome,
+    request: &Request<Q>,
+) -> Option<Response<B>> {
+    if let Some(on_decision) = &limits.on_decision {
+        on_decision(outcome, &limits.facts(request));
+    }
+    if outcome.is_allowed() { None } else { refusal_to(limits, outcome, request) }
+}
+
+/// Returns the refusal in the format that the client expects.
+#[cold]
+#[inline(never)]
+fn refusal_to<Q, R, B: Outgoing<R>>(limits: &Limits, outcome: &Outcome, request: &Request<Q>) -> Option<Response<B>> {
+    if is_grpc(request.headers()) {
+        return outcome.grpc_response().map(|response| response.map(|()| B::refusal(Bytes::new())));
+    }
+    let mut response = outcome.response(request.headers())?;
+    if let Some(refuse_with) = &limits.refuse_with {
+        response = refuse_with(outcome, &limits.facts(request), response);
+    }
+    // Not every server removes the body from a response to HEAD. Its `content-length` stays.
+    if request.method() == Method::HEAD {
+        let length = std::mem::take(response.body_mut()).len();
+        response.headers_mut().insert(CONTENT_LENGTH, length.into());
+    }
+    Some(response.map(B::refusal))
+}
+
+/// A connection that a handler takes over. Only hyper's are supported, with the feature `axum`.
+#[cfg(not(feature = "axum"))]
+pub(super) enum Tunnel {}
+
+#[cfg(not(feature = "axum"))]
+impl Tunnel {
+    pub(super) fn is_requested(_: &http::Extensions) -> bool {
+        false
+    }
+
+    fn before<B>(_: &mut Request<B>) -> Option<Self> {
+        None
+    }
+
+    fn is_opened_by(&self, _: http::StatusCode) -> bool {
+        match *self {}
+    }
+
+    fn open(self, _: Option<InFlightPermit>) {
+        match self {}
+    }
+}
+
+/// The actual cost of a request, for a handler that knows it only afterwards. Inserted into the response's extensions,
+/// it settles every limit whose cost was an estimate, or one limit by name.
+///
+/// ```
+/// use tollgate::tower::ActualCost;
+///
+/// let mut response = http::Response::new("…");
+/// response.extensions_mut().insert(ActualCost::new(300));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ActualCost {
+    units: u64,
+    limit: Option<String>,
+}
+
+impl ActualCost {
+    /// Creates a cost in units. It applies to every limit whose cost is not the constant 1.
+    #[must_use]
+    pub fn new(units: u64) -> Self {
+        Self { units, limit: None }
+    }
+
+    /// Applies the cost to the limit named `name` alone, whatever its estimated cost was.
+    #[must_use]
+    pub fn of_limit(mut self, name: impl Into<String>) -> Self {
+        self.limit = Some(name.into());
+        self
+    }
+
+    /// Returns the cost in the form that the gate settles.
+    fn reported(&self) -> ReportedCost<'_> {
+        ReportedCost { units: self.units, limit: self.limit.as_deref() }
+    }
+}
+
+pin_project! {
+    /// The body of a response: the inner service's, or that of a refusal.
+    #[derive(Debug)]
+    pub struct ResponseBody<B> {
+        #[pin]
+        kind: BodyState<B>,
+    }
+}
+
+pin_project! {
+    #[derive(Debug)]
+    #[project = BodyStateProjection]
+    enum BodyState<B> {
+        Inner {
+            #[pin]
+            body: B,
+            // Returned when the body ends, and not only when the connection drops it.
+            permit: Option<InFlightPermit>,
+        },
+        Refusal { text: Bytes },
+    }
+}
+
+/// A response body that the layer can build from the inner service's body.
+pub(super) trait Outgoing<B> {
+    /// Wraps the inner service's body. The permit is held until the body ends.
+    fn inner(body: B, permit: Option<InFlightPermit>) -> Self;
+
+    /// Wraps the inner service's response.
+    #[inline]
+    fn response(response: Response<B>, permit: Option<InFlightPermit>) -> Response<Self>
+    where
+        Self: Sized,
+    {
+        response.map(|body| Self::inner(body, permit))
+    }
+
+    /// Creates the body of a refusal.
+    fn refusal(text: Bytes) -> Self;
+}
+
+impl<B> Outgoing<B> for ResponseBody<B> {
+    #[inline]
+    fn inner(body: B, permit: Option<InFlightPermit>) -> Self {
+        Self { kind: BodyState::Inner { body, permit } }
+    }
+
+    fn refusal(text: Bytes) -> Self {
+        Self { kind: BodyState::Refusal { text } }
+    }
+}
+
+impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        match self.project().kind.project() {
+            BodyStateProjection::Inner { mut body, permit } => {
+                let frame = body.as_mut().poll_frame(context);
+                if permit.is_some() && is_last(&frame, || body.is_end_stream()) {
+                    *permit = None;
+                }
+                frame
+            }
+            BodyStateProjection::Refusal { text } => {
+                let text = std::mem::take(text);
+                Poll::Ready((!text.is_empty()).then(|| Ok(Frame::data(text))))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.kind {
+            BodyState::Inner { body, .. } => body.is_end_stream(),
+            BodyState::Refusal { text } => text.is_empty(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            BodyState::Inner { body, .. } => body.size_hint(),
+            BodyState::Refusal { text } => SizeHint::with_exact(text.len() as u64),
+        }
+    }
+}
+
+/// Returns `true` if no frame follows this one.
+fn is_last<D, E>(frame: &Poll<Option<Result<Frame<D>, E>>>, is_end: impl FnOnce() -> bool) -> bool {
+    match frame {
+        Poll::Pending => false,
+        Poll::Ready(None | Some(Err(_))) => true,
+        Poll::Ready(Some(Ok(_))) => is_end(),
+    }
 }

@@ -7,20 +7,12 @@ use bytes::Bytes;
 use http::{Extensions, Response};
 use tower_layer::Layer;
 
-use super::{RateLimit, framework};
+use super::limits::Limits;
+use super::service::RateLimit;
 use crate::error::InvalidLimit;
 use crate::gate::{Gate, Outcome};
 use crate::limit::Limit;
-use crate::rules::{Facts, Finders, KeyPart, Request, Rule, RuleSet};
-
-/// Finds the peer address in the extensions of a request.
-type FindPeer = Arc<dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync>;
-
-/// Observes the decision about a request.
-type OnDecision = Arc<dyn Fn(&Outcome, &Facts<'_>) + Send + Sync>;
-
-/// Builds the response to a refused request from the default one.
-type RefuseWith = Arc<dyn Fn(&Outcome, &Facts<'_>, Response<Bytes>) -> Response<Bytes> + Send + Sync>;
+use crate::rules::{Facts, KeyPart, Request, Rule, RuleSet};
 
 /// Adds rate limits to a service.
 ///
@@ -34,36 +26,6 @@ type RefuseWith = Arc<dyn Fn(&Outcome, &Facts<'_>, Response<Bytes>) -> Response<
 #[derive(Clone)]
 #[must_use]
 pub struct RateLimitLayer(Arc<Limits>);
-
-/// Shared by a layer and all services it created. Servers clone a service for every request, so the clone copies one
-/// pointer.
-#[derive(Clone)]
-pub(super) struct Limits {
-    pub(super) gate: Gate,
-    /// Finds the peer address, if it is not in the usual extension.
-    find_peer: Option<FindPeer>,
-    pub(super) on_decision: Option<OnDecision>,
-    pub(super) refuse_with: Option<RefuseWith>,
-    /// `true` to insert decisions into the extensions of requests.
-    pub(super) share_decision: bool,
-}
-
-impl Limits {
-    /// Returns the address of the peer.
-    #[inline]
-    pub(super) fn peer(&self, extensions: &Extensions) -> Option<IpAddr> {
-        match &self.find_peer {
-            None => framework::peer(extensions),
-            Some(find) => find(extensions),
-        }
-    }
-
-    /// Returns the functions by which facts find the peer address and the route, if rules need them.
-    pub(super) fn finders(&self) -> Finders<'_> {
-        let usual: &'static (dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync) = &framework::peer;
-        Finders { peer: self.find_peer.as_deref().unwrap_or(usual), route: framework::route }
-    }
-}
 
 impl RateLimitLayer {
     /// Creates a layer with the rules of a gate. Keep a clone of the gate to replace its rules while the service runs.
@@ -183,26 +145,6 @@ impl RateLimitLayer {
     ) -> Self {
         Arc::make_mut(&mut self.0).refuse_with = Some(Arc::new(respond));
         self
-    }
-
-    /// Returns the layer for axum routers, where response bodies keep axum's own type. Clients see no difference, but
-    /// it saves the box that axum otherwise puts around the body of every response. Call it last, and apply it directly
-    /// to a router, a route or another service with axum's body type. Around a layer that changes bodies, such as
-    /// compression, use the layer without `for_axum`.
-    ///
-    /// ```
-    /// use axum::{Router, routing::get};
-    /// use tollgate::tower::RateLimitLayer;
-    /// use tollgate::{Limit, Rate, TokenBucket};
-    ///
-    /// let per_client = Limit::new("per-client", TokenBucket::new(100, Rate::per_second(10)))?;
-    /// let limits = RateLimitLayer::per_ip(per_client)?.for_axum();
-    /// let app: Router = Router::new().route("/", get(async || "hello")).layer(limits);
-    /// # Ok::<(), tollgate::InvalidLimit>(())
-    /// ```
-    #[cfg(feature = "axum")]
-    pub fn for_axum(self) -> super::AxumRateLimitLayer {
-        super::AxumRateLimitLayer(self)
     }
 
     /// Returns the gate, for example to replace its rules.

@@ -4,19 +4,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::CONTENT_LENGTH;
-use http::{Method, Request, Response};
+use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use super::body::Outgoing;
-use super::framework::Tunnel;
-use super::future::Stage;
-use super::layer::Limits;
-use super::{ResponseBody, ResponseFuture};
-use crate::gate::{ByAddress, Outcome, ReportedCost};
-use crate::http::is_grpc;
-use crate::rules::Facts;
+use super::future::{Outgoing, ResponseBody, ResponseFuture, Stage, Tunnel, refusal};
+use super::limits::Limits;
+use crate::gate::ByAddress;
 
 /// A service with rate limits; see [`RateLimitLayer`](super::RateLimitLayer).
 ///
@@ -35,87 +29,6 @@ impl<S: Clone> Clone for RateLimit<S> {
     fn clone(&self) -> Self {
         Self { inner: self.inner.clone(), inner_ready: false, limits: Arc::clone(&self.limits) }
     }
-}
-
-/// The actual cost of a request, for a handler that knows it only afterwards. Inserted into the response's extensions,
-/// it settles every limit whose cost was an estimate, or one limit by name.
-///
-/// ```
-/// use tollgate::tower::ActualCost;
-///
-/// let mut response = http::Response::new("…");
-/// response.extensions_mut().insert(ActualCost::new(300));
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ActualCost {
-    units: u64,
-    limit: Option<String>,
-}
-
-impl ActualCost {
-    /// Creates a cost in units. It applies to every limit whose cost is not the constant 1.
-    #[must_use]
-    pub fn new(units: u64) -> Self {
-        Self { units, limit: None }
-    }
-
-    /// Applies the cost to the limit named `name` alone, whatever its estimated cost was.
-    #[must_use]
-    pub fn of_limit(mut self, name: impl Into<String>) -> Self {
-        self.limit = Some(name.into());
-        self
-    }
-
-    /// Returns the cost in the form that the gate settles.
-    pub(super) fn reported(&self) -> ReportedCost<'_> {
-        ReportedCost { units: self.units, limit: self.limit.as_deref() }
-    }
-}
-
-impl Limits {
-    /// Returns the facts of a request.
-    #[inline]
-    fn facts<'a, B>(&'a self, request: &'a Request<B>) -> Facts<'a> {
-        let uri = request.uri();
-        // `CONNECT` has no path.
-        let path = if uri.path().is_empty() { "/" } else { uri.path() };
-        let facts = Facts::of_parts(request.method().as_str(), path, uri.query())
-            .headers(request.headers())
-            .extensions(request.extensions())
-            .finders(self.finders());
-        match uri.host() {
-            Some(host) => facts.host(host),
-            None => facts,
-        }
-    }
-
-    /// Reports the decision, and returns the response if the request is refused.
-    #[inline]
-    pub(super) fn refusal<Q, R, B: Outgoing<R>>(&self, outcome: &Outcome, request: &Request<Q>) -> Option<Response<B>> {
-        if let Some(on_decision) = &self.on_decision {
-            on_decision(outcome, &self.facts(request));
-        }
-        if outcome.is_allowed() { None } else { refusal_to(self, outcome, request) }
-    }
-}
-
-/// Returns the refusal in the format that the client expects.
-#[cold]
-#[inline(never)]
-fn refusal_to<Q, R, B: Outgoing<R>>(limits: &Limits, outcome: &Outcome, request: &Request<Q>) -> Option<Response<B>> {
-    if is_grpc(request.headers()) {
-        return outcome.grpc_response().map(|response| response.map(|()| B::refusal(Bytes::new())));
-    }
-    let mut response = outcome.response(request.headers())?;
-    if let Some(refuse_with) = &limits.refuse_with {
-        response = refuse_with(outcome, &limits.facts(request), response);
-    }
-    // Not every server removes the body from a response to HEAD. Its `content-length` stays.
-    if request.method() == Method::HEAD {
-        let length = std::mem::take(response.body_mut()).len();
-        response.headers_mut().insert(CONTENT_LENGTH, length.into());
-    }
-    Some(response.map(B::refusal))
 }
 
 impl<S, Q, R> Service<Request<Q>> for RateLimit<S>
@@ -202,7 +115,7 @@ impl<S> RateLimit<S> {
                 outcome
             }
         };
-        if let Some(refused) = self.limits.refusal::<_, R, _>(&outcome, &request) {
+        if let Some(refused) = refusal::<_, R, _>(&self.limits, &outcome, &request) {
             return Stage::refused(refused);
         }
         let wants_tunnel = outcome.has_permit() && Tunnel::is_requested(request.extensions());
