@@ -6,54 +6,37 @@
 //!
 //! Not here: matching and keys, which are in [`rules`](crate::rules), and counting, which is the limiter's job.
 
-#[cfg(feature = "tower")]
-mod admitted;
-pub(crate) mod cached;
-pub(crate) mod counted;
+pub(crate) mod check;
 mod explain;
 mod in_flight;
 mod key_bans;
 #[cfg(feature = "file")]
-mod limited;
-#[cfg(feature = "file")]
-mod observe;
-#[cfg(all(feature = "file", feature = "redis"))]
 mod open;
-#[cfg(all(feature = "file", not(feature = "redis")))]
-#[path = "gate/open_in_memory.rs"]
-mod open;
-#[cfg(feature = "file")]
-mod opening;
-mod operations;
 mod outcome;
-mod pending;
-mod phases;
+#[cfg(feature = "file")]
+pub(crate) mod report;
 #[cfg(feature = "file")]
 mod reservation;
 mod settle;
-mod snapshot;
-#[cfg(feature = "redis")]
-mod store;
-#[cfg(not(feature = "redis"))]
-#[path = "gate/store_in_memory.rs"]
 mod store;
 mod together;
 
+use std::io::{self, Read, Write};
+use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Cache};
 
 #[cfg(feature = "tower")]
-pub(crate) use self::admitted::{Admitted, ByAddress};
+pub(crate) use self::check::by_address::{Admitted, ByAddress};
 pub use self::explain::{Explanation, RuleExplained, RuleState};
 use self::in_flight::InFlight;
 pub use self::in_flight::InFlightPermit;
 pub use self::key_bans::KeyBan;
 use self::key_bans::KeyBans;
 #[cfg(feature = "file")]
-pub use self::opening::OpenError;
-pub use self::operations::StoreUnavailable;
+pub use self::open::OpenError;
 pub use self::outcome::Outcome;
 #[cfg(feature = "file")]
 use self::reservation::Reservations;
@@ -64,12 +47,13 @@ pub use self::reservation::{MAX_RESERVATION, ReservationError, Reserved};
 #[cfg(feature = "tower")]
 pub(crate) use self::settle::ReportedCost;
 use self::store::Store;
+pub use self::store::StoreUnavailable;
 pub(crate) use self::together::CombinedDecision;
 pub use self::together::{Checks, JointCheck};
 use crate::error::InvalidLimit;
 #[cfg(feature = "file")]
 use crate::limited_keys::LimitedKeys;
-use crate::limiter::{Limiter, LimiterBuilder};
+use crate::limiter::{Limiter, LimiterBuilder, RestoreError, Restored};
 use crate::rules::{Facts, RuleSet};
 
 /// Decides requests by rules, with counts in memory or on Redis.
@@ -233,6 +217,32 @@ impl Gate {
         self.0.state.store(Arc::new(state));
     }
 
+    /// Builds a gate from a [snapshot](Self::snapshot) of another one; see [`LimiterBuilder::restore`]. The limits of
+    /// `rules` replace those of `settings`.
+    ///
+    /// # Errors
+    ///
+    /// If the memory bound is too small for the limits, or the snapshot cannot be read or used.
+    pub fn restore(
+        rules: RuleSet,
+        settings: LimiterBuilder,
+        snapshot: impl Read,
+    ) -> Result<(Self, Restored), RestoreError> {
+        let (limiter, restored) = settings.limits(rules.limit_set()).restore(snapshot)?;
+        Ok((Self::with_store(rules, Store::of(limiter)), restored))
+    }
+
+    /// Writes the state of all keys and returns their number; see [`Limiter::snapshot`](crate::Limiter::snapshot).
+    /// Returns `None` and writes nothing if the keys are on Redis, which persists them itself.
+    ///
+    /// # Errors
+    ///
+    /// If writing to `out` fails.
+    pub fn snapshot(&self, out: impl Write) -> io::Result<Option<u64>> {
+        let state = self.0.state.load_full();
+        state.store.in_memory().map(|limiter| limiter.snapshot(out)).transpose()
+    }
+
     /// Checks a request. The result is ready at once if the store is in this process's memory. `facts` is only used
     /// during the call.
     pub fn check(&self, facts: &Facts<'_>) -> Check {
@@ -281,6 +291,13 @@ impl Gate {
             return None;
         }
         Check::by_name(state, rule, key, cost)
+    }
+
+    /// Returns a handle for one thread that checks many requests.
+    #[must_use]
+    #[doc(hidden)]
+    pub fn cached(&self) -> CachedGate {
+        CachedGate(Cache::new(GateRef(Arc::clone(&self.0))))
     }
 }
 
@@ -331,5 +348,88 @@ impl Check {
 impl std::fmt::Debug for Gate {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Gate").field("rules", &self.0.state.load().rules).finish_non_exhaustive()
+    }
+}
+
+/// Checks requests from one thread, slightly faster than [`Gate`]: it caches a pointer to the current rules and only
+/// looks at whether they were replaced.
+///
+/// It keeps the cached rules alive until the next check. Call [`renew`](Self::renew) to drop replaced rules earlier.
+///
+/// ```
+/// use tollgate::rules::{Facts, KeyPart, Rule, RuleSet};
+/// use tollgate::{Check, FixedWindow, Gate, Limit, MINUTE};
+///
+/// let per_ip = Rule::new(Limit::new("per-ip", FixedWindow::new(2, MINUTE))?).key(KeyPart::ip());
+/// let gate = Gate::in_memory(RuleSet::builder().rule(per_ip).build()?)?;
+/// let mut cached = gate.cached();
+/// let facts = Facts::new("GET", "/").peer([192, 0, 2, 7].into());
+/// assert!(matches!(cached.check(&facts), Check::Ready(outcome) if outcome.is_allowed()));
+/// # Ok::<(), tollgate::InvalidLimit>(())
+/// ```
+pub struct CachedGate(Cache<GateRef, Arc<State>>);
+
+/// The gate whose state is cached.
+struct GateRef(Arc<Inner>);
+
+impl Deref for GateRef {
+    type Target = ArcSwap<State>;
+
+    fn deref(&self) -> &ArcSwap<State> {
+        &self.0.state
+    }
+}
+
+impl CachedGate {
+    /// Checks a request like [`Gate::check`].
+    pub fn check(&mut self, facts: &Facts<'_>) -> Check {
+        Check::of(Arc::clone(self.0.load()), facts)
+    }
+
+    /// Drops the cached rules if they were replaced.
+    pub fn renew(&mut self) {
+        self.0.load();
+    }
+}
+
+impl std::fmt::Debug for CachedGate {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("CachedGate").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::{Rule, RuleSet};
+    use crate::{FixedWindow, Limit, MINUTE};
+
+    fn rules(name: &str) -> RuleSet {
+        let rule = Rule::new(Limit::new(name, FixedWindow::new(5, MINUTE)).unwrap());
+        RuleSet::builder().rule(rule).build().unwrap()
+    }
+
+    #[test]
+    fn replaced_rules_apply_from_the_next_check() {
+        let gate = Gate::in_memory(rules("before")).unwrap();
+        let mut cached = gate.cached();
+        let mut limit = || match cached.check(&Facts::new("GET", "/")) {
+            Check::Ready(outcome) => outcome.limit().map(str::to_owned),
+            Check::Pending(_) => None,
+        };
+        assert_eq!(limit().as_deref(), Some("before"));
+        gate.replace(rules("after")).unwrap();
+        assert_eq!(limit().as_deref(), Some("after"));
+    }
+
+    #[test]
+    fn renew_drops_replaced_rules() {
+        let gate = Gate::in_memory(rules("before")).unwrap();
+        let mut cached = gate.cached();
+        let before = Arc::downgrade(&gate.0.state.load());
+        gate.replace(rules("after")).unwrap();
+        assert!(before.upgrade().is_some(), "the cache still holds the old rules");
+        cached.renew();
+        assert!(before.upgrade().is_none());
     }
 }

@@ -19,9 +19,9 @@ pub mod limited {
     };
 }
 #[cfg(feature = "rules")]
-pub use crate::gate::cached::CachedGate;
-#[cfg(feature = "rules")]
-pub use crate::gate::counted::{CountedAs, CountedHit};
+pub use crate::gate::CachedGate;
+#[cfg(feature = "file")]
+pub use crate::gate::report::{CountedAs, CountedHit};
 /// Lookup of descriptors in configuration of envoyproxy/ratelimit.
 #[cfg(feature = "file")]
 pub mod envoy {

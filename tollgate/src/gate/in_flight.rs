@@ -12,13 +12,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
 
-use super::pending::{PendingChecks, ShadowDecisions};
-use super::store::{self, RemoteCheck};
-use super::{Outcome, State};
+use super::State;
 use crate::decision::{Admission, Decision, Verdict};
 use crate::key::Key;
 use crate::limit::LimitId;
-use crate::rules::{Facts, Mode, RuleHit, RuleSet};
+use crate::rules::{Mode, RuleHit, RuleSet};
 
 /// Enough shards that threads serving different keys rarely contend.
 const SHARDS: usize = 16;
@@ -54,6 +52,9 @@ pub(super) type PermitRequests = SmallVec<[PermitRequest; 2]>;
 
 /// The limits on requests in flight that a request matched.
 pub(super) type InFlightLimits = SmallVec<[LimitId; 2]>;
+
+/// Decisions of shadow rules, with the numbers of the rules.
+pub(super) type ShadowDecisions = Vec<(u32, Decision)>;
 
 /// The permits of a request, and the decisions of shadow rules about it.
 pub(super) struct TakenPermits {
@@ -160,47 +161,21 @@ impl Drop for HeldPermit {
     }
 }
 
+impl InFlightPermit {
+    /// Adds the permits of another one.
+    pub(super) fn extend(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+}
+
 impl std::fmt::Debug for InFlightPermit {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("InFlightPermit").field("limits", &self.0.len()).finish()
     }
 }
 
-/// Checks a request once it has its permits.
-pub(super) fn check(outcome: &mut Outcome, mut pending: Box<PendingChecks>, facts: &Facts<'_>) -> Option<RemoteCheck> {
-    match take_permits(&outcome.state, &mut pending, facts) {
-        Ok(()) => store::check(outcome, Some(pending)),
-        Err(full) => {
-            outcome.refuse_full(&full, pending.in_flight);
-            None
-        }
-    }
-}
-
-/// Takes all further permits that a request needs, or none.
-pub(super) fn take_permits(state: &State, pending: &mut PendingChecks, facts: &Facts<'_>) -> Result<(), Full> {
-    let requests = std::mem::take(&mut pending.permits);
-    // The end of such a request is unknown.
-    if facts.is_served_elsewhere() {
-        pending.in_flight.clear();
-        return Ok(());
-    }
-    if requests.is_empty() {
-        return Ok(());
-    }
-    let TakenPermits { permit, shadow_decisions } = take(state, &requests)?;
-    match &mut pending.taken {
-        Some(before) => {
-            before.permit.0.extend(permit.0);
-            before.shadow_decisions.extend(shadow_decisions);
-        }
-        none => *none = Some(TakenPermits { permit, shadow_decisions }),
-    }
-    Ok(())
-}
-
 /// Takes all requested permits, or none.
-fn take(state: &State, requests: &[PermitRequest]) -> Result<TakenPermits, Full> {
+pub(super) fn take(state: &State, requests: &[PermitRequest]) -> Result<TakenPermits, Full> {
     let mut taken = TakenPermits { permit: InFlightPermit(SmallVec::new()), shadow_decisions: ShadowDecisions::new() };
     for one in requests {
         let Some(table) = state.in_flight.table(one.rule) else { continue };

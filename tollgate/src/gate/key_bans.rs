@@ -14,7 +14,8 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::in_flight::InFlight;
-use super::{Gate, Outcome, State};
+use super::outcome::Outcome;
+use super::{Gate, State};
 use crate::decision::{Admission, Decision, Verdict};
 use crate::http::Refusal;
 use crate::key::Key;

@@ -1,6 +1,5 @@
 //! The outcome of a request: the decision, and the response to send.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
@@ -9,18 +8,14 @@ use bytes::Bytes;
 use http::{HeaderMap, Response};
 use smallvec::SmallVec;
 
-use super::in_flight::{self, Full, InFlightLimits, InFlightPermit};
-use super::pending::{CheckCollector, Extras, PendingChecks, SelectedBy};
-use super::store::{self, Hits, RemoteCheck};
-use super::{Gate, State, phases};
+use super::in_flight::{Full, InFlightLimits, InFlightPermit, PermitRequests, ShadowDecisions, TakenPermits};
+use super::store::Hits;
+use super::{Gate, State};
 use crate::decision::Decision;
 use crate::http::{Headers, Policy, Refusal, RefusalBuilder, UnreadableRequest};
 use crate::internal::{ReusedResponse, WrittenResponse};
-use crate::key::Key;
 use crate::limit::LimitId;
-use crate::limiter::Hit;
-use crate::reservation::Settlement;
-use crate::rules::{Facts, Refused, RuleMatch, RuleSet, TokenStatus};
+use crate::rules::{Refused, RuleSet, TokenStatus};
 
 /// The policies that a response lists.
 type Policies<'a> = SmallVec<[&'a Policy; 4]>;
@@ -70,6 +65,46 @@ pub struct Outcome {
     pub(super) settled: AtomicU32,
 }
 
+/// Checks beside those of the enforced rules, which are all-or-nothing and kept in the outcome. Few requests have any.
+#[derive(Default)]
+pub(super) struct PendingChecks {
+    /// The hits of shadow rules. Each rule is checked by itself.
+    pub(super) shadow_hits: Vec<(u32, Hits)>,
+    pub(super) shadow_decisions: ShadowDecisions,
+    /// Permits that the request needs, of the few rules that limit requests in flight.
+    pub(super) permits: PermitRequests,
+    /// The enforced limits among these.
+    pub(super) in_flight: InFlightLimits,
+    pub(super) taken: Option<TakenPermits>,
+}
+
+/// Parts of an outcome that few requests need.
+#[derive(Default)]
+pub(super) struct Extras {
+    /// The rule that refuses the request regardless of the remaining quota.
+    pub(super) refused_by: Option<u32>,
+    pub(super) shadow_decisions: ShadowDecisions,
+    /// The hits of shadow rules, in the order of their decisions.
+    pub(super) shadow_hits: Vec<(u32, Hits)>,
+    /// The request's in-flight permit.
+    pub(super) permit: Option<InFlightPermit>,
+    /// The enforced in-flight limits that the request matched.
+    pub(super) in_flight: InFlightLimits,
+    /// The hash of the key that has too many requests in flight, if that denied the request.
+    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "only counts of limited keys read it"))]
+    pub(super) full_key: Option<u64>,
+    /// One bit for each limit after the first 32, set when the limit is settled.
+    pub(super) settled: Box<[AtomicU32]>,
+}
+
+/// The party that selected the limit, the key and the cost.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum SelectedBy {
+    Rules,
+    /// The caller, so any cost may be an estimate.
+    Name,
+}
+
 impl Outcome {
     /// Sets the decision of the enforced rules and the results of the shadow rules. It works in place because an
     /// outcome is large.
@@ -77,7 +112,7 @@ impl Outcome {
     pub(super) fn decided(&mut self, pending: Option<Box<PendingChecks>>, decision: Decision) {
         #[cfg(feature = "file")]
         if self.state.rules.have_observers() {
-            super::observe::observe(self, pending.as_deref(), &decision);
+            super::report::observe(self, pending.as_deref(), &decision);
         }
         self.extras = pending.and_then(|pending| pending.into_extras(&decision));
         let limits = self.hits.len() + self.extras.as_ref().map_or(0, |extras| extras.shadow_hits.len());
@@ -127,88 +162,6 @@ impl Outcome {
         self.decision = Some(full.decision);
         let full_key = Some(full.fingerprint);
         self.extras = Some(Box::new(Extras { in_flight, full_key, ..Extras::default() }));
-    }
-
-    /// Checks a request. Returns `Some` if a remote store has to decide; see [`complete`](Self::complete).
-    ///
-    /// It works in place because an outcome is large, and every request has one.
-    #[inline]
-    pub(crate) fn check(&mut self, facts: &Facts<'_>) -> Option<RemoteCheck> {
-        if self.state.rules.read_tokens() {
-            return phases::check(self, facts);
-        }
-        let Self { state, hits, .. } = &mut *self;
-        let mut collector = CheckCollector::new(state, hits);
-        let found = state.rules.find(&state.rules.request(facts), |rule_hit, key| collector.add(rule_hit, key));
-        let (pending, banned) = collector.finish();
-        match found {
-            Ok(()) if banned.is_some() => {
-                banned.iter().for_each(|banned| self.refuse_banned(banned));
-                None
-            }
-            Ok(()) => match pending {
-                Some(pending) if !pending.permits.is_empty() => in_flight::check(self, pending, facts),
-                pending => store::check(self, pending),
-            },
-            Err((rule, refused)) => {
-                self.refused_by(rule, refused);
-                None
-            }
-        }
-    }
-
-    /// Adds a strike to every ban that applies to a request which was refused before any rule was checked.
-    pub(super) fn strike(&mut self, facts: &Facts<'_>) -> Option<RemoteCheck> {
-        let Self { state, hits, .. } = &mut *self;
-        let State { rules, store, .. } = &**state;
-        rules.find_bans(&rules.request(facts), |ban, key| store.add_hit(hits, Hit::new(ban, key).cost(1)));
-        store::check(self, None)
-    }
-
-    /// Checks a key of the rule named `rule`. Returns `None` if there is no such rule.
-    #[expect(clippy::option_option, reason = "whether there is the rule, and then what a remote store has to check")]
-    pub(super) fn check_by_name(&mut self, rule: &str, key: &[&[u8]], cost: u64) -> Option<Option<RemoteCheck>> {
-        let pending = self.collect_by_name(rule, key, cost)?;
-        if !self.is_allowed() || (pending.is_none() && self.hits.len() == 0) {
-            return Some(None);
-        }
-        Some(store::check(self, pending))
-    }
-
-    /// Collects the hits on a key of the rule named `rule`. Returns `None` if there is no such rule.
-    #[expect(clippy::option_option, reason = "whether there is the rule, and then what to check beside its hits")]
-    pub(super) fn collect_by_name(
-        &mut self,
-        rule: &str,
-        key: &[&[u8]],
-        cost: u64,
-    ) -> Option<Option<Box<PendingChecks>>> {
-        self.selected_by = SelectedBy::Name;
-        let Self { state, hits, .. } = &mut *self;
-        let mut collector = CheckCollector::new(state, hits);
-        let key = state.rules.normal_key(rule, key);
-        let key: SmallVec<[&[u8]; 3]> = key.iter().map(|part| &**part).collect();
-        match state.rules.check_named(rule, &key, cost)? {
-            RuleMatch::Hit(rule_hit) => collector.add(&rule_hit, Key::byte_parts(&key)),
-            RuleMatch::Refused(number, refused) => {
-                self.refused_by(Some(number), refused);
-                return Some(None);
-            }
-            RuleMatch::NotMatched(_) | RuleMatch::Disabled | RuleMatch::KeyMissing(_) | RuleMatch::Exempt => {
-                return Some(None);
-            }
-        }
-        let (pending, banned) = collector.finish();
-        if let Some(banned) = &banned {
-            self.refuse_banned(banned);
-            return Some(None);
-        }
-        Some(pending)
-    }
-
-    /// Completes the check on a remote store.
-    pub(crate) fn complete(self, remote: RemoteCheck) -> Pin<Box<dyn Future<Output = Self> + Send>> {
-        store::check_remotely(self, remote)
     }
 
     /// Creates the outcome of a request that is not checked yet.
@@ -396,26 +349,22 @@ impl Outcome {
     pub fn rules(&self) -> &RuleSet {
         &self.state.rules
     }
+}
 
-    /// Settles the request at its actual cost. It applies to every rule whose cost is not the constant 1: surplus
-    /// units are refunded, as far as they still count against the key, and missing units are taken, as far as they are
-    /// available.
-    ///
-    /// Each limit is settled once, by this method, [`settle_limit`](Self::settle_limit), [`refund`](Self::refund) or
-    /// [`settle_response`](Self::settle_response). Later calls change nothing and return
-    /// [`Settlement::AlreadySettled`].
-    pub async fn settle(&self, actual: u64) -> Settlement {
-        self.settle_each(|selected_by, rule| self.is_estimate(selected_by, rule).then_some(actual)).await
-    }
-
-    /// Settles the rule named `name` alone, whatever its cost was.
-    pub async fn settle_limit(&self, name: &str, actual: u64) -> Settlement {
-        self.settle_each(|_, rule| (self.state.rules.name(rule) == name).then_some(actual)).await
-    }
-
-    /// Refunds everything that the request took, as far as it still counts against its keys.
-    pub async fn refund(&self) -> Settlement {
-        self.settle_each(|_, _| Some(0)).await
+impl PendingChecks {
+    /// Returns the extra parts of the outcome. A denied request returns its permit.
+    #[inline(never)]
+    fn into_extras(self, decision: &Decision) -> Option<Box<Extras>> {
+        let Self { shadow_hits, mut shadow_decisions, in_flight, taken, .. } = self;
+        if shadow_decisions.is_empty() && taken.is_none() {
+            return None;
+        }
+        let permit = taken.map(|taken| {
+            shadow_decisions.extend(taken.shadow_decisions);
+            taken.permit
+        });
+        let permit = permit.filter(|_| decision.is_allowed());
+        Some(Box::new(Extras { shadow_decisions, shadow_hits, permit, in_flight, ..Extras::default() }))
     }
 }
 

@@ -1,23 +1,44 @@
 //! Reservations that leave the process: units that are taken now and settled later with a token, on any node.
 //!
-//! The token is self-contained and signed (see `reservation/token.rs`), so no node has to remember a reservation. On
+//! The token is self-contained and signed, so no node has to remember a reservation. On
 //! Redis, nodes share the signing secret, and a key marks a reservation as settled in the same script call that gives
 //! units back. In memory, the secret belongs to the process, which keeps the ids of open reservations (ADR 27).
 //!
 //! Not here: reservations within a process, which need no token: see [`Outcome::settle`].
+//!
+//! A store in memory keeps the ids of reservations that are neither settled nor expired. An id that is missing is
+//! settled. Nothing is forgotten: when the bound is reached, new reservations are refused.
+//!
+//! A token is bytes with a signature, in base64url:
+//!
+//! | bytes | |
+//! |---|---|
+//! | 1 | version: 1 |
+//! | 8 | id of the signing secret |
+//! | 16 | random id of the reservation |
+//! | 8 | expiry in microseconds, by the clock of the store |
+//! | 8 | offset of the wall clock, in memory |
+//! | 1 | whether a charge follows |
+//! | | charge: name of the limit, name of the variant or nothing, key (each after its length in 2 bytes), units, time |
+//! | 32 | HMAC-SHA256 of everything before |
+//!
+//! Numbers are big-endian. The content is signed, not encrypted: a holder of the token can read it.
 
-mod open;
-mod token;
-
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use self::open::OpenReservations;
-pub(crate) use self::token::ReservedCharge;
-use self::token::{Signer, Token, random};
-use super::store;
-use super::{Gate, JointCheck, Outcome, State, StoreUnavailable};
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use ring::hmac;
+use ring::rand::{SecureRandom, SystemRandom};
+
+use super::check::charged_to_store;
+use super::outcome::Outcome;
+use super::store::StoreUnavailable;
+use super::together::JointCheck;
+use super::{Gate, State};
 use crate::limiter::Limiter;
 use crate::reservation::Settlement;
 use crate::store::memory::HashedHit;
@@ -147,7 +168,7 @@ impl Gate {
             let key: Vec<&[u8]> = key.iter().map(Vec::as_slice).collect();
             let mut outcome = Outcome::unlimited(state.clone());
             match outcome.check_by_name(&rule, &key, cost).flatten() {
-                Some(remote) => outcome = outcome.complete(store::charged_to_store(remote)).await,
+                Some(remote) => outcome = outcome.complete(charged_to_store(remote)).await,
                 None => outcome.count_limited(|| JointCheck::Named { rule: &rule, key: &key, cost }),
             }
             if !outcome.is_allowed() {
@@ -272,8 +293,7 @@ mod on_redis {
 
     use tokio::time::Instant;
 
-    use super::token::{Secret, Signer, random};
-    use super::{ReservationError, StoreUnavailable};
+    use super::{ReservationError, Secret, Signer, StoreUnavailable, random};
     use crate::redis::RedisLimiter;
 
     /// The secret is read again after this time, in case that Redis lost it and another node replaced it.
@@ -311,6 +331,244 @@ mod on_redis {
                     None => Err(StoreUnavailable::new(error).into()),
                 },
             }
+        }
+    }
+}
+
+/// The most open reservations: about 10 MiB.
+const MAX_OPEN: usize = 100_000;
+
+#[derive(Default)]
+struct OpenReservations(Mutex<Open>);
+
+#[derive(Default)]
+struct Open {
+    expiries: HashMap<ReservationId, u64, ahash::RandomState>,
+    by_expiry: BTreeSet<(u64, ReservationId)>,
+}
+
+impl OpenReservations {
+    /// Adds a reservation. Returns `false` if there are too many.
+    pub(super) fn add(&self, id: ReservationId, expires_at: u64, now: u64) -> bool {
+        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some((expires_at, expired)) = open.by_expiry.first().copied()
+            && expires_at <= now
+        {
+            open.by_expiry.pop_first();
+            open.expiries.remove(&expired);
+        }
+        if open.expiries.len() >= MAX_OPEN {
+            return false;
+        }
+        open.expiries.insert(id, expires_at);
+        open.by_expiry.insert((expires_at, id));
+        true
+    }
+
+    /// Removes a reservation. Returns `true` to the first caller only.
+    pub(super) fn remove(&self, id: ReservationId) -> bool {
+        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match open.expiries.remove(&id) {
+            Some(expires_at) => open.by_expiry.remove(&(expires_at, id)),
+            None => false,
+        }
+    }
+}
+
+/// The longest token that is read. Longer than any token that is issued: names of limits are short, and keys are
+/// fingerprints in memory and bounded on Redis.
+const MAX_TOKEN_CHARS: usize = 4096;
+const VERSION: u8 = 1;
+const TAG_BYTES: usize = 32;
+
+type Secret = [u8; 32];
+type ReservationId = [u8; 16];
+
+/// The content of a token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Token {
+    pub(super) id: ReservationId,
+    expires_at: u64,
+    pub(super) wall_offset: i64,
+    /// The units that were taken, if any.
+    pub(super) charge: Option<ReservedCharge>,
+}
+
+/// Units that a reservation has taken from a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ReservedCharge {
+    pub(crate) limit: String,
+    pub(crate) variant: Option<String>,
+    /// The key as its store identifies it.
+    pub(crate) key: Vec<u8>,
+    pub(crate) units: u64,
+    pub(crate) at: u64,
+}
+
+/// Signs and verifies tokens.
+struct Signer {
+    key: hmac::Key,
+    id: [u8; 8],
+}
+
+impl Signer {
+    pub(super) fn new(secret: &Secret) -> Self {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, secret);
+        let mut id = [0; 8];
+        id.copy_from_slice(&hmac::sign(&key, b"id").as_ref()[..8]);
+        Self { key, id }
+    }
+
+    /// Returns 8 bytes that hide the fingerprint of a key: a holder of the token must not learn it.
+    fn mask(&self, id: ReservationId) -> u64 {
+        let tag = hmac::sign(&self.key, &[b"mask", &id[..]].concat());
+        let mut mask = [0; 8];
+        mask.copy_from_slice(&tag.as_ref()[..8]);
+        u64::from_be_bytes(mask)
+    }
+
+    /// Returns the token as text, or an error if it would be too long.
+    fn sign(&self, token: &Token) -> Result<String, ReservationError> {
+        let mut bytes = vec![VERSION];
+        bytes.extend(self.id);
+        bytes.extend(token.id);
+        bytes.extend(token.expires_at.to_be_bytes());
+        bytes.extend(token.wall_offset.to_be_bytes());
+        bytes.push(u8::from(token.charge.is_some()));
+        if let Some(charge) = &token.charge {
+            let variant = charge.variant.as_deref().unwrap_or_default();
+            for text in [charge.limit.as_bytes(), variant.as_bytes(), &charge.key] {
+                let length = u16::try_from(text.len()).map_err(|_| ReservationError::TooLong)?;
+                bytes.extend(length.to_be_bytes());
+                bytes.extend_from_slice(text);
+            }
+            bytes.extend(charge.units.to_be_bytes());
+            bytes.extend(charge.at.to_be_bytes());
+        }
+        let tag = hmac::sign(&self.key, &bytes);
+        bytes.extend_from_slice(tag.as_ref());
+        let text = URL_SAFE_NO_PAD.encode(bytes);
+        if text.len() > MAX_TOKEN_CHARS { Err(ReservationError::TooLong) } else { Ok(text) }
+    }
+
+    fn verify(&self, text: &str) -> Result<Token, ReservationError> {
+        if text.len() > MAX_TOKEN_CHARS {
+            return Err(ReservationError::Invalid);
+        }
+        let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| ReservationError::Invalid)?;
+        let signed = bytes.len().checked_sub(TAG_BYTES).ok_or(ReservationError::Invalid)?;
+        let (signed, tag) = bytes.split_at(signed);
+        let mut reader = Reader(signed);
+        if reader.array::<1>()? != [VERSION] {
+            return Err(ReservationError::Invalid);
+        }
+        if reader.array::<8>()? != self.id {
+            return Err(ReservationError::Foreign);
+        }
+        hmac::verify(&self.key, signed, tag).map_err(|_| ReservationError::Invalid)?;
+        let id = reader.array()?;
+        let expires_at = u64::from_be_bytes(reader.array()?);
+        let wall_offset = i64::from_be_bytes(reader.array()?);
+        let charge = match reader.array()? {
+            [0] => None,
+            _ => Some(reader.charge()?),
+        };
+        if reader.0.is_empty() {
+            Ok(Token { id, expires_at, wall_offset, charge })
+        } else {
+            Err(ReservationError::Invalid)
+        }
+    }
+}
+
+/// Returns random bytes. Without them, no token is safe.
+pub(super) fn random<const N: usize>() -> Result<[u8; N], ReservationError> {
+    let mut bytes = [0; N];
+    SystemRandom::new().fill(&mut bytes).map_err(|_| ReservationError::NoRandomness)?;
+    Ok(bytes)
+}
+
+/// The bytes that are not read yet.
+struct Reader<'t>(&'t [u8]);
+
+impl<'t> Reader<'t> {
+    fn bytes(&mut self, count: usize) -> Result<&'t [u8], ReservationError> {
+        let (read, rest) = self.0.split_at_checked(count).ok_or(ReservationError::Invalid)?;
+        self.0 = rest;
+        Ok(read)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], ReservationError> {
+        self.bytes(N)?.try_into().map_err(|_| ReservationError::Invalid)
+    }
+
+    fn text(&mut self) -> Result<&'t [u8], ReservationError> {
+        let length = u16::from_be_bytes(self.array()?);
+        self.bytes(length.into())
+    }
+
+    fn name(&mut self) -> Result<String, ReservationError> {
+        String::from_utf8(self.text()?.to_vec()).map_err(|_| ReservationError::Invalid)
+    }
+
+    fn charge(&mut self) -> Result<ReservedCharge, ReservationError> {
+        let (limit, variant, key) = (self.name()?, self.name()?, self.text()?.to_vec());
+        let variant = Some(variant).filter(|variant| !variant.is_empty());
+        let (units, at) = (u64::from_be_bytes(self.array()?), u64::from_be_bytes(self.array()?));
+        Ok(ReservedCharge { limit, variant, key, units, at })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn new_reservations_are_refused_when_too_many_are_open() {
+        let open = OpenReservations::default();
+        let id = |number: usize| (number as u128).to_be_bytes();
+        assert!((0..MAX_OPEN).all(|number| open.add(id(number), 100, 0)));
+        assert!(!open.add(id(MAX_OPEN), 100, 99));
+        assert!(open.remove(id(5)) && !open.remove(id(5)));
+        assert!(open.add(id(MAX_OPEN), 200, 99));
+        assert!(open.add(id(MAX_OPEN + 1), 200, 100), "the others have expired");
+        assert!(!open.remove(id(6)) && open.remove(id(MAX_OPEN)));
+    }
+
+    fn token() -> impl Strategy<Value = Token> {
+        let charge = (".{0,20}", proptest::option::of(".{1,9}"), proptest::collection::vec(any::<u8>(), 0..200));
+        let charge = (charge, any::<u64>(), any::<u64>())
+            .prop_map(|((limit, variant, key), units, at)| ReservedCharge { limit, variant, key, units, at });
+        (any::<ReservationId>(), any::<u64>(), any::<i64>(), proptest::option::of(charge))
+            .prop_map(|(id, expires_at, wall_offset, charge)| Token { id, expires_at, wall_offset, charge })
+    }
+
+    proptest! {
+        #[test]
+        fn a_signed_token_is_read_as_it_was_written(token in token()) {
+            let signer = Signer::new(&[7; 32]);
+            prop_assert_eq!(signer.verify(&signer.sign(&token).unwrap()).unwrap(), token);
+        }
+
+        #[test]
+        fn a_changed_or_foreign_token_is_refused(token in token(), position in any::<usize>(), flip in 1_u8..) {
+            let signer = Signer::new(&[7; 32]);
+            let text = signer.sign(&token).unwrap();
+            prop_assert_eq!(Signer::new(&[8; 32]).verify(&text).unwrap_err(), ReservationError::Foreign);
+            let mut bytes = URL_SAFE_NO_PAD.decode(&text).unwrap();
+            let position = position % bytes.len();
+            bytes[position] ^= flip;
+            let changed = signer.verify(&URL_SAFE_NO_PAD.encode(&bytes)).unwrap_err();
+            let expected =
+                if (1..9).contains(&position) { ReservationError::Foreign } else { ReservationError::Invalid };
+            prop_assert_eq!(changed, expected);
+        }
+
+        #[test]
+        fn no_text_panics(text in ".{0,300}") {
+            prop_assert!(Signer::new(&[7; 32]).verify(&text).is_err());
         }
     }
 }

@@ -7,11 +7,21 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::pending::{CheckCollector, PendingChecks};
-use super::store;
-use super::{Gate, Outcome, State, StoreUnavailable};
+#[cfg(feature = "redis")]
+use futures_util::future::join_all;
+
+#[cfg(feature = "redis")]
+use super::check::{ChargeTo, RemoteCheck, check_redis};
+use super::check::{CheckCollector, check_after_decision, check_store};
+use super::outcome::{Outcome, PendingChecks};
+#[cfg(feature = "redis")]
+use super::store::Hits;
+use super::store::{Store, StoreUnavailable};
+use super::{Gate, State};
 use crate::decision::Decision;
 use crate::limiter::Limiter;
+#[cfg(feature = "redis")]
+use crate::redis::RedisLimiter;
 use crate::rules::{Facts, Phase};
 use crate::units::Timestamp;
 
@@ -52,9 +62,9 @@ impl Checks {
 }
 
 /// A check whose hits are collected and not decided yet.
-pub(super) struct Collected {
-    pub(super) outcome: Outcome,
-    pub(super) pending: Option<Box<PendingChecks>>,
+struct Collected {
+    outcome: Outcome,
+    pending: Option<Box<PendingChecks>>,
 }
 
 /// The decisions of a request to the store with combined hits.
@@ -100,7 +110,7 @@ impl Gate {
             collected.push(Collected::of(&state, check)?);
         }
         if collected.len() > 1 {
-            let decided = store::check_together(&state.store, collected);
+            let decided = check_collected(&state.store, collected);
             #[cfg(feature = "file")]
             if let Checks::Ready(outcomes) = &decided {
                 outcomes.iter().zip(checks).for_each(|(outcome, check)| outcome.count_limited(|| *check));
@@ -111,7 +121,7 @@ impl Gate {
         if !outcome.is_allowed() {
             return Some(Checks::Ready(vec![outcome]));
         }
-        Some(match store::check(&mut outcome, pending) {
+        Some(match check_store(&mut outcome, pending) {
             None => {
                 #[cfg(feature = "file")]
                 checks.iter().for_each(|check| outcome.count_limited(|| *check));
@@ -194,7 +204,7 @@ impl Outcome {
     }
 
     /// Marks every limit as settled if nothing was taken, so that nothing can be refunded.
-    pub(super) fn after_joint_decision(mut self, is_taken: bool) -> Self {
+    fn after_joint_decision(mut self, is_taken: bool) -> Self {
         if !is_taken {
             *self.settled.get_mut() = u32::MAX;
             for word in self.extras.iter_mut().flat_map(|extras| &mut extras.settled) {
@@ -207,7 +217,7 @@ impl Outcome {
 
 impl CombinedDecision {
     /// Returns the decision of a check with hits at these positions.
-    pub(super) fn own_decision(&self, positions: &[usize], now: Timestamp) -> Decision {
+    fn own_decision(&self, positions: &[usize], now: Timestamp) -> Decision {
         let each = positions.iter().filter_map(|position| *self.each.get(*position)?);
         match each.reduce(Decision::most_restrictive) {
             Some(own) if self.is_taken => own.allowed_after(self.delay),
@@ -218,7 +228,7 @@ impl CombinedDecision {
 }
 
 /// Decides checks whose store is in memory.
-pub(super) fn check_in_memory(limiter: &Limiter, collected: Vec<Collected>) -> Vec<Outcome> {
+fn check_in_memory(limiter: &Limiter, collected: Vec<Collected>) -> Vec<Outcome> {
     let mut positions = Vec::new();
     let hits = collected.iter().flat_map(|one| one.outcome.hits.hashed().iter().copied());
     let hits = limiter.combine_hashed(hits, |position| positions.push(position));
@@ -233,9 +243,50 @@ pub(super) fn check_in_memory(limiter: &Limiter, collected: Vec<Collected>) -> V
         if outcome.is_allowed() {
             let decision = combined.own_decision(&positions[own], limiter.wall_now());
             // A store in memory leaves nothing to check.
-            _ = store::check_after_decision(&mut outcome, pending, decision);
+            _ = check_after_decision(&mut outcome, pending, decision);
         }
         outcome.after_joint_decision(combined.is_taken)
     };
     collected.into_iter().map(complete).collect()
+}
+
+/// Decides several checks, all or nothing.
+fn check_collected(store: &Store, collected: Vec<Collected>) -> Checks {
+    match store {
+        Store::Memory(limiter) => Checks::Ready(check_in_memory(limiter, collected)),
+        #[cfg(feature = "redis")]
+        Store::Redis(limiter) => Checks::Pending(Box::pin(check_redis_together(limiter.clone(), collected))),
+    }
+}
+
+#[cfg(feature = "redis")]
+async fn check_redis_together(limiter: RedisLimiter, collected: Vec<Collected>) -> Vec<Outcome> {
+    let mut positions = Vec::new();
+    let prepared = collected.iter().flat_map(|one| one.outcome.hits.on_redis());
+    let mut hits = RedisLimiter::combine_hits(prepared, |position| positions.push(position));
+    if let Some(one) = collected.first() {
+        let rules = one.outcome.state.rules.clone();
+        crate::redis::take_from_store(&mut hits, |limit| rules.may_change(rules.owner(limit)));
+    }
+    let (combined, charged) = match collected.iter().all(|one| one.outcome.is_allowed()) {
+        true => limiter.clone().decide_each(hits).await,
+        false => (CombinedDecision { is_taken: false, delay: Duration::ZERO, each: Vec::new() }, hits),
+    };
+    let mut next = 0;
+    let complete = collected.into_iter().map(|Collected { mut outcome, pending }| {
+        let own = next..next + outcome.hits.len();
+        next = own.end;
+        let own = &positions[own];
+        if let Hits::Redis(hits) = &mut outcome.hits {
+            crate::redis::set_receipts(hits, &charged, own);
+        }
+        let denied = outcome.is_allowed().then(|| combined.own_decision(own, limiter.now()));
+        let remote = RemoteCheck { pending, limiter: limiter.clone(), denied, charge: ChargeTo::Any };
+        async move {
+            let is_refused = remote.denied.is_none();
+            if is_refused { outcome } else { check_redis(outcome, remote).await }
+        }
+    });
+    let outcomes = join_all(complete).await;
+    outcomes.into_iter().map(|outcome| outcome.after_joint_decision(combined.is_taken)).collect()
 }

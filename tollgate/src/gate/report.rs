@@ -1,16 +1,24 @@
-//! Counts the keys of requests that are denied or nearly denied.
+//! Reports decided requests: the keys that are denied or nearly denied, the rules that counted a request, and the demand
+//! on limits that learn.
 //!
-//! It runs after the decision, and most requests only pass one comparison. The text of a key is built once, when the key
-//! is counted for the first time: from the request, or on Redis from the name of the key there.
+//! Counting limited keys runs after the decision, and most requests only pass one comparison. The text of a key is built
+//! once, when the key is counted for the first time: from the request, or on Redis from the name of the key there.
+//!
+//! Deliberately not here: tallies of the rules that counted a request. Tools keep their own.
 
 use std::sync::Arc;
 
+use super::outcome::{Outcome, PendingChecks};
+use super::store::Hits;
 use super::together::JointCheck;
-use super::{Gate, Outcome, State};
+use super::{Gate, State};
 use crate::decision::{Decision, Source};
+use crate::demand::Observation;
 use crate::http::Refusal;
 use crate::limit::LimitId;
 use crate::limited_keys::{KeyTexts, LimitedKey, LimitedKeys, LimitedKind, LimitedRequest};
+use crate::rules::{Facts, FailedExpressions, Piece, Pieces, RuleMatch, RuleSet};
+use crate::units::Timestamp;
 
 /// An allowed request is near the limit if less than the quota divided by this is left.
 const NEAR_LIMIT_DIVISOR: u64 = 10;
@@ -127,7 +135,7 @@ struct Counted<'h> {
 
 impl<'h> Counted<'h> {
     /// Returns the hit of a limit, unless it costs nothing, like that of a peek.
-    fn find(hits: &'h super::store::Hits, limit: LimitId) -> Option<Self> {
+    fn find(hits: &'h Hits, limit: LimitId) -> Option<Self> {
         if let Some(hit) = hits.hashed().iter().find(|hit| hit.limit == limit) {
             return (hit.cost > 0).then_some(Self { fingerprint: Some(hit.fingerprint), name: None });
         }
@@ -177,12 +185,135 @@ fn key_parts(outcome: &Outcome, rule: u32, source: &KeySource<'_>) -> Vec<String
     }
 }
 
+/// A rule that counted a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CountedHit {
+    /// The number of the rule, in the order of [`RuleSet::names`].
+    pub rule: u32,
+    /// A hash of the key, equal for equal keys of a store in memory.
+    pub fingerprint: u64,
+    /// How the rule counted.
+    pub counted_as: CountedAs,
+}
+
+/// How a rule counted a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CountedAs {
+    /// The rule is enforced, and decided together with the others.
+    Enforced,
+    /// The rule is in shadow mode and would allow the request.
+    ShadowAllowed,
+    /// The rule is in shadow mode and would deny the request.
+    ShadowDenied,
+}
+
+impl Outcome {
+    /// Returns the rules that counted the request on a store in memory. Bans are not listed. If a rule refused the
+    /// request regardless of the remaining quota, none is.
+    #[doc(hidden)]
+    pub fn counted(&self) -> impl Iterator<Item = CountedHit> {
+        let rules = &self.state.rules;
+        let is_ban = |limit| rules.have_bans() && rules.ban(rules.owner(limit)) == Some(limit);
+        let enforced = self.hits.hashed().iter().filter(|_| self.decision.is_some());
+        let enforced = enforced.filter(move |hit| !is_ban(hit.limit)).map(|hit| CountedHit {
+            rule: rules.owner(hit.limit),
+            fingerprint: hit.fingerprint,
+            counted_as: CountedAs::Enforced,
+        });
+        let shadow = self.extras.iter().flat_map(|extras| extras.shadow_hits.iter().zip(&extras.shadow_decisions));
+        let shadow = shadow.filter_map(|((rule, hits), (_, decision))| {
+            let counted_as = if decision.is_allowed() { CountedAs::ShadowAllowed } else { CountedAs::ShadowDenied };
+            Some(CountedHit { rule: *rule, fingerprint: hits.hashed().first()?.fingerprint, counted_as })
+        });
+        enforced.chain(shadow)
+    }
+
+    /// Returns the number of the rule that [`limit`](Self::limit) names.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn deciding_rule(&self) -> Option<u32> {
+        let decided_by = self.decision.as_ref().and_then(Decision::limit).map(|limit| self.state.rules.owner(limit));
+        decided_by.or_else(|| self.extras.as_ref()?.refused_by)
+    }
+}
+
+impl RuleSet {
+    /// Returns the parts of the key by which a rule counts a request, or `None` if it does not count it.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn key_of(&self, rule: u32, facts: &Facts<'_>) -> Option<Vec<String>> {
+        // Expressions that fail were counted when the request was decided.
+        let failed = FailedExpressions::default();
+        let request = self.request(facts).recording(&failed);
+        let mut pieces = Pieces::new();
+        let text = |piece: &Piece<'_>| String::from_utf8_lossy(piece.as_bytes()).into_owned();
+        match self.check_rule(rule, &request, &mut pieces) {
+            RuleMatch::Hit(_) => Some(pieces.iter().map(text).collect()),
+            _ => None,
+        }
+    }
+}
+
+impl Gate {
+    /// Returns the time that decisions are made at, which observers see.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn time(&self) -> Timestamp {
+        let state = self.0.state.load();
+        match state.store.in_memory() {
+            Some(limiter) => limiter.now(),
+            None => state.store.now(),
+        }
+    }
+}
+
+/// Shows a decided request to the observers of its limits. Call it only if a limit learns.
+#[inline(never)]
+pub(super) fn observe(outcome: &Outcome, pending: Option<&PendingChecks>, decision: &Decision) {
+    let rules = &outcome.state.rules;
+    observe_hits(rules, &outcome.hits, decision);
+    let shadow = pending.into_iter().flat_map(|pending| pending.shadow_hits.iter().zip(&pending.shadow_decisions));
+    for ((_, hits), (_, decision)) in shadow {
+        observe_hits(rules, hits, decision);
+    }
+}
+
+fn observe_hits(rules: &RuleSet, hits: &Hits, decision: &Decision) {
+    // A ban is a denial by its limit.
+    let denied_by = decision.limit().filter(|_| !decision.is_allowed()).map(|limit| rules.owner(limit));
+    let is_denied = |limit: LimitId| denied_by == Some(rules.owner(limit));
+    for hit in hits.hashed() {
+        let Some(observer) = rules.observer(hit.limit) else { continue };
+        observer.observe(Observation {
+            client: hit.fingerprint,
+            cost: hit.cost,
+            at: decision.at,
+            is_denied: is_denied(hit.limit),
+            need_on_store: 0,
+        });
+    }
+    #[cfg(feature = "redis")]
+    for hit in hits.on_redis() {
+        let (limit, cost) = crate::redis::cost(hit);
+        let Some(observer) = rules.observer(limit) else { continue };
+        // The store counts the requests to all nodes. A denied request would have needed its cost in addition.
+        let own = crate::redis::decided(hit).or_else(|| (decision.limit() == Some(limit)).then_some(decision));
+        let need_on_store = own.filter(|own| own.source() == Source::Store).map_or(0, |own| {
+            let used = own.quota().saturating_sub(own.remaining());
+            if own.is_allowed() { used } else { used.saturating_add(cost) }
+        });
+        let client = observer.hash(crate::redis::key_name(hit));
+        observer.observe(Observation { client, cost, at: decision.at, is_denied: is_denied(limit), need_on_store });
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::limited_keys::TakenKeys;
     use crate::rules::{Facts, KeyPart, Mode, Rule, RuleSet};
-    use crate::{FixedWindow, Limit, MINUTE};
+    use crate::{FixedWindow, Gate, Limit, MINUTE};
 
     fn rule(name: &str, limit: u64) -> Rule {
         Rule::new(Limit::new(name, FixedWindow::new(limit, MINUTE)).unwrap()).key(KeyPart::header("x-user-id"))
@@ -258,5 +389,29 @@ mod tests {
         gate.count_limited(None);
         drop(gate.check_by_name("per-user", &[b"ann"], 1));
         assert!(keys.take().limits.is_empty());
+    }
+
+    fn per_ip(name: &str, limit: u64) -> Rule {
+        Rule::new(Limit::new(name, FixedWindow::new(limit, MINUTE)).unwrap()).key(KeyPart::ip())
+    }
+
+    #[test]
+    fn every_rule_that_counts_is_listed_with_its_key() {
+        let rules =
+            RuleSet::builder().rule(per_ip("a", 1)).rule(per_ip("shadow", 1).mode(Mode::Shadow)).rule(per_ip("b", 5));
+        let gate = Gate::in_memory(rules.build().unwrap()).unwrap();
+        let facts = Facts::new("GET", "/").peer([192, 0, 2, 7].into());
+        let check = || gate.decide_now(&facts).unwrap();
+        let listed = |outcome: &Outcome| -> Vec<(u32, CountedAs)> {
+            outcome.counted().map(|hit| (hit.rule, hit.counted_as)).collect()
+        };
+        let first = check();
+        assert_eq!(listed(&first), [(0, CountedAs::Enforced), (2, CountedAs::Enforced), (1, CountedAs::ShadowAllowed)]);
+        let fingerprints: Vec<u64> = first.counted().map(|hit| hit.fingerprint).collect();
+        assert!(fingerprints.iter().all(|fingerprint| *fingerprint == fingerprints[0]));
+        let second = check();
+        assert_eq!((second.is_allowed(), second.deciding_rule()), (false, Some(0)));
+        assert_eq!(listed(&second)[2], (1, CountedAs::ShadowDenied));
+        assert_eq!(gate.rules().key_of(0, &facts), Some(vec!["192.0.2.7".to_owned()]));
     }
 }

@@ -1,0 +1,589 @@
+//! Checks a request: collects the hits of its rules, takes its permits, and has the store decide.
+//!
+//! The last part is the fast path of the tower layer for a single limit per client address, in memory. The benchmark
+//! `tower` measures it.
+
+use std::pin::Pin;
+
+#[cfg(feature = "redis")]
+use futures_util::future::{join, join_all};
+use smallvec::SmallVec;
+
+use super::State;
+use super::in_flight::{self, Full, InFlight, TakenPermits};
+use super::key_bans::BannedHit;
+use super::outcome::{Outcome, PendingChecks, SelectedBy};
+use super::store::{Hits, Store};
+use crate::decision::{Decision, Source};
+use crate::key::Key;
+use crate::limit::LimitId;
+use crate::limiter::Hit;
+#[cfg(feature = "redis")]
+use crate::redis::{RedisHits, RedisLimiter};
+use crate::rules::{Facts, Mode, Phase, Request, RuleHit, RuleMatch};
+
+impl Outcome {
+    /// Checks a request. Returns `Some` if a remote store has to decide; see [`complete`](Self::complete).
+    ///
+    /// It works in place because an outcome is large, and every request has one.
+    #[inline]
+    pub(crate) fn check(&mut self, facts: &Facts<'_>) -> Option<RemoteCheck> {
+        if self.state.rules.read_tokens() {
+            return check_in_phases(self, facts);
+        }
+        let Self { state, hits, .. } = &mut *self;
+        let mut collector = CheckCollector::new(state, hits);
+        let found = state.rules.find(&state.rules.request(facts), |rule_hit, key| collector.add(rule_hit, key));
+        let (pending, banned) = collector.finish();
+        match found {
+            Ok(()) if banned.is_some() => {
+                banned.iter().for_each(|banned| self.refuse_banned(banned));
+                None
+            }
+            Ok(()) => match pending {
+                Some(pending) if !pending.permits.is_empty() => check_with_permits(self, pending, facts),
+                pending => check_store(self, pending),
+            },
+            Err((rule, refused)) => {
+                self.refused_by(rule, refused);
+                None
+            }
+        }
+    }
+
+    /// Adds a strike to every ban that applies to a request which was refused before any rule was checked.
+    pub(super) fn strike(&mut self, facts: &Facts<'_>) -> Option<RemoteCheck> {
+        let Self { state, hits, .. } = &mut *self;
+        let State { rules, store, .. } = &**state;
+        rules.find_bans(&rules.request(facts), |ban, key| store.add_hit(hits, Hit::new(ban, key).cost(1)));
+        check_store(self, None)
+    }
+
+    /// Checks a key of the rule named `rule`. Returns `None` if there is no such rule.
+    #[expect(clippy::option_option, reason = "whether there is the rule, and then what a remote store has to check")]
+    pub(super) fn check_by_name(&mut self, rule: &str, key: &[&[u8]], cost: u64) -> Option<Option<RemoteCheck>> {
+        let pending = self.collect_by_name(rule, key, cost)?;
+        if !self.is_allowed() || (pending.is_none() && self.hits.len() == 0) {
+            return Some(None);
+        }
+        Some(check_store(self, pending))
+    }
+
+    /// Collects the hits on a key of the rule named `rule`. Returns `None` if there is no such rule.
+    #[expect(clippy::option_option, reason = "whether there is the rule, and then what to check beside its hits")]
+    pub(super) fn collect_by_name(
+        &mut self,
+        rule: &str,
+        key: &[&[u8]],
+        cost: u64,
+    ) -> Option<Option<Box<PendingChecks>>> {
+        self.selected_by = SelectedBy::Name;
+        let Self { state, hits, .. } = &mut *self;
+        let mut collector = CheckCollector::new(state, hits);
+        let key = state.rules.normal_key(rule, key);
+        let key: SmallVec<[&[u8]; 3]> = key.iter().map(|part| &**part).collect();
+        match state.rules.check_named(rule, &key, cost)? {
+            RuleMatch::Hit(rule_hit) => collector.add(&rule_hit, Key::byte_parts(&key)),
+            RuleMatch::Refused(number, refused) => {
+                self.refused_by(Some(number), refused);
+                return Some(None);
+            }
+            RuleMatch::NotMatched(_) | RuleMatch::Disabled | RuleMatch::KeyMissing(_) | RuleMatch::Exempt => {
+                return Some(None);
+            }
+        }
+        let (pending, banned) = collector.finish();
+        if let Some(banned) = &banned {
+            self.refuse_banned(banned);
+            return Some(None);
+        }
+        Some(pending)
+    }
+
+    /// Completes the check on a remote store.
+    pub(crate) fn complete(self, remote: RemoteCheck) -> Pin<Box<dyn Future<Output = Self> + Send>> {
+        #[cfg(feature = "redis")]
+        return Box::pin(check_redis(self, remote));
+        #[cfg(not(feature = "redis"))]
+        match remote {}
+    }
+}
+
+/// Collects the checks of a request.
+pub(super) struct CheckCollector<'s> {
+    store: &'s Store,
+    in_flight: &'s InFlight,
+    enforced: &'s mut Hits,
+    /// Checks of bans come last, so that the limit is reported where both have everything left.
+    bans: Option<Hits>,
+    pending: Option<Box<PendingChecks>>,
+    /// The state, if operators have banned keys.
+    with_bans: Option<&'s State>,
+    banned: Option<BannedHit>,
+}
+
+impl<'s> CheckCollector<'s> {
+    /// Creates a collector that adds the hits of enforced rules to `enforced`.
+    #[inline]
+    pub(super) fn new(state: &'s State, enforced: &'s mut Hits) -> Self {
+        let State { store, in_flight, .. } = state;
+        let with_bans = state.bans.as_ref().map(|_| state);
+        Self { store, in_flight, enforced, bans: None, pending: None, with_bans, banned: None }
+    }
+
+    /// Continues with the checks collected before.
+    fn resume(state: &'s State, enforced: &'s mut Hits, pending: Option<Box<PendingChecks>>) -> Self {
+        Self { pending, ..Self::new(state, enforced) }
+    }
+
+    #[inline(always)]
+    pub(super) fn add(&mut self, rule_hit: &RuleHit, key: Key<'_>) {
+        if let Some(state) = self.with_bans
+            && let Some(banned) = state.find_ban(rule_hit, key)
+        {
+            self.banned = Some(banned.longer(self.banned.take()));
+        }
+        if rule_hit.is_in_flight || rule_hit.mode == Mode::Shadow {
+            return self.add_extra(rule_hit, key);
+        }
+        self.store.add_hit(self.enforced, Hit::new(rule_hit.limit, key).cost(rule_hit.cost));
+        if let Some(ban) = rule_hit.ban {
+            self.add_ban(ban, key);
+        }
+    }
+
+    #[inline(never)]
+    fn add_ban(&mut self, ban: LimitId, key: Key<'_>) {
+        let bans = self.bans.get_or_insert_with(|| self.store.no_hits());
+        self.store.add_hit(bans, Hit::new(ban, key).cost(0));
+    }
+
+    #[inline(never)]
+    fn add_extra(&mut self, rule_hit: &RuleHit, key: Key<'_>) {
+        let pending = self.pending.get_or_insert_default();
+        if rule_hit.is_in_flight {
+            if rule_hit.mode == Mode::Enforced {
+                pending.in_flight.push(rule_hit.limit);
+            }
+            return pending.permits.push(self.in_flight.request_permit(rule_hit, key));
+        }
+        let mut shadow_hits = self.store.no_hits();
+        self.store.add_hit(&mut shadow_hits, Hit::new(rule_hit.limit, key).cost(rule_hit.cost));
+        pending.shadow_hits.push((rule_hit.rule, shadow_hits));
+    }
+
+    /// Returns the checks beside those of the enforced rules, and the ban of a key that an operator has set.
+    #[inline(always)]
+    pub(super) fn finish(self) -> (Option<Box<PendingChecks>>, Option<BannedHit>) {
+        if let Some(bans) = self.bans {
+            self.enforced.append(bans);
+        }
+        (self.pending, self.banned)
+    }
+}
+
+/// Checks a store that answers at once: the enforced rules unless they are known to deny, the shadow rules, and the
+/// strike for a denial.
+#[inline(always)]
+pub(super) fn decide_now(
+    outcome: &Outcome,
+    pending: Option<&mut PendingChecks>,
+    denied: Option<Decision>,
+    decide: impl Fn(&Hits) -> Decision,
+) -> Decision {
+    let mut decision = match denied {
+        Some(denied) => denied,
+        None => decide(&outcome.hits),
+    };
+    if let Some(pending) = pending {
+        pending.shadow_decisions = pending.shadow_hits.iter().map(|(rule, hits)| (*rule, decide(hits))).collect();
+    }
+    if !decision.is_allowed()
+        && let Some(strike) = strike(outcome, &decision)
+    {
+        decision = struck(decision, decide(&strike));
+    }
+    decision
+}
+
+/// Returns the strike for a denial by a rule with a ban. A store failure is not a strike.
+pub(super) fn strike(outcome: &Outcome, decision: &Decision) -> Option<Hits> {
+    let denied_by = decision.limit().filter(|_| !decision.is_allowed() && decision.source() != Source::Policy)?;
+    let rules = &outcome.state.rules;
+    let ban = rules.ban(rules.owner(denied_by))?;
+    (ban != denied_by).then(|| outcome.hits.only(ban, 1))
+}
+
+/// Returns the decision to report to a client that was denied and got a strike for it. It is the ban if this strike
+/// caused it, or if the client was banned before; a denial from the denial cache does not know about bans.
+fn struck(denied: Decision, strike: Decision) -> Decision {
+    match strike.source() {
+        Source::Policy => denied,
+        _ if !strike.is_allowed() => strike,
+        _ if strike.remaining() == 0 => strike.denied_until_reset(),
+        _ => denied,
+    }
+}
+
+/// Checks a request once it has its permits.
+fn check_with_permits(
+    outcome: &mut Outcome,
+    mut pending: Box<PendingChecks>,
+    facts: &Facts<'_>,
+) -> Option<RemoteCheck> {
+    match take_permits(&outcome.state, &mut pending, facts) {
+        Ok(()) => check_store(outcome, Some(pending)),
+        Err(full) => {
+            outcome.refuse_full(&full, pending.in_flight);
+            None
+        }
+    }
+}
+
+/// Takes all further permits that a request needs, or none.
+fn take_permits(state: &State, pending: &mut PendingChecks, facts: &Facts<'_>) -> Result<(), Full> {
+    let requests = std::mem::take(&mut pending.permits);
+    // The end of such a request is unknown.
+    if facts.is_served_elsewhere() {
+        pending.in_flight.clear();
+        return Ok(());
+    }
+    if requests.is_empty() {
+        return Ok(());
+    }
+    let TakenPermits { permit, shadow_decisions } = in_flight::take(state, &requests)?;
+    match &mut pending.taken {
+        Some(before) => {
+            before.permit.extend(permit);
+            before.shadow_decisions.extend(shadow_decisions);
+        }
+        none => *none = Some(TakenPermits { permit, shadow_decisions }),
+    }
+    Ok(())
+}
+
+/// The result of one phase.
+enum Gathered {
+    Refused,
+    Open(Option<Box<PendingChecks>>),
+}
+
+/// Checks a request in two phases if some rules read a token: first the rules that do not, then, unless they refuse, all
+/// the others. Returns `Some` if a remote store has to decide.
+///
+/// A request that is refused in the first phase gets the same response as from all rules, and its token is not
+/// verified. Rules that read claims do not count it, not even shadow rules. If one of them would deny it for longer, the
+/// client does not learn that.
+#[inline(never)]
+fn check_in_phases(outcome: &mut Outcome, facts: &Facts<'_>) -> Option<RemoteCheck> {
+    let state = &*outcome.state.clone();
+    let request = state.rules.request(facts);
+    let mut pending = None;
+    if state.rules.refuse_early() {
+        pending = match gather(outcome, state, &request, Phase::WithoutToken, None) {
+            Gathered::Refused => return None,
+            Gathered::Open(pending) => pending,
+        };
+        if let Some(denied) = state.store.refuse(&outcome.hits) {
+            return check_after_decision(outcome, pending, denied);
+        }
+    }
+    let gathered = gather(outcome, state, &request, Phase::WithToken, pending);
+    outcome.token = request.token_status();
+    outcome.signatures_verified = request.signatures_verified();
+    match gathered {
+        Gathered::Refused => None,
+        Gathered::Open(pending) => {
+            outcome.hits.sort_by_key(|limit| rank(state, limit));
+            check_store(outcome, pending)
+        }
+    }
+}
+
+/// Collects the checks of one phase, and takes the request's permits.
+fn gather(
+    outcome: &mut Outcome,
+    state: &State,
+    request: &Request<'_>,
+    phase: Phase,
+    pending: Option<Box<PendingChecks>>,
+) -> Gathered {
+    let mut collector = CheckCollector::resume(state, &mut outcome.hits, pending);
+    let found = state.rules.find_in(phase, request, &mut |rule_hit, key| collector.add(rule_hit, key));
+    let (mut pending, banned) = collector.finish();
+    if let Err((rule, refused)) = found {
+        outcome.refused_by(rule, refused);
+        return Gathered::Refused;
+    }
+    if let Some(banned) = &banned {
+        outcome.refuse_banned(banned);
+        return Gathered::Refused;
+    }
+    if let Some(pending) = &mut pending
+        && let Err(full) = take_permits(state, pending, request.facts())
+    {
+        outcome.refuse_full(&full, std::mem::take(&mut pending.in_flight));
+        return Gathered::Refused;
+    }
+    Gathered::Open(pending)
+}
+
+/// Orders limits by rule, with bans last. Of equal decisions, the first is reported.
+fn rank(state: &State, limit: LimitId) -> (bool, u32) {
+    let rule = state.rules.owner(limit);
+    (state.rules.ban(rule) == Some(limit), rule)
+}
+
+/// Checks a request, unless a remote store has to decide.
+#[inline(always)]
+pub(super) fn check_store(outcome: &mut Outcome, pending: Option<Box<PendingChecks>>) -> Option<RemoteCheck> {
+    check_unless_known(outcome, pending, None)
+}
+
+/// Continues after the decision of the enforced rules, for example by [`Store::refuse`]: checks the shadow rules and
+/// adds the strike for a denial.
+pub(super) fn check_after_decision(
+    outcome: &mut Outcome,
+    pending: Option<Box<PendingChecks>>,
+    decision: Decision,
+) -> Option<RemoteCheck> {
+    check_unless_known(outcome, pending, Some(decision))
+}
+
+/// Checks what is still open. `denied` is the decision of the enforced rules, if it is known.
+#[inline(always)]
+fn check_unless_known(
+    outcome: &mut Outcome,
+    mut pending: Option<Box<PendingChecks>>,
+    denied: Option<Decision>,
+) -> Option<RemoteCheck> {
+    let decision = match &outcome.state.store {
+        Store::Memory(limiter) => {
+            let decide = |hits: &Hits| limiter.decide_hashed(hits.hashed());
+            decide_now(outcome, pending.as_deref_mut(), denied, decide)
+        }
+        #[cfg(feature = "redis")]
+        Store::Redis(limiter) => {
+            let has_shadow = pending.as_ref().is_some_and(|pending| !pending.shadow_hits.is_empty());
+            let has_hits = match &denied {
+                Some(denied) => strike(outcome, denied).is_some(),
+                None => outcome.hits.costs().next().is_some(),
+            };
+            if has_shadow || has_hits {
+                return Some(RemoteCheck { pending, limiter: limiter.clone(), denied, charge: ChargeTo::Any });
+            }
+            denied.unwrap_or_else(|| Decision::without_limit(limiter.now()))
+        }
+    };
+    outcome.decided(pending, decision);
+    None
+}
+
+/// A check that Redis has to decide. Without the feature `redis` no check is remote.
+#[cfg(feature = "redis")]
+pub(crate) struct RemoteCheck {
+    pub(super) pending: Option<Box<PendingChecks>>,
+    pub(super) limiter: RedisLimiter,
+    /// The denial by the enforced rules, if it is known already.
+    pub(super) denied: Option<Decision>,
+    pub(super) charge: ChargeTo,
+}
+
+#[cfg(not(feature = "redis"))]
+pub(crate) enum RemoteCheck {}
+
+/// The places that a check may take units from.
+#[cfg(feature = "redis")]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum ChargeTo {
+    /// A lease of this process if the limit is leased and its cost cannot change, or else the store.
+    Any,
+    /// The store only: another process may settle the cost.
+    #[cfg(feature = "file")]
+    Store,
+}
+
+/// Charges a check to the store only, so that any process can settle it.
+#[cfg(feature = "file")]
+pub(super) fn charged_to_store(remote: RemoteCheck) -> RemoteCheck {
+    #[cfg(feature = "redis")]
+    let remote = RemoteCheck { charge: ChargeTo::Store, ..remote };
+    remote
+}
+
+/// Completes a check on Redis.
+#[cfg(feature = "redis")]
+pub(super) async fn check_redis(mut outcome: Outcome, remote: RemoteCheck) -> Outcome {
+    let RemoteCheck { mut pending, limiter, denied, charge } = remote;
+    let state = outcome.state.clone();
+    let decide = |hits: &Hits| {
+        let mut hits = match hits {
+            Hits::Redis(hits) => (**hits).clone(),
+            Hits::Memory(_) => RedisHits::new(),
+        };
+        // A cost that may change later is charged to the store rather than to a lease: only the store knows what is
+        // left.
+        let may_change = |limit| charge != ChargeTo::Any || state.rules.may_change(state.rules.owner(limit));
+        crate::redis::take_from_store(&mut hits, may_change);
+        limiter.clone().decide_hits(hits)
+    };
+    // Send all checks at once, so that they share a round trip.
+    let shadow_hits = pending.iter().flat_map(|pending| &pending.shadow_hits).map(|(rule, hits)| {
+        let decided = decide(hits);
+        async move { (*rule, decided.await) }
+    });
+    let enforced = async {
+        match denied {
+            Some(denied) => (denied, None),
+            None => {
+                let (decision, charged) = decide(&outcome.hits).await;
+                (decision, Some(charged))
+            }
+        }
+    };
+    let ((mut decision, charged), shadow_decisions) = join(enforced, join_all(shadow_hits)).await;
+    if let Some(charged) = charged {
+        outcome.hits.set_charged(charged);
+    }
+    if let Some(strike) = strike(&outcome, &decision) {
+        // Spawned, so that a client that disconnects before the response gets its strike too.
+        if let Ok((strike, _)) = tokio::spawn(decide(&strike)).await {
+            decision = struck(decision, strike);
+        }
+    }
+    if let Some(pending) = &mut pending {
+        let shadow_decisions = shadow_decisions.into_iter().zip(&mut pending.shadow_hits).map(
+            |((rule, (decision, charged)), shadow_hits)| {
+                shadow_hits.1.set_charged(charged);
+                (rule, decision)
+            },
+        );
+        pending.shadow_decisions = shadow_decisions.collect();
+    }
+    outcome.decided(pending, decision);
+    #[cfg(feature = "file")]
+    outcome.count_limited_on_redis();
+    outcome
+}
+
+/// A single limit per client address, in memory: the fast path of the tower layer.
+///
+/// An [`Outcome`] supports everything a caller may do with it, so it is large. The tower layer carries the result of
+/// each request to the service and back, and moves it more often than it reads it. [`Admitted`] therefore holds only the
+/// fields that the response headers need.
+#[cfg(feature = "tower")]
+pub(super) mod by_address {
+    use std::net::IpAddr;
+    use std::sync::Arc;
+
+    use http::HeaderMap;
+
+    use crate::decision::{Admission, Decision, Source, Verdict};
+    use crate::gate::{Gate, Outcome, State};
+    use crate::key::Key;
+    use crate::limiter::{Hit, Limiter};
+    use crate::rules::PerAddress;
+    use crate::store::memory::HashedHit;
+    use crate::units::Timestamp;
+
+    /// A request that one in-memory limit allowed without delay.
+    pub(crate) struct Admitted {
+        state: Arc<State>,
+        hit: HashedHit,
+        at: Timestamp,
+        wall_offset: i64,
+        remaining: u64,
+        reset_after: u64,
+    }
+
+    /// The result of checking a request by its address alone.
+    pub(crate) enum ByAddress {
+        Admitted(Admitted),
+        /// The request was denied, or has to be delayed.
+        Decided(Box<Outcome>),
+        /// The rules need more than the address.
+        Unchecked(Unchecked),
+    }
+
+    /// The rules by which a request is still to be checked.
+    pub(crate) struct Unchecked(Arc<State>);
+
+    impl Gate {
+        /// Checks a request by its address, if the rules need nothing else.
+        #[inline]
+        pub(crate) fn check_by_address(&self, peer: impl FnOnce() -> Option<IpAddr>) -> ByAddress {
+            let state = self.0.state.load_full();
+            let (Some(rule), Some(limiter), None) = (state.rules.per_address(), state.store.in_memory(), &state.bans)
+            else {
+                return ByAddress::Unchecked(Unchecked(state));
+            };
+            // The rules decide how to treat a request of unknown address.
+            let Some(peer) = peer() else { return ByAddress::Unchecked(Unchecked(state)) };
+            let (hit, decision) = decide(limiter, rule, peer);
+            let Verdict { admission, remaining, reset_after } = decision.verdict;
+            if admission == AT_ONCE {
+                let Decision { at, wall_offset, .. } = decision;
+                return ByAddress::Admitted(Admitted { state, hit, at, wall_offset, remaining, reset_after });
+            }
+            ByAddress::Decided(outcome_of(state, hit, decision))
+        }
+    }
+
+    impl Unchecked {
+        /// Returns an outcome that is not checked yet. It is boxed because it is large.
+        #[inline]
+        pub(crate) fn outcome(self) -> Box<Outcome> {
+            Box::new(Outcome::unlimited(self.0))
+        }
+    }
+
+    /// The verdict on most requests.
+    const AT_ONCE: Admission = Admission::Allowed { delay: 0 };
+
+    #[inline(never)]
+    fn decide(limiter: &Limiter, rule: PerAddress, peer: IpAddr) -> (HashedHit, Decision) {
+        let text = rule.group.text(peer);
+        let hit = limiter.hash_hit(&Hit::new(rule.limit, Key::from(text.as_bytes())).cost(rule.cost));
+        (hit, limiter.decide_one_hashed(hit))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn outcome_of(state: Arc<State>, hit: HashedHit, decision: Decision) -> Box<Outcome> {
+        let mut outcome = Unchecked(state).outcome();
+        outcome.hits.push(hit);
+        outcome.decided(None, decision);
+        outcome
+    }
+
+    impl Admitted {
+        #[inline(always)]
+        fn decision(&self) -> Decision {
+            let Self { state, hit, at, wall_offset, remaining, reset_after } = self;
+            let verdict = Verdict { admission: AT_ONCE, remaining: *remaining, reset_after: *reset_after };
+            Decision {
+                limit: Some(hit.limit),
+                quota: state.rules.policy(hit.limit).quota(),
+                cost: hit.cost,
+                at: *at,
+                wall_offset: *wall_offset,
+                source: Source::Store,
+                verdict,
+            }
+        }
+
+        /// Writes the same headers as [`Outcome::write_headers`].
+        #[inline]
+        pub(crate) fn write_headers(&self, headers: &mut HeaderMap) {
+            self.state.rules.policy(self.hit.limit).merge(&self.decision(), headers);
+        }
+
+        /// Builds the full outcome, for the rarely used operations.
+        #[cold]
+        #[inline(never)]
+        pub(crate) fn into_outcome(self) -> Box<Outcome> {
+            let decision = self.decision();
+            outcome_of(self.state, self.hit, decision)
+        }
+    }
+}
