@@ -27,38 +27,25 @@
 //!
 //! Not here: a server, a clock, anything asynchronous, and the decision whether to refuse.
 
-mod accept;
 mod body;
-mod error;
 mod families;
-pub(crate) mod forwarding;
+mod fields;
 mod grpc;
 pub(crate) mod headers;
-mod lines;
 mod policy;
-mod problem;
 mod refusal;
-pub(crate) mod refusal_builder;
-pub(crate) mod reused_response;
-mod template;
-mod token;
-mod upstream;
-mod values;
+pub(crate) mod response;
 
 use std::time::Duration;
 
-pub use self::body::Body;
-pub use self::error::InvalidResponse;
-pub use self::families::{Families, HeaderFamily};
+pub use self::body::{Body, Template};
+pub use self::families::{Families, HeaderFamily, InvalidResponse};
 pub use self::grpc::is_grpc;
 pub use self::headers::Headers;
 pub use self::policy::Policy;
-pub use self::refusal::{Refusal, UnreadableRequest};
-pub use self::refusal_builder::RefusalBuilder;
-pub use self::template::Template;
 #[cfg(feature = "rules")]
-pub(crate) use self::token::Challenge;
-pub use self::token::TokenError;
+pub(crate) use self::refusal::Challenge;
+pub use self::refusal::{Refusal, RefusalBuilder, TokenError, UnreadableRequest};
 
 /// Returns whole seconds, rounded up, so that a client that waits this long has waited long enough.
 fn seconds(span: Duration) -> u64 {

@@ -27,10 +27,10 @@ pub use crate::gate::report::{CountedAs, CountedHit};
 pub mod envoy {
     pub use crate::rules::envoy::{DescriptorLimit, DescriptorMatch, Domains, FoundLimit, Unit, matches_wildcard};
 }
-pub use crate::http::forwarding::is_forwarding_header;
+pub use crate::http::headers::is_forwarding_header;
 pub use crate::http::headers::{HeaderLine, HeaderValues};
-pub use crate::http::refusal_builder::WrittenResponse;
-pub use crate::http::reused_response::ReusedResponse;
+pub use crate::http::response::ReusedResponse;
+pub use crate::http::response::WrittenResponse;
 #[cfg(feature = "rules")]
 pub use crate::rules::client::hop_address;
 #[cfg(feature = "rules")]

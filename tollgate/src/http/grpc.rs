@@ -12,7 +12,7 @@ use base64::engine::general_purpose::STANDARD_NO_PAD;
 use prost::Message;
 
 use super::policy::percent_encoded;
-use super::refusal_builder::RefusalBuilder;
+use super::refusal::RefusalBuilder;
 
 static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 static GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");

@@ -3,31 +3,20 @@
 //! The quota and the window do not change, so their headers are formatted once, when the rules are loaded. Only the
 //! remaining quota and the reset times are formatted per response, with one small allocation.
 
-mod map;
-
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ::http::header::RETRY_AFTER;
+use ::http::header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
 use ::http::{HeaderMap, HeaderName, HeaderValue};
 
-use self::map::HeaderKinds;
 use super::families::{Families, HeaderFamily};
-use super::lines::{Number, Prepared};
-use super::upstream::{self, Offer};
-use super::values::constant;
+use super::fields::{
+    End, LIMIT, Offer, POLICY, RATELIMIT, REMAINING, RESET, Texts, X_LIMIT, X_REMAINING, X_RESET, constant,
+    has_rate_limit_headers, legacy_offer, remove_standard, standard_offer,
+};
 use super::{seconds, wait_seconds};
 use crate::algorithm::refill::Refill;
 use crate::decision::{Decision, Source};
 use crate::limit::Limit;
-
-pub(super) static X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
-pub(super) static X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
-pub(super) static X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
-pub(super) static LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
-pub(super) static REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
-pub(super) static RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
-pub(super) static RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
-pub(super) static POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
 /// Headers that servers add later, such as `content-length`. Reserving room for them too makes the map grow once, while
 /// it is still small.
@@ -184,7 +173,7 @@ impl Policy {
     ///
     /// Draft 10 defines it as the time until additional quota becomes available, and draft 11 as the window in which
     /// the available quota may be used. This value satisfies both, and `Retry-After` never ends before it.
-    pub(super) fn more_seconds(&self, decision: &Decision) -> u64 {
+    fn more_seconds(&self, decision: &Decision) -> u64 {
         match decision.retry_after() {
             Some(wait) => wait_seconds(wait),
             None => self.refill.more_after(decision).div_ceil(1_000_000),
@@ -253,7 +242,7 @@ impl Policy {
         if self.replace_map(decision, matched, headers) {
             return;
         }
-        let is_first = !upstream::has_rate_limit_headers(headers);
+        let is_first = !has_rate_limit_headers(headers);
         if headers.try_reserve(self.fields + SERVER_HEADERS).is_err() {
             return;
         }
@@ -261,12 +250,12 @@ impl Policy {
             return self.write_kinds(HeaderKinds::ALL, decision, matched, headers);
         }
         let ours = Offer { remaining: decision.remaining(), reset_secs: reset_seconds(decision) };
-        let theirs = upstream::legacy(headers, decision.at());
+        let theirs = legacy_offer(headers, decision.at());
         let legacy = !theirs.is_some_and(|theirs| theirs.is_stricter_than(ours));
         let ours = Offer { reset_secs: self.standard_seconds(decision), ..ours };
-        let standard = !upstream::standard(headers).is_some_and(|theirs| theirs.is_stricter_than(ours));
+        let standard = !standard_offer(headers).is_some_and(|theirs| theirs.is_stricter_than(ours));
         if standard && self.has_standard() {
-            upstream::remove_standard(headers);
+            remove_standard(headers);
         }
         self.write_kinds(HeaderKinds { legacy, standard }, decision, matched, headers);
     }
@@ -310,7 +299,7 @@ impl Policy {
 
 /// Returns the reset of drafts 06 and 07: the time to wait for a denial, and otherwise the time until the quota is full
 /// again.
-pub(super) fn reset_seconds(decision: &Decision) -> u64 {
+fn reset_seconds(decision: &Decision) -> u64 {
     decision.retry_after().map_or_else(|| seconds(decision.reset_after()), wait_seconds)
 }
 
@@ -362,4 +351,357 @@ fn quoted(text: &str) -> String {
     }
     quoted.push('"');
     quoted
+}
+
+/// The headers that most responses have, from the service or its server.
+const OTHERS: [HeaderName; 2] = [CONTENT_TYPE, CONTENT_LENGTH];
+
+/// The capacity of a map that was created for one header. More headers make it grow.
+const SMALL_MAP: usize = 6;
+
+impl Policy {
+    /// Writes the headers of these kinds, if their families are selected.
+    fn write_kinds(&self, kinds: HeaderKinds, decision: &Decision, matched: &[&Self], headers: &mut HeaderMap) {
+        self.for_each(kinds, decision, matched, |name, value| {
+            if let Some(value) = value.into_value() {
+                headers.insert(name, value);
+            }
+        });
+    }
+
+    /// Moves the few headers of a response into a copy of the prepared map, which is cheaper than growing its own map
+    /// and hashing each name. Returns `false` and changes nothing if the response has other headers.
+    fn replace_map(&self, decision: &Decision, matched: &[&Self], headers: &mut HeaderMap) -> bool {
+        let Some(prepared) = &self.prepared else { return false };
+        let is_other = |name: &HeaderName| *name == CONTENT_TYPE || *name == CONTENT_LENGTH;
+        if headers.len() > OTHERS.len() || matched.is_empty() || !headers.keys().all(is_other) {
+            return false;
+        }
+        if headers.keys_len() < headers.len() {
+            return false;
+        }
+        let mut map = prepared.clone();
+        let (mut slots, mut is_complete) = (map.values_mut(), true);
+        self.for_each(HeaderKinds::ALL, decision, matched, |_, value| match (slots.next(), value) {
+            (Some(_), Value::Prepared(_)) => {}
+            (Some(slot), Value::New(Some(value))) => *slot = value,
+            _ => is_complete = false,
+        });
+        // These come last, in this order.
+        let (Some(content_type), Some(content_length), true) = (slots.next(), slots.next(), is_complete) else {
+            return false;
+        };
+        let (mut has_type, mut has_length) = (false, false);
+        for (name, value) in headers.iter_mut() {
+            let (slot, is_there) = match *name == CONTENT_TYPE {
+                true => (&mut *content_type, &mut has_type),
+                false => (&mut *content_length, &mut has_length),
+            };
+            std::mem::swap(slot, value);
+            *is_there = true;
+        }
+        if !has_length {
+            map.remove(CONTENT_LENGTH);
+        }
+        if !has_type {
+            map.remove(CONTENT_TYPE);
+        }
+        *headers = map;
+        true
+    }
+
+    /// Calls `write` with each header of these kinds, in the order of the prepared map. All values that are new for
+    /// this response share one allocation.
+    #[inline(always)]
+    fn for_each(
+        &self,
+        kinds: HeaderKinds,
+        decision: &Decision,
+        matched: &[&Self],
+        mut write: impl FnMut(&'static HeaderName, Value<'_>),
+    ) {
+        let legacy = self.legacy && kinds.legacy;
+        let draft6 = self.draft6 && kinds.standard;
+        let combined = self.combined.as_ref().filter(|_| kinds.standard);
+        let mut texts = Texts::new();
+        let remaining = (legacy || draft6).then(|| texts.number(decision.remaining()).end());
+        let reset_at = legacy.then(|| texts.number(reset_at_seconds(decision)).end());
+        let policies = match matched {
+            [_] => None,
+            several => push_policies(several, &mut texts),
+        };
+        let reset_in = draft6.then(|| texts.number(reset_seconds(decision)).end());
+        let combined = combined.map(|combined| {
+            texts.push(combined.before_remaining.as_bytes()).number(decision.remaining().min(MAX_INTEGER));
+            texts.push(combined.before_reset.as_bytes()).number(self.standard_seconds(decision).min(MAX_INTEGER)).end()
+        });
+        let mut texts = texts.share();
+        let mut take = |end: Option<End>| texts.take(end?);
+        let mut remaining = take(remaining);
+        if legacy {
+            write(&X_LIMIT, Value::Prepared(&self.limit));
+            write(&X_REMAINING, Value::New(if draft6 { remaining.clone() } else { remaining.take() }));
+            write(&X_RESET, Value::New(take(reset_at)));
+        }
+        if kinds.standard && self.has_standard() {
+            let policies = match matched {
+                [only] if std::ptr::eq(*only, self) => self.policy.as_ref().map_or(Value::New(None), Value::Prepared),
+                [only] => Value::New(only.policy.clone()),
+                _ => Value::New(take(policies)),
+            };
+            write(&POLICY, policies);
+        }
+        if draft6 {
+            write(&LIMIT, Value::Prepared(&self.limit));
+            write(&REMAINING, Value::New(remaining));
+            write(&RESET, Value::New(take(reset_in)));
+        }
+        if combined.is_some() {
+            write(&RATELIMIT, Value::New(take(combined)));
+        }
+    }
+
+    /// Prepares a map with all headers of this policy, and room for those that most responses have.
+    fn prepare(&mut self) {
+        if self.fields + OTHERS.len() <= SMALL_MAP || self.policy.is_none() {
+            return;
+        }
+        let mut map = HeaderMap::with_capacity(self.fields + OTHERS.len());
+        let names = [
+            (self.legacy, &[&X_LIMIT, &X_REMAINING, &X_RESET][..]),
+            (self.has_standard(), &[&POLICY]),
+            (self.draft6, &[&LIMIT, &REMAINING, &RESET]),
+            (self.combined.is_some(), &[&RATELIMIT]),
+        ];
+        for name in names.into_iter().filter(|(is_written, _)| *is_written).flat_map(|(_, names)| names) {
+            let value = match *name {
+                name if *name == X_LIMIT || *name == LIMIT => Some(&self.limit),
+                name if *name == POLICY => self.policy.as_ref(),
+                _ => None,
+            };
+            map.insert(*name, value.cloned().unwrap_or_else(|| HeaderValue::from_static("")));
+        }
+        for name in OTHERS {
+            map.insert(name, HeaderValue::from_static(""));
+        }
+        self.prepared = Some(map);
+    }
+}
+
+/// The value of a header.
+enum Value<'a> {
+    /// The same in every response.
+    Prepared(&'a HeaderValue),
+    /// Formatted for this response.
+    New(Option<HeaderValue>),
+}
+
+impl Value<'_> {
+    fn into_value(self) -> Option<HeaderValue> {
+        match self {
+            Self::Prepared(value) => Some(value.clone()),
+            Self::New(value) => value,
+        }
+    }
+}
+
+/// Kinds of headers that are compared separately with those of an upstream.
+#[derive(Clone, Copy)]
+struct HeaderKinds {
+    /// `X-RateLimit-*`.
+    pub(super) legacy: bool,
+    /// `RateLimit*`.
+    standard: bool,
+}
+
+impl HeaderKinds {
+    pub(super) const ALL: Self = Self { legacy: true, standard: true };
+}
+
+/// Formats `RateLimit-Policy` from the items of all policies.
+fn push_policies(matched: &[&Policy], texts: &mut Texts) -> Option<End> {
+    let mut end = None;
+    for policy in matched.iter().filter_map(|policy| policy.policy.as_ref()) {
+        if end.is_some() {
+            texts.push(POLICY_SEPARATOR);
+        }
+        end = Some(texts.push(policy.as_bytes()).end());
+    }
+    end
+}
+
+/// Text into which numbers are inserted.
+#[derive(Clone, Debug, Default)]
+struct Prepared {
+    /// The text between the numbers, concatenated.
+    text: String,
+    /// The position of each number in the text, and its meaning.
+    numbers: Vec<(usize, Number)>,
+}
+
+/// A number that is known once a request is decided.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Number {
+    Remaining,
+    /// Seconds since the Unix epoch.
+    ResetAt,
+    /// Seconds from now.
+    ResetIn,
+    /// Capped at the largest integer of a structured field, like all `Small` numbers.
+    SmallRemaining,
+    SmallResetIn,
+    /// The parameter `t` of `RateLimit`.
+    SmallMoreIn,
+}
+
+impl Prepared {
+    pub(super) fn text(&mut self, text: &str) -> &mut Self {
+        self.text.push_str(text);
+        self
+    }
+
+    pub(super) fn number(&mut self, number: Number) -> &mut Self {
+        self.numbers.push((self.text.len(), number));
+        self
+    }
+
+    /// Appends the text with its numbers to `out`. Calls `on_number` with the position of each number in `out`.
+    #[inline]
+    pub(super) fn write(
+        &self,
+        policy: &Policy,
+        decision: &Decision,
+        out: &mut Vec<u8>,
+        mut on_number: impl FnMut(usize, Number),
+    ) {
+        const MAX_DIGITS: usize = 20;
+        out.reserve(self.text.len() + MAX_DIGITS * self.numbers.len());
+        let (mut from, mut digits) = (0, itoa::Buffer::new());
+        for (to, number) in &self.numbers {
+            out.extend_from_slice(&self.text.as_bytes()[from..*to]);
+            on_number(out.len(), *number);
+            let number = match number {
+                Number::Remaining => decision.remaining(),
+                Number::ResetAt => reset_at_seconds(decision),
+                Number::ResetIn => reset_seconds(decision),
+                Number::SmallRemaining => decision.remaining().min(MAX_INTEGER),
+                Number::SmallResetIn => reset_seconds(decision).min(MAX_INTEGER),
+                Number::SmallMoreIn => policy.more_seconds(decision).min(MAX_INTEGER),
+            };
+            out.extend_from_slice(digits.format(number).as_bytes());
+            from = *to;
+        }
+        out.extend_from_slice(&self.text.as_bytes()[from..]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ::http::{HeaderMap, HeaderName, HeaderValue};
+
+    use super::*;
+    use crate::http::{Body, Families, HeaderFamily, Headers, Policy, Refusal, RefusalBuilder};
+    use crate::internal::HeaderLine;
+    use crate::{Decision, FixedWindow, Limit, Limiter, MINUTE};
+
+    #[test]
+    fn a_copied_map_has_what_a_grown_one_has() {
+        let responses: [&[(&str, &str)]; 7] = [
+            &[],
+            &[("content-type", "text/plain")],
+            &[("content-length", "5")],
+            &[("content-type", "text/plain"), ("content-length", "5")],
+            &[("location", "/"), ("x-limit", "1")],
+            &[("set-cookie", "a"), ("set-cookie", "b")],
+            &[("a", "1"), ("b", "2"), ("c", "3"), ("content-type", "text/plain")],
+        ];
+        for set in 0..16 {
+            let chosen = HeaderFamily::ALL.into_iter().enumerate().filter(|(bit, _)| set >> bit & 1 == 1);
+            let families: Families = chosen.map(|(_, family)| family).collect();
+            let limits = ["first", "second"].map(|name| Limit::new(name, FixedWindow::new(5, MINUTE)).unwrap());
+            let [first, second] = [&limits[0], &limits[1]].map(|limit| Policy::new(limit, families));
+            let decision = Limiter::new(limits[0].clone()).check("key");
+            for response in responses {
+                for matched in [&[&first][..], &[&first, &second], &[&second, &first]] {
+                    let given = || -> HeaderMap {
+                        let header = |(name, value): &(&'static str, &'static str)| {
+                            (HeaderName::from_static(name), HeaderValue::from_static(value))
+                        };
+                        let mut map = HeaderMap::new();
+                        for (name, value) in response.iter().map(header) {
+                            map.append(name, value);
+                        }
+                        map
+                    };
+                    let (mut merged, mut grown) = (given(), given());
+                    first.merge_listing(&decision, matched, &mut merged);
+                    first.write_kinds(HeaderKinds::ALL, &decision, matched, &mut grown);
+                    assert_eq!(merged, grown);
+                }
+            }
+        }
+    }
+
+    fn decided(families: Families) -> (Policy, [Decision; 2]) {
+        let limit = Limit::new("caf\u{e9} \"x\"", FixedWindow::new(1, MINUTE)).unwrap();
+        let policy = Policy::new(&limit, families);
+        let limiter = Limiter::new(limit);
+        (policy, [limiter.check("k"), limiter.check("k")])
+    }
+
+    fn read(text: &str) -> HeaderMap {
+        let lines = text.split_terminator("\r\n").map(|line| line.split_once(": ").unwrap());
+        let values = lines.map(|(name, value)| {
+            (HeaderName::from_bytes(name.as_bytes()).unwrap(), HeaderValue::from_str(value).unwrap())
+        });
+        values.collect()
+    }
+
+    #[test]
+    fn header_lines_equal_the_header_map() {
+        for set in 0..16 {
+            let chosen = HeaderFamily::ALL.into_iter().enumerate().filter(|(bit, _)| set >> bit & 1 == 1);
+            let (policy, decisions) = decided(chosen.map(|(_, family)| family).collect());
+            for decision in decisions {
+                let (mut map, mut text) = (HeaderMap::new(), Vec::new());
+                policy.merge(&decision, &mut map);
+                policy.write_lines(&decision, &mut text);
+                assert_eq!(read(std::str::from_utf8(&text).unwrap()), map);
+            }
+        }
+    }
+
+    #[test]
+    fn http1_bytes_equal_the_response() {
+        let (policy, [_, denied]) = decided(Families::default());
+        let template = Body::template("wait {retry_after}", "text/plain").unwrap();
+        let refusals =
+            [Refusal::Limited, Refusal::Blocked, Refusal::StoreUnavailable, Refusal::Banned { retry_after: MINUTE }];
+        for refusal in &refusals {
+            for (body, accept) in [
+                (Body::Json, "*/*"),
+                (Body::Json, "application/problem+json"),
+                (Body::Problem, "*/*"),
+                (template.clone(), "text/plain"),
+            ] {
+                let lines = [HeaderLine { name: "Accept", value: accept.as_bytes() }];
+                for answer in
+                    [RefusalBuilder::new(refusal), RefusalBuilder::new(refusal).limit(&policy).decision(&denied)]
+                {
+                    let response = answer.response(&body, Headers::from(&lines[..]));
+                    let mut out = b"before".to_vec();
+                    let message = answer.write_http1(&body, &lines[..], b"x-more: 1\r\n", &mut out);
+                    let text = String::from_utf8(out).unwrap();
+                    let (head, content) = text.split_once("\r\n\r\n").unwrap();
+                    let (status, head) = head.split_once("\r\n").unwrap();
+                    let mut headers = response.headers().clone();
+                    headers.insert("content-length", response.body().len().into());
+                    headers.insert("x-more", HeaderValue::from_static("1"));
+                    assert_eq!((read(head), content.as_bytes()), (headers, &response.body()[..]));
+                    assert_eq!(status, format!("beforeHTTP/1.1 {}", response.status()));
+                    assert_eq!((message.status, message.body_bytes), (response.status(), content.len()));
+                }
+            }
+        }
+    }
 }

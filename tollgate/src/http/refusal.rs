@@ -1,10 +1,13 @@
-//! Reasons to refuse a request, with their status, error code and problem type.
+//! Reasons to refuse a request, with their status, error code and problem type; token errors, and the challenge that asks
+//! for another token (RFC 6750); and the parts of a refusal, from which `response.rs` and `grpc.rs` build the response.
 
+use std::fmt;
 use std::time::Duration;
 
-use ::http::StatusCode;
+use ::http::{HeaderValue, StatusCode};
 
-use super::token::TokenError;
+use super::policy::Policy;
+use super::wait_seconds;
 use crate::decision::{Decision, Source};
 
 /// The reason that a request is refused. None is a 500: a limiter that cannot decide returns 503.
@@ -128,6 +131,233 @@ impl Refusal {
     }
 }
 
+/// The reason that the bearer token of a request was rejected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TokenError {
+    /// The request carries no token.
+    Missing,
+    /// The token is not a JWT, is too long, or requires extensions that are not supported.
+    Malformed,
+    /// No key is configured for the token's algorithm.
+    WrongAlgorithm,
+    /// The token names a key that is not configured.
+    UnknownKey,
+    /// The signature does not verify.
+    BadSignature,
+    /// `exp` has passed.
+    Expired,
+    /// The time in `nbf` has not been reached.
+    NotYetValid,
+    /// `iss` is not the configured issuer.
+    WrongIssuer,
+    /// `aud` contains none of the configured audiences.
+    WrongAudience,
+}
+
+impl TokenError {
+    /// All errors.
+    pub const ALL: [Self; 9] = [
+        Self::Missing,
+        Self::Malformed,
+        Self::WrongAlgorithm,
+        Self::UnknownKey,
+        Self::BadSignature,
+        Self::Expired,
+        Self::NotYetValid,
+        Self::WrongIssuer,
+        Self::WrongAudience,
+    ];
+
+    /// Returns the error code, for logs and metrics.
+    #[must_use]
+    pub const fn code(self) -> &'static str {
+        match self {
+            Self::Missing => "missing",
+            Self::Malformed => "malformed",
+            Self::WrongAlgorithm => "wrong_algorithm",
+            Self::UnknownKey => "unknown_key",
+            Self::BadSignature => "bad_signature",
+            Self::Expired => "expired",
+            Self::NotYetValid => "not_yet_valid",
+            Self::WrongIssuer => "wrong_issuer",
+            Self::WrongAudience => "wrong_audience",
+        }
+    }
+
+    /// Returns the error code of a refusal, the `error` member of its body.
+    const fn refusal_code(self) -> &'static str {
+        match self {
+            Self::Missing => "token_missing",
+            Self::Malformed => "token_malformed",
+            Self::WrongAlgorithm => "token_wrong_algorithm",
+            Self::UnknownKey => "token_unknown_key",
+            Self::BadSignature => "token_bad_signature",
+            Self::Expired => "token_expired",
+            Self::NotYetValid => "token_not_yet_valid",
+            Self::WrongIssuer => "token_wrong_issuer",
+            Self::WrongAudience => "token_wrong_audience",
+        }
+    }
+
+    /// Returns a description for people.
+    #[must_use]
+    pub const fn description(self) -> &'static str {
+        match self {
+            Self::Missing => "The request carries no token.",
+            Self::Malformed => "The token is malformed.",
+            Self::WrongAlgorithm => "The token is signed with an algorithm that is not accepted.",
+            Self::UnknownKey => "The token is signed with an unknown key.",
+            Self::BadSignature => "The signature of the token is invalid.",
+            Self::Expired => "The token has expired.",
+            Self::NotYetValid => "The token is not valid yet.",
+            Self::WrongIssuer => "The token is from another issuer.",
+            Self::WrongAudience => "The token is for another audience.",
+        }
+    }
+}
+
+impl fmt::Display for TokenError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(self.description())
+    }
+}
+
+impl std::error::Error for TokenError {}
+
+/// The values of `WWW-Authenticate`, one for each [`TokenError`].
+#[derive(Clone, Debug)]
+pub(crate) struct Challenge([HeaderValue; TokenError::ALL.len()]);
+
+impl Challenge {
+    /// Formats the challenges for a realm. Returns `None` if the realm has characters that would have to be escaped in
+    /// a quoted string.
+    #[cfg_attr(not(feature = "file"), allow(dead_code, reason = "tokens come with the rule file"))]
+    pub(crate) fn new(realm: Option<&str>) -> Option<Self> {
+        let is_plain =
+            |text: &str| text.bytes().all(|byte| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\'));
+        if !realm.is_none_or(is_plain) {
+            return None;
+        }
+        let mut values = TokenError::ALL.map(|_| HeaderValue::from_static("Bearer"));
+        for (value, error) in values.iter_mut().zip(TokenError::ALL) {
+            *value = HeaderValue::try_from(challenge(realm, error)).ok()?;
+        }
+        Some(Self(values))
+    }
+
+    pub(super) fn value(&self, error: TokenError) -> HeaderValue {
+        self.0[error as usize].clone()
+    }
+}
+
+/// Formats a challenge. A request without a token is not in error, so its challenge has no error code (RFC 6750,
+/// section 3.1).
+pub(super) fn challenge(realm: Option<&str>, error: TokenError) -> String {
+    let realm = realm.map(|realm| format!("realm=\"{realm}\""));
+    let details = match error {
+        TokenError::Missing => None,
+        other => Some(format!("error=\"invalid_token\", error_description=\"{}\"", other.description())),
+    };
+    match [realm, details].into_iter().flatten().collect::<Vec<_>>().join(", ") {
+        none if none.is_empty() => "Bearer".to_owned(),
+        parameters => format!("Bearer {parameters}"),
+    }
+}
+
+/// The wait after a store failure if the decision has none. A store is usually reachable again, and known to be, after
+/// about a second.
+const STORE_FAILURE_WAIT: Duration = Duration::from_secs(1);
+
+/// Builds the response to a refused request, from the reason and the limit that refused it.
+///
+/// The response has `Cache-Control: no-store`, because RFC 6585 forbids caching a 429. It needs no `Vary`, although its
+/// body depends on `Accept`, because it is never stored.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "call `response` to build the response"]
+pub struct RefusalBuilder<'a> {
+    pub(super) refusal: &'a Refusal,
+    pub(super) policy: Option<&'a Policy>,
+    /// The policies that the request matched, if there are others than `policy`.
+    matched: Option<&'a [&'a Policy]>,
+    pub(super) decision: Option<&'a Decision>,
+    pub(super) challenge: Option<&'a Challenge>,
+}
+
+impl<'a> RefusalBuilder<'a> {
+    /// Creates the response for a reason.
+    pub fn new(refusal: &'a Refusal) -> Self {
+        Self { refusal, policy: None, matched: None, decision: None, challenge: None }
+    }
+
+    /// Sets the limit that refused the request.
+    pub fn limit(self, policy: &'a Policy) -> Self {
+        Self { policy: Some(policy), ..self }
+    }
+
+    /// Sets all policies that the request matched, for `RateLimit-Policy`.
+    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "several limits come with rules"))]
+    pub(crate) fn matched(self, policies: &'a [&'a Policy]) -> Self {
+        Self { matched: Some(policies), ..self }
+    }
+
+    /// Calls `read` with the policy that refused the request and all policies that matched.
+    pub(super) fn with_policies<T>(&self, read: impl FnOnce(&'a Policy, &[&Policy]) -> T) -> Option<T> {
+        let policy = self.policy?;
+        Some(read(policy, self.matched.unwrap_or(&[policy])))
+    }
+
+    /// Sets the decision, for the remaining quota and the time to wait.
+    pub fn decision(self, decision: &'a Decision) -> Self {
+        Self { decision: Some(decision), ..self }
+    }
+
+    /// Sets the challenge for `WWW-Authenticate`.
+    #[cfg_attr(not(feature = "rules"), expect(dead_code, reason = "tokens come with rules"))]
+    pub(crate) fn challenge(self, challenge: Option<&'a Challenge>) -> Self {
+        Self { challenge, ..self }
+    }
+
+    /// Returns the time to wait, or `None` if waiting does not help.
+    pub(super) fn wait(&self) -> Option<Duration> {
+        let of_decision = || self.decision.and_then(Decision::retry_after);
+        match self.refusal {
+            Refusal::Limited => of_decision(),
+            Refusal::Banned { retry_after } => Some(*retry_after),
+            Refusal::Blocked | Refusal::KeyMissing { .. } | Refusal::TokenInvalid { .. } | Refusal::Unreadable(_) => {
+                None
+            }
+            Refusal::StoreUnavailable => Some(of_decision().unwrap_or(STORE_FAILURE_WAIT)),
+        }
+    }
+
+    pub(super) fn wait_secs(&self) -> Option<u64> {
+        self.wait().map(wait_seconds)
+    }
+
+    /// Returns the message for people. The wording of a denial is specified, including `seconds` for a single second.
+    pub(super) fn message(&self) -> String {
+        let problem = match self.refusal {
+            Refusal::Limited if self.wait().is_none() && self.decision.is_some() => {
+                "The request asks for more than the limit ever allows."
+            }
+            Refusal::Limited => "Too many requests.",
+            Refusal::Banned { .. } => "This client is banned.",
+            Refusal::Blocked => "This client is blocked.",
+            Refusal::KeyMissing { part } => {
+                return format!("The request lacks {part}, which the limit counts by.");
+            }
+            Refusal::TokenInvalid { error, .. } => error.description(),
+            Refusal::Unreadable(request) => return request.message.clone(),
+            Refusal::StoreUnavailable => "The limit cannot be checked at the moment.",
+        };
+        match self.wait_secs() {
+            Some(seconds) => format!("{problem} Please retry after {seconds} seconds."),
+            None => problem.to_owned(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,5 +402,27 @@ mod tests {
         policy.write(&decision, &mut headers);
         assert_eq!(headers.len(), 1, "{headers:?}");
         assert_eq!(headers["retry-after"], "2");
+    }
+
+    #[test]
+    fn a_challenge_names_the_error_unless_there_was_no_token() {
+        let challenge_of =
+            |realm: Option<&str>, error| Challenge::new(realm).unwrap().value(error).to_str().unwrap().to_owned();
+        assert_eq!(challenge_of(None, TokenError::Missing), "Bearer");
+        assert_eq!(challenge_of(Some("api"), TokenError::Missing), "Bearer realm=\"api\"");
+        assert_eq!(
+            challenge_of(None, TokenError::Expired),
+            "Bearer error=\"invalid_token\", error_description=\"The token has expired.\""
+        );
+        assert_eq!(
+            challenge_of(Some("api"), TokenError::BadSignature),
+            "Bearer realm=\"api\", error=\"invalid_token\", error_description=\"The signature of the token is invalid.\""
+        );
+        for error in TokenError::ALL {
+            assert!(error.refusal_code().ends_with(error.code()));
+        }
+        for realm in ["a\"b", "a\\b", "a\r\nx: y", "ä"] {
+            assert!(Challenge::new(Some(realm)).is_none(), "{realm}");
+        }
     }
 }

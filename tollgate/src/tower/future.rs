@@ -42,7 +42,7 @@ pin_project! {
 }
 
 /// The part of an outcome that is kept until the service responds. It is small because futures are moved often.
-pub(super) enum Kept {
+enum Kept {
     Admitted(Admitted),
     Outcome(Box<Outcome>),
 }

@@ -1,16 +1,138 @@
-//! Reuses the last refusal: the next one usually differs in a few digits, or not at all.
+//! The response to a refused request, as a value or as bytes of HTTP/1.1.
 //!
-//! In a flood, a denied client gets the same response again and again, except for the seconds that pass. The response
+//! A thread can reuse its last response: the next one usually differs in a few digits, or not at all. In a flood, a denied client gets the same response again and again, except for the seconds that pass. The response
 //! depends on a few numbers, and overwriting those costs far less than formatting it again.
 
+use ::http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use ::http::{HeaderMap, HeaderValue, Response, StatusCode};
+use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::body::Body;
 use super::headers::Headers;
-use super::lines::Number;
-use super::policy::{MAX_INTEGER, Policy, reset_at_seconds};
-use super::refusal::Refusal;
-use super::refusal_builder::{RefusalBuilder, WrittenResponse};
+use super::policy::{MAX_INTEGER, Number, Policy, reset_at_seconds, set_number};
+use super::refusal::{Refusal, RefusalBuilder, challenge};
+
+/// The start of the head of nearly every refusal.
+const LIMITED: &str = "HTTP/1.1 429 Too Many Requests\r\ncontent-type: application/json\r\ncache-control: no-store\r\n";
+
+/// Headers of a response other than those of its limit, including the server's.
+const OTHER_HEADERS: usize = 5;
+
+/// A response that was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WrittenResponse {
+    /// The status of the response.
+    pub status: StatusCode,
+    /// Length of the body, at the end of the response. Cut it off in a response to HEAD.
+    pub body_bytes: usize,
+}
+
+impl RefusalBuilder<'_> {
+    /// Returns the HTTP response. Its body is `body`, or the format that the request's `Accept` header prefers.
+    /// `request` holds the headers of the request.
+    #[must_use]
+    pub fn response<'h>(&self, body: &Body, request: impl Into<Headers<'h>>) -> Response<Bytes> {
+        let (content_type, content) = body.render(self, request.into());
+        let mut response = Response::new(content);
+        *response.status_mut() = self.refusal.status();
+        let headers = response.headers_mut();
+        // Reserves room for all headers and those that a server adds. If that fails, headers are dropped one by one.
+        let _ = headers.try_reserve(self.policy.map_or(0, Policy::fields) + OTHER_HEADERS);
+        self.write_headers(headers);
+        headers.insert(CONTENT_TYPE, content_type);
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        response
+    }
+
+    /// Appends the response to `out` in HTTP/1.1 format. `more` is inserted into the head: header lines that end in
+    /// CRLF, such as `date`.
+    #[doc(hidden)]
+    pub fn write_http1<'h>(
+        &self,
+        body: &Body,
+        request: impl Into<Headers<'h>>,
+        more: &[u8],
+        out: &mut Vec<u8>,
+    ) -> WrittenResponse {
+        let request = request.into();
+        if let Some(message) = self.write_limited(body, request, more, out, |_, _| {}) {
+            return message;
+        }
+        let response = self.response(body, request);
+        let status = response.status();
+        let reason = status.canonical_reason().unwrap_or_default();
+        put(out, &["HTTP/1.1 ", status.as_str(), " ", reason, "\r\n"]);
+        for (name, value) in response.headers() {
+            put(out, &[name.as_str(), ": "]);
+            out.extend_from_slice(value.as_bytes());
+            put(out, &["\r\n"]);
+        }
+        let content = response.body();
+        put(out, &["content-length: ", itoa::Buffer::new().format(content.len()), "\r\n"]);
+        out.extend_from_slice(more);
+        put(out, &["\r\n"]);
+        out.extend_from_slice(content);
+        WrittenResponse { status, body_bytes: content.len() }
+    }
+
+    /// Fast path for a denial with a JSON body, which nearly every refusal is. Calls `on_number` with the position of
+    /// each number in `out`.
+    #[inline]
+    fn write_limited(
+        &self,
+        body: &Body,
+        request: Headers<'_>,
+        more: &[u8],
+        out: &mut Vec<u8>,
+        mut on_number: impl FnMut(usize, Number),
+    ) -> Option<WrittenResponse> {
+        let (Refusal::Limited, Some(_), Some(decision)) = (self.refusal, self.policy, self.decision) else {
+            return None;
+        };
+        let mut digits = itoa::Buffer::new();
+        let seconds = digits.format(self.wait_secs()?);
+        let parts = body.limited(seconds, request)?;
+        let body_bytes = parts.iter().map(|part| part.len()).sum();
+        put(out, &[LIMITED]);
+        self.with_policies(|policy, matched| policy.write_remaining_lines(decision, matched, out, &mut on_number));
+        put(out, &["retry-after: "]);
+        on_number(out.len(), Number::ResetIn);
+        put(out, &[seconds, "\r\ncontent-length: ", itoa::Buffer::new().format(body_bytes), "\r\n"]);
+        out.extend_from_slice(more);
+        put(out, &["\r\n"]);
+        for (number, part) in parts.into_iter().enumerate() {
+            // Every second part is the wait.
+            if number % 2 == 1 {
+                on_number(out.len(), Number::ResetIn);
+            }
+            out.extend_from_slice(part.as_bytes());
+        }
+        Some(WrittenResponse { status: StatusCode::TOO_MANY_REQUESTS, body_bytes })
+    }
+
+    /// Writes the rate limit headers, `Retry-After` and `WWW-Authenticate`.
+    pub(super) fn write_headers(&self, headers: &mut HeaderMap) {
+        let by_limit = matches!(self.refusal, Refusal::Limited | Refusal::Banned { .. });
+        if let (Some(decision), true) = (self.decision, by_limit) {
+            self.with_policies(|policy, matched| policy.write_remaining(decision, matched, headers));
+        }
+        if let Some(seconds) = self.wait_secs() {
+            set_number(headers, &RETRY_AFTER, seconds);
+        }
+        if let Refusal::TokenInvalid { error, challenge: true } = self.refusal {
+            let prepared = self.challenge.map(|challenge| challenge.value(*error));
+            let value = prepared.or_else(|| HeaderValue::try_from(challenge(None, *error)).ok());
+            headers.extend(value.map(|value| (WWW_AUTHENTICATE, value)));
+        }
+    }
+}
+
+fn put(out: &mut Vec<u8>, parts: &[&str]) {
+    out.reserve(parts.iter().map(|part| part.len()).sum());
+    parts.iter().for_each(|part| out.extend_from_slice(part.as_bytes()));
+}
 
 /// The capacity to which the buffer is shrunk after a larger response.
 const KEPT_BYTES: usize = 16 << 10;
