@@ -27,7 +27,6 @@ mod framing;
 mod header_names;
 mod headers;
 mod health;
-mod http1_conn;
 mod http2_pool;
 mod io;
 mod lane;

@@ -15,20 +15,18 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
-use http::{HeaderMap, Request, Response, StatusCode, header};
+use http::{HeaderMap, Response, StatusCode, header};
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
-use hyper::client::conn::TrySendError;
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 use tollgate::InFlightPermit;
 
-use super::body::ToUpstream;
+use super::body::UpstreamBody;
 use super::exchange::UpstreamAttempt;
 use super::failure::Failure;
-use super::http1_conn::Http1Conn;
+use super::lane::SendError;
 use super::tally::Tally;
 use super::ticks::Wait;
 use super::upstream_deadline::UpstreamDeadline;
@@ -38,7 +36,7 @@ const MAX_CONNECTED: u32 = 256;
 
 /// Bytes that are read of an abandoned answer. An upstream that sends more than this is writing all the time, and
 /// closing the connection stops it.
-pub(super) const MAX_DISCARDED_BYTES: usize = 1 << 20;
+const MAX_DISCARDED_BYTES: usize = 1 << 20;
 
 /// A request whose client has left, with a connection to the upstream that works on it.
 pub(super) struct Abandoned {
@@ -66,24 +64,14 @@ impl Abandoned {
     }
 
     /// Reads an answer to its end in the background.
-    pub(super) fn discard(self, body: Incoming) {
+    pub(super) fn discard(self, body: UpstreamBody) {
         spawn(self.drain(body));
     }
 
-    async fn drain(mut self, body: Incoming) {
-        if let Some(conn) = &self.attempt.conn {
-            conn.clear_deadline();
-        }
+    pub(super) async fn drain(self, body: UpstreamBody) {
         let is_whole = timeout(self.attempt.timeout.duration(), read_all(body)).await.unwrap_or(false);
         if !is_whole && self.attempt.has_broken_body() {
-            return self.close();
-        }
-        if let Some(conn) = self.attempt.conn.take()
-            && is_whole
-            && !self.attempt.has_broken_body()
-        {
-            let now = conn.deadline().now();
-            self.attempt.keep_conn(conn, now);
+            self.close();
         }
     }
 
@@ -144,7 +132,7 @@ impl Drop for Connected {
 }
 
 /// Reads a body to its end, or returns false if there is no end within [`MAX_DISCARDED_BYTES`].
-async fn read_all(mut body: Incoming) -> bool {
+async fn read_all(mut body: UpstreamBody) -> bool {
     let mut left = MAX_DISCARDED_BYTES;
     while let Some(frame) = body.frame().await {
         let Ok(frame) = frame else { return false };
@@ -173,8 +161,8 @@ pub(super) fn spawn(future: impl Future<Output = ()> + Send + 'static) {
     }
 }
 
-type SendResult = Result<Response<Incoming>, TrySendError<Request<ToUpstream>>>;
-type Sending = Pin<Box<dyn Future<Output = (SendResult, Option<Http1Conn>)> + Send>>;
+pub(super) type SendResult = Result<Response<UpstreamBody>, SendError>;
+type Sending = Pin<Box<dyn Future<Output = SendResult> + Send>>;
 
 /// A request with a permit, sent to an upstream. It is abandoned if this is dropped before the answer begins.
 pub(super) struct PermittedRequest {
@@ -188,7 +176,7 @@ pub(super) struct PermittedRequest {
 /// The start of a response, or the reason why the client gets none.
 #[expect(clippy::large_enum_variant, reason = "matched where it is created, and boxing would allocate")]
 pub(super) enum ResponseStart {
-    Answered(SendResult, Option<Http1Conn>),
+    Answered(SendResult),
     ClientFailed(Failure),
 }
 
@@ -209,17 +197,17 @@ impl PermittedRequest {
             return Poll::Ready(ResponseStart::ClientFailed(failure));
         }
         let Some(sending) = &mut self.sending else { return Poll::Pending };
-        sending.as_mut().poll(context).map(|(answer, conn)| {
-            self.sending = None;
-            ResponseStart::Answered(answer, conn)
+        let answer = ready!(sending.as_mut().poll(context));
+        self.sending = None;
+        Poll::Ready(match self.deadline.body_failure() {
+            Some(failure) if answer.is_err() => ResponseStart::ClientFailed(failure),
+            _ => ResponseStart::Answered(answer),
         })
     }
 
     /// Takes the upstream and the permit of a request whose answer has begun.
     pub(super) fn into_parts(mut self) -> Option<(UpstreamAttempt, InFlightPermit)> {
-        let mut attempt = self.attempt.take()?;
-        attempt.deadline = Some(Arc::clone(&self.deadline));
-        Some((attempt, self.permit.take()?))
+        Some((self.attempt.take()?, self.permit.take()?))
     }
 
     /// Marks the client's body as broken off, so that the connection is closed at once.
@@ -230,25 +218,20 @@ impl PermittedRequest {
 
 impl Drop for PermittedRequest {
     fn drop(&mut self) {
-        let Some(sending) = self.sending.take() else { return };
         let Some((attempt, permit)) = self.attempt.take().zip(self.permit.take()) else { return };
         if self.deadline.body_failure().is_some() {
             return hold_permit(permit, attempt.timeout, &self.tally);
         }
-        let Some(mut abandoned) = Abandoned::new(attempt, permit, &self.tally) else { return };
+        let Some(sending) = self.sending.take() else { return };
+        let Some(abandoned) = Abandoned::new(attempt, permit, &self.tally) else { return };
         let deadline = Arc::clone(&self.deadline);
-        abandoned.attempt.deadline = Some(Arc::clone(&deadline));
         spawn(async move {
-            let (response, mut conn) = match deadline.limit(sending).await {
-                Some((Ok(response), conn)) => (response, conn),
+            let response = match deadline.limit(sending).await {
+                Some(Ok(response)) => response,
                 // The gateway may notice a broken body only after the client's connection has ended.
-                Some((Err(_), _)) if abandoned.attempt.has_broken_body() => return abandoned.close(),
+                Some(Err(_)) if abandoned.attempt.has_broken_body() => return abandoned.close(),
                 _ => return,
             };
-            if let Some(conn) = &mut conn {
-                conn.note_keep_alive(response.headers());
-            }
-            abandoned.attempt.conn = conn;
             // Neither has an end: the first is a tunnel by now, the second goes on until it is closed.
             if response.status() != StatusCode::SWITCHING_PROTOCOLS && !has_event_stream(response.headers()) {
                 abandoned.drain(response.into_body()).await;

@@ -17,6 +17,7 @@ use super::client::Client;
 use super::exchange::RequestGuard;
 use super::failure::Failure;
 use super::headers;
+use super::lane::{Broken, Http1Body};
 use super::ticks::Wait;
 use super::upstream_deadline::UpstreamDeadline;
 
@@ -249,7 +250,7 @@ pub(super) struct ToClient {
     rest: Bytes,
     /// Bytes that are buffered while the client does not read.
     buffered: Option<BufferedBytes>,
-    /// The timeout of an upstream whose connection is shared. Other connections have a driver for that.
+    /// The timeout of the upstream.
     stall: Option<Pin<Box<Sleep>>>,
     /// Finishes the request when the response ends.
     guard: RequestGuard,
@@ -257,7 +258,48 @@ pub(super) struct ToClient {
 
 enum Source {
     Local,
-    Upstream(Incoming),
+    Upstream(UpstreamBody),
+}
+
+/// The body of an upstream's response.
+pub(super) enum UpstreamBody {
+    Http1(Http1Body),
+    Http2(Incoming),
+}
+
+impl Body for UpstreamBody {
+    type Data = Bytes;
+    type Error = DownloadError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, DownloadError>>> {
+        match &mut *self {
+            Self::Http1(body) => {
+                let frame = Pin::new(body).poll_frame(context);
+                frame.map(|frame| frame.map(|frame| frame.map_err(|Broken| DownloadError::Broken)))
+            }
+            Self::Http2(body) => {
+                let frame = Pin::new(body).poll_frame(context);
+                frame.map(|frame| frame.map(|frame| frame.map_err(DownloadError::Upstream)))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Http1(body) => body.is_end_stream(),
+            Self::Http2(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Http1(body) => body.size_hint(),
+            Self::Http2(body) => body.size_hint(),
+        }
+    }
 }
 
 impl ToClient {
@@ -265,7 +307,7 @@ impl ToClient {
         Self { source: Source::Local, rest: text, buffered: None, stall: None, guard }
     }
 
-    pub(super) fn upstream(body: Incoming, guard: RequestGuard) -> Self {
+    pub(super) fn upstream(body: UpstreamBody, guard: RequestGuard) -> Self {
         Self { source: Source::Upstream(body), rest: Bytes::new(), buffered: None, stall: None, guard }
     }
 
@@ -325,7 +367,7 @@ impl Body for ToClient {
             Source::Upstream(body) => match Pin::new(body).poll_frame(context) {
                 Poll::Pending => {
                     this.guard.await_upstream();
-                    let Some(timeout) = this.guard.shared_timeout() else { return Poll::Pending };
+                    let Some(timeout) = this.guard.upstream_timeout() else { return Poll::Pending };
                     let stall = this.stall.get_or_insert_with(|| Box::pin(sleep(timeout)));
                     ready!(stall.as_mut().poll(context));
                     this.guard.note_upstream_progress(UpstreamProgress::TimedOut);
@@ -338,7 +380,7 @@ impl Body for ToClient {
                         Some(Ok(_)) => UpstreamProgress::Bytes,
                         Some(Err(_)) => UpstreamProgress::Error,
                     });
-                    Poll::Ready(frame.map(|frame| match frame.map_err(DownloadError::Upstream)?.into_data() {
+                    Poll::Ready(frame.map(|frame| match frame?.into_data() {
                         Ok(data) => {
                             this.rest = data;
                             let piece = this.guard.next_piece(&mut this.rest);
@@ -387,6 +429,8 @@ impl Drop for ToClient {
 #[derive(Debug)]
 pub(super) enum DownloadError {
     Upstream(hyper::Error),
+    /// The upstream has closed the connection, or sent an invalid body.
+    Broken,
     Late,
     Overloaded,
 }
@@ -395,6 +439,7 @@ impl fmt::Display for DownloadError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Upstream(error) => error.fmt(out),
+            Self::Broken => Broken.fmt(out),
             Self::Late => out.write_str("the upstream did not continue its response in time"),
             Self::Overloaded => out.write_str("gateway.max_buffered is reached"),
         }

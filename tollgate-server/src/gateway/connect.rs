@@ -15,8 +15,8 @@ use tokio::time::timeout;
 use super::client::Client;
 use super::dial;
 use super::exchange::Worker;
-use super::http1_conn::{Http1Conn, MAX_HEAD_BYTES};
 use super::http2_pool::{Sender, StreamPermit, UNKNOWN_STREAMS};
+use super::lane::{INPUT_BYTES, LaneConn};
 use super::maybe_tls::MaybeTls;
 use super::reuse::Usage;
 use super::site::Route;
@@ -41,6 +41,9 @@ const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
 /// so that one is available while another is written.
 const SEND_BUFFER_BYTES: usize = 32 << 10;
 
+/// The maximum size of a response head, as in HTTP/1.
+const MAX_HEAD_BYTES: u32 = INPUT_BYTES as u32;
+
 /// The purpose of a connection to an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConnUse {
@@ -52,7 +55,7 @@ pub(super) enum ConnUse {
 /// A connection to an upstream.
 pub(super) enum UpstreamConn {
     /// HTTP/1: one request at a time.
-    H1(Http1Conn),
+    H1(Box<LaneConn>),
     /// HTTP/2: many requests at a time.
     H2(Sender, StreamPermit),
 }
@@ -219,9 +222,7 @@ async fn open(target: &Target, (worker, client): (&Arc<Worker>, &Client)) -> Res
     let slot = worker.take_upstream_slot(client).await?;
     let now = worker.ticks.now();
     match dial(target, ConnUse::Request, now, slot).await? {
-        Dialled::Http1(io, ip) => Ok(UpstreamConn::H1(
-            Http1Conn::new(io, Usage::new(now, target.origin(ip)), Arc::clone(&worker.ticks)).await?,
-        )),
+        Dialled::Http1(io, ip) => Ok(UpstreamConn::H1(Box::new(LaneConn::new(io, Usage::new(now, target.origin(ip)))))),
         Dialled::Http2(io, ip) => share(io, ip, target, worker).await,
     }
 }

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::net::IpAddr;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, FORWARDED, HOST, TE, TRANSFER_ENCODING, VIA};
+use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, FORWARDED, HOST, TE, VIA};
 use http::{HeaderMap, HeaderName, HeaderValue, Version};
 use smallvec::SmallVec;
 use tollgate::rules::file::internal::{UnderscoreHeaders, UpstreamHeader};
@@ -19,7 +19,6 @@ pub(super) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-i
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-pub(super) const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 
 /// Our `Via` entry for HTTP/1.1 messages.
 pub(super) const OUR_VIA: &str = "1.1 tollgate";
@@ -109,23 +108,6 @@ fn lists(value: &HeaderValue, word: &str) -> bool {
 pub(super) fn set_connection_options(headers: &mut HeaderMap) {
     if headers.contains_key(TE) {
         headers.insert(CONNECTION, HeaderValue::from_static("te"));
-    }
-}
-
-/// Returns whether a response has duplicate or invalid length headers. hyper would pick one interpretation, and the
-/// client might pick another.
-pub(super) fn has_unclear_length(headers: &HeaderMap) -> bool {
-    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
-    match (codings.next(), codings.next()) {
-        (None, _) => {
-            let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
-            let is_list = lengths.next().is_some_and(|length| !length.as_bytes().iter().all(u8::is_ascii_digit));
-            is_list || lengths.next().is_some()
-        }
-        (Some(coding), None) => {
-            headers.contains_key(CONTENT_LENGTH) || !coding.as_bytes().eq_ignore_ascii_case(b"chunked")
-        }
-        (Some(_), Some(_)) => true,
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use http::header::{HOST, USER_AGENT};
 use http::{HeaderValue, Request};
-use hyper::client::conn::{http1, http2};
+use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -17,9 +17,12 @@ use tollgate::rules::file::internal::HealthCheckRule;
 use super::body::ToUpstream;
 use super::connect::{self, ConnUse, Dialled};
 use super::fault::Fault;
+use super::lane::{self, LaneConn};
+use super::reuse::{Repeatable, Usage};
 use super::site::{Outages, RoutedUpstream, Site};
 use super::target::{Cause, Ejection, Target};
 use super::ticks::{Tick, Ticks, Wait};
+use super::upstream_deadline::UpstreamDeadline;
 use super::upstream_slots::{UpstreamSlot, UpstreamSlots};
 use crate::notice::Level;
 
@@ -104,7 +107,7 @@ async fn check(upstream: RoutedUpstream, rule: HealthCheckRule, (ticks, slots): 
     let (mut is_healthy, mut streak) = (target.passes_checks(), 0);
     loop {
         let (within, was_ejected) = (rule.timeout.duration(), target.is_ejected(ticks.now()));
-        let answer = timeout(within, probe(target, rule.path.as_str(), ticks.now(), slots.take_for_check())).await;
+        let answer = timeout(within, probe(target, rule.path.as_str(), &ticks, slots.take_for_check())).await;
         let fault = answer.unwrap_or(Err(Fault::LateForCheck(within))).err();
         if let Some(exhausted) = fault.as_ref().and_then(Fault::exhausted) {
             // This says nothing about the upstream.
@@ -146,20 +149,20 @@ async fn check(upstream: RoutedUpstream, rule: HealthCheckRule, (ticks, slots): 
 }
 
 /// Sends a health check on a new connection. Succeeds on a 2xx or 3xx status.
-async fn probe(target: &Target, path: &str, now: Tick, slot: UpstreamSlot) -> Result<(), Fault> {
+async fn probe(target: &Target, path: &str, ticks: &Arc<Ticks>, slot: UpstreamSlot) -> Result<(), Fault> {
+    let now = ticks.now();
     let mut request = Request::new(ToUpstream::Empty);
     if let Ok(uri) = path.parse() {
         *request.uri_mut() = uri;
     }
     request.headers_mut().insert(USER_AGENT, HeaderValue::from_static("tollgate-health"));
-    let response = match connect::dial(target, ConnUse::Request, now, slot).await? {
-        Dialled::Http1(io, _) => {
+    let status = match connect::dial(target, ConnUse::Request, now, slot).await? {
+        Dialled::Http1(io, ip) => {
             request.headers_mut().insert(HOST, target.host.clone());
-            let (mut sender, connection) = http1::handshake(TokioIo::new(io)).await?;
-            let driver = tokio::spawn(connection);
-            let response = sender.send_request(request).await;
-            driver.abort();
-            response?
+            let conn = Box::new(LaneConn::new(io, Usage::new(now, target.origin(ip))));
+            let deadline = Arc::new(UpstreamDeadline::new(Arc::clone(ticks)));
+            let sent = lane::send(conn, request, Repeatable::No, (None, deadline)).await;
+            sent.map_err(|error| error.fault)?.status()
         }
         Dialled::Http2(io, _) => {
             target.set_http2_target(&mut request);
@@ -167,9 +170,8 @@ async fn probe(target: &Target, path: &str, now: Tick, slot: UpstreamSlot) -> Re
             let driver = tokio::spawn(connection);
             let response = sender.send_request(request).await;
             driver.abort();
-            response?
+            response?.status()
         }
     };
-    let status = response.status();
     if status.is_success() || status.is_redirection() { Ok(()) } else { Err(Fault::Status(status)) }
 }

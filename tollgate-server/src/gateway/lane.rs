@@ -10,6 +10,7 @@
 mod abandoned;
 mod conn;
 mod forwarding;
+mod http1_client;
 mod hyper_client;
 mod outcome;
 mod refusal;
@@ -43,6 +44,7 @@ use tollgate::rules::{Certificate, Facts};
 
 pub(super) use self::conn::LaneConn;
 use self::forwarding::{ForwardResult, Forwarding};
+pub(super) use self::http1_client::{Broken, ConnPool, Http1Body, SendError, send};
 use self::request::{PlainRequest, RequestParse};
 use self::request_body::PendingBody;
 use self::request_headers::HeaderBuffer;

@@ -14,7 +14,6 @@ use tollgate::rules::file::internal::EjectRule;
 use super::addresses::HostAddresses;
 use super::connect::Exhausted;
 use super::fault::Fault;
-use super::http1_conn::Http1Conn;
 use super::http2_pool::Http2Pool;
 use super::lane::LaneConn;
 use super::reuse::{Origin, Repeatable, ReusePolicy};
@@ -56,8 +55,6 @@ pub(super) struct Target {
     pub(super) addresses: Arc<HostAddresses>,
     pub(super) tls: Option<UpstreamTls>,
     /// Idle HTTP/1 connections by worker, so that none moves between workers.
-    http1_conns: Box<[Mutex<Vec<Http1Conn>>]>,
-    /// Idle connections of the lane, by worker.
     #[expect(clippy::vec_box, reason = "every request takes one and returns it")]
     lane_conns: Box<[Mutex<Vec<Box<LaneConn>>>]>,
     http2_pools: Box<[Http2Pool]>,
@@ -140,7 +137,6 @@ impl Target {
         };
         let text = if is_default { address.host.clone() } else { format!("{}:{}", address.host, address.port) };
         let (authority, host) = (text.parse().ok()?, HeaderValue::try_from(&text).ok()?);
-        let http1_conns = (0..workers).map(|_| Mutex::default()).collect();
         let lane_conns = (0..workers).map(|_| Mutex::default()).collect();
         let http2_pools = (0..workers).map(|_| Http2Pool::default()).collect();
         let opening = (0..workers).map(|_| AsyncMutex::default()).collect();
@@ -151,7 +147,6 @@ impl Target {
             authority,
             host,
             tls,
-            http1_conns,
             lane_conns,
             http2_pools,
             opening,
@@ -174,40 +169,12 @@ impl Target {
         *request.version_mut() = Version::HTTP_2;
     }
 
-    /// Takes an idle HTTP/1 connection.
-    pub(super) fn take_idle(&self, worker: usize, now: Tick, policy: &ReusePolicy) -> Option<Http1Conn> {
-        let mut http1_conns = self.http1_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        // The most recently used one is the least likely to be closed by now. One that is not ready still sends a body
-        // that the upstream did not wait for.
-        for at in (0..http1_conns.len()).rev() {
-            let is_reusable =
-                http1_conns[at].allows_another(now, policy) && http1_conns[at].is_current(&self.addresses);
-            if !http1_conns[at].is_open() || !is_reusable {
-                http1_conns.remove(at);
-            } else if http1_conns[at].is_ready() {
-                return Some(http1_conns.remove(at));
-            }
-        }
-        None
-    }
-
-    /// Returns whether there are connections, open or not.
-    pub(super) fn has_kept(&self, worker: usize) -> bool {
+    /// Returns whether there are shared connections, open or not.
+    pub(super) fn has_shared(&self, worker: usize) -> bool {
         self.http2_pools[worker].has_connections()
-            || !self.http1_conns[worker].lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    pub(super) fn keep_conn(&self, worker: usize, mut conn: Http1Conn, now: Tick, policy: &ReusePolicy) {
-        if !conn.is_open() || !conn.become_idle(now, policy) || !conn.is_current(&self.addresses) {
-            return;
-        }
-        let mut http1_conns = self.http1_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        if http1_conns.len() < MAX_IDLE {
-            http1_conns.push(conn);
-        }
-    }
-
-    /// Takes an idle connection of the lane.
+    /// Takes an idle HTTP/1 connection.
     pub(super) fn take_lane_conn(
         &self,
         worker: usize,
@@ -247,21 +214,15 @@ impl Target {
             return Evicted::Closed;
         }
         drop(lane_conns);
-        let mut http1_conns = self.http1_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(at) = http1_conns.iter().position(|conn| conn.is_ready() || !conn.is_open()) {
-            drop(http1_conns.remove(at));
-            return Evicted::Closing;
-        }
-        drop(http1_conns);
         if self.http2_pools[worker].evict_idle() { Evicted::Closing } else { Evicted::Nothing }
     }
 
     /// Drops connections that the upstream has closed or that were idle for too long, and resolves the host's name
-    /// again while it is in use. HTTP/1 connections of hyper close themselves.
+    /// again while it is in use.
     pub(super) fn sweep(&self, worker: usize, now: Tick) {
         let mut lane_conns = self.lane_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
         lane_conns.retain_mut(|conn| conn.is_worth_keeping(now) && conn.usage.is_current(&self.addresses));
-        let is_in_use = !lane_conns.is_empty() || self.has_kept(worker) || self.active() > 0;
+        let is_in_use = !lane_conns.is_empty() || self.has_shared(worker) || self.active() > 0;
         drop(lane_conns);
         self.http2_pools[worker].sweep(now);
         if is_in_use {

@@ -36,10 +36,6 @@ impl UpstreamDeadline {
         Self { at: AtomicU64::new(NEVER), body: AtomicU8::new(UNDER_WAY), on_broken_body: AtomicWaker::new(), ticks }
     }
 
-    pub(super) fn now(&self) -> Tick {
-        self.ticks.now()
-    }
-
     /// Sets the deadline.
     pub(super) fn set(&self, wait: Wait) {
         self.at.store(self.ticks.after(wait), Relaxed);

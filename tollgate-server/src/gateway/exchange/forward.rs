@@ -2,25 +2,22 @@
 
 use std::error::Error as _;
 use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::Arc;
 
-use http::header::{CONNECTION, HOST, TRAILER, TRANSFER_ENCODING};
+use http::header::{CONNECTION, HOST, TRAILER};
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
-use hyper::body::{Body, Incoming};
 use hyper::client::conn::TrySendError;
 use tollgate::Outcome;
 use tollgate::rules::file::internal::{HostHeader, UpstreamHeader};
 
-use super::super::abandoned::{self, PermittedRequest, ResponseStart};
-use super::super::body::{ClientBody, ToClient, ToUpstream};
+use super::super::abandoned::{self, PermittedRequest, ResponseStart, SendResult};
+use super::super::body::{ClientBody, ToClient, ToUpstream, UpstreamBody};
 use super::super::buffer_budget::BufferedBytes;
 use super::super::connect::{self, ConnectError, UpstreamConn};
 use super::super::failure::Failure;
 use super::super::fault::Fault;
-use super::super::http1_conn::Http1Conn;
-use super::super::http2_pool::Sender;
-use super::super::reuse::reads_body;
+use super::super::lane::{self, SendError};
+use super::super::reuse::{Repeatable, reads_body};
 use super::super::site::{Route, Site};
 use super::super::target::Target;
 use super::super::upstream_deadline::UpstreamDeadline;
@@ -32,10 +29,19 @@ use crate::traces::{TRACEPARENT, TRACESTATE};
 
 /// The result of one attempt.
 enum AttemptResult {
-    Answered(Response<Incoming>, UpstreamAttempt),
+    Answered(Response<UpstreamBody>, UpstreamAttempt),
     /// The request was not sent, or may be sent again.
     Retry(UpstreamRequest, Fault),
     Failed(Fault),
+}
+
+impl From<SendError> for AttemptResult {
+    fn from(error: SendError) -> Self {
+        match error.retry {
+            Some(request) => Self::Retry(*request, error.fault),
+            None => Self::Failed(error.fault),
+        }
+    }
 }
 
 impl Exchange {
@@ -104,7 +110,7 @@ impl Exchange {
         mut request: UpstreamRequest,
         route: &Route,
         guard: &mut RequestGuard,
-    ) -> Result<(Response<Incoming>, UpstreamAttempt), Fault> {
+    ) -> Result<(Response<UpstreamBody>, UpstreamAttempt), Fault> {
         let tally = route.tally(self.worker.number);
         // An attempt over HTTP/2 moves it into the target.
         let host = request.headers().get(HOST).map(|host| owned_if_streaming(host, request.body()));
@@ -157,7 +163,7 @@ impl Exchange {
 
     async fn try_one(
         &self,
-        request: UpstreamRequest,
+        mut request: UpstreamRequest,
         (route, target): (&Route, &Arc<Target>),
         guard: &mut RequestGuard,
     ) -> AttemptResult {
@@ -165,132 +171,98 @@ impl Exchange {
         target.begin();
         let mut attempt = UpstreamAttempt::new(target, route, worker);
         let may_repeat = request.body().is_empty() && request.method().is_idempotent();
-        if !may_repeat && target.has_kept(worker) {
+        let repeatable = if may_repeat { Repeatable::Yes } else { Repeatable::No };
+        if !may_repeat && target.has_shared(worker) {
             // The runtime polls the kernel for events and runs the tasks that they wake before it returns here. So a
             // connection that the upstream has closed by now is known to be closed.
             tokio::task::yield_now().await;
         }
-        let mut conn = match target.take_idle(worker, self.worker.ticks.now(), &route.reuse) {
-            Some(conn) => conn,
+        let conn = match target.take_lane_conn(worker, self.worker.ticks.now(), &route.reuse, repeatable) {
+            Some(conn) => UpstreamConn::H1(conn),
             None => match Box::pin(connect::obtain(target, (&self.worker, &self.client), route)).await {
-                Ok(UpstreamConn::H1(conn)) => conn,
-                Ok(UpstreamConn::H2(sender, stream_permit)) => {
-                    attempt.stream_permit = Some(stream_permit);
-                    return Box::pin(self.send_http2(sender, request, route, (attempt, guard))).await;
-                }
+                Ok(conn) => conn,
                 Err(error) => return AttemptResult::Retry(request, error.into()),
             },
         };
-        let mut request = request;
-        self.set_target(&mut request, route, target, Version::HTTP_11);
-        // A copy pays off if there is another upstream, or if the upstream may be closing the connection just now.
-        let is_copied = may_repeat && (route.has_several() || conn.has_been_idle());
-        let copy = is_copied.then(|| request.clone_without_body());
-        if !request.body().is_empty() && !reads_body(request.method().as_str()) {
-            conn.end();
-            request.headers_mut().append(CONNECTION, HeaderValue::from_static("close"));
-        }
-        request.body_mut().read_by(conn.deadline(), route.timeout);
-        let answered = match guard.take_permit() {
-            None => {
-                let answered = conn.send(request).await;
-                attempt.conn = Some(conn);
-                answered
-            }
-            Some(permit) => {
-                let deadline = Arc::clone(conn.deadline());
-                let sending = Box::pin(async move {
-                    let answer = conn.send(request).await;
-                    (answer, Some(conn))
-                });
-                let sent = PermittedRequest::new(sending, (attempt, permit), deadline, &self.worker.tally);
-                let answer;
-                (answer, attempt) = match Box::pin(self.await_permitted(sent, guard)).await {
-                    Ok(answered) => answered,
-                    Err(failure) => return AttemptResult::Failed(failure.into()),
-                };
-                answer
-            }
-        };
-        let conn = attempt.conn.as_ref();
-        match answered {
-            Ok(response) if headers::has_unclear_length(response.headers()) => {
-                AttemptResult::Failed(Failure::BadAnswer.into())
-            }
-            // No upgrade was requested.
-            Ok(response) if is_switch(&response) => AttemptResult::Failed(Failure::BadAnswer.into()),
-            Ok(response) => {
-                if let Some(conn) = &mut attempt.conn {
-                    conn.note_keep_alive(response.headers());
+        let deadline = Arc::new(UpstreamDeadline::new(Arc::clone(&self.worker.ticks)));
+        attempt.deadline = Some(Arc::clone(&deadline));
+        request.body_mut().read_by(&deadline, route.timeout);
+        match conn {
+            UpstreamConn::H1(mut conn) => {
+                self.set_target(&mut request, route, target, Version::HTTP_11);
+                if !request.body().is_empty() && !reads_body(request.method().as_str()) {
+                    conn.usage.end();
+                    request.headers_mut().append(CONNECTION, HeaderValue::from_static("close"));
                 }
-                AttemptResult::Answered(response, attempt)
+                // On a new connection to the only upstream there is no retry: the request may be what broke the
+                // connection.
+                let is_retried = may_repeat && (conn.usage.is_used() || route.has_several());
+                let repeatable = if is_retried { Repeatable::Yes } else { Repeatable::No };
+                let (pool, deadline_of_body) = (attempt.pool(&self.worker.ticks), Arc::clone(&deadline));
+                let sending = async move {
+                    let answer = lane::send(conn, request, repeatable, (Some(pool), deadline_of_body)).await;
+                    answer.map(|response| response.map(UpstreamBody::Http1))
+                };
+                self.await_response(sending, deadline, (attempt, guard)).await
             }
-            Err(_) if conn.is_some_and(Http1Conn::is_late) => AttemptResult::Failed(Failure::UpstreamTimeout.into()),
-            Err(error) => match conn.and_then(|conn| conn.deadline().body_failure()) {
-                Some(failure) => AttemptResult::Failed(failure.into()),
-                None => failed(error, copy),
-            },
+            UpstreamConn::H2(mut sender, stream_permit) => {
+                attempt.stream_permit = Some(stream_permit);
+                self.set_target(&mut request, route, target, Version::HTTP_2);
+                let copy = may_repeat.then(|| request.clone_without_body());
+                let sending = async move {
+                    match sender.try_send_request(request).await {
+                        Ok(response) => Ok(response.map(UpstreamBody::Http2)),
+                        Err(error) => Err(failed(error, copy)),
+                    }
+                };
+                Box::pin(self.await_response(sending, deadline, (attempt, guard))).await
+            }
         }
     }
 
-    /// Waits for the response to a request with a permit. A request that is given up before keeps its permit until the
+    /// Waits for the head of a response. A request with a permit that is given up before keeps its permit until the
     /// upstream is done.
-    async fn await_permitted(
+    async fn await_response(
         &self,
-        mut sent: PermittedRequest,
-        guard: &mut RequestGuard,
-    ) -> Result<(Result<Response<Incoming>, TrySendError<UpstreamRequest>>, UpstreamAttempt), Failure> {
-        match poll_fn(|context| sent.poll_start(context)).await {
-            ResponseStart::ClientFailed(failure) => {
-                sent.note_broken_body(failure);
-                Err(failure)
-            }
-            ResponseStart::Answered(answer, conn) => {
-                let (mut attempt, permit) = sent.into_parts().ok_or(Failure::Disconnected)?;
-                attempt.conn = conn;
-                guard.keep_permit(Some(permit));
-                Ok((answer, attempt))
-            }
-        }
-    }
-
-    async fn send_http2(
-        &self,
-        mut sender: Sender,
-        mut request: UpstreamRequest,
-        route: &Route,
+        sending: impl Future<Output = SendResult> + Send + 'static,
+        deadline: Arc<UpstreamDeadline>,
         (mut attempt, guard): (UpstreamAttempt, &mut RequestGuard),
     ) -> AttemptResult {
-        self.set_target(&mut request, route, &attempt.target, Version::HTTP_2);
-        let copy =
-            (request.body().is_empty() && request.method().is_idempotent()).then(|| request.clone_without_body());
-        let deadline = Arc::new(UpstreamDeadline::new(Arc::clone(&self.worker.ticks)));
-        request.body_mut().read_by(&deadline, route.timeout);
+        let late = || AttemptResult::Failed(Failure::UpstreamTimeout.into());
         let answered = match guard.take_permit() {
-            None => deadline.limit(pin!(sender.try_send_request(request))).await,
+            None => match deadline.limit(Box::pin(sending)).await {
+                None => return late(),
+                Some(answered) => answered,
+            },
             Some(permit) => {
-                let sending = Box::pin(async move { (sender.try_send_request(request).await, None) });
-                let sent = PermittedRequest::new(sending, (attempt, permit), Arc::clone(&deadline), &self.worker.tally);
-                let mut waiting = Box::pin(self.await_permitted(sent, guard));
-                match deadline.limit(&mut waiting).await {
-                    None => return AttemptResult::Failed(Failure::UpstreamTimeout.into()),
-                    Some(Err(failure)) => return AttemptResult::Failed(failure.into()),
-                    Some(Ok((answer, returned))) => {
+                let sending = Box::pin(sending);
+                let mut sent =
+                    PermittedRequest::new(sending, (attempt, permit), Arc::clone(&deadline), &self.worker.tally);
+                match deadline.limit(poll_fn(|context| sent.poll_start(context))).await {
+                    None => return late(),
+                    Some(ResponseStart::ClientFailed(failure)) => {
+                        sent.note_broken_body(failure);
+                        return AttemptResult::Failed(failure.into());
+                    }
+                    Some(ResponseStart::Answered(answered)) => {
+                        let Some((returned, permit)) = sent.into_parts() else {
+                            return AttemptResult::Failed(Failure::Disconnected.into());
+                        };
                         attempt = returned;
-                        Some(answer)
+                        guard.keep_permit(Some(permit));
+                        answered
                     }
                 }
             }
         };
-        let Some(answered) = answered else { return AttemptResult::Failed(Failure::UpstreamTimeout.into()) };
-        match answered {
-            // HTTP/2 has no upgrades.
-            Ok(response) if is_switch(&response) => AttemptResult::Failed(Failure::BadAnswer.into()),
-            Ok(response) => AttemptResult::Answered(response, attempt),
-            Err(error) => match deadline.body_failure() {
-                Some(failure) => AttemptResult::Failed(failure.into()),
-                None => failed(error, copy),
-            },
+        match (answered, deadline.body_failure()) {
+            // No upgrade was requested, and HTTP/2 has none.
+            (Ok(response), _) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                AttemptResult::Failed(Failure::BadAnswer.into())
+            }
+            (Ok(response), _) => AttemptResult::Answered(response, attempt),
+            (Err(_), Some(failure)) => AttemptResult::Failed(failure.into()),
+            (Err(error), None) => error.into(),
         }
     }
 
@@ -301,20 +273,14 @@ impl Exchange {
             request.headers_mut().insert(HOST, target.host.clone());
         }
         if version == Version::HTTP_2 {
-            // An earlier attempt over HTTP/1 added them.
-            request.headers_mut().remove(TRANSFER_ENCODING);
+            // An earlier attempt over HTTP/1 added it.
             request.headers_mut().remove(CONNECTION);
             return target.set_http2_target(request);
         }
         *request.version_mut() = version;
         headers::set_connection_options(request.headers_mut());
-        // hyper sends the trailers that this header announces. Limits have decided before they arrive, and some servers
-        // treat them as headers: uvicorn as those of the same request, aiohttp as those of the next one.
+        // HTTP/1 upstreams get no trailers, so none are announced.
         request.headers_mut().remove(TRAILER);
-        if !request.body().is_empty() && request.body().size_hint().exact().is_none() {
-            // Without it, hyper would send a GET without its body.
-            request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
-        }
         if request.uri().scheme().is_some() || request.uri().authority().is_some() {
             let path = request.uri().path_and_query().cloned();
             *request.uri_mut() = path.map_or_else(|| Uri::from_static("/"), Uri::from);
@@ -333,10 +299,6 @@ pub(super) fn copied(value: &HeaderValue) -> HeaderValue {
     HeaderValue::from_bytes(value.as_bytes()).unwrap_or_else(|_invalid| value.clone())
 }
 
-fn is_switch(response: &Response<Incoming>) -> bool {
-    response.status() == StatusCode::SWITCHING_PROTOCOLS
-}
-
 /// Returns whether another attempt is pointless: the route has one upstream, and it cannot be reached.
 pub(in super::super) fn would_fail_again(failure: Failure, route: &Route) -> bool {
     let is_unreached = matches!(failure, Failure::CannotConnect | Failure::BadCertificate | Failure::ConnectTimeout)
@@ -344,34 +306,23 @@ pub(in super::super) fn would_fail_again(failure: Failure, route: &Route) -> boo
     is_unreached && !route.has_several()
 }
 
-/// Returns the result of a request that could not be sent or got no valid response. A request that was not sent can be
-/// retried. One that was sent can be retried if there is a copy, unless its response was invalid: it would be the same
-/// again.
-fn failed(mut error: TrySendError<UpstreamRequest>, copy: Option<UpstreamRequest>) -> AttemptResult {
+/// Returns the error of a request over HTTP/2 that could not be sent or got no valid response. A request that was not
+/// sent can be retried. One that was sent can be retried if there is a copy, unless its response was invalid: it would
+/// be the same again.
+fn failed(mut error: TrySendError<UpstreamRequest>, copy: Option<UpstreamRequest>) -> SendError {
     let unsent = error.take_message();
     let error = error.error();
     let hung_up = || match TlsFault::of_connection(error) {
         Some(fault) => ConnectError::Tls(fault).into(),
         None => Fault::from(Failure::Disconnected),
     };
-    if let Some(unsent) = unsent {
-        return AttemptResult::Retry(unsent, hung_up());
-    }
-    if error.is_parse_too_large() {
-        return AttemptResult::Failed(Failure::LongAnswerHead.into());
-    }
-    if error.is_parse() {
-        return AttemptResult::Failed(Failure::BadAnswer.into());
-    }
-    let fault = match RejectedHead::of(error) {
-        Some(RejectedHead::OfThisRequest) => return AttemptResult::Failed(Failure::RefusedAnswerHead.into()),
-        Some(RejectedHead::OfAnotherRequest) => Failure::LongAnswerHead.into(),
-        None => hung_up(),
+    let (fault, retry) = match RejectedHead::of(error) {
+        _ if unsent.is_some() => (hung_up(), unsent),
+        Some(RejectedHead::OfThisRequest) => (Failure::RefusedAnswerHead.into(), None),
+        Some(RejectedHead::OfAnotherRequest) => (Failure::LongAnswerHead.into(), copy),
+        None => (hung_up(), copy),
     };
-    match copy {
-        Some(copy) => AttemptResult::Retry(copy, fault),
-        None => AttemptResult::Failed(fault),
-    }
+    SendError { fault, retry: retry.map(Box::new) }
 }
 
 /// The response whose head our HTTP/2 implementation rejected.

@@ -15,15 +15,14 @@ use super::super::client::Client;
 use super::super::connection::SEND_BUFFER_BYTES;
 use super::super::failure::Failure;
 use super::super::fault::Fault;
-use super::super::http1_conn::Http1Conn;
 use super::super::http2_pool::StreamPermit;
-use super::super::lane::LaneConn;
+use super::super::lane::ConnPool;
 use super::super::log::{Completion, Record};
 use super::super::reuse::ReusePolicy;
 use super::super::site::Route;
 use super::super::tally::{Moment, RouteTally};
 use super::super::target::{Eject, Target};
-use super::super::ticks::{Tick, Wait};
+use super::super::ticks::{Ticks, Wait};
 use super::super::upstream_deadline::UpstreamDeadline;
 use crate::traces::{RequestSpan, SpanEnd};
 
@@ -59,11 +58,9 @@ pub(in super::super) struct RequestGuard {
 /// An attempt of a request at an upstream. Counts as a request in flight of the upstream until it is dropped.
 pub(in super::super) struct UpstreamAttempt {
     pub(in super::super) target: Arc<Target>,
-    /// The connection, if only this request uses it.
-    pub(in super::super) conn: Option<Http1Conn>,
     /// The stream on a shared connection.
     pub(in super::super) stream_permit: Option<StreamPermit>,
-    /// The state of the client's body, if the request has a permit.
+    /// The state of the client's body, unless the lane sends it.
     pub(in super::super) deadline: Option<Arc<UpstreamDeadline>>,
     pub(in super::super) timeout: Wait,
     pub(in super::super) eject: Eject,
@@ -74,16 +71,7 @@ pub(in super::super) struct UpstreamAttempt {
 impl UpstreamAttempt {
     pub(in super::super) fn new(target: &Arc<Target>, route: &Route, worker: usize) -> Self {
         let Route { timeout, eject, reuse, .. } = *route;
-        Self {
-            target: Arc::clone(target),
-            conn: None,
-            stream_permit: None,
-            deadline: None,
-            timeout,
-            eject,
-            reuse,
-            worker,
-        }
+        Self { target: Arc::clone(target), stream_permit: None, deadline: None, timeout, eject, reuse, worker }
     }
 
     /// Returns whether the client's body was cut off, which closes the connection or resets the stream.
@@ -92,18 +80,13 @@ impl UpstreamAttempt {
     }
 
     fn body_failure(&self) -> Option<Failure> {
-        let deadline = self.deadline.as_ref().or(self.conn.as_ref().map(Http1Conn::deadline))?;
-        deadline.body_failure()
+        self.deadline.as_ref()?.body_failure()
     }
 
-    /// Keeps a connection for the next request.
-    pub(in super::super) fn keep_conn(&self, conn: Http1Conn, now: Tick) {
-        self.target.keep_conn(self.worker, conn, now, &self.reuse);
-    }
-
-    /// Keeps a connection of the lane for the next request.
-    pub(in super::super) fn keep_lane_conn(&self, conn: Box<LaneConn>, now: Tick) {
-        self.target.keep_lane_conn(self.worker, conn, now, &self.reuse);
+    /// Returns the pool of its connection.
+    pub(in super::super) fn pool(&self, ticks: &Arc<Ticks>) -> ConnPool {
+        let (target, ticks) = (Arc::clone(&self.target), Arc::clone(ticks));
+        ConnPool { target, worker: self.worker, policy: self.reuse, ticks }
     }
 }
 
@@ -304,34 +287,24 @@ impl RequestGuard {
         piece
     }
 
-    /// Starts the upstream's deadline for the next part of the response.
+    /// Ends the client's read deadline, because the upstream has not sent the next part of the response.
     pub(in super::super) fn await_upstream(&self) {
         self.client.clear_read_deadline();
-        if let Some(UpstreamAttempt { conn: Some(conn), timeout, .. }) = &self.upstream {
-            conn.set_deadline(*timeout);
-        }
     }
 
-    /// Returns the timeout for the next part of the response, where the connection's driver does not enforce it.
-    pub(in super::super) fn shared_timeout(&self) -> Option<Duration> {
-        self.upstream.as_ref().filter(|attempt| attempt.conn.is_none()).map(|attempt| attempt.timeout.duration())
+    /// Returns the timeout for the next part of the response.
+    pub(in super::super) fn upstream_timeout(&self) -> Option<Duration> {
+        self.upstream.as_ref().map(|attempt| attempt.timeout.duration())
     }
 
     pub(in super::super) fn note_upstream_progress(&mut self, came: UpstreamProgress) {
-        let Some(attempt) = &mut self.upstream else { return };
+        let Some(attempt) = &self.upstream else { return };
         self.is_upstream_done |= !matches!(came, UpstreamProgress::Bytes);
         match came {
-            UpstreamProgress::Bytes => {
-                if let Some(conn) = &attempt.conn {
-                    conn.clear_deadline();
-                }
-            }
+            UpstreamProgress::Bytes => {}
             UpstreamProgress::All => {
                 if self.status.is_some_and(|status| !attempt.eject.counts(status)) {
                     attempt.target.succeeded();
-                }
-                if let Some(conn) = attempt.conn.take() {
-                    attempt.keep_conn(conn, self.client.now());
                 }
             }
             UpstreamProgress::TimedOut => self.note_upstream_failed(&Fault::Stalled),
@@ -342,11 +315,7 @@ impl RequestGuard {
                     abandoned::hold_permit(permit, attempt.timeout, self.client.shared_tally());
                 }
             }
-            UpstreamProgress::Error => {
-                // The driver closes the connection when the upstream is late.
-                let is_late = attempt.conn.take().is_some_and(|conn| conn.is_late());
-                self.note_upstream_failed(&if is_late { Fault::Stalled } else { Failure::Disconnected.into() });
-            }
+            UpstreamProgress::Error => self.note_upstream_failed(&Failure::Disconnected.into()),
         }
     }
 

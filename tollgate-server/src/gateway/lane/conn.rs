@@ -34,7 +34,7 @@ pub(in super::super) struct LaneConn {
 }
 
 impl LaneConn {
-    pub(super) fn new(io: UpstreamIo, usage: Usage) -> Self {
+    pub(in super::super) fn new(io: UpstreamIo, usage: Usage) -> Self {
         Self {
             io,
             has_read: true,
@@ -121,6 +121,11 @@ impl LaneConn {
     /// Returns the number of bytes that the upstream has not accepted.
     pub(super) fn unsent_bytes(&self) -> usize {
         self.unsent.len()
+    }
+
+    /// Returns whether the request was sent completely.
+    pub(super) fn is_sent(&self) -> bool {
+        self.unsent.is_empty() && self.is_flushed && !self.is_broken
     }
 
     /// Returns ready once the request is sent.

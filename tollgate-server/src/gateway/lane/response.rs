@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::mem::MaybeUninit;
 
 use http::header::DATE;
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Version};
 use tollgate::Outcome;
 
 use super::super::framing::FramingGuard;
@@ -110,6 +110,10 @@ impl<'a> ResponseHead<'a> {
             !is_http10 && !matches!(body, ResponseBody::UntilClose { .. }) && !has_close && !may_have_stray_body;
         let reason = answer.reason.unwrap_or_default().as_bytes();
         ResponseParse::Complete(Self { status, reason, bytes: bytes_of_head, body, stays_open, is_http10 })
+    }
+
+    pub(super) fn version(&self) -> Version {
+        if self.is_http10 { Version::HTTP_10 } else { Version::HTTP_11 }
     }
 
     /// Returns the values of `Keep-Alive`.
@@ -293,6 +297,24 @@ impl ResponseBody {
             let is_hop_by_hop = |name: &[u8]| connection_options(lines).any(|option| option.eq_ignore_ascii_case(name));
             *trailers = Some(Box::new(Trailers::new(announced.filter(|name| !is_hop_by_hop(name)))));
         }
+    }
+
+    /// Keeps all trailers, for a client that gets them in a map.
+    pub(super) fn keep_trailers(&mut self) {
+        if let Self::Chunks { trailers, .. } = self {
+            *trailers = Some(Box::default());
+        }
+    }
+
+    /// Returns whether a body that is over has trailers.
+    pub(super) fn has_trailers(&self) -> bool {
+        matches!(self, Self::Chunks { trailers: Some(trailers), .. } if trailers.is_any())
+    }
+
+    /// Takes the trailers that were kept, if there are any.
+    pub(super) fn take_trailers(&mut self) -> Result<Option<HeaderMap>, InvalidBody> {
+        let Self::Chunks { trailers, .. } = self else { return Ok(None) };
+        trailers.take().filter(|trailers| trailers.is_any()).map(|trailers| trailers.to_map()).transpose()
     }
 
     /// Consumes bytes of the body. A body of unknown length is written to `out` as the client gets it. Returns the number of bytes

@@ -1,6 +1,6 @@
 //! Trailers of responses, for clients that accept them.
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::super::header_names::{HeaderKind, kind};
 use super::response::InvalidBody;
@@ -28,18 +28,38 @@ impl Trailers {
         self.received.extend_from_slice(bytes);
     }
 
+    /// Returns whether more than the final empty line was received.
+    pub(super) fn is_any(&self) -> bool {
+        self.received.len() > b"\r\n".len()
+    }
+
     /// Writes the last chunk with the trailers that were announced.
     pub(super) fn write(&self, out: &mut Vec<u8>) -> Result<(), InvalidBody> {
         out.extend_from_slice(b"0\r\n");
         let mut parsed = [httparse::EMPTY_HEADER; MAX_HEADERS];
-        let Ok(httparse::Status::Complete((_, trailers))) = httparse::parse_headers(&self.received, &mut parsed) else {
-            return Err(InvalidBody);
-        };
-        for trailer in trailers.iter().filter(|trailer| self.passes(trailer.name)) {
+        for trailer in self.parse(&mut parsed)?.iter().filter(|trailer| self.passes(trailer.name)) {
             text::put(out, trailer.name, trailer.value);
         }
         out.extend_from_slice(b"\r\n");
         Ok(())
+    }
+
+    /// Returns the trailers for a client of HTTP/2, which gets them without an announcement.
+    pub(super) fn to_map(&self) -> Result<HeaderMap, InvalidBody> {
+        let mut map = HeaderMap::new();
+        let mut parsed = [httparse::EMPTY_HEADER; MAX_HEADERS];
+        for trailer in self.parse(&mut parsed)?.iter().filter(|trailer| is_harmless(trailer.name)) {
+            let name = HeaderName::from_bytes(trailer.name.as_bytes()).map_err(|_invalid| InvalidBody)?;
+            map.append(name, HeaderValue::from_bytes(trailer.value).map_err(|_invalid| InvalidBody)?);
+        }
+        Ok(map)
+    }
+
+    fn parse<'p>(&'p self, parsed: &'p mut [httparse::Header<'p>]) -> Result<&'p [httparse::Header<'p>], InvalidBody> {
+        match httparse::parse_headers(&self.received, parsed) {
+            Ok(httparse::Status::Complete((_, trailers))) => Ok(trailers),
+            _ => Err(InvalidBody),
+        }
     }
 
     /// Writes the last chunk with those of these trailers that were announced.
@@ -51,14 +71,17 @@ impl Trailers {
         out.extend_from_slice(b"\r\n");
     }
 
-    /// Returns whether a trailer is passed on. The gateway itself sends those with a meaning to a proxy, such as
-    /// `Connection`, `RateLimit` and `X-Request-Id`, or nobody may.
+    /// Returns whether a trailer is passed on to a client of HTTP/1.
     fn passes(&self, name: &str) -> bool {
         let mut announced = self.announced.split(|byte| *byte == b',');
-        kind(name) == HeaderKind::Other
-            && announced.any(|one| one.eq_ignore_ascii_case(name.as_bytes()))
-            && !FORBIDDEN.iter().any(|forbidden| name.eq_ignore_ascii_case(forbidden))
+        announced.any(|one| one.eq_ignore_ascii_case(name.as_bytes())) && is_harmless(name)
     }
+}
+
+/// Returns whether a trailer may be passed on. The gateway itself sends those with a meaning to a proxy, such as
+/// `Connection`, `RateLimit` and `X-Request-Id`, or nobody may.
+fn is_harmless(name: &str) -> bool {
+    kind(name) == HeaderKind::Other && !FORBIDDEN.iter().any(|forbidden| name.eq_ignore_ascii_case(forbidden))
 }
 
 #[cfg(test)]

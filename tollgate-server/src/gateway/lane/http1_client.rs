@@ -1,0 +1,488 @@
+//! Requests to HTTP/1 upstreams that do not come from an HTTP/1 connection: those of HTTP/2 clients, and health checks.
+//!
+//! Connections, framing and the parser of responses are the lane's. A request body is sent while the response is read.
+//! If the response begins before the end of the request body, a task relays both: the client may send without reading.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, request};
+use hyper::body::{Body, Frame, SizeHint};
+
+use super::super::abandoned;
+use super::super::body::ToUpstream;
+use super::super::body_channel::{BodyReader, BodyWriter, Demand, channel};
+use super::super::connect::ConnectError;
+use super::super::failure::Failure;
+use super::super::fault::Fault;
+use super::super::reuse::{Repeatable, ReusePolicy};
+use super::super::target::Target;
+use super::super::ticks::Ticks;
+use super::super::upstream_deadline::UpstreamDeadline;
+use super::super::upstream_tls::TlsFault;
+use super::conn::LaneConn;
+use super::request_headers::HeaderBuffer;
+use super::response::{LAST_CHUNK, ResponseBody, ResponseHead, ResponseParse, put_chunk};
+use super::scratch::{Scratch, scratch};
+use super::text;
+
+/// A request for an upstream.
+type UpstreamRequest = Request<ToUpstream>;
+
+/// The pool that a connection returns to after its response.
+pub(in super::super) struct ConnPool {
+    pub(in super::super) target: Arc<Target>,
+    pub(in super::super) worker: usize,
+    pub(in super::super) policy: ReusePolicy,
+    pub(in super::super) ticks: Arc<Ticks>,
+}
+
+/// The reason why a request got no response.
+pub(in super::super) struct SendError {
+    pub(in super::super) fault: Fault,
+    /// The request, if it may be sent again.
+    pub(in super::super) retry: Option<Box<UpstreamRequest>>,
+}
+
+impl SendError {
+    fn failed(failure: Failure) -> Self {
+        Self { fault: failure.into(), retry: None }
+    }
+}
+
+/// Sends a request and receives the head of its response. The deadline bounds what is left of the request body after
+/// the end of the response; the caller bounds everything else.
+pub(in super::super) async fn send(
+    mut conn: Box<LaneConn>,
+    request: UpstreamRequest,
+    repeatable: Repeatable,
+    (pool, deadline): (Option<ConnPool>, Arc<UpstreamDeadline>),
+) -> Result<Response<Http1Body>, SendError> {
+    let is_head = request.method() == Method::HEAD;
+    let (parts, body) = request.into_parts();
+    let upload = (!body.is_empty()).then(|| Upload { length: body.size_hint().exact(), body });
+    let sent = poll_fn(|context| {
+        let buffers = &mut scratch().buffers;
+        buffers.clear();
+        write_head(&mut buffers.out, &parts, upload.as_ref());
+        Poll::Ready(conn.send(&buffers.out, context))
+    });
+    if let Err(error) = sent.await {
+        let body = upload.map_or(ToUpstream::Empty, |upload| upload.body);
+        return Err(SendError { fault: broken(Some(&error)), retry: Some(Box::new(Request::from_parts(parts, body))) });
+    }
+    // An upload may take long, and its head holds a buffer.
+    let copy = (upload.is_none() && repeatable == Repeatable::Yes).then_some(parts);
+    let mut upload = upload;
+    let received = poll_fn(|context| {
+        if poll_upload(&mut upload, &mut conn, context).is_err() {
+            return Poll::Ready(Err(HeadError::Body));
+        }
+        poll_head(&mut conn, is_head, context)
+    });
+    match received.await {
+        Ok((response, start)) => {
+            let rest = Http1Response { conn: Some(conn), upload, start, pool };
+            Ok(response.map(|()| rest.into_body(deadline)))
+        }
+        Err(HeadError::Broken { fault, is_silent }) => {
+            let copy = copy.filter(|_| is_silent);
+            let retry = copy.map(|parts| Box::new(Request::from_parts(parts, ToUpstream::Empty)));
+            Err(SendError { fault, retry })
+        }
+        Err(HeadError::TooLong) => Err(SendError::failed(Failure::LongAnswerHead)),
+        Err(HeadError::Invalid) => Err(SendError::failed(Failure::BadAnswer)),
+        Err(HeadError::Body) => Err(SendError::failed(Failure::BodyBroken)),
+    }
+}
+
+/// Receives a response whose request was sent, from its head on. Returns `None` if there is no valid one.
+pub(super) async fn receive(mut conn: Box<LaneConn>, is_head: bool, pool: ConnPool) -> Option<Response<Http1Body>> {
+    let (response, start) = poll_fn(|context| poll_head(&mut conn, is_head, context)).await.ok()?;
+    Some(response.map(|()| Http1Body::resume(conn, start, pool)))
+}
+
+/// Writes the head of a request. The framing headers are those of the body that is sent.
+fn write_head(out: &mut Vec<u8>, parts: &request::Parts, upload: Option<&Upload>) {
+    out.extend_from_slice(parts.method.as_str().as_bytes());
+    out.push(b' ');
+    out.extend_from_slice(parts.uri.path_and_query().map_or("/", |target| target.as_str()).as_bytes());
+    out.extend_from_slice(b" HTTP/1.1\r\n");
+    for (name, value) in &parts.headers {
+        let is_framing = *name == TRANSFER_ENCODING || *name == CONTENT_LENGTH;
+        let is_empty = upload.is_none() && *name == CONTENT_LENGTH && value == "0";
+        if !is_framing || is_empty {
+            text::put(out, name.as_str(), value.as_bytes());
+        }
+    }
+    match upload.map(|upload| upload.length) {
+        None => {}
+        Some(Some(length)) => text::put(out, CONTENT_LENGTH.as_str(), itoa::Buffer::new().format(length).as_bytes()),
+        Some(None) => text::put(out, TRANSFER_ENCODING.as_str(), b"chunked"),
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
+/// The rest of a request body.
+struct Upload {
+    body: ToUpstream,
+    /// The number of bytes left; `None` if it is unknown, and the body is sent in chunks.
+    length: Option<u64>,
+}
+
+/// A body of which no end was received.
+#[derive(Debug)]
+pub(in super::super) struct Broken;
+
+impl fmt::Display for Broken {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("the body is incomplete")
+    }
+}
+
+impl std::error::Error for Broken {}
+
+/// Sends the request body as far as both sides allow. Removes it at its end, or if the upstream does not want the rest.
+/// Trailers are not sent: limits have decided before they arrive, and some servers treat them as headers: uvicorn as
+/// those of the same request, aiohttp as those of the next one.
+///
+/// # Errors
+///
+/// Fails if the body breaks off. The upstream must get no end of it.
+fn poll_upload(upload: &mut Option<Upload>, conn: &mut LaneConn, context: &mut Context<'_>) -> Result<(), Broken> {
+    while let Some(Upload { body, length }) = upload {
+        match conn.poll_send(context) {
+            Poll::Ready(Ok(())) => {}
+            // The response may explain it.
+            Poll::Ready(Err(_)) => {
+                *upload = None;
+                return Ok(());
+            }
+            Poll::Pending => return Ok(()),
+        }
+        let frame = match Pin::new(body).poll_frame(context) {
+            Poll::Pending => return Ok(()),
+            Poll::Ready(frame) => frame.transpose().map_err(|_error| Broken)?,
+        };
+        match (frame.map(Frame::into_data), length) {
+            (Some(Ok(data)), Some(left)) => {
+                *left = left.checked_sub(data.len() as u64).ok_or(Broken)?;
+                conn.send_part(&data, context);
+            }
+            (Some(Ok(data)), None) => {
+                let buffers = &mut scratch().buffers;
+                buffers.clear();
+                put_chunk(&mut buffers.out, &data);
+                conn.send_part(&buffers.out, context);
+            }
+            (Some(Err(_trailers)), _) => {}
+            (None, Some(1..)) => return Err(Broken),
+            (None, Some(0)) => *upload = None,
+            (None, None) => {
+                conn.send_part(LAST_CHUNK, context);
+                *upload = None;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The start of a response.
+pub(super) struct ResponseStart {
+    /// The content that arrived with the head.
+    first: Bytes,
+    rest: ResponseBody,
+    stays_open: bool,
+}
+
+impl ResponseStart {
+    /// Continues a response of which a part was passed on.
+    pub(super) fn resume(mut rest: ResponseBody, stays_open: bool) -> Self {
+        rest.send_raw();
+        Self { first: Bytes::new(), rest, stays_open }
+    }
+}
+
+/// The reason why there is no response head.
+enum HeadError {
+    /// The connection broke.
+    Broken {
+        fault: Fault,
+        /// Whether nothing of a response has arrived.
+        is_silent: bool,
+    },
+    TooLong,
+    Invalid,
+    /// The client broke off its body.
+    Body,
+}
+
+/// Returns the fault of a broken connection.
+fn broken(error: Option<&io::Error>) -> Fault {
+    match error.and_then(TlsFault::of_alert) {
+        Some(fault) => ConnectError::Tls(fault).into(),
+        None => Failure::Disconnected.into(),
+    }
+}
+
+/// Reads the head of a response, and skips interim responses.
+fn poll_head(
+    conn: &mut LaneConn,
+    is_head: bool,
+    context: &mut Context<'_>,
+) -> Poll<Result<(Response<()>, ResponseStart), HeadError>> {
+    // An upstream may respond before it has read the whole request.
+    let sent = conn.poll_send(context);
+    let mut scratch = scratch();
+    let Scratch { input, buffers, .. } = &mut *scratch;
+    let (mut begin, mut end) = (0, conn.head_bytes.len());
+    input[..end].copy_from_slice(&conn.head_bytes);
+    let mut has_unparsed = false;
+    loop {
+        if !std::mem::take(&mut has_unparsed) {
+            let is_silent = begin == end;
+            let ended = |error: Option<&io::Error>| HeadError::Broken { fault: broken(error), is_silent };
+            if end == input.len() {
+                input.copy_within(begin.., 0);
+                (begin, end) = (0, end - begin);
+            }
+            match conn.poll_read(&mut input[end..], context) {
+                Poll::Ready(Ok(0)) => return Poll::Ready(Err(ended(None))),
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(ended(Some(&error)))),
+                Poll::Ready(Ok(read)) => end += read,
+                Poll::Pending => {
+                    conn.head_bytes.clear();
+                    conn.head_bytes.extend_from_slice(&input[begin..end]);
+                    return match sent {
+                        Poll::Ready(Err(error)) => Poll::Ready(Err(ended(Some(&error)))),
+                        _ => Poll::Pending,
+                    };
+                }
+            }
+        }
+        let bytes = &input[begin..end];
+        let mut header_buffer = HeaderBuffer::default();
+        match ResponseHead::read(bytes, &mut header_buffer, is_head) {
+            ResponseParse::Complete(mut head) => {
+                let lines = header_buffer.view();
+                conn.usage.note_keep_alive(head.keep_alive(lines));
+                conn.head_bytes = Vec::new();
+                let mut response = Response::new(());
+                *response.status_mut() = head.status;
+                *response.version_mut() = head.version();
+                let map = response.headers_mut();
+                for line in lines.lines {
+                    let name = HeaderName::from_bytes(line.name.as_bytes());
+                    let value = HeaderValue::from_bytes(line.value);
+                    let (Ok(name), Ok(value)) = (name, value) else { return Poll::Ready(Err(HeadError::Invalid)) };
+                    map.append(name, value);
+                }
+                if head.status == StatusCode::NO_CONTENT {
+                    map.remove(CONTENT_LENGTH);
+                }
+                head.body.send_raw();
+                head.body.keep_trailers();
+                let rest = &bytes[head.bytes..];
+                buffers.clear();
+                let Ok((taken, _)) = head.body.take(rest, &mut buffers.out) else {
+                    return Poll::Ready(Err(HeadError::Invalid));
+                };
+                let first = match head.body {
+                    ResponseBody::Length(_) => &rest[..taken],
+                    _ => &buffers.out,
+                };
+                let stays_open = head.stays_open && taken == rest.len();
+                let start = ResponseStart { first: Bytes::copy_from_slice(first), rest: head.body, stays_open };
+                return Poll::Ready(Ok((response, start)));
+            }
+            ResponseParse::Interim(head) if conn.note_interim() => {
+                begin += head.bytes;
+                has_unparsed = begin < end;
+            }
+            ResponseParse::Partial if bytes.len() < input.len() => {}
+            ResponseParse::Partial | ResponseParse::TooManyHeaders => return Poll::Ready(Err(HeadError::TooLong)),
+            // No upgrade was requested.
+            ResponseParse::Switch(_) | ResponseParse::Interim(_) | ResponseParse::Invalid => {
+                return Poll::Ready(Err(HeadError::Invalid));
+            }
+        }
+    }
+}
+
+/// A response that is being received, and the rest of its request.
+pub(in super::super) struct Http1Response {
+    /// `None` once the response is over.
+    conn: Option<Box<LaneConn>>,
+    upload: Option<Upload>,
+    start: ResponseStart,
+    pool: Option<ConnPool>,
+}
+
+/// The body of a response.
+pub(in super::super) enum Http1Body {
+    Direct(Box<Http1Response>),
+    /// Relayed by a task, because the request body is sent at the same time.
+    Relayed(BodyReader),
+}
+
+impl Http1Body {
+    /// Continues a response.
+    pub(super) fn resume(conn: Box<LaneConn>, start: ResponseStart, pool: ConnPool) -> Self {
+        let mut response = Http1Response { conn: Some(conn), upload: None, start, pool: Some(pool) };
+        response.release_if_over();
+        Self::Direct(Box::new(response))
+    }
+}
+
+impl Http1Response {
+    fn into_body(mut self, deadline: Arc<UpstreamDeadline>) -> Http1Body {
+        if self.upload.is_none() {
+            self.release_if_over();
+            return Http1Body::Direct(Box::new(self));
+        }
+        let (writer, reader) = channel(self.bytes_left());
+        abandoned::spawn(self.relay(writer, deadline));
+        Http1Body::Relayed(reader)
+    }
+
+    /// Relays the rest of the request and the response. After the end of the response, the upstream still gets the rest
+    /// of the request.
+    async fn relay(mut self, writer: BodyWriter, deadline: Arc<UpstreamDeadline>) {
+        let mut trailers = HeaderMap::new();
+        let relayed = poll_fn(|context| {
+            loop {
+                self.send_upload(context)?;
+                if ready!(writer.poll_demand(context)) == Demand::Unwanted {
+                    return Poll::Ready(Err(Broken));
+                }
+                match ready!(self.poll_frame(context)).transpose()? {
+                    None => return Poll::Ready(Ok(())),
+                    Some(frame) => match frame.into_data() {
+                        Ok(data) => writer.send(data),
+                        Err(frame) => trailers = frame.into_trailers().unwrap_or_default(),
+                    },
+                }
+            }
+        });
+        if relayed.await.is_err() {
+            return writer.fail(Failure::BodyBroken);
+        }
+        writer.end(trailers);
+        let sent = poll_fn(|context| {
+            if self.send_upload(context).is_err() || self.conn.is_none() {
+                return Poll::Ready(false);
+            }
+            if self.upload.is_some() { Poll::Pending } else { self.poll_flushed(context) }
+        });
+        if deadline.limit(Box::pin(sent)).await == Some(true) {
+            self.release_if_over();
+        }
+    }
+
+    fn send_upload(&mut self, context: &mut Context<'_>) -> Result<(), Broken> {
+        match &mut self.conn {
+            Some(conn) => poll_upload(&mut self.upload, conn, context),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns ready once the request was sent, or with false if it cannot be.
+    fn poll_flushed(&mut self, context: &mut Context<'_>) -> Poll<bool> {
+        self.conn.as_mut().map_or(Poll::Ready(false), |conn| conn.poll_send(context).map(|sent| sent.is_ok()))
+    }
+
+    /// Returns the connection to its pool once the response and the request are over. A connection whose request was
+    /// not read is closed.
+    fn release_if_over(&mut self) {
+        if !self.start.rest.is_over() || self.upload.is_some() {
+            return;
+        }
+        let Some(conn) = self.conn.take() else { return };
+        if let Some(pool) = &self.pool
+            && self.start.stays_open
+            && conn.is_sent()
+        {
+            pool.target.keep_lane_conn(pool.worker, conn, pool.ticks.now(), &pool.policy);
+        }
+    }
+
+    fn bytes_left(&self) -> Option<u64> {
+        match &self.start.rest {
+            ResponseBody::Length(left) => Some(left + self.start.first.len() as u64),
+            _ => None,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.start.first.is_empty() && self.start.rest.is_over() && !self.start.rest.has_trailers()
+    }
+
+    fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        loop {
+            let ResponseStart { first, rest, stays_open } = &mut self.start;
+            if !first.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(std::mem::take(first)))));
+            }
+            if rest.is_over() {
+                let trailers = rest.take_trailers().map_err(|_invalid| Broken).transpose();
+                return Poll::Ready(trailers.map(|trailers| trailers.map(Frame::trailers)));
+            }
+            let Some(conn) = &mut self.conn else { return Poll::Ready(Some(Err(Broken))) };
+            // Some upstreams respond before they have read the whole request.
+            _ = conn.poll_send(context);
+            let mut scratch = scratch();
+            let Scratch { input, buffers, .. } = &mut *scratch;
+            buffers.clear();
+            let taken = match ready!(conn.poll_read(input, context)) {
+                Ok(0) => rest.end(&mut buffers.out).map(|()| 0),
+                Ok(read) => rest.take(&input[..read], &mut buffers.out).map(|(taken, _)| {
+                    *stays_open &= taken == read;
+                    taken
+                }),
+                Err(_) => return Poll::Ready(Some(Err(Broken))),
+            };
+            let Ok(taken) = taken else { return Poll::Ready(Some(Err(Broken))) };
+            *first = match rest {
+                ResponseBody::Length(_) => Bytes::copy_from_slice(&input[..taken]),
+                _ => Bytes::copy_from_slice(&buffers.out),
+            };
+            drop(scratch);
+            self.release_if_over();
+        }
+    }
+}
+
+impl Body for Http1Body {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        match &mut *self {
+            Self::Direct(response) => response.poll_frame(context),
+            Self::Relayed(reader) => {
+                reader.poll_frame(context).map(|frame| frame.map(|frame| frame.map_err(|_failure| Broken)))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Direct(response) => response.is_over(),
+            Self::Relayed(reader) => reader.is_empty(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let left = match self {
+            Self::Direct(response) => response.bytes_left(),
+            Self::Relayed(reader) => reader.bytes_left(),
+        };
+        left.map_or_else(SizeHint::default, SizeHint::with_exact)
+    }
+}
