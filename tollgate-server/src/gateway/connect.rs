@@ -161,22 +161,22 @@ impl From<hyper::Error> for ConnectError {
 /// Returns a connection to an upstream: a shared one that has room, or a new one.
 pub(super) async fn obtain(
     target: &Target,
+    conn_use: ConnUse,
     (worker, client): (&Arc<Worker>, &Client),
     route: &Route,
 ) -> Result<UpstreamConn, ConnectError> {
     let connect_timeout = route.connect_timeout;
+    let may_share = target.address.scheme != UpstreamProtocol::Http1 && conn_use == ConnUse::Request;
     let reserve = || target.http2_pool(worker.number).reserve(worker.ticks.now(), &route.reuse, &target.addresses);
-    if target.address.scheme != UpstreamProtocol::Http1
-        && let Some((sender, stream_permit)) = reserve()
-    {
+    if may_share && let Some((sender, stream_permit)) = reserve() {
         return Ok(UpstreamConn::H2(sender, stream_permit));
     }
     let opened = async {
-        let turn = target.opening_turn(worker.number).await;
+        let turn = if may_share { target.opening_turn(worker.number).await } else { None };
         // The previous holder of the turn may have opened one.
         match turn.as_ref().and_then(|_| reserve()) {
             Some((sender, stream_permit)) => Ok(UpstreamConn::H2(sender, stream_permit)),
-            None => open(target, (worker, client)).await,
+            None => open(target, conn_use, (worker, client)).await,
         }
     };
     timeout(connect_timeout, opened).await.map_err(|_elapsed| ConnectError::Timeout)?
@@ -218,10 +218,14 @@ fn handshake_error(error: io::Error) -> ConnectError {
     TlsFault::of_handshake(&error).map_or(ConnectError::Io(error), ConnectError::Tls)
 }
 
-async fn open(target: &Target, (worker, client): (&Arc<Worker>, &Client)) -> Result<UpstreamConn, ConnectError> {
+async fn open(
+    target: &Target,
+    conn_use: ConnUse,
+    (worker, client): (&Arc<Worker>, &Client),
+) -> Result<UpstreamConn, ConnectError> {
     let slot = worker.take_upstream_slot(client).await?;
     let now = worker.ticks.now();
-    match dial(target, ConnUse::Request, now, slot).await? {
+    match dial(target, conn_use, now, slot).await? {
         Dialled::Http1(io, ip) => Ok(UpstreamConn::H1(Box::new(LaneConn::new(io, Usage::new(now, target.origin(ip)))))),
         Dialled::Http2(io, ip) => share(io, ip, target, worker).await,
     }

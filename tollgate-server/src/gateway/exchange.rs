@@ -1,5 +1,5 @@
-//! One request of HTTP/2: routed, checked, forwarded and answered. Requests of HTTP/1 to upstreams with TLS or HTTP/2
-//! are forwarded here, too.
+//! One request of HTTP/2: routed, checked, forwarded and answered. Requests of HTTP/1 to upstreams with HTTP/2 are
+//! forwarded here, too.
 //!
 //! Only the gate decides. A refused request never reaches an upstream, and a request that is retried at another
 //! upstream is counted once.
@@ -269,7 +269,9 @@ impl Exchange {
                 .await;
         };
         match &route.action {
-            RouteAction::Upstreams(_) => self.forward((request, buffered), (&site, route), &outcome, guard).await,
+            RouteAction::Upstreams(_) => {
+                self.forward((request, buffered), (&site, route), Default::default(), &outcome, guard).await
+            }
             RouteAction::Respond(fixed) => {
                 self.drain(request.into_body());
                 let response = fixed.response().map(|text| ToClient::local(text, guard));

@@ -388,11 +388,6 @@ impl Route {
         self.weighted().get(number)
     }
 
-    /// Returns whether all upstreams use plain HTTP/1.
-    pub(super) fn is_plain(&self) -> bool {
-        self.targets().all(|target| target.address.scheme == UpstreamProtocol::Http1)
-    }
-
     /// Returns whether an upstream can switch to another protocol.
     pub(super) fn can_upgrade(&self) -> bool {
         self.targets().any(|target| target.address.scheme != UpstreamProtocol::Http2)

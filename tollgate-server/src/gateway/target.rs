@@ -240,16 +240,18 @@ impl Target {
         &self.http2_pools[worker]
     }
 
+    /// Returns whether it is known to use HTTP/2: by its URL, or because it negotiated that with the worker before.
+    pub(super) fn speaks_http2(&self, worker: usize) -> bool {
+        match self.address.scheme {
+            UpstreamProtocol::Http1 => false,
+            UpstreamProtocol::Http2 => true,
+            UpstreamProtocol::Tls => self.http2_pools[worker].speaks_http2(),
+        }
+    }
+
     /// Waits for the turn to open a connection, if it will be shared.
     pub(super) async fn opening_turn(&self, worker: usize) -> Option<MutexGuard<'_, ()>> {
-        let speaks_http2 = || self.http2_pools[worker].speaks_http2();
-        if self.address.scheme == UpstreamProtocol::Http2
-            || self.address.scheme == UpstreamProtocol::Tls && speaks_http2()
-        {
-            Some(self.opening[worker].lock().await)
-        } else {
-            None
-        }
+        if self.speaks_http2(worker) { Some(self.opening[worker].lock().await) } else { None }
     }
 
     pub(super) fn active(&self) -> u32 {

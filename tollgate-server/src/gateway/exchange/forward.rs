@@ -7,13 +7,14 @@ use std::sync::Arc;
 use http::header::{CONNECTION, HOST, TRAILER};
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
 use hyper::client::conn::TrySendError;
+use smallvec::SmallVec;
 use tollgate::Outcome;
 use tollgate::rules::file::internal::{HostHeader, UpstreamHeader};
 
 use super::super::abandoned::{self, PermittedRequest, ResponseStart, SendResult};
 use super::super::body::{ClientBody, ToClient, ToUpstream, UpstreamBody};
 use super::super::buffer_budget::BufferedBytes;
-use super::super::connect::{self, ConnectError, UpstreamConn};
+use super::super::connect::{self, ConnUse, ConnectError, UpstreamConn};
 use super::super::failure::Failure;
 use super::super::fault::Fault;
 use super::super::lane::{self, SendError};
@@ -26,6 +27,9 @@ use super::super::{failure, headers};
 use super::request_guard::UpstreamAttempt;
 use super::{Exchange, RequestGuard, UpstreamRequest};
 use crate::traces::{TRACEPARENT, TRACESTATE};
+
+/// The numbers of upstreams that were tried.
+type Tried = SmallVec<[usize; 4]>;
 
 /// The result of one attempt.
 enum AttemptResult {
@@ -45,11 +49,12 @@ impl From<SendError> for AttemptResult {
 }
 
 impl Exchange {
-    /// Forwards a request to upstreams until one responds.
+    /// Forwards a request to upstreams until one responds. Some may have been tried, and one may have been chosen.
     pub(in super::super) async fn forward(
         &self,
         (mut request, attempt): (Request<ClientBody>, Option<BufferedBytes>),
         (site, route): (&Arc<Site>, &Route),
+        (tried, first): (Tried, Option<usize>),
         outcome: &Outcome,
         mut guard: RequestGuard,
     ) -> Response<ToClient> {
@@ -58,7 +63,7 @@ impl Exchange {
         let request = request.map(sent).map(|body| body.holding(attempt));
         let id = guard.id().map(|id| owned_if_streaming(id, request.body()));
         guard.set_id(id);
-        let answered = self.try_upstreams(request, route, &mut guard).await;
+        let answered = self.try_upstreams(request, route, (tried, first), &mut guard).await;
         let (answered, attempt) = match answered {
             Ok(answered) => answered,
             Err(fault) => {
@@ -109,16 +114,17 @@ impl Exchange {
         &self,
         mut request: UpstreamRequest,
         route: &Route,
+        (mut tried, mut first): (Tried, Option<usize>),
         guard: &mut RequestGuard,
     ) -> Result<(Response<UpstreamBody>, UpstreamAttempt), Fault> {
         let tally = route.tally(self.worker.number);
         // An attempt over HTTP/2 moves it into the target.
         let host = request.headers().get(HOST).map(|host| owned_if_streaming(host, request.body()));
-        let mut tried: smallvec::SmallVec<[usize; 4]> = smallvec::SmallVec::new();
         // An attempt changes the path, and another upstream may need a different one.
         let original_uri = route.changes_paths().then(|| request.uri().clone());
         loop {
-            let chosen = route.choose(&tried, self.worker.ticks.now());
+            let chosen = first.take().and_then(|number| Some((number, route.upstream(number)?)));
+            let chosen = chosen.or_else(|| route.choose(&tried, self.worker.ticks.now()));
             let (number, upstream) = chosen.ok_or(Failure::NoRoute)?;
             if let Some(original_uri) = &original_uri {
                 *request.uri_mut() = route.rewritten_uri(upstream, original_uri)?;
@@ -179,10 +185,12 @@ impl Exchange {
         }
         let conn = match target.take_lane_conn(worker, self.worker.ticks.now(), &route.reuse, repeatable) {
             Some(conn) => UpstreamConn::H1(conn),
-            None => match Box::pin(connect::obtain(target, (&self.worker, &self.client), route)).await {
-                Ok(conn) => conn,
-                Err(error) => return AttemptResult::Retry(request, error.into()),
-            },
+            None => {
+                match Box::pin(connect::obtain(target, ConnUse::Request, (&self.worker, &self.client), route)).await {
+                    Ok(conn) => conn,
+                    Err(error) => return AttemptResult::Retry(request, error.into()),
+                }
+            }
         };
         let deadline = Arc::new(UpstreamDeadline::new(Arc::clone(&self.worker.ticks)));
         attempt.deadline = Some(Arc::clone(&deadline));

@@ -7,16 +7,15 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use smallvec::SmallVec;
-use tokio::time::timeout;
 use tollgate::Outcome;
 
 use super::super::body::UpstreamProgress;
 use super::super::client::Client;
-use super::super::connect::{self, ConnUse, ConnectError, Dialled};
+use super::super::connect::{self, ConnUse, UpstreamConn};
 use super::super::exchange::{RequestGuard, UpstreamAttempt, Worker, would_fail_again};
 use super::super::failure::{self, Failure};
 use super::super::fault::Fault;
-use super::super::reuse::{Repeatable, Usage};
+use super::super::reuse::Repeatable;
 use super::super::site::{Route, Site};
 use super::super::target::Target;
 use super::super::ticks::Wait;
@@ -36,7 +35,7 @@ pub(super) struct Forwarding {
     pub(super) outcome: Outcome,
     pub(super) guard: RequestGuard,
     /// The numbers of upstreams that were tried, or cannot be.
-    tried: SmallVec<[usize; 4]>,
+    pub(super) tried: SmallVec<[usize; 4]>,
     attempts: usize,
     /// The current upstream and the connection to it.
     target: Option<Arc<Target>>,
@@ -47,8 +46,6 @@ pub(super) struct Forwarding {
     /// The reason why it cannot be sent to any upstream.
     failed: Option<Failure>,
     pub(super) is_head: bool,
-    /// Whether hyper's client has to send it, because upstreams use TLS or HTTP/2.
-    by_hyper: bool,
     /// Whether the client wants to switch to another protocol.
     pub(super) upgrades: bool,
     /// The bytes that the upstream has sent after it switched to another protocol.
@@ -89,6 +86,8 @@ pub(super) enum AttemptError {
         /// Whether the request may be sent again.
         retryable: bool,
     },
+    /// The upstream uses HTTP/2.
+    Http2,
     /// The client has left.
     ClientGone,
     /// The client connection has to be closed: a response has started that cannot be completed.
@@ -109,10 +108,9 @@ impl Forwarding {
         guard: RequestGuard,
     ) -> Self {
         let settling = if outcome.awaits_response() { Settling::AwaitsHead } else { Settling::Done };
-        let upgrades = plain.upgrade.is_some();
         // HTTP/2 has no upgrades.
+        let upgrades = plain.upgrade.is_some() && site.routes[route].can_upgrade();
         let tried = if upgrades { site.routes[route].http2_upstreams().collect() } else { SmallVec::new() };
-        let by_hyper = if upgrades { !site.routes[route].can_upgrade() } else { !site.routes[route].is_plain() };
         Self {
             site,
             route,
@@ -125,7 +123,6 @@ impl Forwarding {
             begun: None,
             failed: None,
             is_head: plain.is_head(),
-            by_hyper,
             upgrades,
             switched: None,
             wants_trailers: plain.wants_trailers,
@@ -179,10 +176,10 @@ impl Lane<'_> {
                 return forwarding;
             }
         }
-        if forwarding.by_hyper {
+        self.choose(&mut forwarding);
+        if self.needs_http2(&forwarding) {
             return forwarding;
         }
-        self.choose(&mut forwarding);
         if let Err(failure) = self.write_request(plain, buffers, &mut forwarding) {
             forwarding.failed = Some(failure);
             return forwarding;
@@ -212,6 +209,12 @@ impl Lane<'_> {
         });
     }
 
+    /// Returns whether the chosen upstream is known to use HTTP/2. Then hyper's client sends the request.
+    fn needs_http2(&self, forwarding: &Forwarding) -> bool {
+        let is_http2 = |target: &Arc<Target>| target.speaks_http2(self.worker.number);
+        forwarding.conn.is_none() && !forwarding.upgrades && forwarding.target.as_ref().is_some_and(is_http2)
+    }
+
     fn take_lane_conn(&self, target: &Target, forwarding: &Forwarding) -> Option<Box<LaneConn>> {
         let repeatable = if forwarding.may_repeat { Repeatable::Yes } else { Repeatable::No };
         target.take_lane_conn(self.worker.number, self.worker.ticks.now(), &forwarding.route().reuse, repeatable)
@@ -239,13 +242,14 @@ impl Lane<'_> {
                 }
                 break failure.into();
             }
-            if forwarding.by_hyper {
+            let Some(target) = forwarding.target.clone() else { break Failure::NoRoute.into() };
+            if self.needs_http2(&forwarding) {
                 return Box::pin(self.forward_by_hyper(forwarding)).await;
             }
-            let Some(target) = forwarding.target.clone() else { break Failure::NoRoute.into() };
             let (fault, retryable) = match self.attempt(&target, &mut forwarding).await {
                 Ok(None) => return ForwardResult::Answered,
                 Ok(Some((io, first))) => return ForwardResult::Switched(self.open_tunnel(io, first, *forwarding)),
+                Err(AttemptError::Http2) => return Box::pin(self.forward_by_hyper(forwarding)).await,
                 Err(AttemptError::ClientGone | AttemptError::Aborted) => return ForwardResult::Close,
                 Err(AttemptError::Failed { fault, retryable }) => (fault, retryable),
             };
@@ -344,7 +348,7 @@ impl Lane<'_> {
                 let is_in_body = self.body.is_some();
                 let gone =
                     || if is_in_body { AttemptError::failed(Failure::BodyBroken) } else { AttemptError::ClientGone };
-                Box::new(dialled.ok_or_else(gone)??)
+                dialled.ok_or_else(gone)??
             }
         };
         poll_fn(|context| Poll::Ready(self.send_again(&mut conn, forwarding, context))).await?;
@@ -371,20 +375,15 @@ impl Lane<'_> {
 async fn dial(
     target: &Target,
     forwarding: &Forwarding,
-    (worker, client): (&Worker, &Client),
-) -> Result<LaneConn, AttemptError> {
+    (worker, client): (&Arc<Worker>, &Client),
+) -> Result<Box<LaneConn>, AttemptError> {
     let failed = |fault| AttemptError::Failed { fault, retryable: true };
-    let now = worker.ticks.now();
-    let dialled = async {
-        let slot = worker.take_upstream_slot(client).await?;
-        let conn_use = if forwarding.upgrades { ConnUse::Upgrade } else { ConnUse::Request };
-        connect::dial(target, conn_use, now, slot).await
-    };
-    let (io, ip) = match timeout(forwarding.route().connect_timeout, dialled).await {
-        Ok(Ok(Dialled::Http1(io, ip))) => (io, ip),
-        Ok(Ok(Dialled::Http2(..))) => return Err(failed(Failure::CannotConnect.into())),
-        Ok(Err(error)) => return Err(failed(error.into())),
-        Err(_elapsed) => return Err(failed(ConnectError::Timeout.into())),
-    };
-    Ok(LaneConn::new(io, Usage::new(now, target.origin(ip))))
+    let conn_use = if forwarding.upgrades { ConnUse::Upgrade } else { ConnUse::Request };
+    match connect::obtain(target, conn_use, (worker, client), forwarding.route()).await {
+        Ok(UpstreamConn::H1(conn)) => Ok(conn),
+        Ok(UpstreamConn::H2(..)) if forwarding.upgrades => Err(failed(Failure::CannotConnect.into())),
+        // It is in the pool now.
+        Ok(UpstreamConn::H2(..)) => Err(AttemptError::Http2),
+        Err(error) => Err(failed(error.into())),
+    }
 }

@@ -1,4 +1,4 @@
-//! Requests to upstreams with TLS or HTTP/2: converted for hyper's client, and their responses converted back.
+//! Requests to upstreams with HTTP/2: converted for hyper's client, and their responses converted back.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -46,13 +46,17 @@ enum Framing {
 impl Lane<'_> {
     /// Forwards a request to upstreams by hyper's client until one responds, and the response to the client.
     pub(super) async fn forward_by_hyper(&mut self, forwarding: Box<Forwarding>) -> ForwardResult {
-        let Forwarding { site, route, outcome, guard, is_head, wants_trailers, .. } = *forwarding;
+        let Forwarding { site, route, outcome, mut guard, is_head, wants_trailers, mut tried, .. } = *forwarding;
+        // The upstream that was chosen last is the first to get it.
+        guard.take_upstream();
+        let first = tried.pop();
         let converted = self.with_saved((&site, Some(route)), |lane, plain, _| lane.convert(plain));
         let Some((request, buffered, mut relay)) = converted.flatten() else { return ForwardResult::Close };
         self.saved = Vec::new();
         self.set_deadline(site.routes[route].timeout);
         let exchange = Exchange { worker: Arc::clone(self.worker), client: Arc::clone(self.client) };
-        let answering = exchange.forward((request, buffered), (&site, &site.routes[route]), &outcome, guard);
+        let routed = (&site, &site.routes[route]);
+        let answering = exchange.forward((request, buffered), routed, (tried, first), &outcome, guard);
         let mut answering = Box::pin(answering);
         let answered = poll_fn(|context| {
             self.relay_to_hyper(&mut relay, context)?;
