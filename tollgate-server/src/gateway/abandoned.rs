@@ -174,7 +174,6 @@ pub(super) struct PermittedRequest {
 }
 
 /// The start of a response, or the reason why the client gets none.
-#[expect(clippy::large_enum_variant, reason = "matched where it is created, and boxing would allocate")]
 pub(super) enum ResponseStart {
     Answered(SendResult),
     ClientFailed(Failure),

@@ -16,7 +16,7 @@ use super::client::Client;
 use super::dial;
 use super::exchange::Worker;
 use super::http2_pool::{Sender, StreamPermit, UNKNOWN_STREAMS};
-use super::lane::{INPUT_BYTES, LaneConn};
+use super::lane::{Http1Conn, INPUT_BYTES};
 use super::maybe_tls::MaybeTls;
 use super::reuse::Usage;
 use super::site::Route;
@@ -55,7 +55,7 @@ pub(super) enum ConnUse {
 /// A connection to an upstream.
 pub(super) enum UpstreamConn {
     /// HTTP/1: one request at a time.
-    H1(Box<LaneConn>),
+    H1(Box<Http1Conn>),
     /// HTTP/2: many requests at a time.
     H2(Sender, StreamPermit),
 }
@@ -226,7 +226,9 @@ async fn open(
     let slot = worker.take_upstream_slot(client).await?;
     let now = worker.ticks.now();
     match dial(target, conn_use, now, slot).await? {
-        Dialled::Http1(io, ip) => Ok(UpstreamConn::H1(Box::new(LaneConn::new(io, Usage::new(now, target.origin(ip)))))),
+        Dialled::Http1(io, ip) => {
+            Ok(UpstreamConn::H1(Box::new(Http1Conn::new(io, Usage::new(now, target.origin(ip))))))
+        }
         Dialled::Http2(io, ip) => share(io, ip, target, worker).await,
     }
 }

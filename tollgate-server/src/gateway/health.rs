@@ -17,7 +17,7 @@ use tollgate::rules::file::internal::HealthCheckRule;
 use super::body::ToUpstream;
 use super::connect::{self, ConnUse, Dialled};
 use super::fault::Fault;
-use super::lane::{self, LaneConn};
+use super::lane::{self, Http1Conn};
 use super::reuse::{Repeatable, Usage};
 use super::site::{Outages, RoutedUpstream, Site};
 use super::target::{Cause, Ejection, Target};
@@ -159,7 +159,7 @@ async fn probe(target: &Target, path: &str, ticks: &Arc<Ticks>, slot: UpstreamSl
     let status = match connect::dial(target, ConnUse::Request, now, slot).await? {
         Dialled::Http1(io, ip) => {
             request.headers_mut().insert(HOST, target.host.clone());
-            let conn = Box::new(LaneConn::new(io, Usage::new(now, target.origin(ip))));
+            let conn = Box::new(Http1Conn::new(io, Usage::new(now, target.origin(ip))));
             let deadline = Arc::new(UpstreamDeadline::new(Arc::clone(ticks)));
             let sent = lane::send(conn, request, Repeatable::No, (None, deadline)).await;
             sent.map_err(|error| error.fault)?.status()

@@ -4,8 +4,8 @@
 //! task of their own. A client that is refused again and again costs one read and one write per request. A body is
 //! streamed in both directions at once, each as fast as the other side reads.
 //!
-//! Deliberately not here: HTTP/2. A client that begins with its preface is passed on, and upstreams with TLS or HTTP/2
-//! get their requests from hyper's client.
+//! Deliberately not here: HTTP/2. A client that begins with its preface is passed on, and upstreams with HTTP/2 get
+//! their requests from hyper's client. HTTP/2 clients of HTTP/1 upstreams use `http1_client.rs`.
 
 mod abandoned;
 mod conn;
@@ -42,7 +42,7 @@ use tollgate::Check;
 use tollgate::internal::{HeaderLine, Unreadable};
 use tollgate::rules::{Certificate, Facts};
 
-pub(super) use self::conn::LaneConn;
+pub(super) use self::conn::Http1Conn;
 use self::forwarding::{ForwardResult, Forwarding};
 pub(super) use self::http1_client::{Broken, ConnPool, Http1Body, SendError, send};
 use self::request::{PlainRequest, RequestParse};

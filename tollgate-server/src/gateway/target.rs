@@ -15,7 +15,7 @@ use super::addresses::HostAddresses;
 use super::connect::Exhausted;
 use super::fault::Fault;
 use super::http2_pool::Http2Pool;
-use super::lane::LaneConn;
+use super::lane::Http1Conn;
 use super::reuse::{Origin, Repeatable, ReusePolicy};
 use super::ticks::{Tick, Wait};
 use super::upstream_slots::Evicted;
@@ -56,7 +56,7 @@ pub(super) struct Target {
     pub(super) tls: Option<UpstreamTls>,
     /// Idle HTTP/1 connections by worker, so that none moves between workers.
     #[expect(clippy::vec_box, reason = "every request takes one and returns it")]
-    lane_conns: Box<[Mutex<Vec<Box<LaneConn>>>]>,
+    http1_conns: Box<[Mutex<Vec<Box<Http1Conn>>>]>,
     http2_pools: Box<[Http2Pool]>,
     /// Held while a shared connection is opened, so that other requests wait for it.
     opening: Box<[AsyncMutex<()>]>,
@@ -137,7 +137,7 @@ impl Target {
         };
         let text = if is_default { address.host.clone() } else { format!("{}:{}", address.host, address.port) };
         let (authority, host) = (text.parse().ok()?, HeaderValue::try_from(&text).ok()?);
-        let lane_conns = (0..workers).map(|_| Mutex::default()).collect();
+        let http1_conns = (0..workers).map(|_| Mutex::default()).collect();
         let http2_pools = (0..workers).map(|_| Http2Pool::default()).collect();
         let opening = (0..workers).map(|_| AsyncMutex::default()).collect();
         let addresses = Arc::new(HostAddresses::new(&address.host, address.port));
@@ -147,7 +147,7 @@ impl Target {
             authority,
             host,
             tls,
-            lane_conns,
+            http1_conns,
             http2_pools,
             opening,
             active: AtomicU32::new(0),
@@ -175,55 +175,55 @@ impl Target {
     }
 
     /// Takes an idle HTTP/1 connection.
-    pub(super) fn take_lane_conn(
+    pub(super) fn take_idle(
         &self,
         worker: usize,
         now: Tick,
         policy: &ReusePolicy,
         repeatable: Repeatable,
-    ) -> Option<Box<LaneConn>> {
-        let mut lane_conns = self.lane_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
+    ) -> Option<Box<Http1Conn>> {
+        let mut http1_conns = self.http1_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
         // The most recently used one is the least likely to be closed by now.
-        let mut last = std::iter::from_fn(|| lane_conns.pop());
+        let mut last = std::iter::from_fn(|| http1_conns.pop());
         last.find_map(|mut conn| {
             let is_current = conn.usage.is_current(&self.addresses);
             (is_current && conn.can_take_request(now, policy, repeatable)).then_some(conn)
         })
     }
 
-    pub(super) fn keep_lane_conn(&self, worker: usize, mut conn: Box<LaneConn>, now: Tick, policy: &ReusePolicy) {
+    pub(super) fn keep_idle(&self, worker: usize, mut conn: Box<Http1Conn>, now: Tick, policy: &ReusePolicy) {
         if !conn.become_idle(now, policy) || !conn.usage.is_current(&self.addresses) {
             return;
         }
-        let mut lane_conns = self.lane_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        if lane_conns.len() < MAX_IDLE {
-            lane_conns.push(conn);
+        let mut http1_conns = self.http1_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        if http1_conns.len() < MAX_IDLE {
+            http1_conns.push(conn);
         }
     }
 
     /// Returns the number of workers that have connections to it.
     pub(super) fn workers(&self) -> usize {
-        self.lane_conns.len()
+        self.http1_conns.len()
     }
 
     /// Closes the connection of a worker that has been idle for longest.
     pub(super) fn evict_idle(&self, worker: usize) -> Evicted {
-        let mut lane_conns = self.lane_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        if !lane_conns.is_empty() {
-            drop(lane_conns.remove(0));
+        let mut http1_conns = self.http1_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        if !http1_conns.is_empty() {
+            drop(http1_conns.remove(0));
             return Evicted::Closed;
         }
-        drop(lane_conns);
+        drop(http1_conns);
         if self.http2_pools[worker].evict_idle() { Evicted::Closing } else { Evicted::Nothing }
     }
 
     /// Drops connections that the upstream has closed or that were idle for too long, and resolves the host's name
     /// again while it is in use.
     pub(super) fn sweep(&self, worker: usize, now: Tick) {
-        let mut lane_conns = self.lane_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        lane_conns.retain_mut(|conn| conn.is_worth_keeping(now) && conn.usage.is_current(&self.addresses));
-        let is_in_use = !lane_conns.is_empty() || self.has_shared(worker) || self.active() > 0;
-        drop(lane_conns);
+        let mut http1_conns = self.http1_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
+        http1_conns.retain_mut(|conn| conn.is_worth_keeping(now) && conn.usage.is_current(&self.addresses));
+        let is_in_use = !http1_conns.is_empty() || self.has_shared(worker) || self.active() > 0;
+        drop(http1_conns);
         self.http2_pools[worker].sweep(now);
         if is_in_use {
             self.addresses.refresh(now);

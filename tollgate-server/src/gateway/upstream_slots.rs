@@ -12,7 +12,7 @@ use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -133,6 +133,15 @@ impl UpstreamIo {
 
     pub(super) fn stream_mut(&mut self) -> &mut MaybeTls<TlsStream<TcpStream>> {
         &mut self.io
+    }
+}
+
+impl Drop for UpstreamIo {
+    /// Sends `close_notify`, which distinguishes the end from a broken connection, if it can be sent at once.
+    fn drop(&mut self) {
+        if let MaybeTls::Tls(tls) = &mut self.io {
+            _ = Pin::new(tls).poll_shutdown(&mut Context::from_waker(Waker::noop()));
+        }
     }
 }
 

@@ -12,6 +12,7 @@ mod descriptors;
 mod failing_upstreams;
 mod forwarding;
 mod grpc;
+mod http1_upstreams;
 mod http2;
 mod http2_deadlines;
 mod http2_misuse;

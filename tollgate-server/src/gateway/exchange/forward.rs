@@ -183,7 +183,7 @@ impl Exchange {
             // connection that the upstream has closed by now is known to be closed.
             tokio::task::yield_now().await;
         }
-        let conn = match target.take_lane_conn(worker, self.worker.ticks.now(), &route.reuse, repeatable) {
+        let conn = match target.take_idle(worker, self.worker.ticks.now(), &route.reuse, repeatable) {
             Some(conn) => UpstreamConn::H1(conn),
             None => {
                 match Box::pin(connect::obtain(target, ConnUse::Request, (&self.worker, &self.client), route)).await {

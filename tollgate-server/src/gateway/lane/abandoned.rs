@@ -9,14 +9,14 @@ use super::super::abandoned::{self, Abandoned, has_event_stream};
 use super::super::body::UpstreamBody;
 use super::super::ticks::TICK;
 use super::Lane;
-use super::conn::LaneConn;
+use super::conn::Http1Conn;
 use super::forwarding::Forwarding;
 use super::http1_client::{ConnPool, Http1Body, ResponseStart, receive};
 use super::response::ResponseBody;
 
 /// A response in progress whose client has left, and its permit.
 struct AbandonedResponse {
-    conn: Box<LaneConn>,
+    conn: Box<Http1Conn>,
     is_head: bool,
     abandoned: Abandoned,
     pool: ConnPool,
@@ -31,7 +31,7 @@ impl Lane<'_> {
     ///
     /// The connection is also closed in the middle of a body, because an upstream that waits for the rest of one is
     /// blocked. A timer holds the permit then.
-    pub(super) fn abandon(&self, conn: Box<LaneConn>, begun: ResponseProgress, forwarding: &mut Forwarding) {
+    pub(super) fn abandon(&self, conn: Box<Http1Conn>, begun: ResponseProgress, forwarding: &mut Forwarding) {
         if self.body.is_some() {
             return forwarding.guard.hold_permit();
         }

@@ -1,4 +1,4 @@
-//! A connection to an upstream that only the lane uses.
+//! A connection to an HTTP/1 upstream.
 
 use std::io;
 use std::pin::Pin;
@@ -16,7 +16,7 @@ use super::super::upstream_slots::UpstreamIo;
 const MAX_INTERIM: u32 = 32;
 
 /// An HTTP/1 connection for one request at a time.
-pub(in super::super) struct LaneConn {
+pub(in super::super) struct Http1Conn {
     io: UpstreamIo,
     /// Whether the last read returned bytes. True at the start, when nothing can have arrived.
     has_read: bool,
@@ -33,7 +33,7 @@ pub(in super::super) struct LaneConn {
     interim: u32,
 }
 
-impl LaneConn {
+impl Http1Conn {
     pub(in super::super) fn new(io: UpstreamIo, usage: Usage) -> Self {
         Self {
             io,

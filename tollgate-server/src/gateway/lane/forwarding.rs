@@ -22,7 +22,7 @@ use super::super::ticks::Wait;
 use super::super::upgrade::Tunnel;
 use super::super::upstream_slots::UpstreamIo;
 use super::Lane;
-use super::conn::LaneConn;
+use super::conn::Http1Conn;
 use super::request::PlainRequest;
 use super::response::ResponseBody;
 use super::scratch::WorkerBuffers;
@@ -39,7 +39,7 @@ pub(super) struct Forwarding {
     attempts: usize,
     /// The current upstream and the connection to it.
     target: Option<Arc<Target>>,
-    conn: Option<Box<LaneConn>>,
+    conn: Option<Box<Http1Conn>>,
     /// The rest of a response that has started, and whether its connection stays open. Kept here, because in the task's
     /// future it would take room for as long as the client is connected.
     pub(super) begun: Option<(ResponseBody, bool)>,
@@ -184,7 +184,7 @@ impl Lane<'_> {
             forwarding.failed = Some(failure);
             return forwarding;
         }
-        let conn = forwarding.target.as_ref().and_then(|target| self.take_lane_conn(target, &forwarding));
+        let conn = forwarding.target.as_ref().and_then(|target| self.take_idle(target, &forwarding));
         if let Some(mut conn) = conn
             && conn.send(&buffers.out, context).is_ok()
         {
@@ -215,9 +215,9 @@ impl Lane<'_> {
         forwarding.conn.is_none() && !forwarding.upgrades && forwarding.target.as_ref().is_some_and(is_http2)
     }
 
-    fn take_lane_conn(&self, target: &Target, forwarding: &Forwarding) -> Option<Box<LaneConn>> {
+    fn take_idle(&self, target: &Target, forwarding: &Forwarding) -> Option<Box<Http1Conn>> {
         let repeatable = if forwarding.may_repeat { Repeatable::Yes } else { Repeatable::No };
-        target.take_lane_conn(self.worker.number, self.worker.ticks.now(), &forwarding.route().reuse, repeatable)
+        target.take_idle(self.worker.number, self.worker.ticks.now(), &forwarding.route().reuse, repeatable)
     }
 
     fn write_request(
@@ -314,7 +314,7 @@ impl Lane<'_> {
             return Ok(Some((conn.into_io(), first)));
         }
         if let Some((_, true)) = begun {
-            target.keep_lane_conn(self.worker.number, conn, self.worker.ticks.now(), &forwarding.route().reuse);
+            target.keep_idle(self.worker.number, conn, self.worker.ticks.now(), &forwarding.route().reuse);
         }
         Ok(None)
     }
@@ -338,8 +338,8 @@ impl Lane<'_> {
         &mut self,
         target: &Arc<Target>,
         forwarding: &mut Forwarding,
-    ) -> Result<Box<LaneConn>, AttemptError> {
-        let mut conn = match self.take_lane_conn(target, forwarding) {
+    ) -> Result<Box<Http1Conn>, AttemptError> {
+        let mut conn = match self.take_idle(target, forwarding) {
             Some(conn) => conn,
             None => {
                 let dialled = dial(target, forwarding, (self.worker, self.client));
@@ -358,7 +358,7 @@ impl Lane<'_> {
     /// Sends a saved request.
     fn send_again(
         &mut self,
-        conn: &mut LaneConn,
+        conn: &mut Http1Conn,
         forwarding: &mut Forwarding,
         context: &mut Context<'_>,
     ) -> Result<(), AttemptError> {
@@ -376,7 +376,7 @@ async fn dial(
     target: &Target,
     forwarding: &Forwarding,
     (worker, client): (&Arc<Worker>, &Client),
-) -> Result<Box<LaneConn>, AttemptError> {
+) -> Result<Box<Http1Conn>, AttemptError> {
     let failed = |fault| AttemptError::Failed { fault, retryable: true };
     let conn_use = if forwarding.upgrades { ConnUse::Upgrade } else { ConnUse::Request };
     match connect::obtain(target, conn_use, (worker, client), forwarding.route()).await {

@@ -26,11 +26,14 @@ use super::super::target::Target;
 use super::super::ticks::Ticks;
 use super::super::upstream_deadline::UpstreamDeadline;
 use super::super::upstream_tls::TlsFault;
-use super::conn::LaneConn;
+use super::conn::Http1Conn;
 use super::request_headers::HeaderBuffer;
 use super::response::{LAST_CHUNK, ResponseBody, ResponseHead, ResponseParse, put_chunk};
 use super::scratch::{Scratch, scratch};
 use super::text;
+
+/// The maximum number of parts of a request body that are sent before the response gets its turn.
+const PARTS_PER_TURN: u32 = 16;
 
 /// A request for an upstream.
 type UpstreamRequest = Request<ToUpstream>;
@@ -59,7 +62,7 @@ impl SendError {
 /// Sends a request and receives the head of its response. The deadline bounds what is left of the request body after
 /// the end of the response; the caller bounds everything else.
 pub(in super::super) async fn send(
-    mut conn: Box<LaneConn>,
+    mut conn: Box<Http1Conn>,
     request: UpstreamRequest,
     repeatable: Repeatable,
     (pool, deadline): (Option<ConnPool>, Arc<UpstreamDeadline>),
@@ -103,7 +106,7 @@ pub(in super::super) async fn send(
 }
 
 /// Receives a response whose request was sent, from its head on. Returns `None` if there is no valid one.
-pub(super) async fn receive(mut conn: Box<LaneConn>, is_head: bool, pool: ConnPool) -> Option<Response<Http1Body>> {
+pub(super) async fn receive(mut conn: Box<Http1Conn>, is_head: bool, pool: ConnPool) -> Option<Response<Http1Body>> {
     let (response, start) = poll_fn(|context| poll_head(&mut conn, is_head, context)).await.ok()?;
     Some(response.map(|()| Http1Body::resume(conn, start, pool)))
 }
@@ -155,8 +158,9 @@ impl std::error::Error for Broken {}
 /// # Errors
 ///
 /// Fails if the body breaks off. The upstream must get no end of it.
-fn poll_upload(upload: &mut Option<Upload>, conn: &mut LaneConn, context: &mut Context<'_>) -> Result<(), Broken> {
-    while let Some(Upload { body, length }) = upload {
+fn poll_upload(upload: &mut Option<Upload>, conn: &mut Http1Conn, context: &mut Context<'_>) -> Result<(), Broken> {
+    for _ in 0..PARTS_PER_TURN {
+        let Some(Upload { body, length }) = upload else { return Ok(()) };
         match conn.poll_send(context) {
             Poll::Ready(Ok(())) => {}
             // The response may explain it.
@@ -190,6 +194,8 @@ fn poll_upload(upload: &mut Option<Upload>, conn: &mut LaneConn, context: &mut C
             }
         }
     }
+    // The client may have sent more.
+    context.waker().wake_by_ref();
     Ok(())
 }
 
@@ -233,7 +239,7 @@ fn broken(error: Option<&io::Error>) -> Fault {
 
 /// Reads the head of a response, and skips interim responses.
 fn poll_head(
-    conn: &mut LaneConn,
+    conn: &mut Http1Conn,
     is_head: bool,
     context: &mut Context<'_>,
 ) -> Poll<Result<(Response<()>, ResponseStart), HeadError>> {
@@ -318,7 +324,7 @@ fn poll_head(
 /// A response that is being received, and the rest of its request.
 pub(in super::super) struct Http1Response {
     /// `None` once the response is over.
-    conn: Option<Box<LaneConn>>,
+    conn: Option<Box<Http1Conn>>,
     upload: Option<Upload>,
     start: ResponseStart,
     pool: Option<ConnPool>,
@@ -333,7 +339,7 @@ pub(in super::super) enum Http1Body {
 
 impl Http1Body {
     /// Continues a response.
-    pub(super) fn resume(conn: Box<LaneConn>, start: ResponseStart, pool: ConnPool) -> Self {
+    pub(super) fn resume(conn: Box<Http1Conn>, start: ResponseStart, pool: ConnPool) -> Self {
         let mut response = Http1Response { conn: Some(conn), upload: None, start, pool: Some(pool) };
         response.release_if_over();
         Self::Direct(Box::new(response))
@@ -408,7 +414,7 @@ impl Http1Response {
             && self.start.stays_open
             && conn.is_sent()
         {
-            pool.target.keep_lane_conn(pool.worker, conn, pool.ticks.now(), &pool.policy);
+            pool.target.keep_idle(pool.worker, conn, pool.ticks.now(), &pool.policy);
         }
     }
 

@@ -14,7 +14,7 @@ use super::super::fault::Fault;
 use super::super::header_names::HeaderKind;
 use super::super::target::Target;
 use super::super::upstream_tls::TlsFault;
-use super::conn::LaneConn;
+use super::conn::Http1Conn;
 use super::forwarding::{AttemptError, Forwarding, Settling};
 use super::request_headers::{HeaderBuffer, HeadersView};
 use super::response::{InvalidBody, ResponseBody, ResponseHead, ResponseParse};
@@ -29,7 +29,7 @@ impl Lane<'_> {
     pub(super) fn poll_relay(
         &mut self,
         target: &Target,
-        conn: &mut LaneConn,
+        conn: &mut Http1Conn,
         forwarding: &mut Forwarding,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), AttemptError>> {
@@ -49,7 +49,7 @@ impl Lane<'_> {
     fn poll_answer(
         &mut self,
         target: &Target,
-        conn: &mut LaneConn,
+        conn: &mut Http1Conn,
         forwarding: &mut Forwarding,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), AttemptError>> {
@@ -196,7 +196,7 @@ impl Lane<'_> {
     /// Returns ready once the client was sent the rest of the response.
     fn poll_body(
         &mut self,
-        conn: &mut LaneConn,
+        conn: &mut Http1Conn,
         forwarding: &mut Forwarding,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), AttemptError>> {

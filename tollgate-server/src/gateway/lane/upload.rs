@@ -10,7 +10,7 @@ use super::super::buffer_budget::BufferedBytes;
 use super::super::exchange::MAX_DRAINED_BYTES;
 use super::super::failure::Failure;
 use super::Lane;
-use super::conn::LaneConn;
+use super::conn::Http1Conn;
 use super::forwarding::{AttemptError, Forwarding};
 use super::request::PlainRequest;
 use super::request_body::{PendingBody, RequestBody};
@@ -64,7 +64,7 @@ impl Lane<'_> {
     /// Sends the body to the upstream as far as both sides allow.
     pub(super) fn relay_upload(
         &mut self,
-        conn: &mut LaneConn,
+        conn: &mut Http1Conn,
         forwarding: &mut Forwarding,
         context: &mut Context<'_>,
     ) -> Result<(), AttemptError> {
@@ -100,7 +100,7 @@ impl Lane<'_> {
     fn send_body(
         &mut self,
         bytes: &[u8],
-        conn: &mut LaneConn,
+        conn: &mut Http1Conn,
         out: &mut Vec<u8>,
         context: &mut Context<'_>,
     ) -> Result<(), Failure> {
