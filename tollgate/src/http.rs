@@ -28,6 +28,8 @@
 //! Not here: a server, a clock, anything asynchronous, and the decision whether to refuse.
 
 mod body;
+#[cfg(feature = "rules")]
+mod cors;
 mod families;
 mod fields;
 mod grpc;
@@ -39,6 +41,8 @@ pub(crate) mod response;
 use std::time::Duration;
 
 pub use self::body::{Body, Template};
+#[cfg(feature = "rules")]
+pub use self::cors::Cors;
 pub use self::families::{Families, HeaderFamily, InvalidResponse};
 pub use self::grpc::is_grpc;
 pub use self::headers::Headers;

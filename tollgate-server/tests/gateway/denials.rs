@@ -4,8 +4,10 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use testkit::gateway::{Gateway, per_user, site};
-use testkit::upstream::Raw;
+use testkit::upstream::{Raw, full, runtime};
 use testkit::wait::until;
+
+use crate::http2::{connect, get};
 
 #[test]
 fn without_a_file_the_eleventh_call_of_a_user_is_429() {
@@ -51,6 +53,39 @@ fn a_denied_request_never_reaches_the_upstream_and_the_connection_goes_on() {
     }
     assert_eq!(connection.get_as("bob", "/").status, 200);
     assert_eq!(upstream.requests(), 2);
+}
+
+/// Refusals of HTTP/1 and HTTP/2 are written by different code. Those of HTTP/1 reuse the last one, which must not be that of
+/// another origin.
+#[test]
+fn scripts_of_listed_origins_may_read_refusals() {
+    let rules = site("workers: 1", &["{ path: /**, respond: { body: ok } }"], &per_user(1));
+    let gateway = Gateway::start(&format!("cors: {{ origins: ['https://a.example', 'https://b.example'] }}\n{rules}"));
+    let mut connection = gateway.connect();
+    assert_eq!(connection.get_as("ann", "/").status, 200);
+    let origins = [Some("https://a.example"), Some("https://b.example"), Some("https://c.example"), None];
+    for (origin, number) in origins.into_iter().flat_map(|origin| [(origin, 1), (origin, 2)]) {
+        let allowed = origin.filter(|origin| *origin != "https://c.example");
+        let line = origin.map_or_else(String::new, |origin| format!("Origin: {origin}\r\n"));
+        let denied = connection.ask(format!("GET / HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\n{line}\r\n"));
+        let of_http1 = [
+            denied.header("access-control-allow-origin"),
+            denied.header("access-control-allow-credentials"),
+            denied.header("access-control-expose-headers").map(|exposed| &exposed[..11]),
+        ];
+        let expected = [allowed, allowed.map(|_| "true"), allowed.map(|_| "retry-after")];
+        assert_eq!((denied.status, of_http1), (429, expected), "{origin:?}, request {number}");
+        let of_http2 = runtime().block_on(async {
+            let mut request = get(&gateway, "/").header("x-user-id", "ann");
+            if let Some(origin) = origin {
+                request = request.header("origin", origin);
+            }
+            let request = request.body(full("")).expect("a valid request");
+            connect(gateway.address).await.send_request(request).await.expect("a response")
+        });
+        let named = of_http2.headers().get("access-control-allow-origin").map(|origin| origin.to_str().expect("text"));
+        assert_eq!((of_http2.status().as_u16(), named), (429, allowed), "{origin:?}, request {number}");
+    }
 }
 
 /// The last refusal is kept for reuse, so this alternates between everything that can differ.

@@ -310,7 +310,12 @@ impl Outcome {
     /// allowed.
     #[must_use]
     pub fn response<'h>(&self, request: impl Into<Headers<'h>>) -> Option<Response<Bytes>> {
-        self.answer(&self.matched_policies()).map(|answer| answer.response(self.state.rules.body(), request))
+        let (request, rules) = (request.into(), &self.state.rules);
+        let mut response = self.answer(&self.matched_policies())?.response(rules.body(), request);
+        if let Some(cors) = rules.cors() {
+            response.headers_mut().extend(cors.headers(request));
+        }
+        Some(response)
     }
 
     /// Appends that response to `out` in HTTP/1.1 format; see [`RefusalBuilder::write_http1`].
@@ -321,8 +326,10 @@ impl Outcome {
         more: &[u8],
         out: &mut Vec<u8>,
     ) -> Option<WrittenResponse> {
+        let request = request.into();
+        let lines = self.cors_lines(request, more);
         self.answer(&self.matched_policies())
-            .map(|answer| answer.write_http1(self.state.rules.body(), request, more, out))
+            .map(|answer| answer.write_http1(self.state.rules.body(), request, lines.as_deref().unwrap_or(more), out))
     }
 
     /// Writes that response, reusing the one written before; see [`RefusalBuilder::write_http1_reusing`].
@@ -333,8 +340,15 @@ impl Outcome {
         request: impl Into<Headers<'h>>,
         more: &[u8],
     ) -> Option<(WrittenResponse, &'l [u8])> {
+        let (request, body) = (request.into(), self.state.rules.body());
+        let lines = self.cors_lines(request, more);
         self.answer(&self.matched_policies())
-            .map(|answer| answer.write_http1_reusing(last, self.state.rules.body(), request, more))
+            .map(|answer| answer.write_http1_reusing(last, body, request, lines.as_deref().unwrap_or(more)))
+    }
+
+    /// Returns `more` with the lines for a script of another origin, if it may read the response.
+    fn cors_lines(&self, request: Headers<'_>, more: &[u8]) -> Option<Vec<u8>> {
+        self.state.rules.cors()?.lines(request, more)
     }
 
     /// Returns the response to a refused gRPC request, which consists of headers only. Returns `None` if the request is

@@ -127,7 +127,8 @@ impl InvalidResponse {
         Self { field, problem, fix: fix.into() }
     }
 
-    /// Returns the invalid field, by its name in the rule file: `headers`, `template` or `content_type`.
+    /// Returns the invalid field, by its name in the rule file: `headers`, `template`,
+    /// `content_type` or `origins`.
     #[must_use]
     pub fn field(&self) -> &str {
         self.field

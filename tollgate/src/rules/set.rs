@@ -35,7 +35,7 @@ use super::{ExpressionField, Facts, KeyPart, PathReading, Request};
 #[cfg(feature = "file")]
 use crate::demand::Observer;
 use crate::error::InvalidLimit;
-use crate::http::{Body, Challenge, Policy, TokenError};
+use crate::http::{Body, Challenge, Cors, Policy, TokenError};
 use crate::key::Key;
 use crate::limit::{Limit, LimitId};
 use crate::limit_set::LimitSet;
@@ -74,6 +74,7 @@ struct Inner {
     /// The headers of each limit id.
     policies: Box<[Policy]>,
     body: Body,
+    cors: Option<Cors>,
     /// `true` if a rule is settled by responses.
     await_responses: bool,
     /// `true` if a rule has a ban.
@@ -604,6 +605,11 @@ impl RuleSet {
     /// Returns the body of refusals.
     pub(crate) fn body(&self) -> &Body {
         &self.0.body
+    }
+
+    /// Returns the web pages that may read refusals.
+    pub(crate) fn cors(&self) -> Option<&Cors> {
+        self.0.cors.as_ref()
     }
 
     /// Returns the name of a rule's limit.

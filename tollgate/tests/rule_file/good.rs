@@ -56,6 +56,7 @@ on_store_failure: deny
 max_memory: 512MiB
 headers: [legacy, draft6, draft7, ietf]
 body: { template: "wait {{retry_after}}", content_type: text/html; charset=utf-8 }
+cors: { origins: [https://shop.example.com, "http://localhost:3000"] }
 gateway:
   listen: localhost:8080
   proxy_protocol: true
@@ -112,6 +113,7 @@ limits:
 const UNUSUAL: &str = r#"
 max_memory: 5 GiB
 body: { template: x, content_type: "application/vnd.a+json ;x=1" }
+cors: { origins: any }
 gateway: { listen: "[::1]:0", trusted_proxies: ["::/0", 1.2.3.4/0032], routes: [{ path: /, upstream: "http://[::1]:80/" }] }
 service: { http: my_host:00080 }
 limits:

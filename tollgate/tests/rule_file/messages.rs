@@ -7,7 +7,7 @@ use std::fmt::Write;
 use tollgate::rules::file::{Problems, RuleFile};
 
 /// Files that do not fit the schema, which editors report too.
-pub(crate) const SHAPES: [&str; 46] = [
+pub(crate) const SHAPES: [&str; 48] = [
     // The file as a whole.
     "- name: a\n",
     "just text\n",
@@ -45,6 +45,8 @@ pub(crate) const SHAPES: [&str; 46] = [
     "max_memory: 1000000\nlimits: [{ name: a }]\n",
     "body: text\nlimits: [{ name: a }]\n",
     "body: [json]\nlimits: [{ name: a }]\n",
+    "cors: any\nlimits: [{ name: a }]\n",
+    "cors: { origins: all }\nlimits: [{ name: a }]\n",
     // Words.
     "headers: [legcy]\nlimits: [{ name: a }]\n",
     "on_store_failure: panic\nlimits: [{ name: a }]\n",
@@ -315,7 +317,8 @@ const NUMBERS: [&str; 52] = [
 ];
 
 /// Names, keys, routes, listeners and tokens that contradict each other.
-const TOGETHER: [&str; 41] = [
+const TOGETHER: [&str; 42] = [
+    "cors:\n  origins:\n    - https://shop.example.com/\n    - shop.example.com\nlimits: [{ name: a }]\n",
     "gateway:\n  access_log: { format: combined, key: hash }\n  routes: [{ path: /**, upstream: echo }]\n",
     "limits:\n  - name: a\n  - name: b\n  - name: a\n",
     "limits: [&a { name: a }, *a]\n",

@@ -11,14 +11,15 @@ use super::forms::{Cidr, CostText, HeaderName, KeyPart as PartText, PlanSource, 
 use super::node::Node;
 use super::problem::{Findings, InvalidValue};
 use super::types::{
-    BodyName, BodyRule, CostRule, CountName, CountRule, GatewayRule, HeaderFamily as FamilyName, JwtAlgorithm, JwtRule,
-    LimitRule, ListRule, MatchRule, Missing as MissingName, OverrideRule, RouteRule, StatusRule,
+    BodyName, BodyRule, CorsRule, CostRule, CountName, CountRule, GatewayRule, HeaderFamily as FamilyName,
+    JwtAlgorithm, JwtRule, LimitRule, ListRule, MatchRule, Missing as MissingName, OriginsRule, OverrideRule,
+    RouteRule, StatusRule,
 };
 use super::{Parsed, Problems};
 use crate::Ban;
 use crate::demand::LearningLimit;
 use crate::error::InvalidLimit;
-use crate::http::{Body, Challenge, HeaderFamily, TokenError};
+use crate::http::{Body, Challenge, Cors, HeaderFamily, TokenError};
 use crate::rules::cel::{Expression, ExpressionError, Input};
 use crate::rules::expression_errors::ErrorCount;
 use crate::rules::networks::InvalidNetwork;
@@ -94,6 +95,9 @@ fn rule_set(parsed: &Parsed, findings: &mut Findings) -> Option<RuleSet> {
     let Parsed { rules: file, root, folder, envoy, learning, .. } = parsed;
     let families = file.headers.iter().map(|name| family(*name)).collect();
     let mut builder = RuleSet::builder().headers(families).body(body(&file.body, root, findings)?);
+    if let Some(rule) = &file.cors {
+        builder = builder.cors(cors(rule, root, findings)?);
+    }
     if let Some(proxies) = file.gateway.as_ref().and_then(|gateway| trusted_proxies(gateway, root, findings)) {
         builder = builder.trusted_proxies(proxies);
     }
@@ -406,6 +410,11 @@ fn body(rule: &BodyRule, root: &Node, findings: &mut Findings) -> Option<Body> {
             made.map_err(|error| findings.error(node.value_at(error.field()), error.problem(), error.fix())).ok()
         }
     }
+}
+
+fn cors(rule: &CorsRule, root: &Node, findings: &mut Findings) -> Option<Cors> {
+    let OriginsRule::Listed(origins) = &rule.origins else { return Some(Cors::any()) };
+    Cors::origins(origins).map_err(|error| findings.error(root.value_at("cors"), error.problem(), error.fix())).ok()
 }
 
 fn tokens(rule: &JwtRule, node: &Node, folder: &Path, findings: &mut Findings) -> Option<Tokens> {

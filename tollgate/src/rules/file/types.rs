@@ -81,6 +81,9 @@ pub struct RuleFile {
     /// The body of the response to a denied request.
     #[doc(hidden)]
     pub body: BodyRule,
+    /// The web pages of other origins whose scripts may read refusals. None if left out.
+    #[doc(hidden)]
+    pub cors: Option<CorsRule>,
     /// The gateway. Off if left out.
     #[doc(hidden)]
     pub gateway: Option<GatewayRule>,
@@ -110,6 +113,7 @@ impl Default for RuleFile {
             max_memory: None,
             headers: vec![HeaderFamily::Legacy, HeaderFamily::Ietf],
             body: BodyRule::default(),
+            cors: None,
             gateway: None,
             service: ServiceRule::default(),
             admin: None,
@@ -216,4 +220,33 @@ pub struct TemplateRule {
     pub template: String,
     /// The content type. Values are escaped accordingly.
     pub content_type: ContentType,
+}
+
+/// The web pages of other origins whose scripts may read refusals.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct CorsRule {
+    /// `any`, or a list of origins: `https://shop.example.com`.
+    pub origins: OriginsRule,
+}
+
+/// The origins of web pages.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(untagged)]
+#[non_exhaustive]
+pub enum OriginsRule {
+    /// Every origin.
+    Named(AnyOrigin),
+    /// These origins.
+    Listed(#[schemars(length(min = 1, max = 1_000))] Vec<String>),
+}
+
+/// Every origin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum AnyOrigin {
+    /// Every origin.
+    Any,
 }

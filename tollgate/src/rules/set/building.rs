@@ -8,7 +8,7 @@ use crate::algorithm::Algorithm;
 #[cfg(feature = "file")]
 use crate::demand::Observer;
 use crate::error::InvalidLimit;
-use crate::http::{Body, Challenge, Families, Policy};
+use crate::http::{Body, Challenge, Cors, Families, Policy};
 use crate::limit::{Limit, LimitId};
 use crate::rules::PathReading;
 use crate::rules::client::TrustedProxies;
@@ -34,6 +34,7 @@ pub struct RuleSetBuilder {
     tokens: Option<Tokens>,
     families: Families,
     body: Body,
+    cors: Option<Cors>,
     challenge: Option<Challenge>,
     #[cfg(feature = "file")]
     domains: Domains,
@@ -80,6 +81,12 @@ impl RuleSetBuilder {
             Ok(body) => self.body = body,
             Err(problem) => self.problem = Some(problem.into()),
         }
+        self
+    }
+
+    /// Sets the web pages that may read refusals. The default is none.
+    pub fn cors(mut self, cors: Cors) -> Self {
+        self.cors = Some(cors);
         self
     }
 
@@ -195,6 +202,7 @@ impl RuleSetBuilder {
             owners: compiling.owners.into(),
             policies,
             body: self.body,
+            cors: self.cors,
             challenge: self.challenge,
             #[cfg(feature = "file")]
             observers,

@@ -3,9 +3,12 @@
 use std::time::Duration;
 
 use super::{FirstPositions, gateway, store};
+use crate::http::Cors;
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position};
-use crate::rules::file::types::{AdminRule, GatewayRule, JwtRule, Listener, RuleFile, ServiceRule, TlsRule};
+use crate::rules::file::types::{
+    AdminRule, CorsRule, GatewayRule, JwtRule, Listener, OriginsRule, RuleFile, ServiceRule, TlsRule,
+};
 use crate::units::{HOUR, MIN_SPAN, MINUTE};
 
 /// Clients do not wait longer for a decision.
@@ -42,6 +45,9 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
             findings.warning(at, format!("duplicate family of headers, first at {first}"), "remove one of them");
         }
     }
+    if let (Some(rule), Some(node)) = (&file.cors, root.get("cors")) {
+        origins(rule, node, findings);
+    }
     let mut listeners = FirstPositions::new();
     if let (Some(gateway), Some(node)) = (&file.gateway, root.get("gateway")) {
         if !gateway.listen.is_any_port() {
@@ -76,6 +82,15 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     }
     if let (Some(jwt), Some(node)) = (&file.jwt, root.get("jwt")) {
         tokens(jwt, node, findings);
+    }
+}
+
+fn origins(rule: &CorsRule, node: &Node, findings: &mut Findings) {
+    let (OriginsRule::Listed(origins), Some(list)) = (&rule.origins, node.get("origins")) else { return };
+    for (index, origin) in origins.iter().enumerate() {
+        if let Err(error) = Cors::origins([origin]) {
+            findings.error(list.item(index).at, error.problem(), error.fix());
+        }
     }
 }
 
