@@ -3,20 +3,19 @@
 //! A request stays on one thread from its first byte to its last. Every worker has its own runtime, its own listener on
 //! the shared port, and its own connections to upstreams. Plain HTTP/1.1 requests take the fast path ([`lane`]); hyper
 //! serves everything else, behind the [`framing`] checks. Every wait for a client or an upstream has a deadline in
-//! [`ticks`].
+//! [`deadline`].
 //!
 //! Deliberately not here: rate-limit decisions. [`tollgate::Gate`] makes them.
 
 mod abandoned;
 mod addresses;
-mod alarm;
 mod body;
 mod body_channel;
 mod buffer_budget;
 mod client;
-mod client_deadlines;
 mod connect;
 mod connection;
+mod deadline;
 mod dial;
 mod echo;
 mod exchange;
@@ -42,10 +41,8 @@ mod socket;
 mod streams;
 mod tally;
 mod target;
-mod ticks;
 pub(crate) mod tls;
 mod upgrade;
-mod upstream_deadline;
 mod upstream_slots;
 mod upstream_tls;
 mod workers;
@@ -63,6 +60,7 @@ use tollgate::rules::file::internal::{Address, GatewayRule};
 use tollgate::rules::file::{Parsed, Problems};
 
 use self::buffer_budget::BufferBudget;
+use self::deadline::Ticks;
 use self::exchange::Worker;
 use self::frames::Closings;
 use self::header_names::HeaderFilter;
@@ -72,7 +70,6 @@ use self::request_id::RequestIds;
 use self::site::Site;
 pub(crate) use self::site::upstream_urls;
 use self::tally::Tally;
-use self::ticks::Ticks;
 use self::upstream_slots::UpstreamSlots;
 use self::workers::{WorkerHandle, WorkerSettings};
 use crate::descriptors::Plan;

@@ -24,12 +24,11 @@ use tokio::time::{sleep, timeout};
 use tollgate::InFlightPermit;
 
 use super::body::UpstreamBody;
+use super::deadline::{UpstreamDeadline, Wait};
 use super::exchange::UpstreamAttempt;
 use super::failure::Failure;
 use super::lane::SendError;
 use super::tally::Tally;
-use super::ticks::Wait;
-use super::upstream_deadline::UpstreamDeadline;
 
 /// Abandoned requests of one worker that keep their connection. Each may hold a socket and some 100 KB of buffers.
 const MAX_CONNECTED: u32 = 256;

@@ -14,12 +14,11 @@ use tollgate::rules::file::internal::UnderscoreHeaders;
 use super::body_channel::BodyReader;
 use super::buffer_budget::{BufferedBytes, Overloaded, STEP_BYTES};
 use super::client::Client;
+use super::deadline::{UpstreamDeadline, Wait};
 use super::exchange::RequestGuard;
 use super::failure::Failure;
 use super::headers;
 use super::lane::{Broken, Http1Body};
-use super::ticks::Wait;
-use super::upstream_deadline::UpstreamDeadline;
 
 /// A request body as the client's connection passes it on.
 pub(super) enum ClientBody {

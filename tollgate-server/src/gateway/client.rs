@@ -10,13 +10,12 @@ use hyper::body::Body;
 use tollgate::rules::{Certificate, Facts};
 
 use super::buffer_budget::BufferBudget;
-use super::client_deadlines::{ClientDeadlines, ClientTimeouts, Expired};
 use super::connection::MAX_UPLOAD_BYTES;
+use super::deadline::{ClientDeadlines, ClientTimeouts, Expired, Tick, Ticks, Wait};
 use super::frames::Misuse;
 use super::framing::Ambiguity;
 use super::lane::INPUT_BYTES;
 use super::tally::{AMBIGUITIES, Tally};
-use super::ticks::{Tick, Ticks, Wait};
 use super::{per_address, streams};
 
 /// How long a client may continue to send after its last response.

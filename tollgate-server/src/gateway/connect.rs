@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use tokio::time::timeout;
 
 use super::client::Client;
+use super::deadline::Tick;
 use super::dial;
 use super::exchange::Worker;
 use super::http2_pool::{Sender, StreamPermit, UNKNOWN_STREAMS};
@@ -21,7 +22,6 @@ use super::maybe_tls::MaybeTls;
 use super::reuse::Usage;
 use super::site::Route;
 use super::target::{Target, UpstreamProtocol};
-use super::ticks::Tick;
 use super::upstream_slots::{UpstreamIo, UpstreamSlot};
 use super::upstream_tls::TlsFault;
 

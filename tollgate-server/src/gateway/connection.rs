@@ -20,13 +20,12 @@ use tokio_rustls::server::TlsStream;
 use tollgate::rules::Certificate;
 
 use super::client::{Client, ConnectionInfo, LINGER, Scheme};
-use super::client_deadlines::Expired;
+use super::deadline::{Expired, TICK};
 use super::exchange::{Exchange, Worker};
 use super::io::{ClientIo, Stream};
 use super::lane;
 use super::per_address;
 use super::streams::Streams;
-use super::ticks::TICK;
 use super::tls::{self, HandshakeFailure};
 use super::workers::Counted;
 use crate::service::proxy_protocol;

@@ -9,7 +9,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::ticks::Tick;
+use super::deadline::Tick;
 use crate::notice;
 
 /// Cheap frames that a client may send in advance. Browsers send about ten at the start of a connection; 2,000 are

@@ -16,13 +16,12 @@ use tollgate::rules::file::internal::HealthCheckRule;
 
 use super::body::ToUpstream;
 use super::connect::{self, ConnUse, Dialled};
+use super::deadline::{Tick, Ticks, UpstreamDeadline, Wait};
 use super::fault::Fault;
 use super::lane::{self, Http1Conn};
 use super::reuse::{Repeatable, Usage};
 use super::site::{Outages, RoutedUpstream, Site};
 use super::target::{Cause, Ejection, Target};
-use super::ticks::{Tick, Ticks, Wait};
-use super::upstream_deadline::UpstreamDeadline;
 use super::upstream_slots::{UpstreamSlot, UpstreamSlots};
 use crate::notice::Level;
 

@@ -19,8 +19,8 @@ use tokio::time::sleep;
 use super::addresses::HostAddresses;
 use super::body::ToUpstream;
 use super::connect::ConnectError;
+use super::deadline::{Tick, Wait};
 use super::reuse::{ReusePolicy, Usage};
-use super::ticks::{Tick, Wait};
 use super::upstream_slots::UpstreamIo;
 
 /// The maximum number of concurrent requests on a connection, whatever its upstream allows: many upstreams serve a

@@ -51,15 +51,14 @@ use self::request_headers::HeaderBuffer;
 use self::scratch::{CurrentConfig, Scratch, WorkerBuffers};
 pub(super) use self::scratch::{INPUT_BYTES, scratch};
 use self::waits::{AllowedRequest, UnsettledResponse};
-use super::alarm::Alarm;
 use super::buffer_budget::BufferedBytes;
 use super::client::{Client, LINGER};
 use super::connection::Stop;
+use super::deadline::{Alarm, Tick, Wait};
 use super::exchange::Worker;
 use super::header_names::HeaderFilter;
 use super::io::Stream;
 use super::site::Site;
-use super::ticks::{Tick, Wait};
 use crate::traces;
 
 /// The maximum number of reads after which a partial head is parsed. After that it is parsed once it is complete, so

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::ticks::{TICK, Tick};
+use super::deadline::{TICK, Tick};
 use crate::notice;
 
 /// The number of shards, so that workers rarely contend for a lock.

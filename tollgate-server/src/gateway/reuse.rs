@@ -12,7 +12,7 @@ use std::time::Duration;
 use tollgate::rules::file::internal::UpstreamConnectionsRule;
 
 use super::addresses::HostAddresses;
-use super::ticks::{Tick, Wait};
+use super::deadline::{Tick, Wait};
 
 /// How much earlier than announced in `Keep-Alive: timeout=` a connection is given up, since requests and closes take
 /// time to arrive. Half of the announced time if that is less.

@@ -29,13 +29,12 @@ pub(super) use self::outages::Outages;
 pub(crate) use self::path_rewrite::upstream_urls;
 use self::path_rewrite::{PathRewrite, with_path};
 pub(super) use self::upstreams::RoutedUpstream;
-use super::client_deadlines::ClientTimeouts;
+use super::deadline::{ClientTimeouts, Tick, Wait};
 use super::failure::Failure;
 use super::log::AccessLog;
 use super::reuse::ReusePolicy;
 use super::tally::RouteTally;
 use super::target::{Eject, Target, UpstreamAddress, UpstreamProtocol};
-use super::ticks::{Tick, Wait};
 use super::tls::Tls;
 use super::upstream_tls::UpstreamTls;
 

@@ -13,11 +13,7 @@ use std::task::Poll;
 
 use hyper::rt::Executor;
 
-use super::alarm::Alarm;
-use super::ticks::{Tick, Ticks};
-
-/// No deadline is set.
-const NEVER: Tick = Tick::MAX;
+use super::deadline::{Alarm, NEVER, Tick, Ticks};
 
 tokio::task_local! {
     /// The client's deadline for reading the current part of the response on this task's stream.

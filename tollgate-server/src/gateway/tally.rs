@@ -15,10 +15,10 @@ use tollgate::internal::Unreadable;
 
 pub(super) use self::route::{BOUNDS_NANOS, CLASSES, FAILURES, RouteTally, RouteTotals};
 use super::buffer_budget::BufferBudget;
+use super::deadline::Tick;
 use super::frames::{Closings, MISUSES, Misuse};
 use super::framing::Ambiguity;
 use super::header_names::DroppedHeaders;
-use super::ticks::Tick;
 use super::tls::{HANDSHAKE_FAILURES, HandshakeFailure};
 use crate::counter::Counter;
 use crate::decisions::{Decisions, LastLimit};

@@ -13,11 +13,11 @@ use tollgate::rules::file::internal::EjectRule;
 
 use super::addresses::HostAddresses;
 use super::connect::Exhausted;
+use super::deadline::{Tick, Wait};
 use super::fault::Fault;
 use super::http2_pool::Http2Pool;
 use super::lane::Http1Conn;
 use super::reuse::{Origin, Repeatable, ReusePolicy};
-use super::ticks::{Tick, Wait};
 use super::upstream_slots::Evicted;
 use super::upstream_tls::UpstreamTls;
 

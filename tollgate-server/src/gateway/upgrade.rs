@@ -12,9 +12,9 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy, copy_bidire
 use tokio::time::{sleep, timeout};
 use tollgate::InFlightPermit;
 
+use super::deadline::{Ticks, Wait};
 use super::exchange::UpstreamAttempt;
 use super::io::Stream;
-use super::ticks::{Ticks, Wait};
 use super::upstream_slots::UpstreamIo;
 
 /// How often the idle timeout is checked.

@@ -15,13 +15,13 @@ use super::super::abandoned::{self, PermittedRequest, ResponseStart, SendResult}
 use super::super::body::{ClientBody, ToClient, ToUpstream, UpstreamBody};
 use super::super::buffer_budget::BufferedBytes;
 use super::super::connect::{self, ConnUse, ConnectError, UpstreamConn};
+use super::super::deadline::UpstreamDeadline;
 use super::super::failure::Failure;
 use super::super::fault::Fault;
 use super::super::lane::{self, SendError};
 use super::super::reuse::{Repeatable, reads_body};
 use super::super::site::{Route, Site};
 use super::super::target::Target;
-use super::super::upstream_deadline::UpstreamDeadline;
 use super::super::upstream_tls::TlsFault;
 use super::super::{failure, headers};
 use super::request_guard::UpstreamAttempt;

@@ -13,6 +13,7 @@ use super::super::body::UpstreamProgress;
 use super::super::buffer_budget::BufferedBytes;
 use super::super::client::Client;
 use super::super::connection::SEND_BUFFER_BYTES;
+use super::super::deadline::{Ticks, UpstreamDeadline, Wait};
 use super::super::failure::Failure;
 use super::super::fault::Fault;
 use super::super::http2_pool::StreamPermit;
@@ -22,8 +23,6 @@ use super::super::reuse::ReusePolicy;
 use super::super::site::Route;
 use super::super::tally::{Moment, RouteTally};
 use super::super::target::{Eject, Target};
-use super::super::ticks::{Ticks, Wait};
-use super::super::upstream_deadline::UpstreamDeadline;
 use crate::traces::{RequestSpan, SpanEnd};
 
 /// Finishes a request when it is dropped: releases its permit and upstream, counts it, and writes the access log.

@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use super::super::abandoned::{self, Abandoned, has_event_stream};
 use super::super::body::UpstreamBody;
-use super::super::ticks::TICK;
+use super::super::deadline::TICK;
 use super::Lane;
 use super::conn::Http1Conn;
 use super::forwarding::Forwarding;

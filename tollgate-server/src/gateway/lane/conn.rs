@@ -6,10 +6,10 @@ use std::task::{Context, Poll, Waker, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::super::deadline::Tick;
 use super::super::maybe_tls::MaybeTls;
 use super::super::reuse::{Repeatable, ReusePolicy, Usage};
 use super::super::socket;
-use super::super::ticks::Tick;
 use super::super::upstream_slots::UpstreamIo;
 
 /// The most interim responses to a request. An upstream that sends more keeps a worker busy for nothing.

@@ -3,10 +3,10 @@
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::super::buffer_budget::BufferedBytes;
+use super::super::deadline::Tick;
 use super::super::exchange::MAX_DRAINED_BYTES;
 use super::super::failure::Failure;
 use super::super::framing::{Ambiguity, FramingGuard};
-use super::super::ticks::Tick;
 use super::response::{LAST_CHUNK, put_chunk};
 use super::text::MAX_HEADERS;
 

@@ -9,9 +9,9 @@ use std::time::SystemTime;
 use arc_swap::{ArcSwap, Cache};
 use tollgate::internal::{CachedGate, ReusedResponse};
 
+use super::super::deadline::Tick;
 use super::super::exchange::Worker;
 use super::super::site::Site;
-use super::super::ticks::Tick;
 use crate::decisions::LastLimit;
 
 /// The maximum size of a read. A longer head is collected in a buffer of its own.

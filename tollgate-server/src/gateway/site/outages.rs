@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::super::ticks::Tick;
+use super::super::deadline::Tick;
 use super::upstreams::route_list;
 use super::{Route, Site};
 use crate::notice::Level;

@@ -1,0 +1,295 @@
+//! Deadlines: a coarse clock, one timer for the consecutive deadlines of a task, and the deadlines of clients and upstreams.
+//!
+//! Every request sets and clears several deadlines. Reading a clock and arming a timer for each would cost more than
+//! the limits do. Adding to a counter that is incremented ten times per second costs nothing. Deadlines are set and
+//! cleared where the events happen, at the cost of a store, and checked periodically.
+
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+
+use futures_util::task::AtomicWaker;
+use tokio::task::coop::unconstrained;
+use tokio::time::{Instant, MissedTickBehavior, Sleep, interval, sleep, timeout};
+use tollgate::rules::file::internal::TimeoutsRule;
+
+use super::failure::Failure;
+
+/// The resolution. No deadline is shorter than a few ticks.
+pub(super) const TICK: Duration = Duration::from_millis(100);
+
+/// A time in ticks since the gateway started.
+pub(super) type Tick = u64;
+
+/// No deadline is set.
+pub(super) const NEVER: Tick = Tick::MAX;
+
+/// The clock of a gateway.
+#[derive(Debug, Default)]
+pub(super) struct Ticks(AtomicU64);
+
+impl Ticks {
+    pub(super) fn now(&self) -> Tick {
+        self.0.load(Relaxed)
+    }
+
+    /// Returns the first tick at which this wait is over.
+    pub(super) fn after(&self, wait: Wait) -> Tick {
+        wait.from(self.now())
+    }
+
+    /// Increments the clock forever.
+    pub(super) async fn run(&self) {
+        let mut steps = interval(TICK);
+        // Ticks missed on a busy machine are made up for.
+        steps.set_missed_tick_behavior(MissedTickBehavior::Burst);
+        loop {
+            steps.tick().await;
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// A duration in ticks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Wait(u64);
+
+impl Wait {
+    /// Rounds up: at least that long, and at most two ticks longer.
+    pub(super) fn at_least(span: Duration) -> Self {
+        let ticks = span.as_millis().div_ceil(TICK.as_millis());
+        Self(u64::try_from(ticks).unwrap_or(u64::MAX >> 1).saturating_add(1))
+    }
+
+    /// Rounds down: at most that long, and at most a tick shorter.
+    pub(super) fn at_most(span: Duration) -> Self {
+        Self(u64::try_from(span.as_millis() / TICK.as_millis()).unwrap_or(u64::MAX >> 1))
+    }
+
+    /// Returns when it is over, if it starts at `now`.
+    pub(super) fn from(self, now: Tick) -> Tick {
+        now.saturating_add(self.0)
+    }
+
+    pub(super) fn duration(self) -> Duration {
+        TICK.saturating_mul(u32::try_from(self.0).unwrap_or(u32::MAX))
+    }
+}
+
+/// A timer that fires at or before the deadline and is then set again, so that moving a deadline into the future costs
+/// nothing.
+pub(super) struct Alarm {
+    sleep: Pin<Box<Sleep>>,
+    fires_at: Tick,
+}
+
+impl Alarm {
+    pub(super) fn new() -> Self {
+        Self { sleep: Box::pin(sleep(TICK)), fires_at: Tick::MAX }
+    }
+
+    /// Returns ready once the deadline has passed. Until then the task is woken in time.
+    pub(super) fn poll_passed(&mut self, deadline: Tick, ticks: &Ticks, context: &mut Context<'_>) -> Poll<()> {
+        if deadline >= self.fires_at && !self.sleep.is_elapsed() {
+            return Poll::Pending;
+        }
+        loop {
+            let left = deadline.saturating_sub(ticks.now());
+            if left == 0 {
+                return Poll::Ready(());
+            }
+            self.fires_at = deadline;
+            self.sleep.as_mut().reset(Instant::now() + TICK.saturating_mul(u32::try_from(left).unwrap_or(u32::MAX)));
+            // Otherwise a task that has used up its cooperative budget would not register its waker.
+            ready!(pin!(unconstrained(self.sleep.as_mut())).poll(context));
+        }
+    }
+}
+
+/// The timeouts for clients.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ClientTimeouts {
+    pub(super) head: Wait,
+    pub(super) body: Wait,
+    pub(super) idle: Wait,
+    pub(super) write: Wait,
+    /// The interval of checks. It is as long as the shortest timeout, so no deadline is missed.
+    pub(super) check_every: Duration,
+}
+
+impl ClientTimeouts {
+    pub(super) fn of(rule: &TimeoutsRule) -> Self {
+        let wait = |span: tollgate::rules::file::internal::DurationText| Wait::at_least(span.duration());
+        let (head, body, idle, write) = (wait(rule.head), wait(rule.body), wait(rule.idle), wait(rule.write));
+        let check_every = head.min(body).min(idle).min(write).duration();
+        Self { head, body, idle, write, check_every }
+    }
+}
+
+/// The deadlines of one connection.
+#[derive(Debug)]
+pub(super) struct ClientDeadlines {
+    /// For the next request.
+    request: AtomicU64,
+    /// For the client to read.
+    write: AtomicU64,
+    /// Requests in flight. Only the thread of the connection's worker changes it.
+    active: AtomicU32,
+}
+
+impl ClientDeadlines {
+    pub(super) fn new(first_request_by: Tick) -> Self {
+        Self { request: AtomicU64::new(first_request_by), write: AtomicU64::new(NEVER), active: AtomicU32::new(0) }
+    }
+
+    /// Returns the number of requests in flight.
+    pub(super) fn requests(&self) -> u32 {
+        self.active.load(Relaxed)
+    }
+
+    /// Records that a head is complete.
+    pub(super) fn request_began(&self) {
+        self.active.store(self.active.load(Relaxed) + 1, Relaxed);
+        self.request.store(NEVER, Relaxed);
+    }
+
+    /// Sets the deadline for a client that was asked to close the connection.
+    pub(super) fn goaway_sent(&self, by: Tick) {
+        if self.active.load(Relaxed) == 0 {
+            self.request.store(by, Relaxed);
+        }
+    }
+
+    /// Records the end of a response.
+    pub(super) fn request_ended(&self, next_by: Tick) {
+        let left = self.active.load(Relaxed).saturating_sub(1);
+        self.active.store(left, Relaxed);
+        if left == 0 {
+            self.request.store(next_by, Relaxed);
+        }
+    }
+
+    pub(super) fn write_blocked(&self, until: Tick) {
+        if self.write.load(Relaxed) == NEVER {
+            self.write.store(until, Relaxed);
+        }
+    }
+
+    pub(super) fn written(&self) {
+        self.write.store(NEVER, Relaxed);
+    }
+
+    /// Checks all deadlines.
+    pub(super) fn check(&self, now: Tick) -> Expired {
+        if self.write.load(Relaxed) <= now {
+            return Expired::Close;
+        }
+        if self.request.load(Relaxed) <= now {
+            return Expired::NoRequest;
+        }
+        let next = self.request.load(Relaxed).min(self.write.load(Relaxed));
+        Expired::NotYet { ticks: next.saturating_sub(now) }
+    }
+}
+
+/// The result of checking the deadlines.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Expired {
+    /// The connection has to be closed.
+    Close,
+    /// No request arrived in time.
+    NoRequest,
+    /// The next deadline is this far away.
+    NotYet { ticks: u64 },
+}
+
+/// The state of a request body.
+const UNDER_WAY: u8 = 0;
+const BROKEN: u8 = 1;
+const TOO_LONG: u8 = 2;
+const LATE: u8 = 3;
+const OVERLOADED: u8 = 4;
+
+/// A deadline that moves while a request is served.
+#[derive(Debug)]
+pub(super) struct UpstreamDeadline {
+    at: AtomicU64,
+    /// The state of the client's body.
+    body: AtomicU8,
+    /// The task that responds to the client, if it has to know when the body breaks.
+    on_broken_body: AtomicWaker,
+    ticks: Arc<Ticks>,
+}
+
+impl UpstreamDeadline {
+    pub(super) fn new(ticks: Arc<Ticks>) -> Self {
+        Self { at: AtomicU64::new(NEVER), body: AtomicU8::new(UNDER_WAY), on_broken_body: AtomicWaker::new(), ticks }
+    }
+
+    /// Sets the deadline.
+    pub(super) fn set(&self, wait: Wait) {
+        self.at.store(self.ticks.after(wait), Relaxed);
+    }
+
+    /// Starts a request.
+    pub(super) fn start(&self, wait: Wait) {
+        self.body.store(UNDER_WAY, Relaxed);
+        self.set(wait);
+    }
+
+    /// Records that the client's body ended early.
+    pub(super) fn note_body_failure(&self, how: Failure) {
+        let how = match how {
+            Failure::BodyTooLong => TOO_LONG,
+            Failure::BodyLate => LATE,
+            Failure::Overloaded => OVERLOADED,
+            _ => BROKEN,
+        };
+        self.body.store(how, Relaxed);
+        self.on_broken_body.wake();
+    }
+
+    /// Wakes a task when the client's body ends early.
+    pub(super) fn wake_on_body_failure(&self, waker: &Waker) {
+        self.on_broken_body.register(waker);
+    }
+
+    /// Returns why the client's body ended early. The upstream is not at fault.
+    pub(super) fn body_failure(&self) -> Option<Failure> {
+        match self.body.load(Relaxed) {
+            BROKEN => Some(Failure::BodyBroken),
+            TOO_LONG => Some(Failure::BodyTooLong),
+            LATE => Some(Failure::BodyLate),
+            OVERLOADED => Some(Failure::Overloaded),
+            _ => None,
+        }
+    }
+
+    /// Clears the deadline, because the upstream waits for the client.
+    pub(super) fn clear(&self) {
+        self.at.store(NEVER, Relaxed);
+    }
+
+    /// Returns the number of ticks left.
+    pub(super) fn ticks_left(&self) -> u64 {
+        self.at.load(Relaxed).saturating_sub(self.ticks.now())
+    }
+
+    /// Runs a future until the deadline, wherever that moves. Returns `None` once it has passed.
+    pub(super) async fn limit<F: Future + Unpin>(&self, mut future: F) -> Option<F::Output> {
+        loop {
+            // A deadline that was cleared may be set again at any time.
+            let ticks = u32::try_from(self.ticks_left()).unwrap_or(u32::MAX).clamp(1, CHECK_EVERY_TICKS);
+            match timeout(TICK * ticks, &mut future).await {
+                Ok(output) => return Some(output),
+                Err(_elapsed) if self.ticks_left() == 0 => return None,
+                Err(_elapsed) => {}
+            }
+        }
+    }
+}
+
+/// The maximum delay until a new deadline is noticed.
+const CHECK_EVERY_TICKS: u32 = 5;
