@@ -20,7 +20,6 @@ mod dial;
 mod echo;
 mod exchange;
 mod failure;
-mod fault;
 pub(crate) mod frames;
 mod framing;
 mod header_names;

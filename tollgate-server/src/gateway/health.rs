@@ -17,7 +17,7 @@ use tollgate::rules::file::internal::HealthCheckRule;
 use super::body::ToUpstream;
 use super::connect::{self, ConnUse, Dialled};
 use super::deadline::{Tick, Ticks, UpstreamDeadline, Wait};
-use super::fault::Fault;
+use super::failure::Fault;
 use super::lane::{self, Http1Conn};
 use super::reuse::{Repeatable, Usage};
 use super::site::{Outages, RoutedUpstream, Site};

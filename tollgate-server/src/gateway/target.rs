@@ -14,7 +14,7 @@ use tollgate::rules::file::internal::EjectRule;
 use super::addresses::HostAddresses;
 use super::connect::Exhausted;
 use super::deadline::{Tick, Wait};
-use super::fault::Fault;
+use super::failure::Fault;
 use super::http2_pool::Http2Pool;
 use super::lane::Http1Conn;
 use super::reuse::{Origin, Repeatable, ReusePolicy};

@@ -9,8 +9,7 @@ use tollgate::rules::file::internal::UpstreamHeader;
 
 use super::super::abandoned::is_event_stream;
 use super::super::connect::ConnectError;
-use super::super::failure::Failure;
-use super::super::fault::Fault;
+use super::super::failure::{Failure, Fault};
 use super::super::header_names::HeaderKind;
 use super::super::target::Target;
 use super::super::upstream_tls::TlsFault;

@@ -13,7 +13,7 @@ use tollgate::rules::file::internal::LoggedKey;
 use tollgate::{Decision, Outcome, Source};
 
 use super::super::client::Client;
-use super::super::fault::Fault;
+use super::super::failure::Fault;
 use super::super::site::Site;
 use super::super::target::Target;
 use super::AccessLog;
