@@ -1,7 +1,9 @@
-//! Headers that a proxy removes and adds (RFC 9110, RFC 7239).
+//! Headers that a proxy removes and adds (RFC 9110, RFC 7239), and the IDs of requests.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io::Write as _;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, FORWARDED, HOST, TE, VIA};
@@ -12,7 +14,6 @@ use tollgate::rules::file::internal::{UnderscoreHeaders, UpstreamHeader};
 use super::client::{Client, Scheme};
 use super::failure::Failure;
 use super::header_names::{self, DroppedHeaders, Fate, HeaderFilter, HeaderKind};
-use super::request_id::RequestIds;
 use super::site::Site;
 
 pub(super) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -249,4 +250,49 @@ pub(super) fn append_via(version: Version, headers: &mut HeaderMap) {
         _ => "1.0 tollgate",
     };
     headers.append(VIA, HeaderValue::from_static(via));
+}
+
+/// A generator of request IDs.
+#[derive(Debug)]
+pub(super) struct RequestIds {
+    secret: RandomState,
+    next: AtomicU64,
+}
+
+impl RequestIds {
+    pub(super) fn new() -> Self {
+        Self { secret: RandomState::new(), next: AtomicU64::new(0) }
+    }
+
+    /// Returns a new ID as a header.
+    pub(super) fn next(&self) -> HeaderValue {
+        // Hexadecimal digits are valid in a header.
+        HeaderValue::from_bytes(&self.next_text()).unwrap_or(HeaderValue::from_static("0"))
+    }
+
+    /// Returns a new ID of 32 hexadecimal digits.
+    pub(super) fn next_text(&self) -> [u8; 32] {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let number = self.next.fetch_add(1, Relaxed);
+        let halves = [self.secret.hash_one(number), self.secret.hash_one(!number)];
+        let mut text = [0; 32];
+        let bytes = halves.iter().flat_map(|half| half.to_be_bytes());
+        for (digits, byte) in text.chunks_exact_mut(2).zip(bytes) {
+            digits.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_differ_and_are_of_one_form() {
+        let ids = RequestIds::new();
+        let made: std::collections::HashSet<_> = (0..1000).map(|_| ids.next()).collect();
+        assert_eq!(made.len(), 1000);
+        assert!(made.iter().all(|id| id.len() == 32 && id.as_bytes().iter().all(u8::is_ascii_hexdigit)));
+    }
 }
