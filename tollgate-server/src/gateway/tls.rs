@@ -1,16 +1,16 @@
 //! TLS for clients: certificates by server name, reloaded when their files change.
 
-mod failure;
-mod reloads;
 mod validity;
-mod wrong_protocol;
 
 use std::fmt;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use rustls::client::verify_server_name;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
@@ -18,19 +18,20 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{ClientHello, ParsedCertificate, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
-use rustls::{RootCertStore, ServerConfig, ServerConnection};
+use rustls::{Error, RootCertStore, ServerConfig, ServerConnection};
 use sha2::{Digest, Sha256};
-use tokio::time::sleep;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tollgate::rules::Certificate;
 use tollgate::rules::file::internal::{CertificateRule, ClientCertificates, SettingError, TlsRule};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
-pub(super) use self::failure::{HANDSHAKE_FAILURES, HandshakeFailure};
-pub(crate) use self::reloads::CertificateReloads;
 use self::validity::ExpiryWarnings;
 pub(super) use self::validity::{MAX_NAMES, Validity};
-pub(super) use self::wrong_protocol::{begins_with_a_letter, is_hello, send_use_https};
+use super::client::LINGER;
+use super::io::Stream;
 use crate::notice;
 use crate::seconds::unix_now;
 
@@ -263,4 +264,127 @@ fn authorities(named: (&Path, &str)) -> Result<RootCertStore, SettingError> {
         return Err(bad(named, "client_ca", "it contains no certificate"));
     }
     Ok(roots)
+}
+
+/// The reason why a handshake failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HandshakeFailure {
+    /// It took longer than `gateway.timeouts.head`.
+    Timeout,
+    /// The client disconnected. Port scans look like this, too.
+    Disconnected,
+    /// The client aborted: it does not trust our certificate, or supports none of our protocol versions.
+    RefusedByClient,
+    /// The client certificate is missing or not trusted.
+    ClientCertificate,
+    /// The client sent plain HTTP to a TLS port.
+    PlainHttp,
+    /// The client sent TLS to a plain HTTP port.
+    TlsHello,
+    /// It is not TLS, or there is no common protocol version.
+    Protocol,
+}
+
+/// The reasons with their labels in metrics.
+pub(super) const HANDSHAKE_FAILURES: [(HandshakeFailure, &str); 7] = [
+    (HandshakeFailure::Timeout, "timeout"),
+    (HandshakeFailure::Disconnected, "disconnected"),
+    (HandshakeFailure::RefusedByClient, "refused_by_client"),
+    (HandshakeFailure::ClientCertificate, "client_certificate"),
+    (HandshakeFailure::PlainHttp, "plain_http"),
+    (HandshakeFailure::TlsHello, "tls_hello"),
+    (HandshakeFailure::Protocol, "protocol"),
+];
+
+impl HandshakeFailure {
+    pub(super) fn of(error: &io::Error) -> Self {
+        let of_tls = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
+        match (of_tls, error.kind()) {
+            (Some(Error::AlertReceived(_)), _) => Self::RefusedByClient,
+            (Some(Error::NoCertificatesPresented | Error::InvalidCertificate(_)), _) => Self::ClientCertificate,
+            (Some(_), _) => Self::Protocol,
+            (None, io::ErrorKind::TimedOut) => Self::Timeout,
+            (None, _) => Self::Disconnected,
+        }
+    }
+}
+
+/// Counts the reloads of one listener.
+#[derive(Debug, Default)]
+pub(crate) struct CertificateReloads {
+    pub(crate) applied: AtomicU64,
+    pub(crate) refused: AtomicU64,
+    last_was_refused: AtomicBool,
+    /// The certificates in use.
+    pub(crate) in_force: ArcSwap<Vec<Validity>>,
+}
+
+impl CertificateReloads {
+    /// Starts with the certificates that a listener has at first.
+    pub(crate) fn of(tls: &Tls) -> Self {
+        let reloads = Self::default();
+        reloads.note_good(&tls.validities);
+        reloads
+    }
+
+    pub(super) fn note_applied(&self, certificates: &Arc<Vec<Validity>>) {
+        self.applied.fetch_add(1, Relaxed);
+        self.note_good(certificates);
+    }
+
+    pub(super) fn note_refused(&self) {
+        self.refused.fetch_add(1, Relaxed);
+        self.last_was_refused.store(true, Relaxed);
+    }
+
+    /// Records certificates that were read with the rule file.
+    pub(super) fn note_good(&self, certificates: &Arc<Vec<Validity>>) {
+        self.in_force.store(Arc::clone(certificates));
+        self.last_was_refused.store(false, Relaxed);
+    }
+
+    pub(crate) fn last_was_good(&self) -> bool {
+        !self.last_was_refused.load(Relaxed)
+    }
+}
+
+/// The first byte of a TLS handshake. No HTTP request starts with it.
+const TLS_HANDSHAKE: u8 = 0x16;
+
+/// The response to plain HTTP on a TLS port.
+const USE_HTTPS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n\
+    content-length: 69\r\n\r\n\
+    {\"error\":\"plain_http\",\"message\":\"This port requires TLS: use https.\"}";
+
+/// Returns whether these are the first bytes of a TLS handshake.
+pub(super) fn is_hello(first: &[u8]) -> bool {
+    first.first() == Some(&TLS_HANDSHAKE)
+}
+
+/// Returns whether the first byte is a letter, as in HTTP and never in TLS. The bytes stay unread.
+pub(super) async fn begins_with_a_letter(tcp: &TcpStream) -> io::Result<bool> {
+    let mut first = [0];
+    Ok(tcp.peek(&mut first).await? > 0 && first[0].is_ascii_alphabetic())
+}
+
+/// Sends a plain HTTP client the instruction to use https.
+pub(super) async fn send_use_https(mut tcp: TcpStream) -> io::Result<()> {
+    let reply = async {
+        tcp.write_all(USE_HTTPS).await?;
+        Stream::Plain(tcp).end().await
+    };
+    timeout(LINGER, reply).await?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn response_has_the_length_that_it_announces() {
+        let text = std::str::from_utf8(USE_HTTPS).expect("the response is text");
+        let (head, body) = text.split_once("\r\n\r\n").expect("the head has an end");
+        assert!(head.ends_with(&format!("content-length: {}", body.len())), "{head}");
+        serde_json::from_str::<serde_json::Value>(body).expect("the body is JSON");
+    }
 }
