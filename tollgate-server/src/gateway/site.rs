@@ -1,9 +1,6 @@
 //! The routes and settings of a rule file, ready to serve requests. Replaced as a whole on reload.
 
-mod edits;
-mod outages;
-mod path_rewrite;
-mod self_proxy;
+mod rewrite;
 mod upstreams;
 
 use std::borrow::Cow;
@@ -24,11 +21,10 @@ use tollgate::rules::file::internal::{
 use tollgate::rules::file::{Parsed, Problems};
 use tollgate::rules::{EncodedSlash, Facts, PathParameters, PathReading, Routes, TrustedProxies};
 
-pub(super) use self::edits::Edits;
-pub(super) use self::outages::Outages;
-pub(crate) use self::path_rewrite::upstream_urls;
-use self::path_rewrite::{PathRewrite, with_path};
-pub(super) use self::upstreams::RoutedUpstream;
+pub(super) use self::rewrite::Edits;
+pub(crate) use self::rewrite::upstream_urls;
+use self::rewrite::{PathRewrite, with_path};
+pub(super) use self::upstreams::{Outages, RoutedUpstream};
 use super::deadline::{ClientTimeouts, Tick, Wait};
 use super::failure::Failure;
 use super::log::AccessLog;
@@ -100,7 +96,7 @@ pub(super) struct WeightedUpstream {
 
 impl WeightedUpstream {
     fn new(target: Arc<Target>, rule: &UpstreamRule) -> Self {
-        Self { target, weight: rule.weight, prefix: path_rewrite::prefix(rule) }
+        Self { target, weight: rule.weight, prefix: rewrite::prefix(rule) }
     }
 }
 
@@ -116,7 +112,7 @@ impl FixedResponse {
         let status = StatusCode::from_u16(rule.status).unwrap_or_default();
         let has_body = ![StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status);
         let body = if has_body { Bytes::from(rule.body.clone()) } else { Bytes::new() };
-        Self { status, headers: edits::map(&rule.headers), body }
+        Self { status, headers: rewrite::map(&rule.headers), body }
     }
 
     pub(super) fn response(&self) -> Response<Bytes> {
@@ -204,7 +200,7 @@ impl Site {
         let path_reading = gateway.paths.over(PathReading::default());
         for (index, rule) in gateway.routes.iter().enumerate() {
             let errors = match Route::new(rule, file.folder(), path_reading, &mut carryover) {
-                Ok(route) => self_proxy::errors(&route, listens),
+                Ok(route) => upstreams::errors(&route, listens),
                 Err(error) => vec![error],
             };
             found.extend(errors.into_iter().map(|error| of_route(error, index)));
