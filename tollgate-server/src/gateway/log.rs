@@ -8,21 +8,19 @@
 mod combined;
 mod json;
 mod record;
-mod sink;
-mod stamp;
-mod writer;
 
-use std::path::Path;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tollgate::rules::file::internal::{AccessLogRule, LogFormat, SettingError};
 
+use self::record::Stamp;
 pub(super) use self::record::{Completion, Record};
-use self::sink::Sink;
-use self::stamp::Stamp;
-use self::writer::WriterSignal;
+use crate::notice;
 
 /// The maximum size of a worker's buffer. The thread empties it often enough for millions of requests per second,
 /// unless it waits for a disk.
@@ -76,7 +74,7 @@ impl AccessLog {
         let shared =
             Shared { format: rule.format, worker_lines, signal: WriterSignal::default(), lost: Arc::clone(lost) };
         let shared = Arc::new(shared);
-        writer::start(Arc::clone(&shared), sink)
+        start_writer(Arc::clone(&shared), sink)
             .map_err(|error| SettingError::new(format!("gateway.access_log: {error}"), "raise the limit of threads"))?;
         Ok(Self { rule: rule.clone(), shared })
     }
@@ -126,4 +124,226 @@ impl Drop for AccessLog {
 /// Truncates a text. An incomplete character at the end is escaped like any other byte.
 fn cut(text: &[u8], most: usize) -> &[u8] {
     &text[..text.len().min(most)]
+}
+
+/// The standard output, or a file that is reopened after it was renamed.
+struct Sink {
+    file: Option<LogFile>,
+    /// The last logged write error.
+    last_warning: LastWarning,
+}
+
+struct LogFile {
+    path: PathBuf,
+    file: File,
+    /// The file was removed and cannot be created again, so lines would be lost.
+    is_gone: bool,
+    /// The last logged error of reopening.
+    last_warning: LastWarning,
+}
+
+/// An error that is logged once, until it changes.
+#[derive(Default)]
+struct LastWarning(Option<String>);
+
+impl Sink {
+    fn open(path: Option<PathBuf>) -> Result<Self, SettingError> {
+        let opened = path.map(|path| match open(&path) {
+            Ok(file) => Ok(LogFile { path, file, is_gone: false, last_warning: LastWarning::default() }),
+            Err(error) => {
+                let problem = format!("gateway.access_log.file {}: {error}", path.display());
+                Err(SettingError::new(problem, "name a writable file in an existing folder").of("file"))
+            }
+        });
+        Ok(Self { file: opened.transpose()?, last_warning: LastWarning::default() })
+    }
+
+    /// Opens the file again if it was renamed or removed.
+    fn reopen_if_moved(&mut self) {
+        if let Some(opened) = &mut self.file {
+            opened.reopen_if_moved();
+        }
+    }
+
+    /// Writes lines. Returns the number of lost lines.
+    fn write(&mut self, lines: &[u8]) -> u64 {
+        let lost = || memchr::memchr_iter(b'\n', lines).count() as u64;
+        let written = match &mut self.file {
+            _ if lines.is_empty() => return 0,
+            Some(opened) if opened.is_gone => return lost(),
+            Some(opened) => opened.file.write_all(lines),
+            None => io::stdout().write_all(lines).and_then(|()| io::stdout().flush()),
+        };
+        match written {
+            Ok(()) => {
+                self.last_warning = LastWarning::default();
+                0
+            }
+            Err(error) => {
+                let path = self.file.as_ref().map(|opened| &*opened.path);
+                self.last_warning.warn(path, "written", &error);
+                lost()
+            }
+        }
+    }
+}
+
+impl LastWarning {
+    fn warn(&mut self, path: Option<&Path>, what: &str, error: &io::Error) {
+        let of = path.map_or(String::new(), |path| format!(" {}", path.display()));
+        let last_warning = format!("the access log{of} cannot be {what}: {error}");
+        if self.0.as_ref() != Some(&last_warning) {
+            notice::warn(format_args!("{last_warning}: free some disk space, or fix its permissions"));
+            self.0 = Some(last_warning);
+        }
+    }
+}
+
+impl LogFile {
+    fn reopen_if_moved(&mut self) {
+        if self.is_in_place() {
+            (self.is_gone, self.last_warning) = (false, LastWarning::default());
+            return;
+        }
+        match open(&self.path) {
+            Ok(file) => (self.file, self.is_gone, self.last_warning) = (file, false, LastWarning::default()),
+            Err(error) => {
+                self.is_gone = self.file.metadata().is_ok_and(|file| has_no_name(&file));
+                self.last_warning.warn(Some(&self.path), "opened again", &error);
+            }
+        }
+    }
+
+    fn is_in_place(&self) -> bool {
+        match (self.path.metadata(), self.file.metadata()) {
+            (Ok(there), Ok(here)) => identity(&there) == identity(&here),
+            _ => false,
+        }
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).create(true).open(path)
+}
+
+#[cfg(unix)]
+fn identity(metadata: &Metadata) -> (u64, u64) {
+    use std::os::unix::fs::MetadataExt;
+    (metadata.dev(), metadata.ino())
+}
+
+#[cfg(unix)]
+fn has_no_name(metadata: &Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    metadata.nlink() == 0
+}
+
+#[cfg(not(unix))]
+fn has_no_name(_: &Metadata) -> bool {
+    false
+}
+
+/// An open file cannot be renamed here.
+#[cfg(not(unix))]
+fn identity(_: &Metadata) -> (u64, u64) {
+    (0, 0)
+}
+
+/// How long lines are gathered before they are written together.
+const GATHER: Duration = Duration::from_millis(50);
+
+/// How often the file of a quiet log is checked: it may have been renamed.
+const REOPEN_EVERY: Duration = Duration::from_secs(1);
+
+/// The signals to the writer thread.
+#[derive(Default)]
+struct WriterSignal {
+    signals: Mutex<Signals>,
+    changed: Condvar,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Signals {
+    lines: bool,
+    reopen: bool,
+    end: bool,
+    ended: bool,
+}
+
+impl WriterSignal {
+    /// Signals new lines.
+    fn notify_lines(&self) {
+        self.call(|signals| signals.lines = true);
+    }
+
+    fn reopen(&self) {
+        self.call(|signals| signals.reopen = true);
+    }
+
+    /// Signals that no more lines follow.
+    fn end(&self) {
+        self.call(|signals| signals.end = true);
+    }
+
+    fn wait_for_end(&self, within: Duration) {
+        // After the timeout, nothing more can be done.
+        _ = self.changed.wait_timeout_while(self.lock(), within, |signals| !signals.ended);
+    }
+
+    fn ended(&self) {
+        self.call(|signals| signals.ended = true);
+    }
+
+    fn call(&self, set: impl FnOnce(&mut Signals)) {
+        set(&mut self.lock());
+        self.changed.notify_all();
+    }
+
+    /// Waits for a signal, and a moment longer for more lines.
+    fn wait(&self) -> Signals {
+        let quiet = |signals: &mut Signals| !signals.lines && !signals.reopen && !signals.end;
+        let waited = self.changed.wait_timeout_while(self.lock(), REOPEN_EVERY, quiet);
+        let (signals, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let waited = match signals.lines {
+            true => self.changed.wait_timeout_while(signals, GATHER, |signals| !signals.reopen && !signals.end),
+            false => return take_signals(signals),
+        };
+        take_signals(waited.unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Signals> {
+        self.signals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn take_signals(mut signals: MutexGuard<'_, Signals>) -> Signals {
+    let taken = *signals;
+    (signals.lines, signals.reopen) = (false, false);
+    taken
+}
+
+fn start_writer(shared: Arc<Shared>, sink: Sink) -> io::Result<()> {
+    let thread = std::thread::Builder::new().name("access-log".to_owned());
+    thread.spawn(move || run(&shared, sink)).map(drop)
+}
+
+fn run(shared: &Shared, mut sink: Sink) {
+    let mut text = Vec::new();
+    loop {
+        let signals = shared.signal.wait();
+        sink.reopen_if_moved();
+        for worker_lines in &shared.worker_lines {
+            {
+                let mut lines: MutexGuard<'_, LineBuffer> =
+                    worker_lines.0.lock().unwrap_or_else(PoisonError::into_inner);
+                std::mem::swap(&mut lines.text, &mut text);
+            }
+            let lost = sink.write(&text);
+            shared.lost.fetch_add(lost, Relaxed);
+            text.clear();
+        }
+        if signals.end {
+            return shared.signal.ended();
+        }
+    }
 }

@@ -5,12 +5,11 @@ use std::io::Write as _;
 
 use http::HeaderValue;
 
-use super::record::{Completion, Record};
-use super::stamp::{self, Stamp};
+use super::record::{Completion, Record, Stamp, common};
 use super::{MAX_HEADER_BYTES, MAX_TARGET_BYTES, cut};
 
 pub(super) fn write(line: &mut Vec<u8>, stamp: &mut Stamp, record: &Record, completion: &Completion<'_>) {
-    let (time, _) = stamp.now(stamp::common);
+    let (time, _) = stamp.now(common);
     // Writing to memory does not fail.
     _ = write!(line, "{} - - [{time}] \"", record.client);
     match &record.line {

@@ -4,12 +4,12 @@ use std::io::Write as _;
 
 use tollgate::internal::is_control_or_format;
 
-use super::record::{Completion, Record};
-use super::stamp::{self, Stamp};
+use super::record::{Completion, Record, Stamp};
 use super::{MAX_HEADER_BYTES, MAX_TARGET_BYTES, cut};
+use crate::seconds::rfc3339;
 
 pub(super) fn write(line: &mut Vec<u8>, stamp: &mut Stamp, record: &Record, completion: &Completion<'_>) {
-    let (time, millis) = stamp.now(stamp::rfc3339);
+    let (time, millis) = stamp.now(rfc3339);
     // Writing to memory does not fail.
     _ = write!(line, r#"{{"time":"{time}.{millis:03}Z","client":"{}""#, record.client);
     if let Some(request) = &record.line {
