@@ -22,10 +22,10 @@ use super::super::upgrade::Tunnel;
 use super::super::upstream_slots::UpstreamIo;
 use super::Lane;
 use super::conn::Http1Conn;
+use super::outcome::UnsettledResponse;
 use super::request::PlainRequest;
 use super::response::ResponseBody;
 use super::scratch::WorkerBuffers;
-use super::waits::UnsettledResponse;
 
 /// An allowed request that is being forwarded.
 pub(super) struct Forwarding {

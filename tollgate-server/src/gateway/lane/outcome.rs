@@ -1,8 +1,11 @@
-//! Applies the outcome of a check: refuses a request, responds to it, or forwards it.
+//! Applies the outcome of a check: refuses a request, responds to it, or forwards it. Some requests wait before they are
+//! served or answered: for their turn in the queue of a limit, for the body that is echoed, or for limits that count
+//! responses.
 
+use std::future::poll_fn;
 use std::io;
 use std::sync::Arc;
-use std::task::Context;
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::header::CONNECTION;
@@ -10,14 +13,17 @@ use http::{HeaderValue, Response, Version};
 use tollgate::Outcome;
 use tollgate::rules::file::internal::UpstreamHeader;
 
+use super::super::echo;
 use super::super::exchange::{RequestGuard, bodiless};
 use super::super::failure::{self, Failure};
+use super::super::header_names::HeaderFilter;
 use super::super::log::Record;
 use super::super::site::{RouteAction, Site};
 use super::forwarding::Forwarding;
-use super::request::PlainRequest;
-use super::scratch::WorkerBuffers;
-use super::waits::{AllowedRequest, UnsettledResponse};
+use super::request::{PlainRequest, RequestParse};
+use super::request_body::ReceivedBody;
+use super::request_headers::HeaderBuffer;
+use super::scratch::{Scratch, WorkerBuffers, scratch};
 use super::{Lane, NextStep, text};
 use crate::traces::{self, RequestSpan};
 
@@ -136,6 +142,154 @@ impl Lane<'_> {
             (true, _) => text::CLOSE,
             (false, true) => text::KEEP_ALIVE,
             (false, false) => b"",
+        }
+    }
+}
+
+/// An allowed request whose bytes are saved.
+pub(super) struct AllowedRequest {
+    pub(super) site: Arc<Site>,
+    pub(super) route: Option<usize>,
+    pub(super) outcome: Outcome,
+    pub(super) guard: RequestGuard,
+}
+
+/// A response of the gateway that limits have not counted.
+pub(super) struct UnsettledResponse {
+    pub(super) response: Response<Bytes>,
+    pub(super) is_head: bool,
+    /// The outcome of the check, unless it was refunded.
+    pub(super) outcome: Option<Outcome>,
+    pub(super) guard: RequestGuard,
+}
+
+impl Lane<'_> {
+    /// Waits for the delay that a limit imposes, and serves the request.
+    pub(super) async fn after_turn(&mut self, request: Box<AllowedRequest>) -> io::Result<NextStep> {
+        let AllowedRequest { site, route, outcome, guard } = *request;
+        let worker = self.worker;
+        let Some(waited) = self.unless_gone(worker.wait_in_queue(&outcome, &site)).await else {
+            return Ok(NextStep::Close);
+        };
+        if waited.is_err() {
+            _ = outcome.refund().await;
+        }
+        let mut parts = Some((outcome, guard));
+        poll_fn(|context| {
+            let Some((outcome, guard)) = parts.take() else { return Poll::Ready(Ok(NextStep::Close)) };
+            let served = self.with_saved((&site, route), |lane, plain, buffers| match waited {
+                Ok(()) => lane.pass(plain, buffers, (Arc::clone(&site), route), (outcome, guard), context),
+                Err(failure) => {
+                    let response = failure::response(failure);
+                    let response = if plain.is_head() { bodiless(response) } else { response };
+                    lane.respond(&response, guard, buffers, context).map(|()| NextStep::Answered)
+                }
+            });
+            Poll::Ready(served.unwrap_or(Ok(NextStep::Close)))
+        })
+        .await
+    }
+
+    /// Responds with an echo of the request, once its body has arrived.
+    pub(super) async fn echo(&mut self, request: Box<AllowedRequest>) -> io::Result<NextStep> {
+        let AllowedRequest { site, route, outcome, guard } = *request;
+        let mut received = self.with_saved((&site, route), |_, plain, _| plain.received_body()).unwrap_or_default();
+        if !poll_fn(|context| self.poll_collect(&mut received, context)).await? {
+            received.content.clear();
+        }
+        let body = String::from_utf8_lossy(&received.content).into_owned();
+        let echoed = self.with_saved((&site, route), |lane, plain, _| {
+            let (path, query) = plain.path_and_query();
+            let headers = plain.headers.lines.iter().map(|line| (line.name, line.value));
+            (echo::response((plain.method, path, query), headers, lane.client, body), plain.is_head())
+        });
+        let Some((mut response, is_head)) = echoed else { return Ok(NextStep::Close) };
+        if let Some(number) = route {
+            site.routes[number].response_edits.apply(response.headers_mut());
+        }
+        Ok(NextStep::Settle(Box::new(UnsettledResponse { response, is_head, outcome: Some(outcome), guard })))
+    }
+
+    /// Settles limits that count responses, and sends the response.
+    pub(super) async fn settle_and_respond(&mut self, unsettled: Box<UnsettledResponse>) -> io::Result<()> {
+        let UnsettledResponse { mut response, is_head, outcome, guard } = *unsettled;
+        if let Some(outcome) = outcome {
+            if outcome.awaits_response() {
+                // If settling fails, the estimate stands.
+                _ = outcome.settle_response(response.status(), response.headers()).await;
+            }
+            outcome.write_headers(response.headers_mut());
+        }
+        let response = if is_head { bodiless(response) } else { response };
+        let mut guard = Some(guard);
+        let responded = poll_fn(|context| {
+            let buffers = &mut scratch().buffers;
+            Poll::Ready(guard.take().map_or(Ok(()), |guard| self.respond(&response, guard, buffers, context)))
+        });
+        responded.await
+    }
+
+    /// Parses the saved request again, and calls `serve` with it. Returns `None` only if it cannot be parsed, although
+    /// it was parsed before.
+    pub(super) fn with_saved<T>(
+        &mut self,
+        (site, route): (&Site, Option<usize>),
+        serve: impl FnOnce(&mut Self, &PlainRequest<'_>, &mut WorkerBuffers) -> T,
+    ) -> Option<T> {
+        let buffers = &mut scratch().buffers;
+        buffers.clear();
+        let saved = std::mem::take(&mut self.saved);
+        let mut header_buffer = HeaderBuffer::default();
+        let filter = HeaderFilter::new(site, self.peer);
+        let served = match PlainRequest::read(&saved, &mut header_buffer, self.max_head, &filter) {
+            RequestParse::Complete(mut plain) => {
+                plain.target.normalize_for(site, route);
+                Some(serve(self, &plain, buffers))
+            }
+            RequestParse::Partial | RequestParse::Invalid(_) => None,
+        };
+        drop(header_buffer);
+        if self.saved.is_empty() {
+            self.saved = saved;
+        }
+        served
+    }
+
+    /// Reads the rest of the body. Returns ready once it is complete, or with false if it is too long, late or broken.
+    fn poll_collect(&mut self, received: &mut ReceivedBody, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        loop {
+            let is_short = received.content.len() <= echo::MAX_BODY_BYTES;
+            let Some(body) = &mut self.body else { return Poll::Ready(Ok(is_short)) };
+            if body.failure.is_some() || !is_short {
+                return Poll::Ready(Ok(false));
+            }
+            let mut scratch = scratch();
+            let Scratch { input, .. } = &mut *scratch;
+            let Poll::Ready(read) = self.poll_read_body(input, context)? else {
+                drop(scratch);
+                self.send_continue(context)?;
+                ready!(self.poll_body_late(context));
+                if let Some(body) = &mut self.body {
+                    body.failure = Some(Failure::BodyLate);
+                }
+                return Poll::Ready(Ok(false));
+            };
+            if read == 0 {
+                return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
+            }
+            let Some(body) = &mut self.body else { continue };
+            (body.due, body.awaits_continue) = (None, false);
+            match body.rest.take_content(&input[..read], received) {
+                Ok(taken) if body.rest.is_complete() => {
+                    self.body = None;
+                    self.ahead.extend_from_slice(&input[taken..read]);
+                }
+                Ok(_) => {}
+                Err(ambiguity) => {
+                    body.failure = Some(Failure::BodyBroken);
+                    self.client.note_ambiguity(ambiguity);
+                }
+            }
         }
     }
 }
