@@ -25,7 +25,6 @@
 //! - No decision waits longer than the store's timeout. After a few failures no decision waits at all until Redis
 //!   answers again. Meanwhile, the [`OnStoreFailure`] policy of each limit decides.
 
-mod acl;
 mod breaker;
 mod builder;
 mod cluster;
@@ -33,42 +32,25 @@ mod denials;
 mod dial;
 mod error;
 mod fallback;
-mod fleet;
 #[cfg(feature = "rules")]
 mod hits;
-mod layout;
-mod lean;
-#[cfg(feature = "file")]
-mod learned;
 mod lease;
 mod leases;
-mod leasing;
-mod login;
-mod memory;
 mod names;
 mod node;
-#[cfg(feature = "file")]
-mod node_reports;
 mod prepared;
-mod probe;
-mod receipt;
 mod requests;
 mod reservation;
-#[cfg(feature = "file")]
-mod reserved;
 mod resets;
 mod rule_sets;
 mod script;
-mod sentinels;
 mod settings;
-mod several_calls;
-mod slots;
+#[cfg(feature = "file")]
+mod shared_state;
 mod stats;
 mod stores;
 mod target;
-mod terms;
 mod topology;
-mod worker;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,6 +59,7 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 
 pub use self::builder::RedisLimiterBuilder;
+use self::cluster::ScriptCalls;
 use self::denials::Denials;
 pub use self::error::{ConnectError, StoreError};
 use self::fallback::{Fallback, LocalStore};
@@ -84,21 +67,19 @@ use self::fallback::{Fallback, LocalStore};
 pub(crate) use self::hits::{cost, only, set_receipts, take_from_store};
 #[cfg(feature = "file")]
 pub(crate) use self::hits::{decided, key_name, key_parts};
-pub use self::layout::Layout;
-#[cfg(feature = "file")]
-pub use self::learned::StoredState;
 use self::leases::Leases;
-pub use self::memory::ServerMemory;
+pub use self::names::Layout;
 use self::prepared::PreparedLimit;
-use self::receipt::Receipt;
+use self::reservation::Receipt;
 pub use self::reservation::RedisReservation;
 pub use self::rule_sets::{PublishError, PublishedRules, Repair, Repairs, RuleSets};
 use self::script::{ScriptHit, ScriptHits, ScriptRequest};
 pub use self::settings::RedisSettings;
+#[cfg(feature = "file")]
+pub use self::shared_state::StoredState;
 use self::stats::Counts;
-pub use self::stats::{Histogram, Stats};
+pub use self::stats::{Histogram, ServerMemory, Stats};
 use self::stores::Stores;
-use self::worker::ScriptCalls;
 use crate::clock::TimeSource;
 use crate::decision::{Admission, Decision, Source, Verdict};
 use crate::key::Key;
@@ -186,8 +167,8 @@ pub enum BreakerState {
     Closed,
     /// The server failed several times in a row. It is probed, and no request is sent to it until a probe succeeds.
     Open,
-    /// The server refuses writes because its memory is full, or because its user lacks a permission. Requests are sent to
-    /// it, because those that need no write are decided.
+    /// The server refuses writes because its memory is full, or because its user lacks a permission. Requests are sent
+    /// to it, because those that need no write are decided.
     Refusing,
 }
 
@@ -403,7 +384,11 @@ impl RedisLimiter {
     pub fn stats(&self) -> Stats {
         let Shared { script_calls, stores, counts, leases, clock, .. } = &*self.0.shared;
         let (leases_held, leased_units) = leases.held(clock.now_with_gaps());
-        let counted = Stats::read(counts, &script_calls.calls, stores.iter().map(|store| &*store.topology));
+        let counted = Stats::read(
+            counts,
+            &script_calls.calls,
+            stores.iter().map(|store| (store.topology.traffic(), store.topology.breaker_counts())),
+        );
         Stats { leases_held, leased_units, ..counted }
     }
 

@@ -6,16 +6,15 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
+use super::cluster::ScriptCalls;
 use super::denials::Denials;
 use super::fallback::{Fallback, LocalStore};
-use super::fleet::Fleet;
 use super::leases::Leases;
 use super::resets::Resets;
 use super::settings::RedisSettings;
 use super::stats::{Calls, Counts};
-use super::stores::{self, Store, Stores};
+use super::stores::{self, Fleet, Store, Stores};
 use super::topology::Topology;
-use super::worker::ScriptCalls;
 use super::{ConnectError, Inner, PreparedLimit, RedisLimiter, Shared, Tasks};
 use crate::clock::{Clock, TimeSource};
 use crate::limit::{Limit, OnStoreFailure};
@@ -200,7 +199,7 @@ impl RedisLimiterBuilder {
             tasks.push(tokio::spawn(beat).abort_handle());
         }
         let shared = Arc::new_cyclic(|itself| {
-            let leftovers = super::leasing::return_leftovers(leases.clone(), Weak::clone(itself));
+            let leftovers = super::leases::return_leftovers(leases.clone(), Weak::clone(itself));
             tasks.push(tokio::spawn(leftovers).abort_handle());
             Shared {
                 on_store_failure: self.on_store_failure,

@@ -17,8 +17,7 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-use super::script::{KeyState, ScriptHit, Terms};
-use super::stores::StoreIndex;
+use super::script::{KeyState, ScriptHit, StoreIndex, Terms};
 use crate::budget::Budget;
 use crate::decision::{Admission, Verdict};
 use crate::units::Timestamp;

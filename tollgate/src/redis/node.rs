@@ -4,31 +4,32 @@
 //! when there was no reply for a while, drops it when a probe fails, and connects again, so that requests do not have
 //! to detect dead connections. While there is no connection, requests wait for one until their deadline. Once an
 //! attempt to connect has failed, the breaker is open and requests do not wait at all.
+//!
+//! A probe finds out whether the server serves, refuses or fails, and reads its memory. The address of a master comes
+//! from its sentinels.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use redis::aio::PubSub;
 use redis::{Cmd, RedisError, Value};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::StoreError;
 use super::breaker::{Breaker, BreakerCounts};
 use super::dial::{Address, Connection, Dialer};
-use super::memory::ServerMemory;
 use super::names::Names;
-use super::probe::ProbeResult;
-use super::script;
-use super::sentinels::Sentinels;
-use super::topology::subscriber;
+use super::stats::{EVICTS, ServerMemory, memory_command};
+use super::{StoreError, script};
 
 /// Timeout of a connection attempt: finding the server, TCP, TLS and the login.
 pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 /// Timeout of a probe while the breaker is closed. Forks of a large Redis take nearly as long.
-pub(super) const PROBE_LIMIT: Duration = Duration::from_millis(500);
+const PROBE_LIMIT: Duration = Duration::from_millis(500);
 /// Time without a reply after which the connection is probed.
 const IDLE: Duration = Duration::from_secs(1);
 /// Time between two probes of a failed server: the shortest, which doubles each time, and the longest.
@@ -224,7 +225,7 @@ impl Node {
         }
     }
 
-    pub(super) fn classified(&self, error: &RedisError) -> RunError {
+    fn classified(&self, error: &RedisError) -> RunError {
         let redirected = |make: fn(Address) -> RunError| match error.redirect_node() {
             Some((to, _)) => self.address_of(to).map_or_else(|| lost(error), make),
             None => lost(error),
@@ -422,4 +423,186 @@ pub(super) fn unavailable(error: &RedisError) -> StoreError {
 pub(super) fn jittered(pause: Duration) -> Duration {
     let random = std::hash::BuildHasher::hash_one(&ahash::RandomState::new(), pause);
     pause / 2 + pause.mul_f64((random >> 11) as f64 / (1_u64 << 53) as f64)
+}
+
+/// The result of a probe with a reply.
+pub(super) enum ProbeResult {
+    Serves,
+    /// The server replies, but cannot decide.
+    Refuses(StoreError),
+}
+
+impl Node {
+    /// Checks that the server replies and accepts writes.
+    pub(super) async fn probe(&self, connection: &Connection, limit: Duration) -> Result<ProbeResult, StoreError> {
+        let (key, is_in_cluster) = match self.role {
+            ServerRole::ClusterNode(_) => (None, true),
+            ServerRole::At(_) | ServerRole::Master(_) => (Some(self.common.names.of("{probe}")), false),
+        };
+        match timeout(limit, connection.run(&script::probe(key.as_deref()))).await {
+            Ok(Ok(_)) if is_in_cluster => self.probe_slots(connection, limit).await,
+            Ok(Ok(_)) => Ok(ProbeResult::Serves),
+            Ok(Err(error)) => match self.classified(&error) {
+                RunError::Refused(why) => Ok(ProbeResult::Refuses(why)),
+                // A node that has become a replica has no slots any more: the next map of slots will not list it.
+                RunError::Lost(why) if is_in_cluster && why.is_read_only() => Ok(ProbeResult::Serves),
+                error => Err(error.into()),
+            },
+            Err(_) => Err(StoreError::timed_out()),
+        }
+    }
+
+    /// Checks that a node of a cluster serves keys. While slots are not covered, it replies `CLUSTERDOWN` to every
+    /// command with a key, whatever the slot. So the slot of the probe's key does not matter.
+    async fn probe_slots(&self, connection: &Connection, limit: Duration) -> Result<ProbeResult, StoreError> {
+        let mut command = redis::cmd("EXISTS");
+        command.arg(self.common.names.of("{probe}"));
+        match timeout(limit, connection.run(&command)).await {
+            Ok(Ok(_)) => Ok(ProbeResult::Serves),
+            Ok(Err(error)) => match self.classified(&error) {
+                RunError::Lost(why) => Err(why),
+                RunError::Refused(why) => Ok(ProbeResult::Refuses(why)),
+                _ => Ok(ProbeResult::Serves),
+            },
+            Err(_) => Err(StoreError::timed_out()),
+        }
+    }
+
+    /// Closes the breaker after a probe that was as fast as a decision has to be.
+    fn close_breaker(&self, probed: ProbeResult) {
+        let was_open = self.breaker.close();
+        if self.note(probed) || (was_open && !self.breaker.is_refusing()) {
+            self.log_recovery();
+        }
+    }
+
+    /// Records a probe while the breaker is closed. Failures of decisions still count: a server can be fast enough for
+    /// a probe and too slow for decisions.
+    fn note_probe(&self, probed: ProbeResult) {
+        if self.note(probed) {
+            self.log_recovery();
+        }
+    }
+
+    /// Records the result of a probe. Returns whether the server has stopped refusing requests.
+    fn note(&self, probed: ProbeResult) -> bool {
+        match probed {
+            ProbeResult::Refuses(why) => {
+                self.refused(&why);
+                false
+            }
+            ProbeResult::Serves => self.breaker.served(),
+        }
+    }
+
+    fn log_recovery(&self) {
+        tracing::info!(store = %self.common.store, node = %self, "the store has recovered");
+    }
+
+    /// Reads the memory of the server and its eviction policy. A server that does not report them is used anyway.
+    async fn inspect(&self, connection: &Connection) {
+        let Ok(Ok(reply)) = timeout(PROBE_LIMIT, connection.run(&memory_command())).await else { return };
+        let Some(memory) = ServerMemory::read(&reply) else { return };
+        let mut known = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        if memory.evicts() && !known.as_ref().is_some_and(ServerMemory::evicts) {
+            tracing::warn!(store = %self.common.store, node = %self, policy = memory.eviction_policy, "{}", EVICTS);
+        }
+        *known = Some(memory);
+    }
+}
+
+/// Timeout for other sentinels once one has named a server.
+const OTHERS_WITHIN: Duration = Duration::from_millis(500);
+
+pub(super) struct Sentinels {
+    addresses: Vec<Address>,
+    service: String,
+    dialer: Dialer,
+    /// The server that was returned last, until it is confirmed.
+    tried: Mutex<Option<Address>>,
+}
+
+impl Sentinels {
+    pub(super) fn new(addresses: Vec<Address>, service: String, dialer: Dialer) -> Self {
+        Self { addresses, service, dialer, tried: Mutex::new(None) }
+    }
+
+    /// Returns the master's name.
+    pub(super) fn service(&self) -> &str {
+        &self.service
+    }
+
+    /// Returns the address of the master. Queries all sentinels at once, so that one that hangs causes no delay.
+    ///
+    /// The server that most of them name is the master: a sentinel that is partitioned from the others may name an
+    /// earlier master. Right after a failover it is the other way round: most sentinels may not know the new master
+    /// yet. So if the server that was returned last is not [confirmed](Self::confirm), another one is returned next, if
+    /// a sentinel names one.
+    pub(super) async fn master(&self) -> Result<Address, StoreError> {
+        let mut replies: FuturesUnordered<_> = self.addresses.iter().map(|sentinel| self.query(sentinel)).collect();
+        let (mut named, mut last): (Vec<(Address, usize)>, _) = (Vec::new(), None);
+        let tried = self.tried();
+        loop {
+            let limit = if named.is_empty() { CONNECT_LIMIT } else { OTHERS_WITHIN };
+            let Ok(Some(reply)) = timeout(limit, replies.next()).await else { break };
+            match reply {
+                Ok(Some(address)) => {
+                    let votes = match named.iter_mut().find(|(other, _)| *other == address) {
+                        Some((_, votes)) => {
+                            *votes += 1;
+                            *votes
+                        }
+                        None => {
+                            named.push((address.clone(), 1));
+                            1
+                        }
+                    };
+                    if votes > self.addresses.len() / 2 && tried.as_ref() != Some(&address) {
+                        return Ok(self.try_next(address));
+                    }
+                }
+                Ok(None) => {
+                    let service = &self.service;
+                    last = Some(StoreError::unavailable(&format!("the sentinels know no master named {service}")));
+                }
+                Err(error) => last = Some(unavailable(&error)),
+            }
+        }
+        let best = named.into_iter().max_by_key(|(address, votes)| (tried.as_ref() != Some(address), *votes));
+        match best {
+            Some((address, _)) => Ok(self.try_next(address)),
+            None => Err(last.unwrap_or_else(|| StoreError::unavailable("no sentinel answers"))),
+        }
+    }
+
+    /// Confirms that the server that was returned last is a master that replies.
+    fn confirm(&self) {
+        *self.tried.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn tried(&self) -> Option<Address> {
+        self.tried.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn try_next(&self, address: Address) -> Address {
+        *self.tried.lock().unwrap_or_else(PoisonError::into_inner) = Some(address.clone());
+        address
+    }
+
+    async fn query(&self, sentinel: &Address) -> Result<Option<Address>, RedisError> {
+        let connection = self.dialer.connect(sentinel).await?;
+        let mut command = redis::cmd("SENTINEL");
+        command.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
+        let found: Option<(String, u16)> = redis::from_redis_value(connection.run(&command).await?)?;
+        Ok(found.map(|(host, port)| Address::tcp(host, port)))
+    }
+}
+
+/// Connects to a server for subscriptions.
+pub(super) async fn subscriber(dialer: &Dialer, address: &Address) -> Result<PubSub, StoreError> {
+    match timeout(CONNECT_LIMIT, dialer.subscriber(address)).await {
+        Ok(Ok(subscriber)) => Ok(subscriber),
+        Ok(Err(error)) => Err(unavailable(&error)),
+        Err(_) => Err(StoreError::timed_out()),
+    }
 }

@@ -7,9 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-#[cfg(feature = "file")]
-use super::layout;
-use super::layout::Hashes;
+use super::names::Hashes;
 use super::script::{ScriptHit, Terms};
 use super::stores::Stores;
 use super::{Fallback, Inner, Receipt, RedisHit, RedisLimiter, TakeFrom, names};
@@ -175,8 +173,8 @@ impl PreparedLimit {
         prepared.collect()
     }
 
-    /// Returns the key in the name of a key of this limit. In the compact layout, the name does not have it, and this is
-    /// what the name has in its place.
+    /// Returns the key in the name of a key of this limit. In the compact layout, the name does not have it, and this
+    /// is what the name has in its place.
     #[cfg(feature = "file")]
     pub(super) fn key_in<'n>(&self, name: &'n [u8]) -> &'n [u8] {
         match self.hashes {
@@ -189,7 +187,7 @@ impl PreparedLimit {
     #[cfg(feature = "file")]
     pub(super) fn hit_named(&self, limit: LimitId, key: &[u8], cost: u64) -> RedisHit {
         let name = match &self.hashes {
-            Some(_) if layout::is_of_hash(key) => [self.prefix.as_bytes(), key].concat().into(),
+            Some(_) if names::is_of_hash(key) => [self.prefix.as_bytes(), key].concat().into(),
             _ => self.name(names::name_of_key_in(&self.prefix, key)),
         };
         self.hit_on(limit, name, cost)

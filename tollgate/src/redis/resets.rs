@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::denials::Denials;
 use super::leases::Leases;
-use super::stores::StoreIndex;
+use super::script::StoreIndex;
 use super::topology::Topology;
 use crate::units::Timestamp;
 

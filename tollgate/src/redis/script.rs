@@ -1,17 +1,19 @@
 //! The scripts that decide, and the encoding of their arguments and replies.
+//!
+//! Most requests take the small script, `take.lua`. Its arguments and replies are each a single string of big-endian
+//! numbers: Lua tables of numbers would cost Redis more than the decisions themselves.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use redis::Value;
 use smallvec::SmallVec;
 
-use super::StoreError;
-use super::layout;
-use super::lean::{self, Lean};
-pub(super) use super::terms::Terms;
-use crate::algorithm::MAX_QUOTA;
+use super::{StoreError, names};
 use crate::algorithm::portable::{Before, Script, Shape};
+use crate::algorithm::succession::Signature;
+use crate::algorithm::{Compiled, MAX_QUOTA};
 use crate::decision::{Admission, Verdict};
 use crate::units::Timestamp;
 
@@ -320,7 +322,7 @@ impl Batch {
         command.arg(script).arg(self.keys.len());
         let is_compact = |index: usize| self.compact.get(index).copied().unwrap_or(false);
         for (index, key) in self.keys.iter().enumerate() {
-            command.arg(if is_compact(index) { layout::split(key).0 } else { key });
+            command.arg(if is_compact(index) { names::split(key).0 } else { key });
         }
         command.arg(if self.mixed {
             self.encoded(now)
@@ -329,7 +331,7 @@ impl Batch {
         });
         if !self.compact.is_empty() {
             for (index, key) in self.keys.iter().enumerate() {
-                command.arg(if is_compact(index) { layout::split(key).1 } else { &[] });
+                command.arg(if is_compact(index) { names::split(key).1 } else { &[] });
             }
         }
         command
@@ -390,7 +392,7 @@ impl Batch {
     }
 
     fn lean_replies(&self, reply: Value) -> Result<Vec<Result<ScriptReply, StoreError>>, StoreError> {
-        let mut batch = lean::BatchReply::new(reply)?;
+        let mut batch = BatchReply::new(reply)?;
         let mut replies = Vec::with_capacity(self.expected.len());
         for expected in &self.expected {
             let reply = batch.next_reply(self.terms_of(expected))?;
@@ -415,7 +417,7 @@ impl Expected {
 }
 
 /// Reads a state from the reply of a script.
-pub(super) fn read_state(terms: &Terms, bytes: &[u8]) -> Result<KeyState, StoreError> {
+fn read_state(terms: &Terms, bytes: &[u8]) -> Result<KeyState, StoreError> {
     if terms.shape == Shape::Verdict {
         return Ok(KeyState::Verdict(verdict(&numbers(bytes)?)?));
     }
@@ -465,4 +467,226 @@ fn verdict(numbers: &[u64]) -> Result<Verdict, StoreError> {
 
 pub(super) fn unreadable() -> StoreError {
     StoreError::unavailable("the reply of the script is not in the expected format")
+}
+
+/// A limit in the form that the scripts take.
+#[derive(Debug)]
+pub(super) struct Terms {
+    /// The store that has the keys.
+    pub(super) store: StoreIndex,
+    /// Whether the keys are fields of hashes.
+    pub(super) is_compact: bool,
+    pub(super) compiled: Compiled,
+    pub(super) parameters: SmallVec<[i64; 9]>,
+    /// The parameters in the form of the small script.
+    lean: SmallVec<[u8; 48]>,
+    /// The prefix of every state written under these terms.
+    pub(super) signature: Signature,
+    /// The signatures of the limit's variants; empty if all have the same.
+    pub(super) variants: Vec<Signature>,
+    shape: Shape,
+    /// The number of further requests that go directly to the full script, because a log was too long for the small
+    /// one.
+    long: AtomicU32,
+}
+
+/// Requests after which the small script is tried again on a limit whose log was too long for it.
+const LONG_FOR: u32 = 4096;
+
+impl Terms {
+    /// Creates the terms of a limit whose keys may have spent up to `ceiling` units, under other configurations.
+    pub(super) fn new(compiled: &Compiled, ceiling: u64, variants: Vec<Signature>) -> Self {
+        let parameters = compiled.with_ceiling(ceiling).parameters(ceiling);
+        let signature = compiled.meaning().signature();
+        // The script has already reduced debts that a clock stepping back has left. Other nodes may have raised the
+        // quota since, so the reported state must not be reduced again.
+        let compiled = compiled.with_ceiling(MAX_QUOTA).with_room();
+        let lean = lean_parameters(&compiled, &parameters);
+        let (store, shape, long) = (StoreIndex::default(), compiled.shape(), AtomicU32::new(0));
+        Self { store, is_compact: false, parameters, lean, signature, variants, shape, compiled, long }
+    }
+
+    /// Sets the store that has the keys, and whether they are fields of hashes there.
+    pub(super) fn on(self, store: StoreIndex, is_compact: bool) -> Self {
+        Self { store, is_compact, ..self }
+    }
+
+    pub(super) fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    /// Returns whether the limit's variants have these signatures.
+    pub(super) fn has_variants(&self, signatures: &[Signature]) -> bool {
+        self.variants == signatures
+    }
+
+    /// Encodes the limit for the small script.
+    fn encode_lean(&self, bytes: &mut Vec<u8>) {
+        let kind = self.parameters.first().copied().unwrap_or(0);
+        bytes.extend([kind as u8, self.signature.len() as u8]);
+        bytes.extend_from_slice(&self.signature);
+        bytes.extend_from_slice(&self.lean);
+    }
+
+    /// Returns whether the small script is likely to decide a request under these terms.
+    fn is_taken_lean(&self) -> bool {
+        let long = self.long.load(Ordering::Relaxed);
+        if long > 0 {
+            // A race between two requests counts one of them only: harmless.
+            self.long.store(long - 1, Ordering::Relaxed);
+        }
+        long == 0 && self.compiled.is_taken_lean()
+    }
+
+    /// Records that the small script could not decide a request, perhaps because a log is too long for it.
+    fn expect_long_log(&self) {
+        if self.compiled.may_be_long_log() {
+            self.long.store(LONG_FOR, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether a denial leaves the state unchanged, so that it can be cached.
+    pub(super) fn keeps_denials(&self) -> bool {
+        !self.compiled.counts_denied()
+    }
+}
+
+/// Maximum number of distinct limits and costs in one call. Each has an index of one byte.
+const MAX_LIMITS: usize = 127;
+pub(super) const MAX_COSTS: usize = 255;
+
+/// The flag on the limit index of a request's last hit.
+const LAST_HIT: u8 = 128;
+
+/// Encodes the parameters of a limit, which follow its kind and signature.
+fn lean_parameters(compiled: &Compiled, numbers: &[i64]) -> SmallVec<[u8; 48]> {
+    let mut bytes = SmallVec::new();
+    let mut push = |number: i64, width: usize| bytes.extend_from_slice(&number.to_be_bytes()[8 - width..]);
+    match (compiled, numbers) {
+        (
+            Compiled::Meter(_) | Compiled::WideMeter(_),
+            [_, units, full, full_parts, wait, _, most, most_parts, ceiling],
+        ) => {
+            // The longest wait of a queue plus one; 0 for a bucket without a queue.
+            let widths = [5, 7, 5, 7, 7, 5, 5];
+            let numbers = [*units, *full, *full_parts, *wait + 1, *most, *most_parts, *ceiling];
+            numbers.into_iter().zip(widths).for_each(|(number, width)| push(number, width));
+        }
+        (Compiled::Counter(_), [_, limit, window, segments, ..]) => {
+            push(*limit, 5);
+            push(*window, 7);
+            push(*segments, 2);
+        }
+        (_, [_, limit, window, ..]) => {
+            push(*limit, 5);
+            push(*window, 7);
+        }
+        _ => {}
+    }
+    bytes
+}
+
+/// A batch in which every request is a `Take`.
+#[derive(Default)]
+pub(super) struct Lean {
+    /// Distinct costs.
+    costs: Vec<(u64, u64)>,
+    hits: Vec<u8>,
+}
+
+impl Lean {
+    /// Adds a hit. Returns false if there is no room for it. Limits and keys count from 1.
+    pub(super) fn add(&mut self, limit: u64, key: u64, cost: (u64, u64)) -> bool {
+        let known = self.costs.iter().position(|known| *known == cost);
+        let index = known.unwrap_or_else(|| {
+            self.costs.push(cost);
+            self.costs.len() - 1
+        });
+        if limit > MAX_LIMITS as u64 || index >= MAX_COSTS {
+            return false;
+        }
+        let [high, low] = (key as u16).to_be_bytes();
+        self.hits.extend([limit as u8, (index + 1) as u8, high, low]);
+        key <= u64::from(u16::MAX)
+    }
+
+    /// Ends a request.
+    fn end_request(&mut self) {
+        if let Some(at) = self.hits.len().checked_sub(4) {
+            self.hits[at] |= LAST_HIT;
+        }
+    }
+
+    fn encoded<'t>(&self, now: Option<Timestamp>, terms: impl ExactSizeIterator<Item = &'t Terms>) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(64 + 64 * terms.len() + 12 * self.costs.len() + self.hits.len());
+        push(&mut bytes, now.map_or(0, |now| now.as_micros().max(1)), 7);
+        bytes.extend([terms.len() as u8, self.costs.len() as u8]);
+        for (cost, parts) in &self.costs {
+            push(&mut bytes, *cost, 7);
+            push(&mut bytes, *parts, 5);
+        }
+        terms.for_each(|terms| terms.encode_lean(&mut bytes));
+        bytes.extend_from_slice(&self.hits);
+        bytes
+    }
+}
+
+fn push(bytes: &mut Vec<u8>, number: u64, width: usize) {
+    bytes.extend_from_slice(&number.to_be_bytes()[8 - width..]);
+}
+
+/// The reply of the small script to a batch: the states, and the errors of keys.
+pub(super) struct BatchReply {
+    bytes: Vec<u8>,
+    read: usize,
+    pub(super) at: Timestamp,
+    pub(super) failures: Vec<(u64, String)>,
+}
+
+impl BatchReply {
+    pub(super) fn new(reply: Value) -> Result<Self, StoreError> {
+        let (bytes, failures) = match reply {
+            Value::BulkString(bytes) => (bytes, Vec::new()),
+            Value::Array(items) => {
+                let mut items = items.into_iter();
+                let Some(Value::BulkString(bytes)) = items.next() else { return Err(unreadable()) };
+                (bytes, failures(items.next())?)
+            }
+            _ => return Err(unreadable()),
+        };
+        let mut reply = Self { bytes, read: 0, at: Timestamp::from_micros(0), failures };
+        reply.at = Timestamp::from_micros(reply.number(7)?);
+        Ok(reply)
+    }
+
+    /// Reads the reply to the next request, whose hits have these terms.
+    fn next_reply<'t>(&mut self, terms: impl Iterator<Item = &'t Terms>) -> Result<ScriptReply, StoreError> {
+        let taken = self.number(1)?;
+        let mut states = SmallVec::<[KeyState; 2]>::new();
+        for terms in terms {
+            let length = self.number(3)? as usize;
+            states.push(read_state(terms, self.take(length)?)?);
+        }
+        Ok(ScriptReply::new(self.at, taken, states))
+    }
+
+    fn take(&mut self, length: usize) -> Result<&[u8], StoreError> {
+        let bytes = self.bytes.get(self.read..self.read + length).ok_or_else(unreadable)?;
+        self.read += length;
+        Ok(bytes)
+    }
+
+    fn number(&mut self, width: usize) -> Result<u64, StoreError> {
+        Ok(self.take(width)?.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+    }
+}
+
+/// The position of a store in its limiter. The default store is the first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct StoreIndex(pub(super) u8);
+
+impl StoreIndex {
+    pub(super) fn position(self) -> usize {
+        usize::from(self.0)
+    }
 }

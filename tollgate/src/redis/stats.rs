@@ -1,11 +1,14 @@
 //! Counters of a limiter: calls, batches, bytes, leases and failures.
 //!
 //! Most are counted once per call to Redis rather than per decision. All are relaxed atomics.
+//!
+//! Also the memory of a server: its size, and whether the server evicts keys when it is full. It is read from `INFO`,
+//! because managed servers do not allow `CONFIG`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::topology::Topology;
+use redis::{Cmd, Value};
 
 /// The counters of a limiter: see [`RedisLimiter::stats`](super::RedisLimiter::stats).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -149,7 +152,11 @@ pub(super) struct Counts {
 }
 
 impl Stats {
-    pub(super) fn read<'t>(counts: &Counts, calls: &Calls, stores: impl Iterator<Item = &'t Topology>) -> Self {
+    pub(super) fn read<'t>(
+        counts: &Counts,
+        calls: &Calls,
+        stores: impl Iterator<Item = (&'t Traffic, (u64, u64))>,
+    ) -> Self {
         let number = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let batch_sizes = calls.batch_sizes.read();
         let mut stats = Self {
@@ -166,8 +173,7 @@ impl Stats {
             by_policy: number(&counts.by_policy),
             ..Self::default()
         };
-        for topology in stores {
-            let (traffic, (opened, closed)) = (topology.traffic(), topology.breaker_counts());
+        for (traffic, (opened, closed)) in stores {
             stats.bytes_sent += number(&traffic.sent);
             stats.bytes_received += number(&traffic.received);
             stats.breaker_opened += opened;
@@ -175,6 +181,62 @@ impl Stats {
         }
         stats
     }
+}
+
+/// The warning about eviction. All our keys expire, so the `volatile-` policies evict them too.
+pub(super) const EVICTS: &str = "the store evicts keys when its memory is full, and an evicted key gets its full quota again: \
+                                 set maxmemory-policy noeviction, or keep limits on a Redis of their own";
+
+/// The memory of a server of the store: see [`ServerStatus`](super::ServerStatus).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ServerMemory {
+    /// Bytes in use.
+    pub used: u64,
+    /// The most bytes that it may use, `maxmemory`. 0 means no bound.
+    pub maximum: u64,
+    /// The policy at the bound, `maxmemory-policy`.
+    pub eviction_policy: String,
+    /// Keys evicted since the server started.
+    pub evicted_keys: u64,
+}
+
+impl ServerMemory {
+    /// Returns whether keys of limits may be evicted. An evicted key gets its full quota again.
+    #[must_use]
+    pub fn evicts(&self) -> bool {
+        self.maximum > 0 && self.eviction_policy != "noeviction"
+    }
+
+    /// Reads the reply to [`command`].
+    pub(super) fn read(reply: &Value) -> Option<Self> {
+        let text = match reply {
+            Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
+            Value::SimpleString(text) => text,
+            Value::VerbatimString { text, .. } => text,
+            _ => return None,
+        };
+        let field = |name: &str| {
+            let mut fields = text.lines().filter_map(|line| line.split_once(':'));
+            fields.find_map(|(key, value)| (key == name).then(|| value.trim()))
+        };
+        let number = |name: &str| field(name)?.parse::<u64>().ok();
+        // Bounded, because it is written to logs and metrics.
+        let is_word = |word: &&str| word.len() <= 32 && word.bytes().all(|byte| byte.is_ascii_graphic());
+        Some(Self {
+            used: number("used_memory")?,
+            maximum: number("maxmemory")?,
+            eviction_policy: field("maxmemory_policy").filter(is_word)?.to_owned(),
+            evicted_keys: number("evicted_keys")?,
+        })
+    }
+}
+
+/// The command whose reply [`ServerMemory::read`] reads.
+pub(super) fn memory_command() -> Cmd {
+    let mut command = redis::cmd("INFO");
+    command.arg("memory").arg("stats");
+    command
 }
 
 #[cfg(test)]
@@ -193,5 +255,25 @@ mod tests {
         assert_eq!(filled, [(Some(1), 1), (Some(2), 1), (Some(4), 2), (Some(64), 1), (None, 1)]);
         assert_eq!(histogram.buckets().count(), BATCH_SIZES.len() + 1);
         assert!(CALL_MICROS.len() < BUCKETS && CALL_MICROS.is_sorted());
+    }
+
+    #[test]
+    fn the_fields_of_info_are_found_and_anything_else_is_not_taken_for_them() {
+        let text = "# Memory\r\nused_memory:1153448\r\nused_memory_human:1.10M\r\nmaxmemory:2000000\r\n\
+                    maxmemory_policy:volatile-lru\r\n\r\n# Stats\r\nevicted_keys:7\r\n";
+        let memory = ServerMemory::read(&Value::BulkString(text.into())).expect("it is all there");
+        assert_eq!((memory.used, memory.maximum, memory.evicted_keys), (1_153_448, 2_000_000, 7));
+        assert!(memory.evicts());
+        for other in [
+            text.replace("maxmemory:2000000", "maxmemory:many"),
+            text.replace("volatile-lru", &"x".repeat(40)),
+            text.replace("evicted_keys", "evicted"),
+            String::new(),
+        ] {
+            assert_eq!(ServerMemory::read(&Value::BulkString(other.into())), None);
+        }
+        assert_eq!(ServerMemory::read(&Value::Okay), None);
+        let unbounded = text.replace("maxmemory:2000000", "maxmemory:0");
+        assert!(!ServerMemory::read(&Value::SimpleString(unbounded)).expect("it is all there").evicts());
     }
 }

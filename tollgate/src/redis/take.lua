@@ -3,7 +3,7 @@
 -- because creating the functions of `decide.lua` costs Redis more than a decision.
 --
 -- KEYS: the distinct keys of the batch. ARGV[1]: the time or 0, costs, limits, and four bytes for each hit: the limit
--- (plus 128 in the last hit of a request), the cost, and the key (2 bytes), as `lean.rs` writes them. Numbers are
+-- (plus 128 in the last hit of a request), the cost, and the key (2 bytes), as `script.rs` writes them. Numbers are
 -- big-endian. Tables and decimal numbers cost Redis more than a decision, so the argument and the reply are one string
 -- each.
 --

@@ -1,22 +1,20 @@
 //! The topology of a store: a single server, the master that sentinels name, or the nodes of a cluster.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::PubSub;
 use redis::{Cmd, Value};
-use tokio::sync::{Notify, mpsc};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
 
 use super::breaker::BreakerCounts;
-use super::cluster::Cluster;
-use super::dial::{Address, Dialer};
+use super::cluster::{Cluster, Job, Member, ScriptCalls};
+use super::dial::Dialer;
 use super::names::{self, Names};
-use super::node::{CONNECT_LIMIT, Common, Node, RunError, ServerRole, unavailable};
-use super::sentinels::Sentinels;
+use super::node::{Common, Node, RunError, Sentinels, ServerRole};
 use super::settings::{RedisSettings, Resolved};
 use super::stats::Traffic;
-use super::worker::{Job, MAX_WAITING, ScriptCalls, Worker};
 use super::{ConnectError, StoreError, Tasks};
 
 /// The servers of a store. Finds the server of each key.
@@ -33,43 +31,6 @@ pub(super) struct Topology {
 enum Servers {
     One(Member),
     Cluster(Arc<Cluster>),
-}
-
-/// A server, the queue to it, and the tasks that end with it.
-pub(super) struct Member {
-    pub(super) node: Arc<Node>,
-    jobs: Option<mpsc::Sender<Job>>,
-    _keeper: Tasks,
-}
-
-impl Member {
-    /// Starts to connect to a server. With `script_calls`, jobs can be submitted to it.
-    pub(super) fn start(
-        role: ServerRole,
-        common: Common,
-        script_calls: Option<&Arc<ScriptCalls>>,
-        cluster: Option<Weak<Cluster>>,
-    ) -> Self {
-        let node = Arc::new(Node::new(role, common));
-        let jobs = script_calls.map(|script_calls| {
-            let (jobs, queue) = mpsc::channel(MAX_WAITING);
-            // The task ends once the queue is closed and empty.
-            tokio::spawn(Worker::new(node.clone(), script_calls.clone(), cluster).work(queue));
-            jobs
-        });
-        let keeper = Tasks(vec![tokio::spawn(node.clone().keep()).abort_handle()]);
-        Self { node, jobs, _keeper: keeper }
-    }
-
-    pub(super) fn submit(&self, job: Job) -> Result<(), StoreError> {
-        if self.node.breaker.is_open() {
-            return Err(StoreError::unavailable("the store has failed and is not back yet"));
-        }
-        match &self.jobs {
-            Some(jobs) => jobs.try_send(job).map_err(|_| StoreError::busy()),
-            None => Err(StoreError::busy()),
-        }
-    }
 }
 
 impl Topology {
@@ -200,14 +161,5 @@ impl Topology {
     /// Returns how often breakers opened and closed.
     pub(super) fn breaker_counts(&self) -> (u64, u64) {
         (self.breaker_counts.opened(), self.breaker_counts.closed())
-    }
-}
-
-/// Connects to a server for subscriptions.
-pub(super) async fn subscriber(dialer: &Dialer, address: &Address) -> Result<PubSub, StoreError> {
-    match timeout(CONNECT_LIMIT, dialer.subscriber(address)).await {
-        Ok(Ok(subscriber)) => Ok(subscriber),
-        Ok(Err(error)) => Err(unavailable(&error)),
-        Err(_) => Err(StoreError::timed_out()),
     }
 }

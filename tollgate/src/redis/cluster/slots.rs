@@ -6,10 +6,10 @@ use std::time::Duration;
 use redis::Value;
 use tokio::time::Instant;
 
-use super::StoreError;
-use super::dial::Address;
-use super::node::Node;
-use super::topology::Member;
+use super::Member;
+use crate::redis::StoreError;
+use crate::redis::dial::Address;
+use crate::redis::node::Node;
 
 const SLOTS: usize = 16_384;
 const NO_OWNER: u16 = u16::MAX;
