@@ -9,42 +9,33 @@
 //! A single limit is decided by one compare-and-swap. For several limits, all words but one are sealed for a few
 //! nanoseconds, so a request takes from all of them or from none, and other threads see no intermediate state.
 
-mod bucket;
 #[cfg(all(test, not(loom)))]
 mod churn_tests;
 mod claim;
-mod compaction;
-mod contention;
+mod decide;
 mod family;
-mod fast_path;
 mod growth;
-mod holds;
 #[cfg(all(test, loom))]
 mod loom_models;
 mod multi_key;
-mod positions;
+mod slow_path;
 mod snapshot;
-mod split;
-mod sweep;
 mod table;
 mod tables;
-mod word;
 
-use std::hash::{BuildHasher, Hasher};
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use self::bucket::{Busy, hold_unchanged, pause, unchanged};
+use self::claim::{HeldBuckets, SlotRef};
 pub(crate) use self::family::Family;
 use self::family::{FamilyView, Members, Usage};
-use self::holds::{HeldBuckets, SlotRef};
-pub(crate) use self::positions::Positions;
 pub(crate) use self::snapshot::SectionHead;
-use self::table::{Found, Table};
+use self::table::{Busy, Table, pause};
 use self::tables::{Chosen, Families};
-use self::word::{Copied, WordsView};
-use crate::algorithm::{Charge, Compiled, LimitAlgorithm, Step, with_algorithm};
+use crate::algorithm::{Charge, Compiled, LimitAlgorithm, with_algorithm};
 use crate::budget::Budget;
 use crate::decision::{Admission, Decision, Source, Verdict};
 use crate::error::InvalidLimit;
@@ -512,229 +503,53 @@ fn random_seed() -> [u64; 4] {
 /// The verdict on a limit of another limiter: denied.
 const NO_SUCH_LIMIT: Verdict = Verdict { admission: Admission::NeverFits, remaining: 0, reset_after: 0 };
 
-impl Table {
-    /// Decides on a key. `view` has the other tables of the limit, if any.
-    #[inline(always)]
-    fn decide<R: LimitAlgorithm>(
-        &self,
-        algorithm: &R,
-        view: Option<FamilyView<'_>>,
-        hit: HashedHit,
-        now: u64,
-        mode: Mode,
-    ) -> Verdict {
-        match self.decide_fast(algorithm, hit.fingerprint, now, hit.cost, mode) {
-            Some(verdict) => verdict,
-            None => self.decide_slow(algorithm, view, hit, now, mode),
+/// Up to this many items are compared one by one, which is faster than a hash map.
+const FEW: usize = 16;
+
+/// Positions by key, maintained once there are more than a few items. Without it, the cost of a request would be
+/// quadratic in its hits.
+#[expect(clippy::box_collection, reason = "most requests have none, and every slow decision would clear its room")]
+pub(crate) struct Positions<K>(Option<Box<HashMap<K, usize>>>);
+
+impl<K> Default for Positions<K> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<K: Eq + Hash> Positions<K> {
+    /// Returns the position of the item with this key. Among a few items it is the last one that `is_it` accepts.
+    pub(crate) fn of<T>(&self, items: &[T], is_it: impl Fn(&T) -> bool, key: impl FnOnce() -> K) -> Option<usize> {
+        match &self.0 {
+            None => items.iter().rposition(is_it),
+            Some(positions) => positions.get(&key()).copied(),
         }
     }
 
-    fn decide_slow<R: LimitAlgorithm>(
-        &self,
-        algorithm: &R,
-        view: Option<FamilyView<'_>>,
-        hit: HashedHit,
-        now: u64,
-        mode: Mode,
-    ) -> Verdict {
-        let HashedHit { fingerprint, cost, .. } = hit;
-        let mut sought = self.find(fingerprint);
-        let mut attempts = 0;
-        // After a lost race, lock first and then compute, so as not to lose the next race too.
-        let mut claim_first = algorithm.must_lock();
-        loop {
-            let decided = match (sought, view) {
-                (Some(found), _) => self.decide_found(algorithm, found, now, cost, mode, &mut claim_first),
-                (None, Some(view)) if !view.family.is_alone() => {
-                    let decided = family::decide(view, hit, now, mode);
-                    self.maintain(algorithm, now);
-                    decided
-                }
-                (None, view) => self.decide_without_slot(algorithm, view, fingerprint, now, cost, mode),
-            };
-            if let Some(verdict) = decided {
-                return verdict;
-            }
-            attempts = pause(attempts);
-            sought = self.find(fingerprint);
+    /// Records the last item, after it was added.
+    pub(crate) fn added<T>(&mut self, items: &[T], key: impl Fn(&T) -> K) {
+        match &mut self.0 {
+            None if items.len() <= FEW => {}
+            None => self.0 = Some(Box::new(items.iter().map(key).zip(0..).collect())),
+            Some(positions) => positions.extend(items.last().map(|item| (key(item), items.len() - 1))),
         }
     }
+}
 
-    /// Decides on a key that was found. `None` if its bucket has changed in the meantime.
-    #[inline(always)]
-    fn decide_found<R: LimitAlgorithm>(
-        &self,
-        algorithm: &R,
-        found: Found<'_>,
-        now: u64,
-        cost: u64,
-        mode: Mode,
-        claim_first: &mut bool,
-    ) -> Option<Verdict> {
-        if self.layout.tags != 0 {
-            let word_ref = self.word_ref(found);
-            return self.decide_word(algorithm, word_ref, word_ref.word.load(Ordering::Relaxed), now, cost, mode).ok();
-        }
-        let Found { bucket, slot, header } = found;
-        let cells = self.slot(bucket, slot);
-        if *claim_first {
-            let mut held = hold_unchanged(bucket, header)?;
-            let Step { verdict, edit } = algorithm.decide(&cells, now, cost);
-            if let Some(edit) = edit.filter(|_| mode.writes(&verdict)) {
-                held.mark_written();
-                algorithm.apply(&cells, edit);
-            }
-            return Some(verdict);
-        }
-        let Step { verdict, edit } = algorithm.decide(&cells, now, cost);
-        match edit.filter(|_| mode.writes(&verdict)) {
-            None => unchanged(bucket, header).then_some(verdict),
-            Some(edit) => {
-                *claim_first = true;
-                let mut held = hold_unchanged(bucket, header)?;
-                held.mark_written();
-                algorithm.apply(&cells, edit);
-                Some(verdict)
-            }
-        }
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    /// Decides on a key without a slot. `None` if the family has other tables by now, which may have the key.
-    #[cold]
-    #[inline(never)]
-    fn decide_without_slot<R: LimitAlgorithm>(
-        &self,
-        algorithm: &R,
-        view: Option<FamilyView<'_>>,
-        fingerprint: u64,
-        now: u64,
-        cost: u64,
-        mode: Mode,
-    ) -> Option<Verdict> {
-        let mut attempts = 0;
-        while view.is_none_or(|view| view.family.is_alone()) {
-            let verdict = self.peek_without_slot(algorithm, fingerprint, now, cost);
-            if matches!(verdict.admission, Admission::Denied { .. }) && mode != Mode::Peek {
-                self.overflow.denied.fetch_add(1, Ordering::Relaxed);
-            }
-            if mode != Mode::Take || cost == 0 || !verdict.is_allowed() {
-                return Some(verdict);
-            }
-            match self.claim_and_take(algorithm, view, fingerprint, now, cost) {
-                Ok(verdict) => {
-                    self.maintain(algorithm, now);
-                    return Some(verdict);
-                }
-                Err(Busy::Crowded) => self.make_room(algorithm, fingerprint, now),
-                Err(Busy::Held) => {}
-            }
-            attempts = pause(attempts);
+    #[test]
+    fn items_are_found_among_a_few_and_among_many() {
+        let mut items: Vec<usize> = Vec::new();
+        let mut positions = Positions::default();
+        for item in 0..4 * FEW {
+            items.push(item * 7);
+            positions.added(&items, |item| *item);
+            let position_of = |sought: usize| positions.of(&items, |item| *item == sought, || sought);
+            assert!((0..=item).all(|item| position_of(item * 7) == Some(item)));
+            assert_eq!(position_of(item * 7 + 1), None);
         }
-        None
-    }
-
-    fn claim_and_take<R: LimitAlgorithm>(
-        &self,
-        algorithm: &R,
-        view: Option<FamilyView<'_>>,
-        fingerprint: u64,
-        now: u64,
-        cost: u64,
-    ) -> Result<Verdict, Busy> {
-        let mut holds = HeldBuckets::default();
-        holds.hold_home(self, fingerprint)?;
-        // With the home bucket locked, no thread adds the key to another table.
-        if view.is_some_and(|view| !view.family.is_alone()) {
-            return Err(Busy::Held);
-        }
-        let slot_ref = self.hold_slot(algorithm, &mut holds, fingerprint, now)?;
-        let Step { verdict, edit } = algorithm.decide(&holds.cells(self, slot_ref), now, cost);
-        if let Some(edit) = edit {
-            self.apply(algorithm, &mut holds, slot_ref, edit, now);
-        }
-        Ok(verdict)
-    }
-
-    /// Changes the words of a key. A key without a slot gets one first, unless its floor is idle. Returns false if the
-    /// family has other tables by now, which may have the key.
-    fn change<R: LimitAlgorithm>(
-        &self,
-        algorithm: &R,
-        family: Option<&Family>,
-        fingerprint: u64,
-        now: u64,
-        change: impl Fn(&WordsView<'_, '_>),
-    ) -> bool {
-        let mut attempts = 0;
-        loop {
-            let is_changed = match self.find(fingerprint) {
-                Some(found) if self.layout.tags == 0 => self.change_held(found, &change),
-                Some(found) => self.change_word(found, &change),
-                None if family.is_some_and(|family| !family.is_alone()) => return false,
-                None => self.change_in_new_slot(algorithm, family, fingerprint, now, &change),
-            };
-            if is_changed {
-                return true;
-            }
-            attempts = pause(attempts);
-        }
-    }
-
-    /// Gives a slot to a key and changes its words there. If no slot is available, nothing changes.
-    #[cold]
-    fn change_in_new_slot<R: LimitAlgorithm>(
-        &self,
-        algorithm: &R,
-        family: Option<&Family>,
-        fingerprint: u64,
-        now: u64,
-        change: impl Fn(&WordsView<'_, '_>),
-    ) -> bool {
-        let mut holds = HeldBuckets::default();
-        let slot_ref = holds.hold_home(self, fingerprint).and_then(|home| {
-            // With the home bucket locked, no thread adds the key to another table.
-            if family.is_some_and(|family| !family.is_alone()) {
-                return Err(Busy::Held);
-            }
-            let is_idle = algorithm.is_idle(&self.shared(home), now);
-            // A key without a slot whose floor is idle is at rest.
-            if is_idle { Ok(None) } else { self.hold_slot(algorithm, &mut holds, fingerprint, now).map(Some) }
-        });
-        match slot_ref {
-            Ok(Some(slot_ref)) if slot_ref.slot < self.layout.slots => {
-                holds.write(slot_ref.bucket);
-                change(&holds.cells(self, slot_ref));
-                true
-            }
-            Ok(_) => true,
-            Err(Busy::Held) => false,
-            Err(Busy::Crowded) => {
-                drop(holds);
-                self.make_room(algorithm, fingerprint, now);
-                false
-            }
-        }
-    }
-
-    fn change_held(&self, found: Found<'_>, change: impl Fn(&WordsView<'_, '_>)) -> bool {
-        let Some(mut held) = hold_unchanged(found.bucket, found.header) else {
-            return false;
-        };
-        held.mark_written();
-        change(&WordsView::Words(self.slot(found.bucket, found.slot)));
-        true
-    }
-
-    /// Seals the word before changing it: a refund to a key that has just got the slot would create quota.
-    fn change_word(&self, found: Found<'_>, change: impl Fn(&WordsView<'_, '_>)) -> bool {
-        let (word_ref, tags) = (self.word_ref(found), self.layout.tags);
-        let old = word_ref.word.load(Ordering::Relaxed);
-        let copied = Copied::new(old & !tags, &self.spill);
-        change(&WordsView::Copy(&copied));
-        let is_sealed = word_ref.seal(old);
-        if is_sealed {
-            word_ref.unseal(old & tags | copied.state.get());
-        }
-        is_sealed
     }
 }

@@ -1,8 +1,7 @@
 //! The shape of a table after 100 windows in which every key is new.
 
-use super::bucket::Layout;
-use super::holds::HeldBuckets;
-use super::table::Table;
+use super::claim::HeldBuckets;
+use super::table::{Layout, Table};
 use super::{HashedHit, Mode};
 use crate::algorithm::Compiled;
 use crate::algorithm::fixed_window::ClockWindow;

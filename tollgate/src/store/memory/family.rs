@@ -23,9 +23,8 @@ use std::sync::{Arc, Weak};
 
 use smallvec::{SmallVec, smallvec};
 
-use super::bucket::{Bucket, Busy, pause};
-use super::holds::{HeldBuckets, SlotRef};
-use super::table::Table;
+use super::claim::{HeldBuckets, SlotRef};
+use super::table::{Bucket, Busy, Table, pause};
 use super::{HashedHit, Mode};
 use crate::algorithm::conversion::{Fit, Spent};
 use crate::algorithm::spill::Spill;

@@ -1,10 +1,48 @@
-//! Growth of a table: by a few buckets with each new key, never all at once, and only after a sweep (`sweep.rs`) has
-//! left it crowded with live keys.
+//! Growth of a table: by a few buckets with each new key, never all at once, and only after a sweep has
+//! left it crowded with live keys. When a bucket is split, half of its keys move to a new bucket.
+//!
+//! # The sweep
+//!
+//! A sweep frees the slots of idle keys and clears outdated flags, in a few buckets with each new key.
+//!
+//! Slots of idle keys are reused by new keys of the same bucket, but most are in buckets that no new key needs just
+//! then. Without a sweep they would make the table grow, and every bucket that was ever full would send lookups on for
+//! good.
+//!
+//! A pass visits every bucket once. It is due after a number of new keys that is a fixed share of the slots, so its
+//! cost for each new key is constant. Only a pass that leaves the table crowded makes it grow: growth follows live
+//! keys.
+//!
+//! # Flags
+//!
+//! `PASSED_BY` means that a key is in a later bucket because this bucket, or an earlier one of its run, was full. A key
+//! is added with every bucket that it passes by locked. So while a bucket is locked, the set of keys that pass it by
+//! can only shrink, and no such key is beyond a bucket whose own flag is clear. A thread publishes the flags of its
+//! buckets one by one as it unlocks them, so the flag of a locked bucket counts as set.
+//!
+//! # Compaction
+//!
+//! Compaction frees the memory of a burst of keys once they are at rest. Decisions do not register as readers of a
+//! table's segments, so a table can only be freed as a whole, when no store uses it. Compaction is a change of tables
+//! like that of a reload: a new store has a smaller table in the place of each one that is mostly empty, both tables
+//! are in the family of the limit, and decisions move keys from one to the other. Once no store uses the larger table,
+//! the next compaction moves the keys that are left, and frees it. The fast path is unaware of this.
+//!
+//! Deliberately not here: when to compact. That is for the owner of the limiter.
 
-use super::bucket::Bucket;
-use super::table::{SEGMENTS, Table};
-use crate::algorithm::LimitAlgorithm;
+use std::collections::HashSet;
+use std::sync::{Arc, Weak};
+
+use smallvec::SmallVec;
+
+use super::claim::{HeldBuckets, SlotRef};
+use super::family::{Family, FamilyView, Member, Usage};
+use super::table::{Bucket, Busy, EMPTY, LOCKED, Layout, PASSED_BY, SEGMENTS, Table, header_at};
+use super::{MemoryStore, tables};
+use crate::algorithm::{LimitAlgorithm, StateWords, with_algorithm};
+use crate::budget::Budget;
 use crate::sync::{AtomicBool, Ordering};
+use crate::units::Timestamp;
 
 /// Marks the end of a thread's sweep or growth on drop, even after a panic.
 struct Growing<'a>(&'a AtomicBool);
@@ -92,5 +130,392 @@ impl Table {
     /// Returns the bucket to which half of a bucket's keys move when it splits.
     pub(super) fn upper(&self, index: usize, level: u32) -> Bucket<'_> {
         self.bucket(index + self.buckets_at(level))
+    }
+}
+
+type SlotRefs<'a> = SmallVec<[SlotRef<'a>; 16]>;
+
+impl Table {
+    /// Splits bucket `index` of a table of that level, unless it is split already, and returns the number of freed
+    /// slots. Keys at rest are dropped.
+    pub(super) fn split<R: LimitAlgorithm>(
+        &self,
+        algorithm: &R,
+        now: u64,
+        index: usize,
+        level: u32,
+    ) -> Result<usize, Busy> {
+        let mut holds = HeldBuckets::default();
+        let (low, high) = (self.bucket(index), self.upper(index, level));
+        // The low bucket is unlocked last: it redirects readers to the high one, which must be ready.
+        if holds.hold(low)?.level() != level {
+            return Ok(0);
+        }
+        holds.hold(high)?;
+        let movers = self.movers(algorithm, &mut holds, low, now, level)?;
+        let slot_refs = self.free_slots_above(algorithm, &mut holds, high, movers.len(), now)?;
+        let freed = movers.len();
+        for (from, to) in movers.into_iter().zip(slot_refs) {
+            self.clear_slot(algorithm, &mut holds, to);
+            let (old, new) = (holds.cells(self, from), holds.cells(self, to));
+            for index in 0..algorithm.words() {
+                new.set(index, old.get(index));
+                old.set(index, 0);
+            }
+            holds.reassign(self, to, from.bucket.fingerprint(from.slot));
+            self.remove_from_old_table(&mut holds, from);
+            self.mark_passed_by(&mut holds, high, to.bucket)?;
+        }
+        algorithm.inherit(&self.shared(high), &self.shared(low));
+        for bucket in [low, high] {
+            holds.hold(bucket)?.set_level(level + 1);
+            holds.write(bucket);
+        }
+        Ok(freed)
+    }
+
+    /// Returns the keys of a locked home bucket whose home will be the upper one, wherever in the run they are.
+    fn movers<'a, R: LimitAlgorithm>(
+        &'a self,
+        algorithm: &R,
+        holds: &mut HeldBuckets<'a>,
+        low: Bucket<'a>,
+        now: u64,
+        level: u32,
+    ) -> Result<SlotRefs<'a>, Busy> {
+        let mut movers = SlotRefs::new();
+        let mut bucket = low;
+        for _ in 0..self.run() {
+            let passed_by = holds.hold(bucket)?.is_passed_by();
+            for slot in 0..self.layout.slots {
+                let fingerprint = bucket.fingerprint(slot);
+                if fingerprint == EMPTY || self.home_at(fingerprint, level) != low.index {
+                    continue;
+                }
+                let moves = self.home_at(fingerprint, level + 1) != low.index;
+                if !moves && !self.looks_idle(algorithm, bucket, slot, now) {
+                    continue;
+                }
+                let slot_ref = holds.lock_slot(self, bucket, slot)?;
+                if algorithm.is_idle(&holds.cells(self, slot_ref), now) {
+                    algorithm.clear(&holds.cells(self, slot_ref));
+                    self.remove_from_old_table(holds, slot_ref);
+                } else if moves {
+                    movers.push(slot_ref);
+                } else {
+                    holds.unlock_slot(slot_ref);
+                }
+            }
+            if !passed_by {
+                break;
+            }
+            bucket = self.next_in_run(bucket);
+        }
+        Ok(movers)
+    }
+
+    /// Returns `count` free slots in the run of a locked bucket, nearest first, or `Busy` if there are fewer.
+    fn free_slots_above<'a, R: LimitAlgorithm>(
+        &'a self,
+        algorithm: &R,
+        holds: &mut HeldBuckets<'a>,
+        high: Bucket<'a>,
+        count: usize,
+        now: u64,
+    ) -> Result<SlotRefs<'a>, Busy> {
+        let mut slot_refs = SlotRefs::new();
+        let mut bucket = high;
+        for _ in 0..self.run() {
+            holds.hold(bucket)?;
+            for slot in self.free_slots(algorithm, bucket, now) {
+                if slot_refs.len() == count {
+                    return Ok(slot_refs);
+                }
+                slot_refs.extend(self.claim_if_free(algorithm, holds, bucket, slot, now)?);
+            }
+            if slot_refs.len() == count {
+                return Ok(slot_refs);
+            }
+            bucket = self.next_in_run(bucket);
+        }
+        Err(Busy::Held)
+    }
+
+    pub(super) fn remove_from_old_table<'a>(&'a self, holds: &mut HeldBuckets<'a>, slot_ref: SlotRef<'a>) {
+        holds.reassign(self, slot_ref, EMPTY);
+        self.occupied.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Buckets swept with each new key: a pass ends before the table is 1 % fuller.
+const STEP: usize = 16;
+/// Slots for each new key between two passes of a table that is crowded.
+const CROWDED_INTERVAL: usize = 16;
+
+impl Table {
+    /// Returns whether more than four fifths of the slots are in use. Longer runs of full buckets would slow down
+    /// lookups.
+    fn is_crowded(&self, slots: usize) -> bool {
+        self.occupied.load(Ordering::Relaxed) * 5 > slots * 4
+    }
+
+    /// Returns whether a pass is in progress or due.
+    fn is_sweep_due(&self, slots: usize) -> bool {
+        let interval = if self.is_crowded(slots) { slots / CROWDED_INTERVAL } else { slots };
+        self.swept.load(Ordering::Relaxed) > 0 || self.added.load(Ordering::Relaxed) > interval
+    }
+
+    /// Sweeps the next few of `buckets` buckets, and returns whether that ends a pass. For the thread that has set
+    /// `growing`.
+    pub(super) fn sweep<R: LimitAlgorithm>(&self, algorithm: &R, now: u64, buckets: usize) -> bool {
+        let from = self.swept.load(Ordering::Relaxed);
+        let until = (from + STEP).min(buckets);
+        for index in from..until {
+            let bucket = self.bucket(index);
+            if self.has_idle(algorithm, bucket, now) {
+                // A bucket that stays locked is left to the next pass.
+                let _ = self.remove_idle(algorithm, bucket, now);
+            }
+            if (index + 1) % self.layout.block() == 0 {
+                self.clear_flags(index);
+            }
+        }
+        let is_over = until == buckets;
+        self.swept.store(if is_over { 0 } else { until }, Ordering::Relaxed);
+        if is_over {
+            self.added.store(0, Ordering::Relaxed);
+        }
+        is_over
+    }
+
+    /// Returns whether a key of a bucket looks idle. It reads without the lock, so the result is only a hint.
+    fn has_idle<R: LimitAlgorithm>(&self, algorithm: &R, bucket: Bucket<'_>, now: u64) -> bool {
+        (0..self.layout.slots)
+            .any(|slot| bucket.fingerprint(slot) != EMPTY && self.looks_idle(algorithm, bucket, slot, now))
+    }
+
+    /// Empties the slots of idle keys in a bucket.
+    fn remove_idle<R: LimitAlgorithm>(&self, algorithm: &R, bucket: Bucket<'_>, now: u64) -> Result<(), Busy> {
+        let mut holds = HeldBuckets::default();
+        holds.hold(bucket)?;
+        for slot in 0..self.layout.slots {
+            if bucket.fingerprint(slot) != EMPTY && self.looks_idle(algorithm, bucket, slot, now) {
+                let slot_ref = holds.lock_slot(self, bucket, slot)?;
+                if algorithm.is_idle(&holds.cells(self, slot_ref), now) {
+                    algorithm.clear(&holds.cells(self, slot_ref));
+                    self.remove_from_old_table(&mut holds, slot_ref);
+                } else {
+                    holds.unlock_slot(slot_ref);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Clears the flags of a block that no key needs any more. Begins with the last bucket, so that the flags of later
+    /// buckets are exact when a flag is recomputed.
+    fn clear_flags(&self, last: usize) {
+        let first = last + 1 - self.layout.block();
+        for index in (first..=last).rev() {
+            let bucket = self.bucket(index);
+            if bucket.is_passed_by() {
+                let mut holds = HeldBuckets::default();
+                if let Ok(held) = holds.hold(bucket)
+                    && !self.has_passing_key(bucket)
+                {
+                    held.clear_passed_by();
+                }
+            }
+        }
+    }
+
+    /// Returns whether a key in a later bucket has passed by this locked bucket.
+    fn has_passing_key(&self, bucket: Bucket<'_>) -> bool {
+        let within = self.layout.block() - 1;
+        let mut next = bucket;
+        for distance in 1..self.run() {
+            next = self.next_in_run(next);
+            let passes = |slot| {
+                let fingerprint = next.fingerprint(slot);
+                // A key is in the block of its home, so the low bits of its fingerprint are the index of its home
+                // there.
+                let from_home = next.index.wrapping_sub(fingerprint as usize) & within;
+                fingerprint != EMPTY && from_home >= distance
+            };
+            if (0..self.layout.slots).any(passes) {
+                return true;
+            }
+            // The flag of a bucket that another thread has locked may be unpublished.
+            if next.header().load(Ordering::Acquire) & (PASSED_BY | LOCKED) == 0 {
+                break;
+            }
+        }
+        false
+    }
+}
+
+/// A table is replaced by one that takes at most this part of its memory. It grows when it is four fifths full, so a
+/// number of keys that rises and falls by less than that changes nothing.
+const PART: usize = 4;
+/// Slots of a new table for each key: it is at most half full.
+const SLOTS_PER_KEY: usize = 2;
+/// A full budget does not keep a table from being replaced, as long as the new one takes at most this part of it: the
+/// memory of the old one comes back soon.
+const BEYOND: usize = 16;
+/// Buckets to sample for an estimate of the number of keys.
+const SAMPLE: usize = 1 << 10;
+
+impl MemoryStore {
+    /// Returns a store with the same limits and keys, and smaller tables instead of those that are mostly empty, or
+    /// `None` if there are none. Frees replaced tables that no store uses any more.
+    pub(crate) fn compacted(&self, now: Timestamp) -> Option<Self> {
+        let now = now.as_micros();
+        // A reload would choose from the same tables.
+        let families = self.families.0.lock();
+        for family in families.values() {
+            family.drop_retired(now);
+            free_replaced(family, now);
+        }
+        let (mut tables, mut usages) = (self.tables.clone(), self.usages.clone());
+        let mut is_changed = false;
+        let mut looked_at: HashSet<*const Table> = HashSet::new();
+        for (index, family) in self.limit_families.iter().enumerate() {
+            if !looked_at.insert(Arc::as_ptr(&self.tables[index])) {
+                continue;
+            }
+            let Some((table, usage)) = replacement(family, &self.tables[index], &self.budget, now) else { continue };
+            is_changed = true;
+            // Variants may share the table.
+            for (other, usage_of_other) in tables.iter_mut().zip(&mut usages) {
+                if Arc::ptr_eq(other, &self.tables[index]) {
+                    (*other, *usage_of_other) = (table.clone(), usage.clone());
+                }
+            }
+        }
+        drop(families);
+        is_changed.then(|| Self {
+            first: tables.first().cloned(),
+            tables,
+            limit_families: self.limit_families.clone(),
+            usages,
+            families: self.families.clone(),
+            secret: self.secret.clone(),
+            seed: self.seed,
+            budget: self.budget.clone(),
+        })
+    }
+}
+
+/// Adds a smaller table of the same meaning to the family, if the table is mostly empty.
+fn replacement(family: &Family, table: &Arc<Table>, budget: &Budget, now: u64) -> Option<(Arc<Table>, Arc<Usage>)> {
+    let members = family.members();
+    let member = members.tables.iter().find(|member| Arc::ptr_eq(&member.table, table))?;
+    // One replacement at a time: otherwise a store that is never dropped could keep any number of tables.
+    if member.replaces.is_some() || members.tables.iter().any(|other| other.replaces(table)) {
+        return None;
+    }
+    let smaller = with_algorithm!(&member.algorithm, algorithm => table.smaller(algorithm, budget, now))?;
+    let (smaller, usage) = (Arc::new(smaller), Arc::new(Usage));
+    let mut member = Member::new(&smaller, &member.algorithm, &usage);
+    member.replaces = Some(Arc::downgrade(table));
+    family.add(member);
+    Some((smaller, usage))
+}
+
+/// Frees the table that another one of the family replaces, unless a store still uses it or there is no room for its
+/// keys.
+fn free_replaced(family: &Family, now: u64) {
+    let members = family.members();
+    for new in members.tables.iter().filter(|member| member.is_in_use()) {
+        let old = members.tables.iter().find(|old| new.replaces(&old.table) && old.can_be_emptied(now));
+        if let Some(old) = old {
+            // If there is no room, it stays until its keys are at rest.
+            let _ = tables::empty(family, old, new, now);
+        }
+    }
+}
+
+impl FamilyView<'_> {
+    /// Returns the table that this one replaces, while that has keys.
+    pub(super) fn replaced(self) -> Option<Arc<Table>> {
+        let members = self.family.if_several()?;
+        let member = members.tables.iter().find(|member| std::ptr::eq(&*member.table, self.table))?;
+        member.replaces.as_ref().and_then(Weak::upgrade)
+    }
+}
+
+impl Table {
+    /// Returns an empty table with room for the live keys of this one, if it takes much less memory.
+    fn smaller<R: LimitAlgorithm>(&self, algorithm: &R, budget: &Budget, now: u64) -> Option<Self> {
+        self.smaller_level(self.estimated_keys(algorithm, now))?;
+        let level = self.smaller_level(self.live_keys(algorithm, now))?;
+        // Keys without a slot are charged to floors, whose buckets differ in a table of another size.
+        if !self.has_idle_floors(algorithm, now) {
+            return None;
+        }
+        let mut table = Self::of_level(self.layout, level, budget)?;
+        table.overflow = self.overflow.clone();
+        Some(table)
+    }
+
+    /// Returns the level of a table for `keys` keys, if it takes much less memory than this one.
+    fn smaller_level(&self, keys: usize) -> Option<u32> {
+        let level = self.level_for(keys);
+        let segments = self.buckets_at(level) * self.layout.stride() * size_of::<u64>();
+        // Until the next sweep, keys at rest have log entries too.
+        let occupied = self.occupied.load(Ordering::Relaxed).max(1);
+        let entries = self.spill.bytes_in_use() / occupied * keys;
+        (segments.saturating_add(entries) <= self.bytes() / PART).then_some(level)
+    }
+
+    /// Returns the level at which a table has enough slots for `keys` keys.
+    fn level_for(&self, keys: usize) -> u32 {
+        let slots = self.layout.slots << self.layout.block_bits;
+        let blocks = keys.saturating_mul(SLOTS_PER_KEY).div_ceil(slots);
+        blocks.next_power_of_two().ilog2()
+    }
+
+    /// Estimates the number of keys that are not at rest from a sample of buckets.
+    fn estimated_keys<R: LimitAlgorithm>(&self, algorithm: &R, now: u64) -> usize {
+        let (level, split) = self.extent();
+        let buckets = self.buckets_at(level) + split;
+        let step = (buckets / SAMPLE).max(1);
+        let sample = (0..buckets).step_by(step).map(|index| self.live_in(algorithm, self.bucket(index), now));
+        sample.sum::<usize>() * step
+    }
+
+    /// Creates an empty table of a level, if the budget has the memory or it is a small part of the budget.
+    fn of_level(layout: Layout, level: u32, budget: &Budget) -> Option<Self> {
+        let words = Self::first_words(layout) << level;
+        if !budget.has(words) && words * size_of::<u64>() > budget.max() / BEYOND {
+            return None;
+        }
+        let table = Self::new(layout, budget.clone())?;
+        for segment in 1..=level as usize {
+            let _ = table.segments[segment].set(budget.take_anyway(table.words_in(segment))?);
+        }
+        let header = header_at(level);
+        table.buckets().for_each(|bucket| bucket.header().store(header, Ordering::Relaxed));
+        table.extent.store(u64::from(level) << 32, Ordering::Release);
+        Some(table)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_has_room_for_twice_its_keys() {
+        let budget = Budget::new(1 << 20);
+        let table = Table::new(Layout::new(1, 2), budget.clone()).expect("enough memory");
+        let slots = 64 * Layout::SHORT_SLOTS;
+        let levels = [0, 1, slots / 2, slots / 2 + 1, slots, 8 * slots].map(|keys| table.level_for(keys));
+        assert_eq!(levels, [0, 0, 0, 1, 1, 4]);
+        let table = Table::of_level(table.layout, 3, &budget).expect("enough memory");
+        assert_eq!((table.extent(), table.buckets().count()), ((3, 0), 512));
+        assert!(table.buckets().all(|bucket| table.home(bucket.index as u64).0.is(bucket)));
+        assert!(Table::of_level(table.layout, 10, &budget).is_none(), "the budget has no room for it");
+        assert_eq!(budget.used(), 9 * 64 * 128);
     }
 }

@@ -4,10 +4,9 @@
 use loom::sync::Arc;
 use loom::thread;
 
-use super::bucket::Layout;
-use super::fast_path::FastPathMiss;
+use super::decide::FastPathMiss;
 use super::multi_key::{Draft, write_all};
-use super::table::Table;
+use super::table::{Layout, Table};
 use super::{HashedHit, Mode};
 use crate::algorithm::{Charge, Compiled, LimitAlgorithm};
 use crate::budget::Budget;

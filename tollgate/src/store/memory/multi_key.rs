@@ -1,4 +1,4 @@
-//! The fast path for several keys that have one word each.
+//! The fast path for several keys that have one word each: `mixed_vs_governor` of the benchmark `memory`.
 //!
 //! One of the words is decisive: that of the table with the fewest keys, for example a global limit, for which all
 //! threads compete. There is little competition for the others.
@@ -18,10 +18,8 @@
 //! back, waits, and starts again, so no two threads wait for each other. After too many attempts, and in unusual cases,
 //! the slow path decides.
 
-use super::contention::Contention;
-use super::fast_path::{ATTEMPTS, FastPathMiss, HomeBucket};
+use super::decide::{ATTEMPTS, Contention, Copied, FastPathMiss, HomeBucket, LostRace, SEAL, WordRef};
 use super::table::Table;
-use super::word::{Copied, LostRace, SEAL, WordRef};
 use super::{HashedHit, MemoryStore, Mode};
 use crate::algorithm::{Compiled, LimitAlgorithm, Step, with_algorithm};
 use crate::decision::{Decision, Verdict};

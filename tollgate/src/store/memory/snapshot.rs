@@ -11,11 +11,10 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::bucket::{Bucket, Busy, EMPTY, header_within_bound, hold_unchanged, pause, unchanged};
+use super::claim::HeldBuckets;
+use super::decide::{Copied, SEAL, WordsView};
 use super::family::{Converted, Family};
-use super::holds::HeldBuckets;
-use super::table::Table;
-use super::word::{Copied, SEAL, WordsView};
+use super::table::{Bucket, Busy, EMPTY, Table, header_within_bound, hold_unchanged, pause, unchanged};
 use super::{MemoryStore, tables};
 use crate::algorithm::record::{Numbers, Record, RecordedAt};
 use crate::algorithm::{Algorithm, Compiled, with_algorithm};

@@ -8,14 +8,24 @@
 //! how often it has split, so a reader with an outdated size is redirected.
 //!
 //! When the memory is full, new keys replace keys at rest or share words: see `claim.rs`.
+//!
+//! # Buckets
+//!
+//! A bucket is a pair of cache lines, or a few: a header, then slots of a fingerprint and the words of its key,
+//! and at the end the words that keys without a slot share. The header holds a lock and a version.
+//!
+//! A key whose state is one word is decided by replacing that word: see `decide.rs`. The header is only read. A key
+//! whose state is longer is decided under the lock: a decision reads the bucket without writing to it, computes, and
+//! then takes the lock by replacing exactly the header it read, so that one compare-and-swap both proves that nothing
+//! changed in the meantime and claims the bucket. Fingerprints change under the lock only. A denial writes nothing at
+//! all, so a flood of them shares the cache line.
 
 use std::sync::{Arc, OnceLock};
 
-use super::bucket::{Bucket, LOCKED, Layout, PASSED_BY, Slot, level_of, pause, unchanged};
-use super::word::WordRef;
+use crate::algorithm::StateWords;
 use crate::algorithm::spill::Spill;
 use crate::budget::{Budget, Words};
-use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence, spin_loop, yield_now};
 
 /// Segments double, so this many hold more than any machine does.
 pub(super) const SEGMENTS: usize = 40;
@@ -115,12 +125,6 @@ impl Table {
             .get()
             .map_or(&[][..], |words| words.run(offset * self.layout.stride(), self.layout.stride()));
         Bucket::new(index, words, self.layout)
-    }
-
-    /// Returns the word of a key that was found, for keys of one word.
-    pub(super) fn word_ref<'a>(&'a self, found: Found<'a>) -> WordRef<'a> {
-        let Found { bucket, slot, header } = found;
-        WordRef { header_word: bucket.header(), header, word: &bucket.words_of(slot, self.layout)[0] }
     }
 
     /// Returns the words of a slot, or the shared words for the index after the last slot.
@@ -224,7 +228,7 @@ impl Table {
     }
 
     #[inline(always)]
-    pub(super) fn find_from<'a>(&'a self, near: (Bucket<'a>, u64), fingerprint: u64) -> Option<Found<'a>> {
+    fn find_from<'a>(&'a self, near: (Bucket<'a>, u64), fingerprint: u64) -> Option<Found<'a>> {
         let (bucket, header) = self.home_from(near.0, near.1, fingerprint);
         match self.slot_of(bucket, fingerprint) {
             Some(slot) => Some(Found { bucket, slot, header }),
@@ -289,4 +293,314 @@ impl Drop for Table {
     fn drop(&mut self) {
         self.segments.iter().filter_map(OnceLock::get).for_each(|words| self.budget.give_back(words));
     }
+}
+
+/// Set while a thread has the bucket locked.
+pub(super) const LOCKED: u64 = 1;
+/// Set while a key is in a later bucket because this bucket was full.
+pub(super) const PASSED_BY: u64 = 1 << 1;
+const LEVEL_SHIFT: u32 = 2;
+const LEVEL_MASK: u64 = 0x3f << LEVEL_SHIFT;
+/// Counts how often the tag of a slot has wrapped to 0.
+const LAP: u64 = 1 << 8;
+const LAP_MASK: u64 = (VERSION - 1) & !(LAP - 1);
+/// Counts the lock holders that wrote to the bucket.
+const VERSION: u64 = 1 << 28;
+
+/// The fingerprint of an empty slot.
+pub(super) const EMPTY: u64 = 0;
+
+/// Spins on a locked bucket before yielding. A lock is held for nanoseconds, unless its thread is preempted.
+const SPINS: u32 = 16;
+/// Each spin is twice as long as the last, up to this power of two: about ten microseconds.
+const LONGEST_SPIN: u32 = 8;
+/// Attempts to lock a bucket while holding other locks. After that, the thread releases all locks and starts over, to
+/// avoid a deadlock.
+pub(super) const PATIENCE: u32 = if cfg!(loom) { 1 } else { 256 };
+
+/// The layout of buckets. All sizes are in words.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    /// Words of a key, its fingerprint not counted.
+    words: usize,
+    pub(super) slots: usize,
+    stride: usize,
+    /// Distance between fingerprints. A single word follows its fingerprint, so that a hot key is likely to be on the
+    /// cache line of the header. Longer states follow all fingerprints, at the end of the bucket, so that states of 2,
+    /// 4 or 8 words are each on one cache line.
+    step: usize,
+    /// Number of initial buckets, and of buckets in a block, as a power of two. A run does not leave its block.
+    pub(super) block_bits: u32,
+    /// The bits of a word that contain the tag of the slot. 0 if keys are decided under the lock of their bucket.
+    pub(super) tags: u64,
+}
+
+impl Layout {
+    /// Stride for keys of one word: the header, seven slots and the shared word fill two cache lines.
+    pub(super) const SHORT_STRIDE: usize = if cfg!(loom) { 6 } else { 16 };
+    pub(super) const SHORT_SLOTS: usize = (Self::SHORT_STRIDE - 2) / 2;
+
+    /// Creates the layout for keys of `words` words. For one word, its `free_bits` high bits are the slot's tag.
+    pub(super) fn new(words: usize, free_bits: u32) -> Self {
+        // Five slots or more keep overflow rare, and a power of two keeps buckets aligned to cache lines. The words
+        // that keys without a slot share have no fingerprint.
+        let needs = 1 + words + 5 * (1 + words);
+        let stride = needs.next_power_of_two().max(16);
+        // 64 buckets make a full block rare. Very long states have fewer, so that a limit takes at most half a
+        // megabyte.
+        let block = ((1 << 16) / stride).clamp(4, 64);
+        let slots = (stride - 1 - words) / (1 + words);
+        let step = if words == 1 { 2 } else { 1 };
+        Self { words, slots, stride, step, block_bits: block.ilog2(), tags: Self::tags(words, free_bits) }
+    }
+
+    fn tags(words: usize, free_bits: u32) -> u64 {
+        if words == 1 { !(u64::MAX >> free_bits) } else { 0 }
+    }
+
+    /// Returns the number of buckets in a block.
+    pub(super) fn block(self) -> usize {
+        1 << self.block_bits
+    }
+
+    pub(super) fn stride(self) -> usize {
+        self.stride
+    }
+
+    #[cfg(all(test, loom))]
+    pub(super) fn tiny(words: usize, slots: usize, block_bits: u32, free_bits: u32) -> Self {
+        let stride = 1 + words + slots * (1 + words);
+        let step = if words == 1 { 2 } else { 1 };
+        Self { words, slots, stride, step, block_bits, tags: Self::tags(words, free_bits) }
+    }
+}
+
+/// One bucket of the table.
+#[derive(Clone, Copy)]
+pub(super) struct Bucket<'a> {
+    pub(super) index: usize,
+    words: &'a [AtomicU64],
+    step: usize,
+}
+
+impl<'a> Bucket<'a> {
+    #[inline(always)]
+    pub(super) fn new(index: usize, words: &'a [AtomicU64], layout: Layout) -> Self {
+        Self { index, words, step: layout.step }
+    }
+
+    /// Returns the words of a slot, or the shared words for the index after the last slot.
+    #[inline(always)]
+    pub(super) fn words_of(self, slot: usize, layout: Layout) -> &'a [AtomicU64] {
+        let Layout { words, slots, stride, step, .. } = layout;
+        let first = match slot {
+            shared if shared == slots => stride - words,
+            slot if step == 1 => stride - words * (slots + 1 - slot),
+            slot => 2 + slot * step,
+        };
+        &self.words[first..first + words]
+    }
+
+    #[inline(always)]
+    pub(super) fn slot_of(self, fingerprint: u64, layout: Layout) -> Option<usize> {
+        let is_it = |word: &AtomicU64| word.load(Ordering::Relaxed) == fingerprint;
+        if layout.step == 2 {
+            self.words[1..=2 * layout.slots].chunks_exact(2).position(|pair| is_it(&pair[0]))
+        } else {
+            self.words[1..=layout.slots].iter().position(is_it)
+        }
+    }
+
+    pub(super) fn is(self, other: Bucket<'_>) -> bool {
+        std::ptr::eq(self.words, other.words)
+    }
+
+    /// Returns an address that is unique among all buckets of all tables.
+    pub(super) fn address(self) -> usize {
+        self.words.as_ptr().addr()
+    }
+
+    #[inline]
+    pub(super) fn header(self) -> &'a AtomicU64 {
+        &self.words[0]
+    }
+
+    /// Returns whether a key of this bucket is in a later bucket.
+    pub(super) fn is_passed_by(self) -> bool {
+        self.header().load(Ordering::Acquire) & PASSED_BY != 0
+    }
+
+    pub(super) fn fingerprint(self, slot: usize) -> u64 {
+        self.words[1 + slot * self.step].load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_fingerprint(self, slot: usize, fingerprint: u64) {
+        self.words[1 + slot * self.step].store(fingerprint, Ordering::Relaxed);
+    }
+}
+
+/// The words of one slot.
+pub(super) struct Slot<'a> {
+    words: &'a [AtomicU64],
+    spill: &'a Spill,
+}
+
+impl<'a> Slot<'a> {
+    #[inline(always)]
+    pub(super) fn new(words: &'a [AtomicU64], spill: &'a Spill) -> Self {
+        Self { words, spill }
+    }
+
+    /// Returns the word of a one-word key, with the tag of its slot.
+    pub(super) fn word(&self) -> u64 {
+        self.words[0].load(Ordering::Relaxed)
+    }
+}
+
+impl StateWords for Slot<'_> {
+    #[inline]
+    fn get(&self, index: usize) -> u64 {
+        self.words[index].load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn set(&self, index: usize, word: u64) {
+        self.words[index].store(word, Ordering::Relaxed);
+    }
+
+    fn spill(&self) -> &Spill {
+        self.spill
+    }
+}
+
+/// A locked bucket, and its header after the lock is released, which happens on drop.
+pub(super) struct Held<'a> {
+    pub(super) bucket: Bucket<'a>,
+    header: u64,
+    written: bool,
+}
+
+/// The reason to release all locks and start over.
+#[derive(Debug)]
+pub(super) enum Busy {
+    /// Another thread has held a bucket for too long.
+    Held,
+    /// No slot is free in the block, but the table can grow.
+    Crowded,
+}
+
+#[inline]
+pub(super) fn level_of(header: u64) -> u32 {
+    ((header & LEVEL_MASK) >> LEVEL_SHIFT) as u32
+}
+
+/// Returns the header of an empty bucket of a table that begins at `level`.
+pub(super) fn header_at(level: u32) -> u64 {
+    u64::from(level) << LEVEL_SHIFT
+}
+
+/// Returns whether a bucket has not changed since its header was read, so that all later reads are consistent.
+#[inline]
+pub(super) fn unchanged(bucket: Bucket<'_>, header: u64) -> bool {
+    unchanged_header(bucket.header(), header)
+}
+
+#[inline(always)]
+pub(super) fn unchanged_header(word: &AtomicU64, header: u64) -> bool {
+    fence(Ordering::Acquire);
+    word.load(Ordering::Relaxed) == header
+}
+
+/// Locks a bucket if it has not changed since its header was read.
+#[inline]
+pub(super) fn hold_unchanged(bucket: Bucket<'_>, header: u64) -> Option<Held<'_>> {
+    // Not `then_some`: creating and dropping a `Held` would release another thread's lock.
+    hold_header(bucket.header(), header).then(|| Held { bucket, header, written: false })
+}
+
+#[inline(always)]
+fn hold_header(word: &AtomicU64, header: u64) -> bool {
+    let swapped = word.compare_exchange(header, header | LOCKED, Ordering::Acquire, Ordering::Relaxed);
+    // A thread that reads a word written from here on must see the changed header.
+    fence(Ordering::Release);
+    swapped.is_ok()
+}
+
+/// Returns whether no tag has wrapped to 0 between two headers of one bucket.
+#[inline(always)]
+pub(super) fn is_same_lap(one: u64, other: u64) -> bool {
+    (one ^ other) & LAP_MASK == 0
+}
+
+/// Returns the header of an unlocked bucket. Gives up after a bounded wait, because the lock holder may wait for this
+/// thread.
+pub(super) fn header_within_bound(bucket: Bucket<'_>) -> Result<u64, Busy> {
+    for _ in 0..PATIENCE {
+        let header = bucket.header().load(Ordering::Acquire);
+        if header & LOCKED == 0 {
+            return Ok(header);
+        }
+        spin_loop();
+    }
+    Err(Busy::Held)
+}
+
+impl Held<'_> {
+    pub(super) fn header(&self) -> u64 {
+        self.header
+    }
+
+    pub(super) fn level(&self) -> u32 {
+        level_of(self.header)
+    }
+
+    /// Makes concurrent readers of this bucket retry.
+    pub(super) fn mark_written(&mut self) {
+        self.written = true;
+    }
+
+    /// Counts a lap. Call it before a tag that wraps to 0 is written.
+    pub(super) fn start_lap(&mut self) {
+        self.header = self.header & !LAP_MASK | self.header.wrapping_add(LAP) & LAP_MASK;
+        self.written = true;
+        self.bucket.header().store(self.header | LOCKED, Ordering::Release);
+    }
+
+    pub(super) fn mark_passed_by(&mut self) {
+        self.header |= PASSED_BY;
+    }
+
+    pub(super) fn clear_passed_by(&mut self) {
+        self.header &= !PASSED_BY;
+    }
+
+    pub(super) fn is_passed_by(&self) -> bool {
+        self.header & PASSED_BY != 0
+    }
+
+    pub(super) fn set_level(&mut self, level: u32) {
+        self.header = self.header & !LEVEL_MASK | u64::from(level) << LEVEL_SHIFT;
+    }
+}
+
+impl Drop for Held<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // Readers of an unwritten bucket need not retry.
+        let version = if self.written { VERSION } else { 0 };
+        self.bucket.header().store(self.header.wrapping_add(version), Ordering::Release);
+    }
+}
+
+/// Waits a little, twice as long each time. With many threads on one bucket, the winner of a race then makes several
+/// decisions before it loses the cache line.
+#[cold]
+#[inline(never)]
+pub(super) fn pause(attempts: u32) -> u32 {
+    if attempts < SPINS && !cfg!(loom) {
+        (0..1_u32 << attempts.min(LONGEST_SPIN)).for_each(|_| spin_loop());
+    } else {
+        yield_now();
+    }
+    attempts.saturating_add(1)
 }

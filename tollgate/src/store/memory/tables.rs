@@ -6,10 +6,9 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::bucket::{Bucket, Busy, EMPTY, LOCKED, Layout, pause, unchanged};
+use super::claim::HeldBuckets;
 use super::family::{Family, FamilyView, Frozen, Member, Members, Usage};
-use super::holds::HeldBuckets;
-use super::table::Table;
+use super::table::{Bucket, Busy, EMPTY, LOCKED, Layout, Table, pause, unchanged};
 use crate::algorithm::{Algorithm, Compiled, LimitAlgorithm, with_algorithm};
 use crate::budget::Budget;
 use crate::error::InvalidLimit;
