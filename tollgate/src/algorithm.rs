@@ -8,14 +8,13 @@
 //! algorithm and writes the words back atomically. It may read torn words, whose verdict it then discards, so an
 //! algorithm must not panic on any words.
 
+mod arithmetic;
 pub(crate) mod conversion;
-mod divisor;
 pub(crate) mod fixed_window;
 pub(crate) mod leaky_bucket;
 #[cfg(feature = "redis")]
 pub(crate) mod leased;
 mod meter;
-mod packing;
 #[cfg(feature = "redis")]
 pub(crate) mod portable;
 pub(crate) mod record;

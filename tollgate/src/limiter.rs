@@ -230,6 +230,23 @@ impl Limiter {
         self.decide_hashed(&self.hash_hits(hits))
     }
 
+    /// Hashes the key of a hit. A caller that gathers several hits must not include the same key twice.
+    #[cfg(feature = "rules")]
+    #[inline]
+    pub(crate) fn hash_hit(&self, hit: &Hit<'_>) -> HashedHit {
+        HashedHit { limit: hit.limit, fingerprint: self.0.store.fingerprint(hit.key), cost: hit.cost }
+    }
+
+    /// Decides one hit.
+    #[cfg(feature = "tower")]
+    #[inline(always)]
+    pub(crate) fn decide_one_hashed(&self, hit: HashedHit) -> Decision {
+        // Read the clock before the table: the processor waits for earlier loads to finish before it reads its counter.
+        let now = self.now();
+        let inner = &*self.0;
+        self.with_wall_time(inner.store.decide_one(&inner.limits, hit, now))
+    }
+
     pub(crate) fn decide_hashed(&self, hits: &[HashedHit]) -> Decision {
         let inner = &*self.0;
         self.with_wall_time(inner.store.decide(&inner.limits, hits, self.now()))
@@ -529,8 +546,8 @@ impl Limiter {
         self.0.store.overflow(limit)
     }
 
-    /// Returns the memory for the keys of a limit and its variants. It takes constant time; [`live_keys`](Self::live_keys)
-    /// visits all keys, and leaves out those that have their whole quota.
+    /// Returns the memory for the keys of a limit and its variants. It takes constant time;
+    /// [`live_keys`](Self::live_keys) visits all keys, and leaves out those that have their whole quota.
     ///
     /// ```
     /// use tollgate::{FixedWindow, Limit, Limiter, HOUR};

@@ -17,9 +17,9 @@
 //!
 //! Deliberately not here: where a store keeps the key, and how it locks the old state.
 
+use super::arithmetic::Pair;
 use super::fixed_window::{ClockWindow, OpenedWindow};
 use super::meter::Meter;
-use super::packing::Pair;
 use super::record::Record;
 use super::sliding_window_counter::Counter;
 use super::token_bucket::Interval;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::packing::Pair;
+use super::arithmetic::Pair;
 use super::{Algorithm, Charge, Compiled, LimitAlgorithm, StateWords, Step, allowed, checked, denied, never_fits};
 use crate::decision::Verdict;
 use crate::error::InvalidLimit;

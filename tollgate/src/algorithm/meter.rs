@@ -17,9 +17,8 @@ use std::ops::{Add, Sub};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::arithmetic::{Divisor, Pair};
 use super::conversion::Fit;
-use super::divisor::Divisor;
-use super::packing::Pair;
 use super::{Charge, Compiled, LimitAlgorithm, StateWords, Step, div, div_ceil};
 use crate::decision::{Admission, Verdict};
 use crate::rate::gcd;

@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 
 use smallvec::{SmallVec, smallvec};
 
+use super::arithmetic::Pair;
 use super::meter::{Debt, Meter};
-use super::packing::Pair;
 use super::sliding_window_counter::Counter;
 use super::sliding_window_log::Counted;
 use super::spill::Spill;

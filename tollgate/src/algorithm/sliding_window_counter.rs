@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::divisor::Divisor;
-use super::packing::{FREE_BITS, bits_for, read_bits, write_bits};
+use super::arithmetic::{Divisor, FREE_BITS, bits_for, read_bits, write_bits};
 use super::{
     Algorithm, Charge, Compiled, LimitAlgorithm, MAX_QUOTA, StateWords, Step, allowed, checked, denied, div_ceil,
     mul_div, never_fits,

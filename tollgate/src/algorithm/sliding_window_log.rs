@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use self::inline::Head;
 use self::list::List;
-use super::packing::bits_for;
+use super::arithmetic::bits_for;
 use super::{Algorithm, Charge, Compiled, LimitAlgorithm, StateWords, Step, allowed, checked, denied, never_fits};
 use crate::error::InvalidLimit;
 use crate::units::MINUTE;

@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
+use super::arithmetic::Pair;
 use super::conversion::Fit;
-use super::packing::Pair;
 use super::{Algorithm, Charge, Compiled, LimitAlgorithm, StateWords, Step, allowed, checked, denied};
 use crate::decision::Verdict;
 use crate::error::InvalidLimit;

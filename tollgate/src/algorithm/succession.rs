@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::packing::{Pair, bits_for};
+use super::arithmetic::{Pair, bits_for};
 use super::sliding_window_counter::Counter;
 use super::sliding_window_log::Log;
 use super::{Compiled, LimitAlgorithm, meter};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::packing::Pair;
+use super::arithmetic::Pair;
 #[cfg(feature = "redis")]
 use super::share;
 use super::{

@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::TimeSource;
-use super::machine::{MachineClocks, whole_nanos};
-use super::system::SystemClock;
+use super::{MachineClocks, SystemClock, TimeSource, whole_nanos};
 
 /// Ticks per microsecond, until a test changes it.
 pub(crate) const FREQUENCY: u64 = 2_100;

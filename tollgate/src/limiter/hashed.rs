@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::{Hit, Limiter};
+use super::Limiter;
 use crate::decision::Decision;
 use crate::gate::CombinedDecision;
 use crate::limit::LimitId;
@@ -19,25 +19,9 @@ use crate::units::Timestamp;
 pub(crate) type FewHits = SmallVec<[HashedHit; 3]>;
 
 impl Limiter {
-    /// Hashes the key of a hit. A caller that gathers several hits must not include the same key twice.
-    #[inline]
-    pub(crate) fn hash_hit(&self, hit: &Hit<'_>) -> HashedHit {
-        HashedHit { limit: hit.limit, fingerprint: self.0.store.fingerprint(hit.key), cost: hit.cost }
-    }
-
     /// Returns the wall clock's time.
     pub(crate) fn wall_now(&self) -> Timestamp {
         self.now().offset_by(self.0.clock.wall_offset_micros())
-    }
-
-    /// Decides one hit.
-    #[cfg(feature = "tower")]
-    #[inline(always)]
-    pub(crate) fn decide_one_hashed(&self, hit: HashedHit) -> Decision {
-        // Read the clock before the table: the processor waits for earlier loads to finish before it reads its counter.
-        let now = self.now();
-        let inner = &*self.0;
-        self.with_wall_time(inner.store.decide_one(&inner.limits, hit, now))
     }
 
     /// Returns the denial, if one of the limits denies. Otherwise nothing changes.
@@ -71,8 +55,8 @@ impl Limiter {
         self.with_wall_time(self.0.store.peek(&self.0.limits, hits, self.now()))
     }
 
-    /// Takes all hits, or none. Returns the decision of each hit. A hit that is allowed while another one is denied shows
-    /// the quota that is left.
+    /// Takes all hits, or none. Returns the decision of each hit. A hit that is allowed while another one is denied
+    /// shows the quota that is left.
     pub(crate) fn decide_each(&self, hits: &[HashedHit]) -> CombinedDecision {
         let decision = self.decide_hashed(hits);
         if !decision.is_allowed() {

@@ -39,7 +39,7 @@ pub(crate) use self::keys::{Algorithm, InvalidKeys};
 use self::keys::{Key, MAX_KEYS_TRIED};
 pub(crate) use self::source::TokenSource;
 use self::verified_cache::VerifiedCache;
-use crate::clock::wall;
+use crate::clock::wall_now;
 use crate::http::TokenError;
 use crate::units::Timestamp;
 
@@ -124,7 +124,7 @@ impl Verifier {
 
     /// Verifies a token at the current time.
     pub(crate) fn verify(&self, token: &str) -> Verification {
-        self.verify_at(token, wall::now())
+        self.verify_at(token, wall_now())
     }
 
     /// Verifies a token at a given time.

@@ -2,7 +2,7 @@
 //! The entries follow, oldest first.
 
 use super::super::StateWords;
-use super::super::packing::{read_bits, write_bits};
+use super::super::arithmetic::{read_bits, write_bits};
 use super::{Entry, Log};
 
 const LEN_BITS: u32 = 5;
