@@ -38,7 +38,6 @@ mod facts;
 pub mod file;
 mod host;
 mod index;
-mod ip_group;
 #[cfg(feature = "file")]
 mod jwt;
 mod key_map;

@@ -6,17 +6,19 @@
 //! client. If a hop cannot be parsed, the walk ends at the proxy that reported it, and nothing to the left is read.
 //!
 //! No names are resolved, nothing is allocated, and without trusted proxies no header is read.
+//!
+//! A hop is an address, optionally in brackets or with a port. In `Forwarded` (RFC 7239), the `for` parameter of an
+//! element names it. Parsing is strict, because an invalid element ends the walk and no client is mistaken for another.
+//! It is lenient in two things that proxies do and that cannot mislead: blanks around semicolons, and unquoted
+//! addresses.
 
-mod address;
-mod forwarded;
 #[cfg(test)]
 mod tests;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use http::header::{FORWARDED, HeaderName};
 
-pub use self::address::hop_address;
 use super::facts::Facts;
 use super::networks::{InvalidNetwork, Networks};
 use crate::http::Headers;
@@ -124,7 +126,7 @@ impl TrustedProxies {
     }
 
     fn by_forwarded(&self, proxy: IpAddr, headers: Headers<'_>) -> IpAddr {
-        self.walk(proxy, hops(headers, &FORWARDED).map(forwarded::address))
+        self.walk(proxy, hops(headers, &FORWARDED).map(forwarded_address))
     }
 
     /// Walks from a trusted proxy to the left, until a hop is not trusted or cannot be parsed.
@@ -155,4 +157,125 @@ impl From<Networks> for TrustedProxies {
 fn hops<'a>(headers: Headers<'a>, name: &'static HeaderName) -> impl Iterator<Item = &'a [u8]> {
     let elements = headers.get_all(name).rev().flat_map(|line| line.rsplit(|byte| *byte == b','));
     elements.map(<[u8]>::trim_ascii).filter(|element| !element.is_empty())
+}
+
+/// The longest valid hop: an address of 39 bytes, brackets, a zone and a port.
+const MAX_HOP_BYTES: usize = 96;
+
+/// The longest valid port. It can be an obfuscated name.
+const MAX_PORT_BYTES: usize = 32;
+
+/// Parses `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1`, `[2001:db8::1]` or `[2001:db8::1]:80`. A zone, as in
+/// `fe80::1%eth0`, is meaningful only on the proxy and is dropped. Anything else, including `unknown`, returns `None`.
+#[must_use]
+pub fn hop_address(hop: &[u8]) -> Option<IpAddr> {
+    if hop.len() > MAX_HOP_BYTES {
+        return None;
+    }
+    let hop = std::str::from_utf8(hop).ok()?;
+    let address = match hop.strip_prefix('[') {
+        Some(rest) => {
+            let (address, behind) = rest.split_once(']')?;
+            if !behind.is_empty() && !is_port(behind.strip_prefix(':')?) {
+                return None;
+            }
+            IpAddr::V6(v6(address)?)
+        }
+        None => match hop.split_once(':') {
+            None => IpAddr::V4(hop.parse().ok()?),
+            Some((address, port)) if is_port(port) && address.contains('.') => {
+                IpAddr::V4(address.parse::<Ipv4Addr>().ok()?)
+            }
+            Some(_) => IpAddr::V6(v6(hop)?),
+        },
+    };
+    Some(address.to_canonical())
+}
+
+fn v6(text: &str) -> Option<Ipv6Addr> {
+    match text.split_once('%') {
+        None => text.parse().ok(),
+        Some((address, zone)) if !zone.is_empty() && zone.bytes().all(is_plain) => address.parse().ok(),
+        Some(_) => None,
+    }
+}
+
+/// Accepts a number, or an obfuscated port (RFC 7239, section 6).
+fn is_port(text: &str) -> bool {
+    match text.strip_prefix('_') {
+        Some(name) => !name.is_empty() && name.len() <= MAX_PORT_BYTES && name.bytes().all(is_plain),
+        None => text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok(),
+    }
+}
+
+fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-')
+}
+
+/// Returns the address in `for`, or `None` if it is missing, obfuscated or repeated, or if the element is invalid.
+fn forwarded_address(element: &[u8]) -> Option<IpAddr> {
+    let mut found = None;
+    let mut rest = element;
+    loop {
+        let pair = Pair::read(rest.trim_ascii_start())?;
+        if pair.name.eq_ignore_ascii_case(b"for") && found.replace(pair.value).is_some() {
+            return None;
+        }
+        match pair.behind.trim_ascii_start() {
+            [] => break,
+            [b';', behind @ ..] => rest = behind,
+            _ => return None,
+        }
+        // A semicolon may end the element.
+        if rest.trim_ascii_start().is_empty() {
+            break;
+        }
+    }
+    hop_address(found?)
+}
+
+struct Pair<'a> {
+    name: &'a [u8],
+    /// The value without its quotes. Escapes are kept: no address has any, so such a value does not parse.
+    value: &'a [u8],
+    behind: &'a [u8],
+}
+
+impl<'a> Pair<'a> {
+    fn read(text: &'a [u8]) -> Option<Self> {
+        let (name, rest) = text.split_at(text.iter().position(|byte| *byte == b'=')?);
+        let rest = rest.get(1..)?;
+        if name.is_empty() || !name.iter().copied().all(is_token) {
+            return None;
+        }
+        let (value, behind) = match rest {
+            [b'"', quoted @ ..] => until_quote(quoted)?,
+            bare => {
+                let end = bare.iter().position(|byte| !is_bare(*byte)).unwrap_or(bare.len());
+                bare.split_at(end)
+            }
+        };
+        Some(Self { name, value, behind })
+    }
+}
+
+/// Splits a text at its closing quote.
+fn until_quote(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    let mut at = 0;
+    loop {
+        match text.get(at)? {
+            b'"' => return Some((text.get(..at)?, text.get(at + 1..)?)),
+            b'\\' => at += 2,
+            _ => at += 1,
+        }
+    }
+}
+
+fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
+}
+
+/// Excludes quotes and backslashes, which appear in a quoted text that was split at a comma.
+fn is_bare(byte: u8) -> bool {
+    is_token(byte) || matches!(byte, b'[' | b']' | b':')
 }

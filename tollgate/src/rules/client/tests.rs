@@ -367,13 +367,13 @@ proptest! {
             IpAddr::V6(v6) => vec![format!("{v6}"), format!("[{v6}]"), format!("[{v6}]:{port}"), format!("{v6}%eth0")],
         };
         for form in forms {
-            prop_assert_eq!(address::hop_address(form.as_bytes()), Some(address.to_canonical()), "{}", form);
+            prop_assert_eq!(hop_address(form.as_bytes()), Some(address.to_canonical()), "{}", form);
         }
     }
 
     #[test]
     fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
-        _ = address::hop_address(&bytes);
-        _ = forwarded::address(&bytes);
+        _ = hop_address(&bytes);
+        _ = forwarded_address(&bytes);
     }
 }

@@ -2,11 +2,15 @@
 //!
 //! A rule is large, and of a thousand rules, those that match a request are rarely in a cache. So the fields that a
 //! rule without exceptions needs are kept apart, and rules with the same key share its parts.
+//!
+//! [`PerAddress`] is the most common rule set: one limit per client address, and nothing else.
 
 use std::sync::Arc;
 
-use super::{Compiled, LimitId, RuleHit};
-use crate::rules::rule::{Cost, Mode};
+use super::{Compiled, Exceptions, Index, Known, LimitId, RuleHit, RuleSet, Shortcut};
+use crate::rules::client::TrustedProxies;
+use crate::rules::key_part::{IpGroup, Source};
+use crate::rules::rule::{Cost, CostSource, Mode};
 use crate::rules::{KeyPart, Request};
 
 /// Number of distinct keys that are compared with that of a rule. Sets with more of them share less.
@@ -58,6 +62,55 @@ impl PlainRule {
         let Self { cost, limit, ban, mode, is_in_flight, .. } = *self;
         let cost = Cost::of_constant(cost?, request);
         Some(RuleHit { rule: number, limit, ban, cost, mode, is_in_flight })
+    }
+}
+
+/// The only rule of a set, if it counts every request by the peer address, at a constant cost, and is not settled by
+/// responses.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "only layers use it"))]
+pub(crate) struct PerAddress {
+    pub(crate) limit: LimitId,
+    pub(crate) group: IpGroup,
+    pub(crate) cost: u64,
+}
+
+impl PerAddress {
+    pub(super) fn of(
+        rules: &[Compiled],
+        index: &Index,
+        shortcuts: &[Shortcut],
+        proxies: &TrustedProxies,
+    ) -> Option<Self> {
+        // A shortcut holds for the requests that the index finds, which must be all requests.
+        let ([compiled], [shortcut], Some(_)) = (rules, shortcuts, index.all_always()) else { return None };
+        let rule = &compiled.rule;
+        let is_for_all = shortcut.known == Known::Everything && shortcut.exceptions == Exceptions::None;
+        let is_plain = rule.mode == Mode::Enforced && !rule.is_in_flight() && compiled.ban.is_none();
+        // The fast path counts and does nothing else.
+        #[cfg(feature = "file")]
+        if rule.observer.is_some() {
+            return None;
+        }
+        if !is_for_all || !is_plain || rule.response_settlement.is_needed() || !proxies.is_empty() {
+            return None;
+        }
+        match (&*rule.key, &rule.cost.0) {
+            ([part], CostSource::Constant(cost)) => match part.0 {
+                Source::Ip(group) => Some(Self { limit: compiled.limit, group, cost: *cost }),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
+impl RuleSet {
+    /// Returns the rule, if the address of a request is all that the rules need.
+    #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "only layers use it"))]
+    #[inline]
+    pub(crate) fn per_address(&self) -> Option<PerAddress> {
+        self.0.per_address
     }
 }
 
