@@ -1,8 +1,8 @@
 //! Reservations that leave the process: units that are taken now and settled later with a token, on any node.
 //!
-//! The token is self-contained and signed, so no node has to remember a reservation. On
-//! Redis, nodes share the signing secret, and a key marks a reservation as settled in the same script call that gives
-//! units back. In memory, the secret belongs to the process, which keeps the ids of open reservations (ADR 27).
+//! The token is self-contained and signed, so no node has to remember a reservation. On Redis, nodes share the signing
+//! secret, and a key marks a reservation as settled in the same script call that gives units back. In memory, the
+//! secret belongs to the process, which keeps the ids of open reservations (ADR 27).
 //!
 //! Not here: reservations within a process, which need no token: see [`Outcome::settle`].
 //!
@@ -194,8 +194,9 @@ impl Gate {
     ///
     /// # Errors
     ///
-    /// If the token is not valid here, or if the store does not reply in time. The reservation then keeps its cost, unless
-    /// the store executed the call without confirming it: try again, and [`Settlement::AlreadySettled`] means success.
+    /// If the token is not valid here, or if the store does not reply in time. The reservation then keeps its cost,
+    /// unless the store executed the call without confirming it: try again, and [`Settlement::AlreadySettled`] means
+    /// success.
     pub async fn settle_token(&self, token: &str, actual: u64) -> Result<Settlement, ReservationError> {
         let state = self.0.state.load_full();
         let signer = state.signer().await?;
