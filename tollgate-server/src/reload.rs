@@ -1,5 +1,5 @@
-//! Reloads rules at run time: when the file is saved, on SIGHUP or `tollgate reload`, when rules are published on Redis,
-//! when an xDS server sends limits, or when a client of the admin API replaces them.
+//! Reloads rules at run time: when the file is saved, on SIGHUP or `tollgate reload`, when rules are published on
+//! Redis, when an xDS server sends limits, or when a client of the admin API replaces them.
 //!
 //! The newest of these wins. Rules with problems change nothing, and the problems are logged. Files are read on a
 //! separate thread, so a slow disk delays no request.
@@ -8,15 +8,10 @@
 
 mod api;
 mod changes;
-mod file_snapshot;
 mod file_watcher;
-mod hangup;
-mod published;
 mod reloads;
-mod startup_only;
-mod store_change;
+mod subscriptions;
 mod versions;
-mod xds;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,18 +28,14 @@ use tollgate::rules::file::{Parsed, Problems, RuleFile};
 
 use self::api::RuleChange;
 pub(crate) use self::api::{ChangeKind, ChangeRefused, ChangeRequest, CurrentRules, Reach, describe_changes, parse};
-use self::changes::WrittenRules;
-pub(crate) use self::file_snapshot::FileSnapshot;
+pub(crate) use self::changes::CliOverrides;
+use self::changes::{StartupOnly, StoreChange, WrittenRules};
 use self::file_watcher::FileWatcher;
-pub(crate) use self::hangup::Hangup;
-use self::published::{PublishedEvent, RuleUpdates};
+pub(crate) use self::file_watcher::{FileSnapshot, Hangup};
 pub(crate) use self::reloads::Reloads;
 use self::reloads::{FileRequest, Inbox};
-pub(crate) use self::startup_only::CliOverrides;
-use self::startup_only::StartupOnly;
-use self::store_change::StoreChange;
+use self::subscriptions::{PublishedEvent, RuleUpdates, Xds};
 pub(crate) use self::versions::{EarlierRules, RulesInForce, RulesSource, hex};
-use self::xds::Xds;
 use crate::gateway::{Gateway, StartError};
 use crate::learning::Learners;
 use crate::listeners::{self, Listeners, Refusal};
@@ -286,8 +277,8 @@ impl Reload {
         }
     }
 
-    /// Applies the file whether it has changed or not: published rules may have replaced it. Returns the changes, or the
-    /// problems.
+    /// Applies the file whether it has changed or not: published rules may have replaced it. Returns the changes, or
+    /// the problems.
     async fn reread_file(&mut self) -> Result<String, String> {
         let Some(path) = self.path.clone() else {
             return Err("the server has no rule file: start it with `tollgate serve --config FILE`".to_owned());

@@ -1,14 +1,19 @@
 //! Describes the difference between two rule files: old and new values, in a list of bounded size.
 //!
-//! Files are compared as they are written, so that a value reads as in the file. Deliberately not shown: values that may
-//! be secrets or keys of users, such as header values, URLs with a login, and the keys of overrides.
+//! Files are compared as they are written, so that a value reads as in the file. Deliberately not shown: values that
+//! may be secrets or keys of users, such as header values, URLs with a login, and the keys of overrides.
+//!
+//! Also the settings that only take effect at start, which are the layout of the gateway, and the effect of a reload on
+//! the store.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use serde_json::{Map, Value};
-use tollgate::rules::file::Parsed;
-use tollgate::rules::file::internal::{EnvoyRules, LimitRule, StoreRule};
+use tollgate::rules::file::internal::{Address, EnvoyRules, GatewayRule, LimitRule, StoreRule};
+use tollgate::rules::file::{Parsed, RuleFile};
 
+use crate::notice;
 use crate::notice::join_up_to;
 
 /// The most names in an entry.
@@ -102,7 +107,8 @@ fn take_over(into: &mut Map<String, Value>, from: &Map<String, Value>, key: &str
     }
 }
 
-/// Returns the changes from one file to another, such as `per-user: limit 50 → 60`. The list is empty if there are none.
+/// Returns the changes from one file to another, such as `per-user: limit 50 → 60`. The list is empty if there are
+/// none.
 #[cfg(test)]
 fn between_files(before: &Parsed, after: &Parsed) -> Vec<String> {
     let (old, new) = (WrittenRules::of(before), WrittenRules::of(after));
@@ -299,6 +305,123 @@ pub(super) fn in_one_line(changes: &[String]) -> String {
         line.push_str(change);
     }
     if line.is_empty() { "no changes".to_owned() } else { line }
+}
+
+/// Settings from the command line, which override the rule file.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CliOverrides {
+    pub(crate) http: Option<Address>,
+    pub(crate) admin: Option<Address>,
+    pub(crate) store: Option<String>,
+}
+
+/// The settings of a rule file that need a restart.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StartupOnly {
+    gateway: Option<Layout>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    workers: Option<u16>,
+    max_connections: Option<u32>,
+    max_buffered: Option<u64>,
+    drain: Duration,
+}
+
+impl StartupOnly {
+    pub(super) fn of(file: &RuleFile) -> Self {
+        Self { gateway: file.gateway.as_ref().map(Layout::of) }
+    }
+
+    /// Warns about changes from `before` to `after` that need a restart. A change back to the settings in force
+    /// (`self`) needs none.
+    pub(super) fn warn_of_changes(&self, before: &Self, after: &Self) {
+        for (name, differs) in FIELDS {
+            if differs(before, after) && differs(self, after) {
+                notice::warn(format_args!("{name} has changed: restart the server to apply it"));
+            }
+        }
+    }
+}
+
+impl Layout {
+    fn of(gateway: &GatewayRule) -> Self {
+        let GatewayRule { workers, max_connections, max_buffered, timeouts, .. } = gateway;
+        Self {
+            workers: *workers,
+            max_connections: *max_connections,
+            max_buffered: max_buffered.map(|size| size.bytes()),
+            drain: timeouts.drain.duration(),
+        }
+    }
+}
+
+/// Returns whether two differ in one setting.
+type Differs = fn(&StartupOnly, &StartupOnly) -> bool;
+
+const FIELDS: [(&str, Differs); 5] = [
+    ("gateway", |one, other| one.gateway.is_some() != other.gateway.is_some()),
+    ("gateway.workers", |one, other| differ(one, other, |layout| layout.workers)),
+    ("gateway.max_connections", |one, other| differ(one, other, |layout| layout.max_connections)),
+    ("gateway.max_buffered", |one, other| differ(one, other, |layout| layout.max_buffered)),
+    ("gateway.timeouts.drain", |one, other| differ(one, other, |layout| layout.drain)),
+];
+
+/// Returns `false` if one of them has no gateway: that is reported by its own entry.
+fn differ<T: PartialEq>(one: &StartupOnly, other: &StartupOnly, part: impl Fn(Layout) -> T) -> bool {
+    one.gateway.zip(other.gateway).is_some_and(|(one, other)| part(one) != part(other))
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum StoreChange {
+    None,
+    /// The same Redis with other settings; counts are kept.
+    SameRedis,
+    /// Other named stores; counts of their limits start from zero.
+    NewNamedStores(Vec<String>),
+    /// Another store; counts start from zero.
+    NewStore,
+}
+
+impl StoreChange {
+    pub(super) fn between(before: &Parsed, after: &Parsed) -> Self {
+        let same_terms = before.store_timeout == after.store_timeout
+            && before.on_store_failure == after.on_store_failure
+            && before.expected_nodes == after.expected_nodes
+            && before.max_memory == after.max_memory;
+        let (old, new) = (&before.store, &after.store);
+        let is_elsewhere =
+            |name: &str, new: &StoreRule| before.stores.get(name).is_some_and(|old| !old.has_counts_of(new));
+        let elsewhere = || -> Vec<String> {
+            let stores = after.stores.iter().filter(|(name, new)| is_elsewhere(name, new));
+            stores.map(|(name, _)| name.clone()).collect()
+        };
+        match (old.is_memory(), new.is_memory()) {
+            // The settings of a remote store do not apply to memory.
+            (true, true) if before.max_memory == after.max_memory => Self::None,
+            (true, true) => Self::NewStore,
+            _ if !old.has_counts_of(new) => Self::NewStore,
+            _ if same_terms && old == new && before.stores == after.stores => Self::None,
+            _ => match elsewhere() {
+                stores if stores.is_empty() => Self::SameRedis,
+                stores => Self::NewNamedStores(stores),
+            },
+        }
+    }
+
+    pub(super) fn log(&self) {
+        match self {
+            Self::None => {}
+            Self::SameRedis => notice::log("the settings of the store have changed; counts are kept"),
+            Self::NewNamedStores(names) => {
+                for name in names {
+                    notice::log(format_args!("store `{name}` is another Redis; counts of its limits start from zero"));
+                }
+            }
+            Self::NewStore => notice::log("the store has changed; counts start from zero"),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -2,8 +2,12 @@
 //!
 //! Editors write another file and rename it; Kubernetes swaps a symbolic link in the path. A watch on the file itself
 //! would stay on the old inode, so the folders of the file and of every link in its path are watched.
+//!
+//! [`FileSnapshot`] has the contents of the rule file at one moment, so that touching the file without a change does
+//! nothing. [`Hangup`] is SIGHUP, which asks the server to read its rule file again.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,9 +15,10 @@ use notify::event::{AccessKind, AccessMode, EventKind};
 use notify::{Event, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
+use tollgate::rules::file::Parsed;
 
 use super::QUIET_PERIOD;
-use crate::notice;
+use crate::{config, notice};
 
 /// The longest wait for a quiet period. Constant writes to another file in the folder must not delay a reload further.
 const MAX_BURST: Duration = Duration::from_secs(1);
@@ -114,6 +119,86 @@ fn folders_to_watch(path: &Path) -> BTreeSet<PathBuf> {
     }
     folders.extend(path.parent().map(Path::to_owned));
     folders
+}
+
+/// The contents of the rule file, and of the files that it names. Equal snapshots mean equal rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FileSnapshot {
+    /// The text, or the reason why it cannot be read.
+    text: Result<Vec<u8>, String>,
+    /// The named files; `None` for one that cannot be read.
+    named: Vec<(PathBuf, Option<Vec<u8>>)>,
+}
+
+impl FileSnapshot {
+    pub(super) fn read(path: &Path, named: Vec<PathBuf>) -> Self {
+        let unreadable = |error| format!("cannot read {}: {error}", path.display());
+        let text = config::read(path).map(without_bom).map_err(unreadable);
+        Self { text, named: Vec::new() }.with_named(named)
+    }
+
+    /// The snapshot of a file that was loaded: what it was made of, not what the disk has now. A change since then must
+    /// be noticed.
+    pub(crate) fn of_loaded(file: &Parsed) -> Self {
+        Self { text: Ok(file.source().into()), named: config::loaded_files(file) }
+    }
+
+    /// Returns the same text with the contents of these files. Files that it has are not read again: they may have
+    /// changed since.
+    pub(super) fn with_named(self, named: Vec<PathBuf>) -> Self {
+        if named.iter().eq(self.named.iter().map(|(path, _)| path)) {
+            return self;
+        }
+        let read = |path: PathBuf| {
+            let text = config::read(&path).ok().map(without_bom);
+            (path, text)
+        };
+        Self { named: named.into_iter().map(read).collect(), ..self }
+    }
+
+    pub(super) fn text(&self) -> Result<&[u8], &str> {
+        self.text.as_deref().map_err(String::as_str)
+    }
+}
+
+/// Removes a byte order mark, which the parser removes too.
+fn without_bom(text: Vec<u8>) -> Vec<u8> {
+    match text.strip_prefix(b"\xEF\xBB\xBF") {
+        Some(rest) => rest.to_vec(),
+        None => text,
+    }
+}
+
+#[cfg(unix)]
+pub(crate) struct Hangup(tokio::signal::unix::Signal);
+
+#[cfg(unix)]
+impl Hangup {
+    /// Installs the signal handler.
+    pub(crate) fn listen() -> io::Result<Self> {
+        tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup()).map(Self)
+    }
+
+    pub(super) async fn received(&mut self) {
+        if self.0.recv().await.is_none() {
+            std::future::pending().await
+        }
+    }
+}
+
+/// Without Unix signals, SIGHUP is never received.
+#[cfg(not(unix))]
+pub(crate) struct Hangup;
+
+#[cfg(not(unix))]
+impl Hangup {
+    pub(crate) fn listen() -> io::Result<Self> {
+        Ok(Self)
+    }
+
+    pub(super) async fn received(&mut self) {
+        std::future::pending().await
+    }
 }
 
 #[cfg(all(test, unix))]
