@@ -12,6 +12,10 @@ use super::in_flight::{Full, InFlightLimits, InFlightPermit, PermitRequests, Sha
 use super::store::Hits;
 use super::{Gate, State};
 use crate::decision::Decision;
+#[cfg(all(feature = "file", feature = "redis"))]
+use crate::decision::Source;
+#[cfg(feature = "file")]
+use crate::demand::Observation;
 use crate::http::{Headers, Policy, Refusal, RefusalBuilder, UnreadableRequest};
 use crate::internal::{ReusedResponse, WrittenResponse};
 use crate::limit::LimitId;
@@ -112,7 +116,7 @@ impl Outcome {
     pub(super) fn decided(&mut self, pending: Option<Box<PendingChecks>>, decision: Decision) {
         #[cfg(feature = "file")]
         if self.state.rules.have_observers() {
-            super::report::observe(self, pending.as_deref(), &decision);
+            observe(self, pending.as_deref(), &decision);
         }
         self.extras = pending.and_then(|pending| pending.into_extras(&decision));
         let limits = self.hits.len() + self.extras.as_ref().map_or(0, |extras| extras.shadow_hits.len());
@@ -379,6 +383,48 @@ impl PendingChecks {
         });
         let permit = permit.filter(|_| decision.is_allowed());
         Some(Box::new(Extras { shadow_decisions, shadow_hits, permit, in_flight, ..Extras::default() }))
+    }
+}
+
+/// Shows a decided request to the observers of its limits. Call it only if a limit learns.
+#[cfg(feature = "file")]
+#[inline(never)]
+fn observe(outcome: &Outcome, pending: Option<&PendingChecks>, decision: &Decision) {
+    let rules = &outcome.state.rules;
+    observe_hits(rules, &outcome.hits, decision);
+    let shadow = pending.into_iter().flat_map(|pending| pending.shadow_hits.iter().zip(&pending.shadow_decisions));
+    for ((_, hits), (_, decision)) in shadow {
+        observe_hits(rules, hits, decision);
+    }
+}
+
+#[cfg(feature = "file")]
+fn observe_hits(rules: &RuleSet, hits: &Hits, decision: &Decision) {
+    // A ban is a denial by its limit.
+    let denied_by = decision.limit().filter(|_| !decision.is_allowed()).map(|limit| rules.owner(limit));
+    let is_denied = |limit: LimitId| denied_by == Some(rules.owner(limit));
+    for hit in hits.hashed() {
+        let Some(observer) = rules.observer(hit.limit) else { continue };
+        observer.observe(Observation {
+            client: hit.fingerprint,
+            cost: hit.cost,
+            at: decision.at,
+            is_denied: is_denied(hit.limit),
+            need_on_store: 0,
+        });
+    }
+    #[cfg(feature = "redis")]
+    for hit in hits.on_redis() {
+        let (limit, cost) = crate::redis::cost(hit);
+        let Some(observer) = rules.observer(limit) else { continue };
+        // The store counts the requests to all nodes. A denied request would have needed its cost in addition.
+        let own = crate::redis::decided(hit).or_else(|| (decision.limit() == Some(limit)).then_some(decision));
+        let need_on_store = own.filter(|own| own.source() == Source::Store).map_or(0, |own| {
+            let used = own.quota().saturating_sub(own.remaining());
+            if own.is_allowed() { used } else { used.saturating_add(cost) }
+        });
+        let client = observer.hash(crate::redis::key_name(hit));
+        observer.observe(Observation { client, cost, at: decision.at, is_denied: is_denied(limit), need_on_store });
     }
 }
 
