@@ -46,7 +46,7 @@ impl Limits {
     /// Returns the functions by which facts find the peer address and the route, if rules need them.
     fn finders(&self) -> Finders<'_> {
         let usual: &'static (dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync) = &peer;
-        Finders { peer: self.find_peer.as_deref().unwrap_or(usual), route: route }
+        Finders { peer: self.find_peer.as_deref().unwrap_or(usual), route }
     }
 
     /// Returns the facts of a request.
