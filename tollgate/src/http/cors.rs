@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn listed_origins_are_repeated_and_may_send_cookies() {
         let cors = Cors::origins(["https://shop.example.com", "http://localhost:3000"]).expect("valid origins");
-        let exposed = EXPOSED.to_str().expect("text");
+        let exposed = EXPOSED.to_str().expect("text").to_owned();
         for origin in ["https://shop.example.com", "http://localhost:3000"] {
             let expected = format!(
                 "date: x\r\naccess-control-allow-origin: {origin}\r\naccess-control-allow-credentials: true\r\n\
