@@ -39,6 +39,11 @@ enum At {
         digits: u32,
         line: usize,
     },
+    /// In the blanks after a chunk size.
+    ChunkBlanks {
+        size: u64,
+        line: usize,
+    },
     ChunkExtension {
         size: u64,
         line: usize,
@@ -211,9 +216,15 @@ impl FramingGuard {
             At::ChunkSize { size, digits, line }
                 if self.allows_blanks && digits > 0 && matches!(byte, b' ' | b'\t') =>
             {
-                At::ChunkExtension { size, line }
+                At::ChunkBlanks { size, line }
             }
             At::ChunkSize { size, digits, line } => chunk_size(byte, size, digits, line)?,
+            At::ChunkBlanks { size, line } => match byte {
+                b' ' | b'\t' if line < MAX_CHUNK_LINE => At::ChunkBlanks { size, line: line + 1 },
+                b';' => At::ChunkExtension { size, line },
+                b'\r' => At::ChunkSizeLf { size },
+                _ => return Err(Ambiguity::BadChunk),
+            },
             At::ChunkExtension { size, line } => match byte {
                 b'\r' => At::ChunkSizeLf { size },
                 b'\n' | 0 => return Err(Ambiguity::BadChunk),
@@ -449,6 +460,21 @@ mod tests {
             ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: b\rc\r\n\r\n", Ambiguity::BadChunk),
         ] {
             assert_eq!(checked(text), Err(wanted), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn only_responses_may_have_blanks_after_chunk_sizes() {
+        let unchunk = |mut guard: FramingGuard, text: &str| guard.unchunk(text.as_bytes(), |_| {}).is_ok();
+        for (text, is_valid) in [
+            ("5 \t\r\nhello\r\n0 \r\n\r\n", true),
+            ("5 ;a\r\nhello\r\n0\r\n\r\n", true),
+            ("5 a\r\nhello\r\n0\r\n\r\n", false),
+            ("5 6\r\nhello\r\n0\r\n\r\n", false),
+            ("5 \n", false),
+        ] {
+            assert_eq!(unchunk(FramingGuard::for_response_chunks(), text), is_valid, "{text:?}");
+            assert!(!unchunk(FramingGuard::for_request_chunks(), text), "{text:?}");
         }
     }
 
