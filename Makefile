@@ -4,7 +4,7 @@
 
 .PHONY: run test install-redis install-frameworks install-peers install-browser test-library test-workspace test-restarts test-valkey test-frameworks \
 	test-peers test-loom test-examples \
-	test-fuzz lint lint-workspace lint-wasm install-wasm-target lint-examples lint-fuzz fuzz install-cargo-fuzz bench \
+	test-fuzz install-llhttp lint lint-workspace lint-wasm install-wasm-target lint-examples lint-fuzz fuzz install-cargo-fuzz bench \
 	docs chart pictures screenshots deny install-cargo-deny package proto
 
 run:
@@ -19,6 +19,10 @@ install-redis:
 # The upstreams of the tests in `tollgate-server/tests/frameworks`. Those tests skip what is missing, except with CI=true.
 install-frameworks:
 	tools/install-frameworks
+
+# The parser of Node, with which the fuzz targets compare ours.
+install-llhttp:
+	tools/install-llhttp
 
 # Every spelling of a corpus against every framework behind the gateway, with a table of those that get past a limit.
 # `make test-workspace` runs it too. FRAMEWORKS=koa,nginx names some of them.
@@ -84,7 +88,7 @@ test-examples:
 	cargo test --manifest-path examples/Cargo.toml --target-dir target
 
 # What the fuzzer starts from and what it has found, replayed without it.
-test-fuzz:
+test-fuzz: install-llhttp
 	cargo test --manifest-path fuzz/Cargo.toml --target-dir target
 
 lint: lint-workspace lint-wasm lint-examples lint-fuzz
@@ -127,7 +131,8 @@ package:
 proto:
 	cargo run --manifest-path tools/proto/Cargo.toml --target-dir target/proto
 
-FUZZ_TARGETS := rule_file paths forwarded cookies jwt expressions envoy_rule_file resp http_body descriptors access_log
+FUZZ_TARGETS := rule_file paths forwarded cookies jwt expressions envoy_rule_file resp http_body descriptors access_log \
+	request_head request_body response_head response_body connection
 FUZZ_SECONDS ?= 60
 # A thousand times what any input should take, on a machine that is busy.
 FUZZ_TIMEOUT_SECONDS := 10
@@ -136,7 +141,7 @@ FUZZ_TIMEOUT_SECONDS := 10
 fuzz: $(FUZZ_TARGETS:%=fuzz-%)
 
 .PHONY: $(FUZZ_TARGETS:%=fuzz-%)
-$(FUZZ_TARGETS:%=fuzz-%): fuzz-%: install-cargo-fuzz
+$(FUZZ_TARGETS:%=fuzz-%): fuzz-%: install-cargo-fuzz install-llhttp
 	mkdir -p fuzz/corpus/$*
 	cargo fuzz run --sanitizer none --features libfuzzer $* fuzz/corpus/$* fuzz/seeds/$* -- \
 		-dict=fuzz/words.dict -max_total_time=$(FUZZ_SECONDS) -timeout=$(FUZZ_TIMEOUT_SECONDS)

@@ -1,5 +1,6 @@
 //! Properties that hold for any bytes that reach Tollgate from outside: the rule file, paths, forwarding headers,
-//! cookies and queries, tokens, expressions, files of envoyproxy/ratelimit, and requests to the decision service.
+//! cookies and queries, tokens, expressions, files of envoyproxy/ratelimit, requests to the decision service, and
+//! messages of HTTP/1, which hyper and llhttp must read as the gateway does.
 //!
 //! Each target is a function that takes bytes and panics if a property does not hold. It uses only the public API of
 //! the library, `CleanPath` from `internal`, and `fuzzing` of the server. Where a result can be computed in a second, simpler way, both results
@@ -10,8 +11,8 @@
 //! cause is fixed, move the input to `fuzz/seeds/TARGET/`, under a name that describes it. `cargo test` in this folder,
 //! part of `make test`, replays all seeds and needs no fuzzer.
 //!
-//! Deliberately not here: sanitizers. This project has no `unsafe`, and without sanitizers a stable toolchain is
-//! enough.
+//! Deliberately not here: sanitizers. This project has no `unsafe`, except to call llhttp, and without sanitizers a stable
+//! toolchain is enough.
 
 #![forbid(unsafe_code)]
 
@@ -22,7 +23,9 @@ mod envoy_rule_file;
 mod expressions;
 mod forwarded;
 mod gates;
+mod http1;
 mod http_body;
+mod hyper_conn;
 mod jwt;
 mod paths;
 mod refusals;
@@ -36,6 +39,7 @@ pub use self::envoy_rule_file::envoy_rule_file;
 pub use self::expressions::expressions;
 pub use self::forwarded::forwarded;
 pub use self::http_body::http_body;
+pub use self::http1::{connection, request_body, request_head, response_body, response_head};
 pub use self::jwt::jwt;
 pub use self::paths::paths;
 pub use self::resp::resp;
@@ -45,7 +49,7 @@ pub use self::rule_file::rule_file;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 11] = [
+pub const TARGETS: [Target; 16] = [
     ("rule_file", rule_file),
     ("paths", paths),
     ("forwarded", forwarded),
@@ -57,4 +61,9 @@ pub const TARGETS: [Target; 11] = [
     ("http_body", http_body),
     ("descriptors", descriptors),
     ("access_log", access_log),
+    ("request_head", request_head),
+    ("request_body", request_body),
+    ("response_head", response_head),
+    ("response_body", response_body),
+    ("connection", connection),
 ];

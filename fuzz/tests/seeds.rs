@@ -18,3 +18,10 @@ fn every_seed_keeps_the_properties_of_its_target() {
         assert!(seeds > 0, "{name} has no seeds");
     }
 }
+
+#[test]
+fn llhttp_is_installed_in_ci() {
+    let is_installed = llhttp::read(b"", llhttp::Kind::Requests).is_some();
+    let is_ci = std::env::var("CI").as_deref() == Ok("true");
+    assert!(is_installed || !is_ci, "llhttp is not installed: run `tools/install-llhttp`");
+}

@@ -1,5 +1,5 @@
-//! The parsers and handlers of the decision service, for the fuzzer. Each runs on a gate in memory whose clock stands
-//! still, so that the same input gets the same output.
+//! The parsers of HTTP/1, and the parsers and handlers of the decision service, for the fuzzer. The latter run on a gate in
+//! memory whose clock stands still, so that the same input gets the same output.
 
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
@@ -16,6 +16,10 @@ use tollgate::rules::file::RuleFile;
 use tollgate::rules::file::internal::DomainConfig;
 use tollgate::{Gate, Limiter, ManualClock, Timestamp};
 
+pub use crate::gateway::http1_fuzzing::{
+    Http1Body, Http1End, Http1Framing, Http1Request, Http1Response, read_request_chunks, read_requests, read_response,
+    read_response_chunks,
+};
 use crate::service::grpc::GrpcState;
 use crate::service::http::{ServiceState, answer_simple_check, routes};
 use crate::service::proto::envoy::service::ratelimit::v3::RateLimitRequest;

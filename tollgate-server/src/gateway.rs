@@ -63,6 +63,7 @@ use self::exchange::Worker;
 use self::frames::Closings;
 use self::header_names::HeaderFilter;
 use self::headers::RequestIds;
+pub(crate) use self::lane::fuzzing as http1_fuzzing;
 use self::per_address::PerAddress;
 use self::ports::{NextPort, Port};
 use self::site::Site;

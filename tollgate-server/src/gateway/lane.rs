@@ -10,6 +10,8 @@
 mod abandoned;
 mod conn;
 mod forwarding;
+#[doc(hidden)]
+pub(crate) mod fuzzing;
 mod http1_client;
 mod hyper_client;
 mod outcome;

@@ -70,6 +70,21 @@ fn every_message_is_refused_or_read_by_upstreams_as_by_the_gateway() {
     assert!(findings.is_empty(), "{} findings:\n{}", findings.len(), findings.join("\n"));
 }
 
+/// The table in `docs/http1.md` names messages that are here, and refused.
+#[test]
+fn every_message_in_the_documentation_is_refused() {
+    let statuses: BTreeMap<_, _> = read_all().into_iter().map(|message| (message.name, message.statuses)).collect();
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/http1.md");
+    let text = std::fs::read_to_string(page).expect("the page can be read");
+    let rows = text.lines().filter_map(|line| line.strip_prefix('|')?.strip_suffix('|')?.rsplit_once('|'));
+    let names: Vec<_> = rows.flat_map(|(_, messages)| messages.split('`').skip(1).step_by(2)).collect();
+    assert!(names.len() > 30, "the table has only {} messages", names.len());
+    for name in names {
+        let statuses = statuses.get(name).unwrap_or_else(|| panic!("{name} is not in the corpus"));
+        assert!(statuses.iter().all(|status| *status >= 400), "{name} is not refused");
+    }
+}
+
 /// Sends all messages through a gateway to a server. Returns what is wrong.
 fn replay(upstream: &Upstream, messages: &[Message]) -> Vec<String> {
     let gateway = Process::start(folder_with(&[(RULES, &rules(upstream.address))]), &["serve", "--config", RULES]);

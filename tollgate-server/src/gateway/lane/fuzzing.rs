@@ -1,0 +1,173 @@
+//! The parsers of HTTP/1 messages, for the fuzzer.
+
+use std::net::Ipv4Addr;
+
+use tollgate::rules::TrustedProxies;
+use tollgate::rules::file::internal::UnderscoreHeaders;
+
+use super::super::framing::FramingGuard;
+use super::super::header_names::HeaderFilter;
+use super::request::{PlainRequest, RequestParse};
+use super::request_body::{ReceivedBody, RequestBody};
+use super::request_headers::{HeaderBuffer, HeadersView};
+use super::response::{ClientFraming, ResponseBody, ResponseHead, ResponseParse};
+
+/// The longest head, as by default.
+const MAX_HEAD: usize = 64 << 10;
+
+/// A request as the gateway reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Http1Request {
+    pub method: String,
+    pub target: String,
+    pub is_http10: bool,
+    /// The names and values of the fields that are not dropped.
+    pub fields: Vec<(String, Vec<u8>)>,
+    pub body: Vec<u8>,
+    /// The trailers with the final empty line, if it is chunked.
+    pub trailers: Vec<u8>,
+    /// Whether all of the body has arrived.
+    pub is_complete: bool,
+    /// Whether the connection ends with it.
+    pub is_last: bool,
+    /// Whether the client wants to switch to another protocol.
+    pub has_upgrade: bool,
+}
+
+/// How the bytes of a connection end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Http1End {
+    /// After a message that another one may follow.
+    Open,
+    /// After the last message.
+    Closed,
+    /// In a message.
+    Incomplete,
+    /// With a message that is refused.
+    Refused,
+}
+
+/// Reads the requests of a connection.
+pub fn read_requests(mut bytes: &[u8]) -> (Vec<Http1Request>, Http1End) {
+    let mut requests = Vec::new();
+    while !bytes.is_empty() {
+        let (proxies, peer) = (TrustedProxies::default(), Ipv4Addr::LOCALHOST.into());
+        let filter = HeaderFilter::with(UnderscoreHeaders::Keep, &proxies, peer);
+        let mut lines = HeaderBuffer::default();
+        let plain = match PlainRequest::read(bytes, &mut lines, MAX_HEAD, &filter) {
+            RequestParse::Complete(plain) => plain,
+            RequestParse::Partial => return (requests, Http1End::Incomplete),
+            RequestParse::Invalid(_) => return (requests, Http1End::Refused),
+        };
+        let is_refused = plain.failure(u64::MAX).is_some() || plain.check_readable().is_err();
+        if is_refused || matches!(plain.rest, RequestBody::Invalid(_)) {
+            return (requests, Http1End::Refused);
+        }
+        let ReceivedBody { content: body, trailers } = plain.received_body();
+        let request = Http1Request {
+            method: plain.method.to_owned(),
+            target: plain.target.received().map(|target| target.to_string()).unwrap_or_default(),
+            is_http10: plain.is_http10(),
+            fields: fields(plain.headers),
+            body,
+            trailers,
+            is_complete: plain.rest.is_complete(),
+            is_last: plain.is_last,
+            has_upgrade: plain.upgrade.is_some(),
+        };
+        let (is_complete, is_last, length) = (request.is_complete, request.is_last, plain.bytes.len());
+        requests.push(request);
+        match (is_complete, is_last) {
+            (false, _) => return (requests, Http1End::Incomplete),
+            (true, true) => return (requests, Http1End::Closed),
+            (true, false) => bytes = &bytes[length..],
+        }
+    }
+    (requests, Http1End::Open)
+}
+
+fn fields(headers: HeadersView<'_>) -> Vec<(String, Vec<u8>)> {
+    headers.iter().map(|(line, _)| (line.name.to_owned(), line.value.to_vec())).collect()
+}
+
+/// A chunked body as the gateway reads it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Http1Body {
+    pub content: Vec<u8>,
+    /// The number of bytes that belong to it.
+    pub length: usize,
+    pub is_complete: bool,
+    /// The chunks for the other side.
+    pub forwarded: Vec<u8>,
+}
+
+/// Reads a chunked body of a request that arrives in pieces. Returns `None` if it is refused.
+pub fn read_request_chunks<'p>(pieces: impl IntoIterator<Item = &'p [u8]>) -> Option<Http1Body> {
+    let chunks = || RequestBody::Chunked(Box::new(FramingGuard::for_request_chunks()));
+    let (mut passed_on, mut converted, mut received) = (chunks(), chunks(), ReceivedBody::default());
+    let mut body = Http1Body::default();
+    for piece in pieces {
+        let (taken, _) = passed_on.take(piece, &mut body.forwarded).ok()?;
+        let taken_again = converted.take_content(piece, &mut received).ok()?;
+        assert_eq!(taken, taken_again, "both ways read the same body");
+        body.length += taken;
+    }
+    assert_eq!(passed_on.is_complete(), converted.is_complete(), "both ways read the same body");
+    received.trailers()?;
+    Some(Http1Body { content: received.content, is_complete: passed_on.is_complete(), ..body })
+}
+
+/// A response as the gateway reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Http1Response {
+    pub status: u16,
+    pub fields: Vec<(String, Vec<u8>)>,
+    /// The length of the head.
+    pub head: usize,
+    pub framing: Http1Framing,
+    /// Whether the connection can be used again after the body.
+    pub stays_open: bool,
+}
+
+/// How the end of a body is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Http1Framing {
+    Length(u64),
+    Chunked,
+    UntilClose,
+}
+
+/// Reads the head of a response, to HEAD if `is_head`. Returns `None` if it is incomplete or refused.
+pub fn read_response(bytes: &[u8], is_head: bool) -> Option<Http1Response> {
+    let mut lines = HeaderBuffer::default();
+    let head = match ResponseHead::read(bytes, &mut lines, is_head) {
+        ResponseParse::Complete(head) | ResponseParse::Interim(head) | ResponseParse::Switch(head) => head,
+        ResponseParse::Partial | ResponseParse::TooManyHeaders | ResponseParse::Invalid => return None,
+    };
+    let framing = match head.body {
+        ResponseBody::Length(length) => Http1Framing::Length(length),
+        ResponseBody::Chunks { .. } => Http1Framing::Chunked,
+        ResponseBody::UntilClose { .. } => Http1Framing::UntilClose,
+    };
+    let fields = fields(lines.view());
+    Some(Http1Response { status: head.status.as_u16(), fields, head: head.bytes, framing, stays_open: head.stays_open })
+}
+
+/// Reads a chunked body of a response that arrives in pieces. Returns `None` if it is malformed.
+pub fn read_response_chunks<'p>(pieces: impl IntoIterator<Item = &'p [u8]>) -> Option<Http1Body> {
+    let framing_guard = FramingGuard::for_response_chunks();
+    let mut chunks = ResponseBody::Chunks { framing_guard, framing: ClientFraming::Chunked, trailers: None };
+    let framing_guard = FramingGuard::for_response_chunks();
+    let mut raw = ResponseBody::Chunks { framing_guard, framing: ClientFraming::Raw, trailers: None };
+    let mut body = Http1Body::default();
+    for piece in pieces {
+        let (taken, _) = chunks.take(piece, &mut body.forwarded).ok()?;
+        let (taken_again, _) = raw.take(piece, &mut body.content).ok()?;
+        assert_eq!(taken, taken_again, "both ways read the same body");
+        body.length += taken;
+        if chunks.is_over() {
+            break;
+        }
+    }
+    Some(Http1Body { is_complete: chunks.is_over(), ..body })
+}
