@@ -74,7 +74,7 @@ pub(crate) enum TimeSource {
 impl TimeSource {
     /// Returns the system's clock, or `None` on a platform that has none.
     pub(crate) fn system() -> Option<Self> {
-        Some(Self::System(SystemClock::new(Machine::new()?)))
+        Machine::new().map(SystemClock::new).map(Self::System)
     }
 
     /// Returns the limiter's time.
