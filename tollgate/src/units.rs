@@ -79,7 +79,6 @@ pub(crate) struct WallOffset(Option<Arc<AtomicI64>>);
 
 impl WallOffset {
     /// Returns an offset of 0 that can be [set](Self::set). Clones share it.
-    #[cfg(not(all(target_family = "wasm", target_os = "unknown")))]
     pub(crate) fn adjustable() -> Self {
         Self(Some(Arc::default()))
     }
@@ -89,7 +88,6 @@ impl WallOffset {
         self.0.as_ref().map_or(0, |micros| micros.load(Ordering::Relaxed))
     }
 
-    #[cfg(not(all(target_family = "wasm", target_os = "unknown")))]
     pub(crate) fn set(&self, micros: i64) {
         if let Some(offset) = &self.0 {
             offset.store(micros, Ordering::Relaxed);
