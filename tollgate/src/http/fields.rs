@@ -1,11 +1,11 @@
-//! The fields of rate limits: their names, values that share one allocation, and the fields of an upstream that has limits
-//! of its own.
+//! The fields of rate limits: their names, values that share one allocation, and the fields of an upstream that has
+//! limits of its own.
 //!
 //! The numbers of a response change with each request. Their texts are concatenated on the stack and moved to the heap
 //! together. Each header value is a slice of that allocation.
 //!
-//! Reading the fields of an upstream is lenient, because the aim is not to promise a client more than the upstream allows: the strictest of
-//! several values counts, and invalid values are ignored.
+//! Reading the fields of an upstream is lenient, because the aim is not to promise a client more than the upstream
+//! allows: the strictest of several values counts, and invalid values are ignored.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};

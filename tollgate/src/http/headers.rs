@@ -1,7 +1,8 @@
 //! The headers of a request, in a map or as parsed lines.
 //!
-//! Also the names of headers in which proxies describe the client and the original request. An upstream trusts these headers because it trusts the proxy in front of it. The gateway drops them unless a trusted
-//! proxy sent them, because a client can forge them.
+//! Also the names of headers in which proxies describe the client and the original request. An upstream trusts these
+//! headers because it trusts the proxy in front of it. The gateway drops them unless a trusted proxy sent them, because
+//! a client can forge them.
 
 use ::http::header::{GetAll, ValueIter};
 use ::http::{HeaderMap, HeaderName, HeaderValue};
