@@ -13,6 +13,10 @@ use std::fmt;
 const MAX_CHUNK_LINE: usize = 256;
 /// The maximum length of trailers.
 const MAX_TRAILER_BYTES: usize = 16 << 10;
+/// The maximum number of trailers, as of the headers of a message.
+const MAX_TRAILERS: usize = 100;
+/// The longest body. Many servers read a length as a signed number of 64 bits.
+const MAX_LENGTH: u64 = i64::MAX as u64;
 /// The maximum number of hexadecimal digits of a chunk size.
 const MAX_CHUNK_DIGITS: u32 = 15;
 
@@ -59,6 +63,7 @@ enum At {
     /// In the trailers.
     Trailer {
         bytes: usize,
+        lines: usize,
         part: TrailerPart,
     },
     Refused,
@@ -112,7 +117,7 @@ impl fmt::Display for Ambiguity {
             Self::Nul => "the head contains a NUL",
             Self::SpaceBeforeColon => "a header name is followed by a space",
             Self::FoldedLine => "a header is folded over several lines",
-            Self::BadLength => "Content-Length is not a number",
+            Self::BadLength => "Content-Length is not a number below 2^63",
             Self::SeveralLengths => "there is more than one Content-Length",
             Self::BothLengths => "there are both Content-Length and Transfer-Encoding",
             Self::BadTransferCoding => "Transfer-Encoding is not exactly chunked",
@@ -232,14 +237,14 @@ impl FramingGuard {
                 _ => At::ChunkExtension { size, line: line + 1 },
             },
             At::ChunkSizeLf { size } => match (byte, size) {
-                (b'\n', 0) => At::Trailer { bytes: 0, part: TrailerPart::Start },
+                (b'\n', 0) => At::Trailer { bytes: 0, lines: 0, part: TrailerPart::Start },
                 (b'\n', left) => At::Chunk { left },
                 _ => return Err(Ambiguity::BadChunk),
             },
             At::ChunkCr if byte == b'\r' => At::ChunkLf,
             At::ChunkLf if byte == b'\n' => At::ChunkSize { size: 0, digits: 0, line: 0 },
             At::ChunkCr | At::ChunkLf => return Err(Ambiguity::BadChunk),
-            At::Trailer { bytes, part } => trailer(byte, bytes, part)?,
+            At::Trailer { bytes, lines, part } => trailer(byte, bytes, lines, part)?,
         };
         Ok(1)
     }
@@ -322,10 +327,7 @@ impl Head {
         if self.length.is_some() {
             return Err(Ambiguity::SeveralLengths);
         }
-        // `parse` would accept a sign.
-        let digits = Some(value).filter(|value| value.iter().all(u8::is_ascii_digit));
-        let text = digits.and_then(|digits| std::str::from_utf8(digits).ok());
-        self.length = Some(text.and_then(|text| text.parse().ok()).ok_or(Ambiguity::BadLength)?);
+        self.length = Some(length(value).ok_or(Ambiguity::BadLength)?);
         Ok(())
     }
 
@@ -355,6 +357,14 @@ impl Head {
 const CONTENT_LENGTH: &[u8] = b"content-length";
 const TRANSFER_ENCODING: &[u8] = b"transfer-encoding";
 
+/// Parses a length, which consists only of digits.
+pub(super) fn length(value: &[u8]) -> Option<u64> {
+    // `parse` would accept a sign.
+    let is_number = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
+    let length = std::str::from_utf8(value).ok().filter(|_| is_number)?.parse().ok();
+    length.filter(|length| *length <= MAX_LENGTH)
+}
+
 fn chunk_size(byte: u8, size: u64, digits: u32, line: usize) -> Result<At, Ambiguity> {
     match (byte as char).to_digit(16) {
         Some(_) if digits >= MAX_CHUNK_DIGITS => Err(Ambiguity::BadChunk),
@@ -368,10 +378,11 @@ fn chunk_size(byte: u8, size: u64, digits: u32, line: usize) -> Result<At, Ambig
     }
 }
 
-fn trailer(byte: u8, bytes: usize, part: TrailerPart) -> Result<At, Ambiguity> {
-    if bytes >= MAX_TRAILER_BYTES {
+fn trailer(byte: u8, bytes: usize, lines: usize, part: TrailerPart) -> Result<At, Ambiguity> {
+    if bytes >= MAX_TRAILER_BYTES || lines > MAX_TRAILERS {
         return Err(Ambiguity::HeadTooLong);
     }
+    let lines = lines + usize::from(part == TrailerPart::Lf);
     let part = match (part, byte) {
         (TrailerPart::LastLf, b'\n') => return Ok(At::Head),
         (TrailerPart::Lf, b'\n') => TrailerPart::Start,
@@ -383,7 +394,7 @@ fn trailer(byte: u8, bytes: usize, part: TrailerPart) -> Result<At, Ambiguity> {
         (TrailerPart::Value, byte) if byte == b'\t' || !byte.is_ascii_control() => TrailerPart::Value,
         _ => return Err(Ambiguity::BadChunk),
     };
-    Ok(At::Trailer { bytes: bytes + 1, part })
+    Ok(At::Trailer { bytes: bytes + 1, lines, part })
 }
 
 /// Returns whether names may have a byte (RFC 9110, section 5.6.2).
@@ -476,6 +487,23 @@ mod tests {
             assert_eq!(unchunk(FramingGuard::for_response_chunks(), text), is_valid, "{text:?}");
             assert!(!unchunk(FramingGuard::for_request_chunks(), text), "{text:?}");
         }
+    }
+
+    #[test]
+    fn a_length_that_some_servers_cannot_read_is_refused() {
+        let head = |length: &str| checked(&format!("POST / HTTP/1.1\r\nContent-Length: {length}\r\n\r\n"));
+        assert_eq!(head("9223372036854775807"), Ok(At::Body { left: MAX_LENGTH }));
+        for length in ["9223372036854775808", "18446744073709551615", "18446744073709551616"] {
+            assert_eq!(head(length), Err(Ambiguity::BadLength), "{length}");
+        }
+    }
+
+    #[test]
+    fn more_trailers_than_headers_are_refused() {
+        let body = |count| format!("0\r\n{}\r\n", "a: b\r\n".repeat(count));
+        let unchunk = |text: String| FramingGuard::for_request_chunks().unchunk(text.as_bytes(), |_| {});
+        assert_eq!(unchunk(body(MAX_TRAILERS)), Ok(body(MAX_TRAILERS).len()));
+        assert_eq!(unchunk(body(MAX_TRAILERS + 1)), Err(Ambiguity::HeadTooLong));
     }
 
     #[test]

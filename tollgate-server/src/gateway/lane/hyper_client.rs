@@ -15,6 +15,7 @@ use super::super::body_channel::{BodyWriter, Demand, channel};
 use super::super::buffer_budget::BufferedBytes;
 use super::super::exchange::Exchange;
 use super::super::failure::Failure;
+use super::super::framing;
 use super::super::headers::X_REQUEST_ID;
 use super::forwarding::{ForwardResult, Forwarding};
 use super::request::PlainRequest;
@@ -180,7 +181,7 @@ impl Lane<'_> {
             || self.worker.is_closing()
             || self.has_undrainable_body() && body.is_local();
         let lacks_body = matches!(parts.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
-        let announced = parts.headers.get(CONTENT_LENGTH).and_then(|length| text::length(length.as_bytes()));
+        let announced = parts.headers.get(CONTENT_LENGTH).and_then(|length| framing::length(length.as_bytes()));
         let actual = body.size_hint().exact();
         let missing = actual.filter(|_| announced.is_none() && !lacks_body && (!is_head || body.is_local()));
         if is_head {

@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 use tollgate::internal::HeaderLine;
 
 use super::super::failure::Failure;
+use super::super::framing;
 use super::super::header_names::{DroppedHeaders, Fate, HeaderFilter, HeaderKind, kind};
 use super::request_body::BodyLength;
 use super::text;
@@ -114,7 +115,7 @@ impl<'a> RequestHeaders<'a> {
                     host.get_or_insert(value);
                 }
                 HeaderKind::ContentLength => {
-                    length.replace(BodyLength::Known(text::length(value)?)).is_none().then_some(())?;
+                    length.replace(BodyLength::Known(framing::length(value)?)).is_none().then_some(())?;
                 }
                 HeaderKind::TransferEncoding if value.eq_ignore_ascii_case(b"chunked") && !is_http10 => {
                     length.replace(BodyLength::Chunked).is_none().then_some(())?;

@@ -7,7 +7,7 @@ use http::header::DATE;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Version};
 use tollgate::Outcome;
 
-use super::super::framing::FramingGuard;
+use super::super::framing::{self, FramingGuard};
 use super::super::header_names::{self, HeaderKind};
 use super::super::headers::{self, X_REQUEST_ID};
 use super::super::site::Edits;
@@ -211,7 +211,7 @@ fn add(map: &mut HeaderMap, name: &str, value: &[u8]) {
 
 /// Returns whether a response has headers that announce a body.
 fn has_body_headers(lines: HeadersView<'_>) -> bool {
-    let has_length = lines.values(HeaderKind::ContentLength).any(|value| text::length(value) != Some(0));
+    let has_length = lines.values(HeaderKind::ContentLength).any(|value| framing::length(value) != Some(0));
     has_length || lines.values(HeaderKind::TransferEncoding).next().is_some()
 }
 
@@ -234,7 +234,7 @@ impl ResponseBody {
         let (mut length, mut is_chunked) = (None, false);
         for (line, kind) in lines.iter() {
             let is_first = match kind {
-                HeaderKind::ContentLength => length.replace(text::length(line.value)?).is_none(),
+                HeaderKind::ContentLength => length.replace(framing::length(line.value)?).is_none(),
                 HeaderKind::TransferEncoding if line.value.eq_ignore_ascii_case(b"chunked") => {
                     !std::mem::replace(&mut is_chunked, true)
                 }

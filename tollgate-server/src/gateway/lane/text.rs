@@ -71,9 +71,3 @@ pub(super) fn put_answer(
         out.extend_from_slice(response.body());
     }
 }
-
-/// Parses a length, which consists only of digits.
-pub(super) fn length(value: &[u8]) -> Option<u64> {
-    let is_number = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
-    std::str::from_utf8(value).ok().filter(|_| is_number)?.parse().ok()
-}
