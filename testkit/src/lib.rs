@@ -11,6 +11,7 @@
 //! | [`metrics`] | servers that together have every metric |
 //! | [`upstream`] | servers behind a gateway |
 //! | [`certificates`] | authorities and the certificates that they issue |
+//! | [`window`] | windows that do not end while a test runs |
 //! | [`port`], [`process`], [`folder`], [`wait`], [`skip`] | what the others are made of |
 
 pub mod certificates;
@@ -26,3 +27,4 @@ pub mod skip;
 pub mod tollgate;
 pub mod upstream;
 pub mod wait;
+pub mod window;

@@ -1,4 +1,4 @@
-//! Waits for other processes: the only place here that reads a clock and sleeps.
+//! Waits for other processes: the only place here that sleeps.
 
 use std::thread;
 use std::time::{Duration, Instant};

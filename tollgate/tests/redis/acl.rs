@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use testkit::redis::{Cluster, RedisServer};
+use testkit::window::LONG_WINDOW;
 use tollgate::redis::{Layout, RedisLimiter, RedisSettings, RuleSets};
 use tollgate::{Ban, Consistency, FixedWindow, HOUR, Hit, Limit, MINUTE, Rate, SlidingWindowLog, Source, TokenBucket};
 
@@ -48,7 +49,7 @@ async fn do_everything(settings: RedisSettings, lose_scripts: impl FnOnce()) {
     let leased = Limit::new("leased", bucket).expect("valid").with_consistency(Consistency::Leased);
     let ban = Limit::ban("banned", Ban { after: 3, within: MINUTE, for_: HOUR }).expect("valid");
     let mut lose_scripts = Some(lose_scripts);
-    for variant in variants(10, HOUR) {
+    for variant in variants(10, LONG_WINDOW) {
         let builder = RedisLimiter::builder(settings.clone()).limit(variant.limit());
         let limiter = builder.store_timeout(Duration::from_secs(5)).connect().await.expect("the settings are good");
         for _ in 0..12 {
@@ -62,7 +63,8 @@ async fn do_everything(settings: RedisSettings, lose_scripts: impl FnOnce()) {
         limiter.refund(reservation).await.expect("refunded");
         let _ = limiter.peek("ann").await.expect("peeked");
         // Another quota, which converts the state.
-        let other = variants(20, HOUR).into_iter().find(|other| other.name == variant.name).expect("the same variants");
+        let other =
+            variants(20, LONG_WINDOW).into_iter().find(|other| other.name == variant.name).expect("the same variants");
         let changed = limiter.with_limits([other.limit()].to_vec()).expect("valid");
         assert_eq!(changed.check("ann").await.source(), Source::Store, "{}", variant.name);
         if let Some(lose) = lose_scripts.take() {
@@ -77,7 +79,7 @@ async fn do_everything(settings: RedisSettings, lose_scripts: impl FnOnce()) {
     for _ in 0..300 {
         assert_eq!(limiter.check("ann").await.source(), Source::Store);
     }
-    let limits = vec![leased, ban, Limit::new("user", FixedWindow::new(5, HOUR)).expect("valid")];
+    let limits = vec![leased, ban, Limit::new("user", FixedWindow::new(5, LONG_WINDOW)).expect("valid")];
     let builder = RedisLimiter::builder(settings.clone()).limits(limits).store_timeout(Duration::from_secs(5));
     let limiter = builder.connect().await.expect("the settings are good");
     let id = |name: &str| limiter.id(name).expect("there is such a limit");
@@ -98,8 +100,8 @@ async fn do_everything(settings: RedisSettings, lose_scripts: impl FnOnce()) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let builder =
-        RedisLimiter::builder(settings.clone()).limit(Limit::new("user", FixedWindow::new(5, HOUR)).expect("valid"));
+    let builder = RedisLimiter::builder(settings.clone())
+        .limit(Limit::new("user", FixedWindow::new(5, LONG_WINDOW)).expect("valid"));
     let _other = builder.connect().await.expect("the settings are good");
     tokio::time::timeout(RECOVERY, seen).await.expect("the other registers");
 
@@ -175,7 +177,7 @@ async fn a_missing_permission_is_reported_with_the_fix_until_it_is_granted() {
     let without = |missing: &str| all.iter().filter(|rule| *rule != missing).cloned().collect::<Vec<_>>();
     for missing in ["+evalsha", "+mget", "+set", "~rate_limit:*"] {
         grant(&server, &without(missing));
-        let limit = Limit::new("user", FixedWindow::new(1_000_000, HOUR)).expect("valid");
+        let limit = Limit::new("user", FixedWindow::new(1_000_000, LONG_WINDOW)).expect("valid");
         let builder = RedisLimiter::builder(settings.clone()).limit(limit).store_timeout(Duration::from_secs(5));
         let limiter = builder.connect().await.expect("the settings are good");
         assert_eq!(limiter.check("ann").await.source(), Source::Local, "{missing}");
@@ -204,7 +206,7 @@ async fn limits_work_for_a_user_that_may_not_register_nodes() {
     let settings = RedisSettings::new(url).username("limiter").password("s3cret");
     let all = settings.acl_rules().expect("the settings are good");
     grant(&server, &all.iter().filter(|rule| !rule.starts_with("+z")).cloned().collect::<Vec<_>>());
-    let limit = Limit::new("user", FixedWindow::new(1_000_000, HOUR)).expect("valid");
+    let limit = Limit::new("user", FixedWindow::new(1_000_000, LONG_WINDOW)).expect("valid");
     let builder = RedisLimiter::builder(settings).limit(limit).store_timeout(Duration::from_secs(5));
     let limiter = builder.connect().await.expect("the settings are good");
     let refused_to_register = async {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use testkit::redis::RedisServer;
+use testkit::window::LONG_WINDOW;
 use tollgate::redis::RedisLimiter;
 use tollgate::{
     Consistency, DAY, FixedWindow, Hit, Limit, OnStoreFailure, Rate, SlidingWindowCounter, Source, TokenBucket,
@@ -21,7 +22,7 @@ async fn limiter(server: &RedisServer, limit: Limit) -> RedisLimiter {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_requests_take_few_calls() {
     let server = RedisServer::start();
-    let limiter = limiter(&server, Limit::new("wide", FixedWindow::new(1_000_000, DAY)).unwrap()).await;
+    let limiter = limiter(&server, Limit::new("wide", FixedWindow::new(1_000_000, LONG_WINDOW)).unwrap()).await;
     let before = limiter.stats();
     let tasks = (0..256).map(|task| {
         let limiter = limiter.clone();
@@ -58,7 +59,7 @@ async fn expensive_requests_are_sent_in_small_batches() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_are_counted_with_their_sizes_times_and_bytes() {
     let server = RedisServer::start();
-    let limiter = limiter(&server, Limit::new("user", FixedWindow::new(1_000_000, DAY)).unwrap()).await;
+    let limiter = limiter(&server, Limit::new("user", FixedWindow::new(1_000_000, LONG_WINDOW)).unwrap()).await;
     let keys: Vec<String> = (0..40).map(|key| format!("user {key}")).collect();
     let before = limiter.stats();
     for decision in join_all(keys.iter().map(|key| limiter.check(key))).await {
@@ -96,7 +97,7 @@ async fn leases_and_the_hits_that_they_serve_are_counted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_single_request_is_sent_at_once() {
     let server = RedisServer::start();
-    let limiter = limiter(&server, Limit::new("alone", FixedWindow::new(1_000, DAY)).unwrap()).await;
+    let limiter = limiter(&server, Limit::new("alone", FixedWindow::new(1_000, LONG_WINDOW)).unwrap()).await;
     let before = limiter.stats();
     for _ in 0..50 {
         assert!(limiter.check("key").await.is_allowed());
@@ -107,7 +108,7 @@ async fn a_single_request_is_sent_at_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_with_foreign_data_fails_alone() {
     let server = RedisServer::start();
-    for variant in variants(10, DAY) {
+    for variant in variants(10, LONG_WINDOW) {
         let limiter = limiter(&server, variant.limit()).await;
         let _: () = redis::cmd("HSET")
             .arg(variant.name_of("taken"))
@@ -131,7 +132,7 @@ async fn a_key_with_foreign_data_fails_alone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_are_decided_in_order_of_arrival() {
     let server = RedisServer::start();
-    for variant in variants(700, DAY) {
+    for variant in variants(700, LONG_WINDOW) {
         let limiter = limiter(&server, variant.limit()).await;
         // More than two batches, so that several are in flight at once.
         let decisions = join_all((0..1_000).map(|_| limiter.check("key"))).await;
@@ -150,7 +151,8 @@ async fn requests_are_decided_in_order_of_arrival() {
 async fn requests_with_very_many_limits_are_decided() {
     // 64 keys a request, 256 requests together: more keys than one script call could name.
     let server = RedisServer::start();
-    let limits = (0..64).map(|limit| Limit::new(format!("limit {limit}"), FixedWindow::new(1_000, DAY)).unwrap());
+    let limits =
+        (0..64).map(|limit| Limit::new(format!("limit {limit}"), FixedWindow::new(1_000, LONG_WINDOW)).unwrap());
     let builder = limits.fold(RedisLimiter::builder(server.url()), |builder, limit| builder.limit(limit));
     let builder = builder.store_timeout(PATIENCE).on_store_failure(OnStoreFailure::Deny);
     let limiter = builder.connect().await.expect("valid settings");

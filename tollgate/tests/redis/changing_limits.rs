@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use testkit::redis::RedisServer;
+use testkit::window::LONG_WINDOW;
 use tokio::time::{Instant, sleep};
 use tollgate::redis::RedisLimiter;
 use tollgate::{
@@ -17,19 +18,21 @@ use crate::load::{RECOVERY, until};
 /// A whole hour, so a multiple of every window in use.
 const START: Timestamp = Timestamp::from_secs(1_700_000_040 - 1_700_000_040 % 3600);
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Refills a quota of 1,000 in the longest window.
+const SLOW: Rate = Rate::new(1_000, LONG_WINDOW);
 
-/// Every algorithm and variant, as functions of the quota. Rates are one unit per minute.
+/// Every algorithm and variant, as functions of the quota. Nothing is refilled during a test on a real clock.
 fn every_way() -> [fn(u64) -> Algorithm; 9] {
     [
-        |quota| TokenBucket::new(quota, Rate::per_minute(1)).into(),
-        |quota| TokenBucket::new(quota, Rate::per_minute(1)).interval().into(),
-        |quota| LeakyBucket::new(quota, Rate::per_minute(1)).into(),
-        |quota| LeakyBucket::new(quota, Rate::per_minute(1)).queue(1000 * HOUR).into(),
-        |quota| FixedWindow::new(quota, DAY).into(),
+        |quota| TokenBucket::new(quota, SLOW).into(),
+        |quota| TokenBucket::new(quota, SLOW).interval().into(),
+        |quota| LeakyBucket::new(quota, SLOW).into(),
+        |quota| LeakyBucket::new(quota, SLOW).queue(LONG_WINDOW).into(),
+        |quota| FixedWindow::new(quota, LONG_WINDOW).into(),
         |quota| FixedWindow::new(quota, DAY).from_first_request().into(),
         |quota| SlidingWindowLog::new(quota, DAY).into(),
-        |quota| SlidingWindowCounter::new(quota, DAY).into(),
-        |quota| SlidingWindowCounter::new(quota, DAY).segments(6).into(),
+        |quota| SlidingWindowCounter::new(quota, LONG_WINDOW).into(),
+        |quota| SlidingWindowCounter::new(quota, LONG_WINDOW).segments(6).into(),
     ]
 }
 
@@ -216,7 +219,7 @@ async fn variants_of_a_limit_share_a_key_but_not_cached_denials() {
 }
 
 fn leased(quota: u64) -> Limit {
-    limit(FixedWindow::new(quota, DAY)).with_consistency(Consistency::Leased)
+    limit(FixedWindow::new(quota, LONG_WINDOW)).with_consistency(Consistency::Leased)
 }
 
 async fn spend(limiter: &RedisLimiter, requests: usize) -> u64 {
@@ -230,7 +233,7 @@ async fn spend(limiter: &RedisLimiter, requests: usize) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leases_of_an_unchanged_limit_stay_in_use() {
     let server = RedisServer::start();
-    let other = |quota: u64| Limit::new("other", FixedWindow::new(quota, DAY)).expect("valid");
+    let other = |quota: u64| Limit::new("other", FixedWindow::new(quota, LONG_WINDOW)).expect("valid");
     let limiter = connect(&server, vec![leased(100_000)], None).await;
     let admitted = spend(&limiter, 300).await;
     let (calls, before) = (limiter.stats().calls, limiter.stats().leased);
@@ -249,7 +252,7 @@ async fn leases_of_a_changed_limit_are_given_back() {
     let server = RedisServer::start();
     let old = connect(&server, vec![leased(100_000)], None).await;
     let admitted = spend(&old, 300).await;
-    let new = changed(&old, FixedWindow::new(50_000, DAY));
+    let new = changed(&old, FixedWindow::new(50_000, LONG_WINDOW));
     let begin = Instant::now();
     while left(&new, "key").await != 50_000 - admitted {
         assert!(begin.elapsed() < RECOVERY, "{} left, {admitted} admitted", left(&new, "key").await);
@@ -266,7 +269,7 @@ fn clients(server: &RedisServer) -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_and_tasks_end_with_the_last_limiter() {
     let server = RedisServer::start();
-    let way = |quota: u64| FixedWindow::new(quota, HOUR);
+    let way = |quota: u64| FixedWindow::new(quota, LONG_WINDOW);
     let mut limiter = connect(&server, vec![leased(1_000)], None).await;
     let _ = spend(&limiter, 50).await;
     let connected = clients(&server);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use redis::{Connection, FromRedisValue};
 use testkit::redis::{Cluster, RedisServer, Sentinels};
+use testkit::window::LONG_WINDOW;
 use tollgate::redis::{Layout, RedisLimiter, RedisLimiterBuilder, RedisSettings};
 use tollgate::{
     Ban, Consistency, FixedWindow, HOUR, Hit, Limit, LimitSet, ManualClock, OnStoreFailure, Rate, SlidingWindowCounter,
@@ -159,8 +160,8 @@ async fn a_request_takes_from_keys_of_both_layouts_or_from_none() {
     let limits = vec![
         limit("log", SlidingWindowLog::new(3, HOUR)),
         limit("window", FixedWindow::new(10, HOUR).from_first_request()),
-        limit("fine", SlidingWindowCounter::new(10, HOUR).segments(60)),
-        limit("coarse", SlidingWindowCounter::new(10, HOUR).segments(6)),
+        limit("fine", SlidingWindowCounter::new(10, LONG_WINDOW).segments(60)),
+        limit("coarse", SlidingWindowCounter::new(10, LONG_WINDOW).segments(6)),
     ];
     let limiter = limiter(one_hash(server.url()), limits).await;
     let ids = ["log", "window", "fine", "coarse"].map(|name| limiter.id(name).expect("a limit"));
@@ -186,7 +187,7 @@ async fn a_hash_with_foreign_data_is_not_changed() {
     let mut connection = server.connection();
     let foreign: [&[&str]; 4] = [&["SET", "x"], &["HSET", "field", "x"], &["RPUSH", "x"], &["HSET", "", "x"]];
     for (index, words) in foreign.into_iter().enumerate() {
-        for variant in variants(10, HOUR).into_iter().filter(|variant| !variant.name.starts_with("log")) {
+        for variant in variants(10, LONG_WINDOW).into_iter().filter(|variant| !variant.name.starts_with("log")) {
             let name = format!("{} {index}", variant.name);
             let limiter = limiter(one_hash(server.url()), vec![limit(&name, variant.algorithm)]).await;
             let hash = hash(&name);
@@ -241,7 +242,7 @@ async fn a_reset_ends_denials_and_leases_in_other_processes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn processes_together_admit_the_limit() {
     let server = RedisServer::start();
-    let node = async || limiter(one_hash(server.url()), vec![limit("l", FixedWindow::new(100, HOUR))]).await;
+    let node = async || limiter(one_hash(server.url()), vec![limit("l", FixedWindow::new(100, LONG_WINDOW))]).await;
     let nodes = [node().await, node().await, node().await];
     let keys: Vec<String> = (0..10).map(|key| format!("key {key}")).collect();
     let requests = (0..150).flat_map(|_| &keys).enumerate();
@@ -252,7 +253,7 @@ async fn processes_together_admit_the_limit() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn variants_of_a_limit_share_its_keys() {
     let server = RedisServer::start();
-    let counter = |quota, segments| limit("l", SlidingWindowCounter::new(quota, HOUR).segments(segments));
+    let counter = |quota, segments| limit("l", SlidingWindowCounter::new(quota, LONG_WINDOW).segments(segments));
     for segments in [3, 60] {
         let () = run(&mut server.connection(), &["FLUSHALL"]);
         let builder = builder(one_hash(server.url())).limit(counter(10, 1)).variant("gold", counter(100, segments));

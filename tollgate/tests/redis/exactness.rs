@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use testkit::redis::RedisServer;
+use testkit::window::LONG_WINDOW;
 use tollgate::redis::RedisLimiter;
 use tollgate::{Hit, Limit, OnStoreFailure, Rate, SlidingWindowLog, Source, TokenBucket};
 
@@ -18,18 +19,11 @@ const QUOTA: u64 = 500;
 /// Requests of each task and variant: together more than twice the quota.
 const TURNS: usize = 10;
 
-/// Environment variables of a child: the address of Redis, and the window of its limits in seconds.
+/// Environment variable of a child: the address of Redis.
 const URL: &str = "TOLLGATE_TEST_URL";
-const WINDOW_SECS: &str = "TOLLGATE_TEST_WINDOW_SECS";
 
 /// Nothing here is about a slow Redis, and eight processes share two cores.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Returns a window with the current time in its middle, so that it neither ends nor refills during a test.
-fn long_window(server: &RedisServer) -> Duration {
-    let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut server.connection()).expect("Redis returns its time");
-    Duration::from_secs(seconds / 5 * 2)
-}
 
 async fn limiter(url: &str, limit: Limit) -> RedisLimiter {
     let builder = RedisLimiter::builder(url).limit(limit).store_timeout(PATIENCE);
@@ -42,9 +36,7 @@ async fn limiter(url: &str, limit: Limit) -> RedisLimiter {
 #[expect(clippy::print_stdout, reason = "a child reports its counts to its parent")]
 async fn child_process() {
     let url = std::env::var(URL).expect("the parent sets the address of Redis");
-    let window = std::env::var(WINDOW_SECS).expect("the parent sets the window");
-    let window = Duration::from_secs(window.parse().expect("the parent sends a number"));
-    for variant in variants(QUOTA, window) {
+    for variant in variants(QUOTA, LONG_WINDOW) {
         let limiter = limiter(&url, variant.limit()).await;
         let task = || {
             let limiter = limiter.clone();
@@ -71,12 +63,12 @@ async fn count_allowed(limiter: &RedisLimiter) -> u64 {
     allowed
 }
 
-fn spawn_children(server: &RedisServer, window: Duration) -> Vec<Child> {
+fn spawn_children(server: &RedisServer) -> Vec<Child> {
     let program = std::env::current_exe().expect("a test knows its program");
     let child = || {
         Command::new(&program)
             .args(["--exact", "exactness::child_process", "--ignored", "--nocapture"])
-            .envs([(URL, server.url()), (WINDOW_SECS, window.as_secs().to_string())])
+            .env(URL, server.url())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit())
             .spawn()
@@ -87,7 +79,7 @@ fn spawn_children(server: &RedisServer, window: Duration) -> Vec<Child> {
 
 /// Sums the requests that all children were allowed, by variant.
 fn collect(children: Vec<Child>) -> Vec<(Variant, u64)> {
-    let mut totals = variants(QUOTA, Duration::from_secs(1)).map(|variant| (variant, 0)).to_vec();
+    let mut totals = variants(QUOTA, LONG_WINDOW).map(|variant| (variant, 0)).to_vec();
     for child in children {
         let output = child.wait_with_output().expect("a child ends");
         let report = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -103,7 +95,7 @@ fn collect(children: Vec<Child>) -> Vec<(Variant, u64)> {
 #[test]
 fn eight_processes_admit_exactly_the_limit() {
     let server = RedisServer::start();
-    let children = spawn_children(&server, long_window(&server));
+    let children = spawn_children(&server);
     for (variant, admitted) in collect(children) {
         assert_eq!(admitted, QUOTA, "{}", variant.name);
     }
@@ -112,7 +104,7 @@ fn eight_processes_admit_exactly_the_limit() {
 #[test]
 fn flushing_the_scripts_under_load_loses_and_adds_no_units() {
     let server = RedisServer::start();
-    let mut children = spawn_children(&server, long_window(&server));
+    let mut children = spawn_children(&server);
     let mut connection = server.connection();
     let mut flushes = 0;
     while children.iter_mut().any(|child| matches!(child.try_wait(), Ok(None))) {
@@ -135,10 +127,9 @@ fn pause() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_of_several_limits_is_charged_for_admitted_requests() {
     let server = RedisServer::start();
-    let window = long_window(&server);
     let limits = [
-        Limit::new("all", SlidingWindowLog::new(400, window)).unwrap(),
-        Limit::new("some", TokenBucket::new(150, Rate::new(150, window))).unwrap(),
+        Limit::new("all", SlidingWindowLog::new(400, LONG_WINDOW)).unwrap(),
+        Limit::new("some", TokenBucket::new(150, Rate::new(150, LONG_WINDOW))).unwrap(),
     ];
     let build = || {
         let builder = RedisLimiter::builder(server.url()).store_timeout(PATIENCE);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use redis::Connection;
 use testkit::redis::{Link, RedisServer, Traffic};
+use testkit::window::LONG_WINDOW;
 use tokio::time::{Instant, sleep, timeout};
 use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
 use tollgate::{Decision, FixedWindow, HOUR, Limit, MINUTE, OnStoreFailure, Source};
@@ -22,7 +23,7 @@ fn builder(server: &RedisServer, policy: OnStoreFailure) -> RedisLimiterBuilder 
 }
 
 fn builder_for(url: String, policy: OnStoreFailure) -> RedisLimiterBuilder {
-    let wide = Limit::new("wide", FixedWindow::new(1 << 32, HOUR)).expect("the numbers are within the bounds");
+    let wide = Limit::new("wide", FixedWindow::new(1 << 32, LONG_WINDOW)).expect("the numbers are within the bounds");
     RedisLimiter::builder(url).limit(wide).store_timeout(TIMEOUT).on_store_failure(policy)
 }
 
@@ -198,7 +199,8 @@ async fn units_of_local_limits_can_be_refunded() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_limit_can_have_its_own_policy() {
     let mut server = RedisServer::start();
-    let limit = |name, policy| Limit::new(name, FixedWindow::new(10, MINUTE)).unwrap().with_on_store_failure(policy);
+    let limit =
+        |name, policy| Limit::new(name, FixedWindow::new(10, LONG_WINDOW)).unwrap().with_on_store_failure(policy);
     let limiter = RedisLimiter::builder(server.url())
         .limit(limit("allow", OnStoreFailure::Allow))
         .limit(limit("deny", OnStoreFailure::Deny))

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use testkit::redis::RedisServer;
+use testkit::window::LONG_WINDOW;
 use tollgate::http::Refusal;
 use tollgate::redis::RedisLimiter;
 use tollgate::rules::{Cost, Facts, KeyPart, Match, Mode, Rule, RuleSet, StatusSet};
@@ -28,8 +29,9 @@ fn user() -> KeyPart {
     KeyPart::header("x-user-id")
 }
 
-fn hourly(name: &str, limit: u64) -> Rule {
-    Rule::new(Limit::new(name, FixedWindow::new(limit, HOUR)).unwrap())
+/// A rule of a fixed window that does not end during a test.
+fn rule(name: &str, limit: u64) -> Rule {
+    Rule::new(Limit::new(name, FixedWindow::new(limit, LONG_WINDOW)).unwrap())
 }
 
 fn rule_set(rules: impl IntoIterator<Item = Rule>) -> RuleSet {
@@ -57,9 +59,9 @@ async fn two_gates_share_limits_and_a_denial_takes_nothing_from_the_others() {
     let rules = || {
         let endpoint = Match::everything().path("/api/expensive");
         [
-            hourly("global", 10_000),
-            hourly("user", 100).key(user()),
-            hourly("endpoint", 10).matching(endpoint).key(user()).key(KeyPart::path()),
+            rule("global", 10_000),
+            rule("user", 100).key(user()),
+            rule("endpoint", 10).matching(endpoint).key(user()).key(KeyPart::path()),
         ]
     };
     let gates = [gate(&server, rules()).await, gate(&server, rules()).await];
@@ -78,7 +80,7 @@ async fn two_gates_share_limits_and_a_denial_takes_nothing_from_the_others() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_ban_on_one_gate_is_a_ban_on_all() {
     let server = RedisServer::start();
-    let rules = || [hourly("login", 1).key(user()).ban(Ban { after: 3, within: HOUR, for_: 2 * HOUR })];
+    let rules = || [rule("login", 1).key(user()).ban(Ban { after: 3, within: HOUR, for_: 2 * HOUR })];
     let gates = [gate(&server, rules()).await, gate(&server, rules()).await];
     assert!(check(&gates[0], "/", "eve").await.is_allowed());
     for turn in 0..2 {
@@ -97,7 +99,8 @@ async fn a_ban_on_one_gate_is_a_ban_on_all() {
 async fn a_client_within_a_leased_limit_is_not_banned() {
     let server = RedisServer::start();
     let ban = Ban { after: 3, within: HOUR, for_: 2 * HOUR };
-    let leased = || Limit::new("login", FixedWindow::new(100, HOUR)).unwrap().with_consistency(Consistency::Leased);
+    let leased =
+        || Limit::new("login", FixedWindow::new(100, LONG_WINDOW)).unwrap().with_consistency(Consistency::Leased);
     let rules = || [Rule::new(leased()).key(user()).ban(ban)];
     let gates = [gate(&server, rules()).await, gate(&server, rules()).await];
     for user in ["ann", "bob", "eve"] {
@@ -116,11 +119,11 @@ async fn a_client_within_a_leased_limit_is_not_banned() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn plans_share_the_count_of_a_key() {
     let server = RedisServer::start();
-    let rule = hourly("user", 10)
+    let rule = rule("user", 10)
         .key(user())
         .plan(KeyPart::custom(|request| request.path().strip_prefix('/').map(Into::into)))
-        .plan_limit("gold", FixedWindow::new(1000, HOUR))
-        .key_limit(&["vip"], FixedWindow::new(5000, HOUR));
+        .plan_limit("gold", FixedWindow::new(1000, LONG_WINDOW))
+        .key_limit(&["vip"], FixedWindow::new(5000, LONG_WINDOW));
     let gate = gate(&server, [rule]).await;
     assert_eq!(remaining(&check(&gate, "/free", "ann").await), 9);
     assert_eq!(remaining(&check(&gate, "/gold", "ann").await), 998);
@@ -131,7 +134,7 @@ async fn plans_share_the_count_of_a_key() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shadow_rule_is_checked_with_the_others() {
     let server = RedisServer::start();
-    let gate = gate(&server, [hourly("new", 1).key(user()).mode(Mode::Shadow), hourly("old", 5).key(user())]).await;
+    let gate = gate(&server, [rule("new", 1).key(user()).mode(Mode::Shadow), rule("old", 5).key(user())]).await;
     let mut would = Vec::new();
     for _ in 0..3 {
         let outcome = check(&gate, "/", "ann").await;
@@ -159,7 +162,7 @@ async fn costs_are_settled_on_the_store() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn rules_are_replaced_under_load_without_a_wrong_decision() {
     let server = RedisServer::start();
-    let gate = gate(&server, [hourly("user", 1000).key(user())]).await;
+    let gate = gate(&server, [rule("user", 1000).key(user())]).await;
     let asking: Vec<_> = (0..8)
         .map(|_| {
             let gate = gate.clone();
@@ -176,9 +179,9 @@ async fn rules_are_replaced_under_load_without_a_wrong_decision() {
         })
         .collect();
     for turn in 0..40 {
-        let other = hourly(&format!("other-{turn}"), 1_000_000).matching(Match::everything().method("POST"));
+        let other = rule(&format!("other-{turn}"), 1_000_000).matching(Match::everything().method("POST"));
         let limit = if turn % 2 == 0 { 700 } else { 1000 };
-        gate.replace(rule_set([other, hourly("user", limit).key(user())])).unwrap();
+        gate.replace(rule_set([other, rule("user", limit).key(user())])).unwrap();
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let mut admitted = 0;
@@ -194,9 +197,10 @@ async fn rules_are_replaced_under_load_without_a_wrong_decision() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_its_store_a_gate_decides_by_policy() {
     let mut server = RedisServer::start();
-    let deny = Limit::new("deny", FixedWindow::new(5, HOUR)).unwrap().with_on_store_failure(OnStoreFailure::Deny);
+    let deny =
+        Limit::new("deny", FixedWindow::new(5, LONG_WINDOW)).unwrap().with_on_store_failure(OnStoreFailure::Deny);
     let settings = RedisLimiter::builder(server.url());
-    let rules = rule_set([Rule::new(deny).matching(Match::everything().path("/deny")), hourly("local", 2).key(user())]);
+    let rules = rule_set([Rule::new(deny).matching(Match::everything().path("/deny")), rule("local", 2).key(user())]);
     let gate = Gate::on_redis(rules, settings).await.unwrap();
     server.kill();
     let refused = check(&gate, "/deny", "ann").await;
@@ -209,8 +213,8 @@ async fn without_its_store_a_gate_decides_by_policy() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_explanation_has_the_state_of_the_store_and_takes_nothing() {
     let server = RedisServer::start();
-    let leased = Limit::new("leased", FixedWindow::new(10, HOUR)).unwrap().with_consistency(Consistency::Leased);
-    let gate = gate(&server, [hourly("user", 3), Rule::new(leased).matching(Match::everything().method("POST"))]).await;
+    let leased = Limit::new("leased", FixedWindow::new(10, LONG_WINDOW)).unwrap().with_consistency(Consistency::Leased);
+    let gate = gate(&server, [rule("user", 3), Rule::new(leased).matching(Match::everything().method("POST"))]).await;
     let facts = Facts::new("GET", "/");
     let _ = gate.decide(&facts).await;
     for _ in 0..2 {
@@ -230,7 +234,8 @@ async fn an_explanation_has_the_state_of_the_store_and_takes_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_estimate_is_never_taken_from_a_lease() {
     let server = RedisServer::start();
-    let leased = Limit::new("tokens", FixedWindow::new(10_000, HOUR)).unwrap().with_consistency(Consistency::Leased);
+    let leased =
+        Limit::new("tokens", FixedWindow::new(10_000, LONG_WINDOW)).unwrap().with_consistency(Consistency::Leased);
     let gate = gate(&server, [Rule::new(leased).key(user()).cost(Cost::constant(2))]).await;
     for _ in 0..50 {
         let outcome = check(&gate, "/", "ann").await;
@@ -251,8 +256,9 @@ async fn left(gate: &Gate, limit: &str, key: &[&[u8]]) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leased_limit_uses_its_lease_beside_a_limit_that_is_settled() {
     let server = RedisServer::start();
-    let leased = Limit::new("global", FixedWindow::new(10_000, HOUR)).unwrap().with_consistency(Consistency::Leased);
-    let failures = hourly("failures", 10_000).key(user()).count(StatusSet::failures());
+    let leased =
+        Limit::new("global", FixedWindow::new(10_000, LONG_WINDOW)).unwrap().with_consistency(Consistency::Leased);
+    let failures = rule("failures", 10_000).key(user()).count(StatusSet::failures());
     let gate = gate(&server, [Rule::new(leased), failures]).await;
     for turn in 0..200 {
         let outcome = check(&gate, "/", "ann").await;
@@ -270,7 +276,7 @@ async fn a_refund_beside_a_lease_returns_all_units() {
     // Almost nothing is refilled.
     let leased = Limit::new("global", TokenBucket::new(10_000, Rate::per_day(10_000))).unwrap();
     let leased = leased.with_consistency(Consistency::Leased);
-    let gate = gate(&server, [Rule::new(leased), hourly("user", 10_000).key(user())]).await;
+    let gate = gate(&server, [Rule::new(leased), rule("user", 10_000).key(user())]).await;
     let (mut out_of_leases, mut before) = (0, 0);
     for _ in 0..200 {
         let outcome = check(&gate, "/", "ann").await;
@@ -289,7 +295,8 @@ async fn a_refund_beside_a_lease_returns_all_units() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_ban_follows_the_policy_of_its_limit_while_the_store_fails() {
     let mut server = RedisServer::start();
-    let allowing = Limit::new("login", FixedWindow::new(5, HOUR)).unwrap().with_on_store_failure(OnStoreFailure::Allow);
+    let allowing =
+        Limit::new("login", FixedWindow::new(5, LONG_WINDOW)).unwrap().with_on_store_failure(OnStoreFailure::Allow);
     let ban = Ban { after: 3, within: HOUR, for_: HOUR };
     let settings = RedisLimiter::builder(server.url()).on_store_failure(OnStoreFailure::Deny);
     let gate = Gate::on_redis(rule_set([Rule::new(allowing).ban(ban)]), settings).await.unwrap();
@@ -302,7 +309,7 @@ async fn a_ban_follows_the_policy_of_its_limit_while_the_store_fails() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_matches_no_rule_is_allowed_at_once() {
     let server = RedisServer::start();
-    let gate = gate(&server, [hourly("posts", 1).matching(Match::everything().method("POST"))]).await;
+    let gate = gate(&server, [rule("posts", 1).matching(Match::everything().method("POST"))]).await;
     assert!(gate.decide_now(&Facts::new("GET", "/")).is_some_and(|outcome| outcome.is_allowed()));
 }
 
@@ -310,9 +317,10 @@ async fn a_request_that_matches_no_rule_is_allowed_at_once() {
 async fn responses_settle_limits_on_redis_and_each_gate_has_its_own_permits() {
     let server = RedisServer::start();
     let rules = || {
-        let leased = Limit::new("leased", FixedWindow::new(1000, HOUR)).unwrap().with_consistency(Consistency::Leased);
+        let leased =
+            Limit::new("leased", FixedWindow::new(1000, LONG_WINDOW)).unwrap().with_consistency(Consistency::Leased);
         [
-            hourly("failures", 10).count(StatusSet::failures()),
+            rule("failures", 10).count(StatusSet::failures()),
             Rule::new(leased).cost(Cost::constant(100)).settle_by("x-cost"),
             Rule::in_flight("at-once", 1).unwrap().key(user()),
         ]
@@ -357,8 +365,8 @@ async fn a_cached_denial_costs_no_token_verification() {
     let path = folder.path().join("tollgate.yaml");
     let text = "jwt: { key_file: secret, algorithms: [HS256] }
 limits:
-  - { name: per-user, key: 'jwt:sub', algorithm: fixed_window, limit: 100, window: 1h }
-  - { name: per-ip, key: ip, algorithm: fixed_window, limit: 1, window: 1h, ban: { after: 3, within: 1h, for: 2h } }
+  - { name: per-user, key: 'jwt:sub', algorithm: fixed_window, limit: 100, window: 10220d }
+  - { name: per-ip, key: ip, algorithm: fixed_window, limit: 1, window: 10220d, ban: { after: 3, within: 1h, for: 2h } }
 ";
     std::fs::write(&path, text).unwrap();
     let rules = tollgate::rules::file::RuleFile::load(&path).unwrap().compile().unwrap();
@@ -404,8 +412,8 @@ async fn a_cached_denial_does_not_use_up_units_of_a_lease() {
     // With a rule that reads tokens, cached denials are answered before the token is verified.
     let text = "jwt: { key_file: secret, algorithms: [HS256] }
 limits:
-  - { name: per-user, key: 'jwt:sub', algorithm: fixed_window, limit: 100, window: 1h }
-  - { name: site, key: 'header:x-site', algorithm: fixed_window, limit: 4000, window: 24h, consistency: leased }
+  - { name: per-user, key: 'jwt:sub', algorithm: fixed_window, limit: 100, window: 10220d }
+  - { name: site, key: 'header:x-site', algorithm: fixed_window, limit: 4000, window: 10220d, consistency: leased }
 ";
     std::fs::write(&path, text).unwrap();
     let rules = tollgate::rules::file::RuleFile::load(&path).unwrap().compile().unwrap();

@@ -6,6 +6,7 @@ mod resets;
 use std::time::Duration;
 
 use testkit::redis::RedisServer;
+use testkit::window::LONG_WINDOW;
 use tokio::time::Instant;
 use tollgate::redis::RedisLimiter;
 use tollgate::{
@@ -95,10 +96,10 @@ async fn a_leased_bucket_admits_no_more_than_its_capacity_and_its_rate() {
 async fn a_leased_window_admits_exactly_its_limit() {
     let server = RedisServer::start();
     for algorithm in [
-        FixedWindow::new(5_000, 24 * HOUR).into(),
+        FixedWindow::new(5_000, LONG_WINDOW).into(),
         FixedWindow::new(5_000, HOUR).from_first_request().into(),
         SlidingWindowLog::new(5_000, HOUR).into(),
-        SlidingWindowCounter::new(5_000, 24 * HOUR).into(),
+        SlidingWindowCounter::new(5_000, LONG_WINDOW).into(),
         TokenBucket::new(5_000, Rate::per_day(1)).into(),
     ] as [Algorithm; 5]
     {
@@ -201,7 +202,7 @@ async fn an_idle_key_is_decided_by_the_store() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unspent_leases_are_given_back() {
     let server = RedisServer::start();
-    let node = node(&server, FixedWindow::new(100_000, 24 * HOUR)).await;
+    let node = node(&server, FixedWindow::new(100_000, LONG_WINDOW)).await;
     let mut admitted = 0;
     for _ in 0..500 {
         admitted += u64::from(node.check("key").await.is_allowed());

@@ -5,6 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use testkit::redis::RedisServer;
+use testkit::window::LONG_WINDOW;
 use tollgate::redis::RedisLimiter;
 use tollgate::rules::{KeyPart, Rule, RuleSet};
 use tollgate::{
@@ -176,7 +177,7 @@ fn a_refund_after_the_clock_stepped_back_is_the_same_on_both() {
 async fn a_reset_by_name_lifts_the_ban_of_the_key() {
     let server = RedisServer::start();
     let ban = Ban { after: 1, within: HOUR, for_: HOUR };
-    let limit = Limit::new("per-user", FixedWindow::new(1, HOUR)).expect("valid");
+    let limit = Limit::new("per-user", FixedWindow::new(1, LONG_WINDOW)).expect("valid");
     let rules = RuleSet::builder().rule(Rule::new(limit).key(KeyPart::header("x-user-id")).ban(ban)).build();
     let settings = RedisLimiter::builder(server.url()).store_timeout(Duration::from_secs(5));
     let on_redis = Gate::on_redis(rules.clone().expect("built"), settings).await.expect("built");
@@ -195,7 +196,7 @@ async fn a_reset_by_name_lifts_the_ban_of_the_key() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refund_that_the_store_did_not_confirm_is_an_error() {
     let server = RedisServer::start();
-    let limit = Limit::new("per-user", FixedWindow::new(1, HOUR)).expect("valid");
+    let limit = Limit::new("per-user", FixedWindow::new(1, LONG_WINDOW)).expect("valid");
     let rules = RuleSet::builder().rule(Rule::new(limit).key(KeyPart::header("x-user-id"))).build().expect("built");
     let settings = RedisLimiter::builder(server.url()).store_timeout(Duration::from_secs(5));
     let gate = Gate::on_redis(rules, settings).await.expect("built");

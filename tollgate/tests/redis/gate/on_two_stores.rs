@@ -18,7 +18,7 @@ async fn bans_and_variants_are_on_the_store_of_their_limit() {
     let rules = || {
         let ban = Ban { after: 2, within: HOUR, for_: 2 * HOUR };
         let rich = FixedWindow::new(3, HOUR).from_first_request();
-        [hourly("all", 100), Rule::new(login()).key(user()).ban(ban).key_limit(&["rich"], rich)]
+        [rule("all", 100), Rule::new(login()).key(user()).ban(ban).key_limit(&["rich"], rich)]
     };
     let open = || {
         let settings = RedisLimiter::builder(default.url()).store("sessions", sessions.url());
@@ -40,7 +40,7 @@ async fn bans_and_variants_are_on_the_store_of_their_limit() {
     let login = ["rate_limit:ban:{login", "rate_limit:ban:{login", "rate_limit:{login", "rate_limit:{login"];
     assert_eq!(names(&sessions), login);
     // The limit on the default store counts the four allowed requests, and no denied ones.
-    let rich_again = gates[0].replace(rule_set([hourly("all", 100)]));
+    let rich_again = gates[0].replace(rule_set([rule("all", 100)]));
     assert!(rich_again.is_ok());
     assert_eq!(remaining(&check(&gates[0], "/", "rich").await), 95);
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use testkit::redis::RedisServer;
+use testkit::window::LONG_WINDOW;
 use tollgate::redis::RedisLimiter;
 use tollgate::rules::{KeyPart, Rule, RuleSet};
 use tollgate::{
@@ -42,8 +43,8 @@ async fn left(gate: &Gate) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_node_settles_a_reservation_once() {
     let server = RedisServer::start();
-    let first = on_redis(&server, rules(FixedWindow::new(100, HOUR)), None).await;
-    let second = on_redis(&server, rules(FixedWindow::new(100, HOUR)), None).await;
+    let first = on_redis(&server, rules(FixedWindow::new(100, LONG_WINDOW)), None).await;
+    let second = on_redis(&server, rules(FixedWindow::new(100, LONG_WINDOW)), None).await;
     let token = reserve(&first, 80, MINUTE).await.expect("allowed");
     assert_eq!(reserve(&second, 80, MINUTE).await, None, "denied");
     let settling = (0..8).map(|_| second.settle_token(&token, 30));
@@ -82,11 +83,11 @@ async fn changed_foreign_and_expired_reservations_are_refused() {
 async fn a_reservation_survives_a_reload_and_a_restart_of_its_node() {
     let server = RedisServer::start();
     let token = {
-        let node = on_redis(&server, rules(FixedWindow::new(100, HOUR)), None).await;
+        let node = on_redis(&server, rules(FixedWindow::new(100, LONG_WINDOW)), None).await;
         reserve(&node, 60, MINUTE).await.expect("allowed")
     };
     let node = on_redis(&server, rules(SlidingWindowLog::new(50, HOUR)), None).await;
-    node.replace(rules(FixedWindow::new(200, HOUR))).expect("replaced");
+    node.replace(rules(FixedWindow::new(200, LONG_WINDOW))).expect("replaced");
     assert_eq!(left(&node).await, 140);
     assert_eq!(node.settle_token(&token, 10).await, Ok(Settlement::Settled));
     assert_eq!(left(&node).await, 190);

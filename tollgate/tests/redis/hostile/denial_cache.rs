@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use testkit::redis::RedisServer;
+use testkit::window::LONG_WINDOW;
 use tokio::time::{Instant, sleep};
 use tollgate::redis::RedisLimiter;
 use tollgate::{FixedWindow, HOUR, Limit, Rate, SECOND, SlidingWindowCounter, SlidingWindowLog, Source, TokenBucket};
@@ -25,7 +26,7 @@ async fn exhaust(limiter: &RedisLimiter, key: &str) {
 }
 
 fn caching() -> impl Iterator<Item = Variant> {
-    variants(5, HOUR).into_iter().filter(|variant| !variant.counts_denied())
+    variants(5, LONG_WINDOW).into_iter().filter(|variant| !variant.counts_denied())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -41,7 +42,7 @@ async fn a_flood_on_an_exhausted_key_does_not_reach_redis() {
                 for _ in 0..500 {
                     let denied = limiter.check("key").await;
                     assert!(!denied.is_allowed(), "{denied:?}");
-                    assert!(denied.retry_after().is_some_and(|wait| wait <= HOUR));
+                    assert!(denied.retry_after().is_some_and(|wait| wait <= LONG_WINDOW));
                 }
             })
         });
@@ -162,7 +163,7 @@ async fn a_cached_denial_does_not_apply_to_a_smaller_cost() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn denials_that_count_are_not_cached() {
     let server = RedisServer::start();
-    let all = variants(5, HOUR).into_iter().find(Variant::counts_denied).expect("there is one");
+    let all = variants(5, LONG_WINDOW).into_iter().find(Variant::counts_denied).expect("there is one");
     let limiter = limiter(&server.url(), all.limit()).await;
     assert!(limiter.check_n("key", 5).await.is_allowed());
     // The subscription is up once the denial of another key is cached.
@@ -258,8 +259,8 @@ async fn denials_are_cached_after_a_reload_even_if_many_have_expired() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_changing_costs_does_not_reach_redis() {
     let server = RedisServer::start();
-    let counter = Limit::new("counter", SlidingWindowCounter::new(20, HOUR).segments(10)).unwrap();
-    let log = Limit::new("log", SlidingWindowLog::new(20, HOUR)).unwrap();
+    let counter = Limit::new("counter", SlidingWindowCounter::new(20, LONG_WINDOW).segments(10)).unwrap();
+    let log = Limit::new("log", SlidingWindowLog::new(20, LONG_WINDOW)).unwrap();
     for limit in [counter, log] {
         let limiter = limiter(&server.url(), limit).await;
         exhaust(&limiter, "key").await;
@@ -267,7 +268,7 @@ async fn a_flood_of_changing_costs_does_not_reach_redis() {
         for turn in 0..2_000 {
             let denied = limiter.check_n("key", 1 + turn % 8).await;
             // A counter waits until a whole segment has left the window.
-            assert!(denied.retry_after().is_some_and(|wait| wait <= 2 * HOUR), "{denied:?}");
+            assert!(denied.retry_after().is_some_and(|wait| wait <= 2 * LONG_WINDOW), "{denied:?}");
             if turn % 100 == 0 {
                 let never = limiter.check_n("key", 21).await;
                 assert_eq!((never.is_allowed(), never.retry_after()), (false, None), "{never:?}");

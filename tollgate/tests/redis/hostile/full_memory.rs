@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use redis::Connection;
 use testkit::redis::{Cluster, RedisServer};
+use testkit::window::LONG_WINDOW;
+use tollgate::Source;
 use tollgate::redis::RedisLimiter;
-use tollgate::{HOUR, Source};
 
 use super::limiter;
 use crate::load::{RECOVERY, until_available, until_back};
@@ -20,7 +21,7 @@ async fn while_redis_is_full_the_policy_decides_and_counts_are_kept() {
     let server = RedisServer::with(&["--maxmemory-policy", "noeviction"]);
     let mut connection = server.connection();
     let _: () = redis::cmd("SET").arg("theirs").arg(vec![b'x'; 4 << 20]).query(&mut connection).expect("set");
-    for variant in variants(10, HOUR) {
+    for variant in variants(10, LONG_WINDOW) {
         let limiter = limiter(&server.url(), variant.limit()).await;
         let taken = limiter.check_n("old", 4).await;
         assert_eq!((taken.is_allowed(), taken.source()), (true, Source::Store), "{}", variant.name);
@@ -52,7 +53,7 @@ async fn while_redis_is_full_the_policy_decides_and_counts_are_kept() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_node_of_a_cluster_is_reported_and_the_others_decide() {
     let mut cluster = Cluster::with(&["--maxmemory-policy", "noeviction"]);
-    let variant = variants(10, HOUR)[0];
+    let variant = variants(10, LONG_WINDOW)[0];
     let builder = RedisLimiter::builder(cluster.url()).limit(variant.limit()).store_timeout(Duration::from_secs(5));
     let limiter = builder.connect().await.expect("the settings are good");
     // Nodes of a cluster need some memory for themselves.
@@ -75,7 +76,7 @@ async fn a_full_node_of_a_cluster_is_reported_and_the_others_decide() {
 /// Keys of limits expire, so `volatile-*` policies evict them as well.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_evicts_keys_is_reported() {
-    let variant = variants(10, HOUR)[0];
+    let variant = variants(10, LONG_WINDOW)[0];
     for (policy, maximum, evicts) in [
         ("allkeys-lru", "100mb", true),
         ("volatile-ttl", "100mb", true),

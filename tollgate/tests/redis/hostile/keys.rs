@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use redis::Connection;
 use testkit::redis::{Cluster, RedisServer};
+use testkit::window::LONG_WINDOW;
 use tollgate::redis::RedisLimiter;
 use tollgate::{FixedWindow, HOUR, Limit, MINUTE, SECOND, SlidingWindowLog, Source};
 
@@ -93,7 +94,7 @@ async fn the_name_of_a_limit_cannot_reach_the_keys_of_another() {
 async fn every_key_expires_once_it_no_longer_matters() {
     let server = RedisServer::start();
     let mut connection = server.connection();
-    for variant in variants(12, MINUTE) {
+    for variant in variants(12, LONG_WINDOW) {
         let limiter = limiter(&server.url(), variant.limit()).await;
         let Ok(reservation) = limiter.reserve("key", 7, MINUTE).await else { panic!("7 of 12 fit") };
         let taken = *reservation.decision();
@@ -115,7 +116,7 @@ async fn every_key_expires_once_it_no_longer_matters() {
         for ((state, reset_after), ttl) in states.into_iter().zip(ttls) {
             let matters = match variant.name {
                 // Whole segments are kept: the last one until it has left the window, and one more.
-                "counter" => MINUTE + MINUTE / 3 * 2,
+                "counter" => LONG_WINDOW + LONG_WINDOW / 3 * 2,
                 _ => reset_after,
             };
             let longest = (matters + SECOND * 2).as_millis() as i64;
@@ -135,7 +136,7 @@ async fn every_key_expires_once_it_no_longer_matters() {
 async fn names_follow_the_specification_and_a_reset_deletes_them() {
     let server = RedisServer::start();
     let mut connection = server.connection();
-    for variant in variants(10, HOUR) {
+    for variant in variants(10, LONG_WINDOW) {
         let limiter = limiter(&server.url(), variant.limit()).await;
         assert!(limiter.check("ann").await.is_allowed());
         let expected = HashSet::from([variant.name_of("ann").into_bytes()]);

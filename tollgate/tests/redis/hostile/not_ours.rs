@@ -3,7 +3,8 @@
 use futures_util::future::join_all;
 use redis::{Cmd, Connection};
 use testkit::redis::RedisServer;
-use tollgate::{HOUR, Source};
+use testkit::window::LONG_WINDOW;
+use tollgate::Source;
 
 use super::limiter;
 use crate::variants::{Variant, variants};
@@ -38,7 +39,7 @@ fn dump(connection: &mut Connection, name: &str) -> Vec<u8> {
 
 /// A key of every variant for every foreign type.
 fn cases() -> impl Iterator<Item = (Variant, &'static str)> {
-    variants(10, HOUR).into_iter().flat_map(|variant| TYPES.map(|kind| (variant, kind)))
+    variants(10, LONG_WINDOW).into_iter().flat_map(|variant| TYPES.map(|kind| (variant, kind)))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -109,14 +110,14 @@ async fn a_refund_does_not_change_it() {
 async fn several_limits_take_nothing_if_one_key_has_foreign_data() {
     let server = RedisServer::start();
     let mut connection = server.connection();
-    for bad in variants(10, HOUR) {
+    for bad in variants(10, LONG_WINDOW) {
         let _: () = redis::cmd("FLUSHALL").query(&mut connection).expect("flushed");
         put(&mut connection, &bad.name_of("key"), "hash");
         let builder = tollgate::redis::RedisLimiter::builder(server.url()).store_timeout(super::PATIENCE);
-        let builder = variants(10, HOUR).iter().fold(builder, |builder, variant| builder.limit(variant.limit()));
+        let builder = variants(10, LONG_WINDOW).iter().fold(builder, |builder, variant| builder.limit(variant.limit()));
         let limiter = builder.connect().await.expect("the settings are valid");
         assert_eq!(limiter.check_n("key", 3).await.source(), Source::Local, "{}", bad.name);
-        for variant in variants(10, HOUR).iter().filter(|variant| variant.name != bad.name) {
+        for variant in variants(10, LONG_WINDOW).iter().filter(|variant| variant.name != bad.name) {
             let id = limiter.id(variant.name).expect("it has that name");
             let left = limiter.decide(&[tollgate::Hit::new(id, "key").cost(0)]).await.remaining();
             assert_eq!(left, 10, "{} is charged for a request that the key of {} spoilt", variant.name, bad.name);

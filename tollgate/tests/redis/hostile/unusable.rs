@@ -4,13 +4,14 @@
 use std::time::Duration;
 
 use testkit::redis::RedisServer;
+use testkit::window::LONG_WINDOW;
 use tollgate::redis::{RedisLimiter, StoreError};
-use tollgate::{FixedWindow, HOUR, Limit, OnStoreFailure, Source};
+use tollgate::{FixedWindow, Limit, OnStoreFailure, Source};
 
 use crate::load::{until_available, until_back, until_gone};
 
 async fn limiter(server: &RedisServer) -> RedisLimiter {
-    let limit = Limit::new("user", FixedWindow::new(1_000_000, HOUR)).expect("valid");
+    let limit = Limit::new("user", FixedWindow::new(1_000_000, LONG_WINDOW)).expect("valid");
     let builder = RedisLimiter::builder(server.url()).limit(limit).store_timeout(Duration::from_millis(500));
     builder.on_store_failure(OnStoreFailure::Deny).connect().await.expect("the settings are good")
 }

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use testkit::redis::RedisServer;
+use testkit::window::LONG_WINDOW;
 use tokio::time::Instant;
 use tollgate::redis::RedisLimiter;
-use tollgate::{DAY, FixedWindow, Source};
+use tollgate::{FixedWindow, Source};
 
 use super::node;
 use crate::load::{RECOVERY, until};
@@ -15,7 +16,7 @@ const QUOTA: u64 = 1_000;
 const LARGE: u64 = QUOTA / 2;
 
 fn window() -> FixedWindow {
-    FixedWindow::new(QUOTA, DAY)
+    FixedWindow::new(QUOTA, LONG_WINDOW)
 }
 
 /// Uses the key until this process holds a lease that is larger than the units it used.

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use testkit::redis::{Cluster, Link, RedisServer};
+use testkit::window::LONG_WINDOW;
 use tokio::time::{Instant, sleep, timeout};
 use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
 use tollgate::{
@@ -106,10 +107,10 @@ async fn requests_that_another_slot_denies_cost_nothing_by_any_algorithm() {
     let cluster = steady_cluster();
     let algorithms: [(&str, Algorithm); 5] = [
         ("queue", LeakyBucket::new(1_000, Rate::new(1, DAY)).queue(1000 * DAY).into()),
-        ("window", FixedWindow::new(1_000, 300 * DAY).into()),
+        ("window", FixedWindow::new(1_000, LONG_WINDOW).into()),
         ("opened", FixedWindow::new(1_000, 300 * DAY).from_first_request().into()),
         ("logged", SlidingWindowLog::new(1_000, 300 * DAY).into()),
-        ("counted", SlidingWindowCounter::new(1_000, 300 * DAY).segments(6).into()),
+        ("counted", SlidingWindowCounter::new(1_000, LONG_WINDOW).segments(6).into()),
     ];
     let limits = algorithms.iter().map(|(name, algorithm)| limit(name, *algorithm)).collect();
     let (limiter, spent) = beside_an_exhausted_limit(&cluster, limits).await;
@@ -179,7 +180,7 @@ async fn a_refund_over_several_slots_gives_back_to_every_limit() {
         ("log", SlidingWindowLog::new(100, DAY).into()),
         ("other log", SlidingWindowLog::new(100, DAY).into()),
         ("third log", SlidingWindowLog::new(100, DAY).into()),
-        ("counter", SlidingWindowCounter::new(100, DAY).into()),
+        ("counter", SlidingWindowCounter::new(100, LONG_WINDOW).into()),
     ];
     let builder =
         algorithms.iter().fold(builder(cluster.url()), |all, (name, algorithm)| all.limit(limit(name, *algorithm)));
