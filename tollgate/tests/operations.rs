@@ -10,6 +10,11 @@ use tollgate::{
     SlidingWindowCounter, SlidingWindowLog, Timestamp, TokenBucket,
 };
 
+/// A clock that does not move, so that no window ends.
+fn still() -> ManualClock {
+    ManualClock::at(Timestamp::from_micros(START_US))
+}
+
 fn algorithms() -> [Algorithm; 8] {
     let rate = Rate::per_second(1);
     [
@@ -85,7 +90,7 @@ fn the_last_of_any_number_of_limits_is_asked() {
         let limiter = (0..others)
             .fold(Limiter::builder(), |builder, number| builder.limit(other(number)))
             .limit(Limit::new("last", TokenBucket::new(2, Rate::per_hour(1))).unwrap())
-            .clock(ManualClock::at(Timestamp::from_micros(START_US)))
+            .clock(still())
             .build()
             .unwrap();
         let admitted = (0..5).filter(|_| limiter.check("key").is_allowed()).count();
@@ -102,7 +107,7 @@ fn a_request_of_several_limits_gives_back_to_all() {
     let limiter = Limiter::builder()
         .limit(Limit::new("burst", TokenBucket::new(10, Rate::per_second(1))).unwrap())
         .limit(Limit::new("hour", SlidingWindowLog::new(20, MINUTE)).unwrap())
-        .clock(ManualClock::at(Timestamp::from_micros(START_US)))
+        .clock(still())
         .build()
         .unwrap();
     for _ in 0..50 {
@@ -141,7 +146,7 @@ fn work_that_cost_more_than_is_left_takes_all_and_says_what_is_missing() {
 #[test]
 fn work_of_a_key_without_memory_says_that_all_of_it_is_missing() {
     let limit = |window| Limit::new("mails", FixedWindow::new(10, window)).expect("a valid limit");
-    let clock = ManualClock::at(Timestamp::from_micros(START_US));
+    let clock = still();
     // The first buckets of two tables.
     let per_minute = Limiter::builder().limit(limit(MINUTE)).clock(clock).max_memory(16_384).build();
     let per_minute = per_minute.expect("a valid limiter");
@@ -182,7 +187,7 @@ fn an_estimate_that_does_not_fit_is_denied_like_a_request() {
 
 #[test]
 fn two_keys_of_one_limit_in_one_request_pay_each_for_itself() {
-    let limiter = Limiter::new(Limit::new("pairs", FixedWindow::new(1, MINUTE)).expect("a valid limit"));
+    let limiter = Rig::new(Limit::new("pairs", FixedWindow::new(1, MINUTE)).expect("a valid limit"), START_US).limiter;
     let id = limiter.id("pairs").expect("it has that name");
     // With this many pairs, some share a bucket, and many of those find it empty.
     for pair in 0..2_000 {
@@ -196,7 +201,7 @@ fn two_keys_of_one_limit_in_one_request_pay_each_for_itself() {
 #[test]
 fn keys_that_occur_twice_among_many_hits_pay_twice() {
     let limit = |name: &str| Limit::new(name, FixedWindow::new(1000, MINUTE)).unwrap();
-    let limiter = Limiter::builder().limit(limit("one")).limit(limit("other")).build().unwrap();
+    let limiter = Limiter::builder().limit(limit("one")).limit(limit("other")).clock(still()).build().unwrap();
     let ids = ["one", "other"].map(|name| limiter.id(name).unwrap());
     let keys: Vec<String> = (0..100).map(|number| number.to_string()).collect();
     let hits = || keys.iter().flat_map(|key| ids.map(|id| Hit::new(id, key.as_str())));
@@ -209,7 +214,7 @@ fn keys_that_occur_twice_among_many_hits_pay_twice() {
 
 #[test]
 fn the_same_key_twice_in_one_request_pays_twice() {
-    let limiter = Limiter::new(Limit::new("twice", FixedWindow::new(3, MINUTE)).expect("a valid limit"));
+    let limiter = Rig::new(Limit::new("twice", FixedWindow::new(3, MINUTE)).expect("a valid limit"), START_US).limiter;
     let id = limiter.id("twice").expect("it has that name");
     assert!(limiter.decide_now(&[Hit::new(id, "key"), Hit::new(id, "key").cost(2)]).is_allowed());
     assert!(!limiter.check("key").is_allowed());
@@ -220,7 +225,8 @@ fn the_same_key_twice_in_one_request_pays_twice() {
 #[test]
 fn a_refund_reaches_only_the_limits_that_were_asked() {
     let limit = |name| Limit::new(name, FixedWindow::new(10, MINUTE)).expect("a valid limit");
-    let limiter = Limiter::builder().limit(limit("a")).limit(limit("b")).build().expect("a valid limiter");
+    let limiter =
+        Limiter::builder().limit(limit("a")).limit(limit("b")).clock(still()).build().expect("a valid limiter");
     let (a, b) = (limiter.id("a").expect("a"), limiter.id("b").expect("b"));
     let left = |id| limiter.decide_now(&[Hit::new(id, "key").cost(0)]).remaining();
     assert!(limiter.decide_now(&[Hit::new(b, "key").cost(5)]).is_allowed());
@@ -233,7 +239,8 @@ fn a_refund_reaches_only_the_limits_that_were_asked() {
 #[test]
 fn hits_of_different_costs_are_settled_each_by_its_own() {
     let limit = |name| Limit::new(name, FixedWindow::new(10, MINUTE)).expect("a valid limit");
-    let limiter = Limiter::builder().limit(limit("a")).limit(limit("b")).build().expect("a valid limiter");
+    let limiter =
+        Limiter::builder().limit(limit("a")).limit(limit("b")).clock(still()).build().expect("a valid limiter");
     let (a, b) = (limiter.id("a").expect("a"), limiter.id("b").expect("b"));
     let left = |id| limiter.decide_now(&[Hit::new(id, "key").cost(0)]).remaining();
     let hits = [Hit::new(a, "key").cost(8), Hit::new(b, "key").cost(2)];
@@ -247,7 +254,7 @@ fn hits_of_different_costs_are_settled_each_by_its_own() {
 #[test]
 fn a_long_log_without_memory_forgets_all_of_it_in_the_end() {
     // Room for the first block of buckets only, and not for chunks.
-    let clock = ManualClock::at(Timestamp::from_micros(START_US));
+    let clock = still();
     let limit = Limit::new("knocks", SlidingWindowLog::new(20, MINUTE).count_denied()).expect("a valid limit");
     let smallest = (1..)
         .map(|kib| kib * 1024)
@@ -276,7 +283,7 @@ fn live_keys_are_those_that_have_something_to_get_back() {
         SlidingWindowCounter::new(10, SECOND).into(),
     ];
     for algorithm in algorithms {
-        let clock = ManualClock::at(Timestamp::from_micros(START_US));
+        let clock = still();
         let limiter = Limiter::builder()
             .limit(Limit::new("one", algorithm).unwrap())
             .limit(Limit::new("other", FixedWindow::new(10, HOUR)).unwrap())

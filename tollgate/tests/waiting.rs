@@ -90,8 +90,8 @@ async fn does_not_begin_a_wait_that_would_be_too_long() {
 #[tokio::test]
 async fn one_limit_that_denies_stands_in_the_way_of_all() {
     let limiter = Limiter::builder()
-        .limit(Limit::new("one", FixedWindow::new(1, HOUR)).unwrap())
-        .limit(Limit::new("other", FixedWindow::new(2, HOUR)).unwrap())
+        .limit(Limit::new("one", FixedWindow::new(1, HOUR).from_first_request()).unwrap())
+        .limit(Limit::new("other", FixedWindow::new(2, HOUR).from_first_request()).unwrap())
         .build()
         .unwrap();
     let _ = limiter.until_ready("ann", HOUR).await.unwrap();

@@ -6,7 +6,7 @@ use tollgate::http::Refusal;
 use tollgate::rules::{Facts, KeyPart, Missing, Rule, RuleSet, TrustedProxies};
 use tollgate::{FixedWindow, Gate, Limit, MINUTE};
 
-use super::{check, gate, headers};
+use super::{check, gate, gate_of, headers};
 
 fn once() -> Rule {
     Rule::new(Limit::new("once", FixedWindow::new(1, MINUTE)).unwrap())
@@ -72,10 +72,10 @@ fn a_forwarded_address_is_ignored_except_from_trusted_proxies() {
     };
     let rules = || RuleSet::builder().rule(once().key(KeyPart::ip()));
     let direct = Facts::new("GET", "/").peer("203.0.113.9".parse().unwrap());
-    let stranger = Gate::in_memory(rules().build().unwrap()).unwrap();
+    let stranger = gate_of(rules().build().unwrap()).0;
     assert!(is_allowed(&stranger) && stranger.decide_now(&direct).unwrap().is_allowed());
     let proxies = TrustedProxies::parse(["10.0.0.0/8"]).unwrap();
-    let trusting = Gate::in_memory(rules().trusted_proxies(proxies).build().unwrap()).unwrap();
+    let trusting = gate_of(rules().trusted_proxies(proxies).build().unwrap()).0;
     assert!(is_allowed(&trusting) && !trusting.decide_now(&direct).unwrap().is_allowed());
 }
 

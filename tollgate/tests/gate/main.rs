@@ -20,8 +20,12 @@ use tollgate::{Gate, Limiter, ManualClock, Outcome};
 
 /// Creates a gate with these rules and a manual clock.
 fn gate(rules: impl IntoIterator<Item = Rule>) -> (Gate, ManualClock) {
+    gate_of(rule_set(rules))
+}
+
+fn gate_of(rules: RuleSet) -> (Gate, ManualClock) {
     let clock = ManualClock::at(tollgate::Timestamp::from_secs(1_700_000_000));
-    let gate = Gate::with_limiter(rule_set(rules), Limiter::builder().clock(clock.clone())).unwrap();
+    let gate = Gate::with_limiter(rules, Limiter::builder().clock(clock.clone())).unwrap();
     (gate, clock)
 }
 

@@ -8,19 +8,16 @@ use jsonwebtoken::{EncodingKey, Header};
 use tollgate::http::Refusal;
 use tollgate::rules::Facts;
 use tollgate::rules::file::RuleFile;
-use tollgate::{Gate, Outcome};
+use tollgate::{Gate, Limiter, ManualClock, Outcome};
 
-/// Opens a gate in memory on a rule file.
+/// Returns a gate in memory for a rule file. Its clock does not move, so that no window ends.
 pub(crate) fn gate(text: &str) -> Gate {
     let parsed = RuleFile::parse("tollgate.yaml", text).unwrap_or_else(|problems| panic!("{problems}"));
-    open(&parsed)
+    let clock = ManualClock::at(tollgate::Timestamp::from_secs(1_700_000_000));
+    Gate::with_limiter(parsed.compile().unwrap(), Limiter::builder().clock(clock)).unwrap()
 }
 
-fn open(parsed: &tollgate::rules::file::Parsed) -> Gate {
-    block_on(Gate::open(parsed)).unwrap()
-}
-
-fn block_on<T>(future: impl Future<Output = T>) -> T {
+pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
 }
 
@@ -204,10 +201,10 @@ fn a_token_counts_by_its_claims_only_if_it_verifies() {
     let text = r"
 jwt: { key_file: secret, algorithms: [HS256] }
 limits:
-  - { name: sub, key: 'jwt:sub', plan: 'jwt:org.plan', limit: 1, window: 1h, algorithm: fixed_window, overrides: [{ plan: gold, limit: 7 }] }
+  - { name: sub, key: 'jwt:sub', plan: 'jwt:org.plan', limit: 1, window: 10220d, algorithm: fixed_window, overrides: [{ plan: gold, limit: 7 }] }
 ";
     std::fs::write(&file, text).unwrap();
-    let gate = open(&RuleFile::load(&file).unwrap());
+    let gate = block_on(Gate::open(&RuleFile::load(&file).unwrap())).unwrap();
     let asked = |token: &str| {
         let outcome = ask(&gate, "GET /", &[("authorization", &format!("Bearer {token}"))], "192.0.2.1");
         (outcome.is_allowed(), outcome.decision().unwrap().quota())

@@ -8,14 +8,7 @@ use tollgate::rules::file::RuleFile;
 use tollgate::rules::{ExpressionField, Facts};
 use tollgate::{Gate, Outcome, RuleExplained, RuleState};
 
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
-}
-
-fn gate(text: &str) -> Gate {
-    let parsed = RuleFile::parse("tollgate.yaml", text).unwrap_or_else(|problems| panic!("{problems}"));
-    block_on(Gate::open(&parsed)).unwrap()
-}
+use super::compiled::{block_on, gate};
 
 fn with_headers<T>(target: &str, headers: &[(&str, &str)], ask: impl FnOnce(&Facts<'_>) -> T) -> T {
     let headers: HeaderMap = headers
