@@ -9,6 +9,7 @@
 
 mod abandoned;
 mod addresses;
+mod attempts;
 mod body;
 mod body_channel;
 mod buffer_budget;
@@ -22,8 +23,8 @@ mod exchange;
 mod failure;
 pub(crate) mod frames;
 mod framing;
+mod head;
 mod header_names;
-mod headers;
 mod health;
 mod http2_pool;
 mod io;
@@ -33,6 +34,7 @@ pub(crate) mod maybe_tls;
 mod metrics;
 mod per_address;
 mod ports;
+mod request_guard;
 mod reuse;
 mod site;
 mod socket;
@@ -61,8 +63,8 @@ use self::buffer_budget::BufferBudget;
 use self::deadline::Ticks;
 use self::exchange::Worker;
 use self::frames::Closings;
+use self::head::upstream::RequestIds;
 use self::header_names::HeaderFilter;
-use self::headers::RequestIds;
 pub(crate) use self::lane::fuzzing as http1_fuzzing;
 use self::per_address::PerAddress;
 use self::ports::{NextPort, Port};
@@ -83,9 +85,7 @@ pub(crate) fn drop_headers(file: &Parsed, headers: &mut HeaderMap, peer: Option<
     let (Some(gateway), proxies) = (&file.gateway, file.trusted_proxies()?) else { return Ok(()) };
     let peer = peer.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     let filter = HeaderFilter::with(gateway.underscore_headers, &proxies, peer);
-    if headers::screen(headers, &filter).is_err() {
-        headers.clear();
-    }
+    *headers = head::kept_headers(headers, &filter).unwrap_or_default();
     Ok(())
 }
 

@@ -23,9 +23,9 @@ use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 use tollgate::InFlightPermit;
 
+use super::attempts::UpstreamAttempt;
 use super::body::UpstreamBody;
 use super::deadline::{UpstreamDeadline, Wait};
-use super::exchange::UpstreamAttempt;
 use super::failure::Failure;
 use super::lane::SendError;
 use super::tally::Tally;

@@ -15,10 +15,10 @@ use super::body_channel::BodyReader;
 use super::buffer_budget::{BufferedBytes, Overloaded, STEP_BYTES};
 use super::client::Client;
 use super::deadline::{UpstreamDeadline, Wait};
-use super::exchange::RequestGuard;
 use super::failure::Failure;
-use super::headers;
+use super::header_names::screen_trailers;
 use super::lane::{Broken, Http1Body};
+use super::request_guard::RequestGuard;
 
 /// A request body as the client's connection passes it on.
 pub(super) enum ClientBody {
@@ -204,7 +204,7 @@ impl Body for ToUpstream {
                     return upload.fail(UploadError::Overloaded);
                 }
                 Poll::Ready(Some(Ok(match frame.into_trailers() {
-                    Ok(trailers) => Frame::trailers(headers::screen_trailers(trailers, upload.underscores)),
+                    Ok(trailers) => Frame::trailers(screen_trailers(trailers, upload.underscores)),
                     Err(data) => data,
                 })))
             }

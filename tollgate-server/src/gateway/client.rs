@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use http::HeaderValue;
 use hyper::body::Body;
-use tollgate::rules::{Certificate, Facts};
+use tollgate::rules::Certificate;
 
 use super::buffer_budget::BufferBudget;
 use super::connection::MAX_UPLOAD_BYTES;
 use super::deadline::{ClientDeadlines, ClientTimeouts, Expired, Tick, Ticks, Wait};
 use super::frames::Misuse;
 use super::framing::Ambiguity;
+use super::head::Peer;
 use super::lane::INPUT_BYTES;
 use super::tally::{AMBIGUITIES, Tally};
 use super::{per_address, streams};
@@ -118,10 +119,9 @@ impl Client {
         Self::new(info, true, Arc::clone(&self.ticks), Arc::clone(&self.tally))
     }
 
-    /// Adds the client's address and certificate to the facts of a request.
-    pub(super) fn add_to<'a>(&'a self, facts: Facts<'a>) -> Facts<'a> {
-        let facts = facts.peer(self.address.ip());
-        self.certificate.as_ref().map_or(facts, |certificate| facts.certificate(certificate))
+    /// Returns its address and certificate, for limits.
+    pub(super) fn peer(&self) -> Peer<'_> {
+        Peer { address: self.address.ip(), certificate: self.certificate.as_ref() }
     }
 
     pub(super) fn now(&self) -> Tick {

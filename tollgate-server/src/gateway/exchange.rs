@@ -6,7 +6,6 @@
 
 mod forward;
 mod refuse;
-mod request_guard;
 
 use std::convert::Infallible;
 use std::io;
@@ -18,33 +17,31 @@ use std::task::{Context, Poll};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, HOST};
+use http::header::CONTENT_LENGTH;
+use http::request::Parts;
 use http::{Method, Request, Response};
 use hyper::body::{Body, Incoming};
 use hyper::service::Service;
-use tollgate::internal::{Unreadable, check_host, check_method, is_padded};
 use tollgate::rules::Facts;
 use tollgate::{Check, Gate, Outcome};
 
-pub(super) use self::forward::would_fail_again;
 pub(super) use self::refuse::{MAX_DRAINED_BYTES, is_malformed};
-pub(super) use self::request_guard::{RequestGuard, UpstreamAttempt};
-use super::body::{ClientBody, ToClient, ToUpstream};
+use super::attempts::Attempts;
+use super::body::{ClientBody, ToClient};
 use super::buffer_budget::BufferedBytes;
 use super::client::Client;
 use super::connect::ConnectError;
 use super::deadline::Ticks;
 use super::failure::Failure;
-use super::framing::Ambiguity;
+use super::head::upstream::{RequestIds, X_REQUEST_ID};
+use super::head::{BodyLength, HeaderBuffer, RequestHead, join_cookies};
 use super::header_names::HeaderFilter;
-use super::headers::{RequestIds, X_REQUEST_ID};
-use super::log::Record;
 use super::per_address::{self, PerAddress};
+use super::request_guard::RequestGuard;
 use super::site::{Route, RouteAction, Site};
 use super::tally::Tally;
 use super::upstream_slots::{Evicted, UpstreamSlot, UpstreamSlots};
-use super::{echo, failure, headers};
-use crate::traces::{self, RequestSpan};
+use super::{echo, failure};
 
 /// The state that all requests of a worker share.
 pub(super) struct Worker {
@@ -114,9 +111,8 @@ impl Service<Request<Incoming>> for Exchange {
     type Future = ResponseFuture;
 
     fn call(&self, request: Request<Incoming>) -> ResponseFuture {
-        self.client.request_began();
         let is_head = request.method() == Method::HEAD;
-        match self.begin(request.map(ClientBody::Http2)) {
+        match self.begin(request) {
             Ok(response) => ResponseFuture::Ready(Some(finished(response, is_head))),
             Err((check, forwarding)) => {
                 let this = self.clone();
@@ -133,9 +129,27 @@ impl Service<Request<Incoming>> for Exchange {
     }
 }
 
+/// A request as the client has sent it.
+pub(super) struct ReceivedRequest {
+    pub(super) parts: Parts,
+    pub(super) body: ClientBody,
+    /// The part of the body that may be buffered until an upstream reads it.
+    pub(super) buffered: Option<BufferedBytes>,
+}
+
+/// Reads the head of a request, and calls `with` with it.
+fn with_head<T>(
+    (parts, length): (&Parts, BodyLength),
+    (site, client): (&Site, &Client),
+    with: impl FnOnce(&RequestHead<'_>) -> T,
+) -> T {
+    let filter = HeaderFilter::new(site, client.address.ip());
+    with(&RequestHead::of_parts(parts, length, &mut HeaderBuffer::default(), &filter))
+}
+
 /// A checked request that is to be forwarded.
 struct Forwarding {
-    request: Request<ClientBody>,
+    request: ReceivedRequest,
     site: Arc<Site>,
     route: Option<usize>,
     guard: RequestGuard,
@@ -181,48 +195,54 @@ impl Worker {
 impl Exchange {
     /// Returns the response if it is available at once. Otherwise returns the check and the request.
     #[expect(clippy::result_large_err, reason = "not an error, and boxed at once")]
-    fn begin(&self, mut request: Request<ClientBody>) -> Result<Response<ToClient>, (Check, Forwarding)> {
-        let mut guard = RequestGuard::new(&self.client);
-        let site = self.worker.site.load_full();
-        if let Some(log) = &site.log {
-            let line = (request.method().clone(), request.uri().clone(), request.version());
-            let headers = request.headers().into();
-            guard.keep_record(Record::new(line, headers, &self.client, &site, (log, self.worker.number)));
+    fn begin(&self, request: Request<Incoming>) -> Result<Response<ToClient>, (Check, Forwarding)> {
+        let (mut parts, body) = request.into_parts();
+        let body = ClientBody::Http2(body);
+        join_cookies(&mut parts.headers);
+        let (site, peer) = (self.worker.site.load_full(), self.client.peer());
+        let mut lines = HeaderBuffer::default();
+        let filter = HeaderFilter::new(&site, peer.address);
+        let mut head = RequestHead::of_parts(&parts, BodyLength::of(&body), &mut lines, &filter);
+        self.worker.tally.note_dropped_headers(head.dropped);
+        let mut guard = RequestGuard::begin(&head, &self.client, &self.worker, &site);
+        if let Some(failure) = head.failure(site.max_body) {
+            return Ok(self.refuse_malformed((&head, body), failure, guard));
         }
-        guard.set_id(headers::request_id(request.headers(), &site, &self.worker.ids));
-        if traces::is_on() {
-            let (method, path) = (request.method().as_str(), request.uri().path());
-            guard.start_span(RequestSpan::start(method, path, request.headers().into()));
-        }
-        let filter = HeaderFilter::new(&site, self.client.address.ip());
-        match headers::screen(request.headers_mut(), &filter) {
-            Ok(dropped) => self.worker.tally.note_dropped_headers(dropped),
-            Err(failure) => {
-                self.worker.tally.note_ambiguity(Ambiguity::UnderscoreHeader);
-                return Ok(self.refuse_malformed(request, failure, guard));
-            }
-        }
-        if let Err(failure) = check_head(&request, &site) {
-            return Ok(self.refuse_malformed(request, failure, guard));
-        }
-        let route = match self.normalize(&mut request, &site) {
+        let route = match head.find_route(&site, peer) {
             Ok(route) => route,
-            Err(problem) => return Ok(self.refuse_unreadable(request, &problem, guard)),
+            Err(problem) => return Ok(self.refuse_unreadable((&head, body), &problem, guard)),
         };
-        let check = self.check(&request, &site, route);
+        let check = self.worker.gate.check(&site.with_route(head.facts(peer), route));
         if let Some(number) = route {
             guard.enter(site.routes[number].tally(self.worker.number));
         }
         if let Check::Ready(outcome) = &check {
-            guard.note_outcome(outcome);
-            if site.log.is_some() {
-                guard.note_key(outcome, &site.with_route(self.facts(&request, None), route));
-            }
+            self.note_outcome(&head, (&site, route), outcome, &mut guard);
             if !outcome.is_allowed() {
-                return Ok(self.refuse(request, outcome, guard));
+                return Ok(self.refuse((&head, body), outcome, guard));
             }
         }
+        let normalized = head.target.into_normalized();
+        drop(lines);
+        if let Some(uri) = normalized {
+            parts.uri = uri;
+        }
+        let request = ReceivedRequest { parts, body, buffered: None };
         Err((check, Forwarding { request, site, route, guard }))
+    }
+
+    /// Counts the outcome of a check, and adds it to the access log entry.
+    fn note_outcome(
+        &self,
+        head: &RequestHead<'_>,
+        (site, route): (&Site, Option<usize>),
+        outcome: &Outcome,
+        guard: &mut RequestGuard,
+    ) {
+        guard.note_outcome(outcome);
+        if site.log.is_some() {
+            guard.note_key(outcome, &site.with_route(head.facts(self.client.peer()), route));
+        }
     }
 
     /// Continues after a remote store has decided.
@@ -232,79 +252,62 @@ impl Exchange {
         mut forwarding: Forwarding,
     ) -> Response<ToClient> {
         let outcome = outcome.await;
-        let Forwarding { request, site, route, guard } = &mut forwarding;
-        guard.note_outcome(&outcome);
-        if site.log.is_some() {
-            guard.note_key(&outcome, &site.with_route(self.facts(request, None), *route));
-        }
+        let Forwarding { request: ReceivedRequest { parts, body, .. }, site, route, guard } = &mut forwarding;
+        let request = (&*parts, BodyLength::of(body));
+        with_head(request, (site, &self.client), |head| self.note_outcome(head, (site, *route), &outcome, guard));
         if !outcome.is_allowed() {
-            return self.refuse(forwarding.request, &outcome, forwarding.guard);
+            let Forwarding { request: ReceivedRequest { parts, body, .. }, site, guard, .. } = forwarding;
+            let request = (&parts, BodyLength::of(&body));
+            return with_head(request, (&site, &self.client), |head| self.refuse((head, body), &outcome, guard));
         }
         self.pass(outcome, forwarding).await
     }
 
     /// Serves an allowed request. Rare steps are boxed, so that their futures take no room in every request.
     async fn pass(&self, mut outcome: Outcome, forwarding: Forwarding) -> Response<ToClient> {
-        let Forwarding { request, site, route, mut guard } = forwarding;
+        let Forwarding { mut request, site, route, mut guard } = forwarding;
         guard.keep_permit(outcome.take_permit());
-        // Until an upstream reads it, the client may send this much of the body.
-        let mut buffered = (!request.body().is_end_stream()).then(|| BufferedBytes::none(&self.client));
-        let upload_bytes = self.client.upload_bytes(request.body());
-        if buffered.as_mut().is_some_and(|buffered| buffered.set(upload_bytes).is_err()) {
-            _ = Box::pin(outcome.refund()).await;
-            return self.fail(request.into_body(), Failure::Overloaded, guard);
+        if !request.body.is_end_stream() {
+            // Until an upstream reads it, the client may send this much of the body.
+            let mut buffered = BufferedBytes::none(&self.client);
+            if buffered.set(self.client.upload_bytes(&request.body)).is_err() {
+                _ = Box::pin(outcome.refund()).await;
+                return self.fail(request.body, Failure::Overloaded, guard);
+            }
+            request.buffered = Some(buffered);
         }
         if !outcome.delay().is_zero()
             && let Err(failure) = Box::pin(self.worker.wait_in_queue(&outcome, &site)).await
         {
             _ = Box::pin(outcome.refund()).await;
-            return self.fail(request.into_body(), failure, guard);
+            return self.fail(request.body, failure, guard);
         }
         let Some(route) = route.map(|number| &site.routes[number]) else {
-            return self
-                .settle_and_write_headers(&outcome, self.fail(request.into_body(), Failure::NoRoute, guard))
-                .await;
+            return self.settle_and_write_headers(&outcome, self.fail(request.body, Failure::NoRoute, guard)).await;
         };
         match &route.action {
             RouteAction::Upstreams(_) => {
-                self.forward((request, buffered), (&site, route), Default::default(), &outcome, guard).await
+                self.forward(request, (&site, route), Attempts::default(), &outcome, guard).await
             }
             RouteAction::Respond(fixed) => {
-                self.drain(request.into_body());
+                self.drain(request.body);
                 let response = fixed.response().map(|text| ToClient::local(text, guard));
                 self.settle_and_write_headers(&outcome, self.apply_response_edits(response, route)).await
             }
             RouteAction::Echo => {
-                let response = Box::pin(echo::answer(request, &self.client)).await;
+                let response = Box::pin(self.echo(request, &site)).await;
                 let response = response.map(|text| ToClient::local(text, guard));
                 self.settle_and_write_headers(&outcome, self.apply_response_edits(response, route)).await
             }
         }
     }
 
-    /// Normalizes a request, for limits and upstreams alike, and finds its route.
-    fn normalize(&self, request: &mut Request<ClientBody>, site: &Site) -> Result<Option<usize>, Unreadable> {
-        check_readable(request)?;
-        headers::join_cookies(request.headers_mut());
-        let find = |target: &str| site.find(&self.facts(request, Some(target)));
-        let (route, normalized) = site.normalize(request.uri(), find)?;
-        if let Some(uri) = normalized {
-            *request.uri_mut() = uri;
-        }
-        Ok(route)
-    }
-
-    /// Returns the facts of a request for limits and routes. `target` replaces its own target.
-    fn facts<'f>(&'f self, request: &'f Request<ClientBody>, target: Option<&'f str>) -> Facts<'f> {
-        let uri = request.uri();
-        let own = || uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
-        let facts = Facts::new(request.method().as_str(), target.unwrap_or_else(own)).headers(request.headers());
-        let facts = uri.authority().map_or(facts, |authority| facts.host(authority.as_str()));
-        self.client.add_to(facts)
-    }
-
-    fn check(&self, request: &Request<ClientBody>, site: &Site, route: Option<usize>) -> Check {
-        self.worker.gate.check(&site.with_route(self.facts(request, None), route))
+    /// Returns the echo of a request, once its body has arrived.
+    async fn echo(&self, request: ReceivedRequest, site: &Site) -> Response<Bytes> {
+        let ReceivedRequest { parts, body, .. } = request;
+        let length = BodyLength::of(&body);
+        let body = echo::collect(body, &self.client).await;
+        with_head((&parts, length), (site, &self.client), |head| echo::response(head, &self.client, body))
     }
 
     /// Applies the route's response headers.
@@ -363,39 +366,6 @@ impl Drop for QueuePermit<'_> {
     }
 }
 
-/// Checks the method, the host and the length of a request.
-fn check_head(request: &Request<ClientBody>, site: &Site) -> Result<(), Failure> {
-    if request.method() == Method::CONNECT {
-        return Err(Failure::Connect);
-    }
-    let mut hosts = request.headers().get_all(HOST).iter();
-    match (hosts.next(), hosts.next()) {
-        (_, Some(_)) => return Err(Failure::SeveralHosts),
-        (None, None) if request.uri().authority().is_none() => return Err(Failure::NoHost),
-        _ => {}
-    }
-    if !headers::has_one_length(request.headers()) {
-        return Err(Failure::BadLength);
-    }
-    if request.body().size_hint().lower() > site.max_body {
-        return Err(Failure::BodyTooLong);
-    }
-    Ok(())
-}
-
-/// Checks that everything except the path has only one interpretation.
-fn check_readable(request: &Request<ClientBody>) -> Result<(), Unreadable> {
-    check_method(request.method().as_str(), request.uri().path())?;
-    request.headers().get(HOST).map_or(Ok(()), |host| check_host(host.as_bytes()))?;
-    request.uri().authority().map_or(Ok(()), |authority| check_host(authority.as_str().as_bytes()))?;
-    // An HTTP/1 server would trim them.
-    let padded = request.headers().iter().find(|(_, value)| is_padded(value.as_bytes()));
-    match padded {
-        Some((name, _)) => Err(Unreadable::PaddedHeader(name.as_str().into())),
-        None => Ok(()),
-    }
-}
-
 /// Removes the body of a response to HEAD and keeps its length.
 pub(super) fn bodiless(mut response: Response<Bytes>) -> Response<Bytes> {
     let length = std::mem::take(response.body_mut()).len();
@@ -403,15 +373,11 @@ pub(super) fn bodiless(mut response: Response<Bytes>) -> Response<Bytes> {
     response
 }
 
-/// A request for an upstream.
-type UpstreamRequest = Request<ToUpstream>;
-
 /// Bounds on the memory of a request while its client uploads slowly. A client decides how many uploads it starts and how
 /// long they take, so each must be small. hyper adds two buffers of 8 KiB per side.
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
+    use super::super::body::ToUpstream;
     use super::*;
 
     /// Returns the size of the future that a function returns.
@@ -422,7 +388,7 @@ mod tests {
     #[test]
     fn a_connection_to_an_upstream_allocates_little_room_for_requests() {
         // hyper's channel has 32 slots from the start.
-        let bytes = 32 * size_of::<UpstreamRequest>();
+        let bytes = 32 * size_of::<Request<ToUpstream>>();
         assert!(bytes <= 8 << 10, "{bytes} bytes");
     }
 
@@ -433,15 +399,5 @@ mod tests {
         };
         let bytes = future_bytes(pass);
         assert!(bytes <= 7 << 10, "{bytes} bytes");
-    }
-
-    #[test]
-    fn a_copied_header_value_does_not_hold_the_buffer_of_its_head() {
-        let head = Bytes::from(b"host: example.com\r\n".to_vec());
-        let value = HeaderValue::from_maybe_shared(head.slice(6..17)).unwrap();
-        let copy = forward::copied(&value);
-        drop(value);
-        assert_eq!(copy, "example.com");
-        assert!(head.is_unique());
     }
 }

@@ -6,6 +6,8 @@
 use std::cell::OnceCell;
 use std::net::IpAddr;
 
+use http::{HeaderMap, HeaderName};
+use smallvec::SmallVec;
 use tollgate::internal::is_forwarding_header;
 use tollgate::rules::TrustedProxies;
 use tollgate::rules::file::internal::UnderscoreHeaders;
@@ -31,7 +33,7 @@ pub(super) enum HeaderKind {
     ContentType,
     Date,
     Via,
-    UpstreamRequest,
+    Forwarded,
     XForwardedFor,
     XForwardedProto,
     XForwardedHost,
@@ -64,7 +66,7 @@ impl HeaderKind {
                 | Self::Te
                 | Self::Upgrade
                 | Self::Expect
-                | Self::UpstreamRequest
+                | Self::Forwarded
                 | Self::XForwardedFor
                 | Self::XForwardedProto
                 | Self::XForwardedHost
@@ -84,7 +86,7 @@ pub(super) fn kind(name: &str) -> HeaderKind {
         6 if is("expect") => HeaderKind::Expect,
         7 if is("upgrade") => HeaderKind::Upgrade,
         7 if is("trailer") => HeaderKind::Trailer,
-        9 if is("forwarded") => HeaderKind::UpstreamRequest,
+        9 if is("forwarded") => HeaderKind::Forwarded,
         9 if is("ratelimit") => HeaderKind::RateLimit,
         10 if is("connection") => HeaderKind::Connection,
         10 if is("keep-alive") => HeaderKind::HopByHop,
@@ -172,7 +174,7 @@ impl<'a> HeaderFilter<'a> {
                 }
             }
             HeaderKind::HopByHop => Fate::Dropped(DropReason::HopByHop),
-            HeaderKind::UpstreamRequest
+            HeaderKind::Forwarded
             | HeaderKind::XForwardedFor
             | HeaderKind::XForwardedProto
             | HeaderKind::XForwardedHost
@@ -193,13 +195,23 @@ impl<'a> HeaderFilter<'a> {
 /// Returns whether a trailer of this name is forwarded. Limits have decided before it arrives, so every trailer that
 /// describes the client, the target or the route of the request is dropped, from trusted proxies too (RFC 9110, section
 /// 6.5.1).
-pub(super) fn passes_as_trailer(name: &str, underscores: UnderscoreHeaders) -> bool {
+fn passes_as_trailer(name: &str, underscores: UnderscoreHeaders) -> bool {
     const OF_HEADS: [&str; 2] = ["authorization", "cookie"];
     let is_kept = match has_underscore(name) {
         true => underscores == UnderscoreHeaders::Keep && !is_special_with_hyphens(name),
         false => kind(name) == HeaderKind::Other,
     };
     is_kept && !OF_HEADS.iter().any(|of_heads| name.eq_ignore_ascii_case(of_heads))
+}
+
+/// Removes the trailers of a request that an upstream might treat as headers.
+pub(super) fn screen_trailers(mut trailers: HeaderMap, underscores: UnderscoreHeaders) -> HeaderMap {
+    let is_dropped = |name: &&HeaderName| !passes_as_trailer(name.as_str(), underscores);
+    let dropped: SmallVec<[HeaderName; 4]> = trailers.keys().filter(is_dropped).cloned().collect();
+    for name in dropped {
+        trailers.remove(name);
+    }
+    trailers
 }
 
 fn has_underscore(name: &str) -> bool {

@@ -16,8 +16,9 @@ use tollgate::rules::file::internal::HealthCheckRule;
 
 use super::body::ToUpstream;
 use super::connect::{self, ConnUse, Dialled};
-use super::deadline::{Tick, Ticks, UpstreamDeadline, Wait};
+use super::deadline::{Tick, Ticks, Wait};
 use super::failure::Fault;
+use super::head::text;
 use super::lane::{self, Http1Conn};
 use super::reuse::{Repeatable, Usage};
 use super::site::{Outages, RoutedUpstream, Site};
@@ -147,23 +148,32 @@ async fn check(upstream: RoutedUpstream, rule: HealthCheckRule, (ticks, slots): 
     }
 }
 
+/// The user agent of health checks.
+const OUR_NAME: &str = "tollgate-health";
+
 /// Sends a health check on a new connection. Succeeds on a 2xx or 3xx status.
 async fn probe(target: &Target, path: &str, ticks: &Arc<Ticks>, slot: UpstreamSlot) -> Result<(), Fault> {
     let now = ticks.now();
-    let mut request = Request::new(ToUpstream::Empty);
-    if let Ok(uri) = path.parse() {
-        *request.uri_mut() = uri;
-    }
-    request.headers_mut().insert(USER_AGENT, HeaderValue::from_static("tollgate-health"));
     let status = match connect::dial(target, ConnUse::Request, now, slot).await? {
         Dialled::Http1(io, ip) => {
-            request.headers_mut().insert(HOST, target.host.clone());
-            let conn = Box::new(Http1Conn::new(io, Usage::new(now, target.origin(ip))));
-            let deadline = Arc::new(UpstreamDeadline::new(Arc::clone(ticks)));
-            let sent = lane::send(conn, request, Repeatable::No, (None, deadline)).await;
-            sent.map_err(|error| error.fault)?.status()
+            let mut conn = Box::new(Http1Conn::new(io, Usage::new(now, target.origin(ip))));
+            let write = |out: &mut Vec<u8>| {
+                out.extend_from_slice(format!("GET {path} HTTP/1.1\r\n").as_bytes());
+                text::put(out, USER_AGENT.as_str(), OUR_NAME.as_bytes());
+                text::put(out, HOST.as_str(), target.host.as_bytes());
+                out.extend_from_slice(b"\r\n");
+                Ok(())
+            };
+            lane::send(&mut conn, write).await?;
+            let received = lane::receive(conn, None, (false, Repeatable::No), None).await;
+            received.map_err(|error| error.fault)?.status()
         }
         Dialled::Http2(io, _) => {
+            let mut request = Request::new(ToUpstream::Empty);
+            if let Ok(uri) = path.parse() {
+                *request.uri_mut() = uri;
+            }
+            request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(OUR_NAME));
             target.set_http2_target(&mut request);
             let (mut sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(io)).await?;
             let driver = tokio::spawn(connection);

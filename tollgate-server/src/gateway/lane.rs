@@ -19,37 +19,29 @@ mod refusal;
 mod relay;
 mod request;
 mod request_body;
-mod request_headers;
 mod response;
 mod scratch;
 mod stream;
-mod target;
-mod text;
 mod trailers;
 mod upload;
 
 use std::future::poll_fn;
 use std::io;
-use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::uri::Authority;
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 use tollgate::Check;
-use tollgate::internal::{HeaderLine, Unreadable};
-use tollgate::rules::{Certificate, Facts};
 
 pub(super) use self::conn::Http1Conn;
 use self::forwarding::{ForwardResult, Forwarding};
-pub(super) use self::http1_client::{Broken, ConnPool, Http1Body, SendError, send};
+pub(super) use self::http1_client::{Broken, ConnPool, Http1Body, SendError, Upload, receive, send};
 use self::outcome::{AllowedRequest, UnsettledResponse};
 use self::request::{PlainRequest, RequestParse};
 use self::request_body::PendingBody;
-use self::request_headers::HeaderBuffer;
 use self::scratch::{CurrentConfig, Scratch, WorkerBuffers};
 pub(super) use self::scratch::{INPUT_BYTES, scratch};
 use super::buffer_budget::BufferedBytes;
@@ -57,6 +49,7 @@ use super::client::{Client, LINGER};
 use super::connection::Stop;
 use super::deadline::{Alarm, Tick, Wait};
 use super::exchange::Worker;
+use super::head::{HeaderBuffer, Peer};
 use super::header_names::HeaderFilter;
 use super::io::Stream;
 use super::site::Site;
@@ -75,8 +68,7 @@ struct Lane<'a> {
     client: &'a Arc<Client>,
     worker: &'a Arc<Worker>,
     /// Copied from the client, so that a refusal need not fetch it.
-    peer: IpAddr,
-    certificate: Option<&'a Certificate>,
+    peer: Peer<'a>,
     max_head: usize,
     idle: Wait,
     /// Bytes that were read and not served yet: a part of a request, or pipelined requests.
@@ -201,8 +193,7 @@ impl<'a> Lane<'a> {
             stream,
             client,
             worker,
-            peer: client.address.ip(),
-            certificate: client.certificate.as_ref(),
+            peer: client.peer(),
             max_head: client.max_head,
             idle: client.timeouts.idle,
             ahead: Vec::new(),
@@ -316,7 +307,7 @@ impl<'a> Lane<'a> {
         buffers.clear();
         let mut header_buffer = HeaderBuffer::default();
         let (site, cached) = current.load(self.worker);
-        let filter = HeaderFilter::new(site, self.peer);
+        let filter = HeaderFilter::new(site, self.peer.address);
         let mut plain = match PlainRequest::read(bytes, &mut header_buffer, self.max_head, &filter) {
             RequestParse::Complete(plain) => plain,
             RequestParse::Partial => return Ok(None),
@@ -325,22 +316,22 @@ impl<'a> Lane<'a> {
             }
         };
         self.begin_body(&mut plain, site.max_body);
-        if let Some(failure) = plain.failure(site.max_body) {
+        if let Some(failure) = plain.head.failure(site.max_body) {
             self.refuse_malformed(&plain, failure, (site, buffers), context)?;
             return Ok(Some(NextStep::Answered));
         }
-        let route = match self.find_route(&mut plain, site) {
+        let route = match plain.head.find_route(site, self.peer) {
             Ok(route) => route,
             Err(problem) => {
                 self.refuse_unreadable(&plain, &problem, (site, buffers), context)?;
                 return Ok(Some(NextStep::Answered));
             }
         };
-        let check = cached.check(&site.with_route(self.facts(&plain), route));
+        let check = cached.check(&site.with_route(plain.head.facts(self.peer), route));
         if let Check::Ready(outcome) = &check
             && !outcome.is_allowed()
             && site.log.is_none()
-            && !plain.is_grpc
+            && !plain.head.is_grpc
             && !traces::is_on()
         {
             self.refuse_unlogged(&plain, buffers, (site, route), outcome, context)?;
@@ -356,33 +347,6 @@ impl<'a> Lane<'a> {
                 Ok(Some(NextStep::AwaitCheck(Box::new(PendingCheck { site, route, check }))))
             }
         }
-    }
-
-    /// Brings the target of a request into normal form, and finds its route.
-    fn find_route(&self, plain: &mut PlainRequest<'_>, site: &Site) -> Result<Option<usize>, Unreadable> {
-        plain.check_readable()?;
-        let (method, lines) = (plain.method, plain.headers.lines);
-        plain.target.normalize(site, |authority, target| site.find(&self.facts_of((method, lines), authority, target)))
-    }
-
-    /// Returns the facts about a request.
-    #[inline(always)]
-    fn facts<'r>(&'r self, plain: &'r PlainRequest<'_>) -> Facts<'r> {
-        let PlainRequest { method, target, headers, .. } = plain;
-        self.facts_of((method, headers.lines), target.authority(), target.as_str())
-    }
-
-    #[inline(always)]
-    fn facts_of<'r>(
-        &'r self,
-        (method, lines): (&'r str, &'r [HeaderLine<'r>]),
-        authority: Option<&'r Authority>,
-        target: &'r str,
-    ) -> Facts<'r> {
-        // As in `Client::add_to`.
-        let facts = Facts::new(method, target).headers(lines).peer(self.peer);
-        let facts = authority.map_or(facts, |authority| facts.host(authority.as_str()));
-        self.certificate.map_or(facts, |certificate| facts.certificate(certificate))
     }
 
     /// Keeps a copy of the request in flight.

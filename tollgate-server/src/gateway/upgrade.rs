@@ -12,8 +12,8 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy, copy_bidire
 use tokio::time::{sleep, timeout};
 use tollgate::InFlightPermit;
 
+use super::attempts::UpstreamAttempt;
 use super::deadline::{Ticks, Wait};
-use super::exchange::UpstreamAttempt;
 use super::io::Stream;
 use super::upstream_slots::UpstreamIo;
 

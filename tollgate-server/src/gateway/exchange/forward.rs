@@ -4,66 +4,46 @@ use std::error::Error as _;
 use std::future::poll_fn;
 use std::sync::Arc;
 
-use http::header::{CONNECTION, HOST, TRAILER};
-use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
+use http::request::Parts;
+use http::uri::{Authority, PathAndQuery};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 use hyper::client::conn::TrySendError;
-use smallvec::SmallVec;
 use tollgate::Outcome;
-use tollgate::rules::file::internal::{HostHeader, UpstreamHeader};
+use tollgate::rules::file::internal::UpstreamHeader;
 
 use super::super::abandoned::{self, PermittedRequest, ResponseStart, SendResult};
-use super::super::body::{ClientBody, ToClient, ToUpstream, UpstreamBody};
-use super::super::buffer_budget::BufferedBytes;
+use super::super::attempts::{Attempts, UpstreamAttempt};
+use super::super::body::{ToClient, ToUpstream, UpstreamBody};
 use super::super::connect::{self, ConnUse, ConnectError, UpstreamConn};
 use super::super::deadline::UpstreamDeadline;
-use super::super::failure::{Failure, Fault};
-use super::super::lane::{self, SendError};
+use super::super::failure::{self, Failure, Fault};
+use super::super::head::BodyLength;
+use super::super::head::upstream::{Destination, UpstreamHead, append_via, remove_hop_by_hop};
+use super::super::header_names::HeaderFilter;
+use super::super::lane::{self, SendError, Upload};
+use super::super::request_guard::RequestGuard;
 use super::super::reuse::{Repeatable, reads_body};
 use super::super::site::{Route, Site};
-use super::super::target::Target;
 use super::super::upstream_tls::TlsFault;
-use super::super::{failure, headers};
-use super::request_guard::UpstreamAttempt;
-use super::{Exchange, RequestGuard, UpstreamRequest};
-use crate::traces::{TRACEPARENT, TRACESTATE};
+use super::{Exchange, ReceivedRequest, with_head};
 
-/// The numbers of upstreams that were tried.
-type Tried = SmallVec<[usize; 4]>;
-
-/// The result of one attempt.
-enum AttemptResult {
-    Answered(Response<UpstreamBody>, UpstreamAttempt),
-    /// The request was not sent, or may be sent again.
-    Retry(UpstreamRequest, Fault),
-    Failed(Fault),
-}
-
-impl From<SendError> for AttemptResult {
-    fn from(error: SendError) -> Self {
-        match error.retry {
-            Some(request) => Self::Retry(*request, error.fault),
-            None => Self::Failed(error.fault),
-        }
-    }
-}
+/// A response, and the attempt that it answers.
+type Answered = (Response<UpstreamBody>, UpstreamAttempt);
 
 impl Exchange {
     /// Forwards a request to upstreams until one responds. Some may have been tried, and one may have been chosen.
     pub(in super::super) async fn forward(
         &self,
-        (mut request, attempt): (Request<ClientBody>, Option<BufferedBytes>),
+        request: ReceivedRequest,
         (site, route): (&Arc<Site>, &Route),
-        (tried, first): (Tried, Option<usize>),
+        attempts: Attempts,
         outcome: &Outcome,
         mut guard: RequestGuard,
     ) -> Response<ToClient> {
-        self.prepare(&mut request, site, route, &guard);
-        let sent = |body| ToUpstream::new(body, &self.client, site.max_body).with_underscores(site.underscores);
-        let request = request.map(sent).map(|body| body.holding(attempt));
-        let id = guard.id().map(|id| owned_if_streaming(id, request.body()));
-        guard.set_id(id);
-        let answered = self.try_upstreams(request, route, (tried, first), &mut guard).await;
-        let (answered, attempt) = match answered {
+        let ReceivedRequest { parts, body, buffered } = request;
+        let body = ToUpstream::new(body, &self.client, site.max_body).with_underscores(site.underscores);
+        let request = (parts, body.holding(buffered));
+        let (answered, attempt) = match self.try_upstreams(request, (site, route), attempts, &mut guard).await {
             Ok(answered) => answered,
             Err(fault) => {
                 guard.note_fault(&fault);
@@ -77,11 +57,10 @@ impl Exchange {
         }
         guard.note_upstream_answered();
         let (mut parts, body) = answered.into_parts();
-        headers::remove_hop_by_hop(&mut parts.headers);
         // hyper sets the version that it speaks with the client.
         let version = std::mem::replace(&mut parts.version, Version::HTTP_11);
         if site.adds_header(UpstreamHeader::Via) {
-            headers::append_via(version, &mut parts.headers);
+            append_via(version, &mut parts.headers);
         }
         route.response_edits.apply(&mut parts.headers);
         guard.set_upstream(attempt);
@@ -89,93 +68,45 @@ impl Exchange {
         self.settle_and_write_headers(outcome, response).await
     }
 
-    /// Turns a client's request into the one for the upstream.
-    fn prepare(&self, request: &mut Request<ClientBody>, site: &Site, route: &Route, guard: &RequestGuard) {
-        if let Some(authority) = request.uri().authority()
-            && let Ok(host) = HeaderValue::try_from(authority.as_str())
-        {
-            request.headers_mut().insert(HOST, host);
-        }
-        let version = request.version();
-        let map = request.headers_mut();
-        headers::remove_hop_by_hop(map);
-        headers::add_proxy_headers(version, map, site, &self.client, guard.id());
-        if let Some(parent) = guard.span().traceparent().and_then(|parent| HeaderValue::try_from(parent).ok()) {
-            map.insert(TRACEPARENT, parent);
-            if !guard.span().continues_trace() {
-                map.remove(TRACESTATE);
-            }
-        }
-        route.request_edits.apply(map);
-    }
-
     async fn try_upstreams(
         &self,
-        mut request: UpstreamRequest,
-        route: &Route,
-        (mut tried, mut first): (Tried, Option<usize>),
+        (mut parts, mut body): (Parts, ToUpstream),
+        (site, route): (&Site, &Route),
+        mut attempts: Attempts,
         guard: &mut RequestGuard,
-    ) -> Result<(Response<UpstreamBody>, UpstreamAttempt), Fault> {
-        let tally = route.tally(self.worker.number);
-        // An attempt over HTTP/2 moves it into the target.
-        let host = request.headers().get(HOST).map(|host| owned_if_streaming(host, request.body()));
-        // An attempt changes the path, and another upstream may need a different one.
-        let original_uri = route.changes_paths().then(|| request.uri().clone());
+    ) -> Result<Answered, Fault> {
         loop {
-            let chosen = first.take().and_then(|number| Some((number, route.upstream(number)?)));
-            let chosen = chosen.or_else(|| route.choose(&tried, self.worker.ticks.now()));
-            let (number, upstream) = chosen.ok_or(Failure::NoRoute)?;
-            if let Some(original_uri) = &original_uri {
-                *request.uri_mut() = route.rewritten_uri(upstream, original_uri)?;
-            }
+            let chosen = attempts.choose(route, self.worker.number, self.worker.ticks.now());
+            let (upstream, attempt) = chosen.ok_or(Failure::NoRoute)?;
             let target = &upstream.target;
-            tried.push(number);
             guard.note_upstream(target);
-            let left = usize::from(route.retries) + 1 - tried.len().min(usize::from(route.retries) + 1);
-            match self.try_one(request, (route, target), guard).await {
-                AttemptResult::Answered(response, attempt) => {
+            let to = Destination { site, route, upstream };
+            let SendError { fault, retry } = match self.try_one((&mut parts, body), to, attempt, guard).await {
+                Ok(answered) => {
+                    let status = answered.0.status();
                     // Success is known only at the end of the response.
-                    if route.eject.counts(response.status()) {
-                        target.failed(&Fault::Status(response.status()), &route.eject, self.worker.ticks.now());
+                    if route.eject.counts(status) {
+                        target.failed(&Fault::Status(status), &route.eject, self.worker.ticks.now());
                     }
-                    return Ok((response, attempt));
+                    return Ok(answered);
                 }
-                AttemptResult::Retry(retry, fault) => {
-                    target.failed(&fault, &route.eject, self.worker.ticks.now());
-                    let failure = fault.failure();
-                    tally.note_failure(failure);
-                    if left == 0 || would_fail_again(failure, route) {
-                        return Err(fault);
-                    }
-                    tally.note_retry();
-                    request = retry;
-                    match &host {
-                        Some(host) => request.headers_mut().insert(HOST, host.clone()),
-                        None => request.headers_mut().remove(HOST),
-                    };
-                }
-                AttemptResult::Failed(fault) => {
-                    let failure = fault.failure();
-                    tally.note_failure(failure);
-                    if failure.is_upstreams() {
-                        target.failed(&fault, &route.eject, self.worker.ticks.now());
-                    }
-                    return Err(fault);
-                }
-            }
+                Err(error) => error,
+            };
+            let at = (self.worker.number, self.worker.ticks.now());
+            let is_retried = attempts.note_failed((route, target), &fault, retry.is_some(), at);
+            body = retry.filter(|_| is_retried).ok_or(fault)?;
         }
     }
 
     async fn try_one(
         &self,
-        mut request: UpstreamRequest,
-        (route, target): (&Route, &Arc<Target>),
+        (parts, mut body): (&mut Parts, ToUpstream),
+        to: Destination<'_>,
+        mut attempt: UpstreamAttempt,
         guard: &mut RequestGuard,
-    ) -> AttemptResult {
-        let worker = self.worker.number;
-        target.begin();
-        let mut attempt = UpstreamAttempt::new(target, route, worker);
-        let may_repeat = request.body().is_empty() && request.method().is_idempotent();
+    ) -> Result<Answered, SendError> {
+        let (worker, route, target) = (self.worker.number, to.route, &to.upstream.target);
+        let may_repeat = body.is_empty() && parts.method.is_idempotent();
         let repeatable = if may_repeat { Repeatable::Yes } else { Repeatable::No };
         if !may_repeat && target.has_shared(worker) {
             // The runtime polls the kernel for events and runs the tasks that they wake before it returns here. So a
@@ -187,44 +118,77 @@ impl Exchange {
             None => {
                 match Box::pin(connect::obtain(target, ConnUse::Request, (&self.worker, &self.client), route)).await {
                     Ok(conn) => conn,
-                    Err(error) => return AttemptResult::Retry(request, error.into()),
+                    Err(error) => return Err(SendError { fault: error.into(), retry: Some(body) }),
                 }
             }
         };
         let deadline = Arc::new(UpstreamDeadline::new(Arc::clone(&self.worker.ticks)));
         attempt.deadline = Some(Arc::clone(&deadline));
-        request.body_mut().read_by(&deadline, route.timeout);
+        body.read_by(&deadline, route.timeout);
         match conn {
             UpstreamConn::H1(mut conn) => {
-                self.set_target(&mut request, route, target, Version::HTTP_11);
-                if !request.body().is_empty() && !reads_body(request.method().as_str()) {
+                let is_head = parts.method == Method::HEAD;
+                if !body.is_empty() && !reads_body(parts.method.as_str()) {
                     conn.usage.end();
-                    request.headers_mut().append(CONNECTION, HeaderValue::from_static("close"));
+                }
+                let length = BodyLength::of(&body);
+                let sent = lane::send(&mut conn, |out| {
+                    self.with_upstream_head((parts, length), to, guard, |head| head.write(out))
+                });
+                if let Err(fault) = sent.await {
+                    let retry = fault.is_upstreams().then_some(body);
+                    return Err(SendError { fault, retry });
+                }
+                if !body.is_empty() {
+                    // An upload may take long, and the head holds a buffer of the client's connection.
+                    *parts = Request::new(()).into_parts().0;
                 }
                 // On a new connection to the only upstream there is no retry: the request may be what broke the
                 // connection.
                 let is_retried = may_repeat && (conn.usage.is_used() || route.has_several());
                 let repeatable = if is_retried { Repeatable::Yes } else { Repeatable::No };
-                let (pool, deadline_of_body) = (attempt.pool(&self.worker.ticks), Arc::clone(&deadline));
+                let (pool, upload) = (attempt.pool(&self.worker.ticks), Upload::new(body, &deadline));
                 let sending = async move {
-                    let answer = lane::send(conn, request, repeatable, (Some(pool), deadline_of_body)).await;
+                    let answer = lane::receive(conn, upload, (is_head, repeatable), Some(pool)).await;
                     answer.map(|response| response.map(UpstreamBody::Http1))
                 };
                 self.await_response(sending, deadline, (attempt, guard)).await
             }
             UpstreamConn::H2(mut sender, stream_permit) => {
                 attempt.stream_permit = Some(stream_permit);
-                self.set_target(&mut request, route, target, Version::HTTP_2);
-                let copy = may_repeat.then(|| request.clone_without_body());
+                if !body.is_empty() {
+                    copy_text(parts);
+                }
+                let filter = HeaderFilter::new(to.site, self.client.address.ip());
+                let length = BodyLength::of(&body);
+                let request =
+                    self.with_upstream_head((parts, length), to, guard, |head| head.to_http2(parts, &filter, body));
+                let request = request.map_err(SendError::failed)?;
                 let sending = async move {
                     match sender.try_send_request(request).await {
-                        Ok(response) => Ok(response.map(UpstreamBody::Http2)),
-                        Err(error) => Err(failed(error, copy)),
+                        Ok(mut response) => {
+                            remove_hop_by_hop(response.headers_mut());
+                            Ok(response.map(UpstreamBody::Http2))
+                        }
+                        Err(error) => Err(failed(error, repeatable)),
                     }
                 };
                 Box::pin(self.await_response(sending, deadline, (attempt, guard))).await
             }
         }
+    }
+
+    /// Calls `with` with the head that an upstream gets.
+    fn with_upstream_head<T>(
+        &self,
+        request: (&Parts, BodyLength),
+        to: Destination<'_>,
+        guard: &RequestGuard,
+        with: impl FnOnce(&UpstreamHead<'_>) -> T,
+    ) -> T {
+        with_head(request, (to.site, &self.client), |head| {
+            with(&UpstreamHead::new(head, to, &self.client, (guard.id(), guard.span())))
+        })
     }
 
     /// Waits for the head of a response. A request with a permit that is given up before keeps its permit until the
@@ -234,8 +198,8 @@ impl Exchange {
         sending: impl Future<Output = SendResult> + Send + 'static,
         deadline: Arc<UpstreamDeadline>,
         (mut attempt, guard): (UpstreamAttempt, &mut RequestGuard),
-    ) -> AttemptResult {
-        let late = || AttemptResult::Failed(Failure::UpstreamTimeout.into());
+    ) -> Result<Answered, SendError> {
+        let late = || Err(SendError::failed(Failure::UpstreamTimeout));
         let answered = match guard.take_permit() {
             None => match deadline.limit(Box::pin(sending)).await {
                 None => return late(),
@@ -249,11 +213,11 @@ impl Exchange {
                     None => return late(),
                     Some(ResponseStart::ClientFailed(failure)) => {
                         sent.note_broken_body(failure);
-                        return AttemptResult::Failed(failure.into());
+                        return Err(SendError::failed(failure));
                     }
                     Some(ResponseStart::Answered(answered)) => {
                         let Some((returned, permit)) = sent.into_parts() else {
-                            return AttemptResult::Failed(Failure::Disconnected.into());
+                            return Err(SendError::failed(Failure::Disconnected));
                         };
                         attempt = returned;
                         guard.keep_permit(Some(permit));
@@ -265,59 +229,35 @@ impl Exchange {
         match (answered, deadline.body_failure()) {
             // No upgrade was requested, and HTTP/2 has none.
             (Ok(response), _) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                AttemptResult::Failed(Failure::BadAnswer.into())
+                Err(SendError::failed(Failure::BadAnswer))
             }
-            (Ok(response), _) => AttemptResult::Answered(response, attempt),
-            (Err(_), Some(failure)) => AttemptResult::Failed(failure.into()),
-            (Err(error), None) => error.into(),
-        }
-    }
-
-    /// Sets the request line and the host for an upstream.
-    fn set_target(&self, request: &mut UpstreamRequest, route: &Route, target: &Target, version: Version) {
-        // HTTP/1.0 requests may lack it, HTTP/1.1 requests may not.
-        if route.host == HostHeader::Upstream || !request.headers().contains_key(HOST) {
-            request.headers_mut().insert(HOST, target.host.clone());
-        }
-        if version == Version::HTTP_2 {
-            // An earlier attempt over HTTP/1 added it.
-            request.headers_mut().remove(CONNECTION);
-            return target.set_http2_target(request);
-        }
-        *request.version_mut() = version;
-        headers::set_connection_options(request.headers_mut());
-        // HTTP/1 upstreams get no trailers, so none are announced.
-        request.headers_mut().remove(TRAILER);
-        if request.uri().scheme().is_some() || request.uri().authority().is_some() {
-            let path = request.uri().path_and_query().cloned();
-            *request.uri_mut() = path.map_or_else(|| Uri::from_static("/"), Uri::from);
+            (Ok(response), _) => Ok((response, attempt)),
+            (Err(_), Some(failure)) => Err(SendError::failed(failure)),
+            (Err(error), None) => Err(error),
         }
     }
 }
 
-/// Returns a header value to keep until the response. While a body is uploaded, it is copied.
-fn owned_if_streaming(value: &HeaderValue, body: &ToUpstream) -> HeaderValue {
-    if body.is_empty() { value.clone() } else { copied(value) }
-}
-
-/// Copies a value. All values of a request share the buffer of its head, and an upload may take long: the copy lets the
-/// buffer be freed once the head is forwarded.
-pub(super) fn copied(value: &HeaderValue) -> HeaderValue {
-    HeaderValue::from_bytes(value.as_bytes()).unwrap_or_else(|_invalid| value.clone())
-}
-
-/// Returns whether another attempt is pointless: the route has one upstream, and it cannot be reached.
-pub(in super::super) fn would_fail_again(failure: Failure, route: &Route) -> bool {
-    let is_unreached = matches!(failure, Failure::CannotConnect | Failure::BadCertificate | Failure::ConnectTimeout)
-        || failure.is_gateways();
-    is_unreached && !route.has_several()
+/// Copies the text of a head that is kept for a retry. It shares the buffer of the client's connection, and an upload
+/// may take long: the copy lets the buffer be freed.
+fn copy_text(parts: &mut Parts) {
+    for value in parts.headers.values_mut() {
+        if let Ok(copy) = HeaderValue::from_bytes(value.as_bytes()) {
+            *value = copy;
+        }
+    }
+    let mut uri = std::mem::take(&mut parts.uri).into_parts();
+    uri.authority = uri.authority.and_then(|authority| Authority::try_from(authority.as_str()).ok());
+    uri.path_and_query = uri.path_and_query.and_then(|path| PathAndQuery::try_from(path.as_str()).ok());
+    parts.uri = Uri::from_parts(uri).unwrap_or_default();
 }
 
 /// Returns the error of a request over HTTP/2 that could not be sent or got no valid response. A request that was not
-/// sent can be retried. One that was sent can be retried if there is a copy, unless its response was invalid: it would
+/// sent can be retried. One that was sent can be retried if it is repeatable, unless its response was invalid: it would
 /// be the same again.
-fn failed(mut error: TrySendError<UpstreamRequest>, copy: Option<UpstreamRequest>) -> SendError {
-    let unsent = error.take_message();
+fn failed(mut error: TrySendError<Request<ToUpstream>>, repeatable: Repeatable) -> SendError {
+    let unsent = error.take_message().map(Request::into_body);
+    let again = (repeatable == Repeatable::Yes).then_some(ToUpstream::Empty);
     let error = error.error();
     let hung_up = || match TlsFault::of_connection(error) {
         Some(fault) => ConnectError::Tls(fault).into(),
@@ -326,10 +266,10 @@ fn failed(mut error: TrySendError<UpstreamRequest>, copy: Option<UpstreamRequest
     let (fault, retry) = match RejectedHead::of(error) {
         _ if unsent.is_some() => (hung_up(), unsent),
         Some(RejectedHead::OfThisRequest) => (Failure::RefusedAnswerHead.into(), None),
-        Some(RejectedHead::OfAnotherRequest) => (Failure::LongAnswerHead.into(), copy),
-        None => (hung_up(), copy),
+        Some(RejectedHead::OfAnotherRequest) => (Failure::LongAnswerHead.into(), again),
+        None => (hung_up(), again),
     };
-    SendError { fault, retry: retry.map(Box::new) }
+    SendError { fault, retry }
 }
 
 /// The response whose head our HTTP/2 implementation rejected.
@@ -360,17 +300,24 @@ impl RejectedHead {
 /// The messages of h2 when it ends a connection because of an oversized head.
 const TOO_LONG: [&str; 2] = ["header_list_way_too_large", "too_many_continuations"];
 
-trait CloneWithoutBody {
-    fn clone_without_body(&self) -> Self;
-}
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
 
-impl CloneWithoutBody for UpstreamRequest {
-    fn clone_without_body(&self) -> Self {
-        let mut copy = Request::new(ToUpstream::Empty);
-        *copy.method_mut() = self.method().clone();
-        *copy.uri_mut() = self.uri().clone();
-        *copy.version_mut() = self.version();
-        *copy.headers_mut() = self.headers().clone();
-        copy
+    use super::*;
+
+    #[test]
+    fn copied_head_does_not_hold_the_buffer_of_its_connection() {
+        let buffer = Bytes::from(b"/a?b example.com".to_vec());
+        let mut parts = Request::new(()).into_parts().0;
+        parts.uri = Uri::from_maybe_shared(buffer.slice(..4)).unwrap();
+        parts.headers.insert("x-host", HeaderValue::from_maybe_shared(buffer.slice(5..)).unwrap());
+        assert!(!buffer.is_unique());
+        copy_text(&mut parts);
+        assert!(buffer.is_unique());
+        assert_eq!(
+            (parts.uri.to_string().as_str(), &parts.headers["x-host"]),
+            ("/a?b", &HeaderValue::from_static("example.com"))
+        );
     }
 }

@@ -1,17 +1,20 @@
 //! Responses to refused requests, and the handling of their bodies.
 
 use bytes::Bytes;
-use http::{Method, Request, Response};
+use http::Response;
 use http_body_util::BodyExt;
 use hyper::body::Body;
 use tollgate::Outcome;
-use tollgate::http::{Refusal, is_grpc};
+use tollgate::http::Refusal;
 use tollgate::internal::Unreadable;
 use tollgate::rules::Facts;
 
 use super::super::body::{ClientBody, ToClient, ToUpstream};
 use super::super::failure::{self, Failure};
-use super::{Exchange, RequestGuard, bodiless};
+use super::super::framing::Ambiguity;
+use super::super::head::RequestHead;
+use super::super::request_guard::RequestGuard;
+use super::{Exchange, bodiless};
 
 /// The maximum length of an unwanted body that is read, so that the connection stays usable. A longer body closes the
 /// connection.
@@ -27,52 +30,60 @@ impl Exchange {
     /// Returns the response of a limit that refuses the request.
     pub(super) fn refuse(
         &self,
-        request: Request<ClientBody>,
+        (head, body): (&RequestHead<'_>, ClientBody),
         outcome: &Outcome,
         guard: RequestGuard,
     ) -> Response<ToClient> {
         if is_malformed(outcome) {
-            self.worker.strike(&self.client.add_to(Facts::new("", "/").headers(request.headers())));
+            self.strike(head);
         }
-        let refusal = if is_grpc(request.headers()) {
+        let refusal = if head.is_grpc {
             outcome.grpc_response().map(|response| response.map(|()| Bytes::new()))
         } else {
-            outcome.response(request.headers())
+            outcome.response(head.headers.lines)
         };
         let refusal = refusal.unwrap_or_default();
-        let refusal = if request.method() == Method::HEAD { bodiless(refusal) } else { refusal };
-        self.drain(request.into_body());
+        let refusal = if head.is_head() { bodiless(refusal) } else { refusal };
+        self.drain(body);
         refusal.map(|text| ToClient::local(text, guard))
     }
 
     /// Returns the response to a request with more than one interpretation.
     pub(super) fn refuse_unreadable(
         &self,
-        request: Request<ClientBody>,
+        (head, body): (&RequestHead<'_>, ClientBody),
         problem: &Unreadable,
         mut guard: RequestGuard,
     ) -> Response<ToClient> {
         guard.note_reason(problem.reason());
         self.worker.tally.note_unreadable(problem.number());
-        self.worker.strike(&self.client.add_to(Facts::new("", "/").headers(request.headers())));
-        self.drain(request.into_body());
+        self.strike(head);
+        self.drain(body);
         failure::unreadable_response(problem).map(|text| ToClient::local(text, guard))
     }
 
-    /// Refuses a request before any limit is checked. A malformed request counts as a strike.
+    /// Refuses a request before any limit is checked.
     pub(super) fn refuse_malformed(
         &self,
-        request: Request<ClientBody>,
+        (head, body): (&RequestHead<'_>, ClientBody),
         failure: Failure,
         mut guard: RequestGuard,
     ) -> Response<ToClient> {
+        if failure == Failure::UnderscoreHeader {
+            self.worker.tally.note_ambiguity(Ambiguity::UnderscoreHeader);
+        }
         if let Some(reason) = failure.reason() {
             guard.note_reason(reason);
         }
         if failure.is_malformed_request() {
-            self.worker.strike(&self.client.add_to(Facts::new("", "/").headers(request.headers())));
+            self.strike(head);
         }
-        self.fail(request.into_body(), failure, guard)
+        self.fail(body, failure, guard)
+    }
+
+    /// Counts a malformed request as a strike against the client.
+    fn strike(&self, head: &RequestHead<'_>) {
+        self.worker.strike(&self.client.peer().add_to(Facts::new("", "/").headers(head.headers.lines)));
     }
 
     /// Reads and discards a body in the background, so that it does not delay the response.

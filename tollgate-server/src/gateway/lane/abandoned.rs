@@ -8,6 +8,7 @@ use tokio::time::timeout;
 use super::super::abandoned::{self, Abandoned, has_event_stream};
 use super::super::body::UpstreamBody;
 use super::super::deadline::TICK;
+use super::super::reuse::Repeatable;
 use super::Lane;
 use super::conn::Http1Conn;
 use super::forwarding::Forwarding;
@@ -51,9 +52,9 @@ impl AbandonedResponse {
         let Self { conn, is_head, abandoned, pool } = self;
         let body = match begun {
             Some((rest, stays_open)) => Http1Body::resume(conn, ResponseStart::resume(rest, stays_open), pool),
-            None => match timeout(head_within, receive(conn, is_head, pool)).await {
+            None => match timeout(head_within, receive(conn, None, (is_head, Repeatable::No), Some(pool))).await {
                 // An event stream has no end.
-                Ok(Some(response)) if !has_event_stream(response.headers()) => response.into_body(),
+                Ok(Ok(response)) if !has_event_stream(response.headers()) => response.into_body(),
                 _ => return,
             },
         };

@@ -6,15 +6,17 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
-use smallvec::SmallVec;
 use tollgate::Outcome;
 
+use super::super::attempts::Attempts;
 use super::super::body::UpstreamProgress;
 use super::super::client::Client;
 use super::super::connect::{self, ConnUse, UpstreamConn};
 use super::super::deadline::Wait;
-use super::super::exchange::{RequestGuard, UpstreamAttempt, Worker, would_fail_again};
+use super::super::exchange::Worker;
 use super::super::failure::{self, Failure, Fault};
+use super::super::head::upstream::Destination;
+use super::super::request_guard::RequestGuard;
 use super::super::reuse::Repeatable;
 use super::super::site::{Route, Site};
 use super::super::target::Target;
@@ -33,9 +35,7 @@ pub(super) struct Forwarding {
     pub(super) route: usize,
     pub(super) outcome: Outcome,
     pub(super) guard: RequestGuard,
-    /// The numbers of upstreams that were tried, or cannot be.
-    pub(super) tried: SmallVec<[usize; 4]>,
-    attempts: usize,
+    pub(super) attempts: Attempts,
     /// The current upstream and the connection to it.
     target: Option<Arc<Target>>,
     conn: Option<Box<Http1Conn>>,
@@ -108,25 +108,25 @@ impl Forwarding {
     ) -> Self {
         let settling = if outcome.awaits_response() { Settling::AwaitsHead } else { Settling::Done };
         // HTTP/2 has no upgrades.
-        let upgrades = plain.upgrade.is_some() && site.routes[route].can_upgrade();
-        let tried = if upgrades { site.routes[route].http2_upstreams().collect() } else { SmallVec::new() };
+        let upgrades = plain.head.upgrade.is_some() && site.routes[route].can_upgrade();
+        let attempts =
+            if upgrades { Attempts::without(site.routes[route].http2_upstreams()) } else { Attempts::default() };
         Self {
             site,
             route,
             outcome,
             guard,
-            tried,
-            attempts: 0,
+            attempts,
             target: None,
             conn: None,
             begun: None,
             failed: None,
-            is_head: plain.is_head(),
+            is_head: plain.head.is_head(),
             upgrades,
             switched: None,
-            wants_trailers: plain.wants_trailers,
-            may_repeat: plain.may_repeat(),
-            may_desync: plain.may_desync(),
+            wants_trailers: plain.head.wants_trailers,
+            may_repeat: plain.head.may_repeat(),
+            may_desync: plain.head.may_desync(),
             settling,
             has_unparsed: false,
         }
@@ -195,16 +195,12 @@ impl Lane<'_> {
     /// Chooses the next upstream.
     fn choose(&self, forwarding: &mut Forwarding) {
         let route = &forwarding.site.routes[forwarding.route];
-        let chosen = route.choose(&forwarding.tried, self.worker.ticks.now());
-        forwarding.target = chosen.map(|(number, upstream)| {
+        let chosen = forwarding.attempts.choose(route, self.worker.number, self.worker.ticks.now());
+        forwarding.target = chosen.map(|(upstream, attempt)| {
             let target = &upstream.target;
-            forwarding.tried.push(number);
-            forwarding.attempts += 1;
             forwarding.guard.note_upstream(target);
-            target.begin();
-            let (target, worker) = (Arc::clone(target), self.worker.number);
-            forwarding.guard.set_upstream(UpstreamAttempt::new(&target, route, worker));
-            target
+            forwarding.guard.set_upstream(attempt);
+            Arc::clone(target)
         });
     }
 
@@ -225,47 +221,43 @@ impl Lane<'_> {
         buffers: &mut WorkerBuffers,
         forwarding: &mut Forwarding,
     ) -> Result<(), Failure> {
-        let route = forwarding.route();
-        let upstream = forwarding.tried.last().and_then(|number| route.upstream(*number)).ok_or(Failure::NoRoute)?;
-        let routed = (&*forwarding.site, route);
-        plain.write(&mut buffers.out, routed, upstream, self.client, &forwarding.guard)
+        let (site, route) = (&*forwarding.site, forwarding.route());
+        let upstream = forwarding.attempts.current(route).ok_or(Failure::NoRoute)?;
+        plain.write(&mut buffers.out, Destination { site, route, upstream }, self.client, &forwarding.guard)
     }
 
     /// Forwards a request to upstreams until one responds, and the response to the client.
     pub(super) async fn forward(&mut self, mut forwarding: Box<Forwarding>) -> ForwardResult {
-        let fault = loop {
-            if let Some(failure) = forwarding.failed {
-                if failure == Failure::Overloaded {
-                    // Nothing was sent.
-                    _ = Box::pin(forwarding.outcome.refund()).await;
+        let fault: Fault = loop {
+            let target = match (forwarding.failed, &forwarding.target) {
+                (None, Some(target)) => Arc::clone(target),
+                (failed, _) => {
+                    let failure = failed.unwrap_or(Failure::NoRoute);
+                    if failure == Failure::Overloaded {
+                        // Nothing was sent.
+                        _ = Box::pin(forwarding.outcome.refund()).await;
+                    }
+                    forwarding.route().tally(self.worker.number).note_failure(failure);
+                    break failure.into();
                 }
-                break failure.into();
-            }
-            let Some(target) = forwarding.target.clone() else { break Failure::NoRoute.into() };
+            };
             if self.needs_http2(&forwarding) {
                 return Box::pin(self.forward_by_hyper(forwarding)).await;
             }
-            let (fault, retryable) = match self.attempt(&target, &mut forwarding).await {
+            let (fault, is_retryable) = match self.attempt(&target, &mut forwarding).await {
                 Ok(None) => return ForwardResult::Answered,
                 Ok(Some((io, first))) => return ForwardResult::Switched(self.open_tunnel(io, first, *forwarding)),
                 Err(AttemptError::Http2) => return Box::pin(self.forward_by_hyper(forwarding)).await,
                 Err(AttemptError::ClientGone | AttemptError::Aborted) => return ForwardResult::Close,
                 Err(AttemptError::Failed { fault, retryable }) => (fault, retryable),
             };
-            let (failure, route) = (fault.failure(), forwarding.route());
-            if failure.is_upstreams() || failure.is_gateways() {
-                target.failed(&fault, &route.eject, self.worker.ticks.now());
-            }
-            if !retryable || forwarding.attempts > usize::from(route.retries) || would_fail_again(failure, route) {
+            let at = (self.worker.number, self.worker.ticks.now());
+            if !forwarding.attempts.note_failed((forwarding.route(), &target), &fault, is_retryable, at) {
                 break fault;
             }
-            let tally = route.tally(self.worker.number);
-            tally.note_failure(failure);
-            tally.note_retry();
             self.choose(&mut forwarding);
         };
         let failure = fault.failure();
-        forwarding.route().tally(self.worker.number).note_failure(failure);
         forwarding.guard.note_fault(&fault);
         match Box::pin(self.settle_and_respond(forwarding.into_failed(failure))).await {
             Ok(()) => ForwardResult::Answered,

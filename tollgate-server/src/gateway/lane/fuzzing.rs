@@ -6,10 +6,10 @@ use tollgate::rules::TrustedProxies;
 use tollgate::rules::file::internal::UnderscoreHeaders;
 
 use super::super::framing::FramingGuard;
+use super::super::head::{HeaderBuffer, HeadersView};
 use super::super::header_names::HeaderFilter;
 use super::request::{PlainRequest, RequestParse};
 use super::request_body::{ReceivedBody, RequestBody};
-use super::request_headers::{HeaderBuffer, HeadersView};
 use super::response::{ClientFraming, ResponseBody, ResponseHead, ResponseParse};
 
 /// The longest head, as by default.
@@ -59,21 +59,21 @@ pub fn read_requests(mut bytes: &[u8]) -> (Vec<Http1Request>, Http1End) {
             RequestParse::Partial => return (requests, Http1End::Incomplete),
             RequestParse::Invalid(_) => return (requests, Http1End::Refused),
         };
-        let is_refused = plain.failure(u64::MAX).is_some() || plain.check_readable().is_err();
+        let is_refused = plain.head.failure(u64::MAX).is_some() || plain.head.check_readable().is_err();
         if is_refused || matches!(plain.rest, RequestBody::Invalid(_)) {
             return (requests, Http1End::Refused);
         }
         let ReceivedBody { content: body, trailers } = plain.received_body();
         let request = Http1Request {
-            method: plain.method.to_owned(),
-            target: plain.target.received().map(|target| target.to_string()).unwrap_or_default(),
-            is_http10: plain.is_http10(),
-            fields: fields(plain.headers),
+            method: plain.head.method.to_owned(),
+            target: plain.head.target.received().map(|target| target.to_string()).unwrap_or_default(),
+            is_http10: plain.head.is_http10(),
+            fields: fields(plain.head.headers),
             body,
             trailers,
             is_complete: plain.rest.is_complete(),
-            is_last: plain.is_last,
-            has_upgrade: plain.upgrade.is_some(),
+            is_last: plain.head.is_last,
+            has_upgrade: plain.head.upgrade.is_some(),
         };
         let (is_complete, is_last, length) = (request.is_complete, request.is_last, plain.bytes.len());
         requests.push(request);

@@ -11,8 +11,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, request};
+use http::{HeaderMap, Response};
 use hyper::body::{Body, Frame, SizeHint};
 
 use super::super::abandoned;
@@ -21,20 +20,16 @@ use super::super::body_channel::{BodyReader, BodyWriter, Demand, channel};
 use super::super::connect::ConnectError;
 use super::super::deadline::{Ticks, UpstreamDeadline};
 use super::super::failure::{Failure, Fault};
+use super::super::head::HeaderBuffer;
 use super::super::reuse::{Repeatable, ReusePolicy};
 use super::super::target::Target;
 use super::super::upstream_tls::TlsFault;
 use super::conn::Http1Conn;
-use super::request_headers::HeaderBuffer;
 use super::response::{LAST_CHUNK, ResponseBody, ResponseHead, ResponseParse, put_chunk};
 use super::scratch::{Scratch, scratch};
-use super::text;
 
 /// The maximum number of parts of a request body that are sent before the response gets its turn.
 const PARTS_PER_TURN: u32 = 16;
-
-/// A request for an upstream.
-type UpstreamRequest = Request<ToUpstream>;
 
 /// The pool that a connection returns to after its response.
 pub(in super::super) struct ConnPool {
@@ -47,40 +42,38 @@ pub(in super::super) struct ConnPool {
 /// The reason why a request got no response.
 pub(in super::super) struct SendError {
     pub(in super::super) fault: Fault,
-    /// The request, if it may be sent again.
-    pub(in super::super) retry: Option<Box<UpstreamRequest>>,
+    /// The body, if the request may be sent again.
+    pub(in super::super) retry: Option<ToUpstream>,
 }
 
 impl SendError {
-    fn failed(failure: Failure) -> Self {
+    pub(in super::super) fn failed(failure: Failure) -> Self {
         Self { fault: failure.into(), retry: None }
     }
 }
 
-/// Sends a request and receives the head of its response. The deadline bounds what is left of the request body after
-/// the end of the response; the caller bounds everything else.
+/// Sends the head of a request.
 pub(in super::super) async fn send(
-    mut conn: Box<Http1Conn>,
-    request: UpstreamRequest,
-    repeatable: Repeatable,
-    (pool, deadline): (Option<ConnPool>, Arc<UpstreamDeadline>),
-) -> Result<Response<Http1Body>, SendError> {
-    let is_head = request.method() == Method::HEAD;
-    let (parts, body) = request.into_parts();
-    let upload = (!body.is_empty()).then(|| Upload { length: body.size_hint().exact(), body });
-    let sent = poll_fn(|context| {
+    conn: &mut Http1Conn,
+    write: impl FnOnce(&mut Vec<u8>) -> Result<(), Failure>,
+) -> Result<(), Fault> {
+    let mut write = Some(write);
+    poll_fn(|context| {
         let buffers = &mut scratch().buffers;
         buffers.clear();
-        write_head(&mut buffers.out, &parts, upload.as_ref());
-        Poll::Ready(conn.send(&buffers.out, context))
-    });
-    if let Err(error) = sent.await {
-        let body = upload.map_or(ToUpstream::Empty, |upload| upload.body);
-        return Err(SendError { fault: broken(Some(&error)), retry: Some(Box::new(Request::from_parts(parts, body))) });
-    }
-    // An upload may take long, and its head holds a buffer.
-    let copy = (upload.is_none() && repeatable == Repeatable::Yes).then_some(parts);
-    let mut upload = upload;
+        write.take().map_or(Ok(()), |write| write(&mut buffers.out))?;
+        Poll::Ready(conn.send(&buffers.out, context).map_err(|error| broken(Some(&error))))
+    })
+    .await
+}
+
+/// Sends the body of a request whose head was sent, and receives the head of its response. The caller bounds the wait.
+pub(in super::super) async fn receive(
+    mut conn: Box<Http1Conn>,
+    mut upload: Option<Upload>,
+    (is_head, repeatable): (bool, Repeatable),
+    pool: Option<ConnPool>,
+) -> Result<Response<Http1Body>, SendError> {
     let received = poll_fn(|context| {
         if poll_upload(&mut upload, &mut conn, context).is_err() {
             return Poll::Ready(Err(HeadError::Body));
@@ -90,12 +83,11 @@ pub(in super::super) async fn send(
     match received.await {
         Ok((response, start)) => {
             let rest = Http1Response { conn: Some(conn), upload, start, pool };
-            Ok(response.map(|()| rest.into_body(deadline)))
+            Ok(response.map(|()| rest.into_body()))
         }
         Err(HeadError::Broken { fault, is_silent }) => {
-            let copy = copy.filter(|_| is_silent);
-            let retry = copy.map(|parts| Box::new(Request::from_parts(parts, ToUpstream::Empty)));
-            Err(SendError { fault, retry })
+            let may_retry = is_silent && repeatable == Repeatable::Yes;
+            Err(SendError { fault, retry: may_retry.then_some(ToUpstream::Empty) })
         }
         Err(HeadError::TooLong) => Err(SendError::failed(Failure::LongAnswerHead)),
         Err(HeadError::Invalid) => Err(SendError::failed(Failure::BadAnswer)),
@@ -103,38 +95,21 @@ pub(in super::super) async fn send(
     }
 }
 
-/// Receives a response whose request was sent, from its head on. Returns `None` if there is no valid one.
-pub(super) async fn receive(mut conn: Box<Http1Conn>, is_head: bool, pool: ConnPool) -> Option<Response<Http1Body>> {
-    let (response, start) = poll_fn(|context| poll_head(&mut conn, is_head, context)).await.ok()?;
-    Some(response.map(|()| Http1Body::resume(conn, start, pool)))
-}
-
-/// Writes the head of a request. The framing headers are those of the body that is sent.
-fn write_head(out: &mut Vec<u8>, parts: &request::Parts, upload: Option<&Upload>) {
-    out.extend_from_slice(parts.method.as_str().as_bytes());
-    out.push(b' ');
-    out.extend_from_slice(parts.uri.path_and_query().map_or("/", |target| target.as_str()).as_bytes());
-    out.extend_from_slice(b" HTTP/1.1\r\n");
-    for (name, value) in &parts.headers {
-        let is_framing = *name == TRANSFER_ENCODING || *name == CONTENT_LENGTH;
-        let is_empty = upload.is_none() && *name == CONTENT_LENGTH && value == "0";
-        if !is_framing || is_empty {
-            text::put(out, name.as_str(), value.as_bytes());
-        }
-    }
-    match upload.map(|upload| upload.length) {
-        None => {}
-        Some(Some(length)) => text::put(out, CONTENT_LENGTH.as_str(), itoa::Buffer::new().format(length).as_bytes()),
-        Some(None) => text::put(out, TRANSFER_ENCODING.as_str(), b"chunked"),
-    }
-    out.extend_from_slice(b"\r\n");
-}
-
 /// The rest of a request body.
-struct Upload {
+pub(in super::super) struct Upload {
     body: ToUpstream,
     /// The number of bytes left; `None` if it is unknown, and the body is sent in chunks.
     length: Option<u64>,
+    /// Bounds what is left of the body after the end of the response.
+    deadline: Arc<UpstreamDeadline>,
+}
+
+impl Upload {
+    /// Returns `None` if there is no body.
+    pub(in super::super) fn new(body: ToUpstream, deadline: &Arc<UpstreamDeadline>) -> Option<Self> {
+        let length = body.size_hint().exact();
+        (!body.is_empty()).then(|| Self { body, length, deadline: Arc::clone(deadline) })
+    }
 }
 
 /// A body of which no end was received.
@@ -158,7 +133,7 @@ impl std::error::Error for Broken {}
 /// Fails if the body breaks off. The upstream must get no end of it.
 fn poll_upload(upload: &mut Option<Upload>, conn: &mut Http1Conn, context: &mut Context<'_>) -> Result<(), Broken> {
     for _ in 0..PARTS_PER_TURN {
-        let Some(Upload { body, length }) = upload else { return Ok(()) };
+        let Some(Upload { body, length, .. }) = upload else { return Ok(()) };
         match conn.poll_send(context) {
             Poll::Ready(Ok(())) => {}
             // The response may explain it.
@@ -280,16 +255,7 @@ fn poll_head(
                 let mut response = Response::new(());
                 *response.status_mut() = head.status;
                 *response.version_mut() = head.version();
-                let map = response.headers_mut();
-                for line in lines.lines {
-                    let name = HeaderName::from_bytes(line.name.as_bytes());
-                    let value = HeaderValue::from_bytes(line.value);
-                    let (Ok(name), Ok(value)) = (name, value) else { return Poll::Ready(Err(HeadError::Invalid)) };
-                    map.append(name, value);
-                }
-                if head.status == StatusCode::NO_CONTENT {
-                    map.remove(CONTENT_LENGTH);
-                }
+                *response.headers_mut() = head.header_map(lines);
                 head.body.send_raw();
                 head.body.keep_trailers();
                 let rest = &bytes[head.bytes..];
@@ -345,11 +311,12 @@ impl Http1Body {
 }
 
 impl Http1Response {
-    fn into_body(mut self, deadline: Arc<UpstreamDeadline>) -> Http1Body {
-        if self.upload.is_none() {
+    fn into_body(mut self) -> Http1Body {
+        let Some(upload) = &self.upload else {
             self.release_if_over();
             return Http1Body::Direct(Box::new(self));
-        }
+        };
+        let deadline = Arc::clone(&upload.deadline);
         let (writer, reader) = channel(self.bytes_left());
         abandoned::spawn(self.relay(writer, deadline));
         Http1Body::Relayed(reader)

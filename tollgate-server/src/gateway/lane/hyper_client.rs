@@ -7,23 +7,24 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, DATE, TRAILER, TRANSFER_ENCODING};
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, response};
+use http::{HeaderMap, HeaderValue, Response, StatusCode, response};
 use hyper::body::Body as _;
 
 use super::super::body::{ClientBody, ToClient};
 use super::super::body_channel::{BodyWriter, Demand, channel};
 use super::super::buffer_budget::BufferedBytes;
-use super::super::exchange::Exchange;
+use super::super::exchange::{Exchange, ReceivedRequest};
 use super::super::failure::Failure;
 use super::super::framing;
-use super::super::headers::X_REQUEST_ID;
+use super::super::head::text;
+use super::super::head::upstream::X_REQUEST_ID;
+use super::Lane;
 use super::forwarding::{ForwardResult, Forwarding};
 use super::request::PlainRequest;
 use super::request_body::ReceivedBody;
 use super::response::{LAST_CHUNK, put_chunk};
 use super::scratch::{Scratch, WorkerBuffers, scratch};
 use super::trailers::Trailers;
-use super::{Lane, text};
 
 /// The client has left, or the response cannot be completed.
 struct Broken;
@@ -47,18 +48,17 @@ enum Framing {
 impl Lane<'_> {
     /// Forwards a request to upstreams by hyper's client until one responds, and the response to the client.
     pub(super) async fn forward_by_hyper(&mut self, forwarding: Box<Forwarding>) -> ForwardResult {
-        let Forwarding { site, route, outcome, mut guard, is_head, wants_trailers, mut tried, .. } = *forwarding;
+        let Forwarding { site, route, outcome, mut guard, is_head, wants_trailers, mut attempts, .. } = *forwarding;
         // The upstream that was chosen last is the first to get it.
         guard.take_upstream();
-        let first = tried.pop();
+        attempts.undo_last();
         let converted = self.with_saved((&site, Some(route)), |lane, plain, _| lane.convert(plain));
-        let Some((request, buffered, mut relay)) = converted.flatten() else { return ForwardResult::Close };
+        let Some((request, mut relay)) = converted.flatten() else { return ForwardResult::Close };
         self.saved = Vec::new();
         self.set_deadline(site.routes[route].timeout);
         let exchange = Exchange { worker: Arc::clone(self.worker), client: Arc::clone(self.client) };
         let routed = (&site, &site.routes[route]);
-        let answering = exchange.forward((request, buffered), routed, (tried, first), &outcome, guard);
-        let mut answering = Box::pin(answering);
+        let mut answering = Box::pin(exchange.forward(request, routed, attempts, &outcome, guard));
         let answered = poll_fn(|context| {
             self.relay_to_hyper(&mut relay, context)?;
             match answering.as_mut().poll(context) {
@@ -75,7 +75,7 @@ impl Lane<'_> {
     }
 
     /// Converts a request, and the part of its body that has arrived.
-    fn convert(&mut self, plain: &PlainRequest<'_>) -> Option<(Request<ClientBody>, Option<BufferedBytes>, BodyRelay)> {
+    fn convert(&mut self, plain: &PlainRequest<'_>) -> Option<(ReceivedRequest, BodyRelay)> {
         let (writer, reader) = channel(plain.body_length());
         let mut relay = BodyRelay { writer, received: plain.received_body() };
         let buffered =
@@ -83,7 +83,8 @@ impl Lane<'_> {
         if let Err(failure) = relay.pass_on(self.body.is_none()) {
             relay.writer.fail(failure);
         }
-        Some((plain.to_http(ClientBody::Http1(reader))?, buffered, relay))
+        let request = ReceivedRequest { parts: plain.to_parts()?, body: ClientBody::Http1(reader), buffered };
+        Some((request, relay))
     }
 
     /// Passes the body on to hyper's client as far as both sides allow.

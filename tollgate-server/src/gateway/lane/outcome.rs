@@ -9,23 +9,22 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::header::CONNECTION;
-use http::{HeaderValue, Response, Version};
+use http::{HeaderValue, Response};
 use tollgate::Outcome;
-use tollgate::rules::file::internal::UpstreamHeader;
 
 use super::super::echo;
-use super::super::exchange::{RequestGuard, bodiless};
+use super::super::exchange::bodiless;
 use super::super::failure::{self, Failure};
+use super::super::head::HeaderBuffer;
+use super::super::head::text;
 use super::super::header_names::HeaderFilter;
-use super::super::log::Record;
+use super::super::request_guard::RequestGuard;
 use super::super::site::{RouteAction, Site};
 use super::forwarding::Forwarding;
 use super::request::{PlainRequest, RequestParse};
 use super::request_body::ReceivedBody;
-use super::request_headers::HeaderBuffer;
 use super::scratch::{Scratch, WorkerBuffers, scratch};
-use super::{Lane, NextStep, text};
-use crate::traces::{self, RequestSpan};
+use super::{Lane, NextStep};
 
 impl Lane<'_> {
     /// Applies the outcome of the check: sends a response, or the request to an upstream.
@@ -44,7 +43,7 @@ impl Lane<'_> {
         self.worker.tally.note_outcome_after(&mut buffers.last_noted, &outcome);
         guard.record_outcome(&outcome);
         if site.log.is_some() {
-            guard.note_key(&outcome, &site.with_route(self.facts(plain), route));
+            guard.note_key(&outcome, &site.with_route(plain.head.facts(self.peer), route));
         }
         guard.keep_permit(outcome.take_permit());
         if !outcome.is_allowed() {
@@ -84,38 +83,21 @@ impl Lane<'_> {
             None => failure::response(Failure::NoRoute),
         };
         if outcome.awaits_response() {
-            let is_head = plain.is_head();
+            let is_head = plain.head.is_head();
             let outcome = Some(outcome);
             return Ok(NextStep::Settle(Box::new(UnsettledResponse { response, is_head, outcome, guard })));
         }
         outcome.write_headers(response.headers_mut());
-        let response = if plain.is_head() { bodiless(response) } else { response };
+        let response = if plain.head.is_head() { bodiless(response) } else { response };
         self.respond(&response, guard, buffers, context)?;
         Ok(NextStep::Answered)
     }
 
-    /// Starts the count, the access log entry and the span of a request, and chooses its ID.
+    /// Starts the count, the access log entry and the span of a request.
     pub(super) fn begin_request(&mut self, plain: &PlainRequest<'_>, site: &Site) -> RequestGuard {
-        (self.is_last, self.is_http10) = (plain.is_last, plain.is_http10());
-        self.client.request_began();
-        self.worker.tally.note_dropped_headers(plain.dropped);
-        let mut guard = RequestGuard::new(self.client);
-        if let Some(log) = &site.log
-            && let Some(uri) = plain.target.received()
-        {
-            let version = if plain.is_http10() { Version::HTTP_10 } else { Version::HTTP_11 };
-            let line = (plain.method.parse().unwrap_or_default(), uri, version);
-            let headers = plain.headers.lines.into();
-            guard.keep_record(Record::new(line, headers, self.client, site, (log, self.worker.number)));
-        }
-        if site.adds_header(UpstreamHeader::RequestId) {
-            let given = plain.id().and_then(|id| HeaderValue::from_bytes(id).ok());
-            guard.set_id(Some(given.unwrap_or_else(|| self.worker.ids.next())));
-        }
-        if traces::is_on() {
-            guard.start_span(RequestSpan::start(plain.method, plain.target.received_str(), plain.headers.lines.into()));
-        }
-        guard
+        (self.is_last, self.is_http10) = (plain.head.is_last, plain.head.is_http10());
+        self.worker.tally.note_dropped_headers(plain.head.dropped);
+        RequestGuard::begin(&plain.head, self.client, self.worker, site)
     }
 
     /// Sends a response of the gateway.
@@ -181,7 +163,7 @@ impl Lane<'_> {
                 Ok(()) => lane.pass(plain, buffers, (Arc::clone(&site), route), (outcome, guard), context),
                 Err(failure) => {
                     let response = failure::response(failure);
-                    let response = if plain.is_head() { bodiless(response) } else { response };
+                    let response = if plain.head.is_head() { bodiless(response) } else { response };
                     lane.respond(&response, guard, buffers, context).map(|()| NextStep::Answered)
                 }
             });
@@ -199,9 +181,7 @@ impl Lane<'_> {
         }
         let body = String::from_utf8_lossy(&received.content).into_owned();
         let echoed = self.with_saved((&site, route), |lane, plain, _| {
-            let (path, query) = plain.path_and_query();
-            let headers = plain.headers.lines.iter().map(|line| (line.name, line.value));
-            (echo::response((plain.method, path, query), headers, lane.client, body), plain.is_head())
+            (echo::response(&plain.head, lane.client, body), plain.head.is_head())
         });
         let Some((mut response, is_head)) = echoed else { return Ok(NextStep::Close) };
         if let Some(number) = route {
@@ -240,10 +220,10 @@ impl Lane<'_> {
         buffers.clear();
         let saved = std::mem::take(&mut self.saved);
         let mut header_buffer = HeaderBuffer::default();
-        let filter = HeaderFilter::new(site, self.peer);
+        let filter = HeaderFilter::new(site, self.peer.address);
         let served = match PlainRequest::read(&saved, &mut header_buffer, self.max_head, &filter) {
             RequestParse::Complete(mut plain) => {
-                plain.target.normalize_for(site, route);
+                plain.head.target.normalize_for(site, route);
                 Some(serve(self, &plain, buffers))
             }
             RequestParse::Partial | RequestParse::Invalid(_) => None,

@@ -12,16 +12,18 @@ use tollgate::rules::file::internal::UpstreamHeader;
 
 use super::super::client::Scheme;
 use super::super::connection::HTTP2_PREFACE;
-use super::super::exchange::{RequestGuard, bodiless, is_malformed};
+use super::super::exchange::{bodiless, is_malformed};
 use super::super::failure::{self, Failure};
 use super::super::framing::Ambiguity;
-use super::super::headers::X_REQUEST_ID;
+use super::super::head::text;
+use super::super::head::upstream::X_REQUEST_ID;
 use super::super::log::{Completion, Record};
+use super::super::request_guard::RequestGuard;
 use super::super::site::Site;
 use super::super::tls::{self, HandshakeFailure};
 use super::request::{InvalidHead, PlainRequest};
 use super::scratch::WorkerBuffers;
-use super::{Lane, NextStep, text};
+use super::{Lane, NextStep};
 
 /// The reason in the access log for a head that is not HTTP.
 const MALFORMED: &str = "malformed";
@@ -36,7 +38,7 @@ impl Lane<'_> {
         buffers: &mut WorkerBuffers,
         context: &mut Context<'_>,
     ) -> io::Result<()> {
-        if plain.is_grpc
+        if plain.head.is_grpc
             && let Some(response) = outcome.grpc_response()
         {
             self.strike_if_malformed(plain, outcome);
@@ -93,7 +95,7 @@ impl Lane<'_> {
         buffers: &mut WorkerBuffers,
         context: &mut Context<'_>,
     ) -> io::Result<()> {
-        let response = if plain.is_head() { bodiless(response) } else { response };
+        let response = if plain.head.is_head() { bodiless(response) } else { response };
         self.respond(&response, guard, buffers, context)
     }
 
@@ -119,11 +121,11 @@ impl Lane<'_> {
         let status = invalid.status();
         self.worker.tally.note_unparsed(status);
         // The client behind a trusted proxy is named in the head, which could not be parsed.
-        if status == StatusCode::BAD_REQUEST && !site.proxies.trusts(self.peer) {
-            self.worker.strike(&self.client.add_to(Facts::new("", "/")));
+        if status == StatusCode::BAD_REQUEST && !site.proxies.trusts(self.peer.address) {
+            self.worker.strike(&self.peer.add_to(Facts::new("", "/")));
         }
         if let Some(log) = &site.log {
-            let mut record = Record::unparsed(self.peer.to_canonical(), (log, self.worker.number));
+            let mut record = Record::unparsed(self.peer.address.to_canonical(), (log, self.worker.number));
             let reason = self.client.ambiguity().or((status == StatusCode::BAD_REQUEST).then_some(MALFORMED));
             if let Some(reason) = reason {
                 record.note_reason(reason);
@@ -150,9 +152,9 @@ impl Lane<'_> {
     ) -> io::Result<()> {
         let tally = &self.worker.tally;
         let began = tally.now();
-        (self.is_last, self.is_http10) = (plain.is_last, plain.is_http10());
+        (self.is_last, self.is_http10) = (plain.head.is_last, plain.head.is_http10());
         let new_id;
-        let id = match plain.id() {
+        let id = match plain.head.id() {
             _ if !site.adds_header(UpstreamHeader::RequestId) => None,
             Some(given) => Some(given),
             None => {
@@ -163,7 +165,7 @@ impl Lane<'_> {
         let Some((message, bytes)) = self.refusal(plain, outcome, id, buffers) else { return Ok(()) };
         let put = self.put(bytes, &[], context);
         tally.note_outcome_after(&mut buffers.last_noted, outcome);
-        tally.note_dropped_headers(plain.dropped);
+        tally.note_dropped_headers(plain.head.dropped);
         let (status, nanos) = (Some(message.status), tally.nanos_since(began));
         match route {
             Some(number) => {
@@ -184,8 +186,8 @@ impl Lane<'_> {
 
     /// Counts a malformed request as a strike against the client.
     fn strike(&self, plain: &PlainRequest<'_>) {
-        let facts = Facts::new("", "/").headers(plain.headers.lines);
-        self.worker.strike(&self.client.add_to(facts));
+        let facts = Facts::new("", "/").headers(plain.head.headers.lines);
+        self.worker.strike(&self.peer.add_to(facts));
     }
 
     /// Returns the response to a refused request, with the request's ID.
@@ -200,12 +202,12 @@ impl Lane<'_> {
         self.is_last |= self.worker.is_closing() || self.has_undrainable_body();
         let WorkerBuffers { last_refusal, date, out, .. } = buffers;
         let date = date.line(self.worker.ticks.now());
-        let headers = plain.headers.lines;
+        let headers = plain.head.headers.lines;
         let (mut message, mut bytes) = match self.connection_line() {
             b"" => outcome.write_http1_reusing(last_refusal, headers, date),
             line => outcome.write_http1_reusing(last_refusal, headers, &[date, line].concat()),
         }?;
-        if plain.is_head() {
+        if plain.head.is_head() {
             bytes = &bytes[..bytes.len() - message.body_bytes];
             message.body_bytes = 0;
         }

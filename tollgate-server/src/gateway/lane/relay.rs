@@ -10,15 +10,16 @@ use tollgate::rules::file::internal::UpstreamHeader;
 use super::super::abandoned::is_event_stream;
 use super::super::connect::ConnectError;
 use super::super::failure::{Failure, Fault};
+use super::super::head::text;
+use super::super::head::{HeaderBuffer, HeadersView};
 use super::super::header_names::HeaderKind;
 use super::super::target::Target;
 use super::super::upstream_tls::TlsFault;
+use super::Lane;
 use super::conn::Http1Conn;
 use super::forwarding::{AttemptError, Forwarding, Settling};
-use super::request_headers::{HeaderBuffer, HeadersView};
 use super::response::{InvalidBody, ResponseBody, ResponseHead, ResponseParse};
 use super::scratch::{Scratch, WorkerBuffers, scratch};
-use super::{Lane, text};
 
 /// The maximum length of a body that is copied behind its head: one write of one buffer is cheaper.
 const SMALL_BYTES: usize = 4096;

@@ -2,25 +2,20 @@
 
 use std::mem::MaybeUninit;
 
-use http::header::HOST;
-use http::uri::PathAndQuery;
-use http::{HeaderName, HeaderValue, Request, StatusCode, Version};
-use tollgate::internal::{Unreadable, check_host, check_method};
-use tollgate::rules::file::internal::{HostHeader, UpstreamHeader};
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, Request, StatusCode};
+use tollgate::internal::HeaderLine;
 
 use super::super::client::Client;
-use super::super::exchange::RequestGuard;
 use super::super::failure::Failure;
 use super::super::framing::{Ambiguity, FramingGuard};
-use super::super::header_names::{DroppedHeaders, HeaderFilter, HeaderKind};
-use super::super::headers;
-use super::super::reuse::reads_body;
-use super::super::site::{Edits, Route, Site, WeightedUpstream};
-use super::request_body::{BodyLength, BodyStart, ReceivedBody, RequestBody};
-use super::request_headers::{HeaderBuffer, HeadersView, RequestHeaders, RequestVersion};
-use super::target::RequestTarget;
-use super::text::{self, MAX_HEADERS};
-use crate::traces::{TRACEPARENT, TRACESTATE};
+use super::super::head::target::RequestTarget;
+use super::super::head::text::MAX_HEADERS;
+use super::super::head::upstream::{Destination, UpstreamHead};
+use super::super::head::{BodyLength, HeaderBuffer, RequestHead, RequestLine, RequestVersion, join_cookies};
+use super::super::header_names::HeaderFilter;
+use super::super::request_guard::RequestGuard;
+use super::request_body::{BodyStart, ReceivedBody, RequestBody};
 
 /// The maximum length of a target, as in hyper.
 const MAX_TARGET_BYTES: usize = (u16::MAX - 1) as usize;
@@ -64,19 +59,9 @@ impl InvalidHead {
 
 /// A request whose length is unambiguous.
 pub(super) struct PlainRequest<'a> {
+    pub(super) head: RequestHead<'a>,
     /// The bytes as received: the head, and the part of the body that has arrived.
     pub(super) bytes: &'a [u8],
-    pub(super) method: &'a str,
-    pub(super) target: RequestTarget<'a>,
-    pub(super) headers: HeadersView<'a>,
-    /// Headers that neither limits nor upstreams get.
-    pub(super) dropped: DroppedHeaders,
-    version: RequestVersion,
-    /// The value of the `Host` header.
-    host: Option<&'a [u8]>,
-    /// The reason why it is refused before limits are checked.
-    failure: Option<Failure>,
-    length: BodyLength,
     /// The part of the body that has arrived.
     body: &'a [u8],
     /// The number of its content bytes.
@@ -85,16 +70,6 @@ pub(super) struct PlainRequest<'a> {
     pub(super) rest: RequestBody,
     /// The bytes behind the request.
     pub(super) following: &'a [u8],
-    /// Whether the client waits for `100 Continue` before it sends the body.
-    pub(super) expects_continue: bool,
-    /// Whether the client accepts trailers.
-    pub(super) wants_trailers: bool,
-    /// Whether it is a gRPC call, whose refusals have another form.
-    pub(super) is_grpc: bool,
-    /// Whether the client wants the connection closed after the response.
-    pub(super) is_last: bool,
-    /// The protocols that the client wants to switch to.
-    pub(super) upgrade: Option<&'a [u8]>,
 }
 
 impl<'a> PlainRequest<'a> {
@@ -107,8 +82,8 @@ impl<'a> PlainRequest<'a> {
         let invalid = || RequestParse::Invalid(InvalidHead::of(bytes));
         let mut parsed = [const { MaybeUninit::uninit() }; MAX_HEADERS];
         let mut request = httparse::Request::new(&mut []);
-        let head = match request.parse_with_uninit_headers(bytes, &mut parsed) {
-            Ok(httparse::Status::Complete(head)) => head,
+        let head_bytes = match request.parse_with_uninit_headers(bytes, &mut parsed) {
+            Ok(httparse::Status::Complete(head_bytes)) => head_bytes,
             // An ambiguous head need not be complete.
             Ok(httparse::Status::Partial) => {
                 return match InvalidHead::of(bytes) {
@@ -123,10 +98,10 @@ impl<'a> PlainRequest<'a> {
         let (Some(method), Some(target), Some(version)) = (request.method, request.path, request.version) else {
             return invalid();
         };
-        if !ends_lines_in_crlf(&bytes[..head]) {
+        if !ends_lines_in_crlf(&bytes[..head_bytes]) {
             return invalid();
         }
-        if head > max_head {
+        if head_bytes > max_head {
             return RequestParse::Invalid(InvalidHead::TooLong);
         }
         if target.len() > MAX_TARGET_BYTES {
@@ -134,244 +109,67 @@ impl<'a> PlainRequest<'a> {
         }
         let version = if version == 0 { RequestVersion::Http10 } else { RequestVersion::Http11 };
         let Some(target) = RequestTarget::read(target) else { return invalid() };
-        let Some(headers) = RequestHeaders::read(request.headers, version, lines, filter) else { return invalid() };
-        let RequestHeaders { host, failure, length, expects_continue, wants_trailers, is_grpc, is_last, upgrade } =
-            headers;
-        let BodyStart { bytes: body_bytes, content: content_bytes, rest } = length.split(&bytes[head..]);
-        let (bytes, following) = bytes.split_at(head + body_bytes);
-        RequestParse::Complete(Self {
-            bytes,
-            method,
-            target,
-            dropped: lines.dropped,
-            headers: lines.view(),
-            version,
-            host,
-            failure,
-            length,
-            body: &bytes[head..],
-            content_bytes,
-            rest,
-            following,
-            expects_continue,
-            wants_trailers,
-            is_grpc,
-            is_last,
-            upgrade,
-        })
-    }
-
-    /// Returns the reason why it is refused before limits are checked, if there is one.
-    pub(super) fn failure(&self, max_body: u64) -> Option<Failure> {
-        match self.failure {
-            Some(Failure::UnderscoreHeader) => self.failure,
-            _ if self.method == "CONNECT" => Some(Failure::Connect),
-            None if self.announces_more_than(max_body) => Some(Failure::BodyTooLong),
-            failure => failure,
+        let headers = request.headers.iter().map(|header| HeaderLine { name: header.name, value: header.value });
+        let head =
+            RequestHead::read(RequestLine { method, target, version }, headers, BodyLength::Known(0), lines, filter);
+        if head.has_bad_length {
+            return invalid();
         }
-    }
-
-    /// Checks that the method and the host have only one interpretation.
-    pub(super) fn check_readable(&self) -> Result<(), Unreadable> {
-        check_method(self.method, self.target.received_str())?;
-        self.host.map_or(Ok(()), check_host)?;
-        self.target.authority().map_or(Ok(()), |authority| check_host(authority.as_str().as_bytes()))
-    }
-
-    /// Returns the host: that of the target, or of the `Host` header.
-    fn host(&self) -> Option<&[u8]> {
-        self.target.authority().map(|authority| authority.as_str().as_bytes()).or(self.host)
-    }
-
-    /// Returns whether the head announces a longer body than this.
-    fn announces_more_than(&self, bytes: u64) -> bool {
-        matches!(self.length, BodyLength::Known(length) if length > bytes)
-    }
-
-    pub(super) fn is_http10(&self) -> bool {
-        self.version == RequestVersion::Http10
-    }
-
-    pub(super) fn is_head(&self) -> bool {
-        self.method == "HEAD"
-    }
-
-    /// Returns the path, and the query if there is one.
-    pub(super) fn path_and_query(&self) -> (&str, Option<&str>) {
-        let target = self.target.as_str();
-        target.split_once('?').map_or((target, None), |(path, query)| (path, Some(query)))
+        let BodyStart { bytes: body_bytes, content: content_bytes, rest } = head.length.split(&bytes[head_bytes..]);
+        let (bytes, following) = bytes.split_at(head_bytes + body_bytes);
+        RequestParse::Complete(Self { head, bytes, body: &bytes[head_bytes..], content_bytes, rest, following })
     }
 
     /// Returns the part of the body that has arrived.
     pub(super) fn received_body(&self) -> ReceivedBody {
         let mut received = ReceivedBody::default();
-        match self.length {
+        match self.head.length {
             BodyLength::Known(_) => received.content.extend_from_slice(self.body),
             // Malformed chunks were found before.
-            BodyLength::Chunked => _ = received.unchunk(&mut FramingGuard::for_request_chunks(), self.body),
+            BodyLength::Unknown => _ = received.unchunk(&mut FramingGuard::for_request_chunks(), self.body),
         }
         received
     }
 
     /// Returns the length of the body, if the client announces it.
     pub(super) fn body_length(&self) -> Option<u64> {
-        match self.length {
+        match self.head.length {
             BodyLength::Known(length) => Some(length),
-            BodyLength::Chunked => None,
+            BodyLength::Unknown => None,
         }
     }
 
     /// Converts the head for hyper's client.
-    pub(super) fn to_http<B>(&self, body: B) -> Option<Request<B>> {
-        let mut request = Request::new(body);
-        *request.method_mut() = self.method.parse().ok()?;
-        *request.uri_mut() = self.target.uri()?;
-        *request.version_mut() = if self.is_http10() { Version::HTTP_10 } else { Version::HTTP_11 };
-        let map = request.headers_mut();
-        for line in self.headers.lines {
-            map.append(HeaderName::from_bytes(line.name.as_bytes()).ok()?, HeaderValue::from_bytes(line.value).ok()?);
+    pub(super) fn to_parts(&self) -> Option<Parts> {
+        let (mut parts, ()) = Request::new(()).into_parts();
+        parts.method = self.head.method.parse().ok()?;
+        parts.uri = self.head.target.uri()?;
+        parts.version = self.head.version.into();
+        for line in self.head.headers.lines {
+            let (name, value) = (HeaderName::from_bytes(line.name.as_bytes()), HeaderValue::from_bytes(line.value));
+            parts.headers.append(name.ok()?, value.ok()?);
         }
-        headers::join_cookies(map);
-        Some(request)
+        join_cookies(&mut parts.headers);
+        Some(parts)
     }
 
-    /// Returns whether it may be sent again if the response is lost.
-    pub(super) fn may_repeat(&self) -> bool {
-        self.length.is_empty() && matches!(self.method, "GET" | "HEAD" | "OPTIONS" | "PUT" | "DELETE" | "TRACE")
-    }
-
-    /// Returns whether it has a body that the upstream may take for the next request.
-    pub(super) fn may_desync(&self) -> bool {
-        !self.length.is_empty() && !reads_body(self.method)
-    }
-
-    /// Writes the request for the upstream, with the request ID if upstreams get one.
+    /// Writes the request for the upstream, and the part of the body that has arrived.
     pub(super) fn write(
         &self,
         out: &mut Vec<u8>,
-        (site, route): (&Site, &Route),
-        upstream: &WeightedUpstream,
+        to: Destination<'_>,
         client: &Client,
         guard: &RequestGuard,
     ) -> Result<(), Failure> {
-        let (id, traceparent) = (guard.id(), guard.span().traceparent());
-        out.extend_from_slice(self.method.as_bytes());
-        out.push(b' ');
-        if route.changes_paths() {
-            let uri = route.rewritten_uri(upstream, &self.target.uri().ok_or(Failure::BadTarget)?)?;
-            out.extend_from_slice(uri.path_and_query().map_or("/", PathAndQuery::as_str).as_bytes());
-        } else {
-            out.extend_from_slice(self.target.as_str().as_bytes());
-        }
-        out.extend_from_slice(b" HTTP/1.1\r\n");
-        let edits = &route.request_edits;
-        let host = self.host();
-        let lacks_host = host.is_none() && !edits.sets(&HOST);
-        let is_upstreams_host = lacks_host || route.host == HostHeader::Upstream || edits.removes_for_good(&HOST);
-        if is_upstreams_host {
-            text::put(out, HOST.as_str(), upstream.target.host.as_bytes());
-        } else if let Some(authority) = self.target.authority().filter(|_| !edits.removes(HOST.as_str())) {
-            text::put(out, HOST.as_str(), authority.as_str().as_bytes());
-        }
-        let adds_x_forwarded = site.adds_header(UpstreamHeader::XForwarded);
-        for (line, kind) in self.headers.iter() {
-            let passes = match kind {
-                HeaderKind::Host => !is_upstreams_host && self.target.authority().is_none(),
-                // HTTP/1 upstreams get no trailers, so none are announced.
-                HeaderKind::Connection
-                | HeaderKind::Te
-                | HeaderKind::Upgrade
-                | HeaderKind::Expect
-                | HeaderKind::TransferEncoding
-                | HeaderKind::Trailer => false,
-                HeaderKind::XForwardedFor => !adds_x_forwarded,
-                HeaderKind::XRequestId => id.is_none(),
-                _ => true,
-            };
-            let is_replaced = traceparent.is_some()
-                && (line.name.eq_ignore_ascii_case(TRACEPARENT.as_str())
-                    || line.name.eq_ignore_ascii_case(TRACESTATE.as_str()) && !guard.span().continues_trace());
-            if passes && !is_replaced && !edits.removes(line.name) {
-                text::put(out, line.name, line.value);
-            }
-        }
-        if adds_x_forwarded {
-            self.add_x_forwarded(out, client, edits);
-        }
-        if site.adds_header(UpstreamHeader::Forwarded) && !edits.removes("forwarded") {
-            out.extend_from_slice(b"forwarded: ");
-            headers::put_forwarded(out, client, host);
-            out.extend_from_slice(b"\r\n");
-        }
-        if site.adds_header(UpstreamHeader::Via) && !edits.removes("via") {
-            text::put(out, "via", if self.is_http10() { b"1.0 tollgate" } else { headers::OUR_VIA.as_bytes() });
-        }
-        if let Some(id) = id.filter(|_| !edits.removes("x-request-id")) {
-            text::put(out, "x-request-id", id.as_bytes());
-        }
-        if let Some(traceparent) = traceparent.filter(|_| !edits.removes(TRACEPARENT.as_str())) {
-            text::put(out, TRACEPARENT.as_str(), traceparent.as_bytes());
-        }
-        edits.write_new(out, |name| is_upstreams_host && *name == HOST);
-        let wants_trailers = self.wants_trailers && !edits.removes("te");
-        let upgrade = self.upgrade.filter(|_| !edits.removes("upgrade"));
-        if wants_trailers {
-            out.extend_from_slice(b"te: trailers\r\n");
-        }
-        if let Some(protocol) = upgrade {
-            text::put(out, "upgrade", protocol);
-        }
-        match (upgrade, wants_trailers) {
-            (Some(_), true) => out.extend_from_slice(b"connection: upgrade, te\r\n"),
-            (Some(_), false) => out.extend_from_slice(text::UPGRADE),
-            (None, true) => out.extend_from_slice(b"connection: te\r\n"),
-            (None, false) => {}
-        }
-        if self.may_desync() && upgrade.is_none() {
-            out.extend_from_slice(text::CLOSE);
-        }
-        match self.length {
-            BodyLength::Known(_) => {
-                out.extend_from_slice(b"\r\n");
-                out.extend_from_slice(self.body);
-            }
-            BodyLength::Chunked => {
-                out.extend_from_slice(b"transfer-encoding: chunked\r\n\r\n");
+        UpstreamHead::new(&self.head, to, client, (guard.id(), guard.span())).write(out)?;
+        match self.head.length {
+            BodyLength::Known(_) => out.extend_from_slice(self.body),
+            BodyLength::Unknown => {
                 let mut chunks = RequestBody::Chunked(Box::new(FramingGuard::for_request_chunks()));
                 chunks.take(self.body, out).map_err(|_ambiguity| Failure::BodyBroken)?;
             }
         }
         Ok(())
-    }
-
-    /// Appends to the headers of a trusted proxy. Those of others were dropped.
-    fn add_x_forwarded(&self, out: &mut Vec<u8>, client: &Client, edits: &Edits) {
-        if !edits.removes("x-forwarded-for") {
-            out.extend_from_slice(b"x-forwarded-for: ");
-            for hop in self.headers.values(HeaderKind::XForwardedFor) {
-                out.extend_from_slice(hop);
-                out.extend_from_slice(b", ");
-            }
-            out.extend_from_slice(client.address_text.as_bytes());
-            out.extend_from_slice(b"\r\n");
-        }
-        let is_present = |kind| self.headers.values(kind).next().is_some();
-        if !is_present(HeaderKind::XForwardedProto) && !edits.removes("x-forwarded-proto") {
-            text::put(out, "x-forwarded-proto", client.scheme.as_str().as_bytes());
-        }
-        if let Some(host) = self.host()
-            && !is_present(HeaderKind::XForwardedHost)
-            && !edits.removes("x-forwarded-host")
-        {
-            text::put(out, "x-forwarded-host", host);
-        }
-    }
-
-    /// Returns the client's request ID, if there is exactly one and it is valid.
-    pub(super) fn id(&self) -> Option<&'a [u8]> {
-        let mut ids = self.headers.values(HeaderKind::XRequestId);
-        let only = ids.next().filter(|_| ids.next().is_none())?;
-        Some(only).filter(|id| headers::is_id(id))
     }
 }
 
@@ -412,7 +210,7 @@ mod tests {
     /// Returns the reason for which a request is refused before limits are checked, or `ok`.
     fn refusal(text: &str) -> String {
         read(text.as_bytes(), |parse| match parse {
-            RequestParse::Complete(plain) => match (plain.failure(9), plain.check_readable()) {
+            RequestParse::Complete(plain) => match (plain.head.failure(9), plain.head.check_readable()) {
                 (Some(failure), _) => format!("{failure:?}"),
                 (None, Err(problem)) => problem.reason().to_owned(),
                 (None, Ok(())) => "ok".to_owned(),

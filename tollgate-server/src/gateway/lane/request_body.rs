@@ -7,8 +7,9 @@ use super::super::deadline::Tick;
 use super::super::exchange::MAX_DRAINED_BYTES;
 use super::super::failure::Failure;
 use super::super::framing::{Ambiguity, FramingGuard};
+use super::super::head::BodyLength;
+use super::super::head::text::MAX_HEADERS;
 use super::response::{LAST_CHUNK, put_chunk};
-use super::text::MAX_HEADERS;
 
 /// The part of a body that has not arrived.
 #[derive(Debug)]
@@ -21,13 +22,6 @@ pub(super) enum RequestBody {
     Chunked(Box<FramingGuard>),
     /// Malformed chunks.
     Invalid(Ambiguity),
-}
-
-/// The length of a body as its head announces it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BodyLength {
-    Known(u64),
-    Chunked,
 }
 
 /// The part of a body that arrived with the head.
@@ -50,7 +44,7 @@ impl BodyLength {
                 let content = bytes.len() as u64;
                 BodyStart { bytes: bytes.len(), content, rest: RequestBody::Length(length - content) }
             }
-            Self::Chunked => {
+            Self::Unknown => {
                 let (mut framing_guard, mut content) = (Box::new(FramingGuard::for_request_chunks()), 0);
                 match framing_guard.unchunk(bytes, |piece| content += piece.len() as u64) {
                     Ok(bytes) if framing_guard.is_between() => {
@@ -61,10 +55,6 @@ impl BodyLength {
                 }
             }
         }
-    }
-
-    pub(super) fn is_empty(self) -> bool {
-        self == Self::Known(0)
     }
 }
 

@@ -6,13 +6,14 @@ use std::mem::MaybeUninit;
 use http::header::DATE;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Version};
 use tollgate::Outcome;
+use tollgate::internal::HeaderLine;
 
 use super::super::framing::{self, FramingGuard};
+use super::super::head::text;
+use super::super::head::upstream::{X_REQUEST_ID, via};
+use super::super::head::{HeaderBuffer, HeadersView, RequestVersion};
 use super::super::header_names::{self, HeaderKind};
-use super::super::headers::{self, X_REQUEST_ID};
 use super::super::site::Edits;
-use super::request_headers::{HeaderBuffer, HeadersView};
-use super::text;
 use super::trailers::Trailers;
 
 /// The maximum number of response headers, as in hyper.
@@ -97,7 +98,7 @@ impl<'a> ResponseHead<'a> {
         let (Some(version), Some(code)) = (answer.version, answer.code) else { return ResponseParse::Invalid };
         let Ok(status) = StatusCode::from_u16(code) else { return ResponseParse::Invalid };
         for header in &*answer.headers {
-            lines.push(header, header_names::kind(header.name));
+            lines.push(HeaderLine { name: header.name, value: header.value }, header_names::kind(header.name));
         }
         let Some(body) = ResponseBody::of(lines.view(), status, is_head, version == 0) else {
             return ResponseParse::Invalid;
@@ -122,10 +123,19 @@ impl<'a> ResponseHead<'a> {
         hop_by_hop.filter(|line| line.name.eq_ignore_ascii_case("keep-alive")).map(|line| line.value)
     }
 
-    /// Returns the headers that are not hop-by-hop.
+    /// Returns the headers that the client gets, unless the gateway sends others.
+    fn passing<'l>(&self, lines: HeadersView<'l>) -> impl Iterator<Item = (&'l HeaderLine<'l>, HeaderKind)> {
+        let has_length = !self.status.is_informational() && self.status != StatusCode::NO_CONTENT;
+        lines.iter().filter(move |(line, kind)| match kind {
+            HeaderKind::ContentLength => has_length,
+            kind => !kind.is_hop_by_hop() && !is_connection_option(lines, line.name),
+        })
+    }
+
+    /// Returns the headers as a map.
     pub(super) fn header_map(&self, lines: HeadersView<'_>) -> HeaderMap {
-        let mut map = HeaderMap::new();
-        for (line, _) in lines.iter().filter(|(_, kind)| !kind.is_hop_by_hop()) {
+        let mut map = HeaderMap::with_capacity(lines.lines.len());
+        for (line, _) in self.passing(lines) {
             add(&mut map, line.name, line.value);
         }
         map
@@ -134,11 +144,8 @@ impl<'a> ResponseHead<'a> {
     /// Writes an interim response for the client.
     pub(super) fn write_interim(&self, out: &mut Vec<u8>, lines: HeadersView<'_>, edits: &Edits) {
         text::put_status(out, self.status, self.reason);
-        for (line, kind) in lines.iter() {
-            let passes = !kind.is_hop_by_hop() && kind != HeaderKind::ContentLength;
-            if passes && !edits.removes(line.name) && !is_connection_option(lines, line.name) {
-                text::put(out, line.name, line.value);
-            }
+        for (line, _) in self.passing(lines).filter(|(line, _)| !edits.removes(line.name)) {
+            text::put(out, line.name, line.value);
         }
         out.extend_from_slice(b"\r\n");
     }
@@ -154,16 +161,8 @@ impl<'a> ResponseHead<'a> {
     ) {
         text::put_status(out, self.status, self.reason);
         let (mut has_date, mut of_limits) = (edits.sets(&DATE), None);
-        for (line, kind) in lines.iter() {
-            let passes = match kind {
-                kind if kind.is_hop_by_hop() => false,
-                HeaderKind::XRequestId => id.is_none(),
-                HeaderKind::ContentLength => {
-                    self.status != StatusCode::NO_CONTENT && self.status != StatusCode::SWITCHING_PROTOCOLS
-                }
-                _ => true,
-            };
-            if !passes || edits.removes(line.name) || is_connection_option(lines, line.name) {
+        for (line, kind) in self.passing(lines) {
+            if kind == HeaderKind::XRequestId && id.is_some() || edits.removes(line.name) {
                 continue;
             }
             match kind {
@@ -173,7 +172,8 @@ impl<'a> ResponseHead<'a> {
             has_date |= kind == HeaderKind::Date;
         }
         if adds_via && !edits.removes("via") {
-            text::put(out, "via", if self.is_http10 { b"1.0 tollgate" } else { headers::OUR_VIA.as_bytes() });
+            let version = if self.is_http10 { RequestVersion::Http10 } else { RequestVersion::Http11 };
+            text::put(out, "via", via(version).as_bytes());
         }
         edits.write_new(out, |name| is_of_limits(name) || id.is_some() && *name == X_REQUEST_ID);
         for (name, value) in edits.new_headers().filter(|(name, _)| is_of_limits(name)) {
@@ -221,10 +221,9 @@ fn connection_options(lines: HeadersView<'_>) -> impl Iterator<Item = &[u8]> {
     values.flat_map(|value| value.split(|byte| *byte == b',')).map(<[u8]>::trim_ascii)
 }
 
-/// Returns whether `Connection` names a header. `Content-Length` is kept in any case.
+/// Returns whether `Connection` names a header.
 fn is_connection_option(lines: HeadersView<'_>, name: &str) -> bool {
     connection_options(lines).any(|word| word.eq_ignore_ascii_case(name.as_bytes()))
-        && !name.eq_ignore_ascii_case("content-length")
 }
 
 impl ResponseBody {

@@ -2,9 +2,9 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+use super::super::head::text::{self, MAX_HEADERS};
 use super::super::header_names::{HeaderKind, kind};
 use super::response::InvalidBody;
-use super::text::{self, MAX_HEADERS};
 
 /// Headers without a meaning to a proxy that change how a message is read (RFC 9110, section 6.5.1).
 const FORBIDDEN: [&str; 6] =

@@ -41,7 +41,7 @@ impl Lane<'_> {
             failure,
             due: None,
             buffered: BufferedBytes::none(self.client),
-            awaits_continue: plain.expects_continue,
+            awaits_continue: plain.head.expects_continue,
         }));
     }
 

@@ -6,26 +6,26 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
 use tollgate::rules::Facts;
+use tollgate::rules::file::internal::UpstreamHeader;
 use tollgate::{InFlightPermit, Outcome};
 
-use super::super::abandoned::{self, Abandoned};
-use super::super::body::UpstreamProgress;
-use super::super::buffer_budget::BufferedBytes;
-use super::super::client::Client;
-use super::super::connection::SEND_BUFFER_BYTES;
-use super::super::deadline::{Ticks, UpstreamDeadline, Wait};
-use super::super::failure::{Failure, Fault};
-use super::super::http2_pool::StreamPermit;
-use super::super::lane::ConnPool;
-use super::super::log::{Completion, Record};
-use super::super::reuse::ReusePolicy;
-use super::super::site::Route;
-use super::super::tally::{Moment, RouteTally};
-use super::super::target::{Eject, Target};
-use crate::traces::{RequestSpan, SpanEnd};
+use super::abandoned::{self, Abandoned};
+use super::attempts::UpstreamAttempt;
+use super::body::UpstreamProgress;
+use super::buffer_budget::BufferedBytes;
+use super::client::Client;
+use super::connection::SEND_BUFFER_BYTES;
+use super::exchange::Worker;
+use super::failure::{Failure, Fault};
+use super::head::RequestHead;
+use super::log::{Completion, Record};
+use super::site::Site;
+use super::tally::{Moment, RouteTally};
+use super::target::Target;
+use crate::traces::{self, RequestSpan, SpanEnd};
 
 /// Finishes a request when it is dropped: releases its permit and upstream, counts it, and writes the access log.
-pub(in super::super) struct RequestGuard {
+pub(super) struct RequestGuard {
     client: Arc<Client>,
     upstream: Option<UpstreamAttempt>,
     /// Whether the upstream has nothing left to do: its response has ended, or it was given up.
@@ -53,43 +53,8 @@ pub(in super::super) struct RequestGuard {
     span: RequestSpan,
 }
 
-/// An attempt of a request at an upstream. Counts as a request in flight of the upstream until it is dropped.
-pub(in super::super) struct UpstreamAttempt {
-    pub(in super::super) target: Arc<Target>,
-    /// The stream on a shared connection.
-    pub(in super::super) stream_permit: Option<StreamPermit>,
-    /// The state of the client's body, unless the lane sends it.
-    pub(in super::super) deadline: Option<Arc<UpstreamDeadline>>,
-    pub(in super::super) timeout: Wait,
-    pub(in super::super) eject: Eject,
-    reuse: ReusePolicy,
-    worker: usize,
-}
-
-impl UpstreamAttempt {
-    pub(in super::super) fn new(target: &Arc<Target>, route: &Route, worker: usize) -> Self {
-        let Route { timeout, eject, reuse, .. } = *route;
-        Self { target: Arc::clone(target), stream_permit: None, deadline: None, timeout, eject, reuse, worker }
-    }
-
-    /// Returns whether the client's body was cut off, which closes the connection or resets the stream.
-    pub(in super::super) fn has_broken_body(&self) -> bool {
-        self.body_failure().is_some()
-    }
-
-    fn body_failure(&self) -> Option<Failure> {
-        self.deadline.as_ref()?.body_failure()
-    }
-
-    /// Returns the pool of its connection.
-    pub(in super::super) fn pool(&self, ticks: &Arc<Ticks>) -> ConnPool {
-        let (target, ticks) = (Arc::clone(&self.target), Arc::clone(ticks));
-        ConnPool { target, worker: self.worker, policy: self.reuse, ticks }
-    }
-}
-
 impl RequestGuard {
-    pub(in super::super) fn new(client: &Arc<Client>) -> Self {
+    fn new(client: &Arc<Client>) -> Self {
         let began = client.tally().now();
         Self {
             client: Arc::clone(client),
@@ -110,41 +75,62 @@ impl RequestGuard {
         }
     }
 
+    /// Starts the count, the access log entry and the span of a request, and chooses its ID.
+    pub(super) fn begin(head: &RequestHead<'_>, client: &Arc<Client>, worker: &Worker, site: &Site) -> Self {
+        client.request_began();
+        let mut guard = Self::new(client);
+        if let Some(log) = &site.log
+            && let Some(uri) = head.target.received()
+        {
+            let line = (head.method.parse().unwrap_or_default(), uri, head.version.into());
+            let headers = head.headers.lines.into();
+            guard.keep_record(Record::new(line, headers, client, site, (log, worker.number)));
+        }
+        if site.adds_header(UpstreamHeader::RequestId) {
+            let given = head.id().and_then(|id| HeaderValue::from_bytes(id).ok());
+            guard.id = Some(given.unwrap_or_else(|| worker.ids.next()));
+        }
+        if traces::is_on() {
+            guard.start_span(RequestSpan::start(head.method, head.target.received_str(), head.headers.lines.into()));
+        }
+        guard
+    }
+
     /// Holds a permit until the request ends.
-    pub(in super::super) fn keep_permit(&mut self, permit: Option<InFlightPermit>) {
+    pub(super) fn keep_permit(&mut self, permit: Option<InFlightPermit>) {
         self.permit = permit;
     }
 
     /// Assigns the request to a route.
-    pub(in super::super) fn enter(&mut self, route: &Arc<RouteTally>) {
+    pub(super) fn enter(&mut self, route: &Arc<RouteTally>) {
         route.note_began();
         self.route = Some(Arc::clone(route));
     }
 
     /// Sets the access log entry, which is written when the request ends.
-    pub(in super::super) fn keep_record(&mut self, record: Record) {
+    fn keep_record(&mut self, record: Record) {
         self.record = Some(Box::new(record));
     }
 
     /// Counts the outcome of the check, and adds it to the access log entry.
-    pub(in super::super) fn note_outcome(&mut self, outcome: &Outcome) {
+    pub(super) fn note_outcome(&mut self, outcome: &Outcome) {
         self.client.tally().note_outcome(outcome);
         self.record_outcome(outcome);
     }
 
     /// Starts the span of the request.
-    pub(in super::super) fn start_span(&mut self, span: RequestSpan) {
+    fn start_span(&mut self, span: RequestSpan) {
         if let (Some(record), Some(trace_id)) = (&mut self.record, span.trace_id()) {
             record.note_trace(trace_id);
         }
         self.span = span;
     }
 
-    pub(in super::super) fn span(&self) -> &RequestSpan {
+    pub(super) fn span(&self) -> &RequestSpan {
         &self.span
     }
 
-    pub(in super::super) fn record_outcome(&mut self, outcome: &Outcome) {
+    pub(super) fn record_outcome(&mut self, outcome: &Outcome) {
         self.span.note_outcome(outcome);
         if let Some(record) = &mut self.record {
             record.note_outcome(outcome);
@@ -152,43 +138,38 @@ impl RequestGuard {
     }
 
     /// Adds the key by which the limit counted the request to the access log entry, if keys are logged.
-    pub(in super::super) fn note_key(&mut self, outcome: &Outcome, facts: &Facts<'_>) {
+    pub(super) fn note_key(&mut self, outcome: &Outcome, facts: &Facts<'_>) {
         if let Some(record) = &mut self.record {
             record.note_key(|texts| outcome.limit_key(facts, texts));
         }
     }
 
     /// Records why the gateway refuses the request as malformed or ambiguous.
-    pub(in super::super) fn note_reason(&mut self, reason: &'static str) {
+    pub(super) fn note_reason(&mut self, reason: &'static str) {
         if let Some(record) = &mut self.record {
             record.note_reason(reason);
         }
     }
 
-    /// Sets the ID of the request.
-    pub(in super::super) fn set_id(&mut self, id: Option<HeaderValue>) {
-        self.id = id;
-    }
-
     /// Returns the ID of the request.
-    pub(in super::super) fn id(&self) -> Option<&HeaderValue> {
+    pub(super) fn id(&self) -> Option<&HeaderValue> {
         self.id.as_ref()
     }
 
     /// Records that the response is the upstream's.
-    pub(in super::super) fn note_upstream_answered(&mut self) {
+    pub(super) fn note_upstream_answered(&mut self) {
         self.is_upstreams = true;
     }
 
     /// Records the upstream of an attempt.
-    pub(in super::super) fn note_upstream(&mut self, upstream: &Arc<Target>) {
+    pub(super) fn note_upstream(&mut self, upstream: &Arc<Target>) {
         if let Some(record) = &mut self.record {
             record.note_upstream(upstream);
         }
     }
 
     /// Records why the last attempt failed.
-    pub(in super::super) fn note_fault(&mut self, fault: &Fault) {
+    pub(super) fn note_fault(&mut self, fault: &Fault) {
         let Some(record) = &mut self.record else { return };
         if fault.is_upstreams() || fault.exhausted().is_some() {
             record.note_fault(fault);
@@ -198,47 +179,47 @@ impl RequestGuard {
         }
     }
 
-    pub(in super::super) fn note_status(&mut self, status: StatusCode) {
+    pub(super) fn note_status(&mut self, status: StatusCode) {
         self.status = Some(status);
     }
 
     /// Takes the upstream out of the guard.
-    pub(in super::super) fn take_upstream(&mut self) -> Option<UpstreamAttempt> {
+    pub(super) fn take_upstream(&mut self) -> Option<UpstreamAttempt> {
         self.upstream.take()
     }
 
     /// Takes the permit out of the guard.
-    pub(in super::super) fn take_permit(&mut self) -> Option<InFlightPermit> {
+    pub(super) fn take_permit(&mut self) -> Option<InFlightPermit> {
         self.permit.take()
     }
 
     /// Records that the whole response was passed to the client.
-    pub(in super::super) fn note_complete(&mut self) {
+    pub(super) fn note_complete(&mut self) {
         self.is_complete = true;
     }
 
     /// Records that the gateway cuts off the response.
-    pub(in super::super) fn note_cut(&mut self) {
+    pub(super) fn note_cut(&mut self) {
         self.is_broken = true;
     }
 
-    pub(in super::super) fn is_upstream_done(&self) -> bool {
+    pub(super) fn is_upstream_done(&self) -> bool {
         self.is_upstream_done
     }
 
-    pub(in super::super) fn has_permit(&self) -> bool {
+    pub(super) fn has_permit(&self) -> bool {
         self.permit.is_some()
     }
 
     /// Records that the response goes on until its connection is closed, as event streams do.
-    pub(in super::super) fn note_endless(&mut self) {
+    pub(super) fn note_endless(&mut self) {
         self.is_endless = true;
     }
 
     /// Handles a client that has left. Returns the request if its response has to be read to the end. Otherwise its
     /// connection has to be closed: it has no permit, an endless response, a broken body, or too many other responses
     /// are being read to their end.
-    pub(in super::super) fn abandon(&mut self) -> Option<Abandoned> {
+    pub(super) fn abandon(&mut self) -> Option<Abandoned> {
         if self.is_upstream_done || self.is_endless || self.permit.is_none() {
             return None;
         }
@@ -253,32 +234,32 @@ impl RequestGuard {
 
     /// Holds the permit for the route's timeout, because the connection to the upstream is closed in the middle of the
     /// client's body: nothing shows when the upstream is done.
-    pub(in super::super) fn hold_permit(&mut self) {
+    pub(super) fn hold_permit(&mut self) {
         if let (Some(attempt), Some(permit)) = (&self.upstream, self.permit.take()) {
             abandoned::hold_permit(permit, attempt.timeout, self.client.shared_tally());
         }
     }
 
-    pub(in super::super) fn set_upstream(&mut self, attempt: UpstreamAttempt) {
+    pub(super) fn set_upstream(&mut self, attempt: UpstreamAttempt) {
         self.upstream = Some(attempt);
     }
 
-    pub(in super::super) fn note_sent(&mut self, bytes: usize) {
+    pub(super) fn note_sent(&mut self, bytes: usize) {
         self.sent_bytes += bytes as u64;
     }
 
     /// Returns a new count of buffered bytes for this client.
-    pub(in super::super) fn buffered_bytes(&self) -> BufferedBytes {
+    pub(super) fn buffered_bytes(&self) -> BufferedBytes {
         BufferedBytes::none(&self.client)
     }
 
     /// Returns the maximum number of bytes that were passed on and may not be written yet.
-    pub(in super::super) fn unwritten_bytes(&self) -> usize {
+    pub(super) fn unwritten_bytes(&self) -> usize {
         usize::try_from(self.sent_bytes).unwrap_or(usize::MAX).min(SEND_BUFFER_BYTES)
     }
 
     /// Splits off the next piece of a response and starts the client's read deadline.
-    pub(in super::super) fn next_piece(&mut self, rest: &mut Bytes) -> Bytes {
+    pub(super) fn next_piece(&mut self, rest: &mut Bytes) -> Bytes {
         let piece = rest.split_to(rest.len().min(self.client.piece_bytes()));
         self.note_sent(piece.len());
         self.client.set_read_deadline();
@@ -286,16 +267,16 @@ impl RequestGuard {
     }
 
     /// Ends the client's read deadline, because the upstream has not sent the next part of the response.
-    pub(in super::super) fn await_upstream(&self) {
+    pub(super) fn await_upstream(&self) {
         self.client.clear_read_deadline();
     }
 
     /// Returns the timeout for the next part of the response.
-    pub(in super::super) fn upstream_timeout(&self) -> Option<Duration> {
+    pub(super) fn upstream_timeout(&self) -> Option<Duration> {
         self.upstream.as_ref().map(|attempt| attempt.timeout.duration())
     }
 
-    pub(in super::super) fn note_upstream_progress(&mut self, came: UpstreamProgress) {
+    pub(super) fn note_upstream_progress(&mut self, came: UpstreamProgress) {
         let Some(attempt) = &self.upstream else { return };
         self.is_upstream_done |= !matches!(came, UpstreamProgress::Bytes);
         match came {
@@ -318,7 +299,7 @@ impl RequestGuard {
     }
 
     /// Records that the upstream did not finish a response that it had started.
-    pub(in super::super) fn note_upstream_failed(&mut self, fault: &Fault) {
+    pub(super) fn note_upstream_failed(&mut self, fault: &Fault) {
         self.is_broken = true;
         self.note_fault(fault);
         if let Some(route) = &self.route {
@@ -327,12 +308,6 @@ impl RequestGuard {
         if let Some(attempt) = &self.upstream {
             attempt.target.failed(fault, &attempt.eject, self.client.now());
         }
-    }
-}
-
-impl Drop for UpstreamAttempt {
-    fn drop(&mut self) {
-        self.target.end();
     }
 }
 

@@ -4,19 +4,20 @@ use http::Uri;
 use http::uri::{Authority, PathAndQuery};
 use tollgate::internal::{CleanPath, Unreadable};
 
-use super::super::headers::{ByteKind, letters_digits_and};
 use super::super::site::Site;
 
 /// The target of a request.
-pub(super) enum RequestTarget<'a> {
+pub(in super::super) enum RequestTarget<'a> {
     /// A path in normal form, with an optional query. Limits and upstreams get it as received.
     Path(&'a str),
     /// Any other target. Boxed, because few requests have one.
     Other(Box<OtherTarget>),
+    /// A target that hyper has parsed, and its normal form where it differs.
+    Parsed(&'a Uri, Option<Box<Uri>>),
 }
 
 /// A target that is not a path in normal form.
-pub(super) struct OtherTarget {
+pub(in super::super) struct OtherTarget {
     received: Uri,
     /// The target for limits and upstreams, where it differs.
     normalized: Option<Uri>,
@@ -24,7 +25,7 @@ pub(super) struct OtherTarget {
 
 impl<'a> RequestTarget<'a> {
     /// Parses a target. Returns `None` if it is invalid.
-    pub(super) fn read(target: &'a str) -> Option<Self> {
+    pub(in super::super) fn read(target: &'a str) -> Option<Self> {
         if is_normal(target) {
             return Some(Self::Path(target));
         }
@@ -32,9 +33,13 @@ impl<'a> RequestTarget<'a> {
         Some(Self::Other(Box::new(OtherTarget { received, normalized: None })))
     }
 
+    pub(super) fn of_uri(uri: &'a Uri) -> Self {
+        Self::Parsed(uri, None)
+    }
+
     /// Brings the target into normal form. Returns the route that `find` returns for its host, if it has one, and its
     /// path and query.
-    pub(super) fn normalize(
+    pub(in super::super) fn normalize(
         &mut self,
         site: &Site,
         find: impl Fn(Option<&Authority>, &str) -> Option<usize>,
@@ -47,53 +52,71 @@ impl<'a> RequestTarget<'a> {
                 other.normalized = normalized;
                 Ok(route)
             }
+            Self::Parsed(received, normalized) => {
+                let (route, uri) = site.normalize(received, |target: &str| find(received.authority(), target))?;
+                *normalized = uri.map(Box::new);
+                Ok(route)
+            }
+        }
+    }
+
+    /// Returns the normal form of a target that hyper has parsed, where it differs.
+    pub(in super::super) fn into_normalized(self) -> Option<Uri> {
+        match self {
+            Self::Parsed(_, normalized) => normalized.map(|uri| *uri),
+            Self::Path(_) | Self::Other(_) => None,
         }
     }
 
     /// Brings the target into the form that it has for a route.
-    pub(super) fn normalize_for(&mut self, site: &Site, route: Option<usize>) {
+    pub(in super::super) fn normalize_for(&mut self, site: &Site, route: Option<usize>) {
         if let Self::Other(other) = self {
             other.normalized = site.normalized_for(&other.received, route);
         }
     }
 
     /// Returns the path and the query for limits and upstreams.
-    pub(super) fn as_str(&self) -> &str {
+    pub(in super::super) fn as_str(&self) -> &str {
         match self {
             Self::Path(path) => path,
-            Self::Other(other) => other.uri().path_and_query().map_or("/", PathAndQuery::as_str),
+            Self::Other(other) => path_and_query(other.uri()),
+            Self::Parsed(received, normalized) => path_and_query(normalized.as_deref().unwrap_or(received)),
         }
     }
 
     /// Returns the path and the query as received.
-    pub(super) fn received_str(&self) -> &str {
+    pub(in super::super) fn received_str(&self) -> &str {
         match self {
             Self::Path(path) => path,
-            Self::Other(other) => other.received.path_and_query().map_or("/", PathAndQuery::as_str),
+            Self::Other(other) => path_and_query(&other.received),
+            Self::Parsed(received, _) => path_and_query(received),
         }
     }
 
     /// Returns the host of a target that is a whole URL. It replaces the one in the `Host` header.
-    pub(super) fn authority(&self) -> Option<&Authority> {
+    pub(in super::super) fn authority(&self) -> Option<&Authority> {
         match self {
             Self::Path(_) => None,
             Self::Other(other) => other.received.authority(),
+            Self::Parsed(received, _) => received.authority(),
         }
     }
 
     /// Returns the target for limits and upstreams.
-    pub(super) fn uri(&self) -> Option<Uri> {
+    pub(in super::super) fn uri(&self) -> Option<Uri> {
         match self {
             Self::Path(path) => path.parse().ok(),
             Self::Other(other) => Some(other.uri().clone()),
+            Self::Parsed(received, normalized) => Some(normalized.as_deref().unwrap_or(received).clone()),
         }
     }
 
     /// Returns the target as received.
-    pub(super) fn received(&self) -> Option<Uri> {
+    pub(in super::super) fn received(&self) -> Option<Uri> {
         match self {
             Self::Path(path) => path.parse().ok(),
             Self::Other(other) => Some(other.received.clone()),
+            Self::Parsed(received, _) => Some((*received).clone()),
         }
     }
 }
@@ -102,6 +125,29 @@ impl OtherTarget {
     fn uri(&self) -> &Uri {
         self.normalized.as_ref().unwrap_or(&self.received)
     }
+}
+
+fn path_and_query(uri: &Uri) -> &str {
+    uri.path_and_query().map_or("/", PathAndQuery::as_str)
+}
+
+/// A set of bytes.
+type ByteKind = [bool; 256];
+
+/// Returns the set of letters, digits and `others`.
+const fn letters_digits_and(others: &[u8]) -> ByteKind {
+    let mut kind = [false; 256];
+    let mut at = 0;
+    while at < others.len() {
+        kind[others[at] as usize] = true;
+        at += 1;
+    }
+    let mut byte = 0;
+    while byte < kind.len() {
+        kind[byte] |= (byte as u8).is_ascii_alphanumeric();
+        byte += 1;
+    }
+    kind
 }
 
 /// Returns whether a target is a normalized, unambiguous path with an optional query.

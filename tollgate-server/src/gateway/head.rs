@@ -1,0 +1,461 @@
+//! The head of a request: its lines with their meaning to a proxy. Requests of HTTP/1 and HTTP/2 become the same
+//! [`RequestHead`], which routes, limits, logs and upstreams see.
+//!
+//! A head borrows its text: from the bytes of an HTTP/1 connection, or from the request that hyper has parsed.
+
+pub(super) mod target;
+pub(super) mod text;
+pub(super) mod upstream;
+
+use std::net::IpAddr;
+
+use http::request::Parts;
+use http::uri::Authority;
+use http::{HeaderMap, HeaderName, HeaderValue, Version, header};
+use hyper::body::Body;
+use smallvec::SmallVec;
+use tollgate::internal::{HeaderLine, Unreadable, check_host, check_method, is_padded};
+use tollgate::rules::{Certificate, Facts};
+
+use self::target::RequestTarget;
+use super::failure::Failure;
+use super::framing;
+use super::header_names::{DroppedHeaders, Fate, HeaderFilter, HeaderKind, kind};
+use super::reuse::reads_body;
+use super::site::Site;
+
+/// The headers of a message and their kinds.
+#[derive(Default)]
+pub(super) struct HeaderBuffer<'a> {
+    lines: SmallVec<[HeaderLine<'a>; 24]>,
+    kinds: SmallVec<[HeaderKind; 24]>,
+    dropped: DroppedHeaders,
+}
+
+impl<'a> HeaderBuffer<'a> {
+    pub(super) fn push(&mut self, line: HeaderLine<'a>, kind: HeaderKind) {
+        self.lines.push(line);
+        self.kinds.push(kind);
+    }
+
+    /// Removes the headers that `Connection` names.
+    fn remove_named(&mut self, names: &[&[u8]]) {
+        let mut at = 0;
+        while at < self.lines.len() {
+            let name = self.lines[at].name.as_bytes();
+            let is_named = names.iter().any(|named| named.eq_ignore_ascii_case(name));
+            if is_named && !self.kinds[at].outlives_connection_option() {
+                self.lines.remove(at);
+                self.kinds.remove(at);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    pub(super) fn view(&self) -> HeadersView<'_> {
+        HeadersView { lines: &self.lines, kinds: &self.kinds }
+    }
+}
+
+/// A view of a [`HeaderBuffer`].
+#[derive(Clone, Copy)]
+pub(super) struct HeadersView<'a> {
+    pub(super) lines: &'a [HeaderLine<'a>],
+    kinds: &'a [HeaderKind],
+}
+
+impl<'a> HeadersView<'a> {
+    pub(super) fn iter(self) -> impl Iterator<Item = (&'a HeaderLine<'a>, HeaderKind)> {
+        self.lines.iter().zip(self.kinds.iter().copied())
+    }
+
+    pub(super) fn values(self, wanted: HeaderKind) -> impl Iterator<Item = &'a [u8]> {
+        self.iter().filter(move |(_, kind)| *kind == wanted).map(|(line, _)| line.value)
+    }
+}
+
+/// The version of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RequestVersion {
+    Http10,
+    Http11,
+    Http2,
+}
+
+impl RequestVersion {
+    fn of(version: Version) -> Self {
+        match version {
+            Version::HTTP_10 => Self::Http10,
+            Version::HTTP_2 => Self::Http2,
+            _ => Self::Http11,
+        }
+    }
+}
+
+impl From<RequestVersion> for Version {
+    fn from(version: RequestVersion) -> Self {
+        match version {
+            RequestVersion::Http10 => Self::HTTP_10,
+            RequestVersion::Http11 => Self::HTTP_11,
+            RequestVersion::Http2 => Self::HTTP_2,
+        }
+    }
+}
+
+/// The length of a body as its head announces it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BodyLength {
+    Known(u64),
+    /// The end of the body shows it. HTTP/1 sends it in chunks.
+    Unknown,
+}
+
+impl BodyLength {
+    /// Returns the length of a body that no header announces.
+    pub(super) fn of(body: &impl Body) -> Self {
+        if body.is_end_stream() { Self::Known(0) } else { Self::Unknown }
+    }
+}
+
+/// The request line, with the version.
+pub(super) struct RequestLine<'a> {
+    pub(super) method: &'a str,
+    pub(super) target: RequestTarget<'a>,
+    pub(super) version: RequestVersion,
+}
+
+/// The client's side of a connection, as limits see it.
+#[derive(Clone, Copy)]
+pub(super) struct Peer<'a> {
+    pub(super) address: IpAddr,
+    pub(super) certificate: Option<&'a Certificate>,
+}
+
+impl<'a> Peer<'a> {
+    #[inline(always)]
+    pub(super) fn add_to<'f>(self, facts: Facts<'f>) -> Facts<'f>
+    where
+        'a: 'f,
+    {
+        let facts = facts.peer(self.address);
+        self.certificate.map_or(facts, |certificate| facts.certificate(certificate))
+    }
+}
+
+/// The head of a request.
+pub(super) struct RequestHead<'a> {
+    pub(super) method: &'a str,
+    pub(super) target: RequestTarget<'a>,
+    pub(super) version: RequestVersion,
+    pub(super) headers: HeadersView<'a>,
+    /// Headers that neither limits nor upstreams get.
+    pub(super) dropped: DroppedHeaders,
+    /// The value of the `Host` header. Requests of HTTP/1.0 and HTTP/2 may have none.
+    host: Option<&'a [u8]>,
+    /// The reason why it is refused before limits are checked.
+    failure: Option<Failure>,
+    /// Whether the headers do not determine the length of the body.
+    pub(super) has_bad_length: bool,
+    pub(super) length: BodyLength,
+    /// Whether the client waits for `100 Continue` before it sends the body.
+    pub(super) expects_continue: bool,
+    /// Whether the client accepts trailers.
+    pub(super) wants_trailers: bool,
+    /// Whether it is a gRPC call, whose refusals have another form.
+    pub(super) is_grpc: bool,
+    /// Whether the client wants the connection closed after the response.
+    pub(super) is_last: bool,
+    /// The protocols that the client wants to switch to.
+    pub(super) upgrade: Option<&'a [u8]>,
+}
+
+/// The options in `Connection`.
+#[derive(Default)]
+struct ConnectionOptions<'a> {
+    has_close: bool,
+    has_keep_alive: bool,
+    has_upgrade: bool,
+    /// The others, which are names of headers.
+    names: SmallVec<[&'a [u8]; 2]>,
+}
+
+impl<'a> RequestHead<'a> {
+    /// Reads the headers of a request. Its body has the length `by_default` if no header announces another.
+    pub(super) fn read<'b: 'a>(
+        line: RequestLine<'a>,
+        headers: impl Iterator<Item = HeaderLine<'b>>,
+        by_default: BodyLength,
+        lines: &'a mut HeaderBuffer<'b>,
+        filter: &HeaderFilter<'_>,
+    ) -> Self {
+        let RequestLine { method, target, version } = line;
+        let (mut hosts, mut host, mut length) = (0_u32, None, None);
+        let (mut options, mut upgrade) = (ConnectionOptions::default(), UpgradeHeader::Absent);
+        let (mut expects_continue, mut wants_trailers, mut is_grpc, mut is_refused) = (false, false, false, false);
+        let (is_http10, is_http2) = (version == RequestVersion::Http10, version == RequestVersion::Http2);
+        let mut has_bad_length = false;
+        for header in headers {
+            let (kind, value) = (kind(header.name), header.value);
+            match kind {
+                HeaderKind::Host => {
+                    hosts += 1;
+                    host.get_or_insert(value);
+                }
+                HeaderKind::ContentLength => match framing::length(value) {
+                    Some(bytes) => has_bad_length |= length.replace(BodyLength::Known(bytes)).is_some(),
+                    None => has_bad_length = true,
+                },
+                HeaderKind::TransferEncoding => {
+                    let is_chunked = value.eq_ignore_ascii_case(b"chunked") && version == RequestVersion::Http11;
+                    has_bad_length |= !is_chunked || length.replace(BodyLength::Unknown).is_some();
+                }
+                // Other expectations are ignored (RFC 9110, section 10.1.1).
+                HeaderKind::Expect => expects_continue = value.eq_ignore_ascii_case(b"100-continue") && !is_http10,
+                HeaderKind::Connection => options.add(value),
+                HeaderKind::Te => wants_trailers |= lists(value, b"trailers"),
+                HeaderKind::Upgrade => upgrade.add(value),
+                HeaderKind::ContentType => is_grpc |= is_grpc_type(value),
+                _ => {}
+            }
+            match filter.fate(header.name, kind) {
+                Fate::Kept => lines.push(header, kind),
+                Fate::Dropped(reason) => lines.dropped.add(reason, 1),
+                Fate::Refused => is_refused = true,
+            }
+        }
+        if !options.names.is_empty() {
+            lines.remove_named(&options.names);
+        }
+        let may_lack_host = is_http10 || is_http2 && target.authority().is_some();
+        let length = length.unwrap_or(by_default);
+        // A stream that has ended has no body.
+        has_bad_length |= is_http2 && by_default == BodyLength::Known(0) && length != by_default;
+        let failure = match hosts {
+            _ if is_refused => Some(Failure::UnderscoreHeader),
+            0 if !may_lack_host => Some(Failure::NoHost),
+            0 | 1 if has_bad_length => Some(Failure::BadLength),
+            0 | 1 => None,
+            _ => Some(Failure::SeveralHosts),
+        };
+        Self {
+            method,
+            target,
+            version,
+            dropped: lines.dropped,
+            headers: lines.view(),
+            host,
+            failure,
+            has_bad_length,
+            length,
+            expects_continue,
+            wants_trailers,
+            is_grpc,
+            is_last: options.has_close || is_http10 && !options.has_keep_alive,
+            upgrade: upgrade.protocol().filter(|_| options.has_upgrade && version == RequestVersion::Http11),
+        }
+    }
+
+    /// Returns the head of a request that hyper has parsed, or that was converted for its client.
+    pub(super) fn of_parts<'b: 'a>(
+        parts: &'b Parts,
+        by_default: BodyLength,
+        lines: &'a mut HeaderBuffer<'b>,
+        filter: &HeaderFilter<'_>,
+    ) -> Self {
+        let target = RequestTarget::of_uri(&parts.uri);
+        let line = RequestLine { method: parts.method.as_str(), target, version: RequestVersion::of(parts.version) };
+        Self::read(line, lines_of(&parts.headers), by_default, lines, filter)
+    }
+
+    /// Returns the reason why it is refused before limits are checked, if there is one.
+    pub(super) fn failure(&self, max_body: u64) -> Option<Failure> {
+        match self.failure {
+            Some(Failure::UnderscoreHeader) => self.failure,
+            _ if self.method == "CONNECT" => Some(Failure::Connect),
+            None if self.announces_more_than(max_body) => Some(Failure::BodyTooLong),
+            failure => failure,
+        }
+    }
+
+    /// Checks that everything except the path has only one interpretation.
+    pub(super) fn check_readable(&self) -> Result<(), Unreadable> {
+        check_method(self.method, self.target.received_str())?;
+        self.host.map_or(Ok(()), check_host)?;
+        self.target.authority().map_or(Ok(()), |authority| check_host(authority.as_str().as_bytes()))?;
+        // The parser of HTTP/1 has trimmed them.
+        let is_http2 = self.version == RequestVersion::Http2;
+        match self.headers.lines.iter().find(|line| is_http2 && is_padded(line.value)) {
+            Some(line) => Err(Unreadable::PaddedHeader(line.name.into())),
+            None => Ok(()),
+        }
+    }
+
+    /// Brings the target into normal form, and finds the route.
+    pub(super) fn find_route(&mut self, site: &Site, peer: Peer<'_>) -> Result<Option<usize>, Unreadable> {
+        self.check_readable()?;
+        let (method, lines) = (self.method, self.headers.lines);
+        let find =
+            |authority: Option<&Authority>, target: &str| site.find(&facts((method, lines), authority, target, peer));
+        self.target.normalize(site, find)
+    }
+
+    /// Returns the facts for limits and routes.
+    #[inline(always)]
+    pub(super) fn facts<'f>(&'f self, peer: Peer<'f>) -> Facts<'f> {
+        facts((self.method, self.headers.lines), self.target.authority(), self.target.as_str(), peer)
+    }
+
+    /// Returns the host: that of the target, or of the `Host` header.
+    fn host(&self) -> Option<&[u8]> {
+        self.target.authority().map(|authority| authority.as_str().as_bytes()).or(self.host)
+    }
+
+    /// Returns whether the head announces a longer body than this.
+    fn announces_more_than(&self, bytes: u64) -> bool {
+        matches!(self.length, BodyLength::Known(length) if length > bytes)
+    }
+
+    pub(super) fn is_http10(&self) -> bool {
+        self.version == RequestVersion::Http10
+    }
+
+    pub(super) fn is_head(&self) -> bool {
+        self.method == "HEAD"
+    }
+
+    pub(super) fn has_body(&self) -> bool {
+        self.length != BodyLength::Known(0)
+    }
+
+    /// Returns the path, and the query if there is one.
+    pub(super) fn path_and_query(&self) -> (&str, Option<&str>) {
+        let target = self.target.as_str();
+        target.split_once('?').map_or((target, None), |(path, query)| (path, Some(query)))
+    }
+
+    /// Returns whether it may be sent again if the response is lost.
+    pub(super) fn may_repeat(&self) -> bool {
+        !self.has_body() && matches!(self.method, "GET" | "HEAD" | "OPTIONS" | "PUT" | "DELETE" | "TRACE")
+    }
+
+    /// Returns whether it has a body that the upstream may take for the next request.
+    pub(super) fn may_desync(&self) -> bool {
+        self.has_body() && !reads_body(self.method)
+    }
+}
+
+/// Returns the headers that are not dropped, or `None` if the request is refused because of one.
+pub(super) fn kept_headers(headers: &HeaderMap, filter: &HeaderFilter<'_>) -> Option<HeaderMap> {
+    let (method, target, version) = ("GET", RequestTarget::Path("/"), RequestVersion::Http11);
+    let mut lines = HeaderBuffer::default();
+    let line = RequestLine { method, target, version };
+    let head = RequestHead::read(line, lines_of(headers), BodyLength::Known(0), &mut lines, filter);
+    if head.failure == Some(Failure::UnderscoreHeader) {
+        return None;
+    }
+    let pair = |line: &HeaderLine<'_>| {
+        Some((HeaderName::from_bytes(line.name.as_bytes()).ok()?, HeaderValue::from_bytes(line.value).ok()?))
+    };
+    Some(head.headers.lines.iter().filter_map(pair).collect())
+}
+
+fn lines_of(headers: &HeaderMap) -> impl Iterator<Item = HeaderLine<'_>> {
+    headers.iter().map(|(name, value)| HeaderLine { name: name.as_str(), value: value.as_bytes() })
+}
+
+#[inline(always)]
+fn facts<'f>(
+    (method, lines): (&'f str, &'f [HeaderLine<'f>]),
+    authority: Option<&'f Authority>,
+    target: &'f str,
+    peer: Peer<'f>,
+) -> Facts<'f> {
+    let facts = peer.add_to(Facts::new(method, target).headers(lines));
+    authority.map_or(facts, |authority| facts.host(authority.as_str()))
+}
+
+/// Joins the pieces of a cookie, which HTTP/2 may split (RFC 9113, section 8.2.3). A padded piece stays visible, because
+/// it is refused.
+pub(super) fn join_cookies(headers: &mut HeaderMap) {
+    let pieces = headers.get_all(header::COOKIE);
+    if pieces.iter().nth(1).is_none() || pieces.iter().any(|piece| is_padded(piece.as_bytes())) {
+        return;
+    }
+    let pieces: Vec<&[u8]> = pieces.iter().map(HeaderValue::as_bytes).collect();
+    if let Ok(whole) = HeaderValue::from_bytes(&pieces.join(&b"; "[..])) {
+        headers.insert(header::COOKIE, whole);
+    }
+}
+/// The `Upgrade` headers of a request.
+enum UpgradeHeader<'a> {
+    Absent,
+    /// The value of the first one.
+    Other(&'a [u8]),
+    /// They name another version of HTTP. Limits would not apply to its requests.
+    Http,
+}
+
+impl<'a> UpgradeHeader<'a> {
+    fn add(&mut self, value: &'a [u8]) {
+        const HTTP: [&[u8]; 4] = [b"h2c", b"h2", b"http", b"tls"];
+        let names = value.split(|byte| *byte == b',').filter_map(|name| name.split(|byte| *byte == b'/').next());
+        let names = names.map(<[u8]>::trim_ascii);
+        let is_http = |name: &[u8]| HTTP.iter().any(|http| http.eq_ignore_ascii_case(name));
+        *self = match self {
+            _ if !is_text(value) || names.into_iter().any(is_http) => Self::Http,
+            Self::Absent => Self::Other(value),
+            Self::Other(first) => Self::Other(first),
+            Self::Http => Self::Http,
+        };
+    }
+
+    /// Returns the protocols that the client accepts, if it may switch to them.
+    fn protocol(self) -> Option<&'a [u8]> {
+        match self {
+            Self::Other(protocol) => Some(protocol),
+            Self::Absent | Self::Http => None,
+        }
+    }
+}
+
+impl<'a> ConnectionOptions<'a> {
+    /// Adds the options in a value. One that is not text names no header.
+    fn add(&mut self, value: &'a [u8]) {
+        // Nearly all clients send this, or nothing.
+        if value.eq_ignore_ascii_case(b"keep-alive") {
+            self.has_keep_alive = true;
+            return;
+        }
+        if !is_text(value) {
+            return;
+        }
+        for option in value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii) {
+            match option {
+                b"" => {}
+                option if option.eq_ignore_ascii_case(b"keep-alive") => self.has_keep_alive = true,
+                option if option.eq_ignore_ascii_case(b"close") => self.has_close = true,
+                option if option.eq_ignore_ascii_case(b"upgrade") => self.has_upgrade = true,
+                name => self.names.push(name),
+            }
+        }
+    }
+}
+
+fn is_text(value: &[u8]) -> bool {
+    value.iter().all(|byte| matches!(byte, b' '..=b'~' | b'\t'))
+}
+
+/// Returns whether a list contains a word, with or without parameters.
+fn lists(value: &[u8], word: &[u8]) -> bool {
+    let words = value.split(|byte| *byte == b',').filter_map(|one| one.split(|byte| *byte == b';').next());
+    words.map(<[u8]>::trim_ascii).any(|one| one.eq_ignore_ascii_case(word))
+}
+
+fn is_grpc_type(content_type: &[u8]) -> bool {
+    const GRPC: &[u8] = b"application/grpc";
+    let parts = content_type.split_at_checked(GRPC.len());
+    parts.is_some_and(|(media_type, rest)| {
+        media_type.eq_ignore_ascii_case(GRPC) && matches!(rest.first(), None | Some(b'+' | b';' | b' '))
+    })
+}

@@ -1,0 +1,357 @@
+//! The head of a request as its upstream gets it (RFC 9110, RFC 7239): the client's headers without those that are
+//! not forwarded, and the headers that the gateway adds. Also the IDs of requests.
+
+use std::hash::{BuildHasher, RandomState};
+use std::io::Write as _;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use bytes::Bytes;
+use http::header::{HOST, VIA};
+use http::request::Parts;
+use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Uri, Version};
+use smallvec::SmallVec;
+use tollgate::rules::file::internal::{HostHeader, UpstreamHeader};
+
+use super::super::client::Client;
+use super::super::failure::Failure;
+use super::super::header_names::{self, Fate, HeaderFilter, HeaderKind};
+use super::super::site::{Edits, Route, Site, WeightedUpstream};
+use super::{BodyLength, RequestHead, RequestVersion, text};
+use crate::traces::{RequestSpan, TRACEPARENT, TRACESTATE};
+
+pub(in super::super) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// The maximum length of a request ID. Longer ones are replaced.
+const MAX_ID_BYTES: usize = 128;
+
+/// The capacity for headers that we add, so that a map grows once.
+const ADDED: usize = 8;
+
+/// A head that is being written: text for HTTP/1, or a map for HTTP/2.
+trait HeaderSink {
+    /// Adds a header whose value `write` appends to a buffer.
+    fn put_with(&mut self, name: &str, write: impl FnOnce(&mut Vec<u8>));
+
+    fn put(&mut self, name: &str, value: &[u8]) {
+        self.put_with(name, |out| out.extend_from_slice(value));
+    }
+}
+
+impl HeaderSink for Vec<u8> {
+    fn put_with(&mut self, name: &str, write: impl FnOnce(&mut Vec<u8>)) {
+        self.extend_from_slice(name.as_bytes());
+        self.extend_from_slice(b": ");
+        write(self);
+        self.extend_from_slice(b"\r\n");
+    }
+
+    fn put(&mut self, name: &str, value: &[u8]) {
+        text::put(self, name, value);
+    }
+}
+
+impl HeaderSink for HeaderMap {
+    fn put_with(&mut self, name: &str, write: impl FnOnce(&mut Vec<u8>)) {
+        let mut value = Vec::with_capacity(64);
+        write(&mut value);
+        let (name, value) =
+            (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_maybe_shared(Bytes::from(value)));
+        if let (Ok(name), Ok(value)) = (name, value) {
+            self.append(name, value);
+        }
+    }
+}
+
+/// The settings that determine what an upstream gets.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Destination<'a> {
+    pub(in super::super) site: &'a Site,
+    pub(in super::super) route: &'a Route,
+    pub(in super::super) upstream: &'a WeightedUpstream,
+}
+
+/// A request for an upstream.
+pub(in super::super) struct UpstreamHead<'a> {
+    head: &'a RequestHead<'a>,
+    to: Destination<'a>,
+    client: &'a Client,
+    /// The ID of the request, if upstreams get one.
+    id: Option<&'a HeaderValue>,
+    span: &'a RequestSpan,
+    traceparent: Option<String>,
+    /// Whether the upstream gets its own name as the host.
+    is_upstreams_host: bool,
+}
+
+impl<'a> UpstreamHead<'a> {
+    pub(in super::super) fn new(
+        head: &'a RequestHead<'a>,
+        to: Destination<'a>,
+        client: &'a Client,
+        (id, span): (Option<&'a HeaderValue>, &'a RequestSpan),
+    ) -> Self {
+        let edits = &to.route.request_edits;
+        let lacks_host = head.host().is_none() && !edits.sets(&HOST);
+        let is_upstreams_host = lacks_host || to.route.host == HostHeader::Upstream || edits.removes_for_good(&HOST);
+        Self { head, to, client, id, span, traceparent: span.traceparent(), is_upstreams_host }
+    }
+
+    /// Writes the head for an upstream with HTTP/1.
+    pub(in super::super) fn write(&self, out: &mut Vec<u8>) -> Result<(), Failure> {
+        let (head, edits) = (self.head, self.edits());
+        out.extend_from_slice(head.method.as_bytes());
+        out.push(b' ');
+        match self.changed_uri()? {
+            Some(uri) => {
+                out.extend_from_slice(uri.path_and_query().map_or("/", PathAndQuery::as_str).as_bytes());
+            }
+            None => out.extend_from_slice(head.target.as_str().as_bytes()),
+        }
+        out.extend_from_slice(b" HTTP/1.1\r\n");
+        self.put_host(out);
+        for (line, kind) in head.headers.iter() {
+            // HTTP/1 upstreams get no trailers, so none are announced.
+            if kind != HeaderKind::Trailer && self.passes(line.name, kind) {
+                text::put(out, line.name, line.value);
+            }
+        }
+        self.put_added(out);
+        let wants_trailers = self.put_te(out);
+        let upgrade = head.upgrade.filter(|_| !edits.removes("upgrade"));
+        if let Some(protocol) = upgrade {
+            text::put(out, "upgrade", protocol);
+        }
+        match (upgrade, wants_trailers) {
+            (Some(_), true) => out.extend_from_slice(b"connection: upgrade, te\r\n"),
+            (Some(_), false) => out.extend_from_slice(text::UPGRADE),
+            (None, true) => out.extend_from_slice(b"connection: te\r\n"),
+            (None, false) => {}
+        }
+        if head.may_desync() && upgrade.is_none() {
+            out.extend_from_slice(text::CLOSE);
+        }
+        if head.length == BodyLength::Unknown {
+            out.extend_from_slice(b"transfer-encoding: chunked\r\n");
+        }
+        out.extend_from_slice(b"\r\n");
+        Ok(())
+    }
+
+    /// Converts the head for an upstream with HTTP/2. `parts` is the request that it was read from.
+    pub(in super::super) fn to_http2<B>(
+        &self,
+        parts: &Parts,
+        filter: &HeaderFilter<'_>,
+        body: B,
+    ) -> Result<Request<B>, Failure> {
+        let uri = self.changed_uri()?;
+        let mut request = Request::new(body);
+        *request.method_mut() = parts.method.clone();
+        *request.uri_mut() = uri.unwrap_or_else(|| parts.uri.clone());
+        let map = request.headers_mut();
+        map.reserve(parts.headers.len() + ADDED);
+        self.put_host(map);
+        for (name, value) in &parts.headers {
+            let kind = header_names::kind(name.as_str());
+            if filter.fate(name.as_str(), kind) == Fate::Kept && self.passes(name.as_str(), kind) {
+                map.append(name, value.clone());
+            }
+        }
+        self.put_added(map);
+        self.put_te(map);
+        self.to.upstream.target.set_http2_target(&mut request);
+        Ok(request)
+    }
+
+    fn edits(&self) -> &'a Edits {
+        &self.to.route.request_edits
+    }
+
+    /// Returns the target, if the route changes it.
+    fn changed_uri(&self) -> Result<Option<Uri>, Failure> {
+        let Destination { route, upstream, .. } = self.to;
+        if !route.changes_paths() {
+            return Ok(None);
+        }
+        let uri = self.head.target.uri().ok_or(Failure::BadTarget)?;
+        route.rewritten_uri(upstream, &uri).map(Some)
+    }
+
+    /// Returns whether a header of the client is forwarded.
+    fn passes(&self, name: &str, kind: HeaderKind) -> bool {
+        let passes = match kind {
+            kind if kind.is_hop_by_hop() => false,
+            HeaderKind::Host => !self.is_upstreams_host && self.head.target.authority().is_none(),
+            HeaderKind::XForwardedFor => !self.to.site.adds_header(UpstreamHeader::XForwarded),
+            HeaderKind::XRequestId => self.id.is_none(),
+            _ => true,
+        };
+        let is_replaced = self.traceparent.is_some()
+            && (name.eq_ignore_ascii_case(TRACEPARENT.as_str())
+                || name.eq_ignore_ascii_case(TRACESTATE.as_str()) && !self.span.continues_trace());
+        passes && !is_replaced && !self.edits().removes(name)
+    }
+
+    /// Adds the host, unless the client's header passes.
+    fn put_host(&self, out: &mut impl HeaderSink) {
+        if self.is_upstreams_host {
+            out.put(HOST.as_str(), self.to.upstream.target.host.as_bytes());
+        } else if let Some(authority) = self.head.target.authority().filter(|_| !self.edits().removes(HOST.as_str())) {
+            out.put(HOST.as_str(), authority.as_str().as_bytes());
+        }
+    }
+
+    /// Adds the headers that describe the client, the connection and the request, and those of the route.
+    fn put_added(&self, out: &mut impl HeaderSink) {
+        let (Destination { site, .. }, edits) = (self.to, self.edits());
+        if site.adds_header(UpstreamHeader::XForwarded) {
+            self.put_x_forwarded(out);
+        }
+        if site.adds_header(UpstreamHeader::Forwarded) && !edits.removes("forwarded") {
+            out.put_with("forwarded", |value| self.write_forwarded(value));
+        }
+        if site.adds_header(UpstreamHeader::Via) && !edits.removes("via") {
+            out.put("via", via(self.head.version).as_bytes());
+        }
+        if let Some(id) = self.id.filter(|_| !edits.removes("x-request-id")) {
+            out.put("x-request-id", id.as_bytes());
+        }
+        if let Some(traceparent) = self.traceparent.as_ref().filter(|_| !edits.removes(TRACEPARENT.as_str())) {
+            out.put(TRACEPARENT.as_str(), traceparent.as_bytes());
+        }
+        for (name, value) in edits.new_headers().filter(|(name, _)| !self.is_upstreams_host || *name != HOST) {
+            out.put(name.as_str(), value.as_bytes());
+        }
+    }
+
+    /// Adds `TE` for a client that accepts trailers.
+    fn put_te(&self, out: &mut impl HeaderSink) -> bool {
+        let wants_trailers = self.head.wants_trailers && !self.edits().removes("te");
+        if wants_trailers {
+            out.put("te", b"trailers");
+        }
+        wants_trailers
+    }
+
+    /// Appends to the headers of a trusted proxy. Those of others were dropped.
+    fn put_x_forwarded(&self, out: &mut impl HeaderSink) {
+        let (head, edits) = (self.head, self.edits());
+        if !edits.removes("x-forwarded-for") {
+            out.put_with("x-forwarded-for", |value| {
+                for hop in head.headers.values(HeaderKind::XForwardedFor) {
+                    value.extend_from_slice(hop);
+                    value.extend_from_slice(b", ");
+                }
+                value.extend_from_slice(self.client.address_text.as_bytes());
+            });
+        }
+        let is_present = |kind| head.headers.values(kind).next().is_some();
+        if !is_present(HeaderKind::XForwardedProto) && !edits.removes("x-forwarded-proto") {
+            out.put("x-forwarded-proto", self.client.scheme.as_str().as_bytes());
+        }
+        if let Some(host) = head.host()
+            && !is_present(HeaderKind::XForwardedHost)
+            && !edits.removes("x-forwarded-host")
+        {
+            out.put("x-forwarded-host", host);
+        }
+    }
+
+    /// Writes an element such as `for=192.0.2.7;host="h:80";proto=http`.
+    fn write_forwarded(&self, out: &mut Vec<u8>) {
+        let client = self.client;
+        out.extend_from_slice(b"for=");
+        match client.address.ip().to_canonical() {
+            IpAddr::V4(_) => out.extend_from_slice(client.address_text.as_bytes()),
+            IpAddr::V6(address) => _ = write!(out, "\"[{address}]\""),
+        }
+        if let Some(host) = self.head.host() {
+            out.extend_from_slice(b";host=\"");
+            out.extend_from_slice(host);
+            out.push(b'"');
+        }
+        out.extend_from_slice(b";proto=");
+        out.extend_from_slice(client.scheme.as_str().as_bytes());
+    }
+}
+
+/// Returns our entry in `Via` for a message of that version.
+pub(in super::super) fn via(version: RequestVersion) -> &'static str {
+    match version {
+        RequestVersion::Http10 => "1.0 tollgate",
+        RequestVersion::Http11 => "1.1 tollgate",
+        RequestVersion::Http2 => "2 tollgate",
+    }
+}
+
+/// Adds our entry to `Via` of a response.
+pub(in super::super) fn append_via(version: Version, headers: &mut HeaderMap) {
+    headers.append(VIA, HeaderValue::from_static(via(RequestVersion::of(version))));
+}
+
+/// Removes hop-by-hop headers from the response of an upstream with HTTP/2. hyper refuses responses with `Connection`.
+pub(in super::super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    let is_hop_by_hop = |name: &&HeaderName| header_names::kind(name.as_str()).is_hop_by_hop();
+    let found: SmallVec<[HeaderName; 4]> = headers.keys().filter(is_hop_by_hop).cloned().collect();
+    for name in found {
+        headers.remove(name);
+    }
+}
+
+impl<'a> RequestHead<'a> {
+    /// Returns the client's request ID, if there is exactly one and it is valid.
+    pub(in super::super) fn id(&self) -> Option<&'a [u8]> {
+        let mut ids = self.headers.values(HeaderKind::XRequestId);
+        // Of several, it is unknown which one the upstream uses.
+        let only = ids.next().filter(|_| ids.next().is_none())?;
+        let is_valid = (1..=MAX_ID_BYTES).contains(&only.len()) && only.iter().all(u8::is_ascii_graphic);
+        is_valid.then_some(only)
+    }
+}
+
+/// A generator of request IDs.
+#[derive(Debug)]
+pub(in super::super) struct RequestIds {
+    secret: RandomState,
+    next: AtomicU64,
+}
+
+impl RequestIds {
+    pub(in super::super) fn new() -> Self {
+        Self { secret: RandomState::new(), next: AtomicU64::new(0) }
+    }
+
+    /// Returns a new ID as a header.
+    pub(in super::super) fn next(&self) -> HeaderValue {
+        // Hexadecimal digits are valid in a header.
+        HeaderValue::from_bytes(&self.next_text()).unwrap_or(HeaderValue::from_static("0"))
+    }
+
+    /// Returns a new ID of 32 hexadecimal digits.
+    pub(in super::super) fn next_text(&self) -> [u8; 32] {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let number = self.next.fetch_add(1, Relaxed);
+        let halves = [self.secret.hash_one(number), self.secret.hash_one(!number)];
+        let mut text = [0; 32];
+        let bytes = halves.iter().flat_map(|half| half.to_be_bytes());
+        for (digits, byte) in text.chunks_exact_mut(2).zip(bytes) {
+            digits.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_differ_and_are_of_one_form() {
+        let ids = RequestIds::new();
+        let made: std::collections::HashSet<_> = (0..1000).map(|_| ids.next()).collect();
+        assert_eq!(made.len(), 1000);
+        assert!(made.iter().all(|id| id.len() == 32 && id.as_bytes().iter().all(u8::is_ascii_hexdigit)));
+    }
+}
