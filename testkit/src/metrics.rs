@@ -34,10 +34,10 @@ impl EveryMetric {
 service: {{ http: {{ listen: '127.0.0.1:0', tokens_file: '{}' }}, xds: 'http://127.0.0.1:1' }}
 gateway: {{ workers: 2, {routes} }}
 limits:
-  - {{ name: per-token, key: 'jwt:sub', limit: 2, window: 1h, match: {{ path: /tokens }} }}
-  - {{ name: per-client, key: ip, limit: 2, window: 1h }}
+  - {{ name: per-token, key: 'jwt:sub', limit: 2, window: 10220d, match: {{ path: /tokens }} }}
+  - {{ name: per-client, key: ip, limit: 2, window: 10220d }}
   - {{ name: learning, key: ip, limit: {{ learn: {{ from: 10, to: 20 }} }}, window: 1m }}
-  - {{ name: tried, key: ip, limit: 1, window: 1h, shadow: true }}
+  - {{ name: tried, key: ip, limit: 1, window: 10220d, shadow: true }}
   - {{ name: searches, limit: 90, window: 1h, match: {{ when: 'int(request.query[\"page\"]) > 9' }} }}
 ",
             key_file.display(),
@@ -49,7 +49,7 @@ limits:
 store_timeout: 5s
 gateway: {{ workers: 2, {routes} }}
 limits:
-  - {{ name: per-client, key: ip, limit: 2, window: 1h, match: {{ path: /few }} }}
+  - {{ name: per-client, key: ip, limit: 2, window: 10220d, match: {{ path: /few }} }}
   - {{ name: all, algorithm: token_bucket, capacity: 4000, refill: 4000/s, consistency: leased }}
 ",
             redis.url()

@@ -25,7 +25,7 @@ fn obedient() -> Raw {
 fn only_failed_logins_spend_the_login_limit() {
     let upstream = obedient();
     let limits =
-        "{ name: logins, key: 'header:x-user-id', algorithm: fixed_window, limit: 2, window: 1h, count: [401] }";
+        "{ name: logins, key: 'header:x-user-id', algorithm: fixed_window, limit: 2, window: 10220d, count: [401] }";
     let gateway = Gateway::start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], limits));
     let mut connection = gateway.connect();
     for _ in 0..5 {

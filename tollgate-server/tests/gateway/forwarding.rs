@@ -211,7 +211,7 @@ fn dropped_headers_are_counted_by_reason() {
 fn connection_option_does_not_remove_the_client_behind_a_trusted_proxy() {
     let upstream = Raw::named("one");
     let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
-    let limit = "{ name: ip, key: ip, algorithm: fixed_window, limit: 1, window: 1h }";
+    let limit = "{ name: ip, key: ip, algorithm: fixed_window, limit: 1, window: 10220d }";
     let names = FORGED.map(|name| format!("{name}: given\r\n")).concat();
     for (option, rest) in [("close", ""), ("upgrade", "Upgrade: websocket\r\n")] {
         let gateway = Gateway::start(&site("trusted_proxies: [127.0.0.0/8]", std::slice::from_ref(&route), limit));

@@ -7,7 +7,7 @@ use testkit::wait::until;
 
 use crate::http2;
 
-const SPENT: &str = "algorithm: fixed_window, limit: 1, window: 1h";
+const SPENT: &str = "algorithm: fixed_window, limit: 1, window: 10220d";
 
 /// Starts a gateway whose limits by path are spent.
 fn gateway(settings: &str, upstream: &Raw, limits: &[&str]) -> Gateway {

@@ -28,7 +28,7 @@ fn tenth_refusal_equals_the_first() {
 #[test]
 fn a_request_that_may_pass_again_is_counted_and_forwarded_once() {
     let upstream = Raw::named("one");
-    let limits = "{ name: per-user, key: 'header:x-user-id', limit: 3, window: 1h }";
+    let limits = "{ name: per-user, key: 'header:x-user-id', limit: 3, window: 10220d }";
     let gateway = Gateway::start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], limits));
     let mut connection = gateway.connect();
     (0..3).for_each(|_| assert_eq!(connection.get_as("ann", "/").status, 200));

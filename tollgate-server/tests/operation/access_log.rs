@@ -20,7 +20,7 @@ fn rules(log: &str, upstream: impl std::fmt::Display) -> String {
     - {{ name: shop, path: /shop/**, upstream: 'http://{upstream}' }}
     - {{ name: greeting, path: /hello, respond: {{ status: 200, body: hello }} }}
 limits:
-  - {{ name: per-client, key: ip, limit: 1, window: 1h, match: {{ path: /shop/** }} }}
+  - {{ name: per-client, key: ip, limit: 1, window: 10220d, match: {{ path: /shop/** }} }}
 "
     )
 }

@@ -11,11 +11,11 @@ use crate::admin_client::AdminRequest;
 const RULES: &str = "\
 gateway: { routes: [{ path: /**, respond: { status: 204 } }] }
 limits:
-  - { name: per-user, key: header:x-user-id, algorithm: fixed_window, limit: 3, window: 1h }
+  - { name: per-user, key: header:x-user-id, algorithm: fixed_window, limit: 3, window: 10220d }
   - { name: per-ip, key: ip, limit: 1000, match: { path: /** } }
   - { name: pairs, key: [header:x-user-id, path], limit: 100 }
   - { name: global, limit: 1000, description: everything }
-  - { name: watched, key: header:x-user-id, limit: 1, shadow: true }
+  - { name: watched, key: header:x-user-id, limit: 1, window: 10220d, shadow: true }
 ";
 
 fn version(gateway: &Gateway) -> String {
@@ -371,7 +371,7 @@ fn a_hash_in_place_of_a_key_is_refused_with_the_fix() {
 fn a_ban_of_the_limit_itself_is_lifted_too() {
     let rules = "gateway: { routes: [{ path: /**, respond: { status: 204 } }] }\nlimits:\n  - { name: login, key: \
                  header:x-user-id, limit: 100, window: 1h, blocked: { keys: [eve] }, ban: { after: 1, within: 1h, for: 1h } }\n  \
-                 - { name: tight, key: header:x-user-id, algorithm: fixed_window, limit: 1, window: 1h, ban: { after: 1, \
+                 - { name: tight, key: header:x-user-id, algorithm: fixed_window, limit: 1, window: 10220d, ban: { after: 1, \
                  within: 1h, for: 1h } }\n";
     let gateway = Gateway::with_admin(rules);
     for _ in 0..3 {

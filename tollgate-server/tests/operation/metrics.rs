@@ -24,7 +24,7 @@ fn shop(address: impl std::fmt::Display) -> String {
     format!("    - {{ name: shop, path: /shop/**, upstream: 'http://{address}' }}\n")
 }
 
-const PER_CLIENT: &str = "    - { name: per-client, key: ip, limit: 2, window: 1h, match: { path: /shop/** } }\n";
+const PER_CLIENT: &str = "    - { name: per-client, key: ip, limit: 2, window: 10220d, match: { path: /shop/** } }\n";
 
 #[test]
 fn requests_and_decisions_are_counted_by_route_and_limit() {
@@ -63,7 +63,7 @@ fn a_client_that_goes_is_noticed_while_its_upstream_is_dialled() {
 
 #[test]
 fn limits_that_only_watch_are_counted_apart() {
-    let limits = "    - { name: tried, key: ip, limit: 1, window: 1h, shadow: true }\n";
+    let limits = "    - { name: tried, key: ip, limit: 1, window: 10220d, shadow: true }\n";
     let gateway = Gateway::with_admin(&rules(&shop(upstream(HELLO)), limits));
     assert_eq!([(); 3].map(|()| gateway.get("/shop/1").status), [200; 3]);
     gateway.await_metric(r#"tollgate_decisions_total{limit="tried",outcome="shadow_allowed"}"#, 1);
@@ -106,7 +106,7 @@ fn decisions_have_series_before_the_first_one() {
 #[test]
 fn failed_expressions_are_counted_for_requests_and_questions() {
     let limits =
-        "    - { name: searches, limit: 2, window: 1h, match: { when: 'int(request.query[\"page\"]) > 9' } }\n";
+        "    - { name: searches, limit: 2, window: 10220d, match: { when: 'int(request.query[\"page\"]) > 9' } }\n";
     let rules = rules(&shop(upstream(HELLO)), limits);
     let gateway = Gateway::with_admin(&format!("service: {{ http: '127.0.0.1:0' }}\n{rules}"));
     gateway.await_metric(r#"tollgate_expression_errors_total{limit="searches",field="match.when"}"#, 0);
@@ -128,7 +128,8 @@ fn check(service: SocketAddr, question: &str) -> Response {
 
 #[test]
 fn questions_are_counted_together_with_requests() {
-    let watching = "    - { name: tried, key: ip, limit: 1, window: 1h, match: { path: /shop/** }, shadow: true }\n";
+    let watching =
+        "    - { name: tried, key: ip, limit: 1, window: 10220d, match: { path: /shop/** }, shadow: true }\n";
     let rules = rules(&shop(upstream(HELLO)), &format!("{PER_CLIENT}{watching}"));
     let gateway = Gateway::with_admin(&format!("service: {{ http: '127.0.0.1:0' }}\n{rules}"));
     let service = gateway.address_of("decisions POST");
@@ -334,9 +335,9 @@ fn no_series_occurs_twice_and_every_histogram_is_complete() {
 fn decisions_of_the_failure_policy_are_counted_by_limit() {
     let mut redis = RedisServer::start();
     let limits =
-        "    - { name: open, key: ip, limit: 1, window: 1h, match: { path: /shop/open }, on_store_failure: allow }
-    - { name: shut, key: ip, limit: 1, window: 1h, match: { path: /shop/shut }, on_store_failure: deny }
-    - { name: own, key: ip, limit: 1, window: 1h, match: { path: /shop/own }, on_store_failure: local }\n";
+        "    - { name: open, key: ip, limit: 1, window: 10220d, match: { path: /shop/open }, on_store_failure: allow }
+    - { name: shut, key: ip, limit: 1, window: 10220d, match: { path: /shop/shut }, on_store_failure: deny }
+    - { name: own, key: ip, limit: 1, window: 10220d, match: { path: /shop/own }, on_store_failure: local }\n";
     let rules = rules(&shop(upstream(HELLO)), limits);
     let service = "service: { http: '127.0.0.1:0' }";
     let gateway = Gateway::with_admin(&format!("store: {}\nexpected_nodes: 1\n{service}\n{rules}", redis.url()));

@@ -12,8 +12,8 @@ use testkit::tollgate::{Process, binary, run, transcript};
 use testkit::wait::wait_until;
 
 const LIMITS: &str = "limits:
-  - { name: per-user, key: header:x-user-id, window: 1h, limit: 2 }
-  - { name: watched, key: header:x-user-id, window: 1h, limit: 1, shadow: true }
+  - { name: per-user, key: header:x-user-id, window: 10220d, limit: 2 }
+  - { name: watched, key: header:x-user-id, window: 10220d, limit: 1, shadow: true }
 ";
 
 fn rules(admin: &str) -> String {

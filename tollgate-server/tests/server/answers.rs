@@ -1,31 +1,8 @@
 //! Valid checks.
 
-use std::time::{Duration, SystemTime};
-
 use serde_json::{Value, json};
 use testkit::service::Server;
-use testkit::wait::wait_until;
-
-/// Returns the result of `asked` from an attempt within one minute of the clock. At the turn of a minute, the counter
-/// correctly admits a little more. The check is repeated then, and has to use another key.
-fn within_one_window<T>(mut asked: impl FnMut(usize) -> T) -> T {
-    // The server reads its own clock, which may differ slightly from the one read here.
-    let margin = Duration::from_secs(1);
-    (0..3)
-        .find_map(|attempt| {
-            // Attempts are short, so all of them could be at the same turn of a minute.
-            let start = wait_until(|| Some(since_epoch()).filter(|now| (2..58).contains(&(now.as_secs() % 60))));
-            let start = start.expect("the turn of a minute passes");
-            let answer = asked(attempt);
-            ((start - margin).as_secs() / 60 == (since_epoch() + margin).as_secs() / 60).then_some(answer)
-        })
-        .expect("three attempts do not all meet the turn of a minute")
-}
-
-#[expect(clippy::disallowed_methods, reason = "the server under test decides by the wall clock")]
-fn since_epoch() -> Duration {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970")
-}
+use testkit::window::within_one_minute;
 
 fn per_user(key: &str) -> Value {
     json!({"limit": "per-user", "key": key})
@@ -39,7 +16,7 @@ fn by_header(name: &str, value: &str) -> Value {
 fn ten_pass_and_the_eleventh_is_denied_with_a_retry_after() {
     let server = Server::start();
     let mut connection = server.connect();
-    let answers = within_one_window(|attempt| {
+    let answers = within_one_minute(|attempt| {
         let question = per_user(&format!("user-{attempt}"));
         (0..12).map(|_| connection.check(&question)).collect::<Vec<_>>()
     });
@@ -107,7 +84,7 @@ fn cost_that_can_never_fit_is_denied_without_a_retry_after() {
 fn request_is_counted_under_its_user_header_whatever_its_case() {
     let server = Server::start();
     let mut connection = server.connect();
-    let last = within_one_window(|attempt| {
+    let last = within_one_minute(|attempt| {
         let user = format!("user-{attempt}");
         connection.check(&per_user(&user));
         connection.check(&by_header("x-user-id", &user));
@@ -144,7 +121,7 @@ fn request_may_carry_every_fact() {
 fn batch_is_answered_in_the_same_order() {
     let server = Server::start();
     let mut connection = server.connect();
-    let answers = within_one_window(|attempt| {
+    let answers = within_one_minute(|attempt| {
         let user = format!("user-{attempt}");
         connection.check(&json!([
             {"limit": "per-user", "key": user, "cost": 7},
@@ -173,7 +150,7 @@ fn batches_may_be_empty_or_of_a_thousand() {
 #[test]
 fn many_clients_at_once_admit_exactly_the_limit() {
     let server = Server::start();
-    let admitted = within_one_window(|attempt| {
+    let admitted = within_one_minute(|attempt| {
         let question = per_user(&format!("user-{attempt}"));
         let admitted_by = |mut connection: testkit::http1::Connection| {
             (0..20).filter(|_| connection.check(&question)["allowed"] == true).count()
@@ -191,14 +168,17 @@ fn many_clients_at_once_admit_exactly_the_limit() {
 fn simple_checks_and_other_requests_of_one_connection_are_answered_in_order() {
     let server = Server::start();
     let whole = |body: &str| format!("{}{body}", testkit::http1::head(body.len()));
-    let check = whole(r#"{"limit":"per-user","key":"ann"}"#);
     let health = "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n";
     let unknown = whole(r#"{"limit":"unknown","key":"ann"}"#);
     let mut connection = server.connect();
-    connection.send(&check);
-    assert_eq!(connection.receive().json()["remaining"], 9);
-    connection.send([&check, &check, health, &check, &unknown, &check].concat());
-    let answers: Vec<_> = (0..6).map(|_| connection.receive()).collect();
+    let (first, answers) = within_one_minute(|attempt| {
+        let check = whole(&per_user(&format!("user-{attempt}")).to_string());
+        connection.send(&check);
+        let first = connection.receive();
+        connection.send([&check, &check, health, &check, &unknown, &check].concat());
+        (first, (0..6).map(|_| connection.receive()).collect::<Vec<_>>())
+    });
+    assert_eq!(first.json()["remaining"], 9);
     assert_eq!(answers.iter().map(|answer| answer.status).collect::<Vec<_>>(), [200, 200, 200, 200, 400, 200]);
     assert_eq!(answers[2].text(), "ok\n");
     assert_eq!([0, 1, 3, 5].map(|index| answers[index].json()["remaining"].clone()), [8, 7, 6, 5]);

@@ -29,8 +29,8 @@ use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitRes
 
 const LIMITS: &str = "
 limits:
-  - { name: per-user, key: 'descriptor:user', limit: 3, window: 1h }
-  - { name: per-path, key: 'descriptor:path', match: { domain: edge }, limit: 1, window: 1m }
+  - { name: per-user, key: 'descriptor:user', algorithm: sliding_window_log, limit: 3, window: 1h }
+  - { name: per-path, key: 'descriptor:path', match: { domain: edge }, algorithm: sliding_window_log, limit: 1, window: 1m }
   - { name: per-address, key: ip, limit: 1, window: 1h }
 ";
 

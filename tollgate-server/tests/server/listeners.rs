@@ -22,7 +22,7 @@ fn rules(listeners: &str) -> String {
 }
 
 fn with_limit(listeners: &str, limit: u64) -> String {
-    format!("{listeners}\nlimits: [{{ name: user, algorithm: fixed_window, limit: {limit}, window: 1h }}]\n")
+    format!("{listeners}\nlimits: [{{ name: user, algorithm: fixed_window, limit: {limit}, window: 10220d }}]\n")
 }
 
 fn start(listeners: &str) -> Server {

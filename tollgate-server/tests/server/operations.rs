@@ -9,7 +9,7 @@ use testkit::tollgate::{Process, RULES};
 const LIMITS: &str = "
 limits:
   - { name: per-user, key: 'header:x-user-id', algorithm: token_bucket, capacity: 10, refill: 1/h }
-  - { name: per-page, key: ['header:x-user-id', path], limit: 5, window: 1h }
+  - { name: per-page, key: ['header:x-user-id', path], limit: 5, window: 10220d }
 ";
 
 fn server(settings: &str) -> (Process, Connection) {

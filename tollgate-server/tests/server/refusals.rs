@@ -232,8 +232,9 @@ fn asked_by_browser(server: &Server, headers: &str) -> (u16, String, String) {
 
 #[test]
 fn a_page_of_another_site_cannot_ask_through_the_browser_of_its_visitor() {
-    let server =
-        Server::with_rules("limits: [{ name: per-user, key: header:x-user-id, algorithm: fixed_window, limit: 1 }]\n");
+    let server = Server::with_rules(
+        "limits: [{ name: per-user, key: header:x-user-id, algorithm: fixed_window, limit: 1, window: 10220d }]\n",
+    );
     let json = "content-type: application/json\r\n";
     let own = format!("host: {}\r\n", server.address);
     for (headers, status, error) in [

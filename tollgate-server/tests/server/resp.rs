@@ -13,8 +13,8 @@ use testkit::wait::wait_until;
 const LIMITS: &str = "
 limits:
   - { name: per-user, key: 'header:x-user-id', algorithm: token_bucket, capacity: 3, refill: 1/h }
-  - { name: per-page, key: ['header:x-user-id', path], limit: 5, window: 1h }
-  - { name: global, limit: 100, window: 1h }
+  - { name: per-page, key: ['header:x-user-id', path], limit: 5, window: 10220d }
+  - { name: global, limit: 100, window: 10220d }
 ";
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
