@@ -21,6 +21,7 @@ use super::request_body::{BodyStart, ReceivedBody, RequestBody};
 const MAX_TARGET_BYTES: usize = (u16::MAX - 1) as usize;
 
 /// The result of parsing the bytes of a request.
+#[expect(clippy::large_enum_variant, reason = "boxing would allocate for every request")]
 pub(super) enum RequestParse<'a> {
     /// A request whose head is complete.
     Complete(PlainRequest<'a>),
