@@ -23,7 +23,7 @@ use super::client::{Client, ConnectionInfo, LINGER, Scheme};
 use super::deadline::{Expired, TICK};
 use super::exchange::{Exchange, Worker};
 use super::io::{ClientIo, Stream};
-use super::lane;
+use super::lane::Lane;
 use super::per_address;
 use super::streams::Streams;
 use super::tls::{self, HandshakeFailure};
@@ -61,6 +61,13 @@ pub(super) struct ListenerConfig {
     pub(super) tls: Option<TlsAcceptor>,
 }
 
+impl ListenerConfig {
+    /// Returns whether the first bytes of a connection are those of a request.
+    pub(super) fn is_plain(&self) -> bool {
+        !self.proxy_protocol && self.tls.is_none()
+    }
+}
+
 /// The shutdown signal for all connections.
 #[derive(Debug, Default)]
 pub(super) struct Stop {
@@ -91,44 +98,46 @@ impl Stop {
     }
 }
 
-/// A connection that is ready for its first request.
-struct ReadyConnection {
-    stream: Stream,
-    peer: SocketAddr,
-    entered: Option<per_address::Counted>,
-    scheme: Scheme,
-    certificate: Option<Certificate>,
-    is_http2: bool,
-}
-
-/// Serves a connection until the client, a deadline or the gateway ends it. `_counted` is dropped last.
+/// Serves a plain connection from its first byte on, until the client, a deadline or the gateway ends it. `counted` is
+/// dropped last.
 ///
 /// Most connections are idle most of the time, and each holds the maximum size of this future. So rare or short steps
-/// are boxed.
-pub(super) async fn serve(
-    _counted: Counted,
+/// are boxed, and nothing is held twice: an async function would copy its arguments.
+#[expect(clippy::manual_async_fn, reason = "an async function holds its arguments twice")]
+pub(super) fn serve(
+    counted: Counted,
+    stream: Stream,
+    client: Arc<Client>,
+    worker: Arc<Worker>,
+    stop: Arc<Stop>,
+) -> impl Future<Output = io::Result<()>> + Send {
+    async move {
+        let http2 = Lane::new(stream, &client, &worker).serve(&stop).await?;
+        if let Some((stream, first)) = http2 {
+            let client = Arc::new(client.over_http2());
+            // Few connections need this large future.
+            Box::pin(serve_http2((stream, first), client, worker, stop)).await;
+        }
+        drop(counted);
+        Ok(())
+    }
+}
+
+/// Serves a connection that begins with a header of the PROXY protocol or a TLS handshake.
+pub(super) async fn begin_and_serve(
+    counted: Counted,
     tcp: TcpStream,
     (peer, entered): (SocketAddr, Option<per_address::Counted>),
     config: Arc<ListenerConfig>,
     worker: Arc<Worker>,
     stop: Arc<Stop>,
 ) -> io::Result<()> {
-    let ready = if config.proxy_protocol || config.tls.is_some() {
-        Box::pin(begin(tcp, (peer, entered), config, &worker)).await?
-    } else {
-        let (stream, scheme) = (Stream::Plain(tcp), Scheme::Http);
-        Some(ReadyConnection { stream, peer, entered, scheme, certificate: None, is_http2: false })
-    };
-    let Some(ReadyConnection { stream, peer, entered, scheme, certificate, is_http2 }) = ready else { return Ok(()) };
-    let client = Arc::new(client(&worker, (peer, entered), (scheme, certificate), is_http2));
-    let (stream, first, client) = if is_http2 {
-        (stream, Bytes::new(), client)
-    } else {
-        let Some((stream, first)) = lane::serve(stream, &client, &worker, &stop).await? else { return Ok(()) };
-        (stream, first, Arc::new(client.over_http2()))
-    };
-    // Few connections need this large future.
-    Box::pin(serve_http2((stream, first), client, worker, stop)).await;
+    let begun = Box::pin(begin(tcp, (peer, entered), config, &worker)).await?;
+    let Some((stream, client)) = begun else { return Ok(()) };
+    if !client.is_http2 {
+        return serve(counted, stream, client, worker, stop).await;
+    }
+    Box::pin(serve_http2((stream, Bytes::new()), client, worker, stop)).await;
     Ok(())
 }
 
@@ -139,7 +148,7 @@ async fn begin(
     (mut peer, mut entered): (SocketAddr, Option<per_address::Counted>),
     config: Arc<ListenerConfig>,
     worker: &Worker,
-) -> io::Result<Option<ReadyConnection>> {
+) -> io::Result<Option<(Stream, Arc<Client>)>> {
     let head_timeout = worker.site.load().timeouts.head.duration();
     if config.proxy_protocol {
         let caller = timeout(head_timeout, proxy_protocol::read(&mut tcp)).await?.map_err(unusable)?;
@@ -147,8 +156,7 @@ async fn begin(
         entered = worker.enter(peer.ip())?;
     }
     let Some(tls) = &config.tls else {
-        let (stream, scheme) = (Stream::Plain(tcp), Scheme::Http);
-        return Ok(Some(ReadyConnection { stream, peer, entered, scheme, certificate: None, is_http2: false }));
+        return Ok(Some((Stream::Plain(tcp), plain_client(worker, (peer, entered)))));
     };
     let accepted = timeout(head_timeout, accept(tcp, tls)).await;
     let accepted = accepted.unwrap_or_else(|late| Err(late.into()));
@@ -162,7 +170,13 @@ async fn begin(
     };
     let is_http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
     let certificate = tls::client_certificate(tls.get_ref().1);
-    Ok(Some(ReadyConnection { stream: Stream::Tls(tls), peer, entered, scheme: Scheme::Https, certificate, is_http2 }))
+    let client = client(worker, (peer, entered), (Scheme::Https, certificate), is_http2);
+    Ok(Some((Stream::Tls(tls), client)))
+}
+
+/// Creates the client of a connection without TLS.
+pub(super) fn plain_client(worker: &Worker, address: (SocketAddr, Option<per_address::Counted>)) -> Arc<Client> {
+    client(worker, address, (Scheme::Http, None), false)
 }
 
 fn client(
@@ -170,12 +184,12 @@ fn client(
     (address, entered): (SocketAddr, Option<per_address::Counted>),
     (scheme, certificate): (Scheme, Option<Certificate>),
     is_http2: bool,
-) -> Client {
+) -> Arc<Client> {
     let site = worker.site.load();
     let (max_head, timeouts, is_trusted_proxy) = (site.max_head, site.timeouts, site.proxies.trusts(address.ip()));
     let entered = entered.map(Arc::new);
     let info = ConnectionInfo { address, is_trusted_proxy, scheme, certificate, max_head, timeouts, entered };
-    Client::new(info, is_http2, Arc::clone(&worker.ticks), Arc::clone(&worker.tally))
+    Arc::new(Client::new(info, is_http2, Arc::clone(&worker.ticks), Arc::clone(&worker.tally)))
 }
 
 /// The first bytes on a TLS listener.

@@ -63,7 +63,7 @@ const MAX_PIECES: u32 = 16;
 const KEPT_BYTES: usize = 2 << 10;
 
 /// A connection in the lane.
-struct Lane<'a> {
+pub(super) struct Lane<'a> {
     stream: Stream,
     client: &'a Arc<Client>,
     worker: &'a Arc<Worker>,
@@ -128,67 +128,8 @@ enum NextStep {
     Close,
 }
 
-/// Serves the requests of a connection. Returns the connection and the bytes that were read if the client uses HTTP/2.
-pub(super) async fn serve(
-    stream: Stream,
-    client: &Arc<Client>,
-    worker: &Arc<Worker>,
-    stop: &Stop,
-) -> io::Result<Option<(Stream, Bytes)>> {
-    let mut lane = Lane::new(stream, client, worker);
-    let mut stopped = pin!(stop.idle.notified());
-    // A later stop wakes this task, whatever it waits for.
-    poll_fn(|context| Poll::Ready(_ = stopped.as_mut().poll(context))).await;
-    loop {
-        let mut next = poll_fn(|context| lane.poll_next(stop, context)).await?;
-        if let NextStep::AwaitCheck(checked) = next {
-            next = lane.after_check(checked).await?;
-        }
-        if let NextStep::AwaitTurn(request) = next {
-            next = Box::pin(lane.after_turn(request)).await?;
-        }
-        if let NextStep::Echo(request) = next {
-            next = Box::pin(lane.echo(request)).await?;
-        }
-        match next {
-            NextStep::Answered => {}
-            NextStep::Settle(response) => Box::pin(lane.settle_and_respond(response)).await?,
-            NextStep::Forward(forwarding) => match lane.forward(forwarding).await {
-                ForwardResult::Answered => {}
-                ForwardResult::Switched(tunnel) => {
-                    let Lane { stream, .. } = lane;
-                    Box::pin(tunnel.relay(stream)).await;
-                    return Ok(None);
-                }
-                ForwardResult::Close => return Ok(None),
-            },
-            NextStep::Http2 => return Ok(Some((lane.stream, Bytes::from(lane.ahead)))),
-            NextStep::Close | NextStep::AwaitCheck(_) | NextStep::AwaitTurn(_) | NextStep::Echo(_) => {
-                if lane.stream.is_buffered() {
-                    // `close_notify` distinguishes the end from a broken connection.
-                    _ = Box::pin(timeout(LINGER, lane.stream.shutdown())).await;
-                }
-                return Ok(None);
-            }
-        }
-        lane.has_served = true;
-        if lane.body.is_some() && !lane.is_last {
-            lane.is_last = !Box::pin(lane.drain_body()).await;
-        }
-        lane.reset_idle();
-        if lane.has_unparsed {
-            // A client that sends many requests at once shares the worker with others.
-            tokio::task::coop::consume_budget().await;
-        }
-        if lane.is_last {
-            poll_fn(|context| lane.poll_sent(context)).await?;
-            return Box::pin(timeout(LINGER, lane.stream.end())).await?.map(|()| None);
-        }
-    }
-}
-
 impl<'a> Lane<'a> {
-    fn new(stream: Stream, client: &'a Arc<Client>, worker: &'a Arc<Worker>) -> Self {
+    pub(super) fn new(stream: Stream, client: &'a Arc<Client>, worker: &'a Arc<Worker>) -> Self {
         Self {
             stream,
             client,
@@ -212,6 +153,63 @@ impl<'a> Lane<'a> {
             alarm: Alarm::new(),
             deadline: worker.ticks.after(client.timeouts.idle),
             wait: client.timeouts.idle,
+        }
+    }
+
+    /// Serves the requests of a connection. Returns the connection and the bytes that were read if the client uses
+    /// HTTP/2.
+    #[expect(clippy::manual_async_fn, reason = "an async function holds its arguments twice")]
+    pub(super) fn serve(mut self, stop: &'a Stop) -> impl Future<Output = io::Result<Option<(Stream, Bytes)>>> + Send {
+        async move {
+            let mut stopped = pin!(stop.idle.notified());
+            // A later stop wakes this task, whatever it waits for.
+            poll_fn(|context| Poll::Ready(_ = stopped.as_mut().poll(context))).await;
+            loop {
+                let mut next = poll_fn(|context| self.poll_next(stop, context)).await?;
+                if let NextStep::AwaitCheck(checked) = next {
+                    next = Box::pin(self.after_check(checked)).await?;
+                }
+                if let NextStep::AwaitTurn(request) = next {
+                    next = Box::pin(self.after_turn(request)).await?;
+                }
+                if let NextStep::Echo(request) = next {
+                    next = Box::pin(self.echo(request)).await?;
+                }
+                match next {
+                    NextStep::Answered => {}
+                    NextStep::Settle(response) => Box::pin(self.settle_and_respond(response)).await?,
+                    NextStep::Forward(forwarding) => match self.forward(forwarding).await {
+                        ForwardResult::Answered => {}
+                        ForwardResult::Switched(tunnel) => {
+                            let Self { stream, .. } = self;
+                            Box::pin(tunnel.relay(stream)).await;
+                            return Ok(None);
+                        }
+                        ForwardResult::Close => return Ok(None),
+                    },
+                    NextStep::Http2 => return Ok(Some((self.stream, Bytes::from(self.ahead)))),
+                    NextStep::Close | NextStep::AwaitCheck(_) | NextStep::AwaitTurn(_) | NextStep::Echo(_) => {
+                        if self.stream.is_buffered() {
+                            // `close_notify` distinguishes the end from a broken connection.
+                            _ = Box::pin(timeout(LINGER, self.stream.shutdown())).await;
+                        }
+                        return Ok(None);
+                    }
+                }
+                self.has_served = true;
+                if self.body.is_some() && !self.is_last {
+                    self.is_last = !Box::pin(self.drain_body()).await;
+                }
+                self.reset_idle();
+                if self.has_unparsed {
+                    // A client that sends many requests at once shares the worker with others.
+                    tokio::task::coop::consume_budget().await;
+                }
+                if self.is_last {
+                    poll_fn(|context| self.poll_sent(context)).await?;
+                    return Box::pin(timeout(LINGER, self.stream.end())).await?.map(|()| None);
+                }
+            }
         }
     }
 

@@ -18,6 +18,7 @@ use tokio::time::{sleep, timeout};
 
 use super::connection::{self, ListenerConfig, Stop};
 use super::exchange::Worker;
+use super::io::Stream;
 use super::lane::scratch;
 use super::site::Route;
 use crate::passed_sockets::{ListenerSockets, Owner};
@@ -312,7 +313,12 @@ impl Acceptor {
         _ = tcp.set_nodelay(true);
         let (worker, stop) = (Arc::clone(&self.worker), Arc::clone(&self.stop));
         // Not from within an async block: its captures would take room twice.
-        tokio::spawn(connection::serve(counted, tcp, (peer, entered), config, worker, stop));
+        if config.is_plain() {
+            let client = connection::plain_client(&worker, (peer, entered));
+            tokio::spawn(connection::serve(counted, Stream::Plain(tcp), client, worker, stop));
+        } else {
+            tokio::spawn(connection::begin_and_serve(counted, tcp, (peer, entered), config, worker, stop));
+        }
     }
 }
 

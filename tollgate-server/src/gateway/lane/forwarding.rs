@@ -81,7 +81,8 @@ pub(super) enum ForwardResult {
 /// The reason why an attempt ended without a complete response.
 pub(super) enum AttemptError {
     Failed {
-        fault: Fault,
+        /// Boxed, because the task of a client holds room for it as long as the client is connected.
+        fault: Box<Fault>,
         /// Whether the request may be sent again.
         retryable: bool,
     },
@@ -95,7 +96,7 @@ pub(super) enum AttemptError {
 
 impl AttemptError {
     pub(super) fn failed(failure: Failure) -> Self {
-        Self::Failed { fault: failure.into(), retryable: false }
+        Self::Failed { fault: Box::new(failure.into()), retryable: false }
     }
 }
 
@@ -228,7 +229,7 @@ impl Lane<'_> {
 
     /// Forwards a request to upstreams until one responds, and the response to the client.
     pub(super) async fn forward(&mut self, mut forwarding: Box<Forwarding>) -> ForwardResult {
-        let fault: Fault = loop {
+        let fault: Box<Fault> = loop {
             let target = match (forwarding.failed, &forwarding.target) {
                 (None, Some(target)) => Arc::clone(target),
                 (failed, _) => {
@@ -238,7 +239,7 @@ impl Lane<'_> {
                         _ = Box::pin(forwarding.outcome.refund()).await;
                     }
                     forwarding.route().tally(self.worker.number).note_failure(failure);
-                    break failure.into();
+                    break Box::new(failure.into());
                 }
             };
             if self.needs_http2(&forwarding) {
@@ -246,7 +247,7 @@ impl Lane<'_> {
             }
             let (fault, is_retryable) = match self.attempt(&target, &mut forwarding).await {
                 Ok(None) => return ForwardResult::Answered,
-                Ok(Some((io, first))) => return ForwardResult::Switched(self.open_tunnel(io, first, *forwarding)),
+                Ok(Some(switched)) => return ForwardResult::Switched(self.open_tunnel(*switched, *forwarding)),
                 Err(AttemptError::Http2) => return Box::pin(self.forward_by_hyper(forwarding)).await,
                 Err(AttemptError::ClientGone | AttemptError::Aborted) => return ForwardResult::Close,
                 Err(AttemptError::Failed { fault, retryable }) => (fault, retryable),
@@ -271,7 +272,7 @@ impl Lane<'_> {
         &mut self,
         target: &Arc<Target>,
         forwarding: &mut Forwarding,
-    ) -> Result<Option<(UpstreamIo, Bytes)>, AttemptError> {
+    ) -> Result<Option<Box<(UpstreamIo, Bytes)>>, AttemptError> {
         let mut conn = match forwarding.conn.take() {
             Some(conn) => conn,
             None => Box::pin(self.connect_and_send(target, forwarding)).await?,
@@ -302,7 +303,7 @@ impl Lane<'_> {
         relayed?;
         forwarding.guard.note_upstream_progress(UpstreamProgress::All);
         if let Some(first) = forwarding.switched.take() {
-            return Ok(Some((conn.into_io(), first)));
+            return Ok(Some(Box::new((conn.into_io(), first))));
         }
         if let Some((_, true)) = begun {
             target.keep_idle(self.worker.number, conn, self.worker.ticks.now(), &forwarding.route().reuse);
@@ -311,7 +312,7 @@ impl Lane<'_> {
     }
 
     /// Ends a request that was answered with a switch to another protocol.
-    fn open_tunnel(&mut self, upstream: UpstreamIo, first: Bytes, forwarding: Forwarding) -> Box<Tunnel> {
+    fn open_tunnel(&mut self, (upstream, first): (UpstreamIo, Bytes), forwarding: Forwarding) -> Box<Tunnel> {
         let Forwarding { site, mut guard, .. } = forwarding;
         Box::new(Tunnel {
             upstream,
@@ -356,7 +357,7 @@ impl Lane<'_> {
         let (site, route) = (Arc::clone(&forwarding.site), Some(forwarding.route));
         let sent = self.with_saved((&site, route), |lane, plain, buffers| {
             lane.write_request(plain, buffers, forwarding).map_err(AttemptError::failed)?;
-            let not_sent = |_| AttemptError::Failed { fault: Failure::Disconnected.into(), retryable: true };
+            let not_sent = |_| AttemptError::Failed { fault: Box::new(Failure::Disconnected.into()), retryable: true };
             conn.send(&buffers.out, context).map_err(not_sent)
         });
         sent.unwrap_or(Err(AttemptError::Aborted))
@@ -368,7 +369,7 @@ async fn dial(
     forwarding: &Forwarding,
     (worker, client): (&Arc<Worker>, &Client),
 ) -> Result<Box<Http1Conn>, AttemptError> {
-    let failed = |fault| AttemptError::Failed { fault, retryable: true };
+    let failed = |fault| AttemptError::Failed { fault: Box::new(fault), retryable: true };
     let conn_use = if forwarding.upgrades { ConnUse::Upgrade } else { ConnUse::Request };
     match connect::obtain(target, conn_use, (worker, client), forwarding.route()).await {
         Ok(UpstreamConn::H1(conn)) => Ok(conn),

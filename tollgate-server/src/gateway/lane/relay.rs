@@ -56,10 +56,10 @@ impl Lane<'_> {
         // On a new connection to the only upstream there is no retry: the request may be what broke the connection.
         let may_repeat = forwarding.may_repeat && (conn.usage.is_used() || forwarding.route().has_several());
         let broken = |head_bytes: usize, error: Option<&io::Error>| AttemptError::Failed {
-            fault: match error.and_then(TlsFault::of_alert) {
+            fault: Box::new(match error.and_then(TlsFault::of_alert) {
                 Some(fault) => ConnectError::Tls(fault).into(),
                 None => Failure::Disconnected.into(),
-            },
+            }),
             retryable: head_bytes == 0 && may_repeat,
         };
         // An upstream may respond before it has read the whole request.
