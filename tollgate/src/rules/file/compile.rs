@@ -5,9 +5,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use ::http::HeaderName as Name;
-
-use super::forms::{Cidr, CostText, HeaderName, KeyPart as PartText, PlanSource, SettleSource, TokenSource};
+use super::forms::{Cidr, CostText, KeyPart as PartText, SettleSource};
 use super::node::Node;
 use super::problem::{Findings, InvalidValue};
 use super::types::{
@@ -18,7 +16,6 @@ use super::types::{
 use super::{Parsed, Problems};
 use crate::Ban;
 use crate::demand::LearningLimit;
-use crate::error::InvalidLimit;
 use crate::http::{Body, Challenge, Cors, HeaderFamily, TokenError};
 use crate::rules::cel::{Expression, ExpressionError, Input};
 use crate::rules::expression_errors::ErrorCount;
@@ -144,12 +141,6 @@ fn trusted_proxies(gateway: &GatewayRule, root: &Node, findings: &mut Findings) 
     }
 }
 
-impl From<InvalidLimit> for InvalidValue {
-    fn from(error: InvalidLimit) -> Self {
-        Self::new(error.problem(), error.fix())
-    }
-}
-
 impl From<ExpressionError> for InvalidValue {
     fn from(error: ExpressionError) -> Self {
         Self::new(error.problem(), error.fix())
@@ -189,7 +180,7 @@ fn rule(limit: &LimitRule) -> Result<Rule, InvalidValue> {
     let mut rule = rule.matching(matching).cost(cost(limit.cost.as_ref(), of_cost)?);
     rule.expression_errors = errors;
     for part in limit.key.iter().flatten() {
-        rule = rule.key(key_part(part)?);
+        rule = rule.key(key_part(part));
     }
     rule = rule.missing(match limit.missing {
         MissingName::Anonymous => Missing::Anonymous,
@@ -197,7 +188,7 @@ fn rule(limit: &LimitRule) -> Result<Rule, InvalidValue> {
         MissingName::Deny => Missing::Deny,
     });
     if let Some(source) = &limit.plan {
-        rule = rule.plan(plan(source)?);
+        rule = rule.plan(key_part(&source.0));
     }
     for one in &limit.overrides {
         rule = overridden(rule, limit, one)?;
@@ -215,8 +206,8 @@ fn rule(limit: &LimitRule) -> Result<Rule, InvalidValue> {
     if let Some(count) = &limit.count {
         rule = rule.count(answers(count)?);
     }
-    if let Some(SettleSource::Header(name)) = &limit.settle {
-        rule = rule.settle_by(header(name)?);
+    if let Some(SettleSource(name)) = &limit.settle {
+        rule = rule.settle_by(name.as_str());
     }
     rule.expressions_read_token = token_use(limit);
     Ok(rule)
@@ -275,8 +266,8 @@ fn matching(rule: &MatchRule) -> Result<Match, InvalidValue> {
     for glob in rule.hosts.iter().flatten() {
         matching = matching.host(glob.as_str());
     }
-    for (name, value) in rule.headers() {
-        matching = matching.header(header(&name)?, value);
+    for (name, value) in &rule.headers {
+        matching = matching.header(name, value);
     }
     if let Some(domain) = &rule.domain {
         matching = matching.domain(domain);
@@ -301,7 +292,7 @@ fn cost(rule: Option<&CostRule>, errors: ErrorCount) -> Result<Cost, InvalidValu
     let (text, when_error) = match rule {
         None => return Ok(Cost::constant(1)),
         Some(CostRule::Units(units)) => return Ok(Cost::constant(*units)),
-        Some(CostRule::Found(CostText::Header(name))) => return Ok(Cost::header(header(name)?)),
+        Some(CostRule::Found(CostText::Header(name))) => return Ok(Cost::header(name.as_str())),
         Some(CostRule::Found(CostText::Expression(text))) => (text, None),
         Some(CostRule::Computed(rule)) => (&rule.expression, rule.when_error),
     };
@@ -336,10 +327,10 @@ fn answers(rule: &CountRule) -> Result<StatusSet, InvalidValue> {
     Ok(answers)
 }
 
-fn key_part(part: &PartText) -> Result<KeyPart, InvalidValue> {
-    Ok(match part {
+fn key_part(part: &PartText) -> KeyPart {
+    match part {
         PartText::Ip { v6_prefix } => KeyPart::ip_network(*v6_prefix).unwrap_or_else(KeyPart::ip),
-        PartText::Header(name) => KeyPart::header(header(name)?),
+        PartText::Header(name) => KeyPart::header(name.as_str()),
         PartText::Cookie(name) => KeyPart::cookie(name),
         PartText::Query(name) => KeyPart::query(name),
         PartText::Path => KeyPart::path(),
@@ -350,19 +341,7 @@ fn key_part(part: &PartText) -> Result<KeyPart, InvalidValue> {
         PartText::Certificate(field) => KeyPart::certificate(*field),
         PartText::Descriptor(name) => KeyPart::descriptor(name),
         PartText::Const(text) => KeyPart::constant(text),
-    })
-}
-
-fn plan(source: &PlanSource) -> Result<KeyPart, InvalidValue> {
-    Ok(match source {
-        PlanSource::Header(name) => KeyPart::header(header(name)?),
-        PlanSource::Jwt(claim) => KeyPart::jwt(claim),
-        PlanSource::Descriptor(name) => KeyPart::descriptor(name),
-    })
-}
-
-fn header(name: &HeaderName) -> Result<Name, InvalidValue> {
-    name.as_str().parse().map_err(unexpected)
+    }
 }
 
 /// Compiles a condition. If it fails for a request, it decides against the client: the limit applies, the request is
@@ -427,7 +406,7 @@ fn tokens(rule: &JwtRule, node: &Node, folder: &Path, findings: &mut Findings) -
     let verifier = made.map_err(|error| findings.error(node.value_at(key), error.problem(), error.fix()));
     let verifier = verifier.ok()?.leeway(rule.leeway.duration()).issuers(rule.issuer.clone());
     let verifier = verifier.audiences(rule.audience.iter().flatten().cloned());
-    let source = token_source(&rule.from)?;
+    let source = rule.from.0.clone();
     Some(Arc::new(move |facts, errors| match source.token(facts, errors) {
         Some(token) => {
             let jwt::Verification { claims, signatures } = verifier.verify(&token);
@@ -444,14 +423,6 @@ fn challenge(rule: &JwtRule, node: &Node, findings: &mut Findings) -> Option<Cha
         findings.error(node.value_at("realm"), message, "use printable ASCII without \" and \\");
     }
     challenge
-}
-
-fn token_source(from: &TokenSource) -> Option<jwt::TokenSource> {
-    Some(match from {
-        TokenSource::Header(name) => jwt::TokenSource::Header(name.as_str().parse().ok()?),
-        TokenSource::Cookie(name) => jwt::TokenSource::Cookie(name.clone()),
-        TokenSource::Query(name) => jwt::TokenSource::Query(name.clone()),
-    })
 }
 
 fn algorithm(name: JwtAlgorithm) -> jwt::Algorithm {

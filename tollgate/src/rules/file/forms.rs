@@ -3,23 +3,21 @@
 //! Each syntax is a type with one constructor, [`Form::read`]. It also provides the pattern for the JSON Schema, so
 //! that editors reject the same texts. A pattern may accept a text that `read` rejects, never the other way round.
 
-mod answer;
 mod key;
 mod net;
+mod quantity;
 mod request;
 mod text;
-mod time;
 
 use serde_json::{Value, json};
 
 use super::problem::InvalidValue;
 
-pub use self::answer::{SettleSource, StatusClass};
-pub use self::key::{KeyPart, PlanSource, TokenSource};
+pub use self::key::{KeyPart, PlanSource, SettleSource, TokenSource};
 pub use self::net::{Address, Cidr, StoreUrl, Upstream};
+pub use self::quantity::{ByteSize, DurationText, RateText};
 pub use self::request::{HeaderName, HostGlob, MethodName, PathGlob, PathText, Pattern};
-pub use self::text::{ByteSize, ContentType, CostText, Expression, KeyPrefix, LimitName, StoreName};
-pub use self::time::{DurationText, RateText};
+pub use self::text::{ContentType, CostText, Expression, KeyPrefix, LimitName, StatusClass, StoreName};
 
 /// A type that is written as a string with a syntax.
 pub(super) trait Form: Sized {
@@ -43,37 +41,6 @@ pub(super) struct FormInfo {
     pub(super) check: fn(&str) -> Result<(), InvalidValue>,
 }
 
-const fn info<F: Form>() -> FormInfo {
-    FormInfo { format: F::FORMAT, noun: F::NOUN, example: F::EXAMPLE, check: |text| F::read(text).map(drop) }
-}
-
-const ALL: &[FormInfo] = &[
-    info::<Address>(),
-    info::<ByteSize>(),
-    info::<Cidr>(),
-    info::<ContentType>(),
-    info::<CostText>(),
-    info::<Expression>(),
-    info::<HeaderName>(),
-    info::<HostGlob>(),
-    info::<KeyPart>(),
-    info::<KeyPrefix>(),
-    info::<LimitName>(),
-    info::<MethodName>(),
-    info::<PathGlob>(),
-    info::<PathText>(),
-    info::<Pattern>(),
-    info::<PlanSource>(),
-    info::<RateText>(),
-    info::<SettleSource>(),
-    info::<DurationText>(),
-    info::<StatusClass>(),
-    info::<StoreName>(),
-    info::<StoreUrl>(),
-    info::<TokenSource>(),
-    info::<Upstream>(),
-];
-
 /// Returns the form with that `format`.
 pub(super) fn by_format(format: &str) -> Option<&'static FormInfo> {
     ALL.iter().find(|known| known.format == format)
@@ -83,38 +50,48 @@ pub(super) fn schema_of<F: Form>() -> Value {
     json!({ "type": "string", "format": F::FORMAT, "pattern": F::PATTERN, "examples": [F::EXAMPLE] })
 }
 
-/// Implements `Deserialize` and `JsonSchema` for forms.
-macro_rules! form_of_text {
-    ($($form:ty),*) => {$(
-        impl<'de> serde::Deserialize<'de> for $form {
-            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-                let text = <String as serde::Deserialize>::deserialize(from)?;
-                Self::read(&text).map_err(serde::de::Error::custom)
-            }
-        }
+/// Lists the forms, and implements `Deserialize` and `JsonSchema` for them.
+macro_rules! forms {
+    ($($form:ty),* $(,)?) => {
+        const ALL: &[FormInfo] = &[$(FormInfo {
+            format: <$form>::FORMAT,
+            noun: <$form>::NOUN,
+            example: <$form>::EXAMPLE,
+            check: |text| <$form>::read(text).map(drop),
+        }),*];
 
-        impl schemars::JsonSchema for $form {
-            fn inline_schema() -> bool {
-                true
+        $(
+            impl<'de> serde::Deserialize<'de> for $form {
+                fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                    let text = <String as serde::Deserialize>::deserialize(from)?;
+                    Self::read(&text).map_err(serde::de::Error::custom)
+                }
             }
 
-            fn schema_name() -> std::borrow::Cow<'static, str> {
-                Self::FORMAT.into()
-            }
+            impl schemars::JsonSchema for $form {
+                fn inline_schema() -> bool {
+                    true
+                }
 
-            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-                schemars::Schema::try_from(schema_of::<Self>()).unwrap_or_default()
+                fn schema_name() -> std::borrow::Cow<'static, str> {
+                    Self::FORMAT.into()
+                }
+
+                fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                    schemars::Schema::try_from(schema_of::<Self>()).unwrap_or_default()
+                }
             }
-        }
-    )*};
+        )*
+    };
 }
 
-form_of_text!(
+forms!(
     Address,
     ByteSize,
     Cidr,
     ContentType,
     CostText,
+    DurationText,
     Expression,
     HeaderName,
     HostGlob,
@@ -128,13 +105,40 @@ form_of_text!(
     PlanSource,
     RateText,
     SettleSource,
-    DurationText,
     StatusClass,
     StoreName,
     StoreUrl,
     TokenSource,
-    Upstream
+    Upstream,
 );
+
+/// Declares types of forms that keep their text.
+macro_rules! texts {
+    ($($(#[$doc:meta])* $form:ident;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $form(String);
+
+        impl $form {
+            /// Returns the text.
+            #[must_use]
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+    )*};
+}
+
+/// Returns whether a text matches the pattern of its form, for a form that the pattern describes completely.
+macro_rules! matches_pattern {
+    ($form:ty, $text:expr) => {{
+        static PATTERN: std::sync::LazyLock<Option<regex::Regex>> =
+            std::sync::LazyLock::new(|| regex::Regex::new(<$form>::PATTERN).ok());
+        PATTERN.as_ref().is_some_and(|pattern| pattern.is_match($text))
+    }};
+}
+
+use {matches_pattern, texts};
 
 /// Returns the known word with the smallest edit distance, if it is probably a typo: at most one edit in a short word,
 /// two in a longer one, none in a single letter. Case is ignored.

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::error::InvalidLimit;
 use crate::invisible::is_control_or_format;
 use crate::rules::pattern::PatternBudget;
 
@@ -69,6 +70,12 @@ impl InvalidValue {
 impl fmt::Display for InvalidValue {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{}: {}", self.problem, self.fix)
+    }
+}
+
+impl From<InvalidLimit> for InvalidValue {
+    fn from(error: InvalidLimit) -> Self {
+        Self::new(error.problem(), error.fix())
     }
 }
 

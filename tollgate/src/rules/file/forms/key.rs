@@ -1,10 +1,10 @@
-//! Key parts, and the sources of plans and tokens: `kind:NAME`.
+//! Key parts, and the sources of plans, tokens and costs: `kind:NAME`.
 
 use std::fmt;
 
 use super::super::problem::{InvalidValue, shown};
 use super::{Form, HeaderName, nearest};
-use crate::rules::CertificateField;
+use crate::rules::{CertificateField, jwt};
 
 /// IPv6 addresses of one subscriber share this many bits.
 const SUBSCRIBER_BITS: u8 = 64;
@@ -96,16 +96,23 @@ impl Form for KeyPart {
             return Ok(Self::Ip { v6_prefix });
         }
         let Some((kind, name)) = text.split_once(':') else { return Err(not_a_part(text)) };
-        let name = || named(kind, name);
+        Self::of_kind(kind, name)
+    }
+}
+
+impl KeyPart {
+    /// Reads the name after `kind:`.
+    fn of_kind(kind: &str, name: &str) -> Result<Self, InvalidValue> {
+        let checked = || checked_name(kind, name);
         match kind {
-            "header" => Ok(Self::Header(HeaderName::read(&name()?)?)),
-            "cookie" => Ok(Self::Cookie(name()?)),
-            "query" => Ok(Self::Query(name()?)),
-            "jwt" => Ok(Self::Jwt(name()?)),
-            "cert" => certificate(&text[kind.len() + 1..]),
-            "descriptor" => Ok(Self::Descriptor(name()?)),
-            "const" => Ok(Self::Const(name()?)),
-            _ => Err(unknown_kind(kind, &KINDS)),
+            "header" => Ok(Self::Header(HeaderName::read(checked()?)?)),
+            "cookie" => Ok(Self::Cookie(checked()?.to_owned())),
+            "query" => Ok(Self::Query(checked()?.to_owned())),
+            "jwt" => Ok(Self::Jwt(checked()?.to_owned())),
+            "cert" => certificate(name),
+            "descriptor" => Ok(Self::Descriptor(checked()?.to_owned())),
+            "const" => Ok(Self::Const(checked()?.to_owned())),
+            _ => Err(unknown_kind(kind)),
         }
     }
 }
@@ -185,7 +192,7 @@ fn near(word: &str) -> Option<String> {
     is_header.then(|| format!("write header:{}", shown(word)))
 }
 
-fn named(kind: &str, name: &str) -> Result<String, InvalidValue> {
+fn checked_name<'n>(kind: &str, name: &'n str) -> Result<&'n str, InvalidValue> {
     if name.is_empty() {
         return Err(InvalidValue::new(format!("`{kind}:` has no name after it"), format!("write {kind}:NAME")));
     }
@@ -199,33 +206,25 @@ fn named(kind: &str, name: &str) -> Result<String, InvalidValue> {
             "use printable characters",
         ));
     }
-    Ok(name.to_owned())
+    Ok(name)
 }
 
-fn unknown_kind(kind: &str, known: &[&str]) -> InvalidValue {
+fn unknown_kind(kind: &str) -> InvalidValue {
     let meant = match kind {
-        "claim" | "token" if known.contains(&"jwt") => Some("jwt"),
-        "arg" | "param" | "parameter" if known.contains(&"query") => Some("query"),
-        _ => nearest(kind, known.iter().copied()),
+        "claim" | "token" => Some("jwt"),
+        "arg" | "param" | "parameter" => Some("query"),
+        _ => nearest(kind, KINDS),
     };
     let fix = match meant {
         Some(near) => format!("did you mean `{near}:`?"),
-        None => format!("use one of {}", known.iter().map(|kind| format!("{kind}:")).collect::<Vec<_>>().join(", ")),
+        None => format!("use one of {}", KINDS.map(|kind| format!("{kind}:")).join(", ")),
     };
     InvalidValue::new(format!("`{}:` is not a kind of key part", shown(kind)), fix)
 }
 
-/// The source of the client's plan.
+/// The source of the client's plan: a header, a claim or a descriptor entry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum PlanSource {
-    /// `header:NAME`.
-    Header(HeaderName),
-    /// `jwt:CLAIM`.
-    Jwt(String),
-    /// `descriptor:NAME`.
-    Descriptor(String),
-}
+pub struct PlanSource(pub(in crate::rules::file) KeyPart);
 
 impl Form for PlanSource {
     const FORMAT: &'static str = "plan-source";
@@ -234,36 +233,16 @@ impl Form for PlanSource {
     const EXAMPLE: &'static str = "jwt:plan";
 
     fn read(text: &str) -> Result<Self, InvalidValue> {
-        let (kind, name) = text.split_once(':').unwrap_or((text, ""));
-        match kind {
-            "header" => Ok(Self::Header(HeaderName::read(&named(kind, name)?)?)),
-            "jwt" => Ok(Self::Jwt(named(kind, name)?)),
-            "descriptor" => Ok(Self::Descriptor(named(kind, name)?)),
-            _ => Err(InvalidValue::new(
-                format!("`{}` is not a source of the plan", shown(text)),
-                "write header:NAME, jwt:CLAIM or descriptor:NAME",
-            )),
+        match text.split_once(':').unwrap_or((text, "")) {
+            (kind @ ("header" | "jwt" | "descriptor"), name) => KeyPart::of_kind(kind, name).map(Self),
+            _ => Err(not_a_source::<Self>(text, "write header:NAME, jwt:CLAIM or descriptor:NAME")),
         }
     }
 }
 
-/// The source of a token.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum TokenSource {
-    /// `header:NAME`, with or without `Bearer ` before the token.
-    Header(HeaderName),
-    /// `cookie:NAME`.
-    Cookie(String),
-    /// `query:NAME`.
-    Query(String),
-}
-
-impl Default for TokenSource {
-    fn default() -> Self {
-        Self::Header(HeaderName::new("authorization"))
-    }
-}
+/// The source of a token: a header, with or without `Bearer ` before the token, a cookie or a query parameter.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenSource(pub(in crate::rules::file) jwt::TokenSource);
 
 impl Form for TokenSource {
     const FORMAT: &'static str = "token-source";
@@ -273,16 +252,36 @@ impl Form for TokenSource {
 
     fn read(text: &str) -> Result<Self, InvalidValue> {
         let (kind, name) = text.split_once(':').unwrap_or((text, ""));
-        match kind {
-            "header" => Ok(Self::Header(HeaderName::read(&named(kind, name)?)?)),
-            "cookie" => Ok(Self::Cookie(named(kind, name)?)),
-            "query" => Ok(Self::Query(named(kind, name)?)),
-            _ => Err(InvalidValue::new(
-                format!("`{}` is not a source of the token", shown(text)),
-                "write header:NAME, cookie:NAME or query:NAME",
-            )),
+        let name = || checked_name(kind, name);
+        Ok(Self(match kind {
+            "header" => jwt::TokenSource::Header(HeaderName::read(name()?)?.to_http()),
+            "cookie" => jwt::TokenSource::Cookie(name()?.to_owned()),
+            "query" => jwt::TokenSource::Query(name()?.to_owned()),
+            _ => return Err(not_a_source::<Self>(text, "write header:NAME, cookie:NAME or query:NAME")),
+        }))
+    }
+}
+
+/// The source of the actual cost of a request: a response header with a whole number.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SettleSource(pub(in crate::rules::file) HeaderName);
+
+impl Form for SettleSource {
+    const FORMAT: &'static str = "settle-source";
+    const PATTERN: &'static str = r"^header:[\s\S]+$";
+    const NOUN: &'static str = "a source of the cost";
+    const EXAMPLE: &'static str = "header:x-cost";
+
+    fn read(text: &str) -> Result<Self, InvalidValue> {
+        match text.strip_prefix("header:") {
+            Some(name) => HeaderName::read(name).map(Self),
+            None => Err(not_a_source::<Self>(text, "write header:NAME with the response header that has the cost")),
         }
     }
+}
+
+fn not_a_source<F: Form>(text: &str, fix: &str) -> InvalidValue {
+    InvalidValue::new(format!("`{}` is not {}", shown(text), F::NOUN), fix)
 }
 
 #[cfg(test)]
@@ -296,7 +295,7 @@ mod tests {
         assert_eq!(read("ip/56"), Some(KeyPart::Ip { v6_prefix: 56 }));
         assert_eq!(read("const:eu"), Some(KeyPart::Const("eu".into())));
         assert_eq!(read("const:path"), Some(KeyPart::Const("path".into())));
-        assert_eq!(read("header:X-User"), Some(KeyPart::Header(HeaderName::new("x-user"))));
+        assert_eq!(read("header:X-User"), HeaderName::read("x-user").ok().map(KeyPart::Header));
         assert_eq!(read("jwt:urn:a:b"), Some(KeyPart::Jwt("urn:a:b".into())));
         for text in
             ["", "pth", "Path", "header", "header:", "heder:x", "header:a b", "ip/0", "ip/129", "ip/+8", "a/b", "eu"]

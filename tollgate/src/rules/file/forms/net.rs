@@ -7,7 +7,14 @@ use std::str::FromStr;
 use ipnet::IpNet;
 
 use super::super::problem::{InvalidValue, shown};
-use super::Form;
+use super::{Form, texts};
+
+texts! {
+    /// An address to listen on: `127.0.0.1:8080`, `[::]:8080`, `localhost:8080`.
+    Address;
+    /// The URL of an upstream: `http://127.0.0.1:8081`, `https://api.internal`, `h2c://127.0.0.1:50051`, or `echo`.
+    Upstream;
+}
 
 /// A network such as `10.0.0.0/8`, or a single address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -60,19 +67,9 @@ impl Form for Cidr {
     }
 }
 
-/// An address to listen on: `127.0.0.1:8080`, `[::]:8080`, `localhost:8080`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Address(String);
-
 impl Address {
     pub(in crate::rules::file) fn new(text: &str) -> Self {
         Self(text.to_owned())
-    }
-
-    /// Returns the address as written. It may be a host name.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
     }
 
     /// Returns whether only this machine reaches the address.
@@ -134,17 +131,7 @@ impl FromStr for Address {
     }
 }
 
-/// The URL of an upstream: `http://127.0.0.1:8081`, `https://api.internal`, `h2c://127.0.0.1:50051`, or `echo`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Upstream(String);
-
 impl Upstream {
-    /// Returns the URL as written.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
     /// Returns whether it is the built-in echo server, which returns the request.
     #[must_use]
     pub fn is_echo(&self) -> bool {

@@ -1,23 +1,22 @@
 //! Conditions on requests: globs of paths and hosts, methods, header names.
 
-mod foreign;
-
 use super::super::problem::{InvalidValue, shown};
 use super::net::is_host_name;
-use super::{Form, nearest};
+use super::{Form, nearest, texts};
 use crate::rules::pattern::{FILE_TOO_LARGE, MAX_PATTERN_BYTES, PatternBudget, PatternError};
 
-/// A glob of paths: `*` matches anything within a segment, `**` any number of whole segments.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PathGlob(String);
+texts! {
+    /// A glob of paths: `*` matches anything within a segment, `**` any number of whole segments.
+    PathGlob;
+    /// A literal path, or the start of one.
+    PathText;
+    /// A host name, or `*.` and the end of one.
+    HostGlob;
+    /// A request method, in upper case.
+    MethodName;
+}
 
 impl PathGlob {
-    /// Returns the glob as written.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
     /// Returns one spelling for globs that differ only in repeated `**`: `/a/**/**` is `/a/**`.
     pub(in crate::rules::file) fn normal(&self) -> String {
         let mut segments: Vec<&str> = self.0.split('/').collect();
@@ -34,10 +33,10 @@ impl Form for PathGlob {
 
     fn read(text: &str) -> Result<Self, InvalidValue> {
         let invalid = |problem: &str, fix: String| InvalidValue::new(format!("path `{}` {problem}", shown(text)), fix);
-        if let Some(fix) = foreign::regex(text) {
+        if let Some(fix) = regex_fix(text) {
             return Err(invalid("looks like a regular expression, but paths are globs", fix));
         }
-        if let Some(fix) = foreign::parameters(text) {
+        if let Some(fix) = parameter_fix(text) {
             return Err(invalid("has a router parameter, but paths are globs", fix));
         }
         if !text.starts_with('/') {
@@ -69,16 +68,59 @@ impl Form for PathGlob {
     }
 }
 
-/// A literal path, or the start of one.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct PathText(String);
-
-impl PathText {
-    /// Returns the path as written.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
+/// Returns the fix if a path is a regular expression. `/files/report.*` and `/Products(5)` are not. As a glob it would
+/// match these characters literally, which is rarely intended.
+fn regex_fix(text: &str) -> Option<String> {
+    let is_anchored = text.starts_with('^') || text.ends_with('$');
+    let has_class = text.contains('\\') || ["[^", "[0-9", "[a-z", "[A-Z"].iter().any(|class| text.contains(class));
+    let has_group = text.contains("(?") || text.contains("(.") || (text.contains('(') && text.contains('|'));
+    let begins_anything = |segment: &str| segment.starts_with(".*") || segment.starts_with(".+");
+    if !is_anchored && !has_class && !has_group && !text.split('/').any(begins_anything) {
+        return None;
     }
+    let ends = text.ends_with('$');
+    let plain = text.trim_start_matches('^').trim_end_matches('$');
+    let is_literal =
+        |segment: &&str| segment.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_~".contains(&byte));
+    let segments: Vec<&str> = plain.split('/').filter(|segment| !segment.is_empty()).collect();
+    let literal: Vec<&str> = segments.iter().copied().take_while(is_literal).collect();
+    let path = format!("/{}", literal.join("/"));
+    let is_rest = |segment: &&str| matches!(*segment, ".*" | ".+" | "(.*)" | "(.+)");
+    let glob = match segments.get(literal.len()..).unwrap_or_default() {
+        [] if ends => format!("write {} for that path alone", shown(&path)),
+        [one] if literal.is_empty() && is_rest(one) => "write /** for every path".into(),
+        _ if literal.is_empty() => "write a glob for each path, where * matches one segment and ** any number".into(),
+        _ => format!("write {}/** for {} and everything under it", shown(&path), shown(&path)),
+    };
+    let escaped = text.chars().find_map(|letter| match letter {
+        '^' => Some("%5E"),
+        '$' => Some("%24"),
+        '.' => Some("%2E"),
+        '(' => Some("%28"),
+        '[' => Some("%5B"),
+        _ => None,
+    });
+    let letters = escaped
+        .map_or_else(String::new, |escape| format!("; to match these characters literally, escape them: {escape}"));
+    Some(format!("{glob}; a limit can match a regular expression in `when: request.path.matches(\"…\")`{letters}"))
+}
+
+/// Returns the fix if a segment is a parameter such as `:id` or `<id>`.
+fn parameter_fix(text: &str) -> Option<String> {
+    let parameter = |segment: &str| {
+        let name = segment.strip_prefix(':').or_else(|| segment.strip_prefix('<')?.strip_suffix('>'))?;
+        let begins = name.starts_with(|letter: char| letter.is_ascii_alphabetic() || letter == '_');
+        begins.then(|| if name.ends_with(['*', '+']) || name.starts_with("path:") { "**" } else { "*" })
+    };
+    if !text.split('/').any(|segment| parameter(segment).is_some()) {
+        return None;
+    }
+    let glob: Vec<&str> = text.split('/').map(|segment| parameter(segment).unwrap_or(segment)).collect();
+    let mut fix = format!("write {}, where * matches one segment and ** any number", shown(&glob.join("/")));
+    if text.contains("/:") {
+        fix.push_str("; to match a colon literally, escape it: %3A");
+    }
+    Some(fix)
 }
 
 impl Form for PathText {
@@ -159,18 +201,6 @@ impl Pattern {
     }
 }
 
-/// A host name, or `*.` and the end of one.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct HostGlob(String);
-
-impl HostGlob {
-    /// Returns the glob in lower case.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
 impl Form for HostGlob {
     const FORMAT: &'static str = "host-glob";
     const PATTERN: &'static str = r"^(\*\.)?[A-Za-z0-9_.:\[\]-]+$";
@@ -207,18 +237,6 @@ impl Form for HostGlob {
     }
 }
 
-/// A request method, in upper case.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct MethodName(String);
-
-impl MethodName {
-    /// Returns the method.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
 const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"];
 
 impl Form for MethodName {
@@ -251,18 +269,18 @@ impl Form for MethodName {
 }
 
 /// A header name, in lower case.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct HeaderName(String);
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HeaderName(http::HeaderName);
 
 impl HeaderName {
-    pub(in crate::rules::file) fn new(text: &str) -> Self {
-        Self(text.to_owned())
-    }
-
     /// Returns the name in lower case.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        &self.0
+        self.0.as_str()
+    }
+
+    pub(in crate::rules::file) fn to_http(&self) -> http::HeaderName {
+        self.0.clone()
     }
 }
 
@@ -273,12 +291,50 @@ impl Form for HeaderName {
     const EXAMPLE: &'static str = "x-user-id";
 
     fn read(text: &str) -> Result<Self, InvalidValue> {
-        match http::HeaderName::from_bytes(text.as_bytes()) {
-            Ok(name) => Ok(Self(name.as_str().to_owned())),
-            Err(_) => Err(InvalidValue::new(
+        http::HeaderName::from_bytes(text.as_bytes()).map(Self).map_err(|_| {
+            InvalidValue::new(
                 format!("`{}` is not a header name", shown(text)),
                 "use letters, digits and hyphens, such as x-user-id",
-            )),
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn globs_and_paths_of_services_are_not_refused() {
+        for text in [
+            "/",
+            "/**",
+            "/api/**",
+            "/files/report.*",
+            "/*.json",
+            "/.well-known/**",
+            "/Products(5)",
+            "/odata/$metadata",
+            "/v1/docs/7:batchGet",
+            "/users/@me",
+            "/pages/[id].js",
+            "/a/%3Aid",
+            "/a/%2E*",
+            "/price/10$/x",
+        ] {
+            assert_eq!((regex_fix(text), parameter_fix(text)), (None, None), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_suggested_is_taken() {
+        let paths =
+            ["^/api", "^/api/v1$", "/api/.*", ".*", "/users/[0-9]+", "^/a/(b|c)$", "/a/:id/b", "/f/:rest*", "/u/<id>"];
+        for text in paths {
+            let fix = regex_fix(text).or_else(|| parameter_fix(text)).unwrap();
+            let path = fix.strip_prefix("write ").unwrap().split([' ', ',']).next().unwrap();
+            assert!(path.parse::<crate::rules::PathGlob>().is_ok(), "{fix}");
+            assert_eq!((regex_fix(path), parameter_fix(path)), (None, None), "{fix}");
         }
     }
 }

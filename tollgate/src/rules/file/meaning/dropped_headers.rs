@@ -5,6 +5,7 @@ use crate::rules::file::forms::{CostText, KeyPart, PlanSource, TokenSource};
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position, shown};
 use crate::rules::file::types::{CostRule, GatewayRule, LimitRule, RuleFile, UnderscoreHeaders};
+use crate::rules::jwt;
 
 pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     let Some(gateway) = &file.gateway else { return };
@@ -15,7 +16,7 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
         }
     }
     if let (Some(jwt), Some(node)) = (&file.jwt, root.get("jwt"))
-        && let TokenSource::Header(name) = &jwt.from
+        && let TokenSource(jwt::TokenSource::Header(name)) = &jwt.from
     {
         dropped.warn(name.as_str(), node.value_at("from"), findings);
     }
@@ -35,7 +36,7 @@ fn of_limit(dropped: &Dropped<'_>, rule: &LimitRule, node: &Node, findings: &mut
             }
         }
     }
-    if let Some(PlanSource::Header(name)) = &rule.plan {
+    if let Some(PlanSource(KeyPart::Header(name))) = &rule.plan {
         dropped.warn(name.as_str(), node.value_at("plan"), findings);
     }
     if let Some(CostRule::Found(CostText::Header(name))) = &rule.cost {

@@ -11,7 +11,7 @@ use crate::rules::set::MAX_KEY_PARTS;
 
 pub(super) fn check(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut Findings) {
     key(rule, node, has_jwt, findings);
-    if let (Some(PlanSource::Jwt(_)), false) = (&rule.plan, has_jwt) {
+    if let (Some(PlanSource(KeyPart::Jwt(_))), false) = (&rule.plan, has_jwt) {
         no_jwt(node.value_at("plan"), findings);
     }
     let has_plans = rule.overrides.iter().any(|by| by.plan.is_some());

@@ -276,10 +276,3 @@ pub struct BanRule {
     #[serde(rename = "for")]
     pub lasts: DurationText,
 }
-
-impl MatchRule {
-    /// Returns the headers and the globs that their values must match.
-    pub fn headers(&self) -> impl Iterator<Item = (HeaderName, &str)> {
-        self.headers.iter().map(|(name, value)| (HeaderName::new(&name.to_ascii_lowercase()), value.as_str()))
-    }
-}

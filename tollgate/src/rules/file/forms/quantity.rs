@@ -1,4 +1,4 @@
-//! Durations and rates.
+//! Durations, rates and sizes.
 
 use std::time::Duration;
 
@@ -75,9 +75,50 @@ impl Form for RateText {
             let ours = text.replacen("r/", "/", 1);
             match ours.parse::<Rate>() {
                 Ok(_) => InvalidValue::new(error.problem(), format!("write {}", shown(&ours))),
-                Err(_) => InvalidValue::new(error.problem(), error.fix()),
+                Err(_) => error.into(),
             }
         })
+    }
+}
+
+/// A number of bytes: `512MiB`, `2GiB`, `64KiB`, `1000000B`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ByteSize(u64);
+
+impl ByteSize {
+    pub(in crate::rules::file) const fn new(bytes: u64) -> Self {
+        Self(bytes)
+    }
+
+    /// Returns the number of bytes.
+    #[must_use]
+    pub const fn bytes(self) -> u64 {
+        self.0
+    }
+}
+
+impl Form for ByteSize {
+    const FORMAT: &'static str = "bytes";
+    const PATTERN: &'static str = "^[0-9]+ ?(B|KiB|MiB|GiB)$";
+    const NOUN: &'static str = "a size";
+    const EXAMPLE: &'static str = "512MiB";
+
+    fn read(text: &str) -> Result<Self, InvalidValue> {
+        let invalid = || {
+            let problem = format!("`{}` is not a size", shown(text));
+            InvalidValue::new(problem, "write a whole number and one of B, KiB, MiB or GiB, such as 512MiB")
+        };
+        let unit_at = text.find(|letter: char| !letter.is_ascii_digit()).ok_or_else(invalid)?;
+        let (count, unit) = text.split_at(unit_at);
+        let shift = match unit.strip_prefix(' ').unwrap_or(unit) {
+            "B" => 0,
+            "KiB" => 10,
+            "MiB" => 20,
+            "GiB" => 30,
+            _ => return Err(invalid()),
+        };
+        let count: u64 = count.parse().map_err(|_| invalid())?;
+        count.checked_mul(1 << shift).map(Self).ok_or_else(invalid)
     }
 }
 
