@@ -6,12 +6,10 @@
 //!
 //! [`RuleFile::parse`]: super::RuleFile::parse
 
-mod answers;
-mod envoy;
 mod gateway;
 mod limit;
+mod notation;
 mod numbers;
-mod one_or_many;
 mod service;
 mod store;
 
@@ -22,20 +20,21 @@ use serde::Deserialize;
 
 use super::forms::{ByteSize, ContentType, DurationText, StoreName, schema_of};
 
-pub(super) use self::answers::STATUSES;
-pub use self::answers::{CountName, CountRule, StatusRule};
-pub use self::envoy::{EnvoyRule, XdsRule};
 pub use self::gateway::{
     AccessLogRule, Balance, CertificateRule, ClientCertificates, EjectRule, ForwardingName, GatewayRule, HeaderEdits,
     HealthCheckRule, HostHeader, LogFormat, LoggedKey, PathsRule, RespondRule, RewriteRule, RouteRule, TimeoutsRule,
     TlsRule, UnderscoreHeaders, UpstreamConnectionsRule, UpstreamHeader, UpstreamRule, UpstreamTlsRule,
 };
-pub use self::limit::{BanRule, ComputedCost, CostRule, LimitRule, ListRule, MatchRule, Missing, OverrideRule};
+pub(super) use self::limit::STATUSES;
+pub use self::limit::{
+    BanRule, ComputedCost, CostRule, CountName, CountRule, LimitRule, ListRule, MatchRule, Missing, OverrideRule,
+    StatusRule,
+};
+pub use self::notation::OneOrMany;
 pub use self::numbers::{
     AlgorithmName, Align, LearnRule, LearnedQuota, Modes, Numbers, Overflow, QuotaRule, RefillMode, Share,
 };
-pub use self::one_or_many::OneOrMany;
-pub use self::service::{AdminRule, JwtAlgorithm, JwtRule, Listener, ServiceRule};
+pub use self::service::{AdminRule, EnvoyRule, JwtAlgorithm, JwtRule, Listener, ServiceRule, XdsRule};
 pub use self::store::{LayoutName, StoreRule};
 
 /// The most additional stores. Each has connections and background tasks.

@@ -10,6 +10,7 @@ pub use self::routes::{
     UpstreamConnectionsRule, UpstreamRule, UpstreamTlsRule,
 };
 use super::OneOrMany;
+use super::notation::{or_value, or_value_of};
 use crate::rules::file::forms::{Address, ByteSize, Cidr, DurationText};
 use crate::rules::{EncodedSlash, ForwardingHeader, PathCase, PathParameters, PathReading};
 
@@ -253,52 +254,22 @@ impl Default for TimeoutsRule {
     }
 }
 
-/// The access log: one line for each request.
+/// The access log: one line for each request. Its format, with or without settings.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(from = "AccessLogText")]
-#[schemars(with = "AccessLogText", inline)]
+#[serde(remote = "Self", deny_unknown_fields)]
+#[schemars(transform = or_value_of("format"))]
 #[non_exhaustive]
 pub struct AccessLogRule {
     /// The format of a line.
+    #[serde(default)]
     pub format: LogFormat,
     /// The file to append to, relative to the rule file. Standard output if left out.
     pub file: Option<String>,
-    /// How lines contain the key that the limit counted by. Not at all if left out.
+    /// How JSON lines contain the key that the limit counted by: `hash` or `plain`. Not at all if left out.
     pub key: Option<LoggedKey>,
 }
 
-/// The notations of an access log.
-#[derive(Deserialize, JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-enum AccessLogText {
-    /// The format alone: lines go to standard output.
-    Format(LogFormat),
-    /// The format with a file.
-    Settings(AccessLogSettings),
-}
-
-/// An access log with settings.
-#[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct AccessLogSettings {
-    /// The format of a line.
-    #[serde(default)]
-    format: LogFormat,
-    /// The file to append to, relative to the rule file. Standard output if left out.
-    file: Option<String>,
-    /// How JSON lines contain the key that the limit counted by: `hash` or `plain`. Not at all if left out.
-    key: Option<LoggedKey>,
-}
-
-impl From<AccessLogText> for AccessLogRule {
-    fn from(text: AccessLogText) -> Self {
-        match text {
-            AccessLogText::Format(format) => Self { format, file: None, key: None },
-            AccessLogText::Settings(AccessLogSettings { format, file, key }) => Self { format, file, key },
-        }
-    }
-}
+or_value!(AccessLogRule, "format");
 
 /// A key in the access log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]

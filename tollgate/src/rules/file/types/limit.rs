@@ -1,18 +1,17 @@
-//! A limit: the requests it matches, its key, its quota and its overrides.
+//! A limit: the requests it matches, its key, its quota, its overrides and the responses it counts.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
-use super::{
-    AlgorithmName, ConsistencyName, CountRule, FailurePolicy, LearnRule, Modes, Numbers, OneOrMany, QuotaRule,
-};
+use super::{AlgorithmName, ConsistencyName, FailurePolicy, LearnRule, Modes, Numbers, OneOrMany, QuotaRule};
 use crate::algorithm::MAX_QUOTA;
 use crate::demand::Measure;
 use crate::rules::file::forms::{
     Cidr, CostText, DurationText, Expression, HeaderName, HostGlob, KeyPart, LimitName, MethodName, PathGlob,
-    PlanSource, SettleSource, StoreName, schema_of,
+    PlanSource, SettleSource, StatusClass, StoreName, schema_of,
 };
 use crate::{InvalidLimit, Limit};
 
@@ -275,4 +274,58 @@ pub struct BanRule {
     /// Duration of the ban.
     #[serde(rename = "for")]
     pub lasts: DurationText,
+}
+
+/// The responses that a limit counts.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(untagged)]
+#[non_exhaustive]
+pub enum CountRule {
+    /// All, failures or successes.
+    Named(CountName),
+    /// The statuses and classes of statuses: `[401, 5xx]`.
+    Listed(#[schemars(length(min = 1))] Vec<StatusRule>),
+}
+
+/// A named set of responses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum CountName {
+    /// Every response.
+    All,
+    /// Responses with status 400 and above.
+    Failures,
+    /// Responses with a status below 400.
+    Successes,
+}
+
+/// A status, or a class of statuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[serde(untagged)]
+#[non_exhaustive]
+pub enum StatusRule {
+    /// A single status.
+    Status(u64),
+    /// Every status with the same first digit.
+    Class(StatusClass),
+}
+
+/// The statuses of responses.
+pub(in crate::rules::file) const STATUSES: std::ops::RangeInclusive<u64> = 100..=599;
+
+/// Written out, so that `shape` sees a list of single values.
+impl JsonSchema for StatusRule {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "StatusRule".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let status = json_schema!({ "type": "integer", "minimum": STATUSES.start(), "maximum": STATUSES.end() });
+        json_schema!({ "anyOf": [status, schema_of::<StatusClass>()] })
+    }
 }

@@ -1,9 +1,11 @@
-//! The decision service, the admin listener, and the verification of tokens.
+//! The decision service with its rate limits in the format of envoyproxy/ratelimit, the admin listener, and the
+//! verification of tokens.
 
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::{ClientCertificates, EnvoyRule, OneOrMany, TlsRule, XdsRule};
+use super::notation::{or_value, or_value_of};
+use super::{AlgorithmName, ClientCertificates, OneOrMany, TlsRule};
 use crate::rules::file::forms::{Address, DurationText, HostGlob, TokenSource};
 
 /// The decision service.
@@ -23,64 +25,35 @@ pub struct ServiceRule {
     pub xds: Option<XdsRule>,
 }
 
-/// A listener of the decision service: an address, or a map of settings.
+/// A listener of the decision service: an address, with or without settings.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(from = "ListenerText")]
-#[schemars(with = "ListenerText", inline)]
+#[serde(remote = "Self", deny_unknown_fields)]
+#[schemars(transform = or_value_of("listen"))]
 #[non_exhaustive]
 pub struct Listener {
     /// The address to listen on.
     pub listen: Address,
     /// Expects the header of the PROXY protocol on every connection.
-    pub proxy_protocol: bool,
-    /// Allowed host names, for HTTP only. Addresses and `localhost` are always allowed.
-    pub hosts: Vec<HostGlob>,
-    /// The path of a file with the tokens that clients send in `Authorization: Bearer` or `AUTH`.
-    pub tokens_file: Option<String>,
-    /// Whether clients on other machines need no authentication.
-    pub open: bool,
-    /// Most client connections at once. As many as open files allow, up to 4,096, if `None`.
-    pub max_connections: Option<u32>,
-    /// TLS. Its own `listen` is not allowed here.
-    pub tls: Option<TlsRule>,
-}
-
-/// The notations of a listener.
-#[derive(Deserialize, JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-enum ListenerText {
-    /// The address alone.
-    Address(Address),
-    /// The address with settings.
-    Settings(ListenerSettings),
-}
-
-/// A listener with settings.
-#[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct ListenerSettings {
-    /// The address to listen on.
-    listen: Address,
-    /// Expects the header of the PROXY protocol on every connection.
     #[serde(default)]
-    proxy_protocol: bool,
+    pub proxy_protocol: bool,
     /// Allowed host names, such as `limits.example.com` or `*.example.com`. Addresses and `localhost` are always
     /// allowed. Only for HTTP.
     #[serde(default)]
-    hosts: Vec<HostGlob>,
+    pub hosts: Vec<HostGlob>,
     /// A file with one token in each line. Clients send one of them in `Authorization: Bearer`, or in `AUTH` over the
     /// Redis protocol.
-    tokens_file: Option<String>,
+    pub tokens_file: Option<String>,
     /// Whether clients on other machines need no authentication.
     #[serde(default)]
-    open: bool,
+    pub open: bool,
     /// Most client connections at once. As many as open files allow, up to 4,096, if left out.
     #[schemars(range(min = 1))]
-    max_connections: Option<u32>,
+    pub max_connections: Option<u32>,
     /// TLS. With `client_ca`, clients authenticate by certificates. `tls.listen` is not allowed here.
-    tls: Option<TlsRule>,
+    pub tls: Option<TlsRule>,
 }
+
+or_value!(Listener, "listen");
 
 impl Listener {
     /// Returns whether clients must have a certificate.
@@ -97,17 +70,51 @@ impl Listener {
     }
 }
 
-impl From<ListenerText> for Listener {
-    fn from(text: ListenerText) -> Self {
-        match text {
-            ListenerText::Address(listen) => Self::new(listen),
-            ListenerText::Settings(settings) => {
-                let ListenerSettings { listen, proxy_protocol, hosts, tokens_file, open, max_connections, tls } =
-                    settings;
-                Self { listen, proxy_protocol, hosts, tokens_file, open, max_connections, tls }
-            }
-        }
+/// Rate limits in the format of envoyproxy/ratelimit, from files or by xDS.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+#[non_exhaustive]
+pub struct EnvoyRule {
+    /// Files, such as `ratelimit/*.yaml`, or folders of `*.yaml` and `*.yml` files; relative to the rule file.
+    pub files: Option<OneOrMany<String>>,
+    /// The algorithm of the rate limits. envoyproxy/ratelimit has fixed windows only.
+    pub algorithm: AlgorithmName,
+    /// Whether files with the same domain are merged. Otherwise they are refused.
+    pub merge_domains: bool,
+}
+
+impl Default for EnvoyRule {
+    fn default() -> Self {
+        Self { files: None, algorithm: AlgorithmName::FixedWindow, merge_domains: false }
     }
+}
+
+/// The server that sends rate limits by xDS: its URL, with or without settings.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(remote = "Self", deny_unknown_fields)]
+#[schemars(transform = or_value_of("url"))]
+#[non_exhaustive]
+pub struct XdsRule {
+    /// The URL: `http://HOST:PORT`, or `https://HOST:PORT` for TLS.
+    pub url: String,
+    /// The node id by which the server selects the configuration. Envoy Gateway expects `envoy-ratelimit`.
+    #[serde(default = "node_id")]
+    pub node_id: String,
+    /// A file with the certificate authorities of the server, in PEM. Without it, the public ones are used.
+    pub ca: Option<String>,
+    /// A file with the client certificate, in PEM.
+    pub client_cert: Option<String>,
+    /// A file with the key of the client certificate, in PEM.
+    pub client_key: Option<String>,
+    /// The name in the server's certificate, if it is not the host of the URL.
+    pub server_name: Option<String>,
+}
+
+or_value!(XdsRule, "url");
+
+/// The default of envoyproxy/ratelimit.
+fn node_id() -> String {
+    "default".to_owned()
 }
 
 /// The admin listener: health checks, metrics, the admin API and the dashboard.

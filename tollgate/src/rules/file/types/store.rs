@@ -3,37 +3,46 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::notation::{or_value, or_value_of};
 use crate::rules::file::forms::{KeyPrefix, StoreUrl};
 
 /// The store of the counts: a URL, with or without settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(from = "StoreText")]
-#[schemars(with = "StoreText", inline)]
+#[serde(remote = "Self", deny_unknown_fields)]
+#[schemars(transform = or_value_of("url"))]
 #[non_exhaustive]
 pub struct StoreRule {
-    /// `memory`, or the URL of a Redis.
+    /// The URL: `redis://h:6379`, `rediss://h:6379`, `redis+cluster://h1:7001,h2:7002`,
+    /// `redis+sentinel://h1:26379,h2:26379/mymaster` or `unix:///path/to/socket`.
     pub url: StoreUrl,
-    /// The prefix of all keys and channels.
+    /// The prefix of all keys and channels: `prefix:rate_limit:…`. Fleets with different prefixes can share one Redis
+    /// without sharing counts.
     pub prefix: Option<KeyPrefix>,
-    /// A file with the certificate authorities of the servers.
+    /// A PEM file with the trusted authorities, instead of the public ones, relative to the rule file.
     pub ca: Option<String>,
-    /// A file with the client certificate.
+    /// A PEM file with the client certificate, relative to the rule file. Needs `client_key`.
     pub client_cert: Option<String>,
-    /// A file with the private key of that certificate.
+    /// A PEM file with the private key of `client_cert`, relative to the rule file.
     pub client_key: Option<String>,
-    /// The ACL user to log in as.
+    /// The ACL user to log in as. Needs `password_file`.
     pub username: Option<String>,
-    /// A file with the password.
+    /// A file with the password, relative to the rule file. It is read for every new connection.
     pub password_file: Option<String>,
-    /// The ACL user to log in as at the sentinels.
+    /// The ACL user to log in as at the sentinels. Needs `sentinel_password_file`.
     pub sentinel_username: Option<String>,
-    /// A file with the password of the sentinels.
+    /// A file with the password of the sentinels, relative to the rule file.
     pub sentinel_password_file: Option<String>,
-    /// How the states of keys are stored.
+    /// How the states of keys are stored: `compact` takes less of Redis's memory, and more of its time. Counts start
+    /// from zero when it changes.
+    #[serde(default)]
     pub layout: LayoutName,
-    /// The number of keys that a limit has at the same time, for the compact layout.
+    /// The number of keys that a limit has at the same time, 1000000 if left out. Needs `layout: compact`. Counts start
+    /// from zero when it changes.
+    #[schemars(range(min = 1, max = 1_000_000_000))]
     pub expected_keys: Option<u64>,
 }
+
+or_value!(StoreRule, "url");
 
 /// How the states of keys are stored on Redis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -79,92 +88,5 @@ impl StoreRule {
             expected_keys: self.expected_keys.filter(|_| is_redis),
             url,
         }
-    }
-}
-
-/// The notations of a store.
-#[derive(Deserialize, JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-enum StoreText {
-    /// The URL alone.
-    Url(StoreUrl),
-    /// The URL with settings.
-    Settings(Box<StoreSettings>),
-}
-
-/// A Redis with settings.
-#[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct StoreSettings {
-    /// The URL: `redis://h:6379`, `rediss://h:6379`, `redis+cluster://h1:7001,h2:7002`,
-    /// `redis+sentinel://h1:26379,h2:26379/mymaster` or `unix:///path/to/socket`.
-    url: StoreUrl,
-    /// The prefix of all keys and channels: `prefix:rate_limit:…`. Fleets with different prefixes can share one Redis
-    /// without sharing counts.
-    prefix: Option<KeyPrefix>,
-    /// A PEM file with the trusted authorities, instead of the public ones, relative to the rule file.
-    ca: Option<String>,
-    /// A PEM file with the client certificate, relative to the rule file. Needs `client_key`.
-    client_cert: Option<String>,
-    /// A PEM file with the private key of `client_cert`, relative to the rule file.
-    client_key: Option<String>,
-    /// The ACL user to log in as. Needs `password_file`.
-    username: Option<String>,
-    /// A file with the password, relative to the rule file. It is read for every new connection.
-    password_file: Option<String>,
-    /// The ACL user to log in as at the sentinels. Needs `sentinel_password_file`.
-    sentinel_username: Option<String>,
-    /// A file with the password of the sentinels, relative to the rule file.
-    sentinel_password_file: Option<String>,
-    /// How the states of keys are stored: `compact` takes less of Redis's memory, and more of its time. Counts start
-    /// from zero when it changes.
-    #[serde(default)]
-    layout: LayoutName,
-    /// The number of keys that a limit has at the same time, 1000000 if left out. Needs `layout: compact`. Counts start
-    /// from zero when it changes.
-    #[schemars(range(min = 1, max = 1_000_000_000))]
-    expected_keys: Option<u64>,
-}
-
-impl From<StoreText> for StoreRule {
-    fn from(text: StoreText) -> Self {
-        match text {
-            StoreText::Url(url) => url.into(),
-            StoreText::Settings(settings) => {
-                let StoreSettings {
-                    url,
-                    prefix,
-                    ca,
-                    client_cert,
-                    client_key,
-                    username,
-                    password_file,
-                    sentinel_username,
-                    sentinel_password_file,
-                    layout,
-                    expected_keys,
-                } = *settings;
-                Self {
-                    url,
-                    prefix,
-                    ca,
-                    client_cert,
-                    client_key,
-                    username,
-                    password_file,
-                    sentinel_username,
-                    sentinel_password_file,
-                    layout,
-                    expected_keys,
-                }
-            }
-        }
-    }
-}
-
-impl From<StoreUrl> for StoreRule {
-    fn from(url: StoreUrl) -> Self {
-        Self { url, ..Self::default() }
     }
 }

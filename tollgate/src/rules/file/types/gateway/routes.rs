@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::super::notation::{or_value, or_value_of};
 use super::super::{MatchRule, OneOrMany};
 use super::PathsRule;
 use crate::rules::file::forms::{
@@ -109,52 +110,24 @@ impl RouteRule {
     }
 }
 
-/// An upstream: its URL, alone or with a weight.
+/// An upstream: its URL, with or without a weight.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(from = "UpstreamText")]
-#[schemars(with = "UpstreamText", inline)]
+#[serde(remote = "Self", deny_unknown_fields)]
+#[schemars(transform = or_value_of("url"))]
 #[non_exhaustive]
 pub struct UpstreamRule {
     /// The URL.
     pub url: Upstream,
-    /// Share of the requests, relative to the other upstreams.
-    pub weight: u32,
-}
-
-/// The notations of an upstream.
-#[derive(Deserialize, JsonSchema)]
-#[serde(untagged)]
-#[schemars(inline)]
-enum UpstreamText {
-    /// The URL alone.
-    Url(Upstream),
-    /// The URL with a weight.
-    Settings(UpstreamSettings),
-}
-
-/// An upstream with a weight.
-#[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct UpstreamSettings {
-    /// The URL.
-    url: Upstream,
     /// Share of the requests, relative to the other upstreams (1).
     #[serde(default = "weight")]
     #[schemars(range(min = 1, max = 1000))]
-    weight: u32,
+    pub weight: u32,
 }
+
+or_value!(UpstreamRule, "url");
 
 fn weight() -> u32 {
     1
-}
-
-impl From<UpstreamText> for UpstreamRule {
-    fn from(text: UpstreamText) -> Self {
-        match text {
-            UpstreamText::Url(url) => Self { url, weight: weight() },
-            UpstreamText::Settings(UpstreamSettings { url, weight }) => Self { url, weight },
-        }
-    }
 }
 
 /// A fixed response.
