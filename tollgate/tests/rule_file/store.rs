@@ -163,7 +163,7 @@ fn more_stores_than_a_limiter_takes_are_refused() {
     let stores = |count: usize| (0..count).map(|nth| format!("s{nth}: redis://s{nth}")).collect::<Vec<_>>().join(", ");
     assert!(parse_named(&format!("{{ {} }}", stores(15)), "").is_ok());
     let problem = parse_named(&format!("{{ {} }}", stores(16)), "").unwrap_err().to_string();
-    assert_eq!(problem, "tollgate.yaml:2:1: there are 16 stores, more than 15: use 15 or fewer");
+    assert_eq!(problem, "tollgate.yaml:2:9: `stores` has 16 entries, more than 15: use 15 or fewer");
 }
 
 #[test]

@@ -318,9 +318,7 @@ fn answers(rule: &CountRule) -> Result<StatusSet, InvalidValue> {
     let mut answers = StatusSet::none();
     for one in listed {
         answers = match one {
-            StatusRule::Status(status) => {
-                answers.status(u16::try_from(*status).map_err(unexpected)?.try_into().map_err(unexpected)?)
-            }
+            StatusRule::Status(status) => answers.status((*status).try_into().map_err(unexpected)?),
             StatusRule::Class(class) => answers.class(class.first().try_into().map_err(unexpected)?),
         };
     }

@@ -11,7 +11,7 @@ use serde_json::Value;
 use self::other_limiters::Siblings;
 pub(super) use self::other_limiters::rate_text;
 use self::words::{expected, listed, quoted, wrong_type};
-use super::forms::{self, Form as _, Pattern};
+use super::forms::{self, Form as _, FormInfo, Pattern};
 use super::node::{Entry, Map, Node, NodeKind, ScalarValue};
 use super::problem::{Findings, InvalidValue, Position, shown};
 
@@ -39,7 +39,7 @@ impl<'s> Shape<'s, '_> {
         };
         let Node { at, kind } = node;
         let kind = match kind {
-            NodeKind::Map(map) => NodeKind::Map(self.map(map, at, choice)?),
+            NodeKind::Map(map) => NodeKind::Map(self.map(map, at, choice, name)?),
             NodeKind::List(items) => NodeKind::List(self.list(items, at, choice, name)?),
             NodeKind::Scalar(scalar) => {
                 let invalid = match scalar.value {
@@ -75,7 +75,8 @@ impl<'s> Shape<'s, '_> {
         name.and_then(|name| self.root.get("$defs")?.get(name)).unwrap_or(schema)
     }
 
-    fn map(&mut self, map: Map, at: Position, schema: &'s Value) -> Option<Map> {
+    fn map(&mut self, map: Map, at: Position, schema: &'s Value, name: &str) -> Option<Map> {
+        self.check_count(map.entries.len(), (schema, "maxProperties"), at, name)?;
         let mut kept = Map::default();
         let siblings = Siblings::of(&map);
         for Entry { key, key_at, value } in map.entries {
@@ -156,9 +157,7 @@ impl<'s> Shape<'s, '_> {
     }
 
     fn list(&mut self, items: Vec<Node>, at: Position, schema: &'s Value, name: &str) -> Option<Vec<Node>> {
-        let bound = |key: &str| schema.get(key).and_then(Value::as_u64);
-        let count = items.len() as u64;
-        if bound("minItems").is_some_and(|least| count < least) {
+        if items.is_empty() && schema.get("minItems").is_some() {
             let fix = match words::without(name) {
                 Some(effect) => format!("add an entry; {effect}"),
                 None => "add an entry, or remove the line".to_owned(),
@@ -166,11 +165,7 @@ impl<'s> Shape<'s, '_> {
             self.findings.error(at, format!("`{name}` is an empty list"), fix);
             return None;
         }
-        if let Some(most) = bound("maxItems").filter(|most| count > *most) {
-            let message = format!("`{name}` has {count} entries, more than {most}");
-            self.findings.error(at, message, format!("use {most} or fewer"));
-            return None;
-        }
+        self.check_count(items.len(), (schema, "maxItems"), at, name)?;
         let Some(schema) = schema.get("items") else { return Some(items) };
         let name = format!("an entry of {name}");
         let before = items.len();
@@ -179,6 +174,15 @@ impl<'s> Shape<'s, '_> {
         // independent of each other.
         let stands_alone = self.choices(schema).iter().any(|choice| takes(choice, "object"));
         (stands_alone || kept.len() == before).then_some(kept)
+    }
+
+    /// Reports a list or a map with more entries than the schema allows.
+    fn check_count(&mut self, count: usize, (schema, key): (&Value, &str), at: Position, name: &str) -> Option<()> {
+        let most = schema.get(key).and_then(Value::as_u64).filter(|most| count as u64 > *most);
+        let Some(most) = most else { return Some(()) };
+        let message = format!("`{name}` has {count} entries, more than {most}");
+        self.findings.error(at, message, format!("use {most} or fewer"));
+        None
     }
 
     /// Returns the fix for a key that is missing.
@@ -231,30 +235,45 @@ fn takes(schema: &Value, kind: &str) -> bool {
     }
 }
 
-/// Checks that a number fits its type. `meaning` checks its range.
+/// Checks that a number is within the bounds of its key.
 fn integer(value: i128, schema: &Value, name: &str) -> Result<(), InvalidValue> {
-    let bound = |key: &str| schema.get(key).and_then(Value::as_u64);
-    let least = bound("minimum").unwrap_or(0);
-    let fits = match schema.get("format").and_then(Value::as_str) {
-        Some("uint8") => u8::try_from(value).is_ok(),
-        Some("uint16") => u16::try_from(value).is_ok(),
-        Some("uint32") => u32::try_from(value).is_ok(),
-        _ => u64::try_from(value).is_ok(),
+    let bound = |key: &str| schema.get(key).and_then(Value::as_u64).map(i128::from);
+    let (least, most) = (bound("minimum").unwrap_or(0), bound("maximum").unwrap_or(u32::MAX.into()));
+    // `meaning` checks units and segments together with the limit that they are for.
+    let allowed = match schema.get("format").and_then(Value::as_str) {
+        Some("uint64") => 0..=u64::MAX.into(),
+        Some("uint32") if name == "segments" => 0..=u32::MAX.into(),
+        _ => least..=most,
     };
-    if value < 0 {
-        return Err(InvalidValue {
-            problem: format!("{name} {value} is below 0"),
-            fix: format!("use {least} or more"),
-        });
+    if schema.get("type").is_some_and(|kind| kind == "number") || allowed.contains(&value) {
+        return Ok(());
     }
-    if !fits {
-        let most = bound("maximum").unwrap_or(1 << 32);
-        return Err(InvalidValue {
-            problem: format!("{name} {value} is too large"),
-            fix: format!("use {most} or less"),
-        });
-    }
-    Ok(())
+    let (problem, fix) = if value < *allowed.start() {
+        (format!("below {}", allowed.start()), format!("use {least} or more"))
+    } else {
+        (format!("above {most}"), format!("use {most} or less"))
+    };
+    let fix = match name {
+        "weight" if value == 0 => "use 1 or more, or remove the upstream".to_owned(),
+        "an entry of count" => format!("use {least} to {most}, or a class such as 5xx"),
+        _ if least > 1 => format!("use {least} to {most}"),
+        _ => fix,
+    };
+    Err(InvalidValue { problem: format!("{} is {problem}", words::valued(name, &value.to_string())), fix })
+}
+
+/// Checks that a duration or a size is within the bounds of its key.
+fn quantity(text: &str, magnitude: u128, form: &FormInfo, schema: &Value, name: &str) -> Result<(), InvalidValue> {
+    let bound = |key: &str| {
+        let text = schema.get(key).and_then(Value::as_str)?;
+        Some((text, (form.read)(text).ok()?))
+    };
+    let (problem, fix) = match (bound("formatMinimum"), bound("formatMaximum")) {
+        (Some((least, bound)), _) if magnitude < bound => (format!("below {least}"), format!("use {least} or more")),
+        (_, Some((most, bound))) if magnitude > bound => (format!("above {most}"), format!("use {most} or less")),
+        _ => return Ok(()),
+    };
+    Err(InvalidValue { problem: format!("{} is {problem}", words::valued(name, text)), fix })
 }
 
 /// Checks that a string is one of the listed words, or has the required syntax.
@@ -268,14 +287,14 @@ fn text(text: &str, schema: &Value, choices: &[&Value], name: &str) -> Result<()
             (Some(fix), _) => fix.to_owned(),
             _ if choices.iter().any(|choice| words::lists(choice, text)) => format!("write [{text}]"),
             (None, Some(near)) => format!("did you mean `{near}`?"),
-            (None, None) => format!("use one of {}", listed(&words)),
+            (None, None) => words::use_one_of(&words, choices),
         };
         let role = if name.starts_with("an ") { quoted(name) } else { format!("a value of {}", quoted(name)) };
         return Err(InvalidValue { problem: format!("`{}` is not {role}", shown(text)), fix });
     }
     let format = schema.get("format").and_then(Value::as_str);
     match format.and_then(forms::by_format) {
-        Some(known) => (known.check)(text),
+        Some(form) => quantity(text, (form.read)(text)?, form, schema, name),
         None if text.is_empty() => Err(InvalidValue {
             problem: format!("{} is empty", quoted(name)),
             fix: "write a value, or remove the line".into(),

@@ -57,7 +57,7 @@ impl Parsed {
             settings = settings.layout(Layout::Compact);
         }
         if let Some(keys) = store.expected_keys {
-            settings = settings.expected_keys(keys);
+            settings = settings.expected_keys(keys.into());
         }
         let files: [(&str, &Option<String>, SetPem); 3] = [
             ("ca", ca, RedisSettings::tls_ca),

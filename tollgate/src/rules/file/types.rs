@@ -20,17 +20,18 @@ use serde::Deserialize;
 
 use super::forms::{ByteSize, ContentType, DurationText, StoreName, schema_of};
 
+pub(super) use self::gateway::MAX_WEIGHT;
 pub use self::gateway::{
     AccessLogRule, Balance, CertificateRule, ClientCertificates, EjectRule, ForwardingName, GatewayRule, HeaderEdits,
     HealthCheckRule, HostHeader, LogFormat, LoggedKey, PathsRule, RespondRule, RewriteRule, RouteRule, TimeoutsRule,
     TlsRule, UnderscoreHeaders, UpstreamConnectionsRule, UpstreamHeader, UpstreamRule, UpstreamTlsRule,
 };
-pub(super) use self::limit::STATUSES;
 pub use self::limit::{
     BanRule, ComputedCost, CostRule, CountName, CountRule, LimitRule, ListRule, MatchRule, Missing, OverrideRule,
     StatusRule,
 };
 pub use self::notation::OneOrMany;
+use self::notation::{at_least, between};
 pub use self::numbers::{
     AlgorithmName, Align, LearnRule, LearnedQuota, Modes, Numbers, Overflow, QuotaRule, RefillMode, Share,
 };
@@ -38,7 +39,7 @@ pub use self::service::{AdminRule, EnvoyRule, JwtAlgorithm, JwtRule, Listener, S
 pub use self::store::{LayoutName, StoreRule};
 
 /// The most additional stores. Each has connections and background tasks.
-pub(super) const MAX_STORES: usize = 15;
+const MAX_STORES: usize = 15;
 
 /// A rule file: limits, the store that keeps their counts, and the servers that apply them.
 ///
@@ -60,6 +61,7 @@ pub struct RuleFile {
     #[doc(hidden)]
     pub stores: BTreeMap<String, StoreRule>,
     /// The longest time that a decision waits for the store.
+    #[schemars(transform = between("1ms", "1m"))]
     #[doc(hidden)]
     pub store_timeout: DurationText,
     /// The policy while the store fails. A limit can override it.
@@ -71,6 +73,7 @@ pub struct RuleFile {
     #[doc(hidden)]
     pub expected_nodes: Option<u32>,
     /// The most memory for counts in this process.
+    #[schemars(transform = at_least("1MiB"))]
     #[doc(hidden)]
     pub max_memory: Option<ByteSize>,
     /// The header families that report limits to clients.
@@ -238,7 +241,10 @@ pub enum OriginsRule {
     /// Every origin.
     Named(AnyOrigin),
     /// These origins.
-    Listed(#[schemars(length(min = 1, max = 1_000))] Vec<String>),
+    Listed(
+        #[schemars(length(min = 1, max = 1_000), extend("examples" = [["https://shop.example.com"]]))]
+        Vec<String>,
+    ),
 }
 
 /// Every origin.

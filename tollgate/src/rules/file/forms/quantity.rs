@@ -48,6 +48,10 @@ impl Form for DurationText {
         }
         Ok(Self(sum))
     }
+
+    fn magnitude(&self) -> u128 {
+        self.0.as_nanos()
+    }
 }
 
 /// A rate such as `10/s`, `100/m` or `1/3s`.
@@ -119,6 +123,10 @@ impl Form for ByteSize {
         };
         let count: u64 = count.parse().map_err(|_| invalid())?;
         count.checked_mul(1 << shift).map(Self).ok_or_else(invalid)
+    }
+
+    fn magnitude(&self) -> u128 {
+        self.0.into()
     }
 }
 

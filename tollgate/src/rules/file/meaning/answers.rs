@@ -1,9 +1,9 @@
-//! Checks of `count` and `settle`: valid statuses, and algorithms that can refund.
+//! Checks of `count` and `settle`: no status twice, and algorithms that can refund.
 
 use super::FirstPositions;
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::Findings;
-use crate::rules::file::types::{AlgorithmName, CountRule, LimitRule, Overflow, STATUSES, StatusRule};
+use crate::rules::file::types::{AlgorithmName, CountRule, LimitRule, Overflow, StatusRule};
 
 pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
     if let (Some(CountRule::Listed(listed)), Some(list)) = (&rule.count, node.get("count")) {
@@ -22,11 +22,6 @@ fn statuses(listed: &[StatusRule], list: &Node, findings: &mut Findings) {
     let mut seen = FirstPositions::new();
     for (index, one) in listed.iter().enumerate() {
         let at = list.item(index).at;
-        if let StatusRule::Status(status) = one
-            && !STATUSES.contains(status)
-        {
-            findings.error(at, format!("no response has status {status}"), "use 100 to 599, or a class such as 5xx");
-        }
         if let Some(first) = seen.duplicate_of(one, at) {
             findings.warning(at, format!("duplicate status, first at {first}"), "remove one of them");
         }

@@ -1,8 +1,6 @@
-//! Checks of the gateway: reachable routes, upstreams, timeouts and headers.
+//! Checks of the gateway: reachable routes, upstreams and headers.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::RangeInclusive;
-use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
 
@@ -12,34 +10,15 @@ use crate::rules::file::compile::route_matching;
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position, shown};
 use crate::rules::file::types::{
-    GatewayRule, HeaderEdits, LogFormat, RouteRule, TlsRule, UpstreamHeader, UpstreamRule,
+    GatewayRule, HeaderEdits, LogFormat, MAX_WEIGHT, RouteRule, TlsRule, UpstreamHeader, UpstreamRule,
 };
 use crate::rules::shadowing::{Shadowed, can_begin_with, shadowed};
-use crate::units::{HOUR, MIN_SPAN};
 
-/// No request waits longer.
-const MAX_WAIT: Duration = HOUR.saturating_mul(24);
-/// Fits a request line and some headers, and is the smallest buffer of hyper.
-const MIN_HEAD_BYTES: u64 = 8 << 10;
-/// No legitimate head is larger.
-const MAX_HEAD_BYTES: u64 = 1 << 20;
-/// Fits several bodies at once.
-const MIN_BUFFERED_BYTES: u64 = 1 << 20;
-/// Weights above this add no useful precision.
-const MAX_WEIGHT: u32 = 1000;
 /// Headers of the connection and of the message framing. Setting them would allow request smuggling.
 const OF_THE_CONNECTION: [&str; 8] =
     ["connection", "content-length", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"];
 
 pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings) {
-    if !(MIN_HEAD_BYTES..=MAX_HEAD_BYTES).contains(&gateway.max_head.bytes()) {
-        let message = "max_head is not between 8KiB and 1MiB";
-        findings.error(node.value_at("max_head"), message, "use a size such as 64KiB");
-    }
-    if gateway.max_buffered.is_some_and(|size| size.bytes() < MIN_BUFFERED_BYTES) {
-        let message = "max_buffered is below 1MiB";
-        findings.error(node.value_at("max_buffered"), message, "use a size such as 512MiB");
-    }
     let is_repeated =
         |header: &UpstreamHeader| gateway.tell_upstreams.iter().filter(|other| *other == header).count() > 1;
     if gateway.tell_upstreams.iter().any(is_repeated) {
@@ -51,22 +30,6 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
     {
         let message = "lines of the format combined have no key";
         findings.error(node.value_at("key"), message, "use `format: json`, or remove key");
-    }
-    if let Some(timeouts) = node.get("timeouts") {
-        let waits = gateway.timeouts;
-        let named = [("head", waits.head), ("body", waits.body), ("idle", waits.idle), ("write", waits.write)];
-        for (key, wait) in named.into_iter().chain([("upgraded", waits.upgraded), ("drain", waits.drain)]) {
-            span(wait.duration(), (timeouts, key), findings);
-        }
-    }
-    if let Some(workers) = gateway.workers {
-        number(workers.into(), 1..=1024, (node, "workers"), findings);
-    }
-    if let Some(most) = gateway.max_connections {
-        number(most, 1..=u32::MAX, (node, "max_connections"), findings);
-    }
-    if let Some(most) = gateway.max_connections_per_address {
-        number(most, 1..=u32::MAX, (node, "max_connections_per_address"), findings);
     }
     if let (Some(tls), Some(node)) = (&gateway.tls, node.get("tls")) {
         client_certificates(tls, node, findings);
@@ -83,8 +46,6 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
         }
         leads_somewhere(route, at, findings);
         shares(route, at, findings);
-        number(route.retries.into(), 0..=10, (at, "retries"), findings);
-        waits(route, at, findings);
         if let Some(headers) = at.get("request_headers") {
             edits(&route.request_headers, headers, findings);
         }
@@ -92,10 +53,6 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
             edits(&route.response_headers, headers, findings);
         }
         if let (Some(respond), Some(node)) = (&route.respond, at.get("respond")) {
-            if !(200..=599).contains(&respond.status) {
-                let message = format!("{} is not a status of a response", respond.status);
-                findings.error(node.value_at("status"), message, "use 200 to 599, such as 503");
-            }
             values(&respond.headers, node.get("headers").unwrap_or(node), findings);
         }
     }
@@ -175,7 +132,7 @@ fn leads_somewhere(route: &RouteRule, at: &Node, findings: &mut Findings) {
     }
 }
 
-/// Checks that each upstream is named once and has a weight.
+/// Checks that each upstream is named once.
 fn shares(route: &RouteRule, at: &Node, findings: &mut Findings) {
     let mut sums = HashMap::new();
     for upstream in route.upstream.iter().flatten() {
@@ -185,12 +142,6 @@ fn shares(route: &RouteRule, at: &Node, findings: &mut Findings) {
     let mut seen = FirstPositions::new();
     for (index, upstream) in route.upstream.iter().flatten().enumerate() {
         let node = at.get("upstream").map_or(at, |upstreams| upstreams.item(index));
-        if upstream.weight == 0 {
-            let fix = "remove it, or give it a weight of 1 or more";
-            findings.error(node.value_at("weight"), "weight 0 sends no requests to this upstream", fix);
-        } else {
-            number(upstream.weight, 1..=MAX_WEIGHT, (node, "weight"), findings);
-        }
         let place = node.value_at("url");
         if let Some(first) = seen.duplicate_of(upstream.url.normal(), place).filter(|_| !upstream.url.is_echo()) {
             let url = shown(upstream.url.as_str());
@@ -202,34 +153,6 @@ fn shares(route: &RouteRule, at: &Node, findings: &mut Findings) {
     }
 }
 
-fn waits(route: &RouteRule, at: &Node, findings: &mut Findings) {
-    span(route.timeout.duration(), (at, "timeout"), findings);
-    span(route.connect_timeout.duration(), (at, "connect_timeout"), findings);
-    if let (Some(check), Some(node)) = (&route.health_check, at.get("health_check")) {
-        span(check.every.duration(), (node, "every"), findings);
-        span(check.timeout.duration(), (node, "timeout"), findings);
-        number(check.unhealthy_after, 1..=100, (node, "unhealthy_after"), findings);
-        number(check.healthy_after, 1..=100, (node, "healthy_after"), findings);
-    }
-    if let Some(node) = at.get("eject") {
-        span(route.eject.lasts.duration(), (node, "for"), findings);
-        number(route.eject.after, 1..=1_000_000, (node, "after"), findings);
-        for (index, status) in route.eject.statuses.iter().enumerate() {
-            if !(500..=599).contains(status) {
-                let at = node.get("statuses").map_or(node.at, |list| list.item(index).at);
-                let message = format!("status {status} is not a server error");
-                findings.error(at, message, "use statuses from 500 to 599, such as [502, 503, 504]");
-            }
-        }
-    }
-    if let Some(node) = at.get("upstream_connections") {
-        let connections = route.upstream_connections;
-        span(connections.idle.duration(), (node, "idle"), findings);
-        span(connections.max_age.duration(), (node, "max_age"), findings);
-        number(connections.max_requests, 1..=1_000_000_000, (node, "max_requests"), findings);
-    }
-}
-
 /// Checks that client certificates can be verified.
 pub(super) fn client_certificates(tls: &TlsRule, node: &Node, findings: &mut Findings) {
     if node.get("client_certificates").is_some() && tls.client_ca.is_none() {
@@ -238,24 +161,6 @@ pub(super) fn client_certificates(tls: &TlsRule, node: &Node, findings: &mut Fin
             "client_certificates needs client_ca to verify them",
             "add `client_ca: clients.pem` with the authorities that you trust",
         );
-    }
-}
-
-/// Checks that a number is within the bounds in the schema.
-pub(super) fn number(value: u32, bounds: RangeInclusive<u32>, (node, key): (&Node, &str), findings: &mut Findings) {
-    let (least, most) = bounds.into_inner();
-    let at = node.value_at(key);
-    if value < least {
-        findings.error(at, format!("{key} {value} is below {least}"), format!("use {least} or more"));
-    } else if value > most {
-        findings.error(at, format!("{key} {value} is above {most}"), format!("use {most} or less"));
-    }
-}
-
-fn span(span: Duration, (node, key): (&Node, &str), findings: &mut Findings) {
-    if !(MIN_SPAN..=MAX_WAIT).contains(&span) {
-        let message = format!("{key} is not between 1ms and 24h");
-        findings.error(node.value_at(key), message, "use a duration such as 30s");
     }
 }
 

@@ -1,18 +1,12 @@
 //! Checks of quotas that learn.
 
-use std::time::Duration;
-
 use crate::algorithm::MAX_QUOTA;
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::Findings;
 use crate::rules::file::types::{CountName, CountRule, LimitRule, Numbers, OverrideRule, QuotaRule, RuleFile};
-use crate::units::{DAY, HOUR};
 
 /// The most limits that learn. Each takes up to a megabyte.
 const MAX_LEARNING: usize = 64;
-
-/// The shortest and the longest time to learn from.
-const OVER: std::ops::RangeInclusive<Duration> = HOUR..=DAY.saturating_mul(90);
 
 /// Reports more limits that learn than there may be.
 pub(super) fn check_count(file: &RuleFile, root: &Node, findings: &mut Findings) {
@@ -41,11 +35,6 @@ pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
     if learn.to > MAX_QUOTA {
         let message = format!("to {} is above {MAX_QUOTA} (2^32)", learn.to);
         findings.error(place.value_at("to"), message, format!("use {MAX_QUOTA} or less"));
-    }
-    if !OVER.contains(&learn.over.duration()) {
-        let is_short = learn.over.duration() < HOUR;
-        let message = if is_short { "over is shorter than 1h" } else { "over is longer than 90d" };
-        findings.error(place.value_at("over"), message, "use a duration from 1h to 90d, such as 7d");
     }
     if learn.cover.cover().is_none() {
         let message = "cover is the share of clients that are never denied, from 0.000001 to 0.999999";

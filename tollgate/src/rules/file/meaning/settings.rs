@@ -1,7 +1,5 @@
 //! Checks of the settings at the top of the file: the store, listeners, trusted proxies and tokens.
 
-use std::time::Duration;
-
 use super::{FirstPositions, gateway, store};
 use crate::http::Cors;
 use crate::rules::file::node::Node;
@@ -9,31 +7,8 @@ use crate::rules::file::problem::{Findings, Position};
 use crate::rules::file::types::{
     AdminRule, CorsRule, GatewayRule, JwtRule, Listener, OriginsRule, RuleFile, ServiceRule, TlsRule,
 };
-use crate::units::{HOUR, MIN_SPAN, MINUTE};
-
-/// Clients do not wait longer for a decision.
-const MAX_STORE_TIMEOUT: Duration = MINUTE;
-/// No clock of a server differs by more.
-const MAX_LEEWAY: Duration = HOUR;
-/// More nodes than one Redis can serve.
-const MAX_NODES: u32 = 10_000;
-/// Less memory fits no useful table of keys.
-const MIN_MEMORY: u64 = 1 << 20;
 
 pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
-    let timeout = file.store_timeout.duration();
-    if !(MIN_SPAN..=MAX_STORE_TIMEOUT).contains(&timeout) {
-        let message = "store_timeout is not between 1ms and 1m";
-        findings.error(root.value_at("store_timeout"), message, "use a duration such as 50ms");
-    }
-    if file.expected_nodes.is_some_and(|nodes| !(1..=MAX_NODES).contains(&nodes)) {
-        let message = "expected_nodes is not between 1 and 10000";
-        findings.error(root.value_at("expected_nodes"), message, "use the number of nodes that share the store");
-    }
-    if file.max_memory.is_some_and(|size| size.bytes() < MIN_MEMORY) {
-        let message = "max_memory is below 1MiB";
-        findings.error(root.value_at("max_memory"), message, "use 1MiB or more");
-    }
     if let Some(node) = root.get("store") {
         store::check(&file.store, node, findings);
     }
@@ -99,9 +74,6 @@ fn service(rule: &ServiceRule, node: &Node, findings: &mut Findings) {
     let ServiceRule { http, grpc, resp, .. } = rule;
     for (key, listener) in [("http", http), ("grpc", grpc), ("resp", resp)] {
         let (Some(listener), Some(node)) = (listener, node.get(key)) else { continue };
-        if let Some(most) = listener.max_connections {
-            gateway::number(most, 1..=u32::MAX, (node, "max_connections"), findings);
-        }
         if let (Some(tls), Some(node)) = (&listener.tls, node.get("tls")) {
             listener_tls(tls, &format!("service.{key}"), node, findings);
         }
@@ -179,9 +151,6 @@ fn tokens(jwt: &JwtRule, node: &Node, findings: &mut Findings) {
             let fix = "keep the algorithm of the key, or use jwks_file for several keys";
             findings.error(node.value_at("algorithms"), "key_file takes one algorithm", fix);
         }
-    }
-    if jwt.leeway.duration() > MAX_LEEWAY {
-        findings.error(node.value_at("leeway"), "leeway is longer than an hour", "use a duration such as 30s");
     }
     if jwt.realm.is_some() && !jwt.challenge && !node.lost("challenge") {
         let message = "realm has no effect without `challenge: true`";

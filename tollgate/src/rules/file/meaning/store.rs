@@ -3,14 +3,12 @@
 use crate::rules::file::forms::{StoreUrl, nearest};
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, shown};
-use crate::rules::file::types::{LayoutName, LimitRule, MAX_STORES, RuleFile, StoreRule};
+use crate::rules::file::types::{LayoutName, LimitRule, RuleFile, StoreRule};
 
 /// The name of the store at the top of the file.
 const DEFAULT: &str = "default";
 /// The store in this process, which has no name in `stores`.
 const MEMORY: &str = "memory";
-
-const MAX_EXPECTED_KEYS: u64 = 1_000_000_000;
 
 /// `node` is the store, a string or a map.
 pub(super) fn check(store: &StoreRule, node: &Node, findings: &mut Findings) {
@@ -60,10 +58,6 @@ pub(super) fn check(store: &StoreRule, node: &Node, findings: &mut Findings) {
             "add `layout: compact`, or remove it",
         );
     }
-    if store.expected_keys.is_some_and(|keys| !(1..=MAX_EXPECTED_KEYS).contains(&keys)) {
-        let message = "expected_keys is not between 1 and 1000000000";
-        findings.error(node.value_at("expected_keys"), message, "use the number of keys that a limit has at once");
-    }
     let alone = [
         ("client_cert", "client_key", "`client_key: client-key.pem`"),
         ("client_key", "client_cert", "`client_cert: client.pem`"),
@@ -81,11 +75,6 @@ pub(super) fn check(store: &StoreRule, node: &Node, findings: &mut Findings) {
 /// Checks the stores that limits choose by name.
 pub(super) fn check_named(file: &RuleFile, root: &Node, findings: &mut Findings) {
     let Some(stores) = root.get("stores") else { return };
-    if file.stores.len() > MAX_STORES {
-        let message = format!("there are {} stores, more than {MAX_STORES}", file.stores.len());
-        findings.error(root.key_at("stores"), message, format!("use {MAX_STORES} or fewer"));
-        return;
-    }
     for (name, store) in &file.stores {
         let Some(node) = stores.get(name) else { continue };
         if [DEFAULT, MEMORY].contains(&name.as_str()) {

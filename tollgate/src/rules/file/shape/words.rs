@@ -177,6 +177,7 @@ pub(super) fn flow(value: &Value) -> String {
             let entries: Vec<String> = map.iter().map(|(key, value)| format!("{key}: {}", flow(value))).collect();
             format!("{{ {} }}", entries.join(", "))
         }
+        Value::Array(items) => format!("[{}]", items.iter().map(flow).collect::<Vec<_>>().join(", ")),
         other => other.to_string(),
     }
 }
@@ -187,11 +188,29 @@ pub(super) fn listed_in(schema: &Value) -> Vec<&str> {
     words.into_iter().flatten().chain(schema.get("const")).filter_map(Value::as_str).collect()
 }
 
+/// Returns the fix for a word that a key does not have.
+pub(super) fn use_one_of(words: &[&str], choices: &[&Value]) -> String {
+    let words = if let [only] = words { format!("use {only}") } else { format!("use one of {}", listed(words)) };
+    let list = choices.iter().filter(|choice| super::takes(choice, "array"));
+    match list.filter_map(|list| list.get("examples")?.get(0)).next() {
+        Some(example) => format!("{words}, or a list such as {}", flow(example)),
+        None => words,
+    }
+}
+
+/// Returns a key with its value: workers 0, entry 404 of `statuses`.
+pub(super) fn valued(name: &str, value: &str) -> String {
+    match name.strip_prefix("an entry of ") {
+        Some(list) => format!("entry {} of {}", shown(value), quoted(list)),
+        None => format!("{} {}", shown(name), shown(value)),
+    }
+}
+
 /// Returns whether a schema is a list that can contain this string.
 pub(super) fn lists(schema: &Value, text: &str) -> bool {
     let entries = schema.get("items").and_then(|items| items.get("anyOf")).and_then(Value::as_array);
     let formats = entries.into_iter().flatten().filter_map(|entry| entry.get("format")?.as_str());
-    formats.filter_map(forms::by_format).any(|form| (form.check)(text).is_ok())
+    formats.filter_map(forms::by_format).any(|form| (form.read)(text).is_ok())
 }
 
 /// Joins words in alphabetical order. The order of the schema depends on the map type of serde_json.

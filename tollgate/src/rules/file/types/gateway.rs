@@ -5,12 +5,13 @@ mod routes;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+pub(in crate::rules::file) use self::routes::MAX_WEIGHT;
 pub use self::routes::{
     Balance, EjectRule, HeaderEdits, HealthCheckRule, HostHeader, RespondRule, RewriteRule, RouteRule,
     UpstreamConnectionsRule, UpstreamRule, UpstreamTlsRule,
 };
 use super::OneOrMany;
-use super::notation::{or_value, or_value_of};
+use super::notation::{at_least, between, or_value, or_value_of};
 use crate::rules::file::forms::{Address, ByteSize, Cidr, DurationText};
 use crate::rules::{EncodedSlash, ForwardingHeader, PathCase, PathParameters, PathReading};
 
@@ -49,11 +50,15 @@ pub struct GatewayRule {
     #[schemars(range(min = 1))]
     pub max_connections_per_address: Option<u32>,
     /// Largest request head.
+    // hyper's smallest buffer, and more than any legitimate head.
+    #[schemars(transform = between("8KiB", "1MiB"))]
     pub max_head: ByteSize,
     /// Largest request body. Unlimited if left out.
     pub max_body: Option<ByteSize>,
     /// Most memory for buffered bodies, of all connections together, while one side reads more slowly than the other
     /// sends. Half of the memory available to the process if left out.
+    // Fits several bodies at once.
+    #[schemars(transform = at_least("1MiB"))]
     pub max_buffered: Option<ByteSize>,
     /// Most requests that wait in queues of limits, all together.
     pub max_queued: u32,
@@ -227,16 +232,22 @@ pub struct CertificateRule {
 #[non_exhaustive]
 pub struct TimeoutsRule {
     /// For a whole request head, from its first byte.
+    #[schemars(transform = between("1ms", "24h"))]
     pub head: DurationText,
     /// For the next bytes of a request body.
+    #[schemars(transform = between("1ms", "24h"))]
     pub body: DurationText,
     /// For the next request on a connection.
+    #[schemars(transform = between("1ms", "24h"))]
     pub idle: DurationText,
     /// For a client to read some of its response.
+    #[schemars(transform = between("1ms", "24h"))]
     pub write: DurationText,
     /// For either side of an upgraded connection, such as a WebSocket, to send something.
+    #[schemars(transform = between("1ms", "24h"))]
     pub upgraded: DurationText,
     /// For requests in progress when the gateway stops.
+    #[schemars(transform = between("1ms", "24h"))]
     pub drain: DurationText,
 }
 

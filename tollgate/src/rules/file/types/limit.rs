@@ -284,7 +284,7 @@ pub enum CountRule {
     /// All, failures or successes.
     Named(CountName),
     /// The statuses and classes of statuses: `[401, 5xx]`.
-    Listed(#[schemars(length(min = 1))] Vec<StatusRule>),
+    Listed(#[schemars(length(min = 1), extend("examples" = [[401, "5xx"]]))] Vec<StatusRule>),
 }
 
 /// A named set of responses.
@@ -306,13 +306,10 @@ pub enum CountName {
 #[non_exhaustive]
 pub enum StatusRule {
     /// A single status.
-    Status(u64),
+    Status(u16),
     /// Every status with the same first digit.
     Class(StatusClass),
 }
-
-/// The statuses of responses.
-pub(in crate::rules::file) const STATUSES: std::ops::RangeInclusive<u64> = 100..=599;
 
 /// Written out, so that `shape` sees a list of single values.
 impl JsonSchema for StatusRule {
@@ -325,7 +322,7 @@ impl JsonSchema for StatusRule {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        let status = json_schema!({ "type": "integer", "minimum": STATUSES.start(), "maximum": STATUSES.end() });
+        let status = json_schema!({ "type": "integer", "minimum": 100, "maximum": 599 });
         json_schema!({ "anyOf": [status, schema_of::<StatusClass>()] })
     }
 }

@@ -1,4 +1,4 @@
-//! Short notations: a single value in place of a list, and a value in place of a map.
+//! Short notations, a single value in place of a list or a map, and the bounds of durations and sizes.
 
 use std::borrow::Cow;
 use std::ops::Deref;
@@ -56,6 +56,21 @@ impl<T: JsonSchema> JsonSchema for OneOrMany<T> {
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let one = generator.subschema_for::<T>();
         json_schema!({ "anyOf": [one, { "type": "array", "items": one, "minItems": 1 }] })
+    }
+}
+
+/// Adds the bounds of a duration or a size to its schema, where `shape` finds them.
+pub(super) fn between(least: &'static str, most: &'static str) -> impl FnMut(&mut Schema) {
+    move |schema| {
+        at_least(least)(schema);
+        schema.insert("formatMaximum".into(), most.into());
+    }
+}
+
+/// Adds the lower bound of a duration or a size to its schema.
+pub(super) fn at_least(least: &'static str) -> impl FnMut(&mut Schema) {
+    move |schema| {
+        schema.insert("formatMinimum".into(), least.into());
     }
 }
 

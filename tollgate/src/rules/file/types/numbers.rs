@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::notation::between;
 use crate::algorithm::MAX_QUOTA;
 use crate::demand::{Cover, LearnSettings};
 use crate::rules::file::forms::{DurationText, RateText};
@@ -192,6 +193,7 @@ pub struct LearnRule {
     pub to: u64,
     /// The time to learn from (7d), from 1h to 90d.
     #[serde(default = "week")]
+    #[schemars(transform = between("1h", "90d"))]
     pub over: DurationText,
     /// The share of clients that are never denied (0.999).
     #[serde(default)]

@@ -4,7 +4,7 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::notation::{or_value, or_value_of};
+use super::notation::{between, or_value, or_value_of};
 use super::{AlgorithmName, ClientCertificates, OneOrMany, TlsRule};
 use crate::rules::file::forms::{Address, DurationText, HostGlob, TokenSource};
 
@@ -167,6 +167,7 @@ pub struct JwtRule {
     pub audience: Option<OneOrMany<String>>,
     /// Tolerated difference between clocks.
     #[serde(default = "leeway")]
+    #[schemars(transform = between("0s", "1h"))]
     pub leeway: DurationText,
     /// The source of the token: `header:NAME`, `cookie:NAME` or `query:NAME`.
     #[serde(default)]

@@ -39,7 +39,7 @@ pub struct StoreRule {
     /// The number of keys that a limit has at the same time, 1000000 if left out. Needs `layout: compact`. Counts start
     /// from zero when it changes.
     #[schemars(range(min = 1, max = 1_000_000_000))]
-    pub expected_keys: Option<u64>,
+    pub expected_keys: Option<u32>,
 }
 
 or_value!(StoreRule, "url");
