@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tollgate::http::{Refusal, TokenError};
+use tollgate::rules::Missing;
 use tollgate::rules::TokenStatus;
-use tollgate::rules::file::internal::{FailurePolicy, LimitRule, ListRule, Missing};
+use tollgate::rules::file::internal::{FailurePolicy, LimitRule, ListRule};
 use tollgate::{Outcome, Source};
 
 use crate::counter::Counter;

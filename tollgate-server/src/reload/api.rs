@@ -10,7 +10,8 @@ use std::path::Path;
 
 use tokio::sync::oneshot;
 use tollgate::redis::PublishError;
-use tollgate::rules::file::internal::{ForwardingName, JwtRule, SettingError};
+use tollgate::rules::ForwardingHeader;
+use tollgate::rules::file::internal::{JwtRule, SettingError};
 use tollgate::rules::file::{Parsed, Problems, RuleFile};
 
 use super::changes::WrittenRules;
@@ -136,7 +137,7 @@ fn kept_settings(parsed: &Parsed, CurrentRules { own, in_force }: CurrentRules<'
     let gateway = |rules: &RuleFile| {
         let mut gateway = rules.gateway.clone()?;
         gateway.trusted_proxies.clear();
-        gateway.forwarding_header = ForwardingName::default();
+        gateway.forwarding_header = ForwardingHeader::default();
         Some(gateway)
     };
     let differs = [

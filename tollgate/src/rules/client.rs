@@ -57,6 +57,7 @@ pub struct TrustedProxies {
 /// A proxy maintains the header that it knows and forwards the other as the client sent it, so only the operator knows
 /// which of the two to trust.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "file", derive(serde::Deserialize, schemars::JsonSchema), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum ForwardingHeader {
     /// `X-Forwarded-For`, or `Forwarded` if there is none.

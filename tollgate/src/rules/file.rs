@@ -22,7 +22,6 @@
 
 mod compile;
 mod envoy;
-mod expressions;
 mod forms;
 mod meaning;
 mod node;
@@ -67,12 +66,11 @@ pub mod internal {
     pub use super::types::{
         AccessLogRule, AdminRule, AlgorithmName, Align, Balance, BanRule, BodyName, BodyRule, CertificateRule,
         ClientCertificates, ComputedCost, ConsistencyName, CostRule, CountName, CountRule, EjectRule, EnvoyRule,
-        FailurePolicy, ForwardingName, GatewayRule, HeaderEdits, HeaderFamily, HealthCheckRule, HostHeader,
-        JwtAlgorithm, JwtRule, LayoutName, LearnRule, LearnedQuota, LimitRule, ListRule, Listener, LogFormat,
-        LoggedKey, MatchRule, Missing, Modes, Numbers, OneOrMany, Overflow, OverrideRule, PathsRule, QuotaRule,
-        RefillMode, RespondRule, RewriteRule, RouteRule, ServiceRule, Share, StatusRule, StoreRule, TemplateRule,
-        TimeoutsRule, TlsRule, UnderscoreHeaders, UpstreamConnectionsRule, UpstreamHeader, UpstreamRule,
-        UpstreamTlsRule, XdsRule,
+        FailurePolicy, GatewayRule, HeaderEdits, HeaderFamily, HealthCheckRule, HostHeader, JwtAlgorithm, JwtRule,
+        LayoutName, LearnRule, LearnedQuota, LimitRule, ListRule, Listener, LogFormat, LoggedKey, MatchRule, Modes,
+        Numbers, OneOrMany, Overflow, OverrideRule, PathsRule, QuotaRule, RefillMode, RespondRule, RewriteRule,
+        RouteRule, ServiceRule, Share, StatusRule, StoreRule, TemplateRule, TimeoutsRule, TlsRule, UnderscoreHeaders,
+        UpstreamConnectionsRule, UpstreamHeader, UpstreamRule, UpstreamTlsRule, XdsRule,
     };
 }
 

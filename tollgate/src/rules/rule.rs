@@ -93,6 +93,7 @@ pub(super) enum OverrideTarget {
 
 /// How a rule treats a request that lacks a part of the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "file", derive(serde::Deserialize, schemars::JsonSchema), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Missing {
     /// All such requests share one key, `anonymous`.

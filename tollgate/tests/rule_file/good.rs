@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use tollgate::rules::Missing;
 use tollgate::rules::file::internal::{
-    AlgorithmName, BodyRule, CostRule, FailurePolicy, HeaderFamily, KeyPart, Missing, StoreUrl,
+    AlgorithmName, BodyRule, CostRule, FailurePolicy, HeaderFamily, KeyPart, StoreUrl,
 };
 use tollgate::rules::file::{Parsed, RuleFile};
 use tollgate::{Consistency, OnStoreFailure, Rate, TokenBucket};

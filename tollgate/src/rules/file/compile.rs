@@ -10,8 +10,7 @@ use super::node::Node;
 use super::problem::{Findings, InvalidValue};
 use super::types::{
     BodyName, BodyRule, CorsRule, CostRule, CountName, CountRule, GatewayRule, HeaderFamily as FamilyName,
-    JwtAlgorithm, JwtRule, LimitRule, ListRule, MatchRule, Missing as MissingName, OriginsRule, OverrideRule,
-    RouteRule, StatusRule,
+    JwtAlgorithm, JwtRule, LimitRule, ListRule, MatchRule, OriginsRule, OverrideRule, RouteRule, StatusRule,
 };
 use super::{Parsed, Problems};
 use crate::Ban;
@@ -23,8 +22,8 @@ use crate::rules::networks::InvalidNetwork;
 use crate::rules::request::{Token, Tokens};
 use crate::rules::rule::TokenUse;
 use crate::rules::{
-    Cost, ExpressionField, KeyPart, Listing, Match, Missing, Mode, Networks, PathCase, PathReading, Request, Routes,
-    Rule, RuleSet, StatusSet, TrustedProxies, jwt,
+    Cost, ExpressionField, KeyPart, Listing, Match, Mode, Networks, PathCase, PathReading, Request, Routes, Rule,
+    RuleSet, StatusSet, TrustedProxies, jwt,
 };
 
 impl Parsed {
@@ -132,7 +131,7 @@ fn rule_set(parsed: &Parsed, findings: &mut Findings) -> Option<RuleSet> {
 
 fn trusted_proxies(gateway: &GatewayRule, root: &Node, findings: &mut Findings) -> Option<TrustedProxies> {
     match TrustedProxies::parse(gateway.trusted_proxies.iter().map(Cidr::to_string)) {
-        Ok(proxies) => Some(proxies.with_header(gateway.forwarding_header.into())),
+        Ok(proxies) => Some(proxies.with_header(gateway.forwarding_header)),
         Err(error) => {
             let at = root.get("gateway").unwrap_or(root).value_at("trusted_proxies");
             findings.error(at, format!("trusted_proxies: {}", error.problem()), error.fix());
@@ -182,11 +181,7 @@ fn rule(limit: &LimitRule) -> Result<Rule, InvalidValue> {
     for part in limit.key.iter().flatten() {
         rule = rule.key(key_part(part));
     }
-    rule = rule.missing(match limit.missing {
-        MissingName::Anonymous => Missing::Anonymous,
-        MissingName::Skip => Missing::Skip,
-        MissingName::Deny => Missing::Deny,
-    });
+    rule = rule.missing(limit.missing);
     if let Some(source) = &limit.plan {
         rule = rule.plan(key_part(&source.0));
     }

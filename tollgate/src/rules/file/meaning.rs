@@ -3,12 +3,9 @@
 //! Works on types, and finds positions in the nodes that they were read from. Values that `shape` has rejected are not
 //! reported again as missing.
 
-mod answers;
 mod dropped_headers;
 mod gateway;
-mod in_flight;
 mod keys;
-mod learn;
 mod limits;
 mod numbers;
 mod settings;

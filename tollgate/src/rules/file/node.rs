@@ -77,6 +77,15 @@ impl Node {
         matches!(&self.kind, NodeKind::Map(map) if map.lost.iter().any(|lost| lost == key))
     }
 
+    /// Returns the items of the list under a key. A single value counts as a list of one.
+    pub(super) fn items(&self, key: &str) -> &[Self] {
+        match self.get(key) {
+            Some(Self { kind: NodeKind::List(items), .. }) => items,
+            Some(single) => std::slice::from_ref(single),
+            None => &[],
+        }
+    }
+
     /// Returns an item of a list. A single value counts as a list of one.
     pub(super) fn item(&self, index: usize) -> &Self {
         match &self.kind {

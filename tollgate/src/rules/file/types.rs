@@ -22,13 +22,12 @@ use super::forms::{ByteSize, ContentType, DurationText, StoreName, schema_of};
 
 pub(super) use self::gateway::MAX_WEIGHT;
 pub use self::gateway::{
-    AccessLogRule, Balance, CertificateRule, ClientCertificates, EjectRule, ForwardingName, GatewayRule, HeaderEdits,
-    HealthCheckRule, HostHeader, LogFormat, LoggedKey, PathsRule, RespondRule, RewriteRule, RouteRule, TimeoutsRule,
-    TlsRule, UnderscoreHeaders, UpstreamConnectionsRule, UpstreamHeader, UpstreamRule, UpstreamTlsRule,
+    AccessLogRule, Balance, CertificateRule, ClientCertificates, EjectRule, GatewayRule, HeaderEdits, HealthCheckRule,
+    HostHeader, LogFormat, LoggedKey, PathsRule, RespondRule, RewriteRule, RouteRule, TimeoutsRule, TlsRule,
+    UnderscoreHeaders, UpstreamConnectionsRule, UpstreamHeader, UpstreamRule, UpstreamTlsRule,
 };
 pub use self::limit::{
-    BanRule, ComputedCost, CostRule, CountName, CountRule, LimitRule, ListRule, MatchRule, Missing, OverrideRule,
-    StatusRule,
+    BanRule, ComputedCost, CostRule, CountName, CountRule, LimitRule, ListRule, MatchRule, OverrideRule, StatusRule,
 };
 pub use self::notation::OneOrMany;
 use self::notation::{at_least, between};

@@ -10,30 +10,26 @@ use crate::rules::jwt;
 pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     let Some(gateway) = &file.gateway else { return };
     let dropped = Dropped { gateway };
-    for (index, rule) in file.limits.iter().enumerate() {
-        if let Some(node) = root.get("limits").map(|limits| limits.item(index)) {
-            of_limit(&dropped, rule, node, findings);
-        }
+    for (rule, node) in file.limits.iter().zip(root.items("limits")) {
+        of_limit(&dropped, rule, node, findings);
     }
     if let (Some(jwt), Some(node)) = (&file.jwt, root.get("jwt"))
         && let TokenSource(jwt::TokenSource::Header(name)) = &jwt.from
     {
         dropped.warn(name.as_str(), node.value_at("from"), findings);
     }
-    for (index, route) in gateway.routes.iter().enumerate() {
-        let node = root.get("gateway").and_then(|gateway| gateway.get("routes")).map(|routes| routes.item(index));
-        if let Some(headers) = node.and_then(|route| route.get("headers")) {
+    let routes = root.get("gateway").map_or(&[][..], |gateway| gateway.items("routes"));
+    for (route, node) in gateway.routes.iter().zip(routes) {
+        if let Some(headers) = node.get("headers") {
             route.headers.keys().for_each(|name| dropped.warn(name, headers.key_at(name), findings));
         }
     }
 }
 
 fn of_limit(dropped: &Dropped<'_>, rule: &LimitRule, node: &Node, findings: &mut Findings) {
-    if let (Some(parts), Some(key)) = (&rule.key, node.get("key")) {
-        for (index, part) in parts.iter().enumerate() {
-            if let KeyPart::Header(name) = part {
-                dropped.warn(name.as_str(), key.item(index).at, findings);
-            }
+    for (part, node) in rule.key.iter().flatten().zip(node.items("key")) {
+        if let KeyPart::Header(name) = part {
+            dropped.warn(name.as_str(), node.at, findings);
         }
     }
     if let Some(PlanSource(KeyPart::Header(name))) = &rule.plan {

@@ -36,8 +36,7 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
     }
     let mut seen = FirstPositions::new();
     let mut names = FirstPositions::new();
-    for (index, route) in gateway.routes.iter().enumerate() {
-        let at = node.get("routes").map_or(node, |routes| routes.item(index));
+    for (route, at) in gateway.routes.iter().zip(node.items("routes")) {
         reach(route, at, &mut seen, findings);
         if let Some(first) = route.name.is_some().then(|| names.duplicate_of(route.name().to_owned(), at.at)).flatten()
         {
@@ -140,8 +139,7 @@ fn shares(route: &RouteRule, at: &Node, findings: &mut Findings) {
         *sum = sum.saturating_add(upstream.weight);
     }
     let mut seen = FirstPositions::new();
-    for (index, upstream) in route.upstream.iter().flatten().enumerate() {
-        let node = at.get("upstream").map_or(at, |upstreams| upstreams.item(index));
+    for (upstream, node) in route.upstream.iter().flatten().zip(at.items("upstream")) {
         let place = node.value_at("url");
         if let Some(first) = seen.duplicate_of(upstream.url.normal(), place).filter(|_| !upstream.url.is_echo()) {
             let url = shown(upstream.url.as_str());
@@ -170,9 +168,8 @@ fn edits(edits: &HeaderEdits, node: &Node, findings: &mut Findings) {
             values(map, node, findings);
         }
     }
-    for (index, name) in edits.remove.iter().enumerate() {
-        let at = node.get("remove").map_or(node.at, |list| list.item(index).at);
-        framing(name.as_str(), at, findings);
+    for (name, item) in edits.remove.iter().zip(node.items("remove")) {
+        framing(name.as_str(), item.at, findings);
     }
 }
 

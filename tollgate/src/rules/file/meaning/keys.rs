@@ -24,8 +24,7 @@ pub(super) fn check(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut
         findings.warning(node.key_at("ban"), message, "add a `key`, such as `key: ip`");
     }
     let mut seen = FirstPositions::new();
-    for (index, by) in rule.overrides.iter().enumerate() {
-        let Some(place) = node.get("overrides").map(|overrides| overrides.item(index)) else { continue };
+    for (by, place) in rule.overrides.iter().zip(node.items("overrides")) {
         for_whom(rule, by, node, place, findings);
         if let Some(first) = seen.duplicate_of((&by.plan, by.key.as_deref()), place.at) {
             findings.error(place.at, format!("duplicate override, first at {first}"), "remove one of them");
@@ -69,8 +68,8 @@ fn key(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut Findings) {
         findings.error(place.at, message, format!("use {MAX_KEY_PARTS} parts or fewer"));
     }
     let mut seen = FirstPositions::new();
-    for (index, part) in parts.iter().enumerate() {
-        let at = place.item(index).at;
+    for (part, item) in parts.iter().zip(node.items("key")) {
+        let at = item.at;
         if let Some(first) = seen.duplicate_of(part, at) {
             findings.error(at, format!("duplicate key part, first at {first}"), "remove one of them");
         }
@@ -91,30 +90,29 @@ fn lists(rule: &LimitRule, node: &Node, findings: &mut Findings) {
     let mut exempt_keys: HashMap<&[String], Position> = HashMap::new();
     for (section, list) in [("exempt", &rule.exempt), ("blocked", &rule.blocked)] {
         let Some(place) = node.get(section) else { continue };
-        let at = |key: &str, index: usize| place.get(key).map_or(place.at, |list| list.item(index).at);
-        for (index, network) in list.ips.iter().enumerate() {
+        for (network, item) in list.ips.iter().zip(place.items("ips")) {
             if section == "exempt" {
-                exempt.insert(*network, at("ips", index));
+                exempt.insert(*network, item.at);
             } else if let Some(first) = exempt.get(network) {
-                contradicts(&network.to_string(), *first, at("ips", index), findings);
+                contradicts(&network.to_string(), *first, item.at, findings);
             }
         }
-        for (index, key) in list.keys.iter().enumerate() {
+        for (key, item) in list.keys.iter().zip(place.items("keys")) {
             if section == "exempt" {
-                exempt_keys.insert(key, at("keys", index));
+                exempt_keys.insert(key, item.at);
             } else if let Some(first) = exempt_keys.get(&**key) {
-                contradicts(&key.join(", "), *first, at("keys", index), findings);
+                contradicts(&key.join(", "), *first, item.at, findings);
             }
-            single_key(rule, key, node, at("keys", index), findings);
+            single_key(rule, key, node, item.at, findings);
         }
         if section == "exempt" && is_everybody(list) {
             let message = "no request reaches this limit, because every address is exempt";
-            findings.error(at("ips", 0), message, "exempt fewer, or remove the limit");
+            let at = place.items("ips").first().map_or(place.at, |item| item.at);
+            findings.error(at, message, "exempt fewer, or remove the limit");
         }
     }
-    for (index, by) in rule.overrides.iter().enumerate() {
-        let place = node.get("overrides").and_then(|overrides| overrides.item(index).get("key"));
-        if let (Some(key), Some(place)) = (&by.key, place) {
+    for (by, place) in rule.overrides.iter().zip(node.items("overrides")) {
+        if let (Some(key), Some(place)) = (&by.key, place.get("key")) {
             single_key(rule, key, node, place.at, findings);
         }
     }

@@ -1,11 +1,11 @@
 //! Checks of limits as a whole: unique names, reachable matches, and expressions.
 
-use super::{FirstPositions, answers, keys, learn, numbers, store};
+use super::{FirstPositions, keys, numbers, store};
 use crate::rules::ExpressionField;
-use crate::rules::file::expressions::{self, Compiled, InvalidExpression, Purpose};
-use crate::rules::file::forms::{CostText, Expression, Form, HeaderName};
+use crate::rules::cel::{Expression, TextPosition};
+use crate::rules::file::forms::{CostText, Expression as Text, Form, HeaderName};
 use crate::rules::file::node::Node;
-use crate::rules::file::problem::{Findings, shown};
+use crate::rules::file::problem::{Findings, Position, shown};
 use crate::rules::file::types::{CostRule, LimitRule, RuleFile};
 
 pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
@@ -20,9 +20,8 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
             "add a limit to `limits`",
         );
     }
-    learn::check_count(file, root, findings);
-    for (index, rule) in file.limits.iter().enumerate() {
-        let Some(node) = root.get("limits").map(|limits| limits.item(index)) else { continue };
+    numbers::check_learning(file, root, findings);
+    for (rule, node) in file.limits.iter().zip(root.items("limits")) {
         if findings.is_full() {
             return;
         }
@@ -33,7 +32,6 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
         }
         store::check_choice(rule, file, (node, root), findings);
         numbers::check(rule, node, findings);
-        answers::check(rule, node, findings);
         keys::check(rule, node, has_jwt, findings);
         matches(rule, node, findings);
         conditions(rule, node, has_jwt, findings);
@@ -50,12 +48,14 @@ fn matches(rule: &LimitRule, node: &Node, findings: &mut Findings) {
         ("hosts", matches.hosts.iter().flatten().map(|host| host.as_str()).collect()),
     ];
     for (key, values) in lists {
-        let Some(list) = node.get(key) else { continue };
         let mut seen = FirstPositions::new();
-        for (index, value) in values.into_iter().enumerate() {
-            let at = list.item(index).at;
-            if let Some(first) = seen.duplicate_of(value, at) {
-                findings.warning(at, format!("duplicate `{}`, first at {first}", shown(value)), "remove one of them");
+        for (value, item) in values.into_iter().zip(node.items(key)) {
+            if let Some(first) = seen.duplicate_of(value, item.at) {
+                findings.warning(
+                    item.at,
+                    format!("duplicate `{}`, first at {first}", shown(value)),
+                    "remove one of them",
+                );
             }
         }
     }
@@ -113,41 +113,58 @@ fn conditions(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut Findi
             let node = node.get("expression").unwrap_or(node);
             let compiled = compiled(ExpressionField::Cost, &cost.expression, node, has_jwt, findings);
             // `when_error` covers requests for which it fails.
-            if cost.when_error.is_none() {
-                unguarded_reads(ExpressionField::Cost, compiled, node, findings);
+            if let (Some(compiled), None) = (compiled, cost.when_error) {
+                unguarded_reads(ExpressionField::Cost, &compiled, &cost.expression, node, findings);
             }
         }
         _ => {}
     }
 }
 
-fn expression(field: ExpressionField, text: &Expression, node: &Node, has_jwt: bool, findings: &mut Findings) {
-    let compiled = compiled(field, text, node, has_jwt, findings);
-    unguarded_reads(field, compiled, node, findings);
+fn expression(field: ExpressionField, text: &Text, node: &Node, has_jwt: bool, findings: &mut Findings) {
+    if let Some(compiled) = compiled(field, text, node, has_jwt, findings) {
+        unguarded_reads(field, &compiled, text, node, findings);
+    }
 }
 
+/// Compiles an expression. Its patterns share a budget with others of the file.
 fn compiled(
     field: ExpressionField,
-    text: &Expression,
+    text: &Text,
     node: &Node,
     has_jwt: bool,
     findings: &mut Findings,
-) -> Compiled {
-    let purpose = if field == ExpressionField::Cost { Purpose::Cost } else { Purpose::Condition };
-    let checked = expressions::check(purpose, text, &mut findings.patterns);
-    let compiled = checked.unwrap_or_else(|InvalidExpression { offset, problem, fix }| {
-        findings.error(node.letter_at(offset), problem, fix);
-        Compiled::default()
-    });
-    if compiled.reads_token && !has_jwt {
-        keys::no_jwt(node.at, findings);
+) -> Option<Expression> {
+    let read = match field {
+        ExpressionField::Cost => Expression::cost_within(text.as_str(), &mut findings.patterns),
+        _ => Expression::condition_within(text.as_str(), &mut findings.patterns),
+    };
+    match read {
+        Ok(compiled) => {
+            if compiled.reads_token() && !has_jwt {
+                keys::no_jwt(node.at, findings);
+            }
+            Some(compiled)
+        }
+        Err(error) => {
+            findings.error(position_in(node, text, error.position()), error.problem(), error.fix());
+            None
+        }
     }
-    compiled
+}
+
+/// Returns the position of a part of an expression in the file.
+fn position_in(node: &Node, text: &Text, part: Option<TextPosition>) -> Position {
+    let offset = part.map_or(0, |part| {
+        let lines = text.as_str().split_inclusive('\n').take(part.line - 1);
+        lines.map(|line| line.chars().count()).sum::<usize>() + part.column - 1
+    });
+    node.letter_at(offset)
 }
 
 /// Warns about reads that fail for some requests, with a fix that changes nothing for all others.
-fn unguarded_reads(field: ExpressionField, compiled: Compiled, node: &Node, findings: &mut Findings) {
-    for (offset, read) in compiled.unguarded_reads {
+fn unguarded_reads(field: ExpressionField, compiled: &Expression, source: &Text, node: &Node, findings: &mut Findings) {
+    for read in compiled.unguarded_reads() {
         let (text, guard) = (shown(&read.text), shown(&read.guard));
         let effect = match field {
             ExpressionField::MatchWhen => "the limit then applies to it",
@@ -167,6 +184,6 @@ fn unguarded_reads(field: ExpressionField, compiled: Compiled, node: &Node, find
                 "write `!({guard}) || …` to keep that; with `{guard} && …` a client avoids the limit by leaving it out"
             ),
         };
-        findings.warning(node.letter_at(offset), message, fix);
+        findings.warning(position_in(node, source, read.position), message, fix);
     }
 }

@@ -1,21 +1,27 @@
-//! Checks of numbers: those of the algorithm, costs, overrides and bans.
+//! Checks of numbers: those of the algorithm, in flight and learned ones, costs, overrides, bans, and the responses that
+//! count.
 
 use std::time::Duration;
 
-use super::{in_flight, learn};
+use super::FirstPositions;
 use crate::algorithm::MAX_QUOTA;
 use crate::rules::file::node::{Node, NodeKind};
 use crate::rules::file::problem::{Findings, Position, shown};
 use crate::rules::file::shape::rate_text;
-use crate::rules::file::types::{AlgorithmName, BanRule, ComputedCost, CostRule, LimitRule, Overflow, OverrideRule};
+use crate::rules::file::types::{
+    AlgorithmName, BanRule, ComputedCost, CostRule, CountName, CountRule, LimitRule, Numbers, Overflow, OverrideRule,
+    QuotaRule, RuleFile,
+};
+use crate::rules::rule::check_in_flight;
 use crate::units::{MAX_SPAN, MIN_SPAN};
 
 /// The keys that an override may have in addition to `plan` and `key`.
 const OVERRIDABLE: [&str; 7] = ["limit", "window", "segments", "capacity", "refill", "leak", "max_wait"];
 
 pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
+    answers(rule, node, findings);
     if node.mentions("in_flight") {
-        return in_flight::check(rule, node, findings);
+        return in_flight(rule, node, findings);
     }
     if let (Some(ban), Some(node)) = (&rule.ban, node.get("ban")) {
         check_ban(*ban, node, findings);
@@ -37,7 +43,7 @@ pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
     }
     foreign(rule.algorithm, node, node, findings);
     queue(rule, node, findings);
-    learn::check(rule, node, findings);
+    learned(rule, node, findings);
     let base = match rule.limit() {
         Ok(limit) => {
             cost_fits(rule, limit.quota(), node, None, findings);
@@ -48,8 +54,7 @@ pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
             Some(error)
         }
     };
-    for (index, by) in rule.overrides.iter().enumerate() {
-        let Some(place) = node.get("overrides").map(|overrides| overrides.item(index)) else { continue };
+    for (by, place) in rule.overrides.iter().zip(node.items("overrides")) {
         override_numbers(rule, by, (node, place), findings);
         match rule.overridden(by) {
             Ok(limit) => cost_fits(rule, limit.quota(), node, Some(place), findings),
@@ -167,7 +172,7 @@ fn cost_fits(rule: &LimitRule, quota: u64, limit: &Node, over: Option<&Node>, fi
 
 fn override_numbers(rule: &LimitRule, by: &OverrideRule, (limit, place): (&Node, &Node), findings: &mut Findings) {
     foreign(rule.algorithm, limit, place, findings);
-    learn::check_override(by, place, findings);
+    learned_override(by, place, findings);
     if place.get("in_flight").is_some() {
         let message = "in_flight does not apply to an override of a rate";
         findings.error(place.key_at("in_flight"), message, "remove it, and add a limit with `in_flight`");
@@ -184,7 +189,7 @@ fn override_numbers(rule: &LimitRule, by: &OverrideRule, (limit, place): (&Node,
 }
 
 /// Reports an override without a number that its limit has.
-pub(super) fn changes_nothing(by: &OverrideRule, place: &Node, may_change: &str, findings: &mut Findings) {
+fn changes_nothing(by: &OverrideRule, place: &Node, may_change: &str, findings: &mut Findings) {
     let name = by.plan.as_deref().or(by.key.as_ref().and_then(|key| key.first().map(String::as_str)));
     let message = format!("the override for `{}` changes nothing", shown(name.unwrap_or_default()));
     findings.error(place.at, message, format!("add {may_change}"));
@@ -205,6 +210,116 @@ fn check_ban(ban: BanRule, node: &Node, findings: &mut Findings) {
                 if span < Duration::from_secs(1) { "shorter than a millisecond" } else { "longer than 35 years" }
             );
             findings.error(node.value_at(key), message, "use a duration such as 10m");
+        }
+    }
+}
+
+/// The settings of a rate, other than the numbers of algorithms.
+const OF_RATES: [&str; 8] = ["algorithm", "cost", "count", "settle", "ban", "consistency", "on_store_failure", "store"];
+
+fn in_flight(rule: &LimitRule, node: &Node, findings: &mut Findings) {
+    of_rates(node, findings);
+    in_flight_number(rule.in_flight, node, findings);
+    for (by, place) in rule.overrides.iter().zip(node.items("overrides")) {
+        of_rates(place, findings);
+        in_flight_number(by.in_flight, place, findings);
+        if !place.mentions("in_flight") {
+            changes_nothing(by, place, "in_flight", findings);
+        }
+    }
+}
+
+fn of_rates(place: &Node, findings: &mut Findings) {
+    let NodeKind::Map(map) = &place.kind else { return };
+    for entry in &map.entries {
+        let key = entry.key.as_str();
+        let is_number = AlgorithmName::ALL.iter().any(|name| name.keys().contains(&key));
+        if is_number || OF_RATES.contains(&key) {
+            let message = format!("`{key}` does not apply to `in_flight`, which counts concurrent requests");
+            findings.error(entry.key_at, message, "move it to another limit, or remove it");
+        }
+    }
+}
+
+fn in_flight_number(most: Option<u64>, place: &Node, findings: &mut Findings) {
+    if let Some(Err(error)) = most.map(check_in_flight) {
+        findings.error(place.value_at("in_flight"), error.problem(), error.fix());
+    }
+}
+
+/// The most limits that learn. Each takes up to a megabyte.
+const MAX_LEARNING: usize = 64;
+
+/// Reports more limits that learn than there may be.
+pub(super) fn check_learning(file: &RuleFile, root: &Node, findings: &mut Findings) {
+    let learning = || file.limits.iter().enumerate().filter(|(_, rule)| rule.learn().is_some());
+    if let Some((index, _)) = learning().nth(MAX_LEARNING) {
+        let at = root.get("limits").map_or(root.at, |limits| limits.item(index).at);
+        let message = format!("{} limits learn, more than {MAX_LEARNING}", learning().count());
+        findings.error(at, message, "give the others fixed numbers");
+    }
+}
+
+fn learned(rule: &LimitRule, node: &Node, findings: &mut Findings) {
+    let quota = rule.quota_name();
+    let (Some(learn), Some(place)) = (rule.learn(), node.get(quota).and_then(|quota| quota.get("learn"))) else {
+        return;
+    };
+    // `from` is checked as the quota of the limit.
+    if learn.from > 0 && learn.to < learn.from {
+        let message = format!("to {} is below from {}", learn.to, learn.from);
+        findings.error(place.value_at("to"), message, format!("use {} or more", learn.from));
+    }
+    if learn.from > 0 && learn.to == learn.from {
+        let message = format!("from and to are both {}, so the limit has nothing to learn", learn.to);
+        findings.warning(place.value_at("to"), message, format!("raise `to`, or write `{quota}: {}`", learn.from));
+    }
+    if learn.to > MAX_QUOTA {
+        let message = format!("to {} is above {MAX_QUOTA} (2^32)", learn.to);
+        findings.error(place.value_at("to"), message, format!("use {MAX_QUOTA} or less"));
+    }
+    if learn.cover.cover().is_none() {
+        let message = "cover is the share of clients that are never denied, from 0.000001 to 0.999999";
+        findings.error(place.value_at("cover"), message, "use a share such as 0.999");
+    }
+    if rule.key.is_none() && !node.lost("key") {
+        let message = "a limit without `key` has nothing to learn from, because all requests share one count";
+        findings.error(place.at, message, format!("add `key`, or write a number for `{quota}`"));
+    }
+    let by_response = match &rule.count {
+        None | Some(CountRule::Named(CountName::All)) => rule.settle.as_ref().map(|_| "settle"),
+        Some(_) => Some("count"),
+    };
+    if let Some(key) = by_response {
+        let message = format!("`{key}` gives units back after the response, and learning counts them as demand");
+        findings.error(place.at, message, format!("write a number for `{quota}`, or remove `{key}`"));
+    }
+}
+
+fn learned_override(by: &OverrideRule, place: &Node, findings: &mut Findings) {
+    let Numbers { limit, capacity, .. } = by.numbers;
+    for (key, quota) in [("limit", limit), ("capacity", capacity)] {
+        if quota.and_then(QuotaRule::learn).is_some() {
+            let message = format!("the `{key}` of an override cannot learn");
+            findings.error(place.value_at(key), message, "write a number, or use a separate limit for these clients");
+        }
+    }
+}
+
+fn answers(rule: &LimitRule, node: &Node, findings: &mut Findings) {
+    if let Some(CountRule::Listed(listed)) = &rule.count {
+        let mut seen = FirstPositions::new();
+        for (status, item) in listed.iter().zip(node.items("count")) {
+            if let Some(first) = seen.duplicate_of(status, item.at) {
+                findings.warning(item.at, format!("duplicate status, first at {first}"), "remove one of them");
+            }
+        }
+    }
+    let queues = rule.algorithm == AlgorithmName::LeakyBucket && rule.modes.overflow == Some(Overflow::Queue);
+    for key in ["count", "settle"] {
+        if queues && node.get(key).is_some() {
+            let message = format!("`{key}` has no effect with `overflow: queue`, which gives nothing back");
+            findings.error(node.key_at(key), message, "use `overflow: reject`, or remove it");
         }
     }
 }

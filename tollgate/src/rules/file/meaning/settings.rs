@@ -14,10 +14,9 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     }
     store::check_named(file, root, findings);
     let mut families = FirstPositions::new();
-    for (index, family) in file.headers.iter().enumerate() {
-        let at = root.get("headers").map_or(root.at, |headers| headers.item(index).at);
-        if let Some(first) = families.duplicate_of(family, at) {
-            findings.warning(at, format!("duplicate family of headers, first at {first}"), "remove one of them");
+    for (family, item) in file.headers.iter().zip(root.items("headers")) {
+        if let Some(first) = families.duplicate_of(family, item.at) {
+            findings.warning(item.at, format!("duplicate family of headers, first at {first}"), "remove one of them");
         }
     }
     if let (Some(rule), Some(node)) = (&file.cors, root.get("cors")) {
@@ -61,10 +60,10 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
 }
 
 fn origins(rule: &CorsRule, node: &Node, findings: &mut Findings) {
-    let (OriginsRule::Listed(origins), Some(list)) = (&rule.origins, node.get("origins")) else { return };
-    for (index, origin) in origins.iter().enumerate() {
+    let OriginsRule::Listed(origins) = &rule.origins else { return };
+    for (origin, item) in origins.iter().zip(node.items("origins")) {
         if let Err(error) = Cors::origins([origin]) {
-            findings.error(list.item(index).at, error.problem(), error.fix());
+            findings.error(item.at, error.problem(), error.fix());
         }
     }
 }
@@ -122,11 +121,10 @@ fn listening<'f>(file: &'f RuleFile, root: &Node) -> Vec<(&'f crate::rules::file
 }
 
 fn networks(gateway: &GatewayRule, node: &Node, findings: &mut Findings) {
-    for (index, network) in gateway.trusted_proxies.iter().enumerate() {
+    for (network, item) in gateway.trusted_proxies.iter().zip(node.items("trusted_proxies")) {
         if network.net().prefix_len() == 0 {
-            let at = node.get("trusted_proxies").map_or(node.at, |list| list.item(index).at);
             let message = format!("{network} trusts every client, so any client can claim any address");
-            findings.warning(at, message, "list only the networks of your proxies");
+            findings.warning(item.at, message, "list only the networks of your proxies");
         }
     }
 }

@@ -28,7 +28,7 @@ pub struct GatewayRule {
     pub trusted_proxies: Vec<Cidr>,
     /// The header in which trusted proxies name their clients. A proxy that maintains one header may forward the other
     /// unchanged from the client.
-    pub forwarding_header: ForwardingName,
+    pub forwarding_header: ForwardingHeader,
     /// How upstreams interpret paths. A route can override it.
     pub paths: PathsRule,
     /// Expects the header of the PROXY protocol on every connection.
@@ -77,7 +77,7 @@ impl Default for GatewayRule {
             listen: Address::new("127.0.0.1:8080"),
             tls: None,
             trusted_proxies: Vec::new(),
-            forwarding_header: ForwardingName::default(),
+            forwarding_header: ForwardingHeader::default(),
             paths: PathsRule::default(),
             proxy_protocol: false,
             underscore_headers: UnderscoreHeaders::default(),
@@ -124,32 +124,6 @@ impl PathsRule {
             encoded_slash: self.encoded_slash.unwrap_or(reading.encoded_slash),
             parameters: self.parameters.unwrap_or(reading.parameters),
             case: self.case.unwrap_or(reading.case),
-        }
-    }
-}
-
-/// The header in which trusted proxies name their clients.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[non_exhaustive]
-pub enum ForwardingName {
-    /// `X-Forwarded-For` if present, else `Forwarded`.
-    #[default]
-    #[serde(rename = "either")]
-    Either,
-    /// Only `X-Forwarded-For`.
-    #[serde(rename = "x-forwarded-for")]
-    XForwardedFor,
-    /// Only `Forwarded` (RFC 7239).
-    #[serde(rename = "forwarded")]
-    Forwarded,
-}
-
-impl From<ForwardingName> for ForwardingHeader {
-    fn from(name: ForwardingName) -> Self {
-        match name {
-            ForwardingName::Either => Self::Either,
-            ForwardingName::XForwardedFor => Self::XForwardedFor,
-            ForwardingName::Forwarded => Self::Forwarded,
         }
     }
 }

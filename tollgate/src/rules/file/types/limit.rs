@@ -13,6 +13,7 @@ use crate::rules::file::forms::{
     Cidr, CostText, DurationText, Expression, HeaderName, HostGlob, KeyPart, LimitName, MethodName, PathGlob,
     PlanSource, SettleSource, StatusClass, StoreName, schema_of,
 };
+use crate::rules::rule::Missing;
 use crate::{InvalidLimit, Limit};
 
 /// A limit.
@@ -177,20 +178,6 @@ pub struct MatchRule {
     pub domain: Option<String>,
     /// A CEL expression that returns true or false.
     pub when: Option<Expression>,
-}
-
-/// The treatment of a request without a part of the key.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Missing {
-    /// Counted under the shared key part `anonymous`.
-    #[default]
-    Anonymous,
-    /// Not counted by this limit.
-    Skip,
-    /// Refused.
-    Deny,
 }
 
 /// The cost of a request.
