@@ -59,14 +59,14 @@ impl Section {
 
 /// Returns the suggestion for a key that is not in the schema.
 pub(super) fn key(key: &str, value: &Node, siblings: &Siblings, schema: &Value) -> Option<Suggestion> {
-    let known = |ours, fix: String| Some(Suggestion { fix, ours });
+    let known = |ours, fix: &str| Some(Suggestion { fix: fix.into(), ours: Some(ours) });
     let word = word_of(key);
     match (Section::of(schema)?, word.as_str()) {
         (Section::File, "rules" | "rate_limit" | "rate_limits" | "ratelimit" | "ratelimits" | "quotas") => {
-            known(Some("limits"), "write `limits`".into())
+            known("limits", "write `limits`")
         }
         (Section::Tls, "cert" | "certificate" | "cert_file" | "key" | "key_file") => {
-            known(Some("certificates"), "write `certificates: { cert: FILE, key: FILE }`".into())
+            known("certificates", "write `certificates: { cert: FILE, key: FILE }`")
         }
         (Section::Limit, word) => limit(word, value, siblings).or_else(|| library(word, value)),
         _ => None,
@@ -74,88 +74,81 @@ pub(super) fn key(key: &str, value: &Node, siblings: &Siblings, schema: &Value) 
 }
 
 fn limit(word: &str, value: &Node, siblings: &Siblings) -> Option<Suggestion> {
-    let known = |ours, fix: String| Some(Suggestion { fix, ours: Some(ours) });
+    let known = |ours, fix: &str| Some(Suggestion { fix: fix.into(), ours: Some(ours) });
     match word {
         "keys" => known(
             "key",
             "write `key` for the key to count by, or list keys under `exempt` (not counted) or `blocked` (always \
-             refused)"
-                .into(),
+             refused)",
         ),
         "when" | "if" | "condition" => known(
             "match",
             "write `match: { when: … }` to choose the requests that the limit applies to, or use `when` under `exempt` \
-             (not counted) or `blocked` (always refused)"
-                .into(),
+             (not counted) or `blocked` (always refused)",
         ),
         "ips" | "cidrs" | "networks" => known(
             "key",
             "write `key: ip` to count by address, `exempt: { ips: … }` for addresses that are not counted, or `blocked: { \
-             ips: … }` for addresses that are refused"
-                .into(),
+             ips: … }` for addresses that are refused",
         ),
-        "ip" | "remote_addr" | "client_ip" | "by_ip" | "per_ip" => known("key", "write `key: ip`".into()),
+        "ip" | "remote_addr" | "client_ip" | "by_ip" | "per_ip" => known("key", "write `key: ip`"),
         "by" | "by_key" | "group_by" | "identifier" | "zone" | "limit_by" => {
-            known("key", "write `key`, such as `key: ip` or `key: header:x-user-id`".into())
+            known("key", "write `key`, such as `key: ip` or `key: header:x-user-id`")
         }
         "header" => known(
             "key",
             "write `key: header:NAME` to count by a header, or `match: { headers: { NAME: VALUE } }` for requests that \
-             have it"
-                .into(),
+             have it",
         ),
         "api_key" | "apikey" => {
-            known("key", "write where the request has it, such as `key: header:x-api-key` or `key: query:api_key`".into())
+            known("key", "write where the request has it, such as `key: header:x-api-key` or `key: query:api_key`")
         }
         "user" | "user_id" | "token" => {
-            known("key", "write where the request has it, such as `key: header:x-user-id` or `key: jwt:sub`".into())
+            known("key", "write where the request has it, such as `key: header:x-user-id` or `key: jwt:sub`")
         }
-        "rate" | "rps" | "average" => known("refill", bucket(siblings)),
-        "burst" | "burst_size" | "nodelay" => known("capacity", bucket(siblings)),
-        "delay" => known(
-            "max_wait",
-            "write `algorithm: leaky_bucket` with `overflow: queue` and `max_wait` to delay requests".into(),
-        ),
+        "rate" | "rps" | "average" => known("refill", &bucket(siblings)),
+        "burst" | "burst_size" | "nodelay" => known("capacity", &bucket(siblings)),
+        "delay" => {
+            known("max_wait", "write `algorithm: leaky_bucket` with `overflow: queue` and `max_wait` to delay requests")
+        }
         "requests" | "requests_per_unit" | "max" | "max_requests" | "hits" | "points" | "quota" | "threshold" => {
             let number = integer_of(value).unwrap_or_else(|| "10".into());
-            known("limit", format!("write `limit: {number}`, and its period in `window`"))
+            known("limit", &format!("write `limit: {number}`, and its period in `window`"))
         }
         "unit" | "per" | "period" | "interval" | "duration" | "time_window" | "seconds" | "window_ms" | "windowms" => {
-            known("window", format!("write `window`, {}", window_of(word, value)))
+            known("window", &format!("write `window`, {}", window_of(word, value)))
         }
-        "gcra" => known("algorithm", gcra(siblings)),
+        "gcra" => known("algorithm", &gcra(siblings)),
         "token_bucket" | "leaky_bucket" | "fixed_window" | "sliding_window_log" | "sliding_window_counter" => {
-            known("algorithm", format!("write `algorithm: {word}`, and its numbers next to it"))
+            known("algorithm", &format!("write `algorithm: {word}`, and its numbers next to it"))
         }
         // Kong.
         "policy" if matches!(scalar(value), Some("local" | "cluster" | "redis")) => Some(Suggestion {
             fix: "write `store` at the top of the file: `memory`, or `redis://HOST:6379` to share counts".into(),
             ours: None,
         }),
-        "type" | "strategy" | "policy" => known("algorithm", "write `algorithm`, such as `algorithm: token_bucket`".into()),
-        "uri" | "url" | "location" | "endpoint" | "paths" => known("match", "write `match: { path: … }`".into()),
+        "type" | "strategy" | "policy" => known("algorithm", "write `algorithm`, such as `algorithm: token_bucket`"),
+        "uri" | "url" | "location" | "endpoint" | "paths" => known("match", "write `match: { path: … }`"),
         "method" => known(
             "match",
-            "write `match: { methods: [GET] }` for requests of that method, or `key: method` to count each method apart"
-                .into(),
+            "write `match: { methods: [GET] }` for requests of that method, or `key: method` to count each method apart",
         ),
         "host" => known(
             "match",
-            "write `match: { hosts: [api.example.com] }` for requests to that host, or `key: host` to count each host apart"
-                .into(),
+            "write `match: { hosts: [api.example.com] }` for requests to that host, or `key: host` to count each host apart",
         ),
-        "route" => known("key", "write `key: route` to count each route apart, or `match: { path: … }`".into()),
+        "route" => known("key", "write `key: route` to count each route apart, or `match: { path: … }`"),
         "concurrency" | "concurrent" | "max_concurrent" | "connections" | "limit_conn" => {
-            known("in_flight", "write `in_flight` to limit concurrent requests".into())
+            known("in_flight", "write `in_flight` to limit concurrent requests")
         }
-        "dry_run" | "log_only" | "report_only" | "shadow_mode" => known("shadow", "write `shadow: true`".into()),
-        "disabled" => known("enabled", "write `enabled: false`".into()),
-        "comment" | "comments" | "note" | "notes" | "title" => known("description", "write `description`".into()),
+        "dry_run" | "log_only" | "report_only" | "shadow_mode" => known("shadow", "write `shadow: true`"),
+        "disabled" => known("enabled", "write `enabled: false`"),
+        "comment" | "comments" | "note" | "notes" | "title" => known("description", "write `description`"),
         "whitelist" | "allowlist" | "allow" | "bypass" | "skip" => {
-            known("exempt", "write `exempt: { ips: …, keys: …, when: … }` for requests that are not counted".into())
+            known("exempt", "write `exempt: { ips: …, keys: …, when: … }` for requests that are not counted")
         }
         "blacklist" | "blocklist" | "denylist" | "deny" => {
-            known("blocked", "write `blocked: { ips: …, keys: …, when: … }` for requests that are always refused".into())
+            known("blocked", "write `blocked: { ips: …, keys: …, when: … }` for requests that are always refused")
         }
         _ => None,
     }
@@ -163,18 +156,18 @@ fn limit(word: &str, value: &Node, siblings: &Siblings) -> Option<Suggestion> {
 
 /// Returns the suggestion for a key of a Node, Python or Go library, or of Kong or Envoy.
 fn library(word: &str, value: &Node) -> Option<Suggestion> {
-    let known = |ours, fix: String| Some(Suggestion { fix, ours: Some(ours) });
+    let known = |ours, fix: &str| Some(Suggestion { fix: fix.into(), ours: Some(ours) });
     let elsewhere = |fix: &str| Some(Suggestion { fix: fix.into(), ours: None });
     match word {
         "keygenerator" | "key_generator" | "key_func" | "keyfunc" | "key_prefix" | "keyprefix" => known(
             "key",
-            "write what the function returns, such as `key: ip`, `key: header:x-user-id` or `key: [ip, path]`".into(),
+            "write what the function returns, such as `key: ip`, `key: header:x-user-id` or `key: [ip, path]`",
         ),
         "skipsuccessfulrequests" | "skip_successful_requests" => {
-            known("count", "write `count: failures`: responses with status 400 and above count".into())
+            known("count", "write `count: failures`: responses with status 400 and above count")
         }
         "skipfailedrequests" | "skip_failed_requests" => {
-            known("count", "write `count: successes`: responses with a status below 400 count".into())
+            known("count", "write `count: successes`: responses with a status below 400 count")
         }
         "standardheaders" | "legacyheaders" | "draft_polli_ratelimit_headers" | "headers" | "hide_client_headers" => {
             elsewhere("write `headers: [ietf]` or `headers: [legacy]` at the top of the file, for all limits")
@@ -185,23 +178,25 @@ fn library(word: &str, value: &Node) -> Option<Suggestion> {
         "statuscode" | "status_code" | "error_code" | "limit_req_status" => {
             elsewhere("remove it: a request beyond a limit gets 429, and one that is `blocked` gets 403")
         }
-        "passonstoreerror" | "pass_on_store_error" | "fault_tolerant" | "swallow_errors" => {
-            elsewhere("write `on_store_failure: allow` at the top of the file; by default, limits are counted in memory meanwhile")
-        }
+        "passonstoreerror" | "pass_on_store_error" | "fault_tolerant" | "swallow_errors" => elsewhere(
+            "write `on_store_failure: allow` at the top of the file; by default, limits are counted in memory meanwhile",
+        ),
         "redis" | "storage_uri" => elsewhere("write `store: redis://HOST:6379` at the top of the file"),
         "blockduration" | "block_duration" => {
             let lasts = integer_of(value).map_or_else(|| "10m".into(), |seconds| format!("{seconds}s"));
-            known("ban", format!("write `ban: {{ after: 1, within: 1m, for: {lasts} }}`, which bans a key after one denial"))
+            known(
+                "ban",
+                &format!("write `ban: {{ after: 1, within: 1m, for: {lasts} }}`, which bans a key after one denial"),
+            )
         }
-        "max_tokens" => known("capacity", "write `algorithm: token_bucket` with `capacity`".into()),
+        "max_tokens" => known("capacity", "write `algorithm: token_bucket` with `capacity`"),
         "tokens_per_fill" | "fill_interval" => known(
             "refill",
-            "write `algorithm: token_bucket` with `refill`: 10 tokens per fill in an interval of 30s are `refill: 10/30s`"
-                .into(),
+            "write `algorithm: token_bucket` with `refill`: 10 tokens per fill in an interval of 30s are `refill: 10/30s`",
         ),
         "second" | "minute" | "hour" | "day" => {
             let number = integer_of(value).unwrap_or_else(|| "10".into());
-            known("limit", format!("write `limit: {number}` and `window: 1{}`", &word[..1]))
+            known("limit", &format!("write `limit: {number}` and `window: 1{}`", &word[..1]))
         }
         _ => None,
     }
