@@ -255,10 +255,15 @@ fn published_rules_that_redis_lost_are_restored_and_every_node_says_which_it_has
         metric(restored, "tollgate_published_rules_restored_total").as_deref(),
         Some("tollgate_published_rules_restored_total 1")
     );
-    let infos = [&nodes[0], &nodes[1], &late].map(|node| metric(node, "tollgate_rules_info").expect("a metric"));
-    assert!(infos[0].starts_with(r#"tollgate_rules_info{source="published",version=""#), "{infos:?}");
-    assert!(infos[0].contains(r#"",publication="1",id="1-"#), "{infos:?}");
-    assert!(infos.iter().all(|info| *info == infos[0]), "{infos:?}");
+    let info = |node: &Server| metric(node, "tollgate_rules_info").expect("a metric");
+    let first = info(&nodes[0]);
+    assert!(first.starts_with(r#"tollgate_rules_info{source="published",version=""#), "{first}");
+    assert!(first.contains(r#"",publication="1",id="1-"#), "{first}");
+    for node in [&nodes[1], &late] {
+        // A node says that rules are in force a moment before its metrics do.
+        let same = testkit::wait::wait_until(|| (info(node) == first).then_some(()));
+        assert!(same.is_some(), "{} is not {first}", info(node));
+    }
 }
 
 #[test]

@@ -12,12 +12,13 @@ use serde_json::json;
 use testkit::folder::folder_with;
 use testkit::redis::RedisServer;
 use testkit::tollgate::{Process, RULES};
+use testkit::wait::PATIENCE;
 use tonic::metadata::MetadataValue;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code as GrpcCode, Request, Status};
-use tonic_health::pb::HealthCheckRequest;
+use tonic::{Code as GrpcCode, Request, Status, Streaming};
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use crate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
@@ -337,7 +338,7 @@ async fn settings_of_the_listener_change_on_reload() {
     assert!(check(&mut RateLimitServiceClient::new(channel.clone()), vec![descriptor("user", "ann")]).await.is_ok());
     let watch = HealthClient::new(channel).watch(HealthCheckRequest { service: String::new() }).await;
     let mut statuses = watch.expect("a stream").into_inner();
-    assert_eq!(statuses.message().await.expect("a message").expect("a status").status(), ServingStatus::Serving);
+    await_status(&mut statuses, ServingStatus::Serving).await;
 
     let rules = format!("service: {{ grpc: {{ listen: '127.0.0.1:0', tokens_file: tokens }} }}{LIMITS}");
     std::fs::write(process.path(RULES), rules).expect("the folder is writable");
@@ -349,15 +350,22 @@ async fn settings_of_the_listener_change_on_reload() {
     assert!(!matches!(next, Ok(Some(_))), "the stream ends without another status: {next:?}");
 }
 
+/// Reads statuses until there is this one. A server that has just started reports that it is not ready yet, and may
+/// report the same status twice.
+async fn await_status(statuses: &mut Streaming<HealthCheckResponse>, wanted: ServingStatus) {
+    let reading = async { while statuses.message().await.expect("a message").expect("a status").status() != wanted {} };
+    tokio::time::timeout(PATIENCE, reading).await.unwrap_or_else(|_| panic!("no status is {wanted:?}"));
+}
+
 #[tokio::test]
 async fn watchers_learn_that_the_server_stops() {
     let (mut process, address) = server("service: { grpc: '127.0.0.1:0' }");
     let mut health = HealthClient::new(connect(address).await);
     let watch = health.watch(HealthCheckRequest { service: String::new() }).await.expect("a stream");
     let mut statuses = watch.into_inner();
-    assert_eq!(statuses.message().await.expect("a message").expect("a status").status(), ServingStatus::Serving);
+    await_status(&mut statuses, ServingStatus::Serving).await;
     process.signal("TERM");
-    assert_eq!(statuses.message().await.expect("a message").expect("a status").status(), ServingStatus::NotServing);
+    await_status(&mut statuses, ServingStatus::NotServing).await;
     assert!(process.wait().success());
 }
 
