@@ -10,7 +10,7 @@ use super::server::{Server, http1_from};
 
 #[tokio::test]
 async fn two_lines_limit_each_client_of_an_axum_router() {
-    let per_client = Limit::new("per-client", FixedWindow::new(1, MINUTE)).unwrap();
+    let per_client = Limit::new("per-client", FixedWindow::new(1, MINUTE).from_first_request()).unwrap();
     let app = Router::new().route("/", get(async || "hello")).layer(RateLimitLayer::per_ip(per_client).unwrap());
 
     let server = Server::serving(app).await;

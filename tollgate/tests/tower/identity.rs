@@ -81,7 +81,7 @@ async fn authenticate(mut request: Request, next: Next) -> axum::response::Respo
 
 #[tokio::test]
 async fn a_closure_derives_a_key_from_extensions_of_other_layers() {
-    let limit = Limit::new("per-user", FixedWindow::new(1, MINUTE)).unwrap();
+    let limit = Limit::new("per-user", FixedWindow::new(1, MINUTE).from_first_request()).unwrap();
     let layer = RateLimitLayer::per_key(limit, |request| Some(request.facts().extension::<User>()?.0.clone())).unwrap();
     let app = Router::new().route("/", get(async || "hello")).layer(layer).layer(from_fn(authenticate));
     let server = Server::serving(app).await;
@@ -96,7 +96,7 @@ async fn a_closure_derives_a_key_from_extensions_of_other_layers() {
 
 #[tokio::test]
 async fn other_servers_set_the_address_as_an_extension() {
-    let limit = Limit::new("per-ip", FixedWindow::new(1, MINUTE)).unwrap();
+    let limit = Limit::new("per-ip", FixedWindow::new(1, MINUTE).from_first_request()).unwrap();
     let inner = service_fn(async |_: http::Request<()>| {
         Ok::<_, std::convert::Infallible>(http::Response::new(http_body_util::Full::<bytes::Bytes>::default()))
     });
