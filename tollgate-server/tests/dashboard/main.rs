@@ -27,7 +27,7 @@ gateway: { routes: [{ name: all, path: /**, respond: { status: 204 } }] }
 admin: { listen: 127.0.0.1:0, show_keys: true }
 limits:
   - { name: per-user, key: 'header:x-user-id', limit: 3, window: 1h, algorithm: fixed_window, align: first_request }
-  - { name: trial, key: 'header:x-user-id', limit: 1, window: 1h, shadow: true }
+  - { name: trial, key: 'header:x-user-id', algorithm: sliding_window_log, limit: 1, window: 1h, shadow: true }
   - { name: logins, match: { path: /login }, key: ip, limit: 5, window: 1m, description: Slows down guessing }
 ";
 
