@@ -101,6 +101,12 @@ pub fn key_hash<P: AsRef<str>>(limit: &str, parts: &[P]) -> u64 {
     digest.as_ref().iter().take(8).fold(0, |hash, byte| hash << 8 | u64::from(*byte))
 }
 
+/// Returns the hash by which a limit is found in tables.
+pub(crate) fn limit_hash(name: &str) -> u64 {
+    // Operators choose the names, so the hash needs no secret.
+    ahash::RandomState::with_seeds(1, 2, 3, 4).hash_one(name)
+}
+
 /// Counts limited keys.
 #[derive(Debug)]
 pub struct LimitedKeys {
@@ -108,19 +114,23 @@ pub struct LimitedKeys {
     texts: KeyTexts,
     shards: Box<[Shard]>,
     /// Empty tables, to replace those that are taken.
-    #[expect(clippy::vec_box, reason = "shards hold boxed tables, which are swapped without a copy")]
-    spare: Mutex<Vec<Box<Table>>>,
+    spare: Mutex<Vec<Table>>,
 }
 
 /// The table of a thread, if it has counted anything. Only its thread and [`LimitedKeys::take`] lock it.
+///
+/// A gateway handles a request in some microseconds, after which little of this is in the cache. So what a request needs
+/// of a table lies here, and from here one step leads to its set (`bench gateway --only watch`).
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Shard(Mutex<Option<Box<Table>>>);
+struct Shard(Mutex<Option<Table>>);
 
 /// A request that counts for a key.
 pub(crate) struct LimitedRequest<'a> {
     pub(crate) kind: LimitedKind,
     pub(crate) limit: &'a str,
+    /// The [`limit_hash`] of `limit`.
+    pub(crate) limit_hash: u64,
     /// A hash of the key with a secret.
     pub(crate) fingerprint: u64,
     pub(crate) at: Timestamp,
@@ -188,7 +198,7 @@ impl LimitedKeys {
     pub(crate) fn add(&self, request: &LimitedRequest<'_>, key: impl FnOnce() -> LimitedKey) {
         let mut table = lock(&self.shards[thread_number() % SHARDS].0);
         let table = table.get_or_insert_with(|| lock(&self.spare).pop().unwrap_or_default());
-        table.add(request, &self.secret, key);
+        table.add(request, key);
     }
 
     /// Returns the counts since the last call. A thread that counts waits at most until its table is replaced.
@@ -218,7 +228,7 @@ impl LimitedKeys {
     }
 
     /// Keeps an empty table for later.
-    fn keep(&self, table: Option<Box<Table>>) {
+    fn keep(&self, table: Option<Table>) {
         let mut spare = lock(&self.spare);
         if spare.len() < SHARDS {
             spare.extend(table);
@@ -239,21 +249,24 @@ fn thread_number() -> usize {
     NUMBER.try_with(|number| *number).unwrap_or(0)
 }
 
-/// The ids of a set, in one cache line. 0 is an empty place.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(align(64))]
-struct Ids([u64; WAYS]);
-
 #[derive(Debug)]
 struct Table {
-    ids: Box<[Ids]>,
-    places: Box<[[Place; WAYS]]>,
+    sets: Box<[Set]>,
     limits: Vec<LimitTotals>,
     /// Positions in `limits` by the hash of the name.
     positions: HashMap<u64, u32, ahash::RandomState>,
     /// The position of the limit that was counted last, which is likely to be the next one too.
     last: u32,
     uncounted: u64,
+}
+
+/// The ids fill one cache line, and processors fetch lines in pairs.
+#[derive(Debug, Default)]
+#[repr(C, align(128))]
+struct Set {
+    /// The ids of the keys. 0 is an empty place.
+    ids: [u64; WAYS],
+    places: [Place; WAYS],
 }
 
 #[derive(Debug, Default)]
@@ -277,8 +290,7 @@ struct LimitTotals {
 impl Default for Table {
     fn default() -> Self {
         Self {
-            ids: vec![Ids::default(); SETS].into(),
-            places: (0..SETS).map(|_| Default::default()).collect(),
+            sets: (0..SETS).map(|_| Set::default()).collect(),
             limits: Vec::new(),
             positions: HashMap::default(),
             last: 0,
@@ -289,9 +301,9 @@ impl Default for Table {
 
 impl Table {
     fn clear(&mut self) {
-        for (ids, places) in self.ids.iter_mut().zip(&mut self.places) {
-            if ids.0 != [0; WAYS] {
-                (*ids, *places) = (Ids::default(), Default::default());
+        for set in &mut self.sets {
+            if set.ids != [0; WAYS] {
+                *set = Set::default();
             }
         }
         self.limits.clear();
@@ -300,22 +312,19 @@ impl Table {
     }
 
     #[inline]
-    fn add(&mut self, request: &LimitedRequest<'_>, secret: &ahash::RandomState, key: impl FnOnce() -> LimitedKey) {
+    fn add(&mut self, request: &LimitedRequest<'_>, key: impl FnOnce() -> LimitedKey) {
         let limit = match self.limits.get(self.last as usize) {
-            Some(last) if *last.name == *request.limit => self.last,
-            _ => match self.position(request.limit, secret) {
+            Some(last) if last.hash == request.limit_hash => self.last,
+            _ => match self.position(request) {
                 Some(limit) => limit,
                 None => return self.uncounted += 1,
             },
         };
-        let LimitTotals { hash, totals, .. } = &mut self.limits[limit as usize];
         let kind = request.kind as u8;
-        totals[usize::from(kind)] += 1;
-        // Both are hashes with a secret. 0 is an empty place.
-        let id = (request.fingerprint ^ hash.rotate_left(21 * u32::from(kind))).max(1);
-        let set = set_of(id);
-        let Ids(ids) = &mut self.ids[set];
-        let places = &mut self.places[set];
+        self.limits[limit as usize].totals[usize::from(kind)] += 1;
+        // The fingerprint is a hash with a secret. 0 is an empty place.
+        let id = (request.fingerprint ^ request.limit_hash.rotate_left(21 * u32::from(kind))).max(1);
+        let Set { ids, places } = &mut self.sets[set_of(id)];
         if let Some(way) = ids.iter().position(|known| *known == id) {
             let place = &mut places[way];
             place.count = place.count.saturating_add(1);
@@ -335,12 +344,12 @@ impl Table {
 
     /// Returns the position of a limit, or `None` if there are too many.
     #[inline(never)]
-    fn position(&mut self, name: &str, secret: &ahash::RandomState) -> Option<u32> {
-        let (hash, next) = (secret.hash_one(name), self.limits.len());
+    fn position(&mut self, request: &LimitedRequest<'_>) -> Option<u32> {
+        let (hash, next) = (request.limit_hash, self.limits.len());
         let position = match self.positions.get(&hash) {
             Some(position) => *position,
             None if next < MAX_LIMITS => {
-                self.limits.push(LimitTotals { name: name.into(), hash, totals: Default::default() });
+                self.limits.push(LimitTotals { name: request.limit.into(), hash, totals: Default::default() });
                 self.positions.insert(hash, next as u32);
                 next as u32
             }
@@ -353,8 +362,9 @@ impl Table {
     /// Returns the count of an id and its error. A key that is not counted has at most the lowest count of its set.
     fn count(&self, id: u64) -> (u64, u64) {
         let set = set_of(id);
-        match self.ids[set].0.iter().position(|known| *known == id) {
-            Some(way) => (self.places[set][way].count.into(), self.places[set][way].error.into()),
+        let Set { ids, places } = &self.sets[set];
+        match ids.iter().position(|known| *known == id) {
+            Some(way) => (places[way].count.into(), places[way].error.into()),
             None => {
                 let lowest = self.lowest(set);
                 (lowest, lowest)
@@ -363,12 +373,13 @@ impl Table {
     }
 
     fn lowest(&self, set: usize) -> u64 {
-        self.places[set].iter().map(|place| place.count).min().unwrap_or(0).into()
+        self.sets[set].places.iter().map(|place| place.count).min().unwrap_or(0).into()
     }
 
     /// Returns the most that a key can have that is not listed: it is not counted, or has been seen once.
     fn floor(&self) -> u64 {
-        let unlisted = self.places.iter().flatten().filter(|place| place.key.is_none()).map(|place| place.count);
+        let places = self.sets.iter().flat_map(|set| &set.places);
+        let unlisted = places.filter(|place| place.key.is_none()).map(|place| place.count);
         let lowest = (0..SETS).map(|set| self.lowest(set)).max().unwrap_or(0);
         lowest.max(unlisted.max().unwrap_or(0).into())
     }
@@ -380,7 +391,7 @@ fn set_of(id: u64) -> usize {
 
 impl TakenKeys {
     /// Merges tables. Their keys are moved into the result.
-    fn of(tables: &mut [Box<Table>]) -> Self {
+    fn of(tables: &mut [Table]) -> Self {
         let mut taken = Self {
             limits: Vec::new(),
             floor: tables.iter().map(|table| table.floor()).sum(),
@@ -400,8 +411,8 @@ impl TakenKeys {
                 own.push(position);
             }
             for (set, way) in (0..SETS).flat_map(|set| (0..WAYS).map(move |way| (set, way))) {
-                let id = tables[number].ids[set].0[way];
-                let place = &mut tables[number].places[set][way];
+                let Set { ids, places } = &mut tables[number].sets[set];
+                let (id, place) = (ids[way], &mut places[way]);
                 let (Some(kind), Some(key), last_seen) =
                     (LimitedKind::ALL.get(usize::from(place.kind)).copied(), place.key.take(), place.last_seen)
                 else {
@@ -434,6 +445,7 @@ mod tests {
         let request = LimitedRequest {
             kind: LimitedKind::Denied,
             limit,
+            limit_hash: limit_hash(limit),
             fingerprint: keys.fingerprint(&key.to_le_bytes()),
             at: Timestamp::from_micros(key),
         };

@@ -164,7 +164,8 @@ impl<'h> Counted<'h> {
             (None, None) => keys.fingerprint(parts().join("\0").as_bytes()),
         };
         let limit = outcome.state.rules.name(rule);
-        let request = LimitedRequest { kind, limit, fingerprint, at: decision.at() };
+        let limit_hash = outcome.state.rules.name_hash(rule);
+        let request = LimitedRequest { kind, limit, limit_hash, fingerprint, at: decision.at() };
         keys.add(&request, || LimitedKey::new(limit, &parts(), keys.texts()));
     }
 }

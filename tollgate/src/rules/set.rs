@@ -86,6 +86,9 @@ struct Inner {
     observers: Box<[Option<Arc<Observer>>]>,
     #[cfg(feature = "file")]
     domains: Domains,
+    /// Hashes of the names of the rules, by which their keys are counted.
+    #[cfg(feature = "file")]
+    name_hashes: Box<[u64]>,
 }
 
 struct Compiled {
@@ -615,6 +618,12 @@ impl RuleSet {
     /// Returns the name of a rule's limit.
     pub(crate) fn name(&self, rule: u32) -> &str {
         self.rule(rule).name()
+    }
+
+    /// Returns the hash of the name of a rule.
+    #[cfg(feature = "file")]
+    pub(crate) fn name_hash(&self, rule: u32) -> u64 {
+        self.0.name_hashes[rule as usize]
     }
 
     /// Returns `true` if any rule limits requests in flight.

@@ -10,6 +10,8 @@ use crate::demand::Observer;
 use crate::error::InvalidLimit;
 use crate::http::{Body, Challenge, Cors, Families, Policy};
 use crate::limit::{Limit, LimitId};
+#[cfg(feature = "file")]
+use crate::limited_keys::limit_hash;
 use crate::rules::PathReading;
 use crate::rules::client::TrustedProxies;
 #[cfg(feature = "file")]
@@ -189,6 +191,8 @@ impl RuleSetBuilder {
             per_address: PerAddress::of(&compiled, &index, &shortcuts, &self.proxies),
             have_bans: compiled.iter().any(|one| one.ban.is_some()),
             phases: Phases::of(&compiled),
+            #[cfg(feature = "file")]
+            name_hashes: compiled.iter().map(|one| limit_hash(one.rule.name())).collect(),
             plain: PlainRule::of_all(&compiled),
             rules: compiled.into(),
             shortcuts,
