@@ -81,8 +81,12 @@ impl Server {
         Ok(redis::cmd("FLUSHALL").arg("SYNC").exec_async(&mut self.connection.clone()).await?)
     }
 
+    /// Returns the number of keys, without the set in which limiters register as nodes every two seconds.
     pub(super) async fn key_count(&self) -> anyhow::Result<usize> {
-        Ok(redis::cmd("DBSIZE").query_async(&mut self.connection.clone()).await?)
+        let mut pipe = redis::pipe();
+        pipe.atomic().cmd("DBSIZE").cmd("EXISTS").arg("rate_limit:{nodes}");
+        let (keys, has_nodes): (usize, usize) = pipe.query_async(&mut self.connection.clone()).await?;
+        Ok(keys - has_nodes)
     }
 
     pub(super) async fn any_key(&self) -> anyhow::Result<String> {
