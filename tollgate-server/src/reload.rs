@@ -328,7 +328,11 @@ impl Reload {
             },
             Err(problem) => Err(origin.rejected_because(&format!("{problem}: check the path and its permissions"))),
         };
-        self.last_read = snapshot.with_named(config::named_files(&self.file));
+        self.last_read = match &result {
+            // Not the files that are there now: one that was added since is not loaded yet.
+            Ok(_) => snapshot.with_loaded(config::loaded_files(&self.file)),
+            Err(_) => snapshot,
+        };
         result
     }
 

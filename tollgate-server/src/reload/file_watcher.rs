@@ -134,7 +134,11 @@ impl FileSnapshot {
     pub(super) fn read(path: &Path, named: Vec<PathBuf>) -> Self {
         let unreadable = |error| format!("cannot read {}: {error}", path.display());
         let text = config::read(path).map(without_bom).map_err(unreadable);
-        Self { text, named: Vec::new() }.with_named(named)
+        let read = |path: PathBuf| {
+            let text = config::read(&path).ok().map(without_bom);
+            (path, text)
+        };
+        Self { text, named: named.into_iter().map(read).collect() }
     }
 
     /// The snapshot of a file that was loaded: what it was made of, not what the disk has now. A change since then must
@@ -143,17 +147,17 @@ impl FileSnapshot {
         Self { text: Ok(file.source().into()), named: config::loaded_files(file) }
     }
 
-    /// Returns the same text with the contents of these files. Files that it has are not read again: they may have
-    /// changed since.
-    pub(super) fn with_named(self, named: Vec<PathBuf>) -> Self {
-        if named.iter().eq(self.named.iter().map(|(path, _)| path)) {
-            return self;
-        }
-        let read = |path: PathBuf| {
-            let text = config::read(&path).ok().map(without_bom);
+    /// Returns the same text with the files that were loaded. Of a file that the snapshot has, it keeps the contents:
+    /// the file may have changed since.
+    pub(super) fn with_loaded(mut self, loaded: Vec<(PathBuf, Option<Vec<u8>>)>) -> Self {
+        let before = std::mem::take(&mut self.named);
+        let known = |path: &Path| before.iter().find(|(known, _)| known == path).map(|(_, text)| text.clone());
+        let keep = |(path, text): (PathBuf, _)| {
+            let text = known(&path).unwrap_or(text);
             (path, text)
         };
-        Self { named: named.into_iter().map(read).collect(), ..self }
+        self.named = loaded.into_iter().map(keep).collect();
+        self
     }
 
     pub(super) fn text(&self) -> Result<&[u8], &str> {
@@ -230,5 +234,29 @@ mod tests {
         symlink("b", root.path().join("a")).unwrap();
         symlink("a", root.path().join("b")).unwrap();
         assert!(!folders_to_watch(&root.path().join("a")).is_empty());
+    }
+
+    #[test]
+    fn a_file_that_is_added_while_others_are_loaded_is_noticed() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("rules.yaml");
+        let domain = |name: &str| format!("domain: {name}\ndescriptors: []\n");
+        std::fs::write(&path, "limits: []\nservice: { grpc: 127.0.0.1:0, envoy: { files: '*.envoy' } }\n").unwrap();
+        std::fs::write(root.path().join("a.envoy"), domain("a")).unwrap();
+        let load = || config::understand(&path, &std::fs::read(&path).unwrap()).unwrap();
+        let now = |file| FileSnapshot::read(&path, config::named_files(file));
+
+        let file = load();
+        let snapshot = now(&file);
+        assert_eq!(snapshot.clone().with_loaded(config::loaded_files(&file)), now(&file), "nothing has changed");
+        std::fs::write(root.path().join("b.envoy"), domain("b")).unwrap();
+        let read = snapshot.with_loaded(config::loaded_files(&file));
+        assert_ne!(read, now(&file));
+
+        let file = load();
+        let read = read.with_loaded(config::loaded_files(&file));
+        assert_eq!(read, now(&file), "it is loaded now");
+        std::fs::write(root.path().join("a.envoy"), domain("c")).unwrap();
+        assert_ne!(read.with_loaded(config::loaded_files(&load())), now(&file), "a changed file is loaded once more");
     }
 }
