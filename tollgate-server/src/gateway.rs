@@ -1,19 +1,18 @@
 //! The gateway: a reverse proxy that checks every request against the limits before it forwards it.
 //!
 //! A request stays on one thread from its first byte to its last. Every worker has its own runtime, its own listener on
-//! the shared port, and its own connections to upstreams. Plain HTTP/1.1 requests take the fast path ([`lane`]); hyper
-//! serves everything else, behind the [`framing`] checks. Every wait for a client or an upstream has a deadline in
-//! [`deadline`].
+//! the shared port, and its own connections to upstreams. The [`lane`] serves HTTP/1, and hyper HTTP/2 ([`exchange`]).
+//! Both read requests into the same [`head`]. Every wait for a client or an upstream has a deadline in [`deadline`].
 //!
 //! Deliberately not here: rate-limit decisions. [`tollgate::Gate`] makes them.
 
 mod abandoned;
 mod addresses;
 mod attempts;
-mod body;
 mod body_channel;
 mod buffer_budget;
 mod client;
+mod client_body;
 mod connect;
 mod connection;
 mod deadline;
@@ -26,6 +25,7 @@ mod framing;
 mod head;
 mod header_names;
 mod health;
+mod http1;
 mod http2_pool;
 mod io;
 mod lane;
@@ -35,6 +35,7 @@ mod metrics;
 mod per_address;
 mod ports;
 mod request_guard;
+mod response_body;
 mod reuse;
 mod site;
 mod socket;
@@ -45,6 +46,7 @@ pub(crate) mod tls;
 mod upgrade;
 mod upstream_slots;
 mod upstream_tls;
+mod worker;
 mod workers;
 
 use std::fmt;
@@ -61,17 +63,17 @@ use tollgate::rules::file::{Parsed, Problems};
 
 use self::buffer_budget::BufferBudget;
 use self::deadline::Ticks;
-use self::exchange::Worker;
 use self::frames::Closings;
 use self::head::upstream::RequestIds;
 use self::header_names::HeaderFilter;
-pub(crate) use self::lane::fuzzing as http1_fuzzing;
+pub(crate) use self::http1::fuzzing as http1_fuzzing;
 use self::per_address::PerAddress;
 use self::ports::{NextPort, Port};
 use self::site::Site;
 pub(crate) use self::site::upstream_urls;
 use self::tally::Tally;
 use self::upstream_slots::UpstreamSlots;
+use self::worker::Worker;
 use self::workers::{WorkerHandle, WorkerSettings};
 use crate::descriptors::Plan;
 use crate::listening::{Ending, ListenError};
@@ -84,7 +86,7 @@ use crate::service::Stop;
 pub(crate) fn drop_headers(file: &Parsed, headers: &mut HeaderMap, peer: Option<IpAddr>) -> Result<(), Problems> {
     let (Some(gateway), proxies) = (&file.gateway, file.trusted_proxies()?) else { return Ok(()) };
     let peer = peer.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-    let filter = HeaderFilter::with(gateway.underscore_headers, &proxies, peer);
+    let filter = HeaderFilter::new(gateway.underscore_headers, &proxies, peer);
     *headers = head::kept_headers(headers, &filter).unwrap_or_default();
     Ok(())
 }

@@ -12,22 +12,19 @@
 //! Deliberately not here: requests without a permit. Their upstream connection is closed at once, so that an upstream
 //! that cares can stop early.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::{Context, Poll, ready};
 
-use http::{HeaderMap, Response, StatusCode, header};
+use bytes::Bytes;
+use http::{HeaderMap, header};
 use http_body_util::BodyExt;
+use hyper::body::Body;
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 use tollgate::InFlightPermit;
 
 use super::attempts::UpstreamAttempt;
-use super::body::UpstreamBody;
-use super::deadline::{UpstreamDeadline, Wait};
-use super::failure::Failure;
-use super::lane::SendError;
+use super::deadline::Wait;
 use super::tally::Tally;
 
 /// Abandoned requests of one worker that keep their connection. Each may hold a socket and some 100 KB of buffers.
@@ -63,11 +60,11 @@ impl Abandoned {
     }
 
     /// Reads an answer to its end in the background.
-    pub(super) fn discard(self, body: UpstreamBody) {
+    pub(super) fn discard(self, body: impl Body<Data = Bytes> + Unpin + Send + 'static) {
         spawn(self.drain(body));
     }
 
-    pub(super) async fn drain(self, body: UpstreamBody) {
+    pub(super) async fn drain(self, body: impl Body<Data = Bytes> + Unpin) {
         let is_whole = timeout(self.attempt.timeout.duration(), read_all(body)).await.unwrap_or(false);
         if !is_whole && self.attempt.has_broken_body() {
             self.close();
@@ -76,7 +73,7 @@ impl Abandoned {
 
     /// Closes the connection. Nothing shows when the upstream is done then, so the permit is held for the route's
     /// timeout.
-    fn close(self) {
+    pub(super) fn close(self) {
         self.permit.hold_for(self.attempt.timeout);
     }
 }
@@ -131,11 +128,11 @@ impl Drop for Connected {
 }
 
 /// Reads a body to its end, or returns false if there is no end within [`MAX_DISCARDED_BYTES`].
-async fn read_all(mut body: UpstreamBody) -> bool {
+async fn read_all(mut body: impl Body<Data = Bytes> + Unpin) -> bool {
     let mut left = MAX_DISCARDED_BYTES;
     while let Some(frame) = body.frame().await {
         let Ok(frame) = frame else { return false };
-        let Some(rest) = left.checked_sub(frame.data_ref().map_or(0, bytes::Bytes::len)) else { return false };
+        let Some(rest) = left.checked_sub(frame.data_ref().map_or(0, Bytes::len)) else { return false };
         left = rest;
     }
     true
@@ -157,83 +154,5 @@ pub(super) fn has_event_stream(headers: &HeaderMap) -> bool {
 pub(super) fn spawn(future: impl Future<Output = ()> + Send + 'static) {
     if let Ok(runtime) = Handle::try_current() {
         runtime.spawn(future);
-    }
-}
-
-pub(super) type SendResult = Result<Response<UpstreamBody>, SendError>;
-type Sending = Pin<Box<dyn Future<Output = SendResult> + Send>>;
-
-/// A request with a permit, sent to an upstream. It is abandoned if this is dropped before the answer begins.
-pub(super) struct PermittedRequest {
-    sending: Option<Sending>,
-    attempt: Option<UpstreamAttempt>,
-    permit: Option<InFlightPermit>,
-    deadline: Arc<UpstreamDeadline>,
-    tally: Arc<Tally>,
-}
-
-/// The start of a response, or the reason why the client gets none.
-pub(super) enum ResponseStart {
-    Answered(SendResult),
-    ClientFailed(Failure),
-}
-
-impl PermittedRequest {
-    pub(super) fn new(
-        sending: Sending,
-        (attempt, permit): (UpstreamAttempt, InFlightPermit),
-        deadline: Arc<UpstreamDeadline>,
-        tally: &Arc<Tally>,
-    ) -> Self {
-        let (attempt, permit, tally) = (Some(attempt), Some(permit), Arc::clone(tally));
-        Self { sending: Some(sending), attempt, permit, deadline, tally }
-    }
-
-    pub(super) fn poll_start(&mut self, context: &mut Context<'_>) -> Poll<ResponseStart> {
-        self.deadline.wake_on_body_failure(context.waker());
-        if let Some(failure) = self.deadline.body_failure() {
-            return Poll::Ready(ResponseStart::ClientFailed(failure));
-        }
-        let Some(sending) = &mut self.sending else { return Poll::Pending };
-        let answer = ready!(sending.as_mut().poll(context));
-        self.sending = None;
-        Poll::Ready(match self.deadline.body_failure() {
-            Some(failure) if answer.is_err() => ResponseStart::ClientFailed(failure),
-            _ => ResponseStart::Answered(answer),
-        })
-    }
-
-    /// Takes the upstream and the permit of a request whose answer has begun.
-    pub(super) fn into_parts(mut self) -> Option<(UpstreamAttempt, InFlightPermit)> {
-        Some((self.attempt.take()?, self.permit.take()?))
-    }
-
-    /// Marks the client's body as broken off, so that the connection is closed at once.
-    pub(super) fn note_broken_body(&self, failure: Failure) {
-        self.deadline.note_body_failure(failure);
-    }
-}
-
-impl Drop for PermittedRequest {
-    fn drop(&mut self) {
-        let Some((attempt, permit)) = self.attempt.take().zip(self.permit.take()) else { return };
-        if self.deadline.body_failure().is_some() {
-            return hold_permit(permit, attempt.timeout, &self.tally);
-        }
-        let Some(sending) = self.sending.take() else { return };
-        let Some(abandoned) = Abandoned::new(attempt, permit, &self.tally) else { return };
-        let deadline = Arc::clone(&self.deadline);
-        spawn(async move {
-            let response = match deadline.limit(sending).await {
-                Some(Ok(response)) => response,
-                // The gateway may notice a broken body only after the client's connection has ended.
-                Some(Err(_)) if abandoned.attempt.has_broken_body() => return abandoned.close(),
-                _ => return,
-            };
-            // Neither has an end: the first is a tunnel by now, the second goes on until it is closed.
-            if response.status() != StatusCode::SWITCHING_PROTOCOLS && !has_event_stream(response.headers()) {
-                abandoned.drain(response.into_body()).await;
-            }
-        });
     }
 }

@@ -8,10 +8,9 @@ use smallvec::SmallVec;
 use super::deadline::{Tick, Ticks, UpstreamDeadline, Wait};
 use super::failure::{Failure, Fault};
 use super::http2_pool::StreamPermit;
-use super::lane::ConnPool;
 use super::reuse::ReusePolicy;
 use super::site::{Route, WeightedUpstream};
-use super::target::{Eject, Target};
+use super::target::{ConnPool, Eject, Target};
 
 /// The attempts of a request.
 #[derive(Default)]

@@ -12,8 +12,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
-use super::client::Client;
-
 /// The assumed memory where the system does not report it.
 const UNKNOWN_MEMORY_BYTES: u64 = 2 << 30;
 
@@ -58,7 +56,7 @@ impl BufferBudget {
     }
 
     /// Adjusts the number of bytes that a connection holds.
-    fn adjust(&self, own: &AtomicI64, bytes: i64) -> Result<(), Overloaded> {
+    pub(super) fn adjust(&self, own: &AtomicI64, bytes: i64) -> Result<(), Overloaded> {
         if bytes > 0 {
             let share = self.half / self.connections.load(Relaxed).max(1);
             let is_small = own.load(Relaxed) + bytes <= share;
@@ -76,41 +74,6 @@ impl BufferBudget {
         }
         own.fetch_add(bytes, Relaxed);
         Ok(())
-    }
-}
-
-/// Bytes that a body holds, until this is dropped.
-pub(super) struct BufferedBytes {
-    client: Arc<Client>,
-    bytes: i64,
-}
-
-impl BufferedBytes {
-    pub(super) fn none(client: &Arc<Client>) -> Self {
-        Self { client: Arc::clone(client), bytes: 0 }
-    }
-
-    /// Sets the number of bytes. Fails, and changes nothing, if the budget does not allow it.
-    pub(super) fn set(&mut self, bytes: usize) -> Result<(), Overloaded> {
-        let bytes = i64::try_from(bytes - bytes % STEP_BYTES).unwrap_or(i64::MAX / 4);
-        if bytes == self.bytes {
-            return Ok(());
-        }
-        let (budget, own) = self.client.buffer_budget();
-        budget.adjust(own, bytes - self.bytes)?;
-        self.bytes = bytes;
-        Ok(())
-    }
-
-    pub(super) fn release(&mut self) {
-        // Setting a lower value never fails.
-        _ = self.set(0);
-    }
-}
-
-impl Drop for BufferedBytes {
-    fn drop(&mut self) {
-        self.release();
     }
 }
 

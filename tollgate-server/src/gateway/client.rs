@@ -1,21 +1,19 @@
 //! The state of a client connection, shared by everything that serves it.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use http::HeaderValue;
 use hyper::body::Body;
-use tollgate::rules::Certificate;
+use tollgate::rules::{Certificate, Facts};
 
-use super::buffer_budget::BufferBudget;
-use super::connection::MAX_UPLOAD_BYTES;
+use super::buffer_budget::{BufferBudget, Overloaded, STEP_BYTES};
 use super::deadline::{ClientDeadlines, ClientTimeouts, Expired, Tick, Ticks, Wait};
 use super::frames::Misuse;
 use super::framing::Ambiguity;
-use super::head::Peer;
-use super::lane::INPUT_BYTES;
+use super::socket::INPUT_BYTES;
 use super::tally::{AMBIGUITIES, Tally};
 use super::{per_address, streams};
 
@@ -29,6 +27,17 @@ const PIECE_BYTES: usize = 16 << 10;
 /// The age after which a reset of a request is not premature: clients end event streams and gRPC watches this way.
 /// Envoy's `premature_reset_min_stream_lifetime_seconds` has the same default.
 const MIN_MATURE_NANOS: u64 = 1_000_000_000;
+
+/// How much of a request body is received while the upstream does not read: enough for a megabyte per second around the
+/// world.
+pub(super) const STREAM_WINDOW_BYTES: u32 = 128 << 10;
+
+/// How much of each response is buffered while the client does not read: two frames, so that one is available while
+/// another is written.
+pub(super) const SEND_BUFFER_BYTES: usize = 32 << 10;
+
+/// How much of an upload is buffered while the upstream does not read: the window and the send buffer.
+const MAX_UPLOAD_BYTES: usize = STREAM_WINDOW_BYTES as usize + SEND_BUFFER_BYTES;
 
 /// A client connection and its deadlines.
 pub(super) struct Client {
@@ -279,6 +288,59 @@ impl Resets {
 
     fn are_too_many(&self) -> bool {
         self.excess.load(Relaxed) > Self::MAX
+    }
+}
+
+/// The client of a request, as limits see it.
+#[derive(Clone, Copy)]
+pub(super) struct Peer<'a> {
+    pub(super) address: IpAddr,
+    pub(super) certificate: Option<&'a Certificate>,
+}
+
+impl<'a> Peer<'a> {
+    #[inline(always)]
+    pub(super) fn add_to<'f>(self, facts: Facts<'f>) -> Facts<'f>
+    where
+        'a: 'f,
+    {
+        let facts = facts.peer(self.address);
+        self.certificate.map_or(facts, |certificate| facts.certificate(certificate))
+    }
+}
+
+/// Bytes that a body holds, until this is dropped.
+pub(super) struct BufferedBytes {
+    client: Arc<Client>,
+    bytes: i64,
+}
+
+impl BufferedBytes {
+    pub(super) fn none(client: &Arc<Client>) -> Self {
+        Self { client: Arc::clone(client), bytes: 0 }
+    }
+
+    /// Sets the number of bytes. Fails, and changes nothing, if the budget does not allow it.
+    pub(super) fn set(&mut self, bytes: usize) -> Result<(), Overloaded> {
+        let bytes = i64::try_from(bytes - bytes % STEP_BYTES).unwrap_or(i64::MAX / 4);
+        if bytes == self.bytes {
+            return Ok(());
+        }
+        let (budget, own) = self.client.buffer_budget();
+        budget.adjust(own, bytes - self.bytes)?;
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    pub(super) fn release(&mut self) {
+        // Setting a lower value never fails.
+        _ = self.set(0);
+    }
+}
+
+impl Drop for BufferedBytes {
+    fn drop(&mut self) {
+        self.release();
     }
 }
 

@@ -1,7 +1,5 @@
 //! Opens connections to upstreams.
 
-use std::error::Error;
-use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -9,21 +7,22 @@ use std::time::Duration;
 
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use rustix::io::Errno;
 use tokio::time::timeout;
 
 use super::client::Client;
 use super::deadline::Tick;
 use super::dial;
-use super::exchange::Worker;
+use super::failure::ConnectError;
+use super::http1::conn::Http1Conn;
 use super::http2_pool::{Sender, StreamPermit, UNKNOWN_STREAMS};
-use super::lane::{Http1Conn, INPUT_BYTES};
 use super::maybe_tls::MaybeTls;
 use super::reuse::Usage;
 use super::site::Route;
+use super::socket::INPUT_BYTES;
 use super::target::{Target, UpstreamProtocol};
-use super::upstream_slots::{UpstreamIo, UpstreamSlot};
+use super::upstream_slots::{Evicted, UpstreamIo, UpstreamSlot};
 use super::upstream_tls::TlsFault;
+use super::worker::Worker;
 
 /// The interval of HTTP/2 keep-alive pings, and the timeout of a reply.
 const PING_EVERY: Duration = Duration::from_secs(15);
@@ -58,104 +57,6 @@ pub(super) enum UpstreamConn {
     H1(Box<Http1Conn>),
     /// HTTP/2: many requests at a time.
     H2(Sender, StreamPermit),
-}
-
-/// The reason why a connection could not be opened.
-#[derive(Debug)]
-pub(super) enum ConnectError {
-    Io(io::Error),
-    Tls(TlsFault),
-    Http(hyper::Error),
-    Timeout,
-    /// The gateway has run out of a resource.
-    Exhausted(Exhausted),
-}
-
-impl fmt::Display for ConnectError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Io(error) => error.fmt(out),
-            Self::Tls(fault) => fault.fmt(out),
-            Self::Http(error) => match error.source() {
-                Some(source) => write!(out, "{error}: {source}"),
-                None => error.fmt(out),
-            },
-            Self::Exhausted(exhausted) => exhausted.fmt(out),
-            Self::Timeout => out.write_str("no connection within the route's connect_timeout"),
-        }
-    }
-}
-
-impl ConnectError {
-    /// Returns the resource that the gateway has run out of, if that is the cause.
-    pub(super) fn exhausted(&self) -> Option<Exhausted> {
-        match self {
-            Self::Io(error) => Exhausted::of(error),
-            Self::Exhausted(exhausted) => Some(*exhausted),
-            Self::Tls(_) | Self::Http(_) | Self::Timeout => None,
-        }
-    }
-}
-
-/// A resource that a connection needs and the gateway has run out of. The upstream is not at fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Exhausted {
-    /// Slots for connections to upstreams.
-    UpstreamConnections,
-    Descriptors,
-    SystemDescriptors,
-    LocalAddresses,
-    Memory,
-}
-
-impl Exhausted {
-    pub(super) fn of(error: &io::Error) -> Option<Self> {
-        match Errno::from_io_error(error)? {
-            Errno::MFILE => Some(Self::Descriptors),
-            Errno::NFILE => Some(Self::SystemDescriptors),
-            Errno::ADDRNOTAVAIL => Some(Self::LocalAddresses),
-            Errno::NOBUFS | Errno::NOMEM => Some(Self::Memory),
-            _ => None,
-        }
-    }
-}
-
-/// Describes the missing resource and the fix.
-impl fmt::Display for Exhausted {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            Self::UpstreamConnections => {
-                "the limit of open files allows no more connections to upstreams: raise it (LimitNOFILE=, \
-                 ulimit -n), or lower gateway.max_connections"
-            }
-            Self::Descriptors => {
-                "the gateway has no file descriptors left: raise its limit of open files (LimitNOFILE=, ulimit -n), or \
-                 lower gateway.max_connections"
-            }
-            Self::SystemDescriptors => {
-                "the system has no file descriptors left: raise fs.file-max, or lower gateway.max_connections"
-            }
-            Self::LocalAddresses => {
-                "no local address or port is left to connect from: widen net.ipv4.ip_local_port_range, raise \
-                 upstream_connections.idle, or give this machine an address that reaches the upstream"
-            }
-            Self::Memory => {
-                "the system has no memory left for connections: free some, or lower gateway.max_connections"
-            }
-        })
-    }
-}
-
-impl From<io::Error> for ConnectError {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
-}
-
-impl From<hyper::Error> for ConnectError {
-    fn from(error: hyper::Error) -> Self {
-        TlsFault::of_connection(&error).map_or(Self::Http(error), Self::Tls)
-    }
 }
 
 /// Returns a connection to an upstream: a shared one that has room, or a new one.
@@ -223,7 +124,7 @@ async fn open(
     conn_use: ConnUse,
     (worker, client): (&Arc<Worker>, &Client),
 ) -> Result<UpstreamConn, ConnectError> {
-    let slot = worker.take_upstream_slot(client).await?;
+    let slot = worker.upstream_slots.take(client.requests(), || evict_idle(worker)).await?;
     let now = worker.ticks.now();
     match dial(target, conn_use, now, slot).await? {
         Dialled::Http1(io, ip) => {
@@ -256,4 +157,14 @@ async fn share(
         .add(sender, connection, Usage::new(worker.ticks.now(), target.origin(ip)))
         .await?;
     Ok(UpstreamConn::H2(sender, stream_permit))
+}
+
+/// Closes an idle connection, first of those of this worker.
+fn evict_idle(worker: &Worker) -> Evicted {
+    let site = worker.site.load();
+    let targets = || site.routes.iter().flat_map(Route::targets);
+    let workers = targets().next().map_or(0, |target| target.workers());
+    let own_first = (0..workers).map(|step| (worker.number + step) % workers);
+    let evicted = own_first.flat_map(|worker| targets().map(move |target| target.evict_idle(worker)));
+    evicted.into_iter().find(|evicted| *evicted != Evicted::Nothing).unwrap_or(Evicted::Nothing)
 }

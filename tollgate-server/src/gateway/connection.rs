@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -13,44 +13,30 @@ use bytes::Bytes;
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
-use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tollgate::rules::Certificate;
 
-use super::client::{Client, ConnectionInfo, LINGER, Scheme};
+use super::client::{Client, ConnectionInfo, LINGER, SEND_BUFFER_BYTES, STREAM_WINDOW_BYTES, Scheme};
 use super::deadline::{Expired, TICK};
-use super::exchange::{Exchange, Worker};
+use super::exchange::Exchange;
+use super::failure::HandshakeFailure;
 use super::io::{ClientIo, Stream};
 use super::lane::Lane;
 use super::per_address;
 use super::streams::Streams;
-use super::tls::{self, HandshakeFailure};
-use super::workers::Counted;
+use super::tally::Tally;
+use super::tls;
+use super::worker::{Stop, Worker};
 use crate::service::proxy_protocol;
-
-/// The start of the HTTP/2 connection preface, for clients that use HTTP/2 without ALPN. No HTTP/1 request starts like
-/// this.
-pub(super) const HTTP2_PREFACE: &[u8] = b"PRI ";
 
 /// The maximum of concurrent streams of an HTTP/2 connection: the minimum that RFC 9113 recommends, since each stream
 /// may hold memory.
 const MAX_STREAMS: u32 = 100;
 
-/// How much of a request body is received while the upstream does not read: enough for a megabyte per second around the
-/// world.
-const STREAM_WINDOW_BYTES: u32 = 128 << 10;
-
 /// Room for all streams at once, so that stalled uploads do not block the others.
 const CONNECTION_WINDOW_BYTES: u32 = MAX_STREAMS * STREAM_WINDOW_BYTES;
-
-/// How much of each response is buffered while the client does not read: two frames, so that one is available while
-/// another is written.
-pub(super) const SEND_BUFFER_BYTES: usize = 32 << 10;
-
-/// How much of an upload is buffered while the upstream does not read: the window and the send buffer.
-pub(super) const MAX_UPLOAD_BYTES: usize = STREAM_WINDOW_BYTES as usize + SEND_BUFFER_BYTES;
 
 /// The interval of HTTP/2 keep-alive pings.
 const PING_EVERY: Duration = Duration::from_secs(20);
@@ -68,33 +54,28 @@ impl ListenerConfig {
     }
 }
 
-/// The shutdown signal for all connections.
-#[derive(Debug, Default)]
-pub(super) struct Stop {
-    /// Notified when idle connections have to close.
-    pub(super) idle: Notify,
-    is_idle: AtomicBool,
-    /// Notified when HTTP/2 clients have to be sent GOAWAY.
-    goaway: Notify,
-    is_goaway: AtomicBool,
+/// A connection that is counted.
+pub(super) struct Counted(Arc<Tally>);
+
+impl Counted {
+    pub(super) fn new(tally: Arc<Tally>) -> Self {
+        tally.connections.fetch_add(1, Relaxed);
+        tally.all_connections.fetch_add(1, Relaxed);
+        Self(tally)
+    }
+
+    /// Counts a connection, unless there are `most` already. Other workers count at the same time, so it is counted
+    /// first.
+    pub(super) fn within(most: i64, tally: &Arc<Tally>) -> Option<Self> {
+        let counted = Self::new(Arc::clone(tally));
+        (tally.all_connections.load(Relaxed) <= most).then_some(counted)
+    }
 }
 
-impl Stop {
-    /// Closes idle connections, and sends GOAWAY to HTTP/2 clients.
-    pub(super) fn end_idle(&self) {
-        self.is_idle.store(true, Relaxed);
-        self.idle.notify_waiters();
-        self.send_goaway();
-    }
-
-    /// Sends GOAWAY to HTTP/2 clients, which send further requests over other connections.
-    pub(super) fn send_goaway(&self) {
-        self.is_goaway.store(true, Relaxed);
-        self.goaway.notify_waiters();
-    }
-
-    pub(super) fn is_over(&self) -> bool {
-        self.is_idle.load(Relaxed)
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Relaxed);
+        self.0.all_connections.fetch_sub(1, Relaxed);
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 
-use super::connect::Exhausted;
+use super::failure::Exhausted;
 use super::upstream_slots::UpstreamSlot;
 
 /// The delay before the next address is tried in parallel (RFC 8305, section 5).

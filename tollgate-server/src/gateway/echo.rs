@@ -10,8 +10,8 @@ use http_body_util::BodyExt;
 use serde::Serialize;
 use tollgate::internal::HeaderLine;
 
-use super::body::{ClientBody, ToUpstream};
 use super::client::Client;
+use super::client_body::{ClientBody, ToUpstream};
 use super::head::RequestHead;
 
 /// The maximum length of an echoed body. Longer bodies are left out.

@@ -5,76 +5,40 @@
 //! upstream is counted once.
 
 mod forward;
-mod refuse;
 
 use std::convert::Infallible;
-use std::io;
-use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::task::{Context, Poll};
 
-use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
 use http::request::Parts;
 use http::{Method, Request, Response};
+use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use hyper::service::Service;
+use tollgate::http::Refusal;
+use tollgate::internal::Unreadable;
 use tollgate::rules::Facts;
-use tollgate::{Check, Gate, Outcome};
+use tollgate::{Check, Outcome};
 
-pub(super) use self::refuse::{MAX_DRAINED_BYTES, is_malformed};
 use super::attempts::Attempts;
-use super::body::{ClientBody, ToClient};
-use super::buffer_budget::BufferedBytes;
-use super::client::Client;
-use super::connect::ConnectError;
-use super::deadline::Ticks;
+use super::client::{BufferedBytes, Client};
+use super::client_body::{ClientBody, ToUpstream};
 use super::failure::Failure;
-use super::head::upstream::{RequestIds, X_REQUEST_ID};
+use super::framing::Ambiguity;
 use super::head::{BodyLength, HeaderBuffer, RequestHead, join_cookies};
-use super::header_names::HeaderFilter;
-use super::per_address::{self, PerAddress};
+use super::header_names::X_REQUEST_ID;
 use super::request_guard::RequestGuard;
+use super::response_body::ToClient;
 use super::site::{Route, RouteAction, Site};
-use super::tally::Tally;
-use super::upstream_slots::{Evicted, UpstreamSlot, UpstreamSlots};
+use super::worker::Worker;
 use super::{echo, failure};
 
-/// The state that all requests of a worker share.
-pub(super) struct Worker {
-    pub(super) number: usize,
-    pub(super) gate: Gate,
-    pub(super) site: Arc<ArcSwap<Site>>,
-    pub(super) ticks: Arc<Ticks>,
-    pub(super) tally: Arc<Tally>,
-    pub(super) ids: RequestIds,
-    /// Requests of all workers that wait in the queue of a limit.
-    pub(super) queued: Arc<AtomicU32>,
-    /// Whether clients are asked to close their connections, because the gateway stops.
-    pub(super) closing: Arc<AtomicBool>,
-    /// Open connections by client address, of all workers.
-    pub(super) per_address: Arc<PerAddress>,
-    pub(super) upstream_slots: Arc<UpstreamSlots>,
-}
-
-impl Worker {
-    /// Takes a slot for a connection to an upstream. Closes idle connections for it, first those of this worker.
-    pub(super) async fn take_upstream_slot(&self, client: &Client) -> Result<UpstreamSlot, ConnectError> {
-        self.upstream_slots.take(client.requests(), || self.evict_idle()).await
-    }
-
-    fn evict_idle(&self) -> Evicted {
-        let site = self.site.load();
-        let targets = || site.routes.iter().flat_map(Route::targets);
-        let workers = targets().next().map_or(0, |target| target.workers());
-        let own_first = (0..workers).map(|step| (self.number + step) % workers);
-        let evicted = own_first.flat_map(|worker| targets().map(move |target| target.evict_idle(worker)));
-        evicted.into_iter().find(|evicted| *evicted != Evicted::Nothing).unwrap_or(Evicted::Nothing)
-    }
-}
+/// The maximum length of an unwanted body that is read, so that the connection stays usable. A longer body closes the
+/// connection.
+pub(super) const MAX_DRAINED_BYTES: usize = 256 << 10;
 
 /// Serves the requests of one connection.
 #[derive(Clone)]
@@ -143,7 +107,7 @@ fn with_head<T>(
     (site, client): (&Site, &Client),
     with: impl FnOnce(&RequestHead<'_>) -> T,
 ) -> T {
-    let filter = HeaderFilter::new(site, client.address.ip());
+    let filter = site.header_filter(client.address.ip());
     with(&RequestHead::of_parts(parts, length, &mut HeaderBuffer::default(), &filter))
 }
 
@@ -155,43 +119,6 @@ struct Forwarding {
     guard: RequestGuard,
 }
 
-impl Worker {
-    /// Counts a malformed request as a strike against the client.
-    pub(super) fn strike(&self, facts: &Facts<'_>) {
-        if let Check::Pending(strike) = self.gate.strike(facts) {
-            // It ends at the store's deadline.
-            tokio::spawn(strike);
-        }
-    }
-
-    /// Counts a connection of an address. Fails if the address has too many. Trusted proxies are not counted, since
-    /// they serve many clients.
-    pub(super) fn enter(&self, address: IpAddr) -> io::Result<Option<per_address::Counted>> {
-        let site = self.site.load();
-        if site.proxies.trusts(address) {
-            return Ok(None);
-        }
-        let entered = self.per_address.enter(address, site.max_per_address);
-        if entered.is_none() {
-            self.tally.turned_away_by_address.add(1);
-            self.per_address.warn(address, site.max_per_address, self.ticks.now());
-        }
-        entered.map(Some).ok_or_else(|| io::ErrorKind::ConnectionRefused.into())
-    }
-
-    /// Returns whether clients are asked to close their connections.
-    pub(super) fn is_closing(&self) -> bool {
-        self.closing.load(Relaxed)
-    }
-
-    /// Waits for the delay that a limit imposes.
-    pub(super) async fn wait_in_queue(&self, outcome: &Outcome, site: &Site) -> Result<(), Failure> {
-        let _permit = QueuePermit::enter(&self.queued, site.max_queued).ok_or(Failure::QueueFull)?;
-        tokio::time::sleep(outcome.delay()).await;
-        Ok(())
-    }
-}
-
 impl Exchange {
     /// Returns the response if it is available at once. Otherwise returns the check and the request.
     #[expect(clippy::result_large_err, reason = "not an error, and boxed at once")]
@@ -201,7 +128,7 @@ impl Exchange {
         join_cookies(&mut parts.headers);
         let (site, peer) = (self.worker.site.load_full(), self.client.peer());
         let mut lines = HeaderBuffer::default();
-        let filter = HeaderFilter::new(&site, peer.address);
+        let filter = site.header_filter(peer.address);
         let mut head = RequestHead::of_parts(&parts, BodyLength::of(&body), &mut lines, &filter);
         self.worker.tally.note_dropped_headers(head.dropped);
         let mut guard = RequestGuard::begin(&head, &self.client, &self.worker, &site);
@@ -336,6 +263,85 @@ impl Exchange {
     }
 }
 
+impl Exchange {
+    /// Returns the response of a limit that refuses the request.
+    fn refuse(
+        &self,
+        (head, body): (&RequestHead<'_>, ClientBody),
+        outcome: &Outcome,
+        guard: RequestGuard,
+    ) -> Response<ToClient> {
+        if is_malformed(outcome) {
+            self.strike(head);
+        }
+        let refusal = if head.is_grpc {
+            outcome.grpc_response().map(|response| response.map(|()| Bytes::new()))
+        } else {
+            outcome.response(head.headers.lines)
+        };
+        let refusal = refusal.unwrap_or_default();
+        let refusal = if head.is_head() { bodiless(refusal) } else { refusal };
+        self.drain(body);
+        refusal.map(|text| ToClient::local(text, guard))
+    }
+
+    /// Returns the response to a request with more than one interpretation.
+    fn refuse_unreadable(
+        &self,
+        (head, body): (&RequestHead<'_>, ClientBody),
+        problem: &Unreadable,
+        mut guard: RequestGuard,
+    ) -> Response<ToClient> {
+        guard.note_reason(problem.reason());
+        self.worker.tally.note_unreadable(problem.number());
+        self.strike(head);
+        self.drain(body);
+        failure::unreadable_response(problem).map(|text| ToClient::local(text, guard))
+    }
+
+    /// Refuses a request before any limit is checked.
+    fn refuse_malformed(
+        &self,
+        (head, body): (&RequestHead<'_>, ClientBody),
+        failure: Failure,
+        mut guard: RequestGuard,
+    ) -> Response<ToClient> {
+        if failure == Failure::UnderscoreHeader {
+            self.worker.tally.note_ambiguity(Ambiguity::UnderscoreHeader);
+        }
+        if let Some(reason) = failure.reason() {
+            guard.note_reason(reason);
+        }
+        if failure.is_malformed_request() {
+            self.strike(head);
+        }
+        self.fail(body, failure, guard)
+    }
+
+    /// Counts a malformed request as a strike against the client.
+    fn strike(&self, head: &RequestHead<'_>) {
+        self.worker.strike(&self.client.peer().add_to(Facts::new("", "/").headers(head.headers.lines)));
+    }
+
+    /// Reads and discards a body in the background, so that it does not delay the response.
+    fn drain(&self, body: ClientBody) {
+        // Nothing is left to read, or too much.
+        if body.is_end_stream() || body.size_hint().lower() > MAX_DRAINED_BYTES as u64 {
+            return;
+        }
+        let client = Arc::clone(&self.client);
+        tokio::spawn(async move {
+            let (mut body, mut left) = (ToUpstream::new(body, &client, u64::MAX), MAX_DRAINED_BYTES);
+            while let Some(Ok(frame)) = body.frame().await {
+                match left.checked_sub(frame.data_ref().map_or(0, Bytes::len)) {
+                    Some(rest) => left = rest,
+                    None => return,
+                }
+            }
+        });
+    }
+}
+
 /// Applies the changes that all responses need.
 fn finished(mut response: Response<ToClient>, is_head: bool) -> Response<ToClient> {
     let status = response.status();
@@ -349,21 +355,10 @@ fn finished(mut response: Response<ToClient>, is_head: bool) -> Response<ToClien
     response
 }
 
-/// A slot among the requests that wait in a queue.
-struct QueuePermit<'a>(&'a AtomicU32);
-
-impl<'a> QueuePermit<'a> {
-    fn enter(count: &'a AtomicU32, max: u32) -> Option<Self> {
-        let queued = count.fetch_add(1, Relaxed);
-        let permit = Self(count);
-        (queued < max).then_some(permit)
-    }
-}
-
-impl Drop for QueuePermit<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
-    }
+/// Returns whether a limit refused a request as one that no well-behaved client sends. Several cookies or parameters of
+/// one name are common.
+pub(super) fn is_malformed(outcome: &Outcome) -> bool {
+    matches!(outcome.refusal(), Some(Refusal::Unreadable(request)) if request.reason == "duplicate_header")
 }
 
 /// Removes the body of a response to HEAD and keeps its length.
@@ -377,7 +372,6 @@ pub(super) fn bodiless(mut response: Response<Bytes>) -> Response<Bytes> {
 /// long they take, so each must be small. hyper adds two buffers of 8 KiB per side.
 #[cfg(test)]
 mod tests {
-    use super::super::body::ToUpstream;
     use super::*;
 
     /// Returns the size of the future that a function returns.

@@ -2,15 +2,19 @@
 //! upstreams, described for operators. Clients get fewer details ([`Failure`]) than operators ([`Fault`]), and metrics count
 //! them by kind.
 
+use std::error::Error as _;
 use std::fmt;
+use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
+use rustix::io::Errno;
+use rustls::Error as TlsError;
 use tollgate::internal::Unreadable;
 
-use super::connect::{ConnectError, Exhausted};
+use super::upstream_tls::TlsFault;
 use crate::limit_summary::span;
 
 /// The reason why no upstream answered a request.
@@ -277,6 +281,147 @@ impl fmt::Display for Fault {
                 Failure::UpstreamTimeout => "no response within the route's timeout",
                 _ => "it cannot be used",
             }),
+        }
+    }
+}
+
+/// The reason why a connection could not be opened.
+#[derive(Debug)]
+pub(super) enum ConnectError {
+    Io(io::Error),
+    Tls(TlsFault),
+    Http(hyper::Error),
+    Timeout,
+    /// The gateway has run out of a resource.
+    Exhausted(Exhausted),
+}
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(error) => error.fmt(out),
+            Self::Tls(fault) => fault.fmt(out),
+            Self::Http(error) => match error.source() {
+                Some(source) => write!(out, "{error}: {source}"),
+                None => error.fmt(out),
+            },
+            Self::Exhausted(exhausted) => exhausted.fmt(out),
+            Self::Timeout => out.write_str("no connection within the route's connect_timeout"),
+        }
+    }
+}
+
+impl ConnectError {
+    /// Returns the resource that the gateway has run out of, if that is the cause.
+    pub(super) fn exhausted(&self) -> Option<Exhausted> {
+        match self {
+            Self::Io(error) => Exhausted::of(error),
+            Self::Exhausted(exhausted) => Some(*exhausted),
+            Self::Tls(_) | Self::Http(_) | Self::Timeout => None,
+        }
+    }
+}
+
+/// A resource that a connection needs and the gateway has run out of. The upstream is not at fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Exhausted {
+    /// Slots for connections to upstreams.
+    UpstreamConnections,
+    Descriptors,
+    SystemDescriptors,
+    LocalAddresses,
+    Memory,
+}
+
+impl Exhausted {
+    pub(super) fn of(error: &io::Error) -> Option<Self> {
+        match Errno::from_io_error(error)? {
+            Errno::MFILE => Some(Self::Descriptors),
+            Errno::NFILE => Some(Self::SystemDescriptors),
+            Errno::ADDRNOTAVAIL => Some(Self::LocalAddresses),
+            Errno::NOBUFS | Errno::NOMEM => Some(Self::Memory),
+            _ => None,
+        }
+    }
+}
+
+/// Describes the missing resource and the fix.
+impl fmt::Display for Exhausted {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::UpstreamConnections => {
+                "the limit of open files allows no more connections to upstreams: raise it (LimitNOFILE=, \
+                 ulimit -n), or lower gateway.max_connections"
+            }
+            Self::Descriptors => {
+                "the gateway has no file descriptors left: raise its limit of open files (LimitNOFILE=, ulimit -n), or \
+                 lower gateway.max_connections"
+            }
+            Self::SystemDescriptors => {
+                "the system has no file descriptors left: raise fs.file-max, or lower gateway.max_connections"
+            }
+            Self::LocalAddresses => {
+                "no local address or port is left to connect from: widen net.ipv4.ip_local_port_range, raise \
+                 upstream_connections.idle, or give this machine an address that reaches the upstream"
+            }
+            Self::Memory => {
+                "the system has no memory left for connections: free some, or lower gateway.max_connections"
+            }
+        })
+    }
+}
+
+impl From<io::Error> for ConnectError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl From<hyper::Error> for ConnectError {
+    fn from(error: hyper::Error) -> Self {
+        TlsFault::of_connection(&error).map_or(Self::Http(error), Self::Tls)
+    }
+}
+
+/// The reason why a TLS handshake with a client failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HandshakeFailure {
+    /// It took longer than `gateway.timeouts.head`.
+    Timeout,
+    /// The client disconnected. Port scans look like this, too.
+    Disconnected,
+    /// The client aborted: it does not trust our certificate, or supports none of our protocol versions.
+    RefusedByClient,
+    /// The client certificate is missing or not trusted.
+    ClientCertificate,
+    /// The client sent plain HTTP to a TLS port.
+    PlainHttp,
+    /// The client sent TLS to a plain HTTP port.
+    TlsHello,
+    /// It is not TLS, or there is no common protocol version.
+    Protocol,
+}
+
+/// The reasons with their labels in metrics.
+pub(super) const HANDSHAKE_FAILURES: [(HandshakeFailure, &str); 7] = [
+    (HandshakeFailure::Timeout, "timeout"),
+    (HandshakeFailure::Disconnected, "disconnected"),
+    (HandshakeFailure::RefusedByClient, "refused_by_client"),
+    (HandshakeFailure::ClientCertificate, "client_certificate"),
+    (HandshakeFailure::PlainHttp, "plain_http"),
+    (HandshakeFailure::TlsHello, "tls_hello"),
+    (HandshakeFailure::Protocol, "protocol"),
+];
+
+impl HandshakeFailure {
+    pub(super) fn of(error: &io::Error) -> Self {
+        let of_tls = error.get_ref().and_then(|inner| inner.downcast_ref::<TlsError>());
+        match (of_tls, error.kind()) {
+            (Some(TlsError::AlertReceived(_)), _) => Self::RefusedByClient,
+            (Some(TlsError::NoCertificatesPresented | TlsError::InvalidCertificate(_)), _) => Self::ClientCertificate,
+            (Some(_), _) => Self::Protocol,
+            (None, io::ErrorKind::TimedOut) => Self::Timeout,
+            (None, _) => Self::Disconnected,
         }
     }
 }

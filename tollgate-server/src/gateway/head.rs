@@ -7,17 +7,16 @@ pub(super) mod target;
 pub(super) mod text;
 pub(super) mod upstream;
 
-use std::net::IpAddr;
-
 use http::request::Parts;
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue, Version, header};
 use hyper::body::Body;
 use smallvec::SmallVec;
 use tollgate::internal::{HeaderLine, Unreadable, check_host, check_method, is_padded};
-use tollgate::rules::{Certificate, Facts};
+use tollgate::rules::Facts;
 
 use self::target::RequestTarget;
+use super::client::Peer;
 use super::failure::Failure;
 use super::framing;
 use super::header_names::{DroppedHeaders, Fate, HeaderFilter, HeaderKind, kind};
@@ -123,24 +122,6 @@ pub(super) struct RequestLine<'a> {
     pub(super) method: &'a str,
     pub(super) target: RequestTarget<'a>,
     pub(super) version: RequestVersion,
-}
-
-/// The client's side of a connection, as limits see it.
-#[derive(Clone, Copy)]
-pub(super) struct Peer<'a> {
-    pub(super) address: IpAddr,
-    pub(super) certificate: Option<&'a Certificate>,
-}
-
-impl<'a> Peer<'a> {
-    #[inline(always)]
-    pub(super) fn add_to<'f>(self, facts: Facts<'f>) -> Facts<'f>
-    where
-        'a: 'f,
-    {
-        let facts = facts.peer(self.address);
-        self.certificate.map_or(facts, |certificate| facts.certificate(certificate))
-    }
 }
 
 /// The head of a request.

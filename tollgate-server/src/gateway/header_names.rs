@@ -12,7 +12,7 @@ use tollgate::internal::is_forwarding_header;
 use tollgate::rules::TrustedProxies;
 use tollgate::rules::file::internal::UnderscoreHeaders;
 
-use super::site::Site;
+pub(super) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// The meaning of a header to a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,11 +155,7 @@ impl DroppedHeaders {
 }
 
 impl<'a> HeaderFilter<'a> {
-    pub(super) fn new(site: &'a Site, peer: IpAddr) -> Self {
-        Self::with(site.underscores, &site.proxies, peer)
-    }
-
-    pub(super) fn with(underscores: UnderscoreHeaders, proxies: &'a TrustedProxies, peer: IpAddr) -> Self {
+    pub(super) fn new(underscores: UnderscoreHeaders, proxies: &'a TrustedProxies, peer: IpAddr) -> Self {
         Self { underscores, proxies, peer, is_trusted: OnceCell::new() }
     }
 
@@ -230,7 +226,7 @@ mod tests {
 
     fn fates(underscores: UnderscoreHeaders, peer: [u8; 4]) -> impl Fn(&str) -> Fate {
         let proxies = TrustedProxies::parse(["10.0.0.0/8"]).unwrap();
-        move |name| HeaderFilter::with(underscores, &proxies, peer.into()).fate(name, kind(name))
+        move |name| HeaderFilter::new(underscores, &proxies, peer.into()).fate(name, kind(name))
     }
 
     #[test]

@@ -14,12 +14,13 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tollgate::rules::file::internal::HealthCheckRule;
 
-use super::body::ToUpstream;
+use super::client_body::ToUpstream;
 use super::connect::{self, ConnUse, Dialled};
 use super::deadline::{Tick, Ticks, Wait};
 use super::failure::Fault;
 use super::head::text;
-use super::lane::{self, Http1Conn};
+use super::http1::client;
+use super::http1::conn::Http1Conn;
 use super::reuse::{Repeatable, Usage};
 use super::site::{Outages, RoutedUpstream, Site};
 use super::target::{Cause, Ejection, Target};
@@ -164,8 +165,8 @@ async fn probe(target: &Target, path: &str, ticks: &Arc<Ticks>, slot: UpstreamSl
                 out.extend_from_slice(b"\r\n");
                 Ok(())
             };
-            lane::send(&mut conn, write).await?;
-            let received = lane::receive(conn, None, (false, Repeatable::No), None).await;
+            client::send(&mut conn, write).await?;
+            let received = client::receive(conn, None, (false, Repeatable::No), None).await;
             received.map_err(|error| error.fault)?.status()
         }
         Dialled::Http2(io, _) => {

@@ -17,9 +17,9 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::time::sleep;
 
 use super::addresses::HostAddresses;
-use super::body::ToUpstream;
-use super::connect::ConnectError;
+use super::client_body::ToUpstream;
 use super::deadline::{Tick, Wait};
+use super::failure::ConnectError;
 use super::reuse::{ReusePolicy, Usage};
 use super::upstream_slots::UpstreamIo;
 

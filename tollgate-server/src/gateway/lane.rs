@@ -5,24 +5,14 @@
 //! streamed in both directions at once, each as fast as the other side reads.
 //!
 //! Deliberately not here: HTTP/2. A client that begins with its preface is passed on, and upstreams with HTTP/2 get
-//! their requests from hyper's client. HTTP/2 clients of HTTP/1 upstreams use `http1_client.rs`.
+//! their requests from hyper's client.
 
-mod abandoned;
-mod conn;
 mod forwarding;
-#[doc(hidden)]
-pub(crate) mod fuzzing;
-mod http1_client;
 mod hyper_client;
 mod outcome;
 mod refusal;
 mod relay;
-mod request;
-mod request_body;
-mod response;
-mod scratch;
 mod stream;
-mod trailers;
 mod upload;
 
 use std::future::poll_fn;
@@ -32,27 +22,23 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use http::Response;
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
-use tollgate::Check;
+use tollgate::{Check, Outcome};
 
-pub(super) use self::conn::Http1Conn;
 use self::forwarding::{ForwardResult, Forwarding};
-pub(super) use self::http1_client::{Broken, ConnPool, Http1Body, SendError, Upload, receive, send};
-use self::outcome::{AllowedRequest, UnsettledResponse};
-use self::request::{PlainRequest, RequestParse};
-use self::request_body::PendingBody;
-use self::scratch::{CurrentConfig, Scratch, WorkerBuffers};
-pub(super) use self::scratch::{INPUT_BYTES, scratch};
-use super::buffer_budget::BufferedBytes;
-use super::client::{Client, LINGER};
-use super::connection::Stop;
+use self::upload::PendingBody;
+use super::client::{BufferedBytes, Client, LINGER, Peer};
 use super::deadline::{Alarm, Tick, Wait};
-use super::exchange::Worker;
-use super::head::{HeaderBuffer, Peer};
-use super::header_names::HeaderFilter;
+use super::head::HeaderBuffer;
+use super::http1::request::{PlainRequest, RequestParse};
+use super::http1::scratch::{CurrentConfig, Scratch, WorkerBuffers, scratch};
 use super::io::Stream;
+use super::request_guard::RequestGuard;
 use super::site::Site;
+use super::socket::INPUT_BYTES;
+use super::worker::{Stop, Worker};
 use crate::traces;
 
 /// The maximum number of reads after which a partial head is parsed. After that it is parsed once it is complete, so
@@ -106,6 +92,23 @@ struct PendingCheck {
     site: Arc<Site>,
     route: Option<usize>,
     check: Check,
+}
+
+/// An allowed request whose bytes are saved.
+struct AllowedRequest {
+    site: Arc<Site>,
+    route: Option<usize>,
+    outcome: Outcome,
+    guard: RequestGuard,
+}
+
+/// A response of the gateway that limits have not counted.
+struct UnsettledResponse {
+    response: Response<Bytes>,
+    is_head: bool,
+    /// The outcome of the check, unless it was refunded.
+    outcome: Option<Outcome>,
+    guard: RequestGuard,
 }
 
 /// The next step for a connection.
@@ -305,7 +308,7 @@ impl<'a> Lane<'a> {
         buffers.clear();
         let mut header_buffer = HeaderBuffer::default();
         let (site, cached) = current.load(self.worker);
-        let filter = HeaderFilter::new(site, self.peer.address);
+        let filter = site.header_filter(self.peer.address);
         let mut plain = match PlainRequest::read(bytes, &mut header_buffer, self.max_head, &filter) {
             RequestParse::Complete(plain) => plain,
             RequestParse::Partial => return Ok(None),

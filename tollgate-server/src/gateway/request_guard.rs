@@ -11,17 +11,14 @@ use tollgate::{InFlightPermit, Outcome};
 
 use super::abandoned::{self, Abandoned};
 use super::attempts::UpstreamAttempt;
-use super::body::UpstreamProgress;
-use super::buffer_budget::BufferedBytes;
-use super::client::Client;
-use super::connection::SEND_BUFFER_BYTES;
-use super::exchange::Worker;
+use super::client::{BufferedBytes, Client, SEND_BUFFER_BYTES};
 use super::failure::{Failure, Fault};
 use super::head::RequestHead;
 use super::log::{Completion, Record};
 use super::site::Site;
 use super::tally::{Moment, RouteTally};
 use super::target::Target;
+use super::worker::Worker;
 use crate::traces::{self, RequestSpan, SpanEnd};
 
 /// Finishes a request when it is dropped: releases its permit and upstream, counts it, and writes the access log.
@@ -51,6 +48,15 @@ pub(super) struct RequestGuard {
     record: Option<Box<Record>>,
     /// The span, if requests are traced.
     span: RequestSpan,
+}
+
+/// The progress of an upstream's response body.
+pub(super) enum UpstreamProgress {
+    Bytes,
+    All,
+    /// Nothing was received within the timeout.
+    TimedOut,
+    Error,
 }
 
 impl RequestGuard {
@@ -84,7 +90,7 @@ impl RequestGuard {
         {
             let line = (head.method.parse().unwrap_or_default(), uri, head.version.into());
             let headers = head.headers.lines.into();
-            guard.keep_record(Record::new(line, headers, client, site, (log, worker.number)));
+            guard.keep_record(Record::new(line, headers, client, &site.proxies, (log, worker.number)));
         }
         if site.adds_header(UpstreamHeader::RequestId) {
             let given = head.id().and_then(|id| HeaderValue::from_bytes(id).ok());

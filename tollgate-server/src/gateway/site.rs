@@ -5,6 +5,7 @@ mod upstreams;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -27,6 +28,7 @@ use self::rewrite::{PathRewrite, with_path};
 pub(super) use self::upstreams::{Outages, RoutedUpstream};
 use super::deadline::{ClientTimeouts, Tick, Wait};
 use super::failure::Failure;
+use super::header_names::HeaderFilter;
 use super::log::AccessLog;
 use super::reuse::ReusePolicy;
 use super::tally::RouteTally;
@@ -271,6 +273,11 @@ impl Site {
             }
             None => facts.path_reading(self.path_reading),
         }
+    }
+
+    /// Returns the filter for the headers of requests from that address.
+    pub(super) fn header_filter(&self, peer: IpAddr) -> HeaderFilter<'_> {
+        HeaderFilter::new(self.underscores, &self.proxies, peer)
     }
 
     pub(super) fn adds_header(&self, header: UpstreamHeader) -> bool {

@@ -11,6 +11,9 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
+/// The maximum size of a read. A longer head is collected in a buffer of its own.
+pub(super) const INPUT_BYTES: usize = 64 << 10;
+
 /// Reads into the buffer. Returns the number of bytes; 0 is the end of the stream.
 ///
 /// `has_read` is whether the last read returned bytes. Then there is probably nothing to read now, or other connections

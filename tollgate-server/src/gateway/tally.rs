@@ -13,11 +13,10 @@ use tollgate::internal::Unreadable;
 
 use super::buffer_budget::BufferBudget;
 use super::deadline::Tick;
-use super::failure::Failure;
+use super::failure::{Failure, HANDSHAKE_FAILURES, HandshakeFailure};
 use super::frames::{Closings, MISUSES, Misuse};
 use super::framing::Ambiguity;
 use super::header_names::DroppedHeaders;
-use super::tls::{HANDSHAKE_FAILURES, HandshakeFailure};
 use crate::counter::Counter;
 use crate::decisions::{Decisions, LastLimit};
 

@@ -12,11 +12,10 @@ use tokio::sync::{Mutex as AsyncMutex, MutexGuard};
 use tollgate::rules::file::internal::EjectRule;
 
 use super::addresses::HostAddresses;
-use super::connect::Exhausted;
-use super::deadline::{Tick, Wait};
-use super::failure::Fault;
+use super::deadline::{Tick, Ticks, Wait};
+use super::failure::{Exhausted, Fault};
+use super::http1::conn::Http1Conn;
 use super::http2_pool::Http2Pool;
-use super::lane::Http1Conn;
 use super::reuse::{Origin, Repeatable, ReusePolicy};
 use super::upstream_slots::Evicted;
 use super::upstream_tls::UpstreamTls;
@@ -373,5 +372,20 @@ impl Target {
             self.health.ejection_logged.store(false, Relaxed);
             Ejection::Ended
         })
+    }
+}
+
+/// The pool that a connection returns to after its response.
+pub(super) struct ConnPool {
+    pub(super) target: Arc<Target>,
+    pub(super) worker: usize,
+    pub(super) policy: ReusePolicy,
+    pub(super) ticks: Arc<Ticks>,
+}
+
+impl ConnPool {
+    /// Keeps a connection for the next request.
+    pub(super) fn keep(&self, conn: Box<Http1Conn>) {
+        self.target.keep_idle(self.worker, conn, self.ticks.now(), &self.policy);
     }
 }

@@ -18,7 +18,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{ClientHello, ParsedCertificate, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
-use rustls::{Error, RootCertStore, ServerConfig, ServerConnection};
+use rustls::{RootCertStore, ServerConfig, ServerConnection};
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -29,7 +29,7 @@ use tollgate::rules::file::internal::{CertificateRule, ClientCertificates, Setti
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use self::validity::ExpiryWarnings;
-pub(super) use self::validity::{MAX_NAMES, Validity};
+pub(super) use self::validity::Validity;
 use super::client::LINGER;
 use super::io::Stream;
 use crate::notice;
@@ -264,49 +264,6 @@ fn authorities(named: (&Path, &str)) -> Result<RootCertStore, SettingError> {
         return Err(bad(named, "client_ca", "it contains no certificate"));
     }
     Ok(roots)
-}
-
-/// The reason why a handshake failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum HandshakeFailure {
-    /// It took longer than `gateway.timeouts.head`.
-    Timeout,
-    /// The client disconnected. Port scans look like this, too.
-    Disconnected,
-    /// The client aborted: it does not trust our certificate, or supports none of our protocol versions.
-    RefusedByClient,
-    /// The client certificate is missing or not trusted.
-    ClientCertificate,
-    /// The client sent plain HTTP to a TLS port.
-    PlainHttp,
-    /// The client sent TLS to a plain HTTP port.
-    TlsHello,
-    /// It is not TLS, or there is no common protocol version.
-    Protocol,
-}
-
-/// The reasons with their labels in metrics.
-pub(super) const HANDSHAKE_FAILURES: [(HandshakeFailure, &str); 7] = [
-    (HandshakeFailure::Timeout, "timeout"),
-    (HandshakeFailure::Disconnected, "disconnected"),
-    (HandshakeFailure::RefusedByClient, "refused_by_client"),
-    (HandshakeFailure::ClientCertificate, "client_certificate"),
-    (HandshakeFailure::PlainHttp, "plain_http"),
-    (HandshakeFailure::TlsHello, "tls_hello"),
-    (HandshakeFailure::Protocol, "protocol"),
-];
-
-impl HandshakeFailure {
-    pub(super) fn of(error: &io::Error) -> Self {
-        let of_tls = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
-        match (of_tls, error.kind()) {
-            (Some(Error::AlertReceived(_)), _) => Self::RefusedByClient,
-            (Some(Error::NoCertificatesPresented | Error::InvalidCertificate(_)), _) => Self::ClientCertificate,
-            (Some(_), _) => Self::Protocol,
-            (None, io::ErrorKind::TimedOut) => Self::Timeout,
-            (None, _) => Self::Disconnected,
-        }
-    }
 }
 
 /// Counts the reloads of one listener.

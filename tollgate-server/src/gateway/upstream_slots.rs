@@ -21,7 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::sleep;
 use tokio_rustls::client::TlsStream;
 
-use super::connect::{ConnectError, Exhausted};
+use super::failure::{ConnectError, Exhausted};
 use super::maybe_tls::MaybeTls;
 
 /// How long the task of an evicted connection has to close it before another one is evicted.

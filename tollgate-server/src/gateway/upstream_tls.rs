@@ -12,9 +12,11 @@ use time::OffsetDateTime;
 use tokio_rustls::TlsConnector;
 use tollgate::rules::file::internal::{SettingError, UpstreamTlsRule};
 
-use super::tls::MAX_NAMES;
 use crate::notice::join_up_to;
 use crate::seconds::rfc3339;
+
+/// The maximum number of names in a log line.
+pub(super) const MAX_NAMES: usize = 5;
 
 /// The TLS settings of an upstream.
 pub(super) struct UpstreamTls {

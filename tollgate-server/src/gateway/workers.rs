@@ -16,11 +16,11 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::connection::{self, ListenerConfig, Stop};
-use super::exchange::Worker;
+use super::connection::{self, Counted, ListenerConfig};
+use super::http1::scratch::scratch;
 use super::io::Stream;
-use super::lane::scratch;
 use super::site::Route;
+use super::worker::{Stop, Worker};
 use crate::passed_sockets::{ListenerSockets, Owner};
 use crate::service;
 
@@ -319,31 +319,6 @@ impl Acceptor {
         } else {
             tokio::spawn(connection::begin_and_serve(counted, tcp, (peer, entered), config, worker, stop));
         }
-    }
-}
-
-/// A connection that is counted.
-pub(super) struct Counted(Arc<super::tally::Tally>);
-
-impl Counted {
-    pub(super) fn new(tally: Arc<super::tally::Tally>) -> Self {
-        tally.connections.fetch_add(1, Relaxed);
-        tally.all_connections.fetch_add(1, Relaxed);
-        Self(tally)
-    }
-
-    /// Counts a connection, unless there are `most` already. Other workers count at the same time, so it is counted
-    /// first.
-    fn within(most: i64, tally: &Arc<super::tally::Tally>) -> Option<Self> {
-        let counted = Self::new(Arc::clone(tally));
-        (tally.all_connections.load(Relaxed) <= most).then_some(counted)
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Relaxed);
-        self.0.all_connections.fetch_sub(1, Relaxed);
     }
 }
 

@@ -2,28 +2,31 @@
 
 use std::error::Error as _;
 use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 use hyper::client::conn::TrySendError;
-use tollgate::Outcome;
 use tollgate::rules::file::internal::UpstreamHeader;
+use tollgate::{InFlightPermit, Outcome};
 
-use super::super::abandoned::{self, PermittedRequest, ResponseStart, SendResult};
+use super::super::abandoned::{self, Abandoned};
 use super::super::attempts::{Attempts, UpstreamAttempt};
-use super::super::body::{ToClient, ToUpstream, UpstreamBody};
-use super::super::connect::{self, ConnUse, ConnectError, UpstreamConn};
+use super::super::client_body::ToUpstream;
+use super::super::connect::{self, ConnUse, UpstreamConn};
 use super::super::deadline::UpstreamDeadline;
-use super::super::failure::{self, Failure, Fault};
+use super::super::failure::{self, ConnectError, Failure, Fault};
 use super::super::head::BodyLength;
 use super::super::head::upstream::{Destination, UpstreamHead, append_via, remove_hop_by_hop};
-use super::super::header_names::HeaderFilter;
-use super::super::lane::{self, SendError, Upload};
+use super::super::http1::client::{self, SendError, Upload};
 use super::super::request_guard::RequestGuard;
+use super::super::response_body::{ToClient, UpstreamBody};
 use super::super::reuse::{Repeatable, reads_body};
 use super::super::site::{Route, Site};
+use super::super::tally::Tally;
 use super::super::upstream_tls::TlsFault;
 use super::{Exchange, ReceivedRequest, with_head};
 
@@ -132,7 +135,7 @@ impl Exchange {
                     conn.usage.end();
                 }
                 let length = BodyLength::of(&body);
-                let sent = lane::send(&mut conn, |out| {
+                let sent = client::send(&mut conn, |out| {
                     self.with_upstream_head((parts, length), to, guard, |head| head.write(out))
                 });
                 if let Err(fault) = sent.await {
@@ -149,7 +152,7 @@ impl Exchange {
                 let repeatable = if is_retried { Repeatable::Yes } else { Repeatable::No };
                 let (pool, upload) = (attempt.pool(&self.worker.ticks), Upload::new(body, &deadline));
                 let sending = async move {
-                    let answer = lane::receive(conn, upload, (is_head, repeatable), Some(pool)).await;
+                    let answer = client::receive(conn, upload, (is_head, repeatable), Some(pool)).await;
                     answer.map(|response| response.map(UpstreamBody::Http1))
                 };
                 self.await_response(sending, deadline, (attempt, guard)).await
@@ -159,7 +162,7 @@ impl Exchange {
                 if !body.is_empty() {
                     copy_text(parts);
                 }
-                let filter = HeaderFilter::new(to.site, self.client.address.ip());
+                let filter = to.site.header_filter(self.client.address.ip());
                 let length = BodyLength::of(&body);
                 let request =
                     self.with_upstream_head((parts, length), to, guard, |head| head.to_http2(parts, &filter, body));
@@ -211,11 +214,11 @@ impl Exchange {
                     PermittedRequest::new(sending, (attempt, permit), Arc::clone(&deadline), &self.worker.tally);
                 match deadline.limit(poll_fn(|context| sent.poll_start(context))).await {
                     None => return late(),
-                    Some(ResponseStart::ClientFailed(failure)) => {
+                    Some(Err(failure)) => {
                         sent.note_broken_body(failure);
                         return Err(SendError::failed(failure));
                     }
-                    Some(ResponseStart::Answered(answered)) => {
+                    Some(Ok(answered)) => {
                         let Some((returned, permit)) = sent.into_parts() else {
                             return Err(SendError::failed(Failure::Disconnected));
                         };
@@ -299,6 +302,80 @@ impl RejectedHead {
 
 /// The messages of h2 when it ends a connection because of an oversized head.
 const TOO_LONG: [&str; 2] = ["header_list_way_too_large", "too_many_continuations"];
+
+type SendResult = Result<Response<UpstreamBody>, SendError>;
+type Sending = Pin<Box<dyn Future<Output = SendResult> + Send>>;
+
+/// A request with a permit, sent to an upstream. It is abandoned if this is dropped before the answer begins.
+struct PermittedRequest {
+    sending: Option<Sending>,
+    attempt: Option<UpstreamAttempt>,
+    permit: Option<InFlightPermit>,
+    deadline: Arc<UpstreamDeadline>,
+    tally: Arc<Tally>,
+}
+
+impl PermittedRequest {
+    fn new(
+        sending: Sending,
+        (attempt, permit): (UpstreamAttempt, InFlightPermit),
+        deadline: Arc<UpstreamDeadline>,
+        tally: &Arc<Tally>,
+    ) -> Self {
+        let (attempt, permit, tally) = (Some(attempt), Some(permit), Arc::clone(tally));
+        Self { sending: Some(sending), attempt, permit, deadline, tally }
+    }
+
+    /// Returns the response once it has begun, or the reason why the client gets none.
+    fn poll_start(&mut self, context: &mut Context<'_>) -> Poll<Result<SendResult, Failure>> {
+        self.deadline.wake_on_body_failure(context.waker());
+        if let Some(failure) = self.deadline.body_failure() {
+            return Poll::Ready(Err(failure));
+        }
+        let Some(sending) = &mut self.sending else { return Poll::Pending };
+        let answer = ready!(sending.as_mut().poll(context));
+        self.sending = None;
+        Poll::Ready(match self.deadline.body_failure() {
+            Some(failure) if answer.is_err() => Err(failure),
+            _ => Ok(answer),
+        })
+    }
+
+    /// Takes the upstream and the permit of a request whose answer has begun.
+    fn into_parts(mut self) -> Option<(UpstreamAttempt, InFlightPermit)> {
+        Some((self.attempt.take()?, self.permit.take()?))
+    }
+
+    /// Marks the client's body as broken off, so that the connection is closed at once.
+    fn note_broken_body(&self, failure: Failure) {
+        self.deadline.note_body_failure(failure);
+    }
+}
+
+impl Drop for PermittedRequest {
+    fn drop(&mut self) {
+        let Some((attempt, permit)) = self.attempt.take().zip(self.permit.take()) else { return };
+        if self.deadline.body_failure().is_some() {
+            return abandoned::hold_permit(permit, attempt.timeout, &self.tally);
+        }
+        let Some(sending) = self.sending.take() else { return };
+        let Some(request) = Abandoned::new(attempt, permit, &self.tally) else { return };
+        let deadline = Arc::clone(&self.deadline);
+        abandoned::spawn(async move {
+            let response = match deadline.limit(sending).await {
+                Some(Ok(response)) => response,
+                // The gateway may notice a broken body only after the client's connection has ended.
+                Some(Err(_)) if request.attempt().has_broken_body() => return request.close(),
+                _ => return,
+            };
+            // Neither has an end: the first is a tunnel by now, the second goes on until it is closed.
+            if response.status() != StatusCode::SWITCHING_PROTOCOLS && !abandoned::has_event_stream(response.headers())
+            {
+                request.drain(response.into_body()).await;
+            }
+        });
+    }
+}
 
 #[cfg(test)]
 mod tests {

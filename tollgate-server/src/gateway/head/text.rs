@@ -3,7 +3,7 @@
 use http::header::{CONNECTION, CONTENT_LENGTH, DATE};
 use http::{HeaderMap, Response, StatusCode};
 
-use super::upstream::X_REQUEST_ID;
+use super::super::header_names::X_REQUEST_ID;
 
 /// The maximum number of headers of a message, as in hyper.
 pub(in super::super) const MAX_HEADERS: usize = 100;

@@ -21,8 +21,6 @@ use super::super::site::{Edits, Route, Site, WeightedUpstream};
 use super::{BodyLength, RequestHead, RequestVersion, text};
 use crate::traces::{RequestSpan, TRACEPARENT, TRACESTATE};
 
-pub(in super::super) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
 /// The maximum length of a request ID. Longer ones are replaced.
 const MAX_ID_BYTES: usize = 128;
 

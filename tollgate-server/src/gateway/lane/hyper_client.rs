@@ -10,21 +10,22 @@ use http::header::{CONNECTION, CONTENT_LENGTH, DATE, TRAILER, TRANSFER_ENCODING}
 use http::{HeaderMap, HeaderValue, Response, StatusCode, response};
 use hyper::body::Body as _;
 
-use super::super::body::{ClientBody, ToClient};
 use super::super::body_channel::{BodyWriter, Demand, channel};
-use super::super::buffer_budget::BufferedBytes;
+use super::super::client::BufferedBytes;
+use super::super::client_body::ClientBody;
 use super::super::exchange::{Exchange, ReceivedRequest};
 use super::super::failure::Failure;
 use super::super::framing;
 use super::super::head::text;
-use super::super::head::upstream::X_REQUEST_ID;
+use super::super::header_names::X_REQUEST_ID;
+use super::super::http1::request::PlainRequest;
+use super::super::http1::request_body::ReceivedBody;
+use super::super::http1::response::{LAST_CHUNK, put_chunk};
+use super::super::http1::scratch::{Scratch, WorkerBuffers, scratch};
+use super::super::http1::trailers::Trailers;
+use super::super::response_body::ToClient;
 use super::Lane;
 use super::forwarding::{ForwardResult, Forwarding};
-use super::request::PlainRequest;
-use super::request_body::ReceivedBody;
-use super::response::{LAST_CHUNK, put_chunk};
-use super::scratch::{Scratch, WorkerBuffers, scratch};
-use super::trailers::Trailers;
 
 /// The client has left, or the response cannot be completed.
 struct Broken;

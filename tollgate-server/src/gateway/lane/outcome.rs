@@ -17,14 +17,13 @@ use super::super::exchange::bodiless;
 use super::super::failure::{self, Failure};
 use super::super::head::HeaderBuffer;
 use super::super::head::text;
-use super::super::header_names::HeaderFilter;
+use super::super::http1::request::{PlainRequest, RequestParse};
+use super::super::http1::request_body::ReceivedBody;
+use super::super::http1::scratch::{Scratch, WorkerBuffers, scratch};
 use super::super::request_guard::RequestGuard;
 use super::super::site::{RouteAction, Site};
 use super::forwarding::Forwarding;
-use super::request::{PlainRequest, RequestParse};
-use super::request_body::ReceivedBody;
-use super::scratch::{Scratch, WorkerBuffers, scratch};
-use super::{Lane, NextStep};
+use super::{AllowedRequest, Lane, NextStep, UnsettledResponse};
 
 impl Lane<'_> {
     /// Applies the outcome of the check: sends a response, or the request to an upstream.
@@ -128,23 +127,6 @@ impl Lane<'_> {
     }
 }
 
-/// An allowed request whose bytes are saved.
-pub(super) struct AllowedRequest {
-    pub(super) site: Arc<Site>,
-    pub(super) route: Option<usize>,
-    pub(super) outcome: Outcome,
-    pub(super) guard: RequestGuard,
-}
-
-/// A response of the gateway that limits have not counted.
-pub(super) struct UnsettledResponse {
-    pub(super) response: Response<Bytes>,
-    pub(super) is_head: bool,
-    /// The outcome of the check, unless it was refunded.
-    pub(super) outcome: Option<Outcome>,
-    pub(super) guard: RequestGuard,
-}
-
 impl Lane<'_> {
     /// Waits for the delay that a limit imposes, and serves the request.
     pub(super) async fn after_turn(&mut self, request: Box<AllowedRequest>) -> io::Result<NextStep> {
@@ -220,7 +202,7 @@ impl Lane<'_> {
         buffers.clear();
         let saved = std::mem::take(&mut self.saved);
         let mut header_buffer = HeaderBuffer::default();
-        let filter = HeaderFilter::new(site, self.peer.address);
+        let filter = site.header_filter(self.peer.address);
         let served = match PlainRequest::read(&saved, &mut header_buffer, self.max_head, &filter) {
             RequestParse::Complete(mut plain) => {
                 plain.head.target.normalize_for(site, route);

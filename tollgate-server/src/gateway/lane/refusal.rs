@@ -11,19 +11,22 @@ use tollgate::rules::Facts;
 use tollgate::rules::file::internal::UpstreamHeader;
 
 use super::super::client::Scheme;
-use super::super::connection::HTTP2_PREFACE;
 use super::super::exchange::{bodiless, is_malformed};
-use super::super::failure::{self, Failure};
+use super::super::failure::{self, Failure, HandshakeFailure};
 use super::super::framing::Ambiguity;
 use super::super::head::text;
-use super::super::head::upstream::X_REQUEST_ID;
+use super::super::header_names::X_REQUEST_ID;
+use super::super::http1::request::{InvalidHead, PlainRequest};
+use super::super::http1::scratch::WorkerBuffers;
 use super::super::log::{Completion, Record};
 use super::super::request_guard::RequestGuard;
 use super::super::site::Site;
-use super::super::tls::{self, HandshakeFailure};
-use super::request::{InvalidHead, PlainRequest};
-use super::scratch::WorkerBuffers;
+use super::super::tls;
 use super::{Lane, NextStep};
+
+/// The start of the HTTP/2 connection preface, for clients that use HTTP/2 without ALPN. No HTTP/1 request starts like
+/// this.
+const HTTP2_PREFACE: &[u8] = b"PRI ";
 
 /// The reason in the access log for a head that is not HTTP.
 const MALFORMED: &str = "malformed";

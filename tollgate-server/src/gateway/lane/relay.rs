@@ -1,6 +1,5 @@
 //! Moves the bytes of a request between its client and its upstream, in both directions at once.
 
-use std::io;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -8,18 +7,17 @@ use http::StatusCode;
 use tollgate::rules::file::internal::UpstreamHeader;
 
 use super::super::abandoned::is_event_stream;
-use super::super::connect::ConnectError;
 use super::super::failure::{Failure, Fault};
+use super::super::head::HeadersView;
 use super::super::head::text;
-use super::super::head::{HeaderBuffer, HeadersView};
 use super::super::header_names::HeaderKind;
+use super::super::http1::conn::Http1Conn;
+use super::super::http1::response::{HeadError, HeadUse, ResponseBody, ResponseHead, poll_head};
+use super::super::http1::scratch::{Scratch, WorkerBuffers, scratch};
+use super::super::http1::trailers::InvalidBody;
 use super::super::target::Target;
-use super::super::upstream_tls::TlsFault;
 use super::Lane;
-use super::conn::Http1Conn;
 use super::forwarding::{AttemptError, Forwarding, Settling};
-use super::response::{InvalidBody, ResponseBody, ResponseHead, ResponseParse};
-use super::scratch::{Scratch, WorkerBuffers, scratch};
 
 /// The maximum length of a body that is copied behind its head: one write of one buffer is cheaper.
 const SMALL_BYTES: usize = 4096;
@@ -55,85 +53,41 @@ impl Lane<'_> {
     ) -> Poll<Result<(), AttemptError>> {
         // On a new connection to the only upstream there is no retry: the request may be what broke the connection.
         let may_repeat = forwarding.may_repeat && (conn.usage.is_used() || forwarding.route().has_several());
-        let broken = |head_bytes: usize, error: Option<&io::Error>| AttemptError::Failed {
-            fault: Box::new(match error.and_then(TlsFault::of_alert) {
-                Some(fault) => ConnectError::Tls(fault).into(),
-                None => Failure::Disconnected.into(),
-            }),
-            retryable: head_bytes == 0 && may_repeat,
-        };
-        // An upstream may respond before it has read the whole request.
-        let sent = conn.poll_send(context);
         let mut scratch = scratch();
         let Scratch { input, buffers, .. } = &mut *scratch;
-        // The bytes that are not parsed yet.
-        let (mut begin, mut end) = (0, conn.head_bytes.len());
-        input[..end].copy_from_slice(&conn.head_bytes);
-        let mut has_unparsed = std::mem::take(&mut forwarding.has_unparsed);
-        loop {
-            if !std::mem::take(&mut has_unparsed) {
-                if end == input.len() {
-                    input.copy_within(begin.., 0);
-                    (begin, end) = (0, end - begin);
-                }
-                match conn.poll_read(&mut input[end..], context) {
-                    Poll::Ready(Ok(0)) => return Poll::Ready(Err(broken(end - begin, None))),
-                    Poll::Ready(Err(error)) => return Poll::Ready(Err(broken(end - begin, Some(&error)))),
-                    Poll::Ready(Ok(read)) => end += read,
-                    Poll::Pending => break,
-                }
+        let read = (&mut **input, forwarding.is_head, std::mem::take(&mut forwarding.has_unparsed));
+        let answered = poll_head(conn, read, context, |head, lines, bytes, context| {
+            if head.is_interim() {
+                return match self.pass_interim(&head, lines, buffers, forwarding, context) {
+                    Ok(()) => HeadUse::Skipped,
+                    Err(gone) => HeadUse::Taken(Err(gone)),
+                };
             }
-            let bytes = &input[begin..end];
-            let mut header_buffer = HeaderBuffer::default();
-            match ResponseHead::read(bytes, &mut header_buffer, forwarding.is_head) {
-                ResponseParse::Interim(_) if !conn.note_interim() => {
-                    return Poll::Ready(Err(AttemptError::failed(Failure::BadAnswer)));
-                }
-                ResponseParse::Interim(head) => {
-                    // The gateway itself sends `100 Continue`, and a client that does not read can do without hints.
-                    if head.status != StatusCode::CONTINUE && !self.is_http10 && self.unsent.is_empty() {
-                        let edits = &forwarding.route().response_edits;
-                        buffers.out.clear();
-                        head.write_interim(&mut buffers.out, header_buffer.view(), edits);
-                        self.put(&buffers.out, &[], context).map_err(|_gone| AttemptError::ClientGone)?;
-                    }
-                    begin += head.bytes;
-                    has_unparsed = begin < end;
-                }
-                // No upgrade was requested, or the request is not complete.
-                ResponseParse::Switch(_) if !forwarding.upgrades || self.body.is_some() => {
-                    return Poll::Ready(Err(AttemptError::failed(Failure::BadAnswer)));
-                }
-                ResponseParse::Complete(head) | ResponseParse::Switch(head)
-                    if matches!(forwarding.settling, Settling::AwaitsHead) =>
-                {
-                    let mut map = head.header_map(header_buffer.view());
-                    forwarding.route().response_edits.apply(&mut map);
-                    forwarding.settling = Settling::Head(Box::new((head.status, map)));
-                    conn.head_bytes = bytes.to_vec();
-                    return Poll::Ready(Ok(()));
-                }
-                ResponseParse::Complete(head) | ResponseParse::Switch(head) => {
-                    if forwarding.route().eject.counts(head.status) {
-                        let fault = Fault::Status(head.status);
-                        target.failed(&fault, &forwarding.route().eject, self.worker.ticks.now());
-                    }
-                    conn.usage.note_keep_alive(head.keep_alive(header_buffer.view()));
-                    let begun = self.begin_answer((head, header_buffer.view()), bytes, buffers, forwarding, context);
-                    conn.head_bytes = Vec::new();
-                    return Poll::Ready(begun);
-                }
-                ResponseParse::Partial if bytes.len() < input.len() => {}
-                ResponseParse::Partial | ResponseParse::TooManyHeaders => {
-                    return Poll::Ready(Err(AttemptError::failed(Failure::LongAnswerHead)));
-                }
-                ResponseParse::Invalid => return Poll::Ready(Err(AttemptError::failed(Failure::BadAnswer))),
+            // No upgrade was requested, or the request is not complete.
+            if head.switches() && (!forwarding.upgrades || self.body.is_some()) {
+                return HeadUse::Taken(Err(AttemptError::failed(Failure::BadAnswer)));
             }
-        }
-        conn.head_bytes.clear();
-        conn.head_bytes.extend_from_slice(&input[begin..end]);
-        if let Poll::Ready(Err(error)) = sent {
-            return Poll::Ready(Err(broken(conn.head_bytes.len(), Some(&error))));
+            if let Settling::AwaitsHead = forwarding.settling {
+                let mut map = head.header_map(bytes, lines);
+                forwarding.route().response_edits.apply(&mut map);
+                forwarding.settling = Settling::Head(Box::new((head.status, map)));
+                return HeadUse::Kept(Ok(()));
+            }
+            if forwarding.route().eject.counts(head.status) {
+                let fault = Fault::Status(head.status);
+                target.failed(&fault, &forwarding.route().eject, self.worker.ticks.now());
+            }
+            HeadUse::Taken(self.begin_answer((head, lines), bytes, buffers, forwarding, context))
+        });
+        match answered {
+            Poll::Ready(Ok(begun)) => return Poll::Ready(begun),
+            Poll::Ready(Err(HeadError { fault, is_silent })) => {
+                return Poll::Ready(Err(AttemptError::Failed {
+                    fault: Box::new(fault),
+                    retryable: is_silent && may_repeat,
+                }));
+            }
+            Poll::Pending => {}
         }
         if self.has_gone(input, context) {
             return Poll::Ready(Err(AttemptError::ClientGone));
@@ -141,6 +95,24 @@ impl Lane<'_> {
         drop(scratch);
         ready!(self.poll_upstream_late(context));
         Poll::Ready(Err(AttemptError::failed(Failure::UpstreamTimeout)))
+    }
+
+    /// Passes an interim response on. The gateway itself sends `100 Continue`, and a client that does not read can do
+    /// without hints.
+    fn pass_interim(
+        &mut self,
+        head: &ResponseHead<'_>,
+        lines: HeadersView<'_>,
+        buffers: &mut WorkerBuffers,
+        forwarding: &Forwarding,
+        context: &mut Context<'_>,
+    ) -> Result<(), AttemptError> {
+        if head.status == StatusCode::CONTINUE || self.is_http10 || !self.unsent.is_empty() {
+            return Ok(());
+        }
+        buffers.out.clear();
+        head.write_interim(&mut buffers.out, lines, &forwarding.route().response_edits);
+        self.put(&buffers.out, &[], context).map_err(|_gone| AttemptError::ClientGone)
     }
 
     /// Writes the head of a response, and the part of the body that arrived with it.
@@ -163,7 +135,7 @@ impl Lane<'_> {
         let date = date.line(self.worker.ticks.now());
         head.write(out, header_buffer, &forwarding.route().response_edits, added, date);
         match header_buffer.values(HeaderKind::Upgrade).next() {
-            Some(protocol) if head.status == StatusCode::SWITCHING_PROTOCOLS => {
+            Some(protocol) if head.switches() => {
                 out.extend_from_slice(text::UPGRADE);
                 text::put(out, "upgrade", protocol);
             }
@@ -176,7 +148,7 @@ impl Lane<'_> {
             forwarding.guard.note_endless();
         }
         let rest = &bytes[head.bytes..];
-        if head.status == StatusCode::SWITCHING_PROTOCOLS {
+        if head.switches() {
             forwarding.switched = Some(Bytes::copy_from_slice(rest));
         }
         let (taken, content) = head.body.take(rest, out).map_err(|_bad| AttemptError::failed(Failure::BadAnswer))?;

@@ -7,9 +7,10 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::super::http1::scratch::scratch;
 use super::super::io::Stream;
 use super::super::socket;
-use super::{Lane, scratch};
+use super::Lane;
 
 impl Lane<'_> {
     pub(super) fn poll_read(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> io::Result<Poll<usize>> {

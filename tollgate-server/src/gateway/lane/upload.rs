@@ -6,20 +6,49 @@ use std::future::poll_fn;
 use std::io;
 use std::task::{Context, Poll, ready};
 
-use super::super::buffer_budget::BufferedBytes;
+use super::super::client::BufferedBytes;
+use super::super::deadline::Tick;
 use super::super::exchange::MAX_DRAINED_BYTES;
 use super::super::failure::Failure;
+use super::super::http1::conn::Http1Conn;
+use super::super::http1::request::PlainRequest;
+use super::super::http1::request_body::RequestBody;
+use super::super::http1::scratch::{Scratch, scratch};
 use super::Lane;
-use super::conn::Http1Conn;
 use super::forwarding::{AttemptError, Forwarding};
-use super::request::PlainRequest;
-use super::request_body::{PendingBody, RequestBody};
-use super::scratch::{Scratch, scratch};
 
 /// The maximum number of reads before the response gets its turn.
 const READS_PER_TURN: u32 = 16;
 
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
+/// A body that is being received.
+pub(super) struct PendingBody {
+    pub(super) rest: RequestBody,
+    /// The number of content bytes that may still arrive, by `max_body`.
+    pub(super) room: u64,
+    /// The reason why it cannot be forwarded.
+    pub(super) failure: Option<Failure>,
+    /// The client's deadline for the next part, while the gateway waits for it.
+    pub(super) due: Option<Tick>,
+    /// The bytes that the upstream has not read.
+    pub(super) buffered: BufferedBytes,
+    /// Whether the client waits for `100 Continue`.
+    pub(super) awaits_continue: bool,
+}
+
+impl PendingBody {
+    /// Returns whether the rest can be read and discarded, so that the connection stays usable.
+    pub(super) fn is_drainable(&self) -> bool {
+        let is_short = match self.rest {
+            RequestBody::Complete | RequestBody::Chunked(_) => true,
+            RequestBody::Length(left) => left <= MAX_DRAINED_BYTES as u64,
+            RequestBody::Invalid(_) => false,
+        };
+        // A client that waits for `100 Continue` may omit the body after another response, or send it.
+        is_short && self.failure.is_none() && !self.awaits_continue
+    }
+}
 
 impl Lane<'_> {
     /// Keeps the bytes that follow the request, and the state of a body that has not arrived completely.

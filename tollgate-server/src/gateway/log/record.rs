@@ -9,13 +9,12 @@ use http::{HeaderValue, Method, StatusCode, Uri, Version};
 use time::OffsetDateTime;
 use tollgate::http::{Headers, Refusal, TokenError};
 use tollgate::internal::limited::{KeyTexts, LimitedKey};
-use tollgate::rules::Facts;
 use tollgate::rules::file::internal::LoggedKey;
+use tollgate::rules::{Facts, TrustedProxies};
 use tollgate::{Decision, Outcome, Source};
 
 use super::super::client::Client;
 use super::super::failure::Fault;
-use super::super::site::Site;
 use super::super::target::Target;
 use super::AccessLog;
 use crate::decisions::{DecisionLabel, source_name};
@@ -81,13 +80,13 @@ impl Record {
         (method, uri, version): (Method, Uri, Version),
         headers: Headers<'_>,
         client: &Client,
-        site: &Site,
+        proxies: &TrustedProxies,
         (log, worker): (&Arc<AccessLog>, usize),
     ) -> Self {
         let peer = client.address.ip();
         let facts = Facts::new(method.as_str(), "/").headers(headers).peer(peer);
         let value = |name| HeaderValue::from_bytes(headers.get_named(name)?).ok();
-        let address = site.proxies.client(&facts).unwrap_or(peer);
+        let address = proxies.client(&facts).unwrap_or(peer);
         let parent = headers.get_named(&TRACEPARENT).and_then(TraceParent::read);
         Self {
             trace_id: parent.map(|parent| parent.trace_id.into()),

@@ -10,6 +10,7 @@ use rustls::pki_types::CertificateDer;
 use time::OffsetDateTime;
 use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate};
 
+use super::super::upstream_tls::MAX_NAMES;
 use crate::notice::{self, join_up_to};
 use crate::seconds::rfc3339;
 
@@ -21,9 +22,6 @@ const SOON_SECONDS: i64 = 14 * DAY_SECONDS;
 const SOON_PART: i64 = 3;
 
 const DAY_SECONDS: i64 = 24 * 60 * 60;
-
-/// The maximum number of names in a log line.
-pub(in super::super) const MAX_NAMES: usize = 5;
 
 /// The validity of a certificate. Intermediate certificates are not included.
 #[derive(Debug)]

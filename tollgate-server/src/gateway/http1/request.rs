@@ -22,7 +22,7 @@ const MAX_TARGET_BYTES: usize = (u16::MAX - 1) as usize;
 
 /// The result of parsing the bytes of a request.
 #[expect(clippy::large_enum_variant, reason = "boxing would allocate for every request")]
-pub(super) enum RequestParse<'a> {
+pub(in super::super) enum RequestParse<'a> {
     /// A request whose head is complete.
     Complete(PlainRequest<'a>),
     /// The start of a request.
@@ -33,7 +33,7 @@ pub(super) enum RequestParse<'a> {
 
 /// The reason why a head could not be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum InvalidHead {
+pub(in super::super) enum InvalidHead {
     TooLong,
     TargetTooLong,
     Malformed,
@@ -49,7 +49,7 @@ impl InvalidHead {
         }
     }
 
-    pub(super) fn status(self) -> StatusCode {
+    pub(in super::super) fn status(self) -> StatusCode {
         match self {
             Self::TooLong => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::TargetTooLong => StatusCode::URI_TOO_LONG,
@@ -59,22 +59,22 @@ impl InvalidHead {
 }
 
 /// A request whose length is unambiguous.
-pub(super) struct PlainRequest<'a> {
-    pub(super) head: RequestHead<'a>,
+pub(in super::super) struct PlainRequest<'a> {
+    pub(in super::super) head: RequestHead<'a>,
     /// The bytes as received: the head, and the part of the body that has arrived.
-    pub(super) bytes: &'a [u8],
+    pub(in super::super) bytes: &'a [u8],
     /// The part of the body that has arrived.
     body: &'a [u8],
     /// The number of its content bytes.
-    pub(super) content_bytes: u64,
+    pub(in super::super) content_bytes: u64,
     /// The part of the body that has not arrived.
-    pub(super) rest: RequestBody,
+    pub(in super::super) rest: RequestBody,
     /// The bytes behind the request.
-    pub(super) following: &'a [u8],
+    pub(in super::super) following: &'a [u8],
 }
 
 impl<'a> PlainRequest<'a> {
-    pub(super) fn read<'b: 'a>(
+    pub(in super::super) fn read<'b: 'a>(
         bytes: &'b [u8],
         lines: &'a mut HeaderBuffer<'b>,
         max_head: usize,
@@ -122,7 +122,7 @@ impl<'a> PlainRequest<'a> {
     }
 
     /// Returns the part of the body that has arrived.
-    pub(super) fn received_body(&self) -> ReceivedBody {
+    pub(in super::super) fn received_body(&self) -> ReceivedBody {
         let mut received = ReceivedBody::default();
         match self.head.length {
             BodyLength::Known(_) => received.content.extend_from_slice(self.body),
@@ -133,7 +133,7 @@ impl<'a> PlainRequest<'a> {
     }
 
     /// Returns the length of the body, if the client announces it.
-    pub(super) fn body_length(&self) -> Option<u64> {
+    pub(in super::super) fn body_length(&self) -> Option<u64> {
         match self.head.length {
             BodyLength::Known(length) => Some(length),
             BodyLength::Unknown => None,
@@ -141,7 +141,7 @@ impl<'a> PlainRequest<'a> {
     }
 
     /// Converts the head for hyper's client.
-    pub(super) fn to_parts(&self) -> Option<Parts> {
+    pub(in super::super) fn to_parts(&self) -> Option<Parts> {
         let (mut parts, ()) = Request::new(()).into_parts();
         parts.method = self.head.method.parse().ok()?;
         parts.uri = self.head.target.uri()?;
@@ -155,7 +155,7 @@ impl<'a> PlainRequest<'a> {
     }
 
     /// Writes the request for the upstream, and the part of the body that has arrived.
-    pub(super) fn write(
+    pub(in super::super) fn write(
         &self,
         out: &mut Vec<u8>,
         to: Destination<'_>,
@@ -194,7 +194,7 @@ mod tests {
     /// Parses a request, and calls `check` with the result.
     fn read<T>(text: &[u8], check: impl FnOnce(RequestParse<'_>) -> T) -> T {
         let (proxies, peer) = (TrustedProxies::default(), [192, 0, 2, 1].into());
-        let filter = HeaderFilter::with(UnderscoreHeaders::Refuse, &proxies, peer);
+        let filter = HeaderFilter::new(UnderscoreHeaders::Refuse, &proxies, peer);
         check(PlainRequest::read(text, &mut HeaderBuffer::default(), MAX_HEAD, &filter))
     }
 

@@ -1,4 +1,4 @@
-//! Streaming bodies. Nothing is buffered here, so that each side is read only as fast as the other side is written.
+//! Request bodies. Nothing is buffered here, so that the client is read only as fast as the upstream is written.
 
 use std::fmt;
 use std::pin::Pin;
@@ -6,19 +6,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::{HeaderValue, StatusCode};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::time::{Sleep, sleep};
 use tollgate::rules::file::internal::UnderscoreHeaders;
 
 use super::body_channel::BodyReader;
-use super::buffer_budget::{BufferedBytes, Overloaded, STEP_BYTES};
-use super::client::Client;
+use super::client::{BufferedBytes, Client};
 use super::deadline::{UpstreamDeadline, Wait};
 use super::failure::Failure;
 use super::header_names::screen_trailers;
-use super::lane::{Broken, Http1Body};
-use super::request_guard::RequestGuard;
 
 /// A request body as the client's connection passes it on.
 pub(super) enum ClientBody {
@@ -240,218 +236,4 @@ impl Upload {
         }
         Poll::Ready(Some(Err(how)))
     }
-}
-
-/// A response body for a client.
-pub(super) struct ToClient {
-    source: Source,
-    /// Bytes that were received but not yet passed to hyper.
-    rest: Bytes,
-    /// Bytes that are buffered while the client does not read.
-    buffered: Option<BufferedBytes>,
-    /// The timeout of the upstream.
-    stall: Option<Pin<Box<Sleep>>>,
-    /// Finishes the request when the response ends.
-    guard: RequestGuard,
-}
-
-enum Source {
-    Local,
-    Upstream(UpstreamBody),
-}
-
-/// The body of an upstream's response.
-pub(super) enum UpstreamBody {
-    Http1(Http1Body),
-    Http2(Incoming),
-}
-
-impl Body for UpstreamBody {
-    type Data = Bytes;
-    type Error = DownloadError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, DownloadError>>> {
-        match &mut *self {
-            Self::Http1(body) => {
-                let frame = Pin::new(body).poll_frame(context);
-                frame.map(|frame| frame.map(|frame| frame.map_err(|Broken| DownloadError::Broken)))
-            }
-            Self::Http2(body) => {
-                let frame = Pin::new(body).poll_frame(context);
-                frame.map(|frame| frame.map(|frame| frame.map_err(DownloadError::Upstream)))
-            }
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Http1(body) => body.is_end_stream(),
-            Self::Http2(body) => body.is_end_stream(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Http1(body) => body.size_hint(),
-            Self::Http2(body) => body.size_hint(),
-        }
-    }
-}
-
-impl ToClient {
-    pub(super) fn local(text: Bytes, guard: RequestGuard) -> Self {
-        Self { source: Source::Local, rest: text, buffered: None, stall: None, guard }
-    }
-
-    pub(super) fn upstream(body: UpstreamBody, guard: RequestGuard) -> Self {
-        Self { source: Source::Upstream(body), rest: Bytes::new(), buffered: None, stall: None, guard }
-    }
-
-    /// Removes a body that the gateway wrote, for a response that must not have one. Returns its length, unless it was
-    /// empty.
-    pub(super) fn take_written(&mut self) -> Option<usize> {
-        let is_written = matches!(self.source, Source::Local) && !self.rest.is_empty();
-        is_written.then(|| std::mem::take(&mut self.rest).len())
-    }
-
-    /// Returns whether the gateway wrote it.
-    pub(super) fn is_local(&self) -> bool {
-        matches!(self.source, Source::Local)
-    }
-
-    /// Returns the ID of the request.
-    pub(super) fn request_id(&self) -> Option<&HeaderValue> {
-        self.guard.id()
-    }
-
-    /// Records the status, when the response head is about to be sent.
-    pub(super) fn answers_with(&mut self, status: StatusCode) {
-        self.guard.note_status(status);
-    }
-}
-
-impl ToClient {
-    /// Counts the buffered bytes of the response: those not yet passed on, and those not yet written to the client.
-    fn hold(&mut self) -> Result<(), DownloadError> {
-        let bytes = self.rest.len() + self.guard.unwritten_bytes();
-        if matches!(self.source, Source::Local) || self.buffered.is_none() && bytes < STEP_BYTES {
-            return Ok(());
-        }
-        let buffered = self.buffered.get_or_insert_with(|| self.guard.buffered_bytes());
-        buffered.set(bytes).map_err(|Overloaded| {
-            self.guard.note_cut();
-            DownloadError::Overloaded
-        })
-    }
-}
-
-impl Body for ToClient {
-    type Data = Bytes;
-    type Error = DownloadError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, DownloadError>>> {
-        let this = &mut *self;
-        if !this.rest.is_empty() {
-            let piece = this.guard.next_piece(&mut this.rest);
-            return Poll::Ready(Some(this.hold().map(|()| Frame::data(piece))));
-        }
-        match &mut this.source {
-            Source::Local => Poll::Ready(None),
-            Source::Upstream(body) => match Pin::new(body).poll_frame(context) {
-                Poll::Pending => {
-                    this.guard.await_upstream();
-                    let Some(timeout) = this.guard.upstream_timeout() else { return Poll::Pending };
-                    let stall = this.stall.get_or_insert_with(|| Box::pin(sleep(timeout)));
-                    ready!(stall.as_mut().poll(context));
-                    this.guard.note_upstream_progress(UpstreamProgress::TimedOut);
-                    Poll::Ready(Some(Err(DownloadError::Late)))
-                }
-                Poll::Ready(frame) => {
-                    this.stall = None;
-                    this.guard.note_upstream_progress(match &frame {
-                        None => UpstreamProgress::All,
-                        Some(Ok(_)) => UpstreamProgress::Bytes,
-                        Some(Err(_)) => UpstreamProgress::Error,
-                    });
-                    Poll::Ready(frame.map(|frame| match frame?.into_data() {
-                        Ok(data) => {
-                            this.rest = data;
-                            let piece = this.guard.next_piece(&mut this.rest);
-                            this.hold().map(|()| Frame::data(piece))
-                        }
-                        Err(trailers) => Ok(trailers),
-                    }))
-                }
-            },
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.rest.is_empty()
-            && match &self.source {
-                Source::Local => true,
-                Source::Upstream(body) => body.is_end_stream(),
-            }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match &self.source {
-            Source::Local => SizeHint::with_exact(self.rest.len() as u64),
-            // hyper asks for this before it reads the body.
-            Source::Upstream(body) => body.size_hint(),
-        }
-    }
-}
-
-impl Drop for ToClient {
-    fn drop(&mut self) {
-        if self.rest.is_empty() && self.guard.is_upstream_done() {
-            self.guard.note_complete();
-        } else if self.is_end_stream() {
-            self.guard.note_complete();
-            self.guard.note_upstream_progress(UpstreamProgress::All);
-        } else if let Source::Upstream(body) = std::mem::replace(&mut self.source, Source::Local)
-            && let Some(abandoned) = self.guard.abandon()
-        {
-            abandoned.discard(body);
-        }
-    }
-}
-
-/// The reason why a response body ended early.
-#[derive(Debug)]
-pub(super) enum DownloadError {
-    Upstream(hyper::Error),
-    /// The upstream has closed the connection, or sent an invalid body.
-    Broken,
-    Late,
-    Overloaded,
-}
-
-impl fmt::Display for DownloadError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Upstream(error) => error.fmt(out),
-            Self::Broken => Broken.fmt(out),
-            Self::Late => out.write_str("the upstream did not continue its response in time"),
-            Self::Overloaded => out.write_str("gateway.max_buffered is reached"),
-        }
-    }
-}
-
-impl std::error::Error for DownloadError {}
-
-/// The progress of an upstream's response body.
-pub(super) enum UpstreamProgress {
-    Bytes,
-    All,
-    /// Nothing was received within the timeout.
-    TimedOut,
-    Error,
 }

@@ -10,33 +10,31 @@ use arc_swap::{ArcSwap, Cache};
 use tollgate::internal::{CachedGate, ReusedResponse};
 
 use super::super::deadline::Tick;
-use super::super::exchange::Worker;
 use super::super::site::Site;
+use super::super::socket::INPUT_BYTES;
+use super::super::worker::Worker;
 use crate::decisions::LastLimit;
-
-/// The maximum size of a read. A longer head is collected in a buffer of its own.
-pub(in super::super) const INPUT_BYTES: usize = 64 << 10;
 
 /// The maximum size of a buffer that is kept for the next message.
 const KEPT_BYTES: usize = 128 << 10;
 
 /// The shared buffers of a worker.
 pub(in super::super) struct Scratch {
-    pub(super) input: Box<[u8]>,
-    pub(super) buffers: WorkerBuffers,
-    pub(super) current: CurrentConfig,
+    pub(in super::super) input: Box<[u8]>,
+    pub(in super::super) buffers: WorkerBuffers,
+    pub(in super::super) current: CurrentConfig,
 }
 
 /// The buffers for one message.
 #[derive(Default)]
-pub(super) struct WorkerBuffers {
+pub(in super::super) struct WorkerBuffers {
     /// The bytes to be written.
-    pub(super) out: Vec<u8>,
-    pub(super) date: Date,
+    pub(in super::super) out: Vec<u8>,
+    pub(in super::super) date: Date,
     /// The last refusal, which is reused if the next one is the same.
-    pub(super) last_refusal: ReusedResponse,
+    pub(in super::super) last_refusal: ReusedResponse,
     /// The limit that decided last. It often decides next, too.
-    pub(super) last_noted: LastLimit,
+    pub(in super::super) last_noted: LastLimit,
 }
 
 /// The current site and rules, cached until they change.
@@ -57,7 +55,7 @@ pub(in super::super) fn scratch() -> RefMut<'static, Scratch> {
 
 /// The `Date` header line of responses.
 #[derive(Default)]
-pub(super) struct Date {
+pub(in super::super) struct Date {
     line: String,
     of: Option<Tick>,
 }
@@ -79,7 +77,7 @@ impl Scratch {
 
 impl CurrentConfig {
     /// Returns the current site and gate of the worker.
-    pub(super) fn load(&mut self, worker: &Worker) -> (&Arc<Site>, &mut CachedGate) {
+    pub(in super::super) fn load(&mut self, worker: &Worker) -> (&Arc<Site>, &mut CachedGate) {
         let cached_pair = || (Cache::new(Arc::clone(&worker.site)), worker.gate.cached());
         let (site, cached) = self.0.get_or_insert_with(cached_pair);
         (site.load(), cached)
@@ -88,14 +86,14 @@ impl CurrentConfig {
 
 impl WorkerBuffers {
     /// Clears the content and keeps the memory.
-    pub(super) fn clear(&mut self) {
+    pub(in super::super) fn clear(&mut self) {
         self.out.clear();
         self.out.shrink_to(KEPT_BYTES);
     }
 }
 
 impl Date {
-    pub(super) fn line(&mut self, now: Tick) -> &[u8] {
+    pub(in super::super) fn line(&mut self, now: Tick) -> &[u8] {
         if self.of != Some(now) {
             self.line = format!("date: {}\r\n", httpdate::fmt_http_date(wall_clock()));
             self.of = Some(now);

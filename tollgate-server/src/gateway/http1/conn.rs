@@ -48,7 +48,7 @@ impl Http1Conn {
     }
 
     /// Returns the connection after an upgrade.
-    pub(super) fn into_io(self) -> UpstreamIo {
+    pub(in super::super) fn into_io(self) -> UpstreamIo {
         self.io
     }
 
@@ -101,7 +101,7 @@ impl Http1Conn {
     }
 
     /// Sends as much of a request as possible. [`poll_send`](Self::poll_send) sends the rest.
-    pub(super) fn send(&mut self, bytes: &[u8], context: &mut Context<'_>) -> io::Result<()> {
+    pub(in super::super) fn send(&mut self, bytes: &[u8], context: &mut Context<'_>) -> io::Result<()> {
         let sent = match poll_write(self.io.stream_mut(), bytes, context) {
             Poll::Ready(sent) => sent?,
             Poll::Pending => 0,
@@ -114,22 +114,22 @@ impl Http1Conn {
 
     /// Sends the next part of a body. Nothing may be left of earlier parts. [`poll_send`](Self::poll_send) reports an
     /// error, after the response of an upstream that did not read the whole body.
-    pub(super) fn send_part(&mut self, bytes: &[u8], context: &mut Context<'_>) {
+    pub(in super::super) fn send_part(&mut self, bytes: &[u8], context: &mut Context<'_>) {
         self.is_broken |= self.send(bytes, context).is_err();
     }
 
     /// Returns the number of bytes that the upstream has not accepted.
-    pub(super) fn unsent_bytes(&self) -> usize {
+    pub(in super::super) fn unsent_bytes(&self) -> usize {
         self.unsent.len()
     }
 
     /// Returns whether the request was sent completely.
-    pub(super) fn is_sent(&self) -> bool {
+    pub(in super::super) fn is_sent(&self) -> bool {
         self.unsent.is_empty() && self.is_flushed && !self.is_broken
     }
 
     /// Returns ready once the request is sent.
-    pub(super) fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    pub(in super::super) fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.is_broken {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
@@ -150,7 +150,11 @@ impl Http1Conn {
     }
 
     /// Reads into the buffer. Returns the number of bytes; 0 is the end of the stream.
-    pub(super) fn poll_read(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+    pub(in super::super) fn poll_read(
+        &mut self,
+        buffer: &mut [u8],
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
         match self.io.stream_mut() {
             MaybeTls::Plain(tcp) => socket::poll_read(tcp, &mut self.has_read, buffer, context),
             MaybeTls::Tls(tls) => {

@@ -1,31 +1,35 @@
 //! Responses of upstreams: parsing the head, and finding the end of the body.
 
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::mem::MaybeUninit;
+use std::task::{Context, Poll};
 
+use bytes::Bytes;
 use http::header::DATE;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Version};
 use tollgate::Outcome;
 use tollgate::internal::HeaderLine;
 
+use super::super::failure::{ConnectError, Failure, Fault};
 use super::super::framing::{self, FramingGuard};
 use super::super::head::text;
-use super::super::head::upstream::{X_REQUEST_ID, via};
+use super::super::head::upstream::via;
 use super::super::head::{HeaderBuffer, HeadersView, RequestVersion};
-use super::super::header_names::{self, HeaderKind};
+use super::super::header_names::{self, HeaderKind, X_REQUEST_ID};
 use super::super::site::Edits;
-use super::trailers::Trailers;
+use super::super::upstream_tls::TlsFault;
+use super::conn::Http1Conn;
+use super::trailers::{InvalidBody, Trailers};
 
 /// The maximum number of response headers, as in hyper.
 const MAX_HEADERS: usize = 100;
 
+/// The capacity of a map for headers that the gateway adds.
+const ADDED: usize = 8;
+
 /// The result of parsing the bytes of a response.
-pub(super) enum ResponseParse<'a> {
+pub(in super::super) enum ResponseParse<'a> {
     Complete(ResponseHead<'a>),
-    /// An interim response, which another one follows.
-    Interim(ResponseHead<'a>),
-    /// Another protocol follows.
-    Switch(ResponseHead<'a>),
     Partial,
     /// It has too many headers.
     TooManyHeaders,
@@ -34,20 +38,20 @@ pub(super) enum ResponseParse<'a> {
 }
 
 /// The head of a response. Its headers are in a [`HeaderBuffer`].
-pub(super) struct ResponseHead<'a> {
-    pub(super) status: StatusCode,
+pub(in super::super) struct ResponseHead<'a> {
+    pub(in super::super) status: StatusCode,
     reason: &'a [u8],
     /// The length of the head.
-    pub(super) bytes: usize,
-    pub(super) body: ResponseBody,
+    pub(in super::super) bytes: usize,
+    pub(in super::super) body: ResponseBody,
     /// Whether the upstream accepts another request on the connection.
-    pub(super) stays_open: bool,
+    pub(in super::super) stays_open: bool,
     /// Whether the version is HTTP/1.0.
     is_http10: bool,
 }
 
 /// The rest of a body.
-pub(super) enum ResponseBody {
+pub(in super::super) enum ResponseBody {
     Length(u64),
     /// Chunked. The client gets other chunks: without extensions, and with trailers only if it accepts them.
     Chunks {
@@ -64,28 +68,113 @@ pub(super) enum ResponseBody {
 
 /// How the client gets a body of unknown length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ClientFraming {
+pub(in super::super) enum ClientFraming {
     Chunked,
     /// Until the connection is closed, for clients of HTTP/1.0.
     Raw,
 }
 
-/// A malformed or truncated body.
-pub(super) struct InvalidBody;
+/// The reason why there is no response head.
+pub(in super::super) struct HeadError {
+    pub(in super::super) fault: Fault,
+    /// Whether nothing of a response has arrived.
+    pub(in super::super) is_silent: bool,
+}
+
+impl HeadError {
+    pub(in super::super) fn failed(failure: Failure) -> Self {
+        Self { fault: failure.into(), is_silent: false }
+    }
+}
+
+/// What becomes of a head that was read.
+pub(in super::super) enum HeadUse<T> {
+    /// The next one is wanted.
+    Skipped,
+    /// It is read again.
+    Kept(T),
+    Taken(T),
+}
+
+/// Reads the heads of responses, of those to HEAD if `is_head`, until `take` wants no other. It gets each with all
+/// bytes from its start on. `has_unparsed` is whether a head was kept.
+pub(in super::super) fn poll_head<T>(
+    conn: &mut Http1Conn,
+    (input, is_head, mut has_unparsed): (&mut [u8], bool, bool),
+    context: &mut Context<'_>,
+    mut take: impl FnMut(ResponseHead<'_>, HeadersView<'_>, &[u8], &mut Context<'_>) -> HeadUse<T>,
+) -> Poll<Result<T, HeadError>> {
+    // An upstream may respond before it has read the whole request.
+    let sent = conn.poll_send(context);
+    // The bytes that are not parsed yet.
+    let (mut begin, mut end) = (0, conn.head_bytes.len());
+    input[..end].copy_from_slice(&conn.head_bytes);
+    loop {
+        if !std::mem::take(&mut has_unparsed) {
+            let is_silent = begin == end;
+            let broken = |error: Option<&io::Error>| HeadError { fault: broken(error), is_silent };
+            if end == input.len() {
+                input.copy_within(begin.., 0);
+                (begin, end) = (0, end - begin);
+            }
+            match conn.poll_read(&mut input[end..], context) {
+                Poll::Ready(Ok(0)) => return Poll::Ready(Err(broken(None))),
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(broken(Some(&error)))),
+                Poll::Ready(Ok(read)) => end += read,
+                Poll::Pending => {
+                    conn.head_bytes.clear();
+                    conn.head_bytes.extend_from_slice(&input[begin..end]);
+                    return match sent {
+                        Poll::Ready(Err(error)) => Poll::Ready(Err(broken(Some(&error)))),
+                        _ => Poll::Pending,
+                    };
+                }
+            }
+        }
+        let bytes = &input[begin..end];
+        let mut lines = HeaderBuffer::default();
+        let failure = match ResponseHead::read(bytes, &mut lines, is_head) {
+            ResponseParse::Complete(head) if head.is_interim() && !conn.note_interim() => Failure::BadAnswer,
+            ResponseParse::Complete(head) => {
+                let head_bytes = head.bytes;
+                if !head.is_interim() {
+                    conn.usage.note_keep_alive(head.keep_alive(lines.view()));
+                }
+                match take(head, lines.view(), bytes, context) {
+                    HeadUse::Skipped => {
+                        begin += head_bytes;
+                        has_unparsed = begin < end;
+                        continue;
+                    }
+                    HeadUse::Kept(value) => {
+                        conn.head_bytes = bytes.to_vec();
+                        return Poll::Ready(Ok(value));
+                    }
+                    HeadUse::Taken(value) => {
+                        conn.head_bytes = Vec::new();
+                        return Poll::Ready(Ok(value));
+                    }
+                }
+            }
+            ResponseParse::Partial if bytes.len() < input.len() => continue,
+            ResponseParse::Partial | ResponseParse::TooManyHeaders => Failure::LongAnswerHead,
+            ResponseParse::Invalid => Failure::BadAnswer,
+        };
+        return Poll::Ready(Err(HeadError::failed(failure)));
+    }
+}
+
+/// Returns the fault of a broken connection.
+pub(super) fn broken(error: Option<&io::Error>) -> Fault {
+    match error.and_then(TlsFault::of_alert) {
+        Some(fault) => ConnectError::Tls(fault).into(),
+        None => Failure::Disconnected.into(),
+    }
+}
 
 impl<'a> ResponseHead<'a> {
     /// Parses a head, of a response to HEAD if `is_head`.
-    pub(super) fn read(bytes: &'a [u8], lines: &mut HeaderBuffer<'a>, is_head: bool) -> ResponseParse<'a> {
-        match Self::read_one(bytes, lines, is_head) {
-            ResponseParse::Complete(head) if head.status == StatusCode::SWITCHING_PROTOCOLS => {
-                ResponseParse::Switch(head)
-            }
-            ResponseParse::Complete(head) if head.status.is_informational() => ResponseParse::Interim(head),
-            other => other,
-        }
-    }
-
-    fn read_one(bytes: &'a [u8], lines: &mut HeaderBuffer<'a>, is_head: bool) -> ResponseParse<'a> {
+    pub(in super::super) fn read(bytes: &'a [u8], lines: &mut HeaderBuffer<'a>, is_head: bool) -> ResponseParse<'a> {
         let mut parsed = [const { MaybeUninit::uninit() }; MAX_HEADERS];
         let mut answer = httparse::Response::new(&mut []);
         let parser = httparse::ParserConfig::default();
@@ -113,12 +202,22 @@ impl<'a> ResponseHead<'a> {
         ResponseParse::Complete(Self { status, reason, bytes: bytes_of_head, body, stays_open, is_http10 })
     }
 
-    pub(super) fn version(&self) -> Version {
+    /// Returns whether another response follows.
+    pub(in super::super) fn is_interim(&self) -> bool {
+        self.status.is_informational() && !self.switches()
+    }
+
+    /// Returns whether another protocol follows.
+    pub(in super::super) fn switches(&self) -> bool {
+        self.status == StatusCode::SWITCHING_PROTOCOLS
+    }
+
+    pub(in super::super) fn version(&self) -> Version {
         if self.is_http10 { Version::HTTP_10 } else { Version::HTTP_11 }
     }
 
     /// Returns the values of `Keep-Alive`.
-    pub(super) fn keep_alive<'l>(&self, lines: HeadersView<'l>) -> impl Iterator<Item = &'l [u8]> {
+    pub(in super::super) fn keep_alive<'l>(&self, lines: HeadersView<'l>) -> impl Iterator<Item = &'l [u8]> {
         let hop_by_hop = lines.iter().filter(|(_, kind)| *kind == HeaderKind::HopByHop).map(|(line, _)| line);
         hop_by_hop.filter(|line| line.name.eq_ignore_ascii_case("keep-alive")).map(|line| line.value)
     }
@@ -132,17 +231,28 @@ impl<'a> ResponseHead<'a> {
         })
     }
 
-    /// Returns the headers as a map.
-    pub(super) fn header_map(&self, lines: HeadersView<'_>) -> HeaderMap {
-        let mut map = HeaderMap::with_capacity(lines.lines.len());
+    /// Returns the headers as a map. Its values share one copy of the head, which begins at `bytes`.
+    pub(in super::super) fn header_map(&self, bytes: &[u8], lines: HeadersView<'_>) -> HeaderMap {
+        let text = Bytes::copy_from_slice(&bytes[..self.bytes]);
+        let shared = |value: &[u8]| {
+            let begin = value.as_ptr().addr().wrapping_sub(bytes.as_ptr().addr());
+            match begin.checked_add(value.len()).filter(|end| *end <= text.len()) {
+                Some(end) => HeaderValue::from_maybe_shared(text.slice(begin..end)),
+                // The parser may return an empty value from elsewhere.
+                None => HeaderValue::from_bytes(value),
+            }
+        };
+        let mut map = HeaderMap::with_capacity(lines.lines.len() + ADDED);
         for (line, _) in self.passing(lines) {
-            add(&mut map, line.name, line.value);
+            if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(line.name.as_bytes()), shared(line.value)) {
+                map.append(name, value);
+            }
         }
         map
     }
 
     /// Writes an interim response for the client.
-    pub(super) fn write_interim(&self, out: &mut Vec<u8>, lines: HeadersView<'_>, edits: &Edits) {
+    pub(in super::super) fn write_interim(&self, out: &mut Vec<u8>, lines: HeadersView<'_>, edits: &Edits) {
         text::put_status(out, self.status, self.reason);
         for (line, _) in self.passing(lines).filter(|(line, _)| !edits.removes(line.name)) {
             text::put(out, line.name, line.value);
@@ -151,7 +261,7 @@ impl<'a> ResponseHead<'a> {
     }
 
     /// Writes the head for the client, without the final empty line.
-    pub(super) fn write(
+    pub(in super::super) fn write(
         &self,
         out: &mut Vec<u8>,
         lines: HeadersView<'_>,
@@ -260,7 +370,7 @@ impl ResponseBody {
         }
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(in super::super) fn is_over(&self) -> bool {
         match self {
             Self::Length(left) => *left == 0,
             Self::Chunks { framing_guard, .. } => framing_guard.is_between(),
@@ -278,7 +388,7 @@ impl ResponseBody {
 
     /// Adapts the body to a client of HTTP/1.0, which knows no chunks. Returns whether only the end of the connection
     /// can end it.
-    pub(super) fn send_raw(&mut self) -> bool {
+    pub(in super::super) fn send_raw(&mut self) -> bool {
         match self {
             Self::Length(_) => false,
             Self::Chunks { framing, .. } | Self::UntilClose { framing, .. } => {
@@ -289,7 +399,7 @@ impl ResponseBody {
     }
 
     /// Passes the trailers on that the head announces.
-    pub(super) fn pass_trailers(&mut self, lines: HeadersView<'_>) {
+    pub(in super::super) fn pass_trailers(&mut self, lines: HeadersView<'_>) {
         if let Self::Chunks { trailers, .. } = self {
             let announced = lines.values(HeaderKind::Trailer).flat_map(|value| value.split(|byte| *byte == b','));
             let announced = announced.map(<[u8]>::trim_ascii);
@@ -299,26 +409,26 @@ impl ResponseBody {
     }
 
     /// Keeps all trailers, for a client that gets them in a map.
-    pub(super) fn keep_trailers(&mut self) {
+    pub(in super::super) fn keep_trailers(&mut self) {
         if let Self::Chunks { trailers, .. } = self {
             *trailers = Some(Box::default());
         }
     }
 
     /// Returns whether a body that is over has trailers.
-    pub(super) fn has_trailers(&self) -> bool {
+    pub(in super::super) fn has_trailers(&self) -> bool {
         matches!(self, Self::Chunks { trailers: Some(trailers), .. } if trailers.is_any())
     }
 
     /// Takes the trailers that were kept, if there are any.
-    pub(super) fn take_trailers(&mut self) -> Result<Option<HeaderMap>, InvalidBody> {
+    pub(in super::super) fn take_trailers(&mut self) -> Result<Option<HeaderMap>, InvalidBody> {
         let Self::Chunks { trailers, .. } = self else { return Ok(None) };
         trailers.take().filter(|trailers| trailers.is_any()).map(|trailers| trailers.to_map()).transpose()
     }
 
     /// Consumes bytes of the body. A body of unknown length is written to `out` as the client gets it. Returns the number of bytes
     /// consumed, and the number of content bytes.
-    pub(super) fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, usize), InvalidBody> {
+    pub(in super::super) fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, usize), InvalidBody> {
         match self {
             Self::Length(left) => {
                 let taken = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
@@ -350,7 +460,7 @@ impl ResponseBody {
     }
 
     /// Ends the body, because the upstream has closed the connection.
-    pub(super) fn end(&mut self, out: &mut Vec<u8>) -> Result<(), InvalidBody> {
+    pub(in super::super) fn end(&mut self, out: &mut Vec<u8>) -> Result<(), InvalidBody> {
         match self {
             Self::UntilClose { is_over, framing } => {
                 *is_over = true;
@@ -373,10 +483,10 @@ impl ClientFraming {
     }
 }
 
-pub(super) const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+pub(in super::super) const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 
 /// Writes a chunk. An empty one is skipped, since it would be the last.
-pub(super) fn put_chunk(out: &mut Vec<u8>, bytes: &[u8]) {
+pub(in super::super) fn put_chunk(out: &mut Vec<u8>, bytes: &[u8]) {
     if !bytes.is_empty() {
         // Writing to a vector does not fail.
         _ = write!(out, "{:x}\r\n", bytes.len());

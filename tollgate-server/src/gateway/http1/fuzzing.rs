@@ -52,7 +52,7 @@ pub fn read_requests(mut bytes: &[u8]) -> (Vec<Http1Request>, Http1End) {
     let mut requests = Vec::new();
     while !bytes.is_empty() {
         let (proxies, peer) = (TrustedProxies::default(), Ipv4Addr::LOCALHOST.into());
-        let filter = HeaderFilter::with(UnderscoreHeaders::Keep, &proxies, peer);
+        let filter = HeaderFilter::new(UnderscoreHeaders::Keep, &proxies, peer);
         let mut lines = HeaderBuffer::default();
         let plain = match PlainRequest::read(bytes, &mut lines, MAX_HEAD, &filter) {
             RequestParse::Complete(plain) => plain,
@@ -141,7 +141,7 @@ pub enum Http1Framing {
 pub fn read_response(bytes: &[u8], is_head: bool) -> Option<Http1Response> {
     let mut lines = HeaderBuffer::default();
     let head = match ResponseHead::read(bytes, &mut lines, is_head) {
-        ResponseParse::Complete(head) | ResponseParse::Interim(head) | ResponseParse::Switch(head) => head,
+        ResponseParse::Complete(head) => head,
         ResponseParse::Partial | ResponseParse::TooManyHeaders | ResponseParse::Invalid => return None,
     };
     let framing = match head.body {

@@ -5,7 +5,6 @@
 
 use std::fmt;
 use std::future::poll_fn;
-use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -15,29 +14,18 @@ use http::{HeaderMap, Response};
 use hyper::body::{Body, Frame, SizeHint};
 
 use super::super::abandoned;
-use super::super::body::ToUpstream;
 use super::super::body_channel::{BodyReader, BodyWriter, Demand, channel};
-use super::super::connect::ConnectError;
-use super::super::deadline::{Ticks, UpstreamDeadline};
+use super::super::client_body::ToUpstream;
+use super::super::deadline::UpstreamDeadline;
 use super::super::failure::{Failure, Fault};
-use super::super::head::HeaderBuffer;
-use super::super::reuse::{Repeatable, ReusePolicy};
-use super::super::target::Target;
-use super::super::upstream_tls::TlsFault;
+use super::super::reuse::Repeatable;
+use super::super::target::ConnPool;
 use super::conn::Http1Conn;
-use super::response::{LAST_CHUNK, ResponseBody, ResponseHead, ResponseParse, put_chunk};
+use super::response::{self, HeadError, HeadUse, LAST_CHUNK, ResponseBody, put_chunk};
 use super::scratch::{Scratch, scratch};
 
 /// The maximum number of parts of a request body that are sent before the response gets its turn.
 const PARTS_PER_TURN: u32 = 16;
-
-/// The pool that a connection returns to after its response.
-pub(in super::super) struct ConnPool {
-    pub(in super::super) target: Arc<Target>,
-    pub(in super::super) worker: usize,
-    pub(in super::super) policy: ReusePolicy,
-    pub(in super::super) ticks: Arc<Ticks>,
-}
 
 /// The reason why a request got no response.
 pub(in super::super) struct SendError {
@@ -62,7 +50,7 @@ pub(in super::super) async fn send(
         let buffers = &mut scratch().buffers;
         buffers.clear();
         write.take().map_or(Ok(()), |write| write(&mut buffers.out))?;
-        Poll::Ready(conn.send(&buffers.out, context).map_err(|error| broken(Some(&error))))
+        Poll::Ready(conn.send(&buffers.out, context).map_err(|error| response::broken(Some(&error))))
     })
     .await
 }
@@ -76,7 +64,7 @@ pub(in super::super) async fn receive(
 ) -> Result<Response<Http1Body>, SendError> {
     let received = poll_fn(|context| {
         if poll_upload(&mut upload, &mut conn, context).is_err() {
-            return Poll::Ready(Err(HeadError::Body));
+            return Poll::Ready(Err(HeadError::failed(Failure::BodyBroken)));
         }
         poll_head(&mut conn, is_head, context)
     });
@@ -85,14 +73,47 @@ pub(in super::super) async fn receive(
             let rest = Http1Response { conn: Some(conn), upload, start, pool };
             Ok(response.map(|()| rest.into_body()))
         }
-        Err(HeadError::Broken { fault, is_silent }) => {
+        Err(HeadError { fault, is_silent }) => {
             let may_retry = is_silent && repeatable == Repeatable::Yes;
             Err(SendError { fault, retry: may_retry.then_some(ToUpstream::Empty) })
         }
-        Err(HeadError::TooLong) => Err(SendError::failed(Failure::LongAnswerHead)),
-        Err(HeadError::Invalid) => Err(SendError::failed(Failure::BadAnswer)),
-        Err(HeadError::Body) => Err(SendError::failed(Failure::BodyBroken)),
     }
+}
+
+/// Reads the head of a response, and skips interim responses.
+fn poll_head(
+    conn: &mut Http1Conn,
+    is_head: bool,
+    context: &mut Context<'_>,
+) -> Poll<Result<(Response<()>, ResponseStart), HeadError>> {
+    let mut scratch = scratch();
+    let Scratch { input, buffers, .. } = &mut *scratch;
+    let read = response::poll_head(conn, (input, is_head, false), context, |mut head, lines, bytes, _| {
+        if head.is_interim() {
+            return HeadUse::Skipped;
+        }
+        let mut response = Response::new(());
+        *response.status_mut() = head.status;
+        *response.version_mut() = head.version();
+        *response.headers_mut() = head.header_map(bytes, lines);
+        head.body.send_raw();
+        head.body.keep_trailers();
+        let rest = &bytes[head.bytes..];
+        buffers.clear();
+        let taken = match head.body.take(rest, &mut buffers.out) {
+            // No upgrade was requested.
+            Ok((taken, _)) if !head.switches() => taken,
+            _ => return HeadUse::Taken(Err(HeadError::failed(Failure::BadAnswer))),
+        };
+        let first = match head.body {
+            ResponseBody::Length(_) => &rest[..taken],
+            _ => &buffers.out,
+        };
+        let stays_open = head.stays_open && taken == rest.len();
+        let start = ResponseStart { first: Bytes::copy_from_slice(first), rest: head.body, stays_open };
+        HeadUse::Taken(Ok((response, start)))
+    });
+    read.map(Result::flatten)
 }
 
 /// The rest of a request body.
@@ -173,7 +194,7 @@ fn poll_upload(upload: &mut Option<Upload>, conn: &mut Http1Conn, context: &mut 
 }
 
 /// The start of a response.
-pub(super) struct ResponseStart {
+pub(in super::super) struct ResponseStart {
     /// The content that arrived with the head.
     first: Bytes,
     rest: ResponseBody,
@@ -182,106 +203,9 @@ pub(super) struct ResponseStart {
 
 impl ResponseStart {
     /// Continues a response of which a part was passed on.
-    pub(super) fn resume(mut rest: ResponseBody, stays_open: bool) -> Self {
+    pub(in super::super) fn resume(mut rest: ResponseBody, stays_open: bool) -> Self {
         rest.send_raw();
         Self { first: Bytes::new(), rest, stays_open }
-    }
-}
-
-/// The reason why there is no response head.
-enum HeadError {
-    /// The connection broke.
-    Broken {
-        fault: Fault,
-        /// Whether nothing of a response has arrived.
-        is_silent: bool,
-    },
-    TooLong,
-    Invalid,
-    /// The client broke off its body.
-    Body,
-}
-
-/// Returns the fault of a broken connection.
-fn broken(error: Option<&io::Error>) -> Fault {
-    match error.and_then(TlsFault::of_alert) {
-        Some(fault) => ConnectError::Tls(fault).into(),
-        None => Failure::Disconnected.into(),
-    }
-}
-
-/// Reads the head of a response, and skips interim responses.
-fn poll_head(
-    conn: &mut Http1Conn,
-    is_head: bool,
-    context: &mut Context<'_>,
-) -> Poll<Result<(Response<()>, ResponseStart), HeadError>> {
-    // An upstream may respond before it has read the whole request.
-    let sent = conn.poll_send(context);
-    let mut scratch = scratch();
-    let Scratch { input, buffers, .. } = &mut *scratch;
-    let (mut begin, mut end) = (0, conn.head_bytes.len());
-    input[..end].copy_from_slice(&conn.head_bytes);
-    let mut has_unparsed = false;
-    loop {
-        if !std::mem::take(&mut has_unparsed) {
-            let is_silent = begin == end;
-            let ended = |error: Option<&io::Error>| HeadError::Broken { fault: broken(error), is_silent };
-            if end == input.len() {
-                input.copy_within(begin.., 0);
-                (begin, end) = (0, end - begin);
-            }
-            match conn.poll_read(&mut input[end..], context) {
-                Poll::Ready(Ok(0)) => return Poll::Ready(Err(ended(None))),
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(ended(Some(&error)))),
-                Poll::Ready(Ok(read)) => end += read,
-                Poll::Pending => {
-                    conn.head_bytes.clear();
-                    conn.head_bytes.extend_from_slice(&input[begin..end]);
-                    return match sent {
-                        Poll::Ready(Err(error)) => Poll::Ready(Err(ended(Some(&error)))),
-                        _ => Poll::Pending,
-                    };
-                }
-            }
-        }
-        let bytes = &input[begin..end];
-        let mut header_buffer = HeaderBuffer::default();
-        match ResponseHead::read(bytes, &mut header_buffer, is_head) {
-            ResponseParse::Complete(mut head) => {
-                let lines = header_buffer.view();
-                conn.usage.note_keep_alive(head.keep_alive(lines));
-                conn.head_bytes = Vec::new();
-                let mut response = Response::new(());
-                *response.status_mut() = head.status;
-                *response.version_mut() = head.version();
-                *response.headers_mut() = head.header_map(lines);
-                head.body.send_raw();
-                head.body.keep_trailers();
-                let rest = &bytes[head.bytes..];
-                buffers.clear();
-                let Ok((taken, _)) = head.body.take(rest, &mut buffers.out) else {
-                    return Poll::Ready(Err(HeadError::Invalid));
-                };
-                let first = match head.body {
-                    ResponseBody::Length(_) => &rest[..taken],
-                    _ => &buffers.out,
-                };
-                let stays_open = head.stays_open && taken == rest.len();
-                let start = ResponseStart { first: Bytes::copy_from_slice(first), rest: head.body, stays_open };
-                return Poll::Ready(Ok((response, start)));
-            }
-            ResponseParse::Interim(head) if conn.note_interim() => {
-                begin += head.bytes;
-                has_unparsed = begin < end;
-            }
-            ResponseParse::Partial if bytes.len() < input.len() => {}
-            ResponseParse::Partial | ResponseParse::TooManyHeaders => return Poll::Ready(Err(HeadError::TooLong)),
-            // No upgrade was requested.
-            ResponseParse::Switch(_) | ResponseParse::Interim(_) | ResponseParse::Invalid => {
-                return Poll::Ready(Err(HeadError::Invalid));
-            }
-        }
     }
 }
 
@@ -303,7 +227,7 @@ pub(in super::super) enum Http1Body {
 
 impl Http1Body {
     /// Continues a response.
-    pub(super) fn resume(conn: Box<Http1Conn>, start: ResponseStart, pool: ConnPool) -> Self {
+    pub(in super::super) fn resume(conn: Box<Http1Conn>, start: ResponseStart, pool: ConnPool) -> Self {
         let mut response = Http1Response { conn: Some(conn), upload: None, start, pool: Some(pool) };
         response.release_if_over();
         Self::Direct(Box::new(response))
@@ -379,7 +303,7 @@ impl Http1Response {
             && self.start.stays_open
             && conn.is_sent()
         {
-            pool.target.keep_idle(pool.worker, conn, pool.ticks.now(), &pool.policy);
+            pool.keep(conn);
         }
     }
 

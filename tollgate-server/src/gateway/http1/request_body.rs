@@ -2,10 +2,6 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::super::buffer_budget::BufferedBytes;
-use super::super::deadline::Tick;
-use super::super::exchange::MAX_DRAINED_BYTES;
-use super::super::failure::Failure;
 use super::super::framing::{Ambiguity, FramingGuard};
 use super::super::head::BodyLength;
 use super::super::head::text::MAX_HEADERS;
@@ -13,7 +9,7 @@ use super::response::{LAST_CHUNK, put_chunk};
 
 /// The part of a body that has not arrived.
 #[derive(Debug)]
-pub(super) enum RequestBody {
+pub(in super::super) enum RequestBody {
     /// Nothing: there is no body, or all of it has arrived.
     Complete,
     /// The number of bytes left.
@@ -25,17 +21,17 @@ pub(super) enum RequestBody {
 }
 
 /// The part of a body that arrived with the head.
-pub(super) struct BodyStart {
+pub(in super::super) struct BodyStart {
     /// The number of bytes that belong to the body.
-    pub(super) bytes: usize,
+    pub(in super::super) bytes: usize,
     /// The number of content bytes among them.
-    pub(super) content: u64,
-    pub(super) rest: RequestBody,
+    pub(in super::super) content: u64,
+    pub(in super::super) rest: RequestBody,
 }
 
 impl BodyLength {
     /// Splits the bytes that follow a head.
-    pub(super) fn split(self, bytes: &[u8]) -> BodyStart {
+    pub(in super::super) fn split(self, bytes: &[u8]) -> BodyStart {
         match self {
             Self::Known(length) if length <= bytes.len() as u64 => {
                 BodyStart { bytes: length as usize, content: length, rest: RequestBody::Complete }
@@ -61,7 +57,7 @@ impl BodyLength {
 impl RequestBody {
     /// Consumes bytes of the body. Chunks are written to `out` without extensions and trailers, which upstreams do not
     /// get. Returns the number of bytes consumed, and the number of content bytes.
-    pub(super) fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, usize), Ambiguity> {
+    pub(in super::super) fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, usize), Ambiguity> {
         match self {
             Self::Complete => Ok((0, 0)),
             Self::Invalid(ambiguity) => Err(*ambiguity),
@@ -90,7 +86,11 @@ impl RequestBody {
 
     /// Consumes bytes of the body, and appends its content and trailers to `received`. Returns the number of bytes
     /// consumed.
-    pub(super) fn take_content(&mut self, bytes: &[u8], received: &mut ReceivedBody) -> Result<usize, Ambiguity> {
+    pub(in super::super) fn take_content(
+        &mut self,
+        bytes: &[u8],
+        received: &mut ReceivedBody,
+    ) -> Result<usize, Ambiguity> {
         let Self::Chunked(framing_guard) = self else {
             let (taken, _) = self.take(bytes, &mut Vec::new())?;
             received.content.extend_from_slice(&bytes[..taken]);
@@ -103,33 +103,37 @@ impl RequestBody {
         Ok(taken)
     }
 
-    pub(super) fn is_chunked(&self) -> bool {
+    pub(in super::super) fn is_chunked(&self) -> bool {
         matches!(self, Self::Chunked(_))
     }
 
-    pub(super) fn is_complete(&self) -> bool {
+    pub(in super::super) fn is_complete(&self) -> bool {
         matches!(self, Self::Complete)
     }
 }
 
 /// A part of a body without its framing.
 #[derive(Debug, Default)]
-pub(super) struct ReceivedBody {
-    pub(super) content: Vec<u8>,
+pub(in super::super) struct ReceivedBody {
+    pub(in super::super) content: Vec<u8>,
     /// The lines of the trailers, with the final empty one.
-    pub(super) trailers: Vec<u8>,
+    pub(in super::super) trailers: Vec<u8>,
 }
 
 impl ReceivedBody {
     /// Decodes chunks. Returns the number of bytes that belong to the body.
-    pub(super) fn unchunk(&mut self, framing_guard: &mut FramingGuard, bytes: &[u8]) -> Result<usize, Ambiguity> {
+    pub(in super::super) fn unchunk(
+        &mut self,
+        framing_guard: &mut FramingGuard,
+        bytes: &[u8],
+    ) -> Result<usize, Ambiguity> {
         let Self { content, trailers } = self;
         let found = |piece: &[u8]| content.extend_from_slice(piece);
         framing_guard.unchunk_with_trailers(bytes, found, |lines| trailers.extend_from_slice(lines))
     }
 
     /// Returns the trailers, or `None` if they are malformed.
-    pub(super) fn trailers(&self) -> Option<HeaderMap> {
+    pub(in super::super) fn trailers(&self) -> Option<HeaderMap> {
         let mut map = HeaderMap::new();
         if self.trailers.is_empty() {
             return Some(map);
@@ -143,33 +147,5 @@ impl ReceivedBody {
             map.append(name, HeaderValue::from_bytes(trailer.value).ok()?);
         }
         Some(map)
-    }
-}
-
-/// A body that is being received.
-pub(super) struct PendingBody {
-    pub(super) rest: RequestBody,
-    /// The number of content bytes that may still arrive, by `max_body`.
-    pub(super) room: u64,
-    /// The reason why it cannot be forwarded.
-    pub(super) failure: Option<Failure>,
-    /// The client's deadline for the next part, while the gateway waits for it.
-    pub(super) due: Option<Tick>,
-    /// The bytes that the upstream has not read.
-    pub(super) buffered: BufferedBytes,
-    /// Whether the client waits for `100 Continue`.
-    pub(super) awaits_continue: bool,
-}
-
-impl PendingBody {
-    /// Returns whether the rest can be read and discarded, so that the connection stays usable.
-    pub(super) fn is_drainable(&self) -> bool {
-        let is_short = match self.rest {
-            RequestBody::Complete | RequestBody::Chunked(_) => true,
-            RequestBody::Length(left) => left <= MAX_DRAINED_BYTES as u64,
-            RequestBody::Invalid(_) => false,
-        };
-        // A client that waits for `100 Continue` may omit the body after another response, or send it.
-        is_short && self.failure.is_none() && !self.awaits_continue
     }
 }
