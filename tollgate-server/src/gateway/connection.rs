@@ -79,8 +79,8 @@ impl Drop for Counted {
     }
 }
 
-/// Serves a plain connection from its first byte on, until the client, a deadline or the gateway ends it. `counted` is
-/// dropped last.
+/// Serves a connection from its first request on, until the client, a deadline or the gateway ends it. Clients that use
+/// HTTP/2 without ALPN begin here, too. `counted` is dropped last.
 ///
 /// Most connections are idle most of the time, and each holds the maximum size of this future. So rare or short steps
 /// are boxed, and nothing is held twice: an async function would copy its arguments.

@@ -151,12 +151,10 @@ impl FileSnapshot {
     /// the file may have changed since.
     pub(super) fn with_loaded(mut self, loaded: Vec<(PathBuf, Option<Vec<u8>>)>) -> Self {
         let before = std::mem::take(&mut self.named);
-        let known = |path: &Path| before.iter().find(|(known, _)| known == path).map(|(_, text)| text.clone());
-        let keep = |(path, text): (PathBuf, _)| {
-            let text = known(&path).unwrap_or(text);
-            (path, text)
-        };
-        self.named = loaded.into_iter().map(keep).collect();
+        // The rules know a path as text, in which bytes that are not UTF-8 are replaced.
+        let text = |path: &Path| path.display().to_string();
+        let known = |path: &Path| before.iter().find(|(known, _)| text(known) == text(path)).cloned();
+        self.named = loaded.into_iter().map(|(path, contents)| known(&path).unwrap_or((path, contents))).collect();
         self
     }
 
@@ -207,6 +205,7 @@ impl Hangup {
 
 #[cfg(all(test, unix))]
 mod tests {
+    use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::symlink;
 
     use super::*;
@@ -238,25 +237,28 @@ mod tests {
 
     #[test]
     fn a_file_that_is_added_while_others_are_loaded_is_noticed() {
-        let root = tempfile::tempdir().unwrap();
-        let path = root.path().join("rules.yaml");
+        let folder = tempfile::tempdir().unwrap();
+        // A name that is not UTF-8.
+        let root = folder.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
+        std::fs::create_dir(&root).unwrap();
+        let path = root.join("rules.yaml");
         let domain = |name: &str| format!("domain: {name}\ndescriptors: []\n");
         std::fs::write(&path, "limits: []\nservice: { grpc: 127.0.0.1:0, envoy: { files: '*.envoy' } }\n").unwrap();
-        std::fs::write(root.path().join("a.envoy"), domain("a")).unwrap();
+        std::fs::write(root.join("a.envoy"), domain("a")).unwrap();
         let load = || config::understand(&path, &std::fs::read(&path).unwrap()).unwrap();
         let now = |file| FileSnapshot::read(&path, config::named_files(file));
 
         let file = load();
         let snapshot = now(&file);
         assert_eq!(snapshot.clone().with_loaded(config::loaded_files(&file)), now(&file), "nothing has changed");
-        std::fs::write(root.path().join("b.envoy"), domain("b")).unwrap();
+        std::fs::write(root.join("b.envoy"), domain("b")).unwrap();
         let read = snapshot.with_loaded(config::loaded_files(&file));
         assert_ne!(read, now(&file));
 
         let file = load();
-        let read = read.with_loaded(config::loaded_files(&file));
+        let read = now(&file).with_loaded(config::loaded_files(&file));
         assert_eq!(read, now(&file), "it is loaded now");
-        std::fs::write(root.path().join("a.envoy"), domain("c")).unwrap();
+        std::fs::write(root.join("a.envoy"), domain("c")).unwrap();
         assert_ne!(read.with_loaded(config::loaded_files(&load())), now(&file), "a changed file is loaded once more");
     }
 }

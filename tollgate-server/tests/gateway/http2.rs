@@ -324,6 +324,27 @@ fn a_body_of_unknown_length_passes_whatever_the_method() {
     }
 }
 
+/// A request that is retried after an upstream with HTTP/2 is framed anew: its body has been received, and is empty.
+#[test]
+fn an_empty_chunked_body_ends_after_a_retry_over_http_1() {
+    let upstream = Raw::start(|conversation| {
+        while let Some(asked) = conversation.request() {
+            let length = asked.body.len();
+            conversation.send(format!("HTTP/1.1 200 OK\r\nX-Length: {length}\r\nContent-Length: 0\r\n\r\n"));
+        }
+    });
+    let dead = testkit::port::unused_address();
+    let route = format!("{{ path: /**, retries: 1, upstream: ['h2c://{dead}', '{}'] }}", upstream.url());
+    let gateway = Gateway::start(&site("", &[route], ""));
+    let mut connection = gateway.connect();
+    // Either upstream may come first.
+    for body in ["", "5\r\nhello\r\n", "", ""] {
+        connection.send(format!("PUT / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n{body}0\r\n\r\n"));
+        let head = connection.receive_head().unwrap();
+        assert_eq!((head.status, head.header("x-length")), (200, Some(if body.is_empty() { "0" } else { "5" })));
+    }
+}
+
 /// In HTTP/2, the absence of a body is only shown by not sending one.
 #[test]
 fn response_to_head_has_no_body() {

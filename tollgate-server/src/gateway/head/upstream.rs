@@ -149,7 +149,8 @@ impl<'a> UpstreamHead<'a> {
         *request.method_mut() = parts.method.clone();
         *request.uri_mut() = uri.unwrap_or_else(|| parts.uri.clone());
         let map = request.headers_mut();
-        map.reserve(parts.headers.len() + ADDED);
+        // A repeated name takes one place, and a map has room for no more names than that of the request.
+        _ = map.try_reserve(parts.headers.keys_len() + ADDED);
         self.put_host(map);
         for (name, value) in &parts.headers {
             let kind = header_names::kind(name.as_str());

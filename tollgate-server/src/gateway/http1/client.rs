@@ -1,6 +1,7 @@
-//! Requests to HTTP/1 upstreams that do not come from an HTTP/1 connection: those of HTTP/2 clients, and health checks.
+//! Requests to HTTP/1 upstreams that the lane does not send: those of HTTP/2 clients, health checks, and those for which
+//! an upstream with HTTP/2 was tried first. It also receives the rest of responses whose clients have left.
 //!
-//! Connections, framing and the parser of responses are the lane's. A request body is sent while the response is read.
+//! A request body is sent while the response is read.
 //! If the response begins before the end of the request body, a task relays both: the client may send without reading.
 
 use std::fmt;

@@ -13,7 +13,7 @@ use super::super::head::target::RequestTarget;
 use super::super::head::text::MAX_HEADERS;
 use super::super::head::upstream::{Destination, UpstreamHead};
 use super::super::head::{BodyLength, HeaderBuffer, RequestHead, RequestLine, RequestVersion, join_cookies};
-use super::super::header_names::HeaderFilter;
+use super::super::header_names::{HeaderFilter, HeaderKind, kind};
 use super::super::request_guard::RequestGuard;
 use super::request_body::{BodyStart, ReceivedBody, RequestBody};
 
@@ -140,13 +140,15 @@ impl<'a> PlainRequest<'a> {
         }
     }
 
-    /// Converts the head for hyper's client.
+    /// Converts the head for another client than the lane's. That client frames the body, which may have been received
+    /// in the meantime.
     pub(in super::super) fn to_parts(&self) -> Option<Parts> {
         let (mut parts, ()) = Request::new(()).into_parts();
         parts.method = self.head.method.parse().ok()?;
         parts.uri = self.head.target.uri()?;
         parts.version = self.head.version.into();
-        for line in self.head.headers.lines {
+        let is_framing = |line: &&HeaderLine<'_>| kind(line.name) == HeaderKind::TransferEncoding;
+        for line in self.head.headers.lines.iter().filter(|line| !is_framing(line)) {
             let (name, value) = (HeaderName::from_bytes(line.name.as_bytes()), HeaderValue::from_bytes(line.value));
             parts.headers.append(name.ok()?, value.ok()?);
         }

@@ -62,3 +62,40 @@ fn collapse(object: &mut Map<String, Value>) {
         object.entry(key).or_insert(value);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::file::forms::by_format;
+
+    /// Returns every schema that bounds a duration or a size.
+    fn bounded(schema: &Value) -> Vec<&Map<String, Value>> {
+        match schema {
+            Value::Object(object) => {
+                let has_bound = object.contains_key("formatMinimum") || object.contains_key("formatMaximum");
+                object.values().flat_map(bounded).chain(has_bound.then_some(object)).collect()
+            }
+            Value::Array(values) => values.iter().flat_map(bounded).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// A bound that cannot be read would be no bound.
+    #[test]
+    fn every_bound_can_be_read() {
+        let root = borrowed();
+        let all = bounded(root);
+        assert!(all.len() > 10, "only {} bounds", all.len());
+        for schema in all {
+            let target = schema.get("$ref").and_then(Value::as_str).and_then(|path| root.pointer(&path[1..]));
+            let format = schema.get("format").or_else(|| target?.get("format")).and_then(Value::as_str);
+            let form = format.and_then(by_format).unwrap_or_else(|| panic!("a bound without a form: {schema:?}"));
+            let bound = |key: &str| schema.get(key).map(|text| (form.read)(text.as_str().expect("a bound is text")));
+            let bounds = [bound("formatMinimum"), bound("formatMaximum")];
+            assert!(bounds.iter().flatten().all(Result::is_ok), "{schema:?}");
+            if let [Some(Ok(least)), Some(Ok(most))] = bounds {
+                assert!(least < most, "{schema:?}");
+            }
+        }
+    }
+}

@@ -12,7 +12,7 @@ use crate::rules::file::forms::{KeyPrefix, StoreUrl};
 #[schemars(transform = or_value_of("url"))]
 #[non_exhaustive]
 pub struct StoreRule {
-    /// The URL: `redis://h:6379`, `rediss://h:6379`, `redis+cluster://h1:7001,h2:7002`,
+    /// `memory`, or a URL: `redis://h:6379`, `rediss://h:6379`, `redis+cluster://h1:7001,h2:7002`,
     /// `redis+sentinel://h1:26379,h2:26379/mymaster` or `unix:///path/to/socket`.
     pub url: StoreUrl,
     /// The prefix of all keys and channels: `prefix:rate_limit:…`. Fleets with different prefixes can share one Redis
