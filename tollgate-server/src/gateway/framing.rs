@@ -13,8 +13,8 @@ use std::fmt;
 const MAX_CHUNK_LINE: usize = 256;
 /// The maximum length of trailers.
 const MAX_TRAILER_BYTES: usize = 16 << 10;
-/// The maximum number of trailers, as of the headers of a message.
-const MAX_TRAILERS: usize = 100;
+/// The maximum number of headers or trailers of a message, as in hyper.
+pub(super) const MAX_HEADERS: usize = 100;
 /// The longest body. Many servers read a length as a signed number of 64 bits.
 const MAX_LENGTH: u64 = i64::MAX as u64;
 /// The maximum number of hexadecimal digits of a chunk size.
@@ -379,7 +379,7 @@ fn chunk_size(byte: u8, size: u64, digits: u32, line: usize) -> Result<At, Ambig
 }
 
 fn trailer(byte: u8, bytes: usize, lines: usize, part: TrailerPart) -> Result<At, Ambiguity> {
-    if bytes >= MAX_TRAILER_BYTES || lines > MAX_TRAILERS {
+    if bytes >= MAX_TRAILER_BYTES || lines > MAX_HEADERS {
         return Err(Ambiguity::HeadTooLong);
     }
     let lines = lines + usize::from(part == TrailerPart::Lf);
@@ -502,8 +502,8 @@ mod tests {
     fn more_trailers_than_headers_are_refused() {
         let body = |count| format!("0\r\n{}\r\n", "a: b\r\n".repeat(count));
         let unchunk = |text: String| FramingGuard::for_request_chunks().unchunk(text.as_bytes(), |_| {});
-        assert_eq!(unchunk(body(MAX_TRAILERS)), Ok(body(MAX_TRAILERS).len()));
-        assert_eq!(unchunk(body(MAX_TRAILERS + 1)), Err(Ambiguity::HeadTooLong));
+        assert_eq!(unchunk(body(MAX_HEADERS)), Ok(body(MAX_HEADERS).len()));
+        assert_eq!(unchunk(body(MAX_HEADERS + 1)), Err(Ambiguity::HeadTooLong));
     }
 
     #[test]

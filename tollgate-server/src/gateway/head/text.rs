@@ -5,9 +5,6 @@ use http::{HeaderMap, Response, StatusCode};
 
 use super::super::header_names::X_REQUEST_ID;
 
-/// The maximum number of headers of a message, as in hyper.
-pub(in super::super) const MAX_HEADERS: usize = 100;
-
 pub(in super::super) const CLOSE: &[u8] = b"connection: close\r\n";
 
 /// Only clients of HTTP/1.0 need it.

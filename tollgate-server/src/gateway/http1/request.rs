@@ -8,9 +8,8 @@ use tollgate::internal::HeaderLine;
 
 use super::super::client::Client;
 use super::super::failure::Failure;
-use super::super::framing::{Ambiguity, FramingGuard};
+use super::super::framing::{Ambiguity, FramingGuard, MAX_HEADERS};
 use super::super::head::target::RequestTarget;
-use super::super::head::text::MAX_HEADERS;
 use super::super::head::upstream::{Destination, UpstreamHead};
 use super::super::head::{BodyLength, HeaderBuffer, RequestHead, RequestLine, RequestVersion, join_cookies};
 use super::super::header_names::{HeaderFilter, HeaderKind, kind};

@@ -2,9 +2,8 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::super::framing::{Ambiguity, FramingGuard};
+use super::super::framing::{Ambiguity, FramingGuard, MAX_HEADERS};
 use super::super::head::BodyLength;
-use super::super::head::text::MAX_HEADERS;
 use super::response::{LAST_CHUNK, put_chunk};
 
 /// The part of a body that has not arrived.

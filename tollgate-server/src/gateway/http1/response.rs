@@ -11,7 +11,7 @@ use tollgate::Outcome;
 use tollgate::internal::HeaderLine;
 
 use super::super::failure::{ConnectError, Failure, Fault};
-use super::super::framing::{self, FramingGuard};
+use super::super::framing::{self, FramingGuard, MAX_HEADERS};
 use super::super::head::text;
 use super::super::head::upstream::via;
 use super::super::head::{HeaderBuffer, HeadersView, RequestVersion};
@@ -20,9 +20,6 @@ use super::super::site::Edits;
 use super::super::upstream_tls::TlsFault;
 use super::conn::Http1Conn;
 use super::trailers::{InvalidBody, Trailers};
-
-/// The maximum number of response headers, as in hyper.
-const MAX_HEADERS: usize = 100;
 
 /// The capacity of a map for headers that the gateway adds.
 const ADDED: usize = 8;

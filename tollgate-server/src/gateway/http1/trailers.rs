@@ -2,7 +2,8 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::super::head::text::{self, MAX_HEADERS};
+use super::super::framing::MAX_HEADERS;
+use super::super::head::text;
 use super::super::header_names::{HeaderKind, kind};
 
 /// A malformed or truncated body.

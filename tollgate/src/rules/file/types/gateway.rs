@@ -11,7 +11,7 @@ pub use self::routes::{
     UpstreamConnectionsRule, UpstreamRule, UpstreamTlsRule,
 };
 use super::OneOrMany;
-use super::notation::{at_least, between, or_value, or_value_of};
+use super::notation::{at_least, between, or_value, or_value_of, wait};
 use crate::rules::file::forms::{Address, ByteSize, Cidr, DurationText};
 use crate::rules::{EncodedSlash, ForwardingHeader, PathCase, PathParameters, PathReading};
 
@@ -206,22 +206,22 @@ pub struct CertificateRule {
 #[non_exhaustive]
 pub struct TimeoutsRule {
     /// For a whole request head, from its first byte.
-    #[schemars(transform = between("1ms", "24h"))]
+    #[schemars(transform = wait())]
     pub head: DurationText,
     /// For the next bytes of a request body.
-    #[schemars(transform = between("1ms", "24h"))]
+    #[schemars(transform = wait())]
     pub body: DurationText,
     /// For the next request on a connection.
-    #[schemars(transform = between("1ms", "24h"))]
+    #[schemars(transform = wait())]
     pub idle: DurationText,
     /// For a client to read some of its response.
-    #[schemars(transform = between("1ms", "24h"))]
+    #[schemars(transform = wait())]
     pub write: DurationText,
     /// For either side of an upgraded connection, such as a WebSocket, to send something.
-    #[schemars(transform = between("1ms", "24h"))]
+    #[schemars(transform = wait())]
     pub upgraded: DurationText,
     /// For requests in progress when the gateway stops.
-    #[schemars(transform = between("1ms", "24h"))]
+    #[schemars(transform = wait())]
     pub drain: DurationText,
 }
 

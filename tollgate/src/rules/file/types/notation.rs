@@ -67,6 +67,12 @@ pub(super) fn between(least: &'static str, most: &'static str) -> impl FnMut(&mu
     }
 }
 
+/// Adds the bounds of a wait to its schema. No request, connection or health check waits longer than a day, so a longer one
+/// is a mistake.
+pub(super) fn wait() -> impl FnMut(&mut Schema) {
+    between("1ms", "24h")
+}
+
 /// Adds the lower bound of a duration or a size to its schema.
 pub(super) fn at_least(least: &'static str) -> impl FnMut(&mut Schema) {
     move |schema| {

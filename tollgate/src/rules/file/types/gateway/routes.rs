@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::super::notation::{between, or_value, or_value_of};
+use super::super::notation::{or_value, or_value_of, wait};
 use super::super::{MatchRule, OneOrMany};
 use super::PathsRule;
 use crate::rules::file::forms::{
@@ -58,11 +58,11 @@ pub struct RouteRule {
     pub response_headers: HeaderEdits,
     /// Timeout for the start of a response, and between two parts of it.
     #[serde(default = "answer_timeout")]
-    #[schemars(transform = between("1ms", "24h"))]
+    #[schemars(transform = wait())]
     pub timeout: DurationText,
     /// Timeout for connecting to an upstream.
     #[serde(default = "connect_timeout")]
-    #[schemars(transform = between("1ms", "24h"))]
+    #[schemars(transform = wait())]
     pub connect_timeout: DurationText,
     /// Number of retries of an idempotent request after an upstream failed.
     #[serde(default = "retries")]
@@ -216,11 +216,11 @@ pub struct HealthCheckRule {
     pub path: PathText,
     /// The interval.
     #[serde(default = "check_every")]
-    #[schemars(transform = between("1ms", "24h"))]
+    #[schemars(transform = wait())]
     pub every: DurationText,
     /// Timeout for the response.
     #[serde(default = "check_timeout")]
-    #[schemars(transform = between("1ms", "24h"))]
+    #[schemars(transform = wait())]
     pub timeout: DurationText,
     /// Consecutive failures after which an upstream is unhealthy.
     #[serde(default = "unhealthy_after")]
@@ -259,7 +259,7 @@ pub struct EjectRule {
     pub after: u32,
     /// Duration of the ejection.
     #[serde(rename = "for")]
-    #[schemars(transform = between("1ms", "24h"))]
+    #[schemars(transform = wait())]
     pub lasts: DurationText,
     /// Statuses of responses that count as failures, from 500 to 599. None by default: a client that can provoke such
     /// responses could have an upstream ejected.
@@ -280,10 +280,10 @@ impl Default for EjectRule {
 pub struct UpstreamConnectionsRule {
     /// Longest idle time of an HTTP/1.1 connection. Must be shorter than the time after which the
     /// upstream closes idle connections; a shorter time in the upstream's `Keep-Alive: timeout=` takes precedence.
-    #[schemars(transform = between("1ms", "24h"))]
+    #[schemars(transform = wait())]
     pub idle: DurationText,
     /// Age at which a connection takes no further requests.
-    #[schemars(transform = between("1ms", "24h"))]
+    #[schemars(transform = wait())]
     pub max_age: DurationText,
     /// Number of requests after which a connection takes no further ones.
     #[schemars(range(min = 1, max = 1_000_000_000))]
