@@ -1042,11 +1042,19 @@ local function convert(k, old, v, p)
   end
 end
 
+-- Loads the state of a key for a limit, and returns its terms. Only a debt above the largest quota that the limit has had
+-- is attributed to a clock that stepped back, whichever terms the state has.
+local function load_for(k, p)
+  if not terms[k] then load(k) end
+  if terms[k][1] == METER then K[k] = max(K[k], p[#p]) end
+  return terms[k]
+end
+
 -- Returns the index of the state of a key under these terms: the key itself, or a converted copy (a negative index).
 local copies = 0
 
 local function prepare(k, p)
-  if not terms[k] then load(k) end
+  load_for(k, p)
   if terms[k] == REST then
     A[k], B[k], K[k], terms[k] = 0, 0, 0, p
     C[k] = p[1] == COUNTER and zeros(p[4]) or nil
@@ -1146,8 +1154,7 @@ end
 -- Gives back units of the newest charges, under the terms of the state. A queue gives back nothing, because later
 -- requests have their delays.
 local function credit(k, p, units)
-  if not terms[k] then load(k) end
-  local held = terms[k]
+  local held = load_for(k, p)
   if held == REST or failed[k] or units == 0 or (p[1] == METER and p[5] >= 0) then return end
   if held[1] == LOG then return credit_log(k, held, units) end
   local edit
@@ -1300,8 +1307,7 @@ while q[at] do
         at = at + 2
       end
       local others = q[at + 4]
-      if not terms[k] then load(k) end
-      local held = terms[k]
+      local held = load_for(k, p)
       if held.signature ~= p.signature then before = nil end
       if settles == 1 and held ~= REST and not failed[k] and (before or not (p[1] == METER and p[5] >= 0)) then
         -- Refund the least that counts under the caller's terms and under all other terms that may have counted the

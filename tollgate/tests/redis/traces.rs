@@ -8,8 +8,8 @@ use proptest::test_runner::{Config, TestRunner};
 use testkit::redis::RedisServer;
 use tollgate::redis::{Layout, RedisLimiter, RedisReservation, RedisSettings};
 use tollgate::{
-    Algorithm, Ban, Decision, Denied, FixedWindow, Hit, LeakyBucket, Limit, Limiter, MAX_SPAN, ManualClock, Rate,
-    Reservation, SlidingWindowCounter, SlidingWindowLog, Timestamp, TokenBucket,
+    Algorithm, Ban, Decision, Denied, FixedWindow, Hit, LeakyBucket, Limit, LimitSet, Limiter, MAX_SPAN, ManualClock,
+    Rate, Reservation, SlidingWindowCounter, SlidingWindowLog, Timestamp, TokenBucket,
 };
 
 /// Traces per run. Each has about forty operations on an empty Redis.
@@ -386,5 +386,36 @@ fn of_equal_limits_the_first_with_a_cost_is_reported_on_both() {
                 runtime.block_on(agree(&server, layout, &plans, ops.clone(), 1_700_000_000_000_000));
             }
         }
+    }
+}
+
+/// A plan that is added by a reload raises the largest quota of the limit, and then denies a key that has the state of the
+/// limit. The denial corrects that state for a clock that has stepped back, on both by the same quota.
+#[tokio::test]
+async fn a_denial_by_an_added_plan_after_a_step_back_leaves_the_same_state_on_both() {
+    let server = RedisServer::start();
+    let limit = |capacity, per_second| {
+        Limit::new("limit", TokenBucket::new(capacity, Rate::per_second(per_second))).expect("valid numbers")
+    };
+    let with_plan = || LimitSet::new().limit(limit(10, 1)).variant("plan", limit(100, 2));
+    for layout in [Layout::Plain, Layout::Compact] {
+        let _: () = redis::cmd("FLUSHALL").query(&mut server.connection()).expect("flushed");
+        let clock = ManualClock::at(Timestamp::from_micros(1_700_000_000_000_000));
+        let here = Limiter::builder().limit(limit(10, 1)).clock(clock.clone()).build().expect("valid limits");
+        let there = RedisLimiter::builder(settings(&server, layout)).limit(limit(10, 1)).clock(clock.clone());
+        let there = there.store_timeout(Duration::from_secs(10)).connect().await.expect("connects");
+        assert_eq!(here.check_n("ann", 5), there.check_n("ann", 5).await);
+        let here = here.with_limits(with_plan()).expect("valid limits");
+        let there = there.with_limits(with_plan()).expect("valid limits");
+        clock.set(Timestamp::from_micros(1_700_000_000_000_000 - 200_000_000));
+        let [plan, plan_there] = [here.variant("limit", "plan"), there.variant("limit", "plan")].map(Option::unwrap);
+        let denied = here.decide_now(&[Hit::new(plan, "ann").cost(100)]);
+        assert!(!denied.is_allowed());
+        assert_eq!(denied, there.decide(&[Hit::new(plan_there, "ann").cost(100)]).await);
+        assert_eq!(here.peek("ann"), there.peek("ann").await.expect("answers"), "{layout:?}");
+        clock.advance(Duration::from_secs(60));
+        assert_eq!(here.peek("ann"), there.peek("ann").await.expect("answers"), "{layout:?}");
+        let peeked = here.decide_now(&[Hit::new(plan, "ann").cost(0)]);
+        assert_eq!(peeked, there.decide(&[Hit::new(plan_there, "ann").cost(0)]).await, "{layout:?}");
     }
 }

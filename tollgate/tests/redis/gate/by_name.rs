@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
+use proptest::strategy::Union;
 use proptest::test_runner::{Config, TestRunner};
 use testkit::redis::RedisServer;
 use testkit::window::LONG_WINDOW;
-use tollgate::redis::RedisLimiter;
+use tollgate::redis::{Layout, RedisLimiter, RedisSettings};
 use tollgate::rules::{KeyPart, Rule, RuleSet};
 use tollgate::{
     Algorithm, Ban, Decision, FixedWindow, Gate, HOUR, LeakyBucket, Limit, Limiter, MINUTE, ManualClock,
@@ -14,7 +15,7 @@ use tollgate::{
 };
 
 /// Traces per run. Each has up to sixty operations on an empty Redis.
-const TRACES: u32 = 200;
+const TRACES: u32 = 400;
 
 const KEY: &[&[u8]] = &[b"ann"];
 
@@ -31,43 +32,61 @@ enum Op {
     Back(u64),
 }
 
-fn algorithms() -> impl Strategy<Value = Algorithm> {
+/// Returns the algorithms and modes whose keys are stored in the same way in that layout, so that one can replace the
+/// other.
+fn kinds(layout: Layout) -> Vec<BoxedStrategy<Algorithm>> {
     let span = || prop_oneof![Just(1_000_u64), Just(60_000_000), 1_000..10_000_000_u64].prop_map(Duration::from_micros);
     let rate = || (1_u64..=20, span()).prop_map(|(count, period)| Rate::new(count, period));
-    prop_oneof![
-        (1_u64..=300, rate()).prop_map(|(quota, rate)| TokenBucket::new(quota, rate).into()),
-        (1_u64..=300, rate()).prop_map(|(quota, rate)| TokenBucket::new(quota, rate).interval().into()),
-        (1_u64..=300, rate()).prop_map(|(quota, rate)| LeakyBucket::new(quota, rate).into()),
-        (1_u64..=30, rate()).prop_map(|(quota, rate)| LeakyBucket::new(quota, rate).queue(HOUR).into()),
-        (1_u64..=300, span()).prop_map(|(quota, span)| FixedWindow::new(quota, span).into()),
-        (1_u64..=300, span()).prop_map(|(quota, span)| FixedWindow::new(quota, span).from_first_request().into()),
-        (1_u64..=30, span()).prop_map(|(quota, span)| SlidingWindowLog::new(quota, span).into()),
-        (100_u64..=400).prop_map(|quota| SlidingWindowLog::new(quota, HOUR).into()),
-        (1_u64..=30, span()).prop_map(|(quota, span)| SlidingWindowLog::new(quota, span).count_denied().into()),
-        (1_u64..=300, span(), 1_u32..=12)
-            .prop_map(|(quota, span, segments)| SlidingWindowCounter::new(quota, span).segments(segments).into()),
-    ]
+    let most_segments = if layout == Layout::Compact { 6_u32 } else { 12 };
+    let mut kinds = vec![
+        (1_u64..=300, rate()).prop_map(|(quota, rate)| TokenBucket::new(quota, rate).into()).boxed(),
+        (1_u64..=300, rate()).prop_map(|(quota, rate)| TokenBucket::new(quota, rate).interval().into()).boxed(),
+        (1_u64..=300, rate()).prop_map(|(quota, rate)| LeakyBucket::new(quota, rate).into()).boxed(),
+        (1_u64..=30, rate()).prop_map(|(quota, rate)| LeakyBucket::new(quota, rate).queue(HOUR).into()).boxed(),
+        (1_u64..=300, span()).prop_map(|(quota, span)| FixedWindow::new(quota, span).into()).boxed(),
+        (1_u64..=300, span())
+            .prop_map(|(quota, span)| FixedWindow::new(quota, span).from_first_request().into())
+            .boxed(),
+        (1_u64..=300, span(), 1..=most_segments)
+            .prop_map(|(quota, span, segments)| SlidingWindowCounter::new(quota, span).segments(segments).into())
+            .boxed(),
+    ];
+    if layout == Layout::Plain {
+        kinds.extend([
+            (1_u64..=30, span()).prop_map(|(quota, span)| SlidingWindowLog::new(quota, span).into()).boxed(),
+            (100_u64..=400).prop_map(|quota| SlidingWindowLog::new(quota, HOUR).into()).boxed(),
+            (1_u64..=30, span())
+                .prop_map(|(quota, span)| SlidingWindowLog::new(quota, span).count_denied().into())
+                .boxed(),
+        ]);
+    }
+    kinds
 }
 
-/// The operations of a trace: either the numbers change or the clock steps back. After both, memory bounds a debt by the
-/// largest quota of the limit so far, and Redis by the largest that wrote the key, so they can differ.
-fn ops() -> impl Strategy<Value = Vec<Op>> {
-    prop_oneof![ops_with(algorithms().prop_map(Op::Change)), ops_with(gaps().prop_map(Op::Back))]
+/// Generates an algorithm and operations, half of whose changes keep the algorithm and change its numbers.
+fn traces(layout: Layout) -> impl Strategy<Value = (Algorithm, Vec<Op>)> {
+    let kinds = kinds(layout);
+    (0..kinds.len()).prop_flat_map(move |kind| {
+        let changes = prop_oneof![kinds[kind].clone(), Union::new(kinds.clone())];
+        (kinds[kind].clone(), ops(changes))
+    })
 }
 
 fn gaps() -> impl Strategy<Value = u64> {
     prop_oneof![Just(1_u64), 1_u64..2_000, 1_u64..2_000_000, 1_u64..200_000_000]
 }
 
-fn ops_with(other: impl Strategy<Value = Op> + 'static) -> impl Strategy<Value = Vec<Op>> {
+/// The operations of a trace, which mixes changes of the numbers, steps back of the clock and refunds.
+fn ops(changes: impl Strategy<Value = Algorithm> + 'static) -> impl Strategy<Value = Vec<Op>> {
     let units = || prop_oneof![4 => 1_u64..=8, 2 => 0_u64..=350, 1 => Just(u64::MAX)];
     let op = prop_oneof![
         8 => units().prop_map(Op::Check),
         1 => (1_u64..200).prop_map(Op::Burst),
         4 => units().prop_map(Op::Refund),
         1 => Just(Op::Reset),
-        1 => other,
+        2 => changes.prop_map(Op::Change),
         5 => gaps().prop_map(Op::Forward),
+        2 => gaps().prop_map(Op::Back),
     ];
     proptest::collection::vec(op, 1..60)
 }
@@ -97,13 +116,15 @@ fn numbers(decision: &Decision) -> (bool, u64, Duration, Option<Duration>) {
     (decision.is_allowed(), decision.remaining(), decision.reset_after(), decision.retry_after())
 }
 
-async fn agree(server: &RedisServer, algorithm: Algorithm, ops: Vec<Op>) {
+async fn agree(server: &RedisServer, layout: Layout, algorithm: Algorithm, ops: Vec<Op>) {
     let Some(first) = rules(algorithm) else { return };
     let _: () = redis::cmd("FLUSHALL").query(&mut server.connection()).expect("flushed");
     let mut now = 1_700_000_000_000_000_u64;
     let clock = ManualClock::at(Timestamp::from_micros(now));
     let here = Gate::with_limiter(first.clone(), Limiter::builder().clock(clock.clone())).expect("built");
-    let settings = RedisLimiter::builder(server.url()).clock(clock.clone()).store_timeout(Duration::from_secs(10));
+    let settings = RedisSettings::new(server.url()).layout(layout);
+    let settings = if layout == Layout::Compact { settings.expected_keys(1) } else { settings };
+    let settings = RedisLimiter::builder(settings).clock(clock.clone()).store_timeout(Duration::from_secs(10));
     let there = Gate::on_redis(first, settings.on_store_failure(OnStoreFailure::Deny)).await.expect("built");
     // Tables of limits that are no longer in use are dropped once their keys are idle.
     let mut kept = Vec::new();
@@ -151,11 +172,20 @@ async fn agree(server: &RedisServer, algorithm: Algorithm, ops: Vec<Op>) {
 
 #[test]
 fn memory_and_redis_agree_on_refunds_without_a_receipt() {
+    agree_on_traces(Layout::Plain);
+}
+
+#[test]
+fn memory_and_the_compact_layout_agree_on_refunds_without_a_receipt() {
+    agree_on_traces(Layout::Compact);
+}
+
+fn agree_on_traces(layout: Layout) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let server = RedisServer::start();
     let mut runner = TestRunner::new(Config { cases: TRACES, failure_persistence: None, ..Config::default() });
-    let outcome = runner.run(&(algorithms(), ops()), |(algorithm, ops)| {
-        runtime.block_on(agree(&server, algorithm, ops));
+    let outcome = runner.run(&traces(layout), |(algorithm, ops)| {
+        runtime.block_on(agree(&server, layout, algorithm, ops));
         Ok(())
     });
     if let Err(error) = outcome {
@@ -170,7 +200,20 @@ fn a_refund_after_the_clock_stepped_back_is_the_same_on_both() {
     let server = RedisServer::start();
     let bucket = TokenBucket::new(102, Rate::new(1, Duration::from_millis(1))).interval().into();
     let ops = vec![Op::Check(1), Op::Back(20_001_001), Op::Change(bucket), Op::Refund(1), Op::Check(1)];
-    runtime.block_on(agree(&server, FixedWindow::new(3, MINUTE).into(), ops));
+    runtime.block_on(agree(&server, Layout::Plain, FixedWindow::new(3, MINUTE).into(), ops));
+}
+
+/// The debt looks larger than the capacity under which it was made, but no larger than the raised one. So it is not
+/// attributed to the clock, whichever numbers the stored state has.
+#[test]
+fn a_refund_after_a_raise_and_a_step_back_is_the_same_on_both() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let server = RedisServer::start();
+    let bucket = |capacity, per_second| TokenBucket::new(capacity, Rate::per_second(per_second)).into();
+    let ops = vec![Op::Check(5), Op::Change(bucket(100, 2)), Op::Back(20_000_000), Op::Refund(1), Op::Check(1)];
+    for layout in [Layout::Plain, Layout::Compact] {
+        runtime.block_on(agree(&server, layout, bucket(10, 1), ops.clone()));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
