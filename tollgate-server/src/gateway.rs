@@ -14,7 +14,6 @@ mod buffer_budget;
 mod client;
 mod client_body;
 mod connect;
-mod connection;
 mod deadline;
 mod dial;
 mod echo;
@@ -29,11 +28,10 @@ mod http1;
 mod http2_pool;
 mod io;
 mod lane;
+mod listener;
 mod log;
 pub(crate) mod maybe_tls;
 mod metrics;
-mod per_address;
-mod ports;
 mod request_guard;
 mod response_body;
 mod reuse;
@@ -42,12 +40,10 @@ mod socket;
 mod streams;
 mod tally;
 mod target;
-pub(crate) mod tls;
 mod upgrade;
 mod upstream_slots;
 mod upstream_tls;
 mod worker;
-mod workers;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -67,14 +63,15 @@ use self::frames::Closings;
 use self::head::upstream::RequestIds;
 use self::header_names::HeaderFilter;
 pub(crate) use self::http1::fuzzing as http1_fuzzing;
-use self::per_address::PerAddress;
-use self::ports::{NextPort, Port};
+use self::listener::per_address::PerAddress;
+pub(crate) use self::listener::tls;
+use self::listener::workers::{self, WorkerHandle, WorkerSettings};
+use self::listener::{NextPort, Port};
 use self::site::Site;
 pub(crate) use self::site::upstream_urls;
 use self::tally::Tally;
 use self::upstream_slots::UpstreamSlots;
 use self::worker::Worker;
-use self::workers::{WorkerHandle, WorkerSettings};
 use crate::descriptors::Plan;
 use crate::listening::{Ending, ListenError};
 use crate::notice;
@@ -164,7 +161,7 @@ impl Gateway {
         let lost = Arc::new(AtomicU64::new(0));
         let site = Site::new(file, None, workers, &lost).map_err(StartError::Refused)?;
         let site = Arc::new(ArcSwap::from_pointee(site));
-        let ports = ports::prepare(file, listen.as_ref(), &[], (workers, &passed)).await?;
+        let ports = listener::prepare(file, listen.as_ref(), &[], (workers, &passed)).await?;
         let (serving, stop) = signal::channel(Stop::Close);
         let ticks = Arc::new(Ticks::default());
         let (queued, closing) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
@@ -198,7 +195,7 @@ impl Gateway {
             running.push(WorkerHandle::start(worker, settings.clone()).map_err(StartError::Runtime)?);
             tallies.push(tally);
         }
-        let ports = ports::open(ports, Vec::new(), &running);
+        let ports = listener::open(ports, Vec::new(), &running);
         tokio::spawn(health::run(Arc::clone(&site), Arc::clone(&ticks), Arc::clone(&upstream_slots)));
         let counting = Arc::clone(&ticks);
         tokio::spawn(async move { counting.run().await });
@@ -211,7 +208,7 @@ impl Gateway {
     pub(crate) fn problems(file: &Parsed, listen: Option<&Address>) -> Option<Problems> {
         let rule = file.gateway.as_ref()?;
         let listens: Vec<String> =
-            ports::listen_addresses(rule, listen).into_iter().map(|listening| listening.address).collect();
+            listener::listen_addresses(rule, listen).into_iter().map(|listening| listening.address).collect();
         let errors = Site::errors(file, &listens);
         (!errors.is_empty()).then(|| file.problems(errors))
     }
@@ -235,7 +232,7 @@ impl Gateway {
             let handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
             handles.iter().flat_map(|handles| &handles.ports).map(|port| port.configured.clone()).collect()
         };
-        let ports = ports::prepare(file, self.listen.as_ref(), &there, (self.workers, &self.passed)).await?;
+        let ports = listener::prepare(file, self.listen.as_ref(), &there, (self.workers, &self.passed)).await?;
         Ok(NextConfig { site, ports })
     }
 
@@ -246,7 +243,7 @@ impl Gateway {
         let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(handles) = &mut *handles {
             let before = std::mem::take(&mut handles.ports);
-            handles.ports = ports::open(next.ports, before, &handles.workers);
+            handles.ports = listener::open(next.ports, before, &handles.workers);
         }
     }
 

@@ -13,9 +13,10 @@ use super::buffer_budget::{BufferBudget, Overloaded, STEP_BYTES};
 use super::deadline::{ClientDeadlines, ClientTimeouts, Expired, Tick, Ticks, Wait};
 use super::frames::Misuse;
 use super::framing::Ambiguity;
+use super::listener::per_address;
 use super::socket::INPUT_BYTES;
+use super::streams;
 use super::tally::{AMBIGUITIES, Tally};
-use super::{per_address, streams};
 
 /// How long a client may continue to send after its last response.
 pub(super) const LINGER: Duration = Duration::from_secs(2);

@@ -11,9 +11,9 @@ use tollgate::internal::Unreadable;
 use super::Gateway;
 use super::failure::HANDSHAKE_FAILURES;
 use super::frames::MISUSES;
-use super::ports::Port;
+use super::listener::Port;
+use super::listener::tls::CertificateReloads;
 use super::tally::{AMBIGUITIES, BOUNDS_NANOS, CLASSES, FAILURES, RouteTotals, Tally};
-use super::tls::CertificateReloads;
 use crate::decisions::{FallbackSums, Sums, TokenSums};
 use crate::metrics::Page;
 

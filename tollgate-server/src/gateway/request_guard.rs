@@ -19,7 +19,8 @@ use super::site::Site;
 use super::tally::{Moment, RouteTally};
 use super::target::Target;
 use super::worker::Worker;
-use crate::traces::{self, RequestSpan, SpanEnd};
+use crate::traces;
+use crate::traces::{RequestSpan, SpanEnd};
 
 /// Finishes a request when it is dropped: releases its permit and upstream, counts it, and writes the access log.
 pub(super) struct RequestGuard {

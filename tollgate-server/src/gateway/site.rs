@@ -29,11 +29,11 @@ pub(super) use self::upstreams::{Outages, RoutedUpstream};
 use super::deadline::{ClientTimeouts, Tick, Wait};
 use super::failure::Failure;
 use super::header_names::HeaderFilter;
+use super::listener::tls::Tls;
 use super::log::AccessLog;
 use super::reuse::ReusePolicy;
 use super::tally::RouteTally;
 use super::target::{Eject, Target, UpstreamAddress, UpstreamProtocol};
-use super::tls::Tls;
 use super::upstream_tls::UpstreamTls;
 
 /// The settings that can change while the gateway runs.

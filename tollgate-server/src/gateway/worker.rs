@@ -13,7 +13,7 @@ use tollgate::{Check, Gate, Outcome};
 use super::deadline::Ticks;
 use super::failure::Failure;
 use super::head::upstream::RequestIds;
-use super::per_address::{self, PerAddress};
+use super::listener::per_address::{self, PerAddress};
 use super::site::Site;
 use super::tally::Tally;
 use super::upstream_slots::UpstreamSlots;

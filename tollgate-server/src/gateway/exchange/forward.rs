@@ -13,29 +13,29 @@ use hyper::client::conn::TrySendError;
 use tollgate::rules::file::internal::UpstreamHeader;
 use tollgate::{InFlightPermit, Outcome};
 
-use super::super::abandoned::{self, Abandoned};
-use super::super::attempts::{Attempts, UpstreamAttempt};
-use super::super::client_body::ToUpstream;
-use super::super::connect::{self, ConnUse, UpstreamConn};
-use super::super::deadline::UpstreamDeadline;
-use super::super::failure::{self, ConnectError, Failure, Fault};
-use super::super::head::BodyLength;
-use super::super::head::upstream::{Destination, UpstreamHead, append_via, remove_hop_by_hop};
-use super::super::http1::client::{self, SendError, Upload};
-use super::super::request_guard::RequestGuard;
-use super::super::response_body::{ToClient, UpstreamBody};
-use super::super::reuse::{Repeatable, reads_body};
-use super::super::site::{Route, Site};
-use super::super::tally::Tally;
-use super::super::upstream_tls::TlsFault;
 use super::{Exchange, ReceivedRequest, with_head};
+use crate::gateway::abandoned::{self, Abandoned};
+use crate::gateway::attempts::{Attempts, UpstreamAttempt};
+use crate::gateway::client_body::ToUpstream;
+use crate::gateway::connect::{self, ConnUse, UpstreamConn};
+use crate::gateway::deadline::UpstreamDeadline;
+use crate::gateway::failure::{self, ConnectError, Failure, Fault};
+use crate::gateway::head::BodyLength;
+use crate::gateway::head::upstream::{Destination, UpstreamHead, append_via, remove_hop_by_hop};
+use crate::gateway::http1::client::{self, SendError, Upload};
+use crate::gateway::request_guard::RequestGuard;
+use crate::gateway::response_body::{ToClient, UpstreamBody};
+use crate::gateway::reuse::{Repeatable, reads_body};
+use crate::gateway::site::{Route, Site};
+use crate::gateway::tally::Tally;
+use crate::gateway::upstream_tls::TlsFault;
 
 /// A response, and the attempt that it answers.
 type Answered = (Response<UpstreamBody>, UpstreamAttempt);
 
 impl Exchange {
     /// Forwards a request to upstreams until one responds. Some may have been tried, and one may have been chosen.
-    pub(in super::super) async fn forward(
+    pub(in crate::gateway) async fn forward(
         &self,
         request: ReceivedRequest,
         (site, route): (&Arc<Site>, &Route),

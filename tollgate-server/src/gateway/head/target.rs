@@ -4,10 +4,10 @@ use http::Uri;
 use http::uri::{Authority, PathAndQuery};
 use tollgate::internal::{CleanPath, Unreadable};
 
-use super::super::site::Site;
+use crate::gateway::site::Site;
 
 /// The target of a request.
-pub(in super::super) enum RequestTarget<'a> {
+pub(in crate::gateway) enum RequestTarget<'a> {
     /// A path in normal form, with an optional query. Limits and upstreams get it as received.
     Path(&'a str),
     /// Any other target. Boxed, because few requests have one.
@@ -17,7 +17,7 @@ pub(in super::super) enum RequestTarget<'a> {
 }
 
 /// A target that is not a path in normal form.
-pub(in super::super) struct OtherTarget {
+pub(in crate::gateway) struct OtherTarget {
     received: Uri,
     /// The target for limits and upstreams, where it differs.
     normalized: Option<Uri>,
@@ -25,7 +25,7 @@ pub(in super::super) struct OtherTarget {
 
 impl<'a> RequestTarget<'a> {
     /// Parses a target. Returns `None` if it is invalid.
-    pub(in super::super) fn read(target: &'a str) -> Option<Self> {
+    pub(in crate::gateway) fn read(target: &'a str) -> Option<Self> {
         if is_normal(target) {
             return Some(Self::Path(target));
         }
@@ -39,7 +39,7 @@ impl<'a> RequestTarget<'a> {
 
     /// Brings the target into normal form. Returns the route that `find` returns for its host, if it has one, and its
     /// path and query.
-    pub(in super::super) fn normalize(
+    pub(in crate::gateway) fn normalize(
         &mut self,
         site: &Site,
         find: impl Fn(Option<&Authority>, &str) -> Option<usize>,
@@ -61,7 +61,7 @@ impl<'a> RequestTarget<'a> {
     }
 
     /// Returns the normal form of a target that hyper has parsed, where it differs.
-    pub(in super::super) fn into_normalized(self) -> Option<Uri> {
+    pub(in crate::gateway) fn into_normalized(self) -> Option<Uri> {
         match self {
             Self::Parsed(_, normalized) => normalized.map(|uri| *uri),
             Self::Path(_) | Self::Other(_) => None,
@@ -69,14 +69,14 @@ impl<'a> RequestTarget<'a> {
     }
 
     /// Brings the target into the form that it has for a route.
-    pub(in super::super) fn normalize_for(&mut self, site: &Site, route: Option<usize>) {
+    pub(in crate::gateway) fn normalize_for(&mut self, site: &Site, route: Option<usize>) {
         if let Self::Other(other) = self {
             other.normalized = site.normalized_for(&other.received, route);
         }
     }
 
     /// Returns the path and the query for limits and upstreams.
-    pub(in super::super) fn as_str(&self) -> &str {
+    pub(in crate::gateway) fn as_str(&self) -> &str {
         match self {
             Self::Path(path) => path,
             Self::Other(other) => path_and_query(other.uri()),
@@ -85,7 +85,7 @@ impl<'a> RequestTarget<'a> {
     }
 
     /// Returns the path and the query as received.
-    pub(in super::super) fn received_str(&self) -> &str {
+    pub(in crate::gateway) fn received_str(&self) -> &str {
         match self {
             Self::Path(path) => path,
             Self::Other(other) => path_and_query(&other.received),
@@ -94,7 +94,7 @@ impl<'a> RequestTarget<'a> {
     }
 
     /// Returns the host of a target that is a whole URL. It replaces the one in the `Host` header.
-    pub(in super::super) fn authority(&self) -> Option<&Authority> {
+    pub(in crate::gateway) fn authority(&self) -> Option<&Authority> {
         match self {
             Self::Path(_) => None,
             Self::Other(other) => other.received.authority(),
@@ -103,7 +103,7 @@ impl<'a> RequestTarget<'a> {
     }
 
     /// Returns the target for limits and upstreams.
-    pub(in super::super) fn uri(&self) -> Option<Uri> {
+    pub(in crate::gateway) fn uri(&self) -> Option<Uri> {
         match self {
             Self::Path(path) => path.parse().ok(),
             Self::Other(other) => Some(other.uri().clone()),
@@ -112,7 +112,7 @@ impl<'a> RequestTarget<'a> {
     }
 
     /// Returns the target as received.
-    pub(in super::super) fn received(&self) -> Option<Uri> {
+    pub(in crate::gateway) fn received(&self) -> Option<Uri> {
         match self {
             Self::Path(path) => path.parse().ok(),
             Self::Other(other) => Some(other.received.clone()),

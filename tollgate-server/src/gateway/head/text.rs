@@ -3,16 +3,16 @@
 use http::header::{CONNECTION, CONTENT_LENGTH, DATE};
 use http::{HeaderMap, Response, StatusCode};
 
-use super::super::header_names::X_REQUEST_ID;
+use crate::gateway::header_names::X_REQUEST_ID;
 
-pub(in super::super) const CLOSE: &[u8] = b"connection: close\r\n";
+pub(in crate::gateway) const CLOSE: &[u8] = b"connection: close\r\n";
 
 /// Only clients of HTTP/1.0 need it.
-pub(in super::super) const KEEP_ALIVE: &[u8] = b"connection: keep-alive\r\n";
+pub(in crate::gateway) const KEEP_ALIVE: &[u8] = b"connection: keep-alive\r\n";
 
-pub(in super::super) const UPGRADE: &[u8] = b"connection: upgrade\r\n";
+pub(in crate::gateway) const UPGRADE: &[u8] = b"connection: upgrade\r\n";
 
-pub(in super::super) fn put(out: &mut Vec<u8>, name: &str, value: &[u8]) {
+pub(in crate::gateway) fn put(out: &mut Vec<u8>, name: &str, value: &[u8]) {
     out.reserve(name.len() + value.len() + 4);
     out.extend_from_slice(name.as_bytes());
     out.extend_from_slice(b": ");
@@ -20,14 +20,14 @@ pub(in super::super) fn put(out: &mut Vec<u8>, name: &str, value: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
-pub(in super::super) fn put_headers(out: &mut Vec<u8>, headers: &HeaderMap) {
+pub(in crate::gateway) fn put_headers(out: &mut Vec<u8>, headers: &HeaderMap) {
     for (name, value) in headers {
         put(out, name.as_str(), value.as_bytes());
     }
 }
 
 /// Writes the status line.
-pub(in super::super) fn put_status(out: &mut Vec<u8>, status: StatusCode, reason: &[u8]) {
+pub(in crate::gateway) fn put_status(out: &mut Vec<u8>, status: StatusCode, reason: &[u8]) {
     out.extend_from_slice(b"HTTP/1.1 ");
     out.extend_from_slice(status.as_str().as_bytes());
     out.push(b' ');
@@ -37,7 +37,7 @@ pub(in super::super) fn put_status(out: &mut Vec<u8>, status: StatusCode, reason
 
 /// Writes a complete response of the gateway. `date` and `connection` are header lines, of which the second may be
 /// empty, and `id` is the request's ID.
-pub(in super::super) fn put_answer(
+pub(in crate::gateway) fn put_answer(
     out: &mut Vec<u8>,
     response: &Response<bytes::Bytes>,
     (date, connection): (&[u8], &[u8]),

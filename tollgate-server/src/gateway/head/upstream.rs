@@ -14,11 +14,11 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Uri, Version};
 use smallvec::SmallVec;
 use tollgate::rules::file::internal::{HostHeader, UpstreamHeader};
 
-use super::super::client::Client;
-use super::super::failure::Failure;
-use super::super::header_names::{self, Fate, HeaderFilter, HeaderKind};
-use super::super::site::{Edits, Route, Site, WeightedUpstream};
 use super::{BodyLength, RequestHead, RequestVersion, text};
+use crate::gateway::client::Client;
+use crate::gateway::failure::Failure;
+use crate::gateway::header_names::{self, Fate, HeaderFilter, HeaderKind};
+use crate::gateway::site::{Edits, Route, Site, WeightedUpstream};
 use crate::traces::{RequestSpan, TRACEPARENT, TRACESTATE};
 
 /// The maximum length of a request ID. Longer ones are replaced.
@@ -64,14 +64,14 @@ impl HeaderSink for HeaderMap {
 
 /// The settings that determine what an upstream gets.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Destination<'a> {
-    pub(in super::super) site: &'a Site,
-    pub(in super::super) route: &'a Route,
-    pub(in super::super) upstream: &'a WeightedUpstream,
+pub(in crate::gateway) struct Destination<'a> {
+    pub(in crate::gateway) site: &'a Site,
+    pub(in crate::gateway) route: &'a Route,
+    pub(in crate::gateway) upstream: &'a WeightedUpstream,
 }
 
 /// A request for an upstream.
-pub(in super::super) struct UpstreamHead<'a> {
+pub(in crate::gateway) struct UpstreamHead<'a> {
     head: &'a RequestHead<'a>,
     to: Destination<'a>,
     client: &'a Client,
@@ -84,7 +84,7 @@ pub(in super::super) struct UpstreamHead<'a> {
 }
 
 impl<'a> UpstreamHead<'a> {
-    pub(in super::super) fn new(
+    pub(in crate::gateway) fn new(
         head: &'a RequestHead<'a>,
         to: Destination<'a>,
         client: &'a Client,
@@ -97,7 +97,7 @@ impl<'a> UpstreamHead<'a> {
     }
 
     /// Writes the head for an upstream with HTTP/1.
-    pub(in super::super) fn write(&self, out: &mut Vec<u8>) -> Result<(), Failure> {
+    pub(in crate::gateway) fn write(&self, out: &mut Vec<u8>) -> Result<(), Failure> {
         let (head, edits) = (self.head, self.edits());
         out.extend_from_slice(head.method.as_bytes());
         out.push(b' ');
@@ -138,7 +138,7 @@ impl<'a> UpstreamHead<'a> {
     }
 
     /// Converts the head for an upstream with HTTP/2. `parts` is the request that it was read from.
-    pub(in super::super) fn to_http2<B>(
+    pub(in crate::gateway) fn to_http2<B>(
         &self,
         parts: &Parts,
         filter: &HeaderFilter<'_>,
@@ -277,7 +277,7 @@ impl<'a> UpstreamHead<'a> {
 }
 
 /// Returns our entry in `Via` for a message of that version.
-pub(in super::super) fn via(version: RequestVersion) -> &'static str {
+pub(in crate::gateway) fn via(version: RequestVersion) -> &'static str {
     match version {
         RequestVersion::Http10 => "1.0 tollgate",
         RequestVersion::Http11 => "1.1 tollgate",
@@ -286,12 +286,12 @@ pub(in super::super) fn via(version: RequestVersion) -> &'static str {
 }
 
 /// Adds our entry to `Via` of a response.
-pub(in super::super) fn append_via(version: Version, headers: &mut HeaderMap) {
+pub(in crate::gateway) fn append_via(version: Version, headers: &mut HeaderMap) {
     headers.append(VIA, HeaderValue::from_static(via(RequestVersion::of(version))));
 }
 
 /// Removes hop-by-hop headers from the response of an upstream with HTTP/2. hyper refuses responses with `Connection`.
-pub(in super::super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
+pub(in crate::gateway) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let is_hop_by_hop = |name: &&HeaderName| header_names::kind(name.as_str()).is_hop_by_hop();
     let found: SmallVec<[HeaderName; 4]> = headers.keys().filter(is_hop_by_hop).cloned().collect();
     for name in found {
@@ -301,7 +301,7 @@ pub(in super::super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
 
 impl<'a> RequestHead<'a> {
     /// Returns the client's request ID, if there is exactly one and it is valid.
-    pub(in super::super) fn id(&self) -> Option<&'a [u8]> {
+    pub(in crate::gateway) fn id(&self) -> Option<&'a [u8]> {
         let mut ids = self.headers.values(HeaderKind::XRequestId);
         // Of several, it is unknown which one the upstream uses.
         let only = ids.next().filter(|_| ids.next().is_none())?;
@@ -312,24 +312,24 @@ impl<'a> RequestHead<'a> {
 
 /// A generator of request IDs.
 #[derive(Debug)]
-pub(in super::super) struct RequestIds {
+pub(in crate::gateway) struct RequestIds {
     secret: RandomState,
     next: AtomicU64,
 }
 
 impl RequestIds {
-    pub(in super::super) fn new() -> Self {
+    pub(in crate::gateway) fn new() -> Self {
         Self { secret: RandomState::new(), next: AtomicU64::new(0) }
     }
 
     /// Returns a new ID as a header.
-    pub(in super::super) fn next(&self) -> HeaderValue {
+    pub(in crate::gateway) fn next(&self) -> HeaderValue {
         // Hexadecimal digits are valid in a header.
         HeaderValue::from_bytes(&self.next_text()).unwrap_or(HeaderValue::from_static("0"))
     }
 
     /// Returns a new ID of 32 hexadecimal digits.
-    pub(in super::super) fn next_text(&self) -> [u8; 32] {
+    pub(in crate::gateway) fn next_text(&self) -> [u8; 32] {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
         let number = self.next.fetch_add(1, Relaxed);
         let halves = [self.secret.hash_one(number), self.secret.hash_one(!number)];

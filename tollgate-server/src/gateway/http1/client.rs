@@ -14,35 +14,35 @@ use bytes::Bytes;
 use http::{HeaderMap, Response};
 use hyper::body::{Body, Frame, SizeHint};
 
-use super::super::abandoned;
-use super::super::body_channel::{BodyReader, BodyWriter, Demand, channel};
-use super::super::client_body::ToUpstream;
-use super::super::deadline::UpstreamDeadline;
-use super::super::failure::{Failure, Fault};
-use super::super::reuse::Repeatable;
-use super::super::target::ConnPool;
 use super::conn::Http1Conn;
 use super::response::{self, HeadError, HeadUse, LAST_CHUNK, ResponseBody, put_chunk};
 use super::scratch::{Scratch, scratch};
+use crate::gateway::abandoned;
+use crate::gateway::body_channel::{BodyReader, BodyWriter, Demand, channel};
+use crate::gateway::client_body::ToUpstream;
+use crate::gateway::deadline::UpstreamDeadline;
+use crate::gateway::failure::{Failure, Fault};
+use crate::gateway::reuse::Repeatable;
+use crate::gateway::target::ConnPool;
 
 /// The maximum number of parts of a request body that are sent before the response gets its turn.
 const PARTS_PER_TURN: u32 = 16;
 
 /// The reason why a request got no response.
-pub(in super::super) struct SendError {
-    pub(in super::super) fault: Fault,
+pub(in crate::gateway) struct SendError {
+    pub(in crate::gateway) fault: Fault,
     /// The body, if the request may be sent again.
-    pub(in super::super) retry: Option<ToUpstream>,
+    pub(in crate::gateway) retry: Option<ToUpstream>,
 }
 
 impl SendError {
-    pub(in super::super) fn failed(failure: Failure) -> Self {
+    pub(in crate::gateway) fn failed(failure: Failure) -> Self {
         Self { fault: failure.into(), retry: None }
     }
 }
 
 /// Sends the head of a request.
-pub(in super::super) async fn send(
+pub(in crate::gateway) async fn send(
     conn: &mut Http1Conn,
     write: impl FnOnce(&mut Vec<u8>) -> Result<(), Failure>,
 ) -> Result<(), Fault> {
@@ -57,7 +57,7 @@ pub(in super::super) async fn send(
 }
 
 /// Sends the body of a request whose head was sent, and receives the head of its response. The caller bounds the wait.
-pub(in super::super) async fn receive(
+pub(in crate::gateway) async fn receive(
     mut conn: Box<Http1Conn>,
     mut upload: Option<Upload>,
     (is_head, repeatable): (bool, Repeatable),
@@ -118,7 +118,7 @@ fn poll_head(
 }
 
 /// The rest of a request body.
-pub(in super::super) struct Upload {
+pub(in crate::gateway) struct Upload {
     body: ToUpstream,
     /// The number of bytes left; `None` if it is unknown, and the body is sent in chunks.
     length: Option<u64>,
@@ -128,7 +128,7 @@ pub(in super::super) struct Upload {
 
 impl Upload {
     /// Returns `None` if there is no body.
-    pub(in super::super) fn new(body: ToUpstream, deadline: &Arc<UpstreamDeadline>) -> Option<Self> {
+    pub(in crate::gateway) fn new(body: ToUpstream, deadline: &Arc<UpstreamDeadline>) -> Option<Self> {
         let length = body.size_hint().exact();
         (!body.is_empty()).then(|| Self { body, length, deadline: Arc::clone(deadline) })
     }
@@ -136,7 +136,7 @@ impl Upload {
 
 /// A body of which no end was received.
 #[derive(Debug)]
-pub(in super::super) struct Broken;
+pub(in crate::gateway) struct Broken;
 
 impl fmt::Display for Broken {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -195,7 +195,7 @@ fn poll_upload(upload: &mut Option<Upload>, conn: &mut Http1Conn, context: &mut 
 }
 
 /// The start of a response.
-pub(in super::super) struct ResponseStart {
+pub(in crate::gateway) struct ResponseStart {
     /// The content that arrived with the head.
     first: Bytes,
     rest: ResponseBody,
@@ -204,14 +204,14 @@ pub(in super::super) struct ResponseStart {
 
 impl ResponseStart {
     /// Continues a response of which a part was passed on.
-    pub(in super::super) fn resume(mut rest: ResponseBody, stays_open: bool) -> Self {
+    pub(in crate::gateway) fn resume(mut rest: ResponseBody, stays_open: bool) -> Self {
         rest.send_raw();
         Self { first: Bytes::new(), rest, stays_open }
     }
 }
 
 /// A response that is being received, and the rest of its request.
-pub(in super::super) struct Http1Response {
+pub(in crate::gateway) struct Http1Response {
     /// `None` once the response is over.
     conn: Option<Box<Http1Conn>>,
     upload: Option<Upload>,
@@ -220,7 +220,7 @@ pub(in super::super) struct Http1Response {
 }
 
 /// The body of a response.
-pub(in super::super) enum Http1Body {
+pub(in crate::gateway) enum Http1Body {
     Direct(Box<Http1Response>),
     /// Relayed by a task, because the request body is sent at the same time.
     Relayed(BodyReader),
@@ -228,7 +228,7 @@ pub(in super::super) enum Http1Body {
 
 impl Http1Body {
     /// Continues a response.
-    pub(in super::super) fn resume(conn: Box<Http1Conn>, start: ResponseStart, pool: ConnPool) -> Self {
+    pub(in crate::gateway) fn resume(conn: Box<Http1Conn>, start: ResponseStart, pool: ConnPool) -> Self {
         let mut response = Http1Response { conn: Some(conn), upload: None, start, pool: Some(pool) };
         response.release_if_over();
         Self::Direct(Box::new(response))

@@ -6,21 +6,21 @@ use std::task::{Context, Poll, Waker, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::super::deadline::Tick;
-use super::super::maybe_tls::MaybeTls;
-use super::super::reuse::{Repeatable, ReusePolicy, Usage};
-use super::super::socket;
-use super::super::upstream_slots::UpstreamIo;
+use crate::gateway::deadline::Tick;
+use crate::gateway::maybe_tls::MaybeTls;
+use crate::gateway::reuse::{Repeatable, ReusePolicy, Usage};
+use crate::gateway::socket;
+use crate::gateway::upstream_slots::UpstreamIo;
 
 /// The most interim responses to a request. An upstream that sends more keeps a worker busy for nothing.
 const MAX_INTERIM: u32 = 32;
 
 /// An HTTP/1 connection for one request at a time.
-pub(in super::super) struct Http1Conn {
+pub(in crate::gateway) struct Http1Conn {
     io: UpstreamIo,
     /// Whether the last read returned bytes. True at the start, when nothing can have arrived.
     has_read: bool,
-    pub(in super::super) usage: Usage,
+    pub(in crate::gateway) usage: Usage,
     /// The unsent rest of a request.
     unsent: Vec<u8>,
     /// Whether all sent bytes have left the buffer of TLS.
@@ -34,7 +34,7 @@ pub(in super::super) struct Http1Conn {
 }
 
 impl Http1Conn {
-    pub(in super::super) fn new(io: UpstreamIo, usage: Usage) -> Self {
+    pub(in crate::gateway) fn new(io: UpstreamIo, usage: Usage) -> Self {
         Self {
             io,
             has_read: true,
@@ -48,12 +48,12 @@ impl Http1Conn {
     }
 
     /// Returns the connection after an upgrade.
-    pub(in super::super) fn into_io(self) -> UpstreamIo {
+    pub(in crate::gateway) fn into_io(self) -> UpstreamIo {
         self.io
     }
 
     /// Marks the connection as idle. Returns whether it can be used again.
-    pub(in super::super) fn become_idle(&mut self, now: Tick, policy: &ReusePolicy) -> bool {
+    pub(in crate::gateway) fn become_idle(&mut self, now: Tick, policy: &ReusePolicy) -> bool {
         self.usage.note_idle(now, policy);
         self.unsent = Vec::new();
         self.interim = 0;
@@ -67,7 +67,7 @@ impl Http1Conn {
     }
 
     /// Returns whether it can take a request now.
-    pub(in super::super) fn can_take_request(
+    pub(in crate::gateway) fn can_take_request(
         &mut self,
         now: Tick,
         policy: &ReusePolicy,
@@ -82,7 +82,7 @@ impl Http1Conn {
     }
 
     /// Returns whether it should stay in the pool.
-    pub(in super::super) fn is_worth_keeping(&mut self, now: Tick) -> bool {
+    pub(in crate::gateway) fn is_worth_keeping(&mut self, now: Tick) -> bool {
         !self.usage.is_stale(now) && self.is_quiet()
     }
 
@@ -101,7 +101,7 @@ impl Http1Conn {
     }
 
     /// Sends as much of a request as possible. [`poll_send`](Self::poll_send) sends the rest.
-    pub(in super::super) fn send(&mut self, bytes: &[u8], context: &mut Context<'_>) -> io::Result<()> {
+    pub(in crate::gateway) fn send(&mut self, bytes: &[u8], context: &mut Context<'_>) -> io::Result<()> {
         let sent = match poll_write(self.io.stream_mut(), bytes, context) {
             Poll::Ready(sent) => sent?,
             Poll::Pending => 0,
@@ -114,22 +114,22 @@ impl Http1Conn {
 
     /// Sends the next part of a body. Nothing may be left of earlier parts. [`poll_send`](Self::poll_send) reports an
     /// error, after the response of an upstream that did not read the whole body.
-    pub(in super::super) fn send_part(&mut self, bytes: &[u8], context: &mut Context<'_>) {
+    pub(in crate::gateway) fn send_part(&mut self, bytes: &[u8], context: &mut Context<'_>) {
         self.is_broken |= self.send(bytes, context).is_err();
     }
 
     /// Returns the number of bytes that the upstream has not accepted.
-    pub(in super::super) fn unsent_bytes(&self) -> usize {
+    pub(in crate::gateway) fn unsent_bytes(&self) -> usize {
         self.unsent.len()
     }
 
     /// Returns whether the request was sent completely.
-    pub(in super::super) fn is_sent(&self) -> bool {
+    pub(in crate::gateway) fn is_sent(&self) -> bool {
         self.unsent.is_empty() && self.is_flushed && !self.is_broken
     }
 
     /// Returns ready once the request is sent.
-    pub(in super::super) fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    pub(in crate::gateway) fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.is_broken {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
@@ -150,7 +150,7 @@ impl Http1Conn {
     }
 
     /// Reads into the buffer. Returns the number of bytes; 0 is the end of the stream.
-    pub(in super::super) fn poll_read(
+    pub(in crate::gateway) fn poll_read(
         &mut self,
         buffer: &mut [u8],
         context: &mut Context<'_>,

@@ -5,12 +5,12 @@ use std::net::Ipv4Addr;
 use tollgate::rules::TrustedProxies;
 use tollgate::rules::file::internal::UnderscoreHeaders;
 
-use super::super::framing::FramingGuard;
-use super::super::head::{HeaderBuffer, HeadersView};
-use super::super::header_names::HeaderFilter;
 use super::request::{PlainRequest, RequestParse};
 use super::request_body::{ReceivedBody, RequestBody};
 use super::response::{ClientFraming, ResponseBody, ResponseHead, ResponseParse};
+use crate::gateway::framing::FramingGuard;
+use crate::gateway::head::{HeaderBuffer, HeadersView};
+use crate::gateway::header_names::HeaderFilter;
 
 /// The longest head, as by default.
 const MAX_HEAD: usize = 64 << 10;

@@ -6,22 +6,22 @@ use http::request::Parts;
 use http::{HeaderName, HeaderValue, Request, StatusCode};
 use tollgate::internal::HeaderLine;
 
-use super::super::client::Client;
-use super::super::failure::Failure;
-use super::super::framing::{Ambiguity, FramingGuard, MAX_HEADERS};
-use super::super::head::target::RequestTarget;
-use super::super::head::upstream::{Destination, UpstreamHead};
-use super::super::head::{BodyLength, HeaderBuffer, RequestHead, RequestLine, RequestVersion, join_cookies};
-use super::super::header_names::{HeaderFilter, HeaderKind, kind};
-use super::super::request_guard::RequestGuard;
 use super::request_body::{BodyStart, ReceivedBody, RequestBody};
+use crate::gateway::client::Client;
+use crate::gateway::failure::Failure;
+use crate::gateway::framing::{Ambiguity, FramingGuard, MAX_HEADERS};
+use crate::gateway::head::target::RequestTarget;
+use crate::gateway::head::upstream::{Destination, UpstreamHead};
+use crate::gateway::head::{BodyLength, HeaderBuffer, RequestHead, RequestLine, RequestVersion, join_cookies};
+use crate::gateway::header_names::{HeaderFilter, HeaderKind, kind};
+use crate::gateway::request_guard::RequestGuard;
 
 /// The maximum length of a target, as in hyper.
 const MAX_TARGET_BYTES: usize = (u16::MAX - 1) as usize;
 
 /// The result of parsing the bytes of a request.
 #[expect(clippy::large_enum_variant, reason = "boxing would allocate for every request")]
-pub(in super::super) enum RequestParse<'a> {
+pub(in crate::gateway) enum RequestParse<'a> {
     /// A request whose head is complete.
     Complete(PlainRequest<'a>),
     /// The start of a request.
@@ -32,7 +32,7 @@ pub(in super::super) enum RequestParse<'a> {
 
 /// The reason why a head could not be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum InvalidHead {
+pub(in crate::gateway) enum InvalidHead {
     TooLong,
     TargetTooLong,
     Malformed,
@@ -48,7 +48,7 @@ impl InvalidHead {
         }
     }
 
-    pub(in super::super) fn status(self) -> StatusCode {
+    pub(in crate::gateway) fn status(self) -> StatusCode {
         match self {
             Self::TooLong => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::TargetTooLong => StatusCode::URI_TOO_LONG,
@@ -58,22 +58,22 @@ impl InvalidHead {
 }
 
 /// A request whose length is unambiguous.
-pub(in super::super) struct PlainRequest<'a> {
-    pub(in super::super) head: RequestHead<'a>,
+pub(in crate::gateway) struct PlainRequest<'a> {
+    pub(in crate::gateway) head: RequestHead<'a>,
     /// The bytes as received: the head, and the part of the body that has arrived.
-    pub(in super::super) bytes: &'a [u8],
+    pub(in crate::gateway) bytes: &'a [u8],
     /// The part of the body that has arrived.
     body: &'a [u8],
     /// The number of its content bytes.
-    pub(in super::super) content_bytes: u64,
+    pub(in crate::gateway) content_bytes: u64,
     /// The part of the body that has not arrived.
-    pub(in super::super) rest: RequestBody,
+    pub(in crate::gateway) rest: RequestBody,
     /// The bytes behind the request.
-    pub(in super::super) following: &'a [u8],
+    pub(in crate::gateway) following: &'a [u8],
 }
 
 impl<'a> PlainRequest<'a> {
-    pub(in super::super) fn read<'b: 'a>(
+    pub(in crate::gateway) fn read<'b: 'a>(
         bytes: &'b [u8],
         lines: &'a mut HeaderBuffer<'b>,
         max_head: usize,
@@ -121,7 +121,7 @@ impl<'a> PlainRequest<'a> {
     }
 
     /// Returns the part of the body that has arrived.
-    pub(in super::super) fn received_body(&self) -> ReceivedBody {
+    pub(in crate::gateway) fn received_body(&self) -> ReceivedBody {
         let mut received = ReceivedBody::default();
         match self.head.length {
             BodyLength::Known(_) => received.content.extend_from_slice(self.body),
@@ -132,7 +132,7 @@ impl<'a> PlainRequest<'a> {
     }
 
     /// Returns the length of the body, if the client announces it.
-    pub(in super::super) fn body_length(&self) -> Option<u64> {
+    pub(in crate::gateway) fn body_length(&self) -> Option<u64> {
         match self.head.length {
             BodyLength::Known(length) => Some(length),
             BodyLength::Unknown => None,
@@ -141,7 +141,7 @@ impl<'a> PlainRequest<'a> {
 
     /// Converts the head for another client than the lane's. That client frames the body, which may have been received
     /// in the meantime.
-    pub(in super::super) fn to_parts(&self) -> Option<Parts> {
+    pub(in crate::gateway) fn to_parts(&self) -> Option<Parts> {
         let (mut parts, ()) = Request::new(()).into_parts();
         parts.method = self.head.method.parse().ok()?;
         parts.uri = self.head.target.uri()?;
@@ -156,7 +156,7 @@ impl<'a> PlainRequest<'a> {
     }
 
     /// Writes the request for the upstream, and the part of the body that has arrived.
-    pub(in super::super) fn write(
+    pub(in crate::gateway) fn write(
         &self,
         out: &mut Vec<u8>,
         to: Destination<'_>,

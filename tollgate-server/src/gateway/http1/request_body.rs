@@ -2,13 +2,13 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::super::framing::{Ambiguity, FramingGuard, MAX_HEADERS};
-use super::super::head::BodyLength;
 use super::response::{LAST_CHUNK, put_chunk};
+use crate::gateway::framing::{Ambiguity, FramingGuard, MAX_HEADERS};
+use crate::gateway::head::BodyLength;
 
 /// The part of a body that has not arrived.
 #[derive(Debug)]
-pub(in super::super) enum RequestBody {
+pub(in crate::gateway) enum RequestBody {
     /// Nothing: there is no body, or all of it has arrived.
     Complete,
     /// The number of bytes left.
@@ -20,17 +20,17 @@ pub(in super::super) enum RequestBody {
 }
 
 /// The part of a body that arrived with the head.
-pub(in super::super) struct BodyStart {
+pub(in crate::gateway) struct BodyStart {
     /// The number of bytes that belong to the body.
-    pub(in super::super) bytes: usize,
+    pub(in crate::gateway) bytes: usize,
     /// The number of content bytes among them.
-    pub(in super::super) content: u64,
-    pub(in super::super) rest: RequestBody,
+    pub(in crate::gateway) content: u64,
+    pub(in crate::gateway) rest: RequestBody,
 }
 
 impl BodyLength {
     /// Splits the bytes that follow a head.
-    pub(in super::super) fn split(self, bytes: &[u8]) -> BodyStart {
+    pub(in crate::gateway) fn split(self, bytes: &[u8]) -> BodyStart {
         match self {
             Self::Known(length) if length <= bytes.len() as u64 => {
                 BodyStart { bytes: length as usize, content: length, rest: RequestBody::Complete }
@@ -56,7 +56,7 @@ impl BodyLength {
 impl RequestBody {
     /// Consumes bytes of the body. Chunks are written to `out` without extensions and trailers, which upstreams do not
     /// get. Returns the number of bytes consumed, and the number of content bytes.
-    pub(in super::super) fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, usize), Ambiguity> {
+    pub(in crate::gateway) fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, usize), Ambiguity> {
         match self {
             Self::Complete => Ok((0, 0)),
             Self::Invalid(ambiguity) => Err(*ambiguity),
@@ -85,7 +85,7 @@ impl RequestBody {
 
     /// Consumes bytes of the body, and appends its content and trailers to `received`. Returns the number of bytes
     /// consumed.
-    pub(in super::super) fn take_content(
+    pub(in crate::gateway) fn take_content(
         &mut self,
         bytes: &[u8],
         received: &mut ReceivedBody,
@@ -102,26 +102,26 @@ impl RequestBody {
         Ok(taken)
     }
 
-    pub(in super::super) fn is_chunked(&self) -> bool {
+    pub(in crate::gateway) fn is_chunked(&self) -> bool {
         matches!(self, Self::Chunked(_))
     }
 
-    pub(in super::super) fn is_complete(&self) -> bool {
+    pub(in crate::gateway) fn is_complete(&self) -> bool {
         matches!(self, Self::Complete)
     }
 }
 
 /// A part of a body without its framing.
 #[derive(Debug, Default)]
-pub(in super::super) struct ReceivedBody {
-    pub(in super::super) content: Vec<u8>,
+pub(in crate::gateway) struct ReceivedBody {
+    pub(in crate::gateway) content: Vec<u8>,
     /// The lines of the trailers, with the final empty one.
-    pub(in super::super) trailers: Vec<u8>,
+    pub(in crate::gateway) trailers: Vec<u8>,
 }
 
 impl ReceivedBody {
     /// Decodes chunks. Returns the number of bytes that belong to the body.
-    pub(in super::super) fn unchunk(
+    pub(in crate::gateway) fn unchunk(
         &mut self,
         framing_guard: &mut FramingGuard,
         bytes: &[u8],
@@ -132,7 +132,7 @@ impl ReceivedBody {
     }
 
     /// Returns the trailers, or `None` if they are malformed.
-    pub(in super::super) fn trailers(&self) -> Option<HeaderMap> {
+    pub(in crate::gateway) fn trailers(&self) -> Option<HeaderMap> {
         let mut map = HeaderMap::new();
         if self.trailers.is_empty() {
             return Some(map);

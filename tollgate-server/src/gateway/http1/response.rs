@@ -10,22 +10,22 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Version};
 use tollgate::Outcome;
 use tollgate::internal::HeaderLine;
 
-use super::super::failure::{ConnectError, Failure, Fault};
-use super::super::framing::{self, FramingGuard, MAX_HEADERS};
-use super::super::head::text;
-use super::super::head::upstream::via;
-use super::super::head::{HeaderBuffer, HeadersView, RequestVersion};
-use super::super::header_names::{self, HeaderKind, X_REQUEST_ID};
-use super::super::site::Edits;
-use super::super::upstream_tls::TlsFault;
 use super::conn::Http1Conn;
 use super::trailers::{InvalidBody, Trailers};
+use crate::gateway::failure::{ConnectError, Failure, Fault};
+use crate::gateway::framing::{self, FramingGuard, MAX_HEADERS};
+use crate::gateway::head::text;
+use crate::gateway::head::upstream::via;
+use crate::gateway::head::{HeaderBuffer, HeadersView, RequestVersion};
+use crate::gateway::header_names::{self, HeaderKind, X_REQUEST_ID};
+use crate::gateway::site::Edits;
+use crate::gateway::upstream_tls::TlsFault;
 
 /// The capacity of a map for headers that the gateway adds.
 const ADDED: usize = 8;
 
 /// The result of parsing the bytes of a response.
-pub(in super::super) enum ResponseParse<'a> {
+pub(in crate::gateway) enum ResponseParse<'a> {
     Complete(ResponseHead<'a>),
     Partial,
     /// It has too many headers.
@@ -35,20 +35,20 @@ pub(in super::super) enum ResponseParse<'a> {
 }
 
 /// The head of a response. Its headers are in a [`HeaderBuffer`].
-pub(in super::super) struct ResponseHead<'a> {
-    pub(in super::super) status: StatusCode,
+pub(in crate::gateway) struct ResponseHead<'a> {
+    pub(in crate::gateway) status: StatusCode,
     reason: &'a [u8],
     /// The length of the head.
-    pub(in super::super) bytes: usize,
-    pub(in super::super) body: ResponseBody,
+    pub(in crate::gateway) bytes: usize,
+    pub(in crate::gateway) body: ResponseBody,
     /// Whether the upstream accepts another request on the connection.
-    pub(in super::super) stays_open: bool,
+    pub(in crate::gateway) stays_open: bool,
     /// Whether the version is HTTP/1.0.
     is_http10: bool,
 }
 
 /// The rest of a body.
-pub(in super::super) enum ResponseBody {
+pub(in crate::gateway) enum ResponseBody {
     Length(u64),
     /// Chunked. The client gets other chunks: without extensions, and with trailers only if it accepts them.
     Chunks {
@@ -65,27 +65,27 @@ pub(in super::super) enum ResponseBody {
 
 /// How the client gets a body of unknown length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum ClientFraming {
+pub(in crate::gateway) enum ClientFraming {
     Chunked,
     /// Until the connection is closed, for clients of HTTP/1.0.
     Raw,
 }
 
 /// The reason why there is no response head.
-pub(in super::super) struct HeadError {
-    pub(in super::super) fault: Fault,
+pub(in crate::gateway) struct HeadError {
+    pub(in crate::gateway) fault: Fault,
     /// Whether nothing of a response has arrived.
-    pub(in super::super) is_silent: bool,
+    pub(in crate::gateway) is_silent: bool,
 }
 
 impl HeadError {
-    pub(in super::super) fn failed(failure: Failure) -> Self {
+    pub(in crate::gateway) fn failed(failure: Failure) -> Self {
         Self { fault: failure.into(), is_silent: false }
     }
 }
 
 /// What becomes of a head that was read.
-pub(in super::super) enum HeadUse<T> {
+pub(in crate::gateway) enum HeadUse<T> {
     /// The next one is wanted.
     Skipped,
     /// It is read again.
@@ -95,7 +95,7 @@ pub(in super::super) enum HeadUse<T> {
 
 /// Reads the heads of responses, of those to HEAD if `is_head`, until `take` wants no other. It gets each with all
 /// bytes from its start on. `has_unparsed` is whether a head was kept.
-pub(in super::super) fn poll_head<T>(
+pub(in crate::gateway) fn poll_head<T>(
     conn: &mut Http1Conn,
     (input, is_head, mut has_unparsed): (&mut [u8], bool, bool),
     context: &mut Context<'_>,
@@ -171,7 +171,7 @@ pub(super) fn broken(error: Option<&io::Error>) -> Fault {
 
 impl<'a> ResponseHead<'a> {
     /// Parses a head, of a response to HEAD if `is_head`.
-    pub(in super::super) fn read(bytes: &'a [u8], lines: &mut HeaderBuffer<'a>, is_head: bool) -> ResponseParse<'a> {
+    pub(in crate::gateway) fn read(bytes: &'a [u8], lines: &mut HeaderBuffer<'a>, is_head: bool) -> ResponseParse<'a> {
         let mut parsed = [const { MaybeUninit::uninit() }; MAX_HEADERS];
         let mut answer = httparse::Response::new(&mut []);
         let parser = httparse::ParserConfig::default();
@@ -200,21 +200,21 @@ impl<'a> ResponseHead<'a> {
     }
 
     /// Returns whether another response follows.
-    pub(in super::super) fn is_interim(&self) -> bool {
+    pub(in crate::gateway) fn is_interim(&self) -> bool {
         self.status.is_informational() && !self.switches()
     }
 
     /// Returns whether another protocol follows.
-    pub(in super::super) fn switches(&self) -> bool {
+    pub(in crate::gateway) fn switches(&self) -> bool {
         self.status == StatusCode::SWITCHING_PROTOCOLS
     }
 
-    pub(in super::super) fn version(&self) -> Version {
+    pub(in crate::gateway) fn version(&self) -> Version {
         if self.is_http10 { Version::HTTP_10 } else { Version::HTTP_11 }
     }
 
     /// Returns the values of `Keep-Alive`.
-    pub(in super::super) fn keep_alive<'l>(&self, lines: HeadersView<'l>) -> impl Iterator<Item = &'l [u8]> {
+    pub(in crate::gateway) fn keep_alive<'l>(&self, lines: HeadersView<'l>) -> impl Iterator<Item = &'l [u8]> {
         let hop_by_hop = lines.iter().filter(|(_, kind)| *kind == HeaderKind::HopByHop).map(|(line, _)| line);
         hop_by_hop.filter(|line| line.name.eq_ignore_ascii_case("keep-alive")).map(|line| line.value)
     }
@@ -229,7 +229,7 @@ impl<'a> ResponseHead<'a> {
     }
 
     /// Returns the headers as a map. Its values share one copy of the head, which begins at `bytes`.
-    pub(in super::super) fn header_map(&self, bytes: &[u8], lines: HeadersView<'_>) -> HeaderMap {
+    pub(in crate::gateway) fn header_map(&self, bytes: &[u8], lines: HeadersView<'_>) -> HeaderMap {
         let text = Bytes::copy_from_slice(&bytes[..self.bytes]);
         let shared = |value: &[u8]| {
             let begin = value.as_ptr().addr().wrapping_sub(bytes.as_ptr().addr());
@@ -249,7 +249,7 @@ impl<'a> ResponseHead<'a> {
     }
 
     /// Writes an interim response for the client.
-    pub(in super::super) fn write_interim(&self, out: &mut Vec<u8>, lines: HeadersView<'_>, edits: &Edits) {
+    pub(in crate::gateway) fn write_interim(&self, out: &mut Vec<u8>, lines: HeadersView<'_>, edits: &Edits) {
         text::put_status(out, self.status, self.reason);
         for (line, _) in self.passing(lines).filter(|(line, _)| !edits.removes(line.name)) {
             text::put(out, line.name, line.value);
@@ -258,7 +258,7 @@ impl<'a> ResponseHead<'a> {
     }
 
     /// Writes the head for the client, without the final empty line.
-    pub(in super::super) fn write(
+    pub(in crate::gateway) fn write(
         &self,
         out: &mut Vec<u8>,
         lines: HeadersView<'_>,
@@ -367,7 +367,7 @@ impl ResponseBody {
         }
     }
 
-    pub(in super::super) fn is_over(&self) -> bool {
+    pub(in crate::gateway) fn is_over(&self) -> bool {
         match self {
             Self::Length(left) => *left == 0,
             Self::Chunks { framing_guard, .. } => framing_guard.is_between(),
@@ -385,7 +385,7 @@ impl ResponseBody {
 
     /// Adapts the body to a client of HTTP/1.0, which knows no chunks. Returns whether only the end of the connection
     /// can end it.
-    pub(in super::super) fn send_raw(&mut self) -> bool {
+    pub(in crate::gateway) fn send_raw(&mut self) -> bool {
         match self {
             Self::Length(_) => false,
             Self::Chunks { framing, .. } | Self::UntilClose { framing, .. } => {
@@ -396,7 +396,7 @@ impl ResponseBody {
     }
 
     /// Passes the trailers on that the head announces.
-    pub(in super::super) fn pass_trailers(&mut self, lines: HeadersView<'_>) {
+    pub(in crate::gateway) fn pass_trailers(&mut self, lines: HeadersView<'_>) {
         if let Self::Chunks { trailers, .. } = self {
             let announced = lines.values(HeaderKind::Trailer).flat_map(|value| value.split(|byte| *byte == b','));
             let announced = announced.map(<[u8]>::trim_ascii);
@@ -406,26 +406,26 @@ impl ResponseBody {
     }
 
     /// Keeps all trailers, for a client that gets them in a map.
-    pub(in super::super) fn keep_trailers(&mut self) {
+    pub(in crate::gateway) fn keep_trailers(&mut self) {
         if let Self::Chunks { trailers, .. } = self {
             *trailers = Some(Box::default());
         }
     }
 
     /// Returns whether a body that is over has trailers.
-    pub(in super::super) fn has_trailers(&self) -> bool {
+    pub(in crate::gateway) fn has_trailers(&self) -> bool {
         matches!(self, Self::Chunks { trailers: Some(trailers), .. } if trailers.is_any())
     }
 
     /// Takes the trailers that were kept, if there are any.
-    pub(in super::super) fn take_trailers(&mut self) -> Result<Option<HeaderMap>, InvalidBody> {
+    pub(in crate::gateway) fn take_trailers(&mut self) -> Result<Option<HeaderMap>, InvalidBody> {
         let Self::Chunks { trailers, .. } = self else { return Ok(None) };
         trailers.take().filter(|trailers| trailers.is_any()).map(|trailers| trailers.to_map()).transpose()
     }
 
     /// Consumes bytes of the body. A body of unknown length is written to `out` as the client gets it. Returns the number of bytes
     /// consumed, and the number of content bytes.
-    pub(in super::super) fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, usize), InvalidBody> {
+    pub(in crate::gateway) fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, usize), InvalidBody> {
         match self {
             Self::Length(left) => {
                 let taken = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
@@ -457,7 +457,7 @@ impl ResponseBody {
     }
 
     /// Ends the body, because the upstream has closed the connection.
-    pub(in super::super) fn end(&mut self, out: &mut Vec<u8>) -> Result<(), InvalidBody> {
+    pub(in crate::gateway) fn end(&mut self, out: &mut Vec<u8>) -> Result<(), InvalidBody> {
         match self {
             Self::UntilClose { is_over, framing } => {
                 *is_over = true;
@@ -480,10 +480,10 @@ impl ClientFraming {
     }
 }
 
-pub(in super::super) const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+pub(in crate::gateway) const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 
 /// Writes a chunk. An empty one is skipped, since it would be the last.
-pub(in super::super) fn put_chunk(out: &mut Vec<u8>, bytes: &[u8]) {
+pub(in crate::gateway) fn put_chunk(out: &mut Vec<u8>, bytes: &[u8]) {
     if !bytes.is_empty() {
         // Writing to a vector does not fail.
         _ = write!(out, "{:x}\r\n", bytes.len());

@@ -2,12 +2,12 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::super::framing::MAX_HEADERS;
-use super::super::head::text;
-use super::super::header_names::{HeaderKind, kind};
+use crate::gateway::framing::MAX_HEADERS;
+use crate::gateway::head::text;
+use crate::gateway::header_names::{HeaderKind, kind};
 
 /// A malformed or truncated body.
-pub(in super::super) struct InvalidBody;
+pub(in crate::gateway) struct InvalidBody;
 
 /// Headers without a meaning to a proxy that change how a message is read (RFC 9110, section 6.5.1).
 const FORBIDDEN: [&str; 6] =
@@ -15,7 +15,7 @@ const FORBIDDEN: [&str; 6] =
 
 /// The trailers of a response.
 #[derive(Debug, Default)]
-pub(in super::super) struct Trailers {
+pub(in crate::gateway) struct Trailers {
     /// The names that the head announces, separated by commas.
     announced: Vec<u8>,
     /// The bytes that were received, bounded by the framing checks.
@@ -23,21 +23,21 @@ pub(in super::super) struct Trailers {
 }
 
 impl Trailers {
-    pub(in super::super) fn new<'v>(announced: impl Iterator<Item = &'v [u8]>) -> Self {
+    pub(in crate::gateway) fn new<'v>(announced: impl Iterator<Item = &'v [u8]>) -> Self {
         Self { announced: announced.collect::<Vec<_>>().join(&b","[..]), received: Vec::new() }
     }
 
-    pub(in super::super) fn receive(&mut self, bytes: &[u8]) {
+    pub(in crate::gateway) fn receive(&mut self, bytes: &[u8]) {
         self.received.extend_from_slice(bytes);
     }
 
     /// Returns whether more than the final empty line was received.
-    pub(in super::super) fn is_any(&self) -> bool {
+    pub(in crate::gateway) fn is_any(&self) -> bool {
         self.received.len() > b"\r\n".len()
     }
 
     /// Writes the last chunk with the trailers that were announced.
-    pub(in super::super) fn write(&self, out: &mut Vec<u8>) -> Result<(), InvalidBody> {
+    pub(in crate::gateway) fn write(&self, out: &mut Vec<u8>) -> Result<(), InvalidBody> {
         out.extend_from_slice(b"0\r\n");
         let mut parsed = [httparse::EMPTY_HEADER; MAX_HEADERS];
         for trailer in self.parse(&mut parsed)?.iter().filter(|trailer| self.passes(trailer.name)) {
@@ -48,7 +48,7 @@ impl Trailers {
     }
 
     /// Returns the trailers for a client of HTTP/2, which gets them without an announcement.
-    pub(in super::super) fn to_map(&self) -> Result<HeaderMap, InvalidBody> {
+    pub(in crate::gateway) fn to_map(&self) -> Result<HeaderMap, InvalidBody> {
         let mut map = HeaderMap::new();
         let mut parsed = [httparse::EMPTY_HEADER; MAX_HEADERS];
         for trailer in self.parse(&mut parsed)?.iter().filter(|trailer| is_harmless(trailer.name)) {
@@ -66,7 +66,7 @@ impl Trailers {
     }
 
     /// Writes the last chunk with those of these trailers that were announced.
-    pub(in super::super) fn write_map(&self, out: &mut Vec<u8>, trailers: &HeaderMap) {
+    pub(in crate::gateway) fn write_map(&self, out: &mut Vec<u8>, trailers: &HeaderMap) {
         out.extend_from_slice(b"0\r\n");
         for (name, value) in trailers.iter().filter(|(name, _)| self.passes(name.as_str())) {
             text::put(out, name.as_str(), value.as_bytes());

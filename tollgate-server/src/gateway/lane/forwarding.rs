@@ -10,26 +10,26 @@ use http::{HeaderMap, StatusCode};
 use tokio::time::timeout;
 use tollgate::Outcome;
 
-use super::super::abandoned::{self, Abandoned, has_event_stream};
-use super::super::attempts::Attempts;
-use super::super::client::Client;
-use super::super::connect::{self, ConnUse, UpstreamConn};
-use super::super::deadline::{TICK, Wait};
-use super::super::failure::{self, Failure, Fault};
-use super::super::head::upstream::Destination;
-use super::super::http1::client::{Http1Body, ResponseStart, receive};
-use super::super::http1::conn::Http1Conn;
-use super::super::http1::request::PlainRequest;
-use super::super::http1::response::ResponseBody;
-use super::super::http1::scratch::WorkerBuffers;
-use super::super::request_guard::{RequestGuard, UpstreamProgress};
-use super::super::reuse::Repeatable;
-use super::super::site::{Route, Site};
-use super::super::target::{ConnPool, Target};
-use super::super::upgrade::Tunnel;
-use super::super::upstream_slots::UpstreamIo;
-use super::super::worker::Worker;
 use super::{Lane, UnsettledResponse};
+use crate::gateway::abandoned::{self, Abandoned, has_event_stream};
+use crate::gateway::attempts::Attempts;
+use crate::gateway::client::Client;
+use crate::gateway::connect::{self, ConnUse, UpstreamConn};
+use crate::gateway::deadline::{TICK, Wait};
+use crate::gateway::failure::{self, Failure, Fault};
+use crate::gateway::head::upstream::Destination;
+use crate::gateway::http1::client::{Http1Body, ResponseStart, receive};
+use crate::gateway::http1::conn::Http1Conn;
+use crate::gateway::http1::request::PlainRequest;
+use crate::gateway::http1::response::ResponseBody;
+use crate::gateway::http1::scratch::WorkerBuffers;
+use crate::gateway::request_guard::{RequestGuard, UpstreamProgress};
+use crate::gateway::reuse::Repeatable;
+use crate::gateway::site::{Route, Site};
+use crate::gateway::target::{ConnPool, Target};
+use crate::gateway::upgrade::Tunnel;
+use crate::gateway::upstream_slots::UpstreamIo;
+use crate::gateway::worker::Worker;
 
 /// An allowed request that is being forwarded.
 pub(super) struct Forwarding {

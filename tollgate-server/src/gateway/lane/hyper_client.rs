@@ -10,22 +10,22 @@ use http::header::{CONNECTION, CONTENT_LENGTH, DATE, TRAILER, TRANSFER_ENCODING}
 use http::{HeaderMap, HeaderValue, Response, StatusCode, response};
 use hyper::body::Body as _;
 
-use super::super::body_channel::{BodyWriter, Demand, channel};
-use super::super::client::BufferedBytes;
-use super::super::client_body::ClientBody;
-use super::super::exchange::{Exchange, ReceivedRequest};
-use super::super::failure::Failure;
-use super::super::framing;
-use super::super::head::text;
-use super::super::header_names::X_REQUEST_ID;
-use super::super::http1::request::PlainRequest;
-use super::super::http1::request_body::ReceivedBody;
-use super::super::http1::response::{LAST_CHUNK, put_chunk};
-use super::super::http1::scratch::{Scratch, WorkerBuffers, scratch};
-use super::super::http1::trailers::Trailers;
-use super::super::response_body::ToClient;
 use super::Lane;
 use super::forwarding::{ForwardResult, Forwarding};
+use crate::gateway::body_channel::{BodyWriter, Demand, channel};
+use crate::gateway::client::BufferedBytes;
+use crate::gateway::client_body::ClientBody;
+use crate::gateway::exchange::{Exchange, ReceivedRequest};
+use crate::gateway::failure::Failure;
+use crate::gateway::framing;
+use crate::gateway::head::text;
+use crate::gateway::header_names::X_REQUEST_ID;
+use crate::gateway::http1::request::PlainRequest;
+use crate::gateway::http1::request_body::ReceivedBody;
+use crate::gateway::http1::response::{LAST_CHUNK, put_chunk};
+use crate::gateway::http1::scratch::{Scratch, WorkerBuffers, scratch};
+use crate::gateway::http1::trailers::Trailers;
+use crate::gateway::response_body::ToClient;
 
 /// The client has left, or the response cannot be completed.
 struct Broken;

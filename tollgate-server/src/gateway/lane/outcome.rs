@@ -12,18 +12,18 @@ use http::header::CONNECTION;
 use http::{HeaderValue, Response};
 use tollgate::Outcome;
 
-use super::super::echo;
-use super::super::exchange::bodiless;
-use super::super::failure::{self, Failure};
-use super::super::head::HeaderBuffer;
-use super::super::head::text;
-use super::super::http1::request::{PlainRequest, RequestParse};
-use super::super::http1::request_body::ReceivedBody;
-use super::super::http1::scratch::{Scratch, WorkerBuffers, scratch};
-use super::super::request_guard::RequestGuard;
-use super::super::site::{RouteAction, Site};
 use super::forwarding::Forwarding;
 use super::{AllowedRequest, Lane, NextStep, UnsettledResponse};
+use crate::gateway::echo;
+use crate::gateway::exchange::bodiless;
+use crate::gateway::failure::{self, Failure};
+use crate::gateway::head::HeaderBuffer;
+use crate::gateway::head::text;
+use crate::gateway::http1::request::{PlainRequest, RequestParse};
+use crate::gateway::http1::request_body::ReceivedBody;
+use crate::gateway::http1::scratch::{Scratch, WorkerBuffers, scratch};
+use crate::gateway::request_guard::RequestGuard;
+use crate::gateway::site::{RouteAction, Site};
 
 impl Lane<'_> {
     /// Applies the outcome of the check: sends a response, or the request to an upstream.

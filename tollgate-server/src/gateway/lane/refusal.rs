@@ -10,19 +10,19 @@ use tollgate::internal::{Unreadable, WrittenResponse};
 use tollgate::rules::Facts;
 use tollgate::rules::file::internal::UpstreamHeader;
 
-use super::super::client::Scheme;
-use super::super::exchange::{bodiless, is_malformed};
-use super::super::failure::{self, Failure, HandshakeFailure};
-use super::super::framing::Ambiguity;
-use super::super::head::text;
-use super::super::header_names::X_REQUEST_ID;
-use super::super::http1::request::{InvalidHead, PlainRequest};
-use super::super::http1::scratch::WorkerBuffers;
-use super::super::log::{Completion, Record};
-use super::super::request_guard::RequestGuard;
-use super::super::site::Site;
-use super::super::tls;
 use super::{Lane, NextStep};
+use crate::gateway::client::Scheme;
+use crate::gateway::exchange::{bodiless, is_malformed};
+use crate::gateway::failure::{self, Failure, HandshakeFailure};
+use crate::gateway::framing::Ambiguity;
+use crate::gateway::head::text;
+use crate::gateway::header_names::X_REQUEST_ID;
+use crate::gateway::http1::request::{InvalidHead, PlainRequest};
+use crate::gateway::http1::scratch::WorkerBuffers;
+use crate::gateway::listener::tls;
+use crate::gateway::log::{Completion, Record};
+use crate::gateway::request_guard::RequestGuard;
+use crate::gateway::site::Site;
 
 /// The start of the HTTP/2 connection preface, for clients that use HTTP/2 without ALPN. No HTTP/1 request starts like
 /// this.

@@ -6,18 +6,18 @@ use bytes::Bytes;
 use http::StatusCode;
 use tollgate::rules::file::internal::UpstreamHeader;
 
-use super::super::abandoned::is_event_stream;
-use super::super::failure::{Failure, Fault};
-use super::super::head::HeadersView;
-use super::super::head::text;
-use super::super::header_names::HeaderKind;
-use super::super::http1::conn::Http1Conn;
-use super::super::http1::response::{HeadError, HeadUse, ResponseBody, ResponseHead, poll_head};
-use super::super::http1::scratch::{Scratch, WorkerBuffers, scratch};
-use super::super::http1::trailers::InvalidBody;
-use super::super::target::Target;
 use super::Lane;
 use super::forwarding::{AttemptError, Forwarding, Settling};
+use crate::gateway::abandoned::is_event_stream;
+use crate::gateway::failure::{Failure, Fault};
+use crate::gateway::head::HeadersView;
+use crate::gateway::head::text;
+use crate::gateway::header_names::HeaderKind;
+use crate::gateway::http1::conn::Http1Conn;
+use crate::gateway::http1::response::{HeadError, HeadUse, ResponseBody, ResponseHead, poll_head};
+use crate::gateway::http1::scratch::{Scratch, WorkerBuffers, scratch};
+use crate::gateway::http1::trailers::InvalidBody;
+use crate::gateway::target::Target;
 
 /// The maximum length of a body that is copied behind its head: one write of one buffer is cheaper.
 const SMALL_BYTES: usize = 4096;

@@ -7,10 +7,10 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::super::http1::scratch::scratch;
-use super::super::io::Stream;
-use super::super::socket;
 use super::Lane;
+use crate::gateway::http1::scratch::scratch;
+use crate::gateway::io::Stream;
+use crate::gateway::socket;
 
 impl Lane<'_> {
     pub(super) fn poll_read(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> io::Result<Poll<usize>> {

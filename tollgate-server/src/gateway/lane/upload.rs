@@ -6,16 +6,16 @@ use std::future::poll_fn;
 use std::io;
 use std::task::{Context, Poll, ready};
 
-use super::super::client::BufferedBytes;
-use super::super::deadline::Tick;
-use super::super::exchange::MAX_DRAINED_BYTES;
-use super::super::failure::Failure;
-use super::super::http1::conn::Http1Conn;
-use super::super::http1::request::PlainRequest;
-use super::super::http1::request_body::RequestBody;
-use super::super::http1::scratch::{Scratch, scratch};
 use super::Lane;
 use super::forwarding::{AttemptError, Forwarding};
+use crate::gateway::client::BufferedBytes;
+use crate::gateway::deadline::Tick;
+use crate::gateway::exchange::MAX_DRAINED_BYTES;
+use crate::gateway::failure::Failure;
+use crate::gateway::http1::conn::Http1Conn;
+use crate::gateway::http1::request::PlainRequest;
+use crate::gateway::http1::request_body::RequestBody;
+use crate::gateway::http1::scratch::{Scratch, scratch};
 
 /// The maximum number of reads before the response gets its turn.
 const READS_PER_TURN: u32 = 16;

@@ -13,11 +13,11 @@ use tollgate::rules::file::internal::LoggedKey;
 use tollgate::rules::{Facts, TrustedProxies};
 use tollgate::{Decision, Outcome, Source};
 
-use super::super::client::Client;
-use super::super::failure::Fault;
-use super::super::target::Target;
 use super::AccessLog;
 use crate::decisions::{DecisionLabel, source_name};
+use crate::gateway::client::Client;
+use crate::gateway::failure::Fault;
+use crate::gateway::target::Target;
 use crate::limited::key_text;
 use crate::seconds::since_epoch;
 use crate::traces::{TRACEPARENT, TraceParent};
@@ -26,7 +26,7 @@ use crate::traces::{TRACEPARENT, TraceParent};
 const CLIENT_LEFT: u16 = 499;
 
 /// The logged facts of a request.
-pub(in super::super) struct Record {
+pub(in crate::gateway) struct Record {
     log: Arc<AccessLog>,
     worker: usize,
     pub(super) client: IpAddr,
@@ -62,21 +62,21 @@ pub(super) struct RequestLine {
 
 /// The end of a request.
 #[derive(Clone, Copy, Default)]
-pub(in super::super) struct Completion<'a> {
-    pub(in super::super) status: Option<StatusCode>,
-    pub(in super::super) sent_bytes: u64,
+pub(in crate::gateway) struct Completion<'a> {
+    pub(in crate::gateway) status: Option<StatusCode>,
+    pub(in crate::gateway) sent_bytes: u64,
     /// Whether the upstream or the gateway cut off the response.
-    pub(in super::super) is_broken: bool,
+    pub(in crate::gateway) is_broken: bool,
     /// Whether the response is the upstream's.
-    pub(in super::super) is_upstreams: bool,
-    pub(in super::super) nanos: u64,
-    pub(in super::super) route: Option<&'a str>,
+    pub(in crate::gateway) is_upstreams: bool,
+    pub(in crate::gateway) nanos: u64,
+    pub(in crate::gateway) route: Option<&'a str>,
     /// The request ID that the client got.
-    pub(in super::super) id: Option<&'a HeaderValue>,
+    pub(in crate::gateway) id: Option<&'a HeaderValue>,
 }
 
 impl Record {
-    pub(in super::super) fn new(
+    pub(in crate::gateway) fn new(
         (method, uri, version): (Method, Uri, Version),
         headers: Headers<'_>,
         client: &Client,
@@ -99,7 +99,7 @@ impl Record {
     }
 
     /// Returns the record of a request that could not be parsed.
-    pub(in super::super) fn unparsed(client: IpAddr, (log, worker): (&Arc<AccessLog>, usize)) -> Self {
+    pub(in crate::gateway) fn unparsed(client: IpAddr, (log, worker): (&Arc<AccessLog>, usize)) -> Self {
         Self {
             log: Arc::clone(log),
             worker,
@@ -122,15 +122,15 @@ impl Record {
     }
 
     /// Sets the trace that the gateway has started.
-    pub(in super::super) fn note_trace(&mut self, trace_id: String) {
+    pub(in crate::gateway) fn note_trace(&mut self, trace_id: String) {
         self.trace_id = Some(trace_id.into());
     }
 
-    pub(in super::super) fn note_reason(&mut self, reason: &'static str) {
+    pub(in crate::gateway) fn note_reason(&mut self, reason: &'static str) {
         self.reason = Some(reason);
     }
 
-    pub(in super::super) fn note_outcome(&mut self, outcome: &Outcome) {
+    pub(in crate::gateway) fn note_outcome(&mut self, outcome: &Outcome) {
         if let Some(Refusal::Unreadable(request)) = outcome.refusal() {
             self.reason = Some(request.reason);
         }
@@ -143,7 +143,7 @@ impl Record {
     }
 
     /// Adds the key of the request, if keys are logged.
-    pub(in super::super) fn note_key(&mut self, key: impl FnOnce(KeyTexts) -> Option<LimitedKey>) {
+    pub(in crate::gateway) fn note_key(&mut self, key: impl FnOnce(KeyTexts) -> Option<LimitedKey>) {
         let texts = match self.log.rule.key {
             None => return,
             Some(LoggedKey::Plain) => KeyTexts::Kept,
@@ -152,16 +152,16 @@ impl Record {
         self.key = key(texts).map(|key| key_text(&key).into());
     }
 
-    pub(in super::super) fn note_upstream(&mut self, upstream: &Arc<Target>) {
+    pub(in crate::gateway) fn note_upstream(&mut self, upstream: &Arc<Target>) {
         self.upstream = Some(Arc::clone(upstream));
     }
 
-    pub(in super::super) fn note_fault(&mut self, fault: &Fault) {
+    pub(in crate::gateway) fn note_fault(&mut self, fault: &Fault) {
         self.fault = Some(fault.to_string().into());
     }
 
     /// Writes the line.
-    pub(in super::super) fn write(&self, completion: &Completion<'_>) {
+    pub(in crate::gateway) fn write(&self, completion: &Completion<'_>) {
         self.log.write(self.worker, self, completion);
     }
 

@@ -8,7 +8,7 @@ use tollgate::internal::CleanPath;
 use tollgate::rules::file::internal::{HeaderEdits, RewriteRule, RouteRule, SettingError, UpstreamRule};
 use tollgate::rules::{PathCase, PathReading};
 
-use super::super::failure::Failure;
+use crate::gateway::failure::Failure;
 
 /// The path changes of a route.
 pub(super) struct PathRewrite {
@@ -127,7 +127,7 @@ fn stripped<'p>(path: &'p str, prefix: &str, case: PathCase) -> Option<&'p str> 
 
 /// Headers to remove, then to set, then to add.
 #[derive(Debug, Default)]
-pub(in super::super) struct Edits {
+pub(in crate::gateway) struct Edits {
     remove: Vec<HeaderName>,
     set: Vec<(HeaderName, HeaderValue)>,
     add: Vec<(HeaderName, HeaderValue)>,
@@ -136,26 +136,26 @@ pub(in super::super) struct Edits {
 /// Operations on heads in text form.
 impl Edits {
     /// Returns whether headers of that name, in any case, are removed.
-    pub(in super::super) fn removes(&self, name: &str) -> bool {
+    pub(in crate::gateway) fn removes(&self, name: &str) -> bool {
         let is = |other: &HeaderName| other.as_str().eq_ignore_ascii_case(name);
         self.remove.iter().any(is) || self.set.iter().any(|(other, _)| is(other))
     }
 
     /// Returns whether a header is removed and not replaced.
-    pub(in super::super) fn removes_for_good(&self, name: &HeaderName) -> bool {
+    pub(in crate::gateway) fn removes_for_good(&self, name: &HeaderName) -> bool {
         self.remove.contains(name) && !self.sets(name)
     }
 
-    pub(in super::super) fn sets(&self, name: &HeaderName) -> bool {
+    pub(in crate::gateway) fn sets(&self, name: &HeaderName) -> bool {
         self.new_headers().any(|(other, _)| other == name)
     }
 
-    pub(in super::super) fn new_headers(&self) -> impl Iterator<Item = &(HeaderName, HeaderValue)> {
+    pub(in crate::gateway) fn new_headers(&self) -> impl Iterator<Item = &(HeaderName, HeaderValue)> {
         self.set.iter().chain(&self.add)
     }
 
     /// Writes the new headers, except for some.
-    pub(in super::super) fn write_new(&self, out: &mut Vec<u8>, except: impl Fn(&HeaderName) -> bool) {
+    pub(in crate::gateway) fn write_new(&self, out: &mut Vec<u8>, except: impl Fn(&HeaderName) -> bool) {
         for (name, value) in self.new_headers().filter(|(name, _)| !except(name)) {
             for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
                 out.extend_from_slice(part);
@@ -170,7 +170,7 @@ impl Edits {
         Self { remove, set: pairs(&rule.set).collect(), add: pairs(&rule.add).collect() }
     }
 
-    pub(in super::super) fn apply(&self, headers: &mut HeaderMap) {
+    pub(in crate::gateway) fn apply(&self, headers: &mut HeaderMap) {
         for name in &self.remove {
             headers.remove(name);
         }

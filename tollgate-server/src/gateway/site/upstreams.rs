@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use tollgate::rules::file::internal::{HealthCheckRule, SettingError};
 
-use super::super::deadline::Tick;
-use super::super::target::Target;
 use super::{Route, Site};
+use crate::gateway::deadline::Tick;
+use crate::gateway::target::Target;
 use crate::limit_summary::span;
 use crate::notice::{Field, Level, join_up_to};
 
@@ -19,10 +19,10 @@ const MAX_ROUTES: usize = 5;
 
 /// An upstream and the routes that use it.
 #[derive(Clone)]
-pub(in super::super) struct RoutedUpstream {
-    pub(in super::super) target: Arc<Target>,
+pub(in crate::gateway) struct RoutedUpstream {
+    pub(in crate::gateway) target: Arc<Target>,
     /// The health check, from the first route that has one.
-    pub(in super::super) check: Option<HealthCheckRule>,
+    pub(in crate::gateway) check: Option<HealthCheckRule>,
     /// The routes that use it. Several may have the same name.
     routes: Vec<RouteRef>,
 }
@@ -35,7 +35,7 @@ struct RouteRef {
 }
 
 impl Site {
-    pub(in super::super) fn upstreams(&self) -> Vec<RoutedUpstream> {
+    pub(in crate::gateway) fn upstreams(&self) -> Vec<RoutedUpstream> {
         let mut found: Vec<RoutedUpstream> = Vec::new();
         for route in &self.routes {
             for (number, target) in route.targets().enumerate() {
@@ -66,14 +66,14 @@ impl RoutedUpstream {
     }
 
     /// Returns the fields of its log lines.
-    pub(in super::super) fn fields(&self) -> [Field; 2] {
+    pub(in crate::gateway) fn fields(&self) -> [Field; 2] {
         let address = &self.target.address;
         let routes: Vec<&str> = self.route_names(|_| true).into_iter().take(MAX_ROUTES).collect();
         [("upstream", format!("{}:{}", address.host, address.port).into()), ("routes", routes.into())]
     }
 
     /// Describes what happens to requests while it is unhealthy, for this long if that is known.
-    pub(in super::super) fn consequence(&self, lasts: Option<Duration>) -> String {
+    pub(in crate::gateway) fn consequence(&self, lasts: Option<Duration>) -> String {
         let lasts = lasts.map(|lasts| format!(" for {}", span(lasts))).unwrap_or_default();
         let spared = format!("it gets no requests{lasts} while another upstream is healthy");
         match &*self.route_names(|route_ref| !route_ref.has_other_upstreams) {
@@ -113,11 +113,11 @@ pub(super) fn route_list(route_names: &[&str]) -> String {
 
 /// The names of routes whose outage was logged. Of several routes with the same name, one is enough.
 #[derive(Default)]
-pub(in super::super) struct Outages(BTreeSet<String>);
+pub(in crate::gateway) struct Outages(BTreeSet<String>);
 
 impl Outages {
     /// Returns log lines with their levels for the changes since the last call. The site may have been replaced since.
-    pub(in super::super) fn update(&mut self, site: &Site, now: Tick) -> impl Iterator<Item = (Level, String)> {
+    pub(in crate::gateway) fn update(&mut self, site: &Site, now: Tick) -> impl Iterator<Item = (Level, String)> {
         let down = || site.routes.iter().filter(|route| route.is_down(now));
         let before = std::mem::replace(&mut self.0, down().map(|route| route.name.clone()).collect());
         let (some, none): (Vec<&Route>, Vec<&Route>) = down()

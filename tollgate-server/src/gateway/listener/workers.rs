@@ -17,10 +17,10 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::connection::{self, Counted, ListenerConfig};
-use super::http1::scratch::scratch;
-use super::io::Stream;
-use super::site::Route;
-use super::worker::{Stop, Worker};
+use crate::gateway::http1::scratch::scratch;
+use crate::gateway::io::Stream;
+use crate::gateway::site::Route;
+use crate::gateway::worker::{Stop, Worker};
 use crate::passed_sockets::{ListenerSockets, Owner};
 use crate::service;
 
@@ -47,7 +47,7 @@ const REJECTING_SHARE: i64 = 8;
 const MAX_PORTS: i64 = 2;
 
 /// How long listeners stay open after a stop. Clients may send one more request, and are asked to close the connection.
-pub(super) const GRACE: Duration = Duration::from_millis(400);
+pub(in crate::gateway) const GRACE: Duration = Duration::from_millis(400);
 
 /// The same for the last connections.
 const LAST_GRACE: Duration = Duration::from_millis(100);
@@ -63,18 +63,18 @@ const LAST_LOOK: Duration = Duration::from_millis(50);
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
 /// A bound address, with its sockets: one for each worker, or those that another process has passed.
-pub(super) struct Listening {
-    pub(super) sockets: Vec<StdListener>,
+pub(in crate::gateway) struct Listening {
+    pub(in crate::gateway) sockets: Vec<StdListener>,
     /// A copy of a socket for each worker, with the number of the worker. Every worker has one, and every socket is
     /// there.
-    pub(super) accepting: Vec<(usize, StdListener)>,
-    pub(super) bound: SocketAddr,
-    pub(super) owner: Owner,
+    pub(in crate::gateway) accepting: Vec<(usize, StdListener)>,
+    pub(in crate::gateway) bound: SocketAddr,
+    pub(in crate::gateway) owner: Owner,
 }
 
 impl Listening {
     /// Binds an address, once for each worker.
-    pub(super) async fn bind(address: &str, workers: usize) -> io::Result<Self> {
+    pub(in crate::gateway) async fn bind(address: &str, workers: usize) -> io::Result<Self> {
         let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "the name has no address");
         for address in tokio::net::lookup_host(address).await? {
             match bind_all(address, workers) {
@@ -89,7 +89,7 @@ impl Listening {
 
     /// Divides sockets between the workers. The process before may have had another number of them, and a service manager
     /// passes one socket, which all workers share.
-    pub(super) fn assign(passed: ListenerSockets, workers: usize) -> io::Result<Self> {
+    pub(in crate::gateway) fn assign(passed: ListenerSockets, workers: usize) -> io::Result<Self> {
         let ListenerSockets { sockets, bound, owner } = passed;
         let pairs = (0..workers.max(sockets.len())).map(|number| (number % workers, &sockets[number % sockets.len()]));
         let copies = pairs.map(|(worker, socket)| Ok((worker, socket.try_clone()?)));
@@ -118,28 +118,28 @@ fn bind_one(address: SocketAddr) -> io::Result<StdListener> {
 }
 
 /// A command to a worker.
-pub(super) enum Command {
+pub(in crate::gateway) enum Command {
     /// Accept connections on this socket until `until` changes. Its last value decides about connections that wait.
     Listen { socket: StdListener, config: Arc<ArcSwap<ListenerConfig>>, until: watch::Receiver<service::Stop> },
 }
 
 /// A running worker.
-pub(super) struct WorkerHandle {
-    pub(super) commands: mpsc::UnboundedSender<Command>,
+pub(in crate::gateway) struct WorkerHandle {
+    pub(in crate::gateway) commands: mpsc::UnboundedSender<Command>,
     /// Returns the number of connections that were cut off.
     thread: JoinHandle<i64>,
 }
 
 /// The settings of a worker.
 #[derive(Clone)]
-pub(super) struct WorkerSettings {
+pub(in crate::gateway) struct WorkerSettings {
     /// Changes when the worker has to stop. Its last value decides about idle connections.
-    pub(super) stop: watch::Receiver<service::Stop>,
+    pub(in crate::gateway) stop: watch::Receiver<service::Stop>,
     /// How long requests in flight may take then.
-    pub(super) drain: Duration,
+    pub(in crate::gateway) drain: Duration,
     /// For all workers together.
-    pub(super) max_connections: i64,
-    pub(super) workers: i64,
+    pub(in crate::gateway) max_connections: i64,
+    pub(in crate::gateway) workers: i64,
 }
 
 impl WorkerSettings {
@@ -151,7 +151,7 @@ impl WorkerSettings {
 }
 
 impl WorkerHandle {
-    pub(super) fn start(worker: Worker, settings: WorkerSettings) -> io::Result<Self> {
+    pub(in crate::gateway) fn start(worker: Worker, settings: WorkerSettings) -> io::Result<Self> {
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         let (commands, inbox) = mpsc::unbounded_channel();
         let name = format!("gateway-{}", worker.number);
@@ -164,7 +164,7 @@ impl WorkerHandle {
     }
 
     /// Waits for the worker to stop, which blocks the thread. Returns the number of connections that were cut off.
-    pub(super) fn join(self) -> i64 {
+    pub(in crate::gateway) fn join(self) -> i64 {
         self.thread.join().unwrap_or(0)
     }
 }

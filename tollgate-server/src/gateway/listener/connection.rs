@@ -18,17 +18,17 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tollgate::rules::Certificate;
 
-use super::client::{Client, ConnectionInfo, LINGER, SEND_BUFFER_BYTES, STREAM_WINDOW_BYTES, Scheme};
-use super::deadline::{Expired, TICK};
-use super::exchange::Exchange;
-use super::failure::HandshakeFailure;
-use super::io::{ClientIo, Stream};
-use super::lane::Lane;
 use super::per_address;
-use super::streams::Streams;
-use super::tally::Tally;
 use super::tls;
-use super::worker::{Stop, Worker};
+use crate::gateway::client::{Client, ConnectionInfo, LINGER, SEND_BUFFER_BYTES, STREAM_WINDOW_BYTES, Scheme};
+use crate::gateway::deadline::{Expired, TICK};
+use crate::gateway::exchange::Exchange;
+use crate::gateway::failure::HandshakeFailure;
+use crate::gateway::io::{ClientIo, Stream};
+use crate::gateway::lane::Lane;
+use crate::gateway::streams::Streams;
+use crate::gateway::tally::Tally;
+use crate::gateway::worker::{Stop, Worker};
 use crate::service::proxy_protocol;
 
 /// The maximum of concurrent streams of an HTTP/2 connection: the minimum that RFC 9113 recommends, since each stream
@@ -42,23 +42,23 @@ const CONNECTION_WINDOW_BYTES: u32 = MAX_STREAMS * STREAM_WINDOW_BYTES;
 const PING_EVERY: Duration = Duration::from_secs(20);
 
 /// The settings of a listener that apply to new connections.
-pub(super) struct ListenerConfig {
-    pub(super) proxy_protocol: bool,
-    pub(super) tls: Option<TlsAcceptor>,
+pub(in crate::gateway) struct ListenerConfig {
+    pub(in crate::gateway) proxy_protocol: bool,
+    pub(in crate::gateway) tls: Option<TlsAcceptor>,
 }
 
 impl ListenerConfig {
     /// Returns whether the first bytes of a connection are those of a request.
-    pub(super) fn is_plain(&self) -> bool {
+    pub(in crate::gateway) fn is_plain(&self) -> bool {
         !self.proxy_protocol && self.tls.is_none()
     }
 }
 
 /// A connection that is counted.
-pub(super) struct Counted(Arc<Tally>);
+pub(in crate::gateway) struct Counted(Arc<Tally>);
 
 impl Counted {
-    pub(super) fn new(tally: Arc<Tally>) -> Self {
+    pub(in crate::gateway) fn new(tally: Arc<Tally>) -> Self {
         tally.connections.fetch_add(1, Relaxed);
         tally.all_connections.fetch_add(1, Relaxed);
         Self(tally)
@@ -66,7 +66,7 @@ impl Counted {
 
     /// Counts a connection, unless there are `most` already. Other workers count at the same time, so it is counted
     /// first.
-    pub(super) fn within(most: i64, tally: &Arc<Tally>) -> Option<Self> {
+    pub(in crate::gateway) fn within(most: i64, tally: &Arc<Tally>) -> Option<Self> {
         let counted = Self::new(Arc::clone(tally));
         (tally.all_connections.load(Relaxed) <= most).then_some(counted)
     }
@@ -85,7 +85,7 @@ impl Drop for Counted {
 /// Most connections are idle most of the time, and each holds the maximum size of this future. So rare or short steps
 /// are boxed, and nothing is held twice: an async function would copy its arguments.
 #[expect(clippy::manual_async_fn, reason = "an async function holds its arguments twice")]
-pub(super) fn serve(
+pub(in crate::gateway) fn serve(
     counted: Counted,
     stream: Stream,
     client: Arc<Client>,
@@ -105,7 +105,7 @@ pub(super) fn serve(
 }
 
 /// Serves a connection that begins with a header of the PROXY protocol or a TLS handshake.
-pub(super) async fn begin_and_serve(
+pub(in crate::gateway) async fn begin_and_serve(
     counted: Counted,
     tcp: TcpStream,
     (peer, entered): (SocketAddr, Option<per_address::Counted>),
@@ -156,7 +156,10 @@ async fn begin(
 }
 
 /// Creates the client of a connection without TLS.
-pub(super) fn plain_client(worker: &Worker, address: (SocketAddr, Option<per_address::Counted>)) -> Arc<Client> {
+pub(in crate::gateway) fn plain_client(
+    worker: &Worker,
+    address: (SocketAddr, Option<per_address::Counted>),
+) -> Arc<Client> {
     client(worker, address, (Scheme::Http, None), false)
 }
 

@@ -29,9 +29,9 @@ use tollgate::rules::file::internal::{CertificateRule, ClientCertificates, Setti
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use self::validity::ExpiryWarnings;
-pub(super) use self::validity::Validity;
-use super::client::LINGER;
-use super::io::Stream;
+pub(in crate::gateway) use self::validity::Validity;
+use crate::gateway::client::LINGER;
+use crate::gateway::io::Stream;
 use crate::notice;
 use crate::seconds::unix_now;
 
@@ -47,7 +47,7 @@ const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 /// The TLS settings of a listener, and the files they were read from.
 pub(crate) struct Tls {
     pub(crate) acceptor: TlsAcceptor,
-    pub(super) validities: Arc<Vec<Validity>>,
+    pub(in crate::gateway) validities: Arc<Vec<Validity>>,
     rule: TlsRule,
     folder: PathBuf,
     /// The key of the rule file.
@@ -166,7 +166,7 @@ fn files(rule: &TlsRule, folder: &Path) -> Vec<Files> {
 }
 
 /// Returns the verified certificate of a client.
-pub(super) fn client_certificate(connection: &ServerConnection) -> Option<Certificate> {
+pub(in crate::gateway) fn client_certificate(connection: &ServerConnection) -> Option<Certificate> {
     let der = connection.peer_certificates()?.first()?;
     let mut certificate = Certificate::new(format!("{:x}", Sha256::digest(der)));
     let (_, parsed) = X509Certificate::from_der(der).ok()?;
@@ -284,18 +284,18 @@ impl CertificateReloads {
         reloads
     }
 
-    pub(super) fn note_applied(&self, certificates: &Arc<Vec<Validity>>) {
+    pub(in crate::gateway) fn note_applied(&self, certificates: &Arc<Vec<Validity>>) {
         self.applied.fetch_add(1, Relaxed);
         self.note_good(certificates);
     }
 
-    pub(super) fn note_refused(&self) {
+    pub(in crate::gateway) fn note_refused(&self) {
         self.refused.fetch_add(1, Relaxed);
         self.last_was_refused.store(true, Relaxed);
     }
 
     /// Records certificates that were read with the rule file.
-    pub(super) fn note_good(&self, certificates: &Arc<Vec<Validity>>) {
+    pub(in crate::gateway) fn note_good(&self, certificates: &Arc<Vec<Validity>>) {
         self.in_force.store(Arc::clone(certificates));
         self.last_was_refused.store(false, Relaxed);
     }
@@ -314,18 +314,18 @@ const USE_HTTPS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application
     {\"error\":\"plain_http\",\"message\":\"This port requires TLS: use https.\"}";
 
 /// Returns whether these are the first bytes of a TLS handshake.
-pub(super) fn is_hello(first: &[u8]) -> bool {
+pub(in crate::gateway) fn is_hello(first: &[u8]) -> bool {
     first.first() == Some(&TLS_HANDSHAKE)
 }
 
 /// Returns whether the first byte is a letter, as in HTTP and never in TLS. The bytes stay unread.
-pub(super) async fn begins_with_a_letter(tcp: &TcpStream) -> io::Result<bool> {
+pub(in crate::gateway) async fn begins_with_a_letter(tcp: &TcpStream) -> io::Result<bool> {
     let mut first = [0];
     Ok(tcp.peek(&mut first).await? > 0 && first[0].is_ascii_alphabetic())
 }
 
 /// Sends a plain HTTP client the instruction to use https.
-pub(super) async fn send_use_https(mut tcp: TcpStream) -> io::Result<()> {
+pub(in crate::gateway) async fn send_use_https(mut tcp: TcpStream) -> io::Result<()> {
     let reply = async {
         tcp.write_all(USE_HTTPS).await?;
         Stream::Plain(tcp).end().await

@@ -1,5 +1,10 @@
 //! The listeners of the gateway. On reload, new ports are bound before removed ones are closed.
 
+mod connection;
+pub(in crate::gateway) mod per_address;
+pub(crate) mod tls;
+pub(in crate::gateway) mod workers;
+
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -11,10 +16,10 @@ use tokio_rustls::TlsAcceptor;
 use tollgate::rules::file::Parsed;
 use tollgate::rules::file::internal::{Address, GatewayRule, SettingError};
 
+use self::connection::ListenerConfig;
+use self::tls::{CertificateReloads, Tls};
+use self::workers::{Command, Listening, WorkerHandle};
 use super::StartError;
-use super::connection::ListenerConfig;
-use super::tls::{CertificateReloads, Tls};
-use super::workers::{Command, Listening, WorkerHandle};
 use crate::listening::{Flag, ListenError, Setting};
 use crate::passed_sockets::{ListenerName, Owner, PassedSocket, PassedSockets};
 use crate::service::Stop;

@@ -10,8 +10,9 @@ use rustls::pki_types::CertificateDer;
 use time::OffsetDateTime;
 use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate};
 
-use super::super::upstream_tls::MAX_NAMES;
-use crate::notice::{self, join_up_to};
+use crate::gateway::upstream_tls::MAX_NAMES;
+use crate::notice;
+use crate::notice::join_up_to;
 use crate::seconds::rfc3339;
 
 /// How long before the end a warning is logged. Automatic renewal happens a month before the end, so this means that it
