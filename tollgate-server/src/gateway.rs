@@ -6,16 +6,11 @@
 //!
 //! Deliberately not here: rate-limit decisions. [`tollgate::Gate`] makes them.
 
-mod abandoned;
-mod addresses;
-mod attempts;
 mod body_channel;
 mod buffer_budget;
 mod client;
 mod client_body;
-mod connect;
 mod deadline;
-mod dial;
 mod echo;
 mod exchange;
 mod failure;
@@ -23,9 +18,7 @@ pub(crate) mod frames;
 mod framing;
 mod head;
 mod header_names;
-mod health;
 mod http1;
-mod http2_pool;
 mod io;
 mod lane;
 mod listener;
@@ -34,15 +27,12 @@ pub(crate) mod maybe_tls;
 mod metrics;
 mod request_guard;
 mod response_body;
-mod reuse;
 mod site;
 mod socket;
 mod streams;
 mod tally;
-mod target;
 mod upgrade;
-mod upstream_slots;
-mod upstream_tls;
+mod upstream;
 mod worker;
 
 use std::fmt;
@@ -60,7 +50,7 @@ use tollgate::rules::file::{Parsed, Problems};
 use self::buffer_budget::BufferBudget;
 use self::deadline::Ticks;
 use self::frames::Closings;
-use self::head::upstream::RequestIds;
+use self::head::upstream_head::RequestIds;
 use self::header_names::HeaderFilter;
 pub(crate) use self::http1::fuzzing as http1_fuzzing;
 use self::listener::per_address::PerAddress;
@@ -70,7 +60,7 @@ use self::listener::{NextPort, Port};
 use self::site::Site;
 pub(crate) use self::site::upstream_urls;
 use self::tally::Tally;
-use self::upstream_slots::UpstreamSlots;
+use self::upstream::slots::UpstreamSlots;
 use self::worker::Worker;
 use crate::descriptors::Plan;
 use crate::listening::{Ending, ListenError};
@@ -196,7 +186,7 @@ impl Gateway {
             tallies.push(tally);
         }
         let ports = listener::open(ports, Vec::new(), &running);
-        tokio::spawn(health::run(Arc::clone(&site), Arc::clone(&ticks), Arc::clone(&upstream_slots)));
+        tokio::spawn(upstream::health::run(Arc::clone(&site), Arc::clone(&ticks), Arc::clone(&upstream_slots)));
         let counting = Arc::clone(&ticks);
         tokio::spawn(async move { counting.run().await });
         let handles = Mutex::new(Some(Handles { ports, serving, workers: running }));

@@ -23,7 +23,6 @@ use tollgate::internal::Unreadable;
 use tollgate::rules::Facts;
 use tollgate::{Check, Outcome};
 
-use super::attempts::Attempts;
 use super::client::{BufferedBytes, Client};
 use super::client_body::{ClientBody, ToUpstream};
 use super::failure::Failure;
@@ -33,6 +32,7 @@ use super::header_names::X_REQUEST_ID;
 use super::request_guard::RequestGuard;
 use super::response_body::ToClient;
 use super::site::{Route, RouteAction, Site};
+use super::upstream::attempts::Attempts;
 use super::worker::Worker;
 use super::{echo, failure};
 

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustls::Error as TlsError;
 use tollgate::internal::Unreadable;
 
-use super::upstream_tls::TlsFault;
+use super::upstream::tls::TlsFault;
 use crate::limit_summary::span;
 
 /// The reason why no upstream answered a request.

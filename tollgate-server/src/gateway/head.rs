@@ -5,7 +5,7 @@
 
 pub(super) mod target;
 pub(super) mod text;
-pub(super) mod upstream;
+pub(super) mod upstream_head;
 
 use http::request::Parts;
 use http::uri::Authority;
@@ -20,8 +20,8 @@ use super::client::Peer;
 use super::failure::Failure;
 use super::framing;
 use super::header_names::{DroppedHeaders, Fate, HeaderFilter, HeaderKind, kind};
-use super::reuse::reads_body;
 use super::site::Site;
+use super::upstream::reuse::reads_body;
 
 /// The headers of a message and their kinds.
 #[derive(Default)]

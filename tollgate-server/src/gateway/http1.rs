@@ -1,7 +1,6 @@
 //! HTTP/1: heads and bodies of messages, and the client for upstreams. The server is the lane.
 
 pub(super) mod client;
-pub(super) mod conn;
 #[doc(hidden)]
 pub(crate) mod fuzzing;
 pub(super) mod request;

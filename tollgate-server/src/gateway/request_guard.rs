@@ -9,15 +9,15 @@ use tollgate::rules::Facts;
 use tollgate::rules::file::internal::UpstreamHeader;
 use tollgate::{InFlightPermit, Outcome};
 
-use super::abandoned::{self, Abandoned};
-use super::attempts::UpstreamAttempt;
 use super::client::{BufferedBytes, Client, SEND_BUFFER_BYTES};
 use super::failure::{Failure, Fault};
 use super::head::RequestHead;
 use super::log::{Completion, Record};
 use super::site::Site;
 use super::tally::{Moment, RouteTally};
-use super::target::Target;
+use super::upstream::Target;
+use super::upstream::abandoned::{self, Abandoned};
+use super::upstream::attempts::UpstreamAttempt;
 use super::worker::Worker;
 use crate::traces;
 use crate::traces::{RequestSpan, SpanEnd};

@@ -31,10 +31,10 @@ use super::failure::Failure;
 use super::header_names::HeaderFilter;
 use super::listener::tls::Tls;
 use super::log::AccessLog;
-use super::reuse::ReusePolicy;
 use super::tally::RouteTally;
-use super::target::{Eject, Target, UpstreamAddress, UpstreamProtocol};
-use super::upstream_tls::UpstreamTls;
+use super::upstream::reuse::ReusePolicy;
+use super::upstream::tls::UpstreamTls;
+use super::upstream::{Eject, Target, UpstreamAddress, UpstreamProtocol};
 
 /// The settings that can change while the gateway runs.
 pub(super) struct Site {

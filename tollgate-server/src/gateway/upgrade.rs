@@ -12,10 +12,10 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy, copy_bidire
 use tokio::time::{sleep, timeout};
 use tollgate::InFlightPermit;
 
-use super::attempts::UpstreamAttempt;
 use super::deadline::{Ticks, Wait};
 use super::io::Stream;
-use super::upstream_slots::UpstreamIo;
+use super::upstream::attempts::UpstreamAttempt;
+use super::upstream::slots::UpstreamIo;
 
 /// How often the idle timeout is checked.
 const CHECK_EVERY: Duration = Duration::from_millis(500);

@@ -12,11 +12,11 @@ use tollgate::{Check, Gate, Outcome};
 
 use super::deadline::Ticks;
 use super::failure::Failure;
-use super::head::upstream::RequestIds;
+use super::head::upstream_head::RequestIds;
 use super::listener::per_address::{self, PerAddress};
 use super::site::Site;
 use super::tally::Tally;
-use super::upstream_slots::UpstreamSlots;
+use super::upstream::slots::UpstreamSlots;
 
 /// The state that all requests of a worker share.
 pub(super) struct Worker {

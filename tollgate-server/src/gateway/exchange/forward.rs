@@ -14,21 +14,21 @@ use tollgate::rules::file::internal::UpstreamHeader;
 use tollgate::{InFlightPermit, Outcome};
 
 use super::{Exchange, ReceivedRequest, with_head};
-use crate::gateway::abandoned::{self, Abandoned};
-use crate::gateway::attempts::{Attempts, UpstreamAttempt};
 use crate::gateway::client_body::ToUpstream;
-use crate::gateway::connect::{self, ConnUse, UpstreamConn};
 use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{self, ConnectError, Failure, Fault};
 use crate::gateway::head::BodyLength;
-use crate::gateway::head::upstream::{Destination, UpstreamHead, append_via, remove_hop_by_hop};
+use crate::gateway::head::upstream_head::{Destination, UpstreamHead, append_via, remove_hop_by_hop};
 use crate::gateway::http1::client::{self, SendError, Upload};
 use crate::gateway::request_guard::RequestGuard;
 use crate::gateway::response_body::{ToClient, UpstreamBody};
-use crate::gateway::reuse::{Repeatable, reads_body};
 use crate::gateway::site::{Route, Site};
 use crate::gateway::tally::Tally;
-use crate::gateway::upstream_tls::TlsFault;
+use crate::gateway::upstream::abandoned::{self, Abandoned};
+use crate::gateway::upstream::attempts::{Attempts, UpstreamAttempt};
+use crate::gateway::upstream::connect::{self, ConnUse, UpstreamConn};
+use crate::gateway::upstream::reuse::{Repeatable, reads_body};
+use crate::gateway::upstream::tls::TlsFault;
 
 /// A response, and the attempt that it answers.
 type Answered = (Response<UpstreamBody>, UpstreamAttempt);

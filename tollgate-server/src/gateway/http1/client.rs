@@ -14,16 +14,16 @@ use bytes::Bytes;
 use http::{HeaderMap, Response};
 use hyper::body::{Body, Frame, SizeHint};
 
-use super::conn::Http1Conn;
 use super::response::{self, HeadError, HeadUse, LAST_CHUNK, ResponseBody, put_chunk};
 use super::scratch::{Scratch, scratch};
-use crate::gateway::abandoned;
 use crate::gateway::body_channel::{BodyReader, BodyWriter, Demand, channel};
 use crate::gateway::client_body::ToUpstream;
 use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{Failure, Fault};
-use crate::gateway::reuse::Repeatable;
-use crate::gateway::target::ConnPool;
+use crate::gateway::upstream::ConnPool;
+use crate::gateway::upstream::abandoned;
+use crate::gateway::upstream::conn::Http1Conn;
+use crate::gateway::upstream::reuse::Repeatable;
 
 /// The maximum number of parts of a request body that are sent before the response gets its turn.
 const PARTS_PER_TURN: u32 = 16;

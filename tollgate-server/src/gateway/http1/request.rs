@@ -11,7 +11,7 @@ use crate::gateway::client::Client;
 use crate::gateway::failure::Failure;
 use crate::gateway::framing::{Ambiguity, FramingGuard, MAX_HEADERS};
 use crate::gateway::head::target::RequestTarget;
-use crate::gateway::head::upstream::{Destination, UpstreamHead};
+use crate::gateway::head::upstream_head::{Destination, UpstreamHead};
 use crate::gateway::head::{BodyLength, HeaderBuffer, RequestHead, RequestLine, RequestVersion, join_cookies};
 use crate::gateway::header_names::{HeaderFilter, HeaderKind, kind};
 use crate::gateway::request_guard::RequestGuard;

@@ -10,16 +10,16 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Version};
 use tollgate::Outcome;
 use tollgate::internal::HeaderLine;
 
-use super::conn::Http1Conn;
 use super::trailers::{InvalidBody, Trailers};
 use crate::gateway::failure::{ConnectError, Failure, Fault};
 use crate::gateway::framing::{self, FramingGuard, MAX_HEADERS};
 use crate::gateway::head::text;
-use crate::gateway::head::upstream::via;
+use crate::gateway::head::upstream_head::via;
 use crate::gateway::head::{HeaderBuffer, HeadersView, RequestVersion};
 use crate::gateway::header_names::{self, HeaderKind, X_REQUEST_ID};
 use crate::gateway::site::Edits;
-use crate::gateway::upstream_tls::TlsFault;
+use crate::gateway::upstream::conn::Http1Conn;
+use crate::gateway::upstream::tls::TlsFault;
 
 /// The capacity of a map for headers that the gateway adds.
 const ADDED: usize = 8;

@@ -11,24 +11,24 @@ use tokio::time::timeout;
 use tollgate::Outcome;
 
 use super::{Lane, UnsettledResponse};
-use crate::gateway::abandoned::{self, Abandoned, has_event_stream};
-use crate::gateway::attempts::Attempts;
 use crate::gateway::client::Client;
-use crate::gateway::connect::{self, ConnUse, UpstreamConn};
 use crate::gateway::deadline::{TICK, Wait};
 use crate::gateway::failure::{self, Failure, Fault};
-use crate::gateway::head::upstream::Destination;
+use crate::gateway::head::upstream_head::Destination;
 use crate::gateway::http1::client::{Http1Body, ResponseStart, receive};
-use crate::gateway::http1::conn::Http1Conn;
 use crate::gateway::http1::request::PlainRequest;
 use crate::gateway::http1::response::ResponseBody;
 use crate::gateway::http1::scratch::WorkerBuffers;
 use crate::gateway::request_guard::{RequestGuard, UpstreamProgress};
-use crate::gateway::reuse::Repeatable;
 use crate::gateway::site::{Route, Site};
-use crate::gateway::target::{ConnPool, Target};
 use crate::gateway::upgrade::Tunnel;
-use crate::gateway::upstream_slots::UpstreamIo;
+use crate::gateway::upstream::abandoned::{self, Abandoned, has_event_stream};
+use crate::gateway::upstream::attempts::Attempts;
+use crate::gateway::upstream::conn::Http1Conn;
+use crate::gateway::upstream::connect::{self, ConnUse, UpstreamConn};
+use crate::gateway::upstream::reuse::Repeatable;
+use crate::gateway::upstream::slots::UpstreamIo;
+use crate::gateway::upstream::{ConnPool, Target};
 use crate::gateway::worker::Worker;
 
 /// An allowed request that is being forwarded.

@@ -8,16 +8,16 @@ use tollgate::rules::file::internal::UpstreamHeader;
 
 use super::Lane;
 use super::forwarding::{AttemptError, Forwarding, Settling};
-use crate::gateway::abandoned::is_event_stream;
 use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::head::HeadersView;
 use crate::gateway::head::text;
 use crate::gateway::header_names::HeaderKind;
-use crate::gateway::http1::conn::Http1Conn;
 use crate::gateway::http1::response::{HeadError, HeadUse, ResponseBody, ResponseHead, poll_head};
 use crate::gateway::http1::scratch::{Scratch, WorkerBuffers, scratch};
 use crate::gateway::http1::trailers::InvalidBody;
-use crate::gateway::target::Target;
+use crate::gateway::upstream::Target;
+use crate::gateway::upstream::abandoned::is_event_stream;
+use crate::gateway::upstream::conn::Http1Conn;
 
 /// The maximum length of a body that is copied behind its head: one write of one buffer is cheaper.
 const SMALL_BYTES: usize = 4096;

@@ -12,10 +12,10 @@ use crate::gateway::client::BufferedBytes;
 use crate::gateway::deadline::Tick;
 use crate::gateway::exchange::MAX_DRAINED_BYTES;
 use crate::gateway::failure::Failure;
-use crate::gateway::http1::conn::Http1Conn;
 use crate::gateway::http1::request::PlainRequest;
 use crate::gateway::http1::request_body::RequestBody;
 use crate::gateway::http1::scratch::{Scratch, scratch};
+use crate::gateway::upstream::conn::Http1Conn;
 
 /// The maximum number of reads before the response gets its turn.
 const READS_PER_TURN: u32 = 16;

@@ -17,7 +17,7 @@ use super::AccessLog;
 use crate::decisions::{DecisionLabel, source_name};
 use crate::gateway::client::Client;
 use crate::gateway::failure::Fault;
-use crate::gateway::target::Target;
+use crate::gateway::upstream::Target;
 use crate::limited::key_text;
 use crate::seconds::since_epoch;
 use crate::traces::{TRACEPARENT, TraceParent};

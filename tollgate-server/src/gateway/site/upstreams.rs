@@ -10,7 +10,7 @@ use tollgate::rules::file::internal::{HealthCheckRule, SettingError};
 
 use super::{Route, Site};
 use crate::gateway::deadline::Tick;
-use crate::gateway::target::Target;
+use crate::gateway::upstream::Target;
 use crate::limit_summary::span;
 use crate::notice::{Field, Level, join_up_to};
 

@@ -10,7 +10,7 @@ use rustls::pki_types::CertificateDer;
 use time::OffsetDateTime;
 use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate};
 
-use crate::gateway::upstream_tls::MAX_NAMES;
+use crate::gateway::upstream::tls::MAX_NAMES;
 use crate::notice;
 use crate::notice::join_up_to;
 use crate::seconds::rfc3339;

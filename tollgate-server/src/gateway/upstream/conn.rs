@@ -6,11 +6,11 @@ use std::task::{Context, Poll, Waker, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::reuse::{Repeatable, ReusePolicy, Usage};
+use super::slots::UpstreamIo;
 use crate::gateway::deadline::Tick;
 use crate::gateway::maybe_tls::MaybeTls;
-use crate::gateway::reuse::{Repeatable, ReusePolicy, Usage};
 use crate::gateway::socket;
-use crate::gateway::upstream_slots::UpstreamIo;
 
 /// The most interim responses to a request. An upstream that sends more keeps a worker busy for nothing.
 const MAX_INTERIM: u32 = 32;
@@ -28,7 +28,7 @@ pub(in crate::gateway) struct Http1Conn {
     /// Whether the upstream accepts no more bytes.
     is_broken: bool,
     /// The bytes of a partial response head.
-    pub(super) head_bytes: Vec<u8>,
+    pub(in crate::gateway) head_bytes: Vec<u8>,
     /// The interim responses to the current request.
     interim: u32,
 }
@@ -61,7 +61,7 @@ impl Http1Conn {
     }
 
     /// Counts an interim response. Returns whether another is accepted.
-    pub(super) fn note_interim(&mut self) -> bool {
+    pub(in crate::gateway) fn note_interim(&mut self) -> bool {
         self.interim += 1;
         self.interim <= MAX_INTERIM
     }

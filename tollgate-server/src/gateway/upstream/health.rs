@@ -14,21 +14,21 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tollgate::rules::file::internal::HealthCheckRule;
 
-use super::client_body::ToUpstream;
+use super::conn::Http1Conn;
 use super::connect::{self, ConnUse, Dialled};
-use super::deadline::{Tick, Ticks, Wait};
-use super::failure::Fault;
-use super::head::text;
-use super::http1::client;
-use super::http1::conn::Http1Conn;
 use super::reuse::{Repeatable, Usage};
-use super::site::{Outages, RoutedUpstream, Site};
-use super::target::{Cause, Ejection, Target};
-use super::upstream_slots::{UpstreamSlot, UpstreamSlots};
+use super::slots::{UpstreamSlot, UpstreamSlots};
+use super::{Cause, Ejection, Target};
+use crate::gateway::client_body::ToUpstream;
+use crate::gateway::deadline::{Tick, Ticks, Wait};
+use crate::gateway::failure::Fault;
+use crate::gateway::head::text;
+use crate::gateway::http1::client;
+use crate::gateway::site::{Outages, RoutedUpstream, Site};
 use crate::notice::Level;
 
 /// Checks the upstreams of a site until it is replaced, then those of the next. Ends with the gateway's runtime.
-pub(super) async fn run(site: Arc<ArcSwap<Site>>, ticks: Arc<Ticks>, slots: Arc<UpstreamSlots>) {
+pub(in crate::gateway) async fn run(site: Arc<ArcSwap<Site>>, ticks: Arc<Ticks>, slots: Arc<UpstreamSlots>) {
     let mut outages = Outages::default();
     let mut exhaustion = Exhaustion::default();
     loop {

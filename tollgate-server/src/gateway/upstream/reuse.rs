@@ -12,7 +12,7 @@ use std::time::Duration;
 use tollgate::rules::file::internal::UpstreamConnectionsRule;
 
 use super::addresses::HostAddresses;
-use super::deadline::{Tick, Wait};
+use crate::gateway::deadline::{Tick, Wait};
 
 /// How much earlier than announced in `Keep-Alive: timeout=` a connection is given up, since requests and closes take
 /// time to arrive. Half of the announced time if that is less.
@@ -20,14 +20,14 @@ const MARGIN: Duration = Duration::from_secs(1);
 
 /// The bounds of a route on the reuse of connections.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ReusePolicy {
+pub(in crate::gateway) struct ReusePolicy {
     idle: Wait,
     max_age: Wait,
     max_requests: u32,
 }
 
 impl ReusePolicy {
-    pub(super) fn new(rule: &UpstreamConnectionsRule) -> Self {
+    pub(in crate::gateway) fn new(rule: &UpstreamConnectionsRule) -> Self {
         Self {
             idle: Wait::at_most(rule.idle.duration()),
             max_age: Wait::at_most(rule.max_age.duration()),
@@ -38,20 +38,20 @@ impl ReusePolicy {
 
 /// Returns whether upstreams read the bodies of requests with this method. For other methods a body has no defined
 /// meaning: some upstreams ignore it, and take its bytes for the next request on the connection.
-pub(super) fn reads_body(method: &str) -> bool {
+pub(in crate::gateway) fn reads_body(method: &str) -> bool {
     matches!(method, "POST" | "PUT" | "PATCH")
 }
 
 /// Whether a request that is lost with its connection can be sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Repeatable {
+pub(in crate::gateway) enum Repeatable {
     Yes,
     No,
 }
 
 /// The age and use of one connection.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Usage {
+pub(in crate::gateway) struct Usage {
     opened_at: Tick,
     requests: u32,
     /// The end of the last request.
@@ -65,29 +65,29 @@ pub(super) struct Usage {
 
 /// The address of a connection, and the generation of the host's addresses when it was last checked.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Origin {
-    pub(super) ip: IpAddr,
-    pub(super) generation: u64,
+pub(in crate::gateway) struct Origin {
+    pub(in crate::gateway) ip: IpAddr,
+    pub(in crate::gateway) generation: u64,
 }
 
 impl Usage {
-    pub(super) fn new(now: Tick, origin: Origin) -> Self {
+    pub(in crate::gateway) fn new(now: Tick, origin: Origin) -> Self {
         Self { opened_at: now, requests: 0, idle_since: now, stale_at: Tick::MAX, announced: None, origin }
     }
 
     /// Returns whether its address still belongs to the host.
-    pub(super) fn is_current(&mut self, addresses: &HostAddresses) -> bool {
+    pub(in crate::gateway) fn is_current(&mut self, addresses: &HostAddresses) -> bool {
         addresses.has(self.origin.ip, &mut self.origin.generation)
     }
 
     /// Records the values of `Keep-Alive` in a response.
-    pub(super) fn note_keep_alive<'v>(&mut self, values: impl IntoIterator<Item = &'v [u8]>) {
+    pub(in crate::gateway) fn note_keep_alive<'v>(&mut self, values: impl IntoIterator<Item = &'v [u8]>) {
         let announced = values.into_iter().filter_map(announced_timeout).min();
         self.announced = announced.or(self.announced);
     }
 
     /// Records the end of a response. Returns how long the connection may wait for the next request.
-    pub(super) fn note_idle(&mut self, now: Tick, policy: &ReusePolicy) -> Wait {
+    pub(in crate::gateway) fn note_idle(&mut self, now: Tick, policy: &ReusePolicy) -> Wait {
         let idle = self.announced.map_or(policy.idle, |announced| announced.min(policy.idle));
         self.note_request();
         self.idle_since = now;
@@ -96,37 +96,37 @@ impl Usage {
     }
 
     /// Counts a request.
-    pub(super) fn note_request(&mut self) {
+    pub(in crate::gateway) fn note_request(&mut self) {
         self.requests = self.requests.saturating_add(1);
     }
 
     /// Prevents further requests on the connection.
-    pub(super) fn end(&mut self) {
+    pub(in crate::gateway) fn end(&mut self) {
         self.requests = u32::MAX;
     }
 
     /// Returns whether it is too old to be reused, by the bounds of the last route that used it.
-    pub(super) fn is_stale(&self, now: Tick) -> bool {
+    pub(in crate::gateway) fn is_stale(&self, now: Tick) -> bool {
         self.stale_at <= now
     }
 
     /// Returns whether another request may use it.
-    pub(super) fn allows_another(&self, now: Tick, policy: &ReusePolicy) -> bool {
+    pub(in crate::gateway) fn allows_another(&self, now: Tick, policy: &ReusePolicy) -> bool {
         !self.is_stale(now) && policy.idle.from(self.idle_since) > now && self.is_young(now, policy)
     }
 
     /// Returns whether its age and number of requests allow another one.
-    pub(super) fn is_young(&self, now: Tick, policy: &ReusePolicy) -> bool {
+    pub(in crate::gateway) fn is_young(&self, now: Tick, policy: &ReusePolicy) -> bool {
         policy.max_age.from(self.opened_at) > now && self.requests < policy.max_requests
     }
 
     /// Returns whether a request was answered on it. The upstream may be closing it just now.
-    pub(super) fn is_used(&self) -> bool {
+    pub(in crate::gateway) fn is_used(&self) -> bool {
         self.requests > 0
     }
 
     /// Returns whether it has been idle for at least a tick.
-    pub(super) fn has_been_idle(&self, now: Tick) -> bool {
+    pub(in crate::gateway) fn has_been_idle(&self, now: Tick) -> bool {
         self.idle_since < now
     }
 }

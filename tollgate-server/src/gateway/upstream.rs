@@ -1,5 +1,17 @@
 //! One upstream: its address, its health, and its idle connections.
 
+pub(super) mod abandoned;
+pub(super) mod addresses;
+pub(super) mod attempts;
+pub(super) mod conn;
+pub(super) mod connect;
+mod dial;
+pub(super) mod health;
+pub(super) mod http2_pool;
+pub(super) mod reuse;
+pub(super) mod slots;
+pub(super) mod tls;
+
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard as StdMutexGuard, PoisonError};
@@ -11,14 +23,14 @@ use http::{HeaderValue, Request, StatusCode, Uri, Version};
 use tokio::sync::{Mutex as AsyncMutex, MutexGuard};
 use tollgate::rules::file::internal::EjectRule;
 
-use super::addresses::HostAddresses;
+use self::addresses::HostAddresses;
+use self::conn::Http1Conn;
+use self::http2_pool::Http2Pool;
+use self::reuse::{Origin, Repeatable, ReusePolicy};
+use self::slots::Evicted;
+use self::tls::UpstreamTls;
 use super::deadline::{Tick, Ticks, Wait};
 use super::failure::{Exhausted, Fault};
-use super::http1::conn::Http1Conn;
-use super::http2_pool::Http2Pool;
-use super::reuse::{Origin, Repeatable, ReusePolicy};
-use super::upstream_slots::Evicted;
-use super::upstream_tls::UpstreamTls;
 
 /// The maximum number of idle connections of a worker to one upstream. More would hold memory on both sides for
 /// nothing.

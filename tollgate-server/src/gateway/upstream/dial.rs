@@ -11,8 +11,8 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 
-use super::failure::Exhausted;
-use super::upstream_slots::UpstreamSlot;
+use super::slots::UpstreamSlot;
+use crate::gateway::failure::Exhausted;
 
 /// The delay before the next address is tried in parallel (RFC 8305, section 5).
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
@@ -24,7 +24,7 @@ const MAX_ATTEMPTS: usize = 3;
 /// [`ATTEMPT_DELAY`]. The oldest attempt is dropped when the next one starts, if there are [`MAX_ATTEMPTS`] or no slot
 /// is free. Calls `on_failure` for each address that failed, was dropped, or was overtaken by a later one, unless the
 /// gateway itself lacks a resource.
-pub(super) async fn connect(
+pub(in crate::gateway) async fn connect(
     addresses: &[SocketAddr],
     slot: UpstreamSlot,
     mut on_failure: impl FnMut(SocketAddr),

@@ -24,8 +24,8 @@ use tokio::time::{sleep, timeout};
 use tollgate::InFlightPermit;
 
 use super::attempts::UpstreamAttempt;
-use super::deadline::Wait;
-use super::tally::Tally;
+use crate::gateway::deadline::Wait;
+use crate::gateway::tally::Tally;
 
 /// Abandoned requests of one worker that keep their connection. Each may hold a socket and some 100 KB of buffers.
 const MAX_CONNECTED: u32 = 256;
@@ -35,7 +35,7 @@ const MAX_CONNECTED: u32 = 256;
 const MAX_DISCARDED_BYTES: usize = 1 << 20;
 
 /// A request whose client has left, with a connection to the upstream that works on it.
-pub(super) struct Abandoned {
+pub(in crate::gateway) struct Abandoned {
     attempt: UpstreamAttempt,
     permit: AbandonedPermit,
     _connected: Connected,
@@ -44,7 +44,11 @@ pub(super) struct Abandoned {
 impl Abandoned {
     /// Keeps the connection of a request whose client has left. Returns `None` if the caller has to close it; the
     /// permit is held then, too.
-    pub(super) fn new(attempt: UpstreamAttempt, permit: InFlightPermit, tally: &Arc<Tally>) -> Option<Self> {
+    pub(in crate::gateway) fn new(
+        attempt: UpstreamAttempt,
+        permit: InFlightPermit,
+        tally: &Arc<Tally>,
+    ) -> Option<Self> {
         let permit = AbandonedPermit::new(permit, tally);
         match Connected::new(tally) {
             Some(connected) => Some(Self { attempt, permit, _connected: connected }),
@@ -55,16 +59,16 @@ impl Abandoned {
         }
     }
 
-    pub(super) fn attempt(&self) -> &UpstreamAttempt {
+    pub(in crate::gateway) fn attempt(&self) -> &UpstreamAttempt {
         &self.attempt
     }
 
     /// Reads an answer to its end in the background.
-    pub(super) fn discard(self, body: impl Body<Data = Bytes> + Unpin + Send + 'static) {
+    pub(in crate::gateway) fn discard(self, body: impl Body<Data = Bytes> + Unpin + Send + 'static) {
         spawn(self.drain(body));
     }
 
-    pub(super) async fn drain(self, body: impl Body<Data = Bytes> + Unpin) {
+    pub(in crate::gateway) async fn drain(self, body: impl Body<Data = Bytes> + Unpin) {
         let is_whole = timeout(self.attempt.timeout.duration(), read_all(body)).await.unwrap_or(false);
         if !is_whole && self.attempt.has_broken_body() {
             self.close();
@@ -73,7 +77,7 @@ impl Abandoned {
 
     /// Closes the connection. Nothing shows when the upstream is done then, so the permit is held for the route's
     /// timeout.
-    pub(super) fn close(self) {
+    pub(in crate::gateway) fn close(self) {
         self.permit.hold_for(self.attempt.timeout);
     }
 }
@@ -106,7 +110,7 @@ impl Drop for AbandonedPermit {
 
 /// Holds the permit of a request for the route's timeout, after its connection was closed because its client broke off
 /// its body.
-pub(super) fn hold_permit(permit: InFlightPermit, timeout: Wait, tally: &Arc<Tally>) {
+pub(in crate::gateway) fn hold_permit(permit: InFlightPermit, timeout: Wait, tally: &Arc<Tally>) {
     AbandonedPermit::new(permit, tally).hold_for(timeout);
 }
 
@@ -140,18 +144,18 @@ async fn read_all(mut body: impl Body<Data = Bytes> + Unpin) -> bool {
 
 /// Returns whether a response of this type ends only when its connection is closed, so that waiting for its end is
 /// pointless.
-pub(super) fn is_event_stream(content_type: &[u8]) -> bool {
+pub(in crate::gateway) fn is_event_stream(content_type: &[u8]) -> bool {
     const EVENT_STREAM: &[u8] = b"text/event-stream";
     let media_type = content_type.split(|byte| *byte == b';').next().unwrap_or_default();
     media_type.trim_ascii().eq_ignore_ascii_case(EVENT_STREAM)
 }
 
-pub(super) fn has_event_stream(headers: &HeaderMap) -> bool {
+pub(in crate::gateway) fn has_event_stream(headers: &HeaderMap) -> bool {
     headers.get(header::CONTENT_TYPE).is_some_and(|value| is_event_stream(value.as_bytes()))
 }
 
 /// Spawns a future, unless the worker's runtime is shutting down.
-pub(super) fn spawn(future: impl Future<Output = ()> + Send + 'static) {
+pub(in crate::gateway) fn spawn(future: impl Future<Output = ()> + Send + 'static) {
     if let Ok(runtime) = Handle::try_current() {
         runtime.spawn(future);
     }

@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::deadline::{Tick, Ticks, UpstreamDeadline, Wait};
-use super::failure::{Failure, Fault};
 use super::http2_pool::StreamPermit;
 use super::reuse::ReusePolicy;
-use super::site::{Route, WeightedUpstream};
-use super::target::{ConnPool, Eject, Target};
+use super::{ConnPool, Eject, Target};
+use crate::gateway::deadline::{Tick, Ticks, UpstreamDeadline, Wait};
+use crate::gateway::failure::{Failure, Fault};
+use crate::gateway::site::{Route, WeightedUpstream};
 
 /// The attempts of a request.
 #[derive(Default)]
-pub(super) struct Attempts {
+pub(in crate::gateway) struct Attempts {
     /// The numbers of upstreams that were tried, or cannot be.
     tried: SmallVec<[usize; 4]>,
     made: usize,
@@ -24,12 +24,12 @@ pub(super) struct Attempts {
 
 impl Attempts {
     /// Starts without upstreams that cannot serve the request.
-    pub(super) fn without(excluded: impl Iterator<Item = usize>) -> Self {
+    pub(in crate::gateway) fn without(excluded: impl Iterator<Item = usize>) -> Self {
         Self { tried: excluded.collect(), ..Self::default() }
     }
 
     /// Chooses the next upstream.
-    pub(super) fn choose<'r>(
+    pub(in crate::gateway) fn choose<'r>(
         &mut self,
         route: &'r Route,
         worker: usize,
@@ -43,19 +43,19 @@ impl Attempts {
     }
 
     /// Returns the upstream that was chosen last.
-    pub(super) fn current<'r>(&self, route: &'r Route) -> Option<&'r WeightedUpstream> {
+    pub(in crate::gateway) fn current<'r>(&self, route: &'r Route) -> Option<&'r WeightedUpstream> {
         self.tried.last().and_then(|number| route.upstream(*number))
     }
 
     /// Makes the upstream that was chosen last the next one: it was not sent anything.
-    pub(super) fn undo_last(&mut self) {
+    pub(in crate::gateway) fn undo_last(&mut self) {
         self.next = self.tried.pop();
         self.made -= usize::from(self.next.is_some());
     }
 
     /// Records that an attempt has failed. Returns whether another one follows, which it can only if the request is
     /// retryable.
-    pub(super) fn note_failed(
+    pub(in crate::gateway) fn note_failed(
         &self,
         (route, target): (&Route, &Target),
         fault: &Fault,
@@ -84,14 +84,14 @@ fn would_fail_again(failure: Failure, route: &Route) -> bool {
 }
 
 /// An attempt of a request at an upstream. Counts as a request in flight of the upstream until it is dropped.
-pub(super) struct UpstreamAttempt {
-    pub(super) target: Arc<Target>,
+pub(in crate::gateway) struct UpstreamAttempt {
+    pub(in crate::gateway) target: Arc<Target>,
     /// The stream on a shared connection.
-    pub(super) stream_permit: Option<StreamPermit>,
+    pub(in crate::gateway) stream_permit: Option<StreamPermit>,
     /// The state of the client's body, unless the lane sends it.
-    pub(super) deadline: Option<Arc<UpstreamDeadline>>,
-    pub(super) timeout: Wait,
-    pub(super) eject: Eject,
+    pub(in crate::gateway) deadline: Option<Arc<UpstreamDeadline>>,
+    pub(in crate::gateway) timeout: Wait,
+    pub(in crate::gateway) eject: Eject,
     reuse: ReusePolicy,
     worker: usize,
 }
@@ -104,16 +104,16 @@ impl UpstreamAttempt {
     }
 
     /// Returns whether the client's body was cut off, which closes the connection or resets the stream.
-    pub(super) fn has_broken_body(&self) -> bool {
+    pub(in crate::gateway) fn has_broken_body(&self) -> bool {
         self.body_failure().is_some()
     }
 
-    pub(super) fn body_failure(&self) -> Option<Failure> {
+    pub(in crate::gateway) fn body_failure(&self) -> Option<Failure> {
         self.deadline.as_ref()?.body_failure()
     }
 
     /// Returns the pool of its connection.
-    pub(super) fn pool(&self, ticks: &Arc<Ticks>) -> ConnPool {
+    pub(in crate::gateway) fn pool(&self, ticks: &Arc<Ticks>) -> ConnPool {
         let (target, ticks) = (Arc::clone(&self.target), Arc::clone(ticks));
         ConnPool { target, worker: self.worker, policy: self.reuse, ticks }
     }

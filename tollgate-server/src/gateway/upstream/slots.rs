@@ -21,14 +21,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::sleep;
 use tokio_rustls::client::TlsStream;
 
-use super::failure::{ConnectError, Exhausted};
-use super::maybe_tls::MaybeTls;
+use crate::gateway::failure::{ConnectError, Exhausted};
+use crate::gateway::maybe_tls::MaybeTls;
 
 /// How long the task of an evicted connection has to close it before another one is evicted.
 const CLOSE_WITHIN: Duration = Duration::from_millis(2);
 
 /// The slots of all workers.
-pub(super) struct UpstreamSlots {
+pub(in crate::gateway) struct UpstreamSlots {
     free: Arc<Semaphore>,
     max: usize,
     /// Open connections of clients.
@@ -37,7 +37,7 @@ pub(super) struct UpstreamSlots {
 
 /// The result of an attempt to close an idle connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Evicted {
+pub(in crate::gateway) enum Evicted {
     Closed,
     /// Its task closes it when it runs next.
     Closing,
@@ -46,18 +46,18 @@ pub(super) enum Evicted {
 }
 
 impl UpstreamSlots {
-    pub(super) fn new(max: usize, clients: &Arc<AtomicI64>) -> Self {
+    pub(in crate::gateway) fn new(max: usize, clients: &Arc<AtomicI64>) -> Self {
         let max = max.min(Semaphore::MAX_PERMITS);
         Self { free: Arc::new(Semaphore::new(max)), max, clients: Arc::clone(clients) }
     }
 
     /// Returns the number of slots in use, by idle connections too.
-    pub(super) fn used(&self) -> usize {
+    pub(in crate::gateway) fn used(&self) -> usize {
         self.max - self.free.available_permits()
     }
 
     /// Takes a slot for a client that has this many requests under way. Calls `evict` until one is free.
-    pub(super) async fn take(
+    pub(in crate::gateway) async fn take(
         &self,
         requests: u32,
         mut evict: impl FnMut() -> Evicted,
@@ -78,7 +78,7 @@ impl UpstreamSlots {
     }
 
     /// Takes a slot if one is free. Health checks go on without one: their descriptors are set aside.
-    pub(super) fn take_for_check(&self) -> UpstreamSlot {
+    pub(in crate::gateway) fn take_for_check(&self) -> UpstreamSlot {
         UpstreamSlot { permit: Arc::clone(&self.free).try_acquire_owned().ok(), free: Arc::clone(&self.free) }
     }
 
@@ -90,48 +90,48 @@ impl UpstreamSlots {
 }
 
 /// A slot, until it is dropped.
-pub(super) struct UpstreamSlot {
+pub(in crate::gateway) struct UpstreamSlot {
     permit: Option<OwnedSemaphorePermit>,
     free: Arc<Semaphore>,
 }
 
 impl UpstreamSlot {
     /// Takes another slot, if one is free. A health check that goes on without a slot gets none.
-    pub(super) fn another(&self) -> Option<Self> {
+    pub(in crate::gateway) fn another(&self) -> Option<Self> {
         self.permit.as_ref()?;
         let permit = Arc::clone(&self.free).try_acquire_owned().ok()?;
         Some(Self { permit: Some(permit), free: Arc::clone(&self.free) })
     }
 
     #[cfg(test)]
-    pub(super) fn for_test(max: usize) -> Self {
+    pub(in crate::gateway) fn for_test(max: usize) -> Self {
         UpstreamSlots::new(max, &Arc::default()).take_for_check()
     }
 
     #[cfg(test)]
-    pub(super) fn is_held(&self) -> bool {
+    pub(in crate::gateway) fn is_held(&self) -> bool {
         self.permit.is_some()
     }
 }
 
 /// A connection to an upstream, with or without TLS, and its slot.
-pub(super) struct UpstreamIo {
+pub(in crate::gateway) struct UpstreamIo {
     io: MaybeTls<TlsStream<TcpStream>>,
     /// Dropped after the socket is closed.
     _slot: UpstreamSlot,
 }
 
 impl UpstreamIo {
-    pub(super) fn new(io: MaybeTls<TlsStream<TcpStream>>, slot: UpstreamSlot) -> Self {
+    pub(in crate::gateway) fn new(io: MaybeTls<TlsStream<TcpStream>>, slot: UpstreamSlot) -> Self {
         Self { io, _slot: slot }
     }
 
     /// Returns the connection without its slot.
-    pub(super) fn stream(&self) -> &MaybeTls<TlsStream<TcpStream>> {
+    pub(in crate::gateway) fn stream(&self) -> &MaybeTls<TlsStream<TcpStream>> {
         &self.io
     }
 
-    pub(super) fn stream_mut(&mut self) -> &mut MaybeTls<TlsStream<TcpStream>> {
+    pub(in crate::gateway) fn stream_mut(&mut self) -> &mut MaybeTls<TlsStream<TcpStream>> {
         &mut self.io
     }
 }

@@ -9,20 +9,20 @@ use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::time::timeout;
 
-use super::client::Client;
-use super::deadline::Tick;
+use super::conn::Http1Conn;
 use super::dial;
-use super::failure::ConnectError;
-use super::http1::conn::Http1Conn;
 use super::http2_pool::{Sender, StreamPermit, UNKNOWN_STREAMS};
-use super::maybe_tls::MaybeTls;
 use super::reuse::Usage;
-use super::site::Route;
-use super::socket::INPUT_BYTES;
-use super::target::{Target, UpstreamProtocol};
-use super::upstream_slots::{Evicted, UpstreamIo, UpstreamSlot};
-use super::upstream_tls::TlsFault;
-use super::worker::Worker;
+use super::slots::{Evicted, UpstreamIo, UpstreamSlot};
+use super::tls::TlsFault;
+use super::{Target, UpstreamProtocol};
+use crate::gateway::client::Client;
+use crate::gateway::deadline::Tick;
+use crate::gateway::failure::ConnectError;
+use crate::gateway::maybe_tls::MaybeTls;
+use crate::gateway::site::Route;
+use crate::gateway::socket::INPUT_BYTES;
+use crate::gateway::worker::Worker;
 
 /// The interval of HTTP/2 keep-alive pings, and the timeout of a reply.
 const PING_EVERY: Duration = Duration::from_secs(15);
@@ -45,14 +45,14 @@ const MAX_HEAD_BYTES: u32 = INPUT_BYTES as u32;
 
 /// The purpose of a connection to an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ConnUse {
+pub(in crate::gateway) enum ConnUse {
     Request,
     /// Switching to another protocol.
     Upgrade,
 }
 
 /// A connection to an upstream.
-pub(super) enum UpstreamConn {
+pub(in crate::gateway) enum UpstreamConn {
     /// HTTP/1: one request at a time.
     H1(Box<Http1Conn>),
     /// HTTP/2: many requests at a time.
@@ -60,7 +60,7 @@ pub(super) enum UpstreamConn {
 }
 
 /// Returns a connection to an upstream: a shared one that has room, or a new one.
-pub(super) async fn obtain(
+pub(in crate::gateway) async fn obtain(
     target: &Target,
     conn_use: ConnUse,
     (worker, client): (&Arc<Worker>, &Client),
@@ -84,13 +84,13 @@ pub(super) async fn obtain(
 }
 
 /// A new connection by protocol, with the address it leads to.
-pub(super) enum Dialled {
+pub(in crate::gateway) enum Dialled {
     Http1(UpstreamIo, IpAddr),
     Http2(UpstreamIo, IpAddr),
 }
 
 /// Connects to an upstream and negotiates the protocol.
-pub(super) async fn dial(
+pub(in crate::gateway) async fn dial(
     target: &Target,
     conn_use: ConnUse,
     now: Tick,

@@ -16,19 +16,19 @@ use crate::notice::join_up_to;
 use crate::seconds::rfc3339;
 
 /// The maximum number of names in a log line.
-pub(super) const MAX_NAMES: usize = 5;
+pub(in crate::gateway) const MAX_NAMES: usize = 5;
 
 /// The TLS settings of an upstream.
-pub(super) struct UpstreamTls {
+pub(in crate::gateway) struct UpstreamTls {
     /// Offers HTTP/2 and HTTP/1.1.
-    pub(super) connector: TlsConnector,
+    pub(in crate::gateway) connector: TlsConnector,
     /// Offers only HTTP/1.1, which upgrades need.
-    pub(super) http1: TlsConnector,
-    pub(super) name: ServerName<'static>,
+    pub(in crate::gateway) http1: TlsConnector,
+    pub(in crate::gateway) name: ServerName<'static>,
 }
 
 impl UpstreamTls {
-    pub(super) fn new(rule: &UpstreamTlsRule, host: &str, folder: &Path) -> Result<Self, SettingError> {
+    pub(in crate::gateway) fn new(rule: &UpstreamTlsRule, host: &str, folder: &Path) -> Result<Self, SettingError> {
         let mut roots = RootCertStore::empty();
         match &rule.ca {
             None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
@@ -74,7 +74,7 @@ const WANTS_CERTIFICATE: [AlertDescription; 2] =
 const MAX_CHARS: usize = 300;
 
 #[derive(Debug)]
-pub(super) enum TlsFault {
+pub(in crate::gateway) enum TlsFault {
     /// The certificate was issued by an unknown authority.
     UnknownAuthority,
     /// A signature does not verify. Most often the authority has a new key and the same name. Or the upstream does not
@@ -103,7 +103,7 @@ pub(super) enum TlsFault {
 
 impl TlsFault {
     /// Returns the TLS error of a failed handshake, if it is one.
-    pub(super) fn of_handshake(error: &io::Error) -> Option<Self> {
+    pub(in crate::gateway) fn of_handshake(error: &io::Error) -> Option<Self> {
         match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => Some(Self::HungUp),
             _ => error.get_ref()?.downcast_ref().map(Self::of),
@@ -111,7 +111,7 @@ impl TlsFault {
     }
 
     /// Returns the TLS error that an upstream sent after the handshake: in TLS 1.3 it cannot send it earlier.
-    pub(super) fn of_connection(error: &hyper::Error) -> Option<Self> {
+    pub(in crate::gateway) fn of_connection(error: &hyper::Error) -> Option<Self> {
         let mut next = error.source();
         while let Some(error) = next {
             if let Some(error) = error.downcast_ref::<io::Error>().filter(|error| error.get_ref().is_some()) {
@@ -123,7 +123,7 @@ impl TlsFault {
     }
 
     /// Returns the TLS error that an upstream sent after the handshake, from the error of its connection.
-    pub(super) fn of_alert(error: &io::Error) -> Option<Self> {
+    pub(in crate::gateway) fn of_alert(error: &io::Error) -> Option<Self> {
         // HTTP/2 keeps only the message.
         let (words, alerts) = (error.get_ref()?.to_string(), WANTS_CERTIFICATE.map(TlsError::AlertReceived));
         alerts.iter().any(|alert| alert.to_string() == words).then_some(Self::WantsCertificate)
@@ -158,7 +158,7 @@ impl TlsFault {
     }
 
     /// Returns whether the upstream was reached and its certificate is not trusted.
-    pub(super) fn is_certificates(&self) -> bool {
+    pub(in crate::gateway) fn is_certificates(&self) -> bool {
         matches!(
             self,
             Self::UnknownAuthority

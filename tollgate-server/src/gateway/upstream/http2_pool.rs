@@ -17,18 +17,18 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::time::sleep;
 
 use super::addresses::HostAddresses;
-use super::client_body::ToUpstream;
-use super::deadline::{Tick, Wait};
-use super::failure::ConnectError;
 use super::reuse::{ReusePolicy, Usage};
-use super::upstream_slots::UpstreamIo;
+use super::slots::UpstreamIo;
+use crate::gateway::client_body::ToUpstream;
+use crate::gateway::deadline::{Tick, Wait};
+use crate::gateway::failure::ConnectError;
 
 /// The maximum number of concurrent requests on a connection, whatever its upstream allows: many upstreams serve a
 /// connection with one thread. Most allow this number.
 const MAX_REQUESTS: usize = 100;
 
 /// The number of streams that hyper assumes until the upstream announces one.
-pub(super) const UNKNOWN_STREAMS: usize = 0;
+pub(in crate::gateway) const UNKNOWN_STREAMS: usize = 0;
 
 /// How often a new connection is polled for the announced number. hyper has no notification for it.
 const POLL_EVERY: Duration = Duration::from_millis(2);
@@ -43,12 +43,12 @@ const SPARE_FOR: Duration = Duration::from_secs(55);
 /// The maximum number of connections. When all are full, further requests are queued.
 const MAX_CONNECTIONS: usize = 32;
 
-pub(super) type Sender = http2::SendRequest<ToUpstream>;
-pub(super) type Connection = http2::Connection<TokioIo<UpstreamIo>, ToUpstream, TokioExecutor>;
+pub(in crate::gateway) type Sender = http2::SendRequest<ToUpstream>;
+pub(in crate::gateway) type Connection = http2::Connection<TokioIo<UpstreamIo>, ToUpstream, TokioExecutor>;
 
 /// The connections of a worker to an upstream.
 #[derive(Default)]
-pub(super) struct Http2Pool {
+pub(in crate::gateway) struct Http2Pool {
     conns: Mutex<Vec<(Sender, Arc<Http2Conn>)>>,
     /// Whether there has been a connection.
     speaks_http2: AtomicBool,
@@ -73,21 +73,21 @@ enum ConnState {
 }
 
 /// A stream on a connection, held by a request.
-pub(super) struct StreamPermit(Arc<Http2Conn>);
+pub(in crate::gateway) struct StreamPermit(Arc<Http2Conn>);
 
 impl Http2Pool {
     /// Returns whether there are connections, open or not yet seen to be closed.
-    pub(super) fn has_connections(&self) -> bool {
+    pub(in crate::gateway) fn has_connections(&self) -> bool {
         !self.conns().is_empty()
     }
 
     /// Returns whether the upstream is known to use HTTP/2.
-    pub(super) fn speaks_http2(&self) -> bool {
+    pub(in crate::gateway) fn speaks_http2(&self) -> bool {
         self.speaks_http2.load(Relaxed)
     }
 
     /// Reserves a stream for a request. Returns `None` if another connection should be opened.
-    pub(super) fn reserve(
+    pub(in crate::gateway) fn reserve(
         &self,
         now: Tick,
         policy: &ReusePolicy,
@@ -110,7 +110,7 @@ impl Http2Pool {
 
     /// Drives a new connection, and shares it if it is needed. The caller can use it in any case, unless it ends before
     /// the upstream has announced how many streams it accepts.
-    pub(super) async fn add(
+    pub(in crate::gateway) async fn add(
         &self,
         sender: Sender,
         connection: Connection,
@@ -139,14 +139,14 @@ impl Http2Pool {
     }
 
     /// Closes connections that have been idle for a while, except for one.
-    pub(super) fn sweep(&self, now: Tick) {
+    pub(in crate::gateway) fn sweep(&self, now: Tick) {
         let mut is_first = true;
         self.conns()
             .retain(|(sender, conn)| !sender.is_closed() && (std::mem::take(&mut is_first) || !conn.is_surplus(now)));
     }
 
     /// Closes a connection without requests. Returns whether there was one.
-    pub(super) fn evict_idle(&self) -> bool {
+    pub(in crate::gateway) fn evict_idle(&self) -> bool {
         let mut conns = self.conns();
         let idle = conns.iter().position(|(_, conn)| conn.requests.load(Relaxed) == 0);
         idle.map(|at| conns.remove(at)).is_some()

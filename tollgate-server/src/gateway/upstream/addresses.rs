@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::deadline::{Tick, Wait};
+use crate::gateway::deadline::{Tick, Wait};
 
 /// How long an answer is used before the name is resolved again. Short, since a deployment changes addresses in
 /// seconds; a resolver on the machine or in the cluster takes this easily.
@@ -40,7 +40,7 @@ const AVOIDED_FOR: Duration = Duration::from_secs(30);
 const MAX_ADDRESSES: usize = 64;
 
 /// The host of an upstream and its known addresses.
-pub(super) struct HostAddresses {
+pub(in crate::gateway) struct HostAddresses {
     host: String,
     port: u16,
     /// The host itself, if it is an IP address.
@@ -87,7 +87,7 @@ enum Refresh {
 
 impl HostAddresses {
     /// `host` is a name, an IPv4 address, or an IPv6 address with or without brackets.
-    pub(super) fn new(host: &str, port: u16) -> Self {
+    pub(in crate::gateway) fn new(host: &str, port: u16) -> Self {
         let host = host.trim_matches(['[', ']']);
         Self {
             host: host.to_owned(),
@@ -101,7 +101,7 @@ impl HostAddresses {
     }
 
     /// Returns the addresses to connect to, in the order in which to try them; at least one.
-    pub(super) async fn to_try(self: &Arc<Self>, now: Tick) -> io::Result<Vec<SocketAddr>> {
+    pub(in crate::gateway) async fn to_try(self: &Arc<Self>, now: Tick) -> io::Result<Vec<SocketAddr>> {
         if let Some(literal) = self.literal {
             return Ok(vec![SocketAddr::new(literal, self.port)]);
         }
@@ -126,7 +126,7 @@ impl HostAddresses {
     }
 
     /// Resolves the name again in the background if that is due.
-    pub(super) fn refresh(self: &Arc<Self>, now: Tick) {
+    pub(in crate::gateway) fn refresh(self: &Arc<Self>, now: Tick) {
         if self.literal.is_none() && self.resolved.borrow().refresh(now) != Refresh::Unneeded {
             self.resolve(now);
         }
@@ -134,7 +134,7 @@ impl HostAddresses {
 
     /// Returns whether an address still belongs to the host. `seen` is the generation of the caller's last check, so
     /// that this costs one load while no address is removed.
-    pub(super) fn has(&self, ip: IpAddr, seen: &mut u64) -> bool {
+    pub(in crate::gateway) fn has(&self, ip: IpAddr, seen: &mut u64) -> bool {
         let generation = self.generation();
         let has = *seen == generation || self.resolved.borrow().addresses.iter().any(|address| address.ip == ip);
         if has {
@@ -144,12 +144,12 @@ impl HostAddresses {
     }
 
     /// Returns a number that changes whenever an address is removed.
-    pub(super) fn generation(&self) -> u64 {
+    pub(in crate::gateway) fn generation(&self) -> u64 {
         self.generation.load(Relaxed)
     }
 
     /// Moves an address to the end of the order for a while.
-    pub(super) fn avoid(&self, ip: IpAddr, now: Tick) {
+    pub(in crate::gateway) fn avoid(&self, ip: IpAddr, now: Tick) {
         self.resolved.send_if_modified(|resolved| {
             if let Some(address) = resolved.addresses.iter_mut().find(|address| address.ip == ip) {
                 address.avoided_until = Wait::at_least(AVOIDED_FOR).from(now);
