@@ -18,8 +18,8 @@ use tollgate::rules::Facts;
 use self::target::RequestTarget;
 use super::client::Peer;
 use super::failure::Failure;
-use super::framing;
 use super::header_names::{DroppedHeaders, Fate, HeaderFilter, HeaderKind, kind};
+use super::http1::framing;
 use super::site::Site;
 use super::upstream::reuse::reads_body;
 

@@ -11,7 +11,7 @@ use tokio::time::{Sleep, sleep};
 
 use super::buffer_budget::{Overloaded, STEP_BYTES};
 use super::client::BufferedBytes;
-use super::http1::client::{Broken, Http1Body};
+use super::http1::sender::{Broken, Http1Body};
 use super::request_guard::{RequestGuard, UpstreamProgress};
 
 /// A response body for a client.

@@ -15,8 +15,8 @@ use super::buffer_budget::BufferBudget;
 use super::deadline::Tick;
 use super::failure::{Failure, HANDSHAKE_FAILURES, HandshakeFailure};
 use super::frames::{Closings, MISUSES, Misuse};
-use super::framing::Ambiguity;
 use super::header_names::DroppedHeaders;
+use super::http1::framing::Ambiguity;
 use crate::counter::Counter;
 use crate::decisions::{Decisions, LastLimit};
 

@@ -19,7 +19,7 @@ use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{self, ConnectError, Failure, Fault};
 use crate::gateway::head::BodyLength;
 use crate::gateway::head::upstream_head::{Destination, UpstreamHead, append_via, remove_hop_by_hop};
-use crate::gateway::http1::client::{self, SendError, Upload};
+use crate::gateway::http1::sender::{self, SendError, Upload};
 use crate::gateway::request_guard::RequestGuard;
 use crate::gateway::response_body::{ToClient, UpstreamBody};
 use crate::gateway::site::{Route, Site};
@@ -135,7 +135,7 @@ impl Exchange {
                     conn.usage.end();
                 }
                 let length = BodyLength::of(&body);
-                let sent = client::send(&mut conn, |out| {
+                let sent = sender::send(&mut conn, |out| {
                     self.with_upstream_head((parts, length), to, guard, |head| head.write(out))
                 });
                 if let Err(fault) = sent.await {
@@ -152,7 +152,7 @@ impl Exchange {
                 let repeatable = if is_retried { Repeatable::Yes } else { Repeatable::No };
                 let (pool, upload) = (attempt.pool(&self.worker.ticks), Upload::new(body, &deadline));
                 let sending = async move {
-                    let answer = client::receive(conn, upload, (is_head, repeatable), Some(pool)).await;
+                    let answer = sender::receive(conn, upload, (is_head, repeatable), Some(pool)).await;
                     answer.map(|response| response.map(UpstreamBody::Http1))
                 };
                 self.await_response(sending, deadline, (attempt, guard)).await

@@ -5,10 +5,10 @@ use std::net::Ipv4Addr;
 use tollgate::rules::TrustedProxies;
 use tollgate::rules::file::internal::UnderscoreHeaders;
 
+use super::framing::FramingGuard;
 use super::request::{PlainRequest, RequestParse};
 use super::request_body::{ReceivedBody, RequestBody};
 use super::response::{ClientFraming, ResponseBody, ResponseHead, ResponseParse};
-use crate::gateway::framing::FramingGuard;
 use crate::gateway::head::{HeaderBuffer, HeadersView};
 use crate::gateway::header_names::HeaderFilter;
 

@@ -6,10 +6,10 @@ use http::request::Parts;
 use http::{HeaderName, HeaderValue, Request, StatusCode};
 use tollgate::internal::HeaderLine;
 
+use super::framing::{Ambiguity, FramingGuard, MAX_HEADERS};
 use super::request_body::{BodyStart, ReceivedBody, RequestBody};
 use crate::gateway::client::Client;
 use crate::gateway::failure::Failure;
-use crate::gateway::framing::{Ambiguity, FramingGuard, MAX_HEADERS};
 use crate::gateway::head::target::RequestTarget;
 use crate::gateway::head::upstream_head::{Destination, UpstreamHead};
 use crate::gateway::head::{BodyLength, HeaderBuffer, RequestHead, RequestLine, RequestVersion, join_cookies};

@@ -2,8 +2,8 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+use super::framing::{Ambiguity, FramingGuard, MAX_HEADERS};
 use super::response::{LAST_CHUNK, put_chunk};
-use crate::gateway::framing::{Ambiguity, FramingGuard, MAX_HEADERS};
 use crate::gateway::head::BodyLength;
 
 /// The part of a body that has not arrived.

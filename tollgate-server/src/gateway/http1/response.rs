@@ -10,9 +10,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Version};
 use tollgate::Outcome;
 use tollgate::internal::HeaderLine;
 
+use super::framing::{self, FramingGuard, MAX_HEADERS};
 use super::trailers::{InvalidBody, Trailers};
 use crate::gateway::failure::{ConnectError, Failure, Fault};
-use crate::gateway::framing::{self, FramingGuard, MAX_HEADERS};
 use crate::gateway::head::text;
 use crate::gateway::head::upstream_head::via;
 use crate::gateway::head::{HeaderBuffer, HeadersView, RequestVersion};

@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::gateway::framing::MAX_HEADERS;
+use super::framing::MAX_HEADERS;
 use crate::gateway::head::text;
 use crate::gateway::header_names::{HeaderKind, kind};
 

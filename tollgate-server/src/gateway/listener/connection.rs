@@ -24,8 +24,8 @@ use crate::gateway::client::{Client, ConnectionInfo, LINGER, SEND_BUFFER_BYTES, 
 use crate::gateway::deadline::{Expired, TICK};
 use crate::gateway::exchange::Exchange;
 use crate::gateway::failure::HandshakeFailure;
+use crate::gateway::http1::server::Lane;
 use crate::gateway::io::{ClientIo, Stream};
-use crate::gateway::lane::Lane;
 use crate::gateway::streams::Streams;
 use crate::gateway::tally::Tally;
 use crate::gateway::worker::{Stop, Worker};

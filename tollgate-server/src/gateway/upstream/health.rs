@@ -23,7 +23,7 @@ use crate::gateway::client_body::ToUpstream;
 use crate::gateway::deadline::{Tick, Ticks, Wait};
 use crate::gateway::failure::Fault;
 use crate::gateway::head::text;
-use crate::gateway::http1::client;
+use crate::gateway::http1::sender;
 use crate::gateway::site::{Outages, RoutedUpstream, Site};
 use crate::notice::Level;
 
@@ -165,8 +165,8 @@ async fn probe(target: &Target, path: &str, ticks: &Arc<Ticks>, slot: UpstreamSl
                 out.extend_from_slice(b"\r\n");
                 Ok(())
             };
-            client::send(&mut conn, write).await?;
-            let received = client::receive(conn, None, (false, Repeatable::No), None).await;
+            sender::send(&mut conn, write).await?;
+            let received = sender::receive(conn, None, (false, Repeatable::No), None).await;
             received.map_err(|error| error.fault)?.status()
         }
         Dialled::Http2(io, _) => {

@@ -7,7 +7,7 @@ use std::io;
 use std::task::{Context, Poll, ready};
 
 use super::Lane;
-use super::forwarding::{AttemptError, Forwarding};
+use super::forward::{AttemptError, Forwarding};
 use crate::gateway::client::BufferedBytes;
 use crate::gateway::deadline::Tick;
 use crate::gateway::exchange::MAX_DRAINED_BYTES;

@@ -12,31 +12,31 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy, copy_bidire
 use tokio::time::{sleep, timeout};
 use tollgate::InFlightPermit;
 
-use super::deadline::{Ticks, Wait};
-use super::io::Stream;
-use super::upstream::attempts::UpstreamAttempt;
-use super::upstream::slots::UpstreamIo;
+use crate::gateway::deadline::{Ticks, Wait};
+use crate::gateway::io::Stream;
+use crate::gateway::upstream::attempts::UpstreamAttempt;
+use crate::gateway::upstream::slots::UpstreamIo;
 
 /// How often the idle timeout is checked.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// A connection to an upstream that speaks another protocol with a client, and the resources that both hold.
-pub(super) struct Tunnel {
-    pub(super) upstream: UpstreamIo,
+pub(in crate::gateway) struct Tunnel {
+    pub(in crate::gateway) upstream: UpstreamIo,
     /// The bytes of the upstream that have arrived.
-    pub(super) from_upstream: Bytes,
+    pub(in crate::gateway) from_upstream: Bytes,
     /// The bytes of the client that have arrived.
-    pub(super) from_client: Bytes,
-    pub(super) attempt: Option<UpstreamAttempt>,
-    pub(super) permit: Option<InFlightPermit>,
+    pub(in crate::gateway) from_client: Bytes,
+    pub(in crate::gateway) attempt: Option<UpstreamAttempt>,
+    pub(in crate::gateway) permit: Option<InFlightPermit>,
     /// The idle timeout of both directions.
-    pub(super) max_idle: Wait,
-    pub(super) ticks: Arc<Ticks>,
+    pub(in crate::gateway) max_idle: Wait,
+    pub(in crate::gateway) ticks: Arc<Ticks>,
 }
 
 impl Tunnel {
     /// Relays bytes in both directions until both sides have closed, or the idle timeout has passed.
-    pub(super) async fn relay(self, client: Stream) {
+    pub(in crate::gateway) async fn relay(self, client: Stream) {
         let Self { upstream, from_upstream, from_client, attempt, permit, max_idle, ticks } = self;
         let last_activity = Arc::new(AtomicU64::new(ticks.now()));
         let mut client = Side::new(client, from_client, (&last_activity, &ticks));

@@ -14,7 +14,7 @@ const MAX_CHUNK_LINE: usize = 256;
 /// The maximum length of trailers.
 const MAX_TRAILER_BYTES: usize = 16 << 10;
 /// The maximum number of headers or trailers of a message, as in hyper.
-pub(super) const MAX_HEADERS: usize = 100;
+pub(in crate::gateway) const MAX_HEADERS: usize = 100;
 /// The longest body. Many servers read a length as a signed number of 64 bits.
 const MAX_LENGTH: u64 = i64::MAX as u64;
 /// The maximum number of hexadecimal digits of a chunk size.
@@ -22,7 +22,7 @@ const MAX_CHUNK_DIGITS: u32 = 15;
 
 /// The framing state of one connection.
 #[derive(Debug)]
-pub(super) struct FramingGuard {
+pub(in crate::gateway) struct FramingGuard {
     at: At,
     head: Head,
     /// Whether blanks after chunk sizes are allowed.
@@ -95,7 +95,7 @@ struct Head {
 
 /// The reason why a connection is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ambiguity {
+pub(in crate::gateway) enum Ambiguity {
     BareLf,
     Nul,
     SpaceBeforeColon,
@@ -129,17 +129,17 @@ impl fmt::Display for Ambiguity {
 }
 
 impl FramingGuard {
-    pub(super) fn new() -> Self {
+    pub(in crate::gateway) fn new() -> Self {
         Self { at: At::Head, head: Head::default(), allows_blanks: false }
     }
 
     /// Creates a state for the chunked body of a request.
-    pub(super) fn for_request_chunks() -> Self {
+    pub(in crate::gateway) fn for_request_chunks() -> Self {
         Self { at: At::ChunkSize { size: 0, digits: 0, line: 0 }, ..Self::new() }
     }
 
     /// Creates a state for the chunked body of a response. Some servers write blanks after chunk sizes.
-    pub(super) fn for_response_chunks() -> Self {
+    pub(in crate::gateway) fn for_response_chunks() -> Self {
         Self { allows_blanks: true, ..Self::for_request_chunks() }
     }
 
@@ -148,7 +148,7 @@ impl FramingGuard {
     /// # Errors
     ///
     /// Fails if the chunks are malformed.
-    pub(super) fn unchunk(&mut self, bytes: &[u8], found: impl FnMut(&[u8])) -> Result<usize, Ambiguity> {
+    pub(in crate::gateway) fn unchunk(&mut self, bytes: &[u8], found: impl FnMut(&[u8])) -> Result<usize, Ambiguity> {
         self.unchunk_with_trailers(bytes, found, |_| {})
     }
 
@@ -158,7 +158,7 @@ impl FramingGuard {
     /// # Errors
     ///
     /// Fails if the chunks are malformed.
-    pub(super) fn unchunk_with_trailers(
+    pub(in crate::gateway) fn unchunk_with_trailers(
         &mut self,
         bytes: &[u8],
         mut found: impl FnMut(&[u8]),
@@ -179,7 +179,7 @@ impl FramingGuard {
     }
 
     /// Returns whether the next byte is the first of a message.
-    pub(super) fn is_between(&self) -> bool {
+    pub(in crate::gateway) fn is_between(&self) -> bool {
         self.at == At::Head && self.head.bytes == 0
     }
 
@@ -188,7 +188,7 @@ impl FramingGuard {
     /// # Errors
     ///
     /// Returns the first ambiguity and the number of valid bytes before it. Everything after it is refused.
-    pub(super) fn check(&mut self, bytes: &[u8], max_head: usize) -> Result<(), (Ambiguity, usize)> {
+    pub(in crate::gateway) fn check(&mut self, bytes: &[u8], max_head: usize) -> Result<(), (Ambiguity, usize)> {
         let mut rest = bytes;
         while !rest.is_empty() {
             match self.step(rest, max_head) {
@@ -358,7 +358,7 @@ const CONTENT_LENGTH: &[u8] = b"content-length";
 const TRANSFER_ENCODING: &[u8] = b"transfer-encoding";
 
 /// Parses a length, which consists only of digits.
-pub(super) fn length(value: &[u8]) -> Option<u64> {
+pub(in crate::gateway) fn length(value: &[u8]) -> Option<u64> {
     // `parse` would accept a sign.
     let is_number = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
     let length = std::str::from_utf8(value).ok().filter(|_| is_number)?.parse().ok();

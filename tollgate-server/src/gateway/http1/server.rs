@@ -7,12 +7,12 @@
 //! Deliberately not here: HTTP/2. A client that begins with its preface is passed on, and upstreams with HTTP/2 get
 //! their requests from hyper's client.
 
-mod forwarding;
-mod hyper_client;
+mod forward;
 mod outcome;
 mod refusal;
 mod relay;
 mod stream;
+mod to_http2;
 mod upload;
 
 use std::future::poll_fn;
@@ -27,18 +27,18 @@ use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 use tollgate::{Check, Outcome};
 
-use self::forwarding::{ForwardResult, Forwarding};
+use self::forward::{ForwardResult, Forwarding};
 use self::upload::PendingBody;
-use super::client::{BufferedBytes, Client, LINGER, Peer};
-use super::deadline::{Alarm, Tick, Wait};
-use super::head::HeaderBuffer;
-use super::http1::request::{PlainRequest, RequestParse};
-use super::http1::scratch::{CurrentConfig, Scratch, WorkerBuffers, scratch};
-use super::io::Stream;
-use super::request_guard::RequestGuard;
-use super::site::Site;
-use super::socket::INPUT_BYTES;
-use super::worker::{Stop, Worker};
+use super::request::{PlainRequest, RequestParse};
+use super::scratch::{CurrentConfig, Scratch, WorkerBuffers, scratch};
+use crate::gateway::client::{BufferedBytes, Client, LINGER, Peer};
+use crate::gateway::deadline::{Alarm, Tick, Wait};
+use crate::gateway::head::HeaderBuffer;
+use crate::gateway::io::Stream;
+use crate::gateway::request_guard::RequestGuard;
+use crate::gateway::site::Site;
+use crate::gateway::socket::INPUT_BYTES;
+use crate::gateway::worker::{Stop, Worker};
 use crate::traces;
 
 /// The maximum number of reads after which a partial head is parsed. After that it is parsed once it is complete, so
@@ -49,7 +49,7 @@ const MAX_PIECES: u32 = 16;
 const KEPT_BYTES: usize = 2 << 10;
 
 /// A connection in the lane.
-pub(super) struct Lane<'a> {
+pub(in crate::gateway) struct Lane<'a> {
     stream: Stream,
     client: &'a Arc<Client>,
     worker: &'a Arc<Worker>,
@@ -132,7 +132,7 @@ enum NextStep {
 }
 
 impl<'a> Lane<'a> {
-    pub(super) fn new(stream: Stream, client: &'a Arc<Client>, worker: &'a Arc<Worker>) -> Self {
+    pub(in crate::gateway) fn new(stream: Stream, client: &'a Arc<Client>, worker: &'a Arc<Worker>) -> Self {
         Self {
             stream,
             client,
@@ -162,7 +162,10 @@ impl<'a> Lane<'a> {
     /// Serves the requests of a connection. Returns the connection and the bytes that were read if the client uses
     /// HTTP/2.
     #[expect(clippy::manual_async_fn, reason = "an async function holds its arguments twice")]
-    pub(super) fn serve(mut self, stop: &'a Stop) -> impl Future<Output = io::Result<Option<(Stream, Bytes)>>> + Send {
+    pub(in crate::gateway) fn serve(
+        mut self,
+        stop: &'a Stop,
+    ) -> impl Future<Output = io::Result<Option<(Stream, Bytes)>>> + Send {
         async move {
             let mut stopped = pin!(stop.idle.notified());
             // A later stop wakes this task, whatever it waits for.

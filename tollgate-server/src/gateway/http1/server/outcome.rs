@@ -12,7 +12,7 @@ use http::header::CONNECTION;
 use http::{HeaderValue, Response};
 use tollgate::Outcome;
 
-use super::forwarding::Forwarding;
+use super::forward::Forwarding;
 use super::{AllowedRequest, Lane, NextStep, UnsettledResponse};
 use crate::gateway::echo;
 use crate::gateway::exchange::bodiless;

@@ -7,7 +7,7 @@ use http::StatusCode;
 use tollgate::rules::file::internal::UpstreamHeader;
 
 use super::Lane;
-use super::forwarding::{AttemptError, Forwarding, Settling};
+use super::forward::{AttemptError, Forwarding, Settling};
 use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::head::HeadersView;
 use crate::gateway::head::text;

@@ -11,15 +11,15 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, response};
 use hyper::body::Body as _;
 
 use super::Lane;
-use super::forwarding::{ForwardResult, Forwarding};
+use super::forward::{ForwardResult, Forwarding};
 use crate::gateway::body_channel::{BodyWriter, Demand, channel};
 use crate::gateway::client::BufferedBytes;
 use crate::gateway::client_body::ClientBody;
 use crate::gateway::exchange::{Exchange, ReceivedRequest};
 use crate::gateway::failure::Failure;
-use crate::gateway::framing;
 use crate::gateway::head::text;
 use crate::gateway::header_names::X_REQUEST_ID;
+use crate::gateway::http1::framing;
 use crate::gateway::http1::request::PlainRequest;
 use crate::gateway::http1::request_body::ReceivedBody;
 use crate::gateway::http1::response::{LAST_CHUNK, put_chunk};
