@@ -1,30 +1,26 @@
 //! The gateway: a reverse proxy that checks every request against the limits before it forwards it.
 //!
 //! A request stays on one thread from its first byte to its last. Every worker has its own runtime, its own listener on
-//! the shared port, and its own connections to upstreams. The [`http1::server`] serves HTTP/1, and hyper HTTP/2 ([`exchange`]).
+//! the shared port, and its own connections to upstreams. The [`http1::server`] serves HTTP/1, and hyper HTTP/2 ([`http2::exchange`]).
 //! Both read requests into the same [`head`]. Every wait for a client or an upstream has a deadline in [`deadline`].
 //!
 //! Deliberately not here: rate-limit decisions. [`tollgate::Gate`] makes them.
 
-mod body_channel;
 mod buffer_budget;
 mod client;
-mod client_body;
 mod deadline;
 mod echo;
-mod exchange;
 mod failure;
-pub(crate) mod frames;
 mod head;
 mod header_names;
 mod http1;
+mod http2;
 mod io;
 mod listener;
 mod log;
 pub(crate) mod maybe_tls;
 mod metrics;
 mod request_guard;
-mod response_body;
 mod site;
 mod socket;
 mod streams;
@@ -46,10 +42,11 @@ use tollgate::rules::file::{Parsed, Problems};
 
 use self::buffer_budget::BufferBudget;
 use self::deadline::Ticks;
-use self::frames::Closings;
 use self::head::upstream_head::RequestIds;
 use self::header_names::HeaderFilter;
 pub(crate) use self::http1::fuzzing as http1_fuzzing;
+pub(crate) use self::http2::frames;
+use self::http2::frames::Closings;
 use self::listener::per_address::PerAddress;
 pub(crate) use self::listener::tls;
 use self::listener::workers::{self, WorkerHandle, WorkerSettings};

@@ -11,8 +11,8 @@ use tollgate::rules::{Certificate, Facts};
 
 use super::buffer_budget::{BufferBudget, Overloaded, STEP_BYTES};
 use super::deadline::{ClientDeadlines, ClientTimeouts, Expired, Tick, Ticks, Wait};
-use super::frames::Misuse;
 use super::http1::framing::Ambiguity;
+use super::http2::frames::Misuse;
 use super::listener::per_address;
 use super::socket::INPUT_BYTES;
 use super::streams;

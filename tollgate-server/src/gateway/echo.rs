@@ -11,8 +11,8 @@ use serde::Serialize;
 use tollgate::internal::HeaderLine;
 
 use super::client::Client;
-use super::client_body::{ClientBody, ToUpstream};
 use super::head::RequestHead;
+use super::http2::request_body::{ClientBody, ToUpstream};
 
 /// The maximum length of an echoed body. Longer bodies are left out.
 pub(super) const MAX_BODY_BYTES: usize = 64 << 10;

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
 use super::client::Client;
-use super::frames::{Frames, GoawayTrigger, Misuse};
+use super::http2::frames::{Frames, GoawayTrigger, Misuse};
 use super::maybe_tls::MaybeTls;
 
 /// The maximum number of bytes that are read and discarded after the last response. Without that, closing could destroy

@@ -10,7 +10,7 @@ use tollgate::internal::Unreadable;
 
 use super::Gateway;
 use super::failure::HANDSHAKE_FAILURES;
-use super::frames::MISUSES;
+use super::http2::frames::MISUSES;
 use super::listener::Port;
 use super::listener::tls::CertificateReloads;
 use super::tally::{AMBIGUITIES, BOUNDS_NANOS, CLASSES, FAILURES, RouteTotals, Tally};

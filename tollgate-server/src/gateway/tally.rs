@@ -14,9 +14,9 @@ use tollgate::internal::Unreadable;
 use super::buffer_budget::BufferBudget;
 use super::deadline::Tick;
 use super::failure::{Failure, HANDSHAKE_FAILURES, HandshakeFailure};
-use super::frames::{Closings, MISUSES, Misuse};
 use super::header_names::DroppedHeaders;
 use super::http1::framing::Ambiguity;
+use super::http2::frames::{Closings, MISUSES, Misuse};
 use crate::counter::Counter;
 use crate::decisions::{Decisions, LastLimit};
 

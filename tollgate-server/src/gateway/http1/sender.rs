@@ -16,10 +16,10 @@ use hyper::body::{Body, Frame, SizeHint};
 
 use super::response::{self, HeadError, HeadUse, LAST_CHUNK, ResponseBody, put_chunk};
 use super::scratch::{Scratch, scratch};
-use crate::gateway::body_channel::{BodyReader, BodyWriter, Demand, channel};
-use crate::gateway::client_body::ToUpstream;
 use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{Failure, Fault};
+use crate::gateway::http2::body_channel::{BodyReader, BodyWriter, Demand, channel};
+use crate::gateway::http2::request_body::ToUpstream;
 use crate::gateway::upstream::ConnPool;
 use crate::gateway::upstream::abandoned;
 use crate::gateway::upstream::conn::Http1Conn;

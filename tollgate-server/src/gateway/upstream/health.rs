@@ -19,11 +19,11 @@ use super::connect::{self, ConnUse, Dialled};
 use super::reuse::{Repeatable, Usage};
 use super::slots::{UpstreamSlot, UpstreamSlots};
 use super::{Cause, Ejection, Target};
-use crate::gateway::client_body::ToUpstream;
 use crate::gateway::deadline::{Tick, Ticks, Wait};
 use crate::gateway::failure::Fault;
 use crate::gateway::head::text;
 use crate::gateway::http1::sender;
+use crate::gateway::http2::request_body::ToUpstream;
 use crate::gateway::site::{Outages, RoutedUpstream, Site};
 use crate::notice::Level;
 

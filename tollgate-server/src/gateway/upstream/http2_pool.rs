@@ -19,9 +19,9 @@ use tokio::time::sleep;
 use super::addresses::HostAddresses;
 use super::reuse::{ReusePolicy, Usage};
 use super::slots::UpstreamIo;
-use crate::gateway::client_body::ToUpstream;
 use crate::gateway::deadline::{Tick, Wait};
 use crate::gateway::failure::ConnectError;
+use crate::gateway::http2::request_body::ToUpstream;
 
 /// The maximum number of concurrent requests on a connection, whatever its upstream allows: many upstreams serve a
 /// connection with one thread. Most allow this number.

@@ -15,13 +15,13 @@ use tollgate::Outcome;
 use super::forward::Forwarding;
 use super::{AllowedRequest, Lane, NextStep, UnsettledResponse};
 use crate::gateway::echo;
-use crate::gateway::exchange::bodiless;
 use crate::gateway::failure::{self, Failure};
 use crate::gateway::head::HeaderBuffer;
 use crate::gateway::head::text;
 use crate::gateway::http1::request::{PlainRequest, RequestParse};
 use crate::gateway::http1::request_body::ReceivedBody;
 use crate::gateway::http1::scratch::{Scratch, WorkerBuffers, scratch};
+use crate::gateway::http2::exchange::bodiless;
 use crate::gateway::request_guard::RequestGuard;
 use crate::gateway::site::{RouteAction, Site};
 

@@ -12,10 +12,7 @@ use hyper::body::Body as _;
 
 use super::Lane;
 use super::forward::{ForwardResult, Forwarding};
-use crate::gateway::body_channel::{BodyWriter, Demand, channel};
 use crate::gateway::client::BufferedBytes;
-use crate::gateway::client_body::ClientBody;
-use crate::gateway::exchange::{Exchange, ReceivedRequest};
 use crate::gateway::failure::Failure;
 use crate::gateway::head::text;
 use crate::gateway::header_names::X_REQUEST_ID;
@@ -25,7 +22,10 @@ use crate::gateway::http1::request_body::ReceivedBody;
 use crate::gateway::http1::response::{LAST_CHUNK, put_chunk};
 use crate::gateway::http1::scratch::{Scratch, WorkerBuffers, scratch};
 use crate::gateway::http1::trailers::Trailers;
-use crate::gateway::response_body::ToClient;
+use crate::gateway::http2::body_channel::{BodyWriter, Demand, channel};
+use crate::gateway::http2::exchange::{Exchange, ReceivedRequest};
+use crate::gateway::http2::request_body::ClientBody;
+use crate::gateway::http2::response_body::ToClient;
 
 /// The client has left, or the response cannot be completed.
 struct Broken;

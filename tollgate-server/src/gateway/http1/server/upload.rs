@@ -10,11 +10,11 @@ use super::Lane;
 use super::forward::{AttemptError, Forwarding};
 use crate::gateway::client::BufferedBytes;
 use crate::gateway::deadline::Tick;
-use crate::gateway::exchange::MAX_DRAINED_BYTES;
 use crate::gateway::failure::Failure;
 use crate::gateway::http1::request::PlainRequest;
 use crate::gateway::http1::request_body::RequestBody;
 use crate::gateway::http1::scratch::{Scratch, scratch};
+use crate::gateway::http2::exchange::MAX_DRAINED_BYTES;
 use crate::gateway::upstream::conn::Http1Conn;
 
 /// The maximum number of reads before the response gets its turn.

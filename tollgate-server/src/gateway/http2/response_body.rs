@@ -9,13 +9,13 @@ use http::{HeaderValue, StatusCode};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::time::{Sleep, sleep};
 
-use super::buffer_budget::{Overloaded, STEP_BYTES};
-use super::client::BufferedBytes;
-use super::http1::sender::{Broken, Http1Body};
-use super::request_guard::{RequestGuard, UpstreamProgress};
+use crate::gateway::buffer_budget::{Overloaded, STEP_BYTES};
+use crate::gateway::client::BufferedBytes;
+use crate::gateway::http1::sender::{Broken, Http1Body};
+use crate::gateway::request_guard::{RequestGuard, UpstreamProgress};
 
 /// A response body for a client.
-pub(super) struct ToClient {
+pub(in crate::gateway) struct ToClient {
     source: Source,
     /// Bytes that were received but not yet passed to hyper.
     rest: Bytes,
@@ -33,7 +33,7 @@ enum Source {
 }
 
 /// The body of an upstream's response.
-pub(super) enum UpstreamBody {
+pub(in crate::gateway) enum UpstreamBody {
     Http1(Http1Body),
     Http2(Incoming),
 }
@@ -74,33 +74,33 @@ impl Body for UpstreamBody {
 }
 
 impl ToClient {
-    pub(super) fn local(text: Bytes, guard: RequestGuard) -> Self {
+    pub(in crate::gateway) fn local(text: Bytes, guard: RequestGuard) -> Self {
         Self { source: Source::Local, rest: text, buffered: None, stall: None, guard }
     }
 
-    pub(super) fn upstream(body: UpstreamBody, guard: RequestGuard) -> Self {
+    pub(in crate::gateway) fn upstream(body: UpstreamBody, guard: RequestGuard) -> Self {
         Self { source: Source::Upstream(body), rest: Bytes::new(), buffered: None, stall: None, guard }
     }
 
     /// Removes a body that the gateway wrote, for a response that must not have one. Returns its length, unless it was
     /// empty.
-    pub(super) fn take_written(&mut self) -> Option<usize> {
+    pub(in crate::gateway) fn take_written(&mut self) -> Option<usize> {
         let is_written = matches!(self.source, Source::Local) && !self.rest.is_empty();
         is_written.then(|| std::mem::take(&mut self.rest).len())
     }
 
     /// Returns whether the gateway wrote it.
-    pub(super) fn is_local(&self) -> bool {
+    pub(in crate::gateway) fn is_local(&self) -> bool {
         matches!(self.source, Source::Local)
     }
 
     /// Returns the ID of the request.
-    pub(super) fn request_id(&self) -> Option<&HeaderValue> {
+    pub(in crate::gateway) fn request_id(&self) -> Option<&HeaderValue> {
         self.guard.id()
     }
 
     /// Records the status, when the response head is about to be sent.
-    pub(super) fn answers_with(&mut self, status: StatusCode) {
+    pub(in crate::gateway) fn answers_with(&mut self, status: StatusCode) {
         self.guard.note_status(status);
     }
 }
@@ -198,7 +198,7 @@ impl Drop for ToClient {
 
 /// The reason why a response body ended early.
 #[derive(Debug)]
-pub(super) enum DownloadError {
+pub(in crate::gateway) enum DownloadError {
     Upstream(hyper::Error),
     /// The upstream has closed the connection, or sent an invalid body.
     Broken,

@@ -13,15 +13,15 @@ use hyper::client::conn::TrySendError;
 use tollgate::rules::file::internal::UpstreamHeader;
 use tollgate::{InFlightPermit, Outcome};
 
-use super::{Exchange, ReceivedRequest, with_head};
-use crate::gateway::client_body::ToUpstream;
+use super::exchange::{Exchange, ReceivedRequest, with_head};
+use super::request_body::ToUpstream;
+use super::response_body::{ToClient, UpstreamBody};
 use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{self, ConnectError, Failure, Fault};
 use crate::gateway::head::BodyLength;
 use crate::gateway::head::upstream_head::{Destination, UpstreamHead, append_via, remove_hop_by_hop};
 use crate::gateway::http1::sender::{self, SendError, Upload};
 use crate::gateway::request_guard::RequestGuard;
-use crate::gateway::response_body::{ToClient, UpstreamBody};
 use crate::gateway::site::{Route, Site};
 use crate::gateway::tally::Tally;
 use crate::gateway::upstream::abandoned::{self, Abandoned};

@@ -11,13 +11,13 @@ use tokio::time::{Sleep, sleep};
 use tollgate::rules::file::internal::UnderscoreHeaders;
 
 use super::body_channel::BodyReader;
-use super::client::{BufferedBytes, Client};
-use super::deadline::{UpstreamDeadline, Wait};
-use super::failure::Failure;
-use super::header_names::screen_trailers;
+use crate::gateway::client::{BufferedBytes, Client};
+use crate::gateway::deadline::{UpstreamDeadline, Wait};
+use crate::gateway::failure::Failure;
+use crate::gateway::header_names::screen_trailers;
 
 /// A request body as the client's connection passes it on.
-pub(super) enum ClientBody {
+pub(in crate::gateway) enum ClientBody {
     /// A stream of HTTP/2.
     Http2(Incoming),
     /// The body of an HTTP/1 request.
@@ -58,14 +58,14 @@ impl Body for ClientBody {
 }
 
 /// A request body for an upstream.
-pub(super) enum ToUpstream {
+pub(in crate::gateway) enum ToUpstream {
     Empty,
     /// Boxed, because a connection to an upstream allocates room for 32 requests.
     Upload(Box<Upload>),
 }
 
 /// A body that is received from a client.
-pub(super) struct Upload {
+pub(in crate::gateway) struct Upload {
     body: ClientBody,
     client: Arc<Client>,
     /// The number of bytes that may still follow.
@@ -88,7 +88,7 @@ struct Reader {
 
 /// The reason why a request body ended early.
 #[derive(Debug)]
-pub(super) enum UploadError {
+pub(in crate::gateway) enum UploadError {
     Client(hyper::Error),
     /// The connection of an HTTP/1 client has given it up.
     Failed(Failure),
@@ -112,7 +112,7 @@ impl fmt::Display for UploadError {
 impl std::error::Error for UploadError {}
 
 impl ToUpstream {
-    pub(super) fn new(body: ClientBody, client: &Arc<Client>, max_bytes: u64) -> Self {
+    pub(in crate::gateway) fn new(body: ClientBody, client: &Arc<Client>, max_bytes: u64) -> Self {
         if body.is_end_stream() {
             return Self::Empty;
         }
@@ -129,7 +129,7 @@ impl ToUpstream {
     }
 
     /// Takes over the bytes that were counted as buffered before.
-    pub(super) fn holding(mut self, buffered: Option<BufferedBytes>) -> Self {
+    pub(in crate::gateway) fn holding(mut self, buffered: Option<BufferedBytes>) -> Self {
         if let (Self::Upload(upload), Some(buffered)) = (&mut self, buffered) {
             upload.buffered = buffered;
         }
@@ -137,7 +137,7 @@ impl ToUpstream {
     }
 
     /// Sets how trailers with an underscore in their name are treated.
-    pub(super) fn with_underscores(mut self, underscores: UnderscoreHeaders) -> Self {
+    pub(in crate::gateway) fn with_underscores(mut self, underscores: UnderscoreHeaders) -> Self {
         if let Self::Upload(upload) = &mut self {
             upload.underscores = underscores;
         }
@@ -145,14 +145,14 @@ impl ToUpstream {
     }
 
     /// Starts the deadline of the upstream that reads this body. Time in which the client does not send does not count.
-    pub(super) fn read_by(&mut self, deadline: &Arc<UpstreamDeadline>, timeout: Wait) {
+    pub(in crate::gateway) fn read_by(&mut self, deadline: &Arc<UpstreamDeadline>, timeout: Wait) {
         deadline.start(timeout);
         if let Self::Upload(upload) = self {
             upload.upstream = Some(Reader { deadline: Arc::clone(deadline), timeout });
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::gateway) fn is_empty(&self) -> bool {
         matches!(self, Self::Empty)
     }
 }

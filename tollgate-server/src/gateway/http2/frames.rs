@@ -9,7 +9,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::deadline::Tick;
+use crate::gateway::deadline::Tick;
 use crate::notice;
 
 /// Cheap frames that a client may send in advance. Browsers send about ten at the start of a connection; 2,000 are
@@ -45,7 +45,7 @@ pub(crate) enum Misuse {
 }
 
 /// The reasons with their labels in metrics.
-pub(super) const MISUSES: [(Misuse, &str); 2] =
+pub(in crate::gateway) const MISUSES: [(Misuse, &str); 2] =
     [(Misuse::CheapFrames, "cheap_frames"), (Misuse::PrematureResets, "premature_resets")];
 
 /// The position in the frames of one direction.
@@ -109,7 +109,7 @@ impl Frames {
     }
 
     /// Returns whether the bytes read so far end at the end of a frame.
-    pub(super) fn is_between_frames(&self) -> bool {
+    pub(in crate::gateway) fn is_between_frames(&self) -> bool {
         self.from_client.is_between_frames()
     }
 

@@ -4,8 +4,6 @@
 //! Only the gate decides. A refused request never reaches an upstream, and a request that is retried at another
 //! upstream is counted once.
 
-mod forward;
-
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,33 +21,33 @@ use tollgate::internal::Unreadable;
 use tollgate::rules::Facts;
 use tollgate::{Check, Outcome};
 
-use super::client::{BufferedBytes, Client};
-use super::client_body::{ClientBody, ToUpstream};
-use super::failure::Failure;
-use super::head::{BodyLength, HeaderBuffer, RequestHead, join_cookies};
-use super::header_names::X_REQUEST_ID;
-use super::http1::framing::Ambiguity;
-use super::request_guard::RequestGuard;
+use super::request_body::{ClientBody, ToUpstream};
 use super::response_body::ToClient;
-use super::site::{Route, RouteAction, Site};
-use super::upstream::attempts::Attempts;
-use super::worker::Worker;
-use super::{echo, failure};
+use crate::gateway::client::{BufferedBytes, Client};
+use crate::gateway::failure::Failure;
+use crate::gateway::head::{BodyLength, HeaderBuffer, RequestHead, join_cookies};
+use crate::gateway::header_names::X_REQUEST_ID;
+use crate::gateway::http1::framing::Ambiguity;
+use crate::gateway::request_guard::RequestGuard;
+use crate::gateway::site::{Route, RouteAction, Site};
+use crate::gateway::upstream::attempts::Attempts;
+use crate::gateway::worker::Worker;
+use crate::gateway::{echo, failure};
 
 /// The maximum length of an unwanted body that is read, so that the connection stays usable. A longer body closes the
 /// connection.
-pub(super) const MAX_DRAINED_BYTES: usize = 256 << 10;
+pub(in crate::gateway) const MAX_DRAINED_BYTES: usize = 256 << 10;
 
 /// Serves the requests of one connection.
 #[derive(Clone)]
-pub(super) struct Exchange {
-    pub(super) worker: Arc<Worker>,
-    pub(super) client: Arc<Client>,
+pub(in crate::gateway) struct Exchange {
+    pub(in crate::gateway) worker: Arc<Worker>,
+    pub(in crate::gateway) client: Arc<Client>,
 }
 
 /// The response to a request, or a future that resolves to it.
 #[expect(clippy::large_enum_variant, reason = "boxing would allocate for every refusal")]
-pub(super) enum ResponseFuture {
+pub(in crate::gateway) enum ResponseFuture {
     /// A response that is available at once: refusals must be cheap.
     Ready(Option<Response<ToClient>>),
     /// A response that an upstream or a remote store delays. Boxed, because hyper moves the future.
@@ -94,15 +92,15 @@ impl Service<Request<Incoming>> for Exchange {
 }
 
 /// A request as the client has sent it.
-pub(super) struct ReceivedRequest {
-    pub(super) parts: Parts,
-    pub(super) body: ClientBody,
+pub(in crate::gateway) struct ReceivedRequest {
+    pub(in crate::gateway) parts: Parts,
+    pub(in crate::gateway) body: ClientBody,
     /// The part of the body that may be buffered until an upstream reads it.
-    pub(super) buffered: Option<BufferedBytes>,
+    pub(in crate::gateway) buffered: Option<BufferedBytes>,
 }
 
 /// Reads the head of a request, and calls `with` with it.
-fn with_head<T>(
+pub(super) fn with_head<T>(
     (parts, length): (&Parts, BodyLength),
     (site, client): (&Site, &Client),
     with: impl FnOnce(&RequestHead<'_>) -> T,
@@ -244,7 +242,7 @@ impl Exchange {
     }
 
     /// Settles limits that count responses, and adds the rate limit headers.
-    async fn settle_and_write_headers(
+    pub(super) async fn settle_and_write_headers(
         &self,
         outcome: &Outcome,
         mut response: Response<ToClient>,
@@ -357,12 +355,12 @@ fn finished(mut response: Response<ToClient>, is_head: bool) -> Response<ToClien
 
 /// Returns whether a limit refused a request as one that no well-behaved client sends. Several cookies or parameters of
 /// one name are common.
-pub(super) fn is_malformed(outcome: &Outcome) -> bool {
+pub(in crate::gateway) fn is_malformed(outcome: &Outcome) -> bool {
     matches!(outcome.refusal(), Some(Refusal::Unreadable(request)) if request.reason == "duplicate_header")
 }
 
 /// Removes the body of a response to HEAD and keeps its length.
-pub(super) fn bodiless(mut response: Response<Bytes>) -> Response<Bytes> {
+pub(in crate::gateway) fn bodiless(mut response: Response<Bytes>) -> Response<Bytes> {
     let length = std::mem::take(response.body_mut()).len();
     response.headers_mut().insert(CONTENT_LENGTH, length.into());
     response

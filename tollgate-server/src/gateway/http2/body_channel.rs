@@ -10,19 +10,19 @@ use bytes::Bytes;
 use http::HeaderMap;
 use hyper::body::Frame;
 
-use super::failure::Failure;
+use crate::gateway::failure::Failure;
 
 /// Creates a channel for a body. Its length is known if the client announces it.
-pub(super) fn channel(length: Option<u64>) -> (BodyWriter, BodyReader) {
+pub(in crate::gateway) fn channel(length: Option<u64>) -> (BodyWriter, BodyReader) {
     let shared = Arc::new(Mutex::new(Shared::default()));
     (BodyWriter(Arc::clone(&shared)), BodyReader { shared, bytes_left: length })
 }
 
 /// The side of the client's connection. Dropping it before the end breaks the body off.
-pub(super) struct BodyWriter(Arc<Mutex<Shared>>);
+pub(in crate::gateway) struct BodyWriter(Arc<Mutex<Shared>>);
 
 /// The side of the task that sends the body.
-pub(super) struct BodyReader {
+pub(in crate::gateway) struct BodyReader {
     shared: Arc<Mutex<Shared>>,
     bytes_left: Option<u64>,
 }
@@ -40,14 +40,14 @@ struct Shared {
 
 /// Whether the body is still wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Demand {
+pub(in crate::gateway) enum Demand {
     Wanted,
     Unwanted,
 }
 
 impl BodyWriter {
     /// Returns ready once the reader waits for a piece, or does not want any.
-    pub(super) fn poll_demand(&self, context: &mut Context<'_>) -> Poll<Demand> {
+    pub(in crate::gateway) fn poll_demand(&self, context: &mut Context<'_>) -> Poll<Demand> {
         let mut shared = lock(&self.0);
         if shared.is_unwanted {
             return Poll::Ready(Demand::Unwanted);
@@ -59,14 +59,14 @@ impl BodyWriter {
         Poll::Pending
     }
 
-    pub(super) fn send(&self, data: Bytes) {
+    pub(in crate::gateway) fn send(&self, data: Bytes) {
         if !data.is_empty() {
             lock(&self.0).add(Frame::data(data));
         }
     }
 
     /// Ends the body.
-    pub(super) fn end(&self, trailers: HeaderMap) {
+    pub(in crate::gateway) fn end(&self, trailers: HeaderMap) {
         let mut shared = lock(&self.0);
         if !trailers.is_empty() {
             shared.add(Frame::trailers(trailers));
@@ -75,24 +75,27 @@ impl BodyWriter {
     }
 
     /// Breaks the body off.
-    pub(super) fn fail(&self, failure: Failure) {
+    pub(in crate::gateway) fn fail(&self, failure: Failure) {
         lock(&self.0).finish(Err(failure));
     }
 }
 
 impl BodyReader {
     /// Returns whether nothing is left to read.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::gateway) fn is_empty(&self) -> bool {
         let shared = lock(&self.shared);
         shared.pieces.is_empty() && shared.end == Some(Ok(()))
     }
 
     /// Returns the number of bytes left, if it is known.
-    pub(super) fn bytes_left(&self) -> Option<u64> {
+    pub(in crate::gateway) fn bytes_left(&self) -> Option<u64> {
         self.bytes_left
     }
 
-    pub(super) fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
+    pub(in crate::gateway) fn poll_frame(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
         let mut shared = lock(&self.shared);
         if let Some(piece) = shared.pieces.pop_front() {
             drop(shared);
