@@ -6,18 +6,17 @@
 //!
 //! Deliberately not here: rate-limit decisions. [`tollgate::Gate`] makes them.
 
+mod access_log;
 mod buffer_budget;
 mod client;
 mod deadline;
 mod echo;
 mod failure;
 mod head;
-mod header_names;
 mod http1;
 mod http2;
 mod io;
 mod listener;
-mod log;
 pub(crate) mod maybe_tls;
 mod metrics;
 mod request_guard;
@@ -42,8 +41,8 @@ use tollgate::rules::file::{Parsed, Problems};
 
 use self::buffer_budget::BufferBudget;
 use self::deadline::Ticks;
+use self::head::headers::HeaderFilter;
 use self::head::upstream_head::RequestIds;
-use self::header_names::HeaderFilter;
 pub(crate) use self::http1::fuzzing as http1_fuzzing;
 pub(crate) use self::http2::frames;
 use self::http2::frames::Closings;

@@ -3,6 +3,7 @@
 //!
 //! A head borrows its text: from the bytes of an HTTP/1 connection, or from the request that hyper has parsed.
 
+pub(super) mod headers;
 pub(super) mod target;
 pub(super) mod text;
 pub(super) mod upstream_head;
@@ -15,10 +16,10 @@ use smallvec::SmallVec;
 use tollgate::internal::{HeaderLine, Unreadable, check_host, check_method, is_padded};
 use tollgate::rules::Facts;
 
+use self::headers::{DroppedHeaders, Fate, HeaderFilter, HeaderKind, kind};
 use self::target::RequestTarget;
 use super::client::Peer;
 use super::failure::Failure;
-use super::header_names::{DroppedHeaders, Fate, HeaderFilter, HeaderKind, kind};
 use super::http1::framing;
 use super::site::Site;
 use super::upstream::reuse::reads_body;

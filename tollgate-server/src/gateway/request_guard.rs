@@ -9,10 +9,10 @@ use tollgate::rules::Facts;
 use tollgate::rules::file::internal::UpstreamHeader;
 use tollgate::{InFlightPermit, Outcome};
 
+use super::access_log::{Completion, Record};
 use super::client::{BufferedBytes, Client, SEND_BUFFER_BYTES};
 use super::failure::{Failure, Fault};
 use super::head::RequestHead;
-use super::log::{Completion, Record};
 use super::site::Site;
 use super::tally::{Moment, RouteTally};
 use super::upstream::Target;

@@ -14,7 +14,7 @@ use tollgate::internal::Unreadable;
 use super::buffer_budget::BufferBudget;
 use super::deadline::Tick;
 use super::failure::{Failure, HANDSHAKE_FAILURES, HandshakeFailure};
-use super::header_names::DroppedHeaders;
+use super::head::headers::DroppedHeaders;
 use super::http1::framing::Ambiguity;
 use super::http2::frames::{Closings, MISUSES, Misuse};
 use crate::counter::Counter;

@@ -3,7 +3,7 @@
 use http::header::{CONNECTION, CONTENT_LENGTH, DATE};
 use http::{HeaderMap, Response, StatusCode};
 
-use crate::gateway::header_names::X_REQUEST_ID;
+use super::headers::X_REQUEST_ID;
 
 pub(in crate::gateway) const CLOSE: &[u8] = b"connection: close\r\n";
 

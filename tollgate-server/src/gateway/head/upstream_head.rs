@@ -14,10 +14,10 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Uri, Version};
 use smallvec::SmallVec;
 use tollgate::rules::file::internal::{HostHeader, UpstreamHeader};
 
+use super::headers::{self, Fate, HeaderFilter, HeaderKind};
 use super::{BodyLength, RequestHead, RequestVersion, text};
 use crate::gateway::client::Client;
 use crate::gateway::failure::Failure;
-use crate::gateway::header_names::{self, Fate, HeaderFilter, HeaderKind};
 use crate::gateway::site::{Edits, Route, Site, WeightedUpstream};
 use crate::traces::{RequestSpan, TRACEPARENT, TRACESTATE};
 
@@ -153,7 +153,7 @@ impl<'a> UpstreamHead<'a> {
         _ = map.try_reserve(parts.headers.keys_len() + ADDED);
         self.put_host(map);
         for (name, value) in &parts.headers {
-            let kind = header_names::kind(name.as_str());
+            let kind = headers::kind(name.as_str());
             if filter.fate(name.as_str(), kind) == Fate::Kept && self.passes(name.as_str(), kind) {
                 map.append(name, value.clone());
             }
@@ -292,7 +292,7 @@ pub(in crate::gateway) fn append_via(version: Version, headers: &mut HeaderMap) 
 
 /// Removes hop-by-hop headers from the response of an upstream with HTTP/2. hyper refuses responses with `Connection`.
 pub(in crate::gateway) fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    let is_hop_by_hop = |name: &&HeaderName| header_names::kind(name.as_str()).is_hop_by_hop();
+    let is_hop_by_hop = |name: &&HeaderName| headers::kind(name.as_str()).is_hop_by_hop();
     let found: SmallVec<[HeaderName; 4]> = headers.keys().filter(is_hop_by_hop).cloned().collect();
     for name in found {
         headers.remove(name);

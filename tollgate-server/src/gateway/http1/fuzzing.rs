@@ -9,8 +9,8 @@ use super::framing::FramingGuard;
 use super::request::{PlainRequest, RequestParse};
 use super::request_body::{ReceivedBody, RequestBody};
 use super::response::{ClientFraming, ResponseBody, ResponseHead, ResponseParse};
+use crate::gateway::head::headers::HeaderFilter;
 use crate::gateway::head::{HeaderBuffer, HeadersView};
-use crate::gateway::header_names::HeaderFilter;
 
 /// The longest head, as by default.
 const MAX_HEAD: usize = 64 << 10;

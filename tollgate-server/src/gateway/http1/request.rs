@@ -10,10 +10,10 @@ use super::framing::{Ambiguity, FramingGuard, MAX_HEADERS};
 use super::request_body::{BodyStart, ReceivedBody, RequestBody};
 use crate::gateway::client::Client;
 use crate::gateway::failure::Failure;
+use crate::gateway::head::headers::{HeaderFilter, HeaderKind, kind};
 use crate::gateway::head::target::RequestTarget;
 use crate::gateway::head::upstream_head::{Destination, UpstreamHead};
 use crate::gateway::head::{BodyLength, HeaderBuffer, RequestHead, RequestLine, RequestVersion, join_cookies};
-use crate::gateway::header_names::{HeaderFilter, HeaderKind, kind};
 use crate::gateway::request_guard::RequestGuard;
 
 /// The maximum length of a target, as in hyper.

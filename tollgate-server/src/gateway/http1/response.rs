@@ -13,10 +13,10 @@ use tollgate::internal::HeaderLine;
 use super::framing::{self, FramingGuard, MAX_HEADERS};
 use super::trailers::{InvalidBody, Trailers};
 use crate::gateway::failure::{ConnectError, Failure, Fault};
+use crate::gateway::head::headers::{self, HeaderKind, X_REQUEST_ID};
 use crate::gateway::head::text;
 use crate::gateway::head::upstream_head::via;
 use crate::gateway::head::{HeaderBuffer, HeadersView, RequestVersion};
-use crate::gateway::header_names::{self, HeaderKind, X_REQUEST_ID};
 use crate::gateway::site::Edits;
 use crate::gateway::upstream::conn::Http1Conn;
 use crate::gateway::upstream::tls::TlsFault;
@@ -184,7 +184,7 @@ impl<'a> ResponseHead<'a> {
         let (Some(version), Some(code)) = (answer.version, answer.code) else { return ResponseParse::Invalid };
         let Ok(status) = StatusCode::from_u16(code) else { return ResponseParse::Invalid };
         for header in &*answer.headers {
-            lines.push(HeaderLine { name: header.name, value: header.value }, header_names::kind(header.name));
+            lines.push(HeaderLine { name: header.name, value: header.value }, headers::kind(header.name));
         }
         let Some(body) = ResponseBody::of(lines.view(), status, is_head, version == 0) else {
             return ResponseParse::Invalid;
@@ -307,7 +307,7 @@ impl<'a> ResponseHead<'a> {
 }
 
 fn is_of_limits(name: &HeaderName) -> bool {
-    header_names::kind(name.as_str()) == HeaderKind::RateLimit
+    headers::kind(name.as_str()) == HeaderKind::RateLimit
 }
 
 fn add(map: &mut HeaderMap, name: &str, value: &[u8]) {

@@ -3,8 +3,8 @@
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::framing::MAX_HEADERS;
+use crate::gateway::head::headers::{HeaderKind, kind};
 use crate::gateway::head::text;
-use crate::gateway::header_names::{HeaderKind, kind};
 
 /// A malformed or truncated body.
 pub(in crate::gateway) struct InvalidBody;

@@ -14,7 +14,7 @@ use super::body_channel::BodyReader;
 use crate::gateway::client::{BufferedBytes, Client};
 use crate::gateway::deadline::{UpstreamDeadline, Wait};
 use crate::gateway::failure::Failure;
-use crate::gateway::header_names::screen_trailers;
+use crate::gateway::head::headers::screen_trailers;
 
 /// A request body as the client's connection passes it on.
 pub(in crate::gateway) enum ClientBody {

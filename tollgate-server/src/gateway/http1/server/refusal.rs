@@ -11,16 +11,16 @@ use tollgate::rules::Facts;
 use tollgate::rules::file::internal::UpstreamHeader;
 
 use super::{Lane, NextStep};
+use crate::gateway::access_log::{Completion, Record};
 use crate::gateway::client::Scheme;
 use crate::gateway::failure::{self, Failure, HandshakeFailure};
+use crate::gateway::head::headers::X_REQUEST_ID;
 use crate::gateway::head::text;
-use crate::gateway::header_names::X_REQUEST_ID;
 use crate::gateway::http1::framing::Ambiguity;
 use crate::gateway::http1::request::{InvalidHead, PlainRequest};
 use crate::gateway::http1::scratch::WorkerBuffers;
 use crate::gateway::http2::exchange::{bodiless, is_malformed};
 use crate::gateway::listener::tls;
-use crate::gateway::log::{Completion, Record};
 use crate::gateway::request_guard::RequestGuard;
 use crate::gateway::site::Site;
 

@@ -12,11 +12,11 @@ use tollgate::internal::is_forwarding_header;
 use tollgate::rules::TrustedProxies;
 use tollgate::rules::file::internal::UnderscoreHeaders;
 
-pub(super) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(in crate::gateway) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// The meaning of a header to a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum HeaderKind {
+pub(in crate::gateway) enum HeaderKind {
     /// No special meaning.
     Other,
     /// A hop-by-hop header without further meaning.
@@ -46,7 +46,7 @@ pub(super) enum HeaderKind {
 
 impl HeaderKind {
     /// Returns whether it is a hop-by-hop header.
-    pub(super) fn is_hop_by_hop(self) -> bool {
+    pub(in crate::gateway) fn is_hop_by_hop(self) -> bool {
         matches!(
             self,
             Self::HopByHop | Self::Connection | Self::Te | Self::Upgrade | Self::Expect | Self::TransferEncoding
@@ -56,7 +56,7 @@ impl HeaderKind {
     /// Returns whether a header is kept although `Connection` names it. Without its framing headers a request becomes
     /// another one, and without the forwarding headers of a trusted proxy it has another client (CVE-2022-31813).
     /// `Upgrade`, `TE` and `Connection` itself are handled later.
-    pub(super) fn outlives_connection_option(self) -> bool {
+    pub(in crate::gateway) fn outlives_connection_option(self) -> bool {
         matches!(
             self,
             Self::Host
@@ -76,7 +76,7 @@ impl HeaderKind {
 }
 
 /// Returns the kind of a header name. Matching by length first leaves one candidate or none for most names.
-pub(super) fn kind(name: &str) -> HeaderKind {
+pub(in crate::gateway) fn kind(name: &str) -> HeaderKind {
     let is = |wanted: &str| name.eq_ignore_ascii_case(wanted);
     match name.len() {
         2 if is("te") => HeaderKind::Te,
@@ -111,7 +111,7 @@ fn begins(name: &str, with: &str) -> bool {
 }
 
 /// Decides which headers of a request are kept.
-pub(super) struct HeaderFilter<'a> {
+pub(in crate::gateway) struct HeaderFilter<'a> {
     underscores: UnderscoreHeaders,
     proxies: &'a TrustedProxies,
     peer: IpAddr,
@@ -121,7 +121,7 @@ pub(super) struct HeaderFilter<'a> {
 
 /// The fate of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(in crate::gateway) enum Fate {
     Kept,
     Dropped(DropReason),
     /// The whole request is refused.
@@ -130,7 +130,7 @@ pub(super) enum Fate {
 
 /// The reason why a header is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum DropReason {
+pub(in crate::gateway) enum DropReason {
     HopByHop,
     Underscore,
     /// It describes a client, and its sender is not a trusted proxy.
@@ -139,13 +139,13 @@ pub(super) enum DropReason {
 
 /// The number of dropped headers of a request, except for hop-by-hop headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct DroppedHeaders {
-    pub(super) underscore: u32,
-    pub(super) forwarding: u32,
+pub(in crate::gateway) struct DroppedHeaders {
+    pub(in crate::gateway) underscore: u32,
+    pub(in crate::gateway) forwarding: u32,
 }
 
 impl DroppedHeaders {
-    pub(super) fn add(&mut self, reason: DropReason, headers: u32) {
+    pub(in crate::gateway) fn add(&mut self, reason: DropReason, headers: u32) {
         match reason {
             DropReason::HopByHop => {}
             DropReason::Underscore => self.underscore += headers,
@@ -155,12 +155,12 @@ impl DroppedHeaders {
 }
 
 impl<'a> HeaderFilter<'a> {
-    pub(super) fn new(underscores: UnderscoreHeaders, proxies: &'a TrustedProxies, peer: IpAddr) -> Self {
+    pub(in crate::gateway) fn new(underscores: UnderscoreHeaders, proxies: &'a TrustedProxies, peer: IpAddr) -> Self {
         Self { underscores, proxies, peer, is_trusted: OnceCell::new() }
     }
 
     /// Returns the fate of a request header with this name and kind.
-    pub(super) fn fate(&self, name: &str, kind: HeaderKind) -> Fate {
+    pub(in crate::gateway) fn fate(&self, name: &str, kind: HeaderKind) -> Fate {
         match kind {
             HeaderKind::Other | HeaderKind::Forwarding | HeaderKind::RateLimit if has_underscore(name) => {
                 match self.underscores {
@@ -201,7 +201,7 @@ fn passes_as_trailer(name: &str, underscores: UnderscoreHeaders) -> bool {
 }
 
 /// Removes the trailers of a request that an upstream might treat as headers.
-pub(super) fn screen_trailers(mut trailers: HeaderMap, underscores: UnderscoreHeaders) -> HeaderMap {
+pub(in crate::gateway) fn screen_trailers(mut trailers: HeaderMap, underscores: UnderscoreHeaders) -> HeaderMap {
     let is_dropped = |name: &&HeaderName| !passes_as_trailer(name.as_str(), underscores);
     let dropped: SmallVec<[HeaderName; 4]> = trailers.keys().filter(is_dropped).cloned().collect();
     for name in dropped {
