@@ -5,8 +5,7 @@
 //!
 //! A line names the limit that decided. It has the key that the limit counted by only if the rule file says so.
 
-mod combined;
-mod json;
+mod format;
 mod record;
 
 use std::fs::{File, Metadata, OpenOptions};
@@ -99,8 +98,8 @@ impl AccessLog {
         let LineBuffer { text, stamp } = &mut *buffer;
         let was_empty = text.is_empty();
         match self.shared.format {
-            LogFormat::Combined => combined::write(text, stamp, record, completion),
-            _ => json::write(text, stamp, record, completion),
+            LogFormat::Combined => format::write_combined(text, stamp, record, completion),
+            _ => format::write_json(text, stamp, record, completion),
         }
         drop(buffer);
         if was_empty {

@@ -10,12 +10,11 @@ use hyper::body::Body;
 use tollgate::rules::{Certificate, Facts};
 
 use super::buffer_budget::{BufferBudget, Overloaded, STEP_BYTES};
-use super::deadline::{ClientDeadlines, ClientTimeouts, Expired, Tick, Ticks, Wait};
+use super::deadline::{self, ClientDeadlines, ClientTimeouts, Expired, Tick, Ticks, Wait};
 use super::http1::framing::Ambiguity;
 use super::http2::frames::Misuse;
 use super::listener::per_address;
-use super::socket::INPUT_BYTES;
-use super::streams;
+use super::stream::INPUT_BYTES;
 use super::tally::{AMBIGUITIES, Tally};
 
 /// How long a client may continue to send after its last response.
@@ -162,13 +161,13 @@ impl Client {
     /// Starts the client's deadline for reading a part of a response.
     pub(super) fn set_read_deadline(&self) {
         if self.is_http2 {
-            streams::set_read_deadline(self.ticks.after(self.timeouts.write));
+            deadline::set_read_deadline(self.ticks.after(self.timeouts.write));
         }
     }
 
     pub(super) fn clear_read_deadline(&self) {
         if self.is_http2 {
-            streams::clear_read_deadline();
+            deadline::clear_read_deadline();
         }
     }
 

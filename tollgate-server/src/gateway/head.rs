@@ -5,7 +5,6 @@
 
 pub(super) mod headers;
 pub(super) mod target;
-pub(super) mod text;
 pub(super) mod upstream_head;
 
 use http::request::Parts;
@@ -16,64 +15,12 @@ use smallvec::SmallVec;
 use tollgate::internal::{HeaderLine, Unreadable, check_host, check_method, is_padded};
 use tollgate::rules::Facts;
 
-use self::headers::{DroppedHeaders, Fate, HeaderFilter, HeaderKind, kind};
+use self::headers::{DroppedHeaders, Fate, HeaderBuffer, HeaderFilter, HeaderKind, HeadersView, kind};
 use self::target::RequestTarget;
 use super::client::Peer;
 use super::failure::Failure;
-use super::http1::framing;
 use super::site::Site;
-use super::upstream::reuse::reads_body;
-
-/// The headers of a message and their kinds.
-#[derive(Default)]
-pub(super) struct HeaderBuffer<'a> {
-    lines: SmallVec<[HeaderLine<'a>; 24]>,
-    kinds: SmallVec<[HeaderKind; 24]>,
-    dropped: DroppedHeaders,
-}
-
-impl<'a> HeaderBuffer<'a> {
-    pub(super) fn push(&mut self, line: HeaderLine<'a>, kind: HeaderKind) {
-        self.lines.push(line);
-        self.kinds.push(kind);
-    }
-
-    /// Removes the headers that `Connection` names.
-    fn remove_named(&mut self, names: &[&[u8]]) {
-        let mut at = 0;
-        while at < self.lines.len() {
-            let name = self.lines[at].name.as_bytes();
-            let is_named = names.iter().any(|named| named.eq_ignore_ascii_case(name));
-            if is_named && !self.kinds[at].outlives_connection_option() {
-                self.lines.remove(at);
-                self.kinds.remove(at);
-            } else {
-                at += 1;
-            }
-        }
-    }
-
-    pub(super) fn view(&self) -> HeadersView<'_> {
-        HeadersView { lines: &self.lines, kinds: &self.kinds }
-    }
-}
-
-/// A view of a [`HeaderBuffer`].
-#[derive(Clone, Copy)]
-pub(super) struct HeadersView<'a> {
-    pub(super) lines: &'a [HeaderLine<'a>],
-    kinds: &'a [HeaderKind],
-}
-
-impl<'a> HeadersView<'a> {
-    pub(super) fn iter(self) -> impl Iterator<Item = (&'a HeaderLine<'a>, HeaderKind)> {
-        self.lines.iter().zip(self.kinds.iter().copied())
-    }
-
-    pub(super) fn values(self, wanted: HeaderKind) -> impl Iterator<Item = &'a [u8]> {
-        self.iter().filter(move |(_, kind)| *kind == wanted).map(|(line, _)| line.value)
-    }
-}
+use super::upstream::conn::reads_body;
 
 /// The version of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,7 +131,7 @@ impl<'a> RequestHead<'a> {
                     hosts += 1;
                     host.get_or_insert(value);
                 }
-                HeaderKind::ContentLength => match framing::length(value) {
+                HeaderKind::ContentLength => match headers::length(value) {
                     Some(bytes) => has_bad_length |= length.replace(BodyLength::Known(bytes)).is_some(),
                     None => has_bad_length = true,
                 },

@@ -1,40 +1,31 @@
 //! The routes and settings of a rule file, ready to serve requests. Replaced as a whole on reload.
 
 mod rewrite;
-mod upstreams;
+mod route;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::net::IpAddr;
-use std::path::Path;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::atomic::AtomicU64;
 
-use bytes::Bytes;
+use http::Uri;
 use http::uri::PathAndQuery;
-use http::{HeaderMap, Response, StatusCode, Uri};
 use tollgate::internal::{CleanPath, Unreadable};
-use tollgate::rules::file::internal::{
-    AccessLogRule, Balance, HealthCheckRule, HostHeader, RespondRule, RouteRule, SettingError, UnderscoreHeaders,
-    UpstreamHeader, UpstreamRule,
-};
+use tollgate::rules::file::internal::{AccessLogRule, SettingError, UnderscoreHeaders, UpstreamHeader};
 use tollgate::rules::file::{Parsed, Problems};
 use tollgate::rules::{EncodedSlash, Facts, PathParameters, PathReading, Routes, TrustedProxies};
 
-pub(super) use self::rewrite::Edits;
 pub(crate) use self::rewrite::upstream_urls;
-use self::rewrite::{PathRewrite, with_path};
-pub(super) use self::upstreams::{Outages, RoutedUpstream};
+use self::rewrite::with_path;
+use self::route::Tallies;
+pub(super) use self::route::{Attempts, Route, RouteAction, UpstreamAttempt, WeightedUpstream};
 use super::access_log::AccessLog;
-use super::deadline::{ClientTimeouts, Tick, Wait};
-use super::failure::Failure;
+use super::deadline::{ClientTimeouts, Wait};
 use super::head::headers::HeaderFilter;
 use super::listener::tls::Tls;
 use super::tally::RouteTally;
-use super::upstream::reuse::ReusePolicy;
-use super::upstream::tls::UpstreamTls;
-use super::upstream::{Eject, Target, UpstreamAddress, UpstreamProtocol};
+use super::upstream::{Target, UpstreamAddress};
 
 /// The settings that can change while the gateway runs.
 pub(super) struct Site {
@@ -56,73 +47,6 @@ pub(super) struct Site {
     pub(super) upgraded: Wait,
     /// The access log, if there is one.
     pub(super) log: Option<Arc<AccessLog>>,
-}
-
-/// A route.
-pub(super) struct Route {
-    pub(super) name: String,
-    pub(super) action: RouteAction,
-    path_rewrite: PathRewrite,
-    pub(super) path_reading: PathReading,
-    pub(super) host: HostHeader,
-    pub(super) request_edits: Edits,
-    pub(super) response_edits: Edits,
-    pub(super) timeout: Wait,
-    pub(super) connect_timeout: Duration,
-    pub(super) retries: u8,
-    pub(super) eject: Eject,
-    pub(super) reuse: ReusePolicy,
-    health_check: Option<HealthCheckRule>,
-    balance: Balance,
-    turn: AtomicUsize,
-    tallies: Tallies,
-}
-
-/// The counters of a route, by worker.
-type Tallies = Arc<[Arc<RouteTally>]>;
-
-/// What a route does with a request.
-pub(super) enum RouteAction {
-    Upstreams(Box<[WeightedUpstream]>),
-    Respond(FixedResponse),
-    Echo,
-}
-
-/// An upstream with the settings of one route.
-pub(super) struct WeightedUpstream {
-    pub(super) target: Arc<Target>,
-    weight: u32,
-    /// The path of its URL, which is prepended to the request's. URLs that differ only in the path share a target.
-    prefix: Option<String>,
-}
-
-impl WeightedUpstream {
-    fn new(target: Arc<Target>, rule: &UpstreamRule) -> Self {
-        Self { target, weight: rule.weight, prefix: rewrite::prefix(rule) }
-    }
-}
-
-/// A response with fixed content.
-pub(super) struct FixedResponse {
-    status: StatusCode,
-    headers: HeaderMap,
-    body: Bytes,
-}
-
-impl FixedResponse {
-    fn new(rule: &RespondRule) -> Self {
-        let status = StatusCode::from_u16(rule.status).unwrap_or_default();
-        let has_body = ![StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status);
-        let body = if has_body { Bytes::from(rule.body.clone()) } else { Bytes::new() };
-        Self { status, headers: rewrite::map(&rule.headers), body }
-    }
-
-    pub(super) fn response(&self) -> Response<Bytes> {
-        let mut response = Response::new(self.body.clone());
-        *response.status_mut() = self.status;
-        *response.headers_mut() = self.headers.clone();
-        response
-    }
 }
 
 /// The state that a site takes over from the previous one.
@@ -202,7 +126,7 @@ impl Site {
         let path_reading = gateway.paths.over(PathReading::default());
         for (index, rule) in gateway.routes.iter().enumerate() {
             let errors = match Route::new(rule, file.folder(), path_reading, &mut carryover) {
-                Ok(route) => upstreams::errors(&route, listens),
+                Ok(route) => loops(&route, listens),
                 Err(error) => vec![error],
             };
             found.extend(errors.into_iter().map(|error| of_route(error, index)));
@@ -321,176 +245,92 @@ fn log(
     }
 }
 
-impl Route {
-    fn new(
-        rule: &RouteRule,
-        folder: &Path,
-        path_reading: PathReading,
-        carryover: &mut Carryover,
-    ) -> Result<Self, SettingError> {
-        let upstreams: Vec<&UpstreamRule> = rule.upstream.iter().flatten().collect();
-        let action = match (&*upstreams, &rule.respond) {
-            (_, Some(respond)) => RouteAction::Respond(FixedResponse::new(respond)),
-            ([one], None) if one.url.is_echo() => RouteAction::Echo,
-            (several, None) => {
-                let mut weighted = Vec::new();
-                for upstream in several {
-                    let target = target(upstream, rule, folder, carryover)?;
-                    weighted.push(WeightedUpstream::new(target, upstream));
-                }
-                RouteAction::Upstreams(weighted.into())
-            }
-        };
-        Ok(Self {
-            name: rule.name().to_owned(),
-            action,
-            path_rewrite: PathRewrite::of(rule, path_reading)?,
-            path_reading: rule.paths.over(path_reading),
-            host: rule.host,
-            request_edits: Edits::new(&rule.request_headers),
-            response_edits: Edits::new(&rule.response_headers),
-            timeout: Wait::at_least(rule.timeout.duration()),
-            connect_timeout: rule.connect_timeout.duration(),
-            retries: rule.retries,
-            eject: Eject::new(&rule.eject),
-            reuse: ReusePolicy::new(&rule.upstream_connections),
-            health_check: rule.health_check.clone(),
-            balance: rule.balance,
-            turn: AtomicUsize::new(0),
-            tallies: carryover.tallies(rule.name()),
-        })
-    }
-
-    /// Returns the counters of a worker.
-    pub(super) fn tally(&self, worker: usize) -> &Arc<RouteTally> {
-        &self.tallies[worker]
-    }
-
-    pub(super) fn tallies(&self) -> impl Iterator<Item = &RouteTally> {
-        self.tallies.iter().map(|tally| &**tally)
-    }
-
-    fn weighted(&self) -> &[WeightedUpstream] {
-        match &self.action {
-            RouteAction::Upstreams(targets) => targets,
-            RouteAction::Respond(_) | RouteAction::Echo => &[],
-        }
-    }
-
-    pub(super) fn targets(&self) -> impl Iterator<Item = &Arc<Target>> {
-        self.weighted().iter().map(|weighted| &weighted.target)
-    }
-
-    /// Returns the number of healthy upstreams, as far as requests and checks show.
-    pub(super) fn healthy_upstreams(&self, now: Tick) -> usize {
-        self.targets().filter(|target| target.is_likely_healthy(now)).count()
-    }
-
-    pub(super) fn upstream(&self, number: usize) -> Option<&WeightedUpstream> {
-        self.weighted().get(number)
-    }
-
-    /// Returns whether an upstream can switch to another protocol.
-    pub(super) fn can_upgrade(&self) -> bool {
-        self.targets().any(|target| target.address.scheme != UpstreamProtocol::Http2)
-    }
-
-    /// Returns the numbers of the upstreams that use HTTP/2 with prior knowledge.
-    pub(super) fn http2_upstreams(&self) -> impl Iterator<Item = usize> {
-        let is_http2 = |target: &Arc<Target>| target.address.scheme == UpstreamProtocol::Http2;
-        self.targets().enumerate().filter(move |(_, target)| is_http2(target)).map(|(number, _)| number)
-    }
-
-    /// Returns whether upstreams may get a different path than the client sent.
-    pub(super) fn changes_paths(&self) -> bool {
-        let has_prefixes = || self.weighted().iter().any(|upstream| upstream.prefix.is_some());
-        self.path_rewrite.is_active() || has_prefixes()
-    }
-
-    pub(super) fn has_several(&self) -> bool {
-        self.weighted().len() > 1
-    }
-
-    /// Chooses an upstream that was not tried yet; one that was, if there is no other. Returns `None` only for a route
-    /// without upstreams: files with an empty list, or with weights of 0, are refused.
-    pub(super) fn choose(&self, tried: &[usize], now: Tick) -> Option<(usize, &WeightedUpstream)> {
-        let weighted = self.weighted();
-        if let [only] = weighted {
-            return Some((0, only));
-        }
-        let turn = self.turn.fetch_add(1, Relaxed);
-        let numbers = (0..weighted.len()).map(|step| (turn + step) % weighted.len());
-        let healthy = |number: &usize| weighted[*number].target.is_healthy(now);
-        let fresh = |number: &usize| !tried.contains(number);
-        // If no upstream is healthy, any may be chosen.
-        let candidates = numbers.clone().filter(fresh).filter(healthy);
-        let chosen = self.best(candidates, turn).or_else(|| self.best(numbers.clone().filter(fresh), turn));
-        let number = chosen.or_else(|| self.best(numbers, turn))?;
-        weighted[number].target.note_tried(now);
-        Some((number, &weighted[number]))
-    }
-
-    fn best(&self, candidates: impl Iterator<Item = usize> + Clone, turn: usize) -> Option<usize> {
-        let weighted = self.weighted();
-        match self.balance {
-            Balance::RoundRobin => {
-                let all: u64 = candidates.clone().map(|number| u64::from(weighted[number].weight)).sum();
-                let mut left = (turn as u64).checked_rem(all)?;
-                let mut sorted: smallvec::SmallVec<[usize; 8]> = candidates.collect();
-                sorted.sort_unstable();
-                sorted.into_iter().find(|number| {
-                    let weight = u64::from(weighted[*number].weight);
-                    let found = left < weight;
-                    left = left.saturating_sub(weight);
-                    found
-                })
-            }
-            // The fewest requests relative to the weight, counting this one. Ties are broken by turn.
-            _ => candidates.min_by(|one, other| {
-                let load = |number: usize| u64::from(weighted[number].target.active() + 1);
-                let weight = |number: usize| u64::from(weighted[number].weight);
-                (load(*one) * weight(*other)).cmp(&(load(*other) * weight(*one)))
-            }),
-        }
-    }
-
-    /// Returns the URI for an upstream.
-    pub(super) fn rewritten_uri(&self, upstream: &WeightedUpstream, uri: &Uri) -> Result<Uri, Failure> {
-        self.path_rewrite.apply(upstream.prefix.as_deref(), uri)
-    }
+/// Returns an error for each upstream of a route that is one of the gateway's listen addresses.
+fn loops(route: &Route, listens: &[String]) -> Vec<SettingError> {
+    let upstreams = route.targets().enumerate();
+    let itself = upstreams.filter_map(|(index, target)| {
+        let listen = listens.iter().find(|listen| is_itself(target, listen))?;
+        let address = &target.address;
+        let message = format!(
+            "the upstream {}:{} is the gateway itself, which listens on {listen}: requests would be forwarded in a loop",
+            address.host, address.port
+        );
+        let error =
+            SettingError::new(message, "name the service behind the gateway, or change gateway.listen");
+        Some(error.of("url").of(index).of("upstream"))
+    });
+    itself.collect()
 }
 
-/// Returns the upstream of that URL, taken over from the previous site if possible.
-fn target(
-    upstream: &UpstreamRule,
-    rule: &RouteRule,
-    folder: &Path,
-    carryover: &mut Carryover,
-) -> Result<Arc<Target>, SettingError> {
-    let text = upstream.url.as_str();
-    let bad = || {
-        SettingError::new(format!("upstream {text} is not a URL"), "use one such as http://127.0.0.1:8081")
-            .of("upstream")
-    };
-    let uri: Uri = text.parse().map_err(|_| bad())?;
-    let (scheme, default_port) = match uri.scheme_str() {
-        Some("https") => (UpstreamProtocol::Tls, 443),
-        Some("h2c") => (UpstreamProtocol::Http2, 80),
-        _ => (UpstreamProtocol::Http1, 80),
-    };
-    let tls = (scheme == UpstreamProtocol::Tls).then_some(&rule.upstream_tls);
-    let address = UpstreamAddress {
-        scheme,
-        host: uri.host().ok_or_else(bad)?.to_owned(),
-        port: uri.port_u16().unwrap_or(default_port),
-        ca: tls.and_then(|tls| std::fs::read(folder.join(tls.ca.as_ref()?)).ok()),
-        server_name: tls.and_then(|tls| tls.server_name.clone()),
-    };
-    if let Some(target) = carryover.targets.get(&address) {
-        return Ok(Arc::clone(target));
+fn is_itself(target: &Target, listen: &str) -> bool {
+    let Some((host, port)) = listen.rsplit_once(':') else { return false };
+    port.parse() == Ok(target.address.port) && is_reached(host, &target.address.host)
+}
+
+/// Returns whether a connection to `target` reaches a listener on `listening`.
+fn is_reached(listening: &str, target: &str) -> bool {
+    if listening.eq_ignore_ascii_case(target) {
+        return true;
     }
-    let tls = tls.map(|tls| UpstreamTls::new(tls, &address.host, folder)).transpose()?;
-    let target = Arc::new(Target::new(address.clone(), tls, carryover.workers).ok_or_else(bad)?);
-    carryover.targets.insert(address, Arc::clone(&target));
-    Ok(target)
+    let (listening, target) = (addresses(listening), addresses(target));
+    target.iter().any(|target| {
+        // A connection to the unspecified address goes to the loopback address.
+        let target = if target.is_unspecified() { loopback(target) } else { *target };
+        listening.iter().any(|listening| match listening {
+            IpAddr::V4(all) if all.is_unspecified() => target.is_ipv4() && target.is_loopback(),
+            // On Linux, it accepts IPv4, too.
+            IpAddr::V6(all) if all.is_unspecified() => target.is_loopback(),
+            one => *one == target,
+        })
+    })
+}
+
+fn addresses(host: &str) -> Vec<IpAddr> {
+    if host.eq_ignore_ascii_case("localhost") {
+        return vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+    }
+    host.trim_matches(['[', ']']).parse().into_iter().collect()
+}
+
+fn loopback(like: &IpAddr) -> IpAddr {
+    if like.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wildcard_listener_is_reached_by_every_local_address() {
+        for (listening, target) in [
+            ("127.0.0.1", "127.0.0.1"),
+            ("127.0.0.1", "localhost"),
+            ("127.0.0.1", "0.0.0.0"),
+            ("localhost", "127.0.0.1"),
+            ("localhost", "LOCALHOST"),
+            ("[::1]", "[::1]"),
+            ("[::1]", "[0:0::1]"),
+            ("0.0.0.0", "127.0.0.1"),
+            ("0.0.0.0", "127.0.0.2"),
+            ("0.0.0.0", "0.0.0.0"),
+            ("0.0.0.0", "localhost"),
+            ("[::]", "[::1]"),
+            ("[::]", "127.0.0.1"),
+            ("[::]", "localhost"),
+            ("gateway.internal", "gateway.internal"),
+            ("192.0.2.1", "192.0.2.1"),
+        ] {
+            assert!(is_reached(listening, target), "{listening} {target}");
+        }
+        for (listening, target) in [
+            ("127.0.0.1", "127.0.0.2"),
+            ("127.0.0.1", "[::1]"),
+            ("0.0.0.0", "[::1]"),
+            ("0.0.0.0", "192.0.2.1"),
+            ("192.0.2.1", "127.0.0.1"),
+            ("gateway.internal", "api.internal"),
+        ] {
+            assert!(!is_reached(listening, target), "{listening} {target}");
+        }
+    }
 }

@@ -2,13 +2,10 @@
 
 pub(super) mod abandoned;
 pub(super) mod addresses;
-pub(super) mod attempts;
 pub(super) mod conn;
 pub(super) mod connect;
-mod dial;
 pub(super) mod health;
 pub(super) mod http2_pool;
-pub(super) mod reuse;
 pub(super) mod slots;
 pub(super) mod tls;
 
@@ -24,9 +21,8 @@ use tokio::sync::{Mutex as AsyncMutex, MutexGuard};
 use tollgate::rules::file::internal::EjectRule;
 
 use self::addresses::HostAddresses;
-use self::conn::Http1Conn;
+use self::conn::{Http1Conn, Origin, Repeatable, ReusePolicy};
 use self::http2_pool::Http2Pool;
-use self::reuse::{Origin, Repeatable, ReusePolicy};
 use self::slots::Evicted;
 use self::tls::UpstreamTls;
 use super::deadline::{Tick, Ticks, Wait};

@@ -1,22 +1,27 @@
 //! The state of a worker that all its connections share.
 
+use std::cell::{RefCell, RefMut};
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::time::SystemTime;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Cache};
 use tokio::sync::Notify;
+use tollgate::internal::{CachedGate, ReusedResponse};
 use tollgate::rules::Facts;
 use tollgate::{Check, Gate, Outcome};
 
-use super::deadline::Ticks;
+use super::deadline::{Tick, Ticks};
 use super::failure::Failure;
 use super::head::upstream_head::RequestIds;
 use super::listener::per_address::{self, PerAddress};
 use super::site::Site;
+use super::stream::INPUT_BYTES;
 use super::tally::Tally;
 use super::upstream::slots::UpstreamSlots;
+use crate::decisions::LastLimit;
 
 /// The state that all requests of a worker share.
 pub(super) struct Worker {
@@ -117,4 +122,96 @@ impl Stop {
     pub(super) fn is_over(&self) -> bool {
         self.is_idle.load(Relaxed)
     }
+}
+
+/// The maximum size of a buffer that is kept for the next message.
+const KEPT_BYTES: usize = 128 << 10;
+
+/// The shared buffers of a worker.
+pub(in crate::gateway) struct Scratch {
+    pub(in crate::gateway) input: Box<[u8]>,
+    pub(in crate::gateway) buffers: WorkerBuffers,
+    pub(in crate::gateway) current: CurrentConfig,
+}
+
+/// The buffers for one message.
+#[derive(Default)]
+pub(in crate::gateway) struct WorkerBuffers {
+    /// The bytes to be written.
+    pub(in crate::gateway) out: Vec<u8>,
+    pub(in crate::gateway) date: Date,
+    /// The last refusal, which is reused if the next one is the same.
+    pub(in crate::gateway) last_refusal: ReusedResponse,
+    /// The limit that decided last. It often decides next, too.
+    pub(in crate::gateway) last_noted: LastLimit,
+}
+
+/// The current site and rules, cached until they change.
+#[derive(Default)]
+pub(in crate::gateway) struct CurrentConfig(Option<(CachedSite, CachedGate)>);
+
+type CachedSite = Cache<Arc<ArcSwap<Site>>, Arc<Site>>;
+
+thread_local! {
+    /// The buffers of this thread's worker. Never freed, since workers live as long as the process.
+    static SCRATCH: &'static RefCell<Scratch> = Box::leak(Box::new(RefCell::new(Scratch::new())));
+}
+
+/// Borrows the buffers of this thread. They must be returned before the next borrow.
+pub(in crate::gateway) fn scratch() -> RefMut<'static, Scratch> {
+    SCRATCH.with(|scratch| scratch.borrow_mut())
+}
+
+/// The `Date` header line of responses.
+#[derive(Default)]
+pub(in crate::gateway) struct Date {
+    line: String,
+    of: Option<Tick>,
+}
+
+impl Scratch {
+    fn new() -> Self {
+        Self {
+            input: vec![0; INPUT_BYTES].into(),
+            buffers: WorkerBuffers::default(),
+            current: CurrentConfig::default(),
+        }
+    }
+
+    /// Drops a site and rules that are no longer current, so that the site's connections are closed.
+    pub(in crate::gateway) fn renew(&mut self, worker: &Worker) {
+        self.current.load(worker).1.renew();
+    }
+}
+
+impl CurrentConfig {
+    /// Returns the current site and gate of the worker.
+    pub(in crate::gateway) fn load(&mut self, worker: &Worker) -> (&Arc<Site>, &mut CachedGate) {
+        let cached_pair = || (Cache::new(Arc::clone(&worker.site)), worker.gate.cached());
+        let (site, cached) = self.0.get_or_insert_with(cached_pair);
+        (site.load(), cached)
+    }
+}
+
+impl WorkerBuffers {
+    /// Clears the content and keeps the memory.
+    pub(in crate::gateway) fn clear(&mut self) {
+        self.out.clear();
+        self.out.shrink_to(KEPT_BYTES);
+    }
+}
+
+impl Date {
+    pub(in crate::gateway) fn line(&mut self, now: Tick) -> &[u8] {
+        if self.of != Some(now) {
+            self.line = format!("date: {}\r\n", httpdate::fmt_http_date(wall_clock()));
+            self.of = Some(now);
+        }
+        self.line.as_bytes()
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the `Date` header is wall-clock time; no decision depends on it")]
+fn wall_clock() -> SystemTime {
+    SystemTime::now()
 }

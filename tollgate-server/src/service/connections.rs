@@ -45,7 +45,7 @@ use self::room::Room;
 pub(crate) use self::room::Usage;
 use super::proxy_protocol::{self, ProxyProtocol};
 use super::surfaces::{Surface, Surfaces};
-use crate::gateway::maybe_tls::MaybeTls;
+use crate::gateway::stream::MaybeTls;
 
 /// The bound without a setting. Idle HTTP connections take about 10 KiB each.
 pub(crate) const MAX_CONNECTIONS: u32 = 4_096;

@@ -1,4 +1,4 @@
-//! Clients that are refused again and again. The lane answers them with a reused response, which must not be
+//! Clients that are refused again and again. The gateway answers them with a reused response, which must not be
 //! noticeable.
 
 use testkit::gateway::{Gateway, per_user, site};

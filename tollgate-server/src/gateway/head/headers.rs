@@ -1,18 +1,25 @@
-//! Header names with a meaning to a proxy, and the filter for request headers.
+//! Headers: names with a meaning to a proxy, the filter for requests, the changes of a route, and lines as text.
 //!
 //! A header that the filter drops reaches neither limits nor upstreams, in HTTP/1 and HTTP/2: limits must not
 //! count by something that the upstream does not get.
 
 use std::cell::OnceCell;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use http::{HeaderMap, HeaderName};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use smallvec::SmallVec;
-use tollgate::internal::is_forwarding_header;
+use tollgate::internal::{HeaderLine, is_forwarding_header};
 use tollgate::rules::TrustedProxies;
-use tollgate::rules::file::internal::UnderscoreHeaders;
+use tollgate::rules::file::internal::{HeaderEdits, UnderscoreHeaders};
 
 pub(in crate::gateway) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// The maximum number of headers or trailers of a message, as in hyper.
+pub(in crate::gateway) const MAX_HEADERS: usize = 100;
+
+/// The longest body. Many servers read a length as a signed number of 64 bits.
+pub(in crate::gateway) const MAX_LENGTH: u64 = i64::MAX as u64;
 
 /// The meaning of a header to a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -218,6 +225,161 @@ fn has_underscore(name: &str) -> bool {
 /// Returns whether a name has a meaning to a proxy once an upstream replaces its underscores with hyphens.
 fn is_special_with_hyphens(name: &str) -> bool {
     kind(&name.replace('_', "-")) != HeaderKind::Other
+}
+
+/// Parses a length, which consists only of digits.
+pub(in crate::gateway) fn length(value: &[u8]) -> Option<u64> {
+    // `parse` would accept a sign.
+    let is_number = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
+    let length = std::str::from_utf8(value).ok().filter(|_| is_number)?.parse().ok();
+    length.filter(|length| *length <= MAX_LENGTH)
+}
+
+/// The headers of a message and their kinds.
+#[derive(Default)]
+pub(in crate::gateway) struct HeaderBuffer<'a> {
+    lines: SmallVec<[HeaderLine<'a>; 24]>,
+    kinds: SmallVec<[HeaderKind; 24]>,
+    pub(super) dropped: DroppedHeaders,
+}
+
+impl<'a> HeaderBuffer<'a> {
+    pub(in crate::gateway) fn push(&mut self, line: HeaderLine<'a>, kind: HeaderKind) {
+        self.lines.push(line);
+        self.kinds.push(kind);
+    }
+
+    /// Removes the headers that `Connection` names.
+    pub(super) fn remove_named(&mut self, names: &[&[u8]]) {
+        let mut at = 0;
+        while at < self.lines.len() {
+            let name = self.lines[at].name.as_bytes();
+            let is_named = names.iter().any(|named| named.eq_ignore_ascii_case(name));
+            if is_named && !self.kinds[at].outlives_connection_option() {
+                self.lines.remove(at);
+                self.kinds.remove(at);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    pub(in crate::gateway) fn view(&self) -> HeadersView<'_> {
+        HeadersView { lines: &self.lines, kinds: &self.kinds }
+    }
+}
+
+/// A view of a [`HeaderBuffer`].
+#[derive(Clone, Copy)]
+pub(in crate::gateway) struct HeadersView<'a> {
+    pub(in crate::gateway) lines: &'a [HeaderLine<'a>],
+    kinds: &'a [HeaderKind],
+}
+
+impl<'a> HeadersView<'a> {
+    pub(in crate::gateway) fn iter(self) -> impl Iterator<Item = (&'a HeaderLine<'a>, HeaderKind)> {
+        self.lines.iter().zip(self.kinds.iter().copied())
+    }
+
+    pub(in crate::gateway) fn values(self, wanted: HeaderKind) -> impl Iterator<Item = &'a [u8]> {
+        self.iter().filter(move |(_, kind)| *kind == wanted).map(|(line, _)| line.value)
+    }
+}
+
+/// Headers to remove, then to set, then to add.
+#[derive(Debug, Default)]
+pub(in crate::gateway) struct Edits {
+    remove: Vec<HeaderName>,
+    set: Vec<(HeaderName, HeaderValue)>,
+    add: Vec<(HeaderName, HeaderValue)>,
+}
+
+impl Edits {
+    /// Returns whether headers of that name, in any case, are removed.
+    pub(in crate::gateway) fn removes(&self, name: &str) -> bool {
+        let is = |other: &HeaderName| other.as_str().eq_ignore_ascii_case(name);
+        self.remove.iter().any(is) || self.set.iter().any(|(other, _)| is(other))
+    }
+
+    /// Returns whether a header is removed and not replaced.
+    pub(in crate::gateway) fn removes_for_good(&self, name: &HeaderName) -> bool {
+        self.remove.contains(name) && !self.sets(name)
+    }
+
+    pub(in crate::gateway) fn sets(&self, name: &HeaderName) -> bool {
+        self.new_headers().any(|(other, _)| other == name)
+    }
+
+    pub(in crate::gateway) fn new_headers(&self) -> impl Iterator<Item = &(HeaderName, HeaderValue)> {
+        self.set.iter().chain(&self.add)
+    }
+
+    /// Writes the new headers, except for some.
+    pub(in crate::gateway) fn write_new(&self, out: &mut Vec<u8>, except: impl Fn(&HeaderName) -> bool) {
+        for (name, value) in self.new_headers().filter(|(name, _)| !except(name)) {
+            put(out, name.as_str(), value.as_bytes());
+        }
+    }
+}
+
+impl Edits {
+    pub(in crate::gateway) fn new(rule: &HeaderEdits) -> Self {
+        let remove = rule.remove.iter().filter_map(|name| HeaderName::try_from(name.as_str()).ok()).collect();
+        Self { remove, set: pairs(&rule.set).collect(), add: pairs(&rule.add).collect() }
+    }
+
+    pub(in crate::gateway) fn apply(&self, headers: &mut HeaderMap) {
+        for name in &self.remove {
+            headers.remove(name);
+        }
+        for (name, value) in &self.set {
+            headers.insert(name, value.clone());
+        }
+        for (name, value) in &self.add {
+            headers.append(name, value.clone());
+        }
+    }
+}
+
+/// Returns the headers of a rule. The file was validated, so all names and values are valid.
+fn pairs(map: &BTreeMap<String, String>) -> impl Iterator<Item = (HeaderName, HeaderValue)> + '_ {
+    map.iter().filter_map(|(name, value)| {
+        Some((HeaderName::try_from(name.as_str()).ok()?, HeaderValue::try_from(value.as_str()).ok()?))
+    })
+}
+
+pub(in crate::gateway) fn map(headers: &BTreeMap<String, String>) -> HeaderMap {
+    pairs(headers).collect()
+}
+
+pub(in crate::gateway) const CLOSE: &[u8] = b"connection: close\r\n";
+
+/// Only clients of HTTP/1.0 need it.
+pub(in crate::gateway) const KEEP_ALIVE: &[u8] = b"connection: keep-alive\r\n";
+
+pub(in crate::gateway) const UPGRADE: &[u8] = b"connection: upgrade\r\n";
+
+pub(in crate::gateway) fn put(out: &mut Vec<u8>, name: &str, value: &[u8]) {
+    out.reserve(name.len() + value.len() + 4);
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+}
+
+pub(in crate::gateway) fn put_headers(out: &mut Vec<u8>, headers: &HeaderMap) {
+    for (name, value) in headers {
+        put(out, name.as_str(), value.as_bytes());
+    }
+}
+
+/// Writes the status line.
+pub(in crate::gateway) fn put_status(out: &mut Vec<u8>, status: StatusCode, reason: &[u8]) {
+    out.extend_from_slice(b"HTTP/1.1 ");
+    out.extend_from_slice(status.as_str().as_bytes());
+    out.push(b' ');
+    out.extend_from_slice(reason);
+    out.extend_from_slice(b"\r\n");
 }
 
 #[cfg(test)]

@@ -14,11 +14,11 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Uri, Version};
 use smallvec::SmallVec;
 use tollgate::rules::file::internal::{HostHeader, UpstreamHeader};
 
-use super::headers::{self, Fate, HeaderFilter, HeaderKind};
-use super::{BodyLength, RequestHead, RequestVersion, text};
+use super::headers::{self, Edits, Fate, HeaderFilter, HeaderKind};
+use super::{BodyLength, RequestHead, RequestVersion};
 use crate::gateway::client::Client;
 use crate::gateway::failure::Failure;
-use crate::gateway::site::{Edits, Route, Site, WeightedUpstream};
+use crate::gateway::site::{Route, Site, WeightedUpstream};
 use crate::traces::{RequestSpan, TRACEPARENT, TRACESTATE};
 
 /// The maximum length of a request ID. Longer ones are replaced.
@@ -46,7 +46,7 @@ impl HeaderSink for Vec<u8> {
     }
 
     fn put(&mut self, name: &str, value: &[u8]) {
-        text::put(self, name, value);
+        headers::put(self, name, value);
     }
 }
 
@@ -112,23 +112,23 @@ impl<'a> UpstreamHead<'a> {
         for (line, kind) in head.headers.iter() {
             // HTTP/1 upstreams get no trailers, so none are announced.
             if kind != HeaderKind::Trailer && self.passes(line.name, kind) {
-                text::put(out, line.name, line.value);
+                headers::put(out, line.name, line.value);
             }
         }
         self.put_added(out);
         let wants_trailers = self.put_te(out);
         let upgrade = head.upgrade.filter(|_| !edits.removes("upgrade"));
         if let Some(protocol) = upgrade {
-            text::put(out, "upgrade", protocol);
+            headers::put(out, "upgrade", protocol);
         }
         match (upgrade, wants_trailers) {
             (Some(_), true) => out.extend_from_slice(b"connection: upgrade, te\r\n"),
-            (Some(_), false) => out.extend_from_slice(text::UPGRADE),
+            (Some(_), false) => out.extend_from_slice(headers::UPGRADE),
             (None, true) => out.extend_from_slice(b"connection: te\r\n"),
             (None, false) => {}
         }
         if head.may_desync() && upgrade.is_none() {
-            out.extend_from_slice(text::CLOSE);
+            out.extend_from_slice(headers::CLOSE);
         }
         if head.length == BodyLength::Unknown {
             out.extend_from_slice(b"transfer-encoding: chunked\r\n");

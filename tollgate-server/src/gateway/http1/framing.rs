@@ -9,14 +9,12 @@
 
 use std::fmt;
 
+use crate::gateway::head::headers::{self, MAX_HEADERS};
+
 /// The maximum length of a chunk-size line. Chunk extensions are practically unused.
 const MAX_CHUNK_LINE: usize = 256;
 /// The maximum length of trailers.
 const MAX_TRAILER_BYTES: usize = 16 << 10;
-/// The maximum number of headers or trailers of a message, as in hyper.
-pub(in crate::gateway) const MAX_HEADERS: usize = 100;
-/// The longest body. Many servers read a length as a signed number of 64 bits.
-const MAX_LENGTH: u64 = i64::MAX as u64;
 /// The maximum number of hexadecimal digits of a chunk size.
 const MAX_CHUNK_DIGITS: u32 = 15;
 
@@ -327,7 +325,7 @@ impl Head {
         if self.length.is_some() {
             return Err(Ambiguity::SeveralLengths);
         }
-        self.length = Some(length(value).ok_or(Ambiguity::BadLength)?);
+        self.length = Some(headers::length(value).ok_or(Ambiguity::BadLength)?);
         Ok(())
     }
 
@@ -356,14 +354,6 @@ impl Head {
 
 const CONTENT_LENGTH: &[u8] = b"content-length";
 const TRANSFER_ENCODING: &[u8] = b"transfer-encoding";
-
-/// Parses a length, which consists only of digits.
-pub(in crate::gateway) fn length(value: &[u8]) -> Option<u64> {
-    // `parse` would accept a sign.
-    let is_number = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
-    let length = std::str::from_utf8(value).ok().filter(|_| is_number)?.parse().ok();
-    length.filter(|length| *length <= MAX_LENGTH)
-}
 
 fn chunk_size(byte: u8, size: u64, digits: u32, line: usize) -> Result<At, Ambiguity> {
     match (byte as char).to_digit(16) {

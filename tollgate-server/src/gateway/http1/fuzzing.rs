@@ -5,12 +5,11 @@ use std::net::Ipv4Addr;
 use tollgate::rules::TrustedProxies;
 use tollgate::rules::file::internal::UnderscoreHeaders;
 
+use super::body::{ClientFraming, ReceivedBody, RequestBody, ResponseBody};
 use super::framing::FramingGuard;
 use super::request::{PlainRequest, RequestParse};
-use super::request_body::{ReceivedBody, RequestBody};
-use super::response::{ClientFraming, ResponseBody, ResponseHead, ResponseParse};
-use crate::gateway::head::headers::HeaderFilter;
-use crate::gateway::head::{HeaderBuffer, HeadersView};
+use super::response::{ResponseHead, ResponseParse};
+use crate::gateway::head::headers::{HeaderBuffer, HeaderFilter, HeadersView};
 
 /// The longest head, as by default.
 const MAX_HEAD: usize = 64 << 10;

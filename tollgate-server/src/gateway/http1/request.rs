@@ -6,14 +6,14 @@ use http::request::Parts;
 use http::{HeaderName, HeaderValue, Request, StatusCode};
 use tollgate::internal::HeaderLine;
 
-use super::framing::{Ambiguity, FramingGuard, MAX_HEADERS};
-use super::request_body::{BodyStart, ReceivedBody, RequestBody};
+use super::body::{BodyStart, ReceivedBody, RequestBody};
+use super::framing::{Ambiguity, FramingGuard};
 use crate::gateway::client::Client;
 use crate::gateway::failure::Failure;
-use crate::gateway::head::headers::{HeaderFilter, HeaderKind, kind};
+use crate::gateway::head::headers::{HeaderBuffer, HeaderFilter, HeaderKind, MAX_HEADERS, kind};
 use crate::gateway::head::target::RequestTarget;
 use crate::gateway::head::upstream_head::{Destination, UpstreamHead};
-use crate::gateway::head::{BodyLength, HeaderBuffer, RequestHead, RequestLine, RequestVersion, join_cookies};
+use crate::gateway::head::{BodyLength, RequestHead, RequestLine, RequestVersion, join_cookies};
 use crate::gateway::request_guard::RequestGuard;
 
 /// The maximum length of a target, as in hyper.
@@ -139,7 +139,7 @@ impl<'a> PlainRequest<'a> {
         }
     }
 
-    /// Converts the head for another client than the lane's. That client frames the body, which may have been received
+    /// Converts the head for another client than the server's. That client frames the body, which may have been received
     /// in the meantime.
     pub(in crate::gateway) fn to_parts(&self) -> Option<Parts> {
         let (mut parts, ()) = Request::new(()).into_parts();

@@ -1,6 +1,6 @@
 //! Responses of upstreams: parsing the head, and finding the end of the body.
 
-use std::io::{self, Write as _};
+use std::io;
 use std::mem::MaybeUninit;
 use std::task::{Context, Poll};
 
@@ -10,14 +10,11 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Version};
 use tollgate::Outcome;
 use tollgate::internal::HeaderLine;
 
-use super::framing::{self, FramingGuard, MAX_HEADERS};
-use super::trailers::{InvalidBody, Trailers};
+use super::body::{ClientFraming, ResponseBody, connection_options};
 use crate::gateway::failure::{ConnectError, Failure, Fault};
-use crate::gateway::head::headers::{self, HeaderKind, X_REQUEST_ID};
-use crate::gateway::head::text;
+use crate::gateway::head::RequestVersion;
+use crate::gateway::head::headers::{self, Edits, HeaderBuffer, HeaderKind, HeadersView, MAX_HEADERS, X_REQUEST_ID};
 use crate::gateway::head::upstream_head::via;
-use crate::gateway::head::{HeaderBuffer, HeadersView, RequestVersion};
-use crate::gateway::site::Edits;
 use crate::gateway::upstream::conn::Http1Conn;
 use crate::gateway::upstream::tls::TlsFault;
 
@@ -45,30 +42,6 @@ pub(in crate::gateway) struct ResponseHead<'a> {
     pub(in crate::gateway) stays_open: bool,
     /// Whether the version is HTTP/1.0.
     is_http10: bool,
-}
-
-/// The rest of a body.
-pub(in crate::gateway) enum ResponseBody {
-    Length(u64),
-    /// Chunked. The client gets other chunks: without extensions, and with trailers only if it accepts them.
-    Chunks {
-        framing_guard: FramingGuard,
-        framing: ClientFraming,
-        trailers: Option<Box<Trailers>>,
-    },
-    /// Ends when the connection is closed.
-    UntilClose {
-        is_over: bool,
-        framing: ClientFraming,
-    },
-}
-
-/// How the client gets a body of unknown length.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::gateway) enum ClientFraming {
-    Chunked,
-    /// Until the connection is closed, for clients of HTTP/1.0.
-    Raw,
 }
 
 /// The reason why there is no response head.
@@ -250,9 +223,9 @@ impl<'a> ResponseHead<'a> {
 
     /// Writes an interim response for the client.
     pub(in crate::gateway) fn write_interim(&self, out: &mut Vec<u8>, lines: HeadersView<'_>, edits: &Edits) {
-        text::put_status(out, self.status, self.reason);
+        headers::put_status(out, self.status, self.reason);
         for (line, _) in self.passing(lines).filter(|(line, _)| !edits.removes(line.name)) {
-            text::put(out, line.name, line.value);
+            headers::put(out, line.name, line.value);
         }
         out.extend_from_slice(b"\r\n");
     }
@@ -266,7 +239,7 @@ impl<'a> ResponseHead<'a> {
         (outcome, id, adds_via): (&Outcome, Option<&HeaderValue>, bool),
         date: &[u8],
     ) {
-        text::put_status(out, self.status, self.reason);
+        headers::put_status(out, self.status, self.reason);
         let (mut has_date, mut of_limits) = (edits.sets(&DATE), None);
         for (line, kind) in self.passing(lines) {
             if kind == HeaderKind::XRequestId && id.is_some() || edits.removes(line.name) {
@@ -274,27 +247,27 @@ impl<'a> ResponseHead<'a> {
             }
             match kind {
                 HeaderKind::RateLimit => add(of_limits.get_or_insert_default(), line.name, line.value),
-                _ => text::put(out, line.name, line.value),
+                _ => headers::put(out, line.name, line.value),
             }
             has_date |= kind == HeaderKind::Date;
         }
         if adds_via && !edits.removes("via") {
             let version = if self.is_http10 { RequestVersion::Http10 } else { RequestVersion::Http11 };
-            text::put(out, "via", via(version).as_bytes());
+            headers::put(out, "via", via(version).as_bytes());
         }
         edits.write_new(out, |name| is_of_limits(name) || id.is_some() && *name == X_REQUEST_ID);
         for (name, value) in edits.new_headers().filter(|(name, _)| is_of_limits(name)) {
             of_limits.get_or_insert_default().append(name, value.clone());
         }
         if let Some(id) = id {
-            text::put(out, X_REQUEST_ID.as_str(), id.as_bytes());
+            headers::put(out, X_REQUEST_ID.as_str(), id.as_bytes());
         }
         match of_limits {
             None => outcome.write_header_lines(out),
             // The upstream sends rate limit headers, too. The client gets the stricter ones.
             Some(mut theirs) => {
                 outcome.write_headers(&mut theirs);
-                text::put_headers(out, &theirs);
+                headers::put_headers(out, &theirs);
             }
         }
         if self.body.framing() == Some(ClientFraming::Chunked) {
@@ -318,176 +291,11 @@ fn add(map: &mut HeaderMap, name: &str, value: &[u8]) {
 
 /// Returns whether a response has headers that announce a body.
 fn has_body_headers(lines: HeadersView<'_>) -> bool {
-    let has_length = lines.values(HeaderKind::ContentLength).any(|value| framing::length(value) != Some(0));
+    let has_length = lines.values(HeaderKind::ContentLength).any(|value| headers::length(value) != Some(0));
     has_length || lines.values(HeaderKind::TransferEncoding).next().is_some()
-}
-
-/// Returns the options in `Connection`.
-fn connection_options(lines: HeadersView<'_>) -> impl Iterator<Item = &[u8]> {
-    let values = lines.values(HeaderKind::Connection);
-    values.flat_map(|value| value.split(|byte| *byte == b',')).map(<[u8]>::trim_ascii)
 }
 
 /// Returns whether `Connection` names a header.
 fn is_connection_option(lines: HeadersView<'_>, name: &str) -> bool {
     connection_options(lines).any(|word| word.eq_ignore_ascii_case(name.as_bytes()))
-}
-
-impl ResponseBody {
-    /// Determines the length of a body from the head. Returns `None` if the headers are ambiguous: the client might
-    /// interpret them differently.
-    fn of(lines: HeadersView<'_>, status: StatusCode, is_head: bool, is_http10: bool) -> Option<Self> {
-        let (mut length, mut is_chunked) = (None, false);
-        for (line, kind) in lines.iter() {
-            let is_first = match kind {
-                HeaderKind::ContentLength => length.replace(framing::length(line.value)?).is_none(),
-                HeaderKind::TransferEncoding if line.value.eq_ignore_ascii_case(b"chunked") => {
-                    !std::mem::replace(&mut is_chunked, true)
-                }
-                HeaderKind::TransferEncoding => false,
-                _ => true,
-            };
-            is_first.then_some(())?;
-        }
-        let has_none = is_head
-            || status.is_informational()
-            || status == StatusCode::NO_CONTENT
-            || status == StatusCode::NOT_MODIFIED;
-        match (length, is_chunked) {
-            (Some(_), true) => None,
-            (_, true) if is_http10 => None,
-            _ if has_none => Some(Self::Length(0)),
-            (_, true) => Some(Self::Chunks {
-                framing_guard: FramingGuard::for_response_chunks(),
-                framing: ClientFraming::Chunked,
-                trailers: None,
-            }),
-            (Some(length), _) => Some(Self::Length(length)),
-            (None, false) => Some(Self::UntilClose { is_over: false, framing: ClientFraming::Chunked }),
-        }
-    }
-
-    pub(in crate::gateway) fn is_over(&self) -> bool {
-        match self {
-            Self::Length(left) => *left == 0,
-            Self::Chunks { framing_guard, .. } => framing_guard.is_between(),
-            Self::UntilClose { is_over, .. } => *is_over,
-        }
-    }
-
-    /// Returns how the client gets the body, if its length is unknown.
-    fn framing(&self) -> Option<ClientFraming> {
-        match self {
-            Self::Length(_) => None,
-            Self::Chunks { framing, .. } | Self::UntilClose { framing, .. } => Some(*framing),
-        }
-    }
-
-    /// Adapts the body to a client of HTTP/1.0, which knows no chunks. Returns whether only the end of the connection
-    /// can end it.
-    pub(in crate::gateway) fn send_raw(&mut self) -> bool {
-        match self {
-            Self::Length(_) => false,
-            Self::Chunks { framing, .. } | Self::UntilClose { framing, .. } => {
-                *framing = ClientFraming::Raw;
-                true
-            }
-        }
-    }
-
-    /// Passes the trailers on that the head announces.
-    pub(in crate::gateway) fn pass_trailers(&mut self, lines: HeadersView<'_>) {
-        if let Self::Chunks { trailers, .. } = self {
-            let announced = lines.values(HeaderKind::Trailer).flat_map(|value| value.split(|byte| *byte == b','));
-            let announced = announced.map(<[u8]>::trim_ascii);
-            let is_hop_by_hop = |name: &[u8]| connection_options(lines).any(|option| option.eq_ignore_ascii_case(name));
-            *trailers = Some(Box::new(Trailers::new(announced.filter(|name| !is_hop_by_hop(name)))));
-        }
-    }
-
-    /// Keeps all trailers, for a client that gets them in a map.
-    pub(in crate::gateway) fn keep_trailers(&mut self) {
-        if let Self::Chunks { trailers, .. } = self {
-            *trailers = Some(Box::default());
-        }
-    }
-
-    /// Returns whether a body that is over has trailers.
-    pub(in crate::gateway) fn has_trailers(&self) -> bool {
-        matches!(self, Self::Chunks { trailers: Some(trailers), .. } if trailers.is_any())
-    }
-
-    /// Takes the trailers that were kept, if there are any.
-    pub(in crate::gateway) fn take_trailers(&mut self) -> Result<Option<HeaderMap>, InvalidBody> {
-        let Self::Chunks { trailers, .. } = self else { return Ok(None) };
-        trailers.take().filter(|trailers| trailers.is_any()).map(|trailers| trailers.to_map()).transpose()
-    }
-
-    /// Consumes bytes of the body. A body of unknown length is written to `out` as the client gets it. Returns the number of bytes
-    /// consumed, and the number of content bytes.
-    pub(in crate::gateway) fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, usize), InvalidBody> {
-        match self {
-            Self::Length(left) => {
-                let taken = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
-                *left -= taken as u64;
-                Ok((taken, taken))
-            }
-            Self::Chunks { framing_guard, framing, trailers } => {
-                let mut content = 0;
-                let found = |piece: &[u8]| {
-                    content += piece.len();
-                    framing.put(out, piece);
-                };
-                let received = |bytes: &[u8]| trailers.iter_mut().for_each(|trailers| trailers.receive(bytes));
-                let taken = framing_guard.unchunk_with_trailers(bytes, found, received);
-                let taken = taken.map_err(|_ambiguity| InvalidBody)?;
-                if framing_guard.is_between() && *framing == ClientFraming::Chunked {
-                    match trailers {
-                        Some(trailers) => trailers.write(out)?,
-                        None => out.extend_from_slice(LAST_CHUNK),
-                    }
-                }
-                Ok((taken, content))
-            }
-            Self::UntilClose { framing, .. } => {
-                framing.put(out, bytes);
-                Ok((bytes.len(), bytes.len()))
-            }
-        }
-    }
-
-    /// Ends the body, because the upstream has closed the connection.
-    pub(in crate::gateway) fn end(&mut self, out: &mut Vec<u8>) -> Result<(), InvalidBody> {
-        match self {
-            Self::UntilClose { is_over, framing } => {
-                *is_over = true;
-                if *framing == ClientFraming::Chunked {
-                    out.extend_from_slice(LAST_CHUNK);
-                }
-                Ok(())
-            }
-            _ => Err(InvalidBody),
-        }
-    }
-}
-
-impl ClientFraming {
-    fn put(self, out: &mut Vec<u8>, bytes: &[u8]) {
-        match self {
-            Self::Chunked => put_chunk(out, bytes),
-            Self::Raw => out.extend_from_slice(bytes),
-        }
-    }
-}
-
-pub(in crate::gateway) const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
-
-/// Writes a chunk. An empty one is skipped, since it would be the last.
-pub(in crate::gateway) fn put_chunk(out: &mut Vec<u8>, bytes: &[u8]) {
-    if !bytes.is_empty() {
-        // Writing to a vector does not fail.
-        _ = write!(out, "{:x}\r\n", bytes.len());
-        out.extend_from_slice(bytes);
-        out.extend_from_slice(b"\r\n");
-    }
 }

@@ -1,4 +1,4 @@
-//! Requests to HTTP/1 upstreams that the lane does not send: those of HTTP/2 clients, health checks, and those for which
+//! Requests to HTTP/1 upstreams that the server of HTTP/1 does not send: those of HTTP/2 clients, health checks, and those for which
 //! an upstream with HTTP/2 was tried first. It also receives the rest of responses whose clients have left.
 //!
 //! A request body is sent while the response is read.
@@ -14,16 +14,14 @@ use bytes::Bytes;
 use http::{HeaderMap, Response};
 use hyper::body::{Body, Frame, SizeHint};
 
-use super::response::{self, HeadError, HeadUse, LAST_CHUNK, ResponseBody, put_chunk};
-use super::scratch::{Scratch, scratch};
+use super::body::{LAST_CHUNK, ResponseBody, put_chunk};
+use super::response::{self, HeadError, HeadUse};
 use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{Failure, Fault};
-use crate::gateway::http2::body_channel::{BodyReader, BodyWriter, Demand, channel};
-use crate::gateway::http2::request_body::ToUpstream;
-use crate::gateway::upstream::ConnPool;
-use crate::gateway::upstream::abandoned;
-use crate::gateway::upstream::conn::Http1Conn;
-use crate::gateway::upstream::reuse::Repeatable;
+use crate::gateway::http2::request_body::{BodyReader, BodyWriter, Demand, ToUpstream, channel};
+use crate::gateway::upstream::conn::{Http1Conn, Repeatable};
+use crate::gateway::upstream::{ConnPool, abandoned};
+use crate::gateway::worker::{Scratch, scratch};
 
 /// The maximum number of parts of a request body that are sent before the response gets its turn.
 const PARTS_PER_TURN: u32 = 16;

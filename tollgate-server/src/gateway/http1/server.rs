@@ -1,4 +1,4 @@
-//! A client connection of HTTP/1: from a client to an upstream and back in one task.
+//! The server of HTTP/1: from a client to an upstream and back in one task.
 //!
 //! Requests are served with buffers that all connections of a worker share, over connections to upstreams without a
 //! task of their own. A client that is refused again and again costs one read and one write per request. A body is
@@ -8,10 +8,8 @@
 //! their requests from hyper's client.
 
 mod forward;
-mod outcome;
-mod refusal;
 mod relay;
-mod stream;
+mod respond;
 mod to_http2;
 mod upload;
 
@@ -29,16 +27,17 @@ use tollgate::{Check, Outcome};
 
 use self::forward::{ForwardResult, Forwarding};
 use self::upload::PendingBody;
+use super::body::RequestBody;
 use super::request::{PlainRequest, RequestParse};
-use super::scratch::{CurrentConfig, Scratch, WorkerBuffers, scratch};
 use crate::gateway::client::{BufferedBytes, Client, LINGER, Peer};
 use crate::gateway::deadline::{Alarm, Tick, Wait};
-use crate::gateway::head::HeaderBuffer;
-use crate::gateway::io::Stream;
+use crate::gateway::failure::{self, Failure};
+use crate::gateway::head::headers::{self, HeaderBuffer};
+use crate::gateway::local_response::bodiless;
 use crate::gateway::request_guard::RequestGuard;
-use crate::gateway::site::Site;
-use crate::gateway::socket::INPUT_BYTES;
-use crate::gateway::worker::{Stop, Worker};
+use crate::gateway::site::{RouteAction, Site};
+use crate::gateway::stream::{INPUT_BYTES, Stream};
+use crate::gateway::worker::{CurrentConfig, Scratch, Stop, Worker, WorkerBuffers, scratch};
 use crate::traces;
 
 /// The maximum number of reads after which a partial head is parsed. After that it is parsed once it is complete, so
@@ -48,8 +47,8 @@ const MAX_PIECES: u32 = 16;
 /// The maximum size of the buffers that an idle connection keeps.
 const KEPT_BYTES: usize = 2 << 10;
 
-/// A connection in the lane.
-pub(in crate::gateway) struct Lane<'a> {
+/// The server of one connection.
+pub(in crate::gateway) struct Http1Server<'a> {
     stream: Stream,
     client: &'a Arc<Client>,
     worker: &'a Arc<Worker>,
@@ -131,7 +130,7 @@ enum NextStep {
     Close,
 }
 
-impl<'a> Lane<'a> {
+impl<'a> Http1Server<'a> {
     pub(in crate::gateway) fn new(stream: Stream, client: &'a Arc<Client>, worker: &'a Arc<Worker>) -> Self {
         Self {
             stream,
@@ -353,10 +352,132 @@ impl<'a> Lane<'a> {
         }
     }
 
+    /// Keeps the bytes that follow the request, and the state of a body that has not arrived completely.
+    fn begin_body(&mut self, plain: &mut PlainRequest<'_>, max_body: u64) {
+        self.ahead.extend_from_slice(plain.following);
+        if plain.rest.is_complete() && plain.content_bytes <= max_body {
+            return;
+        }
+        let rest = std::mem::replace(&mut plain.rest, RequestBody::Complete);
+        let room = max_body.checked_sub(plain.content_bytes);
+        let mut failure = room.is_none().then_some(Failure::BodyTooLong);
+        if let RequestBody::Invalid(ambiguity) = rest {
+            self.client.note_ambiguity(ambiguity);
+            failure = Some(Failure::BodyBroken);
+        }
+        self.body = Some(Box::new(PendingBody {
+            rest,
+            room: room.unwrap_or(0),
+            failure,
+            due: None,
+            buffered: BufferedBytes::none(self.client),
+            awaits_continue: plain.head.expects_continue,
+        }));
+    }
+
+    /// Applies the outcome of the check: sends a response, or the request to an upstream.
+    fn apply_outcome(
+        &mut self,
+        plain: &PlainRequest<'_>,
+        buffers: &mut WorkerBuffers,
+        (site, route): (Arc<Site>, Option<usize>),
+        mut outcome: Outcome,
+        context: &mut Context<'_>,
+    ) -> io::Result<NextStep> {
+        let mut guard = self.begin_request(plain, &site);
+        if let Some(number) = route {
+            guard.enter(site.routes[number].tally(self.worker.number));
+        }
+        self.worker.tally.note_outcome_after(&mut buffers.last_noted, &outcome);
+        guard.record_outcome(&outcome);
+        if site.log.is_some() {
+            guard.note_key(&outcome, &site.with_route(plain.head.facts(self.peer), route));
+        }
+        guard.keep_permit(outcome.take_permit());
+        if !outcome.is_allowed() {
+            self.refuse(plain, &outcome, guard, buffers, context)?;
+            return Ok(NextStep::Answered);
+        }
+        if !outcome.delay().is_zero() {
+            self.save(plain);
+            return Ok(NextStep::AwaitTurn(Box::new(AllowedRequest { site, route, outcome, guard })));
+        }
+        self.pass(plain, buffers, (site, route), (outcome, guard), context)
+    }
+
+    /// Serves an allowed request.
+    pub(super) fn pass(
+        &mut self,
+        plain: &PlainRequest<'_>,
+        buffers: &mut WorkerBuffers,
+        (site, route): (Arc<Site>, Option<usize>),
+        (outcome, guard): (Outcome, RequestGuard),
+        context: &mut Context<'_>,
+    ) -> io::Result<NextStep> {
+        let mut response = match route.map(|number| (number, &site.routes[number].action)) {
+            Some((number, RouteAction::Respond(written))) => {
+                let mut response = written.response();
+                site.routes[number].response_edits.apply(response.headers_mut());
+                response
+            }
+            Some((_, RouteAction::Echo)) => {
+                self.save(plain);
+                return Ok(NextStep::Echo(Box::new(AllowedRequest { site, route, outcome, guard })));
+            }
+            Some((number, RouteAction::Upstreams(_))) => {
+                let forwarding = Box::new(Forwarding::new(plain, (site, number), outcome, guard));
+                return Ok(NextStep::Forward(self.start_forward(plain, buffers, forwarding, context)));
+            }
+            None => failure::response(Failure::NoRoute),
+        };
+        if outcome.awaits_response() {
+            let is_head = plain.head.is_head();
+            let outcome = Some(outcome);
+            return Ok(NextStep::Settle(Box::new(UnsettledResponse { response, is_head, outcome, guard })));
+        }
+        outcome.write_headers(response.headers_mut());
+        let response = if plain.head.is_head() { bodiless(response) } else { response };
+        self.respond(&response, guard, buffers, context)?;
+        Ok(NextStep::Answered)
+    }
+
+    /// Starts the count, the access log entry and the span of a request.
+    pub(super) fn begin_request(&mut self, plain: &PlainRequest<'_>, site: &Site) -> RequestGuard {
+        (self.is_last, self.is_http10) = (plain.head.is_last, plain.head.is_http10());
+        self.worker.tally.note_dropped_headers(plain.head.dropped);
+        RequestGuard::begin(&plain.head, self.client, self.worker, site)
+    }
+
     /// Keeps a copy of the request in flight.
     fn save(&mut self, plain: &PlainRequest<'_>) {
         self.saved.clear();
         self.saved.extend_from_slice(plain.bytes);
+    }
+
+    /// Parses the saved request again, and calls `serve` with it. Returns `None` only if it cannot be parsed, although
+    /// it was parsed before.
+    pub(super) fn with_saved<T>(
+        &mut self,
+        (site, route): (&Site, Option<usize>),
+        serve: impl FnOnce(&mut Self, &PlainRequest<'_>, &mut WorkerBuffers) -> T,
+    ) -> Option<T> {
+        let buffers = &mut scratch().buffers;
+        buffers.clear();
+        let saved = std::mem::take(&mut self.saved);
+        let mut header_buffer = HeaderBuffer::default();
+        let filter = site.header_filter(self.peer.address);
+        let served = match PlainRequest::read(&saved, &mut header_buffer, self.max_head, &filter) {
+            RequestParse::Complete(mut plain) => {
+                plain.head.target.normalize_for(site, route);
+                Some(serve(self, &plain, buffers))
+            }
+            RequestParse::Partial | RequestParse::Invalid(_) => None,
+        };
+        drop(header_buffer);
+        if self.saved.is_empty() {
+            self.saved = saved;
+        }
+        served
     }
 
     /// Waits for a remote store, and applies its outcome.
@@ -365,12 +486,21 @@ impl<'a> Lane<'a> {
         let mut outcome = Some((check.outcome().await, site));
         poll_fn(|context| {
             let Some((outcome, site)) = outcome.take() else { return Poll::Ready(Ok(NextStep::Close)) };
-            let applied = self.with_saved((&site, route), |lane, plain, buffers| {
-                lane.apply_outcome(plain, buffers, (Arc::clone(&site), route), outcome, context)
+            let applied = self.with_saved((&site, route), |server, plain, buffers| {
+                server.apply_outcome(plain, buffers, (Arc::clone(&site), route), outcome, context)
             });
             Poll::Ready(applied.unwrap_or(Ok(NextStep::Close)))
         })
         .await
+    }
+
+    /// Returns the `Connection` header line of a response. It is empty where the default of the version applies.
+    pub(super) fn connection_line(&self) -> &'static [u8] {
+        match (self.is_last, self.is_http10) {
+            (true, _) => headers::CLOSE,
+            (false, true) => headers::KEEP_ALIVE,
+            (false, false) => b"",
+        }
     }
 }
 

@@ -13,9 +13,9 @@ use tokio::time::{sleep, timeout};
 use tollgate::InFlightPermit;
 
 use crate::gateway::deadline::{Ticks, Wait};
-use crate::gateway::io::Stream;
-use crate::gateway::upstream::attempts::UpstreamAttempt;
-use crate::gateway::upstream::slots::UpstreamIo;
+use crate::gateway::site::UpstreamAttempt;
+use crate::gateway::stream::Stream;
+use crate::gateway::upstream::conn::UpstreamIo;
 
 /// How often the idle timeout is checked.
 const CHECK_EVERY: Duration = Duration::from_millis(500);

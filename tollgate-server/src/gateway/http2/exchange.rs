@@ -16,7 +16,6 @@ use http::{Method, Request, Response};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use hyper::service::Service;
-use tollgate::http::Refusal;
 use tollgate::internal::Unreadable;
 use tollgate::rules::Facts;
 use tollgate::{Check, Outcome};
@@ -24,19 +23,14 @@ use tollgate::{Check, Outcome};
 use super::request_body::{ClientBody, ToUpstream};
 use super::response_body::ToClient;
 use crate::gateway::client::{BufferedBytes, Client};
-use crate::gateway::failure::Failure;
-use crate::gateway::head::headers::X_REQUEST_ID;
-use crate::gateway::head::{BodyLength, HeaderBuffer, RequestHead, join_cookies};
+use crate::gateway::failure::{self, Failure};
+use crate::gateway::head::headers::{HeaderBuffer, X_REQUEST_ID};
+use crate::gateway::head::{BodyLength, RequestHead, join_cookies};
 use crate::gateway::http1::framing::Ambiguity;
+use crate::gateway::local_response::{self, MAX_DRAINED_BYTES, MAX_ECHOED_BYTES, bodiless, is_malformed};
 use crate::gateway::request_guard::RequestGuard;
-use crate::gateway::site::{Route, RouteAction, Site};
-use crate::gateway::upstream::attempts::Attempts;
+use crate::gateway::site::{Attempts, Route, RouteAction, Site};
 use crate::gateway::worker::Worker;
-use crate::gateway::{echo, failure};
-
-/// The maximum length of an unwanted body that is read, so that the connection stays usable. A longer body closes the
-/// connection.
-pub(in crate::gateway) const MAX_DRAINED_BYTES: usize = 256 << 10;
 
 /// Serves the requests of one connection.
 #[derive(Clone)]
@@ -231,8 +225,8 @@ impl Exchange {
     async fn echo(&self, request: ReceivedRequest, site: &Site) -> Response<Bytes> {
         let ReceivedRequest { parts, body, .. } = request;
         let length = BodyLength::of(&body);
-        let body = echo::collect(body, &self.client).await;
-        with_head((&parts, length), (site, &self.client), |head| echo::response(head, &self.client, body))
+        let body = collect(body, &self.client).await;
+        with_head((&parts, length), (site, &self.client), |head| local_response::echo(head, &self.client, body))
     }
 
     /// Applies the route's response headers.
@@ -340,6 +334,15 @@ impl Exchange {
     }
 }
 
+/// Reads the body of a request for its echo. A body that is too long or broken is left out.
+async fn collect(body: ClientBody, client: &Arc<Client>) -> String {
+    let body = ToUpstream::new(body, client, MAX_ECHOED_BYTES as u64);
+    match body.collect().await {
+        Ok(body) => String::from_utf8_lossy(&body.to_bytes()).into_owned(),
+        Err(_) => String::new(),
+    }
+}
+
 /// Applies the changes that all responses need.
 fn finished(mut response: Response<ToClient>, is_head: bool) -> Response<ToClient> {
     let status = response.status();
@@ -350,19 +353,6 @@ fn finished(mut response: Response<ToClient>, is_head: bool) -> Response<ToClien
     if is_head && let Some(length) = response.body_mut().take_written() {
         response.headers_mut().entry(CONTENT_LENGTH).or_insert_with(|| length.into());
     }
-    response
-}
-
-/// Returns whether a limit refused a request as one that no well-behaved client sends. Several cookies or parameters of
-/// one name are common.
-pub(in crate::gateway) fn is_malformed(outcome: &Outcome) -> bool {
-    matches!(outcome.refusal(), Some(Refusal::Unreadable(request)) if request.reason == "duplicate_header")
-}
-
-/// Removes the body of a response to HEAD and keeps its length.
-pub(in crate::gateway) fn bodiless(mut response: Response<Bytes>) -> Response<Bytes> {
-    let length = std::mem::take(response.body_mut()).len();
-    response.headers_mut().insert(CONTENT_LENGTH, length.into());
     response
 }
 

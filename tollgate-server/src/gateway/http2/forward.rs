@@ -22,12 +22,11 @@ use crate::gateway::head::BodyLength;
 use crate::gateway::head::upstream_head::{Destination, UpstreamHead, append_via, remove_hop_by_hop};
 use crate::gateway::http1::sender::{self, SendError, Upload};
 use crate::gateway::request_guard::RequestGuard;
-use crate::gateway::site::{Route, Site};
+use crate::gateway::site::{Attempts, Route, Site, UpstreamAttempt};
 use crate::gateway::tally::Tally;
 use crate::gateway::upstream::abandoned::{self, Abandoned};
-use crate::gateway::upstream::attempts::{Attempts, UpstreamAttempt};
+use crate::gateway::upstream::conn::{Repeatable, reads_body};
 use crate::gateway::upstream::connect::{self, ConnUse, UpstreamConn};
-use crate::gateway::upstream::reuse::{Repeatable, reads_body};
 use crate::gateway::upstream::tls::TlsFault;
 
 /// A response, and the attempt that it answers.

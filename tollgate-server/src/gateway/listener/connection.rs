@@ -1,45 +1,26 @@
 //! A client connection, from accept to close.
 
-use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::Bytes;
-use hyper::server::conn::http2;
-use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tollgate::rules::Certificate;
 
-use super::per_address;
-use super::tls;
-use crate::gateway::client::{Client, ConnectionInfo, LINGER, SEND_BUFFER_BYTES, STREAM_WINDOW_BYTES, Scheme};
-use crate::gateway::deadline::{Expired, TICK};
+use super::{per_address, tls};
+use crate::gateway::client::{Client, ConnectionInfo, Scheme};
 use crate::gateway::failure::HandshakeFailure;
-use crate::gateway::http1::server::Lane;
-use crate::gateway::http2::exchange::Exchange;
-use crate::gateway::io::{ClientIo, Stream};
-use crate::gateway::streams::Streams;
+use crate::gateway::http1::server::Http1Server;
+use crate::gateway::http2;
+use crate::gateway::stream::Stream;
 use crate::gateway::tally::Tally;
 use crate::gateway::worker::{Stop, Worker};
 use crate::service::proxy_protocol;
-
-/// The maximum of concurrent streams of an HTTP/2 connection: the minimum that RFC 9113 recommends, since each stream
-/// may hold memory.
-const MAX_STREAMS: u32 = 100;
-
-/// Room for all streams at once, so that stalled uploads do not block the others.
-const CONNECTION_WINDOW_BYTES: u32 = MAX_STREAMS * STREAM_WINDOW_BYTES;
-
-/// The interval of HTTP/2 keep-alive pings.
-const PING_EVERY: Duration = Duration::from_secs(20);
 
 /// The settings of a listener that apply to new connections.
 pub(in crate::gateway) struct ListenerConfig {
@@ -93,11 +74,11 @@ pub(in crate::gateway) fn serve(
     stop: Arc<Stop>,
 ) -> impl Future<Output = io::Result<()>> + Send {
     async move {
-        let http2 = Lane::new(stream, &client, &worker).serve(&stop).await?;
+        let http2 = Http1Server::new(stream, &client, &worker).serve(&stop).await?;
         if let Some((stream, first)) = http2 {
             let client = Arc::new(client.over_http2());
             // Few connections need this large future.
-            Box::pin(serve_http2((stream, first), client, worker, stop)).await;
+            Box::pin(http2::serve((stream, first), client, worker, stop)).await;
         }
         drop(counted);
         Ok(())
@@ -118,7 +99,7 @@ pub(in crate::gateway) async fn begin_and_serve(
     if !client.is_http2 {
         return serve(counted, stream, client, worker, stop).await;
     }
-    Box::pin(serve_http2((stream, Bytes::new()), client, worker, stop)).await;
+    Box::pin(http2::serve((stream, Bytes::new()), client, worker, stop)).await;
     Ok(())
 }
 
@@ -189,92 +170,7 @@ async fn accept(tcp: TcpStream, tls: &TlsAcceptor) -> io::Result<Accepted> {
     Ok(Accepted::Tls(Box::new(tls.accept(tcp).await?)))
 }
 
-/// Serves a connection of HTTP/2 with hyper.
-async fn serve_http2((stream, first): (Stream, Bytes), client: Arc<Client>, worker: Arc<Worker>, stop: Arc<Stop>) {
-    let io = TokioIo::new(ClientIo::new(stream, first, Arc::clone(&client)));
-    let ticks = Arc::clone(&worker.ticks);
-    let service = Exchange { worker, client: Arc::clone(&client) };
-    let mut builder = http2::Builder::new(Streams { ticks });
-    builder
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(MAX_STREAMS)
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .max_send_buf_size(SEND_BUFFER_BYTES)
-        .max_header_list_size(u32::try_from(client.max_head).unwrap_or(u32::MAX))
-        .keep_alive_interval(PING_EVERY);
-    let connection = builder.serve_connection(io, service);
-    // Errors are the client's: it disconnected or did not speak HTTP/2.
-    _ = drive(connection, |connection| connection.graceful_shutdown(), &client, &stop).await;
-}
-
 /// Closes connections without a valid PROXY protocol header.
 fn unusable(_: proxy_protocol::HeaderError) -> io::Error {
     io::ErrorKind::InvalidData.into()
-}
-
-/// Drives a connection, checks its deadlines periodically, and calls `end` at shutdown.
-async fn drive<Connection: Future<Output = hyper::Result<()>>>(
-    connection: Connection,
-    end: impl Fn(Pin<&mut Connection>),
-    client: &Client,
-    stop: &Stop,
-) -> hyper::Result<()> {
-    let mut connection = pin!(connection);
-    let mut alarm = pin!(sleep(client.check_every()));
-    let (notify, has_stopped) =
-        if client.is_http2 { (&stop.goaway, &stop.is_goaway) } else { (&stop.idle, &stop.is_idle) };
-    let mut stopped = pin!(notify.notified());
-    let (mut is_set, mut is_ending) = (false, false);
-    poll_fn(|context| {
-        if let Poll::Ready(ended) = connection.as_mut().poll(context) {
-            return Poll::Ready(ended);
-        }
-        let is_first = !std::mem::replace(&mut is_set, true);
-        if is_first {
-            // A later stop wakes this task; an earlier one is noticed below.
-            stopped.as_mut().enable();
-            _ = stopped.as_mut().poll(context);
-        }
-        if !is_ending && has_stopped.load(Relaxed) {
-            is_ending = true;
-            end(connection.as_mut());
-            if let Poll::Ready(ended) = connection.as_mut().poll(context) {
-                return Poll::Ready(ended);
-            }
-        }
-        // Once set, the timer wakes this task, so it need not be polled every time.
-        if !is_first && !alarm.is_elapsed() {
-            return Poll::Pending;
-        }
-        check_deadlines(connection.as_mut(), &end, &mut is_ending, (alarm.as_mut(), client), context)
-    })
-    .await
-}
-
-fn check_deadlines<Connection: Future<Output = hyper::Result<()>>>(
-    mut connection: Pin<&mut Connection>,
-    end: impl Fn(Pin<&mut Connection>),
-    is_ending: &mut bool,
-    (mut alarm, client): (Pin<&mut tokio::time::Sleep>, &Client),
-    context: &mut Context<'_>,
-) -> Poll<hyper::Result<()>> {
-    while alarm.as_mut().poll(context).is_ready() {
-        let next = match client.check_deadlines() {
-            // The client is sent GOAWAY first: requests that it has sent by then are served, and it may send others
-            // elsewhere.
-            Expired::NoRequest if !std::mem::replace(is_ending, true) => {
-                end(connection.as_mut());
-                client.note_goaway_sent();
-                if let Poll::Ready(ended) = connection.as_mut().poll(context) {
-                    return Poll::Ready(ended);
-                }
-                client.check_every().min(LINGER)
-            }
-            Expired::Close | Expired::NoRequest => return Poll::Ready(Ok(())),
-            Expired::NotYet { ticks } => TICK.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX)),
-        };
-        alarm.as_mut().reset(Instant::now() + next.min(client.check_every()));
-    }
-    Poll::Pending
 }

@@ -31,7 +31,7 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 use self::validity::ExpiryWarnings;
 pub(in crate::gateway) use self::validity::Validity;
 use crate::gateway::client::LINGER;
-use crate::gateway::io::Stream;
+use crate::gateway::stream::Stream;
 use crate::notice;
 use crate::seconds::unix_now;
 

@@ -17,10 +17,9 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::connection::{self, Counted, ListenerConfig};
-use crate::gateway::http1::scratch::scratch;
-use crate::gateway::io::Stream;
 use crate::gateway::site::Route;
-use crate::gateway::worker::{Stop, Worker};
+use crate::gateway::stream::Stream;
+use crate::gateway::worker::{Stop, Worker, scratch};
 use crate::passed_sockets::{ListenerSockets, Owner};
 use crate::service;
 

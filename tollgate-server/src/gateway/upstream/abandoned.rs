@@ -23,8 +23,8 @@ use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 use tollgate::InFlightPermit;
 
-use super::attempts::UpstreamAttempt;
 use crate::gateway::deadline::Wait;
+use crate::gateway::site::UpstreamAttempt;
 use crate::gateway::tally::Tally;
 
 /// Abandoned requests of one worker that keep their connection. Each may hold a socket and some 100 KB of buffers.

@@ -5,7 +5,7 @@
 //! answer stays in use. An address that is missing from the answers for a while is gone, and connections to it are not
 //! used again.
 //!
-//! Deliberately not here: connecting, which [`dial`](super::dial) does.
+//! Deliberately not here: connecting, which [`connect`](super::connect) does.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

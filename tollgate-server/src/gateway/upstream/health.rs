@@ -1,7 +1,9 @@
-//! Checks the health of upstreams periodically, and logs ejections and outages.
+//! Checks the health of upstreams periodically, and logs ejections and outages of routes.
 //!
 //! Workers only record that an upstream is ejected: a thread that serves requests must not wait for a terminal.
 
+use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,18 +16,21 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tollgate::rules::file::internal::HealthCheckRule;
 
-use super::conn::Http1Conn;
+use super::conn::{Http1Conn, Repeatable, Usage};
 use super::connect::{self, ConnUse, Dialled};
-use super::reuse::{Repeatable, Usage};
 use super::slots::{UpstreamSlot, UpstreamSlots};
 use super::{Cause, Ejection, Target};
 use crate::gateway::deadline::{Tick, Ticks, Wait};
 use crate::gateway::failure::Fault;
-use crate::gateway::head::text;
+use crate::gateway::head::headers;
 use crate::gateway::http1::sender;
 use crate::gateway::http2::request_body::ToUpstream;
-use crate::gateway::site::{Outages, RoutedUpstream, Site};
-use crate::notice::Level;
+use crate::gateway::site::{Route, Site};
+use crate::limit_summary::span;
+use crate::notice::{Field, Level, join_up_to};
+
+/// The maximum number of route names in a log line.
+const MAX_ROUTES: usize = 5;
 
 /// Checks the upstreams of a site until it is replaced, then those of the next. Ends with the gateway's runtime.
 pub(in crate::gateway) async fn run(site: Arc<ArcSwap<Site>>, ticks: Arc<Ticks>, slots: Arc<UpstreamSlots>) {
@@ -160,8 +165,8 @@ async fn probe(target: &Target, path: &str, ticks: &Arc<Ticks>, slot: UpstreamSl
             let mut conn = Box::new(Http1Conn::new(io, Usage::new(now, target.origin(ip))));
             let write = |out: &mut Vec<u8>| {
                 out.extend_from_slice(format!("GET {path} HTTP/1.1\r\n").as_bytes());
-                text::put(out, USER_AGENT.as_str(), OUR_NAME.as_bytes());
-                text::put(out, HOST.as_str(), target.host.as_bytes());
+                headers::put(out, USER_AGENT.as_str(), OUR_NAME.as_bytes());
+                headers::put(out, HOST.as_str(), target.host.as_bytes());
                 out.extend_from_slice(b"\r\n");
                 Ok(())
             };
@@ -184,4 +189,151 @@ async fn probe(target: &Target, path: &str, ticks: &Arc<Ticks>, slot: UpstreamSl
         }
     };
     if status.is_success() || status.is_redirection() { Ok(()) } else { Err(Fault::Status(status)) }
+}
+
+/// An upstream and the routes that use it.
+#[derive(Clone)]
+struct RoutedUpstream {
+    target: Arc<Target>,
+    /// The health check, from the first route that has one.
+    check: Option<HealthCheckRule>,
+    /// The routes that use it. Several may have the same name.
+    routes: Vec<RouteRef>,
+}
+
+/// A route that uses an upstream.
+#[derive(Clone)]
+struct RouteRef {
+    route: String,
+    has_other_upstreams: bool,
+}
+
+impl Site {
+    /// Returns the upstreams of all routes.
+    fn upstreams(&self) -> Vec<RoutedUpstream> {
+        let mut found: Vec<RoutedUpstream> = Vec::new();
+        for route in &self.routes {
+            for (number, target) in route.targets().enumerate() {
+                if route.targets().take(number).any(|before| Arc::ptr_eq(before, target)) {
+                    continue;
+                }
+                let at = found.iter().position(|one| Arc::ptr_eq(&one.target, target)).unwrap_or_else(|| {
+                    found.push(RoutedUpstream::new(target));
+                    found.len() - 1
+                });
+                found[at].add(route);
+            }
+        }
+        found
+    }
+}
+
+impl RoutedUpstream {
+    fn new(target: &Arc<Target>) -> Self {
+        Self { target: Arc::clone(target), check: None, routes: Vec::new() }
+    }
+
+    /// Adds a route that uses it.
+    fn add(&mut self, route: &Route) {
+        self.check = self.check.take().or_else(|| route.health_check.clone());
+        let has_other_upstreams = route.targets().any(|other| !Arc::ptr_eq(other, &self.target));
+        self.routes.push(RouteRef { route: route.name.clone(), has_other_upstreams });
+    }
+
+    /// Returns the fields of its log lines.
+    fn fields(&self) -> [Field; 2] {
+        let address = &self.target.address;
+        let routes: Vec<&str> = self.route_names(|_| true).into_iter().take(MAX_ROUTES).collect();
+        [("upstream", format!("{}:{}", address.host, address.port).into()), ("routes", routes.into())]
+    }
+
+    /// Describes what happens to requests while it is unhealthy, for this long if that is known.
+    fn consequence(&self, lasts: Option<Duration>) -> String {
+        let lasts = lasts.map(|lasts| format!(" for {}", span(lasts))).unwrap_or_default();
+        let spared = format!("it gets no requests{lasts} while another upstream is healthy");
+        match &*self.route_names(|route_ref| !route_ref.has_other_upstreams) {
+            [] => spared,
+            // Another route of that name may have another upstream.
+            only if only.len() < self.routes.len() => {
+                format!("{spared}, except for {} where it is the only one", route_list(only))
+            }
+            [_] => "it still gets requests, as the only upstream of its route".to_owned(),
+            _ => "it still gets requests, as the only upstream of its routes".to_owned(),
+        }
+    }
+
+    fn route_names(&self, which: impl Fn(&RouteRef) -> bool) -> Vec<&str> {
+        self.routes.iter().filter(|route_ref| which(route_ref)).map(|route_ref| route_ref.route.as_str()).collect()
+    }
+}
+
+impl fmt::Display for RoutedUpstream {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let address = &self.target.address;
+        write!(out, "upstream {}:{} of {}", address.host, address.port, route_list(&self.route_names(|_| true)))
+    }
+}
+
+/// Joins route names without duplicates.
+fn route_list(route_names: &[&str]) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for name in route_names {
+        if !names.contains(name) {
+            names.push(name);
+        }
+    }
+    let noun = if names.len() == 1 { "route" } else { "routes" };
+    format!("{noun} {}", join_up_to(&names, MAX_ROUTES))
+}
+
+/// The names of routes whose outage was logged. Of several routes with the same name, one is enough.
+#[derive(Default)]
+struct Outages(BTreeSet<String>);
+
+impl Outages {
+    /// Returns log lines with their levels for the changes since the last call. The site may have been replaced since.
+    fn update(&mut self, site: &Site, now: Tick) -> impl Iterator<Item = (Level, String)> {
+        let down = || site.routes.iter().filter(|route| route.is_down(now));
+        let before = std::mem::replace(&mut self.0, down().map(|route| route.name.clone()).collect());
+        let (some, none): (Vec<&Route>, Vec<&Route>) = down()
+            .filter(|route| !before.contains(&route.name))
+            .partition(|route| route.targets().any(|target| target.is_healthy(now)));
+        let is_back = |route: &&Route| {
+            let is_over = before.contains(&route.name) && !self.0.contains(&route.name);
+            // A route with new upstreams has not recovered until one of them is proven healthy.
+            is_over && route.has_proven(now)
+        };
+        let back = site.routes.iter().filter(is_back).collect();
+        let began =
+            |go: &'static str| move |of| (Level::Warning, format!("no upstream of {of} is healthy: requests go {go}"));
+        let lines = [
+            names(none).map(began("to all of them")),
+            names(some).map(began("first to those whose ejection is over")),
+            names(back).map(|of| match of.starts_with("routes ") {
+                true => (Level::Info, format!("{of} have a healthy upstream again")),
+                false => (Level::Info, format!("{of} has a healthy upstream again")),
+            }),
+        ];
+        lines.into_iter().flatten()
+    }
+}
+
+fn names(routes: Vec<&Route>) -> Option<String> {
+    let names: Vec<&str> = routes.into_iter().map(|route| route.name.as_str()).collect();
+    (!names.is_empty()).then(|| route_list(&names))
+}
+
+impl Route {
+    /// Returns whether it has several upstreams and none is healthy. For a single upstream, the log line about its
+    /// ejection covers the consequences.
+    fn is_down(&self, now: Tick) -> bool {
+        let mut targets = self.targets();
+        let first = targets.next();
+        let has_choice = first.is_some_and(|first| targets.any(|other| !Arc::ptr_eq(first, other)));
+        has_choice && !self.has_proven(now)
+    }
+
+    fn has_proven(&self, now: Tick) -> bool {
+        self.targets().any(|target| target.is_proven_healthy(now))
+    }
 }

@@ -17,8 +17,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::time::sleep;
 
 use super::addresses::HostAddresses;
-use super::reuse::{ReusePolicy, Usage};
-use super::slots::UpstreamIo;
+use super::conn::{ReusePolicy, UpstreamIo, Usage};
 use crate::gateway::deadline::{Tick, Wait};
 use crate::gateway::failure::ConnectError;
 use crate::gateway::http2::request_body::ToUpstream;

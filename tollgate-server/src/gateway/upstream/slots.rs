@@ -8,21 +8,14 @@
 //! The last half of the slots is for clients with few requests: a client with more than an equal share of the other
 //! half does not get one of them.
 
-use std::io::{self, IoSlice};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::sleep;
-use tokio_rustls::client::TlsStream;
 
 use crate::gateway::failure::{ConnectError, Exhausted};
-use crate::gateway::maybe_tls::MaybeTls;
 
 /// How long the task of an evicted connection has to close it before another one is evicted.
 const CLOSE_WITHIN: Duration = Duration::from_millis(2);
@@ -111,69 +104,6 @@ impl UpstreamSlot {
     #[cfg(test)]
     pub(in crate::gateway) fn is_held(&self) -> bool {
         self.permit.is_some()
-    }
-}
-
-/// A connection to an upstream, with or without TLS, and its slot.
-pub(in crate::gateway) struct UpstreamIo {
-    io: MaybeTls<TlsStream<TcpStream>>,
-    /// Dropped after the socket is closed.
-    _slot: UpstreamSlot,
-}
-
-impl UpstreamIo {
-    pub(in crate::gateway) fn new(io: MaybeTls<TlsStream<TcpStream>>, slot: UpstreamSlot) -> Self {
-        Self { io, _slot: slot }
-    }
-
-    /// Returns the connection without its slot.
-    pub(in crate::gateway) fn stream(&self) -> &MaybeTls<TlsStream<TcpStream>> {
-        &self.io
-    }
-
-    pub(in crate::gateway) fn stream_mut(&mut self) -> &mut MaybeTls<TlsStream<TcpStream>> {
-        &mut self.io
-    }
-}
-
-impl Drop for UpstreamIo {
-    /// Sends `close_notify`, which distinguishes the end from a broken connection, if it can be sent at once.
-    fn drop(&mut self) {
-        if let MaybeTls::Tls(tls) = &mut self.io {
-            _ = Pin::new(tls).poll_shutdown(&mut Context::from_waker(Waker::noop()));
-        }
-    }
-}
-
-impl AsyncRead for UpstreamIo {
-    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for UpstreamIo {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write_vectored(context, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_flush(context)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_shutdown(context)
     }
 }
 

@@ -10,26 +10,22 @@ use http::{HeaderMap, StatusCode};
 use tokio::time::timeout;
 use tollgate::Outcome;
 
-use super::{Lane, UnsettledResponse};
+use super::{Http1Server, UnsettledResponse};
 use crate::gateway::client::Client;
 use crate::gateway::deadline::{TICK, Wait};
 use crate::gateway::failure::{self, Failure, Fault};
 use crate::gateway::head::upstream_head::Destination;
+use crate::gateway::http1::body::ResponseBody;
 use crate::gateway::http1::request::PlainRequest;
-use crate::gateway::http1::response::ResponseBody;
-use crate::gateway::http1::scratch::WorkerBuffers;
 use crate::gateway::http1::sender::{Http1Body, ResponseStart, receive};
 use crate::gateway::http1::upgrade::Tunnel;
 use crate::gateway::request_guard::{RequestGuard, UpstreamProgress};
-use crate::gateway::site::{Route, Site};
+use crate::gateway::site::{Attempts, Route, Site};
 use crate::gateway::upstream::abandoned::{self, Abandoned, has_event_stream};
-use crate::gateway::upstream::attempts::Attempts;
-use crate::gateway::upstream::conn::Http1Conn;
+use crate::gateway::upstream::conn::{Http1Conn, Repeatable, UpstreamIo};
 use crate::gateway::upstream::connect::{self, ConnUse, UpstreamConn};
-use crate::gateway::upstream::reuse::Repeatable;
-use crate::gateway::upstream::slots::UpstreamIo;
 use crate::gateway::upstream::{ConnPool, Target};
-use crate::gateway::worker::Worker;
+use crate::gateway::worker::{Worker, WorkerBuffers};
 
 /// An allowed request that is being forwarded.
 pub(super) struct Forwarding {
@@ -160,7 +156,7 @@ impl Forwarding {
     }
 }
 
-impl Lane<'_> {
+impl Http1Server<'_> {
     /// Sends a request at once, if a connection is available.
     pub(super) fn start_forward(
         &mut self,
@@ -357,8 +353,8 @@ impl Lane<'_> {
         context: &mut Context<'_>,
     ) -> Result<(), AttemptError> {
         let (site, route) = (Arc::clone(&forwarding.site), Some(forwarding.route));
-        let sent = self.with_saved((&site, route), |lane, plain, buffers| {
-            lane.write_request(plain, buffers, forwarding).map_err(AttemptError::failed)?;
+        let sent = self.with_saved((&site, route), |server, plain, buffers| {
+            server.write_request(plain, buffers, forwarding).map_err(AttemptError::failed)?;
             let not_sent = |_| AttemptError::Failed { fault: Box::new(Failure::Disconnected.into()), retryable: true };
             conn.send(&buffers.out, context).map_err(not_sent)
         });
@@ -393,7 +389,7 @@ struct AbandonedResponse {
 /// The rest of a response, and whether its connection stays open; `None` if the response has not started.
 type ResponseProgress = Option<(ResponseBody, bool)>;
 
-impl Lane<'_> {
+impl Http1Server<'_> {
     /// Abandons a request whose client has left. If it has a permit, that is held until the upstream is done. Otherwise
     /// the connection is closed.
     ///

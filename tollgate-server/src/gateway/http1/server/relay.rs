@@ -1,28 +1,31 @@
-//! Moves the bytes of a request between its client and its upstream, in both directions at once.
+//! Moves the bytes of a request between its client and its upstream, in both directions at once. Bytes that cannot be
+//! written to the client at once are kept.
 
+use std::future::poll_fn;
+use std::io;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::StatusCode;
+use tokio::io::AsyncWrite;
 use tollgate::rules::file::internal::UpstreamHeader;
 
-use super::Lane;
+use super::Http1Server;
 use super::forward::{AttemptError, Forwarding, Settling};
 use crate::gateway::failure::{Failure, Fault};
-use crate::gateway::head::HeadersView;
-use crate::gateway::head::headers::HeaderKind;
-use crate::gateway::head::text;
-use crate::gateway::http1::response::{HeadError, HeadUse, ResponseBody, ResponseHead, poll_head};
-use crate::gateway::http1::scratch::{Scratch, WorkerBuffers, scratch};
-use crate::gateway::http1::trailers::InvalidBody;
+use crate::gateway::head::headers::{self, HeaderKind, HeadersView};
+use crate::gateway::http1::body::{InvalidBody, ResponseBody};
+use crate::gateway::http1::response::{HeadError, HeadUse, ResponseHead, poll_head};
 use crate::gateway::upstream::Target;
 use crate::gateway::upstream::abandoned::is_event_stream;
 use crate::gateway::upstream::conn::Http1Conn;
+use crate::gateway::worker::{Scratch, WorkerBuffers, scratch};
 
 /// The maximum length of a body that is copied behind its head: one write of one buffer is cheaper.
 const SMALL_BYTES: usize = 4096;
 
-impl Lane<'_> {
+impl Http1Server<'_> {
     /// Moves the bytes of both directions. Returns ready once the client was sent the whole response.
     pub(super) fn poll_relay(
         &mut self,
@@ -136,8 +139,8 @@ impl Lane<'_> {
         head.write(out, header_buffer, &forwarding.route().response_edits, added, date);
         match header_buffer.values(HeaderKind::Upgrade).next() {
             Some(protocol) if head.switches() => {
-                out.extend_from_slice(text::UPGRADE);
-                text::put(out, "upgrade", protocol);
+                out.extend_from_slice(headers::UPGRADE);
+                headers::put(out, "upgrade", protocol);
             }
             _ => out.extend_from_slice(self.connection_line()),
         }
@@ -219,6 +222,93 @@ impl Lane<'_> {
             if put.is_err() {
                 return Poll::Ready(Err(AttemptError::ClientGone));
             }
+        }
+    }
+
+    pub(super) fn poll_read(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> io::Result<Poll<usize>> {
+        match self.stream.poll_receive(&mut self.has_read, buffer, context) {
+            Poll::Ready(read) => read.map(Poll::Ready),
+            Poll::Pending => Ok(Poll::Pending),
+        }
+    }
+
+    /// Writes as much of both as possible. [`poll_sent`](Self::poll_sent) writes the rest.
+    pub(super) fn put(&mut self, head: &[u8], body: &[u8], context: &mut Context<'_>) -> io::Result<()> {
+        let written = if self.unsent.is_empty() {
+            self.stream.poll_send(head, body, context)
+        } else {
+            // Earlier bytes come first.
+            Poll::Pending
+        };
+        let written = match written {
+            Poll::Ready(written) => written?,
+            Poll::Pending => 0,
+        };
+        self.unsent.extend_from_slice(&head[written.min(head.len())..]);
+        self.unsent.extend_from_slice(&body[written.saturating_sub(head.len())..]);
+        self.is_flushed = !self.stream.is_buffered();
+        // Usually nothing is left.
+        if !self.unsent.is_empty() {
+            self.unsent_held.set(self.unsent.len()).map_err(|_overloaded| io::ErrorKind::OutOfMemory)?;
+        }
+        Ok(())
+    }
+
+    /// Returns ready once everything is written. Fails if the client does not read in time.
+    pub(super) fn poll_sent(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !(self.unsent.is_empty() && self.is_flushed) {
+            let stream = Pin::new(&mut self.stream);
+            let written = match &*self.unsent {
+                [] => stream.poll_flush(context).map_ok(|()| 0),
+                unsent => stream.poll_write(context, unsent),
+            };
+            let Poll::Ready(written) = written? else {
+                if !std::mem::replace(&mut self.is_blocked, true) {
+                    self.deadline = self.worker.ticks.after(self.client.timeouts.write);
+                }
+                ready!(self.poll_late(context));
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            };
+            self.is_flushed = self.unsent.is_empty();
+            self.unsent.drain(..written);
+            if self.unsent.is_empty() {
+                self.unsent_held.release();
+            }
+            if std::mem::take(&mut self.is_blocked) {
+                self.deadline = self.worker.ticks.after(self.wait);
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Waits for a future. Returns `None` if the client leaves in the meantime.
+    pub(super) async fn unless_gone<T>(&mut self, something: impl Future<Output = T>) -> Option<T> {
+        let mut something = pin!(something);
+        poll_fn(|context| match something.as_mut().poll(context) {
+            Poll::Ready(came) => Poll::Ready(Some(came)),
+            Poll::Pending if self.reads_end(&mut scratch().input, context) => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        })
+        .await
+    }
+
+    /// Returns whether the client has left. While it sends a body, reading that shows it.
+    pub(super) fn has_gone(&mut self, input: &mut [u8], context: &mut Context<'_>) -> bool {
+        self.body.is_none() && self.reads_end(input, context)
+    }
+
+    /// Returns whether the client has closed the connection. Bytes that it sends ahead are kept.
+    fn reads_end(&mut self, input: &mut [u8], context: &mut Context<'_>) -> bool {
+        if !self.ahead.is_empty() {
+            return false;
+        }
+        match self.poll_read(input, context) {
+            Ok(Poll::Ready(0)) | Err(_) => true,
+            Ok(Poll::Ready(read)) => {
+                self.ahead.extend_from_slice(&input[..read]);
+                false
+            }
+            Ok(Poll::Pending) => false,
         }
     }
 }

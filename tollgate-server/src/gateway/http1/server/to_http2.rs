@@ -10,22 +10,17 @@ use http::header::{CONNECTION, CONTENT_LENGTH, DATE, TRAILER, TRANSFER_ENCODING}
 use http::{HeaderMap, HeaderValue, Response, StatusCode, response};
 use hyper::body::Body as _;
 
-use super::Lane;
+use super::Http1Server;
 use super::forward::{ForwardResult, Forwarding};
 use crate::gateway::client::BufferedBytes;
 use crate::gateway::failure::Failure;
-use crate::gateway::head::headers::X_REQUEST_ID;
-use crate::gateway::head::text;
-use crate::gateway::http1::framing;
+use crate::gateway::head::headers::{self, X_REQUEST_ID};
+use crate::gateway::http1::body::{LAST_CHUNK, ReceivedBody, Trailers, put_chunk};
 use crate::gateway::http1::request::PlainRequest;
-use crate::gateway::http1::request_body::ReceivedBody;
-use crate::gateway::http1::response::{LAST_CHUNK, put_chunk};
-use crate::gateway::http1::scratch::{Scratch, WorkerBuffers, scratch};
-use crate::gateway::http1::trailers::Trailers;
-use crate::gateway::http2::body_channel::{BodyWriter, Demand, channel};
 use crate::gateway::http2::exchange::{Exchange, ReceivedRequest};
-use crate::gateway::http2::request_body::ClientBody;
+use crate::gateway::http2::request_body::{BodyWriter, ClientBody, Demand, channel};
 use crate::gateway::http2::response_body::ToClient;
+use crate::gateway::worker::{Scratch, WorkerBuffers, scratch};
 
 /// The client has left, or the response cannot be completed.
 struct Broken;
@@ -46,14 +41,14 @@ enum Framing {
     Raw,
 }
 
-impl Lane<'_> {
+impl Http1Server<'_> {
     /// Forwards a request to upstreams by hyper's client until one responds, and the response to the client.
     pub(super) async fn forward_by_hyper(&mut self, forwarding: Box<Forwarding>) -> ForwardResult {
         let Forwarding { site, route, outcome, mut guard, is_head, wants_trailers, mut attempts, .. } = *forwarding;
         // The upstream that was chosen last is the first to get it.
         guard.take_upstream();
         attempts.undo_last();
-        let converted = self.with_saved((&site, Some(route)), |lane, plain, _| lane.convert(plain));
+        let converted = self.with_saved((&site, Some(route)), |server, plain, _| server.convert(plain));
         let Some((request, mut relay)) = converted.flatten() else { return ForwardResult::Close };
         self.saved = Vec::new();
         self.set_deadline(site.routes[route].timeout);
@@ -183,7 +178,7 @@ impl Lane<'_> {
             || self.worker.is_closing()
             || self.has_undrainable_body() && body.is_local();
         let lacks_body = matches!(parts.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
-        let announced = parts.headers.get(CONTENT_LENGTH).and_then(|length| framing::length(length.as_bytes()));
+        let announced = parts.headers.get(CONTENT_LENGTH).and_then(|length| headers::length(length.as_bytes()));
         let actual = body.size_hint().exact();
         let missing = actual.filter(|_| announced.is_none() && !lacks_body && (!is_head || body.is_local()));
         if is_head {
@@ -215,18 +210,18 @@ impl Lane<'_> {
     ) -> Result<(), Broken> {
         let WorkerBuffers { out, date, .. } = buffers;
         out.clear();
-        text::put_status(out, parts.status, parts.status.canonical_reason().unwrap_or_default().as_bytes());
+        headers::put_status(out, parts.status, parts.status.canonical_reason().unwrap_or_default().as_bytes());
         for (name, value) in &parts.headers {
             let is_ours = *name == CONNECTION || *name == TRANSFER_ENCODING || *name == X_REQUEST_ID && id.is_some();
             if !is_ours {
-                text::put(out, name.as_str(), value.as_bytes());
+                headers::put(out, name.as_str(), value.as_bytes());
             }
         }
         if let Some(id) = id {
-            text::put(out, X_REQUEST_ID.as_str(), id);
+            headers::put(out, X_REQUEST_ID.as_str(), id);
         }
         if let Some(length) = length {
-            text::put(out, CONTENT_LENGTH.as_str(), itoa::Buffer::new().format(length).as_bytes());
+            headers::put(out, CONTENT_LENGTH.as_str(), itoa::Buffer::new().format(length).as_bytes());
         }
         if let Framing::Chunked(_) = framing {
             out.extend_from_slice(b"transfer-encoding: chunked\r\n");

@@ -6,16 +6,15 @@ use std::future::poll_fn;
 use std::io;
 use std::task::{Context, Poll, ready};
 
-use super::Lane;
+use super::Http1Server;
 use super::forward::{AttemptError, Forwarding};
 use crate::gateway::client::BufferedBytes;
 use crate::gateway::deadline::Tick;
 use crate::gateway::failure::Failure;
-use crate::gateway::http1::request::PlainRequest;
-use crate::gateway::http1::request_body::RequestBody;
-use crate::gateway::http1::scratch::{Scratch, scratch};
-use crate::gateway::http2::exchange::MAX_DRAINED_BYTES;
+use crate::gateway::http1::body::RequestBody;
+use crate::gateway::local_response::MAX_DRAINED_BYTES;
 use crate::gateway::upstream::conn::Http1Conn;
+use crate::gateway::worker::{Scratch, scratch};
 
 /// The maximum number of reads before the response gets its turn.
 const READS_PER_TURN: u32 = 16;
@@ -50,30 +49,7 @@ impl PendingBody {
     }
 }
 
-impl Lane<'_> {
-    /// Keeps the bytes that follow the request, and the state of a body that has not arrived completely.
-    pub(super) fn begin_body(&mut self, plain: &mut PlainRequest<'_>, max_body: u64) {
-        self.ahead.extend_from_slice(plain.following);
-        if plain.rest.is_complete() && plain.content_bytes <= max_body {
-            return;
-        }
-        let rest = std::mem::replace(&mut plain.rest, RequestBody::Complete);
-        let room = max_body.checked_sub(plain.content_bytes);
-        let mut failure = room.is_none().then_some(Failure::BodyTooLong);
-        if let RequestBody::Invalid(ambiguity) = rest {
-            self.client.note_ambiguity(ambiguity);
-            failure = Some(Failure::BodyBroken);
-        }
-        self.body = Some(Box::new(PendingBody {
-            rest,
-            room: room.unwrap_or(0),
-            failure,
-            due: None,
-            buffered: BufferedBytes::none(self.client),
-            awaits_continue: plain.head.expects_continue,
-        }));
-    }
-
+impl Http1Server<'_> {
     /// Returns whether the connection has to be closed after a response of the gateway, because the rest of the body
     /// cannot be discarded.
     pub(super) fn has_undrainable_body(&self) -> bool {

@@ -1,14 +1,72 @@
-//! Lines as JSON objects.
+//! The formats of lines: the combined format of Apache and nginx, and JSON objects.
 
 use std::io::Write as _;
 
+use http::HeaderValue;
 use tollgate::internal::is_control_or_format;
 
-use super::record::{Completion, Record, Stamp};
+use super::record::{Completion, Record, Stamp, common};
 use super::{MAX_HEADER_BYTES, MAX_TARGET_BYTES, cut};
 use crate::seconds::rfc3339;
 
-pub(super) fn write(line: &mut Vec<u8>, stamp: &mut Stamp, record: &Record, completion: &Completion<'_>) {
+/// Writes a line in the combined format. At its end are the limit, its decision, the duration, the source of the decision
+/// and of the response, and the request ID.
+pub(super) fn write_combined(line: &mut Vec<u8>, stamp: &mut Stamp, record: &Record, completion: &Completion<'_>) {
+    let (time, _) = stamp.now(common);
+    // Writing to memory does not fail.
+    _ = write!(line, "{} - - [{time}] \"", record.client);
+    match &record.line {
+        Some(request) => {
+            escape_combined(line, request.method.as_str().as_bytes());
+            line.push(b' ');
+            escape_combined(line, cut(request.target().as_bytes(), MAX_TARGET_BYTES));
+            _ = write!(line, " {}", request.protocol());
+        }
+        None => line.push(b'-'),
+    }
+    _ = write!(line, "\" {} {} \"", completion.status(), completion.sent_bytes);
+    escape_combined(line, header_or_dash(record.referer.as_ref()));
+    line.extend_from_slice(b"\" \"");
+    escape_combined(line, header_or_dash(record.user_agent.as_ref()));
+    line.extend_from_slice(b"\" ");
+    word(line, record.limit.as_deref().unwrap_or("-"));
+    let (seconds, micros) = (completion.nanos / 1_000_000_000, completion.nanos / 1_000 % 1_000_000);
+    let source = record.source().unwrap_or("-");
+    let answered_by = if completion.status.is_some() { completion.answered_by() } else { "-" };
+    _ = write!(line, " {} {seconds}.{micros:06} {source} {answered_by} ", record.decision());
+    escape_combined(line, completion.id.map_or(b"-", HeaderValue::as_bytes));
+    line.push(b'\n');
+}
+
+fn header_or_dash(header: Option<&HeaderValue>) -> &[u8] {
+    header.map_or(b"-", |header| cut(header.as_bytes(), MAX_HEADER_BYTES))
+}
+
+/// Escapes as nginx does: quotes, backslashes, control characters and everything outside ASCII as `\x` and two digits.
+fn escape_combined(line: &mut Vec<u8>, value: &[u8]) {
+    for byte in value {
+        match byte {
+            b'"' | b'\\' | ..b' ' | 0x7f.. => _ = write!(line, "\\x{byte:02X}"),
+            _ => line.push(*byte),
+        }
+    }
+}
+
+/// Escapes a value that is not quoted.
+fn word(line: &mut Vec<u8>, value: &str) {
+    for part in value.as_bytes().split_inclusive(|byte| *byte == b' ') {
+        match part.strip_suffix(b" ") {
+            Some(part) => {
+                escape_combined(line, part);
+                line.extend_from_slice(b"\\x20");
+            }
+            None => escape_combined(line, part),
+        }
+    }
+}
+
+/// Writes a line as a JSON object.
+pub(super) fn write_json(line: &mut Vec<u8>, stamp: &mut Stamp, record: &Record, completion: &Completion<'_>) {
     let (time, millis) = stamp.now(rfc3339);
     // Writing to memory does not fail.
     _ = write!(line, r#"{{"time":"{time}.{millis:03}Z","client":"{}""#, record.client);
@@ -60,12 +118,12 @@ fn text(line: &mut Vec<u8>, name: &str, value: &[u8]) {
     line.extend_from_slice(b",\"");
     line.extend_from_slice(name.as_bytes());
     line.extend_from_slice(b"\":\"");
-    escape(line, value);
+    escape_json(line, value);
     line.push(b'"');
 }
 
 /// Escapes a value, so that a client can neither leave the quotes or the line nor control a terminal.
-fn escape(line: &mut Vec<u8>, value: &[u8]) {
+fn escape_json(line: &mut Vec<u8>, value: &[u8]) {
     let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\');
     if value.iter().all(is_plain) {
         return line.extend_from_slice(value);
@@ -88,6 +146,16 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn nothing_leaves_its_quotes_or_its_line() {
+        let mut line = Vec::new();
+        escape_combined(&mut line, b"a\"b\\c\nd\x7f\xc3\xa9");
+        assert_eq!(line, br"a\x22b\x5Cc\x0Ad\x7F\xC3\xA9");
+        line.clear();
+        word(&mut line, "per user \"x\"");
+        assert_eq!(line, br"per\x20user\x20\x22x\x22");
+    }
 
     proptest! {
         #[test]

@@ -1,28 +1,153 @@
-//! Responses to refused requests.
+//! Responses of the gateway itself: refusals, failures and echoes. Some requests wait before they are served or
+//! answered: for their turn in the queue of a limit, for the body that is echoed, or for limits that count responses.
 
+use std::future::poll_fn;
 use std::io;
-use std::task::Context;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use http::header::CONNECTION;
 use http::{HeaderValue, Response, StatusCode};
 use tollgate::Outcome;
 use tollgate::internal::{Unreadable, WrittenResponse};
 use tollgate::rules::Facts;
 use tollgate::rules::file::internal::UpstreamHeader;
 
-use super::{Lane, NextStep};
+use super::{AllowedRequest, Http1Server, NextStep, UnsettledResponse};
 use crate::gateway::access_log::{Completion, Record};
 use crate::gateway::client::Scheme;
 use crate::gateway::failure::{self, Failure, HandshakeFailure};
-use crate::gateway::head::headers::X_REQUEST_ID;
-use crate::gateway::head::text;
+use crate::gateway::head::headers::{self, X_REQUEST_ID};
+use crate::gateway::http1::body::ReceivedBody;
 use crate::gateway::http1::framing::Ambiguity;
 use crate::gateway::http1::request::{InvalidHead, PlainRequest};
-use crate::gateway::http1::scratch::WorkerBuffers;
-use crate::gateway::http2::exchange::{bodiless, is_malformed};
 use crate::gateway::listener::tls;
+use crate::gateway::local_response::{self, MAX_ECHOED_BYTES, bodiless, is_malformed};
 use crate::gateway::request_guard::RequestGuard;
 use crate::gateway::site::Site;
+use crate::gateway::worker::{Scratch, WorkerBuffers, scratch};
+
+impl Http1Server<'_> {
+    /// Sends a response of the gateway.
+    pub(super) fn respond(
+        &mut self,
+        response: &Response<Bytes>,
+        mut guard: RequestGuard,
+        buffers: &mut WorkerBuffers,
+        context: &mut Context<'_>,
+    ) -> io::Result<()> {
+        let has_close = response.headers().contains_key(CONNECTION);
+        self.is_last |= has_close || self.worker.is_closing() || self.has_undrainable_body();
+        guard.note_status(response.status());
+        guard.note_sent(response.body().len());
+        buffers.out.clear();
+        let lines = (buffers.date.line(self.worker.ticks.now()), self.connection_line());
+        local_response::put(&mut buffers.out, response, lines, guard.id().map(HeaderValue::as_bytes));
+        self.put(&buffers.out, &[], context)
+    }
+
+    /// Waits for the delay that a limit imposes, and serves the request.
+    pub(super) async fn after_turn(&mut self, request: Box<AllowedRequest>) -> io::Result<NextStep> {
+        let AllowedRequest { site, route, outcome, guard } = *request;
+        let worker = self.worker;
+        let Some(waited) = self.unless_gone(worker.wait_in_queue(&outcome, &site)).await else {
+            return Ok(NextStep::Close);
+        };
+        if waited.is_err() {
+            _ = outcome.refund().await;
+        }
+        let mut parts = Some((outcome, guard));
+        poll_fn(|context| {
+            let Some((outcome, guard)) = parts.take() else { return Poll::Ready(Ok(NextStep::Close)) };
+            let served = self.with_saved((&site, route), |server, plain, buffers| match waited {
+                Ok(()) => server.pass(plain, buffers, (Arc::clone(&site), route), (outcome, guard), context),
+                Err(failure) => {
+                    let response = failure::response(failure);
+                    let response = if plain.head.is_head() { bodiless(response) } else { response };
+                    server.respond(&response, guard, buffers, context).map(|()| NextStep::Answered)
+                }
+            });
+            Poll::Ready(served.unwrap_or(Ok(NextStep::Close)))
+        })
+        .await
+    }
+
+    /// Responds with an echo of the request, once its body has arrived.
+    pub(super) async fn echo(&mut self, request: Box<AllowedRequest>) -> io::Result<NextStep> {
+        let AllowedRequest { site, route, outcome, guard } = *request;
+        let mut received = self.with_saved((&site, route), |_, plain, _| plain.received_body()).unwrap_or_default();
+        if !poll_fn(|context| self.poll_collect(&mut received, context)).await? {
+            received.content.clear();
+        }
+        let body = String::from_utf8_lossy(&received.content).into_owned();
+        let echoed = self.with_saved((&site, route), |server, plain, _| {
+            (local_response::echo(&plain.head, server.client, body), plain.head.is_head())
+        });
+        let Some((mut response, is_head)) = echoed else { return Ok(NextStep::Close) };
+        if let Some(number) = route {
+            site.routes[number].response_edits.apply(response.headers_mut());
+        }
+        Ok(NextStep::Settle(Box::new(UnsettledResponse { response, is_head, outcome: Some(outcome), guard })))
+    }
+
+    /// Settles limits that count responses, and sends the response.
+    pub(super) async fn settle_and_respond(&mut self, unsettled: Box<UnsettledResponse>) -> io::Result<()> {
+        let UnsettledResponse { mut response, is_head, outcome, guard } = *unsettled;
+        if let Some(outcome) = outcome {
+            if outcome.awaits_response() {
+                // If settling fails, the estimate stands.
+                _ = outcome.settle_response(response.status(), response.headers()).await;
+            }
+            outcome.write_headers(response.headers_mut());
+        }
+        let response = if is_head { bodiless(response) } else { response };
+        let mut guard = Some(guard);
+        let responded = poll_fn(|context| {
+            let buffers = &mut scratch().buffers;
+            Poll::Ready(guard.take().map_or(Ok(()), |guard| self.respond(&response, guard, buffers, context)))
+        });
+        responded.await
+    }
+
+    /// Reads the rest of the body. Returns ready once it is complete, or with false if it is too long, late or broken.
+    fn poll_collect(&mut self, received: &mut ReceivedBody, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        loop {
+            let is_short = received.content.len() <= MAX_ECHOED_BYTES;
+            let Some(body) = &mut self.body else { return Poll::Ready(Ok(is_short)) };
+            if body.failure.is_some() || !is_short {
+                return Poll::Ready(Ok(false));
+            }
+            let mut scratch = scratch();
+            let Scratch { input, .. } = &mut *scratch;
+            let Poll::Ready(read) = self.poll_read_body(input, context)? else {
+                drop(scratch);
+                self.send_continue(context)?;
+                ready!(self.poll_body_late(context));
+                if let Some(body) = &mut self.body {
+                    body.failure = Some(Failure::BodyLate);
+                }
+                return Poll::Ready(Ok(false));
+            };
+            if read == 0 {
+                return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
+            }
+            let Some(body) = &mut self.body else { continue };
+            (body.due, body.awaits_continue) = (None, false);
+            match body.rest.take_content(&input[..read], received) {
+                Ok(taken) if body.rest.is_complete() => {
+                    self.body = None;
+                    self.ahead.extend_from_slice(&input[taken..read]);
+                }
+                Ok(_) => {}
+                Err(ambiguity) => {
+                    body.failure = Some(Failure::BodyBroken);
+                    self.client.note_ambiguity(ambiguity);
+                }
+            }
+        }
+    }
+}
 
 /// The start of the HTTP/2 connection preface, for clients that use HTTP/2 without ALPN. No HTTP/1 request starts like
 /// this.
@@ -31,7 +156,7 @@ const HTTP2_PREFACE: &[u8] = b"PRI ";
 /// The reason in the access log for a head that is not HTTP.
 const MALFORMED: &str = "malformed";
 
-impl Lane<'_> {
+impl Http1Server<'_> {
     /// Sends the refusal to the client.
     pub(super) fn refuse(
         &mut self,
@@ -139,7 +264,12 @@ impl Lane<'_> {
         let mut response = Response::new(Bytes::new());
         *response.status_mut() = status;
         buffers.out.clear();
-        text::put_answer(&mut buffers.out, &response, (buffers.date.line(self.worker.ticks.now()), text::CLOSE), None);
+        local_response::put(
+            &mut buffers.out,
+            &response,
+            (buffers.date.line(self.worker.ticks.now()), headers::CLOSE),
+            None,
+        );
         self.put(&buffers.out, &[], context)?;
         Ok(NextStep::Answered)
     }
@@ -219,7 +349,7 @@ impl Lane<'_> {
         let (head, end) = bytes.split_at(bytes.len() - message.body_bytes - b"\r\n".len());
         out.clear();
         out.extend_from_slice(head);
-        text::put(out, X_REQUEST_ID.as_str(), id);
+        headers::put(out, X_REQUEST_ID.as_str(), id);
         out.extend_from_slice(end);
         Some((message, out))
     }

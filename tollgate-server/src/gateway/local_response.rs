@@ -1,0 +1,98 @@
+//! Responses that the gateway itself writes, for HTTP/1 and HTTP/2. Those to failures are in [`failure`](super::failure).
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE};
+use http::{HeaderValue, Response, StatusCode};
+use serde::Serialize;
+use tollgate::Outcome;
+use tollgate::http::Refusal;
+use tollgate::internal::HeaderLine;
+
+use super::client::Client;
+use super::head::RequestHead;
+use super::head::headers::{self, X_REQUEST_ID};
+
+/// The maximum length of an unwanted body that is read, so that the connection stays usable. A longer body closes the
+/// connection.
+pub(super) const MAX_DRAINED_BYTES: usize = 256 << 10;
+
+/// The maximum length of an echoed body. Longer bodies are left out.
+pub(super) const MAX_ECHOED_BYTES: usize = 64 << 10;
+
+/// The echo of a request.
+#[derive(Serialize)]
+struct EchoedRequest<'a> {
+    method: &'a str,
+    path: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    query: Option<&'a str>,
+    client: String,
+    headers: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    body: String,
+}
+
+/// Returns the response of the built-in echo upstream: the request that it got, so that limits can be tried without a
+/// service.
+pub(super) fn echo(head: &RequestHead<'_>, client: &Client, body: String) -> Response<Bytes> {
+    let (path, query) = head.path_and_query();
+    let text =
+        |line: &HeaderLine<'_>| (line.name.to_ascii_lowercase(), String::from_utf8_lossy(line.value).into_owned());
+    let headers = head.headers.lines.iter().map(text).collect();
+    let client = client.address.ip().to_string();
+    let echoed = EchoedRequest { method: head.method, path, query, client, headers, body };
+    let mut text = serde_json::to_vec(&echoed).unwrap_or_default();
+    text.push(b'\n');
+    let mut response = Response::new(Bytes::from(text));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// Returns whether a limit refused a request as one that no well-behaved client sends. Several cookies or parameters of
+/// one name are common.
+pub(super) fn is_malformed(outcome: &Outcome) -> bool {
+    matches!(outcome.refusal(), Some(Refusal::Unreadable(request)) if request.reason == "duplicate_header")
+}
+
+/// Removes the body of a response to HEAD and keeps its length.
+pub(super) fn bodiless(mut response: Response<Bytes>) -> Response<Bytes> {
+    let length = std::mem::take(response.body_mut()).len();
+    response.headers_mut().insert(CONTENT_LENGTH, length.into());
+    response
+}
+
+/// Writes a complete response of the gateway. `date` and `connection` are header lines, of which the second may be
+/// empty, and `id` is the request's ID.
+pub(super) fn put(
+    out: &mut Vec<u8>,
+    response: &Response<Bytes>,
+    (date, connection): (&[u8], &[u8]),
+    id: Option<&[u8]>,
+) {
+    let status = response.status();
+    headers::put_status(out, status, status.canonical_reason().unwrap_or_default().as_bytes());
+    for (name, value) in response.headers() {
+        if id.is_none() || *name != X_REQUEST_ID {
+            headers::put(out, name.as_str(), value.as_bytes());
+        }
+    }
+    if let Some(id) = id {
+        headers::put(out, X_REQUEST_ID.as_str(), id);
+    }
+    let has_body = status != StatusCode::NO_CONTENT && status != StatusCode::NOT_MODIFIED;
+    if has_body && !response.headers().contains_key(CONTENT_LENGTH) {
+        headers::put(out, CONTENT_LENGTH.as_str(), itoa::Buffer::new().format(response.body().len()).as_bytes());
+    }
+    if !response.headers().contains_key(DATE) {
+        out.extend_from_slice(date);
+    }
+    if !response.headers().contains_key(CONNECTION) {
+        out.extend_from_slice(connection);
+    }
+    out.extend_from_slice(b"\r\n");
+    if has_body {
+        out.extend_from_slice(response.body());
+    }
+}

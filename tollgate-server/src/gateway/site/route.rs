@@ -1,0 +1,379 @@
+//! A route: its settings, its upstreams, and the attempts of a request at them.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, Response, StatusCode, Uri};
+use smallvec::SmallVec;
+use tollgate::rules::PathReading;
+use tollgate::rules::file::internal::{
+    Balance, HealthCheckRule, HostHeader, RespondRule, RouteRule, SettingError, UpstreamRule,
+};
+
+use super::Carryover;
+use super::rewrite::{self, PathRewrite};
+use crate::gateway::deadline::{Tick, Ticks, UpstreamDeadline, Wait};
+use crate::gateway::failure::{Failure, Fault};
+use crate::gateway::head::headers::{self, Edits};
+use crate::gateway::tally::RouteTally;
+use crate::gateway::upstream::conn::ReusePolicy;
+use crate::gateway::upstream::http2_pool::StreamPermit;
+use crate::gateway::upstream::tls::UpstreamTls;
+use crate::gateway::upstream::{ConnPool, Eject, Target, UpstreamAddress, UpstreamProtocol};
+
+/// A route.
+pub(in crate::gateway) struct Route {
+    pub(in crate::gateway) name: String,
+    pub(in crate::gateway) action: RouteAction,
+    path_rewrite: PathRewrite,
+    pub(in crate::gateway) path_reading: PathReading,
+    pub(in crate::gateway) host: HostHeader,
+    pub(in crate::gateway) request_edits: Edits,
+    pub(in crate::gateway) response_edits: Edits,
+    pub(in crate::gateway) timeout: Wait,
+    pub(in crate::gateway) connect_timeout: Duration,
+    pub(in crate::gateway) retries: u8,
+    pub(in crate::gateway) eject: Eject,
+    pub(in crate::gateway) reuse: ReusePolicy,
+    pub(in crate::gateway) health_check: Option<HealthCheckRule>,
+    balance: Balance,
+    turn: AtomicUsize,
+    pub(super) tallies: Tallies,
+}
+
+/// The counters of a route, by worker.
+pub(super) type Tallies = Arc<[Arc<RouteTally>]>;
+
+/// What a route does with a request.
+pub(in crate::gateway) enum RouteAction {
+    Upstreams(Box<[WeightedUpstream]>),
+    Respond(FixedResponse),
+    Echo,
+}
+
+/// An upstream with the settings of one route.
+pub(in crate::gateway) struct WeightedUpstream {
+    pub(in crate::gateway) target: Arc<Target>,
+    weight: u32,
+    /// The path of its URL, which is prepended to the request's. URLs that differ only in the path share a target.
+    prefix: Option<String>,
+}
+
+impl WeightedUpstream {
+    fn new(target: Arc<Target>, rule: &UpstreamRule) -> Self {
+        Self { target, weight: rule.weight, prefix: rewrite::prefix(rule) }
+    }
+}
+
+/// A response with fixed content.
+pub(in crate::gateway) struct FixedResponse {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+impl FixedResponse {
+    fn new(rule: &RespondRule) -> Self {
+        let status = StatusCode::from_u16(rule.status).unwrap_or_default();
+        let has_body = ![StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status);
+        let body = if has_body { Bytes::from(rule.body.clone()) } else { Bytes::new() };
+        Self { status, headers: headers::map(&rule.headers), body }
+    }
+
+    pub(in crate::gateway) fn response(&self) -> Response<Bytes> {
+        let mut response = Response::new(self.body.clone());
+        *response.status_mut() = self.status;
+        *response.headers_mut() = self.headers.clone();
+        response
+    }
+}
+
+impl Route {
+    pub(super) fn new(
+        rule: &RouteRule,
+        folder: &Path,
+        path_reading: PathReading,
+        carryover: &mut Carryover,
+    ) -> Result<Self, SettingError> {
+        let upstreams: Vec<&UpstreamRule> = rule.upstream.iter().flatten().collect();
+        let action = match (&*upstreams, &rule.respond) {
+            (_, Some(respond)) => RouteAction::Respond(FixedResponse::new(respond)),
+            ([one], None) if one.url.is_echo() => RouteAction::Echo,
+            (several, None) => {
+                let mut weighted = Vec::new();
+                for upstream in several {
+                    let target = target(upstream, rule, folder, carryover)?;
+                    weighted.push(WeightedUpstream::new(target, upstream));
+                }
+                RouteAction::Upstreams(weighted.into())
+            }
+        };
+        Ok(Self {
+            name: rule.name().to_owned(),
+            action,
+            path_rewrite: PathRewrite::of(rule, path_reading)?,
+            path_reading: rule.paths.over(path_reading),
+            host: rule.host,
+            request_edits: Edits::new(&rule.request_headers),
+            response_edits: Edits::new(&rule.response_headers),
+            timeout: Wait::at_least(rule.timeout.duration()),
+            connect_timeout: rule.connect_timeout.duration(),
+            retries: rule.retries,
+            eject: Eject::new(&rule.eject),
+            reuse: ReusePolicy::new(&rule.upstream_connections),
+            health_check: rule.health_check.clone(),
+            balance: rule.balance,
+            turn: AtomicUsize::new(0),
+            tallies: carryover.tallies(rule.name()),
+        })
+    }
+
+    /// Returns the counters of a worker.
+    pub(in crate::gateway) fn tally(&self, worker: usize) -> &Arc<RouteTally> {
+        &self.tallies[worker]
+    }
+
+    pub(in crate::gateway) fn tallies(&self) -> impl Iterator<Item = &RouteTally> {
+        self.tallies.iter().map(|tally| &**tally)
+    }
+
+    fn weighted(&self) -> &[WeightedUpstream] {
+        match &self.action {
+            RouteAction::Upstreams(targets) => targets,
+            RouteAction::Respond(_) | RouteAction::Echo => &[],
+        }
+    }
+
+    pub(in crate::gateway) fn targets(&self) -> impl Iterator<Item = &Arc<Target>> {
+        self.weighted().iter().map(|weighted| &weighted.target)
+    }
+
+    /// Returns the number of healthy upstreams, as far as requests and checks show.
+    pub(in crate::gateway) fn healthy_upstreams(&self, now: Tick) -> usize {
+        self.targets().filter(|target| target.is_likely_healthy(now)).count()
+    }
+
+    pub(in crate::gateway) fn upstream(&self, number: usize) -> Option<&WeightedUpstream> {
+        self.weighted().get(number)
+    }
+
+    /// Returns whether an upstream can switch to another protocol.
+    pub(in crate::gateway) fn can_upgrade(&self) -> bool {
+        self.targets().any(|target| target.address.scheme != UpstreamProtocol::Http2)
+    }
+
+    /// Returns the numbers of the upstreams that use HTTP/2 with prior knowledge.
+    pub(in crate::gateway) fn http2_upstreams(&self) -> impl Iterator<Item = usize> {
+        let is_http2 = |target: &Arc<Target>| target.address.scheme == UpstreamProtocol::Http2;
+        self.targets().enumerate().filter(move |(_, target)| is_http2(target)).map(|(number, _)| number)
+    }
+
+    /// Returns whether upstreams may get a different path than the client sent.
+    pub(in crate::gateway) fn changes_paths(&self) -> bool {
+        let has_prefixes = || self.weighted().iter().any(|upstream| upstream.prefix.is_some());
+        self.path_rewrite.is_active() || has_prefixes()
+    }
+
+    pub(in crate::gateway) fn has_several(&self) -> bool {
+        self.weighted().len() > 1
+    }
+
+    /// Chooses an upstream that was not tried yet; one that was, if there is no other. Returns `None` only for a route
+    /// without upstreams: files with an empty list, or with weights of 0, are refused.
+    pub(in crate::gateway) fn choose(&self, tried: &[usize], now: Tick) -> Option<(usize, &WeightedUpstream)> {
+        let weighted = self.weighted();
+        if let [only] = weighted {
+            return Some((0, only));
+        }
+        let turn = self.turn.fetch_add(1, Relaxed);
+        let numbers = (0..weighted.len()).map(|step| (turn + step) % weighted.len());
+        let healthy = |number: &usize| weighted[*number].target.is_healthy(now);
+        let fresh = |number: &usize| !tried.contains(number);
+        // If no upstream is healthy, any may be chosen.
+        let candidates = numbers.clone().filter(fresh).filter(healthy);
+        let chosen = self.best(candidates, turn).or_else(|| self.best(numbers.clone().filter(fresh), turn));
+        let number = chosen.or_else(|| self.best(numbers, turn))?;
+        weighted[number].target.note_tried(now);
+        Some((number, &weighted[number]))
+    }
+
+    fn best(&self, candidates: impl Iterator<Item = usize> + Clone, turn: usize) -> Option<usize> {
+        let weighted = self.weighted();
+        match self.balance {
+            Balance::RoundRobin => {
+                let all: u64 = candidates.clone().map(|number| u64::from(weighted[number].weight)).sum();
+                let mut left = (turn as u64).checked_rem(all)?;
+                let mut sorted: smallvec::SmallVec<[usize; 8]> = candidates.collect();
+                sorted.sort_unstable();
+                sorted.into_iter().find(|number| {
+                    let weight = u64::from(weighted[*number].weight);
+                    let found = left < weight;
+                    left = left.saturating_sub(weight);
+                    found
+                })
+            }
+            // The fewest requests relative to the weight, counting this one. Ties are broken by turn.
+            _ => candidates.min_by(|one, other| {
+                let load = |number: usize| u64::from(weighted[number].target.active() + 1);
+                let weight = |number: usize| u64::from(weighted[number].weight);
+                (load(*one) * weight(*other)).cmp(&(load(*other) * weight(*one)))
+            }),
+        }
+    }
+
+    /// Returns the URI for an upstream.
+    pub(in crate::gateway) fn rewritten_uri(&self, upstream: &WeightedUpstream, uri: &Uri) -> Result<Uri, Failure> {
+        self.path_rewrite.apply(upstream.prefix.as_deref(), uri)
+    }
+}
+
+/// Returns the upstream of that URL, taken over from the previous site if possible.
+fn target(
+    upstream: &UpstreamRule,
+    rule: &RouteRule,
+    folder: &Path,
+    carryover: &mut Carryover,
+) -> Result<Arc<Target>, SettingError> {
+    let text = upstream.url.as_str();
+    let bad = || {
+        SettingError::new(format!("upstream {text} is not a URL"), "use one such as http://127.0.0.1:8081")
+            .of("upstream")
+    };
+    let uri: Uri = text.parse().map_err(|_| bad())?;
+    let (scheme, default_port) = match uri.scheme_str() {
+        Some("https") => (UpstreamProtocol::Tls, 443),
+        Some("h2c") => (UpstreamProtocol::Http2, 80),
+        _ => (UpstreamProtocol::Http1, 80),
+    };
+    let tls = (scheme == UpstreamProtocol::Tls).then_some(&rule.upstream_tls);
+    let address = UpstreamAddress {
+        scheme,
+        host: uri.host().ok_or_else(bad)?.to_owned(),
+        port: uri.port_u16().unwrap_or(default_port),
+        ca: tls.and_then(|tls| std::fs::read(folder.join(tls.ca.as_ref()?)).ok()),
+        server_name: tls.and_then(|tls| tls.server_name.clone()),
+    };
+    if let Some(target) = carryover.targets.get(&address) {
+        return Ok(Arc::clone(target));
+    }
+    let tls = tls.map(|tls| UpstreamTls::new(tls, &address.host, folder)).transpose()?;
+    let target = Arc::new(Target::new(address.clone(), tls, carryover.workers).ok_or_else(bad)?);
+    carryover.targets.insert(address, Arc::clone(&target));
+    Ok(target)
+}
+
+/// The attempts of a request.
+#[derive(Default)]
+pub(in crate::gateway) struct Attempts {
+    /// The numbers of upstreams that were tried, or cannot be.
+    tried: SmallVec<[usize; 4]>,
+    made: usize,
+    /// The upstream that is tried next, if that is decided.
+    next: Option<usize>,
+}
+
+impl Attempts {
+    /// Starts without upstreams that cannot serve the request.
+    pub(in crate::gateway) fn without(excluded: impl Iterator<Item = usize>) -> Self {
+        Self { tried: excluded.collect(), ..Self::default() }
+    }
+
+    /// Chooses the next upstream.
+    pub(in crate::gateway) fn choose<'r>(
+        &mut self,
+        route: &'r Route,
+        worker: usize,
+        now: Tick,
+    ) -> Option<(&'r WeightedUpstream, UpstreamAttempt)> {
+        let decided = self.next.take().and_then(|number| Some((number, route.upstream(number)?)));
+        let (number, upstream) = decided.or_else(|| route.choose(&self.tried, now))?;
+        self.tried.push(number);
+        self.made += 1;
+        Some((upstream, UpstreamAttempt::new(&upstream.target, route, worker)))
+    }
+
+    /// Returns the upstream that was chosen last.
+    pub(in crate::gateway) fn current<'r>(&self, route: &'r Route) -> Option<&'r WeightedUpstream> {
+        self.tried.last().and_then(|number| route.upstream(*number))
+    }
+
+    /// Makes the upstream that was chosen last the next one: it was not sent anything.
+    pub(in crate::gateway) fn undo_last(&mut self) {
+        self.next = self.tried.pop();
+        self.made -= usize::from(self.next.is_some());
+    }
+
+    /// Records that an attempt has failed. Returns whether another one follows, which it can only if the request is
+    /// retryable.
+    pub(in crate::gateway) fn note_failed(
+        &self,
+        (route, target): (&Route, &Target),
+        fault: &Fault,
+        is_retryable: bool,
+        (worker, now): (usize, Tick),
+    ) -> bool {
+        let failure = fault.failure();
+        if failure.is_upstreams() || failure.is_gateways() {
+            target.failed(fault, &route.eject, now);
+        }
+        let tally = route.tally(worker);
+        tally.note_failure(failure);
+        let retries = is_retryable && self.made <= usize::from(route.retries) && !would_fail_again(failure, route);
+        if retries {
+            tally.note_retry();
+        }
+        retries
+    }
+}
+
+/// Returns whether another attempt is pointless: the route has one upstream, and it cannot be reached.
+fn would_fail_again(failure: Failure, route: &Route) -> bool {
+    let is_unreached = matches!(failure, Failure::CannotConnect | Failure::BadCertificate | Failure::ConnectTimeout)
+        || failure.is_gateways();
+    is_unreached && !route.has_several()
+}
+
+/// An attempt of a request at an upstream. Counts as a request in flight of the upstream until it is dropped.
+pub(in crate::gateway) struct UpstreamAttempt {
+    pub(in crate::gateway) target: Arc<Target>,
+    /// The stream on a shared connection.
+    pub(in crate::gateway) stream_permit: Option<StreamPermit>,
+    /// The state of the client's body, unless the server of HTTP/1 sends it.
+    pub(in crate::gateway) deadline: Option<Arc<UpstreamDeadline>>,
+    pub(in crate::gateway) timeout: Wait,
+    pub(in crate::gateway) eject: Eject,
+    reuse: ReusePolicy,
+    worker: usize,
+}
+
+impl UpstreamAttempt {
+    fn new(target: &Arc<Target>, route: &Route, worker: usize) -> Self {
+        target.begin();
+        let Route { timeout, eject, reuse, .. } = *route;
+        Self { target: Arc::clone(target), stream_permit: None, deadline: None, timeout, eject, reuse, worker }
+    }
+
+    /// Returns whether the client's body was cut off, which closes the connection or resets the stream.
+    pub(in crate::gateway) fn has_broken_body(&self) -> bool {
+        self.body_failure().is_some()
+    }
+
+    pub(in crate::gateway) fn body_failure(&self) -> Option<Failure> {
+        self.deadline.as_ref()?.body_failure()
+    }
+
+    /// Returns the pool of its connection.
+    pub(in crate::gateway) fn pool(&self, ticks: &Arc<Ticks>) -> ConnPool {
+        let (target, ticks) = (Arc::clone(&self.target), Arc::clone(ticks));
+        ConnPool { target, worker: self.worker, policy: self.reuse, ticks }
+    }
+}
+
+impl Drop for UpstreamAttempt {
+    fn drop(&mut self) {
+        self.target.end();
+    }
+}
