@@ -27,7 +27,7 @@ use self::frames::{Frames, GoawayTrigger, Misuse};
 use super::client::{Client, LINGER, SEND_BUFFER_BYTES, STREAM_WINDOW_BYTES};
 use super::deadline::{Expired, Streams, TICK};
 use super::stream::{MAX_LINGER_BYTES, Stream};
-use super::worker::{Stop, Worker};
+use super::worker::{Shutdown, Worker};
 
 /// The maximum of concurrent streams of an HTTP/2 connection: the minimum that RFC 9113 recommends, since each stream
 /// may hold memory.
@@ -44,7 +44,12 @@ const PING_EVERY: Duration = Duration::from_secs(20);
 const SMALL_BYTES: usize = 2048;
 
 /// Serves a connection of HTTP/2 with hyper.
-pub(super) async fn serve((stream, first): (Stream, Bytes), client: Arc<Client>, worker: Arc<Worker>, stop: Arc<Stop>) {
+pub(super) async fn serve(
+    (stream, first): (Stream, Bytes),
+    client: Arc<Client>,
+    worker: Arc<Worker>,
+    stop: Arc<Shutdown>,
+) {
     let io = TokioIo::new(ClientIo::new(stream, first, Arc::clone(&client)));
     let ticks = Arc::clone(&worker.ticks);
     let service = Exchange { worker, client: Arc::clone(&client) };
@@ -67,7 +72,7 @@ async fn drive<Connection: Future<Output = hyper::Result<()>>>(
     connection: Connection,
     end: impl Fn(Pin<&mut Connection>),
     client: &Client,
-    stop: &Stop,
+    stop: &Shutdown,
 ) -> hyper::Result<()> {
     let mut connection = pin!(connection);
     let mut alarm = pin!(sleep(client.check_every()));

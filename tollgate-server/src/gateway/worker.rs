@@ -96,7 +96,7 @@ impl Drop for QueuePermit<'_> {
 
 /// The shutdown signal for all connections.
 #[derive(Debug, Default)]
-pub(super) struct Stop {
+pub(super) struct Shutdown {
     /// Notified when idle connections have to close.
     pub(super) idle: Notify,
     pub(super) is_idle: AtomicBool,
@@ -105,7 +105,7 @@ pub(super) struct Stop {
     pub(super) is_goaway: AtomicBool,
 }
 
-impl Stop {
+impl Shutdown {
     /// Closes idle connections, and sends GOAWAY to HTTP/2 clients.
     pub(super) fn end_idle(&self) {
         self.is_idle.store(true, Relaxed);

@@ -31,7 +31,7 @@ pub(in crate::gateway) struct Record {
     worker: usize,
     pub(super) client: IpAddr,
     /// The request line, if it could be parsed.
-    pub(super) line: Option<RequestLine>,
+    pub(super) line: Option<LoggedLine>,
     host: Option<HeaderValue>,
     pub(super) user_agent: Option<HeaderValue>,
     pub(super) referer: Option<HeaderValue>,
@@ -54,7 +54,7 @@ pub(in crate::gateway) struct Record {
 }
 
 /// The request line.
-pub(super) struct RequestLine {
+pub(super) struct LoggedLine {
     pub(super) method: Method,
     uri: Uri,
     version: Version,
@@ -93,7 +93,7 @@ impl Record {
             host: value(&HOST),
             user_agent: value(&USER_AGENT),
             referer: value(&REFERER),
-            line: Some(RequestLine { method, uri, version }),
+            line: Some(LoggedLine { method, uri, version }),
             ..Self::unparsed(address, (log, worker))
         }
     }
@@ -181,7 +181,7 @@ impl Record {
     }
 }
 
-impl RequestLine {
+impl LoggedLine {
     /// Returns the path and the query.
     pub(super) fn target(&self) -> &str {
         self.uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str)

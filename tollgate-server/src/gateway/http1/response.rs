@@ -66,14 +66,24 @@ pub(in crate::gateway) enum HeadUse<T> {
     Taken(T),
 }
 
-/// Reads the heads of responses, of those to HEAD if `is_head`, until `take` wants no other. It gets each with all
-/// bytes from its start on. `has_unparsed` is whether a head was kept.
+/// How the head of a response is read.
+pub(in crate::gateway) struct HeadRead<'a> {
+    /// The buffer for it.
+    pub(in crate::gateway) input: &'a mut [u8],
+    /// Whether the request is HEAD.
+    pub(in crate::gateway) is_head: bool,
+    /// Whether a head was kept.
+    pub(in crate::gateway) has_unparsed: bool,
+}
+
+/// Reads the heads of responses until `take` wants no other. It gets each with all bytes from its start on.
 pub(in crate::gateway) fn poll_head<T>(
     conn: &mut Http1Conn,
-    (input, is_head, mut has_unparsed): (&mut [u8], bool, bool),
+    read: HeadRead<'_>,
     context: &mut Context<'_>,
     mut take: impl FnMut(ResponseHead<'_>, HeadersView<'_>, &[u8], &mut Context<'_>) -> HeadUse<T>,
 ) -> Poll<Result<T, HeadError>> {
+    let HeadRead { input, is_head, mut has_unparsed } = read;
     // An upstream may respond before it has read the whole request.
     let sent = conn.poll_send(context);
     // The bytes that are not parsed yet.

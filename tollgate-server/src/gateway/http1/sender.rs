@@ -15,7 +15,7 @@ use http::{HeaderMap, Response};
 use hyper::body::{Body, Frame, SizeHint};
 
 use super::body::{LAST_CHUNK, ResponseBody, put_chunk};
-use super::response::{self, HeadError, HeadUse};
+use super::response::{self, HeadError, HeadRead, HeadUse};
 use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::http2::request_body::{BodyReader, BodyWriter, Demand, ToUpstream, channel};
@@ -87,31 +87,36 @@ fn poll_head(
 ) -> Poll<Result<(Response<()>, ResponseStart), HeadError>> {
     let mut scratch = scratch();
     let Scratch { input, buffers, .. } = &mut *scratch;
-    let read = response::poll_head(conn, (input, is_head, false), context, |mut head, lines, bytes, _| {
-        if head.is_interim() {
-            return HeadUse::Skipped;
-        }
-        let mut response = Response::new(());
-        *response.status_mut() = head.status;
-        *response.version_mut() = head.version();
-        *response.headers_mut() = head.header_map(bytes, lines);
-        head.body.send_raw();
-        head.body.keep_trailers();
-        let rest = &bytes[head.bytes..];
-        buffers.clear();
-        let taken = match head.body.take(rest, &mut buffers.out) {
-            // No upgrade was requested.
-            Ok((taken, _)) if !head.switches() => taken,
-            _ => return HeadUse::Taken(Err(HeadError::failed(Failure::BadAnswer))),
-        };
-        let first = match head.body {
-            ResponseBody::Length(_) => &rest[..taken],
-            _ => &buffers.out,
-        };
-        let stays_open = head.stays_open && taken == rest.len();
-        let start = ResponseStart { first: Bytes::copy_from_slice(first), rest: head.body, stays_open };
-        HeadUse::Taken(Ok((response, start)))
-    });
+    let read = response::poll_head(
+        conn,
+        HeadRead { input, is_head, has_unparsed: false },
+        context,
+        |mut head, lines, bytes, _| {
+            if head.is_interim() {
+                return HeadUse::Skipped;
+            }
+            let mut response = Response::new(());
+            *response.status_mut() = head.status;
+            *response.version_mut() = head.version();
+            *response.headers_mut() = head.header_map(bytes, lines);
+            head.body.send_raw();
+            head.body.keep_trailers();
+            let rest = &bytes[head.bytes..];
+            buffers.clear();
+            let taken = match head.body.take(rest, &mut buffers.out) {
+                // No upgrade was requested.
+                Ok((taken, _)) if !head.switches() => taken,
+                _ => return HeadUse::Taken(Err(HeadError::failed(Failure::BadAnswer))),
+            };
+            let first = match head.body {
+                ResponseBody::Length(_) => &rest[..taken],
+                _ => &buffers.out,
+            };
+            let stays_open = head.stays_open && taken == rest.len();
+            let start = ResponseStart { first: Bytes::copy_from_slice(first), rest: head.body, stays_open };
+            HeadUse::Taken(Ok((response, start)))
+        },
+    );
     read.map(Result::flatten)
 }
 
@@ -134,15 +139,15 @@ impl Upload {
 
 /// A body of which no end was received.
 #[derive(Debug)]
-pub(in crate::gateway) struct Broken;
+pub(in crate::gateway) struct IncompleteBody;
 
-impl fmt::Display for Broken {
+impl fmt::Display for IncompleteBody {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("the body is incomplete")
     }
 }
 
-impl std::error::Error for Broken {}
+impl std::error::Error for IncompleteBody {}
 
 /// Sends the request body as far as both sides allow. Removes it at its end, or if the upstream does not want the rest.
 /// Trailers are not sent: limits have decided before they arrive, and some servers treat them as headers: uvicorn as
@@ -151,7 +156,11 @@ impl std::error::Error for Broken {}
 /// # Errors
 ///
 /// Fails if the body breaks off. The upstream must get no end of it.
-fn poll_upload(upload: &mut Option<Upload>, conn: &mut Http1Conn, context: &mut Context<'_>) -> Result<(), Broken> {
+fn poll_upload(
+    upload: &mut Option<Upload>,
+    conn: &mut Http1Conn,
+    context: &mut Context<'_>,
+) -> Result<(), IncompleteBody> {
     for _ in 0..PARTS_PER_TURN {
         let Some(Upload { body, length, .. }) = upload else { return Ok(()) };
         match conn.poll_send(context) {
@@ -165,11 +174,11 @@ fn poll_upload(upload: &mut Option<Upload>, conn: &mut Http1Conn, context: &mut 
         }
         let frame = match Pin::new(body).poll_frame(context) {
             Poll::Pending => return Ok(()),
-            Poll::Ready(frame) => frame.transpose().map_err(|_error| Broken)?,
+            Poll::Ready(frame) => frame.transpose().map_err(|_error| IncompleteBody)?,
         };
         match (frame.map(Frame::into_data), length) {
             (Some(Ok(data)), Some(left)) => {
-                *left = left.checked_sub(data.len() as u64).ok_or(Broken)?;
+                *left = left.checked_sub(data.len() as u64).ok_or(IncompleteBody)?;
                 conn.send_part(&data, context);
             }
             (Some(Ok(data)), None) => {
@@ -179,7 +188,7 @@ fn poll_upload(upload: &mut Option<Upload>, conn: &mut Http1Conn, context: &mut 
                 conn.send_part(&buffers.out, context);
             }
             (Some(Err(_trailers)), _) => {}
-            (None, Some(1..)) => return Err(Broken),
+            (None, Some(1..)) => return Err(IncompleteBody),
             (None, Some(0)) => *upload = None,
             (None, None) => {
                 conn.send_part(LAST_CHUNK, context);
@@ -253,7 +262,7 @@ impl Http1Response {
             loop {
                 self.send_upload(context)?;
                 if ready!(writer.poll_demand(context)) == Demand::Unwanted {
-                    return Poll::Ready(Err(Broken));
+                    return Poll::Ready(Err(IncompleteBody));
                 }
                 match ready!(self.poll_frame(context)).transpose()? {
                     None => return Poll::Ready(Ok(())),
@@ -279,7 +288,7 @@ impl Http1Response {
         }
     }
 
-    fn send_upload(&mut self, context: &mut Context<'_>) -> Result<(), Broken> {
+    fn send_upload(&mut self, context: &mut Context<'_>) -> Result<(), IncompleteBody> {
         match &mut self.conn {
             Some(conn) => poll_upload(&mut self.upload, conn, context),
             None => Ok(()),
@@ -317,17 +326,17 @@ impl Http1Response {
         self.start.first.is_empty() && self.start.rest.is_over() && !self.start.rest.has_trailers()
     }
 
-    fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, IncompleteBody>>> {
         loop {
             let ResponseStart { first, rest, stays_open } = &mut self.start;
             if !first.is_empty() {
                 return Poll::Ready(Some(Ok(Frame::data(std::mem::take(first)))));
             }
             if rest.is_over() {
-                let trailers = rest.take_trailers().map_err(|_invalid| Broken).transpose();
+                let trailers = rest.take_trailers().map_err(|_invalid| IncompleteBody).transpose();
                 return Poll::Ready(trailers.map(|trailers| trailers.map(Frame::trailers)));
             }
-            let Some(conn) = &mut self.conn else { return Poll::Ready(Some(Err(Broken))) };
+            let Some(conn) = &mut self.conn else { return Poll::Ready(Some(Err(IncompleteBody))) };
             // Some upstreams respond before they have read the whole request.
             _ = conn.poll_send(context);
             let mut scratch = scratch();
@@ -339,9 +348,9 @@ impl Http1Response {
                     *stays_open &= taken == read;
                     taken
                 }),
-                Err(_) => return Poll::Ready(Some(Err(Broken))),
+                Err(_) => return Poll::Ready(Some(Err(IncompleteBody))),
             };
-            let Ok(taken) = taken else { return Poll::Ready(Some(Err(Broken))) };
+            let Ok(taken) = taken else { return Poll::Ready(Some(Err(IncompleteBody))) };
             *first = match rest {
                 ResponseBody::Length(_) => Bytes::copy_from_slice(&input[..taken]),
                 _ => Bytes::copy_from_slice(&buffers.out),
@@ -354,13 +363,16 @@ impl Http1Response {
 
 impl Body for Http1Body {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = IncompleteBody;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, IncompleteBody>>> {
         match &mut *self {
             Self::Direct(response) => response.poll_frame(context),
             Self::Relayed(reader) => {
-                reader.poll_frame(context).map(|frame| frame.map(|frame| frame.map_err(|_failure| Broken)))
+                reader.poll_frame(context).map(|frame| frame.map(|frame| frame.map_err(|_failure| IncompleteBody)))
             }
         }
     }

@@ -37,7 +37,7 @@ use crate::gateway::local_response::bodiless;
 use crate::gateway::request_guard::RequestGuard;
 use crate::gateway::site::{RouteAction, Site};
 use crate::gateway::stream::{INPUT_BYTES, Stream};
-use crate::gateway::worker::{CurrentConfig, Scratch, Stop, Worker, WorkerBuffers, scratch};
+use crate::gateway::worker::{CurrentConfig, Scratch, Shutdown, Worker, WorkerBuffers, scratch};
 use crate::traces;
 
 /// The maximum number of reads after which a partial head is parsed. After that it is parsed once it is complete, so
@@ -163,7 +163,7 @@ impl<'a> Http1Server<'a> {
     #[expect(clippy::manual_async_fn, reason = "an async function holds its arguments twice")]
     pub(in crate::gateway) fn serve(
         mut self,
-        stop: &'a Stop,
+        stop: &'a Shutdown,
     ) -> impl Future<Output = io::Result<Option<(Stream, Bytes)>>> + Send {
         async move {
             let mut stopped = pin!(stop.idle.notified());
@@ -248,7 +248,7 @@ impl<'a> Http1Server<'a> {
     }
 
     /// Reads the next request and serves it, as far as that is possible without waiting.
-    fn poll_next(&mut self, stop: &Stop, context: &mut Context<'_>) -> Poll<io::Result<NextStep>> {
+    fn poll_next(&mut self, stop: &Shutdown, context: &mut Context<'_>) -> Poll<io::Result<NextStep>> {
         loop {
             ready!(self.poll_sent(context))?;
             let mut scratch = scratch();
@@ -406,7 +406,7 @@ impl<'a> Http1Server<'a> {
     }
 
     /// Serves an allowed request.
-    pub(super) fn pass(
+    fn pass(
         &mut self,
         plain: &PlainRequest<'_>,
         buffers: &mut WorkerBuffers,
@@ -442,7 +442,7 @@ impl<'a> Http1Server<'a> {
     }
 
     /// Starts the count, the access log entry and the span of a request.
-    pub(super) fn begin_request(&mut self, plain: &PlainRequest<'_>, site: &Site) -> RequestGuard {
+    fn begin_request(&mut self, plain: &PlainRequest<'_>, site: &Site) -> RequestGuard {
         (self.is_last, self.is_http10) = (plain.head.is_last, plain.head.is_http10());
         self.worker.tally.note_dropped_headers(plain.head.dropped);
         RequestGuard::begin(&plain.head, self.client, self.worker, site)
@@ -456,7 +456,7 @@ impl<'a> Http1Server<'a> {
 
     /// Parses the saved request again, and calls `serve` with it. Returns `None` only if it cannot be parsed, although
     /// it was parsed before.
-    pub(super) fn with_saved<T>(
+    fn with_saved<T>(
         &mut self,
         (site, route): (&Site, Option<usize>),
         serve: impl FnOnce(&mut Self, &PlainRequest<'_>, &mut WorkerBuffers) -> T,
@@ -495,7 +495,7 @@ impl<'a> Http1Server<'a> {
     }
 
     /// Returns the `Connection` header line of a response. It is empty where the default of the version applies.
-    pub(super) fn connection_line(&self) -> &'static [u8] {
+    fn connection_line(&self) -> &'static [u8] {
         match (self.is_last, self.is_http10) {
             (true, _) => headers::CLOSE,
             (false, true) => headers::KEEP_ALIVE,

@@ -70,13 +70,13 @@ impl Service<Request<Incoming>> for Exchange {
         let is_head = request.method() == Method::HEAD;
         match self.begin(request) {
             Ok(response) => ResponseFuture::Ready(Some(finished(response, is_head))),
-            Err((check, forwarding)) => {
+            Err((check, checked)) => {
                 let this = self.clone();
                 ResponseFuture::Pending(Box::pin(async move {
                     let response = match check {
-                        Check::Ready(outcome) => this.pass(outcome, forwarding).await,
+                        Check::Ready(outcome) => this.pass(outcome, checked).await,
                         // Boxed: the future is larger with a remote store, and other requests need no room for it.
-                        Check::Pending(outcome) => Box::pin(this.after_check(outcome, forwarding)).await,
+                        Check::Pending(outcome) => Box::pin(this.after_check(outcome, checked)).await,
                     };
                     finished(response, is_head)
                 }))
@@ -104,7 +104,7 @@ pub(super) fn with_head<T>(
 }
 
 /// A checked request that is to be forwarded.
-struct Forwarding {
+struct CheckedRequest {
     request: ReceivedRequest,
     site: Arc<Site>,
     route: Option<usize>,
@@ -114,7 +114,7 @@ struct Forwarding {
 impl Exchange {
     /// Returns the response if it is available at once. Otherwise returns the check and the request.
     #[expect(clippy::result_large_err, reason = "not an error, and boxed at once")]
-    fn begin(&self, request: Request<Incoming>) -> Result<Response<ToClient>, (Check, Forwarding)> {
+    fn begin(&self, request: Request<Incoming>) -> Result<Response<ToClient>, (Check, CheckedRequest)> {
         let (mut parts, body) = request.into_parts();
         let body = ClientBody::Http2(body);
         join_cookies(&mut parts.headers);
@@ -147,7 +147,7 @@ impl Exchange {
             parts.uri = uri;
         }
         let request = ReceivedRequest { parts, body, buffered: None };
-        Err((check, Forwarding { request, site, route, guard }))
+        Err((check, CheckedRequest { request, site, route, guard }))
     }
 
     /// Counts the outcome of a check, and adds it to the access log entry.
@@ -168,23 +168,23 @@ impl Exchange {
     async fn after_check(
         &self,
         outcome: impl Future<Output = Outcome>,
-        mut forwarding: Forwarding,
+        mut checked: CheckedRequest,
     ) -> Response<ToClient> {
         let outcome = outcome.await;
-        let Forwarding { request: ReceivedRequest { parts, body, .. }, site, route, guard } = &mut forwarding;
+        let CheckedRequest { request: ReceivedRequest { parts, body, .. }, site, route, guard } = &mut checked;
         let request = (&*parts, BodyLength::of(body));
         with_head(request, (site, &self.client), |head| self.note_outcome(head, (site, *route), &outcome, guard));
         if !outcome.is_allowed() {
-            let Forwarding { request: ReceivedRequest { parts, body, .. }, site, guard, .. } = forwarding;
+            let CheckedRequest { request: ReceivedRequest { parts, body, .. }, site, guard, .. } = checked;
             let request = (&parts, BodyLength::of(&body));
             return with_head(request, (&site, &self.client), |head| self.refuse((head, body), &outcome, guard));
         }
-        self.pass(outcome, forwarding).await
+        self.pass(outcome, checked).await
     }
 
     /// Serves an allowed request. Rare steps are boxed, so that their futures take no room in every request.
-    async fn pass(&self, mut outcome: Outcome, forwarding: Forwarding) -> Response<ToClient> {
-        let Forwarding { mut request, site, route, mut guard } = forwarding;
+    async fn pass(&self, mut outcome: Outcome, checked: CheckedRequest) -> Response<ToClient> {
+        let CheckedRequest { mut request, site, route, mut guard } = checked;
         guard.keep_permit(outcome.take_permit());
         if !request.body.is_end_stream() {
             // Until an upstream reads it, the client may send this much of the body.
@@ -376,8 +376,8 @@ mod tests {
 
     #[test]
     fn a_request_on_its_way_is_a_small_future() {
-        let pass = |(exchange, outcome, forwarding): (&'static Exchange, Outcome, Forwarding)| {
-            exchange.pass(outcome, forwarding)
+        let pass = |(exchange, outcome, checked): (&'static Exchange, Outcome, CheckedRequest)| {
+            exchange.pass(outcome, checked)
         };
         let bytes = future_bytes(pass);
         assert!(bytes <= 7 << 10, "{bytes} bytes");

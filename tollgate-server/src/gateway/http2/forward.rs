@@ -72,11 +72,12 @@ impl Exchange {
 
     async fn try_upstreams(
         &self,
-        (mut parts, mut body): (Parts, ToUpstream),
+        (parts, mut body): (Parts, ToUpstream),
         (site, route): (&Site, &Route),
         mut attempts: Attempts,
         guard: &mut RequestGuard,
     ) -> Result<Answered, Fault> {
+        let mut parts = Some(parts);
         loop {
             let chosen = attempts.choose(route, self.worker.number, self.worker.ticks.now());
             let (upstream, attempt) = chosen.ok_or(Failure::NoRoute)?;
@@ -95,21 +96,23 @@ impl Exchange {
                 Err(error) => error,
             };
             let at = (self.worker.number, self.worker.ticks.now());
-            let is_retried = attempts.note_failed((route, target), &fault, retry.is_some(), at);
+            let is_retried = attempts.note_failed((route, target), &fault, retry.is_some().into(), at);
             body = retry.filter(|_| is_retried).ok_or(fault)?;
         }
     }
 
+    /// Sends a request to one upstream. Its head is dropped once it was sent with a body: then it cannot be retried.
     async fn try_one(
         &self,
-        (parts, mut body): (&mut Parts, ToUpstream),
+        (kept, mut body): (&mut Option<Parts>, ToUpstream),
         to: Destination<'_>,
         mut attempt: UpstreamAttempt,
         guard: &mut RequestGuard,
     ) -> Result<Answered, SendError> {
+        let Some(parts) = kept else { return Err(SendError::failed(Failure::BodyBroken)) };
         let (worker, route, target) = (self.worker.number, to.route, &to.upstream.target);
         let may_repeat = body.is_empty() && parts.method.is_idempotent();
-        let repeatable = if may_repeat { Repeatable::Yes } else { Repeatable::No };
+        let repeatable = Repeatable::from(may_repeat);
         if !may_repeat && target.has_shared(worker) {
             // The runtime polls the kernel for events and runs the tasks that they wake before it returns here. So a
             // connection that the upstream has closed by now is known to be closed.
@@ -143,12 +146,12 @@ impl Exchange {
                 }
                 if !body.is_empty() {
                     // An upload may take long, and the head holds a buffer of the client's connection.
-                    *parts = Request::new(()).into_parts().0;
+                    *kept = None;
                 }
                 // On a new connection to the only upstream there is no retry: the request may be what broke the
                 // connection.
                 let is_retried = may_repeat && (conn.usage.is_used() || route.has_several());
-                let repeatable = if is_retried { Repeatable::Yes } else { Repeatable::No };
+                let repeatable = Repeatable::from(is_retried);
                 let (pool, upload) = (attempt.pool(&self.worker.ticks), Upload::new(body, &deadline));
                 let sending = async move {
                     let answer = sender::receive(conn, upload, (is_head, repeatable), Some(pool)).await;

@@ -65,11 +65,11 @@ impl Body for ClientBody {
 pub(in crate::gateway) enum ToUpstream {
     Empty,
     /// Boxed, because a connection to an upstream allocates room for 32 requests.
-    Upload(Box<Upload>),
+    Upload(Box<ClientUpload>),
 }
 
 /// A body that is received from a client.
-pub(in crate::gateway) struct Upload {
+pub(in crate::gateway) struct ClientUpload {
     body: ClientBody,
     client: Arc<Client>,
     /// The number of bytes that may still follow.
@@ -120,7 +120,7 @@ impl ToUpstream {
         if body.is_end_stream() {
             return Self::Empty;
         }
-        Self::Upload(Box::new(Upload {
+        Self::Upload(Box::new(ClientUpload {
             max_buffered: client.upload_bytes(&body),
             body,
             client: Arc::clone(client),
@@ -226,7 +226,7 @@ impl Body for ToUpstream {
     }
 }
 
-impl Upload {
+impl ClientUpload {
     fn fail(&mut self, how: UploadError) -> Poll<Option<Result<Frame<Bytes>, UploadError>>> {
         if let Some(reader) = &self.upstream {
             reader.deadline.set(reader.timeout);

@@ -11,7 +11,7 @@ use tokio::time::{Sleep, sleep};
 
 use crate::gateway::buffer_budget::{Overloaded, STEP_BYTES};
 use crate::gateway::client::BufferedBytes;
-use crate::gateway::http1::sender::{Broken, Http1Body};
+use crate::gateway::http1::sender::{Http1Body, IncompleteBody};
 use crate::gateway::request_guard::{RequestGuard, UpstreamProgress};
 
 /// A response body for a client.
@@ -49,7 +49,7 @@ impl Body for UpstreamBody {
         match &mut *self {
             Self::Http1(body) => {
                 let frame = Pin::new(body).poll_frame(context);
-                frame.map(|frame| frame.map(|frame| frame.map_err(|Broken| DownloadError::Broken)))
+                frame.map(|frame| frame.map(|frame| frame.map_err(|IncompleteBody| DownloadError::Broken)))
             }
             Self::Http2(body) => {
                 let frame = Pin::new(body).poll_frame(context);
@@ -210,7 +210,7 @@ impl fmt::Display for DownloadError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Upstream(error) => error.fmt(out),
-            Self::Broken => Broken.fmt(out),
+            Self::Broken => IncompleteBody.fmt(out),
             Self::Late => out.write_str("the upstream did not continue its response in time"),
             Self::Overloaded => out.write_str("gateway.max_buffered is reached"),
         }

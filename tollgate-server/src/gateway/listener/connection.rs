@@ -19,7 +19,7 @@ use crate::gateway::http1::server::Http1Server;
 use crate::gateway::http2;
 use crate::gateway::stream::Stream;
 use crate::gateway::tally::Tally;
-use crate::gateway::worker::{Stop, Worker};
+use crate::gateway::worker::{Shutdown, Worker};
 use crate::service::proxy_protocol;
 
 /// The settings of a listener that apply to new connections.
@@ -36,9 +36,9 @@ impl ListenerConfig {
 }
 
 /// A connection that is counted.
-pub(in crate::gateway) struct Counted(Arc<Tally>);
+pub(in crate::gateway) struct OpenConnection(Arc<Tally>);
 
-impl Counted {
+impl OpenConnection {
     pub(in crate::gateway) fn new(tally: Arc<Tally>) -> Self {
         tally.connections.fetch_add(1, Relaxed);
         tally.all_connections.fetch_add(1, Relaxed);
@@ -53,7 +53,7 @@ impl Counted {
     }
 }
 
-impl Drop for Counted {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.0.connections.fetch_sub(1, Relaxed);
         self.0.all_connections.fetch_sub(1, Relaxed);
@@ -67,11 +67,11 @@ impl Drop for Counted {
 /// are boxed, and nothing is held twice: an async function would copy its arguments.
 #[expect(clippy::manual_async_fn, reason = "an async function holds its arguments twice")]
 pub(in crate::gateway) fn serve(
-    counted: Counted,
+    counted: OpenConnection,
     stream: Stream,
     client: Arc<Client>,
     worker: Arc<Worker>,
-    stop: Arc<Stop>,
+    stop: Arc<Shutdown>,
 ) -> impl Future<Output = io::Result<()>> + Send {
     async move {
         let http2 = Http1Server::new(stream, &client, &worker).serve(&stop).await?;
@@ -87,12 +87,12 @@ pub(in crate::gateway) fn serve(
 
 /// Serves a connection that begins with a header of the PROXY protocol or a TLS handshake.
 pub(in crate::gateway) async fn begin_and_serve(
-    counted: Counted,
+    counted: OpenConnection,
     tcp: TcpStream,
     (peer, entered): (SocketAddr, Option<per_address::Counted>),
     config: Arc<ListenerConfig>,
     worker: Arc<Worker>,
-    stop: Arc<Stop>,
+    stop: Arc<Shutdown>,
 ) -> io::Result<()> {
     let begun = Box::pin(begin(tcp, (peer, entered), config, &worker)).await?;
     let Some((stream, client)) = begun else { return Ok(()) };

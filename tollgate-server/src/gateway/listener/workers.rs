@@ -16,10 +16,10 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::connection::{self, Counted, ListenerConfig};
+use super::connection::{self, ListenerConfig, OpenConnection};
 use crate::gateway::site::Route;
 use crate::gateway::stream::Stream;
-use crate::gateway::worker::{Stop, Worker, scratch};
+use crate::gateway::worker::{Shutdown, Worker, scratch};
 use crate::passed_sockets::{ListenerSockets, Owner};
 use crate::service;
 
@@ -169,7 +169,7 @@ impl WorkerHandle {
 }
 
 async fn run(worker: Arc<Worker>, mut inbox: mpsc::UnboundedReceiver<Command>, mut settings: WorkerSettings) -> i64 {
-    let stop = Arc::new(Stop::default());
+    let stop = Arc::new(Shutdown::default());
     let mut listeners = JoinSet::new();
     tokio::spawn(sweep(Arc::clone(&worker)));
     loop {
@@ -210,7 +210,7 @@ async fn sweep(worker: Arc<Worker>) {
 }
 
 /// Waits for requests in flight. Returns the number of connections that are left after the timeout.
-async fn drain(worker: &Worker, stop: &Stop, within: Duration, how: service::Stop) -> i64 {
+async fn drain(worker: &Worker, stop: &Shutdown, within: Duration, how: service::Stop) -> i64 {
     worker.closing.store(true, Relaxed);
     let grace = match how {
         service::Stop::TakenOver => TAKEN_OVER_GRACE,
@@ -242,7 +242,7 @@ async fn drain(worker: &Worker, stop: &Stop, within: Duration, how: service::Sto
 struct Acceptor {
     config: Arc<ArcSwap<ListenerConfig>>,
     worker: Arc<Worker>,
-    stop: Arc<Stop>,
+    stop: Arc<Shutdown>,
     max_connections: i64,
     /// Bounds the rejections that are being sent.
     rejecting: Arc<Semaphore>,
@@ -293,7 +293,7 @@ impl Acceptor {
     fn take(&self, tcp: TcpStream, peer: SocketAddr) {
         let tally = Arc::clone(&self.worker.tally);
         tally.accepted.add(1);
-        let Some(counted) = Counted::within(self.max_connections, &tally) else {
+        let Some(counted) = OpenConnection::within(self.max_connections, &tally) else {
             tally.turned_away.add(1);
             // In a flood, only some clients get a response.
             if let Ok(permit) = Arc::clone(&self.rejecting).try_acquire_owned() {

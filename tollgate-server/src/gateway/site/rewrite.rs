@@ -1,7 +1,7 @@
 //! Changes of a route to requests and responses: the path for upstreams, and headers.
 
-use http::uri::PathAndQuery;
 use http::Uri;
+use http::uri::PathAndQuery;
 use tollgate::internal::CleanPath;
 use tollgate::rules::file::internal::{RewriteRule, RouteRule, SettingError, UpstreamRule};
 use tollgate::rules::{PathCase, PathReading};

@@ -19,7 +19,7 @@ use crate::gateway::deadline::{Tick, Ticks, UpstreamDeadline, Wait};
 use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::head::headers::{self, Edits};
 use crate::gateway::tally::RouteTally;
-use crate::gateway::upstream::conn::ReusePolicy;
+use crate::gateway::upstream::conn::{Repeatable, ReusePolicy};
 use crate::gateway::upstream::http2_pool::StreamPermit;
 use crate::gateway::upstream::tls::UpstreamTls;
 use crate::gateway::upstream::{ConnPool, Eject, Target, UpstreamAddress, UpstreamProtocol};
@@ -307,12 +307,12 @@ impl Attempts {
     }
 
     /// Records that an attempt has failed. Returns whether another one follows, which it can only if the request is
-    /// retryable.
+    /// repeatable.
     pub(in crate::gateway) fn note_failed(
         &self,
         (route, target): (&Route, &Target),
         fault: &Fault,
-        is_retryable: bool,
+        repeatable: Repeatable,
         (worker, now): (usize, Tick),
     ) -> bool {
         let failure = fault.failure();
@@ -321,7 +321,8 @@ impl Attempts {
         }
         let tally = route.tally(worker);
         tally.note_failure(failure);
-        let retries = is_retryable && self.made <= usize::from(route.retries) && !would_fail_again(failure, route);
+        let may_retry = self.made <= usize::from(route.retries) && !would_fail_again(failure, route);
+        let retries = may_retry && repeatable == Repeatable::Yes;
         if retries {
             tally.note_retry();
         }

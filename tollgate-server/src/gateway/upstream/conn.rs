@@ -265,6 +265,12 @@ pub(in crate::gateway) enum Repeatable {
     No,
 }
 
+impl From<bool> for Repeatable {
+    fn from(may_repeat: bool) -> Self {
+        if may_repeat { Self::Yes } else { Self::No }
+    }
+}
+
 /// The age and use of one connection.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::gateway) struct Usage {

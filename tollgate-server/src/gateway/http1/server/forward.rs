@@ -82,7 +82,7 @@ pub(super) enum AttemptError {
         /// Boxed, because the task of a client holds room for it as long as the client is connected.
         fault: Box<Fault>,
         /// Whether the request may be sent again.
-        retryable: bool,
+        repeatable: Repeatable,
     },
     /// The upstream uses HTTP/2.
     Http2,
@@ -94,7 +94,7 @@ pub(super) enum AttemptError {
 
 impl AttemptError {
     pub(super) fn failed(failure: Failure) -> Self {
-        Self::Failed { fault: Box::new(failure.into()), retryable: false }
+        Self::Failed { fault: Box::new(failure.into()), repeatable: Repeatable::No }
     }
 }
 
@@ -210,8 +210,8 @@ impl Http1Server<'_> {
     }
 
     fn take_idle(&self, target: &Target, forwarding: &Forwarding) -> Option<Box<Http1Conn>> {
-        let repeatable = if forwarding.may_repeat { Repeatable::Yes } else { Repeatable::No };
-        target.take_idle(self.worker.number, self.worker.ticks.now(), &forwarding.route().reuse, repeatable)
+        let (now, policy) = (self.worker.ticks.now(), &forwarding.route().reuse);
+        target.take_idle(self.worker.number, now, policy, forwarding.may_repeat.into())
     }
 
     fn write_request(
@@ -243,15 +243,15 @@ impl Http1Server<'_> {
             if self.needs_http2(&forwarding) {
                 return Box::pin(self.forward_by_hyper(forwarding)).await;
             }
-            let (fault, is_retryable) = match self.attempt(&target, &mut forwarding).await {
+            let (fault, repeatable) = match self.attempt(&target, &mut forwarding).await {
                 Ok(None) => return ForwardResult::Answered,
                 Ok(Some(switched)) => return ForwardResult::Switched(self.open_tunnel(*switched, *forwarding)),
                 Err(AttemptError::Http2) => return Box::pin(self.forward_by_hyper(forwarding)).await,
                 Err(AttemptError::ClientGone | AttemptError::Aborted) => return ForwardResult::Close,
-                Err(AttemptError::Failed { fault, retryable }) => (fault, retryable),
+                Err(AttemptError::Failed { fault, repeatable }) => (fault, repeatable),
             };
             let at = (self.worker.number, self.worker.ticks.now());
-            if !forwarding.attempts.note_failed((forwarding.route(), &target), &fault, is_retryable, at) {
+            if !forwarding.attempts.note_failed((forwarding.route(), &target), &fault, repeatable, at) {
                 break fault;
             }
             self.choose(&mut forwarding);
@@ -355,7 +355,8 @@ impl Http1Server<'_> {
         let (site, route) = (Arc::clone(&forwarding.site), Some(forwarding.route));
         let sent = self.with_saved((&site, route), |server, plain, buffers| {
             server.write_request(plain, buffers, forwarding).map_err(AttemptError::failed)?;
-            let not_sent = |_| AttemptError::Failed { fault: Box::new(Failure::Disconnected.into()), retryable: true };
+            let not_sent =
+                |_| AttemptError::Failed { fault: Box::new(Failure::Disconnected.into()), repeatable: Repeatable::Yes };
             conn.send(&buffers.out, context).map_err(not_sent)
         });
         sent.unwrap_or(Err(AttemptError::Aborted))
@@ -367,7 +368,7 @@ async fn dial(
     forwarding: &Forwarding,
     (worker, client): (&Arc<Worker>, &Client),
 ) -> Result<Box<Http1Conn>, AttemptError> {
-    let failed = |fault| AttemptError::Failed { fault: Box::new(fault), retryable: true };
+    let failed = |fault| AttemptError::Failed { fault: Box::new(fault), repeatable: Repeatable::Yes };
     let conn_use = if forwarding.upgrades { ConnUse::Upgrade } else { ConnUse::Request };
     match connect::obtain(target, conn_use, (worker, client), forwarding.route()).await {
         Ok(UpstreamConn::H1(conn)) => Ok(conn),

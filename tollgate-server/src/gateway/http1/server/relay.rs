@@ -16,7 +16,7 @@ use super::forward::{AttemptError, Forwarding, Settling};
 use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::head::headers::{self, HeaderKind, HeadersView};
 use crate::gateway::http1::body::{InvalidBody, ResponseBody};
-use crate::gateway::http1::response::{HeadError, HeadUse, ResponseHead, poll_head};
+use crate::gateway::http1::response::{HeadError, HeadRead, HeadUse, ResponseHead, poll_head};
 use crate::gateway::upstream::Target;
 use crate::gateway::upstream::abandoned::is_event_stream;
 use crate::gateway::upstream::conn::Http1Conn;
@@ -58,7 +58,8 @@ impl Http1Server<'_> {
         let may_repeat = forwarding.may_repeat && (conn.usage.is_used() || forwarding.route().has_several());
         let mut scratch = scratch();
         let Scratch { input, buffers, .. } = &mut *scratch;
-        let read = (&mut **input, forwarding.is_head, std::mem::take(&mut forwarding.has_unparsed));
+        let has_unparsed = std::mem::take(&mut forwarding.has_unparsed);
+        let read = HeadRead { input, is_head: forwarding.is_head, has_unparsed };
         let answered = poll_head(conn, read, context, |head, lines, bytes, context| {
             if head.is_interim() {
                 return match self.pass_interim(&head, lines, buffers, forwarding, context) {
@@ -87,7 +88,7 @@ impl Http1Server<'_> {
             Poll::Ready(Err(HeadError { fault, is_silent })) => {
                 return Poll::Ready(Err(AttemptError::Failed {
                     fault: Box::new(fault),
-                    retryable: is_silent && may_repeat,
+                    repeatable: (is_silent && may_repeat).into(),
                 }));
             }
             Poll::Pending => {}

@@ -23,7 +23,7 @@ use crate::gateway::http2::response_body::ToClient;
 use crate::gateway::worker::{Scratch, WorkerBuffers, scratch};
 
 /// The client has left, or the response cannot be completed.
-struct Broken;
+struct Aborted;
 
 /// A request body on its way to hyper's client.
 struct BodyRelay {
@@ -59,14 +59,14 @@ impl Http1Server<'_> {
             self.relay_to_hyper(&mut relay, context)?;
             match answering.as_mut().poll(context) {
                 Poll::Ready(response) => Poll::Ready(Ok(response)),
-                Poll::Pending if self.has_gone(&mut scratch().input, context) => Poll::Ready(Err(Broken)),
+                Poll::Pending if self.has_gone(&mut scratch().input, context) => Poll::Ready(Err(Aborted)),
                 Poll::Pending => Poll::Pending,
             }
         });
         let Ok(response) = answered.await else { return ForwardResult::Close };
         match self.send_response(response, (is_head, wants_trailers), relay).await {
             Ok(()) => ForwardResult::Answered,
-            Err(Broken) => ForwardResult::Close,
+            Err(Aborted) => ForwardResult::Close,
         }
     }
 
@@ -84,7 +84,7 @@ impl Http1Server<'_> {
     }
 
     /// Passes the body on to hyper's client as far as both sides allow.
-    fn relay_to_hyper(&mut self, relay: &mut BodyRelay, context: &mut Context<'_>) -> Result<(), Broken> {
+    fn relay_to_hyper(&mut self, relay: &mut BodyRelay, context: &mut Context<'_>) -> Result<(), Aborted> {
         loop {
             let Some(body) = &mut self.body else { return Ok(()) };
             if body.failure.is_some() || relay.writer.poll_demand(context) != Poll::Ready(Demand::Wanted) {
@@ -101,13 +101,13 @@ impl Http1Server<'_> {
                 Ok(Poll::Ready(read)) => read,
                 Ok(Poll::Pending) => {
                     drop(scratch);
-                    self.send_continue(context).map_err(|_gone| Broken)?;
+                    self.send_continue(context).map_err(|_gone| Aborted)?;
                     if self.poll_body_late(context).is_ready() {
                         self.break_off(Failure::BodyLate, relay);
                     }
                     return Ok(());
                 }
-                Err(_) => return Err(Broken),
+                Err(_) => return Err(Aborted),
             };
             if let Err(failure) = self.pass_on(&input[..read], relay) {
                 self.break_off(failure, relay);
@@ -149,7 +149,7 @@ impl Http1Server<'_> {
         response: Response<ToClient>,
         (is_head, wants_trailers): (bool, bool),
         mut relay: BodyRelay,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), Aborted> {
         let (parts, mut body) = response.into_parts();
         body.answers_with(parts.status);
         let (mut framing, announced) = self.framing(&parts, &mut body, (is_head, wants_trailers));
@@ -207,7 +207,7 @@ impl Http1Server<'_> {
         (id, length): (Option<&[u8]>, Option<u64>),
         framing: &Framing,
         (buffers, context): (&mut WorkerBuffers, &mut Context<'_>),
-    ) -> Result<(), Broken> {
+    ) -> Result<(), Aborted> {
         let WorkerBuffers { out, date, .. } = buffers;
         out.clear();
         headers::put_status(out, parts.status, parts.status.canonical_reason().unwrap_or_default().as_bytes());
@@ -231,7 +231,7 @@ impl Http1Server<'_> {
         }
         out.extend_from_slice(self.connection_line());
         out.extend_from_slice(b"\r\n");
-        self.put(out, &[], context).map_err(|_gone| Broken)
+        self.put(out, &[], context).map_err(|_gone| Aborted)
     }
 
     /// Returns ready once the client was sent the whole body.
@@ -240,10 +240,10 @@ impl Http1Server<'_> {
         (body, framing): (&mut ToClient, &mut Framing),
         trailers: &mut HeaderMap,
         context: &mut Context<'_>,
-    ) -> Poll<Result<(), Broken>> {
+    ) -> Poll<Result<(), Aborted>> {
         loop {
             if ready!(self.poll_sent(context)).is_err() {
-                return Poll::Ready(Err(Broken));
+                return Poll::Ready(Err(Aborted));
             }
             if let Framing::Length(0) = framing {
                 // The end of a response may follow its last byte.
@@ -254,14 +254,14 @@ impl Http1Server<'_> {
             }
             let frame = match Pin::new(&mut *body).poll_frame(context) {
                 Poll::Ready(Some(Ok(frame))) => frame,
-                Poll::Ready(Some(Err(_))) => return Poll::Ready(Err(Broken)),
+                Poll::Ready(Some(Err(_))) => return Poll::Ready(Err(Aborted)),
                 Poll::Ready(None) => {
-                    let end = framing.end(trailers).ok_or(Broken)?;
-                    self.put(&end, &[], context).map_err(|_gone| Broken)?;
+                    let end = framing.end(trailers).ok_or(Aborted)?;
+                    self.put(&end, &[], context).map_err(|_gone| Aborted)?;
                     *framing = Framing::Length(0);
                     continue;
                 }
-                Poll::Pending if self.has_gone(&mut scratch().input, context) => return Poll::Ready(Err(Broken)),
+                Poll::Pending if self.has_gone(&mut scratch().input, context) => return Poll::Ready(Err(Aborted)),
                 Poll::Pending => return Poll::Pending,
             };
             let put = match frame.into_data() {
@@ -275,10 +275,10 @@ impl Http1Server<'_> {
         }
     }
 
-    fn put_data(&mut self, data: &Bytes, framing: &mut Framing, context: &mut Context<'_>) -> Result<(), Broken> {
+    fn put_data(&mut self, data: &Bytes, framing: &mut Framing, context: &mut Context<'_>) -> Result<(), Aborted> {
         let put = match framing {
             Framing::Length(left) => {
-                *left = left.checked_sub(data.len() as u64).ok_or(Broken)?;
+                *left = left.checked_sub(data.len() as u64).ok_or(Aborted)?;
                 self.put(data, &[], context)
             }
             Framing::Raw => self.put(data, &[], context),
@@ -289,7 +289,7 @@ impl Http1Server<'_> {
                 self.put(&buffers.out, &[], context)
             }
         };
-        put.map_err(|_gone| Broken)
+        put.map_err(|_gone| Aborted)
     }
 }
 
