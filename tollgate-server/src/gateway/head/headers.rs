@@ -63,7 +63,7 @@ impl HeaderKind {
     /// Returns whether a header is kept although `Connection` names it. Without its framing headers a request becomes
     /// another one, and without the forwarding headers of a trusted proxy it has another client (CVE-2022-31813).
     /// `Upgrade`, `TE` and `Connection` itself are handled later.
-    pub(in crate::gateway) fn outlives_connection_option(self) -> bool {
+    pub(super) fn outlives_connection_option(self) -> bool {
         matches!(
             self,
             Self::Host
@@ -167,7 +167,7 @@ impl<'a> HeaderFilter<'a> {
     }
 
     /// Returns the fate of a request header with this name and kind.
-    pub(in crate::gateway) fn fate(&self, name: &str, kind: HeaderKind) -> Fate {
+    pub(super) fn fate(&self, name: &str, kind: HeaderKind) -> Fate {
         match kind {
             HeaderKind::Other | HeaderKind::Forwarding | HeaderKind::RateLimit if has_underscore(name) => {
                 match self.underscores {
@@ -302,7 +302,7 @@ impl Edits {
     }
 
     /// Returns whether a header is removed and not replaced.
-    pub(in crate::gateway) fn removes_for_good(&self, name: &HeaderName) -> bool {
+    pub(super) fn removes_for_good(&self, name: &HeaderName) -> bool {
         self.remove.contains(name) && !self.sets(name)
     }
 

@@ -87,11 +87,7 @@ impl RequestBody {
 
     /// Consumes bytes of the body, and appends its content and trailers to `received`. Returns the number of bytes
     /// consumed.
-    pub(in crate::gateway) fn take_content(
-        &mut self,
-        bytes: &[u8],
-        received: &mut ReceivedBody,
-    ) -> Result<usize, Ambiguity> {
+    pub(super) fn take_content(&mut self, bytes: &[u8], received: &mut ReceivedBody) -> Result<usize, Ambiguity> {
         let Self::Chunked(framing_guard) = self else {
             let (taken, _) = self.take(bytes, &mut Vec::new())?;
             received.content.extend_from_slice(&bytes[..taken]);
@@ -123,11 +119,7 @@ pub(in crate::gateway) struct ReceivedBody {
 
 impl ReceivedBody {
     /// Decodes chunks. Returns the number of bytes that belong to the body.
-    pub(in crate::gateway) fn unchunk(
-        &mut self,
-        framing_guard: &mut FramingGuard,
-        bytes: &[u8],
-    ) -> Result<usize, Ambiguity> {
+    pub(super) fn unchunk(&mut self, framing_guard: &mut FramingGuard, bytes: &[u8]) -> Result<usize, Ambiguity> {
         let Self { content, trailers } = self;
         let found = |piece: &[u8]| content.extend_from_slice(piece);
         framing_guard.unchunk_with_trailers(bytes, found, |lines| trailers.extend_from_slice(lines))
@@ -227,7 +219,7 @@ impl ResponseBody {
 
     /// Adapts the body to a client of HTTP/1.0, which knows no chunks. Returns whether only the end of the connection
     /// can end it.
-    pub(in crate::gateway) fn send_raw(&mut self) -> bool {
+    pub(super) fn send_raw(&mut self) -> bool {
         match self {
             Self::Length(_) => false,
             Self::Chunks { framing, .. } | Self::UntilClose { framing, .. } => {
@@ -238,7 +230,7 @@ impl ResponseBody {
     }
 
     /// Passes the trailers on that the head announces.
-    pub(in crate::gateway) fn pass_trailers(&mut self, lines: HeadersView<'_>) {
+    pub(super) fn pass_trailers(&mut self, lines: HeadersView<'_>) {
         if let Self::Chunks { trailers, .. } = self {
             let announced = lines.values(HeaderKind::Trailer).flat_map(|value| value.split(|byte| *byte == b','));
             let announced = announced.map(<[u8]>::trim_ascii);
@@ -248,19 +240,19 @@ impl ResponseBody {
     }
 
     /// Keeps all trailers, for a client that gets them in a map.
-    pub(in crate::gateway) fn keep_trailers(&mut self) {
+    pub(super) fn keep_trailers(&mut self) {
         if let Self::Chunks { trailers, .. } = self {
             *trailers = Some(Box::default());
         }
     }
 
     /// Returns whether a body that is over has trailers.
-    pub(in crate::gateway) fn has_trailers(&self) -> bool {
+    pub(super) fn has_trailers(&self) -> bool {
         matches!(self, Self::Chunks { trailers: Some(trailers), .. } if trailers.is_any())
     }
 
     /// Takes the trailers that were kept, if there are any.
-    pub(in crate::gateway) fn take_trailers(&mut self) -> Result<Option<HeaderMap>, InvalidBody> {
+    pub(super) fn take_trailers(&mut self) -> Result<Option<HeaderMap>, InvalidBody> {
         let Self::Chunks { trailers, .. } = self else { return Ok(None) };
         trailers.take().filter(|trailers| trailers.is_any()).map(|trailers| trailers.to_map()).transpose()
     }
@@ -322,10 +314,10 @@ impl ClientFraming {
     }
 }
 
-pub(in crate::gateway) const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+pub(super) const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 
 /// Writes a chunk. An empty one is skipped, since it would be the last.
-pub(in crate::gateway) fn put_chunk(out: &mut Vec<u8>, bytes: &[u8]) {
+pub(super) fn put_chunk(out: &mut Vec<u8>, bytes: &[u8]) {
     if !bytes.is_empty() {
         // Writing to a vector does not fail.
         _ = write!(out, "{:x}\r\n", bytes.len());
@@ -366,7 +358,7 @@ impl Trailers {
     }
 
     /// Returns whether more than the final empty line was received.
-    pub(in crate::gateway) fn is_any(&self) -> bool {
+    pub(super) fn is_any(&self) -> bool {
         self.received.len() > b"\r\n".len()
     }
 
@@ -382,7 +374,7 @@ impl Trailers {
     }
 
     /// Returns the trailers for a client of HTTP/2, which gets them without an announcement.
-    pub(in crate::gateway) fn to_map(&self) -> Result<HeaderMap, InvalidBody> {
+    pub(super) fn to_map(&self) -> Result<HeaderMap, InvalidBody> {
         let mut map = HeaderMap::new();
         let mut parsed = [httparse::EMPTY_HEADER; MAX_HEADERS];
         for trailer in self.parse(&mut parsed)?.iter().filter(|trailer| is_harmless(trailer.name)) {
@@ -400,7 +392,7 @@ impl Trailers {
     }
 
     /// Writes the last chunk with those of these trailers that were announced.
-    pub(in crate::gateway) fn write_map(&self, out: &mut Vec<u8>, trailers: &HeaderMap) {
+    pub(super) fn write_map(&self, out: &mut Vec<u8>, trailers: &HeaderMap) {
         out.extend_from_slice(b"0\r\n");
         for (name, value) in trailers.iter().filter(|(name, _)| self.passes(name.as_str())) {
             headers::put(out, name.as_str(), value.as_bytes());

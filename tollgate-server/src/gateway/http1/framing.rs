@@ -132,12 +132,12 @@ impl FramingGuard {
     }
 
     /// Creates a state for the chunked body of a request.
-    pub(in crate::gateway) fn for_request_chunks() -> Self {
+    pub(super) fn for_request_chunks() -> Self {
         Self { at: At::ChunkSize { size: 0, digits: 0, line: 0 }, ..Self::new() }
     }
 
     /// Creates a state for the chunked body of a response. Some servers write blanks after chunk sizes.
-    pub(in crate::gateway) fn for_response_chunks() -> Self {
+    pub(super) fn for_response_chunks() -> Self {
         Self { allows_blanks: true, ..Self::for_request_chunks() }
     }
 
@@ -146,7 +146,7 @@ impl FramingGuard {
     /// # Errors
     ///
     /// Fails if the chunks are malformed.
-    pub(in crate::gateway) fn unchunk(&mut self, bytes: &[u8], found: impl FnMut(&[u8])) -> Result<usize, Ambiguity> {
+    pub(super) fn unchunk(&mut self, bytes: &[u8], found: impl FnMut(&[u8])) -> Result<usize, Ambiguity> {
         self.unchunk_with_trailers(bytes, found, |_| {})
     }
 
@@ -156,7 +156,7 @@ impl FramingGuard {
     /// # Errors
     ///
     /// Fails if the chunks are malformed.
-    pub(in crate::gateway) fn unchunk_with_trailers(
+    pub(super) fn unchunk_with_trailers(
         &mut self,
         bytes: &[u8],
         mut found: impl FnMut(&[u8]),
@@ -177,7 +177,7 @@ impl FramingGuard {
     }
 
     /// Returns whether the next byte is the first of a message.
-    pub(in crate::gateway) fn is_between(&self) -> bool {
+    pub(super) fn is_between(&self) -> bool {
         self.at == At::Head && self.head.bytes == 0
     }
 

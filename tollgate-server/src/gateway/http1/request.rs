@@ -65,11 +65,11 @@ pub(in crate::gateway) struct PlainRequest<'a> {
     /// The part of the body that has arrived.
     body: &'a [u8],
     /// The number of its content bytes.
-    pub(in crate::gateway) content_bytes: u64,
+    pub(super) content_bytes: u64,
     /// The part of the body that has not arrived.
     pub(in crate::gateway) rest: RequestBody,
     /// The bytes behind the request.
-    pub(in crate::gateway) following: &'a [u8],
+    pub(super) following: &'a [u8],
 }
 
 impl<'a> PlainRequest<'a> {
@@ -121,7 +121,7 @@ impl<'a> PlainRequest<'a> {
     }
 
     /// Returns the part of the body that has arrived.
-    pub(in crate::gateway) fn received_body(&self) -> ReceivedBody {
+    pub(super) fn received_body(&self) -> ReceivedBody {
         let mut received = ReceivedBody::default();
         match self.head.length {
             BodyLength::Known(_) => received.content.extend_from_slice(self.body),
@@ -132,7 +132,7 @@ impl<'a> PlainRequest<'a> {
     }
 
     /// Returns the length of the body, if the client announces it.
-    pub(in crate::gateway) fn body_length(&self) -> Option<u64> {
+    pub(super) fn body_length(&self) -> Option<u64> {
         match self.head.length {
             BodyLength::Known(length) => Some(length),
             BodyLength::Unknown => None,
@@ -141,7 +141,7 @@ impl<'a> PlainRequest<'a> {
 
     /// Converts the head for another client than the server's. That client frames the body, which may have been received
     /// in the meantime.
-    pub(in crate::gateway) fn to_parts(&self) -> Option<Parts> {
+    pub(super) fn to_parts(&self) -> Option<Parts> {
         let (mut parts, ()) = Request::new(()).into_parts();
         parts.method = self.head.method.parse().ok()?;
         parts.uri = self.head.target.uri()?;

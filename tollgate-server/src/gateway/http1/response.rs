@@ -39,7 +39,7 @@ pub(in crate::gateway) struct ResponseHead<'a> {
     pub(in crate::gateway) bytes: usize,
     pub(in crate::gateway) body: ResponseBody,
     /// Whether the upstream accepts another request on the connection.
-    pub(in crate::gateway) stays_open: bool,
+    pub(super) stays_open: bool,
     /// Whether the version is HTTP/1.0.
     is_http10: bool,
 }
@@ -48,7 +48,7 @@ pub(in crate::gateway) struct ResponseHead<'a> {
 pub(in crate::gateway) struct HeadError {
     pub(in crate::gateway) fault: Fault,
     /// Whether nothing of a response has arrived.
-    pub(in crate::gateway) is_silent: bool,
+    pub(super) is_silent: bool,
 }
 
 impl HeadError {
@@ -73,11 +73,11 @@ pub(in crate::gateway) struct HeadRead<'a> {
     /// Whether the request is HEAD.
     pub(in crate::gateway) is_head: bool,
     /// Whether a head was kept.
-    pub(in crate::gateway) has_unparsed: bool,
+    pub(super) has_unparsed: bool,
 }
 
 /// Reads the heads of responses until `take` wants no other. It gets each with all bytes from its start on.
-pub(in crate::gateway) fn poll_head<T>(
+pub(super) fn poll_head<T>(
     conn: &mut Http1Conn,
     read: HeadRead<'_>,
     context: &mut Context<'_>,
@@ -183,12 +183,12 @@ impl<'a> ResponseHead<'a> {
     }
 
     /// Returns whether another response follows.
-    pub(in crate::gateway) fn is_interim(&self) -> bool {
+    pub(super) fn is_interim(&self) -> bool {
         self.status.is_informational() && !self.switches()
     }
 
     /// Returns whether another protocol follows.
-    pub(in crate::gateway) fn switches(&self) -> bool {
+    pub(super) fn switches(&self) -> bool {
         self.status == StatusCode::SWITCHING_PROTOCOLS
     }
 
@@ -212,7 +212,7 @@ impl<'a> ResponseHead<'a> {
     }
 
     /// Returns the headers as a map. Its values share one copy of the head, which begins at `bytes`.
-    pub(in crate::gateway) fn header_map(&self, bytes: &[u8], lines: HeadersView<'_>) -> HeaderMap {
+    pub(super) fn header_map(&self, bytes: &[u8], lines: HeadersView<'_>) -> HeaderMap {
         let text = Bytes::copy_from_slice(&bytes[..self.bytes]);
         let shared = |value: &[u8]| {
             let begin = value.as_ptr().addr().wrapping_sub(bytes.as_ptr().addr());
@@ -232,7 +232,7 @@ impl<'a> ResponseHead<'a> {
     }
 
     /// Writes an interim response for the client.
-    pub(in crate::gateway) fn write_interim(&self, out: &mut Vec<u8>, lines: HeadersView<'_>, edits: &Edits) {
+    pub(super) fn write_interim(&self, out: &mut Vec<u8>, lines: HeadersView<'_>, edits: &Edits) {
         headers::put_status(out, self.status, self.reason);
         for (line, _) in self.passing(lines).filter(|(line, _)| !edits.removes(line.name)) {
             headers::put(out, line.name, line.value);

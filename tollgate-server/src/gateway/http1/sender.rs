@@ -211,7 +211,7 @@ pub(in crate::gateway) struct ResponseStart {
 
 impl ResponseStart {
     /// Continues a response of which a part was passed on.
-    pub(in crate::gateway) fn resume(mut rest: ResponseBody, stays_open: bool) -> Self {
+    pub(super) fn resume(mut rest: ResponseBody, stays_open: bool) -> Self {
         rest.send_raw();
         Self { first: Bytes::new(), rest, stays_open }
     }
@@ -235,7 +235,7 @@ pub(in crate::gateway) enum Http1Body {
 
 impl Http1Body {
     /// Continues a response.
-    pub(in crate::gateway) fn resume(conn: Box<Http1Conn>, start: ResponseStart, pool: ConnPool) -> Self {
+    pub(super) fn resume(conn: Box<Http1Conn>, start: ResponseStart, pool: ConnPool) -> Self {
         let mut response = Http1Response { conn: Some(conn), upload: None, start, pool: Some(pool) };
         response.release_if_over();
         Self::Direct(Box::new(response))

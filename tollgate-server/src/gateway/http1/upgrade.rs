@@ -24,19 +24,19 @@ const CHECK_EVERY: Duration = Duration::from_millis(500);
 pub(in crate::gateway) struct Tunnel {
     pub(in crate::gateway) upstream: UpstreamIo,
     /// The bytes of the upstream that have arrived.
-    pub(in crate::gateway) from_upstream: Bytes,
+    pub(super) from_upstream: Bytes,
     /// The bytes of the client that have arrived.
     pub(in crate::gateway) from_client: Bytes,
     pub(in crate::gateway) attempt: Option<UpstreamAttempt>,
     pub(in crate::gateway) permit: Option<InFlightPermit>,
     /// The idle timeout of both directions.
-    pub(in crate::gateway) max_idle: Wait,
+    pub(super) max_idle: Wait,
     pub(in crate::gateway) ticks: Arc<Ticks>,
 }
 
 impl Tunnel {
     /// Relays bytes in both directions until both sides have closed, or the idle timeout has passed.
-    pub(in crate::gateway) async fn relay(self, client: Stream) {
+    pub(super) async fn relay(self, client: Stream) {
         let Self { upstream, from_upstream, from_client, attempt, permit, max_idle, ticks } = self;
         let last_activity = Arc::new(AtomicU64::new(ticks.now()));
         let mut client = Side::new(client, from_client, (&last_activity, &ticks));

@@ -109,7 +109,7 @@ impl Frames {
     }
 
     /// Returns whether the bytes read so far end at the end of a frame.
-    pub(in crate::gateway) fn is_between_frames(&self) -> bool {
+    pub(super) fn is_between_frames(&self) -> bool {
         self.from_client.is_between_frames()
     }
 

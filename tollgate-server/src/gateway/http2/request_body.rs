@@ -133,7 +133,7 @@ impl ToUpstream {
     }
 
     /// Takes over the bytes that were counted as buffered before.
-    pub(in crate::gateway) fn holding(mut self, buffered: Option<BufferedBytes>) -> Self {
+    pub(super) fn holding(mut self, buffered: Option<BufferedBytes>) -> Self {
         if let (Self::Upload(upload), Some(buffered)) = (&mut self, buffered) {
             upload.buffered = buffered;
         }
@@ -141,7 +141,7 @@ impl ToUpstream {
     }
 
     /// Sets how trailers with an underscore in their name are treated.
-    pub(in crate::gateway) fn with_underscores(mut self, underscores: UnderscoreHeaders) -> Self {
+    pub(super) fn with_underscores(mut self, underscores: UnderscoreHeaders) -> Self {
         if let Self::Upload(upload) = &mut self {
             upload.underscores = underscores;
         }

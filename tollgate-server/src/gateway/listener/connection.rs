@@ -24,7 +24,7 @@ use crate::service::proxy_protocol;
 
 /// The settings of a listener that apply to new connections.
 pub(in crate::gateway) struct ListenerConfig {
-    pub(in crate::gateway) proxy_protocol: bool,
+    pub(super) proxy_protocol: bool,
     pub(in crate::gateway) tls: Option<TlsAcceptor>,
 }
 
@@ -86,7 +86,7 @@ pub(in crate::gateway) fn serve(
 }
 
 /// Serves a connection that begins with a header of the PROXY protocol or a TLS handshake.
-pub(in crate::gateway) async fn begin_and_serve(
+pub(super) async fn begin_and_serve(
     counted: OpenConnection,
     tcp: TcpStream,
     (peer, entered): (SocketAddr, Option<per_address::Counted>),
@@ -137,10 +137,7 @@ async fn begin(
 }
 
 /// Creates the client of a connection without TLS.
-pub(in crate::gateway) fn plain_client(
-    worker: &Worker,
-    address: (SocketAddr, Option<per_address::Counted>),
-) -> Arc<Client> {
+pub(super) fn plain_client(worker: &Worker, address: (SocketAddr, Option<per_address::Counted>)) -> Arc<Client> {
     client(worker, address, (Scheme::Http, None), false)
 }
 

@@ -47,7 +47,7 @@ const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 /// The TLS settings of a listener, and the files they were read from.
 pub(crate) struct Tls {
     pub(crate) acceptor: TlsAcceptor,
-    pub(in crate::gateway) validities: Arc<Vec<Validity>>,
+    pub(super) validities: Arc<Vec<Validity>>,
     rule: TlsRule,
     folder: PathBuf,
     /// The key of the rule file.
@@ -284,18 +284,18 @@ impl CertificateReloads {
         reloads
     }
 
-    pub(in crate::gateway) fn note_applied(&self, certificates: &Arc<Vec<Validity>>) {
+    pub(super) fn note_applied(&self, certificates: &Arc<Vec<Validity>>) {
         self.applied.fetch_add(1, Relaxed);
         self.note_good(certificates);
     }
 
-    pub(in crate::gateway) fn note_refused(&self) {
+    pub(super) fn note_refused(&self) {
         self.refused.fetch_add(1, Relaxed);
         self.last_was_refused.store(true, Relaxed);
     }
 
     /// Records certificates that were read with the rule file.
-    pub(in crate::gateway) fn note_good(&self, certificates: &Arc<Vec<Validity>>) {
+    pub(super) fn note_good(&self, certificates: &Arc<Vec<Validity>>) {
         self.in_force.store(Arc::clone(certificates));
         self.last_was_refused.store(false, Relaxed);
     }
@@ -319,13 +319,13 @@ pub(in crate::gateway) fn is_hello(first: &[u8]) -> bool {
 }
 
 /// Returns whether the first byte is a letter, as in HTTP and never in TLS. The bytes stay unread.
-pub(in crate::gateway) async fn begins_with_a_letter(tcp: &TcpStream) -> io::Result<bool> {
+pub(super) async fn begins_with_a_letter(tcp: &TcpStream) -> io::Result<bool> {
     let mut first = [0];
     Ok(tcp.peek(&mut first).await? > 0 && first[0].is_ascii_alphabetic())
 }
 
 /// Sends a plain HTTP client the instruction to use https.
-pub(in crate::gateway) async fn send_use_https(mut tcp: TcpStream) -> io::Result<()> {
+pub(super) async fn send_use_https(mut tcp: TcpStream) -> io::Result<()> {
     let reply = async {
         tcp.write_all(USE_HTTPS).await?;
         Stream::Plain(tcp).end().await

@@ -68,7 +68,7 @@ pub(in crate::gateway) struct Listening {
     /// there.
     pub(in crate::gateway) accepting: Vec<(usize, StdListener)>,
     pub(in crate::gateway) bound: SocketAddr,
-    pub(in crate::gateway) owner: Owner,
+    pub(super) owner: Owner,
 }
 
 impl Listening {
@@ -88,7 +88,7 @@ impl Listening {
 
     /// Divides sockets between the workers. The process before may have had another number of them, and a service manager
     /// passes one socket, which all workers share.
-    pub(in crate::gateway) fn assign(passed: ListenerSockets, workers: usize) -> io::Result<Self> {
+    pub(super) fn assign(passed: ListenerSockets, workers: usize) -> io::Result<Self> {
         let ListenerSockets { sockets, bound, owner } = passed;
         let pairs = (0..workers.max(sockets.len())).map(|number| (number % workers, &sockets[number % sockets.len()]));
         let copies = pairs.map(|(worker, socket)| Ok((worker, socket.try_clone()?)));
@@ -124,7 +124,7 @@ pub(in crate::gateway) enum Command {
 
 /// A running worker.
 pub(in crate::gateway) struct WorkerHandle {
-    pub(in crate::gateway) commands: mpsc::UnboundedSender<Command>,
+    pub(super) commands: mpsc::UnboundedSender<Command>,
     /// Returns the number of connections that were cut off.
     thread: JoinHandle<i64>,
 }

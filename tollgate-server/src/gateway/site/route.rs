@@ -29,7 +29,7 @@ pub(in crate::gateway) struct Route {
     pub(in crate::gateway) name: String,
     pub(in crate::gateway) action: RouteAction,
     path_rewrite: PathRewrite,
-    pub(in crate::gateway) path_reading: PathReading,
+    pub(super) path_reading: PathReading,
     pub(in crate::gateway) host: HostHeader,
     pub(in crate::gateway) request_edits: Edits,
     pub(in crate::gateway) response_edits: Edits,

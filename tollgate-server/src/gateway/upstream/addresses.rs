@@ -101,7 +101,7 @@ impl HostAddresses {
     }
 
     /// Returns the addresses to connect to, in the order in which to try them; at least one.
-    pub(in crate::gateway) async fn to_try(self: &Arc<Self>, now: Tick) -> io::Result<Vec<SocketAddr>> {
+    pub(super) async fn to_try(self: &Arc<Self>, now: Tick) -> io::Result<Vec<SocketAddr>> {
         if let Some(literal) = self.literal {
             return Ok(vec![SocketAddr::new(literal, self.port)]);
         }
@@ -126,7 +126,7 @@ impl HostAddresses {
     }
 
     /// Resolves the name again in the background if that is due.
-    pub(in crate::gateway) fn refresh(self: &Arc<Self>, now: Tick) {
+    pub(super) fn refresh(self: &Arc<Self>, now: Tick) {
         if self.literal.is_none() && self.resolved.borrow().refresh(now) != Refresh::Unneeded {
             self.resolve(now);
         }
@@ -144,12 +144,12 @@ impl HostAddresses {
     }
 
     /// Returns a number that changes whenever an address is removed.
-    pub(in crate::gateway) fn generation(&self) -> u64 {
+    pub(super) fn generation(&self) -> u64 {
         self.generation.load(Relaxed)
     }
 
     /// Moves an address to the end of the order for a while.
-    pub(in crate::gateway) fn avoid(&self, ip: IpAddr, now: Tick) {
+    pub(super) fn avoid(&self, ip: IpAddr, now: Tick) {
         self.resolved.send_if_modified(|resolved| {
             if let Some(address) = resolved.addresses.iter_mut().find(|address| address.ip == ip) {
                 address.avoided_until = Wait::at_least(AVOIDED_FOR).from(now);

@@ -44,7 +44,7 @@ impl UpstreamIo {
         &self.io
     }
 
-    pub(in crate::gateway) fn stream_mut(&mut self) -> &mut MaybeTls<TlsStream<TcpStream>> {
+    pub(super) fn stream_mut(&mut self) -> &mut MaybeTls<TlsStream<TcpStream>> {
         &mut self.io
     }
 }
@@ -128,7 +128,7 @@ impl Http1Conn {
     }
 
     /// Marks the connection as idle. Returns whether it can be used again.
-    pub(in crate::gateway) fn become_idle(&mut self, now: Tick, policy: &ReusePolicy) -> bool {
+    pub(super) fn become_idle(&mut self, now: Tick, policy: &ReusePolicy) -> bool {
         self.usage.note_idle(now, policy);
         self.unsent = Vec::new();
         self.interim = 0;
@@ -142,12 +142,7 @@ impl Http1Conn {
     }
 
     /// Returns whether it can take a request now.
-    pub(in crate::gateway) fn can_take_request(
-        &mut self,
-        now: Tick,
-        policy: &ReusePolicy,
-        repeatable: Repeatable,
-    ) -> bool {
+    pub(super) fn can_take_request(&mut self, now: Tick, policy: &ReusePolicy, repeatable: Repeatable) -> bool {
         // The runtime learns of a close when it next polls for events. A request that must not be lost does not rely on
         // that, nor does one on a connection that has been idle for long enough to be closed.
         let checks_kernel = repeatable == Repeatable::No || self.usage.has_been_idle(now);
@@ -157,7 +152,7 @@ impl Http1Conn {
     }
 
     /// Returns whether it should stay in the pool.
-    pub(in crate::gateway) fn is_worth_keeping(&mut self, now: Tick) -> bool {
+    pub(super) fn is_worth_keeping(&mut self, now: Tick) -> bool {
         !self.usage.is_stale(now) && self.is_quiet()
     }
 
@@ -289,7 +284,7 @@ pub(in crate::gateway) struct Usage {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::gateway) struct Origin {
     pub(in crate::gateway) ip: IpAddr,
-    pub(in crate::gateway) generation: u64,
+    pub(super) generation: u64,
 }
 
 impl Usage {
@@ -298,7 +293,7 @@ impl Usage {
     }
 
     /// Returns whether its address still belongs to the host.
-    pub(in crate::gateway) fn is_current(&mut self, addresses: &HostAddresses) -> bool {
+    pub(super) fn is_current(&mut self, addresses: &HostAddresses) -> bool {
         addresses.has(self.origin.ip, &mut self.origin.generation)
     }
 
@@ -309,7 +304,7 @@ impl Usage {
     }
 
     /// Records the end of a response. Returns how long the connection may wait for the next request.
-    pub(in crate::gateway) fn note_idle(&mut self, now: Tick, policy: &ReusePolicy) -> Wait {
+    pub(super) fn note_idle(&mut self, now: Tick, policy: &ReusePolicy) -> Wait {
         let idle = self.announced.map_or(policy.idle, |announced| announced.min(policy.idle));
         self.note_request();
         self.idle_since = now;
@@ -318,7 +313,7 @@ impl Usage {
     }
 
     /// Counts a request.
-    pub(in crate::gateway) fn note_request(&mut self) {
+    pub(super) fn note_request(&mut self) {
         self.requests = self.requests.saturating_add(1);
     }
 
@@ -328,17 +323,17 @@ impl Usage {
     }
 
     /// Returns whether it is too old to be reused, by the bounds of the last route that used it.
-    pub(in crate::gateway) fn is_stale(&self, now: Tick) -> bool {
+    pub(super) fn is_stale(&self, now: Tick) -> bool {
         self.stale_at <= now
     }
 
     /// Returns whether another request may use it.
-    pub(in crate::gateway) fn allows_another(&self, now: Tick, policy: &ReusePolicy) -> bool {
+    pub(super) fn allows_another(&self, now: Tick, policy: &ReusePolicy) -> bool {
         !self.is_stale(now) && policy.idle.from(self.idle_since) > now && self.is_young(now, policy)
     }
 
     /// Returns whether its age and number of requests allow another one.
-    pub(in crate::gateway) fn is_young(&self, now: Tick, policy: &ReusePolicy) -> bool {
+    pub(super) fn is_young(&self, now: Tick, policy: &ReusePolicy) -> bool {
         policy.max_age.from(self.opened_at) > now && self.requests < policy.max_requests
     }
 
@@ -348,7 +343,7 @@ impl Usage {
     }
 
     /// Returns whether it has been idle for at least a tick.
-    pub(in crate::gateway) fn has_been_idle(&self, now: Tick) -> bool {
+    pub(super) fn has_been_idle(&self, now: Tick) -> bool {
         self.idle_since < now
     }
 }

@@ -27,7 +27,7 @@ use crate::gateway::http2::request_body::ToUpstream;
 const MAX_REQUESTS: usize = 100;
 
 /// The number of streams that hyper assumes until the upstream announces one.
-pub(in crate::gateway) const UNKNOWN_STREAMS: usize = 0;
+pub(super) const UNKNOWN_STREAMS: usize = 0;
 
 /// How often a new connection is polled for the announced number. hyper has no notification for it.
 const POLL_EVERY: Duration = Duration::from_millis(2);
@@ -76,7 +76,7 @@ pub(in crate::gateway) struct StreamPermit(Arc<Http2Conn>);
 
 impl Http2Pool {
     /// Returns whether there are connections, open or not yet seen to be closed.
-    pub(in crate::gateway) fn has_connections(&self) -> bool {
+    pub(super) fn has_connections(&self) -> bool {
         !self.conns().is_empty()
     }
 
@@ -145,7 +145,7 @@ impl Http2Pool {
     }
 
     /// Closes a connection without requests. Returns whether there was one.
-    pub(in crate::gateway) fn evict_idle(&self) -> bool {
+    pub(super) fn evict_idle(&self) -> bool {
         let mut conns = self.conns();
         let idle = conns.iter().position(|(_, conn)| conn.requests.load(Relaxed) == 0);
         idle.map(|at| conns.remove(at)).is_some()

@@ -71,7 +71,7 @@ impl UpstreamSlots {
     }
 
     /// Takes a slot if one is free. Health checks go on without one: their descriptors are set aside.
-    pub(in crate::gateway) fn take_for_check(&self) -> UpstreamSlot {
+    pub(super) fn take_for_check(&self) -> UpstreamSlot {
         UpstreamSlot { permit: Arc::clone(&self.free).try_acquire_owned().ok(), free: Arc::clone(&self.free) }
     }
 
@@ -97,12 +97,12 @@ impl UpstreamSlot {
     }
 
     #[cfg(test)]
-    pub(in crate::gateway) fn for_test(max: usize) -> Self {
+    pub(super) fn for_test(max: usize) -> Self {
         UpstreamSlots::new(max, &Arc::default()).take_for_check()
     }
 
     #[cfg(test)]
-    pub(in crate::gateway) fn is_held(&self) -> bool {
+    pub(super) fn is_held(&self) -> bool {
         self.permit.is_some()
     }
 }

@@ -21,7 +21,7 @@ pub(in crate::gateway) const MAX_NAMES: usize = 5;
 /// The TLS settings of an upstream.
 pub(in crate::gateway) struct UpstreamTls {
     /// Offers HTTP/2 and HTTP/1.1.
-    pub(in crate::gateway) connector: TlsConnector,
+    pub(super) connector: TlsConnector,
     /// Offers only HTTP/1.1, which upgrades need.
     pub(in crate::gateway) http1: TlsConnector,
     pub(in crate::gateway) name: ServerName<'static>,
@@ -103,7 +103,7 @@ pub(in crate::gateway) enum TlsFault {
 
 impl TlsFault {
     /// Returns the TLS error of a failed handshake, if it is one.
-    pub(in crate::gateway) fn of_handshake(error: &io::Error) -> Option<Self> {
+    pub(super) fn of_handshake(error: &io::Error) -> Option<Self> {
         match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => Some(Self::HungUp),
             _ => error.get_ref()?.downcast_ref().map(Self::of),
