@@ -5,7 +5,6 @@
 //!
 //! A line names the limit that decided. It has the key that the limit counted by only if the rule file says so.
 
-mod format;
 mod record;
 
 use std::fs::{File, Metadata, OpenOptions};
@@ -98,8 +97,8 @@ impl AccessLog {
         let LineBuffer { text, stamp } = &mut *buffer;
         let was_empty = text.is_empty();
         match self.shared.format {
-            LogFormat::Combined => format::write_combined(text, stamp, record, completion),
-            _ => format::write_json(text, stamp, record, completion),
+            LogFormat::Combined => record::write_combined(text, stamp, record, completion),
+            _ => record::write_json(text, stamp, record, completion),
         }
         drop(buffer);
         if was_empty {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
+use tollgate::internal::Unreadable;
 use tollgate::rules::Facts;
 use tollgate::rules::file::internal::UpstreamHeader;
 use tollgate::{InFlightPermit, Outcome};
@@ -13,6 +14,7 @@ use super::access_log::{Completion, Record};
 use super::client::{BufferedBytes, Client, SEND_BUFFER_BYTES};
 use super::failure::{Failure, Fault};
 use super::head::RequestHead;
+use super::http1::framing::Ambiguity;
 use super::site::{Site, UpstreamAttempt};
 use super::tally::{Moment, RouteTally};
 use super::upstream::Target;
@@ -150,8 +152,29 @@ impl RequestGuard {
         }
     }
 
+    /// Records that the request is refused before limits are checked. If it is malformed, it is a strike against its
+    /// client.
+    pub(super) fn note_refused(&mut self, failure: Failure, head: &RequestHead<'_>, worker: &Worker) {
+        if failure == Failure::UnderscoreHeader {
+            worker.tally.note_ambiguity(Ambiguity::UnderscoreHeader);
+        }
+        if let Some(reason) = failure.reason() {
+            self.note_reason(reason);
+        }
+        if failure.is_malformed_request() {
+            worker.strike(self.client.peer(), head.headers.lines);
+        }
+    }
+
+    /// Records that the request is refused because it has more than one interpretation.
+    pub(super) fn note_unreadable(&mut self, problem: &Unreadable, head: &RequestHead<'_>, worker: &Worker) {
+        self.note_reason(problem.reason());
+        worker.tally.note_unreadable(problem.number());
+        worker.strike(self.client.peer(), head.headers.lines);
+    }
+
     /// Records why the gateway refuses the request as malformed or ambiguous.
-    pub(super) fn note_reason(&mut self, reason: &'static str) {
+    fn note_reason(&mut self, reason: &'static str) {
         if let Some(record) = &mut self.record {
             record.note_reason(reason);
         }

@@ -9,10 +9,11 @@ use std::time::SystemTime;
 
 use arc_swap::{ArcSwap, Cache};
 use tokio::sync::Notify;
-use tollgate::internal::{CachedGate, ReusedResponse};
+use tollgate::internal::{CachedGate, HeaderLine, ReusedResponse};
 use tollgate::rules::Facts;
 use tollgate::{Check, Gate, Outcome};
 
+use super::client::Peer;
 use super::deadline::{Tick, Ticks};
 use super::failure::Failure;
 use super::head::upstream_head::RequestIds;
@@ -41,9 +42,9 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Counts a malformed request as a strike against the client.
-    pub(super) fn strike(&self, facts: &Facts<'_>) {
-        if let Check::Pending(strike) = self.gate.strike(facts) {
+    /// Counts a malformed request with these headers as a strike against the client.
+    pub(super) fn strike(&self, peer: Peer<'_>, lines: &[HeaderLine<'_>]) {
+        if let Check::Pending(strike) = self.gate.strike(&peer.add_to(Facts::new("", "/").headers(lines))) {
             // It ends at the store's deadline.
             tokio::spawn(strike);
         }

@@ -19,7 +19,7 @@ pub(in crate::gateway) const X_REQUEST_ID: HeaderName = HeaderName::from_static(
 pub(in crate::gateway) const MAX_HEADERS: usize = 100;
 
 /// The longest body. Many servers read a length as a signed number of 64 bits.
-pub(in crate::gateway) const MAX_LENGTH: u64 = i64::MAX as u64;
+const MAX_LENGTH: u64 = i64::MAX as u64;
 
 /// The meaning of a header to a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,6 +4,8 @@
 //! task of their own. A client that is refused again and again costs one read and one write per request. A body is
 //! streamed in both directions at once, each as fast as the other side reads.
 //!
+//! ADR 14 and 32 call it the lane.
+//!
 //! Deliberately not here: HTTP/2. A client that begins with its preface is passed on, and upstreams with HTTP/2 get
 //! their requests from hyper's client.
 

@@ -17,7 +17,6 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use hyper::service::Service;
 use tollgate::internal::Unreadable;
-use tollgate::rules::Facts;
 use tollgate::{Check, Outcome};
 
 use super::request_body::{ClientBody, ToUpstream};
@@ -26,7 +25,6 @@ use crate::gateway::client::{BufferedBytes, Client};
 use crate::gateway::failure::{self, Failure};
 use crate::gateway::head::headers::{HeaderBuffer, X_REQUEST_ID};
 use crate::gateway::head::{BodyLength, RequestHead, join_cookies};
-use crate::gateway::http1::framing::Ambiguity;
 use crate::gateway::local_response::{self, MAX_DRAINED_BYTES, MAX_ECHOED_BYTES, bodiless, is_malformed};
 use crate::gateway::request_guard::RequestGuard;
 use crate::gateway::site::{Attempts, Route, RouteAction, Site};
@@ -264,7 +262,7 @@ impl Exchange {
         guard: RequestGuard,
     ) -> Response<ToClient> {
         if is_malformed(outcome) {
-            self.strike(head);
+            self.worker.strike(self.client.peer(), head.headers.lines);
         }
         let refusal = if head.is_grpc {
             outcome.grpc_response().map(|response| response.map(|()| Bytes::new()))
@@ -284,9 +282,7 @@ impl Exchange {
         problem: &Unreadable,
         mut guard: RequestGuard,
     ) -> Response<ToClient> {
-        guard.note_reason(problem.reason());
-        self.worker.tally.note_unreadable(problem.number());
-        self.strike(head);
+        guard.note_unreadable(problem, head, &self.worker);
         self.drain(body);
         failure::unreadable_response(problem).map(|text| ToClient::local(text, guard))
     }
@@ -298,21 +294,8 @@ impl Exchange {
         failure: Failure,
         mut guard: RequestGuard,
     ) -> Response<ToClient> {
-        if failure == Failure::UnderscoreHeader {
-            self.worker.tally.note_ambiguity(Ambiguity::UnderscoreHeader);
-        }
-        if let Some(reason) = failure.reason() {
-            guard.note_reason(reason);
-        }
-        if failure.is_malformed_request() {
-            self.strike(head);
-        }
+        guard.note_refused(failure, head, &self.worker);
         self.fail(body, failure, guard)
-    }
-
-    /// Counts a malformed request as a strike against the client.
-    fn strike(&self, head: &RequestHead<'_>) {
-        self.worker.strike(&self.client.peer().add_to(Facts::new("", "/").headers(head.headers.lines)));
     }
 
     /// Reads and discards a body in the background, so that it does not delay the response.

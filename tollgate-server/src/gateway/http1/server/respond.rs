@@ -11,7 +11,6 @@ use http::header::CONNECTION;
 use http::{HeaderValue, Response, StatusCode};
 use tollgate::Outcome;
 use tollgate::internal::{Unreadable, WrittenResponse};
-use tollgate::rules::Facts;
 use tollgate::rules::file::internal::UpstreamHeader;
 
 use super::{AllowedRequest, Http1Server, NextStep, UnsettledResponse};
@@ -20,7 +19,6 @@ use crate::gateway::client::Scheme;
 use crate::gateway::failure::{self, Failure, HandshakeFailure};
 use crate::gateway::head::headers::{self, X_REQUEST_ID};
 use crate::gateway::http1::body::ReceivedBody;
-use crate::gateway::http1::framing::Ambiguity;
 use crate::gateway::http1::request::{InvalidHead, PlainRequest};
 use crate::gateway::listener::tls;
 use crate::gateway::local_response::{self, MAX_ECHOED_BYTES, bodiless, is_malformed};
@@ -188,15 +186,7 @@ impl Http1Server<'_> {
         context: &mut Context<'_>,
     ) -> io::Result<()> {
         let mut guard = self.begin_request(plain, site);
-        if failure == Failure::UnderscoreHeader {
-            self.worker.tally.note_ambiguity(Ambiguity::UnderscoreHeader);
-        }
-        if let Some(reason) = failure.reason() {
-            guard.note_reason(reason);
-        }
-        if failure.is_malformed_request() {
-            self.strike(plain);
-        }
+        guard.note_refused(failure, &plain.head, self.worker);
         self.refuse_with(plain, failure::response(failure), guard, buffers, context)
     }
 
@@ -209,9 +199,7 @@ impl Http1Server<'_> {
         context: &mut Context<'_>,
     ) -> io::Result<()> {
         let mut guard = self.begin_request(plain, site);
-        guard.note_reason(problem.reason());
-        self.worker.tally.note_unreadable(problem.number());
-        self.strike(plain);
+        guard.note_unreadable(problem, &plain.head, self.worker);
         self.refuse_with(plain, failure::unreadable_response(problem), guard, buffers, context)
     }
 
@@ -250,7 +238,7 @@ impl Http1Server<'_> {
         self.worker.tally.note_unparsed(status);
         // The client behind a trusted proxy is named in the head, which could not be parsed.
         if status == StatusCode::BAD_REQUEST && !site.proxies.trusts(self.peer.address) {
-            self.worker.strike(&self.peer.add_to(Facts::new("", "/")));
+            self.worker.strike(self.peer, &[]);
         }
         if let Some(log) = &site.log {
             let mut record = Record::unparsed(self.peer.address.to_canonical(), (log, self.worker.number));
@@ -313,14 +301,8 @@ impl Http1Server<'_> {
 
     fn strike_if_malformed(&self, plain: &PlainRequest<'_>, outcome: &Outcome) {
         if is_malformed(outcome) {
-            self.strike(plain);
+            self.worker.strike(self.peer, plain.head.headers.lines);
         }
-    }
-
-    /// Counts a malformed request as a strike against the client.
-    fn strike(&self, plain: &PlainRequest<'_>) {
-        let facts = Facts::new("", "/").headers(plain.head.headers.lines);
-        self.worker.strike(&self.peer.add_to(facts));
     }
 
     /// Returns the response to a refused request, with the request's ID.
