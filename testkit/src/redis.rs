@@ -25,6 +25,7 @@ pub use sentinels::Sentinels;
 pub use switch::Switch;
 use tls::ClientCertificates;
 
+use crate::certificates::Authority;
 use crate::folder::folder;
 use crate::port::Port;
 use crate::process::{ChildProcess, Signal};
@@ -86,6 +87,15 @@ impl Recipe {
         Self { binary, args, transport: Transport::Plain, files: vec![(CONF_FILE, String::new())] }
     }
 
+    /// A server with TLS, whose certificate and those of its clients are of that authority.
+    fn tls(authority: &Authority, clients: ClientCertificates, args: &[&str]) -> Self {
+        let args: Vec<&str> = tls::args(clients).iter().chain(args).copied().collect();
+        let mut recipe = Self::new(PathBuf::from("redis-server"), &args);
+        recipe.transport = Transport::Tls;
+        recipe.files.extend(tls::files(authority));
+        recipe
+    }
+
     fn password(&self) -> Option<&str> {
         let option = self.args.iter().position(|arg| arg == "--requirepass")?;
         self.args.get(option + 1).map(String::as_str)
@@ -129,10 +139,7 @@ impl RedisServer {
     }
 
     fn launch_tls(clients: ClientCertificates) -> Self {
-        let mut recipe = Recipe::new(PathBuf::from("redis-server"), &tls::args(clients));
-        recipe.transport = Transport::Tls;
-        recipe.files.extend(tls::files());
-        Self::launch(recipe)
+        Self::launch(Recipe::tls(&Authority::new(), clients, &[]))
     }
 
     fn launch(mut recipe: Recipe) -> Self {
@@ -187,12 +194,16 @@ impl RedisServer {
 
     /// The URL for clients, with the password if there is one.
     pub fn url(&self) -> String {
-        let scheme = match self.recipe.transport {
-            Transport::Plain => "redis",
-            Transport::Tls => "rediss",
-        };
+        let scheme = self.scheme();
         let login = self.recipe.password().map(|password| format!(":{password}@")).unwrap_or_default();
         format!("{scheme}://{login}127.0.0.1:{}", self.port())
+    }
+
+    fn scheme(&self) -> &'static str {
+        match self.recipe.transport {
+            Transport::Plain => "redis",
+            Transport::Tls => "rediss",
+        }
     }
 
     /// The port of TCP or TLS.
@@ -208,6 +219,27 @@ impl RedisServer {
     /// A client's certificate and its key, in PEM.
     pub fn client_files(&self) -> (PathBuf, PathBuf) {
         (self.dir.path().join(tls::CLIENT_FILE), self.dir.path().join(tls::CLIENT_KEY_FILE))
+    }
+
+    /// Replaces the authority and all certificates, also those at [`Self::ca_path`] and [`Self::client_files`], while the
+    /// server runs. Connections that are open stay open.
+    pub fn rotate_certificates(&self) {
+        let new = |name: &str| format!("new-{name}");
+        for (name, content) in tls::files(&Authority::new()) {
+            for name in [name, &new(name)] {
+                std::fs::write(self.dir.path().join(name), &content).expect("the temporary directory is writable");
+            }
+        }
+        // A server reads its files again only if their names change.
+        let [ca, certificate, key] = [tls::CA_FILE, tls::CERTIFICATE_FILE, tls::KEY_FILE].map(new);
+        self.command(&["CONFIG", "SET", "tls-ca-cert-file", &ca, "tls-cert-file", &certificate, "tls-key-file", &key]);
+    }
+
+    /// Closes the connections of all clients except this suite.
+    pub fn kill_clients(&self) {
+        for kind in ["normal", "pubsub"] {
+            self.command(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]);
+        }
     }
 
     /// The path of the server's Unix socket.

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 pub use slot_move::SlotMove;
 
-use super::{Link, RedisServer};
+use super::tls::{self, ClientCertificates};
+use super::{Link, Recipe, RedisServer};
+use crate::certificates::Authority;
 use crate::wait::{poll, within};
 use view::View;
 
@@ -52,6 +54,16 @@ impl Cluster {
     pub fn with(args: &[&str]) -> Self {
         let args: Vec<&str> = NODE_ARGS.iter().chain(args).copied().collect();
         Self::of((0..NODES).map(|_| RedisServer::with(&args)).collect(), Vec::new())
+    }
+
+    /// With TLS everywhere. All nodes require a certificate of one authority: see [`RedisServer::ca_path`] and
+    /// [`RedisServer::client_files`] of any node.
+    pub fn start_tls() -> Self {
+        let authority = Authority::new();
+        let between = tls::BETWEEN_SERVERS.iter().chain(&tls::BETWEEN_NODES);
+        let args: Vec<&str> = NODE_ARGS.iter().chain(between).copied().collect();
+        let node = |_| RedisServer::launch(Recipe::tls(&authority, ClientCertificates::Required, &args));
+        Self::of((0..NODES).map(node).collect(), Vec::new())
     }
 
     /// Clients reach each node through its own link. Nodes talk to each other directly.
@@ -119,7 +131,7 @@ impl Cluster {
             links => links.iter().map(Link::port).collect(),
         };
         let addresses: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
-        format!("redis+cluster://{}", addresses.join(","))
+        format!("{}+cluster://{}", self.nodes[0].scheme(), addresses.join(","))
     }
 
     /// The link of a node for clients.

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use super::tls::{self, ClientCertificates};
 use super::{CONF_FILE, Link, Recipe, RedisServer, redis_server};
+use crate::certificates::Authority;
 use crate::wait::within;
 
 const MASTER_NAME: &str = "mymaster";
@@ -30,15 +32,29 @@ pub struct Sentinels {
 impl Sentinels {
     /// Returns when every sentinel knows the replica and the other sentinels, so a failover can begin.
     pub fn start() -> Self {
-        let master = RedisServer::start();
-        let replica = RedisServer::start();
+        Self::launch(|args| Recipe::new(redis_server(), args))
+    }
+
+    /// The same with TLS everywhere. All servers require a certificate of one authority: see [`RedisServer::ca_path`] and
+    /// [`RedisServer::client_files`] of the master.
+    pub fn start_tls() -> Self {
+        let authority = Authority::new();
+        Self::launch(|args| {
+            let args: Vec<&str> = args.iter().chain(&tls::BETWEEN_SERVERS).copied().collect();
+            Recipe::tls(&authority, ClientCertificates::Required, &args)
+        })
+    }
+
+    /// Starts servers with a recipe for their arguments.
+    fn launch(recipe: impl Fn(&[&str]) -> Recipe) -> Self {
+        let [master, replica] = [(); 2].map(|()| RedisServer::launch(recipe(&[])));
         let link = Link::to(&master);
         let () = replica.query(redis::cmd("REPLICAOF").arg("127.0.0.1").arg(link.port()));
         // As after any failover: a replica that restarts is a replica.
         let () = replica.query(redis::cmd("CONFIG").arg("REWRITE"));
         within(START_LIMIT, "the replica has its first copy", || is_in_step(&replica));
 
-        let sentinels = (0..SENTINELS).map(|_| start_sentinel(link.port())).collect();
+        let sentinels = (0..SENTINELS).map(|_| start_sentinel(recipe(&["--sentinel"]), link.port())).collect();
         let all = Self { master, replica, sentinels, link };
         within(START_LIMIT, "the sentinels know all", || all.sentinels.iter().all(knows_all));
         all
@@ -47,7 +63,7 @@ impl Sentinels {
     /// The URL for clients, with the addresses of all sentinels.
     pub fn url(&self) -> String {
         let addresses: Vec<String> = self.sentinels.iter().map(|one| format!("127.0.0.1:{}", one.port())).collect();
-        format!("redis+sentinel://{}/{MASTER_NAME}", addresses.join(","))
+        format!("{}+sentinel://{}/{MASTER_NAME}", self.master.scheme(), addresses.join(","))
     }
 
     /// The current master.
@@ -91,14 +107,14 @@ impl Sentinels {
     }
 }
 
-fn start_sentinel(master_port: u16) -> RedisServer {
-    let mut recipe = Recipe::new(redis_server(), &["--sentinel"]);
+fn start_sentinel(mut recipe: Recipe, master_port: u16) -> RedisServer {
     let conf = format!(
         "sentinel monitor {MASTER_NAME} 127.0.0.1 {master_port} {QUORUM}\n\
          sentinel down-after-milliseconds {MASTER_NAME} 500\n\
          sentinel failover-timeout {MASTER_NAME} 2000\n"
     );
-    recipe.files = vec![(CONF_FILE, conf)];
+    recipe.files.retain(|(name, _)| *name != CONF_FILE);
+    recipe.files.push((CONF_FILE, conf));
     let sentinel = RedisServer::launch(recipe);
     for (name, period_ms) in SENTINEL_PERIODS {
         let () = sentinel.query(redis::cmd("SENTINEL").arg("DEBUG").arg(name).arg(period_ms));

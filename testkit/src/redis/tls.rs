@@ -1,12 +1,12 @@
-//! The certificates of a server with TLS and of its clients, new for each server.
+//! The certificates of a server with TLS and of its clients.
 
 use crate::certificates::Authority;
 
 pub(super) const CA_FILE: &str = "ca.pem";
 pub(super) const CLIENT_FILE: &str = "client.pem";
 pub(super) const CLIENT_KEY_FILE: &str = "client-key.pem";
-const CERTIFICATE_FILE: &str = "server.pem";
-const KEY_FILE: &str = "server-key.pem";
+pub(super) const CERTIFICATE_FILE: &str = "server.pem";
+pub(super) const KEY_FILE: &str = "server-key.pem";
 
 /// Whether a server requires a certificate of its clients.
 #[derive(Clone, Copy)]
@@ -33,9 +33,13 @@ pub(super) fn args(clients: ClientCertificates) -> [&'static str; 8] {
     ]
 }
 
+/// The arguments with which servers use TLS among themselves, too.
+pub(super) const BETWEEN_SERVERS: [&str; 2] = ["--tls-replication", "yes"];
+/// The same for the nodes of a cluster.
+pub(super) const BETWEEN_NODES: [&str; 2] = ["--tls-cluster", "yes"];
+
 /// Name and content of each file that [`args`] mentions, and a certificate for a client.
-pub(super) fn files() -> [(&'static str, String); 5] {
-    let authority = Authority::new();
+pub(super) fn files(authority: &Authority) -> [(&'static str, String); 5] {
     let (server, client) = (authority.sign(&["localhost", "127.0.0.1"]), authority.sign(&["limiter"]));
     [
         (CA_FILE, authority.pem()),

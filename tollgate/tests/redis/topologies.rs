@@ -8,3 +8,4 @@ mod resharding;
 mod sentinel;
 mod single;
 mod slow;
+mod tls;
