@@ -22,14 +22,13 @@ use arc_swap::ArcSwap;
 use futures_util::future::{BoxFuture, join_all};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
-use redis::aio::PubSub;
 use redis::{Cmd, Value};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
 use self::slots::{SlotMap, View};
 use super::dial::Address;
-use super::node::{CONNECT_LIMIT, Common, Node, RunError, ServerRole, jittered, subscriber, unavailable};
+use super::node::{CONNECT_LIMIT, Common, Node, RunError, ServerRole, Subscriber, jittered, subscriber, unavailable};
 use super::script::{Batch, ScriptReply, ScriptRequest};
 use super::stats::Calls;
 use super::{StoreError, Tasks, names};
@@ -165,18 +164,27 @@ impl Cluster {
     }
 
     /// Returns a connection for subscriptions.
-    pub(super) async fn subscriber(&self) -> Result<PubSub, StoreError> {
+    pub(super) async fn subscriber(&self) -> Result<Subscriber, StoreError> {
         let map = self.map.load_full();
         let connected = map.listed().filter(|member| member.node.is_connected());
         let connected = connected.filter_map(|member| member.node.last_address());
         let mut last = StoreError::unavailable("no node of the cluster answers");
         for address in connected.chain(self.seeds.iter().cloned()) {
-            match subscriber(&self.common.dialer, &address).await {
+            match subscriber(&self.common.dialer, address).await {
                 Ok(subscriber) => return Ok(subscriber),
                 Err(error) => last = error,
             }
         }
         Err(last)
+    }
+
+    /// Returns whether the node at that address is part of the cluster, as far as is known. Seeds may have other names
+    /// than the nodes that they lead to, so a seed is no part of it once a node is connected.
+    pub(super) fn has(&self, address: &Address) -> bool {
+        let map = self.map.load();
+        let is_connected = map.listed().any(|member| member.node.is_connected());
+        let is_listed = || map.listed().any(|member| member.node.last_address().as_ref() == Some(address));
+        !is_connected || is_listed() || map.replicas().contains(address)
     }
 
     /// Refreshes the map of slots. Never returns.

@@ -269,9 +269,13 @@ impl Node {
     }
 
     /// Returns a connection for subscriptions.
-    pub(super) async fn subscriber(&self) -> Result<PubSub, StoreError> {
-        let address = self.locate().await?;
-        subscriber(&self.common.dialer, &address).await
+    pub(super) async fn subscriber(&self) -> Result<Subscriber, StoreError> {
+        subscriber(&self.common.dialer, self.locate().await?).await
+    }
+
+    /// Returns whether requests are sent to that address now, as far as is known.
+    pub(super) fn is_at(&self, address: &Address) -> bool {
+        !self.is_connected() || self.last_address().is_none_or(|current| current == *address)
     }
 
     async fn locate(&self) -> Result<Address, StoreError> {
@@ -598,10 +602,16 @@ impl Sentinels {
     }
 }
 
+/// A connection for subscriptions, and its server.
+pub(super) struct Subscriber {
+    pub(super) connection: PubSub,
+    pub(super) address: Address,
+}
+
 /// Connects to a server for subscriptions.
-pub(super) async fn subscriber(dialer: &Dialer, address: &Address) -> Result<PubSub, StoreError> {
-    match timeout(CONNECT_LIMIT, dialer.subscriber(address)).await {
-        Ok(Ok(subscriber)) => Ok(subscriber),
+pub(super) async fn subscriber(dialer: &Dialer, address: Address) -> Result<Subscriber, StoreError> {
+    match timeout(CONNECT_LIMIT, dialer.subscriber(&address)).await {
+        Ok(Ok(connection)) => Ok(Subscriber { connection, address }),
         Ok(Err(error)) => Err(unavailable(&error)),
         Err(_) => Err(StoreError::timed_out()),
     }

@@ -10,6 +10,7 @@ use tokio::time::timeout;
 
 use super::denials::Denials;
 use super::leases::Leases;
+use super::node::Subscriber;
 use super::script::StoreIndex;
 use super::topology::Topology;
 use crate::units::Timestamp;
@@ -77,13 +78,16 @@ pub(super) async fn listen(topology: Arc<Topology>, resets: Resets) {
     loop {
         let subscribing = timeout(REPLY_LIMIT, async {
             let mut subscriber = topology.subscriber().await.ok()?;
-            subscriber.subscribe(topology.names().of(CHANNEL)).await.ok()?;
+            subscriber.connection.subscribe(topology.names().of(CHANNEL)).await.ok()?;
             Some(subscriber)
         });
-        if let Ok(Some(subscriber)) = subscribing.await {
+        if let Ok(Some(Subscriber { connection, address })) = subscribing.await {
             resets.begin();
             pause = RETRY_AFTER.0;
-            apply_messages(subscriber, &resets).await;
+            tokio::select! {
+                () = apply_messages(connection, &resets) => {}
+                () = topology.left(&address) => {}
+            }
             resets.end();
         }
         tokio::time::sleep(pause).await;

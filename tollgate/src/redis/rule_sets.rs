@@ -281,7 +281,7 @@ impl Follower {
     pub(super) async fn follow(self) {
         loop {
             let subscriber = timeout(REPLY_TIMEOUT, async {
-                let mut subscriber = self.topology.subscriber().await.ok()?;
+                let mut subscriber = self.topology.subscriber().await.ok()?.connection;
                 subscriber.subscribe(self.topology.names().of(CHANNEL)).await.ok()?;
                 Some(subscriber)
             });

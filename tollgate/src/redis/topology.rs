@@ -3,19 +3,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::PubSub;
 use redis::{Cmd, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 use super::breaker::BreakerCounts;
 use super::cluster::{Cluster, Job, Member, ScriptCalls};
-use super::dial::Dialer;
+use super::dial::{Address, Dialer};
 use super::names::{self, Names};
-use super::node::{Common, Node, RunError, Sentinels, ServerRole};
+use super::node::{Common, Node, RunError, Sentinels, ServerRole, Subscriber};
 use super::settings::{RedisSettings, Resolved};
 use super::stats::Traffic;
 use super::{ConnectError, StoreError, Tasks};
+
+/// Time between two looks at the server of a subscription.
+const LEFT_EVERY: Duration = Duration::from_secs(1);
 
 /// The servers of a store. Finds the server of each key.
 pub(super) struct Topology {
@@ -135,10 +137,22 @@ impl Topology {
     }
 
     /// Returns a connection for subscriptions. On a cluster, every node receives all messages.
-    pub(super) async fn subscriber(&self) -> Result<PubSub, StoreError> {
+    pub(super) async fn subscriber(&self) -> Result<Subscriber, StoreError> {
         match &self.servers {
             Servers::One(member) => member.node.subscriber().await,
             Servers::Cluster(cluster) => cluster.subscriber().await,
+        }
+    }
+
+    /// Waits until the server of a subscription is no longer one of these: after a failover or a partition it may still
+    /// answer, and receive no messages.
+    pub(super) async fn left(&self, subscribed: &Address) {
+        let is_one = || match &self.servers {
+            Servers::One(member) => member.node.is_at(subscribed),
+            Servers::Cluster(cluster) => cluster.has(subscribed),
+        };
+        while is_one() {
+            tokio::time::sleep(LEFT_EVERY).await;
         }
     }
 

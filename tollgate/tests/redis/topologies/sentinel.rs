@@ -167,3 +167,35 @@ async fn after_a_hung_master_is_replaced_resets_by_other_processes_still_arrive(
     there.reset("fresh").await.expect("reset");
     let _ = until(&here, "fresh", DEAF_FOR, |decision| decision.is_allowed()).await;
 }
+
+/// Returns the number of subscriptions to resets.
+fn subscriptions(server: &RedisServer) -> u64 {
+    let mut command = redis::cmd("PUBSUB");
+    let counted = command.arg("NUMSUB").arg("rate_limit:changed").query(&mut server.connection());
+    let (_, count): (String, u64) = counted.expect("counted");
+    count
+}
+
+async fn until_subscribed(sentinels: &mut Sentinels, master: u64, replica: u64) {
+    let mut counted = (0, 0);
+    let subscribed = async {
+        while counted != (master, replica) {
+            sleep(Duration::from_millis(20)).await;
+            counted = (subscriptions(sentinels.master()), subscriptions(sentinels.replica()));
+        }
+    };
+    let subscribed = tokio::time::timeout(DEAF_FOR, subscribed).await;
+    assert!(subscribed.is_ok(), "{counted:?} subscriptions to the master and the replica");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_subscription_follows_the_master_although_the_old_one_still_answers() {
+    let mut sentinels = Sentinels::start();
+    let limiter = builder(&sentinels, wide()).connect().await.unwrap();
+    until_back(&limiter, "key").await;
+    until_subscribed(&mut sentinels, 1, 0).await;
+    sentinels.sentinel(0).command(&["SENTINEL", "FAILOVER", "mymaster"]);
+    sentinels.wait_for_failover();
+    until_back(&limiter, "key").await;
+    until_subscribed(&mut sentinels, 1, 0).await;
+}
