@@ -28,6 +28,7 @@
 mod breaker;
 mod builder;
 mod cluster;
+mod credentials;
 mod denials;
 mod dial;
 mod error;
@@ -51,6 +52,7 @@ mod stats;
 mod stores;
 mod target;
 mod topology;
+mod warnings;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,6 +62,8 @@ use smallvec::SmallVec;
 
 pub use self::builder::RedisLimiterBuilder;
 use self::cluster::ScriptCalls;
+#[cfg(feature = "file")]
+pub(crate) use self::credentials::check_pem_file;
 use self::denials::Denials;
 pub use self::error::{ConnectError, StoreError};
 use self::fallback::{Fallback, LocalStore};
@@ -80,6 +84,7 @@ pub use self::shared_state::StoredState;
 use self::stats::Counts;
 pub use self::stats::{Histogram, ServerMemory, Stats};
 use self::stores::Stores;
+pub use self::warnings::StoreWarning;
 use crate::clock::TimeSource;
 use crate::decision::{Admission, Decision, Source, Verdict};
 use crate::key::Key;
@@ -140,6 +145,8 @@ pub struct StoreStatus {
     pub address: String,
     /// The reason why it cannot decide for some or all keys. `None` if it is available.
     pub why_unavailable: Option<StoreError>,
+    /// Problems with which it still decides for all or most keys.
+    pub warnings: Vec<StoreWarning>,
 }
 
 /// The status of a server: see [`RedisLimiter::servers`].

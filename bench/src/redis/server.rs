@@ -81,12 +81,12 @@ impl Server {
         Ok(redis::cmd("FLUSHALL").arg("SYNC").exec_async(&mut self.connection.clone()).await?)
     }
 
-    /// Returns the number of keys, without the set in which limiters register as nodes every two seconds.
+    /// Returns the number of keys, without the sets in which limiters register as nodes every two seconds.
     pub(super) async fn key_count(&self) -> anyhow::Result<usize> {
         let mut pipe = redis::pipe();
-        pipe.atomic().cmd("DBSIZE").cmd("EXISTS").arg("rate_limit:{nodes}");
-        let (keys, has_nodes): (usize, usize) = pipe.query_async(&mut self.connection.clone()).await?;
-        Ok(keys - has_nodes)
+        pipe.atomic().cmd("DBSIZE").cmd("EXISTS").arg("rate_limit:{nodes}").arg("rate_limit:{nodes}:layouts");
+        let (keys, of_nodes): (usize, usize) = pipe.query_async(&mut self.connection.clone()).await?;
+        Ok(keys - of_nodes)
     }
 
     pub(super) async fn any_key(&self) -> anyhow::Result<String> {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use tollgate::Gate;
-use tollgate::redis::{BreakerState, ServerMemory, ServerStatus, Stats};
+use tollgate::redis::{BreakerState, ServerMemory, ServerStatus, Stats, StoreStatus, StoreWarning};
 
 use super::Page;
 
@@ -14,10 +14,25 @@ pub(super) fn write(gate: &Gate, page: &mut Page<'_>) -> fmt::Result {
         "1 if every server of all stores is available, 0 while one fails or refuses commands",
         i64::from(store.is_store_available()),
     )?;
+    write_warnings(&store.stores(), page)?;
     write_servers(&store.servers(), page)?;
     let help = "Nodes that share the store; local limits are divided by it while the store fails";
     page.gauge("tollgate_fleet_nodes", help, i64::from(store.fleet_nodes()))?;
     write_stats(&store.stats(), page)
+}
+
+fn write_warnings(stores: &[StoreStatus], page: &mut Page<'_>) -> fmt::Result {
+    let rows = stores.iter().flat_map(|store| {
+        StoreWarning::KINDS.into_iter().map(move |kind| {
+            let is_warned = store.warnings.iter().any(|warning| warning.kind() == kind);
+            ([("store", store.name.clone()), ("problem", kind.to_owned())], i64::from(is_warned))
+        })
+    });
+    page.gauges(
+        "tollgate_store_warning",
+        "1 while the store has this problem, with which it still decides for all or most keys",
+        rows,
+    )
 }
 
 fn write_servers(servers: &[ServerStatus], page: &mut Page<'_>) -> fmt::Result {

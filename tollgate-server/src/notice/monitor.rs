@@ -3,7 +3,7 @@
 use std::fmt::{self, Display};
 use std::time::Duration;
 
-use tollgate::redis::{StoreError, StoreStatus};
+use tollgate::redis::{StoreError, StoreStatus, StoreWarning};
 use tollgate::{Gate, OnStoreFailure};
 
 use super::{Level, join_up_to, policy_name};
@@ -13,17 +13,18 @@ pub(crate) fn warn_if_store_unavailable(gate: &Gate) {
     stores(gate).into_iter().filter_map(StoreOutage::of).for_each(|outage| outage.log());
 }
 
-/// Logs when a store fails, when it recovers, and which servers evict keys. Never returns.
+/// Logs when a store fails, when it recovers, which servers evict keys, and warnings of stores. Never returns.
 pub(crate) async fn monitor_store(gate: Gate) {
     const CHECK_INTERVAL: Duration = Duration::from_secs(1);
     let name = |(store, _): &(StoreStatus, OnStoreFailure)| store.name.clone();
     let is_out = |(store, _): &(StoreStatus, OnStoreFailure)| store.why_unavailable.is_some();
     let mut out: Vec<String> = stores(&gate).iter().filter(|store| is_out(store)).map(name).collect();
-    let mut evicting = Vec::new();
+    let (mut evicting, mut warned) = (Vec::new(), Vec::new());
     loop {
         tokio::time::sleep(CHECK_INTERVAL).await;
         warn_of_evictions(&gate, &mut evicting);
         let stores = stores(&gate);
+        log_new_warnings(&stores, &mut warned);
         let now: Vec<String> = stores.iter().filter(|store| is_out(store)).map(name).collect();
         for store in stores {
             match (out.contains(&store.0.name), is_out(&store)) {
@@ -48,6 +49,22 @@ fn stores(gate: &Gate) -> Vec<(StoreStatus, OnStoreFailure)> {
 /// Returns the name of a store for a sentence.
 fn named(store: &StoreStatus) -> String {
     if store.name == "default" { "the store".to_owned() } else { format!("store `{}`", store.name) }
+}
+
+/// Logs each problem with which a store still decides, when it begins. `known` has those that were logged.
+fn log_new_warnings(stores: &[(StoreStatus, OnStoreFailure)], known: &mut Vec<(String, StoreWarning)>) {
+    let of_store = |(store, _): &(StoreStatus, OnStoreFailure)| -> Vec<(String, StoreWarning)> {
+        store.warnings.iter().map(|warning| (store.name.clone(), warning.clone())).collect()
+    };
+    for (store, _) in stores {
+        for warning in &store.warnings {
+            if !known.iter().any(|(name, other)| *name == store.name && other == warning) {
+                let fields = [("store", store.name.as_str().into()), ("problem", warning.kind().into())];
+                Level::Warning.log(format_args!("{} at {}: {warning}", named(store), store.address), &fields);
+            }
+        }
+    }
+    *known = stores.iter().flat_map(of_store).collect();
 }
 
 /// Warns once about each server that evicts keys when its memory is full. `known` has their addresses.

@@ -493,6 +493,29 @@ fn a_redis_that_evicts_keys_is_a_warning() {
     assert!(said.contains(": set maxmemory-policy noeviction, or use a separate Redis for limits\n"), "{said}");
 }
 
+#[test]
+fn problems_with_which_a_store_still_decides_are_warnings() {
+    let redis = RedisServer::start();
+    let rules = rules(&shop(upstream(HELLO)), PER_CLIENT);
+    let gateway = |layout: &str| {
+        let store = format!("store: {{ url: '{}', layout: {layout} }}", redis.url());
+        Gateway::with_admin(&format!("{store}\nstore_timeout: 5s\non_store_failure: allow\n{rules}"))
+    };
+    let plain = gateway("plain");
+    let warning = |problem: &str| format!(r#"tollgate_store_warning{{store="default",problem="{problem}"}}"#);
+    for problem in ["foreign_data", "other_layout", "file"] {
+        plain.await_metric(&warning(problem), 0);
+    }
+    redis.command(&["RPUSH", "rate_limit:{per-client|127.0.0.1}", "other data"]);
+    assert_eq!(plain.get("/shop/1").status, 200);
+    plain.await_metric(&warning("foreign_data"), 1);
+    let said = plain.await_said("a key of limit `per-client` holds data that no limiter wrote", 1);
+    assert!(said.contains(": move that data to another key, or set a prefix\n"), "{said}");
+    let _compact = gateway("compact");
+    plain.await_metric(&warning("other_layout"), 1);
+    plain.await_said("other processes use the layout compact (15625 hashes) and this one plain", 1);
+}
+
 /// To update the snapshot: `INSTA_UPDATE=always cargo test -p tollgate-server --test operation help_and_type`.
 #[test]
 fn help_and_type_of_every_metric() {

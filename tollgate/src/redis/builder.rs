@@ -195,7 +195,7 @@ impl RedisLimiterBuilder {
                 is_subscribed: (self.denial_cache && self.clock.is_none()).then(|| store.is_subscribed.clone()),
             };
             tasks.push(tokio::spawn(super::resets::listen(store.topology.clone(), resets)).abort_handle());
-            let beat = store.fleet.clone().beat(store.topology.clone(), self.store_timeout);
+            let beat = store.fleet.clone().beat(store.name.clone(), store.topology.clone(), self.store_timeout);
             tasks.push(tokio::spawn(beat).abort_handle());
         }
         let shared = Arc::new_cyclic(|itself| {
@@ -222,10 +222,11 @@ impl RedisLimiterBuilder {
     fn stores(&self, script_calls: &Arc<ScriptCalls>) -> Result<Stores, ConnectError> {
         let open = |name: &str, settings: &RedisSettings| {
             let name: Arc<str> = name.into();
+            let topology = Topology::new(settings, name.clone(), self.store_timeout, Some(script_calls))?;
             Ok(Store {
-                topology: Arc::new(Topology::new(settings, name.clone(), self.store_timeout, Some(script_calls))?),
+                fleet: Arc::new(Fleet::new(self.expected_nodes, topology.names().layout())),
+                topology: Arc::new(topology),
                 is_subscribed: Arc::new(AtomicBool::new(false)),
-                fleet: Arc::new(Fleet::new(self.expected_nodes)),
                 name,
             })
         };

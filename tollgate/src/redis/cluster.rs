@@ -441,6 +441,9 @@ impl Worker {
         let replies = batch.replies(reply).inspect_err(|error| self.node.failed(began, error))?;
         // The error of one key may affect the whole server.
         for error in replies.iter().filter_map(|reply| reply.as_ref().err()) {
+            if let Some(limit) = error.limit_with_foreign_data() {
+                self.node.found_foreign_data(limit);
+            }
             if error.is_unavailable() {
                 self.node.failed(began, error);
                 break;

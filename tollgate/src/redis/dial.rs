@@ -1,10 +1,9 @@
 //! Opens connections to Redis: TCP and its options, Unix sockets, TLS, and the login.
 //!
 //! Connections are opened here and not by the Redis client, so that we know when one is closed: a request on a closed
-//! connection was never sent, and can be sent on the next one. The caller sets deadlines. The password of a login may be
-//! in a file.
+//! connection was never sent, and can be sent on the next one. The caller sets deadlines.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,15 +15,15 @@ use futures_util::FutureExt;
 use futures_util::future::select_ok;
 use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub};
 use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
-use redis::{AsyncConnectionConfig, Cmd, RedisConnectionInfo, RedisError, Value};
+use redis::{AsyncConnectionConfig, Cmd, RedisError, Value};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tokio_rustls::TlsConnector;
 
+use super::Tasks;
+use super::credentials::{Login, Tls};
 use super::stats::Traffic;
-use super::{ConnectError, Tasks};
 
 /// TCP keepalive: idle time before the first probe, time between probes, and unanswered probes that end the connection.
 /// The probes of `node.rs` are faster, but do not cover subscriptions.
@@ -73,7 +72,7 @@ impl fmt::Display for Address {
 
 /// Opens connections with the same login and TLS settings.
 pub(super) struct Dialer {
-    tls: Option<TlsConnector>,
+    tls: Option<Arc<Tls>>,
     login: Login,
     traffic: Arc<Traffic>,
 }
@@ -88,7 +87,7 @@ pub(super) struct Connection {
 }
 
 impl Dialer {
-    pub(super) fn new(tls: Option<TlsConnector>, login: Login, traffic: Arc<Traffic>) -> Self {
+    pub(super) fn new(tls: Option<Arc<Tls>>, login: Login, traffic: Arc<Traffic>) -> Self {
         Self { tls, login, traffic }
     }
 
@@ -108,6 +107,19 @@ impl Dialer {
         PubSub::new(&login, stream).await
     }
 
+    /// Reads the files of the login and the certificates, for [`problems`](Self::problems).
+    pub(super) async fn read_files(&self) {
+        if let Some(tls) = &self.tls {
+            tls.current().await;
+        }
+        let _ = self.login.current().await;
+    }
+
+    /// Returns why files of the login and the certificates cannot be used. Their last content stays in use.
+    pub(super) fn problems(&self) -> impl Iterator<Item = String> {
+        self.tls.as_ref().and_then(|tls| tls.problem()).into_iter().chain(self.login.problem())
+    }
+
     async fn open(&self, to: &Address) -> Result<Box<dyn Stream>, RedisError> {
         let (host, port) = match to {
             Address::Tcp { host, port } => (host, *port),
@@ -116,7 +128,7 @@ impl Dialer {
         let tcp = Counted { stream: open_tcp(host, port).await?, traffic: self.traffic.clone() };
         match &self.tls {
             None => Ok(Box::new(tcp)),
-            Some(tls) => Ok(Box::new(tls.connect(server_name(host)?, tcp).await?)),
+            Some(tls) => Ok(Box::new(tls.current().await.connect(server_name(host)?, tcp).await?)),
         }
     }
 }
@@ -244,71 +256,9 @@ fn server_name(host: &str) -> Result<ServerName<'static>, RedisError> {
     ServerName::try_from(host.to_owned()).map_err(|error| std::io::Error::other(error).into())
 }
 
-/// Maximum size of a password file. A larger file is not a password.
-const MAX_PASSWORD_FILE: usize = 64 << 10;
-
-/// A password, or the file that has it.
-#[derive(Clone)]
-pub(super) enum Secret {
-    Text(String),
-    File(PathBuf),
-}
-
-/// A login and the settings of its connections.
-#[derive(Clone)]
-pub(super) struct Login {
-    info: RedisConnectionInfo,
-    password_file: Option<Arc<Path>>,
-}
-
-impl Login {
-    pub(super) fn new(info: RedisConnectionInfo, password: Option<Secret>) -> Result<Self, ConnectError> {
-        // `CLIENT SETINFO` would need another permission, and Redis 7.0 does not have it.
-        let info = info.set_skip_set_lib_name();
-        match password {
-            None => Ok(Self { info, password_file: None }),
-            Some(Secret::Text(password)) => Ok(Self { info: info.set_password(password), password_file: None }),
-            Some(Secret::File(path)) => {
-                read_password(&path)
-                    .map_err(|problem| ConnectError::new(problem, "name a file that has the password"))?;
-                Ok(Self { info, password_file: Some(path.into()) })
-            }
-        }
-    }
-
-    pub(super) fn database(&self) -> i64 {
-        self.info.db()
-    }
-
-    /// Returns the login with the current password of its file.
-    pub(super) async fn current(&self) -> Result<RedisConnectionInfo, RedisError> {
-        let Some(path) = self.password_file.clone() else { return Ok(self.info.clone()) };
-        let read = tokio::task::spawn_blocking(move || read_password(&path)).await.map_err(std::io::Error::other)?;
-        Ok(self.info.clone().set_password(read.map_err(std::io::Error::other)?))
-    }
-}
-
-/// Reads a password from its file. An error names the file, and never shows its content.
-fn read_password(path: &Path) -> Result<String, String> {
-    use std::io::Read;
-
-    let mut bytes = Vec::new();
-    let file =
-        std::fs::File::open(path).and_then(|file| file.take(MAX_PASSWORD_FILE as u64 + 1).read_to_end(&mut bytes));
-    file.map_err(|error| format!("the password file {} cannot be read: {error}", path.display()))?;
-    let text = String::from_utf8(bytes).map_err(|_| format!("the password file {} is not text", path.display()))?;
-    let password = text.trim_end_matches(['\r', '\n']);
-    match password.len() {
-        0 => Err(format!("the password file {} is empty", path.display())),
-        length if length > MAX_PASSWORD_FILE => Err(format!("the password file {} is too large", path.display())),
-        _ => Ok(password.to_owned()),
-    }
-}
-
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
-    use crate::redis::RedisSettings;
 
     #[tokio::test]
     async fn connections_have_the_options_that_find_a_dead_server() {
@@ -321,19 +271,5 @@ mod tests {
         let times = (socket.tcp_keepalive_time().unwrap(), socket.tcp_keepalive_interval().unwrap());
         assert_eq!((times, socket.tcp_keepalive_retries().unwrap()), ((time, interval), retries));
         assert_eq!(socket.tcp_user_timeout().unwrap(), Some(USER_TIMEOUT));
-    }
-
-    #[tokio::test]
-    async fn a_password_file_is_read_anew_for_every_connection() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("password");
-        std::fs::write(&path, "first\r\n").unwrap();
-        let login = RedisSettings::new("redis://h").username("ann").password_file(&path).resolved().unwrap().login;
-        assert_eq!(login.current().await.unwrap().password(), Some("first"));
-        std::fs::write(&path, "second").unwrap();
-        assert_eq!(login.current().await.unwrap().password(), Some("second"));
-        std::fs::write(&path, "\n").unwrap();
-        let error = login.current().await.unwrap_err().to_string();
-        assert!(error.contains("is empty"), "{error}");
     }
 }

@@ -14,6 +14,8 @@ const MAX_DETAIL_BYTES: usize = 200;
 pub struct StoreError {
     kind: StoreErrorKind,
     detail: String,
+    /// The limit whose key the error is about.
+    limit: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,38 +62,42 @@ impl StoreErrorKind {
 }
 
 impl StoreError {
+    fn new(kind: StoreErrorKind, detail: String) -> Self {
+        Self { kind, detail, limit: None }
+    }
+
     pub(super) fn unavailable(detail: &str) -> Self {
-        Self { kind: StoreErrorKind::Unavailable, detail: one_line(detail) }
+        Self::new(StoreErrorKind::Unavailable, one_line(detail))
     }
 
     pub(super) fn timed_out() -> Self {
-        Self { kind: StoreErrorKind::TimedOut, detail: String::new() }
+        Self::new(StoreErrorKind::TimedOut, String::new())
     }
 
     pub(super) fn busy() -> Self {
-        Self { kind: StoreErrorKind::Busy, detail: String::new() }
+        Self::new(StoreErrorKind::Busy, String::new())
     }
 
     pub(super) fn refused(detail: &str) -> Self {
-        Self { kind: StoreErrorKind::Refused, detail: one_line(detail) }
+        Self::new(StoreErrorKind::Refused, one_line(detail))
     }
 
-    /// Converts an error that the script reports for one key.
-    pub(super) fn of_key(why: &str) -> Self {
+    /// Converts an error that the script reports for one key, which belongs to that limit.
+    pub(super) fn of_key(why: &str, limit: Option<String>) -> Self {
         let not_ours = why.contains("WRONGTYPE") || why.contains("holds something else");
         let code = why.split_ascii_whitespace().next().unwrap_or_default();
         let of_server = || StoreErrorKind::of_reply(code, why).unwrap_or(StoreErrorKind::Refused);
-        Self { kind: if not_ours { StoreErrorKind::ForeignData } else { of_server() }, detail: one_line(why) }
+        Self { limit, ..Self::new(if not_ours { StoreErrorKind::ForeignData } else { of_server() }, one_line(why)) }
     }
 
     /// Converts an error of the client or the server. An unknown error means that the server is unavailable.
     pub(super) fn of(error: &RedisError) -> Self {
-        Self { kind: Self::kind_of(error).unwrap_or(StoreErrorKind::Unavailable), detail: one_line(&error.to_string()) }
+        Self::new(Self::kind_of(error).unwrap_or(StoreErrorKind::Unavailable), one_line(&error.to_string()))
     }
 
     /// Converts an error reply of the server. An unknown error is a refusal.
     pub(super) fn refused_by(error: &RedisError) -> Self {
-        Self { kind: Self::kind_of(error).unwrap_or(StoreErrorKind::Refused), detail: one_line(&error.to_string()) }
+        Self::new(Self::kind_of(error).unwrap_or(StoreErrorKind::Refused), one_line(&error.to_string()))
     }
 
     fn kind_of(error: &RedisError) -> Option<StoreErrorKind> {
@@ -152,6 +158,11 @@ impl StoreError {
         self.kind == StoreErrorKind::ForeignData
     }
 
+    /// Returns the limit whose key has foreign data.
+    pub(super) fn limit_with_foreign_data(&self) -> Option<&str> {
+        self.limit.as_deref().filter(|_| self.is_foreign_data())
+    }
+
     /// Returns whether the queue to the store is full: it could not reply in time.
     #[must_use]
     pub fn is_busy(&self) -> bool {
@@ -207,7 +218,13 @@ impl fmt::Display for StoreError {
             StoreErrorKind::Refused | StoreErrorKind::Full | StoreErrorKind::NoPermission => {
                 write!(out, "the store refused: {}", self.detail)
             }
-            StoreErrorKind::ForeignData => write!(out, "the key holds data that no limiter wrote ({})", self.detail),
+            StoreErrorKind::ForeignData => {
+                out.write_str("the key holds data that no limiter wrote (")?;
+                if let Some(limit) = &self.limit {
+                    write!(out, "limit `{limit}`: ")?;
+                }
+                write!(out, "{})", self.detail)
+            }
         }?;
         write!(out, ": {}", self.fix())
     }
@@ -279,7 +296,7 @@ mod tests {
 
     #[test]
     fn messages_of_a_store_are_shortened_to_one_line() {
-        let made = [StoreError::unavailable, StoreError::refused, StoreError::of_key];
+        let made = [StoreError::unavailable, StoreError::refused, |why: &str| StoreError::of_key(why, None)];
         for error in made.map(|made| made(&format!("two\r\nlines\x1b[31m{}\n", "é".repeat(200)))) {
             let beginning = "two  lines [31m";
             // The beginning has an odd number of bytes, and each of the other letters has two.

@@ -61,6 +61,13 @@ pub(super) fn key_in<'n>(prefix: &str, name: &'n [u8]) -> &'n [u8] {
     name.get(prefix.len()..name.len().saturating_sub(1)).unwrap_or_default()
 }
 
+/// Returns the limit in the name of a key.
+pub(super) fn limit_in(name: &[u8]) -> Option<String> {
+    let tag = &name[name.iter().position(|byte| *byte == b'{')? + 1..];
+    let limit = &tag[..tag.iter().position(|byte| *byte == b'|')?];
+    Some(String::from_utf8_lossy(&unescape(limit)).into_owned())
+}
+
 /// Returns the parts of the key in a name. A key that is too long for a name is its SHA-256.
 #[cfg(feature = "file")]
 pub(super) fn parts_in(name: &[u8]) -> Vec<String> {
@@ -135,6 +142,14 @@ impl Names {
         self.hashes.as_ref()
     }
 
+    /// Returns the layout for display. Stores with the same names and the same text share their counts.
+    pub(super) fn layout(&self) -> String {
+        match &self.hashes {
+            None => "plain".to_owned(),
+            Some(Hashes { count, .. }) => format!("compact ({count} hashes)"),
+        }
+    }
+
     /// Returns the name of a channel, or of a key that does not belong to a limit.
     pub(super) fn of(&self, what: &str) -> String {
         format!("{}{what}", self.begin)
@@ -180,7 +195,6 @@ fn escape(bytes: &[u8], into: &mut SmallVec<[u8; 256]>) {
 }
 
 /// Reverses [`escape`].
-#[cfg(feature = "file")]
 fn unescape(text: &[u8]) -> Vec<u8> {
     let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text);
     while let Some((first, behind)) = rest.split_first() {

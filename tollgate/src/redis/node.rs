@@ -24,6 +24,7 @@ use super::breaker::{Breaker, BreakerCounts};
 use super::dial::{Address, Connection, Dialer};
 use super::names::Names;
 use super::stats::{EVICTS, ServerMemory, memory_command};
+use super::warnings::{ForeignData, StoreWarning};
 use super::{StoreError, script};
 
 /// Timeout of a connection attempt: finding the server, TCP, TLS and the login.
@@ -66,6 +67,7 @@ pub(super) struct Common {
     pub(super) names: Names,
     /// Notified when a call to a node fails, or its connection is lost.
     pub(super) trouble: Arc<Notify>,
+    pub(super) foreign_data: Arc<ForeignData>,
 }
 
 pub(super) struct Node {
@@ -222,6 +224,14 @@ impl Node {
         if why.refuses_all() && self.breaker.refused(why) {
             self.log_failure(why);
             self.suspect.notify_one();
+        }
+    }
+
+    /// Records a request for a key that holds foreign data.
+    pub(super) fn found_foreign_data(&self, limit: &str) {
+        if self.common.foreign_data.found(limit) {
+            let warning = StoreWarning::ForeignData { limit: limit.to_owned() };
+            tracing::warn!(store = %self.common.store, node = %self, limit, "{warning}");
         }
     }
 
@@ -503,8 +513,9 @@ impl Node {
         tracing::info!(store = %self.common.store, node = %self, "the store has recovered");
     }
 
-    /// Reads the memory of the server and its eviction policy. A server that does not report them is used anyway.
+    /// Reads the files of the connection, and the memory of the server with its eviction policy. A server that does not report them is used anyway.
     async fn inspect(&self, connection: &Connection) {
+        self.common.dialer.read_files().await;
         let Ok(Ok(reply)) = timeout(PROBE_LIMIT, connection.run(&memory_command())).await else { return };
         let Some(memory) = ServerMemory::read(&reply) else { return };
         let mut known = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
@@ -529,6 +540,11 @@ pub(super) struct Sentinels {
 impl Sentinels {
     pub(super) fn new(addresses: Vec<Address>, service: String, dialer: Dialer) -> Self {
         Self { addresses, service, dialer, tried: Mutex::new(None) }
+    }
+
+    /// Returns why files of the login at the sentinels cannot be used.
+    pub(super) fn file_problems(&self) -> impl Iterator<Item = String> {
+        self.dialer.problems()
     }
 
     /// Returns the master's name.

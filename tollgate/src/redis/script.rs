@@ -386,7 +386,7 @@ impl Batch {
                 let Some(Value::BulkString(bytes)) = items.next() else { return Err(unreadable()) };
                 states.push(read_state(terms, &bytes)?);
             }
-            replies.push(expected.unless_failed(&failures, ScriptReply::new(at, taken, states)));
+            replies.push(self.unless_failed(expected, &failures, ScriptReply::new(at, taken, states)));
         }
         Ok(replies)
     }
@@ -396,23 +396,30 @@ impl Batch {
         let mut replies = Vec::with_capacity(self.expected.len());
         for expected in &self.expected {
             let reply = batch.next_reply(self.terms_of(expected))?;
-            replies.push(expected.unless_failed(&batch.failures, reply));
+            replies.push(self.unless_failed(expected, &batch.failures, reply));
         }
         Ok(replies)
     }
 
-    fn terms_of<'a>(&'a self, expected: &'a Expected) -> impl Iterator<Item = &'a Terms> {
-        expected.terms.iter().map(|index| &*self.terms[*index as usize - 1])
-    }
-}
-
-impl Expected {
     /// Returns the reply, or the error of one of its keys.
-    fn unless_failed(&self, failures: &[(u64, String)], reply: ScriptReply) -> Result<ScriptReply, StoreError> {
-        match failures.iter().find(|(key, _)| self.keys.contains(key)) {
-            Some((_, why)) => Err(StoreError::of_key(why)),
+    fn unless_failed(
+        &self,
+        expected: &Expected,
+        failures: &[(u64, String)],
+        reply: ScriptReply,
+    ) -> Result<ScriptReply, StoreError> {
+        match failures.iter().find(|(key, _)| expected.keys.contains(key)) {
+            Some((key, why)) => {
+                let index = key.checked_sub(1).and_then(|index| usize::try_from(index).ok());
+                let name = index.and_then(|index| self.keys.get(index));
+                Err(StoreError::of_key(why, name.and_then(|name| names::limit_in(name))))
+            }
             None => Ok(reply),
         }
+    }
+
+    fn terms_of<'a>(&'a self, expected: &'a Expected) -> impl Iterator<Item = &'a Terms> {
+        expected.terms.iter().map(|index| &*self.terms[*index as usize - 1])
     }
 }
 

@@ -10,13 +10,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use redis::RedisConnectionInfo;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ClientConfig, RootCertStore};
-use tokio_rustls::TlsConnector;
 
 use super::ConnectError;
-use super::dial::{Login, Secret};
+use super::credentials::{Certificates, Login, Pem, Secret, Tls};
 use super::names::{EXPECTED_KEYS, Layout, MAX_EXPECTED_KEYS, Names};
 use super::target::{Servers, Target};
 
@@ -38,9 +34,7 @@ use super::target::{Servers, Target};
 pub struct RedisSettings {
     url: String,
     prefix: Option<String>,
-    tls_ca: Option<Vec<u8>>,
-    client_cert: Option<Vec<u8>>,
-    client_key: Option<Vec<u8>>,
+    certificates: Certificates,
     username: Option<String>,
     password: Option<Secret>,
     sentinel_username: Option<String>,
@@ -57,9 +51,7 @@ impl RedisSettings {
         Self {
             url: url.into(),
             prefix: None,
-            tls_ca: None,
-            client_cert: None,
-            client_key: None,
+            certificates: Certificates::default(),
             username: None,
             password: None,
             sentinel_username: None,
@@ -96,20 +88,42 @@ impl RedisSettings {
 
     /// Sets the certificate authorities of the servers, in PEM, instead of the public ones.
     pub fn tls_ca(mut self, pem: impl Into<Vec<u8>>) -> Self {
-        self.tls_ca = Some(pem.into());
+        self.certificates.ca = Some(Pem::Text(pem.into()));
+        self
+    }
+
+    /// Reads the certificate authorities of the servers from a file in PEM: see [`tls_ca`](Self::tls_ca).
+    ///
+    /// This file, [`client_cert_file`](Self::client_cert_file) and [`client_key_file`](Self::client_key_file) are read for
+    /// every new connection, so that they can be replaced while the program runs. If one cannot be used any more, the
+    /// last certificates stay in use: see [`StoreStatus::warnings`](super::StoreStatus).
+    pub fn tls_ca_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.certificates.ca = Some(Pem::File(path.into()));
         self
     }
 
     /// Sets the certificate that is sent to servers that require one, in PEM, followed by its intermediates. Needs
     /// [`client_key`](Self::client_key) too.
     pub fn client_cert(mut self, pem: impl Into<Vec<u8>>) -> Self {
-        self.client_cert = Some(pem.into());
+        self.certificates.client_cert = Some(Pem::Text(pem.into()));
         self
     }
 
     /// Sets the private key of [`client_cert`](Self::client_cert), in PEM.
     pub fn client_key(mut self, pem: impl Into<Vec<u8>>) -> Self {
-        self.client_key = Some(pem.into());
+        self.certificates.client_key = Some(Pem::Text(pem.into()));
+        self
+    }
+
+    /// Reads [`client_cert`](Self::client_cert) from a file for every new connection.
+    pub fn client_cert_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.certificates.client_cert = Some(Pem::File(path.into()));
+        self
+    }
+
+    /// Reads [`client_key`](Self::client_key) from a file for every new connection.
+    pub fn client_key_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.certificates.client_key = Some(Pem::File(path.into()));
         self
     }
 
@@ -126,7 +140,7 @@ impl RedisSettings {
     }
 
     /// Reads the password from a file for every new connection, so that it can be changed while the program runs.
-    /// Trailing newlines are removed.
+    /// Trailing newlines are removed. If the file cannot be read any more, the last password stays in use.
     pub fn password_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.password = Some(Secret::File(path.into()));
         self
@@ -162,7 +176,7 @@ impl RedisSettings {
     pub(super) fn resolved(&self) -> Result<Resolved, ConnectError> {
         let target = Target::parse(&self.url)?;
         let names = self.names()?;
-        let (tls, login) = (self.connector(target.tls)?, self.login(&target)?);
+        let (tls, login) = (self.tls(target.tls)?, self.login(&target)?);
         let sentinel_login = self.sentinel_login(&target)?;
         Ok(Resolved { address: target.to_string(), servers: target.servers, tls, login, sentinel_login, names })
     }
@@ -217,56 +231,18 @@ impl RedisSettings {
         Login::new(info, self.sentinel_password.clone())
     }
 
-    /// Returns the TLS connector, or `None` for a URL without TLS.
-    fn connector(&self, is_tls: bool) -> Result<Option<TlsConnector>, ConnectError> {
-        if !is_tls {
-            let named = [("ca", &self.tls_ca), ("client_cert", &self.client_cert), ("client_key", &self.client_key)];
-            return match named.iter().find(|(_, pem)| pem.is_some()) {
-                Some((name, _)) => {
-                    let fix = "use rediss:// instead of redis://, or remove it";
-                    Err(wrong(&format!("{name} is set, but the URL does not use TLS"), fix))
-                }
-                None => Ok(None),
-            };
+    /// Returns the certificates for TLS, or `None` for a URL without TLS.
+    fn tls(&self, is_tls: bool) -> Result<Option<Arc<Tls>>, ConnectError> {
+        if is_tls {
+            return Ok(Some(Arc::new(Tls::new(self.certificates.clone())?)));
         }
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|error| ConnectError::new(format!("TLS cannot be set up: {error}"), "report it as a bug"))?
-            .with_root_certificates(self.roots()?);
-        let config = match (&self.client_cert, &self.client_key) {
-            (None, None) => config.with_no_client_auth(),
-            (Some(chain), Some(key)) => {
-                let chain: Vec<_> = CertificateDer::pem_slice_iter(chain).filter_map(Result::ok).collect();
-                if chain.is_empty() {
-                    return Err(wrong("client_cert has no certificate in it", "give it one in PEM"));
-                }
-                let key = PrivateKeyDer::from_pem_slice(key)
-                    .map_err(|_| wrong("client_key has no private key in it", "give it one in PEM, not encrypted"))?;
-                config.with_client_auth_cert(chain, key).map_err(|error| {
-                    let problem = format!("client_cert and client_key do not match ({error})");
-                    wrong(&problem, "set client_key to the key of the certificate")
-                })?
+        match self.certificates.named().iter().find(|(_, pem)| pem.is_some()) {
+            Some((name, _)) => {
+                let fix = "use rediss:// instead of redis://, or remove it";
+                Err(wrong(&format!("{name} is set, but the URL does not use TLS"), fix))
             }
-            (Some(_), None) => return Err(wrong("client_cert has no key", "set client_key")),
-            (None, Some(_)) => return Err(wrong("client_key has no certificate", "set client_cert")),
-        };
-        Ok(Some(TlsConnector::from(Arc::new(config))))
-    }
-
-    fn roots(&self) -> Result<RootCertStore, ConnectError> {
-        let mut roots = RootCertStore::empty();
-        match &self.tls_ca {
-            None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
-            Some(pem) => {
-                let certificates = CertificateDer::pem_slice_iter(pem).filter_map(Result::ok);
-                let (added, _) = roots.add_parsable_certificates(certificates);
-                if added == 0 {
-                    return Err(wrong("ca has no certificate in it", "give it one in PEM"));
-                }
-            }
+            None => Ok(None),
         }
-        Ok(roots)
     }
 }
 
@@ -304,7 +280,7 @@ pub(super) struct Resolved {
     /// The servers, for display.
     pub(super) address: String,
     pub(super) servers: Servers,
-    pub(super) tls: Option<TlsConnector>,
+    pub(super) tls: Option<Arc<Tls>>,
     pub(super) login: Login,
     pub(super) sentinel_login: Login,
     pub(super) names: Names,

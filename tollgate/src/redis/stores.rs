@@ -13,11 +13,14 @@
 //!
 //! Too small a number admits too much during an outage, and too large a number too little. The largest number of the
 //! last minutes is used, and these minutes do not pass while Redis is unreachable.
+//!
+//! The same call registers the layout of the node's keys, and reads those of others: nodes with different layouts count
+//! apart. Nodes without a local share register a compact layout too, so that of two different nodes one at least warns.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -26,8 +29,10 @@ use tokio::time::sleep;
 use super::node::jittered;
 use super::script::{ScriptHit, StoreIndex};
 use super::topology::Topology;
+use super::warnings::StoreWarning;
 use super::{ConnectError, ServerStatus, StoreError, StoreStatus, names};
 use crate::error::InvalidLimit;
+use crate::invisible::is_control_or_format;
 use crate::limit::{Limit, OnStoreFailure};
 
 /// The name of the store for limits that choose none.
@@ -172,6 +177,7 @@ impl Stores {
             name: store.name.to_string(),
             address: store.topology.address().to_owned(),
             why_unavailable: store.topology.why_unavailable(),
+            warnings: store.topology.warnings().into_iter().chain(store.fleet.warnings()).collect(),
         };
         self.iter().map(status).collect()
     }
@@ -215,8 +221,12 @@ pub(super) fn check_name<'a>(
     Ok(())
 }
 
-/// The key, after `rate_limit:`.
+/// The keys of the nodes and of their layouts, after `rate_limit:`.
 const KEY: &str = "{nodes}";
+const LAYOUTS_KEY: &str = "{nodes}:layouts";
+/// Maximum number of layouts that are read, and of characters of each that are shown.
+const MAX_LAYOUTS: usize = 16;
+const MAX_LAYOUT: usize = 64;
 /// Time between two registrations of a node.
 const BEAT_EVERY: Duration = Duration::from_secs(2);
 /// Delay before a new node registers. A command that only reads the store has ended by then.
@@ -233,19 +243,24 @@ const PERIOD_BEATS: u32 = 30;
 /// Periods that are kept: five minutes.
 const PERIODS: usize = 5;
 
-/// Registers a node, or only counts if its id is empty. Scores that a failover to a server with a slower clock left in
-/// the future are removed too.
+/// Registers a node and its layout, unless they are empty. Returns the number of nodes, and the layouts with the times of
+/// their last registrations. Scores that a failover to a server with a slower clock left in the future are removed too.
 const BEAT: &str = r"
 local now = redis.call('TIME')
 local millis, alive = now[1] * 1000 + math.floor(now[2] / 1000), tonumber(ARGV[2])
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('(%d', millis - alive))
-redis.call('ZREMRANGEBYSCORE', KEYS[1], string.format('(%d', millis + alive), '+inf')
+for _, key in ipairs(KEYS) do
+  redis.call('ZREMRANGEBYSCORE', key, '-inf', string.format('(%d', millis - alive))
+  redis.call('ZREMRANGEBYSCORE', key, string.format('(%d', millis + alive), '+inf')
+end
 local count = redis.call('ZCARD', KEYS[1])
 if ARGV[1] ~= '' and count < tonumber(ARGV[3]) then
   count = count + redis.call('ZADD', KEYS[1], millis, ARGV[1])
 end
+if ARGV[4] ~= '' then redis.call('ZADD', KEYS[2], millis, ARGV[4]) end
 redis.call('PEXPIRE', KEYS[1], alive)
-return count
+redis.call('PEXPIRE', KEYS[2], alive)
+local layouts = redis.pcall('ZRANGE', KEYS[2], '0', ARGV[5], 'WITHSCORES')
+return { count, layouts.err and {} or layouts }
 ";
 
 pub(super) struct Fleet {
@@ -253,12 +268,34 @@ pub(super) struct Fleet {
     nodes: AtomicU32,
     /// Whether this node has a limit that fails over to memory.
     joins: AtomicBool,
+    /// Layouts of other nodes that count apart.
+    other_layouts: Mutex<Vec<String>>,
+    /// The layout of this node.
+    layout: String,
 }
 
 impl Fleet {
-    pub(super) fn new(expected: u32) -> Self {
-        let expected = expected.clamp(1, MAX_NODES);
-        Self { expected, nodes: AtomicU32::new(expected), joins: AtomicBool::new(false) }
+    pub(super) fn new(expected: u32, layout: String) -> Self {
+        let (expected, other_layouts) = (expected.clamp(1, MAX_NODES), Mutex::new(Vec::new()));
+        Self { expected, nodes: AtomicU32::new(expected), joins: AtomicBool::new(false), other_layouts, layout }
+    }
+
+    /// Returns the layouts of other nodes, with which this node does not count together.
+    pub(super) fn warnings(&self) -> Vec<StoreWarning> {
+        let others = self.other_layouts.lock().unwrap_or_else(PoisonError::into_inner);
+        others.iter().map(|other| self.warning(other)).collect()
+    }
+
+    fn warning(&self, other: &str) -> StoreWarning {
+        StoreWarning::OtherLayout { own: self.layout.clone(), other: other.to_owned() }
+    }
+
+    fn set_other_layouts(&self, layouts: Vec<String>, store: &str) {
+        let mut known = self.other_layouts.lock().unwrap_or_else(PoisonError::into_inner);
+        for new in layouts.iter().filter(|layout| !known.contains(layout)) {
+            tracing::warn!(store, "{}", self.warning(new));
+        }
+        *known = layouts;
     }
 
     /// Returns the number of nodes that local limits are divided by.
@@ -272,31 +309,67 @@ impl Fleet {
     }
 
     /// Registers periodically. Never returns.
-    pub(super) async fn beat(self: Arc<Self>, topology: Arc<Topology>, store_timeout: Duration) {
+    pub(super) async fn beat(self: Arc<Self>, store: Arc<str>, topology: Arc<Topology>, store_timeout: Duration) {
         let id = format!("{:016x}", std::hash::RandomState::new().hash_one(std::process::id()));
-        let (mut recent, mut member) = (Recent::default(), "");
+        let is_compact = topology.names().hashes().is_some();
+        let (mut recent, mut layouts, mut is_new) = (Recent::default(), RecentLayouts::default(), true);
         loop {
-            if !self.joins.load(Ordering::Relaxed) {
-                sleep(jittered(BEAT_EVERY)).await;
-                continue;
+            let joins = self.joins.load(Ordering::Relaxed);
+            let member = if joins && !is_new { &*id } else { "" };
+            let layout = if (joins || is_compact) && !is_new { &*self.layout } else { "" };
+            let reply = beat(&topology, member, layout, store_timeout.max(REPLY_TIMEOUT)).await;
+            if let Some((others, of_others)) = reply {
+                if joins {
+                    let nodes = others + u32::from(member.is_empty());
+                    self.nodes.store(recent.largest_with(nodes).clamp(self.expected, MAX_NODES), Ordering::Relaxed);
+                }
+                self.set_other_layouts(layouts.others_than(&self.layout, of_others), &store);
             }
-            if let Some(others) = count(&topology, member, store_timeout.max(REPLY_TIMEOUT)).await {
-                let nodes = others + u32::from(member.is_empty());
-                self.nodes.store(recent.largest_with(nodes).clamp(self.expected, MAX_NODES), Ordering::Relaxed);
-            }
-            sleep(jittered(if member.is_empty() { JOIN_AFTER } else { BEAT_EVERY })).await;
-            member = &id;
+            sleep(jittered(if is_new { JOIN_AFTER } else { BEAT_EVERY })).await;
+            is_new = false;
         }
     }
 }
 
-/// Registers `member`, and returns the number of registered nodes. `None` if Redis does not reply.
-async fn count(topology: &Topology, member: &str, limit: Duration) -> Option<u32> {
-    let key = topology.names().of(KEY);
+/// Layouts, with the times of their last registrations.
+type Registrations = Vec<(String, u64)>;
+
+/// Registers `member` and `layout`. Returns the number of registered nodes, and all layouts. `None` if Redis does not
+/// reply.
+async fn beat(topology: &Topology, member: &str, layout: &str, limit: Duration) -> Option<(u32, Registrations)> {
+    let [key, layouts] = [KEY, LAYOUTS_KEY].map(|key| topology.names().of(key));
     let mut command = redis::cmd("EVAL");
-    command.arg(BEAT).arg(1).arg(&key).arg(member).arg(ALIVE_FOR.as_millis() as u64).arg(MAX_NODES);
+    command.arg(BEAT).arg(2).arg(&key).arg(&layouts);
+    command.arg(member).arg(ALIVE_FOR.as_millis() as u64).arg(MAX_NODES).arg(layout).arg(MAX_LAYOUTS - 1);
     let reply = topology.run_in_background(key.as_bytes(), &command, limit).await?;
     redis::from_redis_value(reply).ok()
+}
+
+/// Finds the layouts that other nodes use now. A registration from before the first call may be that of a node that has
+/// changed its layout since, perhaps of this one.
+#[derive(Default)]
+struct RecentLayouts {
+    /// The registrations at the last call. `None` before the first.
+    last: Option<Registrations>,
+    /// Other layouts that were registered since the first call.
+    others: Vec<String>,
+}
+
+impl RecentLayouts {
+    fn others_than(&mut self, own: &str, now: Registrations) -> Vec<String> {
+        let is_new = |layout: &str, at: u64| {
+            let last = self.last.as_ref();
+            last.is_some_and(|last| !last.iter().any(|(other, before)| other == layout && *before >= at))
+        };
+        let others =
+            now.iter().filter(|(layout, at)| layout != own && (self.others.contains(layout) || is_new(layout, *at)));
+        self.others = others.map(|(layout, _)| layout.clone()).collect();
+        self.last = Some(now);
+        let shown = |layout: &String| -> String {
+            layout.chars().filter(|letter| !is_control_or_format(*letter)).take(MAX_LAYOUT).collect()
+        };
+        self.others.iter().map(shown).collect()
+    }
 }
 
 /// The largest numbers of the last periods, whose length is counted in registrations that Redis confirmed.
@@ -352,8 +425,21 @@ mod tests {
 
     #[test]
     fn the_expected_number_is_the_least() {
-        assert_eq!(Fleet::new(0).nodes(), 1);
-        assert_eq!(Fleet::new(3).nodes(), 3);
-        assert_eq!(Fleet::new(u32::MAX).nodes(), MAX_NODES);
+        let nodes = |expected| Fleet::new(expected, "plain".to_owned()).nodes();
+        assert_eq!([0, 3, u32::MAX].map(nodes), [1, 3, MAX_NODES]);
+    }
+
+    #[test]
+    fn a_layout_is_another_only_if_a_node_has_registered_it_since_the_first_call() {
+        let mut layouts = RecentLayouts::default();
+        let mut others = |now: &[(&str, u64)]| {
+            layouts.others_than("plain", now.iter().map(|(layout, at)| ((*layout).to_owned(), *at)).collect())
+        };
+        let none: [&str; 0] = [];
+        assert_eq!(others(&[("plain", 1), ("compact", 2)]), none, "perhaps of a node that is gone");
+        assert_eq!(others(&[("plain", 3), ("compact", 2)]), none);
+        assert_eq!(others(&[("plain", 5), ("compact", 4)]), ["compact"]);
+        assert_eq!(others(&[("plain", 6), ("compact", 4), ("other\u{202e}", 6)]), ["compact", "other"]);
+        assert_eq!(others(&[("plain", 7)]), none);
     }
 }

@@ -14,6 +14,7 @@ use super::names::{self, Names};
 use super::node::{Common, Node, RunError, Sentinels, ServerRole, Subscriber};
 use super::settings::{RedisSettings, Resolved};
 use super::stats::Traffic;
+use super::warnings::{ForeignData, StoreWarning};
 use super::{ConnectError, StoreError, Tasks};
 
 /// Time between two looks at the server of a subscription.
@@ -27,6 +28,8 @@ pub(super) struct Topology {
     names: Names,
     traffic: Arc<Traffic>,
     breaker_counts: Arc<BreakerCounts>,
+    dialer: Arc<Dialer>,
+    foreign_data: Arc<ForeignData>,
     _tasks: Tasks,
 }
 
@@ -50,8 +53,17 @@ impl Topology {
         let dialer = Arc::new(Dialer::new(tls.clone(), login, traffic.clone()));
         let (loads_scripts, trouble) = (script_calls.is_some(), Arc::new(Notify::new()));
         let (changed, names_of_keys) = (breaker_counts.clone(), names.clone());
-        let common =
-            Common { store, dialer, timeout, loads_scripts, breaker_counts: changed, trouble, names: names_of_keys };
+        let foreign_data = Arc::new(ForeignData::default());
+        let common = Common {
+            store,
+            dialer: dialer.clone(),
+            timeout,
+            loads_scripts,
+            breaker_counts: changed,
+            trouble,
+            names: names_of_keys,
+            foreign_data: foreign_data.clone(),
+        };
         let mut tasks = Vec::new();
         let servers = match servers {
             super::target::Servers::Single(address) => {
@@ -68,7 +80,7 @@ impl Topology {
                 Servers::Cluster(cluster)
             }
         };
-        Ok(Self { servers, address, names, traffic, breaker_counts, _tasks: Tasks(tasks) })
+        Ok(Self { servers, address, names, traffic, breaker_counts, dialer, foreign_data, _tasks: Tasks(tasks) })
     }
 
     pub(super) fn address(&self) -> &str {
@@ -170,6 +182,20 @@ impl Topology {
             Servers::One(member) => member.node.breaker.why(),
             Servers::Cluster(cluster) => cluster.why_unavailable(),
         }
+    }
+
+    /// Returns the problems with which the servers still decide.
+    pub(super) fn warnings(&self) -> Vec<StoreWarning> {
+        let mut problems: Vec<String> = self.dialer.problems().collect();
+        if let Servers::One(member) = &self.servers
+            && let ServerRole::Master(sentinels) = &member.node.role
+        {
+            // Their certificates are those of the servers.
+            problems.extend(sentinels.file_problems());
+        }
+        problems.dedup();
+        let files = problems.into_iter().map(|problem| StoreWarning::File { problem });
+        self.foreign_data.warnings().into_iter().chain(files).collect()
     }
 
     /// Returns how often breakers opened and closed.

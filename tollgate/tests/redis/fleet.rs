@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use testkit::redis::{Cluster, RedisServer};
 use tokio::time::{sleep, timeout};
-use tollgate::redis::{RedisLimiter, RedisLimiterBuilder};
+use tollgate::redis::{Layout, RedisLimiter, RedisLimiterBuilder, RedisSettings, StoreWarning};
 use tollgate::{
     Algorithm, FixedWindow, HOUR, Hit, LeakyBucket, Limit, LimitId, MINUTE, ManualClock, OnStoreFailure, Rate, SECOND,
     SlidingWindowCounter, SlidingWindowLog, Source, Timestamp, TokenBucket,
@@ -211,4 +211,59 @@ async fn nodes_on_a_cluster_see_each_other() {
     for node in &nodes {
         sees(node, 2).await;
     }
+}
+
+/// Waits until a node has warnings about these other layouts, and no others.
+async fn warns_of(node: &RedisLimiter, own: &str, others: &[&str]) {
+    let warning = |other: &&str| StoreWarning::OtherLayout { own: own.to_owned(), other: (*other).to_owned() };
+    let expected: Vec<StoreWarning> = others.iter().map(warning).collect();
+    let warnings = || {
+        let mut warnings = node.stores().remove(0).warnings;
+        warnings.sort();
+        warnings
+    };
+    let warned = async {
+        while warnings() != expected {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let warned = timeout(SEEN_WITHIN, warned).await;
+    assert!(warned.is_ok(), "{own}: {:?}, not {expected:?}", warnings());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_with_different_layouts_warn_as_long_as_there_are_such() {
+    let server = RedisServer::start();
+    let connect = async |settings: RedisSettings| {
+        let builder = RedisLimiter::builder(settings).limit(limit("window", FixedWindow::new(QUOTA, HOUR)));
+        builder.store_timeout(SECOND).connect().await.expect("the settings are valid")
+    };
+    let plain = || RedisSettings::new(server.url());
+    let compact = |keys| plain().layout(Layout::Compact).expected_keys(keys);
+    let (one, same) = (connect(plain()).await, connect(plain()).await);
+    let elsewhere = connect(compact(64).prefix("other")).await;
+    sees(&one, 2).await;
+    for node in [&one, &same, &elsewhere] {
+        assert_eq!(node.stores()[0].warnings, [], "the same layout, or another prefix");
+    }
+    let other = connect(compact(64)).await;
+    warns_of(&one, "plain", &["compact (1 hashes)"]).await;
+    warns_of(&other, "compact (1 hashes)", &["plain"]).await;
+    let third = connect(compact(128)).await;
+    warns_of(&third, "compact (2 hashes)", &["compact (1 hashes)", "plain"]).await;
+    assert!(one.check("key").await.is_allowed() && other.check("key").await.is_allowed());
+    drop((other, third));
+    warns_of(&one, "plain", &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_without_local_limits_warns_of_a_compact_layout() {
+    let server = RedisServer::start();
+    let connect = async |settings: RedisSettings| {
+        let builder = RedisLimiter::builder(settings).limit(limit("window", FixedWindow::new(QUOTA, HOUR)));
+        builder.store_timeout(SECOND).on_store_failure(OnStoreFailure::Deny).connect().await.expect("valid settings")
+    };
+    let plain = connect(RedisSettings::new(server.url())).await;
+    let _compact = connect(RedisSettings::new(server.url()).layout(Layout::Compact)).await;
+    warns_of(&plain, "plain", &["compact (15625 hashes)"]).await;
 }

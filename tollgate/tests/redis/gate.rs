@@ -11,6 +11,9 @@ mod refunds;
 #[cfg(feature = "file")]
 #[path = "gate/reservations.rs"]
 mod reservations;
+#[cfg(feature = "file")]
+#[path = "gate/rotation.rs"]
+mod rotation;
 
 use std::time::Duration;
 

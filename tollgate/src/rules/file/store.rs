@@ -1,19 +1,15 @@
-//! The Redis settings of a rule file, with the content of the files that they name.
+//! The Redis settings of a rule file.
 
-use std::fs::File;
-use std::io::Read;
+use std::path::PathBuf;
 
 use super::forms::StoreUrl;
 use super::setting_error::SettingError;
 use super::types::{LayoutName, StoreRule};
 use super::{Parsed, Problems};
-use crate::redis::{Layout, RedisSettings};
+use crate::redis::{Layout, RedisSettings, check_pem_file};
 
-/// Larger than any bundle of certificates.
-const MAX_PEM: u64 = 4 << 20;
-
-/// Sets the content of a file.
-type SetPem = fn(RedisSettings, Vec<u8>) -> RedisSettings;
+/// Sets the path of a file, which is read for every new connection.
+type SetFile = fn(RedisSettings, PathBuf) -> RedisSettings;
 
 impl Parsed {
     /// Returns the settings of the Redis in `store`, or `None` if the store is in memory. Relative paths start from
@@ -59,19 +55,16 @@ impl Parsed {
         if let Some(keys) = store.expected_keys {
             settings = settings.expected_keys(keys.into());
         }
-        let files: [(&str, &Option<String>, SetPem); 3] = [
-            ("ca", ca, RedisSettings::tls_ca),
-            ("client_cert", client_cert, RedisSettings::client_cert),
-            ("client_key", client_key, RedisSettings::client_key),
+        let files: [(&str, &Option<String>, SetFile); 3] = [
+            ("ca", ca, RedisSettings::tls_ca_file),
+            ("client_cert", client_cert, RedisSettings::client_cert_file),
+            ("client_key", client_key, RedisSettings::client_key_file),
         ];
         for (key, path, set) in files {
-            match path.as_ref().map(|path| self.read_pem(path)) {
-                None => {}
-                Some(Ok(pem)) => settings = set(settings, pem),
-                Some(Err(problem)) => {
-                    let fix = "check the path and its permissions";
-                    errors.push(SettingError::new(format!("{key}: {problem}"), fix).of(key));
-                }
+            let Some(path) = path.as_ref().map(|path| self.folder.join(path)) else { continue };
+            match check_pem_file(key, &path) {
+                Ok(()) => settings = set(settings, path),
+                Err(error) => errors.push(SettingError::new(error.problem(), error.fix()).of(key)),
             }
         }
         if let Some(name) = username {
@@ -92,15 +85,5 @@ impl Parsed {
             errors.push(SettingError::new(error.problem(), error.fix()));
         }
         if errors.is_empty() { Ok(Some(settings)) } else { Err(errors) }
-    }
-
-    fn read_pem(&self, path: &str) -> Result<Vec<u8>, String> {
-        let (path, mut pem) = (self.folder.join(path), Vec::new());
-        let read = File::open(&path).and_then(|file| file.take(MAX_PEM + 1).read_to_end(&mut pem));
-        match read {
-            Ok(length) if length as u64 > MAX_PEM => Err(format!("{} is larger than 4 MiB", path.display())),
-            Ok(_) => Ok(pem),
-            Err(error) => Err(format!("cannot read {}: {error}", path.display())),
-        }
     }
 }

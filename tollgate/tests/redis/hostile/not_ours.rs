@@ -4,9 +4,10 @@ use futures_util::future::join_all;
 use redis::{Cmd, Connection};
 use testkit::redis::RedisServer;
 use testkit::window::LONG_WINDOW;
-use tollgate::Source;
+use tollgate::redis::{Layout, RedisLimiter, RedisSettings, StoreWarning};
+use tollgate::{Decision, OnStoreFailure, Source};
 
-use super::limiter;
+use super::{PATIENCE, limiter};
 use crate::variants::{Variant, variants};
 
 const TYPES: [&str; 6] = ["hash", "list", "set", "zset", "string", "stream"];
@@ -59,6 +60,70 @@ async fn a_check_does_not_change_it_and_other_keys_are_decided() {
         assert_eq!(dump(&mut connection, &name), theirs, "{} {kind}", variant.name);
         assert!(limiter.is_store_available(), "{} {kind}: that is no outage", variant.name);
     }
+}
+
+/// The script that decides a batch: a peek in it needs the large one.
+#[derive(Clone, Copy, Debug)]
+enum Script {
+    Small,
+    Large,
+}
+
+/// Sends checks of all keys at the same time, with peeks between them if the large script is to decide.
+async fn check_together(limiter: &RedisLimiter, keys: &[String], script: Script) -> Vec<Decision> {
+    let peeks = match script {
+        Script::Small => 0,
+        Script::Large => 20,
+    };
+    let peeked: Vec<String> = (0..peeks).map(|key| format!("peek {key}")).collect();
+    let peeks = join_all(peeked.iter().map(|key| limiter.peek(key)));
+    let (decisions, peeks) = tokio::join!(join_all(keys.iter().map(|key| limiter.check(key))), peeks);
+    assert!(peeks.iter().all(Result::is_ok), "{peeks:?}");
+    decisions
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_such_key_of_a_batch_gets_the_policy_of_its_limit_and_the_store_has_a_warning() {
+    let server = RedisServer::start();
+    let mut connection = server.connection();
+    // Many hashes, so that other keys are in other ones.
+    let compact = RedisSettings::new(server.url()).layout(Layout::Compact).expected_keys(64_000_000);
+    for (layout, settings) in [("plain", RedisSettings::new(server.url())), ("compact", compact)] {
+        for (variant, kind) in cases().filter(|(_, kind)| ["list", "string", "hash"].contains(kind)) {
+            let is_compact = layout == "compact" && !variant.name.starts_with("log");
+            for script in [Script::Small, Script::Large] {
+                let context = format!("{layout} {} {kind} {script:?}", variant.name);
+                let _: () = redis::cmd("FLUSHALL").query(&mut connection).expect("flushed");
+                let limit = variant.limit().with_on_store_failure(OnStoreFailure::Allow);
+                let limiter = RedisLimiter::builder(settings.clone()).limit(limit).store_timeout(PATIENCE);
+                let limiter = limiter.on_store_failure(OnStoreFailure::Deny).connect().await.expect("valid settings");
+                let name =
+                    if is_compact { name_of_hash(&limiter, &mut connection).await } else { variant.name_of("bad") };
+                let theirs = put(&mut connection, &name, kind);
+                let mut keys: Vec<String> = (0..30).map(|key| format!("good {key}")).collect();
+                keys.insert(15, "bad".to_owned());
+                for (key, decision) in keys.iter().zip(check_together(&limiter, &keys, script).await) {
+                    let expected = if key == "bad" { Source::Policy } else { Source::Store };
+                    assert_eq!((decision.is_allowed(), decision.source()), (true, expected), "{context} {key}");
+                }
+                let stats = limiter.stats();
+                assert!(stats.calls < stats.requests, "{context}: requests share calls");
+                let warning = StoreWarning::ForeignData { limit: variant.name.to_owned() };
+                assert_eq!(limiter.stores()[0].warnings, [warning], "{context}");
+                assert_eq!(dump(&mut connection, &name), theirs, "{context}");
+                assert!(limiter.is_store_available(), "{context}: that is no outage");
+            }
+        }
+    }
+}
+
+/// Returns the name of the hash that has the key `bad` in the compact layout, after removing it.
+async fn name_of_hash(limiter: &RedisLimiter, connection: &mut Connection) -> String {
+    assert!(limiter.check("bad").await.is_allowed());
+    let mut names: Vec<String> = redis::cmd("KEYS").arg("*|*").query(connection).expect("listed");
+    let name = names.pop().expect("one hash");
+    let _: () = redis::cmd("DEL").arg(&name).query(connection).expect("deleted");
+    name
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
