@@ -9,11 +9,11 @@
 //! Deliberately not here: HTTP/2. A client that begins with its preface is passed on, and upstreams with HTTP/2 get
 //! their requests from hyper's client.
 
+mod client_io;
 mod forward;
 mod relay;
 mod respond;
 mod to_http2;
-mod upload;
 
 use std::future::poll_fn;
 use std::io;
@@ -27,8 +27,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 use tollgate::{Check, Outcome};
 
+use self::client_io::PendingBody;
 use self::forward::{ForwardResult, Forwarding};
-use self::upload::PendingBody;
 use super::body::RequestBody;
 use super::request::{PlainRequest, RequestParse};
 use crate::gateway::client::{BufferedBytes, Client, LINGER, Peer};
@@ -185,7 +185,7 @@ impl<'a> Http1Server<'a> {
                 match next {
                     NextStep::Answered => {}
                     NextStep::Settle(response) => Box::pin(self.settle_and_respond(response)).await?,
-                    NextStep::Forward(forwarding) => match self.forward(forwarding).await {
+                    NextStep::Forward(forwarding) => match forwarding.run(&mut self).await {
                         ForwardResult::Answered => {}
                         ForwardResult::Switched(tunnel) => {
                             let Self { stream, .. } = self;
@@ -428,7 +428,7 @@ impl<'a> Http1Server<'a> {
             }
             Some((number, RouteAction::Upstreams(_))) => {
                 let forwarding = Box::new(Forwarding::new(plain, (site, number), outcome, guard));
-                return Ok(NextStep::Forward(self.start_forward(plain, buffers, forwarding, context)));
+                return Ok(NextStep::Forward(forwarding.start(self, plain, buffers, context)));
             }
             None => failure::response(Failure::NoRoute),
         };

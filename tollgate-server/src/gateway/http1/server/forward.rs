@@ -154,111 +154,109 @@ impl Forwarding {
     pub(super) fn has_begun(&self) -> bool {
         self.begun.is_some()
     }
-}
 
-impl Http1Server<'_> {
     /// Sends a request at once, if a connection is available.
-    pub(super) fn start_forward(
-        &mut self,
+    pub(super) fn start(
+        mut self: Box<Self>,
+        server: &mut Http1Server<'_>,
         plain: &PlainRequest<'_>,
         buffers: &mut WorkerBuffers,
-        mut forwarding: Box<Forwarding>,
         context: &mut Context<'_>,
-    ) -> Box<Forwarding> {
-        self.save(plain);
-        if let Some(body) = &mut self.body {
+    ) -> Box<Self> {
+        server.save(plain);
+        if let Some(body) = &mut server.body {
             // Until an upstream reads it, the part that has arrived is buffered.
             let is_overloaded = body.buffered.set(plain.bytes.len()).is_err();
-            forwarding.failed = body.failure.or(is_overloaded.then_some(Failure::Overloaded));
-            if forwarding.failed.is_some() {
-                return forwarding;
+            self.failed = body.failure.or(is_overloaded.then_some(Failure::Overloaded));
+            if self.failed.is_some() {
+                return self;
             }
         }
-        self.choose(&mut forwarding);
-        if self.needs_http2(&forwarding) {
-            return forwarding;
+        self.choose(server.worker);
+        if self.needs_http2(server.worker) {
+            return self;
         }
-        if let Err(failure) = self.write_request(plain, buffers, &mut forwarding) {
-            forwarding.failed = Some(failure);
-            return forwarding;
+        if let Err(failure) = self.write_request(server.client, plain, buffers) {
+            self.failed = Some(failure);
+            return self;
         }
-        let conn = forwarding.target.as_ref().and_then(|target| self.take_idle(target, &forwarding));
+        let conn = self.target.as_ref().and_then(|target| self.take_idle(server.worker, target));
         if let Some(mut conn) = conn
             && conn.send(&buffers.out, context).is_ok()
         {
-            forwarding.conn = Some(conn);
+            self.conn = Some(conn);
         }
-        forwarding
+        self
     }
 
     /// Chooses the next upstream.
-    fn choose(&self, forwarding: &mut Forwarding) {
-        let route = &forwarding.site.routes[forwarding.route];
-        let chosen = forwarding.attempts.choose(route, self.worker.number, self.worker.ticks.now());
-        forwarding.target = chosen.map(|(upstream, attempt)| {
+    fn choose(&mut self, worker: &Worker) {
+        let route = &self.site.routes[self.route];
+        let chosen = self.attempts.choose(route, worker.number, worker.ticks.now());
+        self.target = chosen.map(|(upstream, attempt)| {
             let target = &upstream.target;
-            forwarding.guard.note_upstream(target);
-            forwarding.guard.set_upstream(attempt);
+            self.guard.note_upstream(target);
+            self.guard.set_upstream(attempt);
             Arc::clone(target)
         });
     }
 
     /// Returns whether the chosen upstream is known to use HTTP/2. Then hyper's client sends the request.
-    fn needs_http2(&self, forwarding: &Forwarding) -> bool {
-        let is_http2 = |target: &Arc<Target>| target.speaks_http2(self.worker.number);
-        forwarding.conn.is_none() && !forwarding.upgrades && forwarding.target.as_ref().is_some_and(is_http2)
+    fn needs_http2(&self, worker: &Worker) -> bool {
+        let is_http2 = |target: &Arc<Target>| target.speaks_http2(worker.number);
+        self.conn.is_none() && !self.upgrades && self.target.as_ref().is_some_and(is_http2)
     }
 
-    fn take_idle(&self, target: &Target, forwarding: &Forwarding) -> Option<Box<Http1Conn>> {
-        let (now, policy) = (self.worker.ticks.now(), &forwarding.route().reuse);
-        target.take_idle(self.worker.number, now, policy, forwarding.may_repeat.into())
+    fn take_idle(&self, worker: &Worker, target: &Target) -> Option<Box<Http1Conn>> {
+        let (now, policy) = (worker.ticks.now(), &self.route().reuse);
+        target.take_idle(worker.number, now, policy, self.may_repeat.into())
     }
 
     fn write_request(
         &self,
+        client: &Client,
         plain: &PlainRequest<'_>,
         buffers: &mut WorkerBuffers,
-        forwarding: &mut Forwarding,
     ) -> Result<(), Failure> {
-        let (site, route) = (&*forwarding.site, forwarding.route());
-        let upstream = forwarding.attempts.current(route).ok_or(Failure::NoRoute)?;
-        plain.write(&mut buffers.out, Destination { site, route, upstream }, self.client, &forwarding.guard)
+        let (site, route) = (&*self.site, self.route());
+        let upstream = self.attempts.current(route).ok_or(Failure::NoRoute)?;
+        plain.write(&mut buffers.out, Destination { site, route, upstream }, client, &self.guard)
     }
 
     /// Forwards a request to upstreams until one responds, and the response to the client.
-    pub(super) async fn forward(&mut self, mut forwarding: Box<Forwarding>) -> ForwardResult {
+    pub(super) async fn run(mut self: Box<Self>, server: &mut Http1Server<'_>) -> ForwardResult {
         let fault: Box<Fault> = loop {
-            let target = match (forwarding.failed, &forwarding.target) {
+            let target = match (self.failed, &self.target) {
                 (None, Some(target)) => Arc::clone(target),
                 (failed, _) => {
                     let failure = failed.unwrap_or(Failure::NoRoute);
                     if failure == Failure::Overloaded {
                         // Nothing was sent.
-                        _ = Box::pin(forwarding.outcome.refund()).await;
+                        _ = Box::pin(self.outcome.refund()).await;
                     }
-                    forwarding.route().tally(self.worker.number).note_failure(failure);
+                    self.route().tally(server.worker.number).note_failure(failure);
                     break Box::new(failure.into());
                 }
             };
-            if self.needs_http2(&forwarding) {
-                return Box::pin(self.forward_by_hyper(forwarding)).await;
+            if self.needs_http2(server.worker) {
+                return Box::pin(server.forward_by_hyper(self)).await;
             }
-            let (fault, repeatable) = match self.attempt(&target, &mut forwarding).await {
+            let (fault, repeatable) = match self.attempt(server, &target).await {
                 Ok(None) => return ForwardResult::Answered,
-                Ok(Some(switched)) => return ForwardResult::Switched(self.open_tunnel(*switched, *forwarding)),
-                Err(AttemptError::Http2) => return Box::pin(self.forward_by_hyper(forwarding)).await,
+                Ok(Some(switched)) => return ForwardResult::Switched(self.into_tunnel(server, *switched)),
+                Err(AttemptError::Http2) => return Box::pin(server.forward_by_hyper(self)).await,
                 Err(AttemptError::ClientGone | AttemptError::Aborted) => return ForwardResult::Close,
                 Err(AttemptError::Failed { fault, repeatable }) => (fault, repeatable),
             };
-            let at = (self.worker.number, self.worker.ticks.now());
-            if !forwarding.attempts.note_failed((forwarding.route(), &target), &fault, repeatable, at) {
+            let at = (server.worker.number, server.worker.ticks.now());
+            if !self.attempts.note_failed((self.route(), &target), &fault, repeatable, at) {
                 break fault;
             }
-            self.choose(&mut forwarding);
+            self.choose(server.worker);
         };
         let failure = fault.failure();
-        forwarding.guard.note_fault(&fault);
-        match Box::pin(self.settle_and_respond(forwarding.into_failed(failure))).await {
+        self.guard.note_fault(&fault);
+        match Box::pin(server.settle_and_respond(self.into_failed(failure))).await {
             Ok(()) => ForwardResult::Answered,
             Err(_gone) => ForwardResult::Close,
         }
@@ -268,93 +266,97 @@ impl Http1Server<'_> {
     /// that have arrived in it.
     async fn attempt(
         &mut self,
+        server: &mut Http1Server<'_>,
         target: &Arc<Target>,
-        forwarding: &mut Forwarding,
     ) -> Result<Option<Box<(UpstreamIo, Bytes)>>, AttemptError> {
-        let mut conn = match forwarding.conn.take() {
+        let mut conn = match self.conn.take() {
             Some(conn) => conn,
-            None => Box::pin(self.connect_and_send(target, forwarding)).await?,
+            None => Box::pin(self.connect_and_send(server, target)).await?,
         };
-        if forwarding.may_desync {
+        if self.may_desync {
             conn.usage.end();
         }
-        self.set_deadline(forwarding.timeout());
-        if let Some(body) = &mut self.body {
+        server.set_deadline(self.timeout());
+        if let Some(body) = &mut server.body {
             // A request with a body is not sent again.
-            self.saved = Vec::new();
+            server.saved = Vec::new();
             if body.buffered.set(conn.unsent_bytes()).is_err() {
-                return Err(self.fail_body(Failure::Overloaded, forwarding));
+                return Err(self.fail_body(server, Failure::Overloaded));
             }
         }
         let relayed = loop {
-            let relayed = poll_fn(|context| self.poll_relay(target, &mut conn, forwarding, context)).await;
-            let Settling::Head(head) = &forwarding.settling else { break relayed };
+            let relayed = poll_fn(|context| self.poll_relay(server, target, &mut conn, context)).await;
+            let Settling::Head(head) = &self.settling else { break relayed };
             // If settling fails, the estimate stands.
-            _ = Box::pin(forwarding.outcome.settle_response(head.0, &head.1)).await;
-            (forwarding.settling, forwarding.has_unparsed) = (Settling::Done, true);
+            _ = Box::pin(self.outcome.settle_response(head.0, &head.1)).await;
+            (self.settling, self.has_unparsed) = (Settling::Done, true);
         };
-        let begun = forwarding.begun.take();
+        let begun = self.begun.take();
         if let Err(AttemptError::ClientGone) = relayed {
-            self.abandon(conn, begun, forwarding);
+            self.abandon(server, conn, begun);
             return Err(AttemptError::ClientGone);
         }
         relayed?;
-        forwarding.guard.note_upstream_progress(UpstreamProgress::All);
-        if let Some(first) = forwarding.switched.take() {
+        self.guard.note_upstream_progress(UpstreamProgress::All);
+        if let Some(first) = self.switched.take() {
             return Ok(Some(Box::new((conn.into_io(), first))));
         }
         if let Some((_, true)) = begun {
-            target.keep_idle(self.worker.number, conn, self.worker.ticks.now(), &forwarding.route().reuse);
+            target.keep_idle(server.worker.number, conn, server.worker.ticks.now(), &self.route().reuse);
         }
         Ok(None)
     }
 
     /// Ends a request that was answered with a switch to another protocol.
-    fn open_tunnel(&mut self, (upstream, first): (UpstreamIo, Bytes), forwarding: Forwarding) -> Box<Tunnel> {
-        let Forwarding { site, mut guard, .. } = forwarding;
+    fn into_tunnel(
+        self: Box<Self>,
+        server: &mut Http1Server<'_>,
+        (upstream, first): (UpstreamIo, Bytes),
+    ) -> Box<Tunnel> {
+        let Self { site, mut guard, .. } = *self;
         Box::new(Tunnel {
             upstream,
             from_upstream: first,
-            from_client: Bytes::from(std::mem::take(&mut self.ahead)),
+            from_client: Bytes::from(std::mem::take(&mut server.ahead)),
             attempt: guard.take_upstream(),
             permit: guard.take_permit(),
             max_idle: site.upgraded,
-            ticks: Arc::clone(&self.worker.ticks),
+            ticks: Arc::clone(&server.worker.ticks),
         })
     }
 
     /// Sends a request on another idle connection, or on a new one.
     async fn connect_and_send(
         &mut self,
+        server: &mut Http1Server<'_>,
         target: &Arc<Target>,
-        forwarding: &mut Forwarding,
     ) -> Result<Box<Http1Conn>, AttemptError> {
-        let mut conn = match self.take_idle(target, forwarding) {
+        let mut conn = match self.take_idle(server.worker, target) {
             Some(conn) => conn,
             None => {
-                let dialled = dial(target, forwarding, (self.worker, self.client));
-                let dialled = self.unless_gone(dialled).await;
+                let dialled = dial(target, self, (server.worker, server.client));
+                let dialled = server.unless_gone(dialled).await;
                 // A client that breaks off its body may still read.
-                let is_in_body = self.body.is_some();
+                let is_in_body = server.body.is_some();
                 let gone =
                     || if is_in_body { AttemptError::failed(Failure::BodyBroken) } else { AttemptError::ClientGone };
                 dialled.ok_or_else(gone)??
             }
         };
-        poll_fn(|context| Poll::Ready(self.send_again(&mut conn, forwarding, context))).await?;
+        poll_fn(|context| Poll::Ready(self.send_again(server, &mut conn, context))).await?;
         Ok(conn)
     }
 
     /// Sends a saved request.
     fn send_again(
         &mut self,
+        server: &mut Http1Server<'_>,
         conn: &mut Http1Conn,
-        forwarding: &mut Forwarding,
         context: &mut Context<'_>,
     ) -> Result<(), AttemptError> {
-        let (site, route) = (Arc::clone(&forwarding.site), Some(forwarding.route));
-        let sent = self.with_saved((&site, route), |server, plain, buffers| {
-            server.write_request(plain, buffers, forwarding).map_err(AttemptError::failed)?;
+        let (site, route) = (Arc::clone(&self.site), Some(self.route));
+        let sent = server.with_saved((&site, route), |server, plain, buffers| {
+            self.write_request(server.client, plain, buffers).map_err(AttemptError::failed)?;
             let not_sent =
                 |_| AttemptError::Failed { fault: Box::new(Failure::Disconnected.into()), repeatable: Repeatable::Yes };
             conn.send(&buffers.out, context).map_err(not_sent)
@@ -390,21 +392,21 @@ struct AbandonedResponse {
 /// The rest of a response, and whether its connection stays open; `None` if the response has not started.
 type ResponseProgress = Option<(ResponseBody, bool)>;
 
-impl Http1Server<'_> {
+impl Forwarding {
     /// Abandons a request whose client has left. If it has a permit, that is held until the upstream is done. Otherwise
     /// the connection is closed.
     ///
     /// The connection is also closed in the middle of a body, because an upstream that waits for the rest of one is
     /// blocked. A timer holds the permit then.
-    pub(super) fn abandon(&self, conn: Box<Http1Conn>, begun: ResponseProgress, forwarding: &mut Forwarding) {
-        if self.body.is_some() {
-            return forwarding.guard.hold_permit();
+    fn abandon(&mut self, server: &Http1Server<'_>, conn: Box<Http1Conn>, begun: ResponseProgress) {
+        if server.body.is_some() {
+            return self.guard.hold_permit();
         }
-        let Some(abandoned) = forwarding.guard.abandon() else { return };
-        let ticks = &self.worker.ticks;
-        let left = u32::try_from(self.deadline.saturating_sub(ticks.now())).unwrap_or(u32::MAX);
+        let Some(abandoned) = self.guard.abandon() else { return };
+        let ticks = &server.worker.ticks;
+        let left = u32::try_from(server.deadline.saturating_sub(ticks.now())).unwrap_or(u32::MAX);
         let pool = abandoned.attempt().pool(ticks);
-        let rest = AbandonedResponse { conn, is_head: forwarding.is_head, abandoned, pool };
+        let rest = AbandonedResponse { conn, is_head: self.is_head, abandoned, pool };
         abandoned::spawn(rest.drain(begun, TICK.saturating_mul(left)));
     }
 }

@@ -1,14 +1,9 @@
-//! Moves the bytes of a request between its client and its upstream, in both directions at once. Bytes that cannot be
-//! written to the client at once are kept.
+//! Moves the bytes of a request between its client and its upstream, in both directions at once.
 
-use std::future::poll_fn;
-use std::io;
-use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::StatusCode;
-use tokio::io::AsyncWrite;
 use tollgate::rules::file::internal::UpstreamHeader;
 
 use super::Http1Server;
@@ -22,66 +17,69 @@ use crate::gateway::upstream::abandoned::is_event_stream;
 use crate::gateway::upstream::conn::Http1Conn;
 use crate::gateway::worker::{Scratch, WorkerBuffers, scratch};
 
+/// The maximum number of reads before the response gets its turn.
+const READS_PER_TURN: u32 = 16;
+
 /// The maximum length of a body that is copied behind its head: one write of one buffer is cheaper.
 const SMALL_BYTES: usize = 4096;
 
-impl Http1Server<'_> {
+impl Forwarding {
     /// Moves the bytes of both directions. Returns ready once the client was sent the whole response.
     pub(super) fn poll_relay(
         &mut self,
+        server: &mut Http1Server<'_>,
         target: &Target,
         conn: &mut Http1Conn,
-        forwarding: &mut Forwarding,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), AttemptError>> {
-        if self.body.is_some() {
-            self.relay_upload(conn, forwarding, context)?;
+        if server.body.is_some() {
+            self.relay_upload(server, conn, context)?;
         }
-        if forwarding.begun.is_none() {
-            ready!(self.poll_answer(target, conn, forwarding, context))?;
-            if let Settling::Head(_) = forwarding.settling {
+        if self.begun.is_none() {
+            ready!(self.poll_answer(server, target, conn, context))?;
+            if let Settling::Head(_) = self.settling {
                 return Poll::Ready(Ok(()));
             }
         }
-        self.poll_body(conn, forwarding, context)
+        self.poll_body(server, conn, context)
     }
 
     /// Returns ready once the client was sent the head of the response, and the part of the body that arrived with it.
     fn poll_answer(
         &mut self,
+        server: &mut Http1Server<'_>,
         target: &Target,
         conn: &mut Http1Conn,
-        forwarding: &mut Forwarding,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), AttemptError>> {
         // On a new connection to the only upstream there is no retry: the request may be what broke the connection.
-        let may_repeat = forwarding.may_repeat && (conn.usage.is_used() || forwarding.route().has_several());
+        let may_repeat = self.may_repeat && (conn.usage.is_used() || self.route().has_several());
         let mut scratch = scratch();
         let Scratch { input, buffers, .. } = &mut *scratch;
-        let has_unparsed = std::mem::take(&mut forwarding.has_unparsed);
-        let read = HeadRead { input, is_head: forwarding.is_head, has_unparsed };
+        let has_unparsed = std::mem::take(&mut self.has_unparsed);
+        let read = HeadRead { input, is_head: self.is_head, has_unparsed };
         let answered = poll_head(conn, read, context, |head, lines, bytes, context| {
             if head.is_interim() {
-                return match self.pass_interim(&head, lines, buffers, forwarding, context) {
+                return match self.pass_interim(server, &head, lines, buffers, context) {
                     Ok(()) => HeadUse::Skipped,
                     Err(gone) => HeadUse::Taken(Err(gone)),
                 };
             }
             // No upgrade was requested, or the request is not complete.
-            if head.switches() && (!forwarding.upgrades || self.body.is_some()) {
+            if head.switches() && (!self.upgrades || server.body.is_some()) {
                 return HeadUse::Taken(Err(AttemptError::failed(Failure::BadAnswer)));
             }
-            if let Settling::AwaitsHead = forwarding.settling {
+            if let Settling::AwaitsHead = self.settling {
                 let mut map = head.header_map(bytes, lines);
-                forwarding.route().response_edits.apply(&mut map);
-                forwarding.settling = Settling::Head(Box::new((head.status, map)));
+                self.route().response_edits.apply(&mut map);
+                self.settling = Settling::Head(Box::new((head.status, map)));
                 return HeadUse::Kept(Ok(()));
             }
-            if forwarding.route().eject.counts(head.status) {
+            if self.route().eject.counts(head.status) {
                 let fault = Fault::Status(head.status);
-                target.failed(&fault, &forwarding.route().eject, self.worker.ticks.now());
+                target.failed(&fault, &self.route().eject, server.worker.ticks.now());
             }
-            HeadUse::Taken(self.begin_answer((head, lines), bytes, buffers, forwarding, context))
+            HeadUse::Taken(self.begin_answer(server, (head, lines), bytes, buffers, context))
         });
         match answered {
             Poll::Ready(Ok(begun)) => return Poll::Ready(begun),
@@ -93,99 +91,99 @@ impl Http1Server<'_> {
             }
             Poll::Pending => {}
         }
-        if self.has_gone(input, context) {
+        if server.has_gone(input, context) {
             return Poll::Ready(Err(AttemptError::ClientGone));
         }
         drop(scratch);
-        ready!(self.poll_upstream_late(context));
+        ready!(server.poll_upstream_late(context));
         Poll::Ready(Err(AttemptError::failed(Failure::UpstreamTimeout)))
     }
 
     /// Passes an interim response on. The gateway itself sends `100 Continue`, and a client that does not read can do
     /// without hints.
     fn pass_interim(
-        &mut self,
+        &self,
+        server: &mut Http1Server<'_>,
         head: &ResponseHead<'_>,
         lines: HeadersView<'_>,
         buffers: &mut WorkerBuffers,
-        forwarding: &Forwarding,
         context: &mut Context<'_>,
     ) -> Result<(), AttemptError> {
-        if head.status == StatusCode::CONTINUE || self.is_http10 || !self.unsent.is_empty() {
+        if head.status == StatusCode::CONTINUE || server.is_http10 || !server.unsent.is_empty() {
             return Ok(());
         }
         buffers.out.clear();
-        head.write_interim(&mut buffers.out, lines, &forwarding.route().response_edits);
-        self.put(&buffers.out, &[], context).map_err(|_gone| AttemptError::ClientGone)
+        head.write_interim(&mut buffers.out, lines, &self.route().response_edits);
+        server.put(&buffers.out, &[], context).map_err(|_gone| AttemptError::ClientGone)
     }
 
     /// Writes the head of a response, and the part of the body that arrived with it.
     fn begin_answer(
         &mut self,
+        server: &mut Http1Server<'_>,
         (mut head, header_buffer): (ResponseHead<'_>, HeadersView<'_>),
         bytes: &[u8],
         buffers: &mut WorkerBuffers,
-        forwarding: &mut Forwarding,
         context: &mut Context<'_>,
     ) -> Result<(), AttemptError> {
         let WorkerBuffers { out, date, .. } = buffers;
-        let ends_by_close = self.is_http10 && head.body.send_raw();
-        self.is_last |= ends_by_close || self.worker.is_closing();
-        if forwarding.wants_trailers {
+        let ends_by_close = server.is_http10 && head.body.send_raw();
+        server.is_last |= ends_by_close || server.worker.is_closing();
+        if self.wants_trailers {
             head.body.pass_trailers(header_buffer);
         }
         out.clear();
-        let added = (&forwarding.outcome, forwarding.guard.id(), forwarding.site.adds_header(UpstreamHeader::Via));
-        let date = date.line(self.worker.ticks.now());
-        head.write(out, header_buffer, &forwarding.route().response_edits, added, date);
+        let added = (&self.outcome, self.guard.id(), self.site.adds_header(UpstreamHeader::Via));
+        let date = date.line(server.worker.ticks.now());
+        head.write(out, header_buffer, &self.route().response_edits, added, date);
         match header_buffer.values(HeaderKind::Upgrade).next() {
             Some(protocol) if head.switches() => {
                 out.extend_from_slice(headers::UPGRADE);
                 headers::put(out, "upgrade", protocol);
             }
-            _ => out.extend_from_slice(self.connection_line()),
+            _ => out.extend_from_slice(server.connection_line()),
         }
         out.extend_from_slice(b"\r\n");
-        forwarding.guard.note_status(head.status);
-        forwarding.guard.note_upstream_answered();
-        if forwarding.guard.has_permit() && header_buffer.values(HeaderKind::ContentType).any(is_event_stream) {
-            forwarding.guard.note_endless();
+        self.guard.note_status(head.status);
+        self.guard.note_upstream_answered();
+        if self.guard.has_permit() && header_buffer.values(HeaderKind::ContentType).any(is_event_stream) {
+            self.guard.note_endless();
         }
         let rest = &bytes[head.bytes..];
         if head.switches() {
-            forwarding.switched = Some(Bytes::copy_from_slice(rest));
+            self.switched = Some(Bytes::copy_from_slice(rest));
         }
         let (taken, content) = head.body.take(rest, out).map_err(|_bad| AttemptError::failed(Failure::BadAnswer))?;
-        forwarding.guard.note_sent(content);
+        self.guard.note_sent(content);
         let put = match &head.body {
-            ResponseBody::Length(_) if taken > SMALL_BYTES => self.put(out, &rest[..taken], context),
+            ResponseBody::Length(_) if taken > SMALL_BYTES => server.put(out, &rest[..taken], context),
             ResponseBody::Length(_) => {
                 out.extend_from_slice(&rest[..taken]);
-                self.put(out, &[], context)
+                server.put(out, &[], context)
             }
-            _ => self.put(out, &[], context),
+            _ => server.put(out, &[], context),
         };
-        forwarding.begun = Some((head.body, head.stays_open && taken == rest.len()));
+        self.begun = Some((head.body, head.stays_open && taken == rest.len()));
         put.map_err(|_gone| AttemptError::ClientGone)
     }
 
     /// Returns ready once the client was sent the rest of the response.
     fn poll_body(
         &mut self,
+        server: &mut Http1Server<'_>,
         conn: &mut Http1Conn,
-        forwarding: &mut Forwarding,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), AttemptError>> {
-        let Forwarding { site, route, guard, begun, .. } = forwarding;
+        let Self { site, route, guard, begun, .. } = self;
         let Some((body, stays_open)) = begun else { return Poll::Ready(Err(AttemptError::Aborted)) };
         loop {
-            if ready!(self.poll_sent(context)).is_err() {
+            if ready!(server.poll_sent(context)).is_err() {
                 return Poll::Ready(Err(AttemptError::ClientGone));
             }
             // Some upstreams respond before they have read the whole request.
             let sent = conn.poll_send(context);
             if body.is_over() {
-                *stays_open &= self.body.is_none() && matches!(sent, Poll::Ready(Ok(())));
+                *stays_open &= server.body.is_none() && matches!(sent, Poll::Ready(Ok(())));
                 return Poll::Ready(Ok(()));
             }
             let mut scratch = scratch();
@@ -193,16 +191,16 @@ impl Http1Server<'_> {
             let read = match conn.poll_read(input, context) {
                 Poll::Ready(read) => read,
                 Poll::Pending => {
-                    if self.has_gone(input, context) {
+                    if server.has_gone(input, context) {
                         return Poll::Ready(Err(AttemptError::ClientGone));
                     }
                     drop(scratch);
-                    ready!(self.poll_upstream_late(context));
+                    ready!(server.poll_upstream_late(context));
                     guard.note_upstream_failed(&Fault::Stalled);
                     return Poll::Ready(Err(AttemptError::Aborted));
                 }
             };
-            self.restart_deadline(site.routes[*route].timeout);
+            server.restart_deadline(site.routes[*route].timeout);
             buffers.out.clear();
             let took = match read {
                 Ok(0) => body.end(&mut buffers.out).map(|()| (0, 0)),
@@ -217,8 +215,8 @@ impl Http1Server<'_> {
             };
             guard.note_sent(content);
             let put = match body {
-                ResponseBody::Length(_) => self.put(&input[..taken], &[], context),
-                _ => self.put(&buffers.out, &[], context),
+                ResponseBody::Length(_) => server.put(&input[..taken], &[], context),
+                _ => server.put(&buffers.out, &[], context),
             };
             if put.is_err() {
                 return Poll::Ready(Err(AttemptError::ClientGone));
@@ -226,90 +224,62 @@ impl Http1Server<'_> {
         }
     }
 
-    pub(super) fn poll_read(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> io::Result<Poll<usize>> {
-        match self.stream.poll_receive(&mut self.has_read, buffer, context) {
-            Poll::Ready(read) => read.map(Poll::Ready),
-            Poll::Pending => Ok(Poll::Pending),
+    /// Sends the body to the upstream as far as both sides allow.
+    fn relay_upload(
+        &mut self,
+        server: &mut Http1Server<'_>,
+        conn: &mut Http1Conn,
+        context: &mut Context<'_>,
+    ) -> Result<(), AttemptError> {
+        for _ in 0..READS_PER_TURN {
+            let Some(body) = &mut server.body else { return Ok(()) };
+            if !matches!(conn.poll_send(context), Poll::Ready(Ok(()))) {
+                body.due = None;
+                return Ok(());
+            }
+            body.buffered.release();
+            let mut scratch = scratch();
+            let Scratch { input, buffers, .. } = &mut *scratch;
+            let read = match server.poll_read_body(input, context) {
+                Ok(Poll::Ready(0)) => return Err(self.fail_body(server, Failure::BodyBroken)),
+                Ok(Poll::Ready(read)) => read,
+                Ok(Poll::Pending) => {
+                    drop(scratch);
+                    return self.await_body(server, context);
+                }
+                Err(_) => return Err(AttemptError::ClientGone),
+            };
+            buffers.clear();
+            let is_sent = server.send_body(&input[..read], conn, &mut buffers.out, context);
+            is_sent.map_err(|failure| self.fail_body(server, failure))?;
+            server.restart_deadline(self.timeout());
         }
-    }
-
-    /// Writes as much of both as possible. [`poll_sent`](Self::poll_sent) writes the rest.
-    pub(super) fn put(&mut self, head: &[u8], body: &[u8], context: &mut Context<'_>) -> io::Result<()> {
-        let written = if self.unsent.is_empty() {
-            self.stream.poll_send(head, body, context)
-        } else {
-            // Earlier bytes come first.
-            Poll::Pending
-        };
-        let written = match written {
-            Poll::Ready(written) => written?,
-            Poll::Pending => 0,
-        };
-        self.unsent.extend_from_slice(&head[written.min(head.len())..]);
-        self.unsent.extend_from_slice(&body[written.saturating_sub(head.len())..]);
-        self.is_flushed = !self.stream.is_buffered();
-        // Usually nothing is left.
-        if !self.unsent.is_empty() {
-            self.unsent_held.set(self.unsent.len()).map_err(|_overloaded| io::ErrorKind::OutOfMemory)?;
-        }
+        // The client may have sent more.
+        context.waker().wake_by_ref();
         Ok(())
     }
 
-    /// Returns ready once everything is written. Fails if the client does not read in time.
-    pub(super) fn poll_sent(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !(self.unsent.is_empty() && self.is_flushed) {
-            let stream = Pin::new(&mut self.stream);
-            let written = match &*self.unsent {
-                [] => stream.poll_flush(context).map_ok(|()| 0),
-                unsent => stream.poll_write(context, unsent),
-            };
-            let Poll::Ready(written) = written? else {
-                if !std::mem::replace(&mut self.is_blocked, true) {
-                    self.deadline = self.worker.ticks.after(self.client.timeouts.write);
-                }
-                ready!(self.poll_late(context));
-                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-            };
-            self.is_flushed = self.unsent.is_empty();
-            self.unsent.drain(..written);
-            if self.unsent.is_empty() {
-                self.unsent_held.release();
-            }
-            if std::mem::take(&mut self.is_blocked) {
-                self.deadline = self.worker.ticks.after(self.wait);
-            }
+    /// Waits for the client to send more of the body. Fails if it is late.
+    fn await_body(&mut self, server: &mut Http1Server<'_>, context: &mut Context<'_>) -> Result<(), AttemptError> {
+        server.send_continue(context).map_err(|_gone| AttemptError::ClientGone)?;
+        match server.poll_body_late(context) {
+            Poll::Ready(()) => Err(self.fail_body(server, Failure::BodyLate)),
+            Poll::Pending => Ok(()),
         }
-        Poll::Ready(Ok(()))
     }
 
-    /// Waits for a future. Returns `None` if the client leaves in the meantime.
-    pub(super) async fn unless_gone<T>(&mut self, something: impl Future<Output = T>) -> Option<T> {
-        let mut something = pin!(something);
-        poll_fn(|context| match something.as_mut().poll(context) {
-            Poll::Ready(came) => Poll::Ready(Some(came)),
-            Poll::Pending if self.reads_end(&mut scratch().input, context) => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        })
-        .await
-    }
-
-    /// Returns whether the client has left. While it sends a body, reading that shows it.
-    pub(super) fn has_gone(&mut self, input: &mut [u8], context: &mut Context<'_>) -> bool {
-        self.body.is_none() && self.reads_end(input, context)
-    }
-
-    /// Returns whether the client has closed the connection. Bytes that it sends ahead are kept.
-    fn reads_end(&mut self, input: &mut [u8], context: &mut Context<'_>) -> bool {
-        if !self.ahead.is_empty() {
-            return false;
+    /// Gives up a body. The upstream gets no end of it: its connection is closed.
+    pub(super) fn fail_body(&mut self, server: &mut Http1Server<'_>, failure: Failure) -> AttemptError {
+        self.guard.hold_permit();
+        if let Some(body) = &mut server.body {
+            body.failure = Some(failure);
         }
-        match self.poll_read(input, context) {
-            Ok(Poll::Ready(0)) | Err(_) => true,
-            Ok(Poll::Ready(read)) => {
-                self.ahead.extend_from_slice(&input[..read]);
-                false
-            }
-            Ok(Poll::Pending) => false,
+        if !self.has_begun() {
+            return AttemptError::failed(failure);
         }
+        if failure == Failure::Overloaded {
+            self.guard.note_cut();
+        }
+        AttemptError::Aborted
     }
 }

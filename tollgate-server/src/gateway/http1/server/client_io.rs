@@ -1,13 +1,16 @@
-//! Receives request bodies that did not arrive with their head: for the upstream, or to discard them.
+//! Reads from and writes to the client. Bytes that cannot be written at once are kept.
 //!
-//! The client is read only while the upstream accepts bytes, so at most one read is buffered.
+//! Request bodies that did not arrive with their head are received here: for the upstream, or to discard them. The client
+//! is read only while the upstream accepts bytes, so at most one read is buffered.
 
 use std::future::poll_fn;
 use std::io;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 
+use tokio::io::AsyncWrite;
+
 use super::Http1Server;
-use super::forward::{AttemptError, Forwarding};
 use crate::gateway::client::BufferedBytes;
 use crate::gateway::deadline::Tick;
 use crate::gateway::failure::Failure;
@@ -15,9 +18,6 @@ use crate::gateway::http1::body::RequestBody;
 use crate::gateway::local_response::MAX_DRAINED_BYTES;
 use crate::gateway::upstream::conn::Http1Conn;
 use crate::gateway::worker::{Scratch, scratch};
-
-/// The maximum number of reads before the response gets its turn.
-const READS_PER_TURN: u32 = 16;
 
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
@@ -50,6 +50,93 @@ impl PendingBody {
 }
 
 impl Http1Server<'_> {
+    pub(super) fn poll_read(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> io::Result<Poll<usize>> {
+        match self.stream.poll_receive(&mut self.has_read, buffer, context) {
+            Poll::Ready(read) => read.map(Poll::Ready),
+            Poll::Pending => Ok(Poll::Pending),
+        }
+    }
+
+    /// Writes as much of both as possible. [`poll_sent`](Self::poll_sent) writes the rest.
+    pub(super) fn put(&mut self, head: &[u8], body: &[u8], context: &mut Context<'_>) -> io::Result<()> {
+        let written = if self.unsent.is_empty() {
+            self.stream.poll_send(head, body, context)
+        } else {
+            // Earlier bytes come first.
+            Poll::Pending
+        };
+        let written = match written {
+            Poll::Ready(written) => written?,
+            Poll::Pending => 0,
+        };
+        self.unsent.extend_from_slice(&head[written.min(head.len())..]);
+        self.unsent.extend_from_slice(&body[written.saturating_sub(head.len())..]);
+        self.is_flushed = !self.stream.is_buffered();
+        // Usually nothing is left.
+        if !self.unsent.is_empty() {
+            self.unsent_held.set(self.unsent.len()).map_err(|_overloaded| io::ErrorKind::OutOfMemory)?;
+        }
+        Ok(())
+    }
+
+    /// Returns ready once everything is written. Fails if the client does not read in time.
+    pub(super) fn poll_sent(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !(self.unsent.is_empty() && self.is_flushed) {
+            let stream = Pin::new(&mut self.stream);
+            let written = match &*self.unsent {
+                [] => stream.poll_flush(context).map_ok(|()| 0),
+                unsent => stream.poll_write(context, unsent),
+            };
+            let Poll::Ready(written) = written? else {
+                if !std::mem::replace(&mut self.is_blocked, true) {
+                    self.deadline = self.worker.ticks.after(self.client.timeouts.write);
+                }
+                ready!(self.poll_late(context));
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            };
+            self.is_flushed = self.unsent.is_empty();
+            self.unsent.drain(..written);
+            if self.unsent.is_empty() {
+                self.unsent_held.release();
+            }
+            if std::mem::take(&mut self.is_blocked) {
+                self.deadline = self.worker.ticks.after(self.wait);
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Waits for a future. Returns `None` if the client leaves in the meantime.
+    pub(super) async fn unless_gone<T>(&mut self, something: impl Future<Output = T>) -> Option<T> {
+        let mut something = pin!(something);
+        poll_fn(|context| match something.as_mut().poll(context) {
+            Poll::Ready(came) => Poll::Ready(Some(came)),
+            Poll::Pending if self.reads_end(&mut scratch().input, context) => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        })
+        .await
+    }
+
+    /// Returns whether the client has left. While it sends a body, reading that shows it.
+    pub(super) fn has_gone(&mut self, input: &mut [u8], context: &mut Context<'_>) -> bool {
+        self.body.is_none() && self.reads_end(input, context)
+    }
+
+    /// Returns whether the client has closed the connection. Bytes that it sends ahead are kept.
+    fn reads_end(&mut self, input: &mut [u8], context: &mut Context<'_>) -> bool {
+        if !self.ahead.is_empty() {
+            return false;
+        }
+        match self.poll_read(input, context) {
+            Ok(Poll::Ready(0)) | Err(_) => true,
+            Ok(Poll::Ready(read)) => {
+                self.ahead.extend_from_slice(&input[..read]);
+                false
+            }
+            Ok(Poll::Pending) => false,
+        }
+    }
+
     /// Returns whether the connection has to be closed after a response of the gateway, because the rest of the body
     /// cannot be discarded.
     pub(super) fn has_undrainable_body(&self) -> bool {
@@ -66,43 +153,8 @@ impl Http1Server<'_> {
         if self.awaits_body() { Poll::Pending } else { self.poll_late(context) }
     }
 
-    /// Sends the body to the upstream as far as both sides allow.
-    pub(super) fn relay_upload(
-        &mut self,
-        conn: &mut Http1Conn,
-        forwarding: &mut Forwarding,
-        context: &mut Context<'_>,
-    ) -> Result<(), AttemptError> {
-        for _ in 0..READS_PER_TURN {
-            let Some(body) = &mut self.body else { return Ok(()) };
-            if !matches!(conn.poll_send(context), Poll::Ready(Ok(()))) {
-                body.due = None;
-                return Ok(());
-            }
-            body.buffered.release();
-            let mut scratch = scratch();
-            let Scratch { input, buffers, .. } = &mut *scratch;
-            let read = match self.poll_read_body(input, context) {
-                Ok(Poll::Ready(0)) => return Err(self.fail_body(Failure::BodyBroken, forwarding)),
-                Ok(Poll::Ready(read)) => read,
-                Ok(Poll::Pending) => {
-                    drop(scratch);
-                    return self.await_body(forwarding, context);
-                }
-                Err(_) => return Err(AttemptError::ClientGone),
-            };
-            buffers.clear();
-            let is_sent = self.send_body(&input[..read], conn, &mut buffers.out, context);
-            is_sent.map_err(|failure| self.fail_body(failure, forwarding))?;
-            self.restart_deadline(forwarding.timeout());
-        }
-        // The client may have sent more.
-        context.waker().wake_by_ref();
-        Ok(())
-    }
-
     /// Sends bytes of the body to the upstream. Those behind its end belong to the next request.
-    fn send_body(
+    pub(super) fn send_body(
         &mut self,
         bytes: &[u8],
         conn: &mut Http1Conn,
@@ -130,15 +182,6 @@ impl Http1Server<'_> {
         Ok(())
     }
 
-    /// Waits for the client to send more of the body. Fails if it is late.
-    fn await_body(&mut self, forwarding: &mut Forwarding, context: &mut Context<'_>) -> Result<(), AttemptError> {
-        self.send_continue(context).map_err(|_gone| AttemptError::ClientGone)?;
-        match self.poll_body_late(context) {
-            Poll::Ready(()) => Err(self.fail_body(Failure::BodyLate, forwarding)),
-            Poll::Pending => Ok(()),
-        }
-    }
-
     /// Sends `100 Continue` to a client that waits for it.
     pub(super) fn send_continue(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         if let Some(body) = &mut self.body
@@ -158,21 +201,6 @@ impl Http1Server<'_> {
         let ticks = &self.worker.ticks;
         let due = *body.due.get_or_insert_with(|| ticks.after(self.client.timeouts.body));
         self.alarm.poll_passed(due, ticks, context)
-    }
-
-    /// Gives up a body. The upstream gets no end of it: its connection is closed.
-    pub(super) fn fail_body(&mut self, failure: Failure, forwarding: &mut Forwarding) -> AttemptError {
-        forwarding.guard.hold_permit();
-        if let Some(body) = &mut self.body {
-            body.failure = Some(failure);
-        }
-        if !forwarding.has_begun() {
-            return AttemptError::failed(failure);
-        }
-        if failure == Failure::Overloaded {
-            forwarding.guard.note_cut();
-        }
-        AttemptError::Aborted
     }
 
     /// Reads and discards the rest of a body, so that the connection stays usable. Returns false if it does not end
