@@ -35,6 +35,8 @@ enum StoreErrorKind {
     Loading,
     /// It cannot save its data, and accepts no writes until it can.
     CannotSave,
+    /// It has fewer replicas than it must have to accept writes.
+    NoReplicas,
     /// A script keeps it busy.
     RunsScript,
     /// It does not accept the login.
@@ -50,6 +52,7 @@ impl StoreErrorKind {
             "READONLY" => Self::ReadOnly,
             "LOADING" => Self::Loading,
             "MISCONF" => Self::CannotSave,
+            "NOREPLICAS" => Self::NoReplicas,
             "BUSY" => Self::RunsScript,
             "NOAUTH" | "WRONGPASS" => Self::Login,
             // Errors inside a script have no code. The first text is that of Redis 7.0, the second that of later
@@ -142,7 +145,10 @@ impl StoreError {
             | StoreErrorKind::TimedOut
             | StoreErrorKind::ReadOnly
             | StoreErrorKind::Loading => true,
-            StoreErrorKind::CannotSave | StoreErrorKind::RunsScript | StoreErrorKind::Login => true,
+            StoreErrorKind::CannotSave
+            | StoreErrorKind::NoReplicas
+            | StoreErrorKind::RunsScript
+            | StoreErrorKind::Login => true,
         }
     }
 
@@ -196,6 +202,7 @@ impl StoreError {
             StoreErrorKind::ReadOnly => "use the URL of the master, or a redis+sentinel:// or redis+cluster:// URL",
             StoreErrorKind::Loading => "wait until it has read its data from disk",
             StoreErrorKind::CannotSave => "check its disk and its log: it accepts no writes until it can save its data",
+            StoreErrorKind::NoReplicas => "start its replicas, or lower its min-replicas-to-write",
             StoreErrorKind::RunsScript => "end the script that keeps it busy (SCRIPT KILL)",
             StoreErrorKind::Login => "correct the user and the password",
         }
@@ -209,6 +216,7 @@ impl fmt::Display for StoreError {
             | StoreErrorKind::ReadOnly
             | StoreErrorKind::Loading
             | StoreErrorKind::CannotSave
+            | StoreErrorKind::NoReplicas
             | StoreErrorKind::RunsScript
             | StoreErrorKind::Login => {
                 write!(out, "the store is not available: {}", self.detail)

@@ -1,5 +1,5 @@
-//! Servers that reply but cannot decide: replicas, servers that load their data or cannot save it, servers that are
-//! busy with a script. None of them counts as available.
+//! Servers that reply but cannot decide: replicas, servers without replicas, servers that load their data or cannot save
+//! it, servers that are busy with a script. None of them counts as available.
 
 use std::time::Duration;
 
@@ -70,6 +70,22 @@ async fn a_redis_that_cannot_save_its_data_is_unavailable_until_it_can() {
     std::fs::create_dir(&path).expect("created");
     run(&mut connection, &["CONFIG", "SET", "dir", &path_text]);
     run(&mut connection, &["BGSAVE"]);
+    is_used_again(&limiter).await;
+}
+
+/// A master that a partition has cut off from its replicas, and from the sentinels that have promoted one of them, must not
+/// be used any longer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_without_the_replicas_that_it_needs_is_unavailable_until_it_has_them() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server).await;
+    assert_eq!(limiter.check("ann").await.source(), Source::Store);
+    let mut connection = server.connection();
+    run(&mut connection, &["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    let why = why_unavailable_now(&limiter).await;
+    assert!(why.detail().contains("NOREPLICAS"), "{why}");
+    assert!(why.fix().contains("min-replicas-to-write"), "{why}");
+    run(&mut connection, &["CONFIG", "SET", "min-replicas-to-write", "0"]);
     is_used_again(&limiter).await;
 }
 
