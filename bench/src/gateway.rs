@@ -10,6 +10,7 @@ mod pace;
 mod peers;
 pub(crate) mod probe;
 mod race;
+mod streams;
 
 use std::net::SocketAddr;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -55,6 +56,8 @@ enum Part {
     NoLimit,
     /// A body of 100 KB
     Large,
+    /// One upload and one download of 1 GB
+    Streams,
     /// HTTP/2 clients
     Http2,
     /// Latency at half of nginx's throughput
@@ -86,7 +89,18 @@ impl Bench {
     }
 
     fn start(&self, product: Product, limits: Limits, protocol: Protocol) -> anyhow::Result<Contender> {
-        Contender::start(product, limits, protocol, &self.programs, (&self.upstream, self.cores))
+        self.start_before(product, limits, protocol, self.upstream.port())
+    }
+
+    /// Starts a contender with another upstream.
+    fn start_before(
+        &self,
+        product: Product,
+        limits: Limits,
+        protocol: Protocol,
+        upstream_port: u16,
+    ) -> anyhow::Result<Contender> {
+        Contender::start(product, limits, protocol, &self.programs, (upstream_port, self.cores))
     }
 
     fn field(&self, limits: Limits, protocol: Protocol) -> anyhow::Result<Vec<Contender>> {
@@ -114,6 +128,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let mut results = Results::default();
     at_saturation(&bench, wants, &mut results)?;
+    if wants(Part::Streams) {
+        streams::run(&bench, &mut results)?;
+    }
     if wants(Part::Memory) {
         memory::run(&bench, &mut results)?;
     }

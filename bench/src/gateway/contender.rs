@@ -58,12 +58,11 @@ impl Contender {
         limits: Limits,
         protocol: Protocol,
         programs: &Programs,
-        (upstream, cores): (&Upstream, Cores),
+        (upstream_port, cores): (u16, Cores),
     ) -> anyhow::Result<Self> {
         let name = if limits == Limits::Three { TOLLGATE_THREE } else { product.name() };
         let folder = tempfile::tempdir()?;
         let port = free_port()?;
-        let upstream_port = upstream.server.address.port();
         let admin_port = (product == Product::TollgateWatched).then(free_port).transpose()?;
         let task = Task { port, upstream_port, limits, protocol, admin_port, folder: folder.path() };
         let file = folder.path().join("config.yaml");
@@ -102,6 +101,10 @@ impl Upstream {
         with_nginx_arguments(&mut command, &folder).arg("-c").arg(&file);
         let server = Server::start(command, port, &folder.path().join("log")).context("the upstream")?;
         Ok(Self { server, _folder: folder })
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.server.address.port()
     }
 }
 
