@@ -40,6 +40,8 @@ pub(super) struct UpstreamAddress {
     pub(super) port: u16,
     /// The content of the CA file.
     pub(super) ca: Option<Vec<u8>>,
+    /// The content of the file with the client certificate.
+    pub(super) client_cert: Option<Vec<u8>>,
     pub(super) server_name: Option<String>,
 }
 

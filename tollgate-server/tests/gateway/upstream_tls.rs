@@ -9,10 +9,12 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::version::{TLS12, TLS13};
-use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use rustls::{ServerConfig, ServerConnection, StreamOwned, SupportedProtocolVersion};
+use tempfile::TempDir;
 use testkit::certificates::{Authority, Signed, params};
 use testkit::folder::folder_with;
 use testkit::gateway::{Gateway, site};
+use testkit::tollgate::run_in;
 use testkit::upstream::{Raw, full, runtime};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -188,23 +190,111 @@ fn upstream_without_tls_is_reported() {
     assert_reported(&silent, (NAMED, &authority.pem()), fault, "cannot_connect");
 }
 
-#[test]
-fn upstream_that_requires_a_client_certificate_is_reported() {
-    let authority = Authority::new();
+/// Returns the configuration of a server that accepts only clients with a certificate of this authority.
+fn wants_certificate(authority: &Authority, version: &'static SupportedProtocolVersion) -> ServerConfig {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let people = Arc::new(authority.roots());
     let verifier = WebPkiClientVerifier::builder_with_provider(people, Arc::clone(&provider)).build().unwrap();
+    let builder = ServerConfig::builder_with_provider(provider).with_protocol_versions(&[version]).unwrap();
+    let (cert, key) = ders(&authority.sign(&["api.internal"]));
+    builder.with_client_cert_verifier(verifier).with_single_cert(vec![cert], key).unwrap()
+}
+
+const WANTS_CERTIFICATE: &str = "it requires a client certificate that it trusts: set upstream_tls.client_cert and \
+     client_key to one that its authority has issued";
+
+#[test]
+fn upstream_that_requires_a_client_certificate_is_reported() {
+    let authority = Authority::new();
     // In TLS 1.3 it can report this only after the handshake is complete for the gateway.
     for (version, protocol) in [(&TLS12, "http/1.1"), (&TLS13, "http/1.1"), (&TLS13, "h2")] {
-        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider));
-        let builder = builder.with_protocol_versions(&[version]).unwrap();
-        let (cert, key) = ders(&authority.sign(&["api.internal"]));
-        let builder = builder.with_client_cert_verifier(Arc::clone(&verifier));
-        let mut config = builder.with_single_cert(vec![cert], key).unwrap();
+        let mut config = wants_certificate(&authority, version);
         config.alpn_protocols = vec![protocol.into()];
-        let fault = "it requires a client certificate, and the gateway sends none: configure it to accept connections without one";
-        assert_reported(&serving(config), (NAMED, &authority.pem()), fault, "cannot_connect");
+        assert_reported(&serving(config), (NAMED, &authority.pem()), WANTS_CERTIFICATE, "cannot_connect");
     }
+}
+
+const WITH_CERTIFICATE: &str =
+    "{ ca: ca.pem, server_name: api.internal, client_cert: client.pem, client_key: client-key.pem }";
+
+/// Returns a folder with the files of a gateway that has a client certificate.
+fn with_certificate(rules: &str, ca: &Authority, client: &Signed) -> TempDir {
+    let files = [
+        ("tollgate.yaml", rules),
+        ("ca.pem", &ca.pem()),
+        ("client.pem", &client.cert),
+        ("client-key.pem", &client.key),
+    ];
+    folder_with(&files)
+}
+
+#[test]
+fn upstreams_get_the_client_certificate() {
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    for version in [&TLS12, &TLS13] {
+        let upstream = serving(wants_certificate(&authority, version));
+        let route = format!(
+            "{{ path: /**, retries: 0, upstream: 'https://{}', upstream_tls: {WITH_CERTIFICATE}, eject: {{ after: 1 }} }}",
+            upstream.address
+        );
+        let rules = site("", &[route], "");
+        for (issuer, status) in [(&authority, 200), (&stranger, 502)] {
+            let gateway = Gateway::in_folder(with_certificate(&rules, &authority, &issuer.sign(&["gateway"])));
+            assert_eq!(gateway.get("/").status, status, "{version:?}");
+            if status == 502 {
+                assert_eq!(gateway.get("/").status, status, "{version:?}");
+                gateway.await_said(WANTS_CERTIFICATE, 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_client_certificate_that_is_replaced_is_read_at_the_next_reload() {
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    let upstream = serving(wants_certificate(&authority, &TLS13));
+    let route = format!(
+        "{{ path: /**, retries: 0, upstream: 'https://{}', upstream_tls: {WITH_CERTIFICATE} }}",
+        upstream.address
+    );
+    let folder = with_certificate(&site("", &[route], ""), &authority, &stranger.sign(&["gateway"]));
+    let gateway = Gateway::in_folder(folder);
+    assert_eq!(gateway.get("/").status, 502);
+    let trusted = authority.sign(&["gateway"]);
+    std::fs::write(gateway.path("client.pem"), trusted.cert).unwrap();
+    std::fs::write(gateway.path("client-key.pem"), trusted.key).unwrap();
+    gateway.signal("HUP");
+    gateway.await_said("is in force", 1);
+    assert_eq!(gateway.get("/").status, 200);
+}
+
+#[test]
+fn client_certificates_that_cannot_be_used_are_refused() {
+    let authority = Authority::new();
+    let (client, other) = (authority.sign(&["gateway"]), authority.sign(&["gateway"]));
+    let mut problems = Vec::new();
+    for tls in [
+        "{ client_cert: client.pem }",
+        "{ client_key: client-key.pem }",
+        "{ client_cert: absent.pem, client_key: client-key.pem }",
+        "{ client_cert: client-key.pem, client_key: client-key.pem }",
+        "{ client_cert: client.pem, client_key: client.pem }",
+        "{ client_cert: client.pem, client_key: other-key.pem }",
+    ] {
+        let route = format!("{{ path: /**, upstream: 'https://127.0.0.1:9', upstream_tls: {tls} }}");
+        let rules = site("", &[route], "");
+        let files = [
+            ("tollgate.yaml", rules.as_str()),
+            ("client.pem", &client.cert),
+            ("client-key.pem", &client.key),
+            ("other-key.pem", &other.key),
+        ];
+        let folder = folder_with(&files);
+        let validated = run_in(folder.path(), &["validate", "tollgate.yaml"]);
+        assert_eq!(validated.status.code(), Some(1), "{tls}");
+        problems.push(String::from_utf8(validated.stdout).expect("it is text"));
+    }
+    insta::assert_snapshot!(problems.concat());
 }
 
 /// Returns an upstream that speaks HTTP/2 if the client offers it, and switches protocols otherwise.

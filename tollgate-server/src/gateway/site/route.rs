@@ -249,11 +249,13 @@ fn target(
         _ => (UpstreamProtocol::Http1, 80),
     };
     let tls = (scheme == UpstreamProtocol::Tls).then_some(&rule.upstream_tls);
+    let read = |file: Option<&String>| std::fs::read(folder.join(file?)).ok();
     let address = UpstreamAddress {
         scheme,
         host: uri.host().ok_or_else(bad)?.to_owned(),
         port: uri.port_u16().unwrap_or(default_port),
-        ca: tls.and_then(|tls| std::fs::read(folder.join(tls.ca.as_ref()?)).ok()),
+        ca: tls.and_then(|tls| read(tls.ca.as_ref())),
+        client_cert: tls.and_then(|tls| read(tls.client_cert.as_ref())),
         server_name: tls.and_then(|tls| tls.server_name.clone()),
     };
     if let Some(target) = carryover.targets.get(&address) {

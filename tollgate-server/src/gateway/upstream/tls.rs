@@ -1,4 +1,4 @@
-//! TLS to upstreams: trusted certificates and server names.
+//! TLS to upstreams: trusted certificates, server names and client certificates.
 
 use std::error::Error;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::{fmt, io};
 
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{AlertDescription, CertificateError, ClientConfig, Error as TlsError, InvalidMessage, RootCertStore};
 use time::OffsetDateTime;
 use tokio_rustls::TlsConnector;
@@ -29,25 +29,17 @@ pub(in crate::gateway) struct UpstreamTls {
 
 impl UpstreamTls {
     pub(in crate::gateway) fn new(rule: &UpstreamTlsRule, host: &str, folder: &Path) -> Result<Self, SettingError> {
-        let mut roots = RootCertStore::empty();
-        match &rule.ca {
-            None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
+        let roots = match &rule.ca {
+            None => webpki_roots::TLS_SERVER_ROOTS.iter().cloned().collect(),
             Some(file) => {
-                let path = folder.join(file);
-                let bad = |problem: String| {
-                    let problem = format!("upstream_tls.ca {}: {problem}", path.display());
-                    SettingError::new(problem, "name a PEM file with certificates").of("ca").of("upstream_tls")
-                };
-                let certificates = CertificateDer::pem_file_iter(&path).map_err(|error| bad(error.to_string()))?;
-                for certificate in certificates {
-                    let certificate = certificate.map_err(|error| bad(error.to_string()))?;
-                    roots.add(certificate).map_err(|error| bad(error.to_string()))?;
-                }
-                if roots.is_empty() {
-                    return Err(bad("it contains no certificate".to_owned()));
-                }
+                let mut roots = RootCertStore::empty();
+                let certificates = certificates("ca", file, folder)?;
+                certificates.into_iter().try_for_each(|one| roots.add(one)).map_err(|error| {
+                    refused("ca", &folder.join(file), &error.to_string(), "name a PEM file with certificates")
+                })?;
+                roots
             }
-        }
+        };
         let name = rule.server_name.as_deref().unwrap_or(host.trim_matches(['[', ']']));
         let name = ServerName::try_from(name.to_owned()).map_err(|_| {
             let problem = format!("upstream_tls.server_name `{name}` is not a host name");
@@ -57,7 +49,24 @@ impl UpstreamTls {
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|error| SettingError::new(error.to_string(), "use https:// where TLS is possible"))?;
-        let mut config = config.with_root_certificates(roots).with_no_client_auth();
+        let config = config.with_root_certificates(roots);
+        let mut config = match (&rule.client_cert, &rule.client_key) {
+            (None, None) => config.with_no_client_auth(),
+            (Some(cert), Some(key)) => {
+                let chain = certificates("client_cert", cert, folder)?;
+                let path = folder.join(key);
+                let private_key = PrivateKeyDer::from_pem_file(&path).map_err(|error| {
+                    let fix = "name a PEM file with a private key that is not encrypted";
+                    refused("client_key", &path, &error.to_string(), fix)
+                })?;
+                config.with_client_auth_cert(chain, private_key).map_err(|error| {
+                    let problem = format!("it is not the key of {cert} ({error})");
+                    refused("client_key", &path, &problem, "name the file with the key of that certificate")
+                })?
+            }
+            (Some(_), None) => return Err(missing("client_cert", "client_key")),
+            (None, Some(_)) => return Err(missing("client_key", "client_cert")),
+        };
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         let http1 = TlsConnector::from(Arc::new(config.clone()));
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
@@ -65,10 +74,42 @@ impl UpstreamTls {
     }
 }
 
-/// The alerts of upstreams that require a client certificate. They cannot mean another certificate, since the gateway
-/// sends none.
-const WANTS_CERTIFICATE: [AlertDescription; 2] =
-    [AlertDescription::CertificateRequired, AlertDescription::BadCertificate];
+/// Reads the certificates in a PEM file that a setting names.
+fn certificates(
+    setting: &'static str,
+    file: &str,
+    folder: &Path,
+) -> Result<Vec<CertificateDer<'static>>, SettingError> {
+    let path = folder.join(file);
+    let refused = |problem: &str| refused(setting, &path, problem, "name a PEM file with certificates");
+    let found = CertificateDer::pem_file_iter(&path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let found = found.map_err(|error| refused(&error.to_string()))?;
+    if found.is_empty() { Err(refused("it contains no certificate")) } else { Ok(found) }
+}
+
+fn refused(setting: &'static str, path: &Path, problem: &str, fix: &str) -> SettingError {
+    let problem = format!("upstream_tls.{setting} {}: {problem}", path.display());
+    SettingError::new(problem, fix).of(setting).of("upstream_tls")
+}
+
+fn missing(present: &'static str, absent: &str) -> SettingError {
+    let problem = format!("`{present}` needs `{absent}`");
+    SettingError::new(problem, format!("add `{absent}`, or remove `{present}`")).of(present).of("upstream_tls")
+}
+
+/// The alerts of upstreams that refuse a connection without a client certificate, or with this one. They cannot mean
+/// the certificate of the upstream.
+const WANTS_CERTIFICATE: [AlertDescription; 8] = [
+    AlertDescription::CertificateRequired,
+    AlertDescription::BadCertificate,
+    AlertDescription::UnsupportedCertificate,
+    AlertDescription::CertificateRevoked,
+    AlertDescription::CertificateExpired,
+    AlertDescription::CertificateUnknown,
+    AlertDescription::UnknownCA,
+    // A signature does not verify: the upstream trusts another authority of the same name.
+    AlertDescription::DecryptError,
+];
 
 /// The maximum length of a quoted text. DNS names are shorter.
 const MAX_CHARS: usize = 300;
@@ -214,10 +255,10 @@ impl fmt::Display for TlsFault {
                 out.write_str("it closed the connection during the TLS handshake: if it does not speak TLS, use http://")
             }
             Self::WantsCertificate => out.write_str(
-                "it requires a client certificate, and the gateway sends none: configure it to accept connections without one",
+                "it requires a client certificate that it trusts: set upstream_tls.client_cert and client_key to one that its authority has issued",
             ),
             Self::NothingInCommon => out.write_str(
-                "it supports no TLS version or cipher of the gateway (TLS 1.2 and 1.3), or it requires a client certificate, and the gateway sends none: enable one of these versions, or make the certificate optional",
+                "it supports no TLS version or cipher of the gateway (TLS 1.2 and 1.3), or it requires a client certificate: enable one of these versions, or set upstream_tls.client_cert and client_key",
             ),
             Self::Other(error) => write!(out, "the TLS handshake failed: {}", cut(error.to_string())),
         }

@@ -310,6 +310,11 @@ impl Default for UpstreamConnectionsRule {
 pub struct UpstreamTlsRule {
     /// A PEM file with the trusted authorities, relative to the rule file. The public ones if left out.
     pub ca: Option<String>,
+    /// A PEM file with the client certificate, for upstreams that require one, relative to the rule file. Needs
+    /// `client_key`.
+    pub client_cert: Option<String>,
+    /// A PEM file with the private key of `client_cert`, relative to the rule file.
+    pub client_key: Option<String>,
     /// The name that the upstream's certificate must be valid for. The host of its URL if left out.
     pub server_name: Option<String>,
 }
