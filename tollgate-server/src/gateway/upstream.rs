@@ -24,7 +24,7 @@ use self::addresses::HostAddresses;
 use self::conn::{Http1Conn, Origin, Repeatable, ReusePolicy};
 use self::http2_pool::Http2Pool;
 use self::slots::Evicted;
-use self::tls::UpstreamTls;
+use self::tls::{TlsIdentity, UpstreamTls};
 use super::deadline::{Tick, Ticks, Wait};
 use super::failure::{Exhausted, Fault};
 
@@ -38,11 +38,7 @@ pub(super) struct UpstreamAddress {
     pub(super) scheme: UpstreamProtocol,
     pub(super) host: String,
     pub(super) port: u16,
-    /// The content of the CA file.
-    pub(super) ca: Option<Vec<u8>>,
-    /// The content of the file with the client certificate.
-    pub(super) client_cert: Option<Vec<u8>>,
-    pub(super) server_name: Option<String>,
+    pub(in crate::gateway) tls: Option<TlsIdentity>,
 }
 
 /// The protocol of an upstream.

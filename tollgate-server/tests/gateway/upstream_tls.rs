@@ -281,8 +281,10 @@ fn client_certificates_that_cannot_be_used_are_refused() {
         "{ client_cert: client.pem, client_key: client.pem }",
         "{ client_cert: client.pem, client_key: other-key.pem }",
     ] {
+        // The same upstream without settings that can be wrong.
+        let first = "{ path: /first, upstream: 'https://127.0.0.1:9' }";
         let route = format!("{{ path: /**, upstream: 'https://127.0.0.1:9', upstream_tls: {tls} }}");
-        let rules = site("", &[route], "");
+        let rules = site("", &[first, &route], "");
         let files = [
             ("tollgate.yaml", rules.as_str()),
             ("client.pem", &client.cert),

@@ -249,19 +249,18 @@ fn target(
         _ => (UpstreamProtocol::Http1, 80),
     };
     let tls = (scheme == UpstreamProtocol::Tls).then_some(&rule.upstream_tls);
-    let read = |file: Option<&String>| std::fs::read(folder.join(file?)).ok();
+    let host = uri.host().ok_or_else(bad)?.to_owned();
+    // Another route may have the same upstream. Nevertheless these settings have to be valid.
+    let tls = tls.map(|tls| UpstreamTls::new(tls, &host, folder)).transpose()?;
     let address = UpstreamAddress {
         scheme,
-        host: uri.host().ok_or_else(bad)?.to_owned(),
+        host,
         port: uri.port_u16().unwrap_or(default_port),
-        ca: tls.and_then(|tls| read(tls.ca.as_ref())),
-        client_cert: tls.and_then(|tls| read(tls.client_cert.as_ref())),
-        server_name: tls.and_then(|tls| tls.server_name.clone()),
+        tls: tls.as_ref().map(|tls| tls.identity.clone()),
     };
     if let Some(target) = carryover.targets.get(&address) {
         return Ok(Arc::clone(target));
     }
-    let tls = tls.map(|tls| UpstreamTls::new(tls, &address.host, folder)).transpose()?;
     let target = Arc::new(Target::new(address.clone(), tls, carryover.workers).ok_or_else(bad)?);
     carryover.targets.insert(address, Arc::clone(&target));
     Ok(target)

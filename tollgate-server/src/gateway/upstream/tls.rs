@@ -25,21 +25,37 @@ pub(in crate::gateway) struct UpstreamTls {
     /// Offers only HTTP/1.1, which upgrades need.
     pub(in crate::gateway) http1: TlsConnector,
     pub(in crate::gateway) name: ServerName<'static>,
+    pub(in crate::gateway) identity: TlsIdentity,
+}
+
+/// What distinguishes the TLS settings of two upstreams.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(in crate::gateway) struct TlsIdentity {
+    /// The authorities that a file names.
+    ca: Option<Vec<CertificateDer<'static>>>,
+    client_cert: Option<Vec<CertificateDer<'static>>>,
+    server_name: Option<String>,
 }
 
 impl UpstreamTls {
     pub(in crate::gateway) fn new(rule: &UpstreamTlsRule, host: &str, folder: &Path) -> Result<Self, SettingError> {
-        let roots = match &rule.ca {
-            None => webpki_roots::TLS_SERVER_ROOTS.iter().cloned().collect(),
-            Some(file) => {
-                let mut roots = RootCertStore::empty();
-                let certificates = certificates("ca", file, folder)?;
-                certificates.into_iter().try_for_each(|one| roots.add(one)).map_err(|error| {
-                    refused("ca", &folder.join(file), &error.to_string(), "name a PEM file with certificates")
-                })?;
-                roots
-            }
+        let read = |setting, file: &Option<String>| {
+            file.as_ref().map(|file| certificates(setting, &folder.join(file))).transpose()
         };
+        let identity = TlsIdentity {
+            ca: read("ca", &rule.ca)?,
+            client_cert: read("client_cert", &rule.client_cert)?,
+            server_name: rule.server_name.clone(),
+        };
+        let mut roots = RootCertStore::empty();
+        match (&identity.ca, &rule.ca) {
+            (Some(trusted), Some(file)) => {
+                trusted.iter().try_for_each(|one| roots.add(one.clone())).map_err(|error| {
+                    refused("ca", &folder.join(file), &error.to_string(), "name a PEM file with certificates")
+                })?
+            }
+            _ => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
+        }
         let name = rule.server_name.as_deref().unwrap_or(host.trim_matches(['[', ']']));
         let name = ServerName::try_from(name.to_owned()).map_err(|_| {
             let problem = format!("upstream_tls.server_name `{name}` is not a host name");
@@ -50,16 +66,16 @@ impl UpstreamTls {
             .with_safe_default_protocol_versions()
             .map_err(|error| SettingError::new(error.to_string(), "use https:// where TLS is possible"))?;
         let config = config.with_root_certificates(roots);
-        let mut config = match (&rule.client_cert, &rule.client_key) {
+        let mut config = match (&identity.client_cert, &rule.client_key) {
             (None, None) => config.with_no_client_auth(),
-            (Some(cert), Some(key)) => {
-                let chain = certificates("client_cert", cert, folder)?;
+            (Some(chain), Some(key)) => {
                 let path = folder.join(key);
                 let private_key = PrivateKeyDer::from_pem_file(&path).map_err(|error| {
                     let fix = "name a PEM file with a private key that is not encrypted";
                     refused("client_key", &path, &error.to_string(), fix)
                 })?;
-                config.with_client_auth_cert(chain, private_key).map_err(|error| {
+                config.with_client_auth_cert(chain.clone(), private_key).map_err(|error| {
+                    let cert = rule.client_cert.as_deref().unwrap_or_default();
                     let problem = format!("it is not the key of {cert} ({error})");
                     refused("client_key", &path, &problem, "name the file with the key of that certificate")
                 })?
@@ -70,19 +86,14 @@ impl UpstreamTls {
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         let http1 = TlsConnector::from(Arc::new(config.clone()));
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(Self { connector: TlsConnector::from(Arc::new(config)), http1, name })
+        Ok(Self { connector: TlsConnector::from(Arc::new(config)), http1, name, identity })
     }
 }
 
 /// Reads the certificates in a PEM file that a setting names.
-fn certificates(
-    setting: &'static str,
-    file: &str,
-    folder: &Path,
-) -> Result<Vec<CertificateDer<'static>>, SettingError> {
-    let path = folder.join(file);
-    let refused = |problem: &str| refused(setting, &path, problem, "name a PEM file with certificates");
-    let found = CertificateDer::pem_file_iter(&path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+fn certificates(setting: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, SettingError> {
+    let refused = |problem: &str| refused(setting, path, problem, "name a PEM file with certificates");
+    let found = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     let found = found.map_err(|error| refused(&error.to_string()))?;
     if found.is_empty() { Err(refused("it contains no certificate")) } else { Ok(found) }
 }
