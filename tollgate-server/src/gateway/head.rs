@@ -236,7 +236,7 @@ impl<'a> RequestHead<'a> {
     }
 
     /// Returns the host: that of the target, or of the `Host` header.
-    fn host(&self) -> Option<&[u8]> {
+    pub(in crate::gateway) fn host(&self) -> Option<&[u8]> {
         self.target.authority().map(|authority| authority.as_str().as_bytes()).or(self.host)
     }
 

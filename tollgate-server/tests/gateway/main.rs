@@ -23,6 +23,7 @@ mod normal_form;
 mod on_redis;
 mod outages;
 mod per_address;
+mod redirects;
 mod repeated_refusals;
 mod request_ids;
 mod response_heads;

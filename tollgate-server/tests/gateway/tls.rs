@@ -23,7 +23,7 @@ use time::OffsetDateTime;
 use tokio_rustls::TlsConnector;
 
 /// Returns the configuration of a client that trusts this authority.
-fn client(authority: &Authority, own: Option<&Signed>, protocols: &[&str]) -> Arc<ClientConfig> {
+pub(crate) fn client(authority: &Authority, own: Option<&Signed>, protocols: &[&str]) -> Arc<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
     let builder = builder.with_root_certificates(authority.roots());
@@ -40,7 +40,7 @@ fn client(authority: &Authority, own: Option<&Signed>, protocols: &[&str]) -> Ar
     Arc::new(config)
 }
 
-fn connect(
+pub(crate) fn connect(
     gateway: &Gateway,
     config: &Arc<ClientConfig>,
     name: &str,

@@ -68,9 +68,9 @@ pub mod internal {
         ClientCertificates, ComputedCost, ConsistencyName, CostRule, CountName, CountRule, EjectRule, EnvoyRule,
         FailurePolicy, GatewayRule, HeaderEdits, HeaderFamily, HealthCheckRule, HostHeader, JwtAlgorithm, JwtRule,
         LayoutName, LearnRule, LearnedQuota, LimitRule, ListRule, Listener, LogFormat, LoggedKey, MatchRule, Modes,
-        Numbers, OneOrMany, Overflow, OverrideRule, PathsRule, QuotaRule, RefillMode, RespondRule, RewriteRule,
-        RouteRule, ServiceRule, Share, StatusRule, StoreRule, TemplateRule, TimeoutsRule, TlsRule, UnderscoreHeaders,
-        UpstreamConnectionsRule, UpstreamHeader, UpstreamRule, UpstreamTlsRule, XdsRule,
+        Numbers, OneOrMany, Overflow, OverrideRule, PathsRule, QuotaRule, Redirects, RefillMode, RespondRule,
+        RewriteRule, RouteRule, ServiceRule, Share, StatusRule, StoreRule, TemplateRule, TimeoutsRule, TlsRule,
+        UnderscoreHeaders, UpstreamConnectionsRule, UpstreamHeader, UpstreamRule, UpstreamTlsRule, XdsRule,
     };
 }
 

@@ -240,7 +240,8 @@ impl<'a> ResponseHead<'a> {
         out.extend_from_slice(b"\r\n");
     }
 
-    /// Writes the head for the client, without the final empty line.
+    /// Writes the head for the client, without the final empty line. `location` returns the `Location` that leads the
+    /// client to the same place as the upstream's, unless that does.
     pub(in crate::gateway) fn write(
         &self,
         out: &mut Vec<u8>,
@@ -248,6 +249,7 @@ impl<'a> ResponseHead<'a> {
         edits: &Edits,
         (outcome, id, adds_via): (&Outcome, Option<&HeaderValue>, bool),
         date: &[u8],
+        location: impl Fn(&[u8]) -> Option<String>,
     ) {
         headers::put_status(out, self.status, self.reason);
         let (mut has_date, mut of_limits) = (edits.sets(&DATE), None);
@@ -257,6 +259,10 @@ impl<'a> ResponseHead<'a> {
             }
             match kind {
                 HeaderKind::RateLimit => add(of_limits.get_or_insert_default(), line.name, line.value),
+                HeaderKind::Location => {
+                    let changed = location(line.value);
+                    headers::put(out, line.name, changed.as_ref().map_or(line.value, String::as_bytes));
+                }
                 _ => headers::put(out, line.name, line.value),
             }
             has_date |= kind == HeaderKind::Date;

@@ -427,7 +427,7 @@ impl<'a> Http1Server<'a> {
                 return Ok(NextStep::Echo(Box::new(AllowedRequest { site, route, outcome, guard })));
             }
             Some((number, RouteAction::Upstreams(_))) => {
-                let forwarding = Box::new(Forwarding::new(plain, (site, number), outcome, guard));
+                let forwarding = Box::new(Forwarding::new((plain, self.client), (site, number), outcome, guard));
                 return Ok(NextStep::Forward(forwarding.start(self, plain, buffers, context)));
             }
             None => failure::response(Failure::NoRoute),

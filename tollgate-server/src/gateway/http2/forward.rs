@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use http::header::{HOST, LOCATION};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
@@ -16,6 +17,7 @@ use tollgate::{InFlightPermit, Outcome};
 use super::exchange::{Exchange, ReceivedRequest, with_head};
 use super::request_body::ToUpstream;
 use super::response_body::{ToClient, UpstreamBody};
+use crate::gateway::client::Scheme;
 use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{self, ConnectError, Failure, Fault};
 use crate::gateway::head::BodyLength;
@@ -38,14 +40,15 @@ impl Exchange {
         &self,
         request: ReceivedRequest,
         (site, route): (&Arc<Site>, &Route),
-        attempts: Attempts,
+        mut attempts: Attempts,
         outcome: &Outcome,
         mut guard: RequestGuard,
     ) -> Response<ToClient> {
         let ReceivedRequest { parts, body, buffered } = request;
+        let https_host = (self.client.scheme == Scheme::Https).then(|| host(&parts)).flatten();
         let body = ToUpstream::new(body, &self.client, site.max_body).with_underscores(site.underscores);
         let request = (parts, body.holding(buffered));
-        let (answered, attempt) = match self.try_upstreams(request, (site, route), attempts, &mut guard).await {
+        let (answered, attempt) = match self.try_upstreams(request, (site, route), &mut attempts, &mut guard).await {
             Ok(answered) => answered,
             Err(fault) => {
                 guard.note_fault(&fault);
@@ -64,6 +67,13 @@ impl Exchange {
         if site.adds_header(UpstreamHeader::Via) {
             append_via(version, &mut parts.headers);
         }
+        if let Some(location) = parts.headers.get_mut(LOCATION)
+            && let Some(upstream) = attempts.current(route)
+            && let Some(changed) = route.location(upstream, https_host.as_deref(), location.as_bytes())
+            && let Ok(changed) = HeaderValue::try_from(changed)
+        {
+            *location = changed;
+        }
         route.response_edits.apply(&mut parts.headers);
         guard.set_upstream(attempt);
         let response = Response::from_parts(parts, ToClient::upstream(body, guard));
@@ -74,7 +84,7 @@ impl Exchange {
         &self,
         (parts, mut body): (Parts, ToUpstream),
         (site, route): (&Site, &Route),
-        mut attempts: Attempts,
+        attempts: &mut Attempts,
         guard: &mut RequestGuard,
     ) -> Result<Answered, Fault> {
         let mut parts = Some(parts);
@@ -241,6 +251,12 @@ impl Exchange {
             (Err(error), None) => Err(error),
         }
     }
+}
+
+/// Returns a copy of the host that a client has requested. The head may be dropped before the response.
+fn host(parts: &Parts) -> Option<Box<[u8]>> {
+    let header = parts.headers.get(HOST).map(HeaderValue::as_bytes);
+    parts.uri.authority().map(|authority| authority.as_str().as_bytes()).or(header).map(Box::from)
 }
 
 /// Copies the text of a head that is kept for a retry. It shares the buffer of the client's connection, and an upload

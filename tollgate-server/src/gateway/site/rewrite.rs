@@ -76,6 +76,38 @@ impl PathRewrite {
     }
 }
 
+impl PathRewrite {
+    /// Returns the `Location` for clients, of a response whose upstream is known to itself by another address or path.
+    /// `None` if it stays: it leads elsewhere, it is the same for clients, or its path cannot be mapped back.
+    /// `is_own` returns whether a scheme and an authority are the upstream's.
+    pub(super) fn location(
+        &self,
+        prefix: Option<&str>,
+        value: &str,
+        is_own: impl FnOnce(&str, &str) -> bool,
+    ) -> Option<String> {
+        let local = match value.split_once("://") {
+            _ if value.starts_with('/') => Some(value).filter(|path| !path.starts_with("//"))?,
+            Some((scheme, rest)) => {
+                let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+                Some(path).filter(|_| is_own(scheme, authority))?
+            }
+            None => return None,
+        };
+        let (path, rest) = local.split_at(local.find(['?', '#']).unwrap_or(local.len()));
+        let path = if path.is_empty() { "/" } else { path };
+        // A path beside that of the upstream's URL is not reachable through the gateway.
+        let path = prefix.map_or(Some(path), |prefix| stripped(path, prefix, PathCase::Sensitive))?;
+        // An upstream that knows the prefix has written it. What a pattern has replaced is not known.
+        let lacks_prefix = |prefix: &&String| self.rewrite.is_none() && stripped(path, prefix, self.case).is_none();
+        let prefix = self.strip_prefix.as_ref().filter(lacks_prefix).map_or("", String::as_str);
+        let location = [prefix, path, rest].concat();
+        // Two slashes would begin a host name.
+        let is_path = !location.starts_with("//") && !location.starts_with("/\\");
+        (is_path && location != value).then_some(location)
+    }
+}
+
 /// Returns the path of an upstream's URL, which is prepended to the request's.
 pub(super) fn prefix(rule: &UpstreamRule) -> Option<String> {
     let uri = rule.url.as_str().parse::<Uri>().ok()?;

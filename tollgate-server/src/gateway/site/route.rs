@@ -10,7 +10,7 @@ use http::{HeaderMap, Response, StatusCode, Uri};
 use smallvec::SmallVec;
 use tollgate::rules::PathReading;
 use tollgate::rules::file::internal::{
-    Balance, HealthCheckRule, HostHeader, RespondRule, RouteRule, SettingError, UpstreamRule,
+    Balance, HealthCheckRule, HostHeader, Redirects, RespondRule, RouteRule, SettingError, UpstreamRule,
 };
 
 use super::Carryover;
@@ -29,6 +29,7 @@ pub(in crate::gateway) struct Route {
     pub(in crate::gateway) name: String,
     pub(in crate::gateway) action: RouteAction,
     path_rewrite: PathRewrite,
+    redirects: Redirects,
     pub(super) path_reading: PathReading,
     pub(in crate::gateway) host: HostHeader,
     pub(in crate::gateway) request_edits: Edits,
@@ -115,6 +116,7 @@ impl Route {
             name: rule.name().to_owned(),
             action,
             path_rewrite: PathRewrite::of(rule, path_reading)?,
+            redirects: rule.redirects,
             path_reading: rule.paths.over(path_reading),
             host: rule.host,
             request_edits: Edits::new(&rule.request_headers),
@@ -129,6 +131,28 @@ impl Route {
             turn: AtomicUsize::new(0),
             tallies: carryover.tallies(rule.name()),
         })
+    }
+
+    /// Returns the `Location` for the client, of a response of that upstream, unless it stays. `https_host` is the host
+    /// that the client has requested over TLS: an upstream without TLS uses it with the other scheme.
+    pub(in crate::gateway) fn location(
+        &self,
+        upstream: &WeightedUpstream,
+        https_host: Option<&[u8]>,
+        value: &[u8],
+    ) -> Option<String> {
+        let (value, target) = (str::from_utf8(value).ok()?, &upstream.target);
+        let is_tls = target.address.scheme == UpstreamProtocol::Tls;
+        let (own_scheme, port) = if is_tls { ("https", ":443") } else { ("http", ":80") };
+        let is_own = |scheme: &str, authority: &str| {
+            let is = |host: &[u8]| host.eq_ignore_ascii_case(authority.as_bytes());
+            let without_port = authority.strip_suffix(port).unwrap_or(authority);
+            scheme.eq_ignore_ascii_case(own_scheme)
+                && (target.host.as_bytes().eq_ignore_ascii_case(without_port.as_bytes())
+                    || !is_tls && https_host.is_some_and(is))
+        };
+        let rewrites = self.redirects == Redirects::Rewrite;
+        rewrites.then(|| self.path_rewrite.location(upstream.prefix.as_deref(), value, is_own)).flatten()
     }
 
     /// Returns the counters of a worker.

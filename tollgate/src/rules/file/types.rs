@@ -23,7 +23,7 @@ use super::forms::{ByteSize, ContentType, DurationText, StoreName, schema_of};
 pub(super) use self::gateway::MAX_WEIGHT;
 pub use self::gateway::{
     AccessLogRule, Balance, CertificateRule, ClientCertificates, EjectRule, GatewayRule, HeaderEdits, HealthCheckRule,
-    HostHeader, LogFormat, LoggedKey, PathsRule, RespondRule, RewriteRule, RouteRule, TimeoutsRule, TlsRule,
+    HostHeader, LogFormat, LoggedKey, PathsRule, Redirects, RespondRule, RewriteRule, RouteRule, TimeoutsRule, TlsRule,
     UnderscoreHeaders, UpstreamConnectionsRule, UpstreamHeader, UpstreamRule, UpstreamTlsRule,
 };
 pub use self::limit::{

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use tollgate::Outcome;
 
 use super::{Http1Server, UnsettledResponse};
-use crate::gateway::client::Client;
+use crate::gateway::client::{Client, Scheme};
 use crate::gateway::deadline::{TICK, Wait};
 use crate::gateway::failure::{self, Failure, Fault};
 use crate::gateway::head::upstream_head::Destination;
@@ -43,6 +43,8 @@ pub(super) struct Forwarding {
     /// The reason why it cannot be sent to any upstream.
     failed: Option<Failure>,
     pub(super) is_head: bool,
+    /// The host that the client has requested over TLS.
+    pub(super) https_host: Option<Box<[u8]>>,
     /// Whether the client wants to switch to another protocol.
     pub(super) upgrades: bool,
     /// The bytes that the upstream has sent after it switched to another protocol.
@@ -100,11 +102,12 @@ impl AttemptError {
 
 impl Forwarding {
     pub(super) fn new(
-        plain: &PlainRequest<'_>,
+        (plain, client): (&PlainRequest<'_>, &Client),
         (site, route): (Arc<Site>, usize),
         outcome: Outcome,
         guard: RequestGuard,
     ) -> Self {
+        let is_https = client.scheme == Scheme::Https;
         let settling = if outcome.awaits_response() { Settling::AwaitsHead } else { Settling::Done };
         // HTTP/2 has no upgrades.
         let upgrades = plain.head.upgrade.is_some() && site.routes[route].can_upgrade();
@@ -121,6 +124,7 @@ impl Forwarding {
             begun: None,
             failed: None,
             is_head: plain.head.is_head(),
+            https_host: plain.head.host().filter(|_| is_https).map(Box::from),
             upgrades,
             switched: None,
             wants_trailers: plain.head.wants_trailers,

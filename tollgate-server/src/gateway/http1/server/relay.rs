@@ -135,7 +135,11 @@ impl Forwarding {
         out.clear();
         let added = (&self.outcome, self.guard.id(), self.site.adds_header(UpstreamHeader::Via));
         let date = date.line(server.worker.ticks.now());
-        head.write(out, header_buffer, &self.route().response_edits, added, date);
+        let location = |value: &[u8]| {
+            let upstream = self.attempts.current(self.route())?;
+            self.route().location(upstream, self.https_host.as_deref(), value)
+        };
+        head.write(out, header_buffer, &self.route().response_edits, added, date, location);
         match header_buffer.values(HeaderKind::Upgrade).next() {
             Some(protocol) if head.switches() => {
                 out.extend_from_slice(headers::UPGRADE);

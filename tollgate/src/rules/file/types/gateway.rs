@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 pub(in crate::rules::file) use self::routes::MAX_WEIGHT;
 pub use self::routes::{
-    Balance, EjectRule, HeaderEdits, HealthCheckRule, HostHeader, RespondRule, RewriteRule, RouteRule,
+    Balance, EjectRule, HeaderEdits, HealthCheckRule, HostHeader, Redirects, RespondRule, RewriteRule, RouteRule,
     UpstreamConnectionsRule, UpstreamRule, UpstreamTlsRule,
 };
 use super::OneOrMany;

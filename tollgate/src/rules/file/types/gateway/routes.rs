@@ -50,6 +50,9 @@ pub struct RouteRule {
     /// The Host header of requests to the upstream.
     #[serde(default)]
     pub host: HostHeader,
+    /// What happens to `Location` in responses.
+    #[serde(default)]
+    pub redirects: Redirects,
     /// Changes to the request headers.
     #[serde(default)]
     pub request_headers: HeaderEdits,
@@ -178,6 +181,18 @@ pub enum HostHeader {
     Client,
     /// The host of the upstream's URL.
     Upstream,
+}
+
+/// What happens to `Location` in responses of upstreams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Redirects {
+    /// The upstream's own address is left out, and `strip_prefix` and the path of the upstream's URL are undone.
+    #[default]
+    Rewrite,
+    /// It stays.
+    Keep,
 }
 
 /// Changes to headers: `remove` first, then `set`, then `add`.

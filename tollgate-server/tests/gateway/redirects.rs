@@ -1,0 +1,104 @@
+//! `Location` in responses of upstreams leads clients to the same place.
+
+use http::{Response, StatusCode};
+use testkit::certificates::Authority;
+use testkit::folder::folder_with;
+use testkit::gateway::{Gateway, site};
+use testkit::upstream::{Served, Speaks, full, runtime};
+
+use crate::http2;
+use crate::tls::{client, connect};
+
+/// Starts an upstream that redirects to the value of the header `x-to`.
+fn redirecting(speaks: Speaks) -> Served {
+    Served::start(speaks, |request: http::Request<hyper::body::Incoming>| async move {
+        let mut response = Response::new(full(""));
+        *response.status_mut() = StatusCode::FOUND;
+        response.headers_mut().insert("location", request.headers()["x-to"].clone());
+        response
+    })
+}
+
+fn routes(url: &str) -> [String; 5] {
+    [
+        format!("{{ path: /api/**, strip_prefix: /api, upstream: '{url}' }}"),
+        format!("{{ path: /url/**, strip_prefix: /url, upstream: '{url}/base' }}"),
+        format!("{{ path: /old/**, rewrite: {{ pattern: '^/old/', to: /new/ }}, upstream: '{url}' }}"),
+        format!("{{ path: /keep/**, redirects: keep, strip_prefix: /keep, upstream: '{url}' }}"),
+        format!("{{ path: /**, upstream: '{url}' }}"),
+    ]
+}
+
+/// The path of a request, the `Location` of the upstream at `AT`, and that of the client.
+const CASES: [(&str, &str, &str); 25] = [
+    ("/x", "http://AT/login?a=b#c", "/login?a=b#c"),
+    ("/x", "HTTP://AT/login", "/login"),
+    ("/x", "http://AT", "/"),
+    ("/x", "http://AT?a", "/?a"),
+    ("/x", "/login", "/login"),
+    ("/x", "login?a", "login?a"),
+    ("/x", "https://AT/login", "https://AT/login"),
+    ("/x", "http://other.example/login", "http://other.example/login"),
+    ("/x", "http://user@AT/login", "http://user@AT/login"),
+    ("/x", "http://AT.other.example/login", "http://AT.other.example/login"),
+    ("/x", "//AT/login", "//AT/login"),
+    // Without the host, the path would begin another one.
+    ("/x", "http://AT//other.example/", "http://AT//other.example/"),
+    ("/x", "http://AT/\\other.example/", "http://AT/\\other.example/"),
+    ("/api/x", "/login?a", "/api/login?a"),
+    ("/api/x", "http://AT/login", "/api/login"),
+    ("/api/x", "http://AT//other.example/", "/api//other.example/"),
+    ("/api/x", "/api/login", "/api/login"),
+    ("/api/x", "/apis", "/api/apis"),
+    ("/url/x", "/base/login", "/url/login"),
+    ("/url/x", "http://AT/base", "/url/"),
+    ("/url/x", "/other", "/other"),
+    ("/url/x", "http://AT/other", "http://AT/other"),
+    ("/old/x", "http://AT/new/login", "/new/login"),
+    ("/keep/x", "http://AT/login", "http://AT/login"),
+    ("/keep/x", "/login", "/login"),
+];
+
+#[test]
+fn redirects_of_upstreams_lead_to_the_gateway() {
+    for (speaks, scheme) in [(Speaks::Http1, "http"), (Speaks::Http2, "h2c")] {
+        let upstream = redirecting(speaks);
+        let gateway = Gateway::start(&site("", &routes(&format!("{scheme}://{}", upstream.address)), ""));
+        let at = |text: &str| text.replace("AT", &upstream.address.to_string());
+        let mut connection = gateway.connect();
+        for (path, given, expected) in CASES {
+            let (given, expected) = (at(given), at(expected));
+            let response = connection.ask(format!("GET {path} HTTP/1.1\r\nHost: h\r\nx-to: {given}\r\n\r\n"));
+            assert_eq!(response.header("location"), Some(&*expected), "{scheme} {path}: {given}");
+        }
+        runtime().block_on(async {
+            let mut sender = http2::connect(gateway.address).await;
+            for (path, given, expected) in CASES {
+                let request = http2::get(&gateway, path).header("x-to", at(given)).body(full("")).expect("it is valid");
+                let response = sender.send_request(request).await.expect("the gateway responds");
+                assert_eq!(response.headers()["location"], at(expected), "HTTP/2, {scheme} {path}: {given}");
+            }
+        });
+    }
+}
+
+#[test]
+fn an_upstream_without_tls_does_not_lead_clients_away_from_it() {
+    let (authority, upstream) = (Authority::new(), redirecting(Speaks::Http1));
+    let signed = authority.sign(&["localhost"]);
+    let tls = "tls: { certificates: { cert: cert.pem, key: key.pem } }";
+    let rules = site(tls, &routes(&format!("http://{}", upstream.address)), "");
+    let files = [("tollgate.yaml", rules.as_str()), ("cert.pem", &signed.cert), ("key.pem", &signed.key)];
+    let gateway = Gateway::in_folder(folder_with(&files));
+    let mut connection = connect(&gateway, &client(&authority, None, &[]), "localhost");
+    for (path, given, expected) in [
+        ("/x", "http://shop.example:8443/login", "/login"),
+        ("/api/x", "http://Shop.example:8443/login", "/api/login"),
+        ("/x", "https://shop.example:8443/login", "https://shop.example:8443/login"),
+        ("/x", "http://shop.example/login", "http://shop.example/login"),
+        ("/keep/x", "http://shop.example:8443/login", "http://shop.example:8443/login"),
+    ] {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: shop.example:8443\r\nx-to: {given}\r\n\r\n");
+        assert_eq!(connection.ask(request).header("location"), Some(expected), "{path}: {given}");
+    }
+}
