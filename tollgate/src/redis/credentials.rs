@@ -3,17 +3,22 @@
 //! Files are read again for every new connection, and twice a minute while one is open, so that they can be replaced while
 //! the program runs. If a file cannot be used any more, the last content that could be used stays in use, with a warning:
 //! a file may be read in the moment in which it is replaced, and a rotation that went wrong must not end the connections
-//! that still work.
+//! that still work. The same holds for a file that hangs, for example on a network file system without its server.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
-use redis::{RedisConnectionInfo, RedisError};
+use redis::RedisConnectionInfo;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use super::ConnectError;
@@ -23,41 +28,122 @@ const MAX_PASSWORD_FILE: u64 = 64 << 10;
 /// Larger than any bundle of certificates.
 const MAX_PEM: u64 = 4 << 20;
 
+/// Time to wait for files, which take microseconds on a local disk. All files of a connection together must leave most of
+/// the second that an attempt to connect has.
+const READ_LIMIT: Duration = Duration::from_millis(200);
+
 /// The last value that was read from files, and why they cannot be used now.
 struct Latest<T> {
-    value: Mutex<T>,
-    problem: Mutex<Option<String>>,
+    /// The files, for messages.
+    files: String,
+    state: Mutex<State<T>>,
+    /// Held by the thread that reads the files. There is one at most: a slow read cannot replace a newer value, and a file
+    /// that hangs holds one thread.
+    reader: Arc<tokio::sync::Mutex<()>>,
+    /// The number of reads that have begun.
+    begun: AtomicU64,
 }
 
-impl<T: Clone> Latest<T> {
-    fn new(value: T) -> Self {
-        Self { value: Mutex::new(value), problem: Mutex::new(None) }
+struct State<T> {
+    value: T,
+    problem: Option<String>,
+    progress: Progress,
+}
+
+/// The progress of the read that began last.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    Ended,
+    Reading,
+    /// It has taken longer than [`READ_LIMIT`]: nobody waits for it any more.
+    Late,
+}
+
+impl<T> State<T> {
+    /// Sets the problem. Warns when there was none.
+    fn set_problem(&mut self, store: &str, problem: String) {
+        if self.problem.is_none() {
+            tracing::warn!(store, problem, "a file of the store cannot be used: its last content stays in use");
+        }
+        self.problem = Some(problem);
+    }
+}
+
+impl<T: Clone + Send + 'static> Latest<T> {
+    fn new(files: String, value: T) -> Self {
+        let state = Mutex::new(State { value, problem: None, progress: Progress::Ended });
+        Self { files, state, reader: Arc::default(), begun: AtomicU64::new(0) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn get(&self) -> T {
-        self.value.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Replaces the value, unless the files cannot be used. Warns when that begins.
-    fn update(&self, read: Result<T, ConnectError>) {
-        let problem = match read {
-            Ok(value) => {
-                *self.value.lock().unwrap_or_else(PoisonError::into_inner) = value;
-                None
-            }
-            Err(error) => Some(error.to_string()),
-        };
-        let mut known = self.problem.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(problem) = &problem
-            && known.is_none()
-        {
-            tracing::warn!(problem, "a file of the store cannot be used: its last content stays in use");
-        }
-        *known = problem;
+        self.state().value.clone()
     }
 
     fn problem(&self) -> Option<String> {
-        self.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.state().problem.clone()
+    }
+
+    /// Returns the value after `read` has read the files again, or the last value if it fails or takes too long. The
+    /// argument of `read` is the last value, and `store` is a name for the log.
+    async fn refreshed(
+        self: &Arc<Self>,
+        store: &Arc<str>,
+        read: impl FnOnce(T) -> Result<T, ConnectError> + Send + 'static,
+    ) -> T {
+        let is_late = self.state().progress == Progress::Late && self.reader.try_lock().is_err();
+        if !is_late && timeout(READ_LIMIT, self.refresh(store, read)).await.is_err() {
+            let mut state = self.state();
+            if state.progress == Progress::Reading {
+                state.progress = Progress::Late;
+                let problem = format!("{} could not be read in time", self.files);
+                state.set_problem(store, ConnectError::new(problem, "check the file system").to_string());
+            }
+        }
+        self.get()
+    }
+
+    async fn refresh(
+        self: &Arc<Self>,
+        store: &Arc<str>,
+        read: impl FnOnce(T) -> Result<T, ConnectError> + Send + 'static,
+    ) {
+        let begun = self.begun.load(Ordering::Acquire);
+        let reader = self.reader.clone().lock_owned().await;
+        if self.begun.load(Ordering::Acquire) != begun {
+            // Another read has begun and ended during this call.
+            return;
+        }
+        self.begun.fetch_add(1, Ordering::Release);
+        self.state().progress = Progress::Reading;
+        let (this, of, (ends, ended)) = (self.clone(), store.clone(), oneshot::channel::<()>());
+        // Not a blocking task: a runtime that shuts down waits for those, for ever if a file hangs.
+        let reading = thread::Builder::new().name("tollgate-files".to_owned()).spawn(move || {
+            this.update(&of, read(this.get()));
+            drop((reader, ends));
+        });
+        match reading {
+            Ok(_) => {
+                let _ = ended.await;
+            }
+            Err(error) => {
+                let problem = format!("{} could not be read: {error}", self.files);
+                self.update(store, Err(ConnectError::new(problem, "raise the limit of threads")));
+            }
+        }
+    }
+
+    /// Ends a read. Replaces the value, unless the files cannot be used.
+    fn update(&self, store: &str, read: Result<T, ConnectError>) {
+        let mut state = self.state();
+        state.progress = Progress::Ended;
+        match read {
+            Ok(value) => (state.value, state.problem) = (value, None),
+            Err(error) => state.set_problem(store, error.to_string()),
+        }
     }
 }
 
@@ -72,12 +158,13 @@ pub(super) enum Secret {
 #[derive(Clone)]
 pub(super) struct Login {
     info: RedisConnectionInfo,
-    password_file: Option<Arc<PasswordFile>>,
+    password_file: Option<PasswordFile>,
 }
 
+#[derive(Clone)]
 struct PasswordFile {
     path: PathBuf,
-    latest: Latest<String>,
+    latest: Arc<Latest<String>>,
 }
 
 impl Login {
@@ -88,8 +175,8 @@ impl Login {
             None => Ok(Self { info, password_file: None }),
             Some(Secret::Text(password)) => Ok(Self { info: info.set_password(password), password_file: None }),
             Some(Secret::File(path)) => {
-                let latest = Latest::new(read_password(&path)?);
-                Ok(Self { info, password_file: Some(Arc::new(PasswordFile { path, latest })) })
+                let latest = Latest::new(format!("the password file {}", path.display()), read_password(&path)?);
+                Ok(Self { info, password_file: Some(PasswordFile { path, latest: Arc::new(latest) }) })
             }
         }
     }
@@ -99,13 +186,10 @@ impl Login {
     }
 
     /// Returns the login with the current password of its file.
-    pub(super) async fn current(&self) -> Result<RedisConnectionInfo, RedisError> {
-        let Some(file) = self.password_file.clone() else { return Ok(self.info.clone()) };
-        let read = tokio::task::spawn_blocking(move || {
-            file.latest.update(read_password(&file.path));
-            file.latest.get()
-        });
-        Ok(self.info.clone().set_password(read.await.map_err(std::io::Error::other)?))
+    pub(super) async fn current(&self, store: &Arc<str>) -> RedisConnectionInfo {
+        let Some(PasswordFile { path, latest }) = &self.password_file else { return self.info.clone() };
+        let path = path.clone();
+        self.info.clone().set_password(latest.refreshed(store, move |_| read_password(&path)).await)
     }
 
     /// Returns why the password file cannot be used. The last password that was read stays in use.
@@ -161,8 +245,12 @@ impl Pem {
         }
     }
 
-    fn is_file(&self) -> bool {
-        matches!(self, Self::File(_))
+    /// Returns the setting `name` with its file, for messages.
+    fn shown(&self, name: &str) -> String {
+        match self {
+            Self::Text(_) => name.to_owned(),
+            Self::File(path) => format!("{name} ({})", path.display()),
+        }
     }
 }
 
@@ -192,7 +280,7 @@ struct Contents {
 /// TLS with the current certificates.
 pub(super) struct Tls {
     certificates: Certificates,
-    latest: Latest<(Arc<Contents>, TlsConnector)>,
+    latest: Arc<Latest<(Arc<Contents>, TlsConnector)>>,
 }
 
 impl Certificates {
@@ -200,6 +288,12 @@ impl Certificates {
     pub(super) fn named(&self) -> [(&'static str, Option<&Pem>); 3] {
         let Self { ca, client_cert, client_key } = self;
         [("ca", ca.as_ref()), ("client_cert", client_cert.as_ref()), ("client_key", client_key.as_ref())]
+    }
+
+    /// Returns the settings that are files, for messages.
+    fn files(&self) -> Vec<String> {
+        let files = self.named().into_iter().filter_map(|(name, pem)| Some((name, pem?)));
+        files.filter(|(_, pem)| matches!(pem, Pem::File(_))).map(|(name, pem)| pem.shown(name)).collect()
     }
 
     fn read(&self) -> Result<Contents, ConnectError> {
@@ -213,28 +307,29 @@ impl Tls {
     /// Reads the certificates.
     pub(super) fn new(certificates: Certificates) -> Result<Self, ConnectError> {
         let contents = certificates.read()?;
-        let connector = contents.connector()?;
-        Ok(Self { certificates, latest: Latest::new((Arc::new(contents), connector)) })
+        let connector = contents.connector(&certificates.named().map(|(name, _)| name.to_owned()))?;
+        let latest = Latest::new(certificates.files().join(" or "), (Arc::new(contents), connector));
+        Ok(Self { certificates, latest: Arc::new(latest) })
     }
 
     /// Returns the connector for the current content of the files.
-    pub(super) async fn current(self: &Arc<Self>) -> TlsConnector {
-        if self.certificates.named().iter().any(|(_, pem)| pem.is_some_and(Pem::is_file)) {
-            let this = self.clone();
-            // A runtime that shuts down does not read them.
-            let _ = tokio::task::spawn_blocking(move || this.latest.update(this.read())).await;
+    pub(super) async fn current(&self, store: &Arc<str>) -> TlsConnector {
+        if self.certificates.files().is_empty() {
+            return self.latest.get().1;
         }
-        self.latest.get().1
-    }
-
-    fn read(&self) -> Result<(Arc<Contents>, TlsConnector), ConnectError> {
-        let (contents, latest) = (self.certificates.read()?, self.latest.get());
-        // The same connector resumes sessions.
-        if contents == *latest.0 {
-            return Ok(latest);
-        }
-        let connector = contents.connector()?;
-        Ok((Arc::new(contents), connector))
+        let certificates = self.certificates.clone();
+        let read = move |last: (Arc<Contents>, TlsConnector)| {
+            let contents = certificates.read()?;
+            // The same connector resumes sessions.
+            if contents == *last.0 {
+                return Ok(last);
+            }
+            // A warning does not show the settings, so it names the files.
+            let shown = |(name, pem): (&str, Option<&Pem>)| pem.map_or_else(|| name.to_owned(), |pem| pem.shown(name));
+            let connector = contents.connector(&certificates.named().map(shown))?;
+            Ok((Arc::new(contents), connector))
+        };
+        self.latest.refreshed(store, read).await.1
     }
 
     /// Returns why a file cannot be used. The last certificates that could be used stay in use.
@@ -244,24 +339,30 @@ impl Tls {
 }
 
 impl Contents {
-    fn connector(&self) -> Result<TlsConnector, ConnectError> {
+    /// Returns a connector with these contents. `names` are those of the settings, for messages.
+    fn connector(&self, names: &[String; 3]) -> Result<TlsConnector, ConnectError> {
+        let [ca, client_cert, client_key] = names;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|error| ConnectError::new(format!("TLS cannot be set up: {error}"), "report it as a bug"))?
-            .with_root_certificates(self.roots()?);
+            .with_root_certificates(self.roots(ca)?);
         let config = match (&self.client_cert, &self.client_key) {
             (None, None) => config.with_no_client_auth(),
             (Some(chain), Some(key)) => {
                 let chain: Vec<_> = CertificateDer::pem_slice_iter(chain).filter_map(Result::ok).collect();
                 if chain.is_empty() {
-                    return Err(ConnectError::new("client_cert has no certificate in it", "give it one in PEM"));
+                    return Err(ConnectError::new(
+                        format!("{client_cert} has no certificate in it"),
+                        "give it one in PEM",
+                    ));
                 }
                 let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| {
-                    ConnectError::new("client_key has no private key in it", "give it one in PEM, not encrypted")
+                    let problem = format!("{client_key} has no private key in it");
+                    ConnectError::new(problem, "give it one in PEM, not encrypted")
                 })?;
                 config.with_client_auth_cert(chain, key).map_err(|error| {
-                    let problem = format!("client_cert and client_key do not match ({error})");
+                    let problem = format!("{client_cert} and {client_key} do not match ({error})");
                     ConnectError::new(problem, "set client_key to the key of the certificate")
                 })?
             }
@@ -271,7 +372,7 @@ impl Contents {
         Ok(TlsConnector::from(Arc::new(config)))
     }
 
-    fn roots(&self) -> Result<RootCertStore, ConnectError> {
+    fn roots(&self, ca: &str) -> Result<RootCertStore, ConnectError> {
         let mut roots = RootCertStore::empty();
         match &self.ca {
             None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
@@ -279,7 +380,7 @@ impl Contents {
                 let certificates = CertificateDer::pem_slice_iter(pem).filter_map(Result::ok);
                 let (added, _) = roots.add_parsable_certificates(certificates);
                 if added == 0 {
-                    return Err(ConnectError::new("ca has no certificate in it", "give it one in PEM"));
+                    return Err(ConnectError::new(format!("{ca} has no certificate in it"), "give it one in PEM"));
                 }
             }
         }
@@ -289,27 +390,51 @@ impl Contents {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
     use crate::redis::RedisSettings;
 
     #[tokio::test]
+    async fn a_read_that_hangs_is_the_only_one_and_does_not_replace_a_newer_value() {
+        let (store, latest) = (Arc::from("default"), Arc::new(Latest::new("the file".to_owned(), 0)));
+        let (release, hangs) = mpsc::channel::<()>();
+        let hanging = move |_| {
+            let _ = hangs.recv();
+            Ok(1)
+        };
+        assert_eq!(latest.refreshed(&store, hanging).await, 0);
+        let late = Some("the file could not be read in time: check the file system".to_owned());
+        assert_eq!(latest.problem(), late);
+        assert_eq!((latest.refreshed(&store, |_| Ok(2)).await, latest.problem()), (0, late), "no other read begins");
+        drop(release);
+        // Waits for the thread.
+        drop(latest.reader.lock().await);
+        assert_eq!((latest.get(), latest.problem()), (1, None));
+        assert_eq!(latest.refreshed(&store, |last| Ok(last + 2)).await, 3);
+        let damaged = latest.refreshed(&store, |_| Err(ConnectError::new("it is damaged", "repair it"))).await;
+        assert_eq!((damaged, latest.problem().as_deref()), (3, Some("it is damaged: repair it")));
+    }
+
+    #[tokio::test]
     async fn a_password_file_is_read_anew_for_every_connection() {
-        let folder = tempfile::tempdir().unwrap();
+        let (store, folder) = (Arc::from("default"), tempfile::tempdir().unwrap());
         let path = folder.path().join("password");
         std::fs::write(&path, "first\r\n").unwrap();
         let login = RedisSettings::new("redis://h").username("ann").password_file(&path).resolved().unwrap().login;
-        assert_eq!(login.current().await.unwrap().password(), Some("first"));
+        assert_eq!(login.current(&store).await.password(), Some("first"));
         std::fs::write(&path, "second").unwrap();
-        assert_eq!(login.current().await.unwrap().password(), Some("second"));
+        assert_eq!(login.current(&store).await.password(), Some("second"));
         assert_eq!(login.problem(), None);
         for damage in [|path| std::fs::write(path, "\n"), |path| std::fs::remove_file(path)]
             as [fn(&std::path::PathBuf) -> std::io::Result<()>; 2]
         {
             damage(&path).unwrap();
-            assert_eq!(login.current().await.unwrap().password(), Some("second"));
+            assert_eq!(login.current(&store).await.password(), Some("second"));
             let problem = login.problem().unwrap();
             assert!(problem.contains("is empty") || problem.contains("cannot be read"), "{problem}");
         }
         std::fs::write(&path, "third").unwrap();
-        assert_eq!((login.current().await.unwrap().password(), login.problem()), (Some("third"), None));
+        assert_eq!((login.current(&store).await.password(), login.problem()), (Some("third"), None));
     }
 }

@@ -75,6 +75,8 @@ pub(super) struct Dialer {
     tls: Option<Arc<Tls>>,
     login: Login,
     traffic: Arc<Traffic>,
+    /// The store's name in logs.
+    store: Arc<str>,
 }
 
 /// A connection that many tasks may use at once. The last clone closes it.
@@ -87,13 +89,13 @@ pub(super) struct Connection {
 }
 
 impl Dialer {
-    pub(super) fn new(tls: Option<Arc<Tls>>, login: Login, traffic: Arc<Traffic>) -> Self {
-        Self { tls, login, traffic }
+    pub(super) fn new(tls: Option<Arc<Tls>>, login: Login, traffic: Arc<Traffic>, store: Arc<str>) -> Self {
+        Self { tls, login, traffic, store }
     }
 
     /// Connects and logs in.
     pub(super) async fn connect(&self, to: &Address) -> Result<Connection, RedisError> {
-        let (login, stream) = (self.login.current().await?, self.open(to).await?);
+        let (login, stream) = (self.login.current(&self.store).await, self.open(to).await?);
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_pipeline_buffer_size(PIPELINE);
         let (closes, open) = watch::channel(());
         let (requests, driver) = MultiplexedConnection::new_with_config(&login, stream, config).await?;
@@ -103,16 +105,18 @@ impl Dialer {
 
     /// Connects and logs in, for a subscription.
     pub(super) async fn subscriber(&self, to: &Address) -> Result<PubSub, RedisError> {
-        let (login, stream) = (self.login.current().await?, self.open(to).await?);
+        let (login, stream) = (self.login.current(&self.store).await, self.open(to).await?);
         PubSub::new(&login, stream).await
     }
 
     /// Reads the files of the login and the certificates, for [`problems`](Self::problems).
     pub(super) async fn read_files(&self) {
-        if let Some(tls) = &self.tls {
-            tls.current().await;
-        }
-        let _ = self.login.current().await;
+        let certificates = async {
+            if let Some(tls) = &self.tls {
+                tls.current(&self.store).await;
+            }
+        };
+        tokio::join!(certificates, self.login.current(&self.store));
     }
 
     /// Returns why files of the login and the certificates cannot be used. Their last content stays in use.
@@ -128,7 +132,7 @@ impl Dialer {
         let tcp = Counted { stream: open_tcp(host, port).await?, traffic: self.traffic.clone() };
         match &self.tls {
             None => Ok(Box::new(tcp)),
-            Some(tls) => Ok(Box::new(tls.current().await.connect(server_name(host)?, tcp).await?)),
+            Some(tls) => Ok(Box::new(tls.current(&self.store).await.connect(server_name(host)?, tcp).await?)),
         }
     }
 }

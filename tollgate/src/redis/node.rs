@@ -513,9 +513,15 @@ impl Node {
         tracing::info!(store = %self.common.store, node = %self, "the store has recovered");
     }
 
-    /// Reads the files of the connection, and the memory of the server with its eviction policy. A server that does not report them is used anyway.
+    /// Reads the files of the connection and of those to sentinels, and the memory of the server with its eviction policy.
+    /// A server that does not report them is used anyway.
     async fn inspect(&self, connection: &Connection) {
-        self.common.dialer.read_files().await;
+        let of_sentinels = async {
+            if let ServerRole::Master(sentinels) = &self.role {
+                sentinels.dialer.read_files().await;
+            }
+        };
+        tokio::join!(self.common.dialer.read_files(), of_sentinels);
         let Ok(Ok(reply)) = timeout(PROBE_LIMIT, connection.run(&memory_command())).await else { return };
         let Some(memory) = ServerMemory::read(&reply) else { return };
         let mut known = self.memory.lock().unwrap_or_else(PoisonError::into_inner);

@@ -50,7 +50,7 @@ impl Topology {
         let Resolved { address, servers, tls, login, sentinel_login, names } = settings.resolved()?;
         let breaker_counts = Arc::new(BreakerCounts::default());
         let traffic = Arc::new(Traffic::default());
-        let dialer = Arc::new(Dialer::new(tls.clone(), login, traffic.clone()));
+        let dialer = Arc::new(Dialer::new(tls.clone(), login, traffic.clone(), store.clone()));
         let (loads_scripts, trouble) = (script_calls.is_some(), Arc::new(Notify::new()));
         let (changed, names_of_keys) = (breaker_counts.clone(), names.clone());
         let foreign_data = Arc::new(ForeignData::default());
@@ -71,7 +71,8 @@ impl Topology {
             }
             super::target::Servers::Sentinel { sentinels, service } => {
                 // Sentinels have their own login.
-                let sentinels = Sentinels::new(sentinels, service, Dialer::new(tls, sentinel_login, traffic.clone()));
+                let dialer = Dialer::new(tls, sentinel_login, traffic.clone(), common.store.clone());
+                let sentinels = Sentinels::new(sentinels, service, dialer);
                 Servers::One(Member::start(ServerRole::Master(sentinels), common, script_calls, None))
             }
             super::target::Servers::Cluster(seeds) => {
@@ -193,6 +194,7 @@ impl Topology {
             // Their certificates are those of the servers.
             problems.extend(sentinels.file_problems());
         }
+        problems.sort_unstable();
         problems.dedup();
         let files = problems.into_iter().map(|problem| StoreWarning::File { problem });
         self.foreign_data.warnings().into_iter().chain(files).collect()

@@ -75,10 +75,11 @@ async fn a_file_that_cannot_be_used_leaves_the_last_good_one_in_use_with_a_warni
         stores[0].warnings.iter().map(ToString::to_string).collect()
     };
     assert_eq!((checked(&gate).await.source(), warnings()), (Source::Store, Vec::new()));
-    let damages: [(&str, Option<&str>, &str); 3] = [
-        ("ca.pem", Some("not a certificate"), "ca has no certificate in it"),
+    let damages: [(&str, Option<&str>, &str); 4] = [
+        ("ca.pem", Some("not a certificate"), "ca.pem) has no certificate in it"),
         ("client-key.pem", None, "client_key: cannot read"),
-        ("client.pem", Some(""), "client_cert has no certificate in it"),
+        ("client-key.pem", Some("no key"), "client-key.pem) has no private key in it"),
+        ("client.pem", Some(""), "client.pem) has no certificate in it"),
     ];
     for (name, content, problem) in damages {
         match content {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use testkit::redis::{RedisServer, Sentinels, Traffic};
+use testkit::wait::poll;
 use tokio::time::sleep;
 use tollgate::redis::{RedisLimiter, RedisLimiterBuilder, RedisSettings};
 use tollgate::{DAY, FixedWindow, HOUR, Limit, OnStoreFailure, Source};
@@ -18,6 +19,9 @@ const REPLICATION_LAG: Duration = Duration::from_millis(500);
 
 /// The longest that a subscriber takes to notice a dead connection and to subscribe elsewhere.
 const DEAF_FOR: Duration = Duration::from_secs(10);
+
+/// Files are read again twice a minute, at most 45 seconds apart.
+const FILES_READ_WITHIN: Duration = Duration::from_secs(60);
 
 fn builder(sentinels: &Sentinels, limit: Limit) -> RedisLimiterBuilder {
     let builder = RedisLimiter::builder(sentinels.url()).limit(limit).store_timeout(TIMEOUT);
@@ -46,6 +50,23 @@ async fn sentinels_have_their_own_login() {
     assert_eq!(limiter.check("key").await.source(), Source::Local);
     let why = limiter.why_unavailable().expect("no sentinel reports a master").to_string();
     assert!(why.contains("authentication failed") && !why.contains("wr0ng"), "{why}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_password_file_of_sentinels_is_checked_while_the_master_is_connected() {
+    let (mut sentinels, folder) = (Sentinels::start(), tempfile::tempdir().expect("a folder"));
+    for index in 0..3 {
+        sentinels.sentinel(index).command(&["ACL", "SETUSER", "ann", "reset", "on", ">s3cret", "+sentinel"]);
+    }
+    let path = folder.path().join("password");
+    std::fs::write(&path, "s3cret").expect("written");
+    let settings = RedisSettings::new(sentinels.url()).sentinel_username("ann").sentinel_password_file(&path);
+    let limiter = RedisLimiter::builder(settings).limit(wide()).connect().await.expect("the settings are valid");
+    until_back(&limiter, "key").await;
+    std::fs::write(&path, "").expect("written");
+    let warnings = || -> Vec<String> { limiter.stores()[0].warnings.iter().map(ToString::to_string).collect() };
+    let warned = poll(FILES_READ_WITHIN, || warnings().iter().any(|one| one.contains("is empty")).then_some(()));
+    assert!(warned.is_some() && warnings().len() == 1, "{:?}", warnings());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

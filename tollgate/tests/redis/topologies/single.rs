@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use testkit::redis::RedisServer;
+use testkit::wait::poll;
 use tollgate::redis::{RedisLimiter, RedisLimiterBuilder, RedisSettings};
 use tollgate::{Decision, HOUR, Limit, OnStoreFailure, SlidingWindowLog, Source};
 
@@ -43,6 +44,31 @@ async fn a_password_file_is_read_again_when_the_password_has_changed() {
     until_back(&limiter, "key").await;
     server.restart();
     until_back(&limiter, "key").await;
+}
+
+#[cfg(unix)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_password_file_that_hangs_leaves_the_last_password_in_use() {
+    let mut server = RedisServer::with(&["--requirepass", "s3cret"]);
+    let folder = tempfile::tempdir().expect("a temporary directory can be made");
+    let path = folder.path().join("password");
+    std::fs::write(&path, "s3cret\n").expect("written");
+    let url = format!("redis://127.0.0.1:{}", server.port());
+    let limiter = builder(RedisSettings::new(url).password_file(&path)).connect().await.unwrap();
+    assert_eq!(limiter.check("key").await.source(), Source::Store);
+    // Nothing writes to the pipe, so a thread that opens it waits.
+    std::fs::remove_file(&path).expect("removed");
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().expect("it runs").success());
+    for _ in 0..3 {
+        server.restart();
+        until_back(&limiter, "key").await;
+    }
+    let warnings = || -> Vec<String> { limiter.stores()[0].warnings.iter().map(ToString::to_string).collect() };
+    assert!(matches!(&*warnings(), [one] if one.contains("password could not be read in time")), "{:?}", warnings());
+    // The read that hangs ends with this content.
+    std::thread::spawn(move || std::fs::write(&path, "s3cret\n"));
+    assert!(poll(RECOVERY, || warnings().is_empty().then_some(())).is_some(), "{:?}", warnings());
+    assert_eq!(limiter.check("key").await.source(), Source::Store);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
