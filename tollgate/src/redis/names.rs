@@ -146,6 +146,7 @@ impl Names {
     pub(super) fn layout(&self) -> String {
         match &self.hashes {
             None => "plain".to_owned(),
+            Some(Hashes { count: 1, .. }) => "compact (1 hash)".to_owned(),
             Some(Hashes { count, .. }) => format!("compact ({count} hashes)"),
         }
     }

@@ -47,8 +47,8 @@ pub(super) fn load() -> [redis::Cmd; 2] {
 }
 
 /// Returns a command that succeeds only on a server that can be written to. With `#!lua`, Redis checks before the
-/// script runs that it is not a replica, has memory, and can save its data. On a cluster there is no key, because the
-/// key could be in a slot of another node.
+/// script runs that it is not a replica, has the replicas that `min-replicas-to-write` requires, has memory, and can save
+/// its data. On a cluster there is no key, because the key could be in a slot of another node.
 pub(super) fn probe(key: Option<&str>) -> redis::Cmd {
     let mut command = redis::cmd("EVAL");
     match key {

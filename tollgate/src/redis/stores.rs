@@ -9,7 +9,7 @@
 //! While a store fails, each node takes its share of a limit, so it needs the number of nodes that share the store.
 //! Every node registers in a sorted set, with Redis's time as score, and reads the number of recent registrations, in
 //! one small call about every two seconds. A node without a limit with [`OnStoreFailure::Local`](crate::OnStoreFailure)
-//! needs no share, and does not register.
+//! needs no share: it makes the call for the layouts, and does not register.
 //!
 //! Too small a number admits too much during an outage, and too large a number too little. The largest number of the
 //! last minutes is used, and these minutes do not pass while Redis is unreachable.
@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use redis::Value;
 use smallvec::SmallVec;
 use tokio::time::sleep;
 
@@ -243,23 +244,27 @@ const PERIOD_BEATS: u32 = 30;
 /// Periods that are kept: five minutes.
 const PERIODS: usize = 5;
 
-/// Registers a node and its layout, unless they are empty. Returns the number of nodes, and the layouts with the times of
-/// their last registrations. Scores that a failover to a server with a slower clock left in the future are removed too.
+/// Registers a node and its layout, unless they are empty. Returns the number of nodes, and the newest layouts with the
+/// times of their last registrations. Scores that a failover to a server with a slower clock left in the future are removed
+/// too. The layouts are only for a warning: foreign data under their key affects neither the number nor that data.
 const BEAT: &str = r"
 local now = redis.call('TIME')
 local millis, alive = now[1] * 1000 + math.floor(now[2] / 1000), tonumber(ARGV[2])
-for _, key in ipairs(KEYS) do
-  redis.call('ZREMRANGEBYSCORE', key, '-inf', string.format('(%d', millis - alive))
-  redis.call('ZREMRANGEBYSCORE', key, string.format('(%d', millis + alive), '+inf')
-end
+local oldest, newest = string.format('(%d', millis - alive), string.format('(%d', millis + alive)
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', oldest)
+redis.call('ZREMRANGEBYSCORE', KEYS[1], newest, '+inf')
 local count = redis.call('ZCARD', KEYS[1])
 if ARGV[1] ~= '' and count < tonumber(ARGV[3]) then
   count = count + redis.call('ZADD', KEYS[1], millis, ARGV[1])
 end
-if ARGV[4] ~= '' then redis.call('ZADD', KEYS[2], millis, ARGV[4]) end
 redis.call('PEXPIRE', KEYS[1], alive)
-redis.call('PEXPIRE', KEYS[2], alive)
-local layouts = redis.pcall('ZRANGE', KEYS[2], '0', ARGV[5], 'WITHSCORES')
+redis.pcall('ZREMRANGEBYSCORE', KEYS[2], '-inf', oldest)
+redis.pcall('ZREMRANGEBYSCORE', KEYS[2], newest, '+inf')
+local registered = redis.pcall('ZCARD', KEYS[2])
+if ARGV[4] ~= '' and type(registered) == 'number' and registered < tonumber(ARGV[3]) then
+  if type(redis.pcall('ZADD', KEYS[2], millis, ARGV[4])) == 'number' then redis.pcall('PEXPIRE', KEYS[2], alive) end
+end
+local layouts = redis.pcall('ZRANGE', KEYS[2], '0', ARGV[5], 'REV', 'WITHSCORES')
 return { count, layouts.err and {} or layouts }
 ";
 
@@ -342,7 +347,18 @@ async fn beat(topology: &Topology, member: &str, layout: &str, limit: Duration) 
     command.arg(BEAT).arg(2).arg(&key).arg(&layouts);
     command.arg(member).arg(ALIVE_FOR.as_millis() as u64).arg(MAX_NODES).arg(layout).arg(MAX_LAYOUTS - 1);
     let reply = topology.run_in_background(key.as_bytes(), &command, limit).await?;
-    redis::from_redis_value(reply).ok()
+    read_beat(reply)
+}
+
+/// Reads the reply of [`BEAT`]. Layouts that no node has registered are left out.
+fn read_beat(reply: Value) -> Option<(u32, Registrations)> {
+    let (count, layouts): (u32, Vec<Value>) = redis::from_redis_value(reply).ok()?;
+    let layouts = layouts.chunks_exact(2).filter_map(|pair| {
+        let [layout, at] = pair else { return None };
+        let (Value::BulkString(layout), Value::BulkString(at)) = (layout, at) else { return None };
+        Some((std::str::from_utf8(layout).ok()?.to_owned(), std::str::from_utf8(at).ok()?.parse().ok()?))
+    });
+    Some((count, layouts.collect()))
 }
 
 /// Finds the layouts that other nodes use now. A registration from before the first call may be that of a node that has
@@ -421,6 +437,17 @@ mod tests {
         // The rest of its period and four more.
         assert_eq!(counted_as_five, 5 * 30 - 2);
         assert_eq!(recent.largest_with(4), 4, "a node that joins counts at once");
+    }
+
+    #[test]
+    fn foreign_members_among_the_layouts_do_not_hide_the_number_of_nodes() {
+        let text = |text: &[u8]| Value::BulkString(text.to_vec());
+        let read = |layouts| read_beat(Value::Array(vec![Value::Int(3), Value::Array(layouts)]));
+        let plain = ("plain".to_owned(), 1_763_417_325_123);
+        let members = [&b"\xff"[..], b"1763417325124", b"half", b"1763417325123.5", b"plain", b"1763417325123"];
+        assert_eq!(read(members.map(text).to_vec()), Some((3, vec![plain])));
+        assert_eq!(read(vec![Value::Nil, Value::Int(1), text(b"odd")]), Some((3, Vec::new())));
+        assert_eq!(read_beat(Value::Nil), None);
     }
 
     #[test]

@@ -213,6 +213,24 @@ async fn nodes_on_a_cluster_see_each_other() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn foreign_data_under_the_key_of_the_layouts_does_not_affect_the_number_of_nodes() {
+    let (server, clock) = (RedisServer::start(), clock());
+    let key = "rate_limit:{nodes}:layouts";
+    let _: () = redis::cmd("SET").arg(key).arg("foreign").query(&mut server.connection()).expect("set");
+    let mut nodes = Vec::new();
+    for _ in 0..2 {
+        let limits = builder(server.url(), &clock).limit(limit("window", FixedWindow::new(QUOTA, HOUR)));
+        nodes.push(limits.connect().await.expect("the settings are valid"));
+    }
+    for node in &nodes {
+        sees(node, 2).await;
+    }
+    let (kept, expires_in): (String, i64) =
+        redis::pipe().get(key).pttl(key).query(&mut server.connection()).expect("still a string");
+    assert_eq!((&*kept, expires_in), ("foreign", -1));
+}
+
 /// Waits until a node has warnings about these other layouts, and no others.
 async fn warns_of(node: &RedisLimiter, own: &str, others: &[&str]) {
     let warning = |other: &&str| StoreWarning::OtherLayout { own: own.to_owned(), other: (*other).to_owned() };
@@ -247,10 +265,10 @@ async fn nodes_with_different_layouts_warn_as_long_as_there_are_such() {
         assert_eq!(node.stores()[0].warnings, [], "the same layout, or another prefix");
     }
     let other = connect(compact(64)).await;
-    warns_of(&one, "plain", &["compact (1 hashes)"]).await;
-    warns_of(&other, "compact (1 hashes)", &["plain"]).await;
+    warns_of(&one, "plain", &["compact (1 hash)"]).await;
+    warns_of(&other, "compact (1 hash)", &["plain"]).await;
     let third = connect(compact(128)).await;
-    warns_of(&third, "compact (2 hashes)", &["compact (1 hashes)", "plain"]).await;
+    warns_of(&third, "compact (2 hashes)", &["compact (1 hash)", "plain"]).await;
     assert!(one.check("key").await.is_allowed() && other.check("key").await.is_allowed());
     drop((other, third));
     warns_of(&one, "plain", &[]).await;
