@@ -30,7 +30,7 @@ fn routes(url: &str) -> [String; 5] {
 }
 
 /// The path of a request, the `Location` of the upstream at `AT`, and that of the client.
-const CASES: [(&str, &str, &str); 25] = [
+const CASES: [(&str, &str, &str); 26] = [
     ("/x", "http://AT/login?a=b#c", "/login?a=b#c"),
     ("/x", "HTTP://AT/login", "/login"),
     ("/x", "http://AT", "/"),
@@ -45,6 +45,7 @@ const CASES: [(&str, &str, &str); 25] = [
     // Without the host, the path would begin another one.
     ("/x", "http://AT//other.example/", "http://AT//other.example/"),
     ("/x", "http://AT/\\other.example/", "http://AT/\\other.example/"),
+    ("/x", "http://AT/\t/other.example/", "http://AT/\t/other.example/"),
     ("/api/x", "/login?a", "/api/login?a"),
     ("/api/x", "http://AT/login", "/api/login"),
     ("/api/x", "http://AT//other.example/", "/api//other.example/"),

@@ -78,7 +78,8 @@ impl PathRewrite {
 
 impl PathRewrite {
     /// Returns the `Location` for clients, of a response whose upstream is known to itself by another address or path.
-    /// `None` if it stays: it leads elsewhere, it is the same for clients, or its path cannot be mapped back.
+    /// `None` if it stays: it leads elsewhere, it is the same for clients, its path cannot be mapped back, or it is not
+    /// a URL: browsers leave out tabs, and what is left may lead elsewhere.
     /// `is_own` returns whether a scheme and an authority are the upstream's.
     pub(super) fn location(
         &self,
@@ -86,6 +87,9 @@ impl PathRewrite {
         value: &str,
         is_own: impl FnOnce(&str, &str) -> bool,
     ) -> Option<String> {
+        if !value.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return None;
+        }
         let local = match value.split_once("://") {
             _ if value.starts_with('/') => Some(value).filter(|path| !path.starts_with("//"))?,
             Some((scheme, rest)) => {
