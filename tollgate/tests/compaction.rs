@@ -128,6 +128,15 @@ fn keys_are_judged_as_if_no_table_had_shrunk() {
     }
 }
 
+/// Ends the threads of a test, also when an assertion fails: otherwise the test would wait for them forever.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Spends from a few keys in many threads while another makes the tables grow and shrink.
 fn admitted_while_shrinking(limits: LimitSet, check: impl Fn(&Limiter, &str) -> bool + Sync) -> Vec<usize> {
     const KEYS: usize = 20;
@@ -138,6 +147,7 @@ fn admitted_while_shrinking(limits: LimitSet, check: impl Fn(&Limiter, &str) -> 
     let (admitted, is_over) = ([const { AtomicUsize::new(0) }; KEYS], AtomicBool::new(false));
     let (check, admitted_of, lock, is_over) = (&check, &admitted, &lock, &is_over);
     thread::scope(|scope| {
+        let _ends = SetOnDrop(is_over);
         for thread in 0..3 {
             scope.spawn(move || {
                 let mut dice = Dice(thread);
@@ -166,7 +176,6 @@ fn admitted_while_shrinking(limits: LimitSet, check: impl Fn(&Limiter, &str) -> 
                 *lock() = smaller;
             }
         }
-        is_over.store(true, Ordering::Relaxed);
         assert!(shrunk > 1, "{shrunk}");
     });
     // Takes the rest of the quota that the threads have left.

@@ -504,6 +504,35 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{FixedWindow, Limit, MINUTE};
+
+    /// A thread may read the size of a table, sleep, and go on after the table has doubled more than once.
+    #[test]
+    fn a_key_is_found_from_every_bucket_that_was_its_home() {
+        let table = Table::new(Layout::new(1, 2), Budget::new(1 << 20)).expect("enough memory");
+        let limit = Limit::new("limit", FixedWindow::new(10, MINUTE)).expect("a valid limit");
+        let grow = |level: u32, buckets: usize| {
+            table.add_segment(level as usize + 1).expect("enough memory");
+            for index in 0..buckets {
+                with_algorithm!(limit.compiled(), algorithm => table.split(algorithm, 0, index, level))
+                    .expect("no lock");
+            }
+        };
+        (0..2).for_each(|level| grow(level, table.buckets_at(level)));
+        grow(2, 100);
+        table.extent.store(2 << 32 | 100, Ordering::Release);
+        for fingerprint in 1..2_048_u64 {
+            let home = table.home(fingerprint).0;
+            for level in 0..=2 {
+                let mut bucket = table.bucket(table.home_at(fingerprint, level));
+                for _ in 0..SEGMENTS {
+                    let header = bucket.header().load(Ordering::Acquire);
+                    bucket = table.split_target(bucket, header, fingerprint).unwrap_or(bucket);
+                }
+                assert_eq!(bucket.index, home.index, "key {fingerprint} from its home at level {level}");
+            }
+        }
+    }
 
     #[test]
     fn a_table_has_room_for_twice_its_keys() {

@@ -194,11 +194,23 @@ impl Table {
         }
     }
 
-    /// Returns the bucket that a key has moved to, if this bucket was split according to its header.
+    /// Returns the next bucket on the way to a key, if this bucket was split according to its header and the key has
+    /// left it.
     #[inline(always)]
     pub(super) fn split_target(&self, bucket: Bucket<'_>, header: u64, fingerprint: u64) -> Option<Bucket<'_>> {
         let home = self.home_at(fingerprint, level_of(header));
-        (home != bucket.index).then(|| self.bucket(home))
+        (home != bucket.index).then(|| self.split_target_of(bucket.index, home))
+    }
+
+    /// Returns the bucket that a key moved to when it left bucket `left`, at the first split that separated the two.
+    ///
+    /// Not `home`, its home after the last split: a thread that has slept since it read the size of the table may see a
+    /// bucket that was split several times, and the bucket that the key moved to may not be that far.
+    #[cold]
+    #[inline(never)]
+    fn split_target_of(&self, left: usize, home: usize) -> Bucket<'_> {
+        let first_difference = (home ^ left).trailing_zeros();
+        self.bucket(home & (usize::MAX >> (usize::BITS - 1 - first_difference)))
     }
 
     /// Waits until a bucket is unlocked, and returns its header.
