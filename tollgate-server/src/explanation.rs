@@ -7,8 +7,8 @@ mod overall;
 use std::net::IpAddr;
 
 use axum::http::{HeaderMap, HeaderName, Method, Uri, header as header_names};
-use tollgate::internal::{CleanPath, Unreadable, check_host, check_method};
-use tollgate::rules::file::internal::RouteRule;
+use tollgate::internal::{CleanPath, HeaderFacts, Unreadable, check_host, check_method};
+use tollgate::rules::file::internal::{HeaderFrom, HeaderSource, HeaderValueRule, RouteRule};
 use tollgate::rules::file::{Parsed, Problems};
 use tollgate::rules::{Facts, PathReading};
 use tollgate::{Explanation, Gate};
@@ -61,6 +61,16 @@ pub(crate) struct Explained<'a> {
     pub(crate) learners: &'a Learners,
     /// Headers that the gateway drops, so that limits do not see them.
     pub(crate) dropped: Vec<HeaderName>,
+    /// Headers that the route sets to facts about the request.
+    pub(crate) fact_headers: Vec<FactHeader<'a>>,
+}
+
+/// A header that a route sets to a fact about the request.
+pub(crate) struct FactHeader<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) source: &'a HeaderSource,
+    /// `None` if the request lacks the fact.
+    pub(crate) value: Option<String>,
 }
 
 impl RequestDescription {
@@ -101,11 +111,12 @@ impl RequestDescription {
             Some(store) if store.is_store_available() => Counts::Live,
             Some(_) => Counts::Unknown,
         };
+        let fact_headers = self.fact_headers(gate, &headers, routed, explanation.limit.as_deref());
         let mut overall = Overall::of(&explanation, file);
         if let Err(problem) = self.check_readable(file, routed, &headers) {
             overall.refuse_unreadable(&problem);
         }
-        Ok(Explained { request: self, routed, file, explanation, overall, counts, learners, dropped })
+        Ok(Explained { request: self, routed, file, explanation, overall, counts, learners, dropped, fact_headers })
     }
 
     /// Returns whether this is a check for the decision service.
@@ -142,6 +153,31 @@ impl RequestDescription {
         let target = target.as_deref().unwrap_or(&self.path);
         let found = routes.find(&Facts::new(&self.method, target).headers(headers).path_reading(reading));
         Ok(found.and_then(|number| gateway.routes.get(number)).map_or(Routed::NoRoute, Routed::By))
+    }
+
+    /// Returns the headers that the route sets to facts about the request. Its facts here have no certificate.
+    fn fact_headers<'f>(
+        &self,
+        gate: &Gate,
+        headers: &HeaderMap,
+        routed: Routed<'f>,
+        limit: Option<&str>,
+    ) -> Vec<FactHeader<'f>> {
+        let Routed::By(route) = routed else { return Vec::new() };
+        let mut facts = Facts::new(&self.method, &self.path).headers(headers).route(route.name());
+        if let Some(address) = self.ip {
+            facts = facts.peer(address);
+        }
+        let rules = gate.rules();
+        let facts = HeaderFacts::new(&rules, &facts, limit);
+        let set = route.request_headers.set.iter().filter(|_| route.respond.is_none());
+        set.filter_map(|(name, value)| match value {
+            HeaderValueRule::From(HeaderFrom { from, .. }) => {
+                Some(FactHeader { name, source: from, value: facts.value(&from.compile()) })
+            }
+            _ => None,
+        })
+        .collect()
     }
 
     async fn explain_limits(

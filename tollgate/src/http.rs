@@ -47,6 +47,8 @@ pub use self::families::{Families, HeaderFamily, InvalidResponse};
 pub use self::grpc::is_grpc;
 pub use self::headers::Headers;
 pub use self::policy::Policy;
+#[cfg(feature = "file")]
+pub(crate) use self::policy::percent_encoded;
 #[cfg(feature = "rules")]
 pub(crate) use self::refusal::Challenge;
 pub use self::refusal::{Refusal, RefusalBuilder, TokenError, UnreadableRequest};

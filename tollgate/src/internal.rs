@@ -33,6 +33,8 @@ pub use crate::http::response::ReusedResponse;
 pub use crate::http::response::WrittenResponse;
 #[cfg(feature = "rules")]
 pub use crate::rules::client::hop_address;
+#[cfg(feature = "file")]
+pub use crate::rules::header_fact::{HeaderFact, HeaderFacts};
 #[cfg(feature = "rules")]
 pub use crate::rules::normal::{CleanPath, PathReadings, Unreadable, check_host, check_method, is_padded};
 

@@ -36,6 +36,8 @@ mod expression_errors;
 mod facts;
 #[cfg(feature = "file")]
 pub mod file;
+#[cfg(feature = "file")]
+pub(crate) mod header_fact;
 mod host;
 mod index;
 #[cfg(feature = "file")]

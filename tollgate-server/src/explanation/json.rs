@@ -1,5 +1,6 @@
 //! The explanation as JSON.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use schemars::JsonSchema;
@@ -69,6 +70,9 @@ struct RouteJson<'a> {
     /// The status of a route that responds itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     respond: Option<u16>,
+    /// The headers that the upstream gets with facts about the request. `null` if the request lacks the fact.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    fact_headers: BTreeMap<&'a str, Option<&'a str>>,
 }
 
 #[derive(Default, Serialize, JsonSchema)]
@@ -154,12 +158,13 @@ impl<'a> Json<'a> {
     }
 }
 
-fn route<'a>(rule: &'a RouteRule, explained: &Explained<'_>) -> RouteJson<'a> {
+fn route<'a>(rule: &'a RouteRule, explained: &'a Explained<'_>) -> RouteJson<'a> {
     let upstreams = rule.upstream.iter().flatten().map(|upstream| upstream.url.as_str()).collect();
     let reading = path_reading(explained.file, Routed::NoRoute);
     let asked = upstream_urls(rule, reading, &explained.request.path);
     let respond = rule.respond.as_ref().map(|respond| respond.status);
-    RouteJson { name: rule.name(), upstreams, asked, respond }
+    let fact_headers = explained.fact_headers.iter().map(|header| (header.name, header.value.as_deref())).collect();
+    RouteJson { name: rule.name(), upstreams, asked, respond, fact_headers }
 }
 
 fn limit<'a>(rule: &'a RuleExplained, learners: &Learners) -> LimitJson<'a> {

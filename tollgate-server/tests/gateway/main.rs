@@ -9,6 +9,7 @@ mod buffers;
 mod counted_responses;
 mod denials;
 mod descriptors;
+mod fact_headers;
 mod failing_upstreams;
 mod forwarding;
 mod grpc;

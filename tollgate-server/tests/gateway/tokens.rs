@@ -9,9 +9,9 @@ use testkit::wait::wait_until;
 
 use crate::http2;
 
-const SECRET: &str = "0123456789abcdef0123456789abcdef";
+pub(crate) const SECRET: &str = "0123456789abcdef0123456789abcdef";
 
-fn token(secret: &str, claims: &Value) -> String {
+pub(crate) fn token(secret: &str, claims: &Value) -> String {
     let key = jsonwebtoken::EncodingKey::from_secret(secret.as_bytes());
     jsonwebtoken::encode(&jsonwebtoken::Header::default(), claims, &key).unwrap()
 }

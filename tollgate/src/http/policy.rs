@@ -325,7 +325,7 @@ fn ascii(name: &str) -> String {
 }
 
 /// Percent-encodes all bytes except those for which `stays` returns `true`.
-pub(super) fn percent_encoded(text: &str, stays: impl Fn(u8) -> bool) -> String {
+pub(crate) fn percent_encoded(text: &str, stays: impl Fn(u8) -> bool) -> String {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {

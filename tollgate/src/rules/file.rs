@@ -58,19 +58,20 @@ pub use self::types::RuleFile;
 pub mod internal {
     pub use super::envoy::{DescriptorConfig, DomainConfig, EnvoyRules, RateLimitConfig};
     pub use super::forms::{
-        Address, ByteSize, Cidr, ContentType, CostText, DurationText, Expression, HeaderName, HostGlob, KeyPart,
-        KeyPrefix, LimitName, MethodName, PathGlob, PathText, Pattern, PlanSource, RateText, SettleSource, StatusClass,
-        StoreName, StoreUrl, TokenSource, Upstream,
+        Address, ByteSize, Cidr, ContentType, CostText, DurationText, Expression, HeaderName, HeaderSource, HostGlob,
+        KeyPart, KeyPrefix, LimitName, MethodName, PathGlob, PathText, Pattern, PlanSource, RateText, SettleSource,
+        StatusClass, StoreName, StoreUrl, TokenSource, Upstream,
     };
     pub use super::setting_error::{KeyOrIndex, SettingError};
     pub use super::types::{
         AccessLogRule, AdminRule, AlgorithmName, Align, Balance, BanRule, BodyName, BodyRule, CertificateRule,
         ClientCertificates, ComputedCost, ConsistencyName, CostRule, CountName, CountRule, EjectRule, EnvoyRule,
-        FailurePolicy, GatewayRule, HeaderEdits, HeaderFamily, HealthCheckRule, HostHeader, JwtAlgorithm, JwtRule,
-        LayoutName, LearnRule, LearnedQuota, LimitRule, ListRule, Listener, LogFormat, LoggedKey, MatchRule, Modes,
-        Numbers, OneOrMany, Overflow, OverrideRule, PathsRule, QuotaRule, Redirects, RefillMode, RespondRule,
-        RewriteRule, RouteRule, ServiceRule, Share, StatusRule, StoreRule, TemplateRule, TimeoutsRule, TlsRule,
-        UnderscoreHeaders, UpstreamConnectionsRule, UpstreamHeader, UpstreamRule, UpstreamTlsRule, XdsRule,
+        FailurePolicy, GatewayRule, HeaderEdits, HeaderFamily, HeaderFrom, HeaderValueRule, HealthCheckRule,
+        HostHeader, JwtAlgorithm, JwtRule, LayoutName, LearnRule, LearnedQuota, LimitRule, ListRule, Listener,
+        LogFormat, LoggedKey, MatchRule, Modes, Numbers, OneOrMany, Overflow, OverrideRule, PathsRule, QuotaRule,
+        Redirects, RefillMode, RequestHeaderEdits, RespondRule, RewriteRule, RouteRule, ServiceRule, Share, StatusRule,
+        StoreRule, TemplateRule, TimeoutsRule, TlsRule, UnderscoreHeaders, UpstreamConnectionsRule, UpstreamHeader,
+        UpstreamRule, UpstreamTlsRule, XdsRule,
     };
 }
 

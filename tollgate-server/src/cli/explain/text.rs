@@ -7,7 +7,7 @@ use tollgate::rules::{ExpressionField, FailedExpression, TokenStatus};
 use tollgate::{Decision, RuleExplained, RuleState};
 
 use super::address::effects_without_address;
-use crate::explanation::{Counts, Explained, Routed, path_reading, policy};
+use crate::explanation::{Counts, Explained, FactHeader, Routed, path_reading, policy};
 use crate::gateway::upstream_urls;
 use crate::notice::policy_name;
 
@@ -53,7 +53,17 @@ fn route(explained: &Explained<'_>) -> String {
             format!("to {}", upstream_urls(rule, path_reading(file, Routed::NoRoute), path).join(", "))
         }
     };
-    format!("Route: {}, {leads}.\n\n", rule.name())
+    format!("Route: {}, {leads}.\n{}\n", rule.name(), fact_headers(explained))
+}
+
+/// Lists the headers that the upstream gets with facts about the request, one per line.
+fn fact_headers(explained: &Explained<'_>) -> String {
+    let line = |FactHeader { name, source, value }: &FactHeader<'_>| match value {
+        Some(value) => format!("  {name}: {value} (from {source})\n"),
+        None if source.is_of_certificate() => format!("  {name}: from {source}, if the client has a certificate\n"),
+        None => format!("  {name} is removed, because the request has no {source}\n"),
+    };
+    explained.fact_headers.iter().map(line).collect()
 }
 
 /// Describes the result of checking the token.

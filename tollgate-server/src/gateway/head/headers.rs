@@ -9,9 +9,11 @@ use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use smallvec::SmallVec;
-use tollgate::internal::{HeaderLine, is_forwarding_header};
+use tollgate::internal::{HeaderFact, HeaderLine, is_forwarding_header};
 use tollgate::rules::TrustedProxies;
-use tollgate::rules::file::internal::{HeaderEdits, UnderscoreHeaders};
+use tollgate::rules::file::internal::{
+    HeaderEdits, HeaderName as FileHeaderName, HeaderValueRule, RequestHeaderEdits, UnderscoreHeaders,
+};
 
 pub(in crate::gateway) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -293,6 +295,8 @@ impl<'a> HeadersView<'a> {
 pub(in crate::gateway) struct Edits {
     remove: Vec<HeaderName>,
     set: Vec<(HeaderName, HeaderValue)>,
+    /// Headers of requests to set to a fact about the request. One that the request lacks is only removed.
+    set_from: Vec<(HeaderName, HeaderFact)>,
     add: Vec<(HeaderName, HeaderValue)>,
 }
 
@@ -300,7 +304,9 @@ impl Edits {
     /// Returns whether headers of that name, in any case, are removed.
     pub(in crate::gateway) fn removes(&self, name: &str) -> bool {
         let is = |other: &HeaderName| other.as_str().eq_ignore_ascii_case(name);
-        self.remove.iter().any(is) || self.set.iter().any(|(other, _)| is(other))
+        self.remove.iter().any(is)
+            || self.set.iter().any(|(other, _)| is(other))
+            || self.set_from.iter().any(|(other, _)| is_same_variable(other, name))
     }
 
     /// Returns whether a header is removed and not replaced.
@@ -310,6 +316,20 @@ impl Edits {
 
     pub(in crate::gateway) fn sets(&self, name: &HeaderName) -> bool {
         self.new_headers().any(|(other, _)| other == name)
+    }
+
+    /// Returns the headers whose value is a fact about the request.
+    pub(in crate::gateway) fn facts(&self) -> &[(HeaderName, HeaderFact)] {
+        &self.set_from
+    }
+
+    /// Removes the trailers of a request that pretend to be one of these headers.
+    pub(in crate::gateway) fn screen_trailers(&self, trailers: &mut HeaderMap) {
+        let is_fact = |name: &&HeaderName| self.set_from.iter().any(|(fact, _)| is_same_variable(fact, name.as_str()));
+        let pretended: SmallVec<[HeaderName; 4]> = trailers.keys().filter(is_fact).cloned().collect();
+        for name in pretended {
+            trailers.remove(name);
+        }
     }
 
     pub(in crate::gateway) fn new_headers(&self) -> impl Iterator<Item = &(HeaderName, HeaderValue)> {
@@ -325,9 +345,24 @@ impl Edits {
 }
 
 impl Edits {
-    pub(in crate::gateway) fn new(rule: &HeaderEdits) -> Self {
-        let remove = rule.remove.iter().filter_map(|name| HeaderName::try_from(name.as_str()).ok()).collect();
-        Self { remove, set: pairs(&rule.set).collect(), add: pairs(&rule.add).collect() }
+    pub(in crate::gateway) fn of_responses(rule: &HeaderEdits) -> Self {
+        let (set, add) = (pairs(&rule.set).collect(), pairs(&rule.add).collect());
+        Self { remove: names(&rule.remove), set, set_from: Vec::new(), add }
+    }
+
+    pub(in crate::gateway) fn of_requests(rule: &RequestHeaderEdits) -> Self {
+        let (mut set, mut set_from) = (Vec::new(), Vec::new());
+        for (name, value) in &rule.set {
+            match value {
+                HeaderValueRule::Constant(text) => set.extend(pair(name, text)),
+                HeaderValueRule::From(rule) => {
+                    set_from.extend(HeaderName::try_from(name).map(|name| (name, rule.from.compile())));
+                }
+                // The server is built with the library that declares the variants.
+                _ => {}
+            }
+        }
+        Self { remove: names(&rule.remove), set, set_from, add: pairs(&rule.add).collect() }
     }
 
     pub(in crate::gateway) fn apply(&self, headers: &mut HeaderMap) {
@@ -345,9 +380,23 @@ impl Edits {
 
 /// Returns the headers of a rule. The file was validated, so all names and values are valid.
 fn pairs(map: &BTreeMap<String, String>) -> impl Iterator<Item = (HeaderName, HeaderValue)> + '_ {
-    map.iter().filter_map(|(name, value)| {
-        Some((HeaderName::try_from(name.as_str()).ok()?, HeaderValue::try_from(value.as_str()).ok()?))
-    })
+    map.iter().filter_map(|(name, value)| pair(name, value))
+}
+
+fn pair(name: &str, value: &str) -> Option<(HeaderName, HeaderValue)> {
+    Some((HeaderName::try_from(name).ok()?, HeaderValue::try_from(value).ok()?))
+}
+
+fn names(names: &[FileHeaderName]) -> Vec<HeaderName> {
+    names.iter().filter_map(|name| HeaderName::try_from(name.as_str()).ok()).collect()
+}
+
+/// Returns whether a client's header name is `ours` to an upstream that ignores case and, as CGI and WSGI do, makes the
+/// same variable of underscores and hyphens.
+fn is_same_variable(ours: &HeaderName, name: &str) -> bool {
+    let letter = |byte: u8| if byte == b'_' { b'-' } else { byte.to_ascii_lowercase() };
+    let ours = ours.as_str();
+    ours.len() == name.len() && ours.bytes().zip(name.bytes()).all(|(one, other)| letter(one) == letter(other))
 }
 
 pub(in crate::gateway) fn map(headers: &BTreeMap<String, String>) -> HeaderMap {

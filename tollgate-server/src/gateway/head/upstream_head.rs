@@ -12,6 +12,8 @@ use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Uri, Version};
 use smallvec::SmallVec;
+use tollgate::Outcome;
+use tollgate::internal::HeaderFacts;
 use tollgate::rules::file::internal::{HostHeader, UpstreamHeader};
 
 use super::headers::{self, Edits, Fate, HeaderFilter, HeaderKind};
@@ -75,6 +77,7 @@ pub(in crate::gateway) struct UpstreamHead<'a> {
     head: &'a RequestHead<'a>,
     to: Destination<'a>,
     client: &'a Client,
+    outcome: &'a Outcome,
     /// The ID of the request, if upstreams get one.
     id: Option<&'a HeaderValue>,
     span: &'a RequestSpan,
@@ -87,13 +90,13 @@ impl<'a> UpstreamHead<'a> {
     pub(in crate::gateway) fn new(
         head: &'a RequestHead<'a>,
         to: Destination<'a>,
-        client: &'a Client,
+        (client, outcome): (&'a Client, &'a Outcome),
         (id, span): (Option<&'a HeaderValue>, &'a RequestSpan),
     ) -> Self {
         let edits = &to.route.request_edits;
         let lacks_host = head.host().is_none() && !edits.sets(&HOST);
         let is_upstreams_host = lacks_host || to.route.host == HostHeader::Upstream || edits.removes_for_good(&HOST);
-        Self { head, to, client, id, span, traceparent: span.traceparent(), is_upstreams_host }
+        Self { head, to, client, outcome, id, span, traceparent: span.traceparent(), is_upstreams_host }
     }
 
     /// Writes the head for an upstream with HTTP/1.
@@ -222,6 +225,21 @@ impl<'a> UpstreamHead<'a> {
         }
         for (name, value) in edits.new_headers().filter(|(name, _)| !self.is_upstreams_host || *name != HOST) {
             out.put(name.as_str(), value.as_bytes());
+        }
+        if !edits.facts().is_empty() {
+            self.put_facts(out);
+        }
+    }
+
+    /// Adds the headers of the route that have facts about the request. The client's were removed.
+    #[inline(never)]
+    fn put_facts(&self, out: &mut impl HeaderSink) {
+        let facts = self.head.facts(self.client.peer()).route(&self.to.route.name);
+        let facts = HeaderFacts::new(self.outcome.rules(), &facts, self.outcome.limit());
+        for (name, fact) in self.edits().facts() {
+            if let Some(value) = facts.value(fact) {
+                out.put(name.as_str(), value.as_bytes());
+            }
         }
     }
 

@@ -4,6 +4,7 @@ use std::mem::MaybeUninit;
 
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Request, StatusCode};
+use tollgate::Outcome;
 use tollgate::internal::HeaderLine;
 
 use super::body::{BodyStart, ReceivedBody, RequestBody};
@@ -160,10 +161,10 @@ impl<'a> PlainRequest<'a> {
         &self,
         out: &mut Vec<u8>,
         to: Destination<'_>,
-        client: &Client,
+        (client, outcome): (&Client, &Outcome),
         guard: &RequestGuard,
     ) -> Result<(), Failure> {
-        UpstreamHead::new(&self.head, to, client, (guard.id(), guard.span())).write(out)?;
+        UpstreamHead::new(&self.head, to, (client, outcome), (guard.id(), guard.span())).write(out)?;
         match self.head.length {
             BodyLength::Known(_) => out.extend_from_slice(self.body),
             BodyLength::Unknown => {

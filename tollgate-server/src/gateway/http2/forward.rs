@@ -46,17 +46,19 @@ impl Exchange {
     ) -> Response<ToClient> {
         let ReceivedRequest { parts, body, buffered } = request;
         let https_host = (self.client.scheme == Scheme::Https).then(|| host(&parts)).flatten();
-        let body = ToUpstream::new(body, &self.client, site.max_body).with_underscores(site.underscores);
+        let body = ToUpstream::new(body, &self.client, site.max_body);
+        let body = body.screening_trailers(site.underscores, &route.request_edits);
         let request = (parts, body.holding(buffered));
-        let (answered, attempt) = match self.try_upstreams(request, (site, route), &mut attempts, &mut guard).await {
-            Ok(answered) => answered,
-            Err(fault) => {
-                guard.note_fault(&fault);
-                let mut response = failure::response(fault.failure()).map(|text| ToClient::local(text, guard));
-                route.response_edits.apply(response.headers_mut());
-                return self.settle_and_write_headers(outcome, response).await;
-            }
-        };
+        let (answered, attempt) =
+            match self.try_upstreams(request, (site, route), &mut attempts, (outcome, &mut guard)).await {
+                Ok(answered) => answered,
+                Err(fault) => {
+                    guard.note_fault(&fault);
+                    let mut response = failure::response(fault.failure()).map(|text| ToClient::local(text, guard));
+                    route.response_edits.apply(response.headers_mut());
+                    return self.settle_and_write_headers(outcome, response).await;
+                }
+            };
         if abandoned::has_event_stream(answered.headers()) {
             guard.note_endless();
         }
@@ -85,7 +87,7 @@ impl Exchange {
         (parts, mut body): (Parts, ToUpstream),
         (site, route): (&Site, &Route),
         attempts: &mut Attempts,
-        guard: &mut RequestGuard,
+        (outcome, guard): (&Outcome, &mut RequestGuard),
     ) -> Result<Answered, Fault> {
         let mut parts = Some(parts);
         loop {
@@ -94,7 +96,8 @@ impl Exchange {
             let target = &upstream.target;
             guard.note_upstream(target);
             let to = Destination { site, route, upstream };
-            let SendError { fault, retry } = match self.try_one((&mut parts, body), to, attempt, guard).await {
+            let SendError { fault, retry } = match self.try_one((&mut parts, body), to, attempt, (outcome, guard)).await
+            {
                 Ok(answered) => {
                     let status = answered.0.status();
                     // Success is known only at the end of the response.
@@ -117,7 +120,7 @@ impl Exchange {
         (kept, mut body): (&mut Option<Parts>, ToUpstream),
         to: Destination<'_>,
         mut attempt: UpstreamAttempt,
-        guard: &mut RequestGuard,
+        (outcome, guard): (&Outcome, &mut RequestGuard),
     ) -> Result<Answered, SendError> {
         let Some(parts) = kept else { return Err(SendError::failed(Failure::BodyBroken)) };
         let (worker, route, target) = (self.worker.number, to.route, &to.upstream.target);
@@ -148,7 +151,7 @@ impl Exchange {
                 }
                 let length = BodyLength::of(&body);
                 let sent = sender::send(&mut conn, |out| {
-                    self.with_upstream_head((parts, length), to, guard, |head| head.write(out))
+                    self.with_upstream_head((parts, length), to, (outcome, guard), |head| head.write(out))
                 });
                 if let Err(fault) = sent.await {
                     let retry = fault.is_upstreams().then_some(body);
@@ -176,8 +179,9 @@ impl Exchange {
                 }
                 let filter = to.site.header_filter(self.client.address.ip());
                 let length = BodyLength::of(&body);
-                let request =
-                    self.with_upstream_head((parts, length), to, guard, |head| head.to_http2(parts, &filter, body));
+                let request = self.with_upstream_head((parts, length), to, (outcome, guard), |head| {
+                    head.to_http2(parts, &filter, body)
+                });
                 let request = request.map_err(SendError::failed)?;
                 let sending = async move {
                     match sender.try_send_request(request).await {
@@ -198,11 +202,11 @@ impl Exchange {
         &self,
         request: (&Parts, BodyLength),
         to: Destination<'_>,
-        guard: &RequestGuard,
+        (outcome, guard): (&Outcome, &RequestGuard),
         with: impl FnOnce(&UpstreamHead<'_>) -> T,
     ) -> T {
         with_head(request, (to.site, &self.client), |head| {
-            with(&UpstreamHead::new(head, to, &self.client, (guard.id(), guard.span())))
+            with(&UpstreamHead::new(head, to, (&self.client, outcome), (guard.id(), guard.span())))
         })
     }
 

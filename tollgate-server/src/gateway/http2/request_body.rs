@@ -18,7 +18,7 @@ use tollgate::rules::file::internal::UnderscoreHeaders;
 use crate::gateway::client::{BufferedBytes, Client};
 use crate::gateway::deadline::{UpstreamDeadline, Wait};
 use crate::gateway::failure::Failure;
-use crate::gateway::head::headers::screen_trailers;
+use crate::gateway::head::headers::{Edits, screen_trailers};
 
 /// A request body as the client's connection passes it on.
 pub(in crate::gateway) enum ClientBody {
@@ -75,6 +75,8 @@ pub(in crate::gateway) struct ClientUpload {
     /// The number of bytes that may still follow.
     room: u64,
     underscores: UnderscoreHeaders,
+    /// The changes of the route, if it sets headers that no trailer may pretend to be.
+    edits: Option<Arc<Edits>>,
     /// Bytes that are buffered while the upstream does not read.
     buffered: BufferedBytes,
     /// The maximum of `buffered`.
@@ -126,6 +128,7 @@ impl ToUpstream {
             client: Arc::clone(client),
             room: max_bytes,
             underscores: UnderscoreHeaders::default(),
+            edits: None,
             buffered: BufferedBytes::none(client),
             upstream: None,
             late: None,
@@ -140,10 +143,11 @@ impl ToUpstream {
         self
     }
 
-    /// Sets how trailers with an underscore in their name are treated.
-    pub(super) fn with_underscores(mut self, underscores: UnderscoreHeaders) -> Self {
+    /// Sets how trailers with an underscore in their name are treated, and the changes of the route.
+    pub(super) fn screening_trailers(mut self, underscores: UnderscoreHeaders, edits: &Arc<Edits>) -> Self {
         if let Self::Upload(upload) = &mut self {
             upload.underscores = underscores;
+            upload.edits = (!edits.facts().is_empty()).then(|| Arc::clone(edits));
         }
         self
     }
@@ -204,7 +208,13 @@ impl Body for ToUpstream {
                     return upload.fail(UploadError::Overloaded);
                 }
                 Poll::Ready(Some(Ok(match frame.into_trailers() {
-                    Ok(trailers) => Frame::trailers(screen_trailers(trailers, upload.underscores)),
+                    Ok(trailers) => {
+                        let mut trailers = screen_trailers(trailers, upload.underscores);
+                        if let Some(edits) = &upload.edits {
+                            edits.screen_trailers(&mut trailers);
+                        }
+                        Frame::trailers(trailers)
+                    }
                     Err(data) => data,
                 })))
             }

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::forms::{Cidr, CostText, KeyPart as PartText, SettleSource};
+use super::forms::{Cidr, CostText, HeaderSource, KeyPart as PartText, SettleSource};
 use super::node::Node;
 use super::problem::{Findings, InvalidValue};
 use super::types::{
@@ -18,6 +18,7 @@ use crate::demand::LearningLimit;
 use crate::http::{Body, Challenge, Cors, HeaderFamily, TokenError};
 use crate::rules::cel::{Expression, ExpressionError, Input};
 use crate::rules::expression_errors::ErrorCount;
+use crate::rules::header_fact::HeaderFact;
 use crate::rules::networks::InvalidNetwork;
 use crate::rules::request::{Token, Tokens};
 use crate::rules::rule::TokenUse;
@@ -318,6 +319,17 @@ fn answers(rule: &CountRule) -> Result<StatusSet, InvalidValue> {
         };
     }
     Ok(answers)
+}
+
+impl HeaderSource {
+    /// Returns the fact for requests.
+    #[must_use]
+    pub fn compile(&self) -> HeaderFact {
+        match self {
+            Self::Part(part) => HeaderFact::Part(key_part(part)),
+            Self::Limit => HeaderFact::Limit,
+        }
+    }
 }
 
 fn key_part(part: &PartText) -> KeyPart {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::problem::InvalidValue;
 
-pub use self::key::{KeyPart, PlanSource, SettleSource, TokenSource};
+pub use self::key::{HeaderSource, KeyPart, PlanSource, SettleSource, TokenSource};
 pub use self::net::{Address, Cidr, StoreUrl, Upstream};
 pub use self::quantity::{ByteSize, DurationText, RateText};
 pub use self::request::{HeaderName, HostGlob, MethodName, PathGlob, PathText, Pattern};
@@ -100,6 +100,7 @@ forms!(
     DurationText,
     Expression,
     HeaderName,
+    HeaderSource,
     HostGlob,
     KeyPart,
     KeyPrefix,

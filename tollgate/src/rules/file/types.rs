@@ -22,9 +22,10 @@ use super::forms::{ByteSize, ContentType, DurationText, StoreName, schema_of};
 
 pub(super) use self::gateway::MAX_WEIGHT;
 pub use self::gateway::{
-    AccessLogRule, Balance, CertificateRule, ClientCertificates, EjectRule, GatewayRule, HeaderEdits, HealthCheckRule,
-    HostHeader, LogFormat, LoggedKey, PathsRule, Redirects, RespondRule, RewriteRule, RouteRule, TimeoutsRule, TlsRule,
-    UnderscoreHeaders, UpstreamConnectionsRule, UpstreamHeader, UpstreamRule, UpstreamTlsRule,
+    AccessLogRule, Balance, CertificateRule, ClientCertificates, EjectRule, GatewayRule, HeaderEdits, HeaderFrom,
+    HeaderValueRule, HealthCheckRule, HostHeader, LogFormat, LoggedKey, PathsRule, Redirects, RequestHeaderEdits,
+    RespondRule, RewriteRule, RouteRule, TimeoutsRule, TlsRule, UnderscoreHeaders, UpstreamConnectionsRule,
+    UpstreamHeader, UpstreamRule, UpstreamTlsRule,
 };
 pub use self::limit::{
     BanRule, ComputedCost, CostRule, CountName, CountRule, LimitRule, ListRule, MatchRule, OverrideRule, StatusRule,

@@ -224,7 +224,8 @@ impl Forwarding {
     ) -> Result<(), Failure> {
         let (site, route) = (&*self.site, self.route());
         let upstream = self.attempts.current(route).ok_or(Failure::NoRoute)?;
-        plain.write(&mut buffers.out, Destination { site, route, upstream }, client, &self.guard)
+        let to = Destination { site, route, upstream };
+        plain.write(&mut buffers.out, to, (client, &self.outcome), &self.guard)
     }
 
     /// Forwards a request to upstreams until one responds, and the response to the client.

@@ -8,6 +8,8 @@ use crate::rules::{CertificateField, jwt};
 
 /// IPv6 addresses of one subscriber share this many bits.
 const SUBSCRIBER_BITS: u8 = 64;
+/// The prefix length of a single IPv6 address.
+const WHOLE_ADDRESS: u8 = 128;
 /// Cookies, query parameters, claims and constants have shorter names in practice, and a key has a bound.
 const MAX_NAME: usize = 256;
 
@@ -240,6 +242,60 @@ impl Form for PlanSource {
     }
 }
 
+/// The source of a request header for upstreams: a fact that the gateway has established itself. Clients choose the other
+/// facts, so a header with one of them would only look trustworthy.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum HeaderSource {
+    /// `ip`, the whole address of the client, `ip/56`, `route`, `jwt:CLAIM` or `cert:FIELD`.
+    Part(KeyPart),
+    /// `limit`: the name of the limit that decided.
+    Limit,
+}
+
+impl Form for HeaderSource {
+    const FORMAT: &'static str = "header-source";
+    const PATTERN: &'static str = r"^(ip(/[0-9]+)?|route|limit|(jwt|cert):[\s\S]+)$";
+    const NOUN: &'static str = "a source of a header";
+    const EXAMPLE: &'static str = "ip";
+
+    fn read(text: &str) -> Result<Self, InvalidValue> {
+        const FIX: &str = "write ip, route, limit, jwt:CLAIM, cert:fingerprint, cert:cn or cert:san";
+        match text.split_once(':') {
+            None if text == "limit" => Ok(Self::Limit),
+            // A key counts a network as one client. A header has the address.
+            None if text == "ip" => Ok(Self::Part(KeyPart::Ip { v6_prefix: WHOLE_ADDRESS })),
+            None if text == "route" || text.starts_with("ip/") => KeyPart::read(text).map(Self::Part),
+            Some((kind @ ("jwt" | "cert"), name)) => KeyPart::of_kind(kind, name).map(Self::Part),
+            Some(("const", constant)) => {
+                let fix = format!("write the text itself in place of the map: `{}`", shown(constant));
+                Err(not_a_source::<Self>(text, &fix))
+            }
+            _ => Err(not_a_source::<Self>(text, FIX)),
+        }
+    }
+}
+
+impl HeaderSource {
+    /// Returns whether it is a field of the client's certificate.
+    #[must_use]
+    pub fn is_of_certificate(&self) -> bool {
+        matches!(self, Self::Part(KeyPart::Certificate(_)))
+    }
+}
+
+/// The notation of a rule file.
+impl fmt::Display for HeaderSource {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Part(KeyPart::Ip { v6_prefix: WHOLE_ADDRESS }) => out.write_str("ip"),
+            Self::Part(KeyPart::Ip { v6_prefix }) => write!(out, "ip/{v6_prefix}"),
+            Self::Part(part) => part.fmt(out),
+            Self::Limit => out.write_str("limit"),
+        }
+    }
+}
+
 /// The source of a token: a header, with or without `Bearer ` before the token, a cookie or a query parameter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenSource(pub(in crate::rules::file) jwt::TokenSource);
@@ -301,6 +357,18 @@ mod tests {
             ["", "pth", "Path", "header", "header:", "heder:x", "header:a b", "ip/0", "ip/129", "ip/+8", "a/b", "eu"]
         {
             assert_eq!(read(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn headers_have_sources_that_clients_do_not_choose() {
+        for text in ["ip", "ip/64", "route", "limit", "jwt:org.id", "cert:cn"] {
+            assert_eq!(HeaderSource::read(text).map(|source| source.to_string()).ok().as_deref(), Some(text));
+        }
+        for text in
+            ["", "ip:", "ip/0", "limit:a", "route:a", "jwt:", "cert:x", "header:a", "cookie:a", "path", "const:a"]
+        {
+            assert_eq!(HeaderSource::read(text).ok(), None, "{text}");
         }
     }
 }

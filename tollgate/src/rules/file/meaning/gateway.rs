@@ -2,15 +2,18 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use http::header::HOST;
 use http::{HeaderName, HeaderValue};
 
 use super::FirstPositions;
 use crate::rules::Match;
 use crate::rules::file::compile::route_matching;
+use crate::rules::file::forms::{HeaderName as FileHeaderName, HeaderSource, KeyPart};
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position, shown};
 use crate::rules::file::types::{
-    GatewayRule, HeaderEdits, LogFormat, MAX_WEIGHT, RouteRule, TlsRule, UpstreamHeader, UpstreamRule,
+    GatewayRule, HeaderEdits, HeaderValueRule, LogFormat, MAX_WEIGHT, RequestHeaderEdits, RouteRule, TlsRule,
+    UpstreamHeader, UpstreamRule,
 };
 use crate::rules::shadowing::{Shadowed, can_begin_with, shadowed};
 
@@ -18,7 +21,7 @@ use crate::rules::shadowing::{Shadowed, can_begin_with, shadowed};
 const OF_THE_CONNECTION: [&str; 8] =
     ["connection", "content-length", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"];
 
-pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings) {
+pub(super) fn check(gateway: &GatewayRule, node: &Node, has_jwt: bool, findings: &mut Findings) {
     let is_repeated =
         |header: &UpstreamHeader| gateway.tell_upstreams.iter().filter(|other| *other == header).count() > 1;
     if gateway.tell_upstreams.iter().any(is_repeated) {
@@ -34,6 +37,8 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
     if let (Some(tls), Some(node)) = (&gateway.tls, node.get("tls")) {
         client_certificates(tls, node, findings);
     }
+    let verified =
+        Verified { tokens: has_jwt, certificates: gateway.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some()) };
     let mut seen = FirstPositions::new();
     let mut names = FirstPositions::new();
     for (route, at) in gateway.routes.iter().zip(node.items("routes")) {
@@ -46,7 +51,7 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, findings: &mut Findings)
         leads_somewhere(route, at, findings);
         shares(route, at, findings);
         if let Some(headers) = at.get("request_headers") {
-            edits(&route.request_headers, headers, findings);
+            request_edits(&route.request_headers, headers, verified, findings);
         }
         if let Some(headers) = at.get("response_headers") {
             edits(&route.response_headers, headers, findings);
@@ -162,13 +167,57 @@ pub(super) fn client_certificates(tls: &TlsRule, node: &Node, findings: &mut Fin
     }
 }
 
+/// The credentials of clients that the gateway verifies.
+#[derive(Clone, Copy)]
+struct Verified {
+    tokens: bool,
+    certificates: bool,
+}
+
+fn request_edits(edits: &RequestHeaderEdits, node: &Node, verified: Verified, findings: &mut Findings) {
+    if let Some(node) = node.get("set") {
+        for (name, value) in &edits.set {
+            framing(name, node.key_at(name), findings);
+            match value {
+                HeaderValueRule::Constant(text) => sendable(name, text, node, findings),
+                HeaderValueRule::From(rule) => fact(name, &rule.from, node, verified, findings),
+            }
+        }
+    }
+    if let Some(node) = node.get("add") {
+        values(&edits.add, node, findings);
+    }
+    removed(&edits.remove, node, findings);
+}
+
+/// Checks a header whose value is a fact about the request.
+fn fact(name: &str, source: &HeaderSource, node: &Node, verified: Verified, findings: &mut Findings) {
+    let at = node.get(name).map_or_else(|| node.value_at(name), |value| value.value_at("from"));
+    if name.eq_ignore_ascii_case(HOST.as_str()) {
+        let message = "a request must have a Host, which a fact about it may lack";
+        return findings.error(at, message, "write a fixed name, or use `host: upstream` of the route");
+    }
+    match source {
+        HeaderSource::Part(KeyPart::Jwt(_)) if !verified.tokens => super::keys::no_jwt(at, findings),
+        HeaderSource::Part(KeyPart::Certificate(_)) if !verified.certificates => {
+            let message = format!("`{source}` is always missing, because the gateway verifies no client certificates");
+            findings.error(at, message, "add `client_ca` to `gateway.tls`, or remove the header");
+        }
+        _ => {}
+    }
+}
+
 fn edits(edits: &HeaderEdits, node: &Node, findings: &mut Findings) {
     for (map, key) in [(&edits.set, "set"), (&edits.add, "add")] {
         if let Some(node) = node.get(key) {
             values(map, node, findings);
         }
     }
-    for (name, item) in edits.remove.iter().zip(node.items("remove")) {
+    removed(&edits.remove, node, findings);
+}
+
+fn removed(names: &[FileHeaderName], node: &Node, findings: &mut Findings) {
+    for (name, item) in names.iter().zip(node.items("remove")) {
         framing(name.as_str(), item.at, findings);
     }
 }
@@ -177,10 +226,14 @@ fn edits(edits: &HeaderEdits, node: &Node, findings: &mut Findings) {
 fn values(headers: &BTreeMap<String, String>, node: &Node, findings: &mut Findings) {
     for (name, value) in headers {
         framing(name, node.key_at(name), findings);
-        if HeaderName::try_from(name).is_ok() && HeaderValue::try_from(value).is_err() {
-            let message = format!("the value of {} has characters that a header cannot have", shown(name));
-            findings.error(node.value_at(name), message, "use one line of printable text");
-        }
+        sendable(name, value, node, findings);
+    }
+}
+
+fn sendable(name: &str, value: &str, node: &Node, findings: &mut Findings) {
+    if HeaderName::try_from(name).is_ok() && HeaderValue::try_from(value).is_err() {
+        let message = format!("the value of {} has characters that a header cannot have", shown(name));
+        findings.error(node.value_at(name), message, "use one line of printable text");
     }
 }
 

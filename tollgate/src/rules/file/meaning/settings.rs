@@ -28,7 +28,7 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
             let _first = listeners.duplicate_of(gateway.listen.clone(), node.value_at("listen"));
         }
         networks(gateway, node, findings);
-        gateway::check(gateway, node, findings);
+        gateway::check(gateway, node, root.mentions("jwt"), findings);
         if let (Some(listen), Some(tls)) = (gateway.tls.as_ref().and_then(|tls| tls.listen.as_ref()), node.get("tls")) {
             let at = tls.value_at("listen");
             if !listen.is_any_port()

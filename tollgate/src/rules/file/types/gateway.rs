@@ -7,8 +7,8 @@ use serde::Deserialize;
 
 pub(in crate::rules::file) use self::routes::MAX_WEIGHT;
 pub use self::routes::{
-    Balance, EjectRule, HeaderEdits, HealthCheckRule, HostHeader, Redirects, RespondRule, RewriteRule, RouteRule,
-    UpstreamConnectionsRule, UpstreamRule, UpstreamTlsRule,
+    Balance, EjectRule, HeaderEdits, HeaderFrom, HeaderValueRule, HealthCheckRule, HostHeader, Redirects,
+    RequestHeaderEdits, RespondRule, RewriteRule, RouteRule, UpstreamConnectionsRule, UpstreamRule, UpstreamTlsRule,
 };
 use super::OneOrMany;
 use super::notation::{at_least, between, or_value, or_value_of, wait};

@@ -9,7 +9,7 @@ use super::super::notation::{or_value, or_value_of, wait};
 use super::super::{MatchRule, OneOrMany};
 use super::PathsRule;
 use crate::rules::file::forms::{
-    DurationText, HeaderName, HostGlob, MethodName, PathGlob, PathText, Pattern, Upstream, schema_of,
+    DurationText, HeaderName, HeaderSource, HostGlob, MethodName, PathGlob, PathText, Pattern, Upstream, schema_of,
 };
 
 /// Weights above this add no useful precision.
@@ -55,7 +55,7 @@ pub struct RouteRule {
     pub redirects: Redirects,
     /// Changes to the request headers.
     #[serde(default)]
-    pub request_headers: HeaderEdits,
+    pub request_headers: RequestHeaderEdits,
     /// Changes to the response headers.
     #[serde(default)]
     pub response_headers: HeaderEdits,
@@ -193,6 +193,42 @@ pub enum Redirects {
     Rewrite,
     /// It stays.
     Keep,
+}
+
+/// Changes to request headers: `remove` first, then `set`, then `add`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+#[non_exhaustive]
+pub struct RequestHeaderEdits {
+    /// Headers to set, which replaces other values. The value is a text, or `{ from: SOURCE }` for a fact about the request.
+    #[schemars(extend("propertyNames" = schema_of::<HeaderName>()))]
+    pub set: BTreeMap<String, HeaderValueRule>,
+    /// Headers to add, which keeps other values.
+    #[schemars(extend("propertyNames" = schema_of::<HeaderName>()))]
+    pub add: BTreeMap<String, String>,
+    /// Headers to remove.
+    pub remove: Vec<HeaderName>,
+}
+
+/// The value of a request header.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(untagged)]
+#[non_exhaustive]
+pub enum HeaderValueRule {
+    /// The same for all requests.
+    Constant(String),
+    /// A fact about the request.
+    From(HeaderFrom),
+}
+
+/// A fact about the request as the value of a header.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct HeaderFrom {
+    /// The fact: `ip`, `ip/BITS`, `route`, `limit`, `jwt:CLAIM`, `cert:fingerprint`, `cert:cn` or `cert:san`. If the request
+    /// lacks it, the upstream gets no such header.
+    pub from: HeaderSource,
 }
 
 /// Changes to headers: `remove` first, then `set`, then `add`.
