@@ -26,6 +26,8 @@ pub(super) enum Failure {
     BadLength,
     UnderscoreHeader,
     Connect,
+    /// The request has passed this gateway before.
+    Loop,
     BodyTooLong,
     BodyLate,
     BodyBroken,
@@ -107,6 +109,7 @@ impl Failure {
             | Self::LongAnswerHead
             | Self::RefusedAnswerHead => StatusCode::BAD_GATEWAY,
             Self::ConnectTimeout | Self::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
+            Self::Loop => StatusCode::LOOP_DETECTED,
         }
     }
 
@@ -127,6 +130,9 @@ impl Failure {
             }
             Self::Connect => {
                 r#"{"error":"method_not_allowed","message":"CONNECT is not supported: this is not a forward proxy."}"#
+            }
+            Self::Loop => {
+                r#"{"error":"loop_detected","message":"The request has passed this gateway before: correct the route whose upstream leads back to it, or remove Via there if requests may pass twice."}"#
             }
             Self::BodyTooLong => r#"{"error":"body_too_long","message":"The request body exceeds the maximum size."}"#,
             Self::BodyLate => r#"{"error":"request_timeout","message":"The request body did not arrive in time."}"#,
@@ -439,6 +445,7 @@ mod tests {
             Failure::BadLength,
             Failure::UnderscoreHeader,
             Failure::Connect,
+            Failure::Loop,
             Failure::BodyTooLong,
             Failure::BodyLate,
             Failure::BodyBroken,

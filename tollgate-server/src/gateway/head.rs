@@ -123,7 +123,7 @@ impl<'a> RequestHead<'a> {
         let (mut options, mut upgrade) = (ConnectionOptions::default(), UpgradeHeader::Absent);
         let (mut expects_continue, mut wants_trailers, mut is_grpc, mut is_refused) = (false, false, false, false);
         let (is_http10, is_http2) = (version == RequestVersion::Http10, version == RequestVersion::Http2);
-        let mut has_bad_length = false;
+        let (mut has_bad_length, mut has_looped) = (false, false);
         for header in headers {
             let (kind, value) = (kind(header.name), header.value);
             match kind {
@@ -145,6 +145,7 @@ impl<'a> RequestHead<'a> {
                 HeaderKind::Te => wants_trailers |= lists(value, b"trailers"),
                 HeaderKind::Upgrade => upgrade.add(value),
                 HeaderKind::ContentType => is_grpc |= is_grpc_type(value),
+                HeaderKind::Via => has_looped |= upstream_head::has_own_entry(value),
                 _ => {}
             }
             match filter.fate(header.name, kind) {
@@ -164,6 +165,7 @@ impl<'a> RequestHead<'a> {
             _ if is_refused => Some(Failure::UnderscoreHeader),
             0 if !may_lack_host => Some(Failure::NoHost),
             0 | 1 if has_bad_length => Some(Failure::BadLength),
+            0 | 1 if has_looped => Some(Failure::Loop),
             0 | 1 => None,
             _ => Some(Failure::SeveralHosts),
         };

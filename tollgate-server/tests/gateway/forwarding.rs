@@ -35,7 +35,8 @@ fn upstream_gets_the_clients_address_and_no_forged_one() {
         assert_eq!(asked.values("x-forwarded-proto"), ["http"]);
         assert_eq!(asked.values("x-forwarded-host"), ["shop.example.com:81"]);
         assert_eq!(asked.values("forwarded"), ["for=127.0.0.1;host=\"shop.example.com:81\";proto=http"]);
-        assert_eq!(asked.values("via"), ["1.1 tollgate"]);
+        assert!(asked.values("via").iter().all(|via| via.starts_with("1.1 tollgate-")), "{}", asked.head);
+        assert_eq!(asked.values("via").len(), 1);
     }
 }
 
@@ -53,7 +54,7 @@ fn headers_of_a_trusted_proxy_are_kept_and_extended() {
     assert_eq!(asked.values("x-forwarded-host"), ["shop"]);
     let forwarded = asked.values("forwarded").join(", ");
     assert_eq!(forwarded, "for=1.2.3.4, for=127.0.0.1;host=\"shop.example.com:81\";proto=http");
-    assert_eq!(asked.values("via").join(", "), "1.0 edge, 1.1 tollgate");
+    assert!(asked.values("via").join(", ").starts_with("1.0 edge, 1.1 tollgate-"), "{}", asked.head);
 }
 
 #[test]

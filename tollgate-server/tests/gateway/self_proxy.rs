@@ -1,9 +1,12 @@
 //! Upstreams that are the gateway itself.
 
 use testkit::folder::folder_with;
+use testkit::gateway::{Gateway, site};
 use testkit::http1::Connection;
 use testkit::tollgate::{Process, RULES, fails, run_in};
-use testkit::upstream::Raw;
+use testkit::upstream::{Raw, full, runtime};
+
+use crate::http2;
 
 /// A request would be forwarded in a loop until its head is too long.
 #[test]
@@ -47,4 +50,43 @@ fn upstream_at_the_configured_address_is_allowed_if_the_command_line_overrides_i
     // The command line overrides the next file, too.
     std::fs::write(process.path(RULES), format!("{rules}# saved again\n")).unwrap();
     process.await_said("is in force", 1);
+}
+
+/// The gateway cannot see that the upstream leads back to it: another one is in between.
+#[test]
+fn request_that_comes_back_is_refused_and_a_chain_of_gateways_is_not() {
+    let upstream = Raw::named("behind");
+    let inner = Gateway::before(&upstream.url());
+    let outer = Gateway::before(&format!("http://{}", inner.address));
+    let over_http2 = || {
+        runtime().block_on(async {
+            let mut sender = http2::connect(outer.address).await;
+            let request = http2::get(&outer, "/").body(full("")).unwrap();
+            let (status, body, _) = http2::whole(sender.send_request(request).await.unwrap()).await;
+            (status, String::from_utf8(body.to_vec()).unwrap())
+        })
+    };
+    let answer = outer.get("/");
+    assert_eq!(answer.header("x-upstream"), Some("behind"));
+    let names = |head: &str| -> Vec<String> {
+        let entries = head.lines().filter_map(|line| line.strip_prefix("via: "));
+        entries.map(|entry| entry.split_once(' ').unwrap().1.to_owned()).collect()
+    };
+    let chain = names(answer.text());
+    assert_eq!(chain.len(), 2, "{}", answer.text());
+    assert_ne!(chain[0], chain[1]);
+    let (status, head) = over_http2();
+    assert_eq!((status, names(&head)), (200, chain));
+
+    let requests = upstream.requests();
+    inner.save(&site("", &[format!("{{ path: /**, upstream: 'http://{}' }}", outer.address)], ""));
+    inner.await_said("is in force", 1);
+    let answer = outer.get("/");
+    assert_eq!(answer.status, 508);
+    let body: serde_json::Value = serde_json::from_str(answer.text()).unwrap();
+    assert_eq!(body["error"], "loop_detected");
+    assert_eq!(over_http2().0, 508);
+    // The inner one meets its own name, too.
+    assert_eq!(inner.get("/").status, 508);
+    assert_eq!(upstream.requests(), requests);
 }

@@ -4,6 +4,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write as _;
 use std::net::IpAddr;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
@@ -215,7 +216,7 @@ impl<'a> UpstreamHead<'a> {
             out.put_with("forwarded", |value| self.write_forwarded(value));
         }
         if site.adds_header(UpstreamHeader::Via) && !edits.removes("via") {
-            out.put("via", via(self.head.version).as_bytes());
+            out.put("via", request_via(self.head.version).as_bytes());
         }
         if let Some(id) = self.id.filter(|_| !edits.removes("x-request-id")) {
             out.put("x-request-id", id.as_bytes());
@@ -294,7 +295,27 @@ impl<'a> UpstreamHead<'a> {
     }
 }
 
-/// Returns our entry in `Via` for a message of that version.
+/// The name of this process in `Via` of requests. It is random: a request that comes back has it, and one that has passed
+/// another gateway has another. Responses have the short name, because clients need not know which process served them.
+static NODE: LazyLock<String> = LazyLock::new(|| format!("tollgate-{:016x}", RandomState::new().hash_one(0)));
+
+/// Returns our entry in `Via` of a request that was received with that version.
+fn request_via(version: RequestVersion) -> &'static str {
+    static ENTRIES: LazyLock<[String; 3]> =
+        LazyLock::new(|| ["1.0", "1.1", "2"].map(|version| format!("{version} {}", *NODE)));
+    &ENTRIES[match version {
+        RequestVersion::Http10 => 0,
+        RequestVersion::Http11 => 1,
+        RequestVersion::Http2 => 2,
+    }]
+}
+
+/// Returns whether a value of `Via` shows that the request has passed this process before.
+pub(super) fn has_own_entry(via: &[u8]) -> bool {
+    memchr::memmem::find(via, NODE.as_bytes()).is_some()
+}
+
+/// Returns our entry in `Via` of a response of that version.
 pub(in crate::gateway) fn via(version: RequestVersion) -> &'static str {
     match version {
         RequestVersion::Http10 => "1.0 tollgate",
