@@ -173,7 +173,7 @@ impl Failure {
 }
 
 /// The methods in the `Allow` header. Others are accepted, too.
-const METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS, TRACE";
+pub(super) const METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS, TRACE";
 
 /// Returns the response to a request with more than one interpretation. It names the ambiguous part, and the reason as
 /// metrics do.

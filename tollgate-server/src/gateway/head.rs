@@ -265,6 +265,21 @@ impl<'a> RequestHead<'a> {
         target.split_once('?').map_or((target, None), |(path, query)| (path, Some(query)))
     }
 
+    /// Returns how often a request with TRACE or OPTIONS may still be forwarded, if it says so (RFC 9110, section 7.6.2).
+    /// Other methods have no such bound.
+    pub(super) fn forwards_left(&self) -> Option<u64> {
+        if !matches!(self.method, "TRACE" | "OPTIONS") {
+            return None;
+        }
+        let numbers = self.headers.values(HeaderKind::MaxForwards).map(|value| {
+            let is_number = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
+            // A number that is too large is no bound in practice.
+            is_number.then(|| str::from_utf8(value).ok()?.parse().ok()).map(|number| number.unwrap_or(u64::MAX))
+        });
+        // An invalid value is forwarded unchanged.
+        numbers.collect::<Option<SmallVec<[u64; 1]>>>()?.into_iter().min()
+    }
+
     /// Returns whether it may be sent again if the response is lost.
     pub(super) fn may_repeat(&self) -> bool {
         !self.has_body() && matches!(self.method, "GET" | "HEAD" | "OPTIONS" | "PUT" | "DELETE" | "TRACE")

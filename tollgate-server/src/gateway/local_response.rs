@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE};
+use http::header::{ALLOW, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE};
 use http::{HeaderValue, Response, StatusCode};
 use serde::Serialize;
 use tollgate::Outcome;
@@ -11,8 +11,9 @@ use tollgate::http::Refusal;
 use tollgate::internal::HeaderLine;
 
 use super::client::Client;
+use super::failure::METHODS;
 use super::head::RequestHead;
-use super::head::headers::{self, X_REQUEST_ID};
+use super::head::headers::{self, HeaderKind, X_REQUEST_ID};
 
 /// The maximum length of an unwanted body that is read, so that the connection stays usable. A longer body closes the
 /// connection.
@@ -47,6 +48,30 @@ pub(super) fn echo(head: &RequestHead<'_>, client: &Client, body: String) -> Res
     text.push(b'\n');
     let mut response = Response::new(Bytes::from(text));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// Returns the response of the gateway as the final recipient of a request with TRACE or OPTIONS, which may not be forwarded
+/// (RFC 9110, section 7.6.2). Of its headers, a trace has only those that describe its way: others may be secrets, which a
+/// script in a browser must not see.
+pub(super) fn final_recipient(head: &RequestHead<'_>) -> Response<Bytes> {
+    if head.method == "OPTIONS" {
+        let mut response = Response::new(Bytes::new());
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static(METHODS));
+        return response;
+    }
+    let version = http::Version::from(head.version);
+    let mut text = format!("{} {} {version:?}\r\n", head.method, head.target.received_str()).into_bytes();
+    if let Some(host) = head.host() {
+        headers::put(&mut text, "Host", host);
+    }
+    for (name, kind) in [("Via", HeaderKind::Via), ("Max-Forwards", HeaderKind::MaxForwards)] {
+        head.headers.values(kind).for_each(|value| headers::put(&mut text, name, value));
+    }
+    text.extend_from_slice(b"\r\n");
+    let mut response = Response::new(Bytes::from(text));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("message/http"));
     response
 }
 

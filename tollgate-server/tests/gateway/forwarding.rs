@@ -336,3 +336,54 @@ fn trailers_carry_nothing_that_an_upstream_could_take_for_a_header_of_the_proxy(
         assert_eq!([http1.as_str(), http2.as_str()], ["x-sum: 1\r\n"; 2], "{settings}");
     }
 }
+
+#[test]
+fn max_forwards_is_counted_down_for_trace_and_options() {
+    for scheme in ["http", "h2c"] {
+        let speaks = if scheme == "http" { Speaks::Http1 } else { Speaks::Http2 };
+        let upstream = Served::start(speaks, |request: Request<Incoming>| async move {
+            let values =
+                request.headers().get_all("max-forwards").iter().map(|value| value.to_str().unwrap().to_owned());
+            Response::new(full(values.collect::<Vec<_>>().join(",")))
+        });
+        let gateway = Gateway::before(&format!("{scheme}://{}", upstream.address));
+        let over_http2 = |method: &str, value: &str| {
+            runtime().block_on(async {
+                let mut sender = connect(gateway.address).await;
+                let request = get(&gateway, "/a").method(method).header("max-forwards", value);
+                let request = request.header("cookie", "secret=1").body(full("")).unwrap();
+                let response = sender.send_request(request).await.unwrap();
+                let allow = response.headers().get("allow").map(|value| value.to_str().unwrap().to_owned());
+                let (status, body, _) = whole(response).await;
+                (status, allow, String::from_utf8(body.to_vec()).unwrap())
+            })
+        };
+        let over_http1 = |method: &str, value: &str| {
+            let answer = gateway
+                .connect()
+                .ask(format!("{method} /a HTTP/1.1\r\nHost: h\r\nMax-Forwards: {value}\r\nCookie: secret=1\r\n\r\n"));
+            (answer.status, answer.header("allow").map(str::to_owned), answer.text().to_owned())
+        };
+        for method in ["TRACE", "OPTIONS"] {
+            for (value, passed) in
+                [("1", "0"), ("10", "9"), ("99999999999999999999", "18446744073709551614"), ("x", "x")]
+            {
+                let expected = (200, None, passed.to_owned());
+                assert_eq!(over_http1(method, value), expected, "{method} {value}");
+                assert_eq!(over_http2(method, value), expected, "{method} {value}");
+            }
+        }
+        for value in ["0", "5"] {
+            assert_eq!(over_http1("GET", value).2, value);
+            assert_eq!(over_http2("GET", value).2, value);
+        }
+        let allowed = Some("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS, TRACE".to_owned());
+        assert_eq!(over_http1("OPTIONS", "0"), (204, allowed.clone(), String::new()));
+        assert_eq!(over_http2("OPTIONS", "0"), (204, allowed, String::new()));
+        let trace = |version: &str, host: &str| {
+            (200, None, format!("TRACE /a {version}\r\nHost: {host}\r\nMax-Forwards: 0\r\n\r\n"))
+        };
+        assert_eq!(over_http1("TRACE", "0"), trace("HTTP/1.1", "h"));
+        assert_eq!(over_http2("TRACE", "0"), trace("HTTP/2.0", &gateway.address.to_string()));
+    }
+}

@@ -50,6 +50,7 @@ pub(in crate::gateway) enum HeaderKind {
     /// Another header in which proxies describe the client or the original request.
     Forwarding,
     XRequestId,
+    MaxForwards,
     /// A rate limit header.
     RateLimit,
 }
@@ -103,6 +104,7 @@ pub(in crate::gateway) fn kind(name: &str) -> HeaderKind {
         10 if is("keep-alive") => HeaderKind::HopByHop,
         12 if is("content-type") => HeaderKind::ContentType,
         12 if is("x-request-id") => HeaderKind::XRequestId,
+        12 if is("max-forwards") => HeaderKind::MaxForwards,
         14 if is("content-length") => HeaderKind::ContentLength,
         15 if is("x-forwarded-for") => HeaderKind::XForwardedFor,
         16 if is("x-forwarded-host") => HeaderKind::XForwardedHost,

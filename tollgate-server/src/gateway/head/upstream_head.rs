@@ -83,6 +83,8 @@ pub(in crate::gateway) struct UpstreamHead<'a> {
     id: Option<&'a HeaderValue>,
     span: &'a RequestSpan,
     traceparent: Option<String>,
+    /// The new value of `Max-Forwards`, if the gateway counts it.
+    max_forwards: Option<u64>,
     /// Whether the upstream gets its own name as the host.
     is_upstreams_host: bool,
 }
@@ -97,7 +99,8 @@ impl<'a> UpstreamHead<'a> {
         let edits = &to.route.request_edits;
         let lacks_host = head.host().is_none() && !edits.sets(&HOST);
         let is_upstreams_host = lacks_host || to.route.host == HostHeader::Upstream || edits.removes_for_good(&HOST);
-        Self { head, to, client, outcome, id, span, traceparent: span.traceparent(), is_upstreams_host }
+        let max_forwards = head.forwards_left().map(|left| left.saturating_sub(1));
+        Self { head, to, client, outcome, id, span, traceparent: span.traceparent(), max_forwards, is_upstreams_host }
     }
 
     /// Writes the head for an upstream with HTTP/1.
@@ -189,6 +192,7 @@ impl<'a> UpstreamHead<'a> {
             HeaderKind::Host => !self.is_upstreams_host && self.head.target.authority().is_none(),
             HeaderKind::XForwardedFor => !self.to.site.adds_header(UpstreamHeader::XForwarded),
             HeaderKind::XRequestId => self.id.is_none(),
+            HeaderKind::MaxForwards => self.max_forwards.is_none(),
             _ => true,
         };
         let is_replaced = self.traceparent.is_some()
@@ -220,6 +224,9 @@ impl<'a> UpstreamHead<'a> {
         }
         if let Some(id) = self.id.filter(|_| !edits.removes("x-request-id")) {
             out.put("x-request-id", id.as_bytes());
+        }
+        if let Some(left) = self.max_forwards.filter(|_| !edits.removes("max-forwards")) {
+            out.put("max-forwards", itoa::Buffer::new().format(left).as_bytes());
         }
         if let Some(traceparent) = self.traceparent.as_ref().filter(|_| !edits.removes(TRACEPARENT.as_str())) {
             out.put(TRACEPARENT.as_str(), traceparent.as_bytes());

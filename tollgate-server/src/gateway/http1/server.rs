@@ -35,7 +35,7 @@ use crate::gateway::client::{BufferedBytes, Client, LINGER, Peer};
 use crate::gateway::deadline::{Alarm, Tick, Wait};
 use crate::gateway::failure::{self, Failure};
 use crate::gateway::head::headers::{self, HeaderBuffer};
-use crate::gateway::local_response::bodiless;
+use crate::gateway::local_response::{self, bodiless};
 use crate::gateway::request_guard::RequestGuard;
 use crate::gateway::site::{RouteAction, Site};
 use crate::gateway::stream::{INPUT_BYTES, Stream};
@@ -425,6 +425,11 @@ impl<'a> Http1Server<'a> {
             Some((_, RouteAction::Echo)) => {
                 self.save(plain);
                 return Ok(NextStep::Echo(Box::new(AllowedRequest { site, route, outcome, guard })));
+            }
+            Some((number, RouteAction::Upstreams(_))) if plain.head.forwards_left() == Some(0) => {
+                let mut response = local_response::final_recipient(&plain.head);
+                site.routes[number].response_edits.apply(response.headers_mut());
+                response
             }
             Some((number, RouteAction::Upstreams(_))) => {
                 let forwarding = Box::new(Forwarding::new((plain, self.client), (site, number), outcome, guard));

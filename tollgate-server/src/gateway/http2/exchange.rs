@@ -202,6 +202,13 @@ impl Exchange {
         let Some(route) = route.map(|number| &site.routes[number]) else {
             return self.settle_and_write_headers(&outcome, self.fail(request.body, Failure::NoRoute, guard)).await;
         };
+        if let RouteAction::Upstreams(_) = &route.action
+            && let Some(response) = self.final_response(&request, &site)
+        {
+            self.drain(request.body);
+            let response = response.map(|text| ToClient::local(text, guard));
+            return self.settle_and_write_headers(&outcome, self.apply_response_edits(response, route)).await;
+        }
         match &route.action {
             RouteAction::Upstreams(_) => {
                 self.forward(request, (&site, route), Attempts::default(), &outcome, guard).await
@@ -217,6 +224,17 @@ impl Exchange {
                 self.settle_and_write_headers(&outcome, self.apply_response_edits(response, route)).await
             }
         }
+    }
+
+    /// Returns the response of the gateway to a request that may not be forwarded.
+    fn final_response(&self, request: &ReceivedRequest, site: &Site) -> Option<Response<Bytes>> {
+        let ReceivedRequest { parts, body, .. } = request;
+        if !matches!(parts.method, Method::TRACE | Method::OPTIONS) {
+            return None;
+        }
+        with_head((parts, BodyLength::of(body)), (site, &self.client), |head| {
+            (head.forwards_left() == Some(0)).then(|| local_response::final_recipient(head))
+        })
     }
 
     /// Returns the echo of a request, once its body has arrived.
