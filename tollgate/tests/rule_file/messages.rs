@@ -317,7 +317,7 @@ const NUMBERS: [&str; 52] = [
 ];
 
 /// Names, keys, routes, listeners and tokens that contradict each other.
-const TOGETHER: [&str; 44] = [
+const TOGETHER: [&str; 45] = [
     "cors:\n  origins:\n    - https://shop.example.com/\n    - shop.example.com\nlimits: [{ name: a }]\n",
     "gateway:\n  access_log: { format: combined, key: hash }\n  routes: [{ path: /**, upstream: echo }]\n",
     "limits:\n  - name: a\n  - name: b\n  - name: a\n",
@@ -346,6 +346,7 @@ const TOGETHER: [&str; 44] = [
     "gateway: { routes: [{ path: /a, upstream: http://h, request_headers: { set: { te: x }, remove: [connection] } }] }\n",
     "gateway: { routes: [{ path: /a, upstream: http://h, request_headers: { set: { a: { from: header:x }, b: { from: const:x }, c: { form: ip }, d: [ip], e: { from: ip/0 } } } }] }\n",
     "gateway: { routes: [{ path: /a, upstream: http://h, request_headers: { set: { a: { from: jwt:sub }, b: { from: cert:cn }, Host: { from: ip }, te: { from: ip } } } }] }\n",
+    "gateway:\n  routes:\n    - { path: /a, upstream: [http://h, h2c://i], upstream_tls: { ca: a.pem } }\n    - { path: /b, respond: {}, upstream_tls: {} }\n",
     "gateway: { listen: 127.0.0.1:80 }\nservice: { http: 127.0.0.1:80 }\n",
     "service: { grpc: 127.0.0.1:80, resp: { listen: 127.0.0.1:80 } }\nadmin: { listen: 127.0.0.1:80 }\n",
     "service: { http: { listen: 127.0.0.1:80, hosts: [a.example], max_connections: 0 }, resp: { listen: 127.0.0.1:81, hosts: [a.example] } }\n",

@@ -50,6 +50,7 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, has_jwt: bool, findings:
         }
         leads_somewhere(route, at, findings);
         shares(route, at, findings);
+        upstream_tls(route, at, findings);
         if let Some(headers) = at.get("request_headers") {
             request_edits(&route.request_headers, headers, verified, findings);
         }
@@ -153,6 +154,16 @@ fn shares(route: &RouteRule, at: &Node, findings: &mut Findings) {
             let fix = format!("remove it, and write the first as {{ url: {url}, weight: {all} }}");
             findings.error(place, message, fix);
         }
+    }
+}
+
+/// Checks that TLS settings are for an upstream with TLS. Without one, requests would be sent in plain text.
+fn upstream_tls(route: &RouteRule, at: &Node, findings: &mut Findings) {
+    let has_tls = |upstream: &UpstreamRule| upstream.url.as_str().starts_with("https://");
+    let is_known = at.get("upstream").is_some() || at.get("respond").is_some();
+    if at.mentions("upstream_tls") && is_known && !route.upstream.iter().flatten().any(has_tls) {
+        let message = "upstream_tls has no effect, because no upstream of this route uses TLS";
+        findings.error(at.key_at("upstream_tls"), message, "write https:// in the URL of the upstream, or remove it");
     }
 }
 
