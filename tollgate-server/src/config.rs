@@ -8,7 +8,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use tollgate::rules::RuleSet;
-use tollgate::rules::file::internal::{Address, Listener, ServiceRule};
+use tollgate::rules::file::internal::{Address, Listener, RouteRule, ServiceRule, TlsRule, UpstreamTlsRule};
 use tollgate::rules::file::{LoadError, Parsed, Problems, RuleFile};
 
 use crate::gateway::Gateway;
@@ -92,6 +92,29 @@ pub(crate) fn loaded_files(rules: &Parsed) -> Vec<(PathBuf, Option<Vec<u8>>)> {
 /// Returns the paths to watch for changes of these files.
 pub(crate) fn watched_paths(rules: &Parsed) -> Vec<PathBuf> {
     key_file(rules).into_iter().chain(envoy_files::watched(rules)).collect()
+}
+
+/// Returns the files without which the rules are refused: certificates, their keys, and tokens.
+pub(crate) fn required_files(rules: &Parsed) -> Vec<PathBuf> {
+    let of_tls = |tls: &TlsRule| {
+        let pairs = tls.certificates.iter().flat_map(|pair| [pair.cert.clone(), pair.key.clone()]);
+        pairs.chain(tls.client_ca.clone()).collect::<Vec<_>>()
+    };
+    let of_listener = |listener: &Listener| {
+        listener.tls.iter().flat_map(of_tls).chain(listener.tokens_file.clone()).collect::<Vec<_>>()
+    };
+    let of_route = |route: &RouteRule| {
+        let UpstreamTlsRule { ca, client_cert, client_key, .. } = &route.upstream_tls;
+        [ca, client_cert, client_key].into_iter().flatten().cloned().collect::<Vec<_>>()
+    };
+    let of_gateway = rules.gateway.iter().flat_map(|gateway| {
+        gateway.tls.iter().flat_map(of_tls).chain(gateway.routes.iter().flat_map(of_route)).collect::<Vec<_>>()
+    });
+    let of_service = service_listeners(rules).flat_map(|(_, _, listener)| of_listener(listener));
+    let of_admin =
+        rules.admin.iter().flat_map(|admin| admin.tls.iter().flat_map(of_tls).chain(admin.tokens_file.clone()));
+    let names = of_gateway.chain(of_service).chain(of_admin);
+    names.map(|name| rules.folder().join(name)).chain(key_file(rules)).collect()
 }
 
 /// Returns the path of the file with the keys for tokens, if the rules name one.

@@ -104,6 +104,8 @@ pub(crate) struct Reload {
     learners: Arc<Learners>,
     /// The file when it was last read, valid or not.
     last_read: FileSnapshot,
+    /// The files that the file needed when it was refused, such as certificates. It is read again when one changes.
+    refused_for: Option<FileSnapshot>,
     watcher: FileWatcher,
     hangup: Hangup,
     published: RuleUpdates,
@@ -179,6 +181,7 @@ impl Reload {
             reloads,
             learners,
             last_read: loaded,
+            refused_for: None,
             watcher,
             hangup,
             published,
@@ -230,7 +233,9 @@ impl Reload {
                 Cause::Api(change) => self.apply_api(change).await,
             }
             if let Some(path) = &self.path {
-                self.watcher.follow(path, &config::watched_paths(&self.file));
+                let mut others = config::watched_paths(&self.file);
+                others.extend(self.refused_for.iter().flat_map(FileSnapshot::paths));
+                self.watcher.follow(path, &others);
             }
             cause = tokio::select! {
                 () = self.watcher.touched() => Cause::FileTouched,
@@ -255,9 +260,11 @@ impl Reload {
     /// Applies the file if it has changed.
     async fn check_file(&mut self) {
         let Some(path) = self.path.clone() else { return };
-        if self.snapshot(&path) != self.last_read {
+        // Rules that were published in the meantime are newer.
+        let may_be_accepted = !self.are_published && self.refused_for.as_ref().is_some_and(FileSnapshot::has_changed);
+        if may_be_accepted || self.snapshot(&path) != self.last_read {
             let snapshot = self.stable_snapshot(&path).await;
-            if snapshot != self.last_read {
+            if may_be_accepted || snapshot != self.last_read {
                 // The result is logged.
                 _ = self.apply_file(&path, snapshot).await;
             }
@@ -317,17 +324,23 @@ impl Reload {
     /// Applies a version of the file. Returns the changes, or the problems.
     async fn apply_file(&mut self, path: &Path, snapshot: FileSnapshot) -> Result<String, String> {
         let origin = self.origin(path.display().to_string());
+        let mut required = None;
         let result = match snapshot.text() {
             // An accidentally emptied file must not allow everything.
             Ok(text) if text.trim_ascii().is_empty() => {
                 Err(origin.rejected_because("it is empty: write `limits: []` to allow everything"))
             }
             Ok(text) => match config::understand(path, text).and_then(|file| self.with_xds(file)) {
-                Ok(file) => self.apply(self.with_store_override(file), &origin).await,
+                Ok(file) => {
+                    // Before they are used, so that every later change is noticed.
+                    required = Some(FileSnapshot::of_files(config::required_files(&file)));
+                    self.apply(self.with_store_override(file), &origin).await
+                }
                 Err(problems) => Err(origin.rejected(&problems)),
             },
             Err(problem) => Err(origin.rejected_because(&format!("{problem}: check the path and its permissions"))),
         };
+        self.refused_for = required.filter(|_| result.is_err());
         self.last_read = match &result {
             // Not the files that are there now: one that was added since is not loaded yet.
             Ok(_) => snapshot.with_loaded(config::loaded_files(&self.file)),

@@ -141,6 +141,25 @@ impl FileSnapshot {
         Self { text, named: named.into_iter().map(read).collect() }
     }
 
+    /// Reads these files alone.
+    pub(super) fn of_files(named: Vec<PathBuf>) -> Self {
+        let read = |path: PathBuf| {
+            let text = config::read(&path).ok();
+            (path, text)
+        };
+        Self { text: Ok(Vec::new()), named: named.into_iter().map(read).collect() }
+    }
+
+    /// Returns whether one of its named files has changed.
+    pub(super) fn has_changed(&self) -> bool {
+        *self != Self::of_files(self.paths())
+    }
+
+    /// Returns the paths of its named files.
+    pub(super) fn paths(&self) -> Vec<PathBuf> {
+        self.named.iter().map(|(path, _)| path.clone()).collect()
+    }
+
     /// The snapshot of a file that was loaded: what it was made of, not what the disk has now. A change since then must
     /// be noticed.
     pub(crate) fn of_loaded(file: &Parsed) -> Self {

@@ -354,3 +354,20 @@ fn a_websocket_reaches_an_upstream_that_would_rather_speak_http_2() {
         assert_eq!(gateway.get("/").text(), "by HTTP/2");
     }
 }
+
+#[test]
+fn rules_that_were_refused_for_a_missing_file_are_read_again_when_it_appears() {
+    let authority = Authority::new();
+    let gateway = Gateway::start(&site("", &["{ path: /**, respond: { status: 204 } }"], ""));
+    std::fs::create_dir(gateway.path("certs")).unwrap();
+    let tls = "upstream_tls: { ca: certs/late.pem }";
+    gateway.save(&site("", &[format!("{{ path: /**, upstream: 'https://127.0.0.1:9', retries: 0, {tls} }}")], ""));
+    gateway.await_said("upstream_tls.ca certs/late.pem: I/O error: No such file", 1);
+    assert_eq!(gateway.get("/").status, 204);
+    // A file that cannot be used is reported, and waits for the next change.
+    std::fs::write(gateway.path("certs/late.pem"), "nonsense").unwrap();
+    gateway.await_said("upstream_tls.ca certs/late.pem: it contains no certificate", 1);
+    std::fs::write(gateway.path("certs/late.pem"), authority.pem()).unwrap();
+    gateway.await_said("is in force", 1);
+    assert_eq!(gateway.get("/").status, 502);
+}
