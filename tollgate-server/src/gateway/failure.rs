@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
 use rustix::io::Errno;
-use rustls::Error as TlsError;
+use rustls::{CertificateError, Error as TlsError};
 use tollgate::internal::Unreadable;
 
 use super::upstream::tls::TlsFault;
@@ -430,6 +430,24 @@ impl HandshakeFailure {
             (None, _) => Self::Disconnected,
         }
     }
+}
+
+/// Describes the client certificate that a handshake failed for, if that is the cause.
+pub(super) fn certificate_problem(error: &io::Error) -> Option<String> {
+    let problem = match error.get_ref()?.downcast_ref::<TlsError>()? {
+        TlsError::NoCertificatesPresented => "it has no client certificate",
+        TlsError::InvalidCertificate(problem) => match problem {
+            CertificateError::UnknownIssuer => "its client certificate was issued by an unknown authority",
+            CertificateError::BadSignature => "a signature in its client certificate or handshake does not verify",
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => "its client certificate has expired",
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                "its client certificate is not valid yet"
+            }
+            other => return Some(format!("its client certificate is invalid: {other}")),
+        },
+        _ => return None,
+    };
+    Some(problem.to_owned())
 }
 
 #[cfg(test)]

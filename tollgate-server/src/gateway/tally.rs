@@ -2,6 +2,7 @@
 //!
 //! Deliberately not here: the totals of all workers, which [`metrics`](super::metrics) computes on request.
 
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32};
@@ -13,7 +14,7 @@ use tollgate::internal::Unreadable;
 
 use super::buffer_budget::BufferBudget;
 use super::deadline::Tick;
-use super::failure::{Failure, HANDSHAKE_FAILURES, HandshakeFailure};
+use super::failure::{Failure, HANDSHAKE_FAILURES, HandshakeFailure, certificate_problem};
 use super::head::headers::DroppedHeaders;
 use super::http1::framing::Ambiguity;
 use super::http2::frames::{Closings, MISUSES, Misuse};
@@ -149,6 +150,14 @@ impl Tally {
     pub(super) fn note_failed_handshake(&self, failure: HandshakeFailure) {
         if let Some(number) = HANDSHAKE_FAILURES.iter().position(|(one, _)| *one == failure) {
             self.failed_handshakes[number].add(1);
+        }
+    }
+
+    /// Counts a handshake that failed with this error. A client certificate that is missing or not trusted is logged, too.
+    pub(super) fn note_handshake_error(&self, error: &io::Error, peer: IpAddr, now: Tick) {
+        self.note_failed_handshake(HandshakeFailure::of(error));
+        if let Some(problem) = certificate_problem(error) {
+            self.closings.log_certificate(&problem, peer, now);
         }
     }
 

@@ -312,6 +312,8 @@ fn handshakes_that_fail_are_counted_by_why() {
     }
     assert!(!ask(&authority, None) && !ask(&authority, Some(&strangers.sign(&["eve"]))));
     gateway.await_metric(&failed("client_certificate"), 2);
+    // At most one line in ten seconds.
+    gateway.await_said("TLS connection of 127.0.0.1 refused: it has no client certificate: give the client", 1);
     assert!(!ask(&strangers, Some(&people.sign(&["ann"]))));
     gateway.await_metric(&failed("refused_by_client"), 1);
     gateway.connect().send("\x16\x03\x01\x00\x05nonsense");

@@ -7,6 +7,7 @@
 //!
 //! Only the nine-byte header of each frame is read. Deliberately not here: the meaning of frames, which is up to hyper.
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::gateway::deadline::Tick;
@@ -190,33 +191,56 @@ impl GoawayTrigger {
 /// Ticks between two log lines about closed connections: ten seconds.
 const LOG_EVERY_TICKS: u64 = 100;
 
-/// Closed connections that were not logged yet, and the tick of the last log line.
+/// Log lines about connections that the gateway closes, at most one of each kind in ten seconds.
 #[derive(Debug, Default)]
 pub(crate) struct Closings {
+    misuses: LogThrottle,
+    certificates: LogThrottle,
+}
+
+/// Events that were not logged yet, and the tick of the last log line.
+#[derive(Debug, Default)]
+struct LogThrottle {
     unlogged: AtomicU64,
     logged_at: AtomicU64,
 }
 
-impl Closings {
-    /// Logs a closed connection, unless another one was logged recently.
-    pub(crate) fn log(&self, misuse: Misuse, peer: std::net::IpAddr, now: Tick) {
+impl LogThrottle {
+    /// Counts an event. If a line is due, returns the note about the others since the last line.
+    fn note(&self, now: Tick) -> Option<String> {
         let unlogged = self.unlogged.fetch_add(1, Relaxed) + 1;
         let logged_at = self.logged_at.load(Relaxed);
         let is_due = logged_at == 0 || now.saturating_sub(logged_at) >= LOG_EVERY_TICKS;
         if !is_due || self.logged_at.compare_exchange(logged_at, now.max(1), Relaxed, Relaxed).is_err() {
-            return;
+            return None;
         }
         self.unlogged.fetch_sub(unlogged, Relaxed);
+        Some(match unlogged - 1 {
+            0 => String::new(),
+            others => format!(", and {others} others in the meantime"),
+        })
+    }
+}
+
+impl Closings {
+    /// Logs a closed connection, unless another one was logged recently.
+    pub(crate) fn log(&self, misuse: Misuse, peer: IpAddr, now: Tick) {
+        let Some(others) = self.misuses.note(now) else { return };
         let why = match misuse {
             Misuse::CheapFrames => "it sent too many frames without effect",
             Misuse::PrematureResets => "it reset too many requests before they were answered",
         };
-        let others = match unlogged - 1 {
-            0 => String::new(),
-            others => format!(", and {others} others in the meantime"),
-        };
         notice::warn(format_args!(
             "HTTP/2 connection of {peer} closed: {why}{others}: block the client if this goes on"
+        ));
+    }
+
+    /// Logs a client whose certificate is missing or not trusted, unless another one was logged recently.
+    pub(crate) fn log_certificate(&self, problem: &str, peer: IpAddr, now: Tick) {
+        let Some(others) = self.certificates.note(now) else { return };
+        notice::warn(format_args!(
+            "TLS connection of {peer} refused: {problem}{others}: give the client a valid certificate of an authority in \
+             gateway.tls.client_ca, or add its authority there"
         ));
     }
 }

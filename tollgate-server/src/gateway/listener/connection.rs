@@ -122,7 +122,8 @@ async fn begin(
     };
     let accepted = timeout(head_timeout, accept(tcp, tls)).await;
     let accepted = accepted.unwrap_or_else(|late| Err(late.into()));
-    let note = |error: &io::Error| worker.tally.note_failed_handshake(HandshakeFailure::of(error));
+    let address = peer.ip().to_canonical();
+    let note = |error: &io::Error| worker.tally.note_handshake_error(error, address, worker.ticks.now());
     let tls = match accepted.inspect_err(note)? {
         Accepted::Tls(tls) => tls,
         Accepted::PlainHttp(tcp) => {
