@@ -45,7 +45,8 @@ pub(super) struct Client {
     /// The address as text, for headers.
     pub(super) address_text: HeaderValue,
     pub(super) scheme: Scheme,
-    pub(super) certificate: Option<Certificate>,
+    /// Boxed, because few clients have one.
+    pub(super) certificate: Option<Box<Certificate>>,
     pub(super) max_head: usize,
     pub(super) is_http2: bool,
     is_trusted_proxy: bool,
@@ -82,7 +83,7 @@ pub(super) struct ConnectionInfo {
     pub(super) address: SocketAddr,
     pub(super) is_trusted_proxy: bool,
     pub(super) scheme: Scheme,
-    pub(super) certificate: Option<Certificate>,
+    pub(super) certificate: Option<Box<Certificate>>,
     pub(super) max_head: usize,
     pub(super) timeouts: ClientTimeouts,
     pub(super) entered: Option<Arc<per_address::Counted>>,
@@ -130,7 +131,7 @@ impl Client {
 
     /// Returns its address and certificate, for limits.
     pub(super) fn peer(&self) -> Peer<'_> {
-        Peer { address: self.address.ip(), certificate: self.certificate.as_ref() }
+        Peer { address: self.address.ip(), certificate: self.certificate.as_deref() }
     }
 
     pub(super) fn now(&self) -> Tick {

@@ -42,12 +42,12 @@ use crate::gateway::stream::{INPUT_BYTES, Stream};
 use crate::gateway::worker::{CurrentConfig, Scratch, Shutdown, Worker, WorkerBuffers, scratch};
 use crate::traces;
 
+/// The maximum size of the buffers of a connection that waits for the rest of a request or of a response to be written.
+const KEPT_BYTES: usize = 2 << 10;
+
 /// The maximum number of reads after which a partial head is parsed. After that it is parsed once it is complete, so
 /// that a client that sends byte by byte costs little.
 const MAX_PIECES: u32 = 16;
-
-/// The maximum size of the buffers that an idle connection keeps.
-const KEPT_BYTES: usize = 2 << 10;
 
 /// The server of one connection.
 pub(in crate::gateway) struct Http1Server<'a> {
@@ -227,7 +227,8 @@ impl<'a> Http1Server<'a> {
         self.body = None;
         self.saved.clear();
         for buffer in [&mut self.saved, &mut self.ahead, &mut self.unsent] {
-            buffer.shrink_to(KEPT_BYTES);
+            // Most connections are idle most of the time, and an allocation is cheap beside a request.
+            buffer.shrink_to(if buffer.is_empty() { 0 } else { KEPT_BYTES });
         }
         self.has_unparsed = !self.ahead.is_empty();
     }

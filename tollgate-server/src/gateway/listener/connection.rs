@@ -132,7 +132,7 @@ async fn begin(
         }
     };
     let is_http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
-    let certificate = tls::client_certificate(tls.get_ref().1);
+    let certificate = tls::client_certificate(tls.get_ref().1).map(Box::new);
     let client = client(worker, (peer, entered), (Scheme::Https, certificate), is_http2);
     Ok(Some((Stream::Tls(tls), client)))
 }
@@ -145,7 +145,7 @@ pub(super) fn plain_client(worker: &Worker, address: (SocketAddr, Option<per_add
 fn client(
     worker: &Worker,
     (address, entered): (SocketAddr, Option<per_address::Counted>),
-    (scheme, certificate): (Scheme, Option<Certificate>),
+    (scheme, certificate): (Scheme, Option<Box<Certificate>>),
     is_http2: bool,
 ) -> Arc<Client> {
     let site = worker.site.load();
