@@ -150,6 +150,30 @@ fn nobody_is_over_admitted_by_many_threads(algorithm: Algorithm) {
     assert!(siege.limiter.memory_used() <= siege.max_memory);
 }
 
+/// New keys of many threads get through a full table, also if no key can be evicted for them.
+#[test]
+fn new_keys_of_many_threads_do_not_wait_for_each_other() {
+    const THREADS: u64 = 24;
+    const KEYS: u64 = 400;
+    let clock = ManualClock::at(Timestamp::from_micros(START_US));
+    let log = Limit::new("log", SlidingWindowLog::new(THREADS * KEYS, HOUR)).expect("valid");
+    let limiter =
+        Limiter::builder().limit(log).clock(clock).max_memory(MAX_MEMORY_OF_LOGS).build().expect("enough memory");
+    let with_slots = (0..2_000_u64).filter(|key| limiter.check(&key.to_le_bytes()).is_allowed()).count();
+    assert!(limiter.overflow(limiter.id("log").expect("the limit")).evicted == 0 && with_slots > 0);
+    thread::scope(|scope| {
+        for thread in 1..=THREADS {
+            let limiter = &limiter;
+            scope.spawn(move || {
+                for key in 0..KEYS {
+                    let _ = limiter.check(&(thread << 32 | key).to_le_bytes());
+                }
+            });
+        }
+    });
+    assert!(limiter.memory_used() <= MAX_MEMORY_OF_LOGS);
+}
+
 /// Three keys for every slot, each of which spends one unit, leave at least half of the quota to a new key, for no
 /// longer than the states of the invented keys last.
 fn new_keys_are_served(algorithm: Algorithm) {

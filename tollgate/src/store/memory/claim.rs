@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 use super::Positions;
 use super::decide::{Copied, SEAL, Sealed, WordsView};
 use super::table::{
-    Bucket, Busy, EMPTY, Held, LOCKED, Slot, Table, header_within_bound, hold_unchanged, pause, unchanged,
+    Bucket, Busy, EMPTY, Held, LOCKED, PASSED_BY, Slot, Table, header_within_bound, hold_unchanged, pause, unchanged,
 };
 use crate::algorithm::spill::Spill;
 use crate::algorithm::{LimitAlgorithm, StateWords};
@@ -120,6 +120,9 @@ impl Table {
     }
 
     /// Locks the slot of a key, if it has one. Its home bucket is locked, so it cannot get one in the meantime.
+    ///
+    /// The other buckets are only read, and the one with the key is locked: threads that each locked a part of a full
+    /// block would wait for each other.
     pub(super) fn find_in_run<'a>(
         &'a self,
         holds: &mut HeldBuckets<'a>,
@@ -128,11 +131,14 @@ impl Table {
     ) -> Result<Option<SlotRef<'a>>, Busy> {
         let mut bucket = home;
         for _ in 0..self.run() {
-            let passed_by = holds.hold(bucket)?.is_passed_by();
-            if let Some(slot) = self.slot_of(bucket, fingerprint) {
-                return holds.lock_slot(self, bucket, slot).map(Some);
+            if self.slot_of(bucket, fingerprint).is_some() {
+                holds.hold(bucket)?;
+                // It may have been evicted in the meantime. It cannot be added anywhere.
+                if let Some(slot) = self.slot_of(bucket, fingerprint) {
+                    return holds.lock_slot(self, bucket, slot).map(Some);
+                }
             }
-            if !passed_by {
+            if !holds.may_be_passed_by(bucket) {
                 break;
             }
             bucket = self.next_in_run(bucket);
@@ -150,11 +156,16 @@ impl Table {
     ) -> Result<Option<SlotRef<'a>>, Busy> {
         let mut bucket = home;
         for distance in 0..self.run() {
-            if distance == NEAR
-                && !self.can_grow()
-                && let Some(slot_ref) = self.evict(algorithm, holds, home, now)?
-            {
-                return Ok(Some(slot_ref));
+            if distance == NEAR {
+                if !self.can_grow()
+                    && let Some(slot_ref) = self.evict(algorithm, holds, home, now)?
+                {
+                    return Ok(Some(slot_ref));
+                }
+                // Look before locking: threads that each locked a part of a full block would wait for each other.
+                if !self.looks_free_from(algorithm, bucket, self.run() - distance, now) {
+                    return Ok(None);
+                }
             }
             holds.hold(bucket)?;
             // Prefer slots of keys at rest to empty ones: using up empty slots makes the table grow.
@@ -174,6 +185,16 @@ impl Table {
             return self.evict(algorithm, holds, home, now);
         }
         Ok(None)
+    }
+
+    /// Returns whether a slot of these buckets looks free. It reads without locks, so the result is only a hint.
+    fn looks_free_from<R: LimitAlgorithm>(&self, algorithm: &R, first: Bucket<'_>, count: usize, now: u64) -> bool {
+        let mut bucket = first;
+        (0..count).any(|_| {
+            let is_free = self.free_slots(algorithm, bucket, now).next().is_some();
+            bucket = self.next_in_run(bucket);
+            is_free
+        })
     }
 
     /// Evicts the key with the most quota left from a locked bucket, if the floor of that key's home bucket can cover
@@ -218,7 +239,7 @@ impl Table {
         }
     }
 
-    /// Returns the free slots of a locked bucket. A decision that began earlier may still charge a key at rest.
+    /// Returns the free slots of a bucket. A decision that began earlier may still charge a key at rest.
     pub(super) fn free_slots<'a, R: LimitAlgorithm>(
         &'a self,
         algorithm: &'a R,
@@ -470,6 +491,15 @@ impl<'a> HeldBuckets<'a> {
     pub(super) fn write(&mut self, bucket: Bucket<'a>) {
         if let Some(index) = self.position(bucket) {
             self.held[index].mark_written();
+        }
+    }
+
+    /// Returns whether a key of this bucket may be in a later bucket. The flag of a bucket that another thread has locked
+    /// may be unpublished, and counts as set.
+    fn may_be_passed_by(&self, bucket: Bucket<'_>) -> bool {
+        match self.position(bucket) {
+            Some(index) => self.held[index].is_passed_by(),
+            None => bucket.header().load(Ordering::Acquire) & (PASSED_BY | LOCKED) != 0,
         }
     }
 
