@@ -173,10 +173,16 @@ impl Family {
 
     /// Drops tables that no store uses and whose keys are all at rest.
     pub(super) fn drop_retired(&self, now: u64) {
-        if self.members.lock().changes_at(now) {
-            // Read and written with the lock held.
+        // While the list is frozen, it is not replaced by an equal one either: decisions start over when it changes.
+        let is_frozen = || self.is_frozen.load(Ordering::Relaxed);
+        let changes = {
+            let members = self.members.lock();
+            !is_frozen() && members.changes_at(now)
+        };
+        if changes {
+            // It may have been frozen in the meantime. Read and written with the lock held.
             self.change(|members| {
-                if !self.is_frozen.load(Ordering::Relaxed) {
+                if !is_frozen() {
                     members.retire(now);
                 }
             });
@@ -284,7 +290,7 @@ impl<'a> FamilyView<'a> {
                 Fit::Cut => None,
             };
             let Some(slot_ref) = slot_ref else { return Ok(Some(without_room(&verdict))) };
-            copy.move_to(&holds.cells(self.table, slot_ref));
+            self.fill(holds, slot_ref, &copy);
             if let Some(edit) = edit {
                 self.table.apply(algorithm, holds, slot_ref, edit, now);
             }
@@ -332,7 +338,7 @@ impl<'a> FamilyView<'a> {
             Fit::Cut => None,
         };
         if let Some(slot_ref) = slot_ref {
-            copy.move_to(&holds.cells(self.table, slot_ref));
+            self.fill(holds, slot_ref, &copy);
             self.remove_from_old_table(holds, location);
         }
         Ok(slot_ref)
@@ -421,7 +427,7 @@ impl<'a> FamilyView<'a> {
                 let Some(slot_ref) = slot_ref.filter(|slot_ref| slot_ref.slot < self.table.layout.slots) else {
                     return Ok(None);
                 };
-                copy.move_to(&holds.cells(self.table, slot_ref));
+                self.fill(holds, slot_ref, &copy);
                 Ok(Some((self.table, self.algorithm, slot_ref)))
             }
         }
@@ -535,6 +541,17 @@ impl<'a> FamilyView<'a> {
         let is_alone = matches!(location, KeyLocation::Nowhere)
             && self.shared_elsewhere(holds, members, fingerprint, now)?.units == 0;
         is_alone.then(|| holds.lock_slot(self.table, home, self.table.layout.slots)).transpose()
+    }
+
+    /// Moves the state of a key to a slot that was claimed for it, or to the floor that counts for it.
+    fn fill(self, holds: &mut HeldBuckets<'a>, slot_ref: SlotRef<'a>, state: &Converted<'a>) {
+        let is_floor = slot_ref.slot == self.table.layout.slots;
+        if is_floor {
+            // The state includes the floor's. What the floor has in chunks would be lost.
+            with_algorithm!(self.algorithm, algorithm => algorithm.clear(&holds.cells(self.table, slot_ref)));
+            holds.write(slot_ref.bucket);
+        }
+        state.move_to(&holds.cells(self.table, slot_ref));
     }
 
     /// Removes the key from the table that it was found in.
