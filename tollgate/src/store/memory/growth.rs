@@ -167,7 +167,8 @@ impl Table {
             self.mark_passed_by(&mut holds, high, to.bucket)?;
         }
         algorithm.inherit(&self.shared(high), &self.shared(low));
-        for bucket in [low, high] {
+        // The low bucket last: it must not redirect readers to a bucket that would send them back.
+        for bucket in [high, low] {
             holds.hold(bucket)?.set_level(level + 1);
             holds.write(bucket);
         }

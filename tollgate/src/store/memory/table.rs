@@ -251,6 +251,7 @@ impl Table {
     #[cold]
     #[inline(never)]
     fn find_further(&self, fingerprint: u64) -> Option<Found<'_>> {
+        let mut attempts = 0;
         loop {
             let (home, home_header) = self.home(fingerprint);
             let (mut bucket, mut header) = (home, home_header);
@@ -268,6 +269,7 @@ impl Table {
             if unchanged(home, home_header) {
                 return None;
             }
+            attempts = pause(attempts);
         }
     }
 
