@@ -539,6 +539,37 @@ impl<K: Eq + Hash> Positions<K> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(not(loom))]
+    use crate::{FixedWindow, HOUR, SlidingWindowLog};
+
+    /// Keys without a slot have a log of many entries together. A reload that adds a variant makes one entry of them.
+    #[cfg(not(loom))]
+    #[test]
+    fn a_shared_log_is_freed_when_it_is_replaced() {
+        let log = Limit::new("limit", SlidingWindowLog::new(10_000, HOUR)).expect("a valid limit");
+        let layout = table::Layout::new(log.compiled().words(), log.compiled().free_bits());
+        // There is room for entries, but not for twice as many buckets.
+        let max_bytes = Table::first_words(layout) * size_of::<u64>() * 3 / 2;
+        let mut limits = [log.clone()];
+        let store = MemoryStore::new(&mut limits, max_bytes).expect("enough memory");
+        let hit =
+            |key: u64| HashedHit { limit: LimitId(0), fingerprint: key.wrapping_mul(0x9e37_79b9_7f4a_7c15), cost: 1 };
+        let at = |micros: u64| Timestamp::from_micros(1_700_000_000_000_000 + micros);
+        for key in 1..2_000 {
+            assert!(store.decide_one(&limits, hit(key), at(key)).is_allowed());
+        }
+        let without_slot = (1..2_000).map(hit).find(|hit| store.tables[0].find(hit.fingerprint).is_none());
+        let without_slot = without_slot.expect("there are fewer slots");
+        for micros in 0..500 {
+            assert!(store.decide_one(&limits, without_slot, at(3_000 + micros)).is_allowed());
+        }
+        let before = store.tables[0].spill.bytes_in_use();
+        let mut limits = [log, Limit::new("limit", FixedWindow::new(10_000, HOUR)).expect("a valid limit")];
+        let store = store.successor(&mut limits, at(4_000)).expect("enough memory");
+        assert!(store.decide_one(&limits, without_slot, at(4_000)).is_allowed());
+        let after = store.tables[0].spill.bytes_in_use();
+        assert!(after < before, "{after} bytes of {before}");
+    }
 
     #[test]
     fn items_are_found_among_a_few_and_among_many() {
