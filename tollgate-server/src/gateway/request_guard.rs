@@ -311,8 +311,8 @@ impl RequestGuard {
         match came {
             UpstreamProgress::Bytes => {}
             UpstreamProgress::All => {
-                if self.status.is_some_and(|status| !attempt.eject.counts(status)) {
-                    attempt.target.succeeded();
+                if let Some(status) = self.status.filter(|status| !attempt.eject.counts(*status)) {
+                    attempt.target.succeeded(status);
                 }
             }
             UpstreamProgress::TimedOut => self.note_upstream_failed(&Fault::Stalled),

@@ -75,6 +75,8 @@ pub(super) struct Target {
 struct Health {
     /// Consecutive failures.
     failures: AtomicU32,
+    /// The statuses that a route has counted as failures since the last success: one bit for each from 500 on.
+    failed_statuses: [AtomicU64; 2],
     /// The end of the ejection.
     ejected_until: AtomicU64,
     /// The cause of the last ejection, until it is logged.
@@ -91,6 +93,28 @@ struct Health {
     fails_checks: AtomicBool,
     /// The resource that the gateway lacked for a connection, until it is logged.
     exhausted: Mutex<Option<Exhausted>>,
+}
+
+impl Health {
+    /// Returns the word and the bit of a status from 500 on.
+    fn status_word(&self, status: StatusCode) -> Option<(&AtomicU64, u64)> {
+        let bit = status_bit(status.as_u16())?.trailing_zeros();
+        Some((self.failed_statuses.get(bit as usize / 64)?, 1 << (bit % 64)))
+    }
+
+    fn has_failed_with(&self, status: StatusCode) -> bool {
+        self.status_word(status).is_some_and(|(word, bit)| word.load(Relaxed) & bit != 0)
+    }
+
+    fn note_status(&self, status: StatusCode) {
+        if let Some((word, bit)) = self.status_word(status) {
+            word.fetch_or(bit, Relaxed);
+        }
+    }
+
+    fn forget_statuses(&self) {
+        self.failed_statuses.iter().for_each(|word| word.store(0, Relaxed));
+    }
 }
 
 /// A change of an ejection, to be logged.
@@ -306,18 +330,30 @@ impl Target {
         }
     }
 
-    pub(super) fn succeeded(&self) {
+    /// Records a response with a status that its route does not count as a failure. Another route may have done so: then it
+    /// shows nothing, and that route's count and ejection go on.
+    pub(super) fn succeeded(&self, status: StatusCode) {
+        if self.health.has_failed_with(status) {
+            return;
+        }
         // A store that changes nothing would still take the cache line from other processors.
         if self.health.failures.load(Relaxed) != 0 {
             self.health.failures.store(0, Relaxed);
+            self.health.forget_statuses();
         }
         if self.health.unproven.load(Relaxed) {
+            self.health.forget_statuses();
             // The ejection ends early only if it had no effect: no other upstream was healthy.
             if self.health.tried_while_ejected.load(Relaxed) {
                 self.health.ejected_until.store(0, Relaxed);
             }
             self.health.unproven.store(false, Relaxed);
         }
+    }
+
+    /// Prepares for other rules, which may count other statuses as failures.
+    pub(super) fn forget_failed_statuses(&self) {
+        self.health.forget_statuses();
     }
 
     /// Records that a request is sent to it, chosen among several.
@@ -331,6 +367,9 @@ impl Target {
     pub(super) fn failed(&self, fault: &Fault, rule: &Eject, now: Tick) {
         if let Some(exhausted) = fault.exhausted() {
             return self.note_exhausted(exhausted);
+        }
+        if let Fault::Status(status) = fault {
+            self.health.note_status(*status);
         }
         if self.health.failures.fetch_add(1, Relaxed) + 1 >= rule.after {
             self.health.failures.store(0, Relaxed);

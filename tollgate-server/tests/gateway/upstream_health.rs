@@ -159,6 +159,25 @@ fn statuses_that_the_route_names_count_as_failures() {
     assert_eq!(bad_answers, 3);
 }
 
+/// The other route does not count these responses, and must not take them for signs of health either.
+#[test]
+fn failures_of_one_route_are_no_successes_of_another() {
+    let bad = Raw::answering("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n");
+    let good = Raw::named("good");
+    let upstreams = format!("balance: round_robin, upstream: [{}, {}]", bad.url(), good.url());
+    let routes = [
+        format!("{{ path: /strict, {upstreams}, eject: {{ after: 3, for: 1m, statuses: [503] }} }}"),
+        format!("{{ path: /lax, upstream: {} }}", bad.url()),
+    ];
+    let gateway = Gateway::start(&site("workers: 1", &routes, ""));
+    let mut connection = gateway.connect();
+    let bad_answers = (0..20).filter(|_| {
+        assert_eq!(connection.get("/lax").status, 503);
+        connection.get("/strict").status == 503
+    });
+    assert_eq!(bad_answers.count(), 3);
+}
+
 #[test]
 fn answers_that_break_off_count_as_failures() {
     let heads = ["Content-Length: 100\r\n\r\nhello", "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"];

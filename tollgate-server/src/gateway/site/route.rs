@@ -284,6 +284,7 @@ fn target(
         tls: tls.as_ref().map(|tls| tls.identity.clone()),
     };
     if let Some(target) = carryover.targets.get(&address) {
+        target.forget_failed_statuses();
         return Ok(Arc::clone(target));
     }
     let target = Arc::new(Target::new(address.clone(), tls, carryover.workers).ok_or_else(bad)?);
