@@ -59,6 +59,9 @@ mod kind {
 /// Entries in a block of a log on Redis: `BLOCK` in the scripts.
 const LOG_BLOCK: u64 = 128;
 
+/// The most entries of a log on Redis in one block: `LONGEST_RING` in the scripts.
+const LONGEST_RING: u64 = 256;
+
 /// The largest limit of a log on Redis, where each request is an entry of 12 bytes. A larger log would take Redis
 /// longer than a millisecond to copy or to forget, while all other clients wait.
 const MAX_SHARED_LOG: u64 = 100_000;
@@ -110,9 +113,9 @@ impl Compiled {
         }
     }
 
-    /// Returns whether this is a log that may have more entries than one block of the script.
+    /// Returns whether this is a log that may have several blocks.
     pub(crate) fn may_be_long_log(&self) -> bool {
-        matches!(self, Self::Log(log) if log.limit > LOG_BLOCK)
+        matches!(self, Self::Log(log) if log.limit > LONGEST_RING)
     }
 
     /// Returns whether every state is short enough for a hash that Redis stores as a listpack: 64 bytes.
@@ -131,11 +134,12 @@ impl Compiled {
             Self::Log(log) => (0, (log.limit / LOG_BLOCK) as usize),
             _ => (0, 0),
         };
+        let ring_blocks = blocks.min((LONGEST_RING / LOG_BLOCK) as usize);
         match by {
             // Segments are copied without reading each of them.
             Script::Lean => 1 + segments / 256,
-            // Segments are read into a table and written back from it.
-            Script::Full => 2 + segments / 16 + blocks / 64,
+            // Segments are read into a table and written back from it. A ring is read and written as a whole.
+            Script::Full => 2 + segments / 16 + ring_blocks + blocks / 64,
         }
     }
 

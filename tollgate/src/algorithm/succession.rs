@@ -29,10 +29,11 @@ enum StateKind {
     Interval = 2,
     ClockWindow = 3,
     OpenedWindow = 4,
-    Log = 5,
     Counter = 6,
     Strikes = 7,
     Queue = 8,
+    // 5 was a log of an earlier format.
+    Log = 9,
 }
 
 /// The meaning of a state, as the script writes it before the numbers: a code for the algorithm, and its rate or

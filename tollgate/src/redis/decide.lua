@@ -25,8 +25,8 @@ local is_compact = #ARGV > 1
 local values = is_compact and {} or call('MGET', unpack(KEYS))
 
 local METER, INTERVAL, CLOCK, OPENED, LOG, COUNTER, STRIKES = 1, 2, 3, 4, 5, 6, 7
--- The kind, in a signature, of a bucket whose requests wait in a queue.
-local QUEUE = 8
+-- The kinds, in a signature, of a bucket whose requests wait in a queue, and of a log.
+local QUEUE, LOG_MARK = 8, 9
 local TAKE, LOOK, REFUND, RESET, SLICE, UNDO, CREDIT, SETTLE = 0, 1, 2, 3, 4, 5, 6, 7
 
 -- For each key: the first two numbers of its state (A, B); the counts of a counter (C); the largest quota, in units, of
@@ -117,8 +117,8 @@ local function terms_of(text)
     elseif kind == COUNTER then
       y = read('>I2', signature, at)
       p = { kind, 0, x, y }
-    elseif kind == CLOCK or kind == OPENED or kind == LOG then
-      p = { kind, 0, x, 0, 0 }
+    elseif kind == CLOCK or kind == OPENED or kind == LOG_MARK then
+      p = { kind == LOG_MARK and LOG or kind, 0, x, 0, 0 }
     end
   end
   if not p or x == 0 or y == 0 or units == 0 or not is_count(x) or not is_count(y) then return nil end
@@ -179,11 +179,27 @@ local function load_counter(k, p, text, from)
   A[k], C[k], terms[k] = start_of(segment, p[3], p[4]), counts, p
 end
 
--- Reads a log of one block, or the head and the last block of a longer one.
+-- Adds a log that was read: its last block, and the head of its other blocks, if there are any.
 local function load_log(k, p, most, closed, index, tail)
   if #tail < 17 or (#tail - 5) % 12 ~= 0 or #index % 15 ~= 0 then return spoil(k) end
   logs[k] = { owner = k, index = index, closed = closed, tail = tail, loaded = {}, changed = {}, removed = {} }
   K[k], terms[k] = most, p
+end
+
+-- Reads a log in a ring: see `ring_of`.
+local function load_ring(k, p, text, from)
+  if #text < from + 46 then return spoil(k) end
+  local most, _, head, count, slots = read('>I5I7I2I2I2', text, from)
+  local at, after = from + 47, head + count
+  if #text ~= at - 1 + 12 * slots or count == 0 or count > slots or head >= slots then return spoil(k) end
+  local tail
+  if head == 0 then
+    tail = text:sub(at - 5, at + 12 * count - 1)
+  else
+    tail = text:sub(at - 5, at - 1) .. text:sub(at + 12 * head, at + 12 * min(after, slots) - 1)
+      .. text:sub(at, at + 12 * max(after - slots, 0) - 1)
+  end
+  load_log(k, p, most, 0, '', tail)
 end
 
 -- Loads a state: its signature, then its numbers. A log of several blocks is a hash with the state in its field `h`.
@@ -208,10 +224,7 @@ local function load(k)
   local p, length = terms_of(value)
   if not p then return spoil(k) end
   if p[1] == COUNTER then return load_counter(k, p, value, length + 1) end
-  if p[1] == LOG then
-    if #value < length + 5 then return spoil(k) end
-    return load_log(k, p, read('>I5', value, length + 1), 0, '', value:sub(length + 6))
-  end
+  if p[1] == LOG then return load_ring(k, p, value, length + 1) end
   local a, b, most = 0, 0, 0
   if p[1] == CLOCK or p[1] == OPENED then
     if #value ~= length + 12 then return spoil(k) end
@@ -504,8 +517,12 @@ end
 -- Each block but the last was full when it was closed. The index has its number, last moment and units. A log of one
 -- block is stored as a string, a longer one as a hash. Only the newest entry can have no units: it keeps its moment
 -- after a refund.
+--
+-- The string is a ring of entries after a header, so that `take.lua` adds an entry by reading and writing only the header
+-- and the entry. Redis hashes every byte of each string that Lua creates, so here, where a log is read as a whole, a long
+-- ring would be slow.
 
-local BLOCK, ENTRY, INDEX, WRAP = 128, 12, 15, 1099511627776
+local BLOCK, LONGEST_RING, ENTRY, INDEX, WRAP = 128, 256, 12, 15, 1099511627776
 -- The most units that a conversion charges: more than any quota, and few enough to add to.
 local MOST_CHARGED = 549755813888
 local NO_ENTRIES = pack('>I5', 0)
@@ -630,9 +647,24 @@ local function drop(log, at, count)
   end
 end
 
+-- Closes the last block, which has `count` entries.
+local function close(log, count)
+  local tail = log.tail
+  for from = 0, count - 1, BLOCK do
+    local to = min(from + BLOCK, count)
+    local base = from == 0 and tail:sub(1, 5) or tail:sub(ENTRY * from + 1, ENTRY * from + 5)
+    local text = base .. tail:sub(ENTRY * from + 6, ENTRY * to + 5)
+    local id = 1
+    if log.index ~= '' then id = read('>I3', log.index, #log.index - INDEX + 1) % 16777215 + 1 end
+    local of_block = units_of(text, to - from)
+    log.index = log.index .. pack('>I3I7I5', id, read('>I7', tail, ENTRY * to - 6), of_block)
+    log.closed, log.changed[id], log.removed[id] = log.closed + of_block, text, nil
+  end
+end
+
 -- Adds units at a moment that is not before the newest. Units at the same moment are merged into one entry of at most
--- `most` units, or of as many as it had.
-local function append(log, at, units, most)
+-- `most` units, or of as many as it had. The last block has at most `longest` entries if it is the only one.
+local function append(log, at, units, most, longest)
   local text = log.tail
   local count = (#text - 5) / ENTRY
   if count > 0 then
@@ -642,12 +674,8 @@ local function append(log, at, units, most)
     if newest == at or of_newest == 0 then
       count = count - 1
       text = text:sub(1, ENTRY * count + 5)
-    elseif count >= BLOCK then
-      local id = 1
-      if log.index ~= '' then id = read('>I3', log.index, #log.index - INDEX + 1) % 16777215 + 1 end
-      local of_block = units_of(text, count)
-      log.index = log.index .. pack('>I3I7I5', id, newest, of_block)
-      log.closed, log.changed[id], log.removed[id] = log.closed + of_block, text, nil
+    elseif count >= (log.index == '' and longest or BLOCK) then
+      close(log, count)
       text, count = NO_ENTRIES, 0
     end
   end
@@ -720,7 +748,8 @@ judge[LOG] = function(k, p, cost)
 end
 
 local function write_log(k, p, edit)
-  local log = logs[k]
+  -- A log that counts denied requests is always written here, as a whole if it is a ring.
+  local log, longest = logs[k], p[4] == 1 and BLOCK or LONGEST_RING
   if p[4] == 1 then K[k] = max(K[k] or 0, edit.ceiling) end
   if edit.collapse or edit.empty then
     drop(log, #log.index + 1, (#log.tail - 5) / ENTRY)
@@ -728,9 +757,9 @@ local function write_log(k, p, edit)
     drop(log, edit.block, edit.count)
   end
   if edit.collapse then
-    append(log, now, min(edit.total + edit.add, max(edit.ceiling, edit.total)), WRAP)
+    append(log, now, min(edit.total + edit.add, max(edit.ceiling, edit.total)), WRAP, longest)
   else
-    append(log, edit.at, edit.add, edit.ceiling)
+    append(log, edit.at, edit.add, edit.ceiling, longest)
   end
 end
 
@@ -748,6 +777,26 @@ local function merge_block(log, at)
   local _, last = read('>I3I7', log.index, next_at)
   remove_block(log, next_at)
   change_block(log, at, table.concat(words), last)
+end
+
+-- Returns entries of a block, with fewer units in their sums. Most of the work is in calls to `struct`, so it reads and
+-- writes eight entries at a time.
+local EIGHT = '>' .. string.rep('I7I5', 8)
+
+local function lowered(text, from, to, by)
+  local words = {}
+  while from + 7 <= to do
+    local numbers = { read(EIGHT, text, ENTRY * from - 6) }
+    for at = 2, 16, 2 do
+      numbers[at] = (numbers[at] - by) % WRAP
+    end
+    words[#words + 1], from = pack(EIGHT, unpack(numbers, 1, 16)), from + 8
+  end
+  for entry = from, to do
+    local moment, sum = read('>I7I5', text, ENTRY * entry - 6)
+    words[#words + 1] = pack('>I7I5', moment, (sum - by) % WRAP)
+  end
+  return table.concat(words)
 end
 
 local function give_back_log(k, p, cost, charged_at)
@@ -772,23 +821,14 @@ local function give_back_log(k, p, cost, charged_at)
   local given = min(cost, has)
   if given == 0 then return end
   local is_newest = at > #log.index and low == entries
-  local words = { text:sub(1, ENTRY * (low - 1) + 5) }
-  local last = 0
-  if low > 1 then last = read('>I7', text, ENTRY * (low - 1) - 6) end
-  for entry = low, entries do
-    local moment, sum = read('>I7I5', text, ENTRY * entry - 6)
-    if entry > low or given < has or is_newest then
-      words[#words + 1] = pack('>I7I5', moment, (sum - given) % WRAP)
-      last = moment
-    end
-  end
-  text = table.concat(words)
+  local changed_from = (given < has or is_newest) and low or low + 1
+  text = text:sub(1, ENTRY * (low - 1) + 5) .. lowered(text, changed_from, entries, given)
   if at > #log.index then
     log.tail = text
   elseif #text == 5 then
     remove_block(log, at)
   else
-    change_block(log, at, text, last)
+    change_block(log, at, text, read('>I7', text, #text - ENTRY + 1))
     merge_block(log, at)
   end
   ends[k], dirty[k] = max(newest + p[3], now), p
@@ -831,6 +871,19 @@ local function credit_counter(k, p, units)
   if given > 0 then return edit end
 end
 
+-- Returns the state of a log of one block. Its header has what `take.lua` needs to add an entry: the time until which the
+-- key is kept, the slot of the oldest entry, the number of entries and of slots, the oldest moment, the newest entry, the
+-- sum before it, and the sum before the oldest entry.
+local function ring_of(head, tail, kept)
+  local count = (#tail - 5) / ENTRY
+  local slots = count > 1 and count + 2 + floor((count - 1) / 4) or 1
+  local base, oldest = read('>I5I7', tail, 1)
+  local newest, sum = read('>I7I5', tail, ENTRY * count - 6)
+  local before = count > 1 and read('>I5', tail, ENTRY * (count - 1) + 1) or base
+  return head .. pack('>I7I2I2I2I7I7I5I5', kept, 0, count, slots, oldest, newest, sum, before) .. tail
+    .. string.rep('\0\0\0\0\0\0\0\0\0\0\0\0', slots - count)
+end
+
 -- Writes the state of a log: as a string, or as a hash if it has several blocks.
 local function store_log(k, p, ttl)
   local log, key = logs[k], KEYS[k]
@@ -838,9 +891,15 @@ local function store_log(k, p, ttl)
   if log.index == '' then
     if #log.tail == 5 then
       if values[k] or hashes[k] then try(k, 'DEL', key) end
-    elseif values[k] or hashes[k] then
-      try(k, 'SET', key, head .. log.tail, 'PX', ttl)
-    elseif not try(k, 'SET', key, head .. log.tail, 'PX', ttl, 'NX') then
+      return
+    end
+    -- For longer than the entries count, so that few requests change the expiry.
+    local kept = ends[k] + ceil(max(ends[k] - now, 0) / 8)
+    local text = ring_of(head, log.tail, kept)
+    ttl = format('%d', injected and 3600000 or max(ceil((kept - now) / 1000), 0) + 1)
+    if values[k] or hashes[k] then
+      try(k, 'SET', key, text, 'PX', ttl)
+    elseif not try(k, 'SET', key, text, 'PX', ttl, 'NX') then
       fail(k, 'holds something else')
     end
     return
@@ -973,7 +1032,7 @@ local function charge(v, p, at, units)
   elseif kind == OPENED then
     A[v], B[v] = at, units
   elseif kind == LOG then
-    append(logs[v], at, min(units, MOST_CHARGED), WRAP)
+    append(logs[v], at, min(units, MOST_CHARGED), WRAP, BLOCK)
   elseif kind == COUNTER then
     A[v], C[v][0] = start_of(place(at, p[3], p[4]), p[3], p[4]), units
   end
@@ -1205,7 +1264,7 @@ end
 local function tell(k, p, answer)
   size = size + 1
   if p[1] == LOG then
-    out[size] = answer and format('%.0f %.0f %.0f %.0f', answer[1], answer[2], answer[3], answer[4]) or ''
+    out[size] = answer and pack('>I1I5I7I7', answer[1], answer[2], answer[3], answer[4]) or ''
     return
   end
   local a, b = A[k], B[k]

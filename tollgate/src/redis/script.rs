@@ -34,7 +34,7 @@ impl Source {
 
 /// Decides any batch.
 static DECIDE: LazyLock<Source> = LazyLock::new(|| Source::new(include_str!("decide.lua")));
-/// Decides a batch in which every request takes from buckets, fixed windows, counters and short logs.
+/// Decides a batch in which every request takes from buckets, fixed windows, counters and logs that are not too long.
 static TAKE_ONLY: LazyLock<Source> = LazyLock::new(|| Source::new(include_str!("take.lua")));
 
 /// Returns the commands that load the scripts.
@@ -426,7 +426,7 @@ impl Batch {
 /// Reads a state from the reply of a script.
 fn read_state(terms: &Terms, bytes: &[u8]) -> Result<KeyState, StoreError> {
     if terms.shape == Shape::Verdict {
-        return Ok(KeyState::Verdict(verdict(&numbers(bytes)?)?));
+        return Ok(KeyState::Verdict(verdict(bytes)?));
     }
     if bytes.is_empty() {
         return Ok(KeyState::Numbers(SmallVec::new()));
@@ -456,14 +456,16 @@ fn number(value: Option<Value>) -> Result<u64, StoreError> {
     }
 }
 
-fn numbers(bytes: &[u8]) -> Result<SmallVec<[u64; 4]>, StoreError> {
-    let text = std::str::from_utf8(bytes).map_err(|_| unreadable())?;
-    text.split_ascii_whitespace().map(|word| word.parse().map_err(|_| unreadable())).collect()
+fn big_endian(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// Reads a verdict that the script computed: admission, remaining, retry_after, reset_after.
-fn verdict(numbers: &[u64]) -> Result<Verdict, StoreError> {
-    let [admission, remaining, retry_after, reset_after] = *numbers else { return Err(unreadable()) };
+/// Reads a verdict that the script computed: admission (1 byte), remaining (5), retry_after (7), reset_after (7).
+fn verdict(bytes: &[u8]) -> Result<Verdict, StoreError> {
+    let (Some((admission, rest)), 20) = (bytes.split_first(), bytes.len()) else { return Err(unreadable()) };
+    let (remaining, times) = rest.split_at(5);
+    let (retry_after, reset_after) = times.split_at(7);
+    let [remaining, retry_after, reset_after] = [remaining, retry_after, reset_after].map(big_endian);
     let admission = match admission {
         0 => Admission::Denied { retry_after },
         1 => Admission::Allowed { delay: 0 },
@@ -684,7 +686,7 @@ impl BatchReply {
     }
 
     fn number(&mut self, width: usize) -> Result<u64, StoreError> {
-        Ok(self.take(width)?.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+        Ok(big_endian(self.take(width)?))
     }
 }
 

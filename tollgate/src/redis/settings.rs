@@ -291,13 +291,15 @@ fn wrong(problem: &str, fix: &str) -> ConnectError {
 }
 
 /// Commands of this program and its scripts, for decisions, rule sets, the number of nodes and their reports.
-const COMMANDS: [&str; 22] = [
+const COMMANDS: [&str; 24] = [
     "evalsha",
     "eval",
     "script|load",
     "time",
     "mget",
+    "getrange",
     "set",
+    "setrange",
     "del",
     "exists",
     "hget",

@@ -1,5 +1,5 @@
 -- The small script: decides a batch in which every request only takes units from buckets, fixed windows, counters and
--- short logs. Nearly all batches are like that. `decide.lua` decides all others. This script creates no functions,
+-- logs of one block. Nearly all batches are like that. `decide.lua` decides all others. This script creates no functions,
 -- because creating the functions of `decide.lua` costs Redis more than a decision.
 --
 -- KEYS: the distinct keys of the batch. ARGV[1]: the time or 0, costs, limits, and four bytes for each hit: the limit
@@ -15,6 +15,11 @@
 -- it writes nothing and replies 0, and `decide.lua` is called instead.
 
 local METER, CLOCK, LOG, COUNTER = 1, 3, 5, 6
+-- A log: its units that count, those that this call adds, the time of the entry that it adds, and its header. `REPLACES`
+-- is whether that entry takes the place of the newest.
+local SIGNATURE, UNITS, ADDED, HELD, MOST, KEPT, HEAD, COUNT, SLOTS, BASE, OLDEST, NEWEST, SUM, BEFORE, REPLACES, LAYOUT =
+  1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16
+local LONGEST_RING = 256
 local keys, pack, read, sub, byte, ceil = KEYS, struct.pack, struct.unpack, string.sub, string.byte, math.ceil
 local char, format = string.char, string.format
 local asked = ARGV[1]
@@ -24,47 +29,7 @@ if not injected then
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
 end
-local fields = #ARGV > 1 and ARGV or nil
-local values, absent
--- By the name of a hash: the time until which it is kept, and its signature. By key: whether its field is new, and the
--- signature of its state.
-local kept_until, hash_signature, is_new, signature_of
-if fields then
-  values, kept_until, hash_signature, is_new, signature_of = {}, {}, {}, {}, {}
-  for k = 1, #keys do
-    local key, field, value = keys[k], fields[k + 1], nil
-    if field == '' then
-      value = redis.call('MGET', key)[1]
-      if not value and redis.call('EXISTS', key) > 0 then return 0 end
-    else
-      local found = redis.pcall('HMGET', key, '', field)
-      if found.err then return 0 end
-      local head = found[1]
-      value = found[2]
-      if head then
-        if #head < 14 then return 0 end
-        local signature = sub(head, 8)
-        kept_until[key], hash_signature[key] = read('>I7', head), signature
-        if value and byte(value) == 255 then value = signature .. sub(value, 2) end
-      elseif value or redis.call('EXISTS', key) > 0 then
-        return 0
-      end
-      is_new[k] = not value
-    end
-    values[k] = value
-  end
-else
-  values = redis.call('MGET', unpack(keys))
-  for k = 1, #keys do
-    if not values[k] then
-      absent = absent or {}
-      absent[#absent + 1] = keys[k]
-    end
-  end
-  if absent and redis.call('EXISTS', unpack(absent)) > 0 then return 0 end
-end
-
-local costs, cost_parts, limits = {}, {}, {}
+local costs, cost_parts, limits, log_count = {}, {}, {}, 0
 for index = 1, cost_count do
   costs[index], cost_parts[index], from = read('>I7I5', asked, from)
 end
@@ -90,8 +55,82 @@ for index = 1, limit_count do
   else
     local limit, window, after = read('>I5I7', asked, from)
     local layout = length == 7 and '>c7' or '>c8'
-    limits[index] = { kind, signature, layout .. (kind == LOG and 'I5I5' or 'I7I5'), limit, window }
+    if kind == LOG then log_count = log_count + 1 end
+    layout = layout .. (kind == LOG and 'I5I7I2I2I2I7I7I5I5I5' or 'I7I5')
+    limits[index] = { kind, signature, layout, limit, window }
     from = after
+  end
+end
+
+-- The logs by key. Only the start of a log is read, once it is needed. `others` are the keys that are read here. If only
+-- some limits are logs, `is_log` has their keys.
+local logs, is_log, others = nil, nil, keys
+if log_count > 0 then
+  logs, others = {}, {}
+  if log_count < limit_count then
+    is_log = {}
+    for at = from, #asked - 3, 4 do
+      local limit_index, _, high, low = byte(asked, at, at + 3)
+      local k, takes_log = high * 256 + low, limits[limit_index % 128][1] == LOG
+      if is_log[k] == nil then is_log[k] = takes_log elseif is_log[k] ~= takes_log then return 0 end
+    end
+    for k = 1, #keys do
+      if not is_log[k] then others[#others + 1] = keys[k] end
+    end
+  end
+end
+
+local fields = #ARGV > 1 and ARGV or nil
+local values, absent
+-- By the name of a hash: the time until which it is kept, and its signature. By key: whether its field is new, and the
+-- signature of its state.
+local kept_until, hash_signature, is_new, signature_of
+if fields then
+  values, kept_until, hash_signature, is_new, signature_of = {}, {}, {}, {}, {}
+  for k = 1, #keys do
+    local key, field, value = keys[k], fields[k + 1], nil
+    if logs and (not is_log or is_log[k]) then
+      is_new[k] = false
+    elseif field == '' then
+      value = redis.call('MGET', key)[1]
+      if not value and redis.call('EXISTS', key) > 0 then return 0 end
+    else
+      local found = redis.pcall('HMGET', key, '', field)
+      if found.err then return 0 end
+      local head = found[1]
+      value = found[2]
+      if head then
+        if #head < 14 then return 0 end
+        local signature = sub(head, 8)
+        kept_until[key], hash_signature[key] = read('>I7', head), signature
+        if value and byte(value) == 255 then value = signature .. sub(value, 2) end
+      elseif value or redis.call('EXISTS', key) > 0 then
+        return 0
+      end
+      is_new[k] = not value
+    end
+    values[k] = value
+  end
+elseif #others == 0 then
+  values = {}
+else
+  values = redis.call('MGET', unpack(others))
+  for k = 1, #others do
+    if not values[k] then
+      absent = absent or {}
+      absent[#absent + 1] = others[k]
+    end
+  end
+  if absent and redis.call('EXISTS', unpack(absent)) > 0 then return 0 end
+  if #others < #keys then
+    local found, next_found = values, 0
+    values = {}
+    for k = 1, #keys do
+      if not is_log[k] then
+        next_found = next_found + 1
+        values[k] = found[next_found]
+      end
+    end
   end
 end
 
@@ -212,84 +251,109 @@ while from <= last_record do
         last = is_current and 0 or p.last
       end
     elseif kind == LOG then
-      -- A log of one block: see `decide.lua`. Each entry has the sum of all units up to it, modulo 2^40.
-      local limit, window, body = p[4], p[5], first + 10
-      local entries, base, newest, sum, total, of_newest = 0, 0, 0, 0, 0, 0
-      local held, dropped, gone, dropped_sum = now, 0, 0, 0
-      if value then
-        entries = (length + 1 - body) / 12
-        if entries < 1 or entries % 1 > 0 then return 0 end
-        local found, _
-        found, _, base = read(p[3], value)
-        if found ~= signature then return 0 end
-        newest, sum = read('>I7I5', value, length - 11)
-        total = (sum - base) % 1099511627776
-        if total == 0 then
-          dropped = entries
-        else
-          if newest > now then
-            if newest > now + window then return 0 end
-            held = newest
-          end
+      -- A log in a ring: see `decide.lua`. All requests of a call have the same time, so a call adds at most one entry, at
+      -- the time `held`.
+      local limit, window, log, at_slots = p[4], p[5], logs[k], first + 46
+      if not log then
+        local text = redis.pcall('GETRANGE', keys[k], '0', '54')
+        if type(text) ~= 'string' then return 0 end
+        local units, held, found, most, kept, head, count, slots, base, oldest, newest, sum, before, replaces = 0, now
+        if text ~= '' then
+          if #text < at_slots then return 0 end
+          found, most, kept, head, count, slots, oldest, newest, sum, before, base = read(p[3], text)
+          if found ~= signature or count == 0 or count > slots or head >= slots then return 0 end
+          if newest > now then held = newest end
           local horizon = held - window
-          if newest <= horizon then
-            dropped, gone = entries, total
-          elseif read('>I7', value, body) <= horizon then
-            local low, high = 1, entries - 1
-            while low < high do
-              local middle = ceil((low + high) / 2)
-              if read('>I7', value, body + 12 * middle - 12) <= horizon then low = middle else high = middle - 1 end
+          if sum == base or newest <= horizon then
+            count, held = 0, now
+          else
+            if newest > now + window then return 0 end
+            if oldest <= horizon then
+              -- Find the newest entry that has left the window, `low`: most often one of the first. `high` is still in it.
+              local low, high, near = 0, count - 1, count - 1
+              if near > 4 then near = 4 end
+              if head + near >= slots then near = slots - head - 1 end
+              local at = at_slots + 12 * head
+              text = redis.call('GETRANGE', keys[k], format('%d', at), format('%d', at + 12 * near + 11))
+              if #text < 12 * near + 12 then return 0 end
+              oldest, base = newest, read('>I5', text, 8)
+              for entry = 1, near do
+                local moment, up_to = read('>I7I5', text, 12 * entry + 1)
+                if moment > horizon then
+                  high, oldest = entry, moment
+                  break
+                end
+                low, base = entry, up_to
+              end
+              while low + 1 < high do
+                local middle = ceil((low + high) / 2)
+                at = at_slots + 12 * ((head + middle) % slots)
+                text = redis.call('GETRANGE', keys[k], format('%d', at), format('%d', at + 11))
+                if #text < 12 then return 0 end
+                local moment, up_to = read('>I7I5', text, 1)
+                if moment > horizon then high, oldest = middle, moment else low, base = middle, up_to end
+              end
+              head, count = (head + high) % slots, count - high
             end
-            local _
-            _, dropped_sum = read('>I7I5', value, body + 12 * low - 12)
-            dropped, gone = low, (dropped_sum - base) % 1099511627776
+            units, replaces = (sum - base) % 1099511627776, newest == held or sum == before
           end
         end
-        if dropped < entries then
-          of_newest = sum - (entries > 1 and read('>I5', value, length - 16) or base)
+        if not count or count == 0 then
+          head, count, base, oldest, newest, sum, before, replaces = 0, 0, 0, held, held, 0, 0, false
         end
+        log = {
+          signature, units, 0, held, most or 0, kept, head, count, slots, base, oldest, newest, sum, before, replaces, p[3],
+        }
+        logs[k] = log
       end
-      local units = total - gone
+      if log[SIGNATURE] ~= signature then return 0 end
+      local units, held, count = log[UNITS], log[HELD], log[COUNT]
       local room = limit - units
       passes = cost <= room
       if passes then
-        last = held + window
-        if dropped == entries then
-          new = signature .. '\0\0\0\0\0\0\0\0\0\0' .. pack('>I7I5', held, cost)
-        else
-          local to = length
-          if newest == held or of_newest == 0 then
-            to = length - 12
-          elseif entries - dropped >= 128 then
-            return 0
-          end
-          local entry = pack('>I7I5', held, (sum + cost) % 1099511627776)
-          if dropped == 0 then
-            new = (to == length and value or sub(value, 1, to)) .. entry
-          else
-            new = sub(value, 1, first + 4) .. pack('>I5', dropped_sum) .. sub(value, body + 12 * dropped, to) .. entry
-          end
-        end
-        seen = format('1 %.0f 0 %.0f', room - cost, last - now)
+        if count >= LONGEST_RING and not log[REPLACES] then return 0 end
+        new, last = cost, held + window
+        seen = pack('>I1I5I7I7', 1, room - cost, 0, last - now)
       else
         if room < 0 then room = 0 end
-        local reset = 0
+        local head, slots, reset, retry = log[HEAD], log[SLOTS], 0, held
         if units > 0 then
-          local at = of_newest == 0 and read('>I7', value, length - 23) or newest
-          if at + window > now then reset = at + window - now end
+          local moment = held
+          if log[ADDED] == 0 then
+            moment = log[NEWEST]
+            if log[SUM] == log[BEFORE] then
+              -- The newest entry has no units left, but the entry before it has.
+              local at = at_slots + 12 * ((head + count - 2) % slots)
+              local text = redis.call('GETRANGE', keys[k], format('%d', at), format('%d', at + 6))
+              if #text < 7 then return 0 end
+              moment = read('>I7', text, 1)
+            end
+          end
+          if moment + window > now then reset = moment + window - now end
         end
         if cost > limit then
-          seen = format('2 %.0f 0 %.0f', room, reset)
+          seen = pack('>I1I5I7I7', 2, room, 0, reset)
         else
           -- The wait ends with the first entry whose expiry frees enough units.
-          local need, low, high = gone + units + cost - limit, dropped + 1, entries
-          while low < high do
-            local middle = (low + high - (low + high) % 2) / 2
-            local _, up_to = read('>I7I5', value, body + 12 * middle - 12)
-            if (up_to - base) % 1099511627776 >= need then high = middle else low = middle + 1 end
+          local need = units + cost - limit
+          if need <= units - log[ADDED] then
+            if need == 1 then
+              retry = log[OLDEST]
+            else
+              local low, high, base = 0, count - 1, log[BASE]
+              retry = log[NEWEST]
+              while low < high do
+                local middle = (low + high - (low + high) % 2) / 2
+                local at = at_slots + 12 * ((head + middle) % slots)
+                local text = redis.call('GETRANGE', keys[k], format('%d', at), format('%d', at + 11))
+                if #text < 12 then return 0 end
+                local moment, up_to = read('>I7I5', text, 1)
+                if (up_to - base) % 1099511627776 >= need then high, retry = middle, moment else low = middle + 1 end
+              end
+            end
           end
-          local retry = read('>I7', value, body + 12 * low - 12) + window - now
-          seen = format('0 %.0f %.0f %.0f', room, retry > 0 and retry or 0, reset)
+          retry = retry + window - now
+          seen = pack('>I1I5I7I7', 0, room, retry > 0 and retry or 0, reset)
         end
       end
     else
@@ -323,8 +387,9 @@ while from <= last_record do
   out[verdict_at] = all and '\1' or '\0'
   if all then
     for index = 1, hit do
-      local k, last = hit_keys[index], next_last[index]
-      values[k] = next_value[index]
+      local k, new, last = hit_keys[index], next_value[index], next_last[index]
+      local log = logs and logs[k]
+      if log then log[UNITS], log[ADDED] = log[UNITS] + new, log[ADDED] + new else values[k] = new end
       -- A state in the same window or segment keeps its expiry.
       if last > 0 then lasts[k] = last elseif not lasts[k] then lasts[k] = 0 end
     end
@@ -334,7 +399,53 @@ end
 local set, failed, shown, expires = redis.pcall, nil, 0, ''
 for k, last in pairs(lasts) do
   local reply
-  if fields and fields[k + 1] ~= '' then
+  if logs and logs[k] then
+    -- The entry is written before the header that makes it part of the log.
+    local log, key, body = logs[k], keys[k], nil
+    local signature, head, slots, kept, older = log[SIGNATURE], log[HEAD], log[SLOTS], log[KEPT], log[COUNT]
+    local sum, before = (log[SUM] + log[ADDED]) % 1099511627776, log[SUM]
+    if log[REPLACES] then before, older = log[BEFORE], older - 1 end
+    local at_slots, entry = #signature + 47, pack('>I7I5', log[HELD], sum)
+    local resizes = not slots or older >= slots or (slots > 16 and 4 * older + 4 < slots)
+    -- For longer than the entry counts, so that few requests change the expiry.
+    local renews = resizes or last > kept
+    if renews then kept = last + ceil((last - now) / 8) end
+    if resizes then
+      body = ''
+      if older > 0 then
+        body = set('GETRANGE', key, format('%d', at_slots), '-1')
+        if type(body) == 'table' then
+          reply = body
+        else
+          local to = head + older
+          body = sub(body, 12 * head + 1, 12 * to) .. (to > slots and sub(body, 1, 12 * (to - slots)) or '')
+        end
+      end
+      -- A quarter more than it has, and one for a log that is new.
+      slots, head = slots and older + 3 + (older - older % 4) / 4 or 1, 0
+    end
+    local header = pack(log[LAYOUT], signature, log[MOST], kept, head, older + 1, slots, log[OLDEST], log[HELD], sum, before,
+      log[BASE])
+    if resizes and not reply then
+      local unit, time = 'PXAT', nil
+      if injected then unit, time = 'PX', '3600000' else time = format('%d', ceil(kept / 1000) + 1) end
+      local text = header .. body .. entry .. string.rep('\0\0\0\0\0\0\0\0\0\0\0\0', slots - older - 1)
+      if log[SLOTS] then
+        reply = set('SET', key, text, unit, time)
+      else
+        reply = set('SET', key, text, unit, time, 'NX')
+        -- The key exists, and is empty: not a log.
+        if not reply then reply = { err = 'holds something else' } end
+      end
+    elseif not reply then
+      reply = set('SETRANGE', key, format('%d', at_slots + 12 * ((head + older) % slots)), entry)
+      if type(reply) == 'number' then reply = set('SETRANGE', key, '0', header) end
+      if type(reply) == 'number' and renews then
+        reply = set('PEXPIRE', key, injected and '3600000' or format('%d', ceil((kept - now) / 1000) + 1))
+      end
+      if type(reply) == 'number' then reply = nil end
+    end
+  elseif fields and fields[k + 1] ~= '' then
     local key, text = keys[k], values[k]
     local signature, sweeps = hash_signature[key], is_new[k]
     if not signature then
