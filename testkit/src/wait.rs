@@ -1,5 +1,6 @@
 //! Waits for other processes: the only place here that sleeps.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -40,5 +41,15 @@ pub fn until(what: &str, holds: impl FnMut() -> bool) {
 pub fn within(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) {
     if poll(limit, || holds().then_some(())).is_none() {
         panic!("not within {limit:?}: {what}");
+    }
+}
+
+/// Sets a flag when it is dropped, also if an assertion fails: a failed test would otherwise wait forever for threads that
+/// run until the flag is set.
+pub struct SetOnDrop<'a>(pub &'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::{Rig, START_US};
+use testkit::wait::SetOnDrop;
 use tollgate::{
     Algorithm, Ban, FixedWindow, HOUR, Hit, LeakyBucket, Limit, LimitSet, Limiter, MINUTE, ManualClock, Rate, SECOND,
     Settlement, SlidingWindowCounter, SlidingWindowLog, Timestamp, TokenBucket,
@@ -373,8 +374,8 @@ fn admitted_under_exchange(ways: [Algorithm; 2]) -> (usize, u64) {
                 }
             }
         });
+        let _done = SetOnDrop(&done);
         deciding.into_iter().for_each(|thread| thread.join().expect("no thread panics"));
-        done.store(true, Ordering::Relaxed);
     });
     let limiter = changed(&now(), ways[0]);
     (admitted.into_inner(), limiter.peek("key").remaining())

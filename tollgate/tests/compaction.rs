@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use common::{Answer, Dice, Rig, START_US};
+use testkit::wait::SetOnDrop;
 use tollgate::{
     Algorithm, FixedWindow, HOUR, Hit, LeakyBucket, Limit, LimitSet, Limiter, MINUTE, ManualClock, Rate,
     SlidingWindowCounter, SlidingWindowLog, Timestamp, TokenBucket,
@@ -128,15 +129,6 @@ fn keys_are_judged_as_if_no_table_had_shrunk() {
     }
 }
 
-/// Ends the threads of a test, also when an assertion fails: otherwise the test would wait for them forever.
-struct SetOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for SetOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Spends from a few keys in many threads while another makes the tables grow and shrink.
 fn admitted_while_shrinking(limits: LimitSet, check: impl Fn(&Limiter, &str) -> bool + Sync) -> Vec<usize> {
     const KEYS: usize = 20;
@@ -147,7 +139,7 @@ fn admitted_while_shrinking(limits: LimitSet, check: impl Fn(&Limiter, &str) -> 
     let (admitted, is_over) = ([const { AtomicUsize::new(0) }; KEYS], AtomicBool::new(false));
     let (check, admitted_of, lock, is_over) = (&check, &admitted, &lock, &is_over);
     thread::scope(|scope| {
-        let _ends = SetOnDrop(is_over);
+        let _over = SetOnDrop(is_over);
         for thread in 0..3 {
             scope.spawn(move || {
                 let mut dice = Dice(thread);

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
+use testkit::wait::SetOnDrop;
 use tollgate::{
     Algorithm, Ban, DAY, FixedWindow, Hit, LeakyBucket, Limit, LimitSet, Limiter, MINUTE, ManualClock, Rate,
     RestoreError, SECOND, SlidingWindowCounter, SlidingWindowLog, Timestamp, TokenBucket,
@@ -220,17 +221,17 @@ fn a_snapshot_of_too_many_limits_for_the_memory_is_unusable() {
 fn snapshots_are_made_while_others_decide() {
     let limit = || limit(SlidingWindowCounter::new(1 << 30, DAY).segments(6));
     let limiter = Limiter::builder().limit(limit()).build().unwrap();
-    let deciding = std::sync::atomic::AtomicBool::new(true);
+    let is_over = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
+                let _over = SetOnDrop(&is_over);
                 for key in 0..20_000_u64 {
                     assert!(limiter.check(key).is_allowed());
                 }
-                deciding.store(false, std::sync::atomic::Ordering::Release);
             });
         }
-        while deciding.load(std::sync::atomic::Ordering::Acquire) {
+        while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
             let (after, _) = Limiter::builder().limit(limit()).restore(&*snapshot(&limiter)).unwrap();
             for key in 0..20_000_u64 {
                 assert!(after.peek(key).remaining() >= (1 << 30) - 2);

@@ -8,7 +8,7 @@ use testkit::gateway::{Gateway, site};
 use testkit::http1::Connection;
 use testkit::tollgate::fails;
 use testkit::upstream::Raw;
-use testkit::wait::until;
+use testkit::wait::{SetOnDrop, until};
 
 /// The state that clients share.
 #[derive(Default)]
@@ -61,6 +61,7 @@ fn a_stop_under_load_fails_no_request() {
         for _ in 0..8 {
             scope.spawn(|| honest_client(address, &clients));
         }
+        let _done = SetOnDrop(&clients.done);
         until("some load", || clients.answered.load(Relaxed) > 200);
         clients.stopping.store(true, Relaxed);
         gateway.signal("TERM");
@@ -135,6 +136,7 @@ fn changing_routes_under_load_fails_no_request() {
         for _ in 0..4 {
             scope.spawn(|| honest_client(gateway.address, &clients));
         }
+        let _done = SetOnDrop(&clients.done);
         for turn in 1..=6 {
             gateway.save(&rules(turn));
             gateway.await_said("is in force", turn);
@@ -142,7 +144,6 @@ fn changing_routes_under_load_fails_no_request() {
             let before = answered();
             until("more answers", || answered() > before + 20);
         }
-        clients.done.store(true, Relaxed);
     });
     assert!(upstreams.iter().all(|upstream| upstream.requests() > 0));
 }

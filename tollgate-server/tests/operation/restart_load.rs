@@ -19,7 +19,7 @@ use testkit::folder::folder_with;
 use testkit::http1::{Connection, head};
 use testkit::tollgate::{Process, RULES, run_in};
 use testkit::upstream::{Raw, runtime};
-use testkit::wait::until;
+use testkit::wait::{SetOnDrop, until};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
@@ -225,7 +225,7 @@ fn restarts_under_load_fail_no_request() {
         scope.spawn(|| load.keep_alive(health, ready, || connect(admin).map(Connection::on)));
         scope.spawn(|| runtime().block_on(load.http2(http2, http)));
         scope.spawn(|| runtime().block_on(load.grpc(calls, grpc)));
-        let stop = Stop(&load.done);
+        let _done = SetOnDrop(&load.done);
         for _ in 0..restarts {
             let before = kinds.each_ref().map(|(_, clients)| clients.answered.load(Relaxed));
             for ((name, clients), before) in kinds.iter().zip(before) {
@@ -234,7 +234,6 @@ fn restarts_under_load_fail_no_request() {
             let output = run_in(&server.path("."), &["restart", "--control", "control"]);
             successors.push(Successor::from(&output));
         }
-        drop(stop);
     });
     for (name, clients) in &kinds {
         let count = |counter: &AtomicUsize| counter.load(Relaxed);
@@ -245,13 +244,4 @@ fn restarts_under_load_fail_no_request() {
     let latest = successors.last().expect("there is a restart");
     latest.signal("TERM");
     until("the end of all processes", || !successors.iter().any(Successor::runs));
-}
-
-/// Ends the load, also if a restart fails.
-struct Stop<'l>(&'l AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
 }

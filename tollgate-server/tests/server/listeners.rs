@@ -11,7 +11,7 @@ use testkit::folder::folder_with;
 use testkit::http1::{Connection, head};
 use testkit::service::Server;
 use testkit::tollgate::RULES;
-use testkit::wait::wait_until;
+use testkit::wait::{SetOnDrop, wait_until};
 
 const OLD: &str = "0123456789abcdef-old";
 const NEW: &str = "0123456789abcdef-new";
@@ -170,6 +170,7 @@ fn settings_change_on_the_same_address_without_a_refused_connection() {
     assert_eq!(reply(&mut authenticated, &format!("AUTH {OLD}\r\n")), "+OK\r\n");
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let set_done = SetOnDrop(&done);
         let clients = [OLD, NEW].map(|token| {
             let done = &done;
             scope.spawn(move || {
@@ -190,7 +191,7 @@ fn settings_change_on_the_same_address_without_a_refused_connection() {
             assert_eq!(status_with(http, valid).expect("it answers"), "200");
             assert_eq!(status_with(http, invalid).expect("it answers"), "401");
         }
-        done.store(true, Ordering::Relaxed);
+        drop(set_done);
         for client in clients {
             let statuses = client.join().expect("no connection failed");
             assert!(statuses.iter().all(|status| status == "200" || status == "401"), "{statuses:?}");

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use testkit::folder::{folder, folder_with};
 use testkit::service::{Server, served};
 use testkit::tollgate::RULES;
+use testkit::wait::SetOnDrop;
 
 fn limit(name: &str, limit: u64) -> String {
     format!(
@@ -204,6 +205,7 @@ fn reloading_under_load_gives_no_wrong_answer() {
     let server = Server::with_rules(&limits(around[0]));
     let done = AtomicBool::new(false);
     let admitted: usize = std::thread::scope(|scope| {
+        let set_done = SetOnDrop(&done);
         let clients = [(); 4].map(|()| {
             scope.spawn(|| {
                 let mut connection = server.connect();
@@ -223,7 +225,7 @@ fn reloading_under_load_gives_no_wrong_answer() {
         // Takes the rest, so that the sum is the quota if no count was lost or created.
         let mut connection = server.connect();
         let rest = (0..).take_while(|_| connection.check(&ann("user"))["allowed"] == true).count();
-        done.store(true, Ordering::Relaxed);
+        drop(set_done);
         rest + clients.map(|client| client.join().unwrap()).iter().sum::<usize>()
     });
     assert_eq!(admitted as u64, QUOTA);

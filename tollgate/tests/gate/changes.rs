@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use testkit::wait::SetOnDrop;
 use tollgate::rules::{Facts, KeyPart, Rule};
 use tollgate::{FixedWindow, Gate, HOUR, Limit, MINUTE, Rate, TokenBucket};
 
@@ -100,10 +101,10 @@ fn rules_are_replaced_under_load_without_a_wrong_decision() {
             })
             .collect();
         scope.spawn(|| replace_without_end(&gate, &done));
+        let _done = SetOnDrop(&done);
         for thread in threads {
             thread.join().unwrap();
         }
-        done.store(true, Ordering::Relaxed);
     });
     gate.replace(rule_set([per_user(1000)])).unwrap();
     while check(&gate, "GET", "/", &ANN).is_allowed() {
