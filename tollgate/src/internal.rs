@@ -27,8 +27,8 @@ pub use crate::gate::report::{CountedAs, CountedHit};
 pub mod envoy {
     pub use crate::rules::envoy::{DescriptorLimit, DescriptorMatch, Domains, FoundLimit, Unit, matches_wildcard};
 }
-pub use crate::http::headers::is_forwarding_header;
 pub use crate::http::headers::{HeaderLine, HeaderValues};
+pub use crate::http::headers::{is_forwarding_header, reads_as};
 pub use crate::http::response::ReusedResponse;
 pub use crate::http::response::WrittenResponse;
 #[cfg(feature = "rules")]

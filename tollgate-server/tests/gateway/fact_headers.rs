@@ -16,10 +16,12 @@ use crate::tls;
 use crate::tokens::{SECRET, token};
 
 /// The headers of every test, as a client would forge them.
-const FORGED: [(&str, &str); 6] = [
+const FORGED: [(&str, &str); 8] = [
     ("x-client", "192.0.2.66"),
     ("X-CLIENT", "192.0.2.67"),
     ("x_client", "192.0.2.68"),
+    ("x.client", "192.0.2.69"),
+    ("x!user", "root"),
     ("x-user", "root"),
     ("x-limit", "none"),
     ("x-route", "other"),
@@ -109,6 +111,21 @@ fn the_address_is_the_clients_behind_a_trusted_proxy_and_whole() {
 }
 
 #[test]
+fn two_tokens_or_a_long_claim_are_no_fact() {
+    for (upstream, scheme) in upstreams() {
+        let gateway = gateway("", scheme, &upstream, "");
+        let bearer = |sub: &str| format!("Bearer {}", token(SECRET, &json!({ "sub": sub })));
+        let (ann, bob, long) = (bearer("ann"), bearer("bob"), bearer(&"a".repeat(5_000)));
+        for tokens in [&[&*ann, &bob][..], &[&long]] {
+            let headers: Vec<_> = tokens.iter().map(|token| ("authorization", *token)).collect();
+            let lines = seen(&gateway, &headers);
+            assert!(lines.contains(&"x-client: 127.0.0.1".to_owned()), "{lines:?}");
+            assert!(!lines.iter().any(|line| line.starts_with("x-user")), "{lines:?}");
+        }
+    }
+}
+
+#[test]
 fn a_claim_cannot_add_a_header() {
     for (upstream, scheme) in upstreams() {
         let gateway = gateway("", scheme, &upstream, "");
@@ -123,7 +140,7 @@ fn a_claim_cannot_add_a_header() {
 fn trailers_cannot_pretend_to_be_facts() {
     let upstream = Served::start(Speaks::Http2, lines);
     let gateway = gateway("", "h2c", &upstream, "");
-    let trailers = [("x-user", "root"), ("x_client", "192.0.2.66"), ("x-sum", "1")];
+    let trailers = [("x-user", "root"), ("x.client", "192.0.2.66"), ("x-fixed", "other"), ("x-sum", "1")];
     let over_http2 = runtime().block_on(async {
         let mut sender = connect(gateway.address).await;
         let request = Request::post(format!("http://{}/", gateway.address));
@@ -131,8 +148,8 @@ fn trailers_cannot_pretend_to_be_facts() {
         whole(sender.send_request(request).await.unwrap()).await.1
     });
     let over_http1 = gateway.connect().ask(
-        "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nTrailer: x-user, x_client, x-sum\r\n\r\n\
-         5\r\nhello\r\n0\r\nX-User: root\r\nX_Client: 192.0.2.66\r\nX-Sum: 1\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nTrailer: x-user, x.client, x-sum\r\n\r\n\
+         5\r\nhello\r\n0\r\nX-User: root\r\nX.Client: 192.0.2.66\r\nX-Fixed: other\r\nX-Sum: 1\r\n\r\n",
     );
     for seen in [std::str::from_utf8(&over_http2).unwrap(), over_http1.text()] {
         let trailers: Vec<&str> = seen.lines().filter(|line| line.starts_with("trailer ")).collect();

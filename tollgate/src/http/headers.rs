@@ -196,13 +196,12 @@ fn begins(name: &str) -> bool {
         .any(|family| name.get(..family.len()).is_some_and(|beginning| reads_as(beginning, family)))
 }
 
-/// Compares a name with a name in lower case.
-fn reads_as(name: &str, expected: &str) -> bool {
-    let is_same = |(byte, expected): (&u8, &u8)| match byte {
-        byte if byte.is_ascii_alphanumeric() => byte.to_ascii_lowercase() == *expected,
-        _ => *expected == b'-',
-    };
-    name.len() == expected.len() && name.as_bytes().iter().zip(expected.as_bytes()).all(is_same)
+/// Returns whether a server may take two header names for one. It ignores case, and CGI, WSGI and PHP make the same
+/// variable of every character other than a letter or a digit.
+#[must_use]
+pub fn reads_as(name: &str, other: &str) -> bool {
+    let letter = |byte: u8| if byte.is_ascii_alphanumeric() { byte.to_ascii_lowercase() } else { b'-' };
+    name.len() == other.len() && name.bytes().zip(other.bytes()).all(|(one, other)| letter(one) == letter(other))
 }
 
 #[cfg(test)]

@@ -6,6 +6,9 @@ use super::key_part::KeyPart;
 use super::{Facts, Request, RuleSet};
 use crate::http::percent_encoded;
 
+/// The longest value of a header. Upstreams refuse or cut longer ones.
+const MAX_BYTES: usize = 4 << 10;
+
 /// The fact that a header has as its value.
 #[derive(Clone, Debug)]
 pub enum HeaderFact {
@@ -29,15 +32,21 @@ impl<'a> HeaderFacts<'a> {
         Self { request: rules.request(facts), limit }
     }
 
-    /// Returns a fact as the value of a header, or `None` if the request lacks it.
+    /// Returns a fact as the value of a header, or `None` if the request lacks it, has two different ones, or the value is
+    /// longer than 4 KiB.
     #[must_use]
     pub fn value(&self, fact: &HeaderFact) -> Option<String> {
         match fact {
             HeaderFact::Part(part) => {
-                part.of(&self.request).map(|piece| header_value(&String::from_utf8_lossy(piece.as_bytes())))
+                let piece = part.of(&self.request);
+                // A request with two different tokens has none that upstreams could trust.
+                let is_ambiguous = self.request.errors().take().is_some();
+                let piece = piece.filter(|_| !is_ambiguous)?;
+                Some(header_value(&String::from_utf8_lossy(piece.as_bytes())))
             }
             HeaderFact::Limit => self.limit.map(header_value),
         }
+        .filter(|value| value.len() <= MAX_BYTES)
     }
 }
 

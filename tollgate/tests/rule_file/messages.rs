@@ -317,7 +317,10 @@ const NUMBERS: [&str; 52] = [
 ];
 
 /// Names, keys, routes, listeners and tokens that contradict each other.
-const TOGETHER: [&str; 45] = [
+const TOGETHER: [&str; 48] = [
+    "gateway: { routes: [{ path: /**, upstream: 'http://a:1', request_headers: { set: { X-User: guest, x_user: { from: ip } }, add: { X-Ip: a } } }] }\n",
+    "gateway: { routes: [{ path: /**, upstream: 'http://a:1', request_headers: { set: { X-Ip: { from: ip } }, add: { x.ip: a } } }] }\n",
+    "gateway: { routes: [{ path: /**, upstream: 'http://a:1', request_headers: { set: { Content_Length: { from: ip } } } }] }\n",
     "cors:\n  origins:\n    - https://shop.example.com/\n    - shop.example.com\nlimits: [{ name: a }]\n",
     "gateway:\n  access_log: { format: combined, key: hash }\n  routes: [{ path: /**, upstream: echo }]\n",
     "limits:\n  - name: a\n  - name: b\n  - name: a\n",

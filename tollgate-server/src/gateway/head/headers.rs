@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use smallvec::SmallVec;
-use tollgate::internal::{HeaderFact, HeaderLine, is_forwarding_header};
+use tollgate::internal::{HeaderFact, HeaderLine, is_forwarding_header, reads_as};
 use tollgate::rules::TrustedProxies;
 use tollgate::rules::file::internal::{
     HeaderEdits, HeaderName as FileHeaderName, HeaderValueRule, RequestHeaderEdits, UnderscoreHeaders,
@@ -303,12 +303,12 @@ pub(in crate::gateway) struct Edits {
 }
 
 impl Edits {
-    /// Returns whether headers of that name, in any case, are removed.
+    /// Returns whether headers of that name are removed, in every spelling that an upstream may take for it.
     pub(in crate::gateway) fn removes(&self, name: &str) -> bool {
-        let is = |other: &HeaderName| other.as_str().eq_ignore_ascii_case(name);
+        let is = |other: &HeaderName| reads_as(other.as_str(), name);
         self.remove.iter().any(is)
             || self.set.iter().any(|(other, _)| is(other))
-            || self.set_from.iter().any(|(other, _)| is_same_variable(other, name))
+            || self.set_from.iter().any(|(other, _)| is(other))
     }
 
     /// Returns whether a header is removed and not replaced.
@@ -325,11 +325,10 @@ impl Edits {
         &self.set_from
     }
 
-    /// Removes the trailers of a request that pretend to be one of these headers.
+    /// Removes the trailers of a request that have the name of a removed or replaced header.
     pub(in crate::gateway) fn screen_trailers(&self, trailers: &mut HeaderMap) {
-        let is_fact = |name: &&HeaderName| self.set_from.iter().any(|(fact, _)| is_same_variable(fact, name.as_str()));
-        let pretended: SmallVec<[HeaderName; 4]> = trailers.keys().filter(is_fact).cloned().collect();
-        for name in pretended {
+        let removed = trailers.keys().filter(|name| self.removes(name.as_str()));
+        for name in removed.cloned().collect::<SmallVec<[HeaderName; 4]>>() {
             trailers.remove(name);
         }
     }
@@ -391,14 +390,6 @@ fn pair(name: &str, value: &str) -> Option<(HeaderName, HeaderValue)> {
 
 fn names(names: &[FileHeaderName]) -> Vec<HeaderName> {
     names.iter().filter_map(|name| HeaderName::try_from(name.as_str()).ok()).collect()
-}
-
-/// Returns whether a client's header name is `ours` to an upstream that ignores case and, as CGI and WSGI do, makes the
-/// same variable of underscores and hyphens.
-fn is_same_variable(ours: &HeaderName, name: &str) -> bool {
-    let letter = |byte: u8| if byte == b'_' { b'-' } else { byte.to_ascii_lowercase() };
-    let ours = ours.as_str();
-    ours.len() == name.len() && ours.bytes().zip(name.bytes()).all(|(one, other)| letter(one) == letter(other))
 }
 
 pub(in crate::gateway) fn map(headers: &BTreeMap<String, String>) -> HeaderMap {

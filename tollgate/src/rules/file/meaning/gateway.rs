@@ -6,6 +6,7 @@ use http::header::HOST;
 use http::{HeaderName, HeaderValue};
 
 use super::FirstPositions;
+use crate::http::headers::reads_as;
 use crate::rules::Match;
 use crate::rules::file::compile::route_matching;
 use crate::rules::file::forms::{HeaderName as FileHeaderName, HeaderSource, KeyPart};
@@ -191,7 +192,10 @@ fn request_edits(edits: &RequestHeaderEdits, node: &Node, verified: Verified, fi
             framing(name, node.key_at(name), findings);
             match value {
                 HeaderValueRule::Constant(text) => sendable(name, text, node, findings),
-                HeaderValueRule::From(rule) => fact(name, &rule.from, node, verified, findings),
+                HeaderValueRule::From(rule) => {
+                    fact(name, &rule.from, node, verified, findings);
+                    alone(name, edits, node, findings);
+                }
             }
         }
     }
@@ -199,6 +203,15 @@ fn request_edits(edits: &RequestHeaderEdits, node: &Node, verified: Verified, fi
         values(&edits.add, node, findings);
     }
     removed(&edits.remove, node, findings);
+}
+
+/// Checks that no other value is sent under the name of a fact, or under a name that upstreams may take for it.
+fn alone(name: &str, edits: &RequestHeaderEdits, node: &Node, findings: &mut Findings) {
+    let mut others = edits.set.keys().filter(|other| *other != name).chain(edits.add.keys());
+    if let Some(other) = others.find(|other| reads_as(other, name)) {
+        let message = format!("upstreams take {} and {} for one header", shown(name), shown(other));
+        findings.error(node.key_at(name), message, "remove one of them");
+    }
 }
 
 /// Checks a header whose value is a fact about the request.
@@ -249,7 +262,7 @@ fn sendable(name: &str, value: &str, node: &Node, findings: &mut Findings) {
 }
 
 fn framing(name: &str, at: Position, findings: &mut Findings) {
-    if OF_THE_CONNECTION.iter().any(|header| name.eq_ignore_ascii_case(header)) {
+    if OF_THE_CONNECTION.iter().any(|header| reads_as(name, header)) {
         let message = format!("the gateway sets {} itself", shown(name));
         findings.error(at, message, "remove it (headers of a connection are not forwarded)");
     }
