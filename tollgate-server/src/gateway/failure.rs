@@ -432,26 +432,84 @@ impl HandshakeFailure {
     }
 }
 
-/// Describes the client certificate that a handshake failed for, if that is the cause.
-pub(super) fn certificate_problem(error: &io::Error) -> Option<String> {
-    let problem = match error.get_ref()?.downcast_ref::<TlsError>()? {
-        TlsError::NoCertificatesPresented => "it has no client certificate",
-        TlsError::InvalidCertificate(problem) => match problem {
-            CertificateError::UnknownIssuer => "its client certificate was issued by an unknown authority",
-            CertificateError::BadSignature => "a signature in its client certificate or handshake does not verify",
-            CertificateError::Expired | CertificateError::ExpiredContext { .. } => "its client certificate has expired",
-            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
-                "its client certificate is not valid yet"
+/// The problem with a client's certificate that a handshake failed for. Its texts are fixed: rustls describes a certificate
+/// with all that it contains, and any client can send one of 64 KiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CertificateProblem {
+    Missing,
+    UnknownAuthority,
+    Expired,
+    NotValidYet,
+    BadSignature,
+    BadEncoding,
+    /// It has extended key usages, and none of them is that of clients.
+    Purpose,
+    SignatureAlgorithm,
+    Other,
+}
+
+impl CertificateProblem {
+    /// Returns the problem, if it is the cause of this error.
+    pub(super) fn of(error: &io::Error) -> Option<Self> {
+        let problem = match error.get_ref()?.downcast_ref::<TlsError>()? {
+            TlsError::NoCertificatesPresented => return Some(Self::Missing),
+            TlsError::InvalidCertificate(problem) => problem,
+            _ => return None,
+        };
+        Some(match problem {
+            CertificateError::UnknownIssuer => Self::UnknownAuthority,
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => Self::Expired,
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => Self::NotValidYet,
+            CertificateError::BadSignature => Self::BadSignature,
+            CertificateError::BadEncoding => Self::BadEncoding,
+            CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => Self::Purpose,
+            CertificateError::UnsupportedSignatureAlgorithmContext { .. }
+            | CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => Self::SignatureAlgorithm,
+            _ => Self::Other,
+        })
+    }
+
+    /// Describes the problem.
+    pub(super) const fn text(self) -> &'static str {
+        match self {
+            Self::Missing => "it has no client certificate",
+            Self::UnknownAuthority => "its client certificate was issued by an unknown authority",
+            Self::Expired => "its client certificate has expired",
+            Self::NotValidYet => "its client certificate is not valid yet",
+            Self::BadSignature => "a signature in its client certificate or handshake does not verify",
+            Self::BadEncoding => "its client certificate is not encoded correctly",
+            Self::Purpose => "its certificate is not for clients",
+            Self::SignatureAlgorithm => "its client certificate has an unsupported signature algorithm",
+            Self::Other => "its client certificate is invalid",
+        }
+    }
+
+    /// Returns the way to fix the problem.
+    pub(super) const fn fix(self) -> &'static str {
+        match self {
+            Self::Missing => "give the client a certificate of an authority in gateway.tls.client_ca",
+            Self::UnknownAuthority => {
+                "give the client a certificate of an authority in gateway.tls.client_ca, or add its authority there"
             }
-            other => return Some(format!("its client certificate is invalid: {other}")),
-        },
-        _ => return None,
-    };
-    Some(problem.to_owned())
+            Self::Expired => "renew the certificate",
+            Self::NotValidYet => "check the clocks of this machine and of the authority",
+            Self::BadSignature => {
+                "check that the client has the key of its certificate, or issue the certificate again"
+            }
+            Self::BadEncoding => "issue the certificate again",
+            Self::Purpose => "issue a certificate with the extended key usage clientAuth",
+            Self::SignatureAlgorithm => {
+                "issue a certificate with an ECDSA, Ed25519 or RSA signature with SHA-256 or better"
+            }
+            Self::Other => "check it with `openssl verify -purpose sslclient`",
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use rustls::ExtendedKeyPurpose;
+
     use super::*;
 
     #[test]
@@ -514,5 +572,33 @@ mod tests {
         let faults = exhausted.map(|exhausted| Fault::from(ConnectError::Exhausted(exhausted))).into_iter();
         let faults = faults.chain(failures.map(Fault::from)).chain(others);
         insta::assert_snapshot!(faults.map(|fault| fault.to_string()).collect::<Vec<_>>().join("\n"));
+    }
+
+    #[test]
+    fn problems_of_client_certificates_have_a_short_text_and_a_fix() {
+        // A client chooses the number of usages.
+        let presented = vec![ExtendedKeyPurpose::Other(vec![1, 3, 6, 1]); 10_000];
+        let purpose = CertificateError::InvalidPurposeContext { required: ExtendedKeyPurpose::ClientAuth, presented };
+        let algorithm = CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext {
+            signature_algorithm_id: vec![7; 10_000],
+            public_key_algorithm_id: vec![7; 10_000],
+        };
+        let problems = [
+            CertificateError::UnknownIssuer,
+            CertificateError::Expired,
+            CertificateError::NotValidYet,
+            CertificateError::BadSignature,
+            CertificateError::BadEncoding,
+            purpose,
+            algorithm,
+            CertificateError::UnhandledCriticalExtension,
+        ];
+        let errors = problems.map(TlsError::InvalidCertificate).into_iter();
+        let lines = errors.chain([TlsError::NoCertificatesPresented]).map(|error| {
+            let problem = CertificateProblem::of(&io::Error::other(error)).expect("it is about the certificate");
+            format!("{}: {}", problem.text(), problem.fix())
+        });
+        insta::assert_snapshot!(lines.collect::<Vec<_>>().join("\n"));
+        assert_eq!(CertificateProblem::of(&io::Error::other(TlsError::HandshakeNotComplete)), None);
     }
 }

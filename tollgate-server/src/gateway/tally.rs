@@ -14,7 +14,7 @@ use tollgate::internal::Unreadable;
 
 use super::buffer_budget::BufferBudget;
 use super::deadline::Tick;
-use super::failure::{Failure, HANDSHAKE_FAILURES, HandshakeFailure, certificate_problem};
+use super::failure::{CertificateProblem, Failure, HANDSHAKE_FAILURES, HandshakeFailure};
 use super::head::headers::DroppedHeaders;
 use super::http1::framing::Ambiguity;
 use super::http2::frames::{Closings, MISUSES, Misuse};
@@ -156,8 +156,8 @@ impl Tally {
     /// Counts a handshake that failed with this error. A client certificate that is missing or not trusted is logged, too.
     pub(super) fn note_handshake_error(&self, error: &io::Error, peer: IpAddr, now: Tick) {
         self.note_failed_handshake(HandshakeFailure::of(error));
-        if let Some(problem) = certificate_problem(error) {
-            self.closings.log_certificate(&problem, peer, now);
+        if let Some(problem) = CertificateProblem::of(error) {
+            self.closings.log_certificate(problem, peer, now);
         }
     }
 

@@ -312,7 +312,6 @@ fn handshakes_that_fail_are_counted_by_why() {
     }
     assert!(!ask(&authority, None) && !ask(&authority, Some(&strangers.sign(&["eve"]))));
     gateway.await_metric(&failed("client_certificate"), 2);
-    // At most one line in ten seconds.
     gateway.await_said("TLS connection of 127.0.0.1 refused: it has no client certificate: give the client", 1);
     assert!(!ask(&strangers, Some(&people.sign(&["ann"]))));
     gateway.await_metric(&failed("refused_by_client"), 1);
@@ -322,6 +321,8 @@ fn handshakes_that_fail_are_counted_by_why() {
     gateway.await_metric(&failed("disconnected"), 1);
     let _silent = gateway.connect();
     gateway.await_metric(&failed("timeout"), 1);
+    // At most one line in ten seconds: the second certificate was refused within them.
+    assert_eq!(gateway.said().matches("TLS connection of").count(), 1, "{}", gateway.said());
 }
 
 /// As when a URL has `http://` instead of `https://`.

@@ -11,6 +11,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::gateway::deadline::Tick;
+use crate::gateway::failure::CertificateProblem;
 use crate::notice;
 
 /// Cheap frames that a client may send in advance. Browsers send about ten at the start of a connection; 2,000 are
@@ -206,7 +207,7 @@ struct LogThrottle {
 }
 
 impl LogThrottle {
-    /// Counts an event. If a line is due, returns the note about the others since the last line.
+    /// Counts an event. If a line is due, returns the note about the other connections since the last line.
     fn note(&self, now: Tick) -> Option<String> {
         let unlogged = self.unlogged.fetch_add(1, Relaxed) + 1;
         let logged_at = self.logged_at.load(Relaxed);
@@ -217,7 +218,7 @@ impl LogThrottle {
         self.unlogged.fetch_sub(unlogged, Relaxed);
         Some(match unlogged - 1 {
             0 => String::new(),
-            others => format!(", and {others} others in the meantime"),
+            others => format!(" ({others} more connections since the last line)"),
         })
     }
 }
@@ -236,12 +237,9 @@ impl Closings {
     }
 
     /// Logs a client whose certificate is missing or not trusted, unless another one was logged recently.
-    pub(crate) fn log_certificate(&self, problem: &str, peer: IpAddr, now: Tick) {
+    pub(in crate::gateway) fn log_certificate(&self, problem: CertificateProblem, peer: IpAddr, now: Tick) {
         let Some(others) = self.certificates.note(now) else { return };
-        notice::warn(format_args!(
-            "TLS connection of {peer} refused: {problem}{others}: give the client a valid certificate of an authority in \
-             gateway.tls.client_ca, or add its authority there"
-        ));
+        notice::warn(format_args!("TLS connection of {peer} refused: {}{others}: {}", problem.text(), problem.fix()));
     }
 }
 
