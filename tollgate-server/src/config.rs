@@ -8,7 +8,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use tollgate::rules::RuleSet;
-use tollgate::rules::file::internal::{Address, Listener, RouteRule, ServiceRule, TlsRule, UpstreamTlsRule};
+use tollgate::rules::file::internal::{Address, Listener, RouteRule, ServiceRule, StoreRule, TlsRule, UpstreamTlsRule};
 use tollgate::rules::file::{LoadError, Parsed, Problems, RuleFile};
 
 use crate::gateway::Gateway;
@@ -31,12 +31,17 @@ pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Parses the text of the rule file at `path`. Relative paths in it start from its folder.
+/// Parses the text of the rule file at `path`, with the files that it names. Relative paths in it start from its folder.
 pub(crate) fn understand(path: &Path, text: &[u8]) -> Result<Parsed, Problems> {
-    let parsed = RuleFile::parse(&path.display().to_string(), text)?;
-    let parsed = envoy_files::load(parsed.in_folder(path.parent().unwrap_or(Path::new(""))))?;
+    let parsed = envoy_files::load(parse(path, text)?)?;
     XdsSettings::of(&parsed)?;
     Ok(parsed)
+}
+
+/// Parses the text of the rule file at `path` alone.
+fn parse(path: &Path, text: &[u8]) -> Result<Parsed, Problems> {
+    let parsed = RuleFile::parse(&path.display().to_string(), text)?;
+    Ok(parsed.in_folder(path.parent().unwrap_or(Path::new(""))))
 }
 
 /// Compiles the rules of a file and checks its gateway, which may listen on another address than the file says.
@@ -94,8 +99,13 @@ pub(crate) fn watched_paths(rules: &Parsed) -> Vec<PathBuf> {
     key_file(rules).into_iter().chain(envoy_files::watched(rules)).collect()
 }
 
-/// Returns the files without which the rules are refused: certificates, their keys, and tokens.
-pub(crate) fn required_files(rules: &Parsed) -> Vec<PathBuf> {
+/// Returns the files without which the rules of this text are refused: certificates, their keys, passwords and tokens.
+/// Returns none if the text itself is refused.
+pub(crate) fn required_files(path: &Path, text: &[u8]) -> Vec<PathBuf> {
+    parse(path, text).map(|rules| files_of(&rules)).unwrap_or_default()
+}
+
+fn files_of(rules: &Parsed) -> Vec<PathBuf> {
     let of_tls = |tls: &TlsRule| {
         let pairs = tls.certificates.iter().flat_map(|pair| [pair.cert.clone(), pair.key.clone()]);
         pairs.chain(tls.client_ca.clone()).collect::<Vec<_>>()
@@ -113,7 +123,15 @@ pub(crate) fn required_files(rules: &Parsed) -> Vec<PathBuf> {
     let of_service = service_listeners(rules).flat_map(|(_, _, listener)| of_listener(listener));
     let of_admin =
         rules.admin.iter().flat_map(|admin| admin.tls.iter().flat_map(of_tls).chain(admin.tokens_file.clone()));
-    let names = of_gateway.chain(of_service).chain(of_admin);
+    let of_store = |store: &StoreRule| {
+        let StoreRule { ca, client_cert, client_key, password_file, sentinel_password_file, .. } = store;
+        let names = [ca, client_cert, client_key, password_file, sentinel_password_file];
+        names.into_iter().flatten().cloned().collect::<Vec<_>>()
+    };
+    let of_stores = std::iter::once(&rules.store).chain(rules.stores.values()).flat_map(of_store);
+    let of_xds = rules.service.xds.iter().flat_map(|xds| [&xds.ca, &xds.client_cert, &xds.client_key]);
+    let of_xds = of_xds.flatten().cloned();
+    let names = of_gateway.chain(of_service).chain(of_admin).chain(of_stores).chain(of_xds);
     names.map(|name| rules.folder().join(name)).chain(key_file(rules)).collect()
 }
 
@@ -121,4 +139,48 @@ pub(crate) fn required_files(rules: &Parsed) -> Vec<PathBuf> {
 fn key_file(rules: &Parsed) -> Option<PathBuf> {
     let jwt = rules.jwt.as_ref()?;
     jwt.key_file.as_ref().or(jwt.jwks_file.as_ref()).map(|name| rules.folder().join(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_named_file_is_required() {
+        let text = "
+            jwt: { key_file: jwt.pem, algorithms: [RS256] }
+            store: { url: 'rediss://h', ca: ca.pem, client_cert: client.pem, client_key: client.key, password_file: password }
+            stores: { other: { url: 'redis+sentinel://h/main', sentinel_password_file: sentinels } }
+            service:
+              grpc: { listen: 127.0.0.1:0, tokens_file: tokens }
+              xds: { url: 'https://h:1', ca: xds-ca.pem, client_cert: xds.pem, client_key: xds.key }
+            admin: { listen: 127.0.0.1:0, tls: { certificates: { cert: admin.pem, key: admin.key } } }
+            gateway:
+              tls: { certificates: { cert: cert.pem, key: cert.key }, client_ca: people.pem }
+              routes: [{ path: /**, upstream: 'https://h', upstream_tls: { ca: up.pem } }]
+            limits: [{ name: one, store: other, limit: 1, window: 1s }]
+        ";
+        let mut files = required_files(Path::new("folder/tollgate.yaml"), text.as_bytes());
+        files.sort();
+        let names = [
+            "admin.key",
+            "admin.pem",
+            "ca.pem",
+            "cert.key",
+            "cert.pem",
+            "client.key",
+            "client.pem",
+            "jwt.pem",
+            "password",
+            "people.pem",
+            "sentinels",
+            "tokens",
+            "up.pem",
+            "xds-ca.pem",
+            "xds.key",
+            "xds.pem",
+        ];
+        assert_eq!(files, names.map(|name| Path::new("folder").join(name)));
+        assert_eq!(required_files(Path::new("tollgate.yaml"), b"limits: ["), Vec::<PathBuf>::new());
+    }
 }

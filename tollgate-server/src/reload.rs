@@ -330,14 +330,14 @@ impl Reload {
             Ok(text) if text.trim_ascii().is_empty() => {
                 Err(origin.rejected_because("it is empty: write `limits: []` to allow everything"))
             }
-            Ok(text) => match config::understand(path, text).and_then(|file| self.with_xds(file)) {
-                Ok(file) => {
-                    // Before they are used, so that every later change is noticed.
-                    required = Some(FileSnapshot::of_files(config::required_files(&file)));
-                    self.apply(self.with_store_override(file), &origin).await
+            Ok(text) => {
+                // Before they are used, so that every later change is noticed.
+                required = Some(FileSnapshot::of_files(config::required_files(path, text)));
+                match config::understand(path, text).and_then(|file| self.with_xds(file)) {
+                    Ok(file) => self.apply(self.with_store_override(file), &origin).await,
+                    Err(problems) => Err(origin.rejected(&problems)),
                 }
-                Err(problems) => Err(origin.rejected(&problems)),
-            },
+            }
             Err(problem) => Err(origin.rejected_because(&format!("{problem}: check the path and its permissions"))),
         };
         self.refused_for = required.filter(|_| result.is_err());

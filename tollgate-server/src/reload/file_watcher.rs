@@ -141,10 +141,11 @@ impl FileSnapshot {
         Self { text, named: named.into_iter().map(read).collect() }
     }
 
-    /// Reads these files alone.
+    /// Reads these files alone. Only regular files: a pipe would block until another process writes to it, and its
+    /// contents can be read only once.
     pub(super) fn of_files(named: Vec<PathBuf>) -> Self {
         let read = |path: PathBuf| {
-            let text = config::read(&path).ok();
+            let text = path.is_file().then(|| config::read(&path).ok()).flatten();
             (path, text)
         };
         Self { text: Ok(Vec::new()), named: named.into_iter().map(read).collect() }
@@ -252,6 +253,18 @@ mod tests {
         symlink("b", root.path().join("a")).unwrap();
         symlink("a", root.path().join("b")).unwrap();
         assert!(!folders_to_watch(&root.path().join("a")).is_empty());
+    }
+
+    #[test]
+    fn pipes_are_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("tokens");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let snapshot = FileSnapshot::of_files(vec![pipe.clone()]);
+        assert!(!snapshot.has_changed());
+        std::fs::remove_file(&pipe).unwrap();
+        std::fs::write(&pipe, "token").unwrap();
+        assert!(snapshot.has_changed(), "it is a regular file now");
     }
 
     #[test]
