@@ -433,7 +433,7 @@ impl Reload {
         let origin = self.origin(name.clone());
         (self.publication, self.published_id) = (version, Some(id.to_owned()));
         let file = RuleFile::parse(&name, rules).map_err(|problems| origin.rejected_change(problems))?;
-        if let Some(problems) = api::key_file_problems(&file, &self.file) {
+        if let Some(problems) = api::problems_on_node(&file, &self.file) {
             return Err(origin.rejected_change(problems));
         }
         let file = match file.gateway.is_some() {

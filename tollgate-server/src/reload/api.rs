@@ -11,7 +11,7 @@ use std::path::Path;
 use tokio::sync::oneshot;
 use tollgate::redis::PublishError;
 use tollgate::rules::ForwardingHeader;
-use tollgate::rules::file::internal::{JwtRule, SettingError};
+use tollgate::rules::file::internal::{HeaderSource, HeaderValueRule, JwtRule, KeyPart, RouteRule, SettingError};
 use tollgate::rules::file::{Parsed, Problems, RuleFile};
 
 use super::changes::WrittenRules;
@@ -93,7 +93,7 @@ pub(crate) fn parse(text: &str, current: CurrentRules<'_>, kind: ChangeKind) -> 
         ChangeKind::Replace => kept_settings(&parsed, current).or_else(|| logins::problems(&parsed)),
         ChangeKind::RollBack => None,
     };
-    if let Some(problems) = refused.or_else(|| key_file_problems(&parsed, current.own)) {
+    if let Some(problems) = refused.or_else(|| problems_on_node(&parsed, current.own)) {
         return Err(problems);
     }
     let own = current.own;
@@ -159,11 +159,37 @@ fn kept_settings(parsed: &Parsed, CurrentRules { own, in_force }: CurrentRules<'
     (!errors.is_empty()).then(|| parsed.problems(errors))
 }
 
+/// Returns the problems of rules in place of those of this node's file, whose gateway stays.
+pub(super) fn problems_on_node(parsed: &Parsed, own: &Parsed) -> Option<Problems> {
+    key_file_problems(parsed, own).or_else(|| token_header_problems(parsed, own))
+}
+
+/// Returns a problem if the gateway of this node sets a header from a token, and these rules cannot verify tokens: the
+/// header would be missing from every request.
+fn token_header_problems(parsed: &Parsed, own: &Parsed) -> Option<Problems> {
+    if parsed.jwt.is_some() {
+        return None;
+    }
+    let from_token = |route: &RouteRule| {
+        let source = |value: &HeaderValueRule| match value {
+            HeaderValueRule::From(value) if matches!(value.from, HeaderSource::Part(KeyPart::Jwt(_))) => {
+                Some(value.from.to_string())
+            }
+            _ => None,
+        };
+        let (name, source) = route.request_headers.set.iter().find_map(|(name, value)| Some((name, source(value)?)))?;
+        Some(format!("the route `{}` of this node sets {name} from {source}", route.name()))
+    };
+    let route = own.gateway.iter().flat_map(|gateway| &gateway.routes).find_map(from_token)?;
+    let problem = format!("{route}, and tokens cannot be verified without a `jwt` section");
+    Some(parsed.problems([SettingError::new(problem, "add the section that the rule file of this node has")]))
+}
+
 /// Returns a problem for each file of keys that the rule file of this node does not name in the same setting.
 ///
 /// Rules that come over the network must not make the server read other files. The content of a file that everyone can
 /// read would be a secret that everyone can sign tokens with, and a file on a disk that hangs would end all reloads.
-pub(super) fn key_file_problems(parsed: &Parsed, own: &Parsed) -> Option<Problems> {
+fn key_file_problems(parsed: &Parsed, own: &Parsed) -> Option<Problems> {
     let files = |jwt: &JwtRule| [jwt.key_file.clone(), jwt.jwks_file.clone()];
     let named = files(parsed.jwt.as_ref()?);
     let of_node = own.jwt.as_ref().map(files).unwrap_or_default();
@@ -313,6 +339,28 @@ limits: [{ name: a, limit: 5 }]
             assert!(problems.starts_with(problem), "{problems}");
         }
         assert!(parse("{ jwks_file: keys.json }", &self::own()).is_err(), "the node has no keys");
+    }
+
+    #[test]
+    fn rules_without_keys_are_refused_if_a_route_sets_a_header_from_a_token() {
+        let jwt = "jwt: { jwks_file: keys.json }\n";
+        let own = |source: &str| {
+            let headers = format!("request_headers: {{ set: {{ X-Tier: gold, X-User: {{ from: '{source}' }} }} }}");
+            let route = format!("{{ name: api, path: /**, upstream: 'http://h', {headers} }}");
+            let text = format!("{jwt}gateway: {{ routes: [{route}] }}\nlimits: []\n");
+            RuleFile::parse("tollgate.yaml", text).expect("valid rules")
+        };
+        let parse = |text: &str, own: &Parsed, kind| parse(text, current(own), kind);
+        for kind in [ChangeKind::Replace, ChangeKind::RollBack] {
+            let problems = parse("limits: []\n", &own("jwt:sub"), kind).expect_err("it is refused").to_string();
+            assert_eq!(
+                problems,
+                "rules:1:1: the route `api` of this node sets X-User from jwt:sub, and tokens cannot be verified without \
+                 a `jwt` section: add the section that the rule file of this node has"
+            );
+            assert!(parse(&format!("{jwt}limits: []\n"), &own("jwt:sub"), kind).is_ok());
+            assert!(parse("limits: []\n", &own("ip"), kind).is_ok());
+        }
     }
 
     #[test]
