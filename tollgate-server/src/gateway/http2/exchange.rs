@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::CONTENT_LENGTH;
+use http::header::{CONTENT_LENGTH, MAX_FORWARDS};
 use http::request::Parts;
 use http::{Method, Request, Response};
 use http_body_util::BodyExt;
@@ -229,7 +229,9 @@ impl Exchange {
     /// Returns the response of the gateway to a request that may not be forwarded.
     fn final_response(&self, request: &ReceivedRequest, site: &Site) -> Option<Response<Bytes>> {
         let ReceivedRequest { parts, body, .. } = request;
-        if !matches!(parts.method, Method::TRACE | Method::OPTIONS) {
+        // Cheaper than reading the head again: browsers send OPTIONS before many requests.
+        let may_be_final = matches!(parts.method, Method::TRACE | Method::OPTIONS);
+        if !may_be_final || !parts.headers.contains_key(MAX_FORWARDS) {
             return None;
         }
         with_head((parts, BodyLength::of(body)), (site, &self.client), |head| {
