@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use axum::http::{HeaderMap, HeaderName, Method, Uri, header as header_names};
 use tollgate::internal::{CleanPath, HeaderFacts, Unreadable, check_host, check_method};
-use tollgate::rules::file::internal::{HeaderFrom, HeaderSource, HeaderValueRule, RouteRule};
+use tollgate::rules::file::internal::{HeaderFrom, HeaderSource, HeaderValueRule, KeyPart, RouteRule};
 use tollgate::rules::file::{Parsed, Problems};
 use tollgate::rules::{Facts, PathReading};
 use tollgate::{Explanation, Gate};
@@ -69,8 +69,16 @@ pub(crate) struct Explained<'a> {
 pub(crate) struct FactHeader<'a> {
     pub(crate) name: &'a str,
     pub(crate) source: &'a HeaderSource,
-    /// `None` if the request lacks the fact.
-    pub(crate) value: Option<String>,
+    pub(crate) value: FactValue,
+}
+
+/// The value of a header that a route sets to a fact about the request.
+pub(crate) enum FactValue {
+    Known(String),
+    /// The request lacks the fact, so the header is removed.
+    Missing,
+    /// The description of the request lacks the fact, which the gateway would know.
+    Unknown,
 }
 
 impl RequestDescription {
@@ -170,10 +178,19 @@ impl RequestDescription {
         }
         let rules = gate.rules();
         let facts = HeaderFacts::new(&rules, &facts, limit);
-        let set = route.request_headers.set.iter().filter(|_| route.respond.is_none());
+        let is_echo = route.upstream.iter().flatten().any(|upstream| upstream.url.is_echo());
+        let set = route.request_headers.set.iter().filter(|_| route.respond.is_none() && !is_echo);
+        let is_unknown = |source: &HeaderSource| {
+            source.is_of_certificate() || self.ip.is_none() && matches!(source, HeaderSource::Part(KeyPart::Ip { .. }))
+        };
         set.filter_map(|(name, value)| match value {
             HeaderValueRule::From(HeaderFrom { from, .. }) => {
-                Some(FactHeader { name, source: from, value: facts.value(&from.compile()) })
+                let value = match facts.value(&from.compile()) {
+                    Some(value) => FactValue::Known(value),
+                    None if is_unknown(from) => FactValue::Unknown,
+                    None => FactValue::Missing,
+                };
+                Some(FactHeader { name, source: from, value })
             }
             _ => None,
         })

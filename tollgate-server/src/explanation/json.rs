@@ -11,7 +11,7 @@ use tollgate::rules::file::internal::RouteRule;
 use tollgate::{Decision, RuleExplained, RuleState};
 
 use super::overall::reason;
-use super::{Counts, Explained, Routed, path_reading};
+use super::{Counts, Explained, FactHeader, FactValue, Routed, path_reading};
 use crate::gateway::upstream_urls;
 use crate::learning::{Learned, Learners};
 use crate::seconds::Seconds;
@@ -71,6 +71,7 @@ struct RouteJson<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     respond: Option<u16>,
     /// The headers that the upstream gets with facts about the request. `null` if the request lacks the fact.
+    /// Without those whose fact is not known here: the address if it is not given, and the client's certificate.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     fact_headers: BTreeMap<&'a str, Option<&'a str>>,
 }
@@ -163,7 +164,12 @@ fn route<'a>(rule: &'a RouteRule, explained: &'a Explained<'_>) -> RouteJson<'a>
     let reading = path_reading(explained.file, Routed::NoRoute);
     let asked = upstream_urls(rule, reading, &explained.request.path);
     let respond = rule.respond.as_ref().map(|respond| respond.status);
-    let fact_headers = explained.fact_headers.iter().map(|header| (header.name, header.value.as_deref())).collect();
+    let fact_header = |header: &'a FactHeader<'_>| match &header.value {
+        FactValue::Known(value) => Some((header.name, Some(&**value))),
+        FactValue::Missing => Some((header.name, None)),
+        FactValue::Unknown => None,
+    };
+    let fact_headers = explained.fact_headers.iter().filter_map(fact_header).collect();
     RouteJson { name: rule.name(), upstreams, asked, respond, fact_headers }
 }
 

@@ -201,4 +201,16 @@ fn explain_shows_the_values() {
     let json: serde_json::Value = serde_json::from_str(&explain(&["-H", "X-User-Id: 7", "--json"])).unwrap();
     let headers = &json["route"]["fact_headers"];
     assert_eq!((&headers["X-Client"], &headers["X-User"]), (&json!("2001:db8::7"), &json!(null)));
+    // The gateway knows the address of every client.
+    let without_address = |arguments: &[&str]| {
+        let arguments = [&["explain", "--config", RULES, "GET", "/a"], arguments].concat();
+        String::from_utf8(run_in(folder.path(), &arguments).stdout).unwrap()
+    };
+    let text = without_address(&[]);
+    assert!(text.contains("  X-Client: from ip, which is unknown: use --ip\n"), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&without_address(&["--json"])).unwrap();
+    let headers = json["route"]["fact_headers"].as_object().unwrap();
+    assert!(headers.contains_key("X-User") && !headers.contains_key("X-Client"), "{headers:?}");
+    std::fs::write(folder.path().join(RULES), rules.replace("'http://127.0.0.1:9'", "echo")).unwrap();
+    assert!(!explain(&[]).contains("X-Client"), "the echo server gets no such headers");
 }

@@ -7,7 +7,7 @@ use tollgate::rules::{ExpressionField, FailedExpression, TokenStatus};
 use tollgate::{Decision, RuleExplained, RuleState};
 
 use super::address::effects_without_address;
-use crate::explanation::{Counts, Explained, FactHeader, Routed, path_reading, policy};
+use crate::explanation::{Counts, Explained, FactHeader, FactValue, Routed, path_reading, policy};
 use crate::gateway::upstream_urls;
 use crate::notice::policy_name;
 
@@ -59,9 +59,12 @@ fn route(explained: &Explained<'_>) -> String {
 /// Lists the headers that the upstream gets with facts about the request, one per line.
 fn fact_headers(explained: &Explained<'_>) -> String {
     let line = |FactHeader { name, source, value }: &FactHeader<'_>| match value {
-        Some(value) => format!("  {name}: {value} (from {source})\n"),
-        None if source.is_of_certificate() => format!("  {name}: from {source}, if the client has a certificate\n"),
-        None => format!("  {name} is removed, because the request has no {source}\n"),
+        FactValue::Known(value) => format!("  {name}: {value} (from {source})\n"),
+        FactValue::Unknown if source.is_of_certificate() => {
+            format!("  {name}: from {source}, if the client has a certificate\n")
+        }
+        FactValue::Unknown => format!("  {name}: from {source}, which is unknown: use --ip\n"),
+        FactValue::Missing => format!("  {name} is removed, because the request has no {source}\n"),
     };
     explained.fact_headers.iter().map(line).collect()
 }
