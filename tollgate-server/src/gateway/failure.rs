@@ -74,7 +74,7 @@ impl Failure {
         matches!(self, Self::NoHost | Self::SeveralHosts | Self::BadTarget | Self::BadLength | Self::UnderscoreHeader)
     }
 
-    /// Returns the reason of a 400, as it appears in the response and in the access log.
+    /// Returns the reason of a 400 or 508, as it appears in the response and in the access log.
     pub(super) const fn reason(self) -> Option<&'static str> {
         match self {
             Self::NoHost => Some("no_host"),
@@ -83,6 +83,7 @@ impl Failure {
             Self::BadLength => Some("bad_length"),
             Self::UnderscoreHeader => Some("underscore_header"),
             Self::BodyBroken => Some("broken_body"),
+            Self::Loop => Some("loop"),
             _ => None,
         }
     }
@@ -132,7 +133,7 @@ impl Failure {
                 r#"{"error":"method_not_allowed","message":"CONNECT is not supported: this is not a forward proxy."}"#
             }
             Self::Loop => {
-                r#"{"error":"loop_detected","message":"The request has passed this gateway before: correct the route whose upstream leads back to it, or remove Via there if requests may pass twice."}"#
+                r#"{"error":"loop_detected","reason":"loop","message":"The request has passed this gateway before."}"#
             }
             Self::BodyTooLong => r#"{"error":"body_too_long","message":"The request body exceeds the maximum size."}"#,
             Self::BodyLate => r#"{"error":"request_timeout","message":"The request body did not arrive in time."}"#,

@@ -14,6 +14,7 @@ use super::client::Client;
 use super::failure::METHODS;
 use super::head::RequestHead;
 use super::head::headers::{self, HeaderKind, X_REQUEST_ID};
+use super::head::upstream_head;
 
 /// The maximum length of an unwanted body that is read, so that the connection stays usable. A longer body closes the
 /// connection.
@@ -66,9 +67,10 @@ pub(super) fn final_recipient(head: &RequestHead<'_>) -> Response<Bytes> {
     if let Some(host) = head.host() {
         headers::put(&mut text, "Host", host);
     }
-    for (name, kind) in [("Via", HeaderKind::Via), ("Max-Forwards", HeaderKind::MaxForwards)] {
-        head.headers.values(kind).for_each(|value| headers::put(&mut text, name, value));
+    for via in head.headers.values(HeaderKind::Via) {
+        headers::put(&mut text, "Via", &upstream_head::without_node_names(via));
     }
+    head.headers.values(HeaderKind::MaxForwards).for_each(|value| headers::put(&mut text, "Max-Forwards", value));
     text.extend_from_slice(b"\r\n");
     let mut response = Response::new(Bytes::from(text));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("message/http"));

@@ -158,6 +158,10 @@ impl RequestGuard {
         if failure == Failure::UnderscoreHeader {
             worker.tally.note_ambiguity(Ambiguity::UnderscoreHeader);
         }
+        if failure == Failure::Loop {
+            let host = head.host().unwrap_or_default();
+            worker.tally.note_loop(self.client.peer().address, host, worker.ticks.now());
+        }
         if let Some(reason) = failure.reason() {
             self.note_reason(reason);
         }

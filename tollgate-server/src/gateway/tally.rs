@@ -161,6 +161,11 @@ impl Tally {
         }
     }
 
+    /// Logs a request that has passed this gateway before.
+    pub(super) fn note_loop(&self, peer: IpAddr, host: &[u8], now: Tick) {
+        self.closings.log_loop(peer, host, now);
+    }
+
     pub(super) fn note_outcome(&self, outcome: &Outcome) {
         self.decisions.record([outcome]);
         self.note_if_unreadable(outcome);

@@ -78,15 +78,22 @@ fn request_that_comes_back_is_refused_and_a_chain_of_gateways_is_not() {
     let (status, head) = over_http2();
     assert_eq!((status, names(&head)), (200, chain));
 
+    // The names are not for clients.
+    let trace = outer.connect().ask("TRACE / HTTP/1.1\r\nHost: h\r\nMax-Forwards: 1\r\n\r\n");
+    assert!(trace.text().ends_with("Via: 1.1 tollgate\r\nMax-Forwards: 0\r\n\r\n"), "{}", trace.text());
+
     let requests = upstream.requests();
     inner.save(&site("", &[format!("{{ path: /**, upstream: 'http://{}' }}", outer.address)], ""));
     inner.await_said("is in force", 1);
     let answer = outer.get("/");
     assert_eq!(answer.status, 508);
     let body: serde_json::Value = serde_json::from_str(answer.text()).unwrap();
-    assert_eq!(body["error"], "loop_detected");
+    assert_eq!((&body["error"], &body["reason"]), (&"loop_detected".into(), &"loop".into()));
+    let said = "request of 127.0.0.1 for host ";
+    outer.await_said(said, 1);
     assert_eq!(over_http2().0, 508);
     // The inner one meets its own name, too.
     assert_eq!(inner.get("/").status, 508);
+    assert_eq!(outer.said().matches(said).count(), 1, "at most one line in ten seconds: {}", outer.said());
     assert_eq!(upstream.requests(), requests);
 }

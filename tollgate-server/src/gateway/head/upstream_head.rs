@@ -304,7 +304,10 @@ impl<'a> UpstreamHead<'a> {
 
 /// The name of this process in `Via` of requests. It is random: a request that comes back has it, and one that has passed
 /// another gateway has another. Responses have the short name, because clients need not know which process served them.
-static NODE: LazyLock<String> = LazyLock::new(|| format!("tollgate-{:016x}", RandomState::new().hash_one(0)));
+static NODE: LazyLock<String> = LazyLock::new(|| format!("{NODE_PREFIX}{:016x}", RandomState::new().hash_one(0)));
+
+/// The beginning of the name in requests. Hexadecimal digits follow.
+const NODE_PREFIX: &str = "tollgate-";
 
 /// Returns our entry in `Via` of a request that was received with that version.
 fn request_via(version: RequestVersion) -> &'static str {
@@ -320,6 +323,20 @@ fn request_via(version: RequestVersion) -> &'static str {
 /// Returns whether a value of `Via` shows that the request has passed this process before.
 pub(super) fn has_own_entry(via: &[u8]) -> bool {
     memchr::memmem::find(via, NODE.as_bytes()).is_some()
+}
+
+/// Returns a value of `Via` in which `tollgate` replaces the random names of gateways. A client that knows the name of one
+/// could have its requests refused as a loop.
+pub(in crate::gateway) fn without_node_names(via: &[u8]) -> Vec<u8> {
+    let (mut text, mut rest) = (Vec::with_capacity(via.len()), via);
+    while let Some(start) = memchr::memmem::find(rest, NODE_PREFIX.as_bytes()) {
+        let (before, name) = rest.split_at(start + NODE_PREFIX.len());
+        let digits = name.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
+        text.extend_from_slice(before.strip_suffix(b"-").unwrap_or(before));
+        rest = &name[digits..];
+    }
+    text.extend_from_slice(rest);
+    text
 }
 
 /// Returns our entry in `Via` of a response of that version.

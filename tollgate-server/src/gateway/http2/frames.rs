@@ -192,12 +192,17 @@ impl GoawayTrigger {
 /// Ticks between two log lines about closed connections: ten seconds.
 const LOG_EVERY_TICKS: u64 = 100;
 
-/// Log lines about connections that the gateway closes, at most one of each kind in ten seconds.
+/// Log lines about connections that the gateway closes, and about requests in a loop, at most one of each kind in ten
+/// seconds.
 #[derive(Debug, Default)]
 pub(crate) struct Closings {
     misuses: LogThrottle,
     certificates: LogThrottle,
+    loops: LogThrottle,
 }
+
+/// The most bytes of a host that are logged. A client chooses it.
+const MAX_LOGGED_HOST: usize = 100;
 
 /// Events that were not logged yet, and the tick of the last log line.
 #[derive(Debug, Default)]
@@ -207,8 +212,8 @@ struct LogThrottle {
 }
 
 impl LogThrottle {
-    /// Counts an event. If a line is due, returns the note about the other connections since the last line.
-    fn note(&self, now: Tick) -> Option<String> {
+    /// Counts an event. If a line is due, returns the note about the others since the last line.
+    fn note(&self, now: Tick, others_are: &str) -> Option<String> {
         let unlogged = self.unlogged.fetch_add(1, Relaxed) + 1;
         let logged_at = self.logged_at.load(Relaxed);
         let is_due = logged_at == 0 || now.saturating_sub(logged_at) >= LOG_EVERY_TICKS;
@@ -218,7 +223,7 @@ impl LogThrottle {
         self.unlogged.fetch_sub(unlogged, Relaxed);
         Some(match unlogged - 1 {
             0 => String::new(),
-            others => format!(" ({others} more connections since the last line)"),
+            others => format!(" ({others} more {others_are} since the last line)"),
         })
     }
 }
@@ -226,7 +231,7 @@ impl LogThrottle {
 impl Closings {
     /// Logs a closed connection, unless another one was logged recently.
     pub(crate) fn log(&self, misuse: Misuse, peer: IpAddr, now: Tick) {
-        let Some(others) = self.misuses.note(now) else { return };
+        let Some(others) = self.misuses.note(now, "connections") else { return };
         let why = match misuse {
             Misuse::CheapFrames => "it sent too many frames without effect",
             Misuse::PrematureResets => "it reset too many requests before they were answered",
@@ -238,8 +243,18 @@ impl Closings {
 
     /// Logs a client whose certificate is missing or not trusted, unless another one was logged recently.
     pub(in crate::gateway) fn log_certificate(&self, problem: CertificateProblem, peer: IpAddr, now: Tick) {
-        let Some(others) = self.certificates.note(now) else { return };
+        let Some(others) = self.certificates.note(now, "connections") else { return };
         notice::warn(format_args!("TLS connection of {peer} refused: {}{others}: {}", problem.text(), problem.fix()));
+    }
+
+    /// Logs a request that has passed this gateway before, unless another one was logged recently.
+    pub(in crate::gateway) fn log_loop(&self, peer: IpAddr, host: &[u8], now: Tick) {
+        let Some(others) = self.loops.note(now, "requests") else { return };
+        let host = host.get(..MAX_LOGGED_HOST).unwrap_or(host).escape_ascii();
+        notice::warn(format_args!(
+            "request of {peer} for host {host} refused: it has passed this gateway before{others}: correct the route whose \
+             upstream leads back to this gateway, or remove Via on it if requests may pass twice"
+        ));
     }
 }
 
