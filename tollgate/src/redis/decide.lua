@@ -913,7 +913,8 @@ local function store_log(k, p, ttl)
   end
   if not try(k, 'HSET', key, unpack(words)) then
     -- If the user may not run HSET, restore the string, so that the log is not lost.
-    if values[k] and not hashes[k] then pcall_redis('SET', key, values[k], 'PX', ttl) end
+    -- Its header may promise an eighth more.
+    if values[k] and not hashes[k] then pcall_redis('SET', key, values[k], 'PX', format('%d', ttl + ceil(ttl / 8))) end
     return
   end
   words = {}

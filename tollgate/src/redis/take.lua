@@ -258,6 +258,8 @@ while from <= last_record do
         local text = redis.pcall('GETRANGE', keys[k], '0', '54')
         if type(text) ~= 'string' then return 0 end
         local units, held, found, most, kept, head, count, slots, base, oldest, newest, sum, before, replaces = 0, now
+        -- An empty string is not a log.
+        if text == '' and redis.call('EXISTS', keys[k]) > 0 then return 0 end
         if text ~= '' then
           if #text < at_slots then return 0 end
           found, most, kept, head, count, slots, oldest, newest, sum, before, base = read(p[3], text)
@@ -296,6 +298,8 @@ while from <= last_record do
               head, count = (head + high) % slots, count - high
             end
             units, replaces = (sum - base) % 1099511627776, newest == held or sum == before
+            -- The units of the entries that are left were given back: the next entry begins a log at its own time.
+            if units == 0 then count = 0 end
           end
         end
         if not count or count == 0 then
@@ -413,7 +417,7 @@ for k, last in pairs(lasts) do
     if resizes then
       body = ''
       if older > 0 then
-        body = set('GETRANGE', key, format('%d', at_slots), '-1')
+        body = set('GETRANGE', key, format('%d', at_slots), format('%d', at_slots + 12 * slots - 1))
         if type(body) == 'table' then
           reply = body
         else
@@ -439,10 +443,11 @@ for k, last in pairs(lasts) do
       end
     elseif not reply then
       reply = set('SETRANGE', key, format('%d', at_slots + 12 * ((head + older) % slots)), entry)
-      if type(reply) == 'number' then reply = set('SETRANGE', key, '0', header) end
+      -- The expiry before the header that has it: later requests rely on it.
       if type(reply) == 'number' and renews then
         reply = set('PEXPIRE', key, injected and '3600000' or format('%d', ceil((kept - now) / 1000) + 1))
       end
+      if type(reply) == 'number' then reply = set('SETRANGE', key, '0', header) end
       if type(reply) == 'number' then reply = nil end
     end
   elseif fields and fields[k + 1] ~= '' then

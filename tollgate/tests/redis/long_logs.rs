@@ -31,6 +31,7 @@ enum Op {
         from: usize,
         count: usize,
     },
+    RefundNewest,
     Change {
         limit: u64,
         window: u64,
@@ -124,6 +125,12 @@ impl Both {
                     assert_eq!(here, self.shared.refund(there).await.expect("given back"), "refund");
                 }
             }
+            Op::RefundNewest => {
+                if let Some((here, there)) = self.reserved.pop() {
+                    let here = self.memory.refund(here);
+                    assert_eq!(here, self.shared.refund(there).await.expect("given back"), "refund");
+                }
+            }
             Op::Change { limit, window } => self.change(Log { limit, window, ..log }.limits()),
             Op::Window => {
                 let window = FixedWindow::new(log.limit, Duration::from_micros(log.window));
@@ -156,12 +163,55 @@ async fn agree(server: &RedisServer, log: Log, ops: Vec<Op>) {
 
 #[test]
 fn memory_and_redis_agree_on_logs_of_any_length() {
+    agree_on_traces(TRACES, limits(), 1_000..20_000, ops());
+}
+
+/// Entries leave the window one by one, and those that stay may have no units left.
+#[test]
+fn memory_and_redis_agree_on_short_logs() {
+    let op = prop_oneof![
+        6 => (1_u64..4).prop_map(|cost| Op::Check { cost }),
+        3 => Just(Op::RefundNewest),
+        1 => (0_usize..8).prop_map(|from| Op::Refund { from, count: 1 }),
+        1 => Just(Op::Peek),
+        6 => prop_oneof![1_u64..1_200, 400_u64..600].prop_map(Op::Forward),
+        1 => (1_u64..1_200).prop_map(Op::Back),
+    ];
+    agree_on_traces(10 * TRACES, 1_u64..8, 1_000..1_001, proptest::collection::vec(op, 4..40));
+}
+
+/// The units of the newest entry were given back, and those of all others have left the window.
+#[tokio::test]
+async fn an_entry_after_one_without_units_counts_for_its_own_window() {
+    let server = RedisServer::start();
+    let log = Log { limit: 100, window: 10_000, counts_denied: false };
+    let ops = vec![
+        Op::Check { cost: 1 },
+        Op::Forward(5_000),
+        Op::Check { cost: 1 },
+        Op::RefundNewest,
+        Op::Forward(5_500),
+        Op::Check { cost: 100 },
+        Op::Forward(3_500),
+        Op::Check { cost: 1 },
+        Op::Forward(1_500),
+        Op::Check { cost: 100 },
+    ];
+    agree(&server, log, ops).await;
+}
+
+fn agree_on_traces(
+    traces: u32,
+    limits: impl Strategy<Value = u64>,
+    windows: std::ops::Range<u64>,
+    ops: impl Strategy<Value = Vec<Op>>,
+) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let server = RedisServer::start();
-    let logs = (limits(), 1_000_u64..20_000, any::<bool>());
+    let logs = (limits, windows, any::<bool>());
     let logs = logs.prop_map(|(limit, window, counts_denied)| Log { limit, window, counts_denied });
-    let mut runner = TestRunner::new(Config { cases: TRACES, failure_persistence: None, ..Config::default() });
-    let outcome = runner.run(&(logs, ops()), |(log, ops)| {
+    let mut runner = TestRunner::new(Config { cases: traces, failure_persistence: None, ..Config::default() });
+    let outcome = runner.run(&(logs, ops), |(log, ops)| {
         runtime.block_on(agree(&server, log, ops));
         Ok(())
     });
