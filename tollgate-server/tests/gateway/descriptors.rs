@@ -171,8 +171,9 @@ fn too_few_threads_end_with_2_and_the_fix() {
     let folder = folder_with(&[(RULES, &rules("", "echo"))]);
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let run = |threads: u32| {
-        Command::new("prlimit")
-            .arg(format!("--nproc={threads}"))
+        // A server that starts after all would serve forever.
+        Command::new("timeout")
+            .args(["30", "prlimit", &format!("--nproc={threads}")])
             .args(["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"])
             .args([&binary(), "serve", "--config", RULES])
             .current_dir(folder.path())
