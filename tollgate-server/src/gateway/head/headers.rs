@@ -311,6 +311,11 @@ impl Edits {
             || self.set_from.iter().any(|(other, _)| is(other))
     }
 
+    /// Returns whether headers of any name are removed.
+    pub(in crate::gateway) fn removes_some(&self) -> bool {
+        !(self.remove.is_empty() && self.set.is_empty() && self.set_from.is_empty())
+    }
+
     /// Returns whether a header is removed and not replaced.
     pub(super) fn removes_for_good(&self, name: &HeaderName) -> bool {
         self.remove.contains(name) && !self.sets(name)

@@ -75,7 +75,7 @@ pub(in crate::gateway) struct ClientUpload {
     /// The number of bytes that may still follow.
     room: u64,
     underscores: UnderscoreHeaders,
-    /// The changes of the route, if it sets headers that no trailer may pretend to be.
+    /// The changes of the route, if it removes or sets headers: no trailer may pretend to be one of them.
     edits: Option<Arc<Edits>>,
     /// Bytes that are buffered while the upstream does not read.
     buffered: BufferedBytes,
@@ -147,7 +147,7 @@ impl ToUpstream {
     pub(super) fn screening_trailers(mut self, underscores: UnderscoreHeaders, edits: &Arc<Edits>) -> Self {
         if let Self::Upload(upload) = &mut self {
             upload.underscores = underscores;
-            upload.edits = (!edits.facts().is_empty()).then(|| Arc::clone(edits));
+            upload.edits = edits.removes_some().then(|| Arc::clone(edits));
         }
         self
     }
