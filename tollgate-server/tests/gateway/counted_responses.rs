@@ -2,9 +2,13 @@
 
 use std::sync::mpsc;
 
+use http::{Request, Response};
+use hyper::body::Incoming;
 use testkit::gateway::{Gateway, site};
-use testkit::upstream::Raw;
+use testkit::upstream::{AnyBody, Raw, Served, Speaks, full, runtime};
 use testkit::wait::until;
+
+use crate::http2::{connect, get};
 
 /// Returns an upstream that responds as its path says: `/401`, or `/200/7` for a cost of 7.
 fn obedient() -> Raw {
@@ -51,6 +55,45 @@ fn response_header_sets_the_cost() {
     // 50 are left: one more estimate fits, and it costs all of them.
     assert_eq!(connection.get_as("ann", "/200/50").status, 200);
     assert_eq!(connection.get_as("ann", "/200/1").status, 429);
+}
+
+/// The cost is read from the response of the upstream, over both protocols on both sides.
+#[test]
+fn cost_counts_although_the_route_removes_its_header() {
+    let (http1, http2) = (obedient(), Served::start(Speaks::Http2, costing_50));
+    let edits = "response_headers: { remove: [X-Cost] }";
+    let routes = [
+        format!("{{ path: /200/50, upstream: {}, {edits} }}", http1.url()),
+        format!("{{ path: /http2, upstream: 'h2c://{}', {edits} }}", http2.address),
+        format!("{{ path: /fixed, respond: {{ headers: {{ X-Cost: '50' }} }}, {edits} }}"),
+    ];
+    let limits = "{ name: tokens, key: 'header:x-user-id', algorithm: token_bucket, capacity: 100, refill: 1/h, \
+                  settle: 'header:x-cost' }";
+    let gateway = Gateway::start(&site("workers: 1", &routes, limits));
+    for path in ["/200/50", "/http2", "/fixed"] {
+        let mut connection = gateway.connect();
+        let statuses = [0; 3].map(|_| {
+            let answer = connection.get_as(&format!("one{path}"), path);
+            assert_eq!(answer.header("x-cost"), None, "{path}");
+            answer.status
+        });
+        assert_eq!(statuses, [200, 200, 429], "HTTP/1, {path}");
+        let statuses = runtime().block_on(async {
+            let (mut sender, mut statuses) = (connect(gateway.address).await, Vec::new());
+            for _ in 0..3 {
+                let request = get(&gateway, path).header("x-user-id", format!("two{path}")).body(full("")).unwrap();
+                let answer = sender.send_request(request).await.unwrap();
+                assert!(!answer.headers().contains_key("x-cost"), "{path}");
+                statuses.push(answer.status().as_u16());
+            }
+            statuses
+        });
+        assert_eq!(statuses, [200, 200, 429], "HTTP/2, {path}");
+    }
+}
+
+async fn costing_50(_request: Request<Incoming>) -> Response<AnyBody> {
+    Response::builder().header("x-cost", "50").body(full("")).unwrap()
 }
 
 #[test]

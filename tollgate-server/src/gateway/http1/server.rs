@@ -106,6 +106,8 @@ struct AllowedRequest {
 /// A response of the gateway that limits have not counted.
 struct UnsettledResponse {
     response: Response<Bytes>,
+    /// The changes of its route follow.
+    route: Option<(Arc<Site>, usize)>,
     is_head: bool,
     /// The outcome of the check, unless it was refunded.
     outcome: Option<Outcome>,
@@ -418,19 +420,13 @@ impl<'a> Http1Server<'a> {
         context: &mut Context<'_>,
     ) -> io::Result<NextStep> {
         let mut response = match route.map(|number| (number, &site.routes[number].action)) {
-            Some((number, RouteAction::Respond(written))) => {
-                let mut response = written.response();
-                site.routes[number].response_edits.apply(response.headers_mut());
-                response
-            }
+            Some((_, RouteAction::Respond(written))) => written.response(),
             Some((_, RouteAction::Echo)) => {
                 self.save(plain);
                 return Ok(NextStep::Echo(Box::new(AllowedRequest { site, route, outcome, guard })));
             }
-            Some((number, RouteAction::Upstreams(_))) if plain.head.forwards_left() == Some(0) => {
-                let mut response = local_response::final_recipient(&plain.head);
-                site.routes[number].response_edits.apply(response.headers_mut());
-                response
+            Some((_, RouteAction::Upstreams(_))) if plain.head.forwards_left() == Some(0) => {
+                local_response::final_recipient(&plain.head)
             }
             Some((number, RouteAction::Upstreams(_))) => {
                 let forwarding = Box::new(Forwarding::new((plain, self.client), (site, number), outcome, guard));
@@ -440,8 +436,11 @@ impl<'a> Http1Server<'a> {
         };
         if outcome.awaits_response() {
             let is_head = plain.head.is_head();
-            let outcome = Some(outcome);
-            return Ok(NextStep::Settle(Box::new(UnsettledResponse { response, is_head, outcome, guard })));
+            let (outcome, route) = (Some(outcome), route.map(|number| (site, number)));
+            return Ok(NextStep::Settle(Box::new(UnsettledResponse { response, route, is_head, outcome, guard })));
+        }
+        if let Some(number) = route {
+            site.routes[number].response_edits.apply(response.headers_mut());
         }
         outcome.write_headers(response.headers_mut());
         let response = if plain.head.is_head() { bodiless(response) } else { response };

@@ -200,14 +200,15 @@ impl Exchange {
             return self.fail(request.body, failure, guard);
         }
         let Some(route) = route.map(|number| &site.routes[number]) else {
-            return self.settle_and_write_headers(&outcome, self.fail(request.body, Failure::NoRoute, guard)).await;
+            let response = self.fail(request.body, Failure::NoRoute, guard);
+            return self.settle_and_write_headers(&outcome, response, None).await;
         };
         if let RouteAction::Upstreams(_) = &route.action
             && let Some(response) = self.final_response(&request, &site)
         {
             self.drain(request.body);
             let response = response.map(|text| ToClient::local(text, guard));
-            return self.settle_and_write_headers(&outcome, self.apply_response_edits(response, route)).await;
+            return self.settle_and_write_headers(&outcome, response, Some(route)).await;
         }
         match &route.action {
             RouteAction::Upstreams(_) => {
@@ -216,12 +217,12 @@ impl Exchange {
             RouteAction::Respond(fixed) => {
                 self.drain(request.body);
                 let response = fixed.response().map(|text| ToClient::local(text, guard));
-                self.settle_and_write_headers(&outcome, self.apply_response_edits(response, route)).await
+                self.settle_and_write_headers(&outcome, response, Some(route)).await
             }
             RouteAction::Echo => {
                 let response = Box::pin(self.echo(request, &site)).await;
                 let response = response.map(|text| ToClient::local(text, guard));
-                self.settle_and_write_headers(&outcome, self.apply_response_edits(response, route)).await
+                self.settle_and_write_headers(&outcome, response, Some(route)).await
             }
         }
     }
@@ -247,21 +248,19 @@ impl Exchange {
         with_head((&parts, length), (site, &self.client), |head| local_response::echo(head, &self.client, body))
     }
 
-    /// Applies the route's response headers.
-    fn apply_response_edits(&self, mut response: Response<ToClient>, route: &Route) -> Response<ToClient> {
-        route.response_edits.apply(response.headers_mut());
-        response
-    }
-
-    /// Settles limits that count responses, and adds the rate limit headers.
+    /// Settles limits that count responses, applies the changes of the route, and adds the rate limit headers.
     pub(super) async fn settle_and_write_headers(
         &self,
         outcome: &Outcome,
         mut response: Response<ToClient>,
+        route: Option<&Route>,
     ) -> Response<ToClient> {
         if outcome.awaits_response() {
-            // If settling fails, the estimate stands.
+            // Before the route removes the header with the cost. If settling fails, the estimate stands.
             _ = Box::pin(outcome.settle_response(response.status(), response.headers())).await;
+        }
+        if let Some(route) = route {
+            route.response_edits.apply(response.headers_mut());
         }
         outcome.write_headers(response.headers_mut());
         response

@@ -54,9 +54,8 @@ impl Exchange {
                 Ok(answered) => answered,
                 Err(fault) => {
                     guard.note_fault(&fault);
-                    let mut response = failure::response(fault.failure()).map(|text| ToClient::local(text, guard));
-                    route.response_edits.apply(response.headers_mut());
-                    return self.settle_and_write_headers(outcome, response).await;
+                    let response = failure::response(fault.failure()).map(|text| ToClient::local(text, guard));
+                    return self.settle_and_write_headers(outcome, response, Some(route)).await;
                 }
             };
         if abandoned::has_event_stream(answered.headers()) {
@@ -76,7 +75,6 @@ impl Exchange {
         {
             *location = changed;
         }
-        route.response_edits.apply(&mut parts.headers);
         guard.set_upstream(attempt);
         let response = Response::from_parts(parts, ToClient::upstream(body, guard));
         self.settle_and_write_headers(outcome, response).await

@@ -141,12 +141,10 @@ impl Forwarding {
 
     /// Returns the response to a request that no upstream has answered.
     fn into_failed(self, failure: Failure) -> Box<UnsettledResponse> {
-        let mut response = failure::response(failure);
-        let map = response.headers_mut();
-        self.route().response_edits.apply(map);
-        let Self { is_head, outcome, guard, failed, .. } = self;
+        let Self { site, route, is_head, outcome, guard, failed, .. } = self;
         let outcome = (failed != Some(Failure::Overloaded)).then_some(outcome);
-        Box::new(UnsettledResponse { response, is_head, outcome, guard })
+        let (response, route) = (failure::response(failure), Some((site, route)));
+        Box::new(UnsettledResponse { response, route, is_head, outcome, guard })
     }
 
     /// Returns how long the upstream may take for the next step.

@@ -70,8 +70,8 @@ impl Forwarding {
                 return HeadUse::Taken(Err(AttemptError::failed(Failure::BadAnswer)));
             }
             if let Settling::AwaitsHead = self.settling {
-                let mut map = head.header_map(bytes, lines);
-                self.route().response_edits.apply(&mut map);
+                // As the upstream has sent it: the route may remove the header with the cost.
+                let map = head.header_map(bytes, lines);
                 self.settling = Settling::Head(Box::new((head.status, map)));
                 return HeadUse::Kept(Ok(()));
             }

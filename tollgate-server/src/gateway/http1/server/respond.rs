@@ -82,21 +82,24 @@ impl Http1Server<'_> {
         let echoed = self.with_saved((&site, route), |server, plain, _| {
             (local_response::echo(&plain.head, server.client, body), plain.head.is_head())
         });
-        let Some((mut response, is_head)) = echoed else { return Ok(NextStep::Close) };
-        if let Some(number) = route {
-            site.routes[number].response_edits.apply(response.headers_mut());
-        }
-        Ok(NextStep::Settle(Box::new(UnsettledResponse { response, is_head, outcome: Some(outcome), guard })))
+        let Some((response, is_head)) = echoed else { return Ok(NextStep::Close) };
+        let (outcome, route) = (Some(outcome), route.map(|number| (site, number)));
+        Ok(NextStep::Settle(Box::new(UnsettledResponse { response, route, is_head, outcome, guard })))
     }
 
     /// Settles limits that count responses, and sends the response.
     pub(super) async fn settle_and_respond(&mut self, unsettled: Box<UnsettledResponse>) -> io::Result<()> {
-        let UnsettledResponse { mut response, is_head, outcome, guard } = *unsettled;
+        let UnsettledResponse { mut response, route, is_head, outcome, guard } = *unsettled;
+        if let Some(outcome) = &outcome
+            && outcome.awaits_response()
+        {
+            // If settling fails, the estimate stands.
+            _ = outcome.settle_response(response.status(), response.headers()).await;
+        }
+        if let Some((site, number)) = route {
+            site.routes[number].response_edits.apply(response.headers_mut());
+        }
         if let Some(outcome) = outcome {
-            if outcome.awaits_response() {
-                // If settling fails, the estimate stands.
-                _ = outcome.settle_response(response.status(), response.headers()).await;
-            }
             outcome.write_headers(response.headers_mut());
         }
         let response = if is_head { bodiless(response) } else { response };
