@@ -195,6 +195,12 @@ impl Conversation {
     /// Reads the next request.
     pub fn request(&mut self) -> Option<ReceivedRequest> {
         let mut asked = self.head()?;
+        self.body_of(&mut asked)?;
+        Some(asked)
+    }
+
+    /// Reads the body of a request whose head was read. Returns `None` if it has no end.
+    pub fn body_of(&mut self, asked: &mut ReceivedRequest) -> Option<()> {
         if asked.is_chunked() {
             loop {
                 let size = usize::from_str_radix(self.until(b"\r\n")?.trim(), 16).ok()?;
@@ -214,7 +220,7 @@ impl Conversation {
             let length = length.parse().ok()?;
             asked.body = self.take(length)?;
         }
-        Some(asked)
+        Some(())
     }
 
     /// Sends bytes. Returns false if the gateway does not read any more.

@@ -5,7 +5,7 @@ use std::net::Shutdown;
 use std::time::Duration;
 
 use testkit::gateway::{Gateway, per_user, site};
-use testkit::upstream::Raw;
+use testkit::upstream::{Raw, Served, Speaks, full};
 use testkit::wait::until;
 
 /// The lengths of bodies are announced, or the bodies are chunked.
@@ -126,6 +126,91 @@ fn after_an_early_answer_a_long_body_closes_the_connection() {
     connection.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000000\r\n\r\n");
     assert_eq!(connection.receive().status, 413);
     assert!(connection.is_closed());
+}
+
+/// Sends a body in pieces after the whole response has arrived, then another request.
+fn upload_after_the_answer(gateway: &Gateway) {
+    let mut connection = gateway.connect();
+    connection.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 20\r\n\r\n");
+    let answer = connection.receive();
+    assert_eq!((answer.status, answer.text()), (200, "early"));
+    for piece in ["hello", ", wor", "ld, t", "he end"] {
+        connection.send(&piece[..5]);
+    }
+    connection.send("POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n");
+    assert_eq!(connection.receive().text(), "early", "the connection goes on");
+    connection.send("5\r\nhello\r\n");
+    connection.send("0\r\n\r\n");
+    assert_eq!(connection.ask("GET / HTTP/1.1\r\nHost: h\r\n\r\n").text(), "early");
+}
+
+#[test]
+fn upload_goes_on_after_the_end_of_the_response() {
+    let (received, bodies) = std::sync::mpsc::channel();
+    let received = std::sync::Mutex::new(received);
+    let upstream = Raw::start(move |conversation| {
+        while let Some(mut asked) = conversation.head() {
+            conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nearly");
+            if conversation.body_of(&mut asked).is_some() {
+                _ = received.lock().unwrap().send(String::from_utf8_lossy(&asked.body).into_owned());
+            }
+        }
+    });
+    let gateway = Gateway::start(&site("workers: 1", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], ""));
+    upload_after_the_answer(&gateway);
+    for body in ["hello, world, the en", "hello", ""] {
+        assert_eq!(bodies.recv_timeout(testkit::wait::PATIENCE).as_deref(), Ok(body));
+    }
+    assert_eq!(upstream.accepted(), 1, "the connection to the upstream is used again");
+}
+
+#[test]
+fn upload_to_http_2_goes_on_after_the_end_of_the_response() {
+    let (received, bodies) = std::sync::mpsc::channel();
+    let upstream = Served::start(Speaks::Http2, move |request: http::Request<hyper::body::Incoming>| {
+        let received = received.clone();
+        async move {
+            tokio::spawn(async move {
+                if let Ok(body) = http_body_util::BodyExt::collect(request.into_body()).await {
+                    _ = received.send(String::from_utf8_lossy(&body.to_bytes()).into_owned());
+                }
+            });
+            http::Response::new(full("early"))
+        }
+    });
+    let gateway = Gateway::before(&format!("h2c://{}", upstream.address));
+    upload_after_the_answer(&gateway);
+    for body in ["hello, world, the en", "hello", ""] {
+        assert_eq!(bodies.recv_timeout(testkit::wait::PATIENCE).as_deref(), Ok(body));
+    }
+}
+
+/// The response has arrived, so the client loses only its connection.
+#[test]
+fn upload_that_nobody_reads_after_the_response_ends_with_the_timeout_of_the_route() {
+    let upstream = Raw::start(|conversation| {
+        _ = conversation.head();
+        conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nearly");
+        std::thread::sleep(Duration::from_secs(3600));
+    });
+    let careless = Served::start(Speaks::Http2, |request: http::Request<hyper::body::Incoming>| async {
+        tokio::spawn(async move {
+            let _unread = request;
+            std::future::pending::<()>().await;
+        });
+        http::Response::new(full("early"))
+    });
+    for upstream in [upstream.url(), format!("h2c://{}", careless.address)] {
+        let route = format!("{{ path: /**, timeout: 1s, upstream: '{upstream}' }}");
+        let gateway = Gateway::start(&site("", &[route], ""));
+        let mut connection = gateway.connect();
+        connection.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000000\r\n\r\n");
+        assert_eq!(connection.receive().text(), "early", "{upstream}");
+        let mut tcp = connection.tcp();
+        let pouring = std::thread::spawn(move || while tcp.write_all(&[7; 64 << 10]).is_ok() {});
+        until("the gateway closes the connection", || pouring.is_finished());
+        pouring.join().unwrap();
+    }
 }
 
 #[test]

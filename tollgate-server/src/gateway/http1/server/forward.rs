@@ -152,11 +152,6 @@ impl Forwarding {
         self.route().timeout
     }
 
-    /// Returns whether the client was sent the head of a response.
-    pub(super) fn has_begun(&self) -> bool {
-        self.begun.is_some()
-    }
-
     /// Sends a request at once, if a connection is available.
     pub(super) fn start(
         mut self: Box<Self>,

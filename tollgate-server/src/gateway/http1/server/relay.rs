@@ -24,7 +24,8 @@ const READS_PER_TURN: u32 = 16;
 const SMALL_BYTES: usize = 4096;
 
 impl Forwarding {
-    /// Moves the bytes of both directions. Returns ready once the client was sent the whole response.
+    /// Moves the bytes of both directions. Returns ready once the client was sent the whole response, and the upstream
+    /// the whole request, if it reads that.
     pub(super) fn poll_relay(
         &mut self,
         server: &mut Http1Server<'_>,
@@ -33,7 +34,14 @@ impl Forwarding {
         context: &mut Context<'_>,
     ) -> Poll<Result<(), AttemptError>> {
         if server.body.is_some() {
-            self.relay_upload(server, conn, context)?;
+            match &self.begun {
+                Some((body, stays_open)) if body.is_over() => {
+                    if *stays_open && self.relay_upload(server, conn, context).is_err() {
+                        self.give_up_connection();
+                    }
+                }
+                _ => self.relay_upload(server, conn, context)?,
+            }
         }
         if self.begun.is_none() {
             ready!(self.poll_answer(server, target, conn, context))?;
@@ -41,7 +49,41 @@ impl Forwarding {
                 return Poll::Ready(Ok(()));
             }
         }
-        self.poll_body(server, conn, context)
+        ready!(self.poll_body(server, conn, context))?;
+        if self.switched.is_none() && !ready!(self.poll_request_sent(server, conn, context)) {
+            self.give_up_connection();
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Returns ready once the upstream has the whole request, or with false if it does not want the rest. An upstream may
+    /// respond before it has read the body, and read it afterwards.
+    fn poll_request_sent(
+        &self,
+        server: &mut Http1Server<'_>,
+        conn: &mut Http1Conn,
+        context: &mut Context<'_>,
+    ) -> Poll<bool> {
+        let sent = conn.poll_send(context);
+        match (&server.body, &self.begun) {
+            (None, _) if sent.is_ready() => return Poll::Ready(matches!(sent, Poll::Ready(Ok(())))),
+            // A client that waits for `100 Continue` has its response, and may send no body.
+            (Some(body), _) if body.awaits_continue => return Poll::Ready(false),
+            (_, Some((_, true))) if !matches!(sent, Poll::Ready(Err(_))) => {}
+            _ => return Poll::Ready(false),
+        }
+        // The upstream has nothing left to send. It may close the connection.
+        if conn.poll_read(&mut scratch().input, context).is_ready() {
+            return Poll::Ready(false);
+        }
+        server.poll_upstream_late(context).map(|()| false)
+    }
+
+    /// Closes the connection to the upstream after the response.
+    fn give_up_connection(&mut self) {
+        if let Some((_, stays_open)) = &mut self.begun {
+            *stays_open = false;
+        }
     }
 
     /// Returns ready once the client was sent the head of the response, and the part of the body that arrived with it.
@@ -184,12 +226,11 @@ impl Forwarding {
             if ready!(server.poll_sent(context)).is_err() {
                 return Poll::Ready(Err(AttemptError::ClientGone));
             }
-            // Some upstreams respond before they have read the whole request.
-            let sent = conn.poll_send(context);
             if body.is_over() {
-                *stays_open &= server.body.is_none() && matches!(sent, Poll::Ready(Ok(())));
                 return Poll::Ready(Ok(()));
             }
+            // Some upstreams respond before they have read the whole request.
+            _ = conn.poll_send(context);
             let mut scratch = scratch();
             let Scratch { input, buffers, .. } = &mut *scratch;
             let read = match conn.poll_read(input, context) {
@@ -278,11 +319,10 @@ impl Forwarding {
         if let Some(body) = &mut server.body {
             body.failure = Some(failure);
         }
-        if !self.has_begun() {
-            return AttemptError::failed(failure);
-        }
-        if failure == Failure::Overloaded {
-            self.guard.note_cut();
+        match &self.begun {
+            None => return AttemptError::failed(failure),
+            Some((body, _)) if failure == Failure::Overloaded && !body.is_over() => self.guard.note_cut(),
+            Some(_) => {}
         }
         AttemptError::Aborted
     }

@@ -11,8 +11,10 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, response};
 use hyper::body::Body as _;
 
 use super::Http1Server;
+use super::client_io::PendingBody;
 use super::forward::{ForwardResult, Forwarding};
 use crate::gateway::client::BufferedBytes;
+use crate::gateway::deadline::Wait;
 use crate::gateway::failure::Failure;
 use crate::gateway::head::headers::{self, X_REQUEST_ID};
 use crate::gateway::http1::body::{LAST_CHUNK, ReceivedBody, Trailers, put_chunk};
@@ -64,7 +66,7 @@ impl Http1Server<'_> {
             }
         });
         let Ok(response) = answered.await else { return ForwardResult::Close };
-        match self.send_response(response, (is_head, wants_trailers), relay).await {
+        match self.send_response(response, (is_head, wants_trailers), (relay, site.routes[route].timeout)).await {
             Ok(()) => ForwardResult::Answered,
             Err(Aborted) => ForwardResult::Close,
         }
@@ -148,7 +150,7 @@ impl Http1Server<'_> {
         &mut self,
         response: Response<ToClient>,
         (is_head, wants_trailers): (bool, bool),
-        mut relay: BodyRelay,
+        (mut relay, timeout): (BodyRelay, Wait),
     ) -> Result<(), Aborted> {
         let (parts, mut body) = response.into_parts();
         body.answers_with(parts.status);
@@ -164,7 +166,33 @@ impl Http1Server<'_> {
             self.relay_to_hyper(&mut relay, context)?;
             self.poll_response_body((&mut body, &mut framing), &mut trailers, context)
         })
-        .await
+        .await?;
+        self.set_deadline(timeout);
+        poll_fn(|context| self.poll_rest_sent(&mut relay, timeout, context)).await;
+        Ok(())
+    }
+
+    /// Returns ready once the upstream has the whole request, or does not want the rest. An upstream may respond before it
+    /// has read the body, and read it afterwards.
+    fn poll_rest_sent(&mut self, relay: &mut BodyRelay, timeout: Wait, context: &mut Context<'_>) -> Poll<()> {
+        // A client that waits for `100 Continue` has its response, and may send no body.
+        let is_wanted = |body: &PendingBody| body.failure.is_none() && !body.awaits_continue;
+        let left = self.body.as_deref().filter(|body| is_wanted(body)).map(|body| body.room);
+        if left.is_none() || self.relay_to_hyper(relay, context).is_err() {
+            return Poll::Ready(());
+        }
+        match &self.body {
+            Some(body) if body.failure.is_none() => {}
+            _ => return Poll::Ready(()),
+        }
+        if relay.writer.poll_demand(context) == Poll::Ready(Demand::Unwanted) {
+            return Poll::Ready(());
+        }
+        if left != self.body.as_ref().map(|body| body.room) {
+            // The upstream has read some of it.
+            self.set_deadline(timeout);
+        }
+        self.poll_upstream_late(context)
     }
 
     /// Determines how the client gets a body, and the length that the head lacks.
