@@ -3,12 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue};
 use testkit::gateway::{Gateway, per_user, site};
 use testkit::http1::Response;
 use testkit::port::unused_address;
 use testkit::tollgate::fails;
-use testkit::upstream::Raw;
+use testkit::upstream::{Raw, Served, Speaks, full, runtime};
 use testkit::wait::until;
+
+use crate::http2::{connect, get, whole, with_trailers};
 
 /// Returns the name of the upstream that answered.
 fn by(answer: &Response) -> &str {
@@ -252,6 +256,48 @@ fn headers_are_changed_both_ways() {
     assert_eq!((answer.header("server"), answer.header("x-set")), (None, Some("new")));
     let added: Vec<_> = answer.headers.iter().filter(|(name, _)| name == "x-added").map(|(_, value)| value).collect();
     assert_eq!(added, ["first", "second"]);
+}
+
+/// Whoever reads the response may take another spelling for the same name, and a trailer for a header.
+#[test]
+fn removed_response_headers_and_trailers_are_removed_in_every_spelling() {
+    const NAMES: [&str; 5] = ["x-secret", "x_secret", "x.secret", "x-set", "x_set"];
+    let lines: String = NAMES.iter().map(|name| format!("{name}: 1\r\n")).collect();
+    let http1 = Raw::answering(format!(
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: {}, x-sum\r\n{lines}\r\n5\r\nhello\r\n0\r\n{lines}\
+         X-Sum: 42\r\n\r\n",
+        NAMES.join(", ")
+    ));
+    let http2 = Served::start(Speaks::Http2, |_| async {
+        let trailers = NAMES.map(|name| (name, "1")).into_iter().chain([("x-sum", "42")]).collect::<Vec<_>>();
+        let mut response = http::Response::new(with_trailers(Bytes::from_static(b"hello"), &trailers));
+        for name in NAMES {
+            response.headers_mut().insert(name, HeaderValue::from_static("1"));
+        }
+        response.headers_mut().insert("trailer", HeaderValue::try_from(NAMES.join(", ") + ", x-sum").unwrap());
+        response
+    });
+    for upstream in [http1.url(), format!("h2c://{}", http2.address)] {
+        let edits = "response_headers: { remove: [X-Secret], set: { X-Set: new } }";
+        let gateway = Gateway::start(&site("", &[format!("{{ path: /**, upstream: '{upstream}', {edits} }}")], ""));
+        let found = |pairs: Vec<(String, String)>| -> Vec<String> {
+            let named = pairs.iter().filter(|(name, _)| NAMES.contains(&&**name) || name == "x-sum");
+            named.map(|(name, value)| format!("{name}: {value}")).collect()
+        };
+        let asked = "GET / HTTP/1.1\r\nHost: h\r\nTE: trailers\r\nConnection: TE\r\n\r\n";
+        let answer = gateway.connect().ask(asked);
+        assert_eq!((found(answer.headers), answer.body), (vec!["x-set: new".to_owned()], b"hello".to_vec()));
+        assert_eq!(found(answer.trailers), ["x-sum: 42"], "{upstream}");
+        runtime().block_on(async {
+            let request = get(&gateway, "/").header("te", "trailers").body(full("")).unwrap();
+            let response = connect(gateway.address).await.send_request(request).await.unwrap();
+            let pairs = |map: &HeaderMap| {
+                map.iter().map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned())).collect()
+            };
+            assert_eq!(found(pairs(response.headers())), ["x-set: new"], "{upstream}");
+            assert_eq!(found(pairs(&whole(response).await.2)), ["x-sum: 42"], "{upstream}");
+        });
+    }
 }
 
 #[test]

@@ -303,7 +303,7 @@ pub(in crate::gateway) struct Edits {
 }
 
 impl Edits {
-    /// Returns whether headers of that name are removed, in every spelling that an upstream may take for it.
+    /// Returns whether headers of that name are removed, in every spelling that an upstream or a client may take for it.
     pub(in crate::gateway) fn removes(&self, name: &str) -> bool {
         let is = |other: &HeaderName| reads_as(other.as_str(), name);
         self.remove.iter().any(is)
@@ -330,11 +330,11 @@ impl Edits {
         &self.set_from
     }
 
-    /// Removes the trailers of a request that have the name of a removed or replaced header.
-    pub(in crate::gateway) fn screen_trailers(&self, trailers: &mut HeaderMap) {
-        let removed = trailers.keys().filter(|name| self.removes(name.as_str()));
+    /// Removes the headers or trailers that have the name of a removed or replaced header.
+    pub(in crate::gateway) fn screen(&self, headers: &mut HeaderMap) {
+        let removed = headers.keys().filter(|name| self.removes(name.as_str()));
         for name in removed.cloned().collect::<SmallVec<[HeaderName; 4]>>() {
-            trailers.remove(name);
+            headers.remove(name);
         }
     }
 
@@ -372,13 +372,8 @@ impl Edits {
     }
 
     pub(in crate::gateway) fn apply(&self, headers: &mut HeaderMap) {
-        for name in &self.remove {
-            headers.remove(name);
-        }
-        for (name, value) in &self.set {
-            headers.insert(name, value.clone());
-        }
-        for (name, value) in &self.add {
+        self.screen(headers);
+        for (name, value) in self.new_headers() {
             headers.append(name, value.clone());
         }
     }

@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use super::framing::{Ambiguity, FramingGuard};
 use crate::gateway::head::BodyLength;
-use crate::gateway::head::headers::{self, HeaderKind, HeadersView, MAX_HEADERS, kind};
+use crate::gateway::head::headers::{self, Edits, HeaderKind, HeadersView, MAX_HEADERS, kind};
 
 /// The part of the body of a request that has not arrived.
 #[derive(Debug)]
@@ -229,13 +229,15 @@ impl ResponseBody {
         }
     }
 
-    /// Passes the trailers on that the head announces.
-    pub(super) fn pass_trailers(&mut self, lines: HeadersView<'_>) {
+    /// Passes the trailers on that the head announces, except for those that the route removes.
+    pub(super) fn pass_trailers(&mut self, lines: HeadersView<'_>, edits: &Edits) {
         if let Self::Chunks { trailers, .. } = self {
             let announced = lines.values(HeaderKind::Trailer).flat_map(|value| value.split(|byte| *byte == b','));
             let announced = announced.map(<[u8]>::trim_ascii);
             let is_hop_by_hop = |name: &[u8]| connection_options(lines).any(|option| option.eq_ignore_ascii_case(name));
-            *trailers = Some(Box::new(Trailers::new(announced.filter(|name| !is_hop_by_hop(name)))));
+            let is_removed = |name: &[u8]| str::from_utf8(name).is_ok_and(|name| edits.removes(name));
+            let passing = announced.filter(|name| !is_hop_by_hop(name) && !is_removed(name));
+            *trailers = Some(Box::new(Trailers::new(passing)));
         }
     }
 

@@ -76,8 +76,8 @@ impl Exchange {
             *location = changed;
         }
         guard.set_upstream(attempt);
-        let response = Response::from_parts(parts, ToClient::upstream(body, guard));
-        self.settle_and_write_headers(outcome, response).await
+        let response = Response::from_parts(parts, ToClient::upstream(body, &route.response_edits, guard));
+        self.settle_and_write_headers(outcome, response, Some(route)).await
     }
 
     async fn try_upstreams(

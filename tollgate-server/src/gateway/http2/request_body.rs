@@ -211,7 +211,7 @@ impl Body for ToUpstream {
                     Ok(trailers) => {
                         let mut trailers = screen_trailers(trailers, upload.underscores);
                         if let Some(edits) = &upload.edits {
-                            edits.screen_trailers(&mut trailers);
+                            edits.screen(&mut trailers);
                         }
                         Frame::trailers(trailers)
                     }

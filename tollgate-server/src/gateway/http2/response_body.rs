@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -11,6 +12,7 @@ use tokio::time::{Sleep, sleep};
 
 use crate::gateway::buffer_budget::{Overloaded, STEP_BYTES};
 use crate::gateway::client::BufferedBytes;
+use crate::gateway::head::headers::Edits;
 use crate::gateway::http1::sender::{Http1Body, IncompleteBody};
 use crate::gateway::request_guard::{RequestGuard, UpstreamProgress};
 
@@ -23,6 +25,8 @@ pub(in crate::gateway) struct ToClient {
     buffered: Option<BufferedBytes>,
     /// The timeout of the upstream.
     stall: Option<Pin<Box<Sleep>>>,
+    /// The changes of the route, if it removes or sets headers: they concern trailers, too.
+    edits: Option<Arc<Edits>>,
     /// Finishes the request when the response ends.
     guard: RequestGuard,
 }
@@ -75,11 +79,13 @@ impl Body for UpstreamBody {
 
 impl ToClient {
     pub(in crate::gateway) fn local(text: Bytes, guard: RequestGuard) -> Self {
-        Self { source: Source::Local, rest: text, buffered: None, stall: None, guard }
+        Self { source: Source::Local, rest: text, buffered: None, stall: None, edits: None, guard }
     }
 
-    pub(in crate::gateway) fn upstream(body: UpstreamBody, guard: RequestGuard) -> Self {
-        Self { source: Source::Upstream(body), rest: Bytes::new(), buffered: None, stall: None, guard }
+    /// Returns the body of an upstream's response, without the trailers that the route removes.
+    pub(in crate::gateway) fn upstream(body: UpstreamBody, edits: &Arc<Edits>, guard: RequestGuard) -> Self {
+        let edits = edits.removes_some().then(|| Arc::clone(edits));
+        Self { source: Source::Upstream(body), rest: Bytes::new(), buffered: None, stall: None, edits, guard }
     }
 
     /// Removes a body that the gateway wrote, for a response that must not have one. Returns its length, unless it was
@@ -157,7 +163,13 @@ impl Body for ToClient {
                             let piece = this.guard.next_piece(&mut this.rest);
                             this.hold().map(|()| Frame::data(piece))
                         }
-                        Err(trailers) => Ok(trailers),
+                        Err(frame) => {
+                            let mut trailers = frame.into_trailers().unwrap_or_default();
+                            if let Some(edits) = &this.edits {
+                                edits.screen(&mut trailers);
+                            }
+                            Ok(Frame::trailers(trailers))
+                        }
                     }))
                 }
             },

@@ -34,7 +34,8 @@ pub(in crate::gateway) struct Route {
     pub(in crate::gateway) host: HostHeader,
     /// Shared, because a body on its way to an upstream refers to them.
     pub(in crate::gateway) request_edits: Arc<Edits>,
-    pub(in crate::gateway) response_edits: Edits,
+    /// Shared, because a body on its way to a client refers to them.
+    pub(in crate::gateway) response_edits: Arc<Edits>,
     pub(in crate::gateway) timeout: Wait,
     pub(in crate::gateway) connect_timeout: Duration,
     pub(in crate::gateway) retries: u8,
@@ -121,7 +122,7 @@ impl Route {
             path_reading: rule.paths.over(path_reading),
             host: rule.host,
             request_edits: Arc::new(Edits::of_requests(&rule.request_headers)),
-            response_edits: Edits::of_responses(&rule.response_headers),
+            response_edits: Arc::new(Edits::of_responses(&rule.response_headers)),
             timeout: Wait::at_least(rule.timeout.duration()),
             connect_timeout: rule.connect_timeout.duration(),
             retries: rule.retries,

@@ -172,7 +172,7 @@ impl Forwarding {
         let ends_by_close = server.is_http10 && head.body.send_raw();
         server.is_last |= ends_by_close || server.worker.is_closing();
         if self.wants_trailers {
-            head.body.pass_trailers(header_buffer);
+            head.body.pass_trailers(header_buffer, &self.route().response_edits);
         }
         out.clear();
         let added = (&self.outcome, self.guard.id(), self.site.adds_header(UpstreamHeader::Via));
