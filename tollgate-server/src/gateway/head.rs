@@ -140,7 +140,7 @@ impl<'a> RequestHead<'a> {
                     has_bad_length |= !is_chunked || length.replace(BodyLength::Unknown).is_some();
                 }
                 // Other expectations are ignored (RFC 9110, section 10.1.1).
-                HeaderKind::Expect => expects_continue = value.eq_ignore_ascii_case(b"100-continue") && !is_http10,
+                HeaderKind::Expect => expects_continue |= lists(value, b"100-continue") && !is_http10,
                 HeaderKind::Connection => options.add(value),
                 HeaderKind::Te => wants_trailers |= lists(value, b"trailers"),
                 HeaderKind::Upgrade => upgrade.add(value),

@@ -265,6 +265,13 @@ fn client_that_waits_for_continue_gets_it_once_its_body_is_wanted() {
     let seen = upstream.seen().concat().to_ascii_lowercase();
     assert!(!seen.contains("expect:"), "{seen}");
     let mut connection = gateway.connect();
+    for expect in ["100-continue\r\nExpect: other", "other\r\nExpect: 100-continue", "other, 100-continue"] {
+        let head = format!("POST / HTTP/1.1\r\nHost: h\r\nX-User-Id: bob{expect:.3}\r\nExpect: {expect}\r\n");
+        let mut connection = gateway.connect();
+        assert_eq!(connection.ask(head + "Content-Length: 5\r\n\r\n").status, 100, "{expect}");
+        connection.send("hello");
+        assert_eq!(connection.receive().text(), "hello", "{expect}");
+    }
     let refused = connection
         .ask("POST / HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n");
     assert_eq!((refused.status, refused.header("connection")), (429, Some("close")), "the body may come or not");
