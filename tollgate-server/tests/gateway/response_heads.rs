@@ -1,12 +1,17 @@
 //! Response heads that are too long or invalid, and how they are reported.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
 use bytes::Bytes;
 use h2::Reason;
 use h2::server::SendResponse;
 use http::Response;
 use testkit::gateway::{Gateway, site};
 use testkit::http1::Connection;
-use testkit::upstream::{Raw, Served, Speaks, accepting, full};
+use testkit::upstream::{Raw, Served, Speaks, accepting, full, runtime};
+
+use crate::http2::{connect, get};
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: h\r\n\r\n";
 const POST: &str = "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n";
@@ -99,12 +104,25 @@ fn too_long_http_2_headers_are_reported_and_not_retried() {
     }
 }
 
-/// The upstream's connection ends, and it is unknown which response caused it: a request that may be repeated is
-/// retried once.
+/// Returns an HTTP/2 upstream whose response has few bytes on the wire, and 900 KB of headers.
+fn compressed() -> String {
+    let upstream = Served::start(Speaks::Http2, |_| async {
+        let mut response = Response::new(full(""));
+        for _ in 0..300 {
+            response.headers_mut().append("x-long", "x".repeat(2900).parse().unwrap());
+        }
+        response
+    });
+    format!("h2c://{}", upstream.address)
+}
+
+/// The upstream's connection ends, and only the text of the error shows why.
 #[test]
 fn oversized_http_2_head_is_reported() {
-    assert_reported(&LONG, &long(200 << 10), GET, 2);
-    assert_reported(&LONG, &long(200 << 10), POST, 1);
+    for request in [GET, POST] {
+        assert_reported(&LONG, &long(200 << 10), request, 1);
+        assert_reported(&LONG, &compressed(), request, 1);
+    }
 }
 
 /// The upstream's connection ends, with other requests on it that are not at fault.
@@ -135,6 +153,77 @@ fn header_that_http_2_forbids_is_reported() {
 #[test]
 fn reset_by_the_upstream_is_not_an_invalid_response() {
     assert_reported(&HUNG_UP, &careless(|mut respond| respond.send_reset(Reason::PROTOCOL_ERROR)), POST, 1);
+}
+
+/// Returns an HTTP/2 upstream that counts requests, answers the first ones of each connection, and calls `end` with the
+/// next. If that returns false, it closes the connection.
+fn counting(answered: usize, end: impl Fn(SendResponse<Bytes>) -> bool + Clone + Send + 'static) -> (String, Counter) {
+    let counter = Counter::default();
+    let counted = Arc::clone(&counter);
+    let (address, _) = accepting(move |stream| {
+        let (end, counted) = (end.clone(), Arc::clone(&counted));
+        async move {
+            let Ok(mut connection) = h2::server::handshake(stream).await else { return };
+            let mut number = 0;
+            while let Some(Ok((_, mut respond))) = connection.accept().await {
+                counted.fetch_add(1, Relaxed);
+                number += 1;
+                if number <= answered {
+                    respond.send_response(Response::new(()), true).unwrap();
+                } else if !end(respond) {
+                    return;
+                }
+            }
+        }
+    });
+    (format!("h2c://{address}"), counter)
+}
+
+type Counter = Arc<AtomicUsize>;
+
+/// Sends requests over HTTP/1, and the same over HTTP/2. Returns the statuses, and the number of requests that arrived.
+fn statuses(upstream: impl Fn() -> (String, Counter), requests: usize) -> [(Vec<u16>, usize); 2] {
+    let start = || {
+        let (url, counter) = upstream();
+        (Gateway::start(&site("workers: 1", &[format!("{{ path: /**, upstream: '{url}' }}")], "")), counter)
+    };
+    let (gateway, counter) = start();
+    let mut connection = gateway.connect();
+    let http1 = ((0..requests).map(|_| connection.get("/").status).collect(), counter.load(Relaxed));
+    let (gateway, counter) = start();
+    let http2 = runtime().block_on(async {
+        let (mut sender, mut statuses) = (connect(gateway.address).await, Vec::new());
+        for _ in 0..requests {
+            let response = sender.send_request(get(&gateway, "/").body(full("")).unwrap()).await.unwrap();
+            statuses.push(response.status().as_u16());
+        }
+        statuses
+    });
+    [http1, (http2, counter.load(Relaxed))]
+}
+
+#[test]
+fn request_that_the_only_upstream_resets_is_not_sent_again() {
+    let failing = |mut respond: SendResponse<Bytes>| {
+        respond.send_reset(Reason::INTERNAL_ERROR);
+        true
+    };
+    assert_eq!(statuses(|| counting(0, failing), 1), [(vec![502], 1), (vec![502], 1)]);
+    assert_eq!(statuses(|| counting(1, failing), 2), [(vec![200, 502], 2), (vec![200, 502], 2)], "a used connection");
+    let refusing = |mut respond: SendResponse<Bytes>| {
+        respond.send_reset(Reason::REFUSED_STREAM);
+        true
+    };
+    assert_eq!(statuses(|| counting(0, refusing), 1), [(vec![502], 2), (vec![502], 2)], "it was not processed");
+}
+
+/// The upstream may have closed a connection that it had used before the request arrived. A request that ends a new
+/// connection may be the cause.
+#[test]
+fn request_that_is_lost_with_a_used_connection_is_sent_again() {
+    let closing = |_: SendResponse<Bytes>| false;
+    assert_eq!(statuses(|| counting(0, closing), 1), [(vec![502], 1), (vec![502], 1)]);
+    assert_eq!(statuses(|| counting(1, closing), 2), [(vec![200, 200], 3), (vec![200, 200], 3)]);
 }
 
 /// A connection with very many of them is given up, for a reason that an oversized head has, too.

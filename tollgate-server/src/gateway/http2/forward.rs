@@ -29,6 +29,7 @@ use crate::gateway::tally::Tally;
 use crate::gateway::upstream::abandoned::{self, Abandoned};
 use crate::gateway::upstream::conn::{Repeatable, reads_body};
 use crate::gateway::upstream::connect::{self, ConnUse, UpstreamConn};
+use crate::gateway::upstream::http2_pool::StreamPermit;
 use crate::gateway::upstream::tls::TlsFault;
 
 /// A response, and the attempt that it answers.
@@ -171,6 +172,7 @@ impl Exchange {
                 self.await_response(sending, deadline, (attempt, guard)).await
             }
             UpstreamConn::H2(mut sender, stream_permit) => {
+                let fallback = Fallback::of(route, stream_permit.has_answered());
                 attempt.stream_permit = Some(stream_permit);
                 if !body.is_empty() {
                     copy_text(parts);
@@ -187,10 +189,12 @@ impl Exchange {
                             remove_hop_by_hop(response.headers_mut());
                             Ok(response.map(UpstreamBody::Http2))
                         }
-                        Err(error) => Err(failed(error, repeatable)),
+                        Err(error) => Err(failed(error, repeatable, fallback)),
                     }
                 };
-                Box::pin(self.await_response(sending, deadline, (attempt, guard))).await
+                let answered = Box::pin(self.await_response(sending, deadline, (attempt, guard))).await?;
+                answered.1.stream_permit.iter().for_each(StreamPermit::note_answered);
+                Ok(answered)
             }
         }
     }
@@ -276,12 +280,20 @@ fn copy_text(parts: &mut Parts) {
 }
 
 /// Returns the error of a request over HTTP/2 that could not be sent or got no valid response. A request that was not
-/// sent can be retried. One that was sent can be retried if it is repeatable, unless its response was invalid: it would
-/// be the same again.
-fn failed(mut error: TrySendError<Request<ToUpstream>>, repeatable: Repeatable) -> SendError {
+/// sent can be retried. A repeatable one that was sent can be retried if another upstream may get it, if the upstream
+/// has not processed it, or if it was lost with a connection that had worked before: the upstream may have been closing
+/// that. It is not retried if its response was invalid: it would be the same again.
+fn failed(mut error: TrySendError<Request<ToUpstream>>, repeatable: Repeatable, fallback: Fallback) -> SendError {
     let unsent = error.take_message().map(Request::into_body);
-    let again = (repeatable == Repeatable::Yes).then_some(ToUpstream::Empty);
     let error = error.error();
+    let is_retried = repeatable == Repeatable::Yes
+        && match (h2_error(error), fallback) {
+            (_, Fallback::OtherUpstream) => true,
+            (Some(error), _) if error.reason() == Some(h2::Reason::REFUSED_STREAM) => true,
+            (Some(error), _) if error.is_reset() => false,
+            (_, fallback) => fallback == Fallback::NewConnection,
+        };
+    let again = is_retried.then_some(ToUpstream::Empty);
     let hung_up = || match TlsFault::of_connection(error) {
         Some(fault) => ConnectError::Tls(fault).into(),
         None => Fault::from(Failure::Disconnected),
@@ -295,6 +307,30 @@ fn failed(mut error: TrySendError<Request<ToUpstream>>, repeatable: Repeatable) 
     SendError { fault, retry }
 }
 
+/// What may serve a request that was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fallback {
+    OtherUpstream,
+    /// The only upstream, on a new connection.
+    NewConnection,
+    /// Nothing: the connection to the only upstream was new, and the request may be what broke it.
+    Nothing,
+}
+
+impl Fallback {
+    fn of(route: &Route, is_reused: bool) -> Self {
+        match is_reused {
+            _ if route.has_several() => Self::OtherUpstream,
+            true => Self::NewConnection,
+            false => Self::Nothing,
+        }
+    }
+}
+
+fn h2_error(error: &hyper::Error) -> Option<&h2::Error> {
+    error.source()?.downcast_ref()
+}
+
 /// The response whose head our HTTP/2 implementation rejected.
 enum RejectedHead {
     /// The response to this request. An oversized head and an invalid one look the same here.
@@ -306,7 +342,7 @@ enum RejectedHead {
 
 impl RejectedHead {
     fn of(error: &hyper::Error) -> Option<Self> {
-        let error: &h2::Error = error.source()?.downcast_ref()?;
+        let error = h2_error(error)?;
         match error.reason()? {
             _ if !error.is_library() => None,
             h2::Reason::PROTOCOL_ERROR if error.is_reset() => Some(Self::OfThisRequest),

@@ -60,6 +60,8 @@ struct Http2Conn {
     usage: Mutex<Usage>,
     /// When it was first seen without requests.
     quiet_since: AtomicU64,
+    /// Whether a request was answered on it.
+    has_answered: AtomicBool,
     state: Mutex<ConnState>,
 }
 
@@ -119,6 +121,7 @@ impl Http2Pool {
             requests: AtomicUsize::new(0),
             usage: Mutex::new(usage),
             quiet_since: AtomicU64::new(NEVER),
+            has_answered: AtomicBool::new(false),
             state: Mutex::new(ConnState::Open(connection)),
         });
         let state = Arc::clone(&conn);
@@ -213,6 +216,19 @@ impl StreamPermit {
         conn.usage().note_request();
         conn.quiet_since.store(NEVER, Relaxed);
         Self(Arc::clone(conn))
+    }
+
+    /// Returns whether a request was answered on the connection. The upstream may be closing it just now.
+    pub(in crate::gateway) fn has_answered(&self) -> bool {
+        self.0.has_answered.load(Relaxed)
+    }
+
+    /// Records that a request was answered on the connection.
+    pub(in crate::gateway) fn note_answered(&self) {
+        // A store that changes nothing would still take the cache line from other processors.
+        if !self.has_answered() {
+            self.0.has_answered.store(true, Relaxed);
+        }
     }
 }
 
