@@ -64,6 +64,7 @@ fn kernel_name() -> Option<PathBuf> {
 
 /// Waits until a thread that has ended no longer counts against the limit: the kernel forgets it only some time after it
 /// was joined.
+#[expect(clippy::disallowed_methods, reason = "no runtime exists yet, and nothing else happens at this point")]
 fn wait_until_gone(thread: &Path) {
     const STEP: Duration = Duration::from_millis(1);
     const STEPS: u32 = 1000;
