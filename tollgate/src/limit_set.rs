@@ -52,8 +52,9 @@ impl LimitSet {
     /// applies only to hits that use its id: see [`Limiter::variant`](crate::Limiter::variant).
     ///
     /// Spent units count in all variants of a limit, whatever their windows and rates are. They are converted to the
-    /// numbers of the variant that is checked, as [`Limiter::with_limits`] describes. A client that alternates between
-    /// two variants gets no more than either allows. While a key's state belongs to a variant with another window,
+    /// numbers of the variant that is checked, as [`Limiter::with_limits`] describes. At no time can a client
+    /// that alternates between two variants take more at once than either allows. Units that were refilled under one
+    /// variant stay refilled under the other. While a key's state belongs to a variant with another window,
     /// `retry_after` may be too short, because charges may still count there.
     ///
     /// [`Limiter::with_limits`]: crate::Limiter::with_limits

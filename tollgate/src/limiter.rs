@@ -529,8 +529,8 @@ impl Limiter {
         self.0.store.family(limit).map(crate::store::memory::Family::configurations).unwrap_or_default()
     }
 
-    /// Returns how often a limit has lacked memory for its keys since it was configured. Raise
-    /// [`max_memory`](LimiterBuilder::max_memory) if these counts rise.
+    /// Returns how often a limit and its variants have lacked memory for their keys, since a limit of this name was
+    /// configured. Raise [`max_memory`](LimiterBuilder::max_memory) if these counts rise.
     ///
     /// ```
     /// use tollgate::{FixedWindow, Limit, Limiter, HOUR};

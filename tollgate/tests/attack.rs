@@ -232,6 +232,34 @@ fn evicted_keys_are_refunded_and_reset() {
     assert!(overflow.evicted > 0);
 }
 
+/// Every request has a new key, so a denial can only be for lack of room. Keys with a quota of 2 are never evicted.
+#[test]
+fn denials_for_lack_of_room_are_counted_whatever_tables_a_limit_has() {
+    let limit = |window| Limit::new("besieged", FixedWindow::new(2, window)).expect("a valid limit");
+    let clock = ManualClock::at(Timestamp::from_micros(START_US));
+    let builder = || Limiter::builder().limit(limit(24 * HOUR)).max_memory(MAX_MEMORY).clock(clock.clone());
+    let mut keys = 0_u64;
+    let mut denied = |limiter: &Limiter| {
+        let is_denied = |_: &u64| {
+            keys += 1;
+            !limiter.check(&keys.to_le_bytes()).is_allowed()
+        };
+        (0..ATTACKERS).filter(is_denied).count() as u64
+    };
+    let counted = |limiter: &Limiter| limiter.overflow(limiter.id("besieged").expect("the limit")).denied;
+    let alone = builder().build().expect("valid");
+    let with_plan = builder().variant("gold", limit(12 * HOUR)).build().expect("valid");
+    for before in [alone, with_plan] {
+        let first = denied(&before);
+        assert!(first > ATTACKERS / 2, "{first}");
+        assert_eq!(counted(&before), first);
+        let reloaded = before.with_limits(vec![limit(12 * HOUR)]).expect("valid");
+        let second = denied(&reloaded);
+        assert!(second > ATTACKERS / 2, "{second}");
+        assert_eq!(counted(&reloaded), first + second, "a reload keeps the counts");
+    }
+}
+
 macro_rules! besieged {
     ($($name:ident: $algorithm:expr;)+) => {$(
         mod $name {

@@ -64,8 +64,11 @@ impl LimiterBuilder {
     ///
     /// When the memory is full, a new key takes the slot of a key that has more than half of its quota left. If no
     /// such key is nearby, new keys share the quota of one key. So an attack with invented keys cannot use more memory or
-    /// exceed a limit, and busy keys are still counted exactly; honest new keys may get less than their quota until the
-    /// attack is over. See [`Limiter::overflow`].
+    /// exceed a limit, and busy keys are still counted exactly. Honest new keys may get less than their quota, or
+    /// nothing, until the windows of the invented keys end. Keys of sliding window logs, of fixed windows that start
+    /// with the first request, and of limits of 1 or 2 keep their slots, so there new keys share a quota as soon as the
+    /// memory is full. Give limits with long windows enough memory, or keys that clients cannot invent. See
+    /// [`Limiter::overflow`].
     ///
     /// Tables grow by doubling, so up to half of the bound may stay unused.
     pub fn max_memory(mut self, bytes: usize) -> Self {

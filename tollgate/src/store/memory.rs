@@ -173,11 +173,11 @@ impl MemoryStore {
         self.budget.used()
     }
 
-    /// Returns how often a limit has lacked memory for its keys.
+    /// Returns how often a limit and its variants have lacked memory for their keys.
     pub(crate) fn overflow(&self, limit: LimitId) -> Overflow {
-        self.table(limit).map_or_else(Overflow::default, |table| Overflow {
-            evicted: table.overflow.evicted.load(Ordering::Relaxed),
-            denied: table.overflow.denied.load(Ordering::Relaxed),
+        self.limit_families.get(limit.index()).map_or_else(Overflow::default, |family| Overflow {
+            evicted: family.overflow.evicted.load(Ordering::Relaxed),
+            denied: family.overflow.denied.load(Ordering::Relaxed),
         })
     }
 
@@ -365,6 +365,7 @@ impl MemoryStore {
             };
             let slot_ref = view.hold_slot(&mut holds, members.as_ref(), hit.fingerprint, now.as_micros());
             let Some(slot_ref) = slot_ref.map_err(|busy| (*hit, busy))? else {
+                view.family.overflow.count_denial();
                 return Ok(self.decision(limits, *hit, now, family::NO_ROOM));
             };
             // The costs of two keys that share a slot are added.

@@ -24,7 +24,7 @@ use std::sync::{Arc, Weak};
 use smallvec::{SmallVec, smallvec};
 
 use super::claim::{HeldBuckets, SlotRef};
-use super::table::{Bucket, Busy, Table, pause};
+use super::table::{Bucket, Busy, OverflowCounts, Table, pause};
 use super::{HashedHit, Mode};
 use crate::algorithm::conversion::{Fit, Spent};
 use crate::algorithm::spill::Spill;
@@ -42,6 +42,8 @@ pub(crate) struct Family {
     is_frozen: AtomicBool,
     /// The largest quota that the limit has or had, for buckets of stores that were made before it was raised.
     pub(super) ceiling: Arc<std::sync::atomic::AtomicU64>,
+    /// How often keys of any table have lacked a slot.
+    pub(super) overflow: Arc<OverflowCounts>,
 }
 
 /// The tables at one time. Replaced as a whole.
@@ -109,6 +111,7 @@ impl Family {
             has_several: AtomicBool::new(false),
             is_frozen: AtomicBool::new(false),
             ceiling: Arc::default(),
+            overflow: Arc::default(),
         }
     }
 
@@ -279,6 +282,9 @@ impl<'a> FamilyView<'a> {
             let Step { verdict, edit } = algorithm.decide(&copy, now, cost);
             let edit = edit.filter(|_| mode.writes(&verdict));
             let is_denied = !verdict.is_allowed() && mode != Mode::Peek && cost > 0;
+            if is_denied && matches!(location, KeyLocation::Nowhere) {
+                self.family.overflow.count_denial();
+            }
             if edit.is_none() && !(is_denied && self.is_replaced_by_this(members, &location)) {
                 if is_denied {
                     note_step_back(holds, &location, now);
@@ -289,7 +295,12 @@ impl<'a> FamilyView<'a> {
                 Fit::Whole => self.claim_slot(holds, members, &location, fingerprint, now)?,
                 Fit::Cut => None,
             };
-            let Some(slot_ref) = slot_ref else { return Ok(Some(without_room(&verdict))) };
+            let Some(slot_ref) = slot_ref else {
+                if verdict.is_allowed() {
+                    self.family.overflow.count_denial();
+                }
+                return Ok(Some(without_room(&verdict)));
+            };
             self.fill(holds, slot_ref, &copy);
             if let Some(edit) = edit {
                 self.table.apply(algorithm, holds, slot_ref, edit, now);

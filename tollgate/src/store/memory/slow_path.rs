@@ -112,7 +112,7 @@ impl Table {
         while view.is_none_or(|view| view.family.is_alone()) {
             let verdict = self.peek_without_slot(algorithm, fingerprint, now, cost);
             if matches!(verdict.admission, Admission::Denied { .. }) && mode != Mode::Peek {
-                self.overflow.denied.fetch_add(1, Ordering::Relaxed);
+                self.overflow.count_denial();
             }
             if mode != Mode::Take || cost == 0 || !verdict.is_allowed() {
                 return Some(verdict);

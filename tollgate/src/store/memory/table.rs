@@ -50,13 +50,19 @@ pub(crate) struct Table {
     pub(super) budget: Budget,
 }
 
-/// How often keys have lacked a slot. A table that replaces another goes on with its counts.
+/// How often keys have lacked a slot. All tables of a limit share these counts.
 #[derive(Default)]
 pub(super) struct OverflowCounts {
     /// Keys that lost their slot to another before they were idle.
     pub(super) evicted: AtomicU64,
     /// Denials of keys without a slot, because of other keys' charges.
     pub(super) denied: AtomicU64,
+}
+
+impl OverflowCounts {
+    pub(super) fn count_denial(&self) {
+        self.denied.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// The location of a key, and the header of its bucket when it was found.

@@ -88,7 +88,9 @@ pub(super) fn choose(
                 let table = (first_words * size_of::<u64>() <= budget.max())
                     .then(|| Table::new(layout, budget.clone()))
                     .flatten();
-                let table = Arc::new(table.ok_or_else(|| too_little(budget, count))?);
+                let mut table = table.ok_or_else(|| too_little(budget, count))?;
+                table.overflow = Arc::clone(&family.overflow);
+                let table = Arc::new(table);
                 members.add(&compiled, table)
             }
         };
