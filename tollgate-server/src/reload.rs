@@ -419,7 +419,7 @@ impl Reload {
         let other = Gate::open(file).await.map_err(|error| error.to_string())?;
         let before = self.gate.redis();
         self.gate.adopt(&other);
-        self.throttles.follow(&self.gate);
+        self.throttles.follow_store();
         if let Some(before) = before {
             // Other nodes cannot use its leases until they are returned.
             tokio::spawn(async move { before.return_leases().await });

@@ -203,7 +203,7 @@ pub(super) async fn run(arguments: Arguments, passed: PassedSockets) -> Result<(
     announce(gateway.as_deref(), &listeners, &file);
     tokio::spawn(notice::monitor_store(gate.clone()));
     tokio::spawn(notice::monitor_memory(gate.clone()));
-    tokio::spawn(free_memory(gate.clone()));
+    tokio::spawn(free_memory(gate.clone(), Arc::clone(&throttles)));
     tokio::spawn(limited.run());
     let learning = tokio::spawn(Arc::clone(&learners).run(gate.clone()));
     tokio::spawn(bans.run());
@@ -294,16 +294,16 @@ fn rules(arguments: &Arguments) -> Result<Parsed, Error> {
 }
 
 /// Frees memory that a burst of keys has left empty. Never returns.
-async fn free_memory(gate: Gate) {
+async fn free_memory(gate: Gate, throttles: Arc<Throttles>) {
     const COMPACT_INTERVAL: Duration = Duration::from_secs(60);
     /// By then most requests that use the larger table have ended, and it can be freed.
     const RECHECK_AFTER: Duration = Duration::from_secs(5);
     let mut pause = COMPACT_INTERVAL;
     loop {
         sleep(pause).await;
-        let gate = gate.clone();
+        let (gate, throttles) = (gate.clone(), Arc::clone(&throttles));
         // Scanning millions of keys takes milliseconds.
-        let is_replaced = tokio::task::spawn_blocking(move || gate.compact()).await;
+        let is_replaced = tokio::task::spawn_blocking(move || gate.compact() | throttles.compact()).await;
         pause = if matches!(is_replaced, Ok(true)) { RECHECK_AFTER } else { COMPACT_INTERVAL };
     }
 }

@@ -84,20 +84,44 @@ fn warn_of_evictions(gate: &Gate, known: &mut Vec<String>) {
     *known = evicting.into_iter().map(|(address, _)| address).collect();
 }
 
-/// Warns when `max_memory` is too small for the keys, at most once in ten minutes. Never returns.
+/// Warns when `max_memory` is too small for the keys. Never returns.
 pub(crate) async fn monitor_memory(gate: Gate) {
     const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-    const WARN_INTERVAL: Duration = Duration::from_secs(600);
-    let mut before = MemoryShortage::of(&gate);
+    let mut monitor = MemoryMonitor { reported: MemoryShortage::of(&gate), pause: 0 };
     loop {
         tokio::time::sleep(CHECK_INTERVAL).await;
-        let shortage = MemoryShortage::of(&gate);
-        if shortage.evicted > before.evicted || shortage.denied > before.denied {
-            Level::Warning.log(&shortage, &[("limits", shortage.limits.iter().take(5).cloned().collect())]);
-            tokio::time::sleep(WARN_INTERVAL).await;
+        if let Some(shortage) = monitor.warning(MemoryShortage::of(&gate)) {
+            Level::Warning.log(shortage, &[("limits", shortage.limits.iter().take(5).cloned().collect())]);
+        }
+    }
+}
+
+/// Decides when a shortage is worth a line: at most once in ten minutes, and when the first requests are denied.
+struct MemoryMonitor {
+    /// The counts of the last line.
+    reported: MemoryShortage,
+    /// Checks until the next line.
+    pause: u32,
+}
+
+impl MemoryMonitor {
+    /// Checks between two lines.
+    const PAUSE: u32 = 600;
+
+    /// Returns the shortage to warn of, if any. Called once a second.
+    fn warning(&mut self, shortage: MemoryShortage) -> Option<&MemoryShortage> {
+        self.pause = self.pause.saturating_sub(1);
+        let has_grown = shortage.evicted > self.reported.evicted || shortage.denied > self.reported.denied;
+        let first_denials = self.reported.denied == 0 && shortage.denied > 0;
+        if has_grown && (self.pause == 0 || first_denials) {
+            (self.reported, self.pause) = (shortage, Self::PAUSE);
+            return Some(&self.reported);
         }
         // Counts start from zero after a reload that changes the store.
-        before = MemoryShortage::of(&gate);
+        if shortage.evicted < self.reported.evicted || shortage.denied < self.reported.denied {
+            self.reported = shortage;
+        }
+        None
     }
 }
 
@@ -169,5 +193,28 @@ impl Display for StoreOutage {
             why.detail().trim_end_matches('.'),
             why.fix()
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shortage_of_memory_has_a_line_in_ten_minutes_and_one_for_the_first_denials() {
+        let shortage = |evicted, denied| MemoryShortage { limits: Vec::new(), evicted, denied };
+        let mut monitor = MemoryMonitor { reported: shortage(0, 0), pause: 0 };
+        let mut warned = |evicted, denied| monitor.warning(shortage(evicted, denied)).is_some();
+        assert!(!warned(0, 0));
+        assert!(warned(5, 0));
+        assert!(!warned(9, 0), "within ten minutes");
+        assert!(warned(9, 1), "the first denial");
+        let mut seconds = 1;
+        while !warned(9, 2) {
+            seconds += 1;
+        }
+        assert_eq!(seconds, MemoryMonitor::PAUSE, "what happened during the pause is reported after it");
+        assert!(!warned(0, 0), "the store has changed");
+        assert!(warned(0, 1));
     }
 }

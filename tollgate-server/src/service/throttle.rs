@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ahash::RandomState;
-use arc_swap::ArcSwap;
+use arc_swap::ArcSwapOption;
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 use tollgate::redis::RedisLimiter;
@@ -97,9 +97,15 @@ impl Throttles {
     }
 
     /// Switches to the gate's current store. If it is the same store, spent units stay spent.
-    pub(crate) fn follow(&self, gate: &Gate) {
-        self.commands.follow(gate);
-        self.descriptors.follow(gate);
+    pub(crate) fn follow_store(&self) {
+        self.commands.follow_store();
+        self.descriptors.follow_store();
+    }
+
+    /// Frees the memory that a burst of keys has left empty, like [`Gate::compact`]. Returns `true` if a table was
+    /// replaced.
+    pub(crate) fn compact(&self) -> bool {
+        [&self.commands, &self.descriptors].map(Buckets::compact).contains(&true)
     }
 }
 
@@ -107,7 +113,10 @@ impl Throttles {
 pub(crate) struct Buckets {
     source: Source,
     max_numbers: usize,
-    state: ArcSwap<State>,
+    gate: Gate,
+    /// `None` until the first check. A store that the buckets held from the start would keep the tables of the gate's
+    /// limits, so that none of them could be freed after a burst.
+    state: ArcSwapOption<State>,
     /// When numbers were last removed. Locked while the state is replaced.
     removed_at: Mutex<Option<Instant>>,
 }
@@ -132,8 +141,9 @@ enum Store {
 }
 
 impl Store {
-    fn of(gate: &Gate) -> Option<Self> {
-        gate.redis().map(Self::Redis).or_else(|| gate.memory().map(Self::Memory))
+    fn of(gate: &Gate) -> Self {
+        let store = gate.redis().map(Self::Redis).or_else(|| gate.memory().map(Self::Memory));
+        store.expect("a gate has a store in memory or on Redis")
     }
 
     /// Returns the store with these limits, and their ids.
@@ -158,36 +168,45 @@ impl Store {
 
 impl Buckets {
     fn new(gate: &Gate, source: Source) -> Self {
-        let state = ArcSwap::from_pointee(State::empty(gate));
-        Self { source, max_numbers: MAX_NUMBERS, state, removed_at: Mutex::new(None) }
+        let (gate, state) = (gate.clone(), ArcSwapOption::empty());
+        Self { source, max_numbers: MAX_NUMBERS, gate, state, removed_at: Mutex::new(None) }
     }
 
-    fn follow(&self, gate: &Gate) {
+    fn follow_store(&self) {
         let _alone = self.removed_at.lock().unwrap_or_else(PoisonError::into_inner);
-        self.state.store(Arc::new(State::empty(gate)));
+        self.state.store(None);
+    }
+
+    fn compact(&self) -> bool {
+        let _alone = self.removed_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.load();
+        let Some(State { store: Store::Memory(limiter), .. }) = state.as_deref() else { return false };
+        let Some(smaller) = limiter.compacted() else { return false };
+        let next = state.as_deref().map(|state| Arc::new(state.with_store(Store::Memory(smaller))));
+        self.state.store(next);
+        true
     }
 
     /// Takes `cost` units from the key's bucket with these numbers, or none.
     pub(crate) fn check(&self, numbers: Numbers, key: &[u8], cost: u64) -> Result<Throttled, CannotThrottle> {
-        let state = self.state.load();
-        match state.used(numbers) {
-            Some(id) => Ok(state.check(id, key, cost)),
-            None => {
-                drop(state);
-                let state = self.add(numbers)?;
-                let id = state.used(numbers).ok_or(CannotThrottle::TooMany(self.source))?;
-                Ok(state.check(id, key, cost))
-            }
+        if let Some(state) = &*self.state.load()
+            && let Some(id) = state.used(numbers)
+        {
+            return Ok(state.check(id, key, cost));
         }
+        let state = self.add(numbers)?;
+        let id = state.used(numbers).ok_or(CannotThrottle::TooMany(self.source))?;
+        Ok(state.check(id, key, cost))
     }
 
     /// Adds numbers. Returns the state that has them.
     fn add(&self, numbers: Numbers) -> Result<Arc<State>, CannotThrottle> {
         let mut removed_at = self.removed_at.lock().unwrap_or_else(PoisonError::into_inner);
-        let state = self.state.load_full();
-        if state.known.contains_key(&numbers) {
-            return Ok(state);
-        }
+        let state = match self.state.load_full() {
+            Some(state) if state.known.contains_key(&numbers) => return Ok(state),
+            Some(state) => state,
+            None => Arc::new(State::empty(&self.gate)),
+        };
         let name = self.source.limit_name();
         let limit = numbers.limit(name).map_err(CannotThrottle::Invalid)?;
         let is_full = state.limits.len() >= self.max_numbers;
@@ -207,7 +226,7 @@ impl Buckets {
             (*numbers, Known { id, was_used: AtomicBool::new(was_used) })
         });
         let next = Arc::new(State { store, known: known.collect(), limits });
-        self.state.store(Arc::clone(&next));
+        self.state.store(Some(Arc::clone(&next)));
         if is_full {
             *removed_at = Some(now);
         }
@@ -230,8 +249,16 @@ impl std::fmt::Display for Numbers {
 
 impl State {
     fn empty(gate: &Gate) -> Self {
-        let store = Store::of(gate).expect("a gate has a store in memory or on Redis");
-        Self { store, limits: Vec::new(), known: HashMap::default() }
+        Self { store: Store::of(gate), limits: Vec::new(), known: HashMap::default() }
+    }
+
+    /// Returns this state with a store that has the same limits.
+    fn with_store(&self, store: Store) -> Self {
+        let known = self.known.iter().map(|(numbers, known)| {
+            let was_used = AtomicBool::new(known.was_used.load(Relaxed));
+            (*numbers, Known { id: known.id, was_used })
+        });
+        Self { store, limits: self.limits.clone(), known: known.collect() }
     }
 
     /// Returns the id of the limit with these numbers, and marks it as used.
@@ -270,8 +297,8 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use tollgate::rules::RuleSet;
-    use tollgate::{Limiter, ManualClock, SECOND, Timestamp};
+    use tollgate::rules::{Facts, KeyPart, Rule, RuleSet};
+    use tollgate::{Check, Limiter, ManualClock, SECOND, Timestamp};
 
     use super::*;
 
@@ -320,6 +347,34 @@ mod tests {
     }
 
     #[test]
+    fn memory_of_a_burst_is_returned() {
+        const KEYS: u32 = 100_000;
+        let clock = ManualClock::at(Timestamp::from_micros(1_700_000_000_000_000));
+        let limit = Limit::new("one", TokenBucket::new(5, Rate::per_second(1))).expect("valid");
+        let rules = RuleSet::builder().rule(Rule::new(limit).key(KeyPart::ip())).build().expect("built");
+        let gate = Gate::with_limiter(rules, Limiter::builder().clock(clock.clone())).expect("built");
+        let throttles = Throttles::new(&gate);
+        let numbers = Numbers { capacity: 5, count: 1, period: SECOND };
+        let used = || gate.memory().expect("in memory").memory_used();
+        let compact = || while gate.compact() | throttles.compact() {};
+        let burst = |check: &dyn Fn(u32)| {
+            (0..KEYS).for_each(check);
+            let at_most = used() / 10;
+            clock.advance(Duration::from_secs(60));
+            compact();
+            assert!(used() < at_most, "{} bytes stay of {}", used(), 10 * at_most);
+        };
+        burst(&|key| {
+            let facts = Facts::new("GET", "/").peer(key.to_be_bytes().into());
+            assert!(matches!(gate.check(&facts), Check::Ready(outcome) if outcome.is_allowed()));
+        });
+        burst(&|key| {
+            let throttled = throttles.commands.check(numbers, &key.to_be_bytes(), 1).expect("valid");
+            assert!(matches!(throttled, Throttled::Ready(decision) if decision.is_allowed()));
+        });
+    }
+
+    #[test]
     fn a_key_has_one_count_under_all_numbers() {
         let gate = Gate::in_memory(RuleSet::builder().build().expect("built")).expect("built");
         let throttles = Buckets::new(&gate, Source::Commands);
@@ -331,8 +386,12 @@ mod tests {
         assert_eq!(remaining(10, 6), 4);
         assert_eq!(remaining(100, 1), 93);
         assert_eq!(remaining(10, 0), 3);
-        throttles.follow(&gate);
+        throttles.follow_store();
         assert_eq!(remaining(10, 0), 3, "a reload keeps what was spent");
+    }
+
+    fn state_of(throttles: &Buckets) -> Arc<State> {
+        throttles.state.load_full().expect("a key was checked")
     }
 
     /// Fewer than [`MAX_NUMBERS`], because adding numbers takes long in a build for tests.
@@ -366,9 +425,9 @@ mod tests {
                 check(next).expect("others were removed");
             }
             check(ROOM as u64).expect("numbers in use stay");
-            assert!(throttles.state.load().limits.len() <= ROOM);
+            assert!(state_of(&throttles).limits.len() <= ROOM);
         }
-        let state = throttles.state.load();
+        let state = state_of(&throttles);
         let capacities = || state.limits.iter().map(|(numbers, _)| numbers.capacity);
         assert_eq!(capacities().filter(|capacity| *capacity <= ROOM as u64).collect::<Vec<_>>(), [ROOM as u64]);
         assert_eq!(capacities().max(), Some(3 * ROOM as u64));
@@ -391,7 +450,7 @@ mod tests {
                 check(count, b"bob", 1).expect("others were removed");
             }
         }
-        assert!(!throttles.state.load().known.contains_key(&numbers(1)), "they were removed");
+        assert!(!state_of(&throttles).known.contains_key(&numbers(1)), "they were removed");
         tokio::time::advance(REMOVE_EVERY).await;
         for count in [1, 2 * ROOM as u64] {
             let decision = check(count, b"ann", 1).expect("valid");
@@ -406,7 +465,7 @@ mod tests {
         for capacity in 1..=ROOM as u64 + 1 {
             decided(&throttles, capacity, b"ann", 0).expect("there is room");
         }
-        let state = throttles.state.load();
+        let state = state_of(&throttles);
         assert_eq!(state.limits.len(), ROOM - ROOM / REMOVED_PART + 1);
         drop(state);
         decided(&throttles, 1, b"ann", 0).expect("they are added again");
