@@ -124,7 +124,7 @@ fn cut(text: &[u8], most: usize) -> &[u8] {
     &text[..text.len().min(most)]
 }
 
-/// The standard output, or a file that is reopened after it was renamed.
+/// Standard output, or a file that is reopened after it was renamed.
 struct Sink {
     file: Option<LogFile>,
     /// The last logged write error.

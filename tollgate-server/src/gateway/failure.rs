@@ -14,6 +14,8 @@ use rustix::io::Errno;
 use rustls::{CertificateError, Error as TlsError};
 use tollgate::internal::Unreadable;
 
+use super::http1::request::InvalidHead;
+use super::tally::reason_of;
 use super::upstream::tls::TlsFault;
 use crate::limit_summary::span;
 
@@ -173,6 +175,9 @@ impl Failure {
     }
 }
 
+/// The reason of a request head that is not HTTP, as it appears in the response and in the access log.
+pub(super) const MALFORMED: &str = "malformed";
+
 /// The methods in the `Allow` header. Others are accepted, too.
 pub(super) const METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS, TRACE";
 
@@ -189,6 +194,38 @@ pub(super) fn unreadable_response(problem: &Unreadable) -> Response<Bytes> {
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     // The rest of the connection may have more than one interpretation, too.
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+/// Returns the response to a head that cannot be parsed. The caller closes the connection.
+pub(super) fn unparsed_response(invalid: InvalidHead) -> Response<Bytes> {
+    let (error, reason, message) = match invalid {
+        InvalidHead::TooLong => (
+            "head_too_long",
+            None,
+            "The request head is longer than gateway.max_head, or has more than 100 headers: send fewer or shorter headers."
+                .to_owned(),
+        ),
+        InvalidHead::TargetTooLong => {
+            ("target_too_long", None, "The request target is longer than 65,534 bytes: send a shorter one.".to_owned())
+        }
+        InvalidHead::Malformed => (
+            "bad_request",
+            Some(MALFORMED),
+            "The request is not valid HTTP/1: send a request line and headers as in RFC 9112.".to_owned(),
+        ),
+        InvalidHead::Ambiguous(ambiguity) => {
+            ("bad_request", reason_of(ambiguity), format!("The request is refused, because {ambiguity}: {}.", ambiguity.fix()))
+        }
+    };
+    let mut body = serde_json::json!({ "error": error });
+    if let Some(reason) = reason {
+        body["reason"] = reason.into();
+    }
+    body["message"] = message.into();
+    let mut response = Response::new(Bytes::from(body.to_string()));
+    *response.status_mut() = invalid.status();
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
@@ -512,6 +549,7 @@ mod tests {
     use rustls::ExtendedKeyPurpose;
 
     use super::*;
+    use crate::gateway::tally::AMBIGUITIES;
 
     #[test]
     fn error_responses_are_json_and_name_the_problem() {
@@ -546,6 +584,18 @@ mod tests {
             format!("{} {}", failure.status().as_u16(), failure.body())
         });
         insta::assert_snapshot!(lines.join("\n"));
+    }
+
+    #[test]
+    fn responses_to_heads_that_cannot_be_parsed_name_the_problem_and_the_fix() {
+        let ambiguous = AMBIGUITIES.map(|(ambiguity, _)| InvalidHead::Ambiguous(ambiguity));
+        let all =
+            [InvalidHead::TooLong, InvalidHead::TargetTooLong, InvalidHead::Malformed].into_iter().chain(ambiguous);
+        let lines = all.map(|invalid| {
+            let response = unparsed_response(invalid);
+            format!("{} {}", response.status().as_u16(), String::from_utf8_lossy(response.body()))
+        });
+        insta::assert_snapshot!(lines.collect::<Vec<_>>().join("\n"));
     }
 
     #[test]

@@ -73,6 +73,11 @@ pub(super) const AMBIGUITIES: [(Ambiguity, &str); 11] = [
     (Ambiguity::UnderscoreHeader, "underscore_header"),
 ];
 
+/// Returns the name of an ambiguity, as it appears in metrics, responses and the access log.
+pub(super) fn reason_of(ambiguity: Ambiguity) -> Option<&'static str> {
+    AMBIGUITIES.iter().find(|(one, _)| *one == ambiguity).map(|(_, reason)| *reason)
+}
+
 /// A time stamp of the processor's counter.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moment(u64);

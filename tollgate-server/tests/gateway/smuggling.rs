@@ -138,6 +138,7 @@ fn a_head_with_two_readings_is_refused_and_nothing_of_it_is_passed_on() {
         connection.send(format!("{sent}{HIDDEN}"));
         let answer = connection.receive();
         assert_eq!(answer.status, 400, "{what}");
+        assert_eq!(answer.json()["error"], "bad_request", "{what}");
         assert_eq!(connection.rest(), 0, "{what}: one answer, and the end");
         assert_eq!(upstream.seen().concat(), "", "{what}");
     }

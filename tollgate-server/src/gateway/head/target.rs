@@ -93,6 +93,15 @@ impl<'a> RequestTarget<'a> {
         }
     }
 
+    /// Returns whether the target is only a host, with an optional port. Only CONNECT has such a target (RFC 9112, section
+    /// 3.2.3).
+    pub(in crate::gateway) fn is_authority_only(&self) -> bool {
+        match self {
+            Self::Path(_) | Self::Parsed(..) => false,
+            Self::Other(other) => other.received.scheme().is_none() && other.received.authority().is_some(),
+        }
+    }
+
     /// Returns the host of a target that is a whole URL. It replaces the one in the `Host` header.
     pub(in crate::gateway) fn authority(&self) -> Option<&Authority> {
         match self {

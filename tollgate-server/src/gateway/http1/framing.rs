@@ -126,6 +126,25 @@ impl fmt::Display for Ambiguity {
     }
 }
 
+impl Ambiguity {
+    /// Returns what a client can do about it.
+    pub(in crate::gateway) const fn fix(self) -> &'static str {
+        match self {
+            Self::BareLf => "end every line with CR LF",
+            Self::Nul => "remove it",
+            Self::SpaceBeforeColon => "remove the space",
+            Self::FoldedLine => "write it in one line",
+            Self::BadLength => "send the length in decimal digits",
+            Self::SeveralLengths => "send one",
+            Self::BothLengths => "send one of them",
+            Self::BadTransferCoding => "send `Transfer-Encoding: chunked`, or Content-Length",
+            Self::BadChunk => "send chunks as in section 7.1 of RFC 9112",
+            Self::HeadTooLong => "send fewer or shorter headers",
+            Self::UnderscoreHeader => "use hyphens",
+        }
+    }
+}
+
 impl FramingGuard {
     pub(in crate::gateway) fn new() -> Self {
         Self { at: At::Head, head: Head::default(), allows_blanks: false }

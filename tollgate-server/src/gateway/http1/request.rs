@@ -110,6 +110,9 @@ impl<'a> PlainRequest<'a> {
         }
         let version = if version == 0 { RequestVersion::Http10 } else { RequestVersion::Http11 };
         let Some(target) = RequestTarget::read(target) else { return invalid() };
+        if target.is_authority_only() && method != "CONNECT" {
+            return invalid();
+        }
         let headers = request.headers.iter().map(|header| HeaderLine { name: header.name, value: header.value });
         let head =
             RequestHead::read(RequestLine { method, target, version }, headers, BodyLength::Known(0), lines, filter);
@@ -264,6 +267,8 @@ mod tests {
             ("POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\n", "NoHost"),
             ("GET /\u{7f} HTTP/1.1\r\nHost: h\r\n\r\n", "Malformed"),
             ("GET a/b HTTP/1.1\r\nHost: h\r\n\r\n", "Malformed"),
+            ("GET x HTTP/1.1\r\nHost: h\r\n\r\n", "Malformed"),
+            ("GET h:80 HTTP/1.1\r\nHost: h\r\n\r\n", "Malformed"),
             ("GET / HTTP/3.0\r\nHost: h\r\n\r\n", "Malformed"),
             ("POST / HTTP/1.0\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "Malformed"),
             ("GET / HTTP/1.1\r\nHost: h\n\r\n", "Ambiguous(BareLf)"),

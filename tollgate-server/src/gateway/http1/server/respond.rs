@@ -16,7 +16,7 @@ use tollgate::rules::file::internal::UpstreamHeader;
 use super::{AllowedRequest, Http1Server, NextStep, UnsettledResponse};
 use crate::gateway::access_log::{Completion, Record};
 use crate::gateway::client::Scheme;
-use crate::gateway::failure::{self, Failure, HandshakeFailure};
+use crate::gateway::failure::{self, Failure, HandshakeFailure, MALFORMED};
 use crate::gateway::head::headers::{self, X_REQUEST_ID};
 use crate::gateway::http1::body::ReceivedBody;
 use crate::gateway::http1::request::{InvalidHead, PlainRequest};
@@ -154,9 +154,6 @@ impl Http1Server<'_> {
 /// this.
 const HTTP2_PREFACE: &[u8] = b"PRI ";
 
-/// The reason in the access log for a head that is not HTTP.
-const MALFORMED: &str = "malformed";
-
 impl Http1Server<'_> {
     /// Sends the refusal to the client.
     pub(super) fn refuse(
@@ -252,12 +249,10 @@ impl Http1Server<'_> {
             record.write(&Completion { status: Some(status), ..Completion::default() });
         }
         self.is_last = true;
-        let mut response = Response::new(Bytes::new());
-        *response.status_mut() = status;
         buffers.out.clear();
         local_response::put(
             &mut buffers.out,
-            &response,
+            &failure::unparsed_response(invalid),
             (buffers.date.line(self.worker.ticks.now()), headers::CLOSE),
             None,
         );
