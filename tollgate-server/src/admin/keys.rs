@@ -133,10 +133,7 @@ pub(super) struct UnbanRequest {
 
 /// A duration in seconds, or as in a rule file.
 #[derive(Debug, Deserialize, JsonSchema)]
-#[serde(
-    untagged,
-    expecting = "`for` is not a duration: write seconds, such as 600, or one of a rule file, such as \"10m\""
-)]
+#[serde(untagged, expecting = "is not a duration: send seconds, such as 600, or text such as \"10m\"")]
 enum Length {
     Seconds(f64),
     Text(DurationText),
@@ -308,7 +305,7 @@ impl Length {
         };
         length.filter(|length| !length.is_zero() && *length <= MAX_DURATION).ok_or_else(|| {
             ErrorBody::invalid(
-                "`for` is not a length of up to 366 days: use seconds, or a text such as \"10m\"".to_owned(),
+                "`for` must be longer than 0 and at most 366 days: send seconds, or text such as \"10m\"".to_owned(),
             )
         })
     }

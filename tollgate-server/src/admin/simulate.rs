@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tollgate::rules::file::internal::{AlgorithmName, DurationText, Overflow as OverflowRule, RateText};
 
-use crate::service::http::{ErrorBody, parse_error, quoted, read_json};
+use crate::service::http::{ErrorBody, field_error, read_json};
 use crate::tools::simulate::limits::{ALGORITHMS, Overflow, Quota, SimulatedLimit};
 use crate::tools::simulate::numbers::{Kind, TrafficNumbers};
 use crate::tools::simulate::report::Report;
@@ -103,9 +103,8 @@ impl LimitNumbers {
 pub(super) async fn simulate(request: Request) -> Result<Json<Report>, ErrorBody> {
     let body = read_json(request).await?;
     let mut json = serde_json::Deserializer::from_slice(&body);
-    let request: SimulateRequest = serde_path_to_error::deserialize(&mut json).map_err(|error| {
-        ErrorBody::invalid(format!("{}: {}", quoted(&error.path().to_string()), parse_error(error.inner())))
-    })?;
+    let request: SimulateRequest = serde_path_to_error::deserialize(&mut json)
+        .map_err(|error| ErrorBody::invalid(field_error(&error.path().to_string(), error.inner())))?;
     let permit = match timeout(DEADLINE, RUNNING.acquire()).await {
         Ok(Ok(permit)) => permit,
         Ok(Err(_)) | Err(_) => return Err(unavailable("another simulation is running: try again")),

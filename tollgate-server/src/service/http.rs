@@ -41,7 +41,7 @@ pub(crate) use self::check_request::{resolve_key, unknown_limit};
 use self::check_response::CheckResponse;
 pub(crate) use self::check_response::reason;
 use self::connection::CheckProtocol;
-pub(crate) use self::error_body::{ErrorBody, parse_error, quoted};
+pub(crate) use self::error_body::{ErrorBody, field_error, quoted};
 use self::simple_check::{After, SimpleChecks};
 pub(crate) use self::values::{Object, OneOrMany, StringOrStrings, Units};
 use super::connections::{self, BodyError, Options, Requests, Stop};

@@ -279,6 +279,29 @@ fn a_key_is_banned_in_any_limit_and_stays_so_over_a_reload() {
 }
 
 #[test]
+fn invalid_fields_are_refused_with_the_field_and_the_fix() {
+    let gateway = Gateway::with_admin(RULES);
+    let refusals = [
+        ("/v1/keys/ban", json!({"limit": "per-user", "key": "ann", "for": "soon"})),
+        ("/v1/keys/ban", json!({"limit": "per-user", "key": "ann", "for": 0})),
+        ("/v1/keys/ban", json!({"limit": "per-user", "key": "ann"})),
+        ("/v1/keys/grant", json!({"limit": "per-user", "key": "ann"})),
+        ("/v1/keys/grant", json!({"limit": "per-user", "key": "ann", "units": 1.5})),
+        ("/v1/explain", json!({"path": "/", "ip": "localhost"})),
+        ("/v1/explain", json!({"path": "/", "ip": 7})),
+        ("/v1/explain", json!({"path": "/", "headers": {"x": 1}})),
+        ("/v1/simulate", json!({"limits": {"limit": "many"}})),
+        ("/v1/simulate", json!({"traffic": {"for": "soon"}})),
+        ("/v1/rules/rollback", json!({"version": "1"})),
+    ]
+    .map(|(path, body)| {
+        let refused = AdminRequest::post(path, &body).expect(400, gateway.admin());
+        format!("{path} {body}\n  {}\n", refused["message"].as_str().expect("a message"))
+    });
+    insta::assert_snapshot!(refusals.concat());
+}
+
+#[test]
 fn a_change_of_nothing_says_so() {
     let gateway = Gateway::with_admin(RULES);
     let key = json!({"limit": "per-user", "key": "ann"});

@@ -26,7 +26,7 @@ fn body_that_is_not_json() {
         let (error, message) = refused(body);
         assert_eq!(error, "invalid_json", "{body:?}");
         assert!(message.starts_with("the body is not JSON: "), "{message}");
-        assert!(message.ends_with(r#": send {"limit":"per-user","key":"42"}"#), "{message}");
+        assert!(message.ends_with(r#": send JSON such as {"limit":"per-user","key":"42"}"#), "{message}");
     }
 }
 

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-use super::error_body::{ErrorBody, parse_error, quoted};
+use super::error_body::{ErrorBody, field_error, parse_error};
 use super::values::Object;
 
 /// About a millisecond of decisions, during which the thread serves no other client.
@@ -66,15 +66,16 @@ pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ErrorBody> {
 }
 
 fn refuse_json(path: &str, error: &serde_json::Error) -> ErrorBody {
-    let parse_error = parse_error(error);
     if error.is_data() {
-        let place = if path == "." { "the body".to_owned() } else { quoted(path) };
-        ErrorBody::invalid(format!("{place}: {parse_error}"))
+        ErrorBody::invalid(field_error(path, error))
     } else {
+        let parse_error = parse_error(error);
         ErrorBody {
             status: StatusCode::BAD_REQUEST,
             error: "invalid_json",
-            message: format!(r#"the body is not JSON: {parse_error}: send {{"limit":"per-user","key":"42"}}"#),
+            message: format!(
+                r#"the body is not JSON: {parse_error}: send JSON such as {{"limit":"per-user","key":"42"}}"#
+            ),
         }
     }
 }

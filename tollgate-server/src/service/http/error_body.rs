@@ -59,17 +59,29 @@ pub(crate) fn quoted(text: &str) -> String {
 
 /// Returns the error of the JSON parser in the words of the other messages, shortened: the problem, its position and the
 /// fix.
-pub(crate) fn parse_error(error: &serde_json::Error) -> String {
+pub(super) fn parse_error(error: &serde_json::Error) -> String {
     let text = error.to_string();
-    cut(&reworded(&text).unwrap_or(text), MAX_PARSE_ERROR_CHARS)
+    cut(&reworded(&text, error.is_data()).unwrap_or(text), MAX_PARSE_ERROR_CHARS)
 }
 
-/// Rewords the messages of serde that clients meet. Returns `None` for others.
-fn reworded(text: &str) -> Option<String> {
+/// Returns the problem of a field, by its path in the body. `.` is the whole body.
+pub(crate) fn field_error(path: &str, error: &serde_json::Error) -> String {
+    let problem = parse_error(error);
+    match path {
+        "." if problem.starts_with('`') => problem,
+        "." => format!("the body: {problem}"),
+        _ if problem.starts_with("is ") => format!("{} {problem}", quoted(path)),
+        _ => format!("{}: {problem}", quoted(path)),
+    }
+}
+
+/// Rewords the messages of serde that clients meet. Returns `None` for others. The messages about data that are not
+/// serde's own end with the fix, and need no position.
+fn reworded(text: &str, is_data: bool) -> Option<String> {
     let (problem, at) = text.rsplit_once(" at line ")?;
     let of_type = problem.strip_prefix("invalid type: ").or_else(|| problem.strip_prefix("invalid value: "));
     if let Some((found, expected)) = of_type.and_then(|problem| problem.rsplit_once(", expected ")) {
-        return Some(format!("found {} at line {at}: send {expected}", found_name(found)));
+        return Some(format!("found {} at line {at}: send {}", found_name(found), type_name(expected)));
     }
     if let Some((_, expected)) =
         problem.strip_prefix("unknown field ").and_then(|problem| problem.split_once(", expected "))
@@ -77,12 +89,31 @@ fn reworded(text: &str) -> Option<String> {
         return Some(format!("unknown field at line {at}: use {expected}"));
     }
     if let Some(field) = problem.strip_prefix("missing field ") {
-        return Some(format!("{field} is missing at line {at}: send it"));
+        return Some(format!("{field} is missing: send it"));
     }
     if let Some(field) = problem.strip_prefix("duplicate field ") {
         return Some(format!("{field} occurs twice at line {at}: send it once"));
     }
+    if problem == "invalid IP address syntax" {
+        return Some("is not an IP address: send one such as 192.0.2.7".to_owned());
+    }
+    if is_data {
+        return Some(problem.to_owned());
+    }
     problem.strip_prefix("EOF while parsing ").map(|what| format!("it ends in the middle of {what} at line {at}"))
+}
+
+/// Returns the name of a JSON value that serde has expected.
+fn type_name(expected: &str) -> &str {
+    match expected {
+        "u64" | "u32" | "u16" | "u8" | "usize" => "a whole number",
+        "f64" => "a number",
+        "a sequence" => "a list",
+        "a boolean" => "true or false",
+        "IP address" => "an IP address such as 192.0.2.7",
+        _ if expected.starts_with("struct ") => "an object",
+        _ => expected,
+    }
 }
 
 /// Returns the name of a JSON value that serde has found.
