@@ -28,7 +28,8 @@ fn without_a_file_the_eleventh_call_of_a_user_is_429() {
     let seconds: u64 = denied.header("retry-after").unwrap().parse().unwrap();
     assert!((1..=60).contains(&seconds), "{seconds}");
     let expected: serde_json::Value = serde_json::from_str(denied.text()).unwrap();
-    let message = format!("Too many requests. Please retry after {seconds} seconds.");
+    let unit = if seconds == 1 { "second" } else { "seconds" };
+    let message = format!("Too many requests. Please retry after {seconds} {unit}.");
     assert_eq!(
         expected,
         serde_json::json!({"error": "rate_limit_exceeded", "message": message, "retry_after": seconds})

@@ -108,7 +108,7 @@ fn limited_parts(seconds: &str) -> [&str; 5] {
     [
         r#"{"error":"rate_limit_exceeded","message":"Too many requests. Please retry after "#,
         seconds,
-        r#" seconds.","retry_after":"#,
+        if seconds == "1" { r#" second.","retry_after":"# } else { r#" seconds.","retry_after":"# },
         seconds,
         "}",
     ]

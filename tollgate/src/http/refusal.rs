@@ -335,7 +335,7 @@ impl<'a> RefusalBuilder<'a> {
         self.wait().map(wait_seconds)
     }
 
-    /// Returns the message for people. The wording of a denial is specified, including `seconds` for a single second.
+    /// Returns the message for people.
     pub(super) fn message(&self) -> String {
         let problem = match self.refusal {
             Refusal::Limited if self.wait().is_none() && self.decision.is_some() => {
@@ -352,6 +352,7 @@ impl<'a> RefusalBuilder<'a> {
             Refusal::StoreUnavailable => "The limit cannot be checked at the moment.",
         };
         match self.wait_secs() {
+            Some(1) => format!("{problem} Please retry after 1 second."),
             Some(seconds) => format!("{problem} Please retry after {seconds} seconds."),
             None => problem.to_owned(),
         }

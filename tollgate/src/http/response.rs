@@ -220,14 +220,16 @@ impl RefusalBuilder<'_> {
 }
 
 impl ReusedResponse {
-    /// Overwrites the numbers of the response, if all have as many digits as before.
+    /// Overwrites the numbers of the response, if all have as many digits as before and the words stay the same.
     fn update(&mut self, inputs: Inputs) -> Option<WrittenResponse> {
         let (before, message) = self.written.filter(|(before, _)| before.policy == inputs.policy)?;
         if before == inputs {
             return Some(message);
         }
         let length = |figure: u64| figure.checked_ilog10().unwrap_or(0);
-        if before.figures.map(length) != inputs.figures.map(length) {
+        // The message has "1 second", and "2 seconds".
+        let is_one = |inputs: &Inputs| inputs.figures[Figure::WaitSecs as usize] == 1;
+        if before.figures.map(length) != inputs.figures.map(length) || is_one(&before) != is_one(&inputs) {
             return None;
         }
         let mut buffers = [itoa::Buffer::new(); 3];
@@ -357,6 +359,7 @@ mod tests {
             [3, 20_000, 45],
             [3, 2_000, 450],
             [0, 1_001, 1],
+            [0, 1_001, 2],
             [MAX_INTEGER, 2_000, 45],
             [MAX_INTEGER + 1, 2_000, 45],
             [MAX_INTEGER + 2, 2_000, 45],

@@ -94,7 +94,7 @@ fn a_request_without_a_permit_gets_the_response_of_a_denied_one() {
     let body = String::from_utf8(response.body().to_vec()).unwrap();
     assert_eq!(
         body,
-        r#"{"error":"rate_limit_exceeded","message":"Too many requests. Please retry after 1 seconds.","retry_after":1}"#
+        r#"{"error":"rate_limit_exceeded","message":"Too many requests. Please retry after 1 second.","retry_after":1}"#
     );
 }
 

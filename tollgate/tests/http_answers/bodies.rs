@@ -93,7 +93,7 @@ fn every_refusal_has_its_status_code_and_words() {
             &Refusal::StoreUnavailable,
             503,
             Some("1"),
-            json!({"error": "store_unavailable", "message": "The limit cannot be checked at the moment. Please retry after 1 seconds.", "retry_after": 1}),
+            json!({"error": "store_unavailable", "message": "The limit cannot be checked at the moment. Please retry after 1 second.", "retry_after": 1}),
         ),
         (&Refusal::Limited, 429, None, json!({"error": "rate_limit_exceeded", "message": "Too many requests."})),
     ];
