@@ -46,11 +46,17 @@
     feature = "axum",
     doc = "- [`recipes`]: your own 429, the remaining quota in a handler, plans, a fake clock, tests"
 )]
-//! - `docs/library.md` in the repository: how to limit calls inside a Rust program
-//! - `docs/middleware.md` in the repository: how to limit requests to a tower service
-//! - `docs/algorithms.md` in the repository: how to choose an algorithm
-//! - `docs/redis.md` in the repository: how to share limits through Redis
-//! - `docs/rules.md` in the repository: rule file reference
+//!
+//! These pages are in the folder `docs` of the source repository, and `make docs` builds them into a site:
+//!
+//! - `library.md`: how to limit calls inside a Rust program
+//! - `middleware.md`: how to limit requests to a tower service
+//! - `algorithms.md`: how to choose an algorithm
+//! - `redis.md`: how to share limits through Redis
+//! - `rules.md`: the reference of the rule file
+
+// Shows on each item the feature that it needs. Only docs.rs sets `docsrs`, with a nightly compiler.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod algorithm;
 mod budget;
