@@ -1,7 +1,7 @@
 //! The commands in the documentation print what the pages show, and `docs/cli.md` describes every option.
 //!
-//! A page is run from top to bottom. A `yaml` block is saved as `tollgate.yaml`, a
-//! `log` block as `access.log`. `docs/samples` are in the same folder. A command in a `console` block is run
+//! A page is run from top to bottom. A `yaml` block is saved as `tollgate.yaml`, to which a `diff` block adds lines. A
+//! `log` block is saved as `access.log`. `docs/samples` are in the same folder. A command in a `console` block is run
 //! if the page shows its output. Otherwise, and in a `sh` block, its options are looked up in the help text.
 
 use std::collections::BTreeSet;
@@ -206,6 +206,14 @@ fn contains(given: &Value, shown: &Value) -> bool {
     }
 }
 
+/// Adds the lines of a diff that begin with `+` to a rule file, between the lines that begin with a space.
+fn with_added_lines(rules: &str, diff: &str) -> String {
+    let lines = |is_kept: fn(&&str) -> bool| -> String {
+        diff.lines().filter(is_kept).flat_map(|line| [line.get(1..).unwrap_or_default(), "\n"]).collect()
+    };
+    rules.replacen(&lines(|line| line.starts_with(' ')), &lines(|_| true), 1)
+}
+
 /// The commands of a page, with the server that runs them.
 struct Page {
     name: &'static str,
@@ -221,6 +229,14 @@ struct Page {
 }
 
 impl Page {
+    /// Saves a rule file. Pages that share limits on Redis are run in memory.
+    fn save(&mut self, text: &str) {
+        let kept = text.lines().filter(|line| !line.starts_with("store: redis"));
+        let rules: String = kept.flat_map(|line| [line, "\n"]).collect();
+        fs::write(self.folder.path().join(RULES), &rules).expect("the rule file is written");
+        (self.rules, self.service, self.gateway, self.admin) = (Some(rules), None, None, None);
+    }
+
     fn run(&mut self, command: &str, shown: &str) {
         let name = self.name;
         let words = words(command.split(" | ").next().unwrap_or_default());
@@ -228,6 +244,9 @@ impl Page {
             Some(at) if words[0] == "tollgate" || words[0] == "cargo" => &words[at + 1..],
             _ if words[0] == "curl" && words.last().is_some_and(|url| url.contains(":8099/v1/")) => {
                 return self.ask_admin(&words, shown);
+            }
+            _ if words[0] == "curl" && words.last().is_some_and(|url| url.ends_with(":8099/metrics")) => {
+                return self.read_metrics(command, shown);
             }
             _ if words[0] == "curl" && words.iter().any(|word| word == "--json") => return self.check(&words, shown),
             _ if words[0] == "curl" && words[1] == "-i" => return self.get(&words, shown),
@@ -288,6 +307,28 @@ impl Page {
         self.ran += 1;
     }
 
+    /// Reads metrics through `grep`. The page shows them after requests to the gateway, so requests are sent until then.
+    fn read_metrics(&mut self, command: &str, shown: &str) {
+        const MOST_SENT: usize = 200;
+        let word = command.split_once(" | grep ").expect("the page shows some of the metrics").1;
+        let rules = self.rules.as_deref();
+        let (server, admin) = self.admin.get_or_insert_with(|| start_at(rules, "admin"));
+        let gateway = server.address_of("gateway");
+        let plain = |line: &str| {
+            let (name, value) = line.rsplit_once(' ').expect("a metric has a value");
+            (name.to_owned(), value != "0")
+        };
+        let shown: Vec<(String, bool)> = shown.lines().map(plain).collect();
+        let mut given = Vec::new();
+        let are_shown = (0..MOST_SENT).any(|_| {
+            get(gateway, "/", &[]);
+            given = get(*admin, "/metrics", &[]).lines().filter(|line| line.contains(word)).map(plain).collect();
+            given == shown
+        });
+        assert!(are_shown, "{}: {command}: {given:?}", self.name);
+        self.ran += 1;
+    }
+
     fn check(&mut self, words: &[String], shown: &str) {
         let body = words.iter().skip_while(|word| *word != "--json").nth(1).expect("--json has a value");
         let rules = self.rules.as_deref();
@@ -311,12 +352,12 @@ fn run_page(name: &'static str) -> usize {
     let mut page = Page { name, folder, rules: None, service: None, gateway: None, admin: None, ran: 0 };
     for (language, text) in blocks(&read(name)) {
         match language {
-            "yaml" => {
-                // Pages that share limits on Redis are run in memory.
-                let kept = text.lines().filter(|line| !line.starts_with("store: redis"));
-                let rules: String = kept.flat_map(|line| [line, "\n"]).collect();
-                fs::write(page.folder.path().join(RULES), &rules).expect("the rule file is written");
-                (page.rules, page.service, page.gateway, page.admin) = (Some(rules), None, None, None);
+            "yaml" => page.save(text),
+            "diff" => {
+                let rules = page.rules.take().expect("a rule file is above");
+                let changed = with_added_lines(&rules, text);
+                assert_ne!(changed, rules, "{name}: the rule file above has no such lines:\n{text}");
+                page.save(&changed);
             }
             "log" => fs::write(page.folder.path().join("access.log"), text).expect("the log is written"),
             "sh" => text.lines().filter(|line| line.starts_with("tollgate ")).for_each(|line| page.run(line, "")),
