@@ -103,7 +103,7 @@ impl fmt::Display for Error {
             Self::Runtime(source) => cannot_start(source, out),
             Self::Output(source) => write!(
                 out,
-                "cannot write the answer to the standard output: {source}: free space there, or send it to another file"
+                "cannot write the answer to stdout: {source}: free space there, or send it to another file"
             ),
         }
     }

@@ -24,7 +24,7 @@ Examples:
   tollgate init --upstream none --store redis://10.0.0.5:6379 rules/tollgate.yaml
   tollgate init --yes - | less";
 
-/// The `FILE` that is the standard output.
+/// The `FILE` that is stdout.
 const STDOUT: &str = "-";
 
 #[derive(clap::Args)]

@@ -36,7 +36,7 @@ pub(super) struct Arguments {
     /// Rule file
     #[arg(long, value_name = "FILE", required_unless_present = "suggest")]
     config: Option<PathBuf>,
-    /// Log files; - is the standard input
+    /// Log files; - is stdin
     #[arg(required = true, value_name = "LOG")]
     logs: Vec<PathBuf>,
     /// Rule file to compare with
@@ -108,7 +108,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Completion, Error> {
 impl Arguments {
     fn check(&self, config: &Parsed) -> Result<(), Error> {
         if self.logs.iter().filter(|path| *path == Path::new("-")).count() > 1 {
-            return Err(Error::Usage("the standard input is named twice: write - once".to_owned()));
+            return Err(Error::Usage("stdin is named twice: write - once".to_owned()));
         }
         for threshold in &self.fail_if {
             if threshold.is_comparison() && self.against.is_none() {

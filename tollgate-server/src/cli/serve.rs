@@ -64,7 +64,7 @@ pub(super) struct Arguments {
     /// Unix socket for `tollgate reload` and `tollgate restart`; a server that listens there already hands over to this one
     #[arg(long, value_name = "PATH", env = "TOLLGATE_CONTROL")]
     control: Option<PathBuf>,
-    /// Format of the log on the standard error
+    /// Format of the log on stderr
     #[arg(long, value_name = "FORMAT", env = "TOLLGATE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
 }
@@ -315,7 +315,7 @@ fn announce(gateway: Option<&Gateway>, listeners: &Listeners, file: &Parsed) {
     let of_gateway = of_gateway.map(|(scheme, address)| format!("gateway {scheme}://{address}"));
     let addresses: Vec<String> = of_gateway.chain(listeners.descriptions()).collect();
     let line = format!("tollgate {version}: {}; {limits}", addresses.join(", "));
-    // A full disk behind the standard output is no reason to serve nobody.
+    // A full disk behind stdout must not stop the server.
     if let Err(error) = print(notice::start_line(&line)) {
         notice::warn(error);
         notice::log(line);

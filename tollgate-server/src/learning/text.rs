@@ -90,7 +90,7 @@ pub(super) fn explain(LearningState { learning, quota_name: quota, is_shadow, ..
     let shadow = if *is_shadow { format!(" (shadow: {} stays in force)", settings.from) } else { String::new() };
     let state = match learning.last() {
         None => {
-            "the server has the number in force in tollgate_learned_value, and keeps it beside its --state".to_owned()
+            "the server has the number in force in tollgate_learned_value, and saves it next to the `--state` file".to_owned()
         }
         Some(last) if last.phase == Phase::Collecting => format!(
             "{} is in force until {} clients were seen over {}; {} so far",

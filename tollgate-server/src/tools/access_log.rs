@@ -79,7 +79,7 @@ pub(crate) struct AccessLog {
 }
 
 impl AccessLog {
-    /// Opens the files. `-` is the standard input. Without `format`, the format of each line is recognized.
+    /// Opens the files. `-` is stdin. Without `format`, the format of each line is recognized.
     pub(crate) fn open(paths: &[PathBuf], format: Option<Format>, mappings: Mappings) -> Result<Self, OpenError> {
         let reader = LineReader { format, mappings, times: CommonTimes::default() };
         let mut log = Self { sources: Vec::with_capacity(paths.len()), next: BinaryHeap::new(), current: None };

@@ -1,4 +1,4 @@
-//! Answers that cannot be written to the standard output.
+//! Answers that cannot be written to stdout.
 
 use std::fs::{self, File, OpenOptions};
 use std::path::Path;
@@ -52,7 +52,7 @@ fn an_answer_that_cannot_be_written_ends_with_2_and_the_reason() {
         let output = run_into(full.try_clone().expect("a file"), folder.path(), arguments);
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
-        assert!(stderr.contains("cannot write the answer to the standard output: "), "{arguments:?}: {stderr}");
+        assert!(stderr.contains("cannot write the answer to stdout: "), "{arguments:?}: {stderr}");
     }
     // The manual pages of all commands are files, and `/dev/full` has no say in them.
     fs::create_dir(folder.path().join("man1")).unwrap();
@@ -86,5 +86,5 @@ fn a_server_serves_even_if_its_addresses_cannot_be_written() {
     server.kill().expect("it runs");
     server.wait().expect("it ends");
     let said = said.expect("the addresses are on stderr");
-    assert!(said.contains("cannot write the answer to the standard output: ") && is_running, "{said}");
+    assert!(said.contains("cannot write the answer to stdout: ") && is_running, "{said}");
 }

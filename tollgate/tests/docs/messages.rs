@@ -3,8 +3,11 @@
 //! `docs/troubleshooting.md` quotes messages in the first column of its tables, with `…` for the parts that vary.
 //! `docs/messages.md` is made from the snapshots of the rule file's messages.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+
+use serde_json::Value;
 
 use super::{pages, parts, read, root};
 
@@ -103,8 +106,10 @@ const HEAD: &str = "# Messages of the rule file
 The messages of `tollgate validate`, each below a rule file that causes it. A message consists of the file, the
 line, the column, the mistake and the fix. [Troubleshooting](troubleshooting.md) has the messages of a running
 server.
-
 ";
+
+/// The heading of mistakes that are not in one section of the file.
+const WHOLE_FILE: &str = "The file as a whole";
 
 /// Returns the examples in the snapshots: a rule file, and each of its messages in a line that begins with `=> `.
 fn examples() -> Vec<String> {
@@ -138,12 +143,37 @@ fn examples() -> Vec<String> {
     examples
 }
 
+/// Returns the top-level key of the rule file that contains the first mistake of an example, such as `limits`.
+fn section(example: &str) -> Option<&str> {
+    let (messages, rules): (Vec<&str>, Vec<&str>) = example.lines().partition(|line| line.starts_with("=> "));
+    let line: usize = messages.first()?.split(':').nth(1)?.parse().ok()?;
+    let above = rules.get(..line)?.iter().rev();
+    let first = above.into_iter().find(|line| line.starts_with(|char: char| char.is_ascii_alphabetic()))?;
+    first.split_once(':').map(|(key, _)| key)
+}
+
+/// Returns the examples by their heading. A key that no rule file has is a mistake of the whole file.
+fn examples_by_heading() -> BTreeMap<String, Vec<String>> {
+    let schema: Value = serde_json::from_str(&read("docs/tollgate.schema.json")).expect("the schema is JSON");
+    let mut by_heading: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for example in examples() {
+        let known = section(&example).filter(|key| schema["properties"].get(key).is_some());
+        let heading = known.map_or_else(|| WHOLE_FILE.to_owned(), |key| format!("`{key}`"));
+        by_heading.entry(heading).or_default().push(example);
+    }
+    by_heading
+}
+
 #[test]
 fn page_of_messages_is_up_to_date() {
-    let examples = examples();
-    assert!(examples.len() > 200, "{} examples", examples.len());
-    let blocks: Vec<String> = examples.iter().map(|example| format!("```text\n{example}```\n")).collect();
-    let page = format!("{HEAD}{}", blocks.join("\n"));
+    let by_heading = examples_by_heading();
+    let count: usize = by_heading.values().map(Vec::len).sum();
+    assert!(count > 200, "{count} examples");
+    let sections = by_heading.iter().map(|(heading, examples)| {
+        let blocks: String = examples.iter().map(|example| format!("\n```text\n{example}```\n")).collect();
+        format!("\n## {heading}\n{blocks}")
+    });
+    let page = format!("{HEAD}{}", sections.collect::<String>());
     let path = root().join("docs/messages.md");
     if std::env::var_os("UPDATE_DOCS").is_some() {
         fs::write(&path, &page).unwrap();

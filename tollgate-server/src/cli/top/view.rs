@@ -31,7 +31,7 @@ impl Line {
     }
 }
 
-/// Returns the whole view as text, for the standard output.
+/// Returns the whole view as text, for stdout.
 pub(super) fn whole(snapshot: &Snapshot, url: &str) -> String {
     let mut lines = state(&snapshot.status, url);
     lines.push(Line::new(Style::Plain, ""));

@@ -1,4 +1,4 @@
-//! Files and the standard input, decompressed.
+//! Files and stdin, decompressed.
 
 use std::fmt;
 use std::fs::File;
@@ -58,7 +58,7 @@ impl fmt::Display for OpenError {
 }
 
 impl Input {
-    /// Opens a file, or the standard input for `-`.
+    /// Opens a file, or stdin for `-`.
     pub(super) fn open(path: &Path) -> Result<Self, OpenError> {
         let failed = |problem| OpenError { path: path.to_owned(), problem };
         let read_bytes = Arc::<AtomicU64>::default();
