@@ -66,7 +66,7 @@ fn decided(gate: &Gate, facts: &Facts<'_>) {
     let explanation = gates::explained(gate, facts);
     let Some(outcome) = gate.decide_now(facts) else { panic!("a gate in memory waits") };
     assert_eq!(outcome.is_allowed(), explanation.allowed, "{outcome:?} {explanation:?}");
-    let counts = |standing: &RuleState| matches!(standing, RuleState::Counted { .. });
+    let counts = |state: &RuleState| matches!(state, RuleState::Counted { .. });
     let watched = explanation.rules.iter().filter(|rule| rule.shadow && counts(&rule.state)).count();
     // If a rule refuses the request regardless of the remaining quota, no other rule counts it.
     assert!(

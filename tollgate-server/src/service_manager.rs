@@ -35,6 +35,8 @@ pub(crate) fn notify_successor(process: u32) {
 
 fn send(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        notice::warn(format_args!("cannot notify the service manager at NOTIFY_SOCKET: {error}"));
+        notice::warn(format_args!(
+            "cannot notify the service manager at NOTIFY_SOCKET: {error}: check NotifyAccess= and the sandbox of the unit"
+        ));
     }
 }

@@ -60,7 +60,7 @@ struct KeyJson {
     /// The first 16 hexadecimal digits of SHA-256 over the name of the limit and the parts of the key, each after a NUL.
     key_hash: String,
     /// `counted`, `in_flight`, `exempt`, `blocked`, `disabled`, or `unknown` while the store fails.
-    standing: &'static str,
+    state: &'static str,
     shadow: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     quota: Option<u64>,
@@ -404,7 +404,7 @@ impl KeyJson {
             key_hash: key_hash(&explained.name, counted),
             limit: explained.name,
             key: shown,
-            standing: "unknown",
+            state: "unknown",
             shadow: explained.shadow,
             quota: None,
             remaining: None,
@@ -417,7 +417,7 @@ impl KeyJson {
             RuleState::Counted { decision, banned_for, .. } => {
                 let decided = decision.as_ref();
                 Self {
-                    standing: if decision.is_some() { "counted" } else { "unknown" },
+                    state: if decision.is_some() { "counted" } else { "unknown" },
                     quota: decided.map(Decision::quota),
                     remaining: decided.map(Decision::remaining),
                     reset_after: decided.map(|decision| Seconds(decision.reset_after())),
@@ -427,16 +427,16 @@ impl KeyJson {
                 }
             }
             RuleState::InFlight { in_flight, decision, banned_for, .. } => Self {
-                standing: "in_flight",
+                state: "in_flight",
                 quota: Some(decision.quota()),
                 remaining: Some(decision.quota().saturating_sub(in_flight)),
                 banned_for: banned_for.map(Seconds),
                 in_flight: Some(in_flight),
                 ..json
             },
-            RuleState::Disabled => Self { standing: "disabled", ..json },
-            RuleState::Refused(_) => Self { standing: "blocked", ..json },
-            _ => Self { standing: "exempt", ..json },
+            RuleState::Disabled => Self { state: "disabled", ..json },
+            RuleState::Refused(_) => Self { state: "blocked", ..json },
+            _ => Self { state: "exempt", ..json },
         }
     }
 }

@@ -101,10 +101,9 @@ impl fmt::Display for Error {
             Self::State(error) => error.fmt(out),
             Self::Control(error) => error.fmt(out),
             Self::Runtime(source) => cannot_start(source, out),
-            Self::Output(source) => write!(
-                out,
-                "cannot write the answer to stdout: {source}: free space there, or send it to another file"
-            ),
+            Self::Output(source) => {
+                write!(out, "cannot write the answer to stdout: {source}: free space there, or send it to another file")
+            }
         }
     }
 }

@@ -136,7 +136,10 @@ async fn accept(listener: UnixListener, commands: Arc<Commands>, slots: Arc<Sema
 fn begin(stream: UnixStream, commands: &Arc<Commands>, slot: OwnedSemaphorePermit) -> io::Result<()> {
     let peer = stream.peer_cred()?;
     if !is_trusted(&peer) {
-        notice::warn(format_args!("user {} may not use the control socket", peer.uid()));
+        notice::warn(format_args!(
+            "user {} may not use the control socket: run the command as the user of this server, or as root",
+            peer.uid()
+        ));
         return Ok(());
     }
     let process = peer.pid().and_then(|id| u32::try_from(id).ok());

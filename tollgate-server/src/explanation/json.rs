@@ -66,7 +66,7 @@ struct RouteJson<'a> {
     name: &'a str,
     upstreams: Vec<&'a str>,
     /// The URL that would be requested from each upstream.
-    asked: Vec<String>,
+    upstream_urls: Vec<String>,
     /// The status of a route that responds itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     respond: Option<u16>,
@@ -82,7 +82,7 @@ struct LimitJson<'a> {
     limit: &'a str,
     shadow: bool,
     /// `disabled`, `not_matched`, `key_missing`, `exempt`, `refused`, `counted` or `in_flight`.
-    standing: &'static str,
+    state: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -162,7 +162,7 @@ impl<'a> Json<'a> {
 fn route<'a>(rule: &'a RouteRule, explained: &'a Explained<'_>) -> RouteJson<'a> {
     let upstreams = rule.upstream.iter().flatten().map(|upstream| upstream.url.as_str()).collect();
     let reading = path_reading(explained.file, Routed::NoRoute);
-    let asked = upstream_urls(rule, reading, &explained.request.path);
+    let upstream_urls = upstream_urls(rule, reading, &explained.request.path);
     let respond = rule.respond.as_ref().map(|respond| respond.status);
     let fact_header = |header: &'a FactHeader<'_>| match &header.value {
         FactValue::Known(value) => Some((header.name, Some(&**value))),
@@ -170,7 +170,7 @@ fn route<'a>(rule: &'a RouteRule, explained: &'a Explained<'_>) -> RouteJson<'a>
         FactValue::Unknown => None,
     };
     let fact_headers = explained.fact_headers.iter().filter_map(fact_header).collect();
-    RouteJson { name: rule.name(), upstreams, asked, respond, fact_headers }
+    RouteJson { name: rule.name(), upstreams, upstream_urls, respond, fact_headers }
 }
 
 fn limit<'a>(rule: &'a RuleExplained, learners: &Learners) -> LimitJson<'a> {
@@ -181,16 +181,16 @@ fn limit<'a>(rule: &'a RuleExplained, learners: &Learners) -> LimitJson<'a> {
     let limit =
         LimitJson { limit: &rule.name, shadow: rule.shadow, expression_errors, learned, ..LimitJson::default() };
     match &rule.state {
-        RuleState::NotMatched(why) => LimitJson { standing: "not_matched", why: Some(why), ..limit },
-        RuleState::Disabled => LimitJson { standing: "disabled", ..limit },
-        RuleState::KeyMissing(part) => LimitJson { standing: "key_missing", why: Some(part), ..limit },
-        RuleState::Exempt => LimitJson { standing: "exempt", ..limit },
-        RuleState::Refused(refusal) => LimitJson { standing: "refused", reason: Some(reason(refusal)), ..limit },
+        RuleState::NotMatched(why) => LimitJson { state: "not_matched", why: Some(why), ..limit },
+        RuleState::Disabled => LimitJson { state: "disabled", ..limit },
+        RuleState::KeyMissing(part) => LimitJson { state: "key_missing", why: Some(part), ..limit },
+        RuleState::Exempt => LimitJson { state: "exempt", ..limit },
+        RuleState::Refused(refusal) => LimitJson { state: "refused", reason: Some(reason(refusal)), ..limit },
         RuleState::InFlight { key, in_flight, decision, banned_for } => {
             let (allowed, quota) = (decision.is_allowed() && banned_for.is_none(), decision.quota());
             let in_flight =
                 InFlightJson { key, allowed, quota, in_flight: *in_flight, banned_for: banned_for.map(Seconds) };
-            LimitJson { standing: "in_flight", in_flight: Some(in_flight), ..limit }
+            LimitJson { state: "in_flight", in_flight: Some(in_flight), ..limit }
         }
         RuleState::Counted { key, cost, decision, banned_for } => {
             let counted = CountedJson {
@@ -203,7 +203,7 @@ fn limit<'a>(rule: &'a RuleExplained, learners: &Learners) -> LimitJson<'a> {
                 retry_after: decision.as_ref().and_then(Decision::retry_after).map(Seconds),
                 banned_for: banned_for.map(Seconds),
             };
-            LimitJson { standing: "counted", counted: Some(counted), ..limit }
+            LimitJson { state: "counted", counted: Some(counted), ..limit }
         }
         // Variants that the library may add.
         _ => limit,

@@ -40,9 +40,9 @@ pub(super) enum Failure {
     BadCertificate,
     ConnectTimeout,
     Disconnected,
-    BadAnswer,
-    LongAnswerHead,
-    RefusedAnswerHead,
+    InvalidResponse,
+    ResponseHeadTooLong,
+    ResponseHeadRefused,
     UpstreamTimeout,
     /// The gateway has no descriptors, ports or memory left for a connection. The upstream is not at fault.
     Exhausted,
@@ -59,9 +59,9 @@ impl Failure {
                 | Self::BadCertificate
                 | Self::ConnectTimeout
                 | Self::Disconnected
-                | Self::BadAnswer
-                | Self::LongAnswerHead
-                | Self::RefusedAnswerHead
+                | Self::InvalidResponse
+                | Self::ResponseHeadTooLong
+                | Self::ResponseHeadRefused
                 | Self::UpstreamTimeout
         )
     }
@@ -108,9 +108,9 @@ impl Failure {
             Self::CannotConnect
             | Self::BadCertificate
             | Self::Disconnected
-            | Self::BadAnswer
-            | Self::LongAnswerHead
-            | Self::RefusedAnswerHead => StatusCode::BAD_GATEWAY,
+            | Self::InvalidResponse
+            | Self::ResponseHeadTooLong
+            | Self::ResponseHeadRefused => StatusCode::BAD_GATEWAY,
             Self::ConnectTimeout | Self::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
             Self::Loop => StatusCode::LOOP_DETECTED,
         }
@@ -118,31 +118,39 @@ impl Failure {
 
     const fn body(self) -> &'static str {
         match self {
-            Self::NoHost => r#"{"error":"bad_request","reason":"no_host","message":"The request has no Host header."}"#,
+            Self::NoHost => {
+                r#"{"error":"bad_request","reason":"no_host","message":"The request has no Host header: send one."}"#
+            }
             Self::SeveralHosts => {
-                r#"{"error":"bad_request","reason":"several_hosts","message":"The request has more than one Host header."}"#
+                r#"{"error":"bad_request","reason":"several_hosts","message":"The request has more than one Host header: send one."}"#
             }
             Self::BadLength => {
-                r#"{"error":"bad_request","reason":"bad_length","message":"The request has duplicate or invalid Content-Length headers."}"#
+                r#"{"error":"bad_request","reason":"bad_length","message":"The request has duplicate or invalid Content-Length headers: send one valid length."}"#
             }
             Self::UnderscoreHeader => {
                 r#"{"error":"bad_request","reason":"underscore_header","message":"A header name has an underscore, which gateway.underscore_headers refuses: use hyphens."}"#
             }
             Self::BadTarget => {
-                r#"{"error":"bad_request","reason":"bad_target","message":"The request target is not a valid URI."}"#
+                r#"{"error":"bad_request","reason":"bad_target","message":"The request target is not a valid URI: percent-encode it."}"#
             }
             Self::Connect => {
                 r#"{"error":"method_not_allowed","message":"CONNECT is not supported: this is not a forward proxy."}"#
             }
             Self::Loop => {
-                r#"{"error":"loop_detected","reason":"loop","message":"The request has passed this gateway before."}"#
+                r#"{"error":"loop_detected","reason":"loop","message":"The request has passed this gateway before: correct the route or proxy that sends it back."}"#
             }
-            Self::BodyTooLong => r#"{"error":"body_too_long","message":"The request body exceeds the maximum size."}"#,
-            Self::BodyLate => r#"{"error":"request_timeout","message":"The request body did not arrive in time."}"#,
+            Self::BodyTooLong => {
+                r#"{"error":"body_too_long","message":"The request body exceeds the maximum size: send a smaller one."}"#
+            }
+            Self::BodyLate => {
+                r#"{"error":"request_timeout","message":"The request body did not arrive in time: send it without long pauses."}"#
+            }
             Self::BodyBroken => {
-                r#"{"error":"bad_request","reason":"broken_body","message":"The request body is malformed or incomplete."}"#
+                r#"{"error":"bad_request","reason":"broken_body","message":"The request body is malformed or incomplete: send all of it, as Content-Length or chunked announces."}"#
             }
-            Self::NoRoute => r#"{"error":"no_route","message":"No route matches this request."}"#,
+            Self::NoRoute => {
+                r#"{"error":"no_route","message":"No route matches this request: check its host, path and method."}"#
+            }
             Self::Overloaded => {
                 r#"{"error":"overloaded","message":"The gateway's buffers are full (gateway.max_buffered): try again later."}"#
             }
@@ -154,11 +162,11 @@ impl Failure {
             Self::Disconnected => {
                 r#"{"error":"bad_gateway","message":"The upstream closed the connection before the end of its response."}"#
             }
-            Self::BadAnswer => r#"{"error":"bad_gateway","message":"The upstream sent an invalid response."}"#,
-            Self::LongAnswerHead => {
+            Self::InvalidResponse => r#"{"error":"bad_gateway","message":"The upstream sent an invalid response."}"#,
+            Self::ResponseHeadTooLong => {
                 r#"{"error":"bad_gateway","message":"The upstream's response has more than 100 headers, or more than 64 KiB of headers."}"#
             }
-            Self::RefusedAnswerHead => {
+            Self::ResponseHeadRefused => {
                 r#"{"error":"bad_gateway","message":"The upstream's response has more than 64 KiB of headers, or headers that HTTP/2 forbids."}"#
             }
             Self::ConnectTimeout => {
@@ -284,7 +292,7 @@ impl Fault {
             Self::Unreached(ConnectError::Tls(fault)) if fault.is_certificates() => Failure::BadCertificate,
             Self::Unreached(_) => Failure::CannotConnect,
             Self::Failed(failure) => *failure,
-            Self::Status(_) => Failure::BadAnswer,
+            Self::Status(_) => Failure::InvalidResponse,
             Self::Stalled | Self::LateForCheck(_) => Failure::UpstreamTimeout,
         }
     }
@@ -317,9 +325,11 @@ impl fmt::Display for Fault {
             Self::LateForCheck(within) => write!(out, "no response within {}", span(*within)),
             Self::Failed(failure) => out.write_str(match failure {
                 Failure::Disconnected => "it closed the connection before the end of its response",
-                Failure::BadAnswer => "its response is invalid",
-                Failure::LongAnswerHead => "its response has more than 100 headers, or more than 64 KiB of headers",
-                Failure::RefusedAnswerHead => {
+                Failure::InvalidResponse => "its response is invalid",
+                Failure::ResponseHeadTooLong => {
+                    "its response has more than 100 headers, or more than 64 KiB of headers"
+                }
+                Failure::ResponseHeadRefused => {
                     "its response has more than 64 KiB of headers, or headers that HTTP/2 forbids"
                 }
                 Failure::UpstreamTimeout => "no response within the route's timeout",
@@ -571,9 +581,9 @@ mod tests {
             Failure::BadCertificate,
             Failure::ConnectTimeout,
             Failure::Disconnected,
-            Failure::BadAnswer,
-            Failure::LongAnswerHead,
-            Failure::RefusedAnswerHead,
+            Failure::InvalidResponse,
+            Failure::ResponseHeadTooLong,
+            Failure::ResponseHeadRefused,
             Failure::UpstreamTimeout,
             Failure::Exhausted,
             Failure::UpstreamConnections,
@@ -609,9 +619,9 @@ mod tests {
         ];
         let failures = [
             Failure::Disconnected,
-            Failure::BadAnswer,
-            Failure::LongAnswerHead,
-            Failure::RefusedAnswerHead,
+            Failure::InvalidResponse,
+            Failure::ResponseHeadTooLong,
+            Failure::ResponseHeadRefused,
             Failure::UpstreamTimeout,
         ];
         let others = [

@@ -157,7 +157,7 @@ impl ClientIo {
     fn track_frames(&mut self, buffer: &mut ReadBuf<'_>, before: usize) {
         if let Err(good) = self.frames.received(&buffer.filled()[before..], self.client.now()) {
             buffer.set_filled(before + good);
-            self.end_for(Misuse::CheapFrames);
+            self.end_for(Misuse::ControlFrameFlood);
             self.goaway_trigger(buffer);
         }
     }

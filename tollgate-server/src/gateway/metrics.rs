@@ -35,10 +35,10 @@ impl Gateway {
         page.gauge("tollgate_connections", "Open client connections", open)?;
         let accepted = self.sum(|tally| tally.accepted.value());
         page.counter("tollgate_connections_accepted", "Accepted client connections", accepted)?;
-        let above_all = self.sum(|tally| tally.turned_away.value());
-        let above_address = self.sum(|tally| tally.turned_away_by_address.value());
+        let above_all = self.sum(|tally| tally.refused_connections.value());
+        let above_address = self.sum(|tally| tally.refused_by_address.value());
         page.counters(
-            "tollgate_connections_turned_away",
+            "tollgate_connections_refused",
             "Client connections refused because of max_connections or max_connections_per_address",
             [("max_connections", above_all), ("max_connections_per_address", above_address)]
                 .into_iter()

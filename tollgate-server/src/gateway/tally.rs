@@ -31,7 +31,7 @@ pub(super) struct Tally {
     /// The buffer budget of all workers.
     pub(super) buffer_budget: Arc<BufferBudget>,
     pub(super) accepted: Counter,
-    pub(super) turned_away: Counter,
+    pub(super) refused_connections: Counter,
     /// Requests whose permit is held after their clients have left.
     pub(super) abandoned: AtomicU32,
     /// Those of them that keep their connection to the upstream.
@@ -41,7 +41,7 @@ pub(super) struct Tally {
     /// The rate limiter of the log lines about them, for all workers.
     closings: Arc<Closings>,
     /// Connections refused because their address had too many.
-    pub(super) turned_away_by_address: Counter,
+    pub(super) refused_by_address: Counter,
     /// Refused requests, in the order of [`AMBIGUITIES`].
     ambiguous: [Counter; AMBIGUITIES.len()],
     /// Refused requests, in the order of [`Unreadable::REASONS`].
@@ -93,12 +93,12 @@ impl Tally {
             all_connections: Arc::clone(all_connections),
             buffer_budget: Arc::clone(buffer_budget),
             accepted: Counter::default(),
-            turned_away: Counter::default(),
+            refused_connections: Counter::default(),
             abandoned: AtomicU32::new(0),
             connected_abandoned: AtomicU32::new(0),
             closed: Default::default(),
             closings: Arc::clone(closings),
-            turned_away_by_address: Counter::default(),
+            refused_by_address: Counter::default(),
             ambiguous: Default::default(),
             unreadable: Default::default(),
             underscore_headers: Counter::default(),
@@ -271,9 +271,9 @@ pub(super) const FAILURES: [(Failure, &str); 10] = [
     (Failure::BadCertificate, "bad_certificate"),
     (Failure::ConnectTimeout, "connect_timeout"),
     (Failure::Disconnected, "disconnected"),
-    (Failure::BadAnswer, "bad_answer"),
-    (Failure::LongAnswerHead, "long_answer_head"),
-    (Failure::RefusedAnswerHead, "refused_answer_head"),
+    (Failure::InvalidResponse, "invalid_response"),
+    (Failure::ResponseHeadTooLong, "response_head_too_long"),
+    (Failure::ResponseHeadRefused, "response_head_refused"),
     (Failure::UpstreamTimeout, "timeout"),
     (Failure::Exhausted, "gateway_exhausted"),
     (Failure::UpstreamConnections, "too_many_upstream_connections"),

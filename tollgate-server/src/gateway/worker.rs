@@ -59,7 +59,7 @@ impl Worker {
         }
         let entered = self.per_address.enter(address, site.max_per_address);
         if entered.is_none() {
-            self.tally.turned_away_by_address.add(1);
+            self.tally.refused_by_address.add(1);
             self.per_address.warn(address, site.max_per_address, self.ticks.now());
         }
         entered.map(Some).ok_or_else(|| io::ErrorKind::ConnectionRefused.into())

@@ -89,9 +89,8 @@ pub(super) fn explain(LearningState { learning, quota_name: quota, is_shadow, ..
     let bounds = format!("learns between {} and {}", settings.from, settings.to);
     let shadow = if *is_shadow { format!(" (shadow: {} stays in force)", settings.from) } else { String::new() };
     let state = match learning.last() {
-        None => {
-            "the server has the number in force in tollgate_learned_value, and saves it next to the `--state` file".to_owned()
-        }
+        None => "the server has the number in force in tollgate_learned_value, and saves it next to the `--state` file"
+            .to_owned(),
         Some(last) if last.phase == Phase::Collecting => format!(
             "{} is in force until {} clients were seen over {}; {} so far",
             learning.value(),

@@ -82,8 +82,8 @@ fn write_servers(servers: &[ServerStatus], page: &mut Page<'_>) -> fmt::Result {
 
 fn write_stats(stats: &Stats, page: &mut Page<'_>) -> fmt::Result {
     for (name, help, count) in [
-        ("tollgate_store_trips", "Script calls sent to the store", stats.calls),
-        ("tollgate_store_questions", "Checks sent to the store in these calls", stats.requests),
+        ("tollgate_store_calls", "Script calls sent to the store", stats.calls),
+        ("tollgate_store_requests", "Checks sent to the store in these calls", stats.requests),
         (
             "tollgate_store_cached_denials",
             "Denials answered from the denial cache, without a call",

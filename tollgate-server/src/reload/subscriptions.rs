@@ -34,7 +34,7 @@ impl RuleUpdates {
             Ok(None) => return Self(None),
             // Rare: the store itself was opened with these settings.
             Err(problems) => {
-                notice::warn("published rules will not be received:");
+                notice::warn("published rules will not be received: correct these settings of the store:");
                 notice::log_problems(&problems);
                 return Self(None);
             }
@@ -47,7 +47,9 @@ impl RuleUpdates {
                 rule_sets,
             })),
             Err(error) => {
-                notice::warn(format_args!("published rules will not be received: {error}"));
+                notice::warn(format_args!(
+                    "published rules will not be received: {error}: correct `store` and restart the server"
+                ));
                 Self(None)
             }
         }

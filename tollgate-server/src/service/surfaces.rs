@@ -271,7 +271,11 @@ impl Surfaces {
     pub(crate) fn closed(&self, surface: Surface, peer: SocketAddr) {
         self.of(surface).closed.fetch_add(1, Relaxed);
         let tenths = self.started.elapsed().as_millis() / 100;
-        self.closings.log(Misuse::CheapFrames, peer.ip().to_canonical(), u64::try_from(tenths).unwrap_or(u64::MAX));
+        self.closings.log(
+            Misuse::ControlFrameFlood,
+            peer.ip().to_canonical(),
+            u64::try_from(tenths).unwrap_or(u64::MAX),
+        );
     }
 
     pub(crate) fn write_metrics(&self, page: &mut Page<'_>) -> fmt::Result {
@@ -284,7 +288,7 @@ impl Surfaces {
         let help = "Connections refused because max_connections was reached, by surface";
         page.counters("tollgate_service_connections_refused", help, rows)?;
         let rows = listening().flat_map(|(([surface], counts), _)| {
-            let reasons = [("cheap_frames", &counts.closed), ("idle", &counts.closed_idle)];
+            let reasons = [("control_frame_flood", &counts.closed), ("idle", &counts.closed_idle)];
             reasons.map(|(reason, count)| ([surface, ("reason", reason)], count.load(Relaxed)))
         });
         let help = "Connections closed because of HTTP/2 frames without effect, or idle at max_connections, by surface";

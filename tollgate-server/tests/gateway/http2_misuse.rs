@@ -77,7 +77,7 @@ fn a_flood_of_cheap_frames_ends_its_connection() {
         assert!(code.as_deref().is_none_or(|code| code == ENHANCE_YOUR_CALM), "{name}: {code:?} after {sent}");
         // hyper also refuses a flood of empty DATA frames.
         if kind != DATA {
-            let series = "tollgate_connections_closed_total{reason=\"cheap_frames\"}";
+            let series = "tollgate_connections_closed_total{reason=\"control_frame_flood\"}";
             gateway.await_metric(series, number as u64 + 1);
             assert_eq!(code.as_deref(), Some(&ENHANCE_YOUR_CALM[..]), "{name}");
         }
@@ -140,7 +140,7 @@ fn a_client_that_reads_much_through_small_windows_is_left_alone() {
         }
     }
     assert_eq!(read, BYTES);
-    gateway.await_metric("tollgate_connections_closed_total{reason=\"cheap_frames\"}", 0);
+    gateway.await_metric("tollgate_connections_closed_total{reason=\"control_frame_flood\"}", 0);
 }
 
 /// Sends a request that the upstream does not answer, and resets it once it has arrived. Returns false if the gateway

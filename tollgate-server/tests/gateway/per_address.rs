@@ -7,7 +7,7 @@ use testkit::http1::Connection;
 use testkit::upstream::Raw;
 
 const ROUTE: &str = "{ path: /**, respond: { body: ok } }";
-const TURNED_AWAY: &str = "tollgate_connections_turned_away_total{reason=\"max_connections_per_address\"}";
+const REFUSED: &str = "tollgate_connections_refused_total{reason=\"max_connections_per_address\"}";
 
 fn gateway(settings: &str, route: &str) -> Gateway {
     Gateway::start(&format!("{}admin: {{ listen: 127.0.0.1:0 }}\n", site(settings, &[route], "")))
@@ -26,7 +26,7 @@ fn connections_beyond_the_maximum_of_an_address_are_closed_and_counted() {
     for _ in 0..20 {
         assert!(is_refused(&gateway.connect()));
     }
-    gateway.await_metric(TURNED_AWAY, 20);
+    gateway.await_metric(REFUSED, 20);
     let said = gateway.await_said("127.0.0.1 has 2 open", 1);
     assert_eq!(said.matches("max_connections_per_address").count(), 1, "a flood is not logged line by line: {said}");
     assert!(held.iter_mut().all(|connection| connection.get("/").status == 200), "those that are there are served on");
@@ -55,7 +55,7 @@ fn the_address_that_the_proxy_protocol_names_is_the_one_that_is_counted() {
     for source in ["TCP4 203.0.113.9 10.0.0.1", "TCP6 2001:db8::ffff:2 2001:db8:1::1"] {
         assert!(is_refused(&connect(source)), "{source}");
     }
-    gateway.await_metric(TURNED_AWAY, 2);
+    gateway.await_metric(REFUSED, 2);
 }
 
 #[test]

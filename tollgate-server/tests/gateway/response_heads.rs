@@ -26,12 +26,12 @@ struct Reasons {
 const LONG: Reasons = Reasons {
     answer: "The upstream's response has more than 100 headers, or more than 64 KiB of headers.",
     line: "its response has more than 100 headers, or more than 64 KiB of headers",
-    kind: "long_answer_head",
+    kind: "response_head_too_long",
 };
 const REFUSED: Reasons = Reasons {
     answer: "The upstream's response has more than 64 KiB of headers, or headers that HTTP/2 forbids.",
     line: "its response has more than 64 KiB of headers, or headers that HTTP/2 forbids",
-    kind: "refused_answer_head",
+    kind: "response_head_refused",
 };
 const HUNG_UP: Reasons = Reasons {
     answer: "The upstream closed the connection before the end of its response.",

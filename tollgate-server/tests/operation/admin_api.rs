@@ -404,7 +404,7 @@ fn a_ban_of_the_limit_itself_is_lifted_too() {
     let unban = json!({"limit": "tight", "key": "ann"});
     let lifted = AdminRequest::post("/v1/keys/unban", &unban).expect(200, gateway.admin());
     assert_eq!((&lifted["limits"][0]["banned_for"], &lifted["limits"][0]["remaining"]), (&Value::Null, &json!(0)));
-    assert_eq!(key(&gateway, "login", "eve")["standing"], "blocked");
+    assert_eq!(key(&gateway, "login", "eve")["state"], "blocked");
 }
 
 #[test]

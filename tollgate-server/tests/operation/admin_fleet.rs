@@ -168,5 +168,5 @@ fn changes_fail_while_redis_does_and_say_so() {
     });
     assert!(unavailable.expect("the breaker opens")["store"]["problem"].is_string());
     let keys = AdminRequest::get("/v1/keys?key=ann").expect(200, admin);
-    assert_eq!(keys["limits"][0]["standing"], "unknown");
+    assert_eq!(keys["limits"][0]["state"], "unknown");
 }

@@ -464,7 +464,7 @@ fn calls_to_redis_are_counted() {
     let rules = rules(&shop(upstream(HELLO)), PER_CLIENT);
     let gateway = Gateway::with_admin(&format!("store: {}\nstore_timeout: 5s\n{rules}", redis.url()));
     assert_eq!([(); 2].map(|()| gateway.get("/shop/1").status), [200, 200]);
-    gateway.await_metric("tollgate_store_trips_total", 2);
+    gateway.await_metric("tollgate_store_calls_total", 2);
     gateway.await_metric("tollgate_store_batch_size_count", 2);
     gateway.await_metric(r#"tollgate_store_batch_size_bucket{le="1.0"}"#, 2);
     gateway.await_metric("tollgate_store_call_duration_seconds_count", 2);

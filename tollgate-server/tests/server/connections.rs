@@ -228,8 +228,9 @@ fn a_flood_of_frames_without_effect_ends_its_connection() {
             }
             assert_eq!(code, Some(ENHANCE_YOUR_CALM), "{surface}: {name}");
         }
-        let closed =
-            format!("tollgate_service_connections_closed_total{{surface=\"{surface}\",reason=\"cheap_frames\"}} 4");
+        let closed = format!(
+            "tollgate_service_connections_closed_total{{surface=\"{surface}\",reason=\"control_frame_flood\"}} 4"
+        );
         assert!(metrics(&server).contains(&closed), "{}", metrics(&server));
     }
     server.await_said("warning: HTTP/2 connection of 127.0.0.1 closed: it sent too many frames", 1);

@@ -107,7 +107,7 @@ fn the_route_that_a_request_would_take_is_reported() {
         (&["GET", "/status"], "Route: none, so an allowed request gets 404.", "anonymous"),
     ] {
         let text = explain(arguments);
-        assert!(text.contains(&format!("\n\n{route}\n\n  per-route  passes  key {key}, cost 1: ")), "{text}");
+        assert!(text.contains(&format!("\n\n{route}\n\n  per-route  allowed  key {key}, cost 1: ")), "{text}");
         assert!(text.ends_with("exit code 0"), "{text}");
     }
     let json = |arguments: &[&str]| -> serde_json::Value {
@@ -115,9 +115,9 @@ fn the_route_that_a_request_would_take_is_reported() {
         serde_json::from_str(text.strip_suffix("exit code 0").expect("it passes")).expect("JSON")
     };
     let asked = ["https://beta.internal/shop/1"];
-    let beta = serde_json::json!({ "name": "beta", "upstreams": ["https://beta.internal"], "asked": asked });
+    let beta = serde_json::json!({ "name": "beta", "upstreams": ["https://beta.internal"], "upstream_urls": asked });
     assert_eq!(json(&["GET", "/shop/1", "-H", "x-beta: 1"])["route"], beta);
-    let status = serde_json::json!({ "name": "/status", "upstreams": [], "asked": [], "respond": 204 });
+    let status = serde_json::json!({ "name": "/status", "upstreams": [], "upstream_urls": [], "respond": 204 });
     assert_eq!(json(&["GET", "/status", "-H", "host: a.example"])["route"], status);
     let nowhere = json(&["GET", "/"]);
     assert!(nowhere.get("route").is_some_and(serde_json::Value::is_null), "{nowhere}");
@@ -152,7 +152,10 @@ fn a_missing_client_address_is_reported_if_a_limit_needs_it() {
     let note = "\nThe request has no client address, so limits by ip count it as anonymous, and no list of ips contains it: pass one with \
                 --ip, such as --ip 192.0.2.7.\n";
     let text = explain(&["GET", "/"]);
-    assert!(text.contains(note) && text.contains("\n  office     passes               key anonymous, "), "{text}");
+    assert!(
+        text.contains(note) && text.contains("\n  office     allowed                    key anonymous, "),
+        "{text}"
+    );
     assert!(!explain(&["GET", "/", "--ip", "192.0.2.7"]).contains("no client address"));
 
     let gateway = "gateway: { routes: [{ path: /**, upstream: echo }] }";
@@ -273,7 +276,7 @@ fn the_reason_of_a_failed_token_is_reported() {
     };
     let expired = format!("authorization: Bearer {}", token(serde_json::json!({ "sub": "ann", "exp": 1 })));
     let text = explain(&["-H", &expired]);
-    assert!(text.contains("refuses  token expired\n"), "{text}");
+    assert!(text.contains("refused  token expired\n"), "{text}");
     assert!(text.contains("\nToken: expired. The token has expired.\n"), "{text}");
     let parsed = |text: &str| -> serde_json::Value {
         serde_json::from_str(text.rsplit_once('\n').expect("the exit code is a line").0).expect("JSON")

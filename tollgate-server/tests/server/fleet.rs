@@ -378,7 +378,7 @@ fn a_file_with_the_login_of_a_store_is_not_published_and_the_login_may_be_given_
     assert_eq!(publish(&["--show", "--store", &url]), format!("# published version 1\n{text}exit code 0"));
     let explain = ["explain", "--config", RULES, "--store", &url, "GET", "/", "-H", "X-User-Id: ann"];
     let explained = transcript(&run_in(office.path(), &explain));
-    assert!(explained.contains("passes  key ann, cost 1: 18 of 20 left\n"), "{explained}");
+    assert!(explained.contains("allowed  key ann, cost 1: 18 of 20 left\n"), "{explained}");
 }
 
 /// An older version or another program may have published them.
@@ -498,13 +498,13 @@ fn explaining_looks_at_live_counts_and_takes_nothing() {
     let explain = || run_in(office.path(), &["explain", "--config", RULES, "GET", "/", "-H", "X-User-Id: ann"]);
     for _ in 0..3 {
         let text = transcript(&explain());
-        assert!(text.contains("passes  key ann, cost 1: 0 of 2 left\n"), "{text}");
+        assert!(text.contains("allowed  key ann, cost 1: 0 of 2 left\n"), "{text}");
         assert!(text.ends_with("nothing was taken.\nexit code 0"), "{text}");
     }
     assert_eq!(connection.check(&user("ann"))["remaining"], 0);
     let text = transcript(&explain());
-    assert!(text.contains("refuses  key ann, cost 1: 0 of 2 left, retry in "), "{text}");
-    assert!(text.contains("\nAnswer: 429 Too Many Requests, Retry-After: "), "{text}");
+    assert!(text.contains("refused  key ann, cost 1: 0 of 2 left, retry in "), "{text}");
+    assert!(text.contains("\nResult: 429 Too Many Requests, Retry-After: "), "{text}");
     assert!(text.ends_with("exit code 1"), "{text}");
 }
 

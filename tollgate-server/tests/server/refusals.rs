@@ -69,7 +69,7 @@ fn invalid_checks_are_refused_with_the_field_and_the_fix() {
         let response = connection.post(body);
         assert_eq!(response.status, 400, "{body}: {}", response.text());
         let (error, message) = error_of(&response.json());
-        assert_eq!(error, "invalid_question", "{body}");
+        assert_eq!(error, "invalid_request", "{body}");
         format!("{body}\n  {message}\n")
     });
     insta::assert_snapshot!(refusals.concat());
@@ -88,7 +88,7 @@ fn cost_that_is_no_whole_number() {
         ("true", "`true`"),
     ] {
         let (error, message) = refused(&format!(r#"{{"limit":"per-user","key":"1","cost":{cost}}}"#));
-        assert_eq!(error, "invalid_question");
+        assert_eq!(error, "invalid_request");
         assert!(message.starts_with(&format!("`cost`: found {found} at line 1 column ")), "{message}");
         assert!(message.ends_with(": send a whole number from 0 to 18446744073709551615"), "{message}");
     }
@@ -113,7 +113,7 @@ fn unknown_limit() {
 fn too_many_headers() {
     let headers = (0..101).map(|index| (format!("x-{index}"), json!("1"))).collect::<serde_json::Map<_, _>>();
     let (error, message) = refused(&json!({"request": {"headers": headers}}).to_string());
-    assert_eq!(error, "invalid_question");
+    assert_eq!(error, "invalid_request");
     assert!(message.contains("a request has at most 100 headers"), "{message}");
 }
 
@@ -121,7 +121,7 @@ fn too_many_headers() {
 fn batch_of_more_than_a_thousand() {
     let batch = vec![json!({"limit": "per-user", "key": "1"}); 1001];
     let (error, message) = refused(&json!(batch).to_string());
-    assert_eq!(error, "invalid_question");
+    assert_eq!(error, "invalid_request");
     assert!(message.contains("a batch holds at most 1000 checks: send the rest in another request"), "{message}");
 }
 
@@ -145,7 +145,7 @@ fn batch_with_one_bad_question_is_refused_whole_and_spends_nothing() {
 #[test]
 fn deeply_nested_body() {
     let (error, _) = refused(&"[".repeat(100_000));
-    assert!(error == "invalid_json" || error == "invalid_question");
+    assert!(error == "invalid_json" || error == "invalid_request");
 }
 
 #[test]

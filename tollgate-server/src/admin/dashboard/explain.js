@@ -29,7 +29,7 @@ const explain = {
     table("explained", [
       { heads: true, fill: (cell, limit) => writeLimit(cell, limit) },
       { fill: (cell, limit) => {
-        const [text, isBad] = this.standing(limit);
+        const [text, isBad] = this.stateText(limit);
         cell.classList.toggle("tone-denied", isBad);
         write(inner(cell, "span"), text);
         const errors = (limit.expression_errors ?? []).map((each) => `${each.field}: ${each.error}`);
@@ -49,9 +49,9 @@ const explain = {
     return `Refused${by}: ${words(answer.reason)}${answer.status ? `, status ${answer.status}` : ""}${retry}.${route}`;
   },
 
-  standing(limit) {
+  stateText(limit) {
     const { counted, in_flight: inFlight } = limit;
-    switch (limit.standing) {
+    switch (limit.state) {
       case "counted":
         if (counted?.allowed === null || counted === undefined) return ["the store does not answer", true];
         if (counted.banned_for) return [`banned for ${span(counted.banned_for)}`, true];
@@ -62,7 +62,7 @@ const explain = {
         return [`refuses: ${words(limit.reason)}`, true];
       case "not_matched": return ["does not apply", false];
       case "key_missing": return ["the request has no key", false];
-      default: return [words(limit.standing), false];
+      default: return [words(limit.state), false];
     }
   },
 

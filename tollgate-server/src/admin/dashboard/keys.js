@@ -90,7 +90,7 @@ const keys = {
       } },
       { css: "number", fill: (cell, state) => {
         const text = inner(cell, "span");
-        write(text, state.quota === undefined ? words(state.standing) : `${count(state.remaining)} of ${count(state.quota)}`);
+        write(text, state.quota === undefined ? words(state.state) : `${count(state.remaining)} of ${count(state.quota)}`);
         let meter = cell.querySelector(".meter");
         if (!meter) meter = cell.appendChild(make("span", { className: "meter", ariaHidden: "true" }, make("span")));
         meter.firstChild.style.width = `${state.quota ? Math.min(100, (100 * state.remaining) / state.quota) : 0}%`;

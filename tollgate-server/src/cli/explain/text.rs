@@ -105,16 +105,16 @@ fn row(explained: &Explained<'_>, rule: &RuleExplained) -> [String; 3] {
         RuleState::Disabled => ("disabled", "`enabled` is false".to_owned()),
         RuleState::KeyMissing(part) => ("not matched", format!("the request has no {part}")),
         RuleState::Exempt => ("exempt", "not counted".to_owned()),
-        RuleState::Refused(Refusal::KeyMissing { part }) => ("refuses", format!("the request has no {part}")),
-        RuleState::Refused(Refusal::TokenInvalid { error, .. }) => ("refuses", format!("token {}", error.code())),
-        RuleState::Refused(Refusal::Blocked) => ("refuses", "blocked".to_owned()),
-        RuleState::Refused(Refusal::Unreadable(request)) => ("refuses", request.message.clone()),
+        RuleState::Refused(Refusal::KeyMissing { part }) => ("refused", format!("the request has no {part}")),
+        RuleState::Refused(Refusal::TokenInvalid { error, .. }) => ("refused", format!("token {}", error.code())),
+        RuleState::Refused(Refusal::Blocked) => ("refused", "blocked".to_owned()),
+        RuleState::Refused(Refusal::Unreadable(request)) => ("refused", request.message.clone()),
         RuleState::Counted { key, cost, decision, banned_for } => {
             let hit = format!("{}, cost {cost}", describe_key(key));
             match (decision, banned_for) {
-                (_, Some(left)) => ("refuses", format!("{hit}: banned for {}", seconds(*left))),
-                (Some(decision), None) if decision.is_allowed() => ("passes", format!("{hit}: {}", left(decision))),
-                (Some(decision), None) => ("refuses", format!("{hit}: {}, {}", left(decision), again(decision))),
+                (_, Some(left)) => ("refused", format!("{hit}: banned for {}", seconds(*left))),
+                (Some(decision), None) if decision.is_allowed() => ("allowed", format!("{hit}: {}", left(decision))),
+                (Some(decision), None) => ("refused", format!("{hit}: {}, {}", left(decision), again(decision))),
                 (None, None) => {
                     let policy = policy_name(policy(explained.file, &rule.name).into());
                     ("unknown", format!("{hit}: store unavailable, on_store_failure is {policy}"))
@@ -122,17 +122,17 @@ fn row(explained: &Explained<'_>, rule: &RuleExplained) -> [String; 3] {
             }
         }
         RuleState::InFlight { key, banned_for: Some(left), .. } => {
-            ("refuses", format!("{}: banned for {}", describe_key(key), seconds(*left)))
+            ("refused", format!("{}: banned for {}", describe_key(key), seconds(*left)))
         }
         RuleState::InFlight { key, in_flight, decision, .. } => {
-            let verdict = if decision.is_allowed() { "passes" } else { "refuses" };
+            let verdict = if decision.is_allowed() { "allowed" } else { "refused" };
             (verdict, format!("{}: {in_flight} of {} in flight", describe_key(key), decision.quota()))
         }
-        _ => ("refuses", String::new()),
+        _ => ("refused", String::new()),
     };
     let verdict = match (rule.shadow, verdict) {
-        (true, "refuses") => "would refuse (shadow)".to_owned(),
-        (true, "passes") => "would pass (shadow)".to_owned(),
+        (true, "refused") => "would be refused (shadow)".to_owned(),
+        (true, "allowed") => "would be allowed (shadow)".to_owned(),
         (true, other) => format!("{other} (shadow)"),
         (false, other) => other.to_owned(),
     };
@@ -170,17 +170,17 @@ fn answer(explained: &Explained<'_>) -> String {
     let overall = &explained.overall;
     match (&overall.refusal, overall.limit.as_deref()) {
         (None, _) if explained.counts == Counts::Unknown => {
-            "Answer: passes, as far as is known without the store.".to_owned()
+            "Result: allowed, as far as is known without the store.".to_owned()
         }
-        (None, None) => "Answer: passes; no limit counts it.".to_owned(),
-        (None, Some(limit)) => format!("Answer: passes; {limit} has the smallest share left."),
+        (None, None) => "Result: allowed; no limit counts it.".to_owned(),
+        (None, Some(limit)) => format!("Result: allowed; {limit} has the smallest share left."),
         (Some(Refusal::Unreadable(request)), _) => {
-            format!("Answer: 400 Bad Request, {}. {}", request.reason, request.message)
+            format!("Result: 400 Bad Request, {}. {}", request.reason, request.message)
         }
         (Some(_), limit) => {
             let status = overall.status.map(|status| status.to_string()).unwrap_or_default();
             let retry_after = overall.retry_after.map(|wait| format!(", Retry-After: {wait}")).unwrap_or_default();
-            format!("Answer: {status}{retry_after}; {} refuses it.", limit.unwrap_or("a limit"))
+            format!("Result: {status}{retry_after}; {} refuses it.", limit.unwrap_or("a limit"))
         }
     }
 }

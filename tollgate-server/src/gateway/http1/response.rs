@@ -114,7 +114,7 @@ pub(super) fn poll_head<T>(
         let bytes = &input[begin..end];
         let mut lines = HeaderBuffer::default();
         let failure = match ResponseHead::read(bytes, &mut lines, is_head) {
-            ResponseParse::Complete(head) if head.is_interim() && !conn.note_interim() => Failure::BadAnswer,
+            ResponseParse::Complete(head) if head.is_interim() && !conn.note_interim() => Failure::InvalidResponse,
             ResponseParse::Complete(head) => {
                 let head_bytes = head.bytes;
                 if !head.is_interim() {
@@ -137,8 +137,8 @@ pub(super) fn poll_head<T>(
                 }
             }
             ResponseParse::Partial if bytes.len() < input.len() => continue,
-            ResponseParse::Partial | ResponseParse::TooManyHeaders => Failure::LongAnswerHead,
-            ResponseParse::Invalid => Failure::BadAnswer,
+            ResponseParse::Partial | ResponseParse::TooManyHeaders => Failure::ResponseHeadTooLong,
+            ResponseParse::Invalid => Failure::InvalidResponse,
         };
         return Poll::Ready(Err(HeadError::failed(failure)));
     }

@@ -106,7 +106,7 @@ fn poll_head(
             let taken = match head.body.take(rest, &mut buffers.out) {
                 // No upgrade was requested.
                 Ok((taken, _)) if !head.switches() => taken,
-                _ => return HeadUse::Taken(Err(HeadError::failed(Failure::BadAnswer))),
+                _ => return HeadUse::Taken(Err(HeadError::failed(Failure::InvalidResponse))),
             };
             let first = match head.body {
                 ResponseBody::Length(_) => &rest[..taken],

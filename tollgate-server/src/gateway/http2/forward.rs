@@ -250,7 +250,7 @@ impl Exchange {
         match (answered, deadline.body_failure()) {
             // No upgrade was requested, and HTTP/2 has none.
             (Ok(response), _) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                Err(SendError::failed(Failure::BadAnswer))
+                Err(SendError::failed(Failure::InvalidResponse))
             }
             (Ok(response), _) => Ok((response, attempt)),
             (Err(_), Some(failure)) => Err(SendError::failed(failure)),
@@ -300,8 +300,8 @@ fn failed(mut error: TrySendError<Request<ToUpstream>>, repeatable: Repeatable, 
     };
     let (fault, retry) = match RejectedHead::of(error) {
         _ if unsent.is_some() => (hung_up(), unsent),
-        Some(RejectedHead::OfThisRequest) => (Failure::RefusedAnswerHead.into(), None),
-        Some(RejectedHead::OfAnotherRequest) => (Failure::LongAnswerHead.into(), again),
+        Some(RejectedHead::OfThisRequest) => (Failure::ResponseHeadRefused.into(), None),
+        Some(RejectedHead::OfAnotherRequest) => (Failure::ResponseHeadTooLong.into(), again),
         None => (hung_up(), again),
     };
     SendError { fault, retry }

@@ -41,14 +41,14 @@ const CONTINUATION: u8 = 9;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Misuse {
     /// Too many frames that do nothing.
-    CheapFrames,
+    ControlFrameFlood,
     /// Too many requests that were reset before their responses were complete.
     PrematureResets,
 }
 
 /// The reasons with their labels in metrics.
 pub(in crate::gateway) const MISUSES: [(Misuse, &str); 2] =
-    [(Misuse::CheapFrames, "cheap_frames"), (Misuse::PrematureResets, "premature_resets")];
+    [(Misuse::ControlFrameFlood, "control_frame_flood"), (Misuse::PrematureResets, "premature_resets")];
 
 /// The position in the frames of one direction.
 #[derive(Debug, Default)]
@@ -233,7 +233,7 @@ impl Closings {
     pub(crate) fn log(&self, misuse: Misuse, peer: IpAddr, now: Tick) {
         let Some(others) = self.misuses.note(now, "connections") else { return };
         let why = match misuse {
-            Misuse::CheapFrames => "it sent too many frames without effect",
+            Misuse::ControlFrameFlood => "it sent too many frames without effect",
             Misuse::PrematureResets => "it reset too many requests before they were answered",
         };
         notice::warn(format_args!(

@@ -294,7 +294,7 @@ impl Acceptor {
         let tally = Arc::clone(&self.worker.tally);
         tally.accepted.add(1);
         let Some(counted) = OpenConnection::within(self.max_connections, &tally) else {
-            tally.turned_away.add(1);
+            tally.refused_connections.add(1);
             // In a flood, only some clients get a response.
             if let Ok(permit) = Arc::clone(&self.rejecting).try_acquire_owned() {
                 tokio::spawn(async move {

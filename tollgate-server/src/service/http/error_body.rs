@@ -25,7 +25,7 @@ pub(crate) struct ErrorBody {
 impl ErrorBody {
     /// Returns the error of a request with an invalid field.
     pub(crate) fn invalid(message: String) -> Self {
-        Self { status: StatusCode::BAD_REQUEST, error: "invalid_question", message }
+        Self { status: StatusCode::BAD_REQUEST, error: "invalid_request", message }
     }
 
     /// Returns the error of a handler that failed.

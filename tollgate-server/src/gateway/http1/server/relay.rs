@@ -109,7 +109,7 @@ impl Forwarding {
             }
             // No upgrade was requested, or the request is not complete.
             if head.switches() && (!self.upgrades || server.body.is_some()) {
-                return HeadUse::Taken(Err(AttemptError::failed(Failure::BadAnswer)));
+                return HeadUse::Taken(Err(AttemptError::failed(Failure::InvalidResponse)));
             }
             if let Settling::AwaitsHead = self.settling {
                 // As the upstream has sent it: the route may remove the header with the cost.
@@ -199,7 +199,8 @@ impl Forwarding {
         if head.switches() {
             self.switched = Some(Bytes::copy_from_slice(rest));
         }
-        let (taken, content) = head.body.take(rest, out).map_err(|_bad| AttemptError::failed(Failure::BadAnswer))?;
+        let (taken, content) =
+            head.body.take(rest, out).map_err(|_bad| AttemptError::failed(Failure::InvalidResponse))?;
         self.guard.note_sent(content);
         let put = match &head.body {
             ResponseBody::Length(_) if taken > SMALL_BYTES => server.put(out, &rest[..taken], context),
