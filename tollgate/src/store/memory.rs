@@ -3,7 +3,7 @@
 //! Each limit has a table. It shares the table only with limits of its name whose words have the same meaning: its
 //! variants, and its former configurations. Limits of its name with another meaning have other tables, and keys are
 //! converted when they move between tables: see `family.rs`. A key is identified by a 64-bit fingerprint, hashed with a
-//! secret of the process, so an attacker cannot construct collisions. Among ten million keys of a limit, the
+//! secret of the process, so an attacker cannot construct collisions (ADR 38). Among ten million keys of a limit, the
 //! probability of any collision is about 3 in a million (n² / 2^65).
 //!
 //! A single limit is decided by one compare-and-swap. For several limits, all words but one are sealed for a few
