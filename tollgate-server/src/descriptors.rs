@@ -93,6 +93,12 @@ pub(crate) fn plan(surfaces: Surfaces) -> Result<Plan, TooFewDescriptors> {
     let allowed = if setrlimit(Resource::Nofile, wanted).is_ok() { maximum } else { current };
     let allowed = allowed.unwrap_or(MAX_DESCRIPTORS).min(MAX_DESCRIPTORS);
     let plan = share(allowed, surfaces)?;
+    warn_of_lowered(&plan, allowed, surfaces);
+    Ok(plan)
+}
+
+/// Warns about each `max_connections` that does not fit.
+fn warn_of_lowered(plan: &Plan, allowed: u64, surfaces: Surfaces) {
     if let Some(wanted) = surfaces.max_connections.map(i64::from).filter(|wanted| *wanted > plan.gateway) {
         let (fits, needed) = (plan.gateway, needed(surfaces, wanted.unsigned_abs()));
         notice::warn(format_args!(
@@ -112,7 +118,6 @@ pub(crate) fn plan(surfaces: Surfaces) -> Result<Plan, TooFewDescriptors> {
             ));
         }
     }
-    Ok(plan)
 }
 
 fn share(allowed: u64, surfaces: Surfaces) -> Result<Plan, TooFewDescriptors> {
@@ -174,11 +179,28 @@ fn needed(surfaces: Surfaces, clients: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::notice::captured::lines_of;
 
     const THERE: Share = Share { is_there: true, wanted: None };
     const ABSENT: Share = Share { is_there: false, wanted: None };
     const ALL: Surfaces =
         Surfaces { workers: 2, max_connections: None, service: THERE, grpc: ABSENT, resp: ABSENT, admin: THERE };
+
+    #[test]
+    fn too_few_descriptors_are_reported_with_the_fix() {
+        let wanted = |wanted| Share { is_there: true, wanted: Some(wanted) };
+        let surfaces = Surfaces {
+            max_connections: Some(5_000),
+            service: wanted(900),
+            grpc: wanted(800),
+            resp: wanted(700),
+            ..ALL
+        };
+        let plan = share(1024, surfaces).expect("a few clients fit");
+        let lines = lines_of(|| warn_of_lowered(&plan, 1024, surfaces));
+        let error = share(64, ALL).expect_err("no client fits");
+        insta::assert_snapshot!(format!("{lines}\n{error}"));
+    }
 
     #[test]
     fn shares_never_exceed_the_limit() {

@@ -271,12 +271,25 @@ impl Gateway {
         });
         match ended.await {
             Ok(0) | Err(_) => {}
-            Ok(cut_off) => {
-                let connections = if cut_off == 1 { "connection" } else { "connections" };
-                notice::warn(format_args!(
-                    "{cut_off} {connections} with requests in flight cut off at the end of gateway.timeouts.drain: raise it if requests need more time"
-                ));
-            }
+            Ok(cut_off) => warn_of_cut_off(cut_off),
         }
+    }
+}
+
+fn warn_of_cut_off(cut_off: i64) {
+    let connections = if cut_off == 1 { "connection" } else { "connections" };
+    notice::warn(format_args!(
+        "{cut_off} {connections} with requests in flight cut off at the end of gateway.timeouts.drain: raise it if requests need more time"
+    ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::notice::captured::lines_of;
+
+    #[test]
+    fn requests_that_are_cut_off_are_logged_with_the_fix() {
+        insta::assert_snapshot!(lines_of(|| [1, 17].into_iter().for_each(warn_of_cut_off)));
     }
 }

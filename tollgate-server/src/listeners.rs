@@ -234,17 +234,14 @@ impl Listeners {
             let Some(index) = state.running.iter().position(|running| running.surface == surface) else { continue };
             let before = state.running.remove(index);
             let url = before.url();
-            changes.push(match starting.iter().find(|one| one.surface == surface) {
-                Some(next) if next.socket.is(&before.socket) => {
-                    format!("{surface} has new settings, and its clients reconnect")
-                }
-                _ => format!("{surface} no longer listens on {url}"),
-            });
+            let next = starting.iter().find(|one| one.surface == surface);
+            let keeps_socket = next.is_some_and(|next| next.socket.is(&before.socket));
+            changes.push(if keeps_socket { changed_text(surface) } else { stopped_text(surface, &url) });
             state.draining.push(before.stop(stop));
         }
         for one in starting {
             let running = one.start(&self.shared);
-            changes.push(format!("{} listens on {}", running.surface, running.url()));
+            changes.push(started_text(running.surface, &running.url()));
             state.running.push(running);
         }
         self.shared.listening.set(&state.running);
@@ -375,6 +372,18 @@ fn socket_of<'t>(one: &Wanted, all: &[Wanted], there: &'t [There]) -> Option<&'t
     })
 }
 
+fn changed_text(surface: Surface) -> String {
+    format!("{surface} has new settings, and its clients reconnect")
+}
+
+fn stopped_text(surface: Surface, url: &str) -> String {
+    format!("{surface} no longer listens on {url}")
+}
+
+fn started_text(surface: Surface, url: &str) -> String {
+    format!("{surface} listens on {url}")
+}
+
 async fn bind(one: &Wanted, there: &[There], passed: &PassedSockets) -> Result<Socket, Refusal> {
     let address = one.listener.listen.as_str();
     let setting = one.setting;
@@ -399,4 +408,19 @@ async fn bind(one: &Wanted, there: &[There], passed: &PassedSockets) -> Result<S
     };
     let bound = listener.local_addr().map_err(cannot_listen)?;
     Ok(Socket { listener: Arc::new(listener), bound, owner })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_of_listeners_are_described() {
+        let lines = [
+            changed_text(Surface::Http),
+            stopped_text(Surface::Grpc, "grpc://127.0.0.1:8081"),
+            started_text(Surface::Admin, "http://127.0.0.1:8099"),
+        ];
+        insta::assert_snapshot!(lines.join("\n"));
+    }
 }

@@ -113,3 +113,26 @@ impl fmt::Display for ListenError {
         write!(out, "{setting}: cannot listen on {address}: {source}")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_that_cannot_be_used_are_reported_with_the_fix() {
+        let settings = [Setting::Key("service.http", Some(Flag::HTTP)), Setting::Flag(Flag::LISTEN)];
+        let kinds = [
+            io::ErrorKind::AddrInUse,
+            io::ErrorKind::AddrNotAvailable,
+            io::ErrorKind::PermissionDenied,
+            io::ErrorKind::InvalidInput,
+        ];
+        let lines = settings.iter().flat_map(|setting| {
+            kinds.map(|kind| {
+                let error = ListenError { setting: *setting, address: "192.0.2.7:80".to_owned(), source: kind.into() };
+                format!("{error}: {}\n  reload: {}", error.fix_at_start(), error.fix())
+            })
+        });
+        insta::assert_snapshot!(lines.collect::<Vec<_>>().join("\n"));
+    }
+}

@@ -201,6 +201,12 @@ mod tests {
     use super::*;
 
     #[test]
+    fn shortage_of_memory_is_described_with_the_fix() {
+        let shortage = MemoryShortage { limits: vec!["per-user".into(), "per-ip".into()], evicted: 9, denied: 2 };
+        insta::assert_snapshot!(shortage);
+    }
+
+    #[test]
     fn a_shortage_of_memory_has_a_line_in_ten_minutes_and_one_for_the_first_denials() {
         let shortage = |evicted, denied| MemoryShortage { limits: Vec::new(), evicted, denied };
         let mut monitor = MemoryMonitor { reported: shortage(0, 0), pause: 0 };

@@ -229,6 +229,13 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+    use crate::notice::captured::lines_of;
+
+    #[test]
+    fn file_that_cannot_be_watched_is_reported_with_the_consequence() {
+        let error = notify::Error::new(notify::ErrorKind::MaxFilesWatch);
+        insta::assert_snapshot!(lines_of(|| warn_not_watched(Path::new("/etc/tollgate/tollgate.yaml"), &error)));
+    }
 
     #[test]
     fn every_folder_that_the_path_goes_through_is_watched() {

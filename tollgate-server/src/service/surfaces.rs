@@ -314,3 +314,22 @@ impl Surfaces {
         page.histograms("tollgate_service_duration_seconds", "Time to answer a request, by surface", rows)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::notice::captured::lines_of;
+
+    #[test]
+    fn listeners_with_all_their_connections_are_logged_once_a_minute_with_the_fix() {
+        let surfaces = Surfaces::default();
+        let lines = lines_of(|| {
+            for _ in 0..2 {
+                surfaces.refused(Surface::Http, 4096);
+                surfaces.closed_idle(Surface::Resp, 2000);
+            }
+            surfaces.refused(Surface::Admin, 8);
+        });
+        insta::assert_snapshot!(lines);
+    }
+}

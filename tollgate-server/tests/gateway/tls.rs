@@ -154,6 +154,7 @@ fn certificates_that_are_replaced_are_served_within_seconds_and_bad_ones_are_not
     let Signed { cert, key } = after.sign(&["localhost"]);
     std::fs::write(gateway.path("key.pem"), key).unwrap();
     std::fs::write(gateway.path("cert.pem"), cert).unwrap();
+    gateway.await_said("certificates reloaded: new connections use them", 1);
     until("the new certificate", || {
         let mut connection = connect(&gateway, &new, "localhost");
         std::thread::sleep(Duration::from_millis(50));

@@ -303,6 +303,27 @@ mod tests {
     use super::*;
 
     #[test]
+    fn errors_of_a_store_are_described_with_the_fix() {
+        let kinds = [
+            StoreErrorKind::Unavailable,
+            StoreErrorKind::TimedOut,
+            StoreErrorKind::Busy,
+            StoreErrorKind::Refused,
+            StoreErrorKind::ForeignData,
+            StoreErrorKind::Full,
+            StoreErrorKind::NoPermission,
+            StoreErrorKind::ReadOnly,
+            StoreErrorKind::Loading,
+            StoreErrorKind::CannotSave,
+            StoreErrorKind::NoReplicas,
+            StoreErrorKind::RunsScript,
+            StoreErrorKind::Login,
+        ];
+        let lines = kinds.map(|kind| StoreError { kind, ..StoreError::refused("REASON") }.to_string());
+        insta::assert_snapshot!(lines.join("\n"));
+    }
+
+    #[test]
     fn messages_of_a_store_are_shortened_to_one_line() {
         let made = [StoreError::unavailable, StoreError::refused, |why: &str| StoreError::of_key(why, None)];
         for error in made.map(|made| made(&format!("two\r\nlines\x1b[31m{}\n", "é".repeat(200)))) {

@@ -261,6 +261,7 @@ impl Closings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::notice::captured::lines_of;
 
     const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -269,7 +270,27 @@ mod tests {
     }
 
     #[test]
-    fn cheap_frames_are_counted_however_the_bytes_are_cut() {
+    fn refused_clients_are_logged_with_the_fix() {
+        let peer = IpAddr::from([192, 0, 2, 7]);
+        let (at_once, later) = (1, 1 + LOG_EVERY_TICKS);
+        let lines = lines_of(|| {
+            for misuse in [Misuse::ControlFrameFlood, Misuse::PrematureResets] {
+                let closings = Closings::default();
+                for now in [at_once, at_once, later] {
+                    closings.log(misuse, peer, now);
+                }
+            }
+            let closings = Closings::default();
+            closings.log_certificate(CertificateProblem::Missing, peer, at_once);
+            for now in [at_once, at_once, later] {
+                closings.log_loop(peer, b"shop.example\n", now);
+            }
+        });
+        insta::assert_snapshot!(lines);
+    }
+
+    #[test]
+    fn control_frames_are_counted_however_the_bytes_are_cut() {
         let flood = [PREFACE, &frame(8, 4).repeat(MAX_CREDIT as usize + 10)].concat();
         let wanted = PREFACE.len() + 13 * MAX_CREDIT as usize;
         for piece in [1, 7, 13, 64, 4096, flood.len()] {

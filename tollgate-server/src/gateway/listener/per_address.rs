@@ -76,8 +76,9 @@ impl PerAddress {
         }
         self.unlogged.fetch_sub(refused, Relaxed);
         let (group, most) = (Group(group(address)), most.unwrap_or(self.default));
+        let connections = if refused == 1 { "connection" } else { "connections" };
         notice::warn(format_args!(
-            "{refused} connections closed: {group} has {most} open, the maximum per address: name it in \
+            "{refused} {connections} closed: {group} has {most} open, the maximum per address: name it in \
              gateway.trusted_proxies if it is your load balancer, or raise gateway.max_connections_per_address"
         ));
     }
@@ -134,9 +135,21 @@ impl std::fmt::Display for Group {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::notice::captured::lines_of;
 
     fn address(text: &str) -> IpAddr {
         text.parse().unwrap()
+    }
+
+    #[test]
+    fn refused_connections_are_logged_with_the_fix() {
+        let all = PerAddress::new(1000);
+        let lines = lines_of(|| {
+            all.warn(address("192.0.2.1"), None, 1);
+            all.warn(address("192.0.2.1"), None, 2);
+            all.warn(address("2001:db8::1"), Some(64), 1 + WARN_EVERY_TICKS);
+        });
+        insta::assert_snapshot!(lines);
     }
 
     #[test]
