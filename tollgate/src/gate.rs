@@ -9,6 +9,7 @@
 pub(crate) mod check;
 mod explain;
 mod in_flight;
+mod joint_check;
 mod key_bans;
 #[cfg(feature = "file")]
 mod open;
@@ -19,7 +20,6 @@ pub(crate) mod report;
 mod reservation;
 mod settle;
 mod store;
-mod together;
 
 use std::io::{self, Read, Write};
 use std::ops::Deref;
@@ -33,6 +33,8 @@ pub(crate) use self::check::by_address::{Admitted, ByAddress};
 pub use self::explain::{Explanation, RuleExplained, RuleState};
 use self::in_flight::InFlight;
 pub use self::in_flight::InFlightPermit;
+pub(crate) use self::joint_check::CombinedDecision;
+pub use self::joint_check::{Checks, JointCheck};
 pub use self::key_bans::KeyBan;
 use self::key_bans::KeyBans;
 #[cfg(feature = "file")]
@@ -48,8 +50,6 @@ pub use self::reservation::{MAX_RESERVATION, ReservationError, Reserved};
 pub(crate) use self::settle::ReportedCost;
 use self::store::Store;
 pub use self::store::StoreUnavailable;
-pub(crate) use self::together::CombinedDecision;
-pub use self::together::{Checks, JointCheck};
 use crate::error::InvalidLimit;
 #[cfg(feature = "file")]
 use crate::limited_keys::LimitedKeys;

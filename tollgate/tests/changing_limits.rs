@@ -43,7 +43,7 @@ fn changed(limiter: &Limiter, algorithm: impl Into<Algorithm>) -> Limiter {
 }
 
 #[test]
-fn what_was_spent_counts_under_a_lower_limit_and_under_the_old_one_again() {
+fn spent_units_count_under_a_lower_limit_and_under_the_old_one_again() {
     for way in every_way() {
         let rig = Rig::of(way(1000));
         assert_eq!(rig.limiter.check_n("ann", 40).remaining(), 960);
@@ -57,7 +57,7 @@ fn what_was_spent_counts_under_a_lower_limit_and_under_the_old_one_again() {
 }
 
 #[test]
-fn what_was_spent_beyond_a_lower_limit_leaves_nothing_and_is_waited_for_exactly() {
+fn units_spent_beyond_a_lower_limit_leave_nothing_and_have_an_exact_wait() {
     for way in every_way() {
         let rig = Rig::of(way(1000));
         assert!(rig.limiter.check_n("ann", 500).is_allowed());
@@ -109,7 +109,7 @@ fn a_raise_keeps_what_was_spent_while_keys_need_no_more_words_for_it() {
 }
 
 #[test]
-fn what_a_bucket_is_owed_survives_in_units() {
+fn debt_of_a_bucket_is_kept_in_units() {
     let rig = Rig::of(TokenBucket::new(10, Rate::per_second(1)));
     assert_eq!(rig.limiter.check_n("ann", 4).reset_after(), 4 * SECOND);
     let faster = changed(&rig.limiter, TokenBucket::new(100, Rate::per_second(10)));

@@ -56,7 +56,7 @@ fn a_key_that_was_reset_is_as_if_never_seen() {
 }
 
 #[test]
-fn what_is_given_back_at_once_can_be_taken_again() {
+fn refunded_units_can_be_taken_again_at_once() {
     for algorithm in algorithms() {
         let rig = Rig::of(algorithm);
         let _ = rig.limiter.check_n("key", 3);
@@ -67,7 +67,7 @@ fn what_is_given_back_at_once_can_be_taken_again() {
 }
 
 #[test]
-fn what_has_come_back_by_itself_is_not_given_back_again() {
+fn refilled_units_are_not_refunded_again() {
     let bucket = Rig::of(TokenBucket::new(10, Rate::per_second(1)));
     let first = bucket.limiter.reserve("key", 5, MINUTE).unwrap();
     bucket.clock.advance(SECOND * 3);

@@ -68,10 +68,10 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Completion, Error> {
         return Err(exists(&arguments.file));
     }
     let starter = arguments.starter(is_printed)?;
-    let mut starter = match Asking::of(arguments) {
-        Asking::Terminal => arguments.ask(starter, Questions::new(io::stdin().lock(), io::stderr()))?,
-        Asking::Nobody => starter,
-        Asking::NoTerminal => {
+    let mut starter = match AnswerSource::of(arguments) {
+        AnswerSource::Terminal => arguments.ask(starter, Questions::new(io::stdin().lock(), io::stderr()))?,
+        AnswerSource::Options => starter,
+        AnswerSource::NoTerminal => {
             notice::log(
                 "no terminal for questions, using defaults: change the file, or set options (tollgate init --help)",
             );
@@ -119,24 +119,23 @@ enum ReadableBy {
     Default,
 }
 
-/// Whether and why questions are asked.
-enum Asking {
+/// The source of the answers.
+enum AnswerSource {
     Terminal,
-    /// Options answer the questions.
-    Nobody,
+    Options,
     NoTerminal,
 }
 
-impl Asking {
+impl AnswerSource {
     fn of(arguments: &Arguments) -> Self {
         let Arguments { upstream, key, jwks: _, limit, window, store, from_log, yes, file: _, force: _ } = arguments;
         let options = [upstream, key, limit, window, store];
         if *yes {
-            Self::Nobody
+            Self::Options
         } else if io::stdin().is_terminal() && io::stderr().is_terminal() {
             Self::Terminal
         } else if options.iter().any(|option| option.is_some()) || !from_log.is_empty() {
-            Self::Nobody
+            Self::Options
         } else {
             Self::NoTerminal
         }

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_login_is_published_and_shown_unchanged() {
+    fn text_without_a_login_is_published_and_shown_unchanged() {
         for text in [
             "store: redis://h:6379/1\r\nlimits: [] # ask ann@example.com\r\n",
             "# ann@h: see https://example.com/@us\rstore: redis://h\rlimits: []\r",

@@ -200,7 +200,7 @@ fn answers_that_make_no_sense_are_502_and_nothing_of_them_is_passed_on() {
 }
 
 #[test]
-fn what_an_upstream_sends_behind_its_answer_is_nobodys_answer() {
+fn bytes_after_a_response_never_reach_another_client() {
     let upstream = Raw::start(|conversation| {
         while conversation.request().is_some() {
             conversation
@@ -216,7 +216,7 @@ fn what_an_upstream_sends_behind_its_answer_is_nobodys_answer() {
 }
 
 #[test]
-fn an_upstream_that_answers_before_it_has_read_everything_is_heard() {
+fn response_before_the_end_of_the_request_is_forwarded() {
     let upstream = Raw::start(|conversation| {
         _ = conversation.head();
         conversation.send("HTTP/1.1 403 Forbidden\r\nConnection: close\r\nContent-Length: 2\r\n\r\nno");

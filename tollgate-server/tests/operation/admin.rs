@@ -51,7 +51,7 @@ fn the_first_page_names_the_others() {
 }
 
 #[test]
-fn what_is_not_there_is_reported_in_json() {
+fn unknown_paths_get_a_json_error() {
     let gateway = Gateway::with_admin(RULES);
     let answer = gateway.get_admin("/absent");
     let problem: serde_json::Value = serde_json::from_str(answer.text()).expect("JSON");

@@ -153,7 +153,7 @@ fn a_store_that_does_not_take_the_password_is_reported_without_it() {
 }
 
 #[test]
-fn what_something_else_at_the_address_of_the_store_says_is_reported_in_one_line() {
+fn reply_of_a_server_that_is_not_redis_is_logged_in_one_line() {
     let web = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = web.local_addr().unwrap();
     std::thread::spawn(move || {
@@ -292,7 +292,7 @@ fn routes_and_listeners_are_not_published_and_not_reported_as_changed() {
 }
 
 #[test]
-fn what_is_published_can_be_looked_at_and_withdrawn() {
+fn published_rules_can_be_shown_and_withdrawn() {
     let redis = RedisServer::start();
     let node = Server::with_rules(&rules(&redis, 10, ""));
     let text = rules(&redis, 20, "");
@@ -412,7 +412,7 @@ fn a_login_that_was_published_is_not_shown_and_its_rules_are_taken() {
 }
 
 #[test]
-fn what_is_withdrawn_goes_even_if_the_file_cannot_be_taken_at_that_moment() {
+fn withdrawn_rules_are_removed_even_if_the_file_is_invalid() {
     type Spoil = fn(&Server);
     let no_limits: Spoil = |node| node.save_rules("limits: [{ name: user, limit: 0 }]\n");
     let no_keys: Spoil = |node| std::fs::remove_file(node.path("secret.key")).unwrap();

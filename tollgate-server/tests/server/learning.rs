@@ -68,7 +68,7 @@ fn await_number(server: &Server, client: &str, expected: u64) -> Option<u64> {
 }
 
 #[test]
-fn what_was_learned_survives_a_restart() {
+fn learned_numbers_survive_a_restart() {
     let folder = folder();
     let state = folder.path().join("state");
     let (bytes, _) = learned();

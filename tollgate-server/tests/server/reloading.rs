@@ -169,7 +169,7 @@ tollgate: warning: gateway.timeouts.drain has changed: restart the server to app
 }
 
 #[test]
-fn what_the_command_line_names_wants_no_restart() {
+fn settings_from_the_command_line_need_no_restart() {
     let rules = |admin: &str| format!("admin: {{ listen: '127.0.0.1:{admin}' }}\n{}", limits(&[("user", 10)]));
     let free = "127.0.0.1:0";
     let arguments = ["serve", "--config", RULES, "--http", free, "--admin", free];

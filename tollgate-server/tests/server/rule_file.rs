@@ -60,7 +60,7 @@ fn search_is_limited_beside_the_general_limit() {
 }
 
 #[test]
-fn who_does_not_say_who_they_are_is_anonymous() {
+fn requests_without_a_key_are_anonymous() {
     let server = Server::with_rules(&limits(&[limit("user", 2, ", key: 'header:x-user-id'")]));
     let mut connection = server.connect();
     assert_eq!(connection.check(&json!({"request": {}}))["remaining"], 1);
@@ -83,7 +83,7 @@ fn overrides_of_plans_and_single_keys() {
 }
 
 #[test]
-fn who_is_exempt_is_not_counted_and_who_is_blocked_is_refused() {
+fn exempt_clients_are_not_counted_and_blocked_ones_are_refused() {
     let rest = ", key: 'header:x-user-id', exempt: { ips: [10.0.0.0/8], keys: [ops] }, blocked: { keys: [mallory] }";
     let server = Server::with_rules(&limits(&[limit("user", 1, rest)]));
     let mut connection = server.connect();
@@ -108,7 +108,7 @@ fn who_is_exempt_is_not_counted_and_who_is_blocked_is_refused() {
 }
 
 #[test]
-fn who_is_denied_too_often_is_banned() {
+fn client_that_is_denied_too_often_is_banned() {
     let rest = ", key: ip, ban: { after: 3, within: 1h, for: 2h }";
     let server = Server::with_rules(&limits(&[limit("login", 1, rest)]));
     let mut connection = server.connect();
@@ -123,7 +123,7 @@ fn who_is_denied_too_often_is_banned() {
 }
 
 #[test]
-fn rules_that_only_watch_tell_what_they_would_have_done() {
+fn shadow_rules_report_what_they_would_have_decided() {
     let server = Server::with_rules(&limits(&[
         limit("user", 9, ", key: 'header:x-user-id'"),
         limit("trial", 1, ", key: 'header:x-user-id', shadow: true"),
@@ -271,7 +271,7 @@ fn keys_of_several_parts_and_of_none() {
 }
 
 #[test]
-fn what_no_limit_is_for_passes() {
+fn request_without_a_limit_is_allowed() {
     let server = Server::with_rules(&limits(&[limit("posts", 1, ", match: { methods: [POST] }")]));
     let expected = json!({"allowed": true, "limit": null, "quota": null, "remaining": null, "reset_after": null,
         "retry_after": null, "delay": 0.0, "source": null});

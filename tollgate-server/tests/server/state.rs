@@ -71,7 +71,7 @@ fn a_server_that_is_killed_loses_at_most_what_came_after_the_last_writing() {
 }
 
 #[test]
-fn what_was_spent_stays_spent_under_the_limits_of_the_next_run() {
+fn spent_units_stay_spent_under_the_limits_of_the_next_run() {
     let folder = folder();
     let state = folder.path().join("state");
     let server = start(LIMIT, &state);

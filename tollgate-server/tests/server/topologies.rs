@@ -20,10 +20,10 @@ fn rules(store: &str) -> String {
 
 /// Starts two nodes on one store: one configured by its rule file, one by the command line.
 fn nodes(store: &str) -> [Server; 2] {
-    [Server::with_rules(&rules(&format!("store: '{store}'"))), node_told(store)]
+    [Server::with_rules(&rules(&format!("store: '{store}'"))), node_with_store(store)]
 }
 
-fn node_told(store: &str) -> Server {
+fn node_with_store(store: &str) -> Server {
     Server::run(folder_with(&[(RULES, &served(&rules("")))]), &["serve", "--config", RULES, "--store", store])
 }
 
@@ -62,7 +62,7 @@ fn two_nodes_share_a_limit_behind_sentinels_and_a_third_after_a_failover() {
         assert!(back.is_some(), "node {number} does not find the new master; it said: {}", node.said());
     }
     // This node has no cached denials, so the new master decides.
-    let third = node_told(&sentinels.url());
+    let third = node_with_store(&sentinels.url());
     let answer = ask(&third, "ann");
     assert_eq!((&answer["allowed"], &answer["source"]), (&json!(false), &json!("store")), "{answer}");
     share_the_limit(&nodes, "bob");

@@ -7,9 +7,9 @@
 
 use std::sync::Arc;
 
+use super::joint_check::JointCheck;
 use super::outcome::Outcome;
 use super::store::Hits;
-use super::together::JointCheck;
 use super::{Gate, State};
 use crate::decision::{Decision, Source};
 use crate::http::Refusal;

@@ -35,9 +35,9 @@ use ring::hmac;
 use ring::rand::{SecureRandom, SystemRandom};
 
 use super::check::charged_to_store;
+use super::joint_check::JointCheck;
 use super::outcome::Outcome;
 use super::store::StoreUnavailable;
-use super::together::JointCheck;
 use super::{Gate, State};
 use crate::limiter::Limiter;
 use crate::reservation::Settlement;

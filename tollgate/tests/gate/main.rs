@@ -6,13 +6,13 @@ mod answers;
 mod by_name;
 mod changes;
 mod in_flight;
+mod joint_checks;
 mod keys;
 mod lists;
 mod plans;
 mod policies;
 mod scenarios;
 mod settling;
-mod together;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tollgate::rules::{Facts, Rule, RuleSet};

@@ -217,7 +217,7 @@ fn a_template_is_told_everything() {
 }
 
 #[test]
-fn what_is_not_known_is_null_in_json_and_nothing_elsewhere() {
+fn unknown_numbers_are_null_in_json_and_empty_elsewhere() {
     let json = Body::template(r#"{"wait":{{retry_after}},"left":{{remaining}}}"#, "application/json").unwrap();
     assert_eq!(text(&refused(&Refusal::Blocked, None, &json, &HeaderMap::new())), r#"{"wait":null,"left":null}"#);
     let plain = Body::template("[{{retry_after}}{{limit}}]", "text/plain").unwrap();
@@ -245,7 +245,7 @@ fn values_are_escaped_as_the_type_asks() {
 }
 
 #[test]
-fn what_was_put_in_is_not_read_as_a_template_again() {
+fn values_are_not_read_as_templates() {
     let refusal = Refusal::KeyMissing { part: "{{status}}".into() };
     let body = Body::template("{{message}} }} {", "text/plain").unwrap();
     let response = refused(&refusal, None, &body, &HeaderMap::new());

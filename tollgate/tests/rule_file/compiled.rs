@@ -219,7 +219,7 @@ limits:
 }
 
 #[test]
-fn what_the_text_alone_cannot_tell_is_refused_with_its_place() {
+fn problems_found_at_compilation_have_a_position() {
     let message = |text: &str| {
         let parsed = RuleFile::parse("tollgate.yaml", text).unwrap();
         parsed.compile().unwrap_err().to_string()

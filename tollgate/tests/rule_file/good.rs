@@ -159,7 +159,7 @@ fn texts_at_the_edges_of_their_forms_are_taken() {
 }
 
 #[test]
-fn what_is_left_out_has_its_default() {
+fn omitted_keys_have_their_defaults() {
     let file = parsed("limits:\n  - name: all\n");
     assert_eq!(file.headers, [HeaderFamily::Legacy, HeaderFamily::Ietf]);
     assert_eq!(file.body, BodyRule::default());

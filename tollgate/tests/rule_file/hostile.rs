@@ -83,7 +83,7 @@ fn a_million_anchors_are_too_many() {
 }
 
 #[test]
-fn many_problems_are_counted_and_not_all_told() {
+fn many_problems_are_counted_and_not_all_listed() {
     let text = (0..50_000).fold(String::new(), |mut text, index| {
         writeln!(text, "unknown{index}: 5").unwrap();
         text
@@ -159,7 +159,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_nearly_a_file_is_read_or_refused(text in nearly_a_file()) {
+    fn text_that_is_almost_a_rule_file_is_read_or_refused(text in nearly_a_file()) {
         check(&text);
     }
 }

@@ -287,7 +287,7 @@ impl Compiling {
 
     fn ban(&mut self, rule: &Rule, number: u32) -> Result<Option<LimitId>, InvalidLimit> {
         let (Some(ban), Bound::Rate(limit)) = (rule.ban, &rule.bound) else { return Ok(None) };
-        let limit = like(limit, Limit::ban(limit.name(), ban)?);
+        let limit = variant_of(limit, Limit::ban(limit.name(), ban)?);
         self.add_of(number, limit).map(Some)
     }
 
@@ -359,18 +359,18 @@ fn variant(limit: &Limit, algorithm: Algorithm) -> Result<Limit, InvalidLimit> {
         let fix = "change numbers only, or use a limit of its own";
         return Err(InvalidLimit::new("overrides", problem, fix).of_limit(limit.name()));
     }
-    Ok(like(limit, Limit::new(limit.name(), algorithm)?))
+    Ok(variant_of(limit, Limit::new(limit.name(), algorithm)?))
 }
 
 /// A variant keeps the consistency and the store failure policy of its limit.
-fn like(limit: &Limit, beside: Limit) -> Limit {
-    let beside = beside.with_consistency(limit.consistency());
-    let beside = match limit.store() {
-        Some(store) => beside.with_store(store),
-        None => beside,
+fn variant_of(limit: &Limit, variant: Limit) -> Limit {
+    let variant = variant.with_consistency(limit.consistency());
+    let variant = match limit.store() {
+        Some(store) => variant.with_store(store),
+        None => variant,
     };
     match limit.on_store_failure() {
-        Some(policy) => beside.with_on_store_failure(policy),
-        None => beside,
+        Some(policy) => variant.with_on_store_failure(policy),
+        None => variant,
     }
 }

@@ -75,8 +75,8 @@ pub(super) struct WordRef<'a> {
 pub(super) enum LostRace {
     /// Another thread has replaced it by this value.
     To(u64),
-    /// It is sealed, or its bucket has changed, and the key may be elsewhere.
-    Elsewhere,
+    /// It is sealed, or its bucket has changed, and the key may have moved.
+    Moved,
 }
 
 impl WordRef<'_> {
@@ -90,11 +90,11 @@ impl WordRef<'_> {
     #[inline(always)]
     pub(super) fn replace(self, old: u64, new: u64) -> Result<(), LostRace> {
         if !self.proves(old) {
-            return Err(LostRace::Elsewhere);
+            return Err(LostRace::Moved);
         }
         match self.word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed) {
             Ok(_) if self.is_same_lap() => Ok(()),
-            Ok(_) => Err(LostRace::Elsewhere),
+            Ok(_) => Err(LostRace::Moved),
             Err(other) => Err(LostRace::To(other)),
         }
     }
@@ -304,7 +304,7 @@ impl Table {
         match self.decide_word(algorithm, word_ref, word, now, cost, mode) {
             Ok(verdict) => Some(verdict),
             Err(LostRace::To(other)) => self.decide_contended(algorithm, word_ref, other, now, cost, mode),
-            Err(LostRace::Elsewhere) => None,
+            Err(LostRace::Moved) => None,
         }
     }
 
@@ -329,7 +329,7 @@ impl Table {
                     return Some(verdict);
                 }
                 Err(LostRace::To(_)) => contention.wait(),
-                Err(LostRace::Elsewhere) => return None,
+                Err(LostRace::Moved) => return None,
             }
             word = word_ref.read_to_replace();
         }
@@ -352,7 +352,7 @@ impl Table {
         let Step { verdict, edit } = algorithm.decide(&cells, now, cost);
         match edit.filter(|_| mode.writes(&verdict)) {
             None if word_ref.proves(old) => Ok(verdict),
-            None => Err(LostRace::Elsewhere),
+            None => Err(LostRace::Moved),
             Some(edit) => {
                 algorithm.apply(&cells, edit);
                 word_ref.replace(old, old & tags | cells.state.get()).map(|()| verdict)

@@ -260,7 +260,7 @@ pub(super) fn write_all<'a>(
             }
             // Retry at once: the failed swap has brought the cache line here.
             Err(LostRace::To(_)) => {}
-            Err(LostRace::Elsewhere) => break,
+            Err(LostRace::Moved) => break,
         }
     }
     Err(FastPathMiss::Changed)

@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_suggested_is_taken() {
+    fn suggested_spellings_are_valid() {
         let paths =
             ["^/api", "^/api/v1$", "/api/.*", ".*", "/users/[0-9]+", "^/a/(b|c)$", "/a/:id/b", "/f/:rest*", "/u/<id>"];
         for text in paths {
