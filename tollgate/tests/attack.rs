@@ -250,6 +250,8 @@ fn denials_for_lack_of_room_are_counted_whatever_tables_a_limit_has() {
     let alone = builder().build().expect("valid");
     let with_plan = builder().variant("gold", limit(12 * HOUR)).build().expect("valid");
     for before in [alone, with_plan] {
+        assert!(!before.check_n("too much", 3).is_allowed());
+        assert_eq!(counted(&before), 0, "a cost above the quota is no lack of room");
         let first = denied(&before);
         assert!(first > ATTACKERS / 2, "{first}");
         assert_eq!(counted(&before), first);

@@ -282,12 +282,15 @@ impl<'a> FamilyView<'a> {
             let Step { verdict, edit } = algorithm.decide(&copy, now, cost);
             let edit = edit.filter(|_| mode.writes(&verdict));
             let is_denied = !verdict.is_allowed() && mode != Mode::Peek && cost > 0;
-            if is_denied && matches!(location, KeyLocation::Nowhere) {
-                self.family.overflow.count_denial();
-            }
+            let lacks_slot = is_denied
+                && matches!(verdict.admission, Admission::Denied { .. })
+                && matches!(location, KeyLocation::Nowhere);
             if edit.is_none() && !(is_denied && self.is_replaced_by_this(members, &location)) {
                 if is_denied {
                     note_step_back(holds, &location, now);
+                }
+                if lacks_slot {
+                    self.family.overflow.count_denial();
                 }
                 return Ok(Some(verdict));
             }
@@ -296,7 +299,7 @@ impl<'a> FamilyView<'a> {
                 Fit::Cut => None,
             };
             let Some(slot_ref) = slot_ref else {
-                if verdict.is_allowed() {
+                if verdict.is_allowed() || lacks_slot {
                     self.family.overflow.count_denial();
                 }
                 return Ok(Some(without_room(&verdict)));
