@@ -185,8 +185,7 @@ impl Limiter {
             // Read the clock before the table: the processor waits for earlier loads to finish before it reads its
             // counter.
             let now = self.now();
-            let hit = HashedHit { limit: LimitId(0), fingerprint, cost };
-            return self.with_wall_time(inner.store.decide_one(&inner.limits, hit, now));
+            return self.decide_one(HashedHit { limit: LimitId(0), fingerprint, cost }, now);
         }
         self.check_several(key.into(), cost)
     }
@@ -243,8 +242,23 @@ impl Limiter {
     pub(crate) fn decide_one_hashed(&self, hit: HashedHit) -> Decision {
         // Read the clock before the table: the processor waits for earlier loads to finish before it reads its counter.
         let now = self.now();
+        self.decide_one(hit, now)
+    }
+
+    #[inline(always)]
+    fn decide_one(&self, hit: HashedHit, now: Timestamp) -> Decision {
         let inner = &*self.0;
-        self.with_wall_time(inner.store.decide_one(&inner.limits, hit, now))
+        match inner.store.decide_one_fast(&inner.limits, hit, now) {
+            Some(decision) => self.with_wall_time(decision),
+            None => self.decide_one_slow(hit, now),
+        }
+    }
+
+    /// Writes the whole decision itself, so that the fast path keeps its own in registers until it writes it.
+    #[inline(never)]
+    fn decide_one_slow(&self, hit: HashedHit, now: Timestamp) -> Decision {
+        let inner = &*self.0;
+        self.with_wall_time(inner.store.decide_one_slow(&inner.limits, hit, now))
     }
 
     pub(crate) fn decide_hashed(&self, hits: &[HashedHit]) -> Decision {

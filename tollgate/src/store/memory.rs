@@ -237,19 +237,23 @@ impl MemoryStore {
         }
     }
 
+    fn decide_one(&self, limits: &[Limit], hit: HashedHit, now: Timestamp) -> Decision {
+        self.decide_one_fast(limits, hit, now).unwrap_or_else(|| self.decide_one_slow(limits, hit, now))
+    }
+
+    /// Decides one hit, if that needs no lock and its limit is a bucket. Most limits are buckets, and their code is short.
+    /// Inlining all algorithms would cost them registers.
     #[inline(always)]
-    pub(crate) fn decide_one(&self, limits: &[Limit], hit: HashedHit, now: Timestamp) -> Decision {
-        let (Some(table), Some(limit)) = (self.table(hit.limit), limits.get(hit.limit.index())) else {
-            return self.decision(limits, hit, now, NO_SUCH_LIMIT);
-        };
-        // Most limits are buckets, and their code is short. Inlining all algorithms here would cost them registers.
-        if let Compiled::Meter(algorithm) = limit.compiled() {
-            let (now_micros, HashedHit { fingerprint, cost, .. }) = (now.as_micros(), hit);
-            if let Some(verdict) = table.decide_fast(algorithm, fingerprint, now_micros, cost, Mode::Take) {
-                // A separate return keeps the verdict in registers until it is written once.
-                return self.decision(limits, hit, now, verdict);
-            }
-        }
+    pub(crate) fn decide_one_fast(&self, limits: &[Limit], hit: HashedHit, now: Timestamp) -> Option<Decision> {
+        let (table, limit) = (self.table(hit.limit)?, limits.get(hit.limit.index())?);
+        let Compiled::Meter(algorithm) = limit.compiled() else { return None };
+        let HashedHit { fingerprint, cost, .. } = hit;
+        let verdict = table.decide_fast(algorithm, fingerprint, now.as_micros(), cost, Mode::Take)?;
+        Some(self.decision(limits, hit, now, verdict))
+    }
+
+    /// Decides one hit in all other cases.
+    pub(crate) fn decide_one_slow(&self, limits: &[Limit], hit: HashedHit, now: Timestamp) -> Decision {
         let verdict = self.check(limits, hit, now, Mode::Take);
         self.decision(limits, hit, now, verdict)
     }
