@@ -239,7 +239,7 @@ impl Client {
     }
 
     pub(super) fn note_ambiguity(&self, ambiguity: Ambiguity) {
-        self.tally.note_ambiguity(ambiguity);
+        self.tally.ambiguous.note(ambiguity);
         let number = AMBIGUITIES.iter().position(|(one, _)| *one == ambiguity);
         self.ambiguity.store(number.map_or(0, |number| number + 1), Relaxed);
     }

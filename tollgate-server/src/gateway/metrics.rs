@@ -9,11 +9,9 @@ use std::sync::{Arc, PoisonError};
 use tollgate::internal::Unreadable;
 
 use super::Gateway;
-use super::failure::HANDSHAKE_FAILURES;
-use super::http2::frames::MISUSES;
 use super::listener::Port;
 use super::listener::tls::CertificateReloads;
-use super::tally::{AMBIGUITIES, BOUNDS_NANOS, CLASSES, FAILURES, RouteTotals, Tally};
+use super::tally::{self, BOUNDS_NANOS, CLASSES, RouteTotals, Tally};
 use crate::decisions::{FallbackSums, Sums, TokenSums};
 use crate::metrics::Page;
 
@@ -30,6 +28,13 @@ impl Gateway {
         self.tallies.iter().map(|tally| count(tally)).sum()
     }
 
+    fn sum_by_reason<const N: usize>(
+        &self,
+        counts: impl Fn(&Tally) -> [(&'static str, u64); N],
+    ) -> impl Iterator<Item = (&'static str, u64)> {
+        self.tallies.iter().map(|tally| counts(tally)).reduce(tally::sum).into_iter().flatten()
+    }
+
     fn write_connections(&self, page: &mut Page<'_>) -> fmt::Result {
         let open: i64 = self.tallies.iter().map(|tally| tally.connections.load(Relaxed)).sum();
         page.gauge("tollgate_connections", "Open client connections", open)?;
@@ -44,11 +49,10 @@ impl Gateway {
                 .into_iter()
                 .map(|(reason, count)| ([("reason", reason)], count)),
         )?;
-        let reasons = MISUSES.iter().enumerate();
         page.counters(
             "tollgate_connections_closed",
             "HTTP/2 connections closed with GOAWAY because of misuse by the client",
-            reasons.map(|(number, (_, reason))| ([("reason", *reason)], self.sum(|tally| tally.closed(number)))),
+            self.sum_by_reason(|tally| tally.closed.values()).map(|(reason, count)| ([("reason", reason)], count)),
         )?;
         if let Some(tally) = self.tallies.first() {
             let help = "Upper bound of the bytes of bodies buffered because one side does not read them";
@@ -56,8 +60,7 @@ impl Gateway {
             let help = "Bodies refused or cut off because max_buffered was reached";
             page.counter("tollgate_overloaded_bodies", help, tally.buffer_budget.refused())?;
         }
-        let framing = AMBIGUITIES.iter().enumerate();
-        let framing = framing.map(|(number, (_, reason))| (*reason, self.sum(|tally| tally.ambiguous(number))));
+        let framing = self.sum_by_reason(|tally| tally.ambiguous.values());
         let reading = Unreadable::REASONS.iter().enumerate();
         let reading = reading.map(|(number, reason)| (*reason, self.sum(|tally| tally.unreadable(number))));
         page.counters(
@@ -86,11 +89,11 @@ impl Gateway {
     }
 
     fn write_tls(&self, page: &mut Page<'_>) -> fmt::Result {
-        let reasons = HANDSHAKE_FAILURES.iter().enumerate();
+        let failed = self.sum_by_reason(|tally| tally.failed_handshakes.values());
         page.counters(
             "tollgate_tls_handshakes_failed",
             "Failed TLS handshakes with clients",
-            reasons.map(|(number, (_, why))| ([("reason", *why)], self.sum(|tally| tally.failed_handshakes(number)))),
+            failed.map(|(reason, count)| ([("reason", reason)], count)),
         )
     }
 
@@ -119,7 +122,7 @@ impl Gateway {
             "tollgate_upstream_failures",
             "Failed attempts at upstreams, by kind",
             each().flat_map(|(totals, route)| {
-                FAILURES.iter().zip(totals.failures).map(move |((_, kind), count)| ([route, ("kind", *kind)], count))
+                totals.failures.into_iter().map(move |(kind, count)| ([route, ("kind", kind)], count))
             }),
         )?;
         let retries = each().map(|(totals, route)| ([route], totals.retries));

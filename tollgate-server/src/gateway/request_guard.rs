@@ -156,7 +156,7 @@ impl RequestGuard {
     /// client.
     pub(super) fn note_refused(&mut self, failure: Failure, head: &RequestHead<'_>, worker: &Worker) {
         if failure == Failure::UnderscoreHeader {
-            worker.tally.note_ambiguity(Ambiguity::UnderscoreHeader);
+            worker.tally.ambiguous.note(Ambiguity::UnderscoreHeader);
         }
         if failure == Failure::Loop {
             let host = head.host().unwrap_or_default();

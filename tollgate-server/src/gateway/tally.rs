@@ -36,22 +36,21 @@ pub(super) struct Tally {
     pub(super) abandoned: AtomicU32,
     /// Those of them that keep their connection to the upstream.
     pub(super) connected_abandoned: AtomicU32,
-    /// Connections closed because of misuse, in the order of [`MISUSES`].
-    closed: [Counter; MISUSES.len()],
+    /// Connections closed because of misuse.
+    pub(super) closed: ReasonCounters<Misuse, { MISUSES.len() }>,
     /// The rate limiter of the log lines about them, for all workers.
     closings: Arc<Closings>,
     /// Connections refused because their address had too many.
     pub(super) refused_by_address: Counter,
-    /// Refused requests, in the order of [`AMBIGUITIES`].
-    ambiguous: [Counter; AMBIGUITIES.len()],
+    /// Refused requests.
+    pub(super) ambiguous: ReasonCounters<Ambiguity, { AMBIGUITIES.len() }>,
     /// Refused requests, in the order of [`Unreadable::REASONS`].
     unreadable: [Counter; Unreadable::REASONS.len()],
     /// Request headers dropped because of an underscore in their name.
     pub(super) underscore_headers: Counter,
     /// Forwarding headers dropped because their sender is not a trusted proxy.
     pub(super) forwarding_headers: Counter,
-    /// Failed handshakes, in the order of [`HANDSHAKE_FAILURES`].
-    failed_handshakes: [Counter; HANDSHAKE_FAILURES.len()],
+    pub(super) failed_handshakes: ReasonCounters<HandshakeFailure, { HANDSHAKE_FAILURES.len() }>,
     /// Requests without a route.
     unrouted: RouteTally,
     decisions: Decisions,
@@ -96,14 +95,14 @@ impl Tally {
             refused_connections: Counter::default(),
             abandoned: AtomicU32::new(0),
             connected_abandoned: AtomicU32::new(0),
-            closed: Default::default(),
+            closed: ReasonCounters::new(&MISUSES),
             closings: Arc::clone(closings),
             refused_by_address: Counter::default(),
-            ambiguous: Default::default(),
+            ambiguous: ReasonCounters::new(&AMBIGUITIES),
             unreadable: Default::default(),
             underscore_headers: Counter::default(),
             forwarding_headers: Counter::default(),
-            failed_handshakes: Default::default(),
+            failed_handshakes: ReasonCounters::new(&HANDSHAKE_FAILURES),
             unrouted: RouteTally::new(""),
             decisions: Decisions::default(),
             clock: quanta::Clock::new(),
@@ -118,23 +117,10 @@ impl Tally {
         self.clock.delta_as_nanos(moment.0, self.clock.raw())
     }
 
-    pub(super) fn note_ambiguity(&self, ambiguity: Ambiguity) {
-        if let Some(number) = AMBIGUITIES.iter().position(|(one, _)| *one == ambiguity) {
-            self.ambiguous[number].add(1);
-        }
-    }
-
     /// Counts and logs a connection that is closed because of misuse.
     pub(super) fn note_closed(&self, misuse: Misuse, peer: IpAddr, now: Tick) {
-        if let Some(number) = MISUSES.iter().position(|(one, _)| *one == misuse) {
-            self.closed[number].add(1);
-        }
+        self.closed.note(misuse);
         self.closings.log(misuse, peer, now);
-    }
-
-    /// Returns the number of closed connections, by index of the reason.
-    pub(super) fn closed(&self, number: usize) -> u64 {
-        self.closed.get(number).map_or(0, Counter::value)
     }
 
     /// Counts a request that has more than one interpretation, by index of the reason.
@@ -152,15 +138,9 @@ impl Tally {
         }
     }
 
-    pub(super) fn note_failed_handshake(&self, failure: HandshakeFailure) {
-        if let Some(number) = HANDSHAKE_FAILURES.iter().position(|(one, _)| *one == failure) {
-            self.failed_handshakes[number].add(1);
-        }
-    }
-
     /// Counts a handshake that failed with this error. A client certificate that is missing or not trusted is logged, too.
     pub(super) fn note_handshake_error(&self, error: &io::Error, peer: IpAddr, now: Tick) {
-        self.note_failed_handshake(HandshakeFailure::of(error));
+        self.failed_handshakes.note(HandshakeFailure::of(error));
         if let Some(problem) = CertificateProblem::of(error) {
             self.closings.log_certificate(problem, peer, now);
         }
@@ -210,19 +190,35 @@ impl Tally {
         &self.decisions
     }
 
-    /// Returns the number of ambiguous requests, by index of the reason.
-    pub(super) fn ambiguous(&self, number: usize) -> u64 {
-        self.ambiguous.get(number).map_or(0, Counter::value)
-    }
-
     /// Returns the number of requests with more than one interpretation, by index of the reason.
     pub(super) fn unreadable(&self, number: usize) -> u64 {
         self.unreadable.get(number).map_or(0, Counter::value)
     }
+}
 
-    /// Returns the number of failed handshakes, by index of the reason.
-    pub(super) fn failed_handshakes(&self, number: usize) -> u64 {
-        self.failed_handshakes.get(number).map_or(0, Counter::value)
+/// Counters by reason.
+#[derive(Debug)]
+pub(super) struct ReasonCounters<Reason: 'static, const N: usize> {
+    /// The reasons with their labels in metrics.
+    table: &'static [(Reason, &'static str); N],
+    counters: [Counter; N],
+}
+
+impl<Reason: PartialEq, const N: usize> ReasonCounters<Reason, N> {
+    fn new(table: &'static [(Reason, &'static str); N]) -> Self {
+        Self { table, counters: std::array::from_fn(|_| Counter::default()) }
+    }
+
+    /// Counts an event. A reason that is not in the table is not counted.
+    pub(super) fn note(&self, reason: Reason) {
+        if let Some(number) = self.table.iter().position(|(one, _)| *one == reason) {
+            self.counters[number].add(1);
+        }
+    }
+
+    /// Returns the labels and counts, always in the same order.
+    pub(super) fn values(&self) -> [(&'static str, u64); N] {
+        std::array::from_fn(|number| (self.table[number].1, self.counters[number].value()))
     }
 }
 
@@ -257,8 +253,7 @@ pub(super) struct RouteTally {
     /// Durations by bucket; the last bucket has no upper bound.
     durations: [Counter; BOUNDS_NANOS.len() + 1],
     nanos: Counter,
-    /// Failures, in the order of [`FAILURES`].
-    failures: [Counter; FAILURES.len()],
+    failures: ReasonCounters<Failure, { FAILURES.len() }>,
     retries: Counter,
 }
 
@@ -266,7 +261,7 @@ pub(super) struct RouteTally {
 pub(super) const CLASSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "aborted"];
 
 /// The failures of upstreams, with their labels in metrics.
-pub(super) const FAILURES: [(Failure, &str); 10] = [
+const FAILURES: [(Failure, &str); 10] = [
     (Failure::CannotConnect, "cannot_connect"),
     (Failure::BadCertificate, "bad_certificate"),
     (Failure::ConnectTimeout, "connect_timeout"),
@@ -287,7 +282,7 @@ impl RouteTally {
             ended: Default::default(),
             durations: Default::default(),
             nanos: Counter::default(),
-            failures: Default::default(),
+            failures: ReasonCounters::new(&FAILURES),
             retries: Counter::default(),
         }
     }
@@ -311,9 +306,7 @@ impl RouteTally {
     }
 
     pub(super) fn note_failure(&self, failure: Failure) {
-        if let Some(number) = FAILURES.iter().position(|(one, _)| *one == failure) {
-            self.failures[number].add(1);
-        }
+        self.failures.note(failure);
     }
 
     pub(super) fn note_retry(&self) {
@@ -329,7 +322,7 @@ pub(super) struct RouteTotals {
     pub(super) ended: [u64; CLASSES.len()],
     pub(super) durations: [u64; BOUNDS_NANOS.len() + 1],
     pub(super) nanos: u64,
-    pub(super) failures: [u64; FAILURES.len()],
+    pub(super) failures: [(&'static str, u64); FAILURES.len()],
     pub(super) retries: u64,
 }
 
@@ -342,7 +335,7 @@ impl RouteTotals {
             }
             add(&mut totals.ended, &tally.ended);
             add(&mut totals.durations, &tally.durations);
-            add(&mut totals.failures, &tally.failures);
+            totals.failures = sum(totals.failures, tally.failures.values());
             totals.nanos += tally.nanos.value();
             totals.retries += tally.retries.value();
             totals.began += tally.began.value();
@@ -354,6 +347,14 @@ impl RouteTotals {
         // The counters are not read atomically.
         self.began.saturating_sub(self.ended.iter().sum())
     }
+}
+
+/// Adds the counts of another worker.
+pub(super) fn sum<const N: usize>(
+    sums: [(&'static str, u64); N],
+    more: [(&'static str, u64); N],
+) -> [(&'static str, u64); N] {
+    std::array::from_fn(|number| (more[number].0, sums[number].1 + more[number].1))
 }
 
 fn add<const N: usize>(sums: &mut [u64; N], counters: &[Counter; N]) {

@@ -127,7 +127,7 @@ async fn begin(
     let tls = match accepted.inspect_err(note)? {
         Accepted::Tls(tls) => tls,
         Accepted::PlainHttp(tcp) => {
-            worker.tally.note_failed_handshake(HandshakeFailure::PlainHttp);
+            worker.tally.failed_handshakes.note(HandshakeFailure::PlainHttp);
             return tls::send_use_https(tcp).await.map(|()| None);
         }
     };

@@ -228,7 +228,7 @@ impl Http1Server<'_> {
             return Ok(NextStep::Http2);
         }
         if !self.has_served && self.client.scheme == Scheme::Http && tls::is_hello(bytes) {
-            self.worker.tally.note_failed_handshake(HandshakeFailure::TlsHello);
+            self.worker.tally.failed_handshakes.note(HandshakeFailure::TlsHello);
             return Ok(NextStep::Close);
         }
         if let InvalidHead::Ambiguous(ambiguity) = invalid {
