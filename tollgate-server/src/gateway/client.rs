@@ -1,8 +1,8 @@
 //! The state of a client connection, shared by everything that serves it.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use http::HeaderValue;
@@ -41,26 +41,18 @@ const MAX_UPLOAD_BYTES: usize = STREAM_WINDOW_BYTES as usize + SEND_BUFFER_BYTES
 
 /// A client connection and its deadlines.
 pub(super) struct Client {
-    pub(super) address: SocketAddr,
+    pub(super) info: ConnectionInfo,
     /// The address as text, for headers.
     pub(super) address_text: HeaderValue,
-    pub(super) scheme: Scheme,
-    /// Boxed, because few clients have one.
-    pub(super) certificate: Option<Box<Certificate>>,
-    pub(super) max_head: usize,
     pub(super) is_http2: bool,
-    is_trusted_proxy: bool,
-    pub(super) timeouts: ClientTimeouts,
-    /// The slot among the connections of its address. Held until nothing refers to the connection.
-    entered: Option<Arc<per_address::Counted>>,
     deadlines: ClientDeadlines,
     resets: Resets,
     ticks: Arc<Ticks>,
     tally: Arc<Tally>,
     /// Bytes of bodies that are buffered for this connection.
     buffered: AtomicI64,
-    /// The index in [`AMBIGUITIES`] of the reason why it was refused, plus one; 0 if it was not.
-    ambiguity: AtomicUsize,
+    /// The reason why its bytes were refused, if they were.
+    ambiguity: OnceLock<Ambiguity>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,60 +70,49 @@ impl Scheme {
     }
 }
 
-/// The parameters of a new connection.
+/// The facts about a connection that are known before its first request.
+#[derive(Clone)]
 pub(super) struct ConnectionInfo {
     pub(super) address: SocketAddr,
     pub(super) is_trusted_proxy: bool,
     pub(super) scheme: Scheme,
+    /// Boxed, because few clients have one.
     pub(super) certificate: Option<Box<Certificate>>,
     pub(super) max_head: usize,
     pub(super) timeouts: ClientTimeouts,
+    /// The slot among the connections of its address. Held until nothing refers to the connection.
+    #[expect(dead_code, reason = "dropping it frees the slot")]
     pub(super) entered: Option<Arc<per_address::Counted>>,
 }
 
 impl Client {
     pub(super) fn new(info: ConnectionInfo, is_http2: bool, ticks: Arc<Ticks>, tally: Arc<Tally>) -> Self {
-        let ConnectionInfo { address, is_trusted_proxy, scheme, certificate, max_head, timeouts, entered } = info;
-        // HTTP/2 has frames that belong to no request, so only the idle timeout applies.
-        let deadlines = ClientDeadlines::new(ticks.after(if is_http2 { timeouts.idle } else { timeouts.head }));
-        let address_text = HeaderValue::try_from(address.ip().to_canonical().to_string());
+        // HTTP/2 has frames that belong to no request, so only the idle timeout applies. The server of HTTP/1 has its own
+        // deadlines.
+        let deadlines = ClientDeadlines::new(ticks.after(info.timeouts.idle));
+        let address_text = HeaderValue::try_from(info.address.ip().to_canonical().to_string());
         Self {
-            address,
+            info,
             // An IP address is always a valid header value.
             address_text: address_text.unwrap_or(HeaderValue::from_static("unknown")),
-            scheme,
-            certificate,
-            max_head,
             is_http2,
-            is_trusted_proxy,
-            timeouts,
-            entered,
             deadlines,
             resets: Resets::default(),
             ticks,
             tally,
             buffered: AtomicI64::new(0),
-            ambiguity: AtomicUsize::new(0),
+            ambiguity: OnceLock::new(),
         }
     }
 
     /// Returns the state of the same client, now with HTTP/2.
     pub(super) fn over_http2(&self) -> Self {
-        let info = ConnectionInfo {
-            address: self.address,
-            is_trusted_proxy: self.is_trusted_proxy,
-            scheme: self.scheme,
-            certificate: self.certificate.clone(),
-            max_head: self.max_head,
-            timeouts: self.timeouts,
-            entered: self.entered.clone(),
-        };
-        Self::new(info, true, Arc::clone(&self.ticks), Arc::clone(&self.tally))
+        Self::new(self.info.clone(), true, Arc::clone(&self.ticks), Arc::clone(&self.tally))
     }
 
     /// Returns its address and certificate, for limits.
     pub(super) fn peer(&self) -> Peer<'_> {
-        Peer { address: self.address.ip(), certificate: self.certificate.as_deref() }
+        Peer { address: self.info.address.ip(), certificate: self.info.certificate.as_deref() }
     }
 
     pub(super) fn now(&self) -> Tick {
@@ -139,7 +120,7 @@ impl Client {
     }
 
     pub(super) fn check_every(&self) -> Duration {
-        self.timeouts.check_every
+        self.info.timeouts.check_every
     }
 
     pub(super) fn check_deadlines(&self) -> Expired {
@@ -155,14 +136,14 @@ impl Client {
         if some {
             self.deadlines.written();
         } else {
-            self.deadlines.write_blocked(self.ticks.after(self.timeouts.write));
+            self.deadlines.write_blocked(self.ticks.after(self.info.timeouts.write));
         }
     }
 
     /// Starts the client's deadline for reading a part of a response.
     pub(super) fn set_read_deadline(&self) {
         if self.is_http2 {
-            deadline::set_read_deadline(self.ticks.after(self.timeouts.write));
+            deadline::set_read_deadline(self.ticks.after(self.info.timeouts.write));
         }
     }
 
@@ -175,7 +156,7 @@ impl Client {
     /// Counts an HTTP/2 request that ended after `nanos`. Trusted proxies pass on the resets of many clients, so theirs
     /// are not counted.
     pub(super) fn note_request_over(&self, is_reset: bool, nanos: u64) {
-        if self.is_http2 && !self.is_trusted_proxy && (!is_reset || nanos < MIN_MATURE_NANOS) {
+        if self.is_http2 && !self.info.is_trusted_proxy && (!is_reset || nanos < MIN_MATURE_NANOS) {
             self.resets.note(!is_reset, self.ticks.now());
         }
     }
@@ -187,7 +168,7 @@ impl Client {
 
     /// Counts and logs that the connection is closed because of misuse.
     pub(super) fn note_closed(&self, misuse: Misuse) {
-        self.tally.note_closed(misuse, self.address.ip().to_canonical(), self.ticks.now());
+        self.tally.note_closed(misuse, self.info.address.ip().to_canonical(), self.ticks.now());
     }
 
     /// Returns the maximum size of a piece of a response.
@@ -205,12 +186,12 @@ impl Client {
     }
 
     pub(super) fn request_ended(&self) {
-        self.deadlines.request_ended(self.ticks.after(self.timeouts.idle));
+        self.deadlines.request_ended(self.ticks.after(self.info.timeouts.idle));
     }
 
     /// Returns the timeout for the next part of a body of HTTP/2. An HTTP/1 connection enforces its own.
     pub(super) fn body_timeout(&self) -> Option<Duration> {
-        self.is_http2.then(|| self.timeouts.body.duration())
+        self.is_http2.then(|| self.info.timeouts.body.duration())
     }
 
     pub(super) fn start_linger(&self) {
@@ -240,14 +221,13 @@ impl Client {
 
     pub(super) fn note_ambiguity(&self, ambiguity: Ambiguity) {
         self.tally.ambiguous.note(ambiguity);
-        let number = AMBIGUITIES.iter().position(|(one, _)| *one == ambiguity);
-        self.ambiguity.store(number.map_or(0, |number| number + 1), Relaxed);
+        _ = self.ambiguity.set(ambiguity);
     }
 
     /// Returns the reason why its bytes were refused as ambiguous, if they were.
     pub(super) fn ambiguity(&self) -> Option<&'static str> {
-        let number = self.ambiguity.load(Relaxed).checked_sub(1)?;
-        AMBIGUITIES.get(number).map(|(_, reason)| *reason)
+        let ambiguity = self.ambiguity.get()?;
+        AMBIGUITIES.iter().find(|(one, _)| one == ambiguity).map(|(_, reason)| *reason)
     }
 }
 

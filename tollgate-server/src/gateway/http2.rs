@@ -60,7 +60,7 @@ pub(super) async fn serve(
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_send_buf_size(SEND_BUFFER_BYTES)
-        .max_header_list_size(u32::try_from(client.max_head).unwrap_or(u32::MAX))
+        .max_header_list_size(u32::try_from(client.info.max_head).unwrap_or(u32::MAX))
         .keep_alive_interval(PING_EVERY);
     let connection = builder.serve_connection(io, service);
     // Errors are the client's: it disconnected or did not speak HTTP/2.
@@ -76,9 +76,7 @@ async fn drive<Connection: Future<Output = hyper::Result<()>>>(
 ) -> hyper::Result<()> {
     let mut connection = pin!(connection);
     let mut alarm = pin!(sleep(client.check_every()));
-    let (notify, has_stopped) =
-        if client.is_http2 { (&stop.goaway, &stop.is_goaway) } else { (&stop.idle, &stop.is_idle) };
-    let mut stopped = pin!(notify.notified());
+    let mut stopped = pin!(stop.goaway.notified());
     let (mut is_set, mut is_ending) = (false, false);
     poll_fn(|context| {
         if let Poll::Ready(ended) = connection.as_mut().poll(context) {
@@ -90,7 +88,7 @@ async fn drive<Connection: Future<Output = hyper::Result<()>>>(
             stopped.as_mut().enable();
             _ = stopped.as_mut().poll(context);
         }
-        if !is_ending && has_stopped.load(Relaxed) {
+        if !is_ending && stop.is_goaway.load(Relaxed) {
             is_ending = true;
             end(connection.as_mut());
             if let Poll::Ready(ended) = connection.as_mut().poll(context) {

@@ -43,7 +43,7 @@ pub(super) fn echo(head: &RequestHead<'_>, client: &Client, body: String) -> Res
     let text =
         |line: &HeaderLine<'_>| (line.name.to_ascii_lowercase(), String::from_utf8_lossy(line.value).into_owned());
     let headers = head.headers.lines.iter().map(text).collect();
-    let client = client.address.ip().to_string();
+    let client = client.info.address.ip().to_string();
     let echoed = EchoedRequest { method: head.method, path, query, client, headers, body };
     let mut text = serde_json::to_vec(&echoed).unwrap_or_default();
     text.push(b'\n');

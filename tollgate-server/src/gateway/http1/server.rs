@@ -141,8 +141,8 @@ impl<'a> Http1Server<'a> {
             client,
             worker,
             peer: client.peer(),
-            max_head: client.max_head,
-            idle: client.timeouts.idle,
+            max_head: client.info.max_head,
+            idle: client.info.timeouts.idle,
             ahead: Vec::new(),
             has_unparsed: false,
             pieces: 0,
@@ -157,8 +157,8 @@ impl<'a> Http1Server<'a> {
             is_http10: false,
             has_served: false,
             alarm: Alarm::new(),
-            deadline: worker.ticks.after(client.timeouts.idle),
-            wait: client.timeouts.idle,
+            deadline: worker.ticks.after(client.info.timeouts.idle),
+            wait: client.info.timeouts.idle,
         }
     }
 
@@ -296,7 +296,7 @@ impl<'a> Http1Server<'a> {
                 None => {
                     self.ahead.extend_from_slice(bytes);
                     if self.pieces == 0 {
-                        self.deadline = self.worker.ticks.after(self.client.timeouts.head);
+                        self.deadline = self.worker.ticks.after(self.client.info.timeouts.head);
                     }
                     self.pieces += 1;
                 }

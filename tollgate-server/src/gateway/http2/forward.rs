@@ -46,7 +46,7 @@ impl Exchange {
         mut guard: RequestGuard,
     ) -> Response<ToClient> {
         let ReceivedRequest { parts, body, buffered } = request;
-        let https_host = (self.client.scheme == Scheme::Https).then(|| host(&parts)).flatten();
+        let https_host = (self.client.info.scheme == Scheme::Https).then(|| host(&parts)).flatten();
         let body = ToUpstream::new(body, &self.client, site.max_body);
         let body = body.screening_trailers(site.underscores, &route.request_edits);
         let request = (parts, body.holding(buffered));
@@ -177,7 +177,7 @@ impl Exchange {
                 if !body.is_empty() {
                     copy_text(parts);
                 }
-                let filter = to.site.header_filter(self.client.address.ip());
+                let filter = to.site.header_filter(self.client.info.address.ip());
                 let length = BodyLength::of(&body);
                 let request = self.with_upstream_head((parts, length), to, (outcome, guard), |head| {
                     head.to_http2(parts, &filter, body)

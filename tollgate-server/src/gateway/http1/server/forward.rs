@@ -107,7 +107,7 @@ impl Forwarding {
         outcome: Outcome,
         guard: RequestGuard,
     ) -> Self {
-        let is_https = client.scheme == Scheme::Https;
+        let is_https = client.info.scheme == Scheme::Https;
         let settling = if outcome.awaits_response() { Settling::AwaitsHead } else { Settling::Done };
         // HTTP/2 has no upgrades.
         let upgrades = plain.head.upgrade.is_some() && site.routes[route].can_upgrade();
