@@ -6,8 +6,8 @@
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
@@ -207,19 +207,12 @@ pub(super) enum Expired {
     NotYet { ticks: u64 },
 }
 
-/// The state of a request body.
-const UNDER_WAY: u8 = 0;
-const BROKEN: u8 = 1;
-const TOO_LONG: u8 = 2;
-const LATE: u8 = 3;
-const OVERLOADED: u8 = 4;
-
 /// A deadline that moves while a request is served.
 #[derive(Debug)]
 pub(super) struct UpstreamDeadline {
     at: AtomicU64,
-    /// The state of the client's body.
-    body: AtomicU8,
+    /// The reason why the client's body ended early, if it did.
+    body_failure: OnceLock<Failure>,
     /// The task that responds to the client, if it has to know when the body breaks.
     on_broken_body: AtomicWaker,
     ticks: Arc<Ticks>,
@@ -227,7 +220,7 @@ pub(super) struct UpstreamDeadline {
 
 impl UpstreamDeadline {
     pub(super) fn new(ticks: Arc<Ticks>) -> Self {
-        Self { at: AtomicU64::new(NEVER), body: AtomicU8::new(UNDER_WAY), on_broken_body: AtomicWaker::new(), ticks }
+        Self { at: AtomicU64::new(NEVER), body_failure: OnceLock::new(), on_broken_body: AtomicWaker::new(), ticks }
     }
 
     /// Sets the deadline.
@@ -235,21 +228,9 @@ impl UpstreamDeadline {
         self.at.store(self.ticks.after(wait), Relaxed);
     }
 
-    /// Starts a request.
-    pub(super) fn start(&self, wait: Wait) {
-        self.body.store(UNDER_WAY, Relaxed);
-        self.set(wait);
-    }
-
     /// Records that the client's body ended early.
-    pub(super) fn note_body_failure(&self, how: Failure) {
-        let how = match how {
-            Failure::BodyTooLong => TOO_LONG,
-            Failure::BodyLate => LATE,
-            Failure::Overloaded => OVERLOADED,
-            _ => BROKEN,
-        };
-        self.body.store(how, Relaxed);
+    pub(super) fn note_body_failure(&self, failure: Failure) {
+        _ = self.body_failure.set(failure);
         self.on_broken_body.wake();
     }
 
@@ -260,13 +241,7 @@ impl UpstreamDeadline {
 
     /// Returns why the client's body ended early. The upstream is not at fault.
     pub(super) fn body_failure(&self) -> Option<Failure> {
-        match self.body.load(Relaxed) {
-            BROKEN => Some(Failure::BodyBroken),
-            TOO_LONG => Some(Failure::BodyTooLong),
-            LATE => Some(Failure::BodyLate),
-            OVERLOADED => Some(Failure::Overloaded),
-            _ => None,
-        }
+        self.body_failure.get().copied()
     }
 
     /// Clears the deadline, because the upstream waits for the client.

@@ -186,6 +186,23 @@ impl Failure {
 /// The reason of a request head that is not HTTP, as it appears in the response and in the access log.
 pub(super) const MALFORMED: &str = "malformed";
 
+/// Describes the failure for operators: its subject is the upstream.
+impl fmt::Display for Failure {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Disconnected => "it closed the connection before the end of its response",
+            Self::InvalidResponse => "its response is invalid",
+            Self::ResponseHeadTooLong => "its response has more than 100 headers, or more than 64 KiB of headers",
+            Self::ResponseHeadRefused => "its response has more than 64 KiB of headers, or headers that HTTP/2 forbids",
+            Self::UpstreamTimeout => "no response within the route's timeout",
+            _ => "it cannot be used",
+        })
+    }
+}
+
+/// Bodies that end early end with this error.
+impl std::error::Error for Failure {}
+
 /// The methods in the `Allow` header. Others are accepted, too.
 pub(super) const METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS, TRACE";
 
@@ -323,18 +340,7 @@ impl fmt::Display for Fault {
             Self::Stalled => out.write_str("no more of its response within the route's timeout"),
             Self::Status(status) => write!(out, "it responded with {}", status.as_u16()),
             Self::LateForCheck(within) => write!(out, "no response within {}", span(*within)),
-            Self::Failed(failure) => out.write_str(match failure {
-                Failure::Disconnected => "it closed the connection before the end of its response",
-                Failure::InvalidResponse => "its response is invalid",
-                Failure::ResponseHeadTooLong => {
-                    "its response has more than 100 headers, or more than 64 KiB of headers"
-                }
-                Failure::ResponseHeadRefused => {
-                    "its response has more than 64 KiB of headers, or headers that HTTP/2 forbids"
-                }
-                Failure::UpstreamTimeout => "no response within the route's timeout",
-                _ => "it cannot be used",
-            }),
+            Self::Failed(failure) => failure.fmt(out),
         }
     }
 }

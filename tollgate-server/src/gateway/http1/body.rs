@@ -5,6 +5,7 @@ use std::io::Write as _;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use super::framing::{Ambiguity, FramingGuard};
+use crate::gateway::failure::Failure;
 use crate::gateway::head::BodyLength;
 use crate::gateway::head::headers::{self, Edits, HeaderKind, HeadersView, MAX_HEADERS, kind};
 
@@ -254,14 +255,14 @@ impl ResponseBody {
     }
 
     /// Takes the trailers that were kept, if there are any.
-    pub(super) fn take_trailers(&mut self) -> Result<Option<HeaderMap>, InvalidBody> {
+    pub(super) fn take_trailers(&mut self) -> Result<Option<HeaderMap>, Failure> {
         let Self::Chunks { trailers, .. } = self else { return Ok(None) };
         trailers.take().filter(|trailers| trailers.is_any()).map(|trailers| trailers.to_map()).transpose()
     }
 
     /// Consumes bytes of the body. A body of unknown length is written to `out` as the client gets it. Returns the number of bytes
     /// consumed, and the number of content bytes.
-    pub(in crate::gateway) fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, usize), InvalidBody> {
+    pub(in crate::gateway) fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, usize), Failure> {
         match self {
             Self::Length(left) => {
                 let taken = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
@@ -276,7 +277,7 @@ impl ResponseBody {
                 };
                 let received = |bytes: &[u8]| trailers.iter_mut().for_each(|trailers| trailers.receive(bytes));
                 let taken = framing_guard.unchunk_with_trailers(bytes, found, received);
-                let taken = taken.map_err(|_ambiguity| InvalidBody)?;
+                let taken = taken.map_err(|_ambiguity| Failure::InvalidResponse)?;
                 if framing_guard.is_between() && *framing == ClientFraming::Chunked {
                     match trailers {
                         Some(trailers) => trailers.write(out)?,
@@ -293,7 +294,7 @@ impl ResponseBody {
     }
 
     /// Ends the body, because the upstream has closed the connection.
-    pub(in crate::gateway) fn end(&mut self, out: &mut Vec<u8>) -> Result<(), InvalidBody> {
+    pub(in crate::gateway) fn end(&mut self, out: &mut Vec<u8>) -> Result<(), Failure> {
         match self {
             Self::UntilClose { is_over, framing } => {
                 *is_over = true;
@@ -302,7 +303,7 @@ impl ResponseBody {
                 }
                 Ok(())
             }
-            _ => Err(InvalidBody),
+            _ => Err(Failure::InvalidResponse),
         }
     }
 }
@@ -334,9 +335,6 @@ pub(super) fn connection_options(lines: HeadersView<'_>) -> impl Iterator<Item =
     values.flat_map(|value| value.split(|byte| *byte == b',')).map(<[u8]>::trim_ascii)
 }
 
-/// A malformed or truncated body.
-pub(in crate::gateway) struct InvalidBody;
-
 /// Headers without a meaning to a proxy that change how a message is read (RFC 9110, section 6.5.1).
 const FORBIDDEN: [&str; 6] =
     ["authorization", "cache-control", "content-encoding", "content-range", "max-forwards", "set-cookie"];
@@ -365,7 +363,7 @@ impl Trailers {
     }
 
     /// Writes the last chunk with the trailers that were announced.
-    pub(in crate::gateway) fn write(&self, out: &mut Vec<u8>) -> Result<(), InvalidBody> {
+    pub(in crate::gateway) fn write(&self, out: &mut Vec<u8>) -> Result<(), Failure> {
         out.extend_from_slice(b"0\r\n");
         let mut parsed = [httparse::EMPTY_HEADER; MAX_HEADERS];
         for trailer in self.parse(&mut parsed)?.iter().filter(|trailer| self.passes(trailer.name)) {
@@ -376,20 +374,20 @@ impl Trailers {
     }
 
     /// Returns the trailers for a client of HTTP/2, which gets them without an announcement.
-    pub(super) fn to_map(&self) -> Result<HeaderMap, InvalidBody> {
+    pub(super) fn to_map(&self) -> Result<HeaderMap, Failure> {
         let mut map = HeaderMap::new();
         let mut parsed = [httparse::EMPTY_HEADER; MAX_HEADERS];
         for trailer in self.parse(&mut parsed)?.iter().filter(|trailer| is_harmless(trailer.name)) {
-            let name = HeaderName::from_bytes(trailer.name.as_bytes()).map_err(|_invalid| InvalidBody)?;
-            map.append(name, HeaderValue::from_bytes(trailer.value).map_err(|_invalid| InvalidBody)?);
+            let name = HeaderName::from_bytes(trailer.name.as_bytes()).map_err(|_invalid| Failure::InvalidResponse)?;
+            map.append(name, HeaderValue::from_bytes(trailer.value).map_err(|_invalid| Failure::InvalidResponse)?);
         }
         Ok(map)
     }
 
-    fn parse<'p>(&'p self, parsed: &'p mut [httparse::Header<'p>]) -> Result<&'p [httparse::Header<'p>], InvalidBody> {
+    fn parse<'p>(&'p self, parsed: &'p mut [httparse::Header<'p>]) -> Result<&'p [httparse::Header<'p>], Failure> {
         match httparse::parse_headers(&self.received, parsed) {
             Ok(httparse::Status::Complete((_, trailers))) => Ok(trailers),
-            _ => Err(InvalidBody),
+            _ => Err(Failure::InvalidResponse),
         }
     }
 

@@ -4,7 +4,6 @@
 //! A request body is sent while the response is read.
 //! If the response begins before the end of the request body, a task relays both: the client may send without reading.
 
-use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -137,18 +136,6 @@ impl Upload {
     }
 }
 
-/// A body of which no end was received.
-#[derive(Debug)]
-pub(in crate::gateway) struct IncompleteBody;
-
-impl fmt::Display for IncompleteBody {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("the body is incomplete")
-    }
-}
-
-impl std::error::Error for IncompleteBody {}
-
 /// Sends the request body as far as both sides allow. Removes it at its end, or if the upstream does not want the rest.
 /// Trailers are not sent: limits have decided before they arrive, and some servers treat them as headers: uvicorn as
 /// those of the same request, aiohttp as those of the next one.
@@ -156,11 +143,7 @@ impl std::error::Error for IncompleteBody {}
 /// # Errors
 ///
 /// Fails if the body breaks off. The upstream must get no end of it.
-fn poll_upload(
-    upload: &mut Option<Upload>,
-    conn: &mut Http1Conn,
-    context: &mut Context<'_>,
-) -> Result<(), IncompleteBody> {
+fn poll_upload(upload: &mut Option<Upload>, conn: &mut Http1Conn, context: &mut Context<'_>) -> Result<(), Failure> {
     for _ in 0..PARTS_PER_TURN {
         let Some(Upload { body, length, .. }) = upload else { return Ok(()) };
         match conn.poll_send(context) {
@@ -174,11 +157,11 @@ fn poll_upload(
         }
         let frame = match Pin::new(body).poll_frame(context) {
             Poll::Pending => return Ok(()),
-            Poll::Ready(frame) => frame.transpose().map_err(|_error| IncompleteBody)?,
+            Poll::Ready(frame) => frame.transpose()?,
         };
         match (frame.map(Frame::into_data), length) {
             (Some(Ok(data)), Some(left)) => {
-                *left = left.checked_sub(data.len() as u64).ok_or(IncompleteBody)?;
+                *left = left.checked_sub(data.len() as u64).ok_or(Failure::BodyBroken)?;
                 conn.send_part(&data, context);
             }
             (Some(Ok(data)), None) => {
@@ -188,7 +171,7 @@ fn poll_upload(
                 conn.send_part(&buffers.out, context);
             }
             (Some(Err(_trailers)), _) => {}
-            (None, Some(1..)) => return Err(IncompleteBody),
+            (None, Some(1..)) => return Err(Failure::BodyBroken),
             (None, Some(0)) => *upload = None,
             (None, None) => {
                 conn.send_part(LAST_CHUNK, context);
@@ -262,7 +245,7 @@ impl Http1Response {
             loop {
                 self.send_upload(context)?;
                 if ready!(writer.poll_demand(context)) == Demand::Unwanted {
-                    return Poll::Ready(Err(IncompleteBody));
+                    return Poll::Ready(Err(Failure::BodyBroken));
                 }
                 match ready!(self.poll_frame(context)).transpose()? {
                     None => return Poll::Ready(Ok(())),
@@ -288,7 +271,7 @@ impl Http1Response {
         }
     }
 
-    fn send_upload(&mut self, context: &mut Context<'_>) -> Result<(), IncompleteBody> {
+    fn send_upload(&mut self, context: &mut Context<'_>) -> Result<(), Failure> {
         match &mut self.conn {
             Some(conn) => poll_upload(&mut self.upload, conn, context),
             None => Ok(()),
@@ -326,17 +309,17 @@ impl Http1Response {
         self.start.first.is_empty() && self.start.rest.is_over() && !self.start.rest.has_trailers()
     }
 
-    fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, IncompleteBody>>> {
+    fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
         loop {
             let ResponseStart { first, rest, stays_open } = &mut self.start;
             if !first.is_empty() {
                 return Poll::Ready(Some(Ok(Frame::data(std::mem::take(first)))));
             }
             if rest.is_over() {
-                let trailers = rest.take_trailers().map_err(|_invalid| IncompleteBody).transpose();
+                let trailers = rest.take_trailers().transpose();
                 return Poll::Ready(trailers.map(|trailers| trailers.map(Frame::trailers)));
             }
-            let Some(conn) = &mut self.conn else { return Poll::Ready(Some(Err(IncompleteBody))) };
+            let Some(conn) = &mut self.conn else { return Poll::Ready(Some(Err(Failure::Disconnected))) };
             // Some upstreams respond before they have read the whole request.
             _ = conn.poll_send(context);
             let mut scratch = scratch();
@@ -348,9 +331,9 @@ impl Http1Response {
                     *stays_open &= taken == read;
                     taken
                 }),
-                Err(_) => return Poll::Ready(Some(Err(IncompleteBody))),
+                Err(_) => return Poll::Ready(Some(Err(Failure::Disconnected))),
             };
-            let Ok(taken) = taken else { return Poll::Ready(Some(Err(IncompleteBody))) };
+            let Ok(taken) = taken else { return Poll::Ready(Some(Err(Failure::Disconnected))) };
             *first = match rest {
                 ResponseBody::Length(_) => Bytes::copy_from_slice(&input[..taken]),
                 _ => Bytes::copy_from_slice(&buffers.out),
@@ -363,17 +346,12 @@ impl Http1Response {
 
 impl Body for Http1Body {
     type Data = Bytes;
-    type Error = IncompleteBody;
+    type Error = Failure;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, IncompleteBody>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
         match &mut *self {
             Self::Direct(response) => response.poll_frame(context),
-            Self::Relayed(reader) => {
-                reader.poll_frame(context).map(|frame| frame.map(|frame| frame.map_err(|_failure| IncompleteBody)))
-            }
+            Self::Relayed(reader) => reader.poll_frame(context),
         }
     }
 

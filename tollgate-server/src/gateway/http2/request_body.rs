@@ -4,7 +4,6 @@
 //! The connection adds a piece only once the task waits for one, so at most one read is buffered.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
@@ -30,19 +29,15 @@ pub(in crate::gateway) enum ClientBody {
 
 impl Body for ClientBody {
     type Data = Bytes;
-    type Error = UploadError;
+    type Error = Failure;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, UploadError>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
         match &mut *self {
             Self::Http2(body) => {
-                Pin::new(body).poll_frame(context).map(|frame| frame.map(|frame| frame.map_err(UploadError::Client)))
+                let frame = Pin::new(body).poll_frame(context);
+                frame.map(|frame| frame.map(|frame| frame.map_err(|_error| Failure::BodyBroken)))
             }
-            Self::Http1(body) => {
-                body.poll_frame(context).map(|frame| frame.map(|frame| frame.map_err(UploadError::Failed)))
-            }
+            Self::Http1(body) => body.poll_frame(context),
         }
     }
 
@@ -92,31 +87,6 @@ struct Reader {
     timeout: Wait,
 }
 
-/// The reason why a request body ended early.
-#[derive(Debug)]
-pub(in crate::gateway) enum UploadError {
-    Client(hyper::Error),
-    /// The connection of an HTTP/1 client has given it up.
-    Failed(Failure),
-    TooLong,
-    Late,
-    Overloaded,
-}
-
-impl fmt::Display for UploadError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Client(error) => error.fmt(out),
-            Self::Failed(_) => out.write_str("the body is incomplete"),
-            Self::TooLong => out.write_str("the body is too long"),
-            Self::Late => out.write_str("the body did not arrive in time"),
-            Self::Overloaded => out.write_str("gateway.max_buffered is reached"),
-        }
-    }
-}
-
-impl std::error::Error for UploadError {}
-
 impl ToUpstream {
     pub(in crate::gateway) fn new(body: ClientBody, client: &Arc<Client>, max_bytes: u64) -> Self {
         if body.is_end_stream() {
@@ -154,7 +124,7 @@ impl ToUpstream {
 
     /// Starts the deadline of the upstream that reads this body. Time in which the client does not send does not count.
     pub(in crate::gateway) fn read_by(&mut self, deadline: &Arc<UpstreamDeadline>, timeout: Wait) {
-        deadline.start(timeout);
+        deadline.set(timeout);
         if let Self::Upload(upload) = self {
             upload.upstream = Some(Reader { deadline: Arc::clone(deadline), timeout });
         }
@@ -167,12 +137,9 @@ impl ToUpstream {
 
 impl Body for ToUpstream {
     type Data = Bytes;
-    type Error = UploadError;
+    type Error = Failure;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, UploadError>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
         let Self::Upload(upload) = &mut *self else {
             return Poll::Ready(None);
         };
@@ -186,7 +153,7 @@ impl Body for ToUpstream {
                 let Some(wait) = upload.client.body_timeout() else { return Poll::Pending };
                 let late = upload.late.get_or_insert_with(|| Box::pin(sleep(wait)));
                 ready!(late.as_mut().poll(context));
-                upload.fail(UploadError::Late)
+                upload.fail(Failure::BodyLate)
             }
             Poll::Ready(frame) => {
                 upload.late = None;
@@ -201,11 +168,11 @@ impl Body for ToUpstream {
                 let length = frame.data_ref().map_or(0, Bytes::len) as u64;
                 match upload.room.checked_sub(length) {
                     Some(room) => upload.room = room,
-                    None => return upload.fail(UploadError::TooLong),
+                    None => return upload.fail(Failure::BodyTooLong),
                 }
                 // While the upstream reads this, more may be received.
                 if upload.buffered.set(upload.max_buffered).is_err() {
-                    return upload.fail(UploadError::Overloaded);
+                    return upload.fail(Failure::Overloaded);
                 }
                 Poll::Ready(Some(Ok(match frame.into_trailers() {
                     Ok(trailers) => {
@@ -237,18 +204,12 @@ impl Body for ToUpstream {
 }
 
 impl ClientUpload {
-    fn fail(&mut self, how: UploadError) -> Poll<Option<Result<Frame<Bytes>, UploadError>>> {
+    fn fail(&mut self, failure: Failure) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
         if let Some(reader) = &self.upstream {
             reader.deadline.set(reader.timeout);
-            reader.deadline.note_body_failure(match how {
-                UploadError::Client(_) => Failure::BodyBroken,
-                UploadError::Failed(failure) => failure,
-                UploadError::TooLong => Failure::BodyTooLong,
-                UploadError::Late => Failure::BodyLate,
-                UploadError::Overloaded => Failure::Overloaded,
-            });
+            reader.deadline.note_body_failure(failure);
         }
-        Poll::Ready(Some(Err(how)))
+        Poll::Ready(Some(Err(failure)))
     }
 }
 

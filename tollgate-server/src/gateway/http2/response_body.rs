@@ -1,6 +1,5 @@
 //! Response bodies. Nothing is buffered here, so that the upstream is read only as fast as the client is written.
 
-use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -12,8 +11,9 @@ use tokio::time::{Sleep, sleep};
 
 use crate::gateway::buffer_budget::{Overloaded, STEP_BYTES};
 use crate::gateway::client::BufferedBytes;
+use crate::gateway::failure::Failure;
 use crate::gateway::head::headers::Edits;
-use crate::gateway::http1::sender::{Http1Body, IncompleteBody};
+use crate::gateway::http1::sender::Http1Body;
 use crate::gateway::request_guard::{RequestGuard, UpstreamProgress};
 
 /// A response body for a client.
@@ -44,20 +44,14 @@ pub(in crate::gateway) enum UpstreamBody {
 
 impl Body for UpstreamBody {
     type Data = Bytes;
-    type Error = DownloadError;
+    type Error = Failure;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, DownloadError>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
         match &mut *self {
-            Self::Http1(body) => {
-                let frame = Pin::new(body).poll_frame(context);
-                frame.map(|frame| frame.map(|frame| frame.map_err(|IncompleteBody| DownloadError::Broken)))
-            }
+            Self::Http1(body) => Pin::new(body).poll_frame(context),
             Self::Http2(body) => {
                 let frame = Pin::new(body).poll_frame(context);
-                frame.map(|frame| frame.map(|frame| frame.map_err(DownloadError::Upstream)))
+                frame.map(|frame| frame.map(|frame| frame.map_err(|_error| Failure::Disconnected)))
             }
         }
     }
@@ -113,7 +107,7 @@ impl ToClient {
 
 impl ToClient {
     /// Counts the buffered bytes of the response: those not yet passed on, and those not yet written to the client.
-    fn hold(&mut self) -> Result<(), DownloadError> {
+    fn hold(&mut self) -> Result<(), Failure> {
         let bytes = self.rest.len() + self.guard.unwritten_bytes();
         if matches!(self.source, Source::Local) || self.buffered.is_none() && bytes < STEP_BYTES {
             return Ok(());
@@ -121,19 +115,16 @@ impl ToClient {
         let buffered = self.buffered.get_or_insert_with(|| self.guard.buffered_bytes());
         buffered.set(bytes).map_err(|Overloaded| {
             self.guard.note_cut();
-            DownloadError::Overloaded
+            Failure::Overloaded
         })
     }
 }
 
 impl Body for ToClient {
     type Data = Bytes;
-    type Error = DownloadError;
+    type Error = Failure;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, DownloadError>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
         let this = &mut *self;
         if !this.rest.is_empty() {
             let piece = this.guard.next_piece(&mut this.rest);
@@ -148,7 +139,7 @@ impl Body for ToClient {
                     let stall = this.stall.get_or_insert_with(|| Box::pin(sleep(timeout)));
                     ready!(stall.as_mut().poll(context));
                     this.guard.note_upstream_progress(UpstreamProgress::TimedOut);
-                    Poll::Ready(Some(Err(DownloadError::Late)))
+                    Poll::Ready(Some(Err(Failure::UpstreamTimeout)))
                 }
                 Poll::Ready(frame) => {
                     this.stall = None;
@@ -207,26 +198,3 @@ impl Drop for ToClient {
         }
     }
 }
-
-/// The reason why a response body ended early.
-#[derive(Debug)]
-pub(in crate::gateway) enum DownloadError {
-    Upstream(hyper::Error),
-    /// The upstream has closed the connection, or sent an invalid body.
-    Broken,
-    Late,
-    Overloaded,
-}
-
-impl fmt::Display for DownloadError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Upstream(error) => error.fmt(out),
-            Self::Broken => IncompleteBody.fmt(out),
-            Self::Late => out.write_str("the upstream did not continue its response in time"),
-            Self::Overloaded => out.write_str("gateway.max_buffered is reached"),
-        }
-    }
-}
-
-impl std::error::Error for DownloadError {}

@@ -10,7 +10,7 @@ use super::Http1Server;
 use super::forward::{AttemptError, Forwarding, Settling};
 use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::head::headers::{self, HeaderKind, HeadersView};
-use crate::gateway::http1::body::{InvalidBody, ResponseBody};
+use crate::gateway::http1::body::ResponseBody;
 use crate::gateway::http1::response::{HeadError, HeadRead, HeadUse, ResponseHead, poll_head};
 use crate::gateway::upstream::Target;
 use crate::gateway::upstream::abandoned::is_event_stream;
@@ -199,8 +199,7 @@ impl Forwarding {
         if head.switches() {
             self.switched = Some(Bytes::copy_from_slice(rest));
         }
-        let (taken, content) =
-            head.body.take(rest, out).map_err(|_bad| AttemptError::failed(Failure::InvalidResponse))?;
+        let (taken, content) = head.body.take(rest, out).map_err(AttemptError::failed)?;
         self.guard.note_sent(content);
         let put = match &head.body {
             ResponseBody::Length(_) if taken > SMALL_BYTES => server.put(out, &rest[..taken], context),
@@ -253,7 +252,7 @@ impl Forwarding {
                 Ok(read) => {
                     body.take(&input[..read], &mut buffers.out).inspect(|(taken, _)| *stays_open &= *taken == read)
                 }
-                Err(_) => Err(InvalidBody),
+                Err(_) => Err(Failure::Disconnected),
             };
             let Ok((taken, content)) = took else {
                 guard.note_upstream_failed(&Failure::Disconnected.into());
