@@ -11,11 +11,10 @@ use tollgate::rules::{Certificate, Facts};
 
 use super::buffer_budget::{BufferBudget, Overloaded, STEP_BYTES};
 use super::deadline::{self, ClientDeadlines, ClientTimeouts, Expired, Tick, Ticks, Wait};
-use super::http1::framing::Ambiguity;
-use super::http2::frames::Misuse;
-use super::listener::per_address;
+use super::failure::{Ambiguity, Misuse};
+use super::per_address;
 use super::stream::INPUT_BYTES;
-use super::tally::{AMBIGUITIES, Tally};
+use super::tally::{self, Tally};
 
 /// How long a client may continue to send after its last response.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
@@ -226,8 +225,7 @@ impl Client {
 
     /// Returns the reason why its bytes were refused as ambiguous, if they were.
     pub(super) fn ambiguity(&self) -> Option<&'static str> {
-        let ambiguity = self.ambiguity.get()?;
-        AMBIGUITIES.iter().find(|(one, _)| one == ambiguity).map(|(_, reason)| *reason)
+        tally::reason_of(*self.ambiguity.get()?)
     }
 }
 

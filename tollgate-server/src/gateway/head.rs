@@ -20,7 +20,6 @@ use self::target::RequestTarget;
 use super::client::Peer;
 use super::failure::Failure;
 use super::site::Site;
-use super::upstream::conn::reads_body;
 
 /// The version of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -289,6 +288,12 @@ impl<'a> RequestHead<'a> {
     pub(super) fn may_desync(&self) -> bool {
         self.has_body() && !reads_body(self.method)
     }
+}
+
+/// Returns whether upstreams read the bodies of requests with this method. For other methods a body has no defined
+/// meaning: some upstreams ignore it, and take its bytes for the next request on the connection.
+pub(super) fn reads_body(method: &str) -> bool {
+    matches!(method, "POST" | "PUT" | "PATCH")
 }
 
 /// Returns the headers that are not dropped, or `None` if the request is refused because of one.

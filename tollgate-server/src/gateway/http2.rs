@@ -23,9 +23,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, sleep};
 
 use self::exchange::Exchange;
-use self::frames::{Frames, GoawayTrigger, Misuse};
+use self::frames::{Frames, GoawayTrigger};
 use super::client::{Client, LINGER, SEND_BUFFER_BYTES, STREAM_WINDOW_BYTES};
 use super::deadline::{Expired, Streams, TICK};
+use super::failure::Misuse;
 use super::stream::{MAX_LINGER_BYTES, Stream};
 use super::worker::{Shutdown, Worker};
 

@@ -1,7 +1,6 @@
 //! The listeners of the gateway. On reload, new ports are bound before removed ones are closed.
 
 mod connection;
-pub(in crate::gateway) mod per_address;
 pub(crate) mod tls;
 pub(in crate::gateway) mod workers;
 

@@ -12,9 +12,8 @@ use tollgate::{InFlightPermit, Outcome};
 
 use super::access_log::{Completion, Record};
 use super::client::{BufferedBytes, Client, SEND_BUFFER_BYTES};
-use super::failure::{Failure, Fault};
+use super::failure::{Ambiguity, Failure, Fault};
 use super::head::RequestHead;
-use super::http1::framing::Ambiguity;
 use super::site::{Site, UpstreamAttempt};
 use super::tally::{Moment, RouteTally};
 use super::upstream::Target;

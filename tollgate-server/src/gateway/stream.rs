@@ -223,3 +223,11 @@ fn poll(
         }
     }
 }
+
+/// The first byte of a TLS handshake. No HTTP request starts with it.
+const TLS_HANDSHAKE: u8 = 0x16;
+
+/// Returns whether these are the first bytes of a TLS handshake.
+pub(super) fn is_tls_hello(first: &[u8]) -> bool {
+    first.first() == Some(&TLS_HANDSHAKE)
+}

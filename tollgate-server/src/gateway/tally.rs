@@ -1,11 +1,12 @@
-//! The counters of a worker. Each worker has its own, so that processors do not contend for a counter.
+//! The counters of a worker, and log lines about the events that they count. Each worker has its own counters, so that
+//! processors do not contend for them.
 //!
 //! Deliberately not here: the totals of all workers, which [`metrics`](super::metrics) computes on request.
 
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU32};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use http::StatusCode;
 use tollgate::Outcome;
@@ -14,12 +15,11 @@ use tollgate::internal::Unreadable;
 
 use super::buffer_budget::BufferBudget;
 use super::deadline::Tick;
-use super::failure::{CertificateProblem, Failure, HANDSHAKE_FAILURES, HandshakeFailure};
+use super::failure::{Ambiguity, CertificateProblem, Failure, HANDSHAKE_FAILURES, HandshakeFailure, MISUSES, Misuse};
 use super::head::headers::DroppedHeaders;
-use super::http1::framing::Ambiguity;
-use super::http2::frames::{Closings, MISUSES, Misuse};
 use crate::counter::Counter;
 use crate::decisions::{Decisions, LastLimit};
+use crate::notice;
 
 /// The counters of one worker.
 #[derive(Debug)]
@@ -360,5 +360,74 @@ pub(super) fn sum<const N: usize>(
 fn add<const N: usize>(sums: &mut [u64; N], counters: &[Counter; N]) {
     for (sum, counter) in sums.iter_mut().zip(counters) {
         *sum += counter.value();
+    }
+}
+
+/// Ticks between two log lines about closed connections: ten seconds.
+const LOG_EVERY_TICKS: u64 = 100;
+
+/// Log lines about connections that the gateway closes, and about requests in a loop, at most one of each kind in ten
+/// seconds.
+#[derive(Debug, Default)]
+pub(crate) struct Closings {
+    misuses: LogThrottle,
+    certificates: LogThrottle,
+    loops: LogThrottle,
+}
+
+/// The most bytes of a host that are logged. A client chooses it.
+const MAX_LOGGED_HOST: usize = 100;
+
+/// Events that were not logged yet, and the tick of the last log line.
+#[derive(Debug, Default)]
+struct LogThrottle {
+    unlogged: AtomicU64,
+    logged_at: AtomicU64,
+}
+
+impl LogThrottle {
+    /// Counts an event. If a line is due, returns the note about the others since the last line.
+    fn note(&self, now: Tick, others_are: &str) -> Option<String> {
+        let unlogged = self.unlogged.fetch_add(1, Relaxed) + 1;
+        let logged_at = self.logged_at.load(Relaxed);
+        let is_due = logged_at == 0 || now.saturating_sub(logged_at) >= LOG_EVERY_TICKS;
+        if !is_due || self.logged_at.compare_exchange(logged_at, now.max(1), Relaxed, Relaxed).is_err() {
+            return None;
+        }
+        self.unlogged.fetch_sub(unlogged, Relaxed);
+        Some(match unlogged - 1 {
+            0 => String::new(),
+            others => format!(" ({others} more {others_are} since the last line)"),
+        })
+    }
+}
+
+impl Closings {
+    /// Logs a closed connection, unless another one was logged recently.
+    pub(crate) fn log(&self, misuse: Misuse, peer: IpAddr, now: Tick) {
+        let Some(others) = self.misuses.note(now, "connections") else { return };
+        let why = match misuse {
+            Misuse::ControlFrameFlood => "it sent too many frames without effect",
+            Misuse::PrematureResets => "it reset too many requests before they were answered",
+        };
+        notice::warn(format_args!(
+            "HTTP/2 connection of {peer} closed: {why}{others}: block the client if this goes on"
+        ));
+    }
+
+    /// Logs a client whose certificate is missing or not trusted, unless another one was logged recently.
+    pub(super) fn log_certificate(&self, problem: CertificateProblem, peer: IpAddr, now: Tick) {
+        let Some(others) = self.certificates.note(now, "connections") else { return };
+        notice::warn(format_args!("TLS connection of {peer} refused: {}{others}: {}", problem.text(), problem.fix()));
+    }
+
+    /// Logs a request that has passed this gateway before, unless another one was logged recently.
+    pub(super) fn log_loop(&self, peer: IpAddr, host: &[u8], now: Tick) {
+        let Some(others) = self.loops.note(now, "requests") else { return };
+        let host = host.get(..MAX_LOGGED_HOST).unwrap_or(host).escape_ascii();
+        notice::warn(format_args!(
+            "request of {peer} for host {host} refused: it has passed this gateway before{others}: correct the route whose \
+             upstream leads back to this gateway, or remove Via on it if requests may pass twice"
+        ));
     }
 }

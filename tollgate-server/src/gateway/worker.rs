@@ -17,7 +17,7 @@ use super::client::Peer;
 use super::deadline::{Tick, Ticks};
 use super::failure::Failure;
 use super::head::upstream_head::RequestIds;
-use super::listener::per_address::{self, PerAddress};
+use super::per_address::{self, PerAddress};
 use super::site::Site;
 use super::stream::INPUT_BYTES;
 use super::tally::Tally;

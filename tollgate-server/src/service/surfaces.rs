@@ -9,8 +9,8 @@ use std::time::Duration;
 use axum::http::Response;
 use tokio::time::Instant;
 
-use crate::gateway::frames::{Closings, Misuse};
 use crate::gateway::tls::CertificateReloads;
+use crate::gateway::{Closings, Misuse};
 use crate::metrics::Page;
 use crate::notice;
 use crate::service::tokens::Tokens;

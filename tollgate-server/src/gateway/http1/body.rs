@@ -4,8 +4,8 @@ use std::io::Write as _;
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
-use super::framing::{Ambiguity, FramingGuard};
-use crate::gateway::failure::Failure;
+use super::framing::FramingGuard;
+use crate::gateway::failure::{Ambiguity, Failure};
 use crate::gateway::head::BodyLength;
 use crate::gateway::head::headers::{self, Edits, HeaderKind, HeadersView, MAX_HEADERS, kind};
 

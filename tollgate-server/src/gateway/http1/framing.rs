@@ -7,8 +7,7 @@
 //!
 //! Deliberately not here: everything that has only one interpretation. httparse validates names and values.
 
-use std::fmt;
-
+use crate::gateway::failure::Ambiguity;
 use crate::gateway::head::headers::{self, MAX_HEADERS};
 
 /// The maximum length of a chunk-size line. Chunk extensions are practically unused.
@@ -89,60 +88,6 @@ struct Head {
     length: Option<u64>,
     chunked: bool,
     bytes: usize,
-}
-
-/// The reason why a connection is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::gateway) enum Ambiguity {
-    BareLf,
-    Nul,
-    SpaceBeforeColon,
-    FoldedLine,
-    BadLength,
-    SeveralLengths,
-    BothLengths,
-    BadTransferCoding,
-    BadChunk,
-    HeadTooLong,
-    /// Found later, for every version of HTTP.
-    UnderscoreHeader,
-}
-
-impl fmt::Display for Ambiguity {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            Self::BareLf => "a line ends without a CR",
-            Self::Nul => "the head contains a NUL",
-            Self::SpaceBeforeColon => "a header name is followed by a space",
-            Self::FoldedLine => "a header is folded over several lines",
-            Self::BadLength => "Content-Length is not a number below 2^63",
-            Self::SeveralLengths => "there is more than one Content-Length",
-            Self::BothLengths => "there are both Content-Length and Transfer-Encoding",
-            Self::BadTransferCoding => "Transfer-Encoding is not exactly chunked",
-            Self::BadChunk => "the chunked body is malformed",
-            Self::HeadTooLong => "the head is too long",
-            Self::UnderscoreHeader => "a header name has an underscore",
-        })
-    }
-}
-
-impl Ambiguity {
-    /// Returns what a client can do about it.
-    pub(in crate::gateway) const fn fix(self) -> &'static str {
-        match self {
-            Self::BareLf => "end every line with CR LF",
-            Self::Nul => "remove it",
-            Self::SpaceBeforeColon => "remove the space",
-            Self::FoldedLine => "write it in one line",
-            Self::BadLength => "send the length in decimal digits",
-            Self::SeveralLengths => "send one",
-            Self::BothLengths => "send one of them",
-            Self::BadTransferCoding => "send `Transfer-Encoding: chunked`, or Content-Length",
-            Self::BadChunk => "send chunks as in section 7.1 of RFC 9112",
-            Self::HeadTooLong => "send fewer or shorter headers",
-            Self::UnderscoreHeader => "use hyphens",
-        }
-    }
 }
 
 impl FramingGuard {

@@ -8,9 +8,9 @@ use tollgate::Outcome;
 use tollgate::internal::HeaderLine;
 
 use super::body::{BodyStart, ReceivedBody, RequestBody};
-use super::framing::{Ambiguity, FramingGuard};
+use super::framing::FramingGuard;
 use crate::gateway::client::Client;
-use crate::gateway::failure::Failure;
+use crate::gateway::failure::{Ambiguity, Failure};
 use crate::gateway::head::headers::{HeaderBuffer, HeaderFilter, HeaderKind, MAX_HEADERS, kind};
 use crate::gateway::head::target::RequestTarget;
 use crate::gateway::head::upstream_head::{Destination, UpstreamHead};

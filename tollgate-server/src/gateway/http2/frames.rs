@@ -7,12 +7,7 @@
 //!
 //! Only the nine-byte header of each frame is read. Deliberately not here: the meaning of frames, which is up to hyper.
 
-use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
 use crate::gateway::deadline::Tick;
-use crate::gateway::failure::CertificateProblem;
-use crate::notice;
 
 /// Cheap frames that a client may send in advance. Browsers send about ten at the start of a connection; 2,000 are
 /// about 26 KB, and a millisecond of work.
@@ -36,19 +31,6 @@ const HEAD_BYTES: usize = 9;
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
-
-/// The reason why the server closes a client's connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Misuse {
-    /// Too many frames that do nothing.
-    ControlFrameFlood,
-    /// Too many requests that were reset before their responses were complete.
-    PrematureResets,
-}
-
-/// The reasons with their labels in metrics.
-pub(in crate::gateway) const MISUSES: [(Misuse, &str); 2] =
-    [(Misuse::ControlFrameFlood, "control_frame_flood"), (Misuse::PrematureResets, "premature_resets")];
 
 /// The position in the frames of one direction.
 #[derive(Debug, Default)]
@@ -186,75 +168,6 @@ impl GoawayTrigger {
         let byte = frame[self.written % HEAD_BYTES];
         self.written += 1;
         Some(byte)
-    }
-}
-
-/// Ticks between two log lines about closed connections: ten seconds.
-const LOG_EVERY_TICKS: u64 = 100;
-
-/// Log lines about connections that the gateway closes, and about requests in a loop, at most one of each kind in ten
-/// seconds.
-#[derive(Debug, Default)]
-pub(crate) struct Closings {
-    misuses: LogThrottle,
-    certificates: LogThrottle,
-    loops: LogThrottle,
-}
-
-/// The most bytes of a host that are logged. A client chooses it.
-const MAX_LOGGED_HOST: usize = 100;
-
-/// Events that were not logged yet, and the tick of the last log line.
-#[derive(Debug, Default)]
-struct LogThrottle {
-    unlogged: AtomicU64,
-    logged_at: AtomicU64,
-}
-
-impl LogThrottle {
-    /// Counts an event. If a line is due, returns the note about the others since the last line.
-    fn note(&self, now: Tick, others_are: &str) -> Option<String> {
-        let unlogged = self.unlogged.fetch_add(1, Relaxed) + 1;
-        let logged_at = self.logged_at.load(Relaxed);
-        let is_due = logged_at == 0 || now.saturating_sub(logged_at) >= LOG_EVERY_TICKS;
-        if !is_due || self.logged_at.compare_exchange(logged_at, now.max(1), Relaxed, Relaxed).is_err() {
-            return None;
-        }
-        self.unlogged.fetch_sub(unlogged, Relaxed);
-        Some(match unlogged - 1 {
-            0 => String::new(),
-            others => format!(" ({others} more {others_are} since the last line)"),
-        })
-    }
-}
-
-impl Closings {
-    /// Logs a closed connection, unless another one was logged recently.
-    pub(crate) fn log(&self, misuse: Misuse, peer: IpAddr, now: Tick) {
-        let Some(others) = self.misuses.note(now, "connections") else { return };
-        let why = match misuse {
-            Misuse::ControlFrameFlood => "it sent too many frames without effect",
-            Misuse::PrematureResets => "it reset too many requests before they were answered",
-        };
-        notice::warn(format_args!(
-            "HTTP/2 connection of {peer} closed: {why}{others}: block the client if this goes on"
-        ));
-    }
-
-    /// Logs a client whose certificate is missing or not trusted, unless another one was logged recently.
-    pub(in crate::gateway) fn log_certificate(&self, problem: CertificateProblem, peer: IpAddr, now: Tick) {
-        let Some(others) = self.certificates.note(now, "connections") else { return };
-        notice::warn(format_args!("TLS connection of {peer} refused: {}{others}: {}", problem.text(), problem.fix()));
-    }
-
-    /// Logs a request that has passed this gateway before, unless another one was logged recently.
-    pub(in crate::gateway) fn log_loop(&self, peer: IpAddr, host: &[u8], now: Tick) {
-        let Some(others) = self.loops.note(now, "requests") else { return };
-        let host = host.get(..MAX_LOGGED_HOST).unwrap_or(host).escape_ascii();
-        notice::warn(format_args!(
-            "request of {peer} for host {host} refused: it has passed this gateway before{others}: correct the route whose \
-             upstream leads back to this gateway, or remove Via on it if requests may pass twice"
-        ));
     }
 }
 

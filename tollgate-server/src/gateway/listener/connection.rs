@@ -12,11 +12,12 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tollgate::rules::Certificate;
 
-use super::{per_address, tls};
+use super::tls;
 use crate::gateway::client::{Client, ConnectionInfo, Scheme};
 use crate::gateway::failure::HandshakeFailure;
 use crate::gateway::http1::server::Http1Server;
 use crate::gateway::http2;
+use crate::gateway::per_address;
 use crate::gateway::stream::Stream;
 use crate::gateway::tally::Tally;
 use crate::gateway::worker::{Shutdown, Worker};

@@ -305,18 +305,10 @@ impl CertificateReloads {
     }
 }
 
-/// The first byte of a TLS handshake. No HTTP request starts with it.
-const TLS_HANDSHAKE: u8 = 0x16;
-
 /// The response to plain HTTP on a TLS port.
 const USE_HTTPS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n\
     content-length: 69\r\n\r\n\
     {\"error\":\"plain_http\",\"message\":\"This port requires TLS: use https.\"}";
-
-/// Returns whether these are the first bytes of a TLS handshake.
-pub(in crate::gateway) fn is_hello(first: &[u8]) -> bool {
-    first.first() == Some(&TLS_HANDSHAKE)
-}
 
 /// Returns whether the first byte is a letter, as in HTTP and never in TLS. The bytes stay unread.
 pub(super) async fn begins_with_a_letter(tcp: &TcpStream) -> io::Result<bool> {

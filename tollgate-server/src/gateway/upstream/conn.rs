@@ -247,12 +247,6 @@ impl ReusePolicy {
     }
 }
 
-/// Returns whether upstreams read the bodies of requests with this method. For other methods a body has no defined
-/// meaning: some upstreams ignore it, and take its bytes for the next request on the connection.
-pub(in crate::gateway) fn reads_body(method: &str) -> bool {
-    matches!(method, "POST" | "PUT" | "PATCH")
-}
-
 /// Whether a request that is lost with its connection can be sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::gateway) enum Repeatable {

@@ -20,10 +20,10 @@ use crate::gateway::failure::{self, Failure, HandshakeFailure, MALFORMED};
 use crate::gateway::head::headers::{self, X_REQUEST_ID};
 use crate::gateway::http1::body::ReceivedBody;
 use crate::gateway::http1::request::{InvalidHead, PlainRequest};
-use crate::gateway::listener::tls;
 use crate::gateway::local_response::{self, MAX_ECHOED_BYTES, bodiless, is_malformed};
 use crate::gateway::request_guard::RequestGuard;
 use crate::gateway::site::Site;
+use crate::gateway::stream::is_tls_hello;
 use crate::gateway::worker::{Scratch, WorkerBuffers, scratch};
 
 impl Http1Server<'_> {
@@ -227,7 +227,7 @@ impl Http1Server<'_> {
         if !self.has_served && bytes.starts_with(HTTP2_PREFACE) {
             return Ok(NextStep::Http2);
         }
-        if !self.has_served && self.client.info.scheme == Scheme::Http && tls::is_hello(bytes) {
+        if !self.has_served && self.client.info.scheme == Scheme::Http && is_tls_hello(bytes) {
             self.worker.tally.failed_handshakes.note(HandshakeFailure::TlsHello);
             return Ok(NextStep::Close);
         }

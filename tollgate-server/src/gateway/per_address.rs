@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::gateway::deadline::{TICK, Tick};
+use super::deadline::{TICK, Tick};
 use crate::notice;
 
 /// The number of shards, so that workers rarely contend for a lock.
@@ -27,7 +27,7 @@ const WARN_EVERY_TICKS: Tick = 10_000 / TICK.as_millis() as Tick;
 
 /// The open connections of all workers, by address.
 #[derive(Debug)]
-pub(in crate::gateway) struct PerAddress {
+pub(super) struct PerAddress {
     shards: [Mutex<HashMap<IpAddr, u32>>; SHARDS],
     /// The default maximum per address.
     default: u32,
@@ -39,7 +39,7 @@ pub(in crate::gateway) struct PerAddress {
 
 impl PerAddress {
     /// Creates the counters for a gateway with this many connections in all.
-    pub(in crate::gateway) fn new(max_connections: i64) -> Self {
+    pub(super) fn new(max_connections: i64) -> Self {
         let connections = u32::try_from(max_connections).unwrap_or(u32::MAX);
         let most = (connections / 2).max(1);
         Self {
@@ -52,7 +52,7 @@ impl PerAddress {
 
     /// Counts a connection until the guard is dropped. Returns `None` if the address already has `most`, or the
     /// default.
-    pub(in crate::gateway) fn enter(self: &Arc<Self>, address: IpAddr, most: Option<u32>) -> Option<Counted> {
+    pub(super) fn enter(self: &Arc<Self>, address: IpAddr, most: Option<u32>) -> Option<Counted> {
         let group = group(address);
         let mut shard = self.shard(group).lock().unwrap_or_else(PoisonError::into_inner);
         let open = shard.entry(group).or_default();
@@ -67,7 +67,7 @@ impl PerAddress {
     }
 
     /// Logs a refusal, at most one line in ten seconds.
-    pub(in crate::gateway) fn warn(&self, address: IpAddr, most: Option<u32>, now: Tick) {
+    pub(super) fn warn(&self, address: IpAddr, most: Option<u32>, now: Tick) {
         let refused = self.unlogged.fetch_add(1, Relaxed) + 1;
         let from = self.warns_from.load(Relaxed);
         let next = now.saturating_add(WARN_EVERY_TICKS);
@@ -94,7 +94,7 @@ impl PerAddress {
 
 /// A counted connection.
 #[derive(Debug)]
-pub(in crate::gateway) struct Counted {
+pub(super) struct Counted {
     all: Arc<PerAddress>,
     group: IpAddr,
 }
