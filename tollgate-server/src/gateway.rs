@@ -12,7 +12,6 @@ mod client;
 mod deadline;
 mod failure;
 mod head;
-mod http1;
 mod http2;
 mod listener;
 mod local_response;
@@ -24,6 +23,19 @@ pub(crate) mod stream;
 mod tally;
 mod upstream;
 mod worker;
+
+/// HTTP/1: heads and bodies of messages, the server, and the client for upstreams.
+mod http1 {
+    pub(super) mod body;
+    pub(super) mod framing;
+    #[doc(hidden)]
+    pub(crate) mod fuzzing;
+    pub(super) mod request;
+    pub(super) mod response;
+    pub(super) mod sender;
+    pub(super) mod server;
+    mod upgrade;
+}
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -52,7 +64,7 @@ use self::site::Site;
 pub(crate) use self::site::upstream_urls;
 pub(crate) use self::tally::Closings;
 use self::tally::Tally;
-use self::upstream::slots::UpstreamSlots;
+use self::upstream::connect::UpstreamSlots;
 use self::worker::Worker;
 use crate::descriptors::Plan;
 use crate::listening::{Ending, ListenError};

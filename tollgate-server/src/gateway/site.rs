@@ -1,6 +1,5 @@
 //! The routes and settings of a rule file, ready to serve requests. Replaced as a whole on reload.
 
-mod rewrite;
 mod route;
 
 use std::borrow::Cow;
@@ -16,9 +15,9 @@ use tollgate::rules::file::internal::{AccessLogRule, SettingError, UnderscoreHea
 use tollgate::rules::file::{Parsed, Problems};
 use tollgate::rules::{EncodedSlash, Facts, PathParameters, PathReading, Routes, TrustedProxies};
 
-pub(crate) use self::rewrite::upstream_urls;
-use self::rewrite::with_path;
 use self::route::Tallies;
+pub(crate) use self::route::upstream_urls;
+use self::route::with_path;
 pub(super) use self::route::{Attempts, Route, RouteAction, UpstreamAttempt, WeightedUpstream};
 use super::access_log::AccessLog;
 use super::deadline::{ClientTimeouts, Wait};

@@ -6,7 +6,6 @@ pub(super) mod conn;
 pub(super) mod connect;
 pub(super) mod health;
 pub(super) mod http2_pool;
-pub(super) mod slots;
 pub(super) mod tls;
 
 use std::net::IpAddr;
@@ -22,8 +21,8 @@ use tollgate::rules::file::internal::EjectRule;
 
 use self::addresses::HostAddresses;
 use self::conn::{Http1Conn, Origin, Repeatable, ReusePolicy};
+use self::connect::Evicted;
 use self::http2_pool::Http2Pool;
-use self::slots::Evicted;
 use self::tls::{TlsIdentity, UpstreamTls};
 use super::deadline::{Tick, Ticks, Wait};
 use super::failure::{Exhausted, Fault};

@@ -21,7 +21,7 @@ use super::per_address::{self, PerAddress};
 use super::site::Site;
 use super::stream::INPUT_BYTES;
 use super::tally::Tally;
-use super::upstream::slots::UpstreamSlots;
+use super::upstream::connect::UpstreamSlots;
 use crate::decisions::LastLimit;
 
 /// The state that all requests of a worker share.

@@ -18,7 +18,7 @@ use tollgate::rules::file::internal::HealthCheckRule;
 
 use super::conn::{Http1Conn, Repeatable, Usage};
 use super::connect::{self, ConnUse, Dialled};
-use super::slots::{UpstreamSlot, UpstreamSlots};
+use super::connect::{UpstreamSlot, UpstreamSlots};
 use super::{Cause, Ejection, Target};
 use crate::gateway::deadline::{Tick, Ticks, Wait};
 use crate::gateway::failure::Fault;
