@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use testkit::gateway::{Gateway, per_user, site};
@@ -128,8 +129,9 @@ fn after_an_early_answer_a_long_body_closes_the_connection() {
     assert!(connection.is_closed());
 }
 
-/// Sends a body in pieces after the whole response has arrived, then another request.
-fn upload_after_the_answer(gateway: &Gateway) {
+/// Sends bodies in pieces after the whole response has arrived. Each arrives before the next request.
+fn upload_after_the_answer(gateway: &Gateway, bodies: &Receiver<String>) {
+    let assert_received = |body| assert_eq!(bodies.recv_timeout(testkit::wait::PATIENCE).as_deref(), Ok(body));
     let mut connection = gateway.connect();
     connection.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 20\r\n\r\n");
     let answer = connection.receive();
@@ -137,11 +139,14 @@ fn upload_after_the_answer(gateway: &Gateway) {
     for piece in ["hello", ", wor", "ld, t", "he end"] {
         connection.send(&piece[..5]);
     }
+    assert_received("hello, world, the en");
     connection.send("POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n");
     assert_eq!(connection.receive().text(), "early", "the connection goes on");
     connection.send("5\r\nhello\r\n");
     connection.send("0\r\n\r\n");
+    assert_received("hello");
     assert_eq!(connection.ask("GET / HTTP/1.1\r\nHost: h\r\n\r\n").text(), "early");
+    assert_received("");
 }
 
 #[test]
@@ -157,10 +162,7 @@ fn upload_goes_on_after_the_end_of_the_response() {
         }
     });
     let gateway = Gateway::start(&site("workers: 1", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], ""));
-    upload_after_the_answer(&gateway);
-    for body in ["hello, world, the en", "hello", ""] {
-        assert_eq!(bodies.recv_timeout(testkit::wait::PATIENCE).as_deref(), Ok(body));
-    }
+    upload_after_the_answer(&gateway, &bodies);
     assert_eq!(upstream.accepted(), 1, "the connection to the upstream is used again");
 }
 
@@ -179,10 +181,7 @@ fn upload_to_http_2_goes_on_after_the_end_of_the_response() {
         }
     });
     let gateway = Gateway::before(&format!("h2c://{}", upstream.address));
-    upload_after_the_answer(&gateway);
-    for body in ["hello, world, the en", "hello", ""] {
-        assert_eq!(bodies.recv_timeout(testkit::wait::PATIENCE).as_deref(), Ok(body));
-    }
+    upload_after_the_answer(&gateway, &bodies);
 }
 
 /// The response has arrived, so the client loses only its connection.
@@ -202,7 +201,7 @@ fn upload_that_nobody_reads_after_the_response_ends_with_the_timeout_of_the_rout
     });
     for upstream in [upstream.url(), format!("h2c://{}", careless.address)] {
         let route = format!("{{ path: /**, timeout: 1s, upstream: '{upstream}' }}");
-        let gateway = Gateway::start(&site("", &[route], ""));
+        let gateway = Gateway::with_admin(&site("", &[route], ""));
         let mut connection = gateway.connect();
         connection.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000000\r\n\r\n");
         assert_eq!(connection.receive().text(), "early", "{upstream}");
@@ -210,7 +209,29 @@ fn upload_that_nobody_reads_after_the_response_ends_with_the_timeout_of_the_rout
         let pouring = std::thread::spawn(move || while tcp.write_all(&[7; 64 << 10]).is_ok() {});
         until("the gateway closes the connection", || pouring.is_finished());
         pouring.join().unwrap();
+        gateway.await_metric("tollgate_buffered_bytes", 0);
     }
+}
+
+/// A client that has sent a part of its body does not wait for `100 Continue`, whose bytes would become a part of the
+/// response.
+#[test]
+fn continue_is_not_sent_once_the_body_has_begun_or_the_response_has() {
+    let upstream = Raw::start(|conversation| {
+        while let Some(mut asked) = conversation.head() {
+            conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nearly");
+            _ = conversation.body_of(&mut asked);
+            conversation.send("later");
+        }
+    });
+    let gateway = Gateway::before(&upstream.url());
+    let mut connection = gateway.connect();
+    connection.send("POST / HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 10\r\n\r\nhello");
+    let head = connection.receive_head().unwrap();
+    assert_eq!((head.status, connection.bytes(5)), (200, b"early".to_vec()));
+    connection.send("world");
+    assert_eq!(connection.bytes(5), b"later");
+    assert_eq!(connection.get("/").text(), "earlylater");
 }
 
 #[test]

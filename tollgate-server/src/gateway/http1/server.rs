@@ -376,7 +376,8 @@ impl<'a> Http1Server<'a> {
             failure,
             due: None,
             buffered: BufferedBytes::none(self.client),
-            awaits_continue: plain.head.expects_continue,
+            // A client that has begun its body does not wait.
+            awaits_continue: plain.head.expects_continue && plain.content_bytes == 0,
         }));
     }
 

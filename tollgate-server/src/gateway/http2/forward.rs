@@ -290,6 +290,8 @@ fn failed(mut error: TrySendError<Request<ToUpstream>>, repeatable: Repeatable, 
         && match (h2_error(error), fallback) {
             (_, Fallback::OtherUpstream) => true,
             (Some(error), _) if error.reason() == Some(h2::Reason::REFUSED_STREAM) => true,
+            // The upstream closes the connection, and has not processed the streams that end with this.
+            (Some(error), _) if error.is_go_away() && error.is_remote() => error.reason() == Some(h2::Reason::NO_ERROR),
             (Some(error), _) if error.is_reset() => false,
             (_, fallback) => fallback == Fallback::NewConnection,
         };

@@ -14,6 +14,7 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::time::{Sleep, sleep};
 use tollgate::rules::file::internal::UnderscoreHeaders;
 
+use crate::gateway::buffer_budget::Overloaded;
 use crate::gateway::client::{BufferedBytes, Client};
 use crate::gateway::deadline::{UpstreamDeadline, Wait};
 use crate::gateway::failure::Failure;
@@ -108,7 +109,10 @@ impl ToUpstream {
     /// Takes over the bytes that were counted as buffered before.
     pub(super) fn holding(mut self, buffered: Option<BufferedBytes>) -> Self {
         if let (Self::Upload(upload), Some(buffered)) = (&mut self, buffered) {
-            upload.buffered = buffered;
+            match &upload.body {
+                ClientBody::Http1(reader) => lock(&reader.shared).charge = Some(buffered),
+                ClientBody::Http2(_) => upload.buffered = buffered,
+            }
         }
         self
     }
@@ -146,7 +150,7 @@ impl Body for ToUpstream {
         match Pin::new(&mut upload.body).poll_frame(context) {
             Poll::Pending => {
                 // Everything that was received has been read.
-                upload.buffered.release();
+                upload.release();
                 if let Some(reader) = &upload.upstream {
                     reader.deadline.clear();
                 }
@@ -171,7 +175,7 @@ impl Body for ToUpstream {
                     None => return upload.fail(Failure::BodyTooLong),
                 }
                 // While the upstream reads this, more may be received.
-                if upload.buffered.set(upload.max_buffered).is_err() {
+                if upload.hold().is_err() {
                     return upload.fail(Failure::Overloaded);
                 }
                 Poll::Ready(Some(Ok(match frame.into_trailers() {
@@ -204,6 +208,28 @@ impl Body for ToUpstream {
 }
 
 impl ClientUpload {
+    /// Counts the bytes that may be buffered. A task that waits for its upstream does not notice that the connection of
+    /// an HTTP/1 client has given the body up, so that connection holds the count.
+    fn hold(&mut self) -> Result<(), Overloaded> {
+        match &self.body {
+            ClientBody::Http1(reader) => {
+                lock(&reader.shared).charge.as_mut().map_or(Ok(()), |charge| charge.set(self.max_buffered))
+            }
+            ClientBody::Http2(_) => self.buffered.set(self.max_buffered),
+        }
+    }
+
+    fn release(&mut self) {
+        match &self.body {
+            ClientBody::Http1(reader) => {
+                if let Some(charge) = &mut lock(&reader.shared).charge {
+                    charge.release();
+                }
+            }
+            ClientBody::Http2(_) => self.buffered.release(),
+        }
+    }
+
     fn fail(&mut self, failure: Failure) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
         if let Some(reader) = &self.upstream {
             reader.deadline.set(reader.timeout);
@@ -232,6 +258,8 @@ pub(in crate::gateway) struct BodyReader {
 struct Shared {
     pieces: VecDeque<Frame<Bytes>>,
     end: Option<Result<(), Failure>>,
+    /// The bytes of a request body that are buffered, until its writer is dropped.
+    charge: Option<BufferedBytes>,
     /// Whether the reader waits for a piece.
     is_awaited: bool,
     is_unwanted: bool,
@@ -341,6 +369,7 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 impl Drop for BodyWriter {
     fn drop(&mut self) {
         self.fail(Failure::BodyBroken);
+        lock(&self.0).charge = None;
     }
 }
 

@@ -182,6 +182,12 @@ impl Http1Server<'_> {
         Ok(())
     }
 
+    /// Returns whether the client is read for more of the body. Once the response has begun, a client that waits for
+    /// `100 Continue` gets none: those bytes would become a part of the response.
+    pub(super) fn may_read_body(&self, has_begun: bool) -> bool {
+        self.body.as_ref().is_some_and(|body| body.failure.is_none() && !(has_begun && body.awaits_continue))
+    }
+
     /// Sends `100 Continue` to a client that waits for it.
     pub(super) fn send_continue(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         if let Some(body) = &mut self.body

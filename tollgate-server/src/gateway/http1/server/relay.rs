@@ -33,10 +33,11 @@ impl Forwarding {
         conn: &mut Http1Conn,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), AttemptError>> {
-        if server.body.is_some() {
+        if server.may_read_body(self.begun.is_some()) {
             match &self.begun {
-                Some((body, stays_open)) if body.is_over() => {
-                    if *stays_open && self.relay_upload(server, conn, context).is_err() {
+                Some((body, _)) if body.is_over() => {
+                    // The client may read its response only after it has sent the body.
+                    if self.relay_upload(server, conn, context).is_err() {
                         self.give_up_connection();
                     }
                 }
@@ -168,6 +169,7 @@ impl Forwarding {
         buffers: &mut WorkerBuffers,
         context: &mut Context<'_>,
     ) -> Result<(), AttemptError> {
+        server.restart_deadline(self.timeout());
         let WorkerBuffers { out, date, .. } = buffers;
         let ends_by_close = server.is_http10 && head.body.send_raw();
         server.is_last |= ends_by_close || server.worker.is_closing();

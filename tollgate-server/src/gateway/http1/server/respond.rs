@@ -250,9 +250,11 @@ impl Http1Server<'_> {
         }
         self.is_last = true;
         buffers.out.clear();
+        let response = failure::unparsed_response(invalid);
+        let response = if bytes.starts_with(b"HEAD ") { bodiless(response) } else { response };
         local_response::put(
             &mut buffers.out,
-            &failure::unparsed_response(invalid),
+            &response,
             (buffers.date.line(self.worker.ticks.now()), headers::CLOSE),
             None,
         );

@@ -11,7 +11,6 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, response};
 use hyper::body::Body as _;
 
 use super::Http1Server;
-use super::client_io::PendingBody;
 use super::forward::{ForwardResult, Forwarding};
 use crate::gateway::client::BufferedBytes;
 use crate::gateway::deadline::Wait;
@@ -163,7 +162,9 @@ impl Http1Server<'_> {
         .await?;
         let mut trailers = HeaderMap::new();
         poll_fn(|context| {
-            self.relay_to_hyper(&mut relay, context)?;
+            if self.may_read_body(true) {
+                self.relay_to_hyper(&mut relay, context)?;
+            }
             self.poll_response_body((&mut body, &mut framing), &mut trailers, context)
         })
         .await?;
@@ -176,9 +177,8 @@ impl Http1Server<'_> {
     /// has read the body, and read it afterwards.
     fn poll_rest_sent(&mut self, relay: &mut BodyRelay, timeout: Wait, context: &mut Context<'_>) -> Poll<()> {
         // A client that waits for `100 Continue` has its response, and may send no body.
-        let is_wanted = |body: &PendingBody| body.failure.is_none() && !body.awaits_continue;
-        let left = self.body.as_deref().filter(|body| is_wanted(body)).map(|body| body.room);
-        if left.is_none() || self.relay_to_hyper(relay, context).is_err() {
+        let left = self.body.as_ref().map(|body| body.room);
+        if !self.may_read_body(true) || self.relay_to_hyper(relay, context).is_err() {
             return Poll::Ready(());
         }
         match &self.body {
