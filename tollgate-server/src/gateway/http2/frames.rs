@@ -174,32 +174,11 @@ impl GoawayTrigger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::notice::captured::lines_of;
 
     const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
     fn frame(kind: u8, length: u8) -> Vec<u8> {
         [&[0, 0, length, kind, 0, 0, 0, 0, 1][..], &vec![0; usize::from(length)]].concat()
-    }
-
-    #[test]
-    fn refused_clients_are_logged_with_the_fix() {
-        let peer = IpAddr::from([192, 0, 2, 7]);
-        let (at_once, later) = (1, 1 + LOG_EVERY_TICKS);
-        let lines = lines_of(|| {
-            for misuse in [Misuse::ControlFrameFlood, Misuse::PrematureResets] {
-                let closings = Closings::default();
-                for now in [at_once, at_once, later] {
-                    closings.log(misuse, peer, now);
-                }
-            }
-            let closings = Closings::default();
-            closings.log_certificate(CertificateProblem::Missing, peer, at_once);
-            for now in [at_once, at_once, later] {
-                closings.log_loop(peer, b"shop.example\n", now);
-            }
-        });
-        insta::assert_snapshot!(lines);
     }
 
     #[test]
