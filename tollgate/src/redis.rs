@@ -157,8 +157,8 @@ pub struct ServerStatus {
     pub store: String,
     /// Host and port.
     pub address: String,
-    /// Whether it decides. It does not while it fails, or while it refuses writes because its memory is full or its
-    /// user lacks a permission.
+    /// Whether it decides. It does not while it fails, or while it refuses requests: its memory is full, its user lacks a
+    /// permission, it lacks a command, or it is a node of a cluster that is used as a single server.
     pub available: bool,
     /// The state of its circuit breaker.
     pub breaker: BreakerState,
@@ -174,8 +174,8 @@ pub enum BreakerState {
     Closed,
     /// The server failed several times in a row. It is probed, and no request is sent to it until a probe succeeds.
     Open,
-    /// The server refuses writes because its memory is full, or because its user lacks a permission. Requests are sent
-    /// to it, because those that need no write are decided.
+    /// The server refuses requests, for example because its memory is full or its user lacks a permission. Requests are
+    /// sent to it, because those that need no write are decided.
     Refusing,
 }
 

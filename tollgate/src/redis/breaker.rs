@@ -1,7 +1,7 @@
 //! Circuit breaker of one server: after a few failures, no request waits for the server until it answers again.
 //!
-//! A server that refuses requests, because its memory is full or its user lacks a permission, still replies in time.
-//! Requests are still sent to it, and those that need no write are decided. It does not count as available until it
+//! A server that refuses requests, because its memory is full, its user lacks a permission or it lacks a command, still
+//! replies in time. Requests are still sent to it, and those that need no write are decided. It does not count as available until it
 //! serves all requests again.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -126,7 +126,8 @@ impl Cluster {
         !map.is_empty() && map.listed().all(|member| member.node.is_available())
     }
 
-    /// Runs a command on a slot, first at that node, and follows redirects.
+    /// Runs a command on a slot, first at that node, and follows redirects. Calls `on_refusal` with a node that refuses
+    /// the command.
     ///
     /// The command is sent again only after replies that prove that it was not executed.
     pub(super) async fn run(
@@ -135,6 +136,7 @@ impl Cluster {
         slot: u16,
         command: &Cmd,
         deadline: Instant,
+        on_refusal: fn(&Node, &StoreError),
     ) -> Result<Value, RunError> {
         let (mut node, mut is_asking, mut redirects) = (node.clone(), false, 0);
         loop {
@@ -157,6 +159,10 @@ impl Cluster {
                 }
                 Err(RunError::TryAgain) if Instant::now() < deadline => {
                     tokio::time::sleep_until(deadline.min(Instant::now() + jittered(TRY_AGAIN_AFTER))).await;
+                }
+                Err(RunError::Refused(why)) => {
+                    on_refusal(&node, &why);
+                    return Err(RunError::Refused(why));
                 }
                 other => return other,
             }
@@ -471,9 +477,13 @@ impl Worker {
 
     async fn run(&self, slot: u16, command: &Cmd, deadline: Instant) -> Result<Value, RunError> {
         match &self.cluster {
-            None => self.node.run(command, deadline).await,
+            None => self.node.run(command, deadline).await.inspect_err(|error| {
+                if let RunError::Refused(why) = error {
+                    self.node.refused(why);
+                }
+            }),
             Some(cluster) => match cluster.upgrade() {
-                Some(cluster) => cluster.run(&self.node, slot, command, deadline).await,
+                Some(cluster) => cluster.run(&self.node, slot, command, deadline, Node::refused).await,
                 None => Err(RunError::Lost(StoreError::unavailable("the limiter is being dropped"))),
             },
         }

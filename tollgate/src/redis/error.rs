@@ -29,6 +29,8 @@ enum StoreErrorKind {
     Full,
     /// Its user lacks a permission.
     NoPermission,
+    /// It is a node of a cluster, and other nodes have some of the keys.
+    InCluster,
     /// It is a replica.
     ReadOnly,
     /// It reads its data from disk.
@@ -49,6 +51,8 @@ impl StoreErrorKind {
         Some(match code {
             "OOM" => Self::Full,
             "NOPERM" => Self::NoPermission,
+            "WRONGTYPE" => Self::ForeignData,
+            "MOVED" | "ASK" | "CROSSSLOT" | "TRYAGAIN" => Self::InCluster,
             "READONLY" => Self::ReadOnly,
             "LOADING" => Self::Loading,
             "MISCONF" => Self::CannotSave,
@@ -119,9 +123,9 @@ impl StoreError {
         self
     }
 
-    /// Returns whether the server refuses all writes or all calls, whatever their keys.
+    /// Returns whether the server refuses writes or calls whatever their keys, so that it cannot decide.
     pub(super) fn refuses_all(&self) -> bool {
-        matches!(self.kind, StoreErrorKind::Full | StoreErrorKind::NoPermission)
+        self.is_refused()
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -140,7 +144,8 @@ impl StoreError {
             | StoreErrorKind::Refused
             | StoreErrorKind::ForeignData
             | StoreErrorKind::Full
-            | StoreErrorKind::NoPermission => false,
+            | StoreErrorKind::NoPermission
+            | StoreErrorKind::InCluster => false,
             StoreErrorKind::Unavailable
             | StoreErrorKind::TimedOut
             | StoreErrorKind::ReadOnly
@@ -155,7 +160,13 @@ impl StoreError {
     /// Returns whether the store refused the request, for example because its memory is full.
     #[must_use]
     pub fn is_refused(&self) -> bool {
-        matches!(self.kind, StoreErrorKind::Refused | StoreErrorKind::Full | StoreErrorKind::NoPermission)
+        match self.kind {
+            StoreErrorKind::Refused
+            | StoreErrorKind::Full
+            | StoreErrorKind::NoPermission
+            | StoreErrorKind::InCluster => true,
+            _ => false,
+        }
     }
 
     /// Returns whether the key holds data that no limiter wrote. Such data is left unchanged.
@@ -193,12 +204,13 @@ impl StoreError {
             StoreErrorKind::Unavailable => "start it, or correct its URL",
             StoreErrorKind::TimedOut => "check its load and the network, or raise store_timeout",
             StoreErrorKind::Busy => "add nodes or use leases",
-            StoreErrorKind::Refused => "check its memory and the permissions of its user",
+            StoreErrorKind::Refused => "use a Redis 7 or Valkey that has all commands that docs/redis.md lists",
             StoreErrorKind::ForeignData => "move that data to another key, or set a prefix",
             StoreErrorKind::Full => "raise its maxmemory, or move other data elsewhere",
             StoreErrorKind::NoPermission => {
                 "give its user the keys, channels and commands that docs/redis.md lists (ACL SETUSER)"
             }
+            StoreErrorKind::InCluster => "use a redis+cluster:// URL: it is a node of a cluster",
             StoreErrorKind::ReadOnly => "use the URL of the master, or a redis+sentinel:// or redis+cluster:// URL",
             StoreErrorKind::Loading => "wait until it has read its data from disk",
             StoreErrorKind::CannotSave => "check its disk and its log: it accepts no writes until it can save its data",
@@ -223,7 +235,10 @@ impl fmt::Display for StoreError {
             }
             StoreErrorKind::TimedOut => out.write_str("the store did not answer in time"),
             StoreErrorKind::Busy => out.write_str("the queue to the store is full"),
-            StoreErrorKind::Refused | StoreErrorKind::Full | StoreErrorKind::NoPermission => {
+            StoreErrorKind::Refused
+            | StoreErrorKind::Full
+            | StoreErrorKind::NoPermission
+            | StoreErrorKind::InCluster => {
                 write!(out, "the store refused: {}", self.detail)
             }
             StoreErrorKind::ForeignData => {

@@ -137,7 +137,8 @@ impl Node {
         }
     }
 
-    /// Runs a command. The reply must arrive by the deadline.
+    /// Runs a command. The reply must arrive by the deadline. The caller [records](Self::refused) refusals that keep the
+    /// server from deciding.
     pub(super) async fn run(&self, command: &Cmd, deadline: Instant) -> Result<Value, RunError> {
         self.run_with(deadline, async |connection| connection.run(command).await).await
     }
@@ -183,9 +184,6 @@ impl Node {
         }
         self.reply_count.fetch_add(1, Ordering::Relaxed);
         self.breaker.succeeded();
-        if let Err(RunError::Refused(error)) = &result {
-            self.refused(error);
-        }
         result
     }
 
@@ -219,7 +217,7 @@ impl Node {
         self.common.trouble.notify_one();
     }
 
-    /// Records a refusal that affects more than a single key.
+    /// Records a refusal, unless it is about a single key.
     pub(super) fn refused(&self, why: &StoreError) {
         if why.refuses_all() && self.breaker.refused(why) {
             self.log_failure(why);
@@ -240,14 +238,15 @@ impl Node {
             Some((to, _)) => self.address_of(to).map_or_else(|| lost(error), make),
             None => lost(error),
         };
+        let refused = || RunError::Refused(StoreError::refused_by(error));
+        let is_in_cluster = matches!(self.role, ServerRole::ClusterNode(_));
         match error.code() {
             Some("NOSCRIPT") => RunError::NoScript,
+            Some("MOVED" | "ASK" | "TRYAGAIN") if !is_in_cluster => refused(),
             Some("MOVED") => redirected(RunError::Moved),
             Some("ASK") => redirected(RunError::Ask),
             Some("TRYAGAIN") => RunError::TryAgain,
-            Some("OOM" | "WRONGTYPE" | "NOPERM" | "CROSSSLOT" | "ERR") => {
-                RunError::Refused(StoreError::refused_by(error))
-            }
+            Some("OOM" | "WRONGTYPE" | "NOPERM" | "CROSSSLOT" | "ERR") => refused(),
             _ => lost(error),
         }
     }

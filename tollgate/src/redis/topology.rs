@@ -117,7 +117,7 @@ impl Topology {
         }
     }
 
-    /// Runs a command on the server that has the key.
+    /// Runs a command that decides nothing on the server that has the key. A refusal does not affect the limits.
     pub(super) async fn run(&self, key: &[u8], command: &Cmd, deadline: Instant) -> Result<Value, RunError> {
         match &self.servers {
             Servers::One(member) => member.node.run(command, deadline).await,
@@ -126,7 +126,7 @@ impl Topology {
                 // The command may come before the first map of slots.
                 let _ = timeout_at(deadline, cluster.requested()).await;
                 let node = cluster.owner(slot).map_err(RunError::Lost)?;
-                cluster.run(&node, slot, command, deadline).await
+                cluster.run(&node, slot, command, deadline, |_, _| ()).await
             }
         }
     }

@@ -215,6 +215,8 @@ async fn limits_work_for_a_user_that_may_not_register_nodes() {
         }
     };
     tokio::time::timeout(RECOVERY, refused_to_register).await.expect("it tries to register");
+    #[cfg(feature = "file")]
+    assert!(limiter.write_node_report("one", b"a report", HOUR).await.is_err_and(|why| why.is_refused()));
     assert_eq!(limiter.check("ann").await.source(), Source::Store);
     assert_eq!((limiter.why_unavailable(), limiter.stats().breaker_opened, limiter.fleet_nodes()), (None, 0, 1));
 }

@@ -1,18 +1,23 @@
 //! Servers that reply but cannot decide: replicas, servers without replicas, servers that load their data or cannot save
-//! it, servers that are busy with a script. None of them counts as available.
+//! it, servers that are busy with a script, servers without a command, and nodes of a cluster that are used as single
+//! servers. None of them counts as available.
 
 use std::time::Duration;
 
-use testkit::redis::RedisServer;
+use testkit::redis::{Cluster, RedisServer};
 use testkit::window::LONG_WINDOW;
 use tollgate::redis::{RedisLimiter, StoreError};
 use tollgate::{FixedWindow, Limit, OnStoreFailure, Source};
 
-use crate::load::{until_available, until_back, until_gone};
+use crate::load::{RECOVERY, until_available, until_back, until_gone};
 
 async fn limiter(server: &RedisServer) -> RedisLimiter {
+    limiter_at(server.url()).await
+}
+
+async fn limiter_at(url: String) -> RedisLimiter {
     let limit = Limit::new("user", FixedWindow::new(1_000_000, LONG_WINDOW)).expect("valid");
-    let builder = RedisLimiter::builder(server.url()).limit(limit).store_timeout(Duration::from_millis(500));
+    let builder = RedisLimiter::builder(url).limit(limit).store_timeout(Duration::from_millis(500));
     builder.on_store_failure(OnStoreFailure::Deny).connect().await.expect("the settings are good")
 }
 
@@ -128,4 +133,42 @@ async fn a_redis_that_is_busy_with_a_script_is_unavailable_until_it_ends() {
     run(&mut server.connection(), &["SCRIPT", "KILL"]);
     busy.join().expect("it was ended");
     is_used_again(&limiter).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_without_a_command_that_decisions_need_is_unavailable() {
+    for command in ["EVALSHA", "MGET", "SET"] {
+        let server = RedisServer::with(&["--rename-command", command, ""]);
+        let limiter = limiter(&server).await;
+        for _ in 0..3 {
+            let decision = limiter.check("ann").await;
+            assert_eq!((decision.is_allowed(), decision.source()), (false, Source::Policy), "{command}");
+        }
+        let why = limiter.why_unavailable().unwrap_or_else(|| panic!("without {command} it is of no use"));
+        assert!(why.is_refused() && why.detail().to_lowercase().contains("unknown"), "{command}: {why}");
+        assert!(why.fix().contains("commands that docs/redis.md lists"), "{why}");
+        assert!(limiter.servers().iter().all(|server| !server.available), "{command}");
+        assert_eq!(limiter.stats().breaker_opened, 1, "{command}: one failure, however many decisions");
+    }
+}
+
+/// Such a node decides for its own keys, and replies that the others have moved.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_of_a_cluster_is_unavailable_as_a_single_server() {
+    let mut cluster = Cluster::start();
+    for node in 0..3 {
+        let limiter = limiter_at(cluster.node(node).url()).await;
+        let refused = async {
+            for key in 0.. {
+                let _ = limiter.check(format!("key {key}").as_str()).await;
+                if let Some(why) = limiter.why_unavailable() {
+                    return why;
+                }
+            }
+            unreachable!("there are enough keys")
+        };
+        let why = tokio::time::timeout(RECOVERY, refused).await.expect("it lacks most keys");
+        assert!(why.is_refused() && why.fix().contains("redis+cluster://"), "node {node}: {why}");
+        assert_eq!(limiter.stats().breaker_opened, 1, "node {node}: {why}");
+    }
 }
