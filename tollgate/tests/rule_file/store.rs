@@ -198,3 +198,17 @@ fn files_of_stores_by_name_are_read_beside_the_rule_file() {
     insta::assert_snapshot!(problems.replace(&folder.path().display().to_string(), "FOLDER"));
     assert!(file.redis_settings().is_ok());
 }
+
+#[test]
+fn logs_that_are_too_long_for_redis_are_refused_where_they_stand() {
+    let file = |store: &str| {
+        let text = format!(
+            "store: {store}\nlimits:\n  - name: log\n    key: header:x-user\n    algorithm: sliding_window_log\n    \
+             limit: 100000\n    overrides: [{{ key: ann, limit: 200000 }}]\n  \
+             - {{ name: long, algorithm: sliding_window_log, limit: 200000 }}\n"
+        );
+        RuleFile::parse("tollgate.yaml", text)
+    };
+    assert!(file("memory").is_ok());
+    insta::assert_snapshot!(file("redis://h").expect_err("they are too long").to_string());
+}

@@ -31,7 +31,7 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
             findings.error(name_at, message, "give each limit its own name");
         }
         store::check_choice(rule, file, (node, root), findings);
-        numbers::check(rule, node, findings);
+        numbers::check(rule, file, node, findings);
         keys::check(rule, node, has_jwt, findings);
         matches(rule, node, findings);
         conditions(rule, node, has_jwt, findings);

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use super::FirstPositions;
 use crate::algorithm::MAX_QUOTA;
+use crate::error::InvalidLimit;
+use crate::limit::Limit;
 use crate::rules::file::node::{Node, NodeKind};
 use crate::rules::file::problem::{Findings, Position, shown};
 use crate::rules::file::shape::rate_text;
@@ -18,7 +20,7 @@ use crate::units::{MAX_SPAN, MIN_SPAN};
 /// The keys that an override may have in addition to `plan` and `key`.
 const OVERRIDABLE: [&str; 7] = ["limit", "window", "segments", "capacity", "refill", "leak", "max_wait"];
 
-pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
+pub(super) fn check(rule: &LimitRule, file: &RuleFile, node: &Node, findings: &mut Findings) {
     answers(rule, node, findings);
     if node.mentions("in_flight") {
         return in_flight(rule, node, findings);
@@ -44,7 +46,7 @@ pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
     foreign(rule.algorithm, node, node, findings);
     queue(rule, node, findings);
     learned(rule, node, findings);
-    let base = match rule.limit() {
+    let base = match storable(rule.limit(), file) {
         Ok(limit) => {
             cost_fits(rule, limit.quota(), node, None, findings);
             None
@@ -56,7 +58,7 @@ pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
     };
     for (by, place) in rule.overrides.iter().zip(node.items("overrides")) {
         override_numbers(rule, by, (node, place), findings);
-        match rule.overridden(by) {
+        match storable(rule.overridden(by), file) {
             Ok(limit) => cost_fits(rule, limit.quota(), node, Some(place), findings),
             // An error of the limit itself is reported there.
             Err(error)
@@ -68,6 +70,18 @@ pub(super) fn check(rule: &LimitRule, node: &Node, findings: &mut Findings) {
             }
         }
     }
+}
+
+/// Checks that the store of the file can hold a limit.
+fn storable(limit: Result<Limit, InvalidLimit>, file: &RuleFile) -> Result<Limit, InvalidLimit> {
+    let limit = limit?;
+    #[cfg(feature = "redis")]
+    if !file.store.is_memory() {
+        limit.compiled().check_shared()?;
+    }
+    #[cfg(not(feature = "redis"))]
+    let _ = file;
+    Ok(limit)
 }
 
 /// Reports numbers that do not apply to the algorithm.
