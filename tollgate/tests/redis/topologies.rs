@@ -2,6 +2,7 @@
 
 mod cluster;
 mod dead_shard;
+mod every;
 mod exactly_once;
 mod hung;
 mod resharding;

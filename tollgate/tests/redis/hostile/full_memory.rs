@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use redis::Connection;
 use testkit::redis::{Cluster, RedisServer};
 use testkit::window::LONG_WINDOW;
 use tollgate::Source;
 use tollgate::redis::RedisLimiter;
 
-use super::limiter;
+use super::{PATIENCE, limiter};
 use crate::load::{RECOVERY, until_available, until_back};
 use crate::variants::variants;
 
@@ -95,4 +96,36 @@ async fn a_redis_that_evicts_keys_is_reported() {
         assert_eq!((memory.eviction_policy.as_str(), memory.evicts()), (policy, evicts), "{memory:?}");
         assert!(memory.used > 0 && memory.evicted_keys == 0, "{memory:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_evicts_keys_decides_every_request_and_evicted_keys_start_anew() {
+    let server = RedisServer::with(&["--maxmemory-policy", "allkeys-lru"]);
+    let mut connection = server.connection();
+    let limiter = limiter(&server.url(), variants(10, LONG_WINDOW)[0].limit()).await;
+    assert!(limiter.check_n("first", 4).await.is_allowed());
+    let info = |connection: &mut Connection, field: &str| -> u64 {
+        let info: redis::InfoDict = redis::cmd("INFO").query(connection).expect("answered");
+        info.get(field).expect("INFO has this field")
+    };
+    let used = info(&mut connection, "used_memory");
+    // Some for the buffers of the connections.
+    allow_memory(&mut connection, used + (1 << 20));
+    let evicted = async {
+        for batch in 0.. {
+            let keys: Vec<String> = (0..256).map(|key| format!("{batch} {key}")).collect();
+            for decision in join_all(keys.iter().map(|key| limiter.check(key))).await {
+                assert_eq!((decision.is_allowed(), decision.source()), (true, Source::Store));
+            }
+            let is_there: bool =
+                redis::cmd("EXISTS").arg("rate_limit:{tokens|first}").query(&mut connection).expect("answered");
+            if !is_there {
+                break;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, evicted).await.expect("the oldest key is evicted");
+    assert!(info(&mut connection, "evicted_keys") > 0);
+    assert_eq!(limiter.check("first").await.remaining(), 9);
+    assert!(limiter.is_store_available() && limiter.stats().breaker_opened == 0);
 }

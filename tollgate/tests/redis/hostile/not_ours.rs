@@ -189,3 +189,31 @@ async fn several_limits_take_nothing_if_one_key_has_foreign_data() {
         }
     }
 }
+
+/// Earlier releases stored logs as lists, and then with code 5.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn logs_of_earlier_formats_are_refused_until_they_are_deleted() {
+    let server = RedisServer::start();
+    let mut connection = server.connection();
+    let window = u64::try_from(LONG_WINDOW.as_micros()).expect("it fits");
+    for variant in variants(10, LONG_WINDOW).into_iter().filter(|variant| variant.name.starts_with("log")) {
+        let limiter = limiter(&server.url(), variant.limit()).await;
+        let mut text = vec![5];
+        text.extend(&window.to_be_bytes()[2..]);
+        text.extend([0; 12]);
+        let [list, coded] = ["list", "coded"].map(|key| variant.name_of(key));
+        let _: () = redis::cmd("RPUSH").arg(&list).arg("1700000000000000 1").query(&mut connection).expect("written");
+        let _: () = redis::cmd("SET").arg(&coded).arg(text).query(&mut connection).expect("written");
+        for (key, name) in [("list", list), ("coded", coded)] {
+            let before = dump(&mut connection, &name);
+            let decision = limiter.check(key).await;
+            assert_eq!((decision.is_allowed(), decision.source()), (false, Source::Policy), "{name}");
+            assert!(limiter.peek(key).await.is_err_and(|error| error.is_foreign_data()), "{name}");
+            assert!(limiter.reset(key).await.is_err_and(|error| error.is_foreign_data()), "{name}");
+            assert_eq!(dump(&mut connection, &name), before, "{name}");
+            assert!(limiter.is_store_available(), "{name}: that is no outage");
+            let _: () = redis::cmd("DEL").arg(&name).query(&mut connection).expect("deleted");
+            assert_eq!(limiter.check(key).await.remaining(), 9, "{name}");
+        }
+    }
+}
