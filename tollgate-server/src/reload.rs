@@ -422,7 +422,7 @@ impl Reload {
         self.throttles.follow_store();
         if let Some(before) = before {
             // Other nodes cannot use its leases until they are returned.
-            tokio::spawn(async move { before.return_leases().await });
+            tokio::spawn(async move { before.leave().await });
         }
         Ok(())
     }

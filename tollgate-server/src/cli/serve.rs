@@ -272,7 +272,7 @@ pub(super) async fn run(arguments: Arguments, passed: PassedSockets) -> Result<(
         learners.end(&gate);
     }
     if let Some(store) = gate.redis() {
-        _ = timeout(RETURN_TIMEOUT, store.return_leases()).await;
+        _ = timeout(RETURN_TIMEOUT, store.leave()).await;
     }
     if let Some(traces) = traces {
         traces.end().await;

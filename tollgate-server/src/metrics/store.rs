@@ -98,6 +98,7 @@ fn write_stats(stats: &Stats, page: &mut Page<'_>) -> fmt::Result {
         ),
         ("tollgate_store_sent_bytes", "Bytes sent to the servers of the store", stats.bytes_sent),
         ("tollgate_store_received_bytes", "Bytes received from the servers of the store", stats.bytes_received),
+        ("tollgate_store_timeouts", "Requests to the store without a reply within store_timeout", stats.timeouts),
         (
             "tollgate_store_failure_decisions",
             "Decisions made by on_store_failure because the store failed",

@@ -1,8 +1,8 @@
 //! Circuit breaker of one server: after a few failures, no request waits for the server until it answers again.
 //!
 //! A server that refuses requests, because its memory is full, its user lacks a permission or it lacks a command, still
-//! replies in time. Requests are still sent to it, and those that need no write are decided. It does not count as available until it
-//! serves all requests again.
+//! replies in time. Requests are still sent to it, and those that need no write are decided. It does not count as
+//! available until it serves all requests again.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

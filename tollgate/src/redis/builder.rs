@@ -5,8 +5,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use tokio::sync::mpsc;
 
-use super::cluster::ScriptCalls;
+use super::cluster::{MAX_ORPHANS, ScriptCalls};
 use super::denials::Denials;
 use super::fallback::{Fallback, LocalStore};
 use super::leases::Leases;
@@ -175,8 +176,9 @@ impl RedisLimiterBuilder {
         let Some(clock) = self.clock.clone().or_else(TimeSource::system) else {
             return Err(ConnectError::new("this platform has no system clock", "set one with `clock`"));
         };
-        let script_calls =
-            Arc::new(ScriptCalls { timeout: self.store_timeout, clock: self.clock.clone(), calls: Calls::default() });
+        let (orphans, without_caller) = mpsc::channel(MAX_ORPHANS);
+        let (timeout, calls) = (self.store_timeout, Calls::default());
+        let script_calls = Arc::new(ScriptCalls { timeout, clock: self.clock.clone(), calls, orphans });
         let stores = self.stores(&script_calls)?;
         stores.check(&limits, base_count)?;
         // A server that hangs counts as failed after this time.
@@ -193,6 +195,8 @@ impl RedisLimiterBuilder {
                 leases: leases.clone(),
                 // Cached denials expire by real time, which an injected clock does not follow.
                 is_subscribed: (self.denial_cache && self.clock.is_none()).then(|| store.is_subscribed.clone()),
+                problem: store.subscription_problem.clone(),
+                store_name: store.name.clone(),
             };
             tasks.push(tokio::spawn(super::resets::listen(store.topology.clone(), resets)).abort_handle());
             let beat = store.fleet.clone().beat(store.name.clone(), store.topology.clone(), self.store_timeout);
@@ -201,6 +205,8 @@ impl RedisLimiterBuilder {
         let shared = Arc::new_cyclic(|itself| {
             let leftovers = super::leases::return_leftovers(leases.clone(), Weak::clone(itself));
             tasks.push(tokio::spawn(leftovers).abort_handle());
+            let orphans = super::requests::give_back_orphans(without_caller, Weak::clone(itself));
+            tasks.push(tokio::spawn(orphans).abort_handle());
             Shared {
                 on_store_failure: self.on_store_failure,
                 stores,
@@ -227,6 +233,7 @@ impl RedisLimiterBuilder {
                 fleet: Arc::new(Fleet::new(self.expected_nodes, topology.names().layout())),
                 topology: Arc::new(topology),
                 is_subscribed: Arc::new(AtomicBool::new(false)),
+                subscription_problem: Arc::default(),
                 name,
             })
         };

@@ -28,8 +28,8 @@ use tokio::time::{Instant, timeout_at};
 
 use self::slots::{SlotMap, View};
 use super::dial::Address;
-use super::node::{CONNECT_LIMIT, Common, Node, RunError, ServerRole, Subscriber, jittered, subscriber, unavailable};
-use super::script::{Batch, ScriptReply, ScriptRequest};
+use super::node::{Common, Node, RunError, ServerRole, Subscriber, jittered, subscriber, unavailable};
+use super::script::{Batch, ScriptHits, ScriptReply, ScriptRequest};
 use super::stats::Calls;
 use super::{StoreError, Tasks, names};
 use crate::clock::TimeSource;
@@ -176,7 +176,7 @@ impl Cluster {
         let connected = connected.filter_map(|member| member.node.last_address());
         let mut last = StoreError::unavailable("no node of the cluster answers");
         for address in connected.chain(self.seeds.iter().cloned()) {
-            match subscriber(&self.common.dialer, address).await {
+            match subscriber(&self.common, address).await {
                 Ok(subscriber) => return Ok(subscriber),
                 Err(error) => last = error,
             }
@@ -216,7 +216,7 @@ impl Cluster {
         let mut replies: FuturesUnordered<_> = self.candidates(&map).into_iter().collect();
         let soon = Instant::now() + REFRESH_LIMIT.max(self.common.timeout);
         // A node that has to be connected to first may be far away.
-        let late = soon + CONNECT_LIMIT;
+        let late = soon + self.common.connect_limit();
         let (mut best, mut last) = (None::<(usize, View)>, StoreError::timed_out());
         while let Ok(Some(reply)) = timeout_at(if best.is_some() { soon } else { late }, replies.next()).await {
             match reply {
@@ -329,18 +329,89 @@ const MAX_IN_FLIGHT: usize = 3;
 /// Batches in flight at once on a cluster, where one slow slot delays its batch.
 const CLUSTER_MAX_IN_FLIGHT: usize = 6;
 
+/// Maximum number of replies without a caller whose units are still to be given back. The units of further ones stay
+/// taken.
+pub(super) const MAX_ORPHANS: usize = 4_096;
+
 /// A request, and the channel for its reply.
 pub(super) struct Job {
     pub(super) request: ScriptRequest,
     /// The request is not sent after this time.
     pub(super) deadline: Instant,
-    pub(super) reply_to: oneshot::Sender<Result<ScriptReply, StoreError>>,
+    pub(super) reply_to: oneshot::Sender<Result<Delivery, StoreError>>,
+    pub(super) unclaimed: Unclaimed,
+}
+
+/// What happens to the units of a reply that its caller does not receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unclaimed {
+    /// They stay taken: they are spent already, or the caller itself takes care of them.
+    Keep,
+    /// They are given back if the caller went away. After the deadline they stay taken, because the failure policy may
+    /// have admitted the request.
+    GiveBackIfGone,
+    /// They are given back, also after the deadline: the failure policy denies the request.
+    GiveBack,
 }
 
 impl Job {
+    /// Returns whether the caller still waits for the reply. One that has stopped waiting is not charged.
+    fn is_wanted(&self, now: Instant) -> bool {
+        now < self.deadline && !self.reply_to.is_closed()
+    }
+
     pub(super) fn slot(&self) -> u16 {
         self.request.hits().first().map_or(0, |hit| names::slot(&hit.name))
     }
+}
+
+/// A reply on its way to the caller. If it is dropped on the way, it becomes an [`Orphan`], unless its units are to be
+/// kept.
+pub(super) struct Delivery {
+    reply: ScriptReply,
+    /// The hits whose units were taken.
+    taken: Option<(ScriptHits, Arc<ScriptCalls>)>,
+    deadline: Instant,
+    unclaimed: Unclaimed,
+}
+
+impl Delivery {
+    fn new(
+        request: ScriptRequest,
+        reply: ScriptReply,
+        (deadline, unclaimed): (Instant, Unclaimed),
+        script_calls: &Arc<ScriptCalls>,
+    ) -> Self {
+        let taken = match request {
+            ScriptRequest::Take(hits) if reply.taken > 0 && unclaimed != Unclaimed::Keep => {
+                Some((hits, script_calls.clone()))
+            }
+            _ => None,
+        };
+        Self { reply, taken, deadline, unclaimed }
+    }
+
+    /// Returns the reply. The caller is responsible for the units from now on.
+    pub(super) fn accept(mut self) -> ScriptReply {
+        self.taken = None;
+        std::mem::take(&mut self.reply)
+    }
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        let Some((hits, script_calls)) = self.taken.take() else { return };
+        if self.unclaimed == Unclaimed::GiveBack || Instant::now() < self.deadline {
+            // If there are too many, the units stay taken: too strict, never too lax.
+            let _ = script_calls.orphans.try_send(Orphan { hits, reply: std::mem::take(&mut self.reply) });
+        }
+    }
+}
+
+/// A reply that took units, and that no caller received.
+pub(super) struct Orphan {
+    pub(super) hits: ScriptHits,
+    pub(super) reply: ScriptReply,
 }
 
 /// The settings and counters of a limiter's script calls.
@@ -349,6 +420,7 @@ pub(super) struct ScriptCalls {
     /// Replaces Redis's clock in tests.
     pub(super) clock: Option<TimeSource>,
     pub(super) calls: Calls,
+    pub(super) orphans: mpsc::Sender<Orphan>,
 }
 
 /// Sends the requests of one server's queue.
@@ -385,9 +457,8 @@ impl Worker {
                         open = false;
                         continue;
                     }
-                    // A caller that has stopped waiting is not charged.
                     let now = Instant::now();
-                    queued.retain(|job| now < job.deadline && !job.reply_to.is_closed());
+                    queued.retain(|job| job.is_wanted(now));
                     if !queued.is_empty() {
                         in_flight.push(self.send_batches(std::mem::take(&mut queued)));
                     }
@@ -398,8 +469,12 @@ impl Worker {
 
     async fn send_batches(&self, jobs: Vec<Job>) {
         if self.cluster.is_none() {
-            for jobs in split_by_bounds(jobs) {
-                self.send_batch(0, jobs).await;
+            for mut jobs in split_by_bounds(jobs) {
+                let now = Instant::now();
+                jobs.retain(|job| job.is_wanted(now));
+                if !jobs.is_empty() {
+                    self.send_batch(0, jobs).await;
+                }
             }
             return;
         }
@@ -423,7 +498,11 @@ impl Worker {
         match self.decide(slot, &mut batch).await {
             Ok(replies) => {
                 for (job, reply) in jobs.into_iter().zip(replies) {
-                    let _ = job.reply_to.send(reply);
+                    let Job { request, deadline, reply_to, unclaimed } = job;
+                    let script_calls = &self.script_calls;
+                    let delivery =
+                        reply.map(|reply| Delivery::new(request, reply, (deadline, unclaimed), script_calls));
+                    let _ = reply_to.send(delivery);
                 }
             }
             Err(error) => {

@@ -17,7 +17,7 @@ use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub};
 use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
 use redis::{AsyncConnectionConfig, Cmd, RedisError, Value};
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
@@ -33,6 +33,8 @@ const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(10), Duration:
 const USER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of addresses of one host name that are tried at once.
 const MAX_ADDRESSES: usize = 8;
+/// Maximum length of an error that a server sends before any command.
+const MAX_GREETING: usize = 256;
 /// Capacity of the client's queue to the socket: larger than the number of calls in flight.
 const PIPELINE: usize = 256;
 
@@ -107,6 +109,16 @@ impl Dialer {
     pub(super) async fn subscriber(&self, to: &Address) -> Result<PubSub, RedisError> {
         let (login, stream) = (self.login.current(&self.store).await, self.open(to).await?);
         PubSub::new(&login, stream).await
+    }
+
+    /// Returns the error that a server sends before any command, without the `-` at its beginning. Waits for it.
+    pub(super) async fn greeting(&self, to: &Address) -> io::Result<String> {
+        let (mut stream, mut greeting) = (self.open(to).await.map_err(io::Error::other)?, [0; MAX_GREETING]);
+        let length = stream.read(&mut greeting).await?;
+        match greeting[..length].split_first() {
+            Some((b'-', text)) => Ok(String::from_utf8_lossy(text).into_owned()),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
     }
 
     /// Reads the files of the login and the certificates, for [`problems`](Self::problems).

@@ -24,6 +24,8 @@ enum StoreErrorKind {
     TimedOut,
     Busy,
     Refused,
+    /// The request has more keys than one call can have. It was not sent.
+    TooManyKeys,
     ForeignData,
     /// Its memory is full.
     Full,
@@ -43,6 +45,8 @@ enum StoreErrorKind {
     RunsScript,
     /// It does not accept the login.
     Login,
+    /// It accepts no more clients.
+    TooManyClients,
 }
 
 impl StoreErrorKind {
@@ -59,6 +63,7 @@ impl StoreErrorKind {
             "NOREPLICAS" => Self::NoReplicas,
             "BUSY" => Self::RunsScript,
             "NOAUTH" | "WRONGPASS" => Self::Login,
+            _ if text.contains("max number of clients") => Self::TooManyClients,
             // Errors inside a script have no code. The first text is that of Redis 7.0, the second that of later
             // versions.
             _ if text.contains("user executing the script can't") => Self::NoPermission,
@@ -85,8 +90,8 @@ impl StoreError {
         Self::new(StoreErrorKind::Busy, String::new())
     }
 
-    pub(super) fn refused(detail: &str) -> Self {
-        Self::new(StoreErrorKind::Refused, one_line(detail))
+    pub(super) fn too_many_keys(detail: &str) -> Self {
+        Self::new(StoreErrorKind::TooManyKeys, one_line(detail))
     }
 
     /// Converts an error that the script reports for one key, which belongs to that limit.
@@ -100,6 +105,12 @@ impl StoreError {
     /// Converts an error of the client or the server. An unknown error means that the server is unavailable.
     pub(super) fn of(error: &RedisError) -> Self {
         Self::new(Self::kind_of(error).unwrap_or(StoreErrorKind::Unavailable), one_line(&error.to_string()))
+    }
+
+    /// Converts an error that the server sends before any command.
+    pub(super) fn of_greeting(text: &str) -> Self {
+        let code = text.split_ascii_whitespace().next().unwrap_or_default();
+        Self::new(StoreErrorKind::of_reply(code, text).unwrap_or(StoreErrorKind::Unavailable), one_line(text))
     }
 
     /// Converts an error reply of the server. An unknown error is a refusal.
@@ -117,9 +128,6 @@ impl StoreError {
     /// Adds the server to the message.
     pub(super) fn at(mut self, server: &impl fmt::Display) -> Self {
         self.detail = one_line(&format!("{server}: {}", self.detail()));
-        if matches!(self.kind, StoreErrorKind::TimedOut | StoreErrorKind::Busy) {
-            self.kind = StoreErrorKind::Unavailable;
-        }
         self
     }
 
@@ -128,8 +136,16 @@ impl StoreError {
         self.is_refused()
     }
 
+    pub(super) fn is_timed_out(&self) -> bool {
+        self.kind == StoreErrorKind::TimedOut
+    }
+
     pub(super) fn is_full(&self) -> bool {
         self.kind == StoreErrorKind::Full
+    }
+
+    pub(super) fn is_no_permission(&self) -> bool {
+        self.kind == StoreErrorKind::NoPermission
     }
 
     pub(super) fn is_read_only(&self) -> bool {
@@ -142,6 +158,7 @@ impl StoreError {
         match self.kind {
             StoreErrorKind::Busy
             | StoreErrorKind::Refused
+            | StoreErrorKind::TooManyKeys
             | StoreErrorKind::ForeignData
             | StoreErrorKind::Full
             | StoreErrorKind::NoPermission
@@ -153,20 +170,16 @@ impl StoreError {
             StoreErrorKind::CannotSave
             | StoreErrorKind::NoReplicas
             | StoreErrorKind::RunsScript
-            | StoreErrorKind::Login => true,
+            | StoreErrorKind::Login
+            | StoreErrorKind::TooManyClients => true,
         }
     }
 
     /// Returns whether the store refused the request, for example because its memory is full.
     #[must_use]
     pub fn is_refused(&self) -> bool {
-        match self.kind {
-            StoreErrorKind::Refused
-            | StoreErrorKind::Full
-            | StoreErrorKind::NoPermission
-            | StoreErrorKind::InCluster => true,
-            _ => false,
-        }
+        use StoreErrorKind::{Full, InCluster, NoPermission, Refused};
+        matches!(self.kind, Refused | Full | NoPermission | InCluster)
     }
 
     /// Returns whether the key holds data that no limiter wrote. Such data is left unchanged.
@@ -191,8 +204,8 @@ impl StoreError {
     #[must_use]
     pub fn detail(&self) -> &str {
         match self.kind {
-            StoreErrorKind::TimedOut => "no answer in time",
-            StoreErrorKind::Busy => "the queue is full",
+            StoreErrorKind::TimedOut if self.detail.is_empty() => "no answer in time",
+            StoreErrorKind::Busy if self.detail.is_empty() => "the queue is full",
             _ => &self.detail,
         }
     }
@@ -205,6 +218,7 @@ impl StoreError {
             StoreErrorKind::TimedOut => "check its load and the network, or raise store_timeout",
             StoreErrorKind::Busy => "add nodes or use leases",
             StoreErrorKind::Refused => "use a Redis 7 or Valkey that has all commands that docs/redis.md lists",
+            StoreErrorKind::TooManyKeys => "send fewer limits and keys in one request",
             StoreErrorKind::ForeignData => "move that data to another key, or set a prefix",
             StoreErrorKind::Full => "raise its maxmemory, or move other data elsewhere",
             StoreErrorKind::NoPermission => {
@@ -217,6 +231,7 @@ impl StoreError {
             StoreErrorKind::NoReplicas => "start its replicas, or lower its min-replicas-to-write",
             StoreErrorKind::RunsScript => "end the script that keeps it busy (SCRIPT KILL)",
             StoreErrorKind::Login => "correct the user and the password",
+            StoreErrorKind::TooManyClients => "raise its maxclients, or close connections of other clients",
         }
     }
 }
@@ -230,7 +245,11 @@ impl fmt::Display for StoreError {
             | StoreErrorKind::CannotSave
             | StoreErrorKind::NoReplicas
             | StoreErrorKind::RunsScript
-            | StoreErrorKind::Login => {
+            | StoreErrorKind::Login
+            | StoreErrorKind::TooManyClients => {
+                write!(out, "the store is not available: {}", self.detail)
+            }
+            StoreErrorKind::TimedOut | StoreErrorKind::Busy if !self.detail.is_empty() => {
                 write!(out, "the store is not available: {}", self.detail)
             }
             StoreErrorKind::TimedOut => out.write_str("the store did not answer in time"),
@@ -241,6 +260,7 @@ impl fmt::Display for StoreError {
             | StoreErrorKind::InCluster => {
                 write!(out, "the store refused: {}", self.detail)
             }
+            StoreErrorKind::TooManyKeys => out.write_str(&self.detail),
             StoreErrorKind::ForeignData => {
                 out.write_str("the key holds data that no limiter wrote (")?;
                 if let Some(limit) = &self.limit {
@@ -324,28 +344,33 @@ mod tests {
             StoreErrorKind::TimedOut,
             StoreErrorKind::Busy,
             StoreErrorKind::Refused,
+            StoreErrorKind::TooManyKeys,
             StoreErrorKind::ForeignData,
             StoreErrorKind::Full,
             StoreErrorKind::NoPermission,
+            StoreErrorKind::InCluster,
             StoreErrorKind::ReadOnly,
             StoreErrorKind::Loading,
             StoreErrorKind::CannotSave,
             StoreErrorKind::NoReplicas,
             StoreErrorKind::RunsScript,
             StoreErrorKind::Login,
+            StoreErrorKind::TooManyClients,
         ];
-        let lines = kinds.map(|kind| StoreError { kind, ..StoreError::refused("REASON") }.to_string());
+        let lines = kinds.map(|kind| StoreError { kind, ..StoreError::unavailable("REASON") }.to_string());
+        let without_detail = [StoreError::timed_out(), StoreError::busy()].map(|error| error.to_string());
+        let lines = [&lines[..], &without_detail].concat();
         insta::assert_snapshot!(lines.join("\n"));
     }
 
     #[test]
     fn messages_of_a_store_are_shortened_to_one_line() {
-        let made = [StoreError::unavailable, StoreError::refused, |why: &str| StoreError::of_key(why, None)];
+        let made = [StoreError::unavailable, StoreError::too_many_keys, |why: &str| StoreError::of_key(why, None)];
         for error in made.map(|made| made(&format!("two\r\nlines\x1b[31m{}\n", "é".repeat(200)))) {
             let beginning = "two  lines [31m";
             // The beginning has an odd number of bytes, and each of the other letters has two.
             assert_eq!(error.detail(), format!("{beginning}{}…", "é".repeat((MAX_DETAIL_BYTES - beginning.len()) / 2)));
         }
-        assert_eq!(StoreError::refused("OOM\n").detail(), "OOM");
+        assert_eq!(StoreError::unavailable("OOM\n").detail(), "OOM");
     }
 }

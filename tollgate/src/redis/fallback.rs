@@ -137,7 +137,7 @@ impl RedisLimiter {
         Decision { quota, verdict, ..decision }
     }
 
-    fn policy(&self, hit: &RedisHit) -> OnStoreFailure {
+    pub(super) fn policy(&self, hit: &RedisHit) -> OnStoreFailure {
         let limit = &self.0.limits[hit.limit.index()].limit;
         limit.on_store_failure().unwrap_or(self.0.shared.on_store_failure)
     }

@@ -491,8 +491,16 @@ impl RedisLimiter {
         tokio::spawn(renewing.run());
     }
 
-    /// Gives back the unspent slices of this process. Call it before the process ends: otherwise the units are missing
-    /// until the limits refill.
+    /// Gives back the unspent slices of this process, and ends its registration among the [nodes](Self::fleet_nodes) that
+    /// share local limits. Call it before the process ends: otherwise the units are missing until the limits refill, and
+    /// a process that replaces this one counts in addition for some minutes.
+    pub async fn leave(&self) {
+        let shared = &*self.0.shared;
+        let leaving = shared.stores.iter().map(|store| store.fleet.leave(&store.topology, shared.store_timeout));
+        tokio::join!(join_all(leaving), self.return_leases());
+    }
+
+    /// Gives back the unspent slices of this process. Before the process ends, call [`leave`](Self::leave).
     pub async fn return_leases(&self) {
         let shared = &*self.0.shared;
         for renewal in shared.leases.renewals() {

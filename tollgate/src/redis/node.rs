@@ -14,9 +14,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use redis::aio::PubSub;
-use redis::{Cmd, RedisError, Value};
+use redis::{Cmd, ErrorKind, RedisError, Value};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -27,8 +28,15 @@ use super::stats::{EVICTS, ServerMemory, memory_command};
 use super::warnings::{ForeignData, StoreWarning};
 use super::{StoreError, script};
 
-/// Timeout of a connection attempt: finding the server, TCP, TLS and the login.
-pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+/// Minimum timeout of a connection attempt, and of a lookup of the server before it.
+const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+/// Round trips of a connection attempt: TCP, two for TLS, the login, a database, a first command, the scripts, and one
+/// to spare. A store whose calls may take long may be far away.
+const CONNECT_ROUND_TRIPS: u32 = 8;
+/// Maximum timeout of a connection attempt, unless a call may take longer.
+const MAX_CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// Time for a server to send an error before any command: the least, and the most.
+const GREETING_LIMITS: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(1));
 /// Timeout of a probe while the breaker is closed. Forks of a large Redis take nearly as long.
 const PROBE_LIMIT: Duration = Duration::from_millis(500);
 /// Time without a reply after which the connection is probed.
@@ -68,6 +76,18 @@ pub(super) struct Common {
     /// Notified when a call to a node fails, or its connection is lost.
     pub(super) trouble: Arc<Notify>,
     pub(super) foreign_data: Arc<ForeignData>,
+}
+
+impl Common {
+    /// Returns the timeout of a connection attempt.
+    pub(super) fn connect_limit(&self) -> Duration {
+        connect_limit(self.timeout)
+    }
+}
+
+/// Returns the timeout of a connection attempt to a store whose calls have that timeout.
+pub(super) fn connect_limit(timeout: Duration) -> Duration {
+    CONNECT_LIMIT.max(timeout * CONNECT_ROUND_TRIPS).min(timeout.max(MAX_CONNECT_LIMIT))
 }
 
 pub(super) struct Node {
@@ -279,7 +299,7 @@ impl Node {
 
     /// Returns a connection for subscriptions.
     pub(super) async fn subscriber(&self) -> Result<Subscriber, StoreError> {
-        subscriber(&self.common.dialer, self.locate().await?).await
+        subscriber(&self.common, self.locate().await?).await
     }
 
     /// Returns whether requests are sent to that address now, as far as is known.
@@ -337,15 +357,24 @@ impl Node {
 
     /// Connects, and checks that the server replies in time and accepts writes.
     async fn connect(&self) -> Result<(Connection, ProbeResult), StoreError> {
-        let connecting = timeout(CONNECT_LIMIT.max(self.common.timeout), async {
-            let address = self.locate().await?;
-            *self.last_address.lock().unwrap_or_else(PoisonError::into_inner) = Some(address.clone());
-            let connection = self.common.dialer.connect(&address).await.map_err(|error| unavailable(&error))?;
+        let address = self.locate().await?;
+        *self.last_address.lock().unwrap_or_else(PoisonError::into_inner) = Some(address.clone());
+        let connecting = timeout(self.common.connect_limit(), async {
+            let connection = match self.common.dialer.connect(&address).await {
+                // The reply shows that the server accepts the connection.
+                Ok(connection) if self.common.loads_scripts => {
+                    connection.run(&redis::cmd("PING")).await.map(|_| connection)
+                }
+                connected => connected,
+            };
+            let connection = match connection {
+                Ok(connection) => connection,
+                Err(error) => return Err(self.why_not_accepted(&address, &error).await),
+            };
             if self.common.loads_scripts {
                 // A server without the scripts gets them with the first call, but two such calls could be reordered.
-                for command in script::load() {
-                    let _ = connection.run(&command).await;
-                }
+                let commands = script::load();
+                join_all(commands.iter().map(|command| connection.run(command))).await;
             }
             Ok::<_, StoreError>(connection)
         });
@@ -355,6 +384,18 @@ impl Node {
             sentinels.confirm();
         }
         Ok((connection, probed))
+    }
+
+    /// Returns why a server has not accepted a connection. If it accepts no more clients, it sends an error before any
+    /// command and closes the connection, so that the reason may be lost.
+    async fn why_not_accepted(&self, address: &Address, error: &RedisError) -> StoreError {
+        if error.is_connection_dropped() || error.kind() == ErrorKind::AuthenticationFailed {
+            let limit = self.common.timeout.clamp(GREETING_LIMITS.0, GREETING_LIMITS.1);
+            if let Ok(Ok(greeting)) = timeout(limit, self.common.dialer.greeting(address)).await {
+                return StoreError::of_greeting(&greeting);
+            }
+        }
+        unavailable(error)
     }
 
     /// Returns the timeout of a probe. While the breaker is open, a probe has to be as fast as a decision.
@@ -538,13 +579,15 @@ pub(super) struct Sentinels {
     addresses: Vec<Address>,
     service: String,
     dialer: Dialer,
+    /// Timeout of the first reply.
+    limit: Duration,
     /// The server that was returned last, until it is confirmed.
     tried: Mutex<Option<Address>>,
 }
 
 impl Sentinels {
-    pub(super) fn new(addresses: Vec<Address>, service: String, dialer: Dialer) -> Self {
-        Self { addresses, service, dialer, tried: Mutex::new(None) }
+    pub(super) fn new(addresses: Vec<Address>, service: String, dialer: Dialer, limit: Duration) -> Self {
+        Self { addresses, service, dialer, limit, tried: Mutex::new(None) }
     }
 
     /// Returns why files of the login at the sentinels cannot be used.
@@ -568,7 +611,7 @@ impl Sentinels {
         let (mut named, mut last): (Vec<(Address, usize)>, _) = (Vec::new(), None);
         let tried = self.tried();
         loop {
-            let limit = if named.is_empty() { CONNECT_LIMIT } else { OTHERS_WITHIN };
+            let limit = if named.is_empty() { self.limit } else { OTHERS_WITHIN };
             let Ok(Some(reply)) = timeout(limit, replies.next()).await else { break };
             match reply {
                 Ok(Some(address)) => {
@@ -630,8 +673,8 @@ pub(super) struct Subscriber {
 }
 
 /// Connects to a server for subscriptions.
-pub(super) async fn subscriber(dialer: &Dialer, address: Address) -> Result<Subscriber, StoreError> {
-    match timeout(CONNECT_LIMIT, dialer.subscriber(&address)).await {
+pub(super) async fn subscriber(common: &Common, address: Address) -> Result<Subscriber, StoreError> {
+    match timeout(common.connect_limit(), common.dialer.subscriber(&address)).await {
         Ok(Ok(connection)) => Ok(Subscriber { connection, address }),
         Ok(Err(error)) => Err(unavailable(&error)),
         Err(_) => Err(StoreError::timed_out()),

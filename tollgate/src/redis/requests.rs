@@ -7,18 +7,18 @@
 //! A server that fails affects only its own limits, whose failure policies decide. The verdicts of the other calls
 //! stand.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use smallvec::SmallVec;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
-use super::cluster::{Job, MAX_KEYS};
+use super::cluster::{Delivery, Job, MAX_KEYS, MAX_ORPHANS, Orphan, Unclaimed};
 use super::denials::{Denials, Known, Times};
 use super::fallback::reported;
 use super::leases::Outlook;
@@ -28,6 +28,7 @@ use super::{Receipt, RedisHit, RedisHits, RedisLimiter, Shared, StoreError};
 use crate::algorithm::portable::Before;
 use crate::decision::{Admission, Decision, Denied, Source, Verdict};
 use crate::key::Key;
+use crate::limit::OnStoreFailure;
 use crate::units::Timestamp;
 
 /// The [generation](Denials::generation) of each key before its request was sent.
@@ -50,7 +51,10 @@ impl RedisLimiter {
         if !inner.shared.stores.is_one_call(&script_hits) {
             return Decision { cost, ..self.take_in_several_calls(hits, &generations, deadline).await };
         }
-        let reply = self.send_by(deadline, ScriptRequest::Take(script_hits)).await;
+        // A policy that allows the request, or counts it in memory, admits it although the reply is late.
+        let is_denied_if_late = hits.iter().any(|hit| self.policy(hit) == OnStoreFailure::Deny);
+        let unclaimed = if is_denied_if_late { Unclaimed::GiveBack } else { Unclaimed::GiveBackIfGone };
+        let reply = inner.shared.send_unless_late(deadline, ScriptRequest::Take(script_hits), unclaimed).await;
         let received_at = inner.shared.clock.now_with_gaps();
         match reply.and_then(|reply| self.decided(hits, &reply, &generations, (sent_at, received_at))) {
             Ok(decision) => Decision { cost, ..decision },
@@ -249,10 +253,21 @@ impl Shared {
     }
 
     async fn send_by(&self, deadline: Instant, request: ScriptRequest) -> Result<ScriptReply, StoreError> {
-        match timeout_at(deadline, self.send_and_wait(deadline, request)).await {
-            Ok(reply) => reply,
-            Err(_) => Err(StoreError::timed_out()),
-        }
+        self.send_unless_late(deadline, request, Unclaimed::Keep).await
+    }
+
+    async fn send_unless_late(
+        &self,
+        deadline: Instant,
+        request: ScriptRequest,
+        unclaimed: Unclaimed,
+    ) -> Result<ScriptReply, StoreError> {
+        let reply = timeout_at(deadline, self.send_and_wait(deadline, request, unclaimed)).await;
+        reply.unwrap_or_else(|_| Err(StoreError::timed_out())).inspect_err(|error| {
+            if error.is_timed_out() {
+                self.counts.timeouts.fetch_add(1, Ordering::Relaxed);
+            }
+        })
     }
 
     /// Gives back the units that were taken at that time, as if they had never been taken, and drops cached denials of
@@ -265,15 +280,20 @@ impl Shared {
     }
 
     /// Sends a request unless the deadline passes first. Waits for the reply even after the deadline.
-    async fn send_and_wait(&self, deadline: Instant, request: ScriptRequest) -> Result<ScriptReply, StoreError> {
+    async fn send_and_wait(
+        &self,
+        deadline: Instant,
+        request: ScriptRequest,
+        unclaimed: Unclaimed,
+    ) -> Result<ScriptReply, StoreError> {
         if request.hits().len() > MAX_KEYS {
-            return Err(StoreError::refused(&format!("a request has more than {MAX_KEYS} limits and keys")));
+            return Err(StoreError::too_many_keys(&format!("a request has more than {MAX_KEYS} limits and keys")));
         }
         let store = request.hits().first().map_or(self.stores.default_store(), |hit| self.stores.of(hit));
         let (reply_to, reply) = oneshot::channel();
-        store.topology.submit(Job { request, deadline, reply_to })?;
+        store.topology.submit(Job { request, deadline, reply_to, unclaimed })?;
         match reply.await {
-            Ok(reply) => reply,
+            Ok(reply) => reply.map(Delivery::accept),
             // The deadline passed while the request was queued, or the limiter is being dropped.
             Err(_) => Err(StoreError::timed_out()),
         }
@@ -433,7 +453,9 @@ async fn take(limiter: RedisLimiter, hits: RedisHits, deadline: Instant, reply_t
         .map(|call| {
             let script_hits: ScriptHits = call.iter().map(|position| hits[*position].script_hit.clone()).collect();
             async move {
-                let reply = shared.send_and_wait(deadline, ScriptRequest::Take(script_hits.clone())).await;
+                // This task waits for all replies, and undoes them itself.
+                let request = ScriptRequest::Take(script_hits.clone());
+                let reply = shared.send_and_wait(deadline, request, Unclaimed::Keep).await;
                 (call, HitReply::read(&script_hits, reply), script_hits)
             }
         })
@@ -444,6 +466,7 @@ async fn take(limiter: RedisLimiter, hits: RedisHits, deadline: Instant, reply_t
             replies[position] = Some(reply);
         }
     }
+    shared.counts.timeouts.fetch_add(pending.len() as u64, Ordering::Relaxed);
     let taken = Taken::new(&limiter, hits, replies);
     if taken.is_allowed() {
         if let Err(taken) = reply_to.send(taken) {
@@ -459,5 +482,17 @@ async fn take(limiter: RedisLimiter, hits: RedisHits, deadline: Instant, reply_t
     }
     while let Some((_, late, script_hits)) = pending.next().await {
         join_all(late.into_iter().zip(script_hits).map(|(reply, script_hit)| reply.undo(script_hit, shared))).await;
+    }
+}
+
+/// Gives back the units of replies that no caller received, until the limiter is dropped.
+pub(super) async fn give_back_orphans(mut orphans: mpsc::Receiver<Orphan>, limiter: Weak<Shared>) {
+    let mut received = Vec::new();
+    while orphans.recv_many(&mut received, MAX_ORPHANS).await > 0 {
+        let Some(shared) = limiter.upgrade() else { return };
+        let replies = received
+            .drain(..)
+            .flat_map(|Orphan { hits, reply }| HitReply::read(&hits, Ok(reply)).into_iter().zip(hits));
+        join_all(replies.map(|(reply, script_hit)| reply.undo(script_hit, &shared))).await;
     }
 }

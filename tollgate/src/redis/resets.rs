@@ -8,11 +8,13 @@ use futures_util::StreamExt;
 use redis::aio::PubSub;
 use tokio::time::timeout;
 
+use super::StoreError;
 use super::denials::Denials;
 use super::leases::Leases;
 use super::node::Subscriber;
 use super::script::StoreIndex;
 use super::topology::Topology;
+use super::warnings::SubscriptionProblem;
 use crate::units::Timestamp;
 
 /// The channel on which the script publishes the times and names of keys that were reset, after `rate_limit:`.
@@ -21,9 +23,12 @@ const CHANNEL: &str = "changed";
 /// The pause before another attempt to subscribe: the first, and the longest.
 const RETRY_AFTER: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
+/// Failed attempts, within a second or two, after which a failure that is no refusal is reported.
+const LASTING: u32 = 6;
+
 /// The time without a message after which the connection is probed.
 const QUIET_FOR: Duration = Duration::from_secs(5);
-/// The longest time for a subscription, and for the reply to a probe.
+/// The longest time for a subscription, once there is a connection, and for the reply to a probe.
 const REPLY_LIMIT: Duration = Duration::from_secs(2);
 
 /// The state of this process that a reset on one store ends.
@@ -33,10 +38,14 @@ pub(super) struct Resets {
     pub(super) leases: Arc<Leases>,
     /// Set while the subscription is up. `None` if denials are not cached.
     pub(super) is_subscribed: Option<Arc<AtomicBool>>,
+    pub(super) problem: Arc<SubscriptionProblem>,
+    /// The name of the store, for logs.
+    pub(super) store_name: Arc<str>,
 }
 
 impl Resets {
     fn begin(&self) {
+        self.problem.solved();
         self.denials.clear_store(self.store);
         self.leases.subscription_up(self.store);
         self.set_subscribed(true);
@@ -46,6 +55,23 @@ impl Resets {
         self.set_subscribed(false);
         self.leases.subscription_lost(self.store);
         self.denials.clear_store(self.store);
+    }
+
+    /// Warns of a failure to subscribe if the store decides nevertheless. One that does not is reported as unavailable.
+    fn failed(&self, why: &StoreError, attempts: u32, topology: &Topology) {
+        if topology.why_unavailable().is_some() {
+            self.problem.solved();
+        } else if why.is_refused() || attempts >= LASTING {
+            let fix = match why.is_no_permission() {
+                true => format!("grant its user &{} +subscribe (ACL SETUSER)", topology.names().of("*")),
+                false => why.fix().to_owned(),
+            };
+            if self.problem.found(format!("{}: {fix}", why.detail()))
+                && let Some(warning) = self.problem.warning()
+            {
+                tracing::warn!(store = %self.store_name, "{warning}");
+            }
+        }
     }
 
     fn set_subscribed(&self, is_subscribed: bool) {
@@ -74,24 +100,36 @@ fn parse(message: &[u8]) -> (Option<Timestamp>, &[u8]) {
 
 /// Keeps a subscription, and never returns. Without a subscription no denial is cached and no slice is taken.
 pub(super) async fn listen(topology: Arc<Topology>, resets: Resets) {
-    let mut pause = RETRY_AFTER.0;
+    let (mut pause, mut attempts) = (RETRY_AFTER.0, 0);
     loop {
-        let subscribing = timeout(REPLY_LIMIT, async {
-            let mut subscriber = topology.subscriber().await.ok()?;
-            subscriber.connection.subscribe(topology.names().of(CHANNEL)).await.ok()?;
-            Some(subscriber)
-        });
-        if let Ok(Some(Subscriber { connection, address })) = subscribing.await {
-            resets.begin();
-            pause = RETRY_AFTER.0;
-            tokio::select! {
-                () = apply_messages(connection, &resets) => {}
-                () = topology.left(&address) => {}
+        match subscribe(&topology).await {
+            Ok(Subscriber { connection, address }) => {
+                resets.begin();
+                (pause, attempts) = (RETRY_AFTER.0, 0);
+                tokio::select! {
+                    () = apply_messages(connection, &resets) => {}
+                    () = topology.left(&address) => {}
+                }
+                resets.end();
             }
-            resets.end();
+            Err(why) => {
+                attempts += 1;
+                resets.failed(&why, attempts, &topology);
+            }
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(RETRY_AFTER.1);
+    }
+}
+
+async fn subscribe(topology: &Topology) -> Result<Subscriber, StoreError> {
+    let mut subscriber = topology.subscriber().await?;
+    match timeout(REPLY_LIMIT, subscriber.connection.subscribe(topology.names().of(CHANNEL))).await {
+        Ok(Ok(())) => Ok(subscriber),
+        // The server replied.
+        Ok(Err(error)) if error.code().is_some() => Err(StoreError::refused_by(&error)),
+        Ok(Err(error)) => Err(StoreError::of(&error)),
+        Err(_) => Err(StoreError::timed_out()),
     }
 }
 

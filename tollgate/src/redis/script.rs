@@ -130,7 +130,7 @@ impl ScriptRequest {
 }
 
 /// The store's reply to a request.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct ScriptReply {
     pub(super) at: Timestamp,
     /// 0 if nothing was taken. For a slice, the number of the cost that was taken, from 1. For a reservation, 1 if it

@@ -42,6 +42,8 @@ pub struct Stats {
     pub leases_held: u64,
     /// Units left in these slices.
     pub leased_units: u64,
+    /// Requests without a reply within `store_timeout`.
+    pub timeouts: u64,
     /// Decisions for which the failure policy of a limit was used.
     pub by_policy: u64,
     /// Times that the breaker of a server opened, or that a server began to refuse requests.
@@ -139,7 +141,7 @@ pub(super) struct Traffic {
     pub(super) received: AtomicU64,
 }
 
-/// Counts decisions made without a call.
+/// Counts decisions made without a call, and requests without a reply in time.
 #[derive(Default)]
 pub(super) struct Counts {
     pub(super) cached_denials: AtomicU64,
@@ -149,6 +151,7 @@ pub(super) struct Counts {
     pub(super) leases_failed: AtomicU64,
     pub(super) leases_returned: AtomicU64,
     pub(super) by_policy: AtomicU64,
+    pub(super) timeouts: AtomicU64,
 }
 
 impl Stats {
@@ -171,6 +174,7 @@ impl Stats {
             leases_failed: number(&counts.leases_failed),
             leases_returned: number(&counts.leases_returned),
             by_policy: number(&counts.by_policy),
+            timeouts: number(&counts.timeouts),
             ..Self::default()
         };
         for (traffic, (opened, closed)) in stores {

@@ -30,7 +30,7 @@ use tokio::time::sleep;
 use super::node::jittered;
 use super::script::{ScriptHit, StoreIndex};
 use super::topology::Topology;
-use super::warnings::StoreWarning;
+use super::warnings::{StoreWarning, SubscriptionProblem};
 use super::{ConnectError, ServerStatus, StoreError, StoreStatus, names};
 use crate::error::InvalidLimit;
 use crate::invisible::is_control_or_format;
@@ -50,6 +50,7 @@ pub(super) struct Store {
     pub(super) topology: Arc<Topology>,
     /// Whether the subscription to resets is up. Without it, no denial is cached.
     pub(super) is_subscribed: Arc<AtomicBool>,
+    pub(super) subscription_problem: Arc<SubscriptionProblem>,
     pub(super) fleet: Arc<Fleet>,
 }
 
@@ -178,7 +179,10 @@ impl Stores {
             name: store.name.to_string(),
             address: store.topology.address().to_owned(),
             why_unavailable: store.topology.why_unavailable(),
-            warnings: store.topology.warnings().into_iter().chain(store.fleet.warnings()).collect(),
+            warnings: {
+                let of_processes = store.fleet.warnings().into_iter().chain(store.subscription_problem.warning());
+                store.topology.warnings().into_iter().chain(of_processes).collect()
+            },
         };
         self.iter().map(status).collect()
     }
@@ -269,10 +273,14 @@ return { count, layouts.err and {} or layouts }
 ";
 
 pub(super) struct Fleet {
+    /// The name under which this node registers.
+    id: String,
     expected: u32,
     nodes: AtomicU32,
     /// Whether this node has a limit that fails over to memory.
     joins: AtomicBool,
+    /// Whether this node has left, and does not register any more.
+    has_left: AtomicBool,
     /// Layouts of other nodes that count apart.
     other_layouts: Mutex<Vec<String>>,
     /// The layout of this node.
@@ -281,8 +289,16 @@ pub(super) struct Fleet {
 
 impl Fleet {
     pub(super) fn new(expected: u32, layout: String) -> Self {
-        let (expected, other_layouts) = (expected.clamp(1, MAX_NODES), Mutex::new(Vec::new()));
-        Self { expected, nodes: AtomicU32::new(expected), joins: AtomicBool::new(false), other_layouts, layout }
+        let expected = expected.clamp(1, MAX_NODES);
+        Self {
+            id: format!("{:016x}", std::hash::RandomState::new().hash_one(std::process::id())),
+            expected,
+            nodes: AtomicU32::new(expected),
+            joins: AtomicBool::new(false),
+            has_left: AtomicBool::new(false),
+            other_layouts: Mutex::new(Vec::new()),
+            layout,
+        }
     }
 
     /// Returns the layouts of other nodes, with which this node does not count together.
@@ -313,15 +329,25 @@ impl Fleet {
         self.joins.store(true, Ordering::Relaxed);
     }
 
+    /// Ends the registration of this node, so that a node that takes its place does not count in addition.
+    pub(super) async fn leave(&self, topology: &Topology, store_timeout: Duration) {
+        self.has_left.store(true, Ordering::Relaxed);
+        // Without a registration there is nothing to end. The next call of any node removes what is this old, which needs
+        // no further permission.
+        let (key, mut command) = (topology.names().of(KEY), redis::cmd("ZADD"));
+        command.arg(&key).arg("XX").arg(0).arg(&self.id);
+        let _ = topology.run_in_background(key.as_bytes(), &command, store_timeout.max(REPLY_TIMEOUT)).await;
+    }
+
     /// Registers periodically. Never returns.
     pub(super) async fn beat(self: Arc<Self>, store: Arc<str>, topology: Arc<Topology>, store_timeout: Duration) {
-        let id = format!("{:016x}", std::hash::RandomState::new().hash_one(std::process::id()));
         let is_compact = topology.names().hashes().is_some();
         let (mut recent, mut layouts, mut is_new) = (Recent::default(), RecentLayouts::default(), true);
         loop {
             let joins = self.joins.load(Ordering::Relaxed);
-            let member = if joins && !is_new { &*id } else { "" };
-            let layout = if (joins || is_compact) && !is_new { &*self.layout } else { "" };
+            let registers = !is_new && !self.has_left.load(Ordering::Relaxed);
+            let member = if joins && registers { &*self.id } else { "" };
+            let layout = if (joins || is_compact) && registers { &*self.layout } else { "" };
             let reply = beat(&topology, member, layout, store_timeout.max(REPLY_TIMEOUT)).await;
             if let Some((others, of_others)) = reply {
                 if joins {

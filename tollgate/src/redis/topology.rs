@@ -72,7 +72,7 @@ impl Topology {
             super::target::Servers::Sentinel { sentinels, service } => {
                 // Sentinels have their own login.
                 let dialer = Dialer::new(tls, sentinel_login, traffic.clone(), common.store.clone());
-                let sentinels = Sentinels::new(sentinels, service, dialer);
+                let sentinels = Sentinels::new(sentinels, service, dialer, common.connect_limit());
                 Servers::One(Member::start(ServerRole::Master(sentinels), common, script_calls, None))
             }
             super::target::Servers::Cluster(seeds) => {

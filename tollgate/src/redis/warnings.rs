@@ -25,6 +25,12 @@ pub enum StoreWarning {
         /// The other layout.
         other: String,
     },
+    /// This process does not receive resets, because it cannot subscribe to their channel. So it takes no leases and
+    /// caches no denials, and asks the store about every request.
+    NotSubscribed {
+        /// The problem, and how to fix it.
+        problem: String,
+    },
     /// A file of the login or the certificates cannot be used. The last content that could be used stays in use.
     File {
         /// The problem, and how to fix it.
@@ -34,15 +40,16 @@ pub enum StoreWarning {
 
 impl StoreWarning {
     /// The words that [`kind`](Self::kind) returns.
-    pub const KINDS: [&'static str; 3] = ["foreign_data", "other_layout", "file"];
+    pub const KINDS: [&'static str; 4] = ["foreign_data", "other_layout", "not_subscribed", "file"];
 
     /// Returns the kind of the problem as a word, such as `other_layout`.
     #[must_use]
     pub fn kind(&self) -> &'static str {
-        let [foreign_data, other_layout, file] = Self::KINDS;
+        let [foreign_data, other_layout, not_subscribed, file] = Self::KINDS;
         match self {
             Self::ForeignData { .. } => foreign_data,
             Self::OtherLayout { .. } => other_layout,
+            Self::NotSubscribed { .. } => not_subscribed,
             Self::File { .. } => file,
         }
     }
@@ -60,6 +67,10 @@ impl fmt::Display for StoreWarning {
                 out,
                 "other processes use the layout {other} and this one {own}, so they count apart and a key gets its limit \
                  from each: give all of them the same layout and expected_keys"
+            ),
+            Self::NotSubscribed { problem } => write!(
+                out,
+                "this process cannot subscribe to resets, so it takes no leases and caches no denials: {problem}"
             ),
             Self::File { problem } => write!(out, "the last content of a file stays in use: {problem}"),
         }
@@ -86,5 +97,26 @@ impl ForeignData {
         let (now, limits) = (Instant::now(), self.0.lock().unwrap_or_else(PoisonError::into_inner));
         let recent = limits.iter().filter(|(_, last)| now.duration_since(**last) < WARN_FOR);
         recent.map(|(limit, _)| StoreWarning::ForeignData { limit: limit.clone() }).collect()
+    }
+}
+
+/// The reason why this process does not receive the resets of a store, if it does not.
+#[derive(Default)]
+pub(super) struct SubscriptionProblem(Mutex<Option<String>>);
+
+impl SubscriptionProblem {
+    /// Records the problem. Returns whether there was none before.
+    pub(super) fn found(&self, problem: String) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(problem).is_none()
+    }
+
+    /// Ends the warning.
+    pub(super) fn solved(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    pub(super) fn warning(&self) -> Option<StoreWarning> {
+        let problem = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        Some(StoreWarning::NotSubscribed { problem })
     }
 }

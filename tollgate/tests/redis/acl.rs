@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use testkit::redis::{Cluster, RedisServer};
 use testkit::window::LONG_WINDOW;
-use tollgate::redis::{Layout, RedisLimiter, RedisSettings, RuleSets};
+use tollgate::redis::{Layout, RedisLimiter, RedisSettings, RuleSets, StoreWarning};
 use tollgate::{Ban, Consistency, FixedWindow, HOUR, Hit, Limit, MINUTE, Rate, SlidingWindowLog, Source, TokenBucket};
 
 use crate::load::{RECOVERY, until_back};
@@ -219,6 +219,42 @@ async fn limits_work_for_a_user_that_may_not_register_nodes() {
     assert!(limiter.write_node_report("one", b"a report", HOUR).await.is_err_and(|why| why.is_refused()));
     assert_eq!(limiter.check("ann").await.source(), Source::Store);
     assert_eq!((limiter.why_unavailable(), limiter.stats().breaker_opened, limiter.fleet_nodes()), (None, 0, 1));
+}
+
+/// The rules `~* +@all` look like all permissions, and lack the channels.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_that_may_not_subscribe_decides_and_the_store_has_a_warning_until_it_may() {
+    let server = RedisServer::start();
+    let url = format!("redis://127.0.0.1:{}", server.port());
+    let settings = RedisSettings::new(url).prefix(PREFIX).username("limiter").password("s3cret");
+    grant(&server, &["~*", "+@all"].map(String::from));
+    let bucket = TokenBucket::new(1_000_000, Rate::per_second(100_000));
+    let limit = Limit::new("leased", bucket).expect("valid").with_consistency(Consistency::Leased);
+    let builder = RedisLimiter::builder(settings).limit(limit).store_timeout(Duration::from_secs(5));
+    let limiter = builder.connect().await.expect("the settings are good");
+    let until = async |is_warned: bool| {
+        while limiter.stores()[0].warnings.is_empty() == is_warned {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(RECOVERY, until(true)).await.expect("there is a warning");
+    for _ in 0..50 {
+        assert_eq!(limiter.check("ann").await.source(), Source::Store, "there are no leases");
+    }
+    let warnings = &limiter.stores()[0].warnings;
+    let [warning @ StoreWarning::NotSubscribed { .. }] = &warnings[..] else { panic!("{warnings:?}") };
+    assert_eq!(warning.kind(), "not_subscribed");
+    let text = warning.to_string();
+    assert!(
+        text.contains("no permissions")
+            && text.ends_with(": grant its user &shop:rate_limit:* +subscribe (ACL SETUSER)"),
+        "{text}"
+    );
+    assert!(limiter.is_store_available());
+    grant(&server, &["~*", "+@all", "&shop:rate_limit:*"].map(String::from));
+    tokio::time::timeout(RECOVERY, until(false)).await.expect("the warning ends");
+    let leased = async { while limiter.check("ann").await.source() != Source::Lease {} };
+    tokio::time::timeout(RECOVERY, leased).await.expect("there are leases");
 }
 
 #[test]

@@ -113,6 +113,31 @@ async fn three_nodes_without_redis_admit_the_limit_and_at_most_a_unit_more_for_e
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_leaves_and_is_replaced_is_not_counted_twice() {
+    let (server, clock) = (RedisServer::start(), clock());
+    let connect = || builder(server.url(), &clock).limit(limit("window", FixedWindow::new(QUOTA, HOUR))).connect();
+    let [stays, leaves] = [connect().await.expect("connects"), connect().await.expect("connects")];
+    for node in [&stays, &leaves] {
+        sees(node, 2).await;
+    }
+    leaves.leave().await;
+    drop(leaves);
+    let joins = connect().await.expect("connects");
+    sees(&joins, 2).await;
+    let mut connection = server.connection();
+    let mut registered = || -> Vec<String> {
+        redis::cmd("ZRANGE").arg("rate_limit:{nodes}").arg(0).arg(-1).query(&mut connection).expect("answered")
+    };
+    let joined = async {
+        while registered().len() != 2 {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(SEEN_WITHIN, joined).await.expect("the new node registers");
+    assert_eq!((stays.fleet_nodes(), joins.fleet_nodes()), (2, 2));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_joins_between_two_outages_adds_no_quota() {
     let (mut server, clock) = (RedisServer::start(), clock());
     let connect = || builder(server.url(), &clock).limit(limit("window", FixedWindow::new(QUOTA, HOUR))).connect();

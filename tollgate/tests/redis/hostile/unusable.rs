@@ -172,3 +172,18 @@ async fn a_node_of_a_cluster_is_unavailable_as_a_single_server() {
         assert_eq!(limiter.stats().breaker_opened, 1, "node {node}: {why}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_accepts_no_more_clients_is_unavailable_until_it_does() {
+    for args in [&[][..], &["--requirepass", "s3cret"]] {
+        let server = RedisServer::with(args);
+        let mut connection = server.connection();
+        run(&mut connection, &["CONFIG", "SET", "maxclients", "1"]);
+        let limiter = limiter(&server).await;
+        let why = why_unavailable_now(&limiter).await;
+        assert!(why.detail().contains("max number of clients reached"), "{args:?}: {why}");
+        assert!(why.fix().contains("maxclients"), "{args:?}: {why}");
+        run(&mut connection, &["CONFIG", "SET", "maxclients", "100"]);
+        is_used_again(&limiter).await;
+    }
+}

@@ -116,6 +116,10 @@ async fn keys_come_back_after_the_promotion(silence: Silence) {
     let failed = || limiter.servers().into_iter().filter(|server| !server.available).collect::<Vec<_>>();
     wait_for("only the hung server is unavailable", || matches!(&*failed(), [only] if only.address.ends_with(&port)))
         .await;
+    if let Some(why) = limiter.why_unavailable() {
+        assert!(why.detail().ends_with(&format!(":{port}: no answer in time")), "{silence:?}: {why}");
+        assert!(why.fix().contains("check its load and the network"), "{silence:?}: {why}");
+    }
     load.until_all_answered().await;
     cluster.successor(0, slot);
     until_back(&limiter, &hung[0]).await;
