@@ -258,7 +258,7 @@ fn headers_are_changed_both_ways() {
     assert_eq!(added, ["first", "second"]);
 }
 
-/// Whoever reads the response may take another spelling for the same name, and a trailer for a header.
+/// A client may take another spelling for the same name, and a trailer for a header.
 #[test]
 fn removed_response_headers_and_trailers_are_removed_in_every_spelling() {
     const NAMES: [&str; 5] = ["x-secret", "x_secret", "x.secret", "x-set", "x_set"];

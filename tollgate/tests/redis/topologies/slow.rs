@@ -143,7 +143,7 @@ struct LateRequests {
 }
 
 impl LateRequests {
-    /// Sends requests with so many keys that each needs its own call. Calls of one batch follow one another, so the
+    /// Sends requests that have too many keys to share a call. Calls of one batch follow one another, so the
     /// third is sent before the deadline, and its reply is late.
     async fn send(policy: OnStoreFailure) -> Self {
         let server = RedisServer::start();
