@@ -170,11 +170,12 @@ impl Gateway {
         let (site, now) = (self.site.load(), self.ticks.now());
         let mut upstreams = BTreeMap::new();
         for route in &site.routes {
-            for target in route.targets() {
+            for upstream in route.upstreams() {
+                let target = &upstream.target;
                 let name = format!("{}:{}", target.address.host, target.address.port);
                 let (healthy, routes) = upstreams.entry(name).or_insert_with(|| (true, BTreeSet::new()));
                 // The same address with another certificate is another upstream. Both have to be healthy.
-                *healthy &= target.is_healthy(now);
+                *healthy &= upstream.is_healthy(now);
                 routes.insert(route.name.clone());
             }
         }
@@ -182,14 +183,13 @@ impl Gateway {
     }
 
     fn write_upstreams(&self, page: &mut Page<'_>) -> fmt::Result {
-        let (site, now) = (self.site.load(), self.ticks.now());
-        let upstreams = self.upstreams();
+        let (site, upstreams) = (self.site.load(), self.upstreams());
         let rows = upstreams.iter().map(|(name, (healthy, _))| ([("upstream", name.as_str())], i64::from(*healthy)));
         let help = "1 if an upstream is healthy: neither ejected nor failing its checks";
         page.gauges("tollgate_upstream_up", help, rows)?;
         let mut routes = BTreeMap::new();
         for route in site.routes.iter().filter(|route| route.targets().next().is_some()) {
-            let healthy = i64::try_from(route.healthy_upstreams(now)).unwrap_or(i64::MAX);
+            let healthy = i64::try_from(route.healthy_upstreams()).unwrap_or(i64::MAX);
             // Of routes with the same name, report the lowest number.
             routes.entry(&route.name).and_modify(|least: &mut i64| *least = healthy.min(*least)).or_insert(healthy);
         }

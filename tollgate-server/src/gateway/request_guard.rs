@@ -314,8 +314,8 @@ impl RequestGuard {
         match came {
             UpstreamProgress::Bytes => {}
             UpstreamProgress::All => {
-                if let Some(status) = self.status.filter(|status| !attempt.eject.counts(*status)) {
-                    attempt.target.succeeded(status);
+                if let Some(status) = self.status {
+                    attempt.upstream.note_end(status, attempt.sent);
                 }
             }
             UpstreamProgress::TimedOut => self.note_upstream_failed(&Fault::Stalled),
@@ -338,7 +338,7 @@ impl RequestGuard {
             route.note_failure(fault.failure());
         }
         if let Some(attempt) = &self.upstream {
-            attempt.target.failed(fault, &attempt.eject, self.client.now());
+            attempt.upstream.note_failure(fault, self.client.now());
         }
     }
 }

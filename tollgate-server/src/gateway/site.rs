@@ -3,7 +3,7 @@
 mod route;
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -18,12 +18,13 @@ use tollgate::rules::{EncodedSlash, Facts, PathParameters, PathReading, Routes, 
 use self::route::Tallies;
 pub(crate) use self::route::upstream_urls;
 use self::route::with_path;
-pub(super) use self::route::{Attempts, Route, RouteAction, UpstreamAttempt, WeightedUpstream};
+pub(super) use self::route::{Attempts, Route, RouteAction, UpstreamAttempt};
 use super::access_log::AccessLog;
 use super::deadline::{ClientTimeouts, Wait};
 use super::head::headers::HeaderFilter;
 use super::listener::tls::Tls;
 use super::tally::RouteTally;
+use super::upstream::ejection::Ejection;
 use super::upstream::{Target, UpstreamAddress};
 
 /// The settings that can change while the gateway runs.
@@ -53,18 +54,35 @@ struct Carryover {
     workers: usize,
     /// The upstreams by address, so that their connections stay open.
     targets: HashMap<UpstreamAddress, Arc<Target>>,
+    /// The ejections by route name and upstream. Routes with the same name are in the order of the file.
+    ejections: HashMap<(String, UpstreamAddress), VecDeque<Arc<Ejection>>>,
     /// The counters by route name, so that they keep counting.
     tallies: HashMap<String, Tallies>,
 }
 
 impl Carryover {
     fn of(before: Option<&Site>, workers: usize) -> Self {
-        let mut carryover = Self { workers, targets: HashMap::new(), tallies: HashMap::new() };
+        let mut carryover =
+            Self { workers, targets: HashMap::new(), ejections: HashMap::new(), tallies: HashMap::new() };
         for route in before.into_iter().flat_map(|before| &before.routes) {
             carryover.tallies.insert(route.name.clone(), Arc::clone(&route.tallies));
-            carryover.targets.extend(route.targets().map(|target| (target.address.clone(), Arc::clone(target))));
+            for upstream in route.upstreams() {
+                let address = &upstream.target.address;
+                carryover.targets.insert(address.clone(), Arc::clone(&upstream.target));
+                let ejections = carryover.ejections.entry((route.name.clone(), address.clone())).or_default();
+                // URLs of a route that differ only in the path share it.
+                if !ejections.back().is_some_and(|last| Arc::ptr_eq(last, &upstream.ejection)) {
+                    ejections.push_back(Arc::clone(&upstream.ejection));
+                }
+            }
         }
         carryover
+    }
+
+    /// Returns the ejection of an upstream by the next route of that name.
+    fn ejection(&mut self, name: &str, target: &Target) -> Arc<Ejection> {
+        let before = self.ejections.get_mut(&(name.to_owned(), target.address.clone()));
+        before.and_then(VecDeque::pop_front).unwrap_or_default()
     }
 
     fn tallies(&mut self, name: &str) -> Tallies {

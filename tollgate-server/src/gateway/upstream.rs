@@ -4,27 +4,27 @@ pub(super) mod abandoned;
 pub(super) mod addresses;
 pub(super) mod conn;
 pub(super) mod connect;
+pub(super) mod ejection;
 pub(super) mod health;
 pub(super) mod http2_pool;
 pub(super) mod tls;
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard as StdMutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use http::header::HOST;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderValue, Request, StatusCode, Uri, Version};
 use tokio::sync::{Mutex as AsyncMutex, MutexGuard};
-use tollgate::rules::file::internal::EjectRule;
 
 use self::addresses::HostAddresses;
 use self::conn::{Http1Conn, Origin, Repeatable, ReusePolicy};
 use self::connect::Evicted;
+use self::ejection::{EjectPolicy, Ejection, Sent};
 use self::http2_pool::Http2Pool;
 use self::tls::{TlsIdentity, UpstreamTls};
-use super::deadline::{Tick, Ticks, Wait};
+use super::deadline::{Tick, Ticks};
 use super::failure::{Exhausted, Fault};
 
 /// The maximum number of idle connections of a worker to one upstream. More would hold memory on both sides for
@@ -66,95 +66,11 @@ pub(super) struct Target {
     opening: Box<[AsyncMutex<()>]>,
     /// Requests in flight.
     active: AtomicU32,
-    health: Health,
-}
-
-/// The health of an upstream.
-#[derive(Debug, Default)]
-struct Health {
-    /// Consecutive failures.
-    failures: AtomicU32,
-    /// The statuses that a route has counted as failures since the last success: one bit for each from 500 on.
-    failed_statuses: [AtomicU64; 2],
-    /// The end of the ejection.
-    ejected_until: AtomicU64,
-    /// The cause of the last ejection, until it is logged.
-    cause: Mutex<Option<Cause>>,
-    /// Whether the ejection was logged, and its end was not.
-    ejection_logged: AtomicBool,
-    /// Whether no request has succeeded since the last ejection.
-    unproven: AtomicBool,
-    /// Whether a request was sent during the ejection, because no upstream of its route was healthy.
-    tried_while_ejected: AtomicBool,
-    /// Whether a health check has succeeded since the end of the ejection.
-    rechecked: AtomicBool,
-    /// Whether health checks fail.
+    /// The failures to connect, for requests of all routes.
+    pub(super) connecting: Ejection,
     fails_checks: AtomicBool,
     /// The resource that the gateway lacked for a connection, until it is logged.
     exhausted: Mutex<Option<Exhausted>>,
-}
-
-impl Health {
-    /// Returns the word and the bit of a status from 500 on.
-    fn status_word(&self, status: StatusCode) -> Option<(&AtomicU64, u64)> {
-        let bit = status_bit(status.as_u16())?.trailing_zeros();
-        Some((self.failed_statuses.get(bit as usize / 64)?, 1 << (bit % 64)))
-    }
-
-    fn has_failed_with(&self, status: StatusCode) -> bool {
-        self.status_word(status).is_some_and(|(word, bit)| word.load(Relaxed) & bit != 0)
-    }
-
-    fn note_status(&self, status: StatusCode) {
-        if let Some((word, bit)) = self.status_word(status) {
-            word.fetch_or(bit, Relaxed);
-        }
-    }
-
-    fn forget_statuses(&self) {
-        self.failed_statuses.iter().for_each(|word| word.store(0, Relaxed));
-    }
-}
-
-/// A change of an ejection, to be logged.
-#[derive(Debug)]
-pub(super) enum Ejection {
-    Began(Cause),
-    Ended,
-}
-
-/// The ejection settings of a route.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Eject {
-    pub(super) after: u32,
-    pub(super) lasts: Duration,
-    /// The statuses that count as failures: one bit for each from 500 on.
-    statuses: u128,
-}
-
-impl Eject {
-    pub(super) fn new(rule: &EjectRule) -> Self {
-        let bits = rule.statuses.iter().filter_map(|status| status_bit(*status));
-        Self { after: rule.after, lasts: rule.lasts.duration(), statuses: bits.fold(0, |all, bit| all | bit) }
-    }
-
-    /// Returns whether a response with that status is a failure of the upstream.
-    pub(super) fn counts(&self, status: StatusCode) -> bool {
-        status_bit(status.as_u16()).is_some_and(|bit| self.statuses & bit != 0)
-    }
-}
-
-fn status_bit(status: u16) -> Option<u128> {
-    1u128.checked_shl(status.checked_sub(500)?.into())
-}
-
-/// The cause of an ejection.
-#[derive(Debug)]
-pub(super) struct Cause {
-    /// The number of failures, and the duration.
-    pub(super) rule: Eject,
-    /// The description of the last failure.
-    pub(super) fault: String,
 }
 
 impl Target {
@@ -179,7 +95,9 @@ impl Target {
             http2_pools,
             opening,
             active: AtomicU32::new(0),
-            health: Health::default(),
+            connecting: Ejection::default(),
+            fails_checks: AtomicBool::new(false),
+            exhausted: Mutex::default(),
         })
     }
 
@@ -294,128 +212,84 @@ impl Target {
         self.active.fetch_sub(1, Relaxed);
     }
 
-    pub(super) fn is_healthy(&self, now: Tick) -> bool {
-        !self.health.fails_checks.load(Relaxed) && !self.is_ejected(now)
+    /// Returns whether health checks pass.
+    pub(super) fn passes_checks(&self) -> bool {
+        !self.fails_checks.load(Relaxed)
     }
 
-    /// Returns whether it is healthy for the log: after an ejection it gets requests again, but one of them has to
-    /// succeed first.
-    pub(super) fn is_proven_healthy(&self, now: Tick) -> bool {
-        self.is_healthy(now) && !self.health.unproven.load(Relaxed)
+    pub(super) fn set_passes_checks(&self, passes: bool) {
+        self.fails_checks.store(!passes, Relaxed);
+    }
+
+    /// Records a resource that the gateway lacked for a connection.
+    pub(super) fn note_exhausted(&self, exhausted: Exhausted) {
+        *self.exhausted.lock().unwrap_or_else(PoisonError::into_inner) = Some(exhausted);
+    }
+
+    /// Returns the resource that the gateway lacked since the last call.
+    pub(super) fn take_exhausted(&self) -> Option<Exhausted> {
+        self.exhausted.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// An upstream with the settings of one route.
+pub(super) struct RouteUpstream {
+    pub(super) target: Arc<Target>,
+    pub(super) weight: u32,
+    /// The path of its URL, which is prepended to the request's. URLs that differ only in the path share a target.
+    pub(super) prefix: Option<String>,
+    pub(super) eject: EjectPolicy,
+    /// The failures of this route's requests, except for those to connect.
+    pub(super) ejection: Arc<Ejection>,
+}
+
+impl RouteUpstream {
+    /// Returns the failures that concern the route.
+    fn ejections(&self) -> [&Ejection; 2] {
+        [&self.ejection, &self.target.connecting]
+    }
+
+    pub(super) fn is_ejected(&self, now: Tick) -> bool {
+        self.ejections().into_iter().any(|ejection| ejection.is_ejected(now))
+    }
+
+    pub(super) fn is_healthy(&self, now: Tick) -> bool {
+        self.target.passes_checks() && !self.is_ejected(now)
+    }
+
+    /// Returns whether a request has succeeded since the last ejection, if there was one.
+    pub(super) fn is_proven(&self) -> bool {
+        self.ejections().into_iter().all(Ejection::is_proven)
     }
 
     /// Returns whether it is healthy for metrics: after an ejection, a successful request or a passed check is enough,
     /// so that no alert fires for a route that works or gets no requests. Log lines need a successful request, as an
     /// upstream that passes checks and fails requests would fill the log.
-    pub(super) fn is_likely_healthy(&self, now: Tick) -> bool {
-        let Health { unproven, rechecked, .. } = &self.health;
-        let answers = !unproven.load(Relaxed) || rechecked.load(Relaxed) && !self.is_ejected(now);
-        self.passes_checks() && answers
-    }
-
-    /// Returns whether health checks succeed.
-    pub(super) fn passes_checks(&self) -> bool {
-        !self.health.fails_checks.load(Relaxed)
-    }
-
-    pub(super) fn set_healthy(&self, healthy: bool) {
-        self.health.fails_checks.store(!healthy, Relaxed);
-    }
-
-    /// Records a passed check that started while the upstream was not ejected.
-    pub(super) fn passed_check(&self, now: Tick) {
-        if self.health.unproven.load(Relaxed) && !self.is_ejected(now) {
-            self.health.rechecked.store(true, Relaxed);
-        }
-    }
-
-    /// Records a response with a status that its route does not count as a failure. Another route may have done so: then it
-    /// shows nothing, and that route's count and ejection go on.
-    pub(super) fn succeeded(&self, status: StatusCode) {
-        if self.health.has_failed_with(status) {
-            return;
-        }
-        // A store that changes nothing would still take the cache line from other processors.
-        if self.health.failures.load(Relaxed) != 0 {
-            self.health.failures.store(0, Relaxed);
-            self.health.forget_statuses();
-        }
-        if self.health.unproven.load(Relaxed) {
-            self.health.forget_statuses();
-            // The ejection ends early only if it had no effect: no other upstream was healthy.
-            if self.health.tried_while_ejected.load(Relaxed) {
-                self.health.ejected_until.store(0, Relaxed);
-            }
-            self.health.unproven.store(false, Relaxed);
-        }
-    }
-
-    /// Prepares for other rules, which may count other statuses as failures.
-    pub(super) fn forget_failed_statuses(&self) {
-        self.health.forget_statuses();
-    }
-
-    /// Records that a request is sent to it, chosen among several.
-    pub(super) fn note_tried(&self, now: Tick) {
-        if self.is_ejected(now) {
-            self.health.tried_while_ejected.store(true, Relaxed);
-        }
+    pub(super) fn is_likely_healthy(&self) -> bool {
+        self.target.passes_checks() && self.ejections().into_iter().all(Ejection::is_likely_over)
     }
 
     /// Counts a failure of the upstream. A resource that the gateway lacks is not counted, but logged.
-    pub(super) fn failed(&self, fault: &Fault, rule: &Eject, now: Tick) {
-        if let Some(exhausted) = fault.exhausted() {
-            return self.note_exhausted(exhausted);
-        }
-        if let Fault::Status(status) = fault {
-            self.health.note_status(*status);
-        }
-        if self.health.failures.fetch_add(1, Relaxed) + 1 >= rule.after {
-            self.health.failures.store(0, Relaxed);
-            self.health.ejected_until.store(Wait::at_least(rule.lasts).from(now), Relaxed);
-            self.health.unproven.store(true, Relaxed);
-            self.health.tried_while_ejected.store(false, Relaxed);
-            self.health.rechecked.store(false, Relaxed);
-            // Otherwise workers whose requests fail all the time would contend for the lock.
-            if !self.health.ejection_logged.load(Relaxed) {
-                *self.cause() = Some(Cause { rule: *rule, fault: fault.to_string() });
-            }
+    pub(super) fn note_failure(&self, fault: &Fault, now: Tick) {
+        match (fault.exhausted(), fault) {
+            (Some(exhausted), _) => self.target.note_exhausted(exhausted),
+            (None, Fault::Unreached(_)) => self.target.connecting.note_failure(fault, &self.eject, now),
+            (None, _) => self.ejection.note_failure(fault, &self.eject, now),
         }
     }
 
-    /// Records a resource that the gateway lacked for a connection.
-    pub(super) fn note_exhausted(&self, exhausted: Exhausted) {
-        *self.health.exhausted.lock().unwrap_or_else(PoisonError::into_inner) = Some(exhausted);
-    }
-
-    /// Returns the resource that the gateway lacked since the last call.
-    pub(super) fn take_exhausted(&self) -> Option<Exhausted> {
-        self.health.exhausted.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-
-    fn cause(&self) -> StdMutexGuard<'_, Option<Cause>> {
-        self.health.cause.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn is_ejected(&self, now: Tick) -> bool {
-        self.health.ejected_until.load(Relaxed) > now
-    }
-
-    /// Returns the change since the last call. Consecutive ejections without a success are one: a dead upstream is
-    /// tried now and then, and the log need not contain every attempt.
-    pub(super) fn take_ejection(&self, now: Tick) -> Option<Ejection> {
-        let news = self.cause().take();
-        if let Some(cause) = news
-            && !self.health.ejection_logged.swap(true, Relaxed)
-        {
-            return Some(Ejection::Began(cause));
+    /// Records the head of a response, which is a failure if the route counts its status.
+    pub(super) fn note_head(&self, status: StatusCode, now: Tick) {
+        if self.eject.counts(status) {
+            self.note_failure(&Fault::Status(status), now);
         }
-        let is_back = !self.health.unproven.load(Relaxed) && !self.is_ejected(now);
-        let is_over = is_back && self.health.ejection_logged.load(Relaxed);
-        is_over.then(|| {
-            self.health.ejection_logged.store(false, Relaxed);
-            Ejection::Ended
-        })
+    }
+
+    /// Records the end of a response, which is a success unless the route counts its status as a failure.
+    pub(super) fn note_end(&self, status: StatusCode, sent: Sent) {
+        if !self.eject.counts(status) {
+            self.ejections().into_iter().for_each(|ejection| ejection.note_success(sent));
+        }
     }
 }
 

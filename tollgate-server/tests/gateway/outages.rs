@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use testkit::gateway::{Gateway, site};
 use testkit::http1::Connection;
-use testkit::port::unused_address;
+use testkit::port::{Port, unused_address};
 use testkit::upstream::{Raw, moody};
 use testkit::wait::until;
 
@@ -67,9 +67,9 @@ fn outage_of_a_route_is_logged_at_its_start_and_end() {
 /// Upstreams that fail for one cause fail together, so that none is the last.
 #[test]
 fn upstreams_that_fail_together_are_logged_as_one_outage() {
-    let is_healthy = Arc::new(AtomicBool::new(false));
-    let upstreams = ["one", "other"].map(|name| moody(name, &is_healthy));
-    let [one, other] = upstreams.each_ref().map(Raw::url);
+    let ports = [Port::claim(), Port::claim()];
+    let addresses = ports.each_ref().map(|port| format!("127.0.0.1:{}", port.number()));
+    let [one, other] = addresses.each_ref().map(|address| format!("http://{address}"));
     let eject = "eject: { after: 1, for: 1h }";
     let routes = ["a", "b"].map(|name| {
         let upstreams = format!("balance: round_robin, upstream: [{one}, {other}]");
@@ -80,7 +80,7 @@ fn upstreams_that_fail_together_are_logged_as_one_outage() {
     assert_eq!(connection.get("/a/").status, 502, "what fails at one is tried at the other");
     let began = "tollgate: warning: no upstream of routes a, b is healthy: requests go to all of them\n";
     gateway.await_said(began, 1);
-    is_healthy.store(true, Relaxed);
+    let _back = addresses.map(|address| Raw::at_named(&address, "back"));
     until("an answer", || connection.get("/a/").status == 200);
     gateway.await_said("answers requests again, and gets its share of them\n", 1);
     let ended = "tollgate: routes a, b have a healthy upstream again\n";

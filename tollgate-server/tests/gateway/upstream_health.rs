@@ -159,23 +159,97 @@ fn statuses_that_the_route_names_count_as_failures() {
     assert_eq!(bad_answers, 3);
 }
 
-/// The other route does not count these responses, and must not take them for signs of health either.
+/// The upstream answers one route, and fails the other.
 #[test]
-fn failures_of_one_route_are_no_successes_of_another() {
-    let bad = Raw::answering("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n");
-    let good = Raw::named("good");
+fn success_for_one_route_does_not_end_the_failures_of_another() {
+    let (bad, good) = (partly_bad(), Raw::named("good"));
     let upstreams = format!("balance: round_robin, upstream: [{}, {}]", bad.url(), good.url());
+    for lax in ["/lax/503", "/lax/200"] {
+        let routes = [
+            format!("{{ path: /strict/**, {upstreams}, eject: {{ after: 3, for: 1m, statuses: [503] }} }}"),
+            format!("{{ path: /lax/**, upstream: {} }}", bad.url()),
+        ];
+        let gateway = Gateway::start(&site("workers: 1", &routes, ""));
+        let mut connection = gateway.connect();
+        let bad_answers = (0..20).filter(|_| {
+            assert_eq!(connection.get(lax).status.to_string(), lax[5..]);
+            connection.get("/strict/503").status == 503
+        });
+        assert_eq!(bad_answers.count(), 3, "{lax}");
+    }
+}
+
+#[test]
+fn success_for_one_route_does_not_end_an_ejection_by_another() {
+    let (bad, good) = (partly_bad(), Raw::named("good"));
+    let dead = format!("http://{}", unused_address());
+    let eject = "balance: round_robin, eject: { after: 1, for: 1h, statuses: [503] }";
     let routes = [
-        format!("{{ path: /strict, {upstreams}, eject: {{ after: 3, for: 1m, statuses: [503] }} }}"),
-        format!("{{ path: /lax, upstream: {} }}", bad.url()),
+        format!("{{ name: one, path: /one/**, upstream: [{}, {}], {eject} }}", bad.url(), good.url()),
+        // It has no other healthy upstream, so requests go there.
+        format!("{{ name: other, path: /other/**, upstream: [{}, {dead}], {eject} }}", bad.url()),
     ];
     let gateway = Gateway::start(&site("workers: 1", &routes, ""));
     let mut connection = gateway.connect();
-    let bad_answers = (0..20).filter(|_| {
-        assert_eq!(connection.get("/lax").status, 503);
-        connection.get("/strict").status == 503
+    until("an ejection", || connection.get("/one/503").status == 503);
+    for _ in 0..4 {
+        assert_eq!(connection.get("/other/200").status, 200);
+        assert_eq!(connection.get("/one/503").header("x-upstream"), Some("good"));
+    }
+    let said = gateway.await_said(" failed: it responded with 503; ", 1);
+    let line =
+        format!("upstream {} of route one failed: it responded with 503; it gets no requests for 3600 s", bad.address);
+    assert!(said.contains(&line), "{said}");
+    assert!(!said.contains("answers requests again"), "{said}");
+}
+
+/// Routes for different hosts may have the same name.
+#[test]
+fn ejections_stay_with_their_routes_when_the_rules_change() {
+    let (bad, good) = (partly_bad(), Raw::named("good"));
+    let eject = "balance: round_robin, eject: { after: 1, for: 1h, statuses: [503] }";
+    let rules = |more: &str| {
+        let route = |host: &str| {
+            format!("{{ path: /**, hosts: [{host}], upstream: [{}, {}], {eject} }}", bad.url(), good.url())
+        };
+        site(&format!("workers: 1{more}"), &["one", "other"].map(route), "")
+    };
+    let gateway = Gateway::start(&rules(""));
+    let mut connection = gateway.connect();
+    let mut get = |host: &str| connection.ask(format!("GET /503 HTTP/1.1\r\nHost: {host}\r\n\r\n")).status;
+    until("an ejection", || get("one") == 503);
+    gateway.save(&rules("\n  max_head: 8KiB"));
+    gateway.await_said("is in force", 1);
+    assert!((0..4).all(|_| get("one") == 200));
+    until("an ejection", || get("other") == 503);
+}
+
+/// Returns an upstream that responds with the status at the end of the path.
+fn partly_bad() -> Raw {
+    Raw::start(|conversation| {
+        while let Some(asked) = conversation.request() {
+            let path = asked.head.split(' ').nth(1).unwrap_or_default();
+            let status = path.rsplit('/').next().unwrap_or_default();
+            conversation.send(format!("HTTP/1.1 {status} As Requested\r\nContent-Length: 0\r\n\r\n"));
+        }
+    })
+}
+
+/// An upstream that cannot be reached is of no use to any route.
+#[test]
+fn upstream_without_connections_is_ejected_from_all_routes() {
+    let (dead, good) = (unused_address(), Raw::named("good"));
+    let upstreams = format!("balance: round_robin, upstream: [http://{dead}, {}]", good.url());
+    let routes = ["one", "other"].map(|name| {
+        format!("{{ name: {name}, path: /{name}/**, {upstreams}, eject: {{ after: 1, for: 1h }}, retries: 0 }}")
     });
-    assert_eq!(bad_answers.count(), 3);
+    let gateway = Gateway::start(&site("workers: 1", &routes, ""));
+    let mut connection = gateway.connect();
+    until("a failure", || connection.get("/one/").status == 502);
+    for _ in 0..4 {
+        assert_eq!(connection.get("/other/").status, 200);
+    }
+    gateway.await_said(&format!("upstream {dead} of routes one, other failed: Connection refused"), 1);
 }
 
 #[test]
@@ -268,7 +342,7 @@ fn log_line_about_an_upstream_names_its_routes_the_reason_and_the_consequence() 
     );
     assert_eq!(gateway.get("/down/").status, 503);
     gateway.await_said(
-        " failed: it responded with 503; it gets no requests for 10 s while another upstream is healthy",
+        "of route down failed: it responded with 503; it still gets requests, as the only upstream of its route\n",
         1,
     );
 }

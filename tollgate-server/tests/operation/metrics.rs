@@ -220,7 +220,7 @@ fn failures_of_upstreams_are_reported_by_their_kind() {
 }
 
 #[test]
-fn a_route_without_a_well_upstream_is_reported_until_a_request_has_succeeded() {
+fn a_route_without_a_healthy_upstream_is_reported_until_a_request_has_succeeded() {
     const UNWELL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
     let is_well = Arc::new(AtomicBool::new(false));
     let (answers, good) = (Arc::clone(&is_well), upstream(HELLO));
@@ -236,7 +236,7 @@ fn a_route_without_a_well_upstream_is_reported_until_a_request_has_succeeded() {
     gateway.await_metric(shop, 2);
     assert_eq!(gateway.metric(r#"tollgate_route_upstreams_up{route="here"}"#), None);
     assert_eq!(gateway.get("/gone/").status, 503);
-    assert_eq!((gateway.metric(shop), gateway.metric(gone)), (Some(1.0), Some(0.0)));
+    assert_eq!((gateway.metric(shop), gateway.metric(gone)), (Some(2.0), Some(0.0)), "each route counts its own");
     // The ejection is over, but the upstream has not answered a request yet.
     gateway.await_metric(&format!(r#"tollgate_upstream_up{{upstream="{moody}"}}"#), 1);
     assert_eq!(gateway.metric(gone), Some(0.0));

@@ -21,7 +21,8 @@ use super::headers::{self, Edits, Fate, HeaderFilter, HeaderKind};
 use super::{BodyLength, RequestHead, RequestVersion};
 use crate::gateway::client::Client;
 use crate::gateway::failure::Failure;
-use crate::gateway::site::{Route, Site, WeightedUpstream};
+use crate::gateway::site::{Route, Site};
+use crate::gateway::upstream::RouteUpstream;
 use crate::traces::{RequestSpan, TRACEPARENT, TRACESTATE};
 
 /// The maximum length of a request ID. Longer ones are replaced.
@@ -70,7 +71,7 @@ impl HeaderSink for HeaderMap {
 pub(in crate::gateway) struct Destination<'a> {
     pub(in crate::gateway) site: &'a Site,
     pub(in crate::gateway) route: &'a Route,
-    pub(in crate::gateway) upstream: &'a WeightedUpstream,
+    pub(in crate::gateway) upstream: &'a RouteUpstream,
 }
 
 /// A request for an upstream.

@@ -92,23 +92,18 @@ impl Exchange {
         loop {
             let chosen = attempts.choose(route, self.worker.number, self.worker.ticks.now());
             let (upstream, attempt) = chosen.ok_or(Failure::NoRoute)?;
-            let target = &upstream.target;
-            guard.note_upstream(target);
+            guard.note_upstream(&upstream.target);
             let to = Destination { site, route, upstream };
             let SendError { fault, retry } = match self.try_one((&mut parts, body), to, attempt, (outcome, guard)).await
             {
                 Ok(answered) => {
-                    let status = answered.0.status();
-                    // Success is known only at the end of the response.
-                    if route.eject.counts(status) {
-                        target.failed(&Fault::Status(status), &route.eject, self.worker.ticks.now());
-                    }
+                    upstream.note_head(answered.0.status(), self.worker.ticks.now());
                     return Ok(answered);
                 }
                 Err(error) => error,
             };
             let at = (self.worker.number, self.worker.ticks.now());
-            let is_retried = attempts.note_failed((route, target), &fault, retry.is_some().into(), at);
+            let is_retried = attempts.note_failed(route, &fault, retry.is_some().into(), at);
             body = retry.filter(|_| is_retried).ok_or(fault)?;
         }
     }

@@ -21,9 +21,10 @@ use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::head::headers::{self, Edits};
 use crate::gateway::tally::RouteTally;
 use crate::gateway::upstream::conn::{Repeatable, ReusePolicy};
+use crate::gateway::upstream::ejection::{EjectPolicy, Sent};
 use crate::gateway::upstream::http2_pool::StreamPermit;
 use crate::gateway::upstream::tls::UpstreamTls;
-use crate::gateway::upstream::{ConnPool, Eject, Target, UpstreamAddress, UpstreamProtocol};
+use crate::gateway::upstream::{ConnPool, RouteUpstream, Target, UpstreamAddress, UpstreamProtocol};
 
 /// A route.
 pub(in crate::gateway) struct Route {
@@ -40,7 +41,6 @@ pub(in crate::gateway) struct Route {
     pub(in crate::gateway) timeout: Wait,
     pub(in crate::gateway) connect_timeout: Duration,
     pub(in crate::gateway) retries: u8,
-    pub(in crate::gateway) eject: Eject,
     pub(in crate::gateway) reuse: ReusePolicy,
     pub(in crate::gateway) health_check: Option<HealthCheckRule>,
     balance: Balance,
@@ -53,23 +53,9 @@ pub(super) type Tallies = Arc<[Arc<RouteTally>]>;
 
 /// What a route does with a request.
 pub(in crate::gateway) enum RouteAction {
-    Upstreams(Box<[WeightedUpstream]>),
+    Upstreams(Box<[Arc<RouteUpstream>]>),
     Respond(FixedResponse),
     Echo,
-}
-
-/// An upstream with the settings of one route.
-pub(in crate::gateway) struct WeightedUpstream {
-    pub(in crate::gateway) target: Arc<Target>,
-    weight: u32,
-    /// The path of its URL, which is prepended to the request's. URLs that differ only in the path share a target.
-    prefix: Option<String>,
-}
-
-impl WeightedUpstream {
-    fn new(target: Arc<Target>, rule: &UpstreamRule) -> Self {
-        Self { target, weight: rule.weight, prefix: prefix(rule) }
-    }
 }
 
 /// A response with fixed content.
@@ -107,12 +93,19 @@ impl Route {
             (_, Some(respond)) => RouteAction::Respond(FixedResponse::new(respond)),
             ([one], None) if one.url.is_echo() => RouteAction::Echo,
             (several, None) => {
-                let mut weighted = Vec::new();
+                let eject = EjectPolicy::new(&rule.eject);
+                let mut upstreams: Vec<Arc<RouteUpstream>> = Vec::new();
                 for upstream in several {
+                    let (weight, prefix) = (upstream.weight, prefix(upstream));
                     let target = target(upstream, rule, folder, carryover)?;
-                    weighted.push(WeightedUpstream::new(target, upstream));
+                    let same = upstreams.iter().find(|other| Arc::ptr_eq(&other.target, &target));
+                    let ejection = match same {
+                        Some(same) => Arc::clone(&same.ejection),
+                        None => carryover.ejection(rule.name(), &target),
+                    };
+                    upstreams.push(Arc::new(RouteUpstream { target, weight, prefix, eject, ejection }));
                 }
-                RouteAction::Upstreams(weighted.into())
+                RouteAction::Upstreams(upstreams.into())
             }
         };
         Ok(Self {
@@ -127,7 +120,6 @@ impl Route {
             timeout: Wait::at_least(rule.timeout.duration()),
             connect_timeout: rule.connect_timeout.duration(),
             retries: rule.retries,
-            eject: Eject::new(&rule.eject),
             reuse: ReusePolicy::new(&rule.upstream_connections),
             health_check: rule.health_check.clone(),
             balance: rule.balance,
@@ -140,7 +132,7 @@ impl Route {
     /// that the client has requested over TLS: an upstream without TLS uses it with the other scheme.
     pub(in crate::gateway) fn location(
         &self,
-        upstream: &WeightedUpstream,
+        upstream: &RouteUpstream,
         https_host: Option<&[u8]>,
         value: &[u8],
     ) -> Option<String> {
@@ -167,24 +159,20 @@ impl Route {
         self.tallies.iter().map(|tally| &**tally)
     }
 
-    fn weighted(&self) -> &[WeightedUpstream] {
+    pub(in crate::gateway) fn upstreams(&self) -> &[Arc<RouteUpstream>] {
         match &self.action {
-            RouteAction::Upstreams(targets) => targets,
+            RouteAction::Upstreams(upstreams) => upstreams,
             RouteAction::Respond(_) | RouteAction::Echo => &[],
         }
     }
 
     pub(in crate::gateway) fn targets(&self) -> impl Iterator<Item = &Arc<Target>> {
-        self.weighted().iter().map(|weighted| &weighted.target)
+        self.upstreams().iter().map(|upstream| &upstream.target)
     }
 
     /// Returns the number of healthy upstreams, as far as requests and checks show.
-    pub(in crate::gateway) fn healthy_upstreams(&self, now: Tick) -> usize {
-        self.targets().filter(|target| target.is_likely_healthy(now)).count()
-    }
-
-    pub(in crate::gateway) fn upstream(&self, number: usize) -> Option<&WeightedUpstream> {
-        self.weighted().get(number)
+    pub(in crate::gateway) fn healthy_upstreams(&self) -> usize {
+        self.upstreams().iter().filter(|upstream| upstream.is_likely_healthy()).count()
     }
 
     /// Returns whether an upstream can switch to another protocol.
@@ -200,43 +188,42 @@ impl Route {
 
     /// Returns whether upstreams may get a different path than the client sent.
     pub(in crate::gateway) fn changes_paths(&self) -> bool {
-        let has_prefixes = || self.weighted().iter().any(|upstream| upstream.prefix.is_some());
+        let has_prefixes = || self.upstreams().iter().any(|upstream| upstream.prefix.is_some());
         self.path_rewrite.is_active() || has_prefixes()
     }
 
     pub(in crate::gateway) fn has_several(&self) -> bool {
-        self.weighted().len() > 1
+        self.upstreams().len() > 1
     }
 
     /// Chooses an upstream that was not tried yet; one that was, if there is no other. Returns `None` only for a route
     /// without upstreams: files with an empty list, or with weights of 0, are refused.
-    pub(in crate::gateway) fn choose(&self, tried: &[usize], now: Tick) -> Option<(usize, &WeightedUpstream)> {
-        let weighted = self.weighted();
-        if let [only] = weighted {
+    pub(in crate::gateway) fn choose(&self, tried: &[usize], now: Tick) -> Option<(usize, &Arc<RouteUpstream>)> {
+        let upstreams = self.upstreams();
+        if let [only] = upstreams {
             return Some((0, only));
         }
         let turn = self.turn.fetch_add(1, Relaxed);
-        let numbers = (0..weighted.len()).map(|step| (turn + step) % weighted.len());
-        let healthy = |number: &usize| weighted[*number].target.is_healthy(now);
+        let numbers = (0..upstreams.len()).map(|step| (turn + step) % upstreams.len());
+        let healthy = |number: &usize| upstreams[*number].is_healthy(now);
         let fresh = |number: &usize| !tried.contains(number);
         // If no upstream is healthy, any may be chosen.
         let candidates = numbers.clone().filter(fresh).filter(healthy);
         let chosen = self.best(candidates, turn).or_else(|| self.best(numbers.clone().filter(fresh), turn));
         let number = chosen.or_else(|| self.best(numbers, turn))?;
-        weighted[number].target.note_tried(now);
-        Some((number, &weighted[number]))
+        Some((number, &upstreams[number]))
     }
 
     fn best(&self, candidates: impl Iterator<Item = usize> + Clone, turn: usize) -> Option<usize> {
-        let weighted = self.weighted();
+        let upstreams = self.upstreams();
         match self.balance {
             Balance::RoundRobin => {
-                let all: u64 = candidates.clone().map(|number| u64::from(weighted[number].weight)).sum();
+                let all: u64 = candidates.clone().map(|number| u64::from(upstreams[number].weight)).sum();
                 let mut left = (turn as u64).checked_rem(all)?;
                 let mut sorted: smallvec::SmallVec<[usize; 8]> = candidates.collect();
                 sorted.sort_unstable();
                 sorted.into_iter().find(|number| {
-                    let weight = u64::from(weighted[*number].weight);
+                    let weight = u64::from(upstreams[*number].weight);
                     let found = left < weight;
                     left = left.saturating_sub(weight);
                     found
@@ -244,15 +231,15 @@ impl Route {
             }
             // The fewest requests relative to the weight, counting this one. Ties are broken by turn.
             _ => candidates.min_by(|one, other| {
-                let load = |number: usize| u64::from(weighted[number].target.active() + 1);
-                let weight = |number: usize| u64::from(weighted[number].weight);
+                let load = |number: usize| u64::from(upstreams[number].target.active() + 1);
+                let weight = |number: usize| u64::from(upstreams[number].weight);
                 (load(*one) * weight(*other)).cmp(&(load(*other) * weight(*one)))
             }),
         }
     }
 
     /// Returns the URI for an upstream.
-    pub(in crate::gateway) fn rewritten_uri(&self, upstream: &WeightedUpstream, uri: &Uri) -> Result<Uri, Failure> {
+    pub(in crate::gateway) fn rewritten_uri(&self, upstream: &RouteUpstream, uri: &Uri) -> Result<Uri, Failure> {
         self.path_rewrite.apply(upstream.prefix.as_deref(), uri)
     }
 }
@@ -286,7 +273,6 @@ fn target(
         tls: tls.as_ref().map(|tls| tls.identity.clone()),
     };
     if let Some(target) = carryover.targets.get(&address) {
-        target.forget_failed_statuses();
         return Ok(Arc::clone(target));
     }
     let target = Arc::new(Target::new(address.clone(), tls, carryover.workers).ok_or_else(bad)?);
@@ -316,17 +302,17 @@ impl Attempts {
         route: &'r Route,
         worker: usize,
         now: Tick,
-    ) -> Option<(&'r WeightedUpstream, UpstreamAttempt)> {
-        let decided = self.next.take().and_then(|number| Some((number, route.upstream(number)?)));
+    ) -> Option<(&'r RouteUpstream, UpstreamAttempt)> {
+        let decided = self.next.take().and_then(|number| Some((number, route.upstreams().get(number)?)));
         let (number, upstream) = decided.or_else(|| route.choose(&self.tried, now))?;
         self.tried.push(number);
         self.made += 1;
-        Some((upstream, UpstreamAttempt::new(&upstream.target, route, worker)))
+        Some((upstream, UpstreamAttempt::new(upstream, route, worker)))
     }
 
     /// Returns the upstream that was chosen last.
-    pub(in crate::gateway) fn current<'r>(&self, route: &'r Route) -> Option<&'r WeightedUpstream> {
-        self.tried.last().and_then(|number| route.upstream(*number))
+    pub(in crate::gateway) fn current<'r>(&self, route: &'r Route) -> Option<&'r RouteUpstream> {
+        self.tried.last().and_then(|number| Some(&**route.upstreams().get(*number)?))
     }
 
     /// Makes the upstream that was chosen last the next one: it was not sent anything.
@@ -339,14 +325,14 @@ impl Attempts {
     /// repeatable.
     pub(in crate::gateway) fn note_failed(
         &self,
-        (route, target): (&Route, &Target),
+        route: &Route,
         fault: &Fault,
         repeatable: Repeatable,
         (worker, now): (usize, Tick),
     ) -> bool {
         let failure = fault.failure();
         if failure.is_upstreams() || failure.is_gateways() {
-            target.failed(fault, &route.eject, now);
+            self.current(route).into_iter().for_each(|upstream| upstream.note_failure(fault, now));
         }
         let tally = route.tally(worker);
         tally.note_failure(failure);
@@ -368,22 +354,23 @@ fn would_fail_again(failure: Failure, route: &Route) -> bool {
 
 /// An attempt of a request at an upstream. Counts as a request in flight of the upstream until it is dropped.
 pub(in crate::gateway) struct UpstreamAttempt {
-    pub(in crate::gateway) target: Arc<Target>,
+    pub(in crate::gateway) upstream: Arc<RouteUpstream>,
+    pub(in crate::gateway) sent: Sent,
     /// The stream on a shared connection.
     pub(in crate::gateway) stream_permit: Option<StreamPermit>,
     /// The state of the client's body, unless the server of HTTP/1 sends it.
     pub(in crate::gateway) deadline: Option<Arc<UpstreamDeadline>>,
     pub(in crate::gateway) timeout: Wait,
-    pub(in crate::gateway) eject: Eject,
     reuse: ReusePolicy,
     worker: usize,
 }
 
 impl UpstreamAttempt {
-    fn new(target: &Arc<Target>, route: &Route, worker: usize) -> Self {
-        target.begin();
-        let Route { timeout, eject, reuse, .. } = *route;
-        Self { target: Arc::clone(target), stream_permit: None, deadline: None, timeout, eject, reuse, worker }
+    fn new(upstream: &Arc<RouteUpstream>, route: &Route, worker: usize) -> Self {
+        upstream.target.begin();
+        let Route { timeout, reuse, .. } = *route;
+        let sent = if upstream.is_proven() { Sent::ToHealthy } else { Sent::AfterEjection };
+        Self { upstream: Arc::clone(upstream), sent, stream_permit: None, deadline: None, timeout, reuse, worker }
     }
 
     /// Returns whether the client's body was cut off, which closes the connection or resets the stream.
@@ -397,14 +384,14 @@ impl UpstreamAttempt {
 
     /// Returns the pool of its connection.
     pub(in crate::gateway) fn pool(&self, ticks: &Arc<Ticks>) -> ConnPool {
-        let (target, ticks) = (Arc::clone(&self.target), Arc::clone(ticks));
+        let (target, ticks) = (Arc::clone(&self.upstream.target), Arc::clone(ticks));
         ConnPool { target, worker: self.worker, policy: self.reuse, ticks }
     }
 }
 
 impl Drop for UpstreamAttempt {
     fn drop(&mut self) {
-        self.target.end();
+        self.upstream.target.end();
     }
 }
 

@@ -19,7 +19,8 @@ use tollgate::rules::file::internal::HealthCheckRule;
 use super::conn::{Http1Conn, Repeatable, Usage};
 use super::connect::{self, ConnUse, Dialled};
 use super::connect::{UpstreamSlot, UpstreamSlots};
-use super::{Cause, Ejection, Target};
+use super::ejection::{Cause, Change};
+use super::{RouteUpstream, Target};
 use crate::gateway::deadline::{Tick, Ticks, Wait};
 use crate::gateway::failure::Fault;
 use crate::gateway::head::headers;
@@ -47,13 +48,13 @@ pub(in crate::gateway) async fn run(site: Arc<ArcSwap<Site>>, ticks: Arc<Ticks>,
                     checks.spawn(check(upstream.clone(), rule.clone(), shared));
                 }
                 // Otherwise the last result of a check that was removed would stay in force.
-                None => upstream.target.set_healthy(true),
+                None => upstream.target.set_passes_checks(true),
             }
         }
         // A site lives for hours, so it is enough to look for a new one now and then.
         while Arc::ptr_eq(&now, &site.load()) {
             sleep(POLL_EVERY).await;
-            upstreams.iter().for_each(|upstream| log_ejection(upstream, ticks.now()));
+            upstreams.iter().for_each(log_ejections);
             outages.update(&now, ticks.now()).for_each(|(level, line)| level.log(line, &[]));
             exhaustion.report(&upstreams, ticks.now());
         }
@@ -85,26 +86,39 @@ impl Exhaustion {
     }
 }
 
-/// Logs changes of an upstream's ejection: at most one line per call, however many requests fail.
-fn log_ejection(upstream: &RoutedUpstream, now: Tick) {
-    match upstream.target.take_ejection(now) {
-        Some(Ejection::Began(Cause { rule, fault })) => {
-            let failed =
-                if rule.after == 1 { "failed".to_owned() } else { format!("failed {} times in a row", rule.after) };
-            let consequence = upstream.consequence(Some(rule.lasts));
+/// Logs changes of an upstream's ejections: at most one line per route and call, however many requests fail.
+fn log_ejections(upstream: &RoutedUpstream) {
+    if let Some(change) = upstream.target.connecting.take_change() {
+        log_change(upstream, &change);
+    }
+    let mut changes: Vec<(Change, RoutedUpstream)> = Vec::new();
+    for route in &upstream.routes {
+        let Some(change) = route.upstream.ejection.take_change() else { continue };
+        match changes.iter_mut().find(|(other, _)| *other == change) {
+            Some((_, of)) => of.routes.push(route.clone()),
+            None => changes.push((change, RoutedUpstream { routes: vec![route.clone()], ..upstream.clone() })),
+        }
+    }
+    changes.iter().for_each(|(change, upstream)| log_change(upstream, change));
+}
+
+fn log_change(upstream: &RoutedUpstream, change: &Change) {
+    match change {
+        Change::Ejected(Cause { failures, lasts, fault }) => {
+            let failed = if *failures == 1 { "failed".to_owned() } else { format!("failed {failures} times in a row") };
+            let consequence = upstream.consequence(Some(*lasts));
             let message = format_args!("{upstream} {failed}: {fault}; {consequence}");
             Level::Warning.log(message, &upstream.fields());
         }
-        Some(Ejection::Ended) if upstream.target.passes_checks() => {
+        Change::Recovered if upstream.target.passes_checks() => {
             let message = format_args!("{upstream} answers requests again, and gets its share of them");
             Level::Info.log(message, &upstream.fields());
         }
-        Some(Ejection::Ended) => {
+        Change::Recovered => {
             let consequence = upstream.consequence(None);
             let message = format_args!("{upstream} answers requests again, but fails its health checks; {consequence}");
             Level::Warning.log(message, &upstream.fields());
         }
-        None => {}
     }
 }
 
@@ -112,7 +126,7 @@ async fn check(upstream: RoutedUpstream, rule: HealthCheckRule, (ticks, slots): 
     let target = &upstream.target;
     let (mut is_healthy, mut streak) = (target.passes_checks(), 0);
     loop {
-        let (within, was_ejected) = (rule.timeout.duration(), target.is_ejected(ticks.now()));
+        let (within, started) = (rule.timeout.duration(), ticks.now());
         let answer = timeout(within, probe(target, rule.path.as_str(), &ticks, slots.take_for_check())).await;
         let fault = answer.unwrap_or(Err(Fault::LateForCheck(within))).err();
         if let Some(exhausted) = fault.as_ref().and_then(Fault::exhausted) {
@@ -121,36 +135,44 @@ async fn check(upstream: RoutedUpstream, rule: HealthCheckRule, (ticks, slots): 
             sleep(rule.every.duration()).await;
             continue;
         }
-        if fault.is_none() && !was_ejected {
-            target.passed_check(ticks.now());
+        if fault.is_none() {
+            target.connecting.note_passed_check(started);
+            upstream.routes.iter().for_each(|route| route.upstream.ejection.note_passed_check(started));
         }
         streak = if fault.is_none() == is_healthy { 0 } else { streak + 1 };
         let enough = if is_healthy { rule.unhealthy_after } else { rule.healthy_after };
         if streak >= enough {
             (is_healthy, streak) = (fault.is_none(), 0);
-            target.set_healthy(is_healthy);
-            let path = rule.path.as_str();
-            match (fault, target.is_ejected(ticks.now())) {
-                (None, false) => {
-                    let message =
-                        format_args!("{upstream} passes its health checks again, and gets its share of requests");
-                    Level::Info.log(message, &upstream.fields());
-                }
-                (None, true) => {
-                    let consequence = upstream.consequence(None);
-                    let message = format_args!(
-                        "{upstream} passes its health checks again, but requests have failed there; {consequence}"
-                    );
-                    Level::Warning.log(message, &upstream.fields());
-                }
-                (Some(fault), _) => {
-                    let consequence = upstream.consequence(None);
-                    let message = format_args!("{upstream} fails its health check of {path}: {fault}; {consequence}");
-                    Level::Warning.log(message, &upstream.fields());
-                }
+            target.set_passes_checks(is_healthy);
+            match fault {
+                Some(fault) => log_failed_check(&upstream, rule.path.as_str(), &fault),
+                None => log_passed_check(&upstream, ticks.now()),
             }
         }
         sleep(rule.every.duration()).await;
+    }
+}
+
+fn log_failed_check(upstream: &RoutedUpstream, path: &str, fault: &Fault) {
+    let consequence = upstream.consequence(None);
+    let message = format_args!("{upstream} fails its health check of {path}: {fault}; {consequence}");
+    Level::Warning.log(message, &upstream.fields());
+}
+
+fn log_passed_check(upstream: &RoutedUpstream, now: Tick) {
+    let routes = upstream.routes.iter().cloned();
+    let (ejected, healthy) = routes.partition::<Vec<_>, _>(|route| route.upstream.is_ejected(now));
+    if !healthy.is_empty() {
+        let upstream = RoutedUpstream { routes: healthy, ..upstream.clone() };
+        let message = format_args!("{upstream} passes its health checks again, and gets its share of requests");
+        Level::Info.log(message, &upstream.fields());
+    }
+    if !ejected.is_empty() {
+        let upstream = RoutedUpstream { routes: ejected, ..upstream.clone() };
+        let consequence = upstream.consequence(None);
+        let message =
+            format_args!("{upstream} passes its health checks again, but requests have failed there; {consequence}");
+        Level::Warning.log(message, &upstream.fields());
     }
 }
 
@@ -204,7 +226,8 @@ struct RoutedUpstream {
 /// A route that uses an upstream.
 #[derive(Clone)]
 struct RouteRef {
-    route: String,
+    name: String,
+    upstream: Arc<RouteUpstream>,
     has_other_upstreams: bool,
 }
 
@@ -213,15 +236,16 @@ impl Site {
     fn upstreams(&self) -> Vec<RoutedUpstream> {
         let mut found: Vec<RoutedUpstream> = Vec::new();
         for route in &self.routes {
-            for (number, target) in route.targets().enumerate() {
+            for (number, upstream) in route.upstreams().iter().enumerate() {
+                let target = &upstream.target;
                 if route.targets().take(number).any(|before| Arc::ptr_eq(before, target)) {
                     continue;
                 }
                 let at = found.iter().position(|one| Arc::ptr_eq(&one.target, target)).unwrap_or_else(|| {
-                    found.push(RoutedUpstream::new(target));
+                    found.push(RoutedUpstream { target: Arc::clone(target), check: None, routes: Vec::new() });
                     found.len() - 1
                 });
-                found[at].add(route);
+                found[at].add(route, upstream);
             }
         }
         found
@@ -229,15 +253,12 @@ impl Site {
 }
 
 impl RoutedUpstream {
-    fn new(target: &Arc<Target>) -> Self {
-        Self { target: Arc::clone(target), check: None, routes: Vec::new() }
-    }
-
     /// Adds a route that uses it.
-    fn add(&mut self, route: &Route) {
+    fn add(&mut self, route: &Route, upstream: &Arc<RouteUpstream>) {
         self.check = self.check.take().or_else(|| route.health_check.clone());
         let has_other_upstreams = route.targets().any(|other| !Arc::ptr_eq(other, &self.target));
-        self.routes.push(RouteRef { route: route.name.clone(), has_other_upstreams });
+        let (name, upstream) = (route.name.clone(), Arc::clone(upstream));
+        self.routes.push(RouteRef { name, upstream, has_other_upstreams });
     }
 
     /// Returns the fields of its log lines.
@@ -263,7 +284,7 @@ impl RoutedUpstream {
     }
 
     fn route_names(&self, which: impl Fn(&RouteRef) -> bool) -> Vec<&str> {
-        self.routes.iter().filter(|route_ref| which(route_ref)).map(|route_ref| route_ref.route.as_str()).collect()
+        self.routes.iter().filter(|route_ref| which(route_ref)).map(|route_ref| route_ref.name.as_str()).collect()
     }
 }
 
@@ -297,7 +318,7 @@ impl Outages {
         let before = std::mem::replace(&mut self.0, down().map(|route| route.name.clone()).collect());
         let (some, none): (Vec<&Route>, Vec<&Route>) = down()
             .filter(|route| !before.contains(&route.name))
-            .partition(|route| route.targets().any(|target| target.is_healthy(now)));
+            .partition(|route| route.upstreams().iter().any(|upstream| upstream.is_healthy(now)));
         let is_back = |route: &&Route| {
             let is_over = before.contains(&route.name) && !self.0.contains(&route.name);
             // A route with new upstreams has not recovered until one of them is proven healthy.
@@ -333,7 +354,9 @@ impl Route {
         has_choice && !self.has_proven(now)
     }
 
+    /// Returns whether one of its upstreams is healthy for the log: after an ejection it gets requests again, but one of
+    /// them has to succeed first.
     fn has_proven(&self, now: Tick) -> bool {
-        self.targets().any(|target| target.is_proven_healthy(now))
+        self.upstreams().iter().any(|upstream| upstream.is_healthy(now) && upstream.is_proven())
     }
 }

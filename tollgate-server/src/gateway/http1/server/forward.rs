@@ -247,7 +247,7 @@ impl Forwarding {
                 Err(AttemptError::Failed { fault, repeatable }) => (fault, repeatable),
             };
             let at = (server.worker.number, server.worker.ticks.now());
-            if !self.attempts.note_failed((self.route(), &target), &fault, repeatable, at) {
+            if !self.attempts.note_failed(self.route(), &fault, repeatable, at) {
                 break fault;
             }
             self.choose(server.worker);
@@ -283,7 +283,7 @@ impl Forwarding {
             }
         }
         let relayed = loop {
-            let relayed = poll_fn(|context| self.poll_relay(server, target, &mut conn, context)).await;
+            let relayed = poll_fn(|context| self.poll_relay(server, &mut conn, context)).await;
             let Settling::Head(head) = &self.settling else { break relayed };
             // If settling fails, the estimate stands.
             _ = Box::pin(self.outcome.settle_response(head.0, &head.1)).await;

@@ -12,7 +12,6 @@ use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::head::headers::{self, HeaderKind, HeadersView};
 use crate::gateway::http1::body::ResponseBody;
 use crate::gateway::http1::response::{HeadError, HeadRead, HeadUse, ResponseHead, poll_head};
-use crate::gateway::upstream::Target;
 use crate::gateway::upstream::abandoned::is_event_stream;
 use crate::gateway::upstream::conn::Http1Conn;
 use crate::gateway::worker::{Scratch, WorkerBuffers, scratch};
@@ -29,7 +28,6 @@ impl Forwarding {
     pub(super) fn poll_relay(
         &mut self,
         server: &mut Http1Server<'_>,
-        target: &Target,
         conn: &mut Http1Conn,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), AttemptError>> {
@@ -45,7 +43,7 @@ impl Forwarding {
             }
         }
         if self.begun.is_none() {
-            ready!(self.poll_answer(server, target, conn, context))?;
+            ready!(self.poll_answer(server, conn, context))?;
             if let Settling::Head(_) = self.settling {
                 return Poll::Ready(Ok(()));
             }
@@ -91,7 +89,6 @@ impl Forwarding {
     fn poll_answer(
         &mut self,
         server: &mut Http1Server<'_>,
-        target: &Target,
         conn: &mut Http1Conn,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), AttemptError>> {
@@ -118,9 +115,8 @@ impl Forwarding {
                 self.settling = Settling::Head(Box::new((head.status, map)));
                 return HeadUse::Kept(Ok(()));
             }
-            if self.route().eject.counts(head.status) {
-                let fault = Fault::Status(head.status);
-                target.failed(&fault, &self.route().eject, server.worker.ticks.now());
+            if let Some(upstream) = self.attempts.current(self.route()) {
+                upstream.note_head(head.status, server.worker.ticks.now());
             }
             HeadUse::Taken(self.begin_answer(server, (head, lines), bytes, buffers, context))
         });
