@@ -17,6 +17,7 @@ mod listener;
 mod local_response;
 mod metrics;
 mod per_address;
+mod proxy;
 mod request_guard;
 mod site;
 pub(crate) mod stream;

@@ -6,8 +6,6 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE};
 use http::{HeaderValue, Response, StatusCode};
 use serde::Serialize;
-use tollgate::Outcome;
-use tollgate::http::Refusal;
 use tollgate::internal::HeaderLine;
 
 use super::client::Client;
@@ -77,27 +75,14 @@ pub(super) fn final_recipient(head: &RequestHead<'_>) -> Response<Bytes> {
     response
 }
 
-/// Returns whether a limit refused a request as one that no well-behaved client sends. Several cookies or parameters of
-/// one name are common.
-pub(super) fn is_malformed(outcome: &Outcome) -> bool {
-    matches!(outcome.refusal(), Some(Refusal::Unreadable(request)) if request.reason == "duplicate_header")
-}
-
-/// Removes the body of a response to HEAD and keeps its length.
-pub(super) fn bodiless(mut response: Response<Bytes>) -> Response<Bytes> {
-    let length = std::mem::take(response.body_mut()).len();
-    response.headers_mut().insert(CONTENT_LENGTH, length.into());
-    response
-}
-
-/// Writes a complete response of the gateway. `date` and `connection` are header lines, of which the second may be
-/// empty, and `id` is the request's ID.
+/// Writes a complete response of the gateway, without the body if it answers HEAD. `date` and `connection` are header
+/// lines, of which the second may be empty, and `id` is the request's ID. Returns the length of the body that was written.
 pub(super) fn put(
     out: &mut Vec<u8>,
-    response: &Response<Bytes>,
+    (response, is_head): (&Response<Bytes>, bool),
     (date, connection): (&[u8], &[u8]),
     id: Option<&[u8]>,
-) {
+) -> usize {
     let status = response.status();
     headers::put_status(out, status, status.canonical_reason().unwrap_or_default().as_bytes());
     for (name, value) in response.headers() {
@@ -119,7 +104,9 @@ pub(super) fn put(
         out.extend_from_slice(connection);
     }
     out.extend_from_slice(b"\r\n");
-    if has_body {
-        out.extend_from_slice(response.body());
+    if !has_body || is_head {
+        return 0;
     }
+    out.extend_from_slice(response.body());
+    response.body().len()
 }

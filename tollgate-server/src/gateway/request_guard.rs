@@ -119,12 +119,6 @@ impl RequestGuard {
         self.record = Some(Box::new(record));
     }
 
-    /// Counts the outcome of the check, and adds it to the access log entry.
-    pub(super) fn note_outcome(&mut self, outcome: &Outcome) {
-        self.client.tally().note_outcome(outcome);
-        self.record_outcome(outcome);
-    }
-
     /// Starts the span of the request.
     fn start_span(&mut self, span: RequestSpan) {
         if let (Some(record), Some(trace_id)) = (&mut self.record, span.trace_id()) {
@@ -137,7 +131,8 @@ impl RequestGuard {
         &self.span
     }
 
-    pub(super) fn record_outcome(&mut self, outcome: &Outcome) {
+    /// Adds the outcome of the check to the span and the access log entry.
+    pub(super) fn note_outcome(&mut self, outcome: &Outcome) {
         self.span.note_outcome(outcome);
         if let Some(record) = &mut self.record {
             record.note_outcome(outcome);

@@ -151,18 +151,9 @@ impl Tally {
         self.closings.log_loop(peer, host, now);
     }
 
-    pub(super) fn note_outcome(&self, outcome: &Outcome) {
-        self.decisions.record([outcome]);
-        self.note_if_unreadable(outcome);
-    }
-
     /// Counts an outcome, faster if the same limit decides repeatedly.
-    pub(super) fn note_outcome_after(&self, last: &mut LastLimit, outcome: &Outcome) {
+    pub(super) fn note_outcome(&self, last: &mut LastLimit, outcome: &Outcome) {
         self.decisions.record_unlocked(outcome, last);
-        self.note_if_unreadable(outcome);
-    }
-
-    fn note_if_unreadable(&self, outcome: &Outcome) {
         if let Some(Refusal::Unreadable(request)) = outcome.refusal()
             && let Some(number) = Unreadable::REASONS.iter().position(|one| *one == request.reason)
         {

@@ -5,13 +5,13 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use arc_swap::{ArcSwap, Cache};
 use tokio::sync::Notify;
 use tollgate::internal::{CachedGate, HeaderLine, ReusedResponse};
 use tollgate::rules::Facts;
-use tollgate::{Check, Gate, Outcome};
+use tollgate::{Check, Gate};
 
 use super::client::Peer;
 use super::deadline::{Tick, Ticks};
@@ -70,10 +70,10 @@ impl Worker {
         self.closing.load(Relaxed)
     }
 
-    /// Waits for the delay that a limit imposes.
-    pub(super) async fn wait_in_queue(&self, outcome: &Outcome, site: &Site) -> Result<(), Failure> {
-        let _permit = QueuePermit::enter(&self.queued, site.max_queued).ok_or(Failure::QueueFull)?;
-        tokio::time::sleep(outcome.delay()).await;
+    /// Waits for the delay that a limit imposes. Fails if too many requests wait.
+    pub(super) async fn wait_in_queue(&self, delay: Duration, max_queued: u32) -> Result<(), Failure> {
+        let _permit = QueuePermit::enter(&self.queued, max_queued).ok_or(Failure::QueueFull)?;
+        tokio::time::sleep(delay).await;
         Ok(())
     }
 }

@@ -33,11 +33,10 @@ use super::body::RequestBody;
 use super::request::{PlainRequest, RequestParse};
 use crate::gateway::client::{BufferedBytes, Client, LINGER, Peer};
 use crate::gateway::deadline::{Alarm, Tick, Wait};
-use crate::gateway::failure::{self, Failure};
+use crate::gateway::failure::Failure;
 use crate::gateway::head::headers::{self, HeaderBuffer};
-use crate::gateway::local_response::{self, bodiless};
-use crate::gateway::request_guard::RequestGuard;
-use crate::gateway::site::{RouteAction, Site};
+use crate::gateway::proxy::{self, Action, RoutedRequest};
+use crate::gateway::site::Site;
 use crate::gateway::stream::{INPUT_BYTES, Stream};
 use crate::gateway::worker::{CurrentConfig, Scratch, Shutdown, Worker, WorkerBuffers, scratch};
 use crate::traces;
@@ -81,6 +80,8 @@ pub(in crate::gateway) struct Http1Server<'a> {
     is_last: bool,
     /// Whether the client uses HTTP/1.0.
     is_http10: bool,
+    /// Whether the request in flight is HEAD, whose response has no body.
+    is_head: bool,
     has_served: bool,
     alarm: Alarm,
     deadline: Tick,
@@ -90,28 +91,22 @@ pub(in crate::gateway) struct Http1Server<'a> {
 
 /// A request whose check waits for a remote store.
 struct PendingCheck {
-    site: Arc<Site>,
-    route: Option<usize>,
+    request: RoutedRequest,
     check: Check,
 }
 
 /// An allowed request whose bytes are saved.
 struct AllowedRequest {
-    site: Arc<Site>,
-    route: Option<usize>,
+    request: RoutedRequest,
     outcome: Outcome,
-    guard: RequestGuard,
+    action: Action,
 }
 
 /// A response of the gateway that limits have not counted.
 struct UnsettledResponse {
     response: Response<Bytes>,
-    /// The changes of its route follow.
-    route: Option<(Arc<Site>, usize)>,
-    is_head: bool,
-    /// The outcome of the check, unless it was refunded.
-    outcome: Option<Outcome>,
-    guard: RequestGuard,
+    request: RoutedRequest,
+    outcome: Outcome,
 }
 
 /// The next step for a connection.
@@ -155,6 +150,7 @@ impl<'a> Http1Server<'a> {
             has_read: false,
             is_last: false,
             is_http10: false,
+            is_head: false,
             has_served: false,
             alarm: Alarm::new(),
             deadline: worker.ticks.after(client.info.timeouts.idle),
@@ -324,18 +320,17 @@ impl<'a> Http1Server<'a> {
             }
         };
         self.begin_body(&mut plain, site.max_body);
-        if let Some(failure) = plain.head.failure(site.max_body) {
-            self.refuse_malformed(&plain, failure, (site, buffers), context)?;
-            return Ok(Some(NextStep::Answered));
-        }
-        let route = match plain.head.find_route(site, self.peer) {
-            Ok(route) => route,
-            Err(problem) => {
-                self.refuse_unreadable(&plain, &problem, (site, buffers), context)?;
+        (self.is_last, self.is_http10, self.is_head) =
+            (plain.head.is_last, plain.head.is_http10(), plain.head.is_head());
+        let (route, check) = match proxy::check(&mut plain.head, site, self.peer, |facts| cached.check(facts)) {
+            Ok(checked) => checked,
+            Err(rejection) => {
+                let mut request = self.begin_request(&plain, (site, None));
+                let response = request.reject(&rejection, &plain.head, self.worker);
+                self.respond(&response, request.guard, buffers, context)?;
                 return Ok(Some(NextStep::Answered));
             }
         };
-        let check = cached.check(&site.with_route(plain.head.facts(self.peer), route));
         if let Check::Ready(outcome) = &check
             && !outcome.is_allowed()
             && site.log.is_none()
@@ -345,14 +340,12 @@ impl<'a> Http1Server<'a> {
             self.refuse_unlogged(&plain, buffers, (site, route), outcome, context)?;
             return Ok(Some(NextStep::Answered));
         }
+        let request = self.begin_request(&plain, (site, route));
         match check {
-            Check::Ready(outcome) => {
-                self.apply_outcome(&plain, buffers, (Arc::clone(site), route), outcome, context).map(Some)
-            }
+            Check::Ready(outcome) => self.apply_outcome(&plain, buffers, request, outcome, context).map(Some),
             check @ Check::Pending(_) => {
                 self.save(&plain);
-                let site = Arc::clone(site);
-                Ok(Some(NextStep::AwaitCheck(Box::new(PendingCheck { site, route, check }))))
+                Ok(Some(NextStep::AwaitCheck(Box::new(PendingCheck { request, check }))))
             }
         }
     }
@@ -386,29 +379,20 @@ impl<'a> Http1Server<'a> {
         &mut self,
         plain: &PlainRequest<'_>,
         buffers: &mut WorkerBuffers,
-        (site, route): (Arc<Site>, Option<usize>),
+        mut request: RoutedRequest,
         mut outcome: Outcome,
         context: &mut Context<'_>,
     ) -> io::Result<NextStep> {
-        let mut guard = self.begin_request(plain, &site);
-        if let Some(number) = route {
-            guard.enter(site.routes[number].tally(self.worker.number));
-        }
-        self.worker.tally.note_outcome_after(&mut buffers.last_noted, &outcome);
-        guard.record_outcome(&outcome);
-        if site.log.is_some() {
-            guard.note_key(&outcome, &site.with_route(plain.head.facts(self.peer), route));
-        }
-        guard.keep_permit(outcome.take_permit());
-        if !outcome.is_allowed() {
-            self.refuse(plain, &outcome, guard, buffers, context)?;
+        let by = (&**self.worker, self.peer);
+        let Some(action) = request.apply(&mut outcome, &plain.head, by, &mut buffers.last_noted) else {
+            self.refuse(plain, &outcome, request.guard, buffers, context)?;
             return Ok(NextStep::Answered);
-        }
+        };
         if !outcome.delay().is_zero() {
             self.save(plain);
-            return Ok(NextStep::AwaitTurn(Box::new(AllowedRequest { site, route, outcome, guard })));
+            return Ok(NextStep::AwaitTurn(Box::new(AllowedRequest { request, outcome, action })));
         }
-        self.pass(plain, buffers, (site, route), (outcome, guard), context)
+        self.pass(plain, buffers, AllowedRequest { request, outcome, action }, context)
     }
 
     /// Serves an allowed request.
@@ -416,44 +400,32 @@ impl<'a> Http1Server<'a> {
         &mut self,
         plain: &PlainRequest<'_>,
         buffers: &mut WorkerBuffers,
-        (site, route): (Arc<Site>, Option<usize>),
-        (outcome, guard): (Outcome, RequestGuard),
+        allowed: AllowedRequest,
         context: &mut Context<'_>,
     ) -> io::Result<NextStep> {
-        let mut response = match route.map(|number| (number, &site.routes[number].action)) {
-            Some((_, RouteAction::Respond(written))) => written.response(),
-            Some((_, RouteAction::Echo)) => {
-                self.save(plain);
-                return Ok(NextStep::Echo(Box::new(AllowedRequest { site, route, outcome, guard })));
-            }
-            Some((_, RouteAction::Upstreams(_))) if plain.head.forwards_left() == Some(0) => {
-                local_response::final_recipient(&plain.head)
-            }
-            Some((number, RouteAction::Upstreams(_))) => {
+        let AllowedRequest { request, outcome, action } = allowed;
+        let mut response = match action {
+            Action::Forward(number) => {
+                let RoutedRequest { site, guard, .. } = request;
                 let forwarding = Box::new(Forwarding::new((plain, self.client), (site, number), outcome, guard));
                 return Ok(NextStep::Forward(forwarding.start(self, plain, buffers, context)));
             }
-            None => failure::response(Failure::NoRoute),
+            Action::Echo => {
+                self.save(plain);
+                return Ok(NextStep::Echo(Box::new(AllowedRequest { request, outcome, action })));
+            }
+            Action::Respond(response) => response,
         };
         if outcome.awaits_response() {
-            let is_head = plain.head.is_head();
-            let (outcome, route) = (Some(outcome), route.map(|number| (site, number)));
-            return Ok(NextStep::Settle(Box::new(UnsettledResponse { response, route, is_head, outcome, guard })));
+            return Ok(NextStep::Settle(Box::new(UnsettledResponse { response, request, outcome })));
         }
-        if let Some(number) = route {
-            site.routes[number].response_edits.apply(response.headers_mut());
-        }
-        outcome.write_headers(response.headers_mut());
-        let response = if plain.head.is_head() { bodiless(response) } else { response };
-        self.respond(&response, guard, buffers, context)?;
+        proxy::complete(&outcome, request.route(), &mut response);
+        self.respond(&response, request.guard, buffers, context)?;
         Ok(NextStep::Answered)
     }
 
-    /// Starts the count, the access log entry and the span of a request.
-    fn begin_request(&mut self, plain: &PlainRequest<'_>, site: &Site) -> RequestGuard {
-        (self.is_last, self.is_http10) = (plain.head.is_last, plain.head.is_http10());
-        self.worker.tally.note_dropped_headers(plain.head.dropped);
-        RequestGuard::begin(&plain.head, self.client, self.worker, site)
+    fn begin_request(&self, plain: &PlainRequest<'_>, (site, route): (&Arc<Site>, Option<usize>)) -> RoutedRequest {
+        RoutedRequest::begin(&plain.head, (self.client, self.worker), (site, route))
     }
 
     /// Keeps a copy of the request in flight.
@@ -490,12 +462,13 @@ impl<'a> Http1Server<'a> {
 
     /// Waits for a remote store, and applies its outcome.
     async fn after_check(&mut self, checked: Box<PendingCheck>) -> io::Result<NextStep> {
-        let PendingCheck { site, route, check } = *checked;
-        let mut outcome = Some((check.outcome().await, site));
+        let PendingCheck { request, check } = *checked;
+        let (site, route) = (Arc::clone(&request.site), request.route);
+        let mut checked = Some((request, check.outcome().await));
         poll_fn(|context| {
-            let Some((outcome, site)) = outcome.take() else { return Poll::Ready(Ok(NextStep::Close)) };
+            let Some((request, outcome)) = checked.take() else { return Poll::Ready(Ok(NextStep::Close)) };
             let applied = self.with_saved((&site, route), |server, plain, buffers| {
-                server.apply_outcome(plain, buffers, (Arc::clone(&site), route), outcome, context)
+                server.apply_outcome(plain, buffers, request, outcome, context)
             });
             Poll::Ready(applied.unwrap_or(Ok(NextStep::Close)))
         })

@@ -1,8 +1,5 @@
-//! One request of HTTP/2: routed, checked, forwarded and answered. Requests of HTTP/1 to upstreams with HTTP/2 are
+//! The requests of HTTP/2 clients, on their way through the pipeline. Requests of HTTP/1 to upstreams with HTTP/2 are
 //! forwarded here, too.
-//!
-//! Only the gate decides. A refused request never reaches an upstream, and a request that is retried at another
-//! upstream is counted once.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -10,13 +7,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, MAX_FORWARDS};
+use http::header::CONTENT_LENGTH;
 use http::request::Parts;
 use http::{Method, Request, Response};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use hyper::service::Service;
-use tollgate::internal::Unreadable;
 use tollgate::{Check, Outcome};
 
 use super::request_body::{ClientBody, ToUpstream};
@@ -25,10 +21,11 @@ use crate::gateway::client::{BufferedBytes, Client};
 use crate::gateway::failure::{self, Failure};
 use crate::gateway::head::headers::{HeaderBuffer, X_REQUEST_ID};
 use crate::gateway::head::{BodyLength, RequestHead, join_cookies};
-use crate::gateway::local_response::{self, MAX_DRAINED_BYTES, MAX_ECHOED_BYTES, bodiless, is_malformed};
+use crate::gateway::local_response::{self, MAX_DRAINED_BYTES, MAX_ECHOED_BYTES};
+use crate::gateway::proxy::{self, Action, RoutedRequest};
 use crate::gateway::request_guard::RequestGuard;
-use crate::gateway::site::{Attempts, Route, RouteAction, Site};
-use crate::gateway::worker::Worker;
+use crate::gateway::site::{Attempts, Site};
+use crate::gateway::worker::{Scratch, Worker, scratch};
 
 /// Serves the requests of one connection.
 #[derive(Clone)]
@@ -68,13 +65,13 @@ impl Service<Request<Incoming>> for Exchange {
         let is_head = request.method() == Method::HEAD;
         match self.begin(request) {
             Ok(response) => ResponseFuture::Ready(Some(finished(response, is_head))),
-            Err((check, checked)) => {
+            Err((allowed, checked)) => {
                 let this = self.clone();
                 ResponseFuture::Pending(Box::pin(async move {
-                    let response = match check {
-                        Check::Ready(outcome) => this.pass(outcome, checked).await,
+                    let response = match allowed {
+                        Allowed::Now(outcome, action) => this.pass(outcome, action, checked).await,
                         // Boxed: the future is larger with a remote store, and other requests need no room for it.
-                        Check::Pending(outcome) => Box::pin(this.after_check(outcome, checked)).await,
+                        Allowed::Later(check) => Box::pin(this.after_check(check, checked)).await,
                     };
                     finished(response, is_head)
                 }))
@@ -101,220 +98,118 @@ pub(super) fn with_head<T>(
     with(&RequestHead::of_parts(parts, length, &mut HeaderBuffer::default(), &filter))
 }
 
-/// A checked request that is to be forwarded.
+/// A request that is not refused at once.
 struct CheckedRequest {
-    request: ReceivedRequest,
-    site: Arc<Site>,
-    route: Option<usize>,
-    guard: RequestGuard,
+    received: ReceivedRequest,
+    request: RoutedRequest,
+}
+
+/// A check that has allowed its request, or waits for a remote store.
+enum Allowed {
+    Now(Outcome, Action),
+    Later(Check),
 }
 
 impl Exchange {
-    /// Returns the response if it is available at once. Otherwise returns the check and the request.
+    /// Returns the response if it is available at once. Otherwise returns the request with its check.
     #[expect(clippy::result_large_err, reason = "not an error, and boxed at once")]
-    fn begin(&self, request: Request<Incoming>) -> Result<Response<ToClient>, (Check, CheckedRequest)> {
+    fn begin(&self, request: Request<Incoming>) -> Result<Response<ToClient>, (Allowed, CheckedRequest)> {
         let (mut parts, body) = request.into_parts();
         let body = ClientBody::Http2(body);
         join_cookies(&mut parts.headers);
-        let (site, peer) = (self.worker.site.load_full(), self.client.peer());
+        let mut scratch = scratch();
+        let Scratch { buffers, current, .. } = &mut *scratch;
+        let ((site, cached), peer) = (current.load(&self.worker), self.client.peer());
         let mut lines = HeaderBuffer::default();
         let filter = site.header_filter(peer.address);
         let mut head = RequestHead::of_parts(&parts, BodyLength::of(&body), &mut lines, &filter);
-        self.worker.tally.note_dropped_headers(head.dropped);
-        let mut guard = RequestGuard::begin(&head, &self.client, &self.worker, &site);
-        if let Some(failure) = head.failure(site.max_body) {
-            return Ok(self.refuse_malformed((&head, body), failure, guard));
-        }
-        let route = match head.find_route(&site, peer) {
-            Ok(route) => route,
-            Err(problem) => return Ok(self.refuse_unreadable((&head, body), &problem, guard)),
-        };
-        let check = self.worker.gate.check(&site.with_route(head.facts(peer), route));
-        if let Some(number) = route {
-            guard.enter(site.routes[number].tally(self.worker.number));
-        }
-        if let Check::Ready(outcome) = &check {
-            self.note_outcome(&head, (&site, route), outcome, &mut guard);
-            if !outcome.is_allowed() {
-                return Ok(self.refuse((&head, body), outcome, guard));
+        let checked = proxy::check(&mut head, site, peer, |facts| cached.check(facts));
+        let route = checked.as_ref().ok().and_then(|(route, _)| *route);
+        let mut request = RoutedRequest::begin(&head, (&self.client, &self.worker), (site, route));
+        let allowed = match checked {
+            Err(rejection) => {
+                let response = request.reject(&rejection, &head, &self.worker);
+                return Ok(self.respond(body, response, request.guard));
             }
-        }
+            Ok((_, Check::Ready(mut outcome))) => {
+                match request.apply(&mut outcome, &head, (&self.worker, peer), &mut buffers.last_noted) {
+                    Some(action) => Allowed::Now(outcome, action),
+                    None => return Ok(self.respond(body, refusal(&outcome, &head), request.guard)),
+                }
+            }
+            Ok((_, check)) => Allowed::Later(check),
+        };
         let normalized = head.target.into_normalized();
         drop(lines);
         if let Some(uri) = normalized {
             parts.uri = uri;
         }
-        let request = ReceivedRequest { parts, body, buffered: None };
-        Err((check, CheckedRequest { request, site, route, guard }))
-    }
-
-    /// Counts the outcome of a check, and adds it to the access log entry.
-    fn note_outcome(
-        &self,
-        head: &RequestHead<'_>,
-        (site, route): (&Site, Option<usize>),
-        outcome: &Outcome,
-        guard: &mut RequestGuard,
-    ) {
-        guard.note_outcome(outcome);
-        if site.log.is_some() {
-            guard.note_key(outcome, &site.with_route(head.facts(self.client.peer()), route));
-        }
+        let received = ReceivedRequest { parts, body, buffered: None };
+        Err((allowed, CheckedRequest { received, request }))
     }
 
     /// Continues after a remote store has decided.
-    async fn after_check(
-        &self,
-        outcome: impl Future<Output = Outcome>,
-        mut checked: CheckedRequest,
-    ) -> Response<ToClient> {
-        let outcome = outcome.await;
-        let CheckedRequest { request: ReceivedRequest { parts, body, .. }, site, route, guard } = &mut checked;
-        let request = (&*parts, BodyLength::of(body));
-        with_head(request, (site, &self.client), |head| self.note_outcome(head, (site, *route), &outcome, guard));
-        if !outcome.is_allowed() {
-            let CheckedRequest { request: ReceivedRequest { parts, body, .. }, site, guard, .. } = checked;
-            let request = (&parts, BodyLength::of(&body));
-            return with_head(request, (&site, &self.client), |head| self.refuse((head, body), &outcome, guard));
+    async fn after_check(&self, check: Check, mut checked: CheckedRequest) -> Response<ToClient> {
+        let mut outcome = check.outcome().await;
+        let CheckedRequest { received: ReceivedRequest { parts, body, .. }, request } = &mut checked;
+        let site = Arc::clone(&request.site);
+        let (client, length) = (&self.client, BodyLength::of(body));
+        let applied = with_head((parts, length), (&site, client), |head| {
+            let last_noted = &mut scratch().buffers.last_noted;
+            let applied = request.apply(&mut outcome, head, (&self.worker, client.peer()), last_noted);
+            applied.ok_or_else(|| refusal(&outcome, head))
+        });
+        match applied {
+            Ok(action) => self.pass(outcome, action, checked).await,
+            Err(response) => self.respond(checked.received.body, response, checked.request.guard),
         }
-        self.pass(outcome, checked).await
     }
 
     /// Serves an allowed request. Rare steps are boxed, so that their futures take no room in every request.
-    async fn pass(&self, mut outcome: Outcome, checked: CheckedRequest) -> Response<ToClient> {
-        let CheckedRequest { mut request, site, route, mut guard } = checked;
-        guard.keep_permit(outcome.take_permit());
-        if !request.body.is_end_stream() {
+    async fn pass(&self, outcome: Outcome, action: Action, checked: CheckedRequest) -> Response<ToClient> {
+        let CheckedRequest { mut received, request } = checked;
+        if !received.body.is_end_stream() {
             // Until an upstream reads it, the client may send this much of the body.
             let mut buffered = BufferedBytes::none(&self.client);
-            if buffered.set(self.client.upload_bytes(&request.body)).is_err() {
+            if buffered.set(self.client.upload_bytes(&received.body)).is_err() {
                 _ = Box::pin(outcome.refund()).await;
-                return self.fail(request.body, Failure::Overloaded, guard);
+                return self.respond(received.body, failure::response(Failure::Overloaded), request.guard);
             }
-            request.buffered = Some(buffered);
+            received.buffered = Some(buffered);
         }
         if !outcome.delay().is_zero()
-            && let Err(failure) = Box::pin(self.worker.wait_in_queue(&outcome, &site)).await
+            && let Err(failure) = Box::pin(request.wait_in_queue(&outcome, &self.worker)).await
         {
-            _ = Box::pin(outcome.refund()).await;
-            return self.fail(request.body, failure, guard);
+            return self.respond(received.body, failure::response(failure), request.guard);
         }
-        let Some(route) = route.map(|number| &site.routes[number]) else {
-            let response = self.fail(request.body, Failure::NoRoute, guard);
-            return self.settle_and_write_headers(&outcome, response, None).await;
+        let mut response = match action {
+            Action::Forward(number) => {
+                let RoutedRequest { site, guard, .. } = request;
+                let routed = (&site, &site.routes[number]);
+                return self.forward(received, routed, Attempts::default(), &outcome, guard).await;
+            }
+            Action::Echo => Box::pin(self.echo(received, &request.site)).await,
+            Action::Respond(response) => {
+                self.drain(received.body);
+                response
+            }
         };
-        if let RouteAction::Upstreams(_) = &route.action
-            && let Some(response) = self.final_response(&request, &site)
-        {
-            self.drain(request.body);
-            let response = response.map(|text| ToClient::local(text, guard));
-            return self.settle_and_write_headers(&outcome, response, Some(route)).await;
-        }
-        match &route.action {
-            RouteAction::Upstreams(_) => {
-                self.forward(request, (&site, route), Attempts::default(), &outcome, guard).await
-            }
-            RouteAction::Respond(fixed) => {
-                self.drain(request.body);
-                let response = fixed.response().map(|text| ToClient::local(text, guard));
-                self.settle_and_write_headers(&outcome, response, Some(route)).await
-            }
-            RouteAction::Echo => {
-                let response = Box::pin(self.echo(request, &site)).await;
-                let response = response.map(|text| ToClient::local(text, guard));
-                self.settle_and_write_headers(&outcome, response, Some(route)).await
-            }
-        }
-    }
-
-    /// Returns the response of the gateway to a request that may not be forwarded.
-    fn final_response(&self, request: &ReceivedRequest, site: &Site) -> Option<Response<Bytes>> {
-        let ReceivedRequest { parts, body, .. } = request;
-        // Cheaper than reading the head again: browsers send OPTIONS before many requests.
-        let may_be_final = matches!(parts.method, Method::TRACE | Method::OPTIONS);
-        if !may_be_final || !parts.headers.contains_key(MAX_FORWARDS) {
-            return None;
-        }
-        with_head((parts, BodyLength::of(body)), (site, &self.client), |head| {
-            (head.forwards_left() == Some(0)).then(|| local_response::final_recipient(head))
-        })
+        proxy::settle(&outcome, request.route(), &mut response).await;
+        response.map(|text| ToClient::local(text, request.guard))
     }
 
     /// Returns the echo of a request, once its body has arrived.
-    async fn echo(&self, request: ReceivedRequest, site: &Site) -> Response<Bytes> {
-        let ReceivedRequest { parts, body, .. } = request;
+    async fn echo(&self, received: ReceivedRequest, site: &Site) -> Response<Bytes> {
+        let ReceivedRequest { parts, body, .. } = received;
         let length = BodyLength::of(&body);
         let body = collect(body, &self.client).await;
         with_head((&parts, length), (site, &self.client), |head| local_response::echo(head, &self.client, body))
     }
 
-    /// Settles limits that count responses, applies the changes of the route, and adds the rate limit headers.
-    pub(super) async fn settle_and_write_headers(
-        &self,
-        outcome: &Outcome,
-        mut response: Response<ToClient>,
-        route: Option<&Route>,
-    ) -> Response<ToClient> {
-        if outcome.awaits_response() {
-            // Before the route removes the header with the cost. If settling fails, the estimate stands.
-            _ = Box::pin(outcome.settle_response(response.status(), response.headers())).await;
-        }
-        if let Some(route) = route {
-            route.response_edits.apply(response.headers_mut());
-        }
-        outcome.write_headers(response.headers_mut());
-        response
-    }
-
-    fn fail(&self, body: ClientBody, failure: Failure, guard: RequestGuard) -> Response<ToClient> {
+    /// Returns a response of the gateway.
+    fn respond(&self, body: ClientBody, response: Response<Bytes>, guard: RequestGuard) -> Response<ToClient> {
         self.drain(body);
-        failure::response(failure).map(|text| ToClient::local(text, guard))
-    }
-}
-
-impl Exchange {
-    /// Returns the response of a limit that refuses the request.
-    fn refuse(
-        &self,
-        (head, body): (&RequestHead<'_>, ClientBody),
-        outcome: &Outcome,
-        guard: RequestGuard,
-    ) -> Response<ToClient> {
-        if is_malformed(outcome) {
-            self.worker.strike(self.client.peer(), head.headers.lines);
-        }
-        let refusal = if head.is_grpc {
-            outcome.grpc_response().map(|response| response.map(|()| Bytes::new()))
-        } else {
-            outcome.response(head.headers.lines)
-        };
-        let refusal = refusal.unwrap_or_default();
-        let refusal = if head.is_head() { bodiless(refusal) } else { refusal };
-        self.drain(body);
-        refusal.map(|text| ToClient::local(text, guard))
-    }
-
-    /// Returns the response to a request with more than one interpretation.
-    fn refuse_unreadable(
-        &self,
-        (head, body): (&RequestHead<'_>, ClientBody),
-        problem: &Unreadable,
-        mut guard: RequestGuard,
-    ) -> Response<ToClient> {
-        guard.note_unreadable(problem, head, &self.worker);
-        self.drain(body);
-        failure::unreadable_response(problem).map(|text| ToClient::local(text, guard))
-    }
-
-    /// Refuses a request before any limit is checked.
-    fn refuse_malformed(
-        &self,
-        (head, body): (&RequestHead<'_>, ClientBody),
-        failure: Failure,
-        mut guard: RequestGuard,
-    ) -> Response<ToClient> {
-        guard.note_refused(failure, head, &self.worker);
-        self.fail(body, failure, guard)
+        response.map(|text| ToClient::local(text, guard))
     }
 
     /// Reads and discards a body in the background, so that it does not delay the response.
@@ -334,6 +229,16 @@ impl Exchange {
             }
         });
     }
+}
+
+/// Returns the response to a request that limits refuse.
+fn refusal(outcome: &Outcome, head: &RequestHead<'_>) -> Response<Bytes> {
+    let refusal = if head.is_grpc {
+        outcome.grpc_response().map(|response| response.map(|()| Bytes::new()))
+    } else {
+        outcome.response(head.headers.lines)
+    };
+    refusal.unwrap_or_default()
 }
 
 /// Reads the body of a request for its echo. A body that is too long or broken is left out.
@@ -378,8 +283,8 @@ mod tests {
 
     #[test]
     fn a_request_on_its_way_is_a_small_future() {
-        let pass = |(exchange, outcome, checked): (&'static Exchange, Outcome, CheckedRequest)| {
-            exchange.pass(outcome, checked)
+        let pass = |(exchange, (outcome, action), checked): (&'static Exchange, (Outcome, Action), CheckedRequest)| {
+            exchange.pass(outcome, action, checked)
         };
         let bytes = future_bytes(pass);
         assert!(bytes <= 7 << 10, "{bytes} bytes");

@@ -23,6 +23,7 @@ use crate::gateway::failure::{self, ConnectError, Failure, Fault};
 use crate::gateway::head::upstream_head::{Destination, UpstreamHead, append_via, remove_hop_by_hop};
 use crate::gateway::head::{BodyLength, reads_body};
 use crate::gateway::http1::sender::{self, SendError, Upload};
+use crate::gateway::proxy;
 use crate::gateway::request_guard::RequestGuard;
 use crate::gateway::site::{Attempts, Route, Site, UpstreamAttempt};
 use crate::gateway::tally::Tally;
@@ -55,8 +56,9 @@ impl Exchange {
                 Ok(answered) => answered,
                 Err(fault) => {
                     guard.note_fault(&fault);
-                    let response = failure::response(fault.failure()).map(|text| ToClient::local(text, guard));
-                    return self.settle_and_write_headers(outcome, response, Some(route)).await;
+                    let mut response = failure::response(fault.failure());
+                    proxy::settle(outcome, Some(route), &mut response).await;
+                    return response.map(|text| ToClient::local(text, guard));
                 }
             };
         if abandoned::has_event_stream(answered.headers()) {
@@ -77,8 +79,9 @@ impl Exchange {
             *location = changed;
         }
         guard.set_upstream(attempt);
-        let response = Response::from_parts(parts, ToClient::upstream(body, &route.response_edits, guard));
-        self.settle_and_write_headers(outcome, response, Some(route)).await
+        let mut response = Response::from_parts(parts, ToClient::upstream(body, &route.response_edits, guard));
+        proxy::settle(outcome, Some(route), &mut response).await;
+        response
     }
 
     async fn try_upstreams(

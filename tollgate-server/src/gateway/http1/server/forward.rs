@@ -1,6 +1,7 @@
 //! Forwards a request to its upstreams, and the response to the client.
 
 use std::future::poll_fn;
+use std::io;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -19,6 +20,7 @@ use crate::gateway::http1::body::ResponseBody;
 use crate::gateway::http1::request::PlainRequest;
 use crate::gateway::http1::sender::{Http1Body, ResponseStart, receive};
 use crate::gateway::http1::upgrade::Tunnel;
+use crate::gateway::proxy::RoutedRequest;
 use crate::gateway::request_guard::{RequestGuard, UpstreamProgress};
 use crate::gateway::site::{Attempts, Route, Site};
 use crate::gateway::upstream::abandoned::{self, Abandoned, has_event_stream};
@@ -42,7 +44,6 @@ pub(super) struct Forwarding {
     pub(super) begun: Option<(ResponseBody, bool)>,
     /// The reason why it cannot be sent to any upstream.
     failed: Option<Failure>,
-    pub(super) is_head: bool,
     /// The host that the client has requested over TLS.
     pub(super) https_host: Option<Box<[u8]>>,
     /// Whether the client wants to switch to another protocol.
@@ -76,6 +77,15 @@ pub(super) enum ForwardResult {
     Switched(Box<Tunnel>),
     /// The connection has to be closed.
     Close,
+}
+
+impl From<io::Result<()>> for ForwardResult {
+    fn from(responded: io::Result<()>) -> Self {
+        match responded {
+            Ok(()) => Self::Answered,
+            Err(_gone) => Self::Close,
+        }
+    }
 }
 
 /// The reason why an attempt ended without a complete response.
@@ -123,7 +133,6 @@ impl Forwarding {
             conn: None,
             begun: None,
             failed: None,
-            is_head: plain.head.is_head(),
             https_host: plain.head.host().filter(|_| is_https).map(Box::from),
             upgrades,
             switched: None,
@@ -141,10 +150,9 @@ impl Forwarding {
 
     /// Returns the response to a request that no upstream has answered.
     fn into_failed(self, failure: Failure) -> Box<UnsettledResponse> {
-        let Self { site, route, is_head, outcome, guard, failed, .. } = self;
-        let outcome = (failed != Some(Failure::Overloaded)).then_some(outcome);
-        let (response, route) = (failure::response(failure), Some((site, route)));
-        Box::new(UnsettledResponse { response, route, is_head, outcome, guard })
+        let Self { site, route, outcome, guard, .. } = self;
+        let request = RoutedRequest { site, route: Some(route), guard };
+        Box::new(UnsettledResponse { response: failure::response(failure), request, outcome })
     }
 
     /// Returns how long the upstream may take for the next step.
@@ -228,11 +236,10 @@ impl Forwarding {
                 (None, Some(target)) => Arc::clone(target),
                 (failed, _) => {
                     let failure = failed.unwrap_or(Failure::NoRoute);
-                    if failure == Failure::Overloaded {
-                        // Nothing was sent.
-                        _ = Box::pin(self.outcome.refund()).await;
-                    }
                     self.route().tally(server.worker.number).note_failure(failure);
+                    if failure == Failure::Overloaded {
+                        return Box::pin(self.refund_and_respond(server, failure)).await;
+                    }
                     break Box::new(failure.into());
                 }
             };
@@ -254,10 +261,14 @@ impl Forwarding {
         };
         let failure = fault.failure();
         self.guard.note_fault(&fault);
-        match Box::pin(server.settle_and_respond(self.into_failed(failure))).await {
-            Ok(()) => ForwardResult::Answered,
-            Err(_gone) => ForwardResult::Close,
-        }
+        Box::pin(server.settle_and_respond(self.into_failed(failure))).await.into()
+    }
+
+    /// Responds to a request of which nothing was sent to an upstream.
+    async fn refund_and_respond(mut self: Box<Self>, server: &mut Http1Server<'_>, failure: Failure) -> ForwardResult {
+        _ = self.outcome.refund().await;
+        self.guard.note_fault(&failure.into());
+        server.respond_now(&failure::response(failure), self.guard).await.into()
     }
 
     /// Forwards a request to one upstream. Returns the connection if it switches to another protocol, and the bytes
@@ -404,7 +415,7 @@ impl Forwarding {
         let ticks = &server.worker.ticks;
         let left = u32::try_from(server.deadline.saturating_sub(ticks.now())).unwrap_or(u32::MAX);
         let pool = abandoned.attempt().pool(ticks);
-        let rest = AbandonedResponse { conn, is_head: self.is_head, abandoned, pool };
+        let rest = AbandonedResponse { conn, is_head: server.is_head, abandoned, pool };
         abandoned::spawn(rest.drain(begun, TICK.saturating_mul(left)));
     }
 }

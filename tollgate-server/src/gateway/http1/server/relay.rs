@@ -97,7 +97,7 @@ impl Forwarding {
         let mut scratch = scratch();
         let Scratch { input, buffers, .. } = &mut *scratch;
         let has_unparsed = std::mem::take(&mut self.has_unparsed);
-        let read = HeadRead { input, is_head: self.is_head, has_unparsed };
+        let read = HeadRead { input, is_head: server.is_head, has_unparsed };
         let answered = poll_head(conn, read, context, |head, lines, bytes, context| {
             if head.is_interim() {
                 return match self.pass_interim(server, &head, lines, buffers, context) {

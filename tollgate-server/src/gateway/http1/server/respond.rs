@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::header::CONNECTION;
 use http::{HeaderValue, Response, StatusCode};
 use tollgate::Outcome;
-use tollgate::internal::{Unreadable, WrittenResponse};
+use tollgate::internal::WrittenResponse;
 use tollgate::rules::file::internal::UpstreamHeader;
 
 use super::{AllowedRequest, Http1Server, NextStep, UnsettledResponse};
@@ -20,7 +20,8 @@ use crate::gateway::failure::{self, Failure, HandshakeFailure, MALFORMED};
 use crate::gateway::head::headers::{self, X_REQUEST_ID};
 use crate::gateway::http1::body::ReceivedBody;
 use crate::gateway::http1::request::{InvalidHead, PlainRequest};
-use crate::gateway::local_response::{self, MAX_ECHOED_BYTES, bodiless, is_malformed};
+use crate::gateway::local_response::{self, MAX_ECHOED_BYTES};
+use crate::gateway::proxy;
 use crate::gateway::request_guard::RequestGuard;
 use crate::gateway::site::Site;
 use crate::gateway::stream::is_tls_hello;
@@ -38,75 +39,63 @@ impl Http1Server<'_> {
         let has_close = response.headers().contains_key(CONNECTION);
         self.is_last |= has_close || self.worker.is_closing() || self.has_undrainable_body();
         guard.note_status(response.status());
-        guard.note_sent(response.body().len());
         buffers.out.clear();
         let lines = (buffers.date.line(self.worker.ticks.now()), self.connection_line());
-        local_response::put(&mut buffers.out, response, lines, guard.id().map(HeaderValue::as_bytes));
+        let id = guard.id().map(HeaderValue::as_bytes);
+        let sent = local_response::put(&mut buffers.out, (response, self.is_head), lines, id);
+        guard.note_sent(sent);
         self.put(&buffers.out, &[], context)
     }
 
     /// Waits for the delay that a limit imposes, and serves the request.
-    pub(super) async fn after_turn(&mut self, request: Box<AllowedRequest>) -> io::Result<NextStep> {
-        let AllowedRequest { site, route, outcome, guard } = *request;
+    pub(super) async fn after_turn(&mut self, allowed: Box<AllowedRequest>) -> io::Result<NextStep> {
         let worker = self.worker;
-        let Some(waited) = self.unless_gone(worker.wait_in_queue(&outcome, &site)).await else {
+        let AllowedRequest { request, outcome, .. } = &*allowed;
+        let Some(waited) = self.unless_gone(request.wait_in_queue(outcome, worker)).await else {
             return Ok(NextStep::Close);
         };
-        if waited.is_err() {
-            _ = outcome.refund().await;
+        if let Err(failure) = waited {
+            let responded = self.respond_now(&failure::response(failure), allowed.request.guard).await;
+            return responded.map(|()| NextStep::Answered);
         }
-        let mut parts = Some((outcome, guard));
+        let (site, route) = (Arc::clone(&request.site), request.route);
+        let mut allowed = Some(*allowed);
         poll_fn(|context| {
-            let Some((outcome, guard)) = parts.take() else { return Poll::Ready(Ok(NextStep::Close)) };
-            let served = self.with_saved((&site, route), |server, plain, buffers| match waited {
-                Ok(()) => server.pass(plain, buffers, (Arc::clone(&site), route), (outcome, guard), context),
-                Err(failure) => {
-                    let response = failure::response(failure);
-                    let response = if plain.head.is_head() { bodiless(response) } else { response };
-                    server.respond(&response, guard, buffers, context).map(|()| NextStep::Answered)
-                }
-            });
+            let Some(allowed) = allowed.take() else { return Poll::Ready(Ok(NextStep::Close)) };
+            let served =
+                self.with_saved((&site, route), |server, plain, buffers| server.pass(plain, buffers, allowed, context));
             Poll::Ready(served.unwrap_or(Ok(NextStep::Close)))
         })
         .await
     }
 
     /// Responds with an echo of the request, once its body has arrived.
-    pub(super) async fn echo(&mut self, request: Box<AllowedRequest>) -> io::Result<NextStep> {
-        let AllowedRequest { site, route, outcome, guard } = *request;
-        let mut received = self.with_saved((&site, route), |_, plain, _| plain.received_body()).unwrap_or_default();
+    pub(super) async fn echo(&mut self, allowed: Box<AllowedRequest>) -> io::Result<NextStep> {
+        let AllowedRequest { request, outcome, .. } = *allowed;
+        let routed = (&*request.site, request.route);
+        let mut received = self.with_saved(routed, |_, plain, _| plain.received_body()).unwrap_or_default();
         if !poll_fn(|context| self.poll_collect(&mut received, context)).await? {
             received.content.clear();
         }
         let body = String::from_utf8_lossy(&received.content).into_owned();
-        let echoed = self.with_saved((&site, route), |server, plain, _| {
-            (local_response::echo(&plain.head, server.client, body), plain.head.is_head())
-        });
-        let Some((response, is_head)) = echoed else { return Ok(NextStep::Close) };
-        let (outcome, route) = (Some(outcome), route.map(|number| (site, number)));
-        Ok(NextStep::Settle(Box::new(UnsettledResponse { response, route, is_head, outcome, guard })))
+        let echoed = self.with_saved(routed, |server, plain, _| local_response::echo(&plain.head, server.client, body));
+        let Some(response) = echoed else { return Ok(NextStep::Close) };
+        Ok(NextStep::Settle(Box::new(UnsettledResponse { response, request, outcome })))
     }
 
     /// Settles limits that count responses, and sends the response.
     pub(super) async fn settle_and_respond(&mut self, unsettled: Box<UnsettledResponse>) -> io::Result<()> {
-        let UnsettledResponse { mut response, route, is_head, outcome, guard } = *unsettled;
-        if let Some(outcome) = &outcome
-            && outcome.awaits_response()
-        {
-            // If settling fails, the estimate stands.
-            _ = outcome.settle_response(response.status(), response.headers()).await;
-        }
-        if let Some((site, number)) = route {
-            site.routes[number].response_edits.apply(response.headers_mut());
-        }
-        if let Some(outcome) = outcome {
-            outcome.write_headers(response.headers_mut());
-        }
-        let response = if is_head { bodiless(response) } else { response };
+        let UnsettledResponse { mut response, request, outcome } = *unsettled;
+        proxy::settle(&outcome, request.route(), &mut response).await;
+        self.respond_now(&response, request.guard).await
+    }
+
+    /// Sends a response of the gateway with the buffers of the worker.
+    pub(super) async fn respond_now(&mut self, response: &Response<Bytes>, guard: RequestGuard) -> io::Result<()> {
         let mut guard = Some(guard);
         let responded = poll_fn(|context| {
             let buffers = &mut scratch().buffers;
-            Poll::Ready(guard.take().map_or(Ok(()), |guard| self.respond(&response, guard, buffers, context)))
+            Poll::Ready(guard.take().map_or(Ok(()), |guard| self.respond(response, guard, buffers, context)))
         });
         responded.await
     }
@@ -167,7 +156,6 @@ impl Http1Server<'_> {
         if plain.head.is_grpc
             && let Some(response) = outcome.grpc_response()
         {
-            self.strike_if_malformed(plain, outcome);
             return self.respond(&response.map(|()| Bytes::new()), guard, buffers, context);
         }
         let id = guard.id().map(HeaderValue::as_bytes);
@@ -175,44 +163,6 @@ impl Http1Server<'_> {
         guard.note_status(message.status);
         guard.note_sent(message.body_bytes);
         self.put(bytes, &[], context)
-    }
-
-    /// Refuses a request before limits are checked.
-    pub(super) fn refuse_malformed(
-        &mut self,
-        plain: &PlainRequest<'_>,
-        failure: Failure,
-        (site, buffers): (&Site, &mut WorkerBuffers),
-        context: &mut Context<'_>,
-    ) -> io::Result<()> {
-        let mut guard = self.begin_request(plain, site);
-        guard.note_refused(failure, &plain.head, self.worker);
-        self.refuse_with(plain, failure::response(failure), guard, buffers, context)
-    }
-
-    /// Refuses a request with more than one interpretation.
-    pub(super) fn refuse_unreadable(
-        &mut self,
-        plain: &PlainRequest<'_>,
-        problem: &Unreadable,
-        (site, buffers): (&Site, &mut WorkerBuffers),
-        context: &mut Context<'_>,
-    ) -> io::Result<()> {
-        let mut guard = self.begin_request(plain, site);
-        guard.note_unreadable(problem, &plain.head, self.worker);
-        self.refuse_with(plain, failure::unreadable_response(problem), guard, buffers, context)
-    }
-
-    fn refuse_with(
-        &mut self,
-        plain: &PlainRequest<'_>,
-        response: Response<Bytes>,
-        guard: RequestGuard,
-        buffers: &mut WorkerBuffers,
-        context: &mut Context<'_>,
-    ) -> io::Result<()> {
-        let response = if plain.head.is_head() { bodiless(response) } else { response };
-        self.respond(&response, guard, buffers, context)
     }
 
     /// Responds to a head that cannot be parsed. Nothing shows where the next request would begin, so the connection is
@@ -251,13 +201,8 @@ impl Http1Server<'_> {
         self.is_last = true;
         buffers.out.clear();
         let response = failure::unparsed_response(invalid);
-        let response = if bytes.starts_with(b"HEAD ") { bodiless(response) } else { response };
-        local_response::put(
-            &mut buffers.out,
-            &response,
-            (buffers.date.line(self.worker.ticks.now()), headers::CLOSE),
-            None,
-        );
+        let lines = (buffers.date.line(self.worker.ticks.now()), headers::CLOSE);
+        local_response::put(&mut buffers.out, (&response, bytes.starts_with(b"HEAD ")), lines, None);
         self.put(&buffers.out, &[], context)?;
         Ok(NextStep::Answered)
     }
@@ -273,7 +218,7 @@ impl Http1Server<'_> {
     ) -> io::Result<()> {
         let tally = &self.worker.tally;
         let began = tally.now();
-        (self.is_last, self.is_http10) = (plain.head.is_last, plain.head.is_http10());
+        proxy::strike_if_malformed(outcome, &plain.head, (self.worker, self.peer));
         let new_id;
         let id = match plain.head.id() {
             _ if !site.adds_header(UpstreamHeader::RequestId) => None,
@@ -285,7 +230,7 @@ impl Http1Server<'_> {
         };
         let Some((message, bytes)) = self.refusal(plain, outcome, id, buffers) else { return Ok(()) };
         let put = self.put(bytes, &[], context);
-        tally.note_outcome_after(&mut buffers.last_noted, outcome);
+        tally.note_outcome(&mut buffers.last_noted, outcome);
         tally.note_dropped_headers(plain.head.dropped);
         let (status, nanos) = (Some(message.status), tally.nanos_since(began));
         match route {
@@ -299,12 +244,6 @@ impl Http1Server<'_> {
         put
     }
 
-    fn strike_if_malformed(&self, plain: &PlainRequest<'_>, outcome: &Outcome) {
-        if is_malformed(outcome) {
-            self.worker.strike(self.peer, plain.head.headers.lines);
-        }
-    }
-
     /// Returns the response to a refused request, with the request's ID.
     fn refusal<'d>(
         &mut self,
@@ -313,7 +252,6 @@ impl Http1Server<'_> {
         id: Option<&[u8]>,
         buffers: &'d mut WorkerBuffers,
     ) -> Option<(WrittenResponse, &'d [u8])> {
-        self.strike_if_malformed(plain, outcome);
         self.is_last |= self.worker.is_closing() || self.has_undrainable_body();
         let WorkerBuffers { last_refusal, date, out, .. } = buffers;
         let date = date.line(self.worker.ticks.now());
@@ -322,7 +260,7 @@ impl Http1Server<'_> {
             b"" => outcome.write_http1_reusing(last_refusal, headers, date),
             line => outcome.write_http1_reusing(last_refusal, headers, &[date, line].concat()),
         }?;
-        if plain.head.is_head() {
+        if self.is_head {
             bytes = &bytes[..bytes.len() - message.body_bytes];
             message.body_bytes = 0;
         }

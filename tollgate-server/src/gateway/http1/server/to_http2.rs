@@ -45,7 +45,7 @@ enum Framing {
 impl Http1Server<'_> {
     /// Forwards a request to upstreams by hyper's client until one responds, and the response to the client.
     pub(super) async fn forward_by_hyper(&mut self, forwarding: Box<Forwarding>) -> ForwardResult {
-        let Forwarding { site, route, outcome, mut guard, is_head, wants_trailers, mut attempts, .. } = *forwarding;
+        let Forwarding { site, route, outcome, mut guard, wants_trailers, mut attempts, .. } = *forwarding;
         // The upstream that was chosen last is the first to get it.
         guard.take_upstream();
         attempts.undo_last();
@@ -65,7 +65,7 @@ impl Http1Server<'_> {
             }
         });
         let Ok(response) = answered.await else { return ForwardResult::Close };
-        match self.send_response(response, (is_head, wants_trailers), (relay, site.routes[route].timeout)).await {
+        match self.send_response(response, wants_trailers, (relay, site.routes[route].timeout)).await {
             Ok(()) => ForwardResult::Answered,
             Err(Aborted) => ForwardResult::Close,
         }
@@ -148,12 +148,12 @@ impl Http1Server<'_> {
     async fn send_response(
         &mut self,
         response: Response<ToClient>,
-        (is_head, wants_trailers): (bool, bool),
+        wants_trailers: bool,
         (mut relay, timeout): (BodyRelay, Wait),
     ) -> Result<(), Aborted> {
         let (parts, mut body) = response.into_parts();
         body.answers_with(parts.status);
-        let (mut framing, announced) = self.framing(&parts, &mut body, (is_head, wants_trailers));
+        let (mut framing, announced) = self.framing(&parts, &mut body, wants_trailers);
         poll_fn(|context| {
             let buffers = &mut scratch().buffers;
             let id = body.request_id().map(HeaderValue::as_bytes);
@@ -200,7 +200,7 @@ impl Http1Server<'_> {
         &mut self,
         parts: &response::Parts,
         body: &mut ToClient,
-        (is_head, wants_trailers): (bool, bool),
+        wants_trailers: bool,
     ) -> (Framing, Option<u64>) {
         self.is_last |= parts.headers.contains_key(CONNECTION)
             || self.worker.is_closing()
@@ -208,12 +208,12 @@ impl Http1Server<'_> {
         let lacks_body = matches!(parts.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
         let announced = parts.headers.get(CONTENT_LENGTH).and_then(|length| headers::length(length.as_bytes()));
         let actual = body.size_hint().exact();
-        let missing = actual.filter(|_| announced.is_none() && !lacks_body && (!is_head || body.is_local()));
-        if is_head {
+        let missing = actual.filter(|_| announced.is_none() && !lacks_body && (!self.is_head || body.is_local()));
+        if self.is_head {
             _ = body.take_written();
         }
         let framing = match announced.or(actual) {
-            _ if is_head || lacks_body => Framing::Length(0),
+            _ if self.is_head || lacks_body => Framing::Length(0),
             Some(length) => Framing::Length(length),
             None if self.is_http10 => {
                 self.is_last = true;
