@@ -4,7 +4,7 @@ use std::io::Write as _;
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
-use super::framing::FramingGuard;
+use super::framing::ChunkDecoder;
 use crate::gateway::failure::{Ambiguity, Failure};
 use crate::gateway::head::BodyLength;
 use crate::gateway::head::headers::{self, Edits, HeaderKind, HeadersView, MAX_HEADERS, kind};
@@ -17,7 +17,7 @@ pub(in crate::gateway) enum RequestBody {
     /// The number of bytes left.
     Length(u64),
     /// Chunks. Boxed, because most requests have none.
-    Chunked(Box<FramingGuard>),
+    Chunked(Box<ChunkDecoder>),
     /// Malformed chunks.
     Invalid(Ambiguity),
 }
@@ -43,12 +43,10 @@ impl BodyLength {
                 BodyStart { bytes: bytes.len(), content, rest: RequestBody::Length(length - content) }
             }
             Self::Unknown => {
-                let (mut framing_guard, mut content) = (Box::new(FramingGuard::for_request_chunks()), 0);
-                match framing_guard.unchunk(bytes, |piece| content += piece.len() as u64) {
-                    Ok(bytes) if framing_guard.is_between() => {
-                        BodyStart { bytes, content, rest: RequestBody::Complete }
-                    }
-                    Ok(bytes) => BodyStart { bytes, content, rest: RequestBody::Chunked(framing_guard) },
+                let (mut decoder, mut content) = (Box::new(ChunkDecoder::of_request()), 0);
+                match decoder.decode(bytes, |piece| content += piece.len() as u64) {
+                    Ok(bytes) if decoder.is_at_end() => BodyStart { bytes, content, rest: RequestBody::Complete },
+                    Ok(bytes) => BodyStart { bytes, content, rest: RequestBody::Chunked(decoder) },
                     Err(ambiguity) => BodyStart { bytes: bytes.len(), content, rest: RequestBody::Invalid(ambiguity) },
                 }
             }
@@ -71,13 +69,13 @@ impl RequestBody {
                 }
                 Ok((taken, taken))
             }
-            Self::Chunked(framing_guard) => {
+            Self::Chunked(decoder) => {
                 let mut content = 0;
-                let taken = framing_guard.unchunk(bytes, |piece| {
+                let taken = decoder.decode(bytes, |piece| {
                     content += piece.len();
                     put_chunk(out, piece);
                 })?;
-                if framing_guard.is_between() {
+                if decoder.is_at_end() {
                     out.extend_from_slice(LAST_CHUNK);
                     *self = Self::Complete;
                 }
@@ -89,13 +87,13 @@ impl RequestBody {
     /// Consumes bytes of the body, and appends its content and trailers to `received`. Returns the number of bytes
     /// consumed.
     pub(super) fn take_content(&mut self, bytes: &[u8], received: &mut ReceivedBody) -> Result<usize, Ambiguity> {
-        let Self::Chunked(framing_guard) = self else {
+        let Self::Chunked(decoder) = self else {
             let (taken, _) = self.take(bytes, &mut Vec::new())?;
             received.content.extend_from_slice(&bytes[..taken]);
             return Ok(taken);
         };
-        let taken = received.unchunk(framing_guard, bytes)?;
-        if framing_guard.is_between() {
+        let taken = received.unchunk(decoder, bytes)?;
+        if decoder.is_at_end() {
             *self = Self::Complete;
         }
         Ok(taken)
@@ -120,10 +118,10 @@ pub(in crate::gateway) struct ReceivedBody {
 
 impl ReceivedBody {
     /// Decodes chunks. Returns the number of bytes that belong to the body.
-    pub(super) fn unchunk(&mut self, framing_guard: &mut FramingGuard, bytes: &[u8]) -> Result<usize, Ambiguity> {
+    pub(super) fn unchunk(&mut self, decoder: &mut ChunkDecoder, bytes: &[u8]) -> Result<usize, Ambiguity> {
         let Self { content, trailers } = self;
         let found = |piece: &[u8]| content.extend_from_slice(piece);
-        framing_guard.unchunk_with_trailers(bytes, found, |lines| trailers.extend_from_slice(lines))
+        decoder.decode_with_trailers(bytes, found, |lines| trailers.extend_from_slice(lines))
     }
 
     /// Returns the trailers, or `None` if they are malformed.
@@ -149,7 +147,7 @@ pub(in crate::gateway) enum ResponseBody {
     Length(u64),
     /// Chunked. The client gets other chunks: without extensions, and with trailers only if it accepts them.
     Chunks {
-        framing_guard: FramingGuard,
+        decoder: ChunkDecoder,
         framing: ClientFraming,
         trailers: Option<Box<Trailers>>,
     },
@@ -193,7 +191,7 @@ impl ResponseBody {
             (_, true) if is_http10 => None,
             _ if has_none => Some(Self::Length(0)),
             (_, true) => Some(Self::Chunks {
-                framing_guard: FramingGuard::for_response_chunks(),
+                decoder: ChunkDecoder::of_response(),
                 framing: ClientFraming::Chunked,
                 trailers: None,
             }),
@@ -205,7 +203,7 @@ impl ResponseBody {
     pub(in crate::gateway) fn is_over(&self) -> bool {
         match self {
             Self::Length(left) => *left == 0,
-            Self::Chunks { framing_guard, .. } => framing_guard.is_between(),
+            Self::Chunks { decoder, .. } => decoder.is_at_end(),
             Self::UntilClose { is_over, .. } => *is_over,
         }
     }
@@ -269,16 +267,16 @@ impl ResponseBody {
                 *left -= taken as u64;
                 Ok((taken, taken))
             }
-            Self::Chunks { framing_guard, framing, trailers } => {
+            Self::Chunks { decoder, framing, trailers } => {
                 let mut content = 0;
                 let found = |piece: &[u8]| {
                     content += piece.len();
                     framing.put(out, piece);
                 };
                 let received = |bytes: &[u8]| trailers.iter_mut().for_each(|trailers| trailers.receive(bytes));
-                let taken = framing_guard.unchunk_with_trailers(bytes, found, received);
+                let taken = decoder.decode_with_trailers(bytes, found, received);
                 let taken = taken.map_err(|_ambiguity| Failure::InvalidResponse)?;
-                if framing_guard.is_between() && *framing == ClientFraming::Chunked {
+                if decoder.is_at_end() && *framing == ClientFraming::Chunked {
                     match trailers {
                         Some(trailers) => trailers.write(out)?,
                         None => out.extend_from_slice(LAST_CHUNK),

@@ -6,7 +6,7 @@ use tollgate::rules::TrustedProxies;
 use tollgate::rules::file::internal::UnderscoreHeaders;
 
 use super::body::{ClientFraming, ReceivedBody, RequestBody, ResponseBody};
-use super::framing::FramingGuard;
+use super::framing::ChunkDecoder;
 use super::request::{PlainRequest, RequestParse};
 use super::response::{ResponseHead, ResponseParse};
 use crate::gateway::head::headers::{HeaderBuffer, HeaderFilter, HeadersView};
@@ -102,7 +102,7 @@ pub struct Http1Body {
 
 /// Reads a chunked body of a request that arrives in pieces. Returns `None` if it is refused.
 pub fn read_request_chunks<'p>(pieces: impl IntoIterator<Item = &'p [u8]>) -> Option<Http1Body> {
-    let chunks = || RequestBody::Chunked(Box::new(FramingGuard::for_request_chunks()));
+    let chunks = || RequestBody::Chunked(Box::new(ChunkDecoder::of_request()));
     let (mut passed_on, mut converted, mut received) = (chunks(), chunks(), ReceivedBody::default());
     let mut body = Http1Body::default();
     for piece in pieces {
@@ -154,10 +154,10 @@ pub fn read_response(bytes: &[u8], is_head: bool) -> Option<Http1Response> {
 
 /// Reads a chunked body of a response that arrives in pieces. Returns `None` if it is malformed.
 pub fn read_response_chunks<'p>(pieces: impl IntoIterator<Item = &'p [u8]>) -> Option<Http1Body> {
-    let framing_guard = FramingGuard::for_response_chunks();
-    let mut chunks = ResponseBody::Chunks { framing_guard, framing: ClientFraming::Chunked, trailers: None };
-    let framing_guard = FramingGuard::for_response_chunks();
-    let mut raw = ResponseBody::Chunks { framing_guard, framing: ClientFraming::Raw, trailers: None };
+    let decoder = ChunkDecoder::of_response();
+    let mut chunks = ResponseBody::Chunks { decoder, framing: ClientFraming::Chunked, trailers: None };
+    let decoder = ChunkDecoder::of_response();
+    let mut raw = ResponseBody::Chunks { decoder, framing: ClientFraming::Raw, trailers: None };
     let mut body = Http1Body::default();
     for piece in pieces {
         let (taken, _) = chunks.take(piece, &mut body.forwarded).ok()?;
