@@ -165,3 +165,25 @@ fn a_store_that_fails_is_reported_by_its_name_and_concerns_its_own_limits() {
     gateway.await_said("store `sessions` answers again", 1);
     gateway.await_metric(&metric, 1);
 }
+
+#[test]
+fn the_wait_for_redis_is_a_part_of_the_duration_of_a_request() {
+    const TIMEOUT_MILLIS: f64 = 300.0;
+    let (mut redis, upstream) = (RedisServer::start(), Raw::named("one"));
+    let settings = format!("store_timeout: {TIMEOUT_MILLIS}ms\n");
+    let site = site(
+        "access_log: { file: log, format: json }",
+        &[format!("{{ path: /**, upstream: {} }}", upstream.url())],
+        &per_user(9),
+    );
+    let gateway = Gateway::start(&format!("store: {}\n{settings}{site}", redis.url()));
+    assert_eq!(gateway.connect().get_as("ann", "/").status, 200);
+    // It keeps its connections, and answers nothing.
+    redis.stop();
+    assert_eq!(gateway.connect().get_as("ann", "/").status, 200);
+    let lines = gateway.await_lines(&gateway.path("log"), 2);
+    let entry: serde_json::Value = serde_json::from_str(&lines[1]).unwrap();
+    let millis = entry["duration_ms"].as_f64().unwrap();
+    assert!(millis >= TIMEOUT_MILLIS, "{entry}");
+    redis.cont();
+}
