@@ -152,17 +152,16 @@ impl Exchange {
     async fn after_check(&self, check: Check, mut checked: CheckedRequest) -> Response<ToClient> {
         let mut outcome = check.outcome().await;
         let CheckedRequest { received: ReceivedRequest { parts, body, .. }, request } = &mut checked;
-        let site = Arc::clone(&request.site);
-        let (client, length) = (&self.client, BodyLength::of(body));
-        let applied = with_head((parts, length), (&site, client), |head| {
+        let (site, received) = (Arc::clone(&request.site), (&*parts, BodyLength::of(body)));
+        let action = with_head(received, (&site, &self.client), |head| {
             let last_noted = &mut scratch().buffers.last_noted;
-            let applied = request.apply(&mut outcome, head, (&self.worker, client.peer()), last_noted);
-            applied.ok_or_else(|| refusal(&outcome, head))
+            request.apply(&mut outcome, head, (&self.worker, self.client.peer()), last_noted)
         });
-        match applied {
-            Ok(action) => self.pass(outcome, action, checked).await,
-            Err(response) => self.respond(checked.received.body, response, checked.request.guard),
-        }
+        let Some(action) = action else {
+            let response = with_head(received, (&site, &self.client), |head| refusal(&outcome, head));
+            return self.respond(checked.received.body, response, checked.request.guard);
+        };
+        self.pass(outcome, action, checked).await
     }
 
     /// Serves an allowed request. Rare steps are boxed, so that their futures take no room in every request.
