@@ -282,6 +282,10 @@ impl RequestGuard {
 
     /// Returns the maximum number of bytes that were passed on and may not be written yet.
     pub(super) fn unwritten_bytes(&self) -> usize {
+        // The server of HTTP/1 counts what it has not written.
+        if !self.client.is_http2 {
+            return 0;
+        }
         usize::try_from(self.sent_bytes).unwrap_or(usize::MAX).min(SEND_BUFFER_BYTES)
     }
 

@@ -63,3 +63,18 @@ fn stalled_http_2_response_is_reported() {
     });
     assert_reported(&format!("h2c://{}", upstream.address), STALLED);
 }
+
+#[test]
+fn a_response_that_breaks_with_its_first_bytes_is_not_the_upstreams() {
+    let upstream = Raw::answering("HTTP/1.1 503 Service Unavailable\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n");
+    let eject = "eject: { after: 2, statuses: [503] }";
+    let route = format!("{{ name: all, path: /**, retries: 0, upstream: '{}', {eject} }}", upstream.url());
+    let gateway = Gateway::start(&site("access_log: { format: json, file: access.log }", &[route], ""));
+    assert_eq!(gateway.get("/").status, 502);
+    let line: Value = serde_json::from_str(&gateway.await_lines(&gateway.path("access.log"), 1)[0]).unwrap();
+    assert_eq!((&line["status"], &line["answered_by"]), (&json!(502), &json!("tollgate")), "{line}");
+    // One failure, not two: the second request makes it two.
+    assert_eq!(gateway.get("/").status, 502);
+    let said = gateway.await_said(" of route all failed 2 times in a row: ", 1);
+    assert_eq!((upstream.requests(), said.matches("in a row").count()), (2, 1), "{said}");
+}

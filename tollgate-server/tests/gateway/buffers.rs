@@ -104,3 +104,29 @@ fn uploads_that_no_upstream_reads_hold_no_more_than_the_bound() {
         }
     }
 }
+
+#[test]
+fn responses_that_are_cut_off_are_marked_in_the_access_log() {
+    let upstream = Raw::start(|conversation| {
+        while conversation.request().is_some() {
+            conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n");
+            while conversation.send(vec![b'x'; 1_000_000]) {}
+        }
+    });
+    let settings = "max_buffered: 1MiB\n  access_log: { format: json, file: access.log }\n  timeouts: { write: 1h }";
+    let route = format!("{{ path: /**, upstream: {}, timeout: 1h }}", upstream.url());
+    let gateway = Gateway::start(&site(settings, &[route], ""));
+    // Nothing is read of their responses, and they do not leave.
+    let connections: Vec<Connection> = (0..100)
+        .map(|_| {
+            let mut connection = gateway.connect();
+            connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+            connection
+        })
+        .collect();
+    for line in gateway.await_lines(&gateway.path("access.log"), 5) {
+        let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!((&line["status"], &line["broken"]), (&200.into(), &true.into()), "{line}");
+    }
+    drop(connections);
+}

@@ -474,3 +474,21 @@ fn every_answer_lists_the_policies_that_matched() {
         });
     }
 }
+
+#[test]
+fn trailers_of_a_response_carry_nothing_that_only_the_gateway_may_send() {
+    let trailers = [("x-sum", "1"), ("ratelimit", "forged"), ("x-request-id", "forged"), ("set-cookie", "a=b")];
+    let answer =
+        move |_: Request<Incoming>| async move { Response::new(with_trailers(Bytes::from_static(b"x"), &trailers)) };
+    for (speaks, scheme) in [(Speaks::Http1, "http"), (Speaks::Http2, "h2c")] {
+        let upstream = Served::start(speaks, answer);
+        let gateway = Gateway::before(&format!("'{scheme}://{}'", upstream.address));
+        let arrived = runtime().block_on(async {
+            let mut sender = connect(gateway.address).await;
+            let request = get(&gateway, "/").header("te", "trailers").body(full("")).unwrap();
+            whole(sender.send_request(request).await.unwrap()).await.2
+        });
+        let names: Vec<&str> = arrived.keys().map(http::HeaderName::as_str).collect();
+        assert!(names == ["x-sum"] || scheme == "http" && names.is_empty(), "{scheme}: {names:?}");
+    }
+}

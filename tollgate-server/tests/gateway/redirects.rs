@@ -103,3 +103,24 @@ fn an_upstream_without_tls_does_not_lead_clients_away_from_it() {
         assert_eq!(connection.ask(request).header("location"), Some(expected), "{path}: {given}");
     }
 }
+
+#[test]
+fn every_location_of_a_response_is_changed() {
+    let upstream = Served::start(Speaks::Http1, |request: http::Request<hyper::body::Incoming>| async move {
+        let mut response = Response::new(full(""));
+        let host = request.headers()["host"].to_str().unwrap().to_owned();
+        for path in ["/a", "/b"] {
+            response.headers_mut().append("location", format!("http://{host}{path}").parse().unwrap());
+        }
+        response
+    });
+    let route = format!("{{ path: /**, host: upstream, upstream: 'http://{}' }}", upstream.address);
+    let gateway = Gateway::start(&site("", &[route], ""));
+    let changed = gateway.get("/").headers.into_iter().filter(|(name, _)| name == "location");
+    assert_eq!(changed.map(|(_, value)| value).collect::<Vec<_>>(), ["/a", "/b"]);
+    runtime().block_on(async {
+        let mut sender = http2::connect(gateway.address).await;
+        let response = sender.send_request(http2::get(&gateway, "/").body(full("")).unwrap()).await.unwrap();
+        assert_eq!(response.headers().get_all("location").iter().collect::<Vec<_>>(), ["/a", "/b"]);
+    });
+}

@@ -5,8 +5,12 @@ use std::net::Shutdown;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
 use testkit::gateway::{Gateway, per_user, site};
-use testkit::upstream::{Raw, Served, Speaks, full};
+use testkit::upstream::{Raw, Served, Speaks, full, runtime};
 use testkit::wait::until;
 
 /// The lengths of bodies are announced, or the bodies are chunked.
@@ -402,4 +406,32 @@ fn pipelined_requests_with_bodies_in_any_pieces_are_answered_in_order() {
         }
         writing.join().unwrap();
     }
+}
+
+#[test]
+fn an_echoed_body_may_not_be_longer_than_the_maximum() {
+    let gateway = Gateway::start(&site("max_body: 10B", &["{ path: /**, upstream: echo }"], ""));
+    let body = "x".repeat(1000);
+    let chunked = "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n";
+    for (pieces, status) in [
+        ([chunked.to_owned(), "5\r\nhello\r\n0\r\n\r\n".to_owned()], 200),
+        ([chunked.to_owned(), format!("3e8\r\n{body}\r\n0\r\n\r\n")], 413),
+        ([format!("{chunked}3e8\r\n{body}\r\n0\r\n\r\n"), String::new()], 413),
+        ([chunked.to_owned(), "zz\r\n".to_owned()], 400),
+    ] {
+        let mut connection = gateway.connect();
+        for piece in &pieces {
+            connection.send(piece);
+        }
+        assert_eq!(connection.receive().status, status, "{pieces:?}");
+    }
+    runtime().block_on(async {
+        let mut sender = crate::http2::connect(gateway.address).await;
+        for (length, status) in [(5, 200), (1000, 413)] {
+            let frames = [Ok(Frame::data(Bytes::from("x".repeat(length))))];
+            let request = Request::post(format!("http://{}/", gateway.address));
+            let request = request.body(BodyExt::boxed(StreamBody::new(futures_util::stream::iter(frames)))).unwrap();
+            assert_eq!(sender.send_request(request).await.unwrap().status(), status);
+        }
+    });
 }

@@ -2,6 +2,7 @@
 
 use std::net::Shutdown;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rcgen::{BasicConstraints, IsCa, date_time_ymd};
@@ -15,7 +16,8 @@ use testkit::certificates::{Authority, Signed, params};
 use testkit::folder::folder_with;
 use testkit::gateway::{Gateway, site};
 use testkit::tollgate::run_in;
-use testkit::upstream::{Raw, full, runtime};
+use testkit::upstream::{Raw, accepting, full, runtime};
+use testkit::wait::until;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Returns a server configuration with this certificate.
@@ -370,4 +372,47 @@ fn rules_that_were_refused_for_a_missing_file_are_read_again_when_it_appears() {
     std::fs::write(gateway.path("certs/late.pem"), authority.pem()).unwrap();
     gateway.await_said("is in force", 1);
     assert_eq!(gateway.get("/").status, 502);
+}
+
+#[test]
+fn an_upstream_that_is_replaced_by_one_without_http_2_gets_requests_of_http_1_directly() {
+    let authority = Authority::new();
+    let mut config = server(&authority.sign(&["api.internal"]));
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    let both = Arc::new(config.clone());
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let (only_http1, is_replaced) = (Arc::new(config), Arc::new(AtomicBool::new(false)));
+    let has_new_config = Arc::clone(&is_replaced);
+    let (address, _) = accepting(move |tcp| {
+        let config = if has_new_config.load(Relaxed) { &only_http1 } else { &both };
+        let acceptor = tokio_rustls::TlsAcceptor::from(Arc::clone(config));
+        async move {
+            let Ok(mut tls) = acceptor.accept(tcp).await else { return };
+            if tls.get_ref().1.alpn_protocol() == Some(b"h2") {
+                let service = hyper::service::service_fn(|_| async {
+                    Ok::<_, std::convert::Infallible>(http::Response::new(full("by HTTP/2")))
+                });
+                // The connection ends after a response.
+                let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(tls), service));
+                _ = tokio::time::timeout(std::time::Duration::from_millis(300), connection.as_mut()).await;
+                return;
+            }
+            let mut buffer = [0; 4096];
+            while let Ok(1..) = tls.read(&mut buffer).await {
+                let hint = "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n";
+                _ = tls.write_all(hint.as_bytes()).await;
+                _ = tls.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
+                _ = tls.flush().await;
+            }
+        }
+    });
+    let tls = "{ ca: ca.pem, server_name: api.internal }";
+    let route = format!("{{ path: /**, upstream: 'https://{address}', upstream_tls: {tls} }}");
+    let rules = site("workers: 1", &[route], "");
+    let gateway = Gateway::in_folder(folder_with(&[("tollgate.yaml", &rules), ("ca.pem", &authority.pem())]));
+    assert_eq!(gateway.get("/").text(), "by HTTP/2");
+    is_replaced.store(true, Relaxed);
+    // Only requests that are forwarded directly get interim responses.
+    until("a hint arrives", || gateway.get("/").status == 103);
 }

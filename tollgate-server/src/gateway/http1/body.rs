@@ -3,6 +3,7 @@
 use std::io::Write as _;
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use smallvec::SmallVec;
 
 use super::framing::ChunkDecoder;
 use crate::gateway::failure::{Ambiguity, Failure};
@@ -371,11 +372,11 @@ impl Trailers {
         Ok(())
     }
 
-    /// Returns the trailers for a client of HTTP/2, which gets them without an announcement.
+    /// Returns all trailers. A client of HTTP/2 gets them without an announcement.
     pub(super) fn to_map(&self) -> Result<HeaderMap, Failure> {
         let mut map = HeaderMap::new();
         let mut parsed = [httparse::EMPTY_HEADER; MAX_HEADERS];
-        for trailer in self.parse(&mut parsed)?.iter().filter(|trailer| is_harmless(trailer.name)) {
+        for trailer in self.parse(&mut parsed)? {
             let name = HeaderName::from_bytes(trailer.name.as_bytes()).map_err(|_invalid| Failure::InvalidResponse)?;
             map.append(name, HeaderValue::from_bytes(trailer.value).map_err(|_invalid| Failure::InvalidResponse)?);
         }
@@ -409,6 +410,14 @@ impl Trailers {
 /// `Connection`, `RateLimit` and `X-Request-Id`, or nobody may.
 fn is_harmless(name: &str) -> bool {
     kind(name) == HeaderKind::Other && !FORBIDDEN.iter().any(|forbidden| name.eq_ignore_ascii_case(forbidden))
+}
+
+/// Removes the trailers of a response that may not be passed on.
+pub(in crate::gateway) fn screen_trailers(trailers: &mut HeaderMap) {
+    let removed = trailers.keys().filter(|name| !is_harmless(name.as_str()));
+    for name in removed.cloned().collect::<SmallVec<[HeaderName; 4]>>() {
+        trailers.remove(name);
+    }
 }
 
 #[cfg(test)]

@@ -220,7 +220,7 @@ impl<'a> Http1Server<'a> {
 
     /// Prepares for the next request.
     fn reset_idle(&mut self) {
-        self.set_deadline(self.idle);
+        self.restart_deadline(self.idle);
         self.pieces = 0;
         self.body = None;
         self.saved.clear();

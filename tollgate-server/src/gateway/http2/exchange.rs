@@ -201,8 +201,12 @@ impl Exchange {
     async fn echo(&self, received: ReceivedRequest, site: &Site) -> Response<Bytes> {
         let ReceivedRequest { parts, body, .. } = received;
         let length = BodyLength::of(&body);
-        let body = collect(body, &self.client).await;
-        with_head((&parts, length), (site, &self.client), |head| local_response::echo(head, &self.client, body))
+        match collect(ToUpstream::new(body, &self.client, site.max_body)).await {
+            Ok(body) => {
+                with_head((&parts, length), (site, &self.client), |head| local_response::echo(head, &self.client, body))
+            }
+            Err(failure) => failure::response(failure),
+        }
     }
 
     /// Returns a response of the gateway.
@@ -240,13 +244,16 @@ fn refusal(outcome: &Outcome, head: &RequestHead<'_>) -> Response<Bytes> {
     refusal.unwrap_or_default()
 }
 
-/// Reads the body of a request for its echo. A body that is too long or broken is left out.
-async fn collect(body: ClientBody, client: &Arc<Client>) -> String {
-    let body = ToUpstream::new(body, client, MAX_ECHOED_BYTES as u64);
-    match body.collect().await {
-        Ok(body) => String::from_utf8_lossy(&body.to_bytes()).into_owned(),
-        Err(_) => String::new(),
+/// Reads the body of a request for its echo. A body that is too long for that is left out.
+async fn collect(mut body: ToUpstream) -> Result<String, Failure> {
+    let mut content = Vec::new();
+    while let Some(frame) = body.frame().await {
+        content.extend_from_slice(frame?.data_ref().map_or(&[], |data| data));
+        if content.len() > MAX_ECHOED_BYTES {
+            return Ok(String::new());
+        }
     }
+    Ok(String::from_utf8_lossy(&content).into_owned())
 }
 
 /// Applies the changes that all responses need.

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use http::header::{HOST, LOCATION};
+use http::header::{Entry, HOST, LOCATION};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
@@ -71,12 +71,15 @@ impl Exchange {
         if site.adds_header(UpstreamHeader::Via) {
             append_via(version, &mut parts.headers);
         }
-        if let Some(location) = parts.headers.get_mut(LOCATION)
-            && let Some(upstream) = attempts.current(route)
-            && let Some(changed) = route.location(upstream, https_host.as_deref(), location.as_bytes())
-            && let Ok(changed) = HeaderValue::try_from(changed)
+        if let (Entry::Occupied(mut locations), Some(upstream)) =
+            (parts.headers.entry(LOCATION), attempts.current(route))
         {
-            *location = changed;
+            for location in locations.iter_mut() {
+                let changed = route.location(upstream, https_host.as_deref(), location.as_bytes());
+                if let Some(Ok(changed)) = changed.map(HeaderValue::try_from) {
+                    *location = changed;
+                }
+            }
         }
         guard.set_upstream(attempt);
         let mut response = Response::from_parts(parts, ToClient::upstream(body, &route.response_edits, guard));

@@ -13,6 +13,7 @@ use crate::gateway::buffer_budget::{Overloaded, STEP_BYTES};
 use crate::gateway::client::BufferedBytes;
 use crate::gateway::failure::Failure;
 use crate::gateway::head::headers::Edits;
+use crate::gateway::http1::body::screen_trailers;
 use crate::gateway::http1::sender::Http1Body;
 use crate::gateway::request_guard::{RequestGuard, UpstreamProgress};
 
@@ -99,6 +100,11 @@ impl ToClient {
         self.guard.id()
     }
 
+    /// Records that the gateway cuts off the response.
+    pub(in crate::gateway) fn note_cut(&mut self) {
+        self.guard.note_cut();
+    }
+
     /// Records the status, when the response head is about to be sent.
     pub(in crate::gateway) fn answers_with(&mut self, status: StatusCode) {
         self.guard.note_status(status);
@@ -156,6 +162,7 @@ impl Body for ToClient {
                         }
                         Err(frame) => {
                             let mut trailers = frame.into_trailers().unwrap_or_default();
+                            screen_trailers(&mut trailers);
                             if let Some(edits) = &this.edits {
                                 edits.screen(&mut trailers);
                             }

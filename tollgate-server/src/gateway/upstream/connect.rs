@@ -145,6 +145,9 @@ async fn open(
     let now = worker.ticks.now();
     match dial(target, conn_use, now, slot).await? {
         Dialled::Http1(io, ip) => {
+            if conn_use == ConnUse::Request {
+                target.http2_pool(worker.number).note_http1();
+            }
             Ok(UpstreamConn::H1(Box::new(Http1Conn::new(io, Usage::new(now, target.origin(ip))))))
         }
         Dialled::Http2(io, ip) => share(io, ip, target, worker).await,

@@ -49,7 +49,7 @@ pub(in crate::gateway) type Connection = http2::Connection<TokioIo<UpstreamIo>, 
 #[derive(Default)]
 pub(in crate::gateway) struct Http2Pool {
     conns: Mutex<Vec<(Sender, Arc<Http2Conn>)>>,
-    /// Whether there has been a connection.
+    /// Whether the upstream has chosen HTTP/2 for the last new connection.
     speaks_http2: AtomicBool,
 }
 
@@ -85,6 +85,11 @@ impl Http2Pool {
     /// Returns whether the upstream is known to use HTTP/2.
     pub(in crate::gateway) fn speaks_http2(&self) -> bool {
         self.speaks_http2.load(Relaxed)
+    }
+
+    /// Records that the upstream has chosen HTTP/1. It may have been replaced.
+    pub(super) fn note_http1(&self) {
+        self.speaks_http2.store(false, Relaxed);
     }
 
     /// Reserves a stream for a request. Returns `None` if another connection should be opened.

@@ -13,10 +13,9 @@ use tokio::io::AsyncWrite;
 use super::Http1Server;
 use crate::gateway::client::BufferedBytes;
 use crate::gateway::deadline::Tick;
-use crate::gateway::failure::Failure;
-use crate::gateway::http1::body::RequestBody;
+use crate::gateway::failure::{Ambiguity, Failure};
+use crate::gateway::http1::body::{ReceivedBody, RequestBody};
 use crate::gateway::local_response::MAX_DRAINED_BYTES;
-use crate::gateway::upstream::conn::Http1Conn;
 use crate::gateway::worker::{Scratch, scratch};
 
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
@@ -36,7 +35,41 @@ pub(super) struct PendingBody {
     pub(super) awaits_continue: bool,
 }
 
+/// The reason why no more of a body is read.
+pub(super) enum BodyError {
+    ClientGone,
+    /// It is malformed.
+    Ambiguous(Ambiguity),
+    Failed(Failure),
+}
+
+impl From<Ambiguity> for BodyError {
+    fn from(ambiguity: Ambiguity) -> Self {
+        Self::Ambiguous(ambiguity)
+    }
+}
+
+impl From<Failure> for BodyError {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
 impl PendingBody {
+    /// Counts content that has arrived. Fails if the body is longer than `max_body` allows.
+    pub(super) fn count(&mut self, content: usize) -> Result<(), Failure> {
+        self.room = self.room.checked_sub(content as u64).ok_or(Failure::BodyTooLong)?;
+        Ok(())
+    }
+
+    /// Takes the content of bytes that have arrived. Returns how many belong to the body.
+    pub(super) fn take_content(&mut self, bytes: &[u8], received: &mut ReceivedBody) -> Result<usize, BodyError> {
+        let before = received.content.len();
+        let taken = self.rest.take_content(bytes, received)?;
+        self.count(received.content.len() - before)?;
+        Ok(taken)
+    }
+
     /// Returns whether the rest can be read and discarded, so that the connection stays usable.
     pub(super) fn is_drainable(&self) -> bool {
         let is_short = match self.rest {
@@ -153,35 +186,6 @@ impl Http1Server<'_> {
         if self.awaits_body() { Poll::Pending } else { self.poll_late(context) }
     }
 
-    /// Sends bytes of the body to the upstream. Those behind its end belong to the next request.
-    pub(super) fn send_body(
-        &mut self,
-        bytes: &[u8],
-        conn: &mut Http1Conn,
-        out: &mut Vec<u8>,
-        context: &mut Context<'_>,
-    ) -> Result<(), Failure> {
-        let Some(body) = &mut self.body else { return Ok(()) };
-        body.due = None;
-        body.awaits_continue = false;
-        let is_chunked = body.rest.is_chunked();
-        let (taken, content) = body.rest.take(bytes, out).map_err(|ambiguity| {
-            self.client.note_ambiguity(ambiguity);
-            Failure::BodyBroken
-        })?;
-        body.room = body.room.checked_sub(content as u64).ok_or(Failure::BodyTooLong)?;
-        let part = if is_chunked { out } else { &bytes[..taken] };
-        if !part.is_empty() {
-            conn.send_part(part, context);
-        }
-        body.buffered.set(conn.unsent_bytes()).map_err(|_overloaded| Failure::Overloaded)?;
-        if body.rest.is_complete() {
-            self.body = None;
-            self.ahead.extend_from_slice(&bytes[taken..]);
-        }
-        Ok(())
-    }
-
     /// Returns whether the client is read for more of the body. Once the response has begun, a client that waits for
     /// `100 Continue` gets none: those bytes would become a part of the response.
     pub(super) fn may_read_body(&self, has_begun: bool) -> bool {
@@ -214,38 +218,66 @@ impl Http1Server<'_> {
     pub(super) async fn drain_body(&mut self) -> bool {
         let mut left = MAX_DRAINED_BYTES;
         let is_drainable = !self.has_undrainable_body();
-        is_drainable && poll_fn(|context| self.poll_drained(&mut left, context)).await.unwrap_or(false)
+        is_drainable && poll_fn(|context| self.poll_drained(&mut left, context)).await
     }
 
-    fn poll_drained(&mut self, left: &mut usize, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
-        loop {
+    fn poll_drained(&mut self, left: &mut usize, context: &mut Context<'_>) -> Poll<bool> {
+        while self.body.is_some() {
             // A client may read the response only after it has sent the body.
-            if let Poll::Ready(Err(error)) = self.poll_sent(context) {
-                return Poll::Ready(Err(error));
+            if let Poll::Ready(Err(_)) = self.poll_sent(context) {
+                return Poll::Ready(false);
             }
-            let mut scratch = scratch();
-            let Scratch { input, buffers, .. } = &mut *scratch;
-            let Poll::Ready(read) = self.poll_read_body(input, context)? else {
-                drop(scratch);
-                ready!(self.poll_body_late(context));
-                return Poll::Ready(Ok(false));
-            };
-            let Some(body) = &mut self.body else { return Poll::Ready(Ok(true)) };
-            body.due = None;
-            buffers.clear();
-            let Ok((taken, _)) = body.rest.take(&input[..read], &mut buffers.out) else {
-                return Poll::Ready(Ok(false));
-            };
-            if body.rest.is_complete() {
-                self.body = None;
-                self.ahead.extend_from_slice(&input[taken..read]);
-                return Poll::Ready(Ok(true));
-            }
-            match left.checked_sub(read) {
-                Some(rest) if read > 0 => *left = rest,
-                _ => return Poll::Ready(Ok(false)),
+            let part = self.poll_body_part(context, |body, bytes, out, _| {
+                *left = left.checked_sub(bytes.len()).ok_or(Failure::BodyTooLong)?;
+                Ok(body.rest.take(bytes, out)?.0)
+            });
+            if ready!(part).is_err() {
+                return Poll::Ready(false);
             }
         }
+        Poll::Ready(true)
+    }
+
+    /// Reads the next part of the body, and passes it to `take` with a buffer. `take` returns how many of the bytes belong
+    /// to the body: those behind its end belong to the next request.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the body breaks off.
+    pub(super) fn poll_body_part(
+        &mut self,
+        context: &mut Context<'_>,
+        take: impl FnOnce(&mut PendingBody, &[u8], &mut Vec<u8>, &mut Context<'_>) -> Result<usize, BodyError>,
+    ) -> Poll<Result<(), BodyError>> {
+        let mut scratch = scratch();
+        let Scratch { input, buffers, .. } = &mut *scratch;
+        let read = match self.poll_read_body(input, context) {
+            Ok(Poll::Ready(0)) => return Poll::Ready(Err(BodyError::Failed(Failure::BodyBroken))),
+            Ok(Poll::Ready(read)) => read,
+            Ok(Poll::Pending) => {
+                drop(scratch);
+                self.send_continue(context).map_err(|_gone| BodyError::ClientGone)?;
+                ready!(self.poll_body_late(context));
+                return Poll::Ready(Err(BodyError::Failed(Failure::BodyLate)));
+            }
+            Err(_) => return Poll::Ready(Err(BodyError::ClientGone)),
+        };
+        let Some(body) = &mut self.body else { return Poll::Ready(Ok(())) };
+        (body.due, body.awaits_continue) = (None, false);
+        buffers.clear();
+        let taken = take(body, &input[..read], &mut buffers.out, context).map_err(|error| match error {
+            BodyError::Ambiguous(ambiguity) => {
+                self.client.note_ambiguity(ambiguity);
+                BodyError::Failed(Failure::BodyBroken)
+            }
+            error => error,
+        })?;
+        if body.rest.is_complete() {
+            self.body = None;
+            // Before bytes that did not fit into this read.
+            self.ahead.splice(..0, input[taken..read].iter().copied());
+        }
+        Poll::Ready(Ok(()))
     }
 
     /// Reads more of the body, first the bytes that are here already.

@@ -1,5 +1,6 @@
 //! Moves the bytes of a request between its client and its upstream, in both directions at once.
 
+use std::io;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -7,11 +8,13 @@ use http::StatusCode;
 use tollgate::rules::file::internal::UpstreamHeader;
 
 use super::Http1Server;
+use super::client_io::BodyError;
 use super::forward::{AttemptError, Forwarding, Settling};
 use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::head::headers::{self, HeaderKind, HeadersView};
 use crate::gateway::http1::body::ResponseBody;
 use crate::gateway::http1::response::{HeadError, HeadRead, HeadUse, ResponseHead, poll_head};
+use crate::gateway::request_guard::RequestGuard;
 use crate::gateway::upstream::abandoned::is_event_stream;
 use crate::gateway::upstream::conn::Http1Conn;
 use crate::gateway::worker::{Scratch, WorkerBuffers, scratch};
@@ -115,9 +118,6 @@ impl Forwarding {
                 self.settling = Settling::Head(Box::new((head.status, map)));
                 return HeadUse::Kept(Ok(()));
             }
-            if let Some(upstream) = self.attempts.current(self.route()) {
-                upstream.note_head(head.status, server.worker.ticks.now());
-            }
             HeadUse::Taken(self.begin_answer(server, (head, lines), bytes, buffers, context))
         });
         match answered {
@@ -188,16 +188,20 @@ impl Forwarding {
             _ => out.extend_from_slice(server.connection_line()),
         }
         out.extend_from_slice(b"\r\n");
+        let rest = &bytes[head.bytes..];
+        // Until then, the gateway may have to respond instead.
+        let (taken, content) = head.body.take(rest, out).map_err(AttemptError::failed)?;
+        if let Some(upstream) = self.attempts.current(self.route()) {
+            upstream.note_head(head.status, server.worker.ticks.now());
+        }
         self.guard.note_status(head.status);
         self.guard.note_upstream_answered();
         if self.guard.has_permit() && header_buffer.values(HeaderKind::ContentType).any(is_event_stream) {
             self.guard.note_endless();
         }
-        let rest = &bytes[head.bytes..];
         if head.switches() {
             self.switched = Some(Bytes::copy_from_slice(rest));
         }
-        let (taken, content) = head.body.take(rest, out).map_err(AttemptError::failed)?;
         self.guard.note_sent(content);
         let put = match &head.body {
             ResponseBody::Length(_) if taken > SMALL_BYTES => server.put(out, &rest[..taken], context),
@@ -208,7 +212,7 @@ impl Forwarding {
             _ => server.put(out, &[], context),
         };
         self.begun = Some((head.body, head.stays_open && taken == rest.len()));
-        put.map_err(|_gone| AttemptError::ClientGone)
+        put.map_err(|error| unsent(&error, &mut self.guard))
     }
 
     /// Returns ready once the client was sent the rest of the response.
@@ -261,9 +265,7 @@ impl Forwarding {
                 ResponseBody::Length(_) => server.put(&input[..taken], &[], context),
                 _ => server.put(&buffers.out, &[], context),
             };
-            if put.is_err() {
-                return Poll::Ready(Err(AttemptError::ClientGone));
-            }
+            put.map_err(|error| unsent(&error, guard))?;
         }
     }
 
@@ -281,34 +283,27 @@ impl Forwarding {
                 return Ok(());
             }
             body.buffered.release();
-            let mut scratch = scratch();
-            let Scratch { input, buffers, .. } = &mut *scratch;
-            let read = match server.poll_read_body(input, context) {
-                Ok(Poll::Ready(0)) => return Err(self.fail_body(server, Failure::BodyBroken)),
-                Ok(Poll::Ready(read)) => read,
-                Ok(Poll::Pending) => {
-                    drop(scratch);
-                    return self.await_body(server, context);
+            let part = server.poll_body_part(context, |body, bytes, out, context| {
+                let is_chunked = body.rest.is_chunked();
+                let (taken, content) = body.rest.take(bytes, out)?;
+                body.count(content)?;
+                let part = if is_chunked { out } else { &bytes[..taken] };
+                if !part.is_empty() {
+                    conn.send_part(part, context);
                 }
-                Err(_) => return Err(AttemptError::ClientGone),
-            };
-            buffers.clear();
-            let is_sent = server.send_body(&input[..read], conn, &mut buffers.out, context);
-            is_sent.map_err(|failure| self.fail_body(server, failure))?;
-            server.restart_deadline(self.timeout());
+                body.buffered.set(conn.unsent_bytes()).map_err(|_overloaded| Failure::Overloaded)?;
+                Ok(taken)
+            });
+            match part {
+                Poll::Ready(Ok(())) => server.restart_deadline(self.timeout()),
+                Poll::Ready(Err(BodyError::Failed(failure))) => return Err(self.fail_body(server, failure)),
+                Poll::Ready(Err(_)) => return Err(AttemptError::ClientGone),
+                Poll::Pending => return Ok(()),
+            }
         }
         // The client may have sent more.
         context.waker().wake_by_ref();
         Ok(())
-    }
-
-    /// Waits for the client to send more of the body. Fails if it is late.
-    fn await_body(&mut self, server: &mut Http1Server<'_>, context: &mut Context<'_>) -> Result<(), AttemptError> {
-        server.send_continue(context).map_err(|_gone| AttemptError::ClientGone)?;
-        match server.poll_body_late(context) {
-            Poll::Ready(()) => Err(self.fail_body(server, Failure::BodyLate)),
-            Poll::Pending => Ok(()),
-        }
     }
 
     /// Gives up a body. The upstream gets no end of it: its connection is closed.
@@ -324,4 +319,13 @@ impl Forwarding {
         }
         AttemptError::Aborted
     }
+}
+
+/// Returns the reason why a part of a response was not sent: the client has left, or too much is buffered for it.
+fn unsent(error: &io::Error, guard: &mut RequestGuard) -> AttemptError {
+    if error.kind() != io::ErrorKind::OutOfMemory {
+        return AttemptError::ClientGone;
+    }
+    guard.note_cut();
+    AttemptError::Aborted
 }

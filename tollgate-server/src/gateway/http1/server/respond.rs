@@ -13,6 +13,7 @@ use tollgate::Outcome;
 use tollgate::internal::WrittenResponse;
 use tollgate::rules::file::internal::UpstreamHeader;
 
+use super::client_io::BodyError;
 use super::{AllowedRequest, Http1Server, NextStep, UnsettledResponse};
 use crate::gateway::access_log::{Completion, Record};
 use crate::gateway::client::Scheme;
@@ -25,7 +26,7 @@ use crate::gateway::proxy;
 use crate::gateway::request_guard::RequestGuard;
 use crate::gateway::site::Site;
 use crate::gateway::stream::is_tls_hello;
-use crate::gateway::worker::{Scratch, WorkerBuffers, scratch};
+use crate::gateway::worker::{WorkerBuffers, scratch};
 
 impl Http1Server<'_> {
     /// Sends a response of the gateway.
@@ -74,12 +75,15 @@ impl Http1Server<'_> {
         let AllowedRequest { request, outcome, .. } = *allowed;
         let routed = (&*request.site, request.route);
         let mut received = self.with_saved(routed, |_, plain, _| plain.received_body()).unwrap_or_default();
-        if !poll_fn(|context| self.poll_collect(&mut received, context)).await? {
-            received.content.clear();
-        }
-        let body = String::from_utf8_lossy(&received.content).into_owned();
-        let echoed = self.with_saved(routed, |server, plain, _| local_response::echo(&plain.head, server.client, body));
-        let Some(response) = echoed else { return Ok(NextStep::Close) };
+        let response = match poll_fn(|context| self.poll_collect(&mut received, context)).await? {
+            Err(failure) => Some(failure::response(failure)),
+            Ok(()) => {
+                let content = Some(&*received.content).filter(|content| content.len() <= MAX_ECHOED_BYTES);
+                let body = String::from_utf8_lossy(content.unwrap_or_default()).into_owned();
+                self.with_saved(routed, |server, plain, _| local_response::echo(&plain.head, server.client, body))
+            }
+        };
+        let Some(response) = response else { return Ok(NextStep::Close) };
         Ok(NextStep::Settle(Box::new(UnsettledResponse { response, request, outcome })))
     }
 
@@ -100,42 +104,27 @@ impl Http1Server<'_> {
         responded.await
     }
 
-    /// Reads the rest of the body. Returns ready once it is complete, or with false if it is too long, late or broken.
-    fn poll_collect(&mut self, received: &mut ReceivedBody, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
-        loop {
-            let is_short = received.content.len() <= MAX_ECHOED_BYTES;
-            let Some(body) = &mut self.body else { return Poll::Ready(Ok(is_short)) };
-            if body.failure.is_some() || !is_short {
-                return Poll::Ready(Ok(false));
+    /// Reads the rest of the body. Returns ready once it is complete or too long for an echo, or with the reason why it
+    /// is refused.
+    fn poll_collect(
+        &mut self,
+        received: &mut ReceivedBody,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<Result<(), Failure>>> {
+        while let Some(body) = &self.body
+            && received.content.len() <= MAX_ECHOED_BYTES
+        {
+            if let Some(failure) = body.failure {
+                return Poll::Ready(Ok(Err(failure)));
             }
-            let mut scratch = scratch();
-            let Scratch { input, .. } = &mut *scratch;
-            let Poll::Ready(read) = self.poll_read_body(input, context)? else {
-                drop(scratch);
-                self.send_continue(context)?;
-                ready!(self.poll_body_late(context));
-                if let Some(body) = &mut self.body {
-                    body.failure = Some(Failure::BodyLate);
-                }
-                return Poll::Ready(Ok(false));
-            };
-            if read == 0 {
-                return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
-            }
-            let Some(body) = &mut self.body else { continue };
-            (body.due, body.awaits_continue) = (None, false);
-            match body.rest.take_content(&input[..read], received) {
-                Ok(taken) if body.rest.is_complete() => {
-                    self.body = None;
-                    self.ahead.extend_from_slice(&input[taken..read]);
-                }
-                Ok(_) => {}
-                Err(ambiguity) => {
-                    body.failure = Some(Failure::BodyBroken);
-                    self.client.note_ambiguity(ambiguity);
-                }
+            let part = self.poll_body_part(context, |body, bytes, _, _| body.take_content(bytes, received));
+            match (ready!(part), &mut self.body) {
+                (Err(BodyError::Failed(failure)), Some(body)) => body.failure = Some(failure),
+                (Err(_), _) => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
+                (Ok(()), _) => {}
             }
         }
+        Poll::Ready(Ok(Ok(())))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Requests to upstreams with HTTP/2: converted for hyper's client, and their responses converted back.
 
 use std::future::poll_fn;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -11,6 +12,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, response};
 use hyper::body::Body as _;
 
 use super::Http1Server;
+use super::client_io::BodyError;
 use super::forward::{ForwardResult, Forwarding};
 use crate::gateway::client::BufferedBytes;
 use crate::gateway::deadline::Wait;
@@ -21,7 +23,7 @@ use crate::gateway::http1::request::PlainRequest;
 use crate::gateway::http2::exchange::{Exchange, ReceivedRequest};
 use crate::gateway::http2::request_body::{BodyWriter, ClientBody, Demand, channel};
 use crate::gateway::http2::response_body::ToClient;
-use crate::gateway::worker::{Scratch, WorkerBuffers, scratch};
+use crate::gateway::worker::{WorkerBuffers, scratch};
 
 /// The client has left, or the response cannot be completed.
 struct Aborted;
@@ -92,48 +94,19 @@ impl Http1Server<'_> {
                 body.due = None;
                 return Ok(());
             }
-            let mut scratch = scratch();
-            let Scratch { input, .. } = &mut *scratch;
-            let read = match self.poll_read_body(input, context) {
-                Ok(Poll::Ready(0)) => {
-                    self.break_off(Failure::BodyBroken, relay);
-                    return Ok(());
-                }
-                Ok(Poll::Ready(read)) => read,
-                Ok(Poll::Pending) => {
-                    drop(scratch);
-                    self.send_continue(context).map_err(|_gone| Aborted)?;
-                    if self.poll_body_late(context).is_ready() {
-                        self.break_off(Failure::BodyLate, relay);
-                    }
-                    return Ok(());
-                }
-                Err(_) => return Err(Aborted),
+            let received = &mut relay.received;
+            let part = self.poll_body_part(context, |body, bytes, _, _| body.take_content(bytes, received));
+            let passed_on = match part {
+                Poll::Ready(Ok(())) => relay.pass_on(self.body.is_none()),
+                Poll::Ready(Err(BodyError::Failed(failure))) => Err(failure),
+                Poll::Ready(Err(_)) => return Err(Aborted),
+                Poll::Pending => return Ok(()),
             };
-            if let Err(failure) = self.pass_on(&input[..read], relay) {
+            if let Err(failure) = passed_on {
                 self.break_off(failure, relay);
                 return Ok(());
             }
         }
-    }
-
-    /// Passes bytes of the body on. Those behind its end belong to the next request.
-    fn pass_on(&mut self, bytes: &[u8], relay: &mut BodyRelay) -> Result<(), Failure> {
-        let Some(body) = &mut self.body else { return Ok(()) };
-        (body.due, body.awaits_continue) = (None, false);
-        let taken = body.rest.take_content(bytes, &mut relay.received).map_err(|ambiguity| {
-            self.client.note_ambiguity(ambiguity);
-            Failure::BodyBroken
-        })?;
-        let content = relay.received.content.len() as u64;
-        body.room = body.room.checked_sub(content).ok_or(Failure::BodyTooLong)?;
-        let is_complete = body.rest.is_complete();
-        relay.pass_on(is_complete)?;
-        if is_complete {
-            self.body = None;
-            self.ahead.extend_from_slice(&bytes[taken..]);
-        }
-        Ok(())
     }
 
     /// Gives up a body. The upstream gets no end of it.
@@ -292,21 +265,22 @@ impl Http1Server<'_> {
                 Poll::Pending if self.has_gone(&mut scratch().input, context) => return Poll::Ready(Err(Aborted)),
                 Poll::Pending => return Poll::Pending,
             };
-            let put = match frame.into_data() {
-                Ok(data) => self.put_data(&data, framing, context),
-                Err(frame) => {
-                    *trailers = frame.into_trailers().unwrap_or_default();
-                    Ok(())
-                }
-            };
-            put?;
+            match frame.into_data() {
+                Ok(data) => self.put_data(&data, framing, context).map_err(|error| {
+                    if error.kind() == io::ErrorKind::OutOfMemory {
+                        body.note_cut();
+                    }
+                    Aborted
+                })?,
+                Err(frame) => *trailers = frame.into_trailers().unwrap_or_default(),
+            }
         }
     }
 
-    fn put_data(&mut self, data: &Bytes, framing: &mut Framing, context: &mut Context<'_>) -> Result<(), Aborted> {
-        let put = match framing {
+    fn put_data(&mut self, data: &Bytes, framing: &mut Framing, context: &mut Context<'_>) -> io::Result<()> {
+        match framing {
             Framing::Length(left) => {
-                *left = left.checked_sub(data.len() as u64).ok_or(Aborted)?;
+                *left = left.checked_sub(data.len() as u64).ok_or(io::ErrorKind::InvalidData)?;
                 self.put(data, &[], context)
             }
             Framing::Raw => self.put(data, &[], context),
@@ -316,8 +290,7 @@ impl Http1Server<'_> {
                 put_chunk(&mut buffers.out, data);
                 self.put(&buffers.out, &[], context)
             }
-        };
-        put.map_err(|_gone| Aborted)
+        }
     }
 }
 
