@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use tollgate::internal::envoy::matches_wildcard;
-use tollgate::rules::file::internal::DomainConfig;
+use tollgate::rules::file::internal::{DomainConfig, SettingError};
 use tollgate::rules::file::{Parsed, Problems};
 
 /// More files than people keep, each with a domain.
@@ -101,7 +101,8 @@ fn patterns(file: &Parsed) -> impl Iterator<Item = PathBuf> {
 }
 
 fn refuse(file: &Parsed, problem: &str, fix: &str) -> Problems {
-    file.service_problem("envoy", &format!("service.envoy.files: {problem}"), fix)
+    let error = SettingError::new(format!("service.envoy.files: {problem}"), fix);
+    file.problems([error.of("envoy").of("service")])
 }
 
 fn expand(pattern: &Path) -> std::io::Result<Vec<PathBuf>> {

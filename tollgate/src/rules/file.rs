@@ -57,22 +57,7 @@ pub use self::types::RuleFile;
 #[doc(hidden)]
 pub mod internal {
     pub use super::envoy::{DescriptorConfig, DomainConfig, EnvoyRules, RateLimitConfig};
-    pub use super::forms::{
-        Address, ByteSize, Cidr, ContentType, CostText, DurationText, Expression, HeaderName, HeaderSource, HostGlob,
-        KeyPart, KeyPrefix, LimitName, MethodName, PathGlob, PathText, Pattern, PlanSource, RateText, SettleSource,
-        StatusClass, StoreName, StoreUrl, TokenSource, Upstream,
-    };
-    pub use super::setting_error::{KeyOrIndex, SettingError};
-    pub use super::types::{
-        AccessLogRule, AdminRule, AlgorithmName, Align, Balance, BanRule, BodyName, BodyRule, CertificateRule,
-        ClientCertificates, ComputedCost, ConsistencyName, CostRule, CountName, CountRule, EjectRule, EnvoyRule,
-        FailurePolicy, GatewayRule, HeaderEdits, HeaderFamily, HeaderFrom, HeaderValueRule, HealthCheckRule,
-        HostHeader, JwtAlgorithm, JwtRule, LayoutName, LearnRule, LearnedQuota, LimitRule, ListRule, Listener,
-        LogFormat, LoggedKey, MatchRule, Modes, Numbers, OneOrMany, Overflow, OverrideRule, PathsRule, QuotaRule,
-        Redirects, RefillMode, RequestHeaderEdits, RespondRule, RewriteRule, RouteRule, ServiceRule, Share, StatusRule,
-        StoreRule, TemplateRule, TimeoutsRule, TlsRule, UnderscoreHeaders, UpstreamConnectionsRule, UpstreamHeader,
-        UpstreamRule, UpstreamTlsRule, XdsRule,
-    };
+    pub use super::{forms::*, setting_error::*, types::*};
 }
 
 /// A rule file that was read, with the position of each of its parts.
@@ -127,9 +112,7 @@ impl RuleFile {
             _ => Err(problems),
         }
     }
-}
 
-impl RuleFile {
     /// Reads the rule file at `path`. Relative paths in it start from its folder.
     ///
     /// # Errors
@@ -188,6 +171,22 @@ impl Parsed {
         Self { folder: folder.to_owned(), ..self }
     }
 
+    /// Returns the folder that relative paths in the file start from.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Returns the warnings: settings that are valid, but probably not intended.
+    #[must_use]
+    pub fn warnings(&self) -> &Problems {
+        &self.warnings
+    }
+}
+
+/// Methods for the server of this workspace, like the types in [`internal`].
+#[doc(hidden)]
+impl Parsed {
     /// Replaces the store by `memory` or the URL of a Redis. Other settings of the store stay where they apply to the
     /// new one; a login in the URL replaces `username` and `password_file`. With `memory`, all counts are kept in
     /// memory, also those of limits with another store.
@@ -195,7 +194,6 @@ impl Parsed {
     /// # Errors
     ///
     /// Returns the problem and the fix if the text is neither.
-    #[doc(hidden)]
     pub fn with_store(mut self, store: &str) -> Result<Self, String> {
         let read = <forms::StoreUrl as forms::Form>::read(store);
         let url = read.map_err(|invalid| invalid.to_string())?;
@@ -208,7 +206,6 @@ impl Parsed {
     }
 
     /// Replaces the gateway by that of another file: its listeners, routes and trusted proxies.
-    #[doc(hidden)]
     #[must_use]
     pub fn with_gateway_of(mut self, other: &RuleFile) -> Self {
         self.rules.gateway.clone_from(&other.gateway);
@@ -221,7 +218,6 @@ impl Parsed {
     /// # Errors
     ///
     /// Returns the problems of the domains.
-    #[doc(hidden)]
     pub fn with_domains(self, domains: Vec<DomainConfig>) -> Result<Self, Problems> {
         Self { domains: domains.into(), ..self }.with_more_domains(&[])
     }
@@ -231,7 +227,6 @@ impl Parsed {
     /// # Errors
     ///
     /// Returns the problems of the domains.
-    #[doc(hidden)]
     pub fn with_more_domains(self, more: &[DomainConfig]) -> Result<Self, Problems> {
         let settings = self.rules.service.envoy.clone().unwrap_or_default();
         let envoy = EnvoyRules::new(self.domains.iter().chain(more), &settings)?;
@@ -239,20 +234,17 @@ impl Parsed {
     }
 
     /// Returns the names and texts of the files of envoyproxy/ratelimit, in the order in which they were read.
-    #[doc(hidden)]
     pub fn domain_files(&self) -> impl Iterator<Item = (&str, &str)> {
         self.domains.iter().map(|domain| (&*domain.source, &*domain.text))
     }
 
     /// Replaces the domains by those of another file.
-    #[doc(hidden)]
     #[must_use]
     pub fn with_domains_of(self, other: &Self) -> Self {
         Self { domains: Arc::clone(&other.domains), envoy: other.envoy.clone(), ..self }
     }
 
     /// Returns the rules of envoyproxy/ratelimit's configuration.
-    #[doc(hidden)]
     #[must_use]
     pub fn envoy_rules(&self) -> &EnvoyRules {
         &self.envoy
@@ -260,71 +252,45 @@ impl Parsed {
 
     /// Sets the numbers in force of limits that learn, and the observers of their demand. Without them, such a limit has
     /// its smallest number, and learns nothing.
-    #[doc(hidden)]
     #[must_use]
     pub fn with_learning(self, learning: Arc<LearningLimits>) -> Self {
         Self { learning, ..self }
     }
 
     /// Adds warnings about files that the rule file names.
-    #[doc(hidden)]
     #[must_use]
     pub fn with_warnings(mut self, warnings: Problems) -> Self {
         self.warnings = self.warnings.and(warnings);
         self
     }
 
-    /// Returns a problem with a setting of the service, at the position of a key under `service`.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn service_problem(&self, key: &str, problem: &str, fix: &str) -> Problems {
-        let mut findings = Findings::default();
-        let service = self.root.get("service");
-        let at = service.map_or(self.root.at, |service| service.value_at(key));
-        findings.error(at, problem, fix);
-        findings.into_problems(&self.name, &self.source)
-    }
-
-    /// Returns the folder that relative paths in the file start from.
-    #[must_use]
-    pub fn folder(&self) -> &Path {
-        &self.folder
-    }
-
-    /// Returns the warnings: settings that are valid, but probably not intended.
-    #[must_use]
-    pub fn warnings(&self) -> &Problems {
-        &self.warnings
-    }
-
     /// Returns the values as they are written in the file, to compare files.
-    #[doc(hidden)]
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
         self.root.to_json()
     }
 
     /// Returns the settings without their positions.
-    #[doc(hidden)]
     #[must_use]
     pub fn into_rules(self) -> RuleFile {
         self.rules
     }
 
     /// Returns a setting of a limit as it is written, by its index among the limits.
-    #[doc(hidden)]
     #[must_use]
     pub fn setting_of_limit(&self, index: usize, key: &str) -> Option<serde_json::Value> {
-        self.rules.limits.get(index)?;
-        Some(self.root.get("limits")?.item(index).get(key)?.to_json())
+        Some(self.limit_node(index)?.get(key)?.to_json())
     }
 
     /// Returns the position of a limit in the file, by its index among the limits.
-    #[doc(hidden)]
     #[must_use]
     pub fn position_of_limit(&self, index: usize) -> Option<Position> {
+        Some(self.limit_node(index)?.at)
+    }
+
+    fn limit_node(&self, index: usize) -> Option<&Node> {
         self.rules.limits.get(index)?;
-        Some(self.root.get("limits")?.item(index).at)
+        Some(self.root.get("limits")?.item(index))
     }
 }
 

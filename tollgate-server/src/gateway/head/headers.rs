@@ -364,8 +364,6 @@ impl Edits {
                 HeaderValueRule::From(rule) => {
                     set_from.extend(HeaderName::try_from(name).map(|name| (name, rule.from.compile())));
                 }
-                // The server is built with the library that declares the variants.
-                _ => {}
             }
         }
         Self { remove: names(&rule.remove), set, set_from, add: pairs(&rule.add).collect() }

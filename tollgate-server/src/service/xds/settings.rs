@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
-use tollgate::rules::file::internal::XdsRule;
+use tollgate::rules::file::internal::{SettingError, XdsRule};
 use tollgate::rules::file::{Parsed, Problems};
 use tonic::codegen::Service;
 use tonic::transport::{Channel, Endpoint};
@@ -82,10 +82,10 @@ impl XdsSettings {
     /// Returns the settings of a rule file, if it names an xDS server.
     pub(crate) fn of(file: &Parsed) -> Result<Option<Self>, Problems> {
         let Some(rule) = &file.service.xds else { return Ok(None) };
-        let settings = Self::new(rule, file.folder());
-        settings
-            .map(Some)
-            .map_err(|Invalid(problem, fix)| file.service_problem("xds", &format!("service.xds: {problem}"), fix))
+        Self::new(rule, file.folder()).map(Some).map_err(|Invalid(problem, fix)| {
+            let error = SettingError::new(format!("service.xds: {problem}"), fix);
+            file.problems([error.of("xds").of("service")])
+        })
     }
 
     fn new(rule: &XdsRule, folder: &Path) -> Result<Self, Invalid> {

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::forms::{Cidr, CostText, HeaderSource, KeyPart as PartText, SettleSource};
+use super::forms::{Cidr, CostText, SettleSource};
 use super::node::Node;
 use super::problem::{Findings, InvalidValue};
 use super::types::{
@@ -18,13 +18,12 @@ use crate::demand::LearningLimit;
 use crate::http::{Body, Challenge, Cors, HeaderFamily, TokenError};
 use crate::rules::cel::{Expression, ExpressionError, Input};
 use crate::rules::expression_errors::ErrorCount;
-use crate::rules::header_fact::HeaderFact;
 use crate::rules::networks::InvalidNetwork;
 use crate::rules::request::{Token, Tokens};
 use crate::rules::rule::TokenUse;
 use crate::rules::{
-    Cost, ExpressionField, KeyPart, Listing, Match, Mode, Networks, PathCase, PathReading, Request, Routes, Rule,
-    RuleSet, StatusSet, TrustedProxies, jwt,
+    Cost, ExpressionField, Listing, Match, Mode, Networks, PathCase, PathReading, Request, Routes, Rule, RuleSet,
+    StatusSet, TrustedProxies, jwt,
 };
 
 impl Parsed {
@@ -43,13 +42,13 @@ impl Parsed {
     }
 }
 
+#[doc(hidden)]
 impl Parsed {
     /// Returns the trusted proxies of the gateway.
     ///
     /// # Errors
     ///
     /// Fails if there are too many of them, as [`compile`](Self::compile) does.
-    #[doc(hidden)]
     pub fn trusted_proxies(&self) -> Result<TrustedProxies, Problems> {
         let mut findings = Findings::default();
         let Some(gateway) = &self.rules.gateway else { return Ok(TrustedProxies::default()) };
@@ -62,7 +61,6 @@ impl Parsed {
     /// # Errors
     ///
     /// Fails if a condition of a route is not valid.
-    #[doc(hidden)]
     pub fn routes(&self) -> Result<Routes, Problems> {
         let mut findings = Findings::default();
         let rules = self.rules.gateway.iter().flat_map(|gateway| &gateway.routes);
@@ -180,11 +178,11 @@ fn rule(limit: &LimitRule) -> Result<Rule, InvalidValue> {
     let mut rule = rule.matching(matching).cost(cost(limit.cost.as_ref(), of_cost)?);
     rule.expression_errors = errors;
     for part in limit.key.iter().flatten() {
-        rule = rule.key(key_part(part));
+        rule = rule.key(part.into());
     }
     rule = rule.missing(limit.missing);
     if let Some(source) = &limit.plan {
-        rule = rule.plan(key_part(&source.0));
+        rule = rule.plan((&source.0).into());
     }
     for one in &limit.overrides {
         rule = overridden(rule, limit, one)?;
@@ -321,34 +319,6 @@ fn answers(rule: &CountRule) -> Result<StatusSet, InvalidValue> {
     Ok(answers)
 }
 
-impl HeaderSource {
-    /// Returns the fact for requests.
-    #[must_use]
-    pub fn compile(&self) -> HeaderFact {
-        match self {
-            Self::Part(part) => HeaderFact::Part(key_part(part)),
-            Self::Limit => HeaderFact::Limit,
-        }
-    }
-}
-
-fn key_part(part: &PartText) -> KeyPart {
-    match part {
-        PartText::Ip { v6_prefix } => KeyPart::ip_network(*v6_prefix).unwrap_or_else(KeyPart::ip),
-        PartText::Header(name) => KeyPart::header(name.as_str()),
-        PartText::Cookie(name) => KeyPart::cookie(name),
-        PartText::Query(name) => KeyPart::query(name),
-        PartText::Path => KeyPart::path(),
-        PartText::Method => KeyPart::method(),
-        PartText::Host => KeyPart::host(),
-        PartText::Route => KeyPart::route(),
-        PartText::Jwt(claim) => KeyPart::jwt(claim),
-        PartText::Certificate(field) => KeyPart::certificate(*field),
-        PartText::Descriptor(name) => KeyPart::descriptor(name),
-        PartText::Const(text) => KeyPart::constant(text),
-    }
-}
-
 /// Compiles a condition. If it fails for a request, it decides against the client: the limit applies, the request is
 /// blocked, or it is not exempt.
 fn condition(
@@ -421,7 +391,8 @@ fn tokens(rule: &JwtRule, node: &Node, folder: &Path, findings: &mut Findings) -
     }))
 }
 
-fn challenge(rule: &JwtRule, node: &Node, findings: &mut Findings) -> Option<Challenge> {
+/// Reports a realm that a challenge cannot have.
+pub(super) fn challenge(rule: &JwtRule, node: &Node, findings: &mut Findings) -> Option<Challenge> {
     let challenge = Challenge::new(rule.realm.as_deref());
     if challenge.is_none() {
         let message = "realm has characters that are not allowed in a quoted string";

@@ -138,7 +138,6 @@ impl EnvoyRules {
     }
 
     /// Returns the number of limits.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.rules.len()
     }
@@ -149,7 +148,6 @@ impl EnvoyRules {
     }
 
     /// Returns whether there is no limit.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }

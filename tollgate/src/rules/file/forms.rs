@@ -13,11 +13,7 @@ use serde_json::{Value, json};
 
 use super::problem::InvalidValue;
 
-pub use self::key::{HeaderSource, KeyPart, PlanSource, SettleSource, TokenSource};
-pub use self::net::{Address, Cidr, StoreUrl, Upstream};
-pub use self::quantity::{ByteSize, DurationText, RateText};
-pub use self::request::{HeaderName, HostGlob, MethodName, PathGlob, PathText, Pattern};
-pub use self::text::{ContentType, CostText, Expression, KeyPrefix, LimitName, StatusClass, StoreName};
+pub use self::{key::*, net::*, quantity::*, request::*, text::*};
 
 /// A type that is written as a string with a syntax.
 pub(super) trait Form: Sized {
@@ -128,7 +124,6 @@ macro_rules! texts {
 
         impl $form {
             /// Returns the text.
-            #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
             }

@@ -2,16 +2,16 @@
 
 use std::sync::LazyLock;
 
+use schemars::Schema;
 use schemars::generate::SchemaSettings;
+use schemars::transform::RecursiveTransform;
 use serde_json::{Map, Value};
 
 use super::types::RuleFile;
 
 static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
-    let generator = SchemaSettings::draft2020_12().into_generator();
-    let mut schema = generator.into_root_schema_for::<RuleFile>().to_value();
-    finish(&mut schema);
-    schema
+    let settings = SchemaSettings::draft2020_12().with_transform(RecursiveTransform(finish));
+    settings.into_generator().into_root_schema_for::<RuleFile>().to_value()
 });
 
 /// Returns the JSON Schema of the rule file, for editors. It is checked in as `docs/tollgate.schema.json`.
@@ -25,29 +25,23 @@ pub(super) fn borrowed() -> &'static Value {
 }
 
 /// Removes `null` from optional fields: `key:` without a value is more likely an unfinished line than an omitted field.
-fn finish(schema: &mut Value) {
-    match schema {
-        Value::Object(object) => {
-            if let Some(Value::Array(types)) = object.get_mut("type") {
-                types.retain(|name| name != "null");
-                if let [only] = types.as_slice() {
-                    let only = only.clone();
-                    object.insert("type".into(), only);
-                }
-            }
-            if object.get("default") == Some(&Value::Null) {
-                object.remove("default");
-            }
-            collapse(object);
-            // A string without a syntax must not be empty.
-            let is_text = object.get("type").is_some_and(|kind| kind == "string");
-            if is_text && !["format", "enum", "const"].iter().any(|key| object.contains_key(*key)) {
-                object.insert("minLength".into(), 1.into());
-            }
-            object.values_mut().for_each(finish);
+fn finish(schema: &mut Schema) {
+    let Some(object) = schema.as_object_mut() else { return };
+    if let Some(Value::Array(types)) = object.get_mut("type") {
+        types.retain(|name| name != "null");
+        if let [only] = types.as_slice() {
+            let only = only.clone();
+            object.insert("type".into(), only);
         }
-        Value::Array(values) => values.iter_mut().for_each(finish),
-        _ => {}
+    }
+    if object.get("default") == Some(&Value::Null) {
+        object.remove("default");
+    }
+    collapse(object);
+    // A string without a syntax must not be empty.
+    let is_text = object.get("type").is_some_and(|kind| kind == "string");
+    if is_text && !["format", "enum", "const"].iter().any(|key| object.contains_key(*key)) {
+        object.insert("minLength".into(), 1.into());
     }
 }
 

@@ -38,24 +38,22 @@ pub struct SettingError {
 
 /// A step of the path of a setting: a key of a map, or an index of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeyOrIndex(Step);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Step {
+pub enum KeyOrIndex {
+    /// A key of a map.
     Key(String),
+    /// An index of a list, from 0.
     Index(usize),
 }
 
 impl From<&str> for KeyOrIndex {
     fn from(key: &str) -> Self {
-        Self(Step::Key(key.to_owned()))
+        Self::Key(key.to_owned())
     }
 }
 
-/// Counts from 0.
 impl From<usize> for KeyOrIndex {
     fn from(index: usize) -> Self {
-        Self(Step::Index(index))
+        Self::Index(index)
     }
 }
 
@@ -83,9 +81,9 @@ impl SettingError {
 
     /// Returns the node of the setting, or the innermost node around it that exists.
     fn node<'n>(&self, root: &'n Node) -> &'n Node {
-        self.path.iter().rev().fold(root, |node, KeyOrIndex(step)| match step {
-            Step::Key(key) => node.get(key).unwrap_or(node),
-            Step::Index(index) => node.item(*index),
+        self.path.iter().rev().fold(root, |node, step| match step {
+            KeyOrIndex::Key(key) => node.get(key).unwrap_or(node),
+            KeyOrIndex::Index(index) => node.item(*index),
         })
     }
 }

@@ -10,6 +10,7 @@ mod gateway;
 mod limit;
 mod notation;
 mod numbers;
+mod route;
 mod service;
 mod store;
 
@@ -20,23 +21,8 @@ use serde::Deserialize;
 
 use super::forms::{ByteSize, ContentType, DurationText, StoreName, schema_of};
 
-pub(super) use self::gateway::MAX_WEIGHT;
-pub use self::gateway::{
-    AccessLogRule, Balance, CertificateRule, ClientCertificates, EjectRule, GatewayRule, HeaderEdits, HeaderFrom,
-    HeaderValueRule, HealthCheckRule, HostHeader, LogFormat, LoggedKey, PathsRule, Redirects, RequestHeaderEdits,
-    RespondRule, RewriteRule, RouteRule, TimeoutsRule, TlsRule, UnderscoreHeaders, UpstreamConnectionsRule,
-    UpstreamHeader, UpstreamRule, UpstreamTlsRule,
-};
-pub use self::limit::{
-    BanRule, ComputedCost, CostRule, CountName, CountRule, LimitRule, ListRule, MatchRule, OverrideRule, StatusRule,
-};
-pub use self::notation::OneOrMany;
 use self::notation::{at_least, between};
-pub use self::numbers::{
-    AlgorithmName, Align, LearnRule, LearnedQuota, Modes, Numbers, Overflow, QuotaRule, RefillMode, Share,
-};
-pub use self::service::{AdminRule, EnvoyRule, JwtAlgorithm, JwtRule, Listener, ServiceRule, XdsRule};
-pub use self::store::{LayoutName, StoreRule};
+pub use self::{gateway::*, limit::*, notation::OneOrMany, numbers::*, route::*, service::*, store::*};
 
 /// The most additional stores. Each has connections and background tasks.
 const MAX_STORES: usize = 15;
@@ -128,7 +114,6 @@ impl Default for RuleFile {
 /// The policy while the store fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum FailurePolicy {
     /// Counts in the memory of this process, with its share of the limits by the number of nodes seen on the store.
     #[default]
@@ -152,7 +137,6 @@ impl From<FailurePolicy> for crate::OnStoreFailure {
 /// The consistency of a limit that nodes share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum ConsistencyName {
     /// The store decides every request.
     #[default]
@@ -173,7 +157,6 @@ impl From<ConsistencyName> for crate::Consistency {
 /// A header family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum HeaderFamily {
     /// `X-RateLimit-Limit`, `X-RateLimit-Remaining`, `X-RateLimit-Reset`.
     Legacy,
@@ -188,7 +171,6 @@ pub enum HeaderFamily {
 /// The body of the response to a denied request.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(untagged)]
-#[non_exhaustive]
 pub enum BodyRule {
     /// A built-in body.
     Named(BodyName),
@@ -205,7 +187,6 @@ impl Default for BodyRule {
 /// A built-in body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum BodyName {
     /// `{"error":"rate_limit_exceeded",…}`.
     Json,
@@ -216,7 +197,6 @@ pub enum BodyName {
 /// A template with placeholders such as `{{limit}}` and `{{retry_after}}`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[non_exhaustive]
 pub struct TemplateRule {
     /// The text of the template.
     pub template: String,
@@ -227,7 +207,6 @@ pub struct TemplateRule {
 /// The web pages of other origins whose scripts may read refusals.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[non_exhaustive]
 pub struct CorsRule {
     /// `any`, or a list of origins: `https://shop.example.com`.
     pub origins: OriginsRule,
@@ -236,7 +215,6 @@ pub struct CorsRule {
 /// The origins of web pages.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(untagged)]
-#[non_exhaustive]
 pub enum OriginsRule {
     /// Every origin.
     Named(AnyOrigin),
@@ -250,7 +228,6 @@ pub enum OriginsRule {
 /// Every origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum AnyOrigin {
     /// Every origin.
     Any,

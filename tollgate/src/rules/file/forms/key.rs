@@ -4,7 +4,8 @@ use std::fmt;
 
 use super::super::problem::{InvalidValue, shown};
 use super::{Form, HeaderName, nearest};
-use crate::rules::{CertificateField, jwt};
+use crate::rules::header_fact::HeaderFact;
+use crate::rules::{self, CertificateField, jwt};
 
 /// IPv6 addresses of one subscriber share this many bits.
 const SUBSCRIBER_BITS: u8 = 64;
@@ -15,7 +16,6 @@ const MAX_NAME: usize = 256;
 
 /// One part of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum KeyPart {
     /// `ip` or `ip/56`: the client's address, or a prefix of an IPv6 address.
     Ip {
@@ -46,24 +46,29 @@ pub enum KeyPart {
     Const(String),
 }
 
+impl From<&KeyPart> for rules::KeyPart {
+    fn from(part: &KeyPart) -> Self {
+        match part {
+            KeyPart::Ip { v6_prefix } => Self::ip_network(*v6_prefix).unwrap_or_else(Self::ip),
+            KeyPart::Header(name) => Self::header(name.as_str()),
+            KeyPart::Cookie(name) => Self::cookie(name),
+            KeyPart::Query(name) => Self::query(name),
+            KeyPart::Path => Self::path(),
+            KeyPart::Method => Self::method(),
+            KeyPart::Host => Self::host(),
+            KeyPart::Route => Self::route(),
+            KeyPart::Jwt(claim) => Self::jwt(claim),
+            KeyPart::Certificate(field) => Self::certificate(*field),
+            KeyPart::Descriptor(name) => Self::descriptor(name),
+            KeyPart::Const(text) => Self::constant(text),
+        }
+    }
+}
+
 /// The notation of a rule file.
 impl fmt::Display for KeyPart {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ip { v6_prefix: SUBSCRIBER_BITS } => out.write_str("ip"),
-            Self::Ip { v6_prefix } => write!(out, "ip/{v6_prefix}"),
-            Self::Header(name) => write!(out, "header:{}", name.as_str()),
-            Self::Cookie(name) => write!(out, "cookie:{name}"),
-            Self::Query(name) => write!(out, "query:{name}"),
-            Self::Path => out.write_str("path"),
-            Self::Method => out.write_str("method"),
-            Self::Host => out.write_str("host"),
-            Self::Route => out.write_str("route"),
-            Self::Jwt(claim) => write!(out, "jwt:{claim}"),
-            Self::Certificate(field) => write!(out, "cert:{}", field.as_str()),
-            Self::Descriptor(name) => write!(out, "descriptor:{name}"),
-            Self::Const(text) => write!(out, "const:{text}"),
-        }
+        rules::KeyPart::from(self).fmt(out)
     }
 }
 
@@ -245,7 +250,6 @@ impl Form for PlanSource {
 /// The source of a request header for upstreams: a fact that the gateway has established itself. Clients choose the other
 /// facts, so a header with one of them would only look trustworthy.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum HeaderSource {
     /// `ip`, the whole address of the client, `ip/56`, `route`, `jwt:CLAIM` or `cert:FIELD`.
     Part(KeyPart),
@@ -277,8 +281,15 @@ impl Form for HeaderSource {
 }
 
 impl HeaderSource {
+    /// Returns the fact for requests.
+    pub fn compile(&self) -> HeaderFact {
+        match self {
+            Self::Part(part) => HeaderFact::Part(part.into()),
+            Self::Limit => HeaderFact::Limit,
+        }
+    }
+
     /// Returns whether it is a field of the client's certificate.
-    #[must_use]
     pub fn is_of_certificate(&self) -> bool {
         matches!(self, Self::Part(KeyPart::Certificate(_)))
     }

@@ -73,7 +73,6 @@ impl Address {
     }
 
     /// Returns whether only this machine reaches the address.
-    #[must_use]
     pub fn is_loopback(&self) -> bool {
         match self.0.parse::<SocketAddr>() {
             Ok(address) => address.ip().to_canonical().is_loopback(),
@@ -133,7 +132,6 @@ impl FromStr for Address {
 
 impl Upstream {
     /// Returns whether it is the built-in echo server, which returns the request.
-    #[must_use]
     pub fn is_echo(&self) -> bool {
         self.0 == ECHO
     }
@@ -189,7 +187,6 @@ impl Form for Upstream {
 
 /// The store of the counts: memory, or the URL of a Redis.
 #[derive(Clone, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum StoreUrl {
     /// The memory of this process.
     #[default]
@@ -200,7 +197,6 @@ pub enum StoreUrl {
 
 impl StoreUrl {
     /// Returns whether the URL contains a user or a password.
-    #[must_use]
     pub fn has_login(&self) -> bool {
         self.parts().is_some_and(|parts| parts.login.is_some())
     }

@@ -16,7 +16,6 @@ impl DurationText {
     }
 
     /// Returns the duration.
-    #[must_use]
     pub const fn duration(self) -> Duration {
         self.0
     }
@@ -60,7 +59,6 @@ pub struct RateText(Rate);
 
 impl RateText {
     /// Returns the rate.
-    #[must_use]
     pub const fn rate(self) -> Rate {
         self.0
     }
@@ -95,7 +93,6 @@ impl ByteSize {
     }
 
     /// Returns the number of bytes.
-    #[must_use]
     pub const fn bytes(self) -> u64 {
         self.0
     }

@@ -147,13 +147,11 @@ pub struct Pattern(regex::Regex);
 
 impl Pattern {
     /// Replaces the first match in `text`. `$1` in `by` is the match of the first group.
-    #[must_use]
     pub fn replace<'t>(&self, text: &'t str, by: &str) -> std::borrow::Cow<'t, str> {
         self.0.replace(text, by)
     }
 
     /// Returns the same expression without regard to case, or `None` if that takes too much memory.
-    #[must_use]
     pub fn case_insensitive(&self) -> Option<Self> {
         let mut builder = regex::RegexBuilder::new(self.0.as_str());
         builder.size_limit(MAX_PATTERN_BYTES).dfa_size_limit(MAX_PATTERN_BYTES);
@@ -274,7 +272,6 @@ pub struct HeaderName(http::HeaderName);
 
 impl HeaderName {
     /// Returns the name in lower case.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         self.0.as_str()
     }

@@ -83,7 +83,6 @@ impl Form for Expression {
 
 /// A cost that depends on the request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum CostText {
     /// `header:NAME`: a whole number in a header. Any other value costs 1.
     Header(HeaderName),
@@ -126,7 +125,6 @@ pub struct StatusClass(u16);
 
 impl StatusClass {
     /// Returns the first status of the class: 500.
-    #[must_use]
     pub const fn first(self) -> u16 {
         self.0
     }

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use http::HeaderValue;
 use http::header::HOST;
-use http::{HeaderName, HeaderValue};
 
 use super::FirstPositions;
 use crate::http::headers::reads_as;
 use crate::rules::Match;
 use crate::rules::file::compile::route_matching;
-use crate::rules::file::forms::{HeaderName as FileHeaderName, HeaderSource, KeyPart};
+use crate::rules::file::forms::{HeaderName, HeaderSource, KeyPart};
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position, shown};
 use crate::rules::file::types::{
@@ -240,7 +240,7 @@ fn edits(edits: &HeaderEdits, node: &Node, findings: &mut Findings) {
     removed(&edits.remove, node, findings);
 }
 
-fn removed(names: &[FileHeaderName], node: &Node, findings: &mut Findings) {
+fn removed(names: &[HeaderName], node: &Node, findings: &mut Findings) {
     for (name, item) in names.iter().zip(node.items("remove")) {
         framing(name.as_str(), item.at, findings);
     }
@@ -255,7 +255,7 @@ fn values(headers: &BTreeMap<String, String>, node: &Node, findings: &mut Findin
 }
 
 fn sendable(name: &str, value: &str, node: &Node, findings: &mut Findings) {
-    if HeaderName::try_from(name).is_ok() && HeaderValue::try_from(value).is_err() {
+    if HeaderValue::try_from(value).is_err() {
         let message = format!("the value of {} has characters that a header cannot have", shown(name));
         findings.error(node.value_at(name), message, "use one line of printable text");
     }

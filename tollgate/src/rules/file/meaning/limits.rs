@@ -3,7 +3,7 @@
 use super::{FirstPositions, keys, numbers, store};
 use crate::rules::ExpressionField;
 use crate::rules::cel::{Expression, TextPosition};
-use crate::rules::file::forms::{CostText, Expression as Text, Form, HeaderName};
+use crate::rules::file::forms::{CostText, Expression as Text};
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position, shown};
 use crate::rules::file::types::{CostRule, LimitRule, RuleFile};
@@ -63,8 +63,7 @@ fn matches(rule: &LimitRule, node: &Node, findings: &mut Findings) {
     let mut names = FirstPositions::new();
     for (name, value) in &matches.headers {
         let at = headers.key_at(name);
-        let lower = HeaderName::read(name).map_or_else(|_| name.clone(), |name| name.as_str().to_owned());
-        if let Some(first) = names.duplicate_of(lower, at) {
+        if let Some(first) = names.duplicate_of(name.to_ascii_lowercase(), at) {
             let message = format!("duplicate header `{}` (case is ignored), first at {first}", shown(name));
             findings.error(at, message, "remove one of them");
         }

@@ -2,6 +2,7 @@
 
 use super::{FirstPositions, gateway, store};
 use crate::http::Cors;
+use crate::rules::file::compile::challenge;
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position};
 use crate::rules::file::types::{
@@ -154,9 +155,5 @@ fn tokens(jwt: &JwtRule, node: &Node, findings: &mut Findings) {
         let message = "realm has no effect without `challenge: true`";
         findings.error(node.key_at("realm"), message, "add `challenge: true`, or remove it");
     }
-    let is_plain = |byte: u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\');
-    if jwt.realm.as_deref().is_some_and(|realm| !realm.bytes().all(is_plain)) {
-        let message = "realm has characters that are not allowed in a quoted string";
-        findings.error(node.value_at("realm"), message, "use printable ASCII without \" and \\");
-    }
+    challenge(jwt, node, findings);
 }

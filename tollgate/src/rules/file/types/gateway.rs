@@ -1,24 +1,16 @@
 //! The gateway: listeners, bounds, timeouts and the access log.
 
-mod routes;
-
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-pub(in crate::rules::file) use self::routes::MAX_WEIGHT;
-pub use self::routes::{
-    Balance, EjectRule, HeaderEdits, HeaderFrom, HeaderValueRule, HealthCheckRule, HostHeader, Redirects,
-    RequestHeaderEdits, RespondRule, RewriteRule, RouteRule, UpstreamConnectionsRule, UpstreamRule, UpstreamTlsRule,
-};
-use super::OneOrMany;
 use super::notation::{at_least, between, or_value, or_value_of, wait};
+use super::{OneOrMany, PathsRule, RouteRule};
+use crate::rules::ForwardingHeader;
 use crate::rules::file::forms::{Address, ByteSize, Cidr, DurationText};
-use crate::rules::{EncodedSlash, ForwardingHeader, PathCase, PathParameters, PathReading};
 
 /// The gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-#[non_exhaustive]
 pub struct GatewayRule {
     /// The address to listen on.
     pub listen: Address,
@@ -101,37 +93,9 @@ impl Default for GatewayRule {
     }
 }
 
-/// How upstreams interpret paths. `docs/normal-form.md` lists the settings for common frameworks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-#[non_exhaustive]
-pub struct PathsRule {
-    /// The interpretation of `%2F` and `%5C`: `any` (a limit applies if any interpretation matches), `refuse`, `decode` or
-    /// `keep`.
-    pub encoded_slash: Option<EncodedSlash>,
-    /// The interpretation of `;` in a path: `any` (a limit applies if any interpretation matches), `refuse`, `strip` or
-    /// `keep`.
-    pub parameters: Option<PathParameters>,
-    /// Whether `/API` and `/api` differ: `sensitive` or `insensitive`.
-    pub case: Option<PathCase>,
-}
-
-impl PathsRule {
-    /// Returns `reading` with these settings applied.
-    #[must_use]
-    pub fn over(&self, reading: PathReading) -> PathReading {
-        PathReading {
-            encoded_slash: self.encoded_slash.unwrap_or(reading.encoded_slash),
-            parameters: self.parameters.unwrap_or(reading.parameters),
-            case: self.case.unwrap_or(reading.case),
-        }
-    }
-}
-
 /// The treatment of request headers with an underscore in their name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum UnderscoreHeaders {
     /// Removed before limits and upstreams see them.
     #[default]
@@ -144,7 +108,6 @@ pub enum UnderscoreHeaders {
 
 /// A header, or a group of headers, that the gateway adds to requests for upstreams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, JsonSchema)]
-#[non_exhaustive]
 pub enum UpstreamHeader {
     /// `X-Forwarded-For`, `X-Forwarded-Proto` and `X-Forwarded-Host`.
     #[serde(rename = "x-forwarded")]
@@ -163,7 +126,6 @@ pub enum UpstreamHeader {
 /// TLS for clients.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[non_exhaustive]
 pub struct TlsRule {
     /// The address for TLS. If left out, the gateway's `listen` is TLS only.
     pub listen: Option<Address>,
@@ -180,7 +142,6 @@ pub struct TlsRule {
 /// Whether a client must have a certificate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum ClientCertificates {
     /// Connections without a certificate are refused.
     #[default]
@@ -192,7 +153,6 @@ pub enum ClientCertificates {
 /// A certificate and its key. Both files are reloaded when they change.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[non_exhaustive]
 pub struct CertificateRule {
     /// A PEM file with the certificate and its intermediate certificates, relative to the rule file.
     pub cert: String,
@@ -203,7 +163,6 @@ pub struct CertificateRule {
 /// Timeouts for clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-#[non_exhaustive]
 pub struct TimeoutsRule {
     /// For a whole request head, from its first byte.
     #[schemars(transform = wait())]
@@ -243,7 +202,6 @@ impl Default for TimeoutsRule {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(remote = "Self", deny_unknown_fields)]
 #[schemars(transform = or_value_of("format"))]
-#[non_exhaustive]
 pub struct AccessLogRule {
     /// The format of a line.
     #[serde(default)]
@@ -259,7 +217,6 @@ or_value!(AccessLogRule, "format");
 /// A key in the access log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum LoggedKey {
     /// Its hash, as in the admin API.
     Hash,
@@ -270,7 +227,6 @@ pub enum LoggedKey {
 /// The format of a line of the access log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum LogFormat {
     /// A JSON object.
     #[default]

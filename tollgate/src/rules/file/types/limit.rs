@@ -19,7 +19,6 @@ use crate::{InvalidLimit, Limit};
 /// A limit.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[schemars(extend("additionalProperties" = false))]
-#[non_exhaustive]
 pub struct LimitRule {
     /// Name in headers, logs and metrics. Must be unique.
     pub name: LimitName,
@@ -106,20 +105,17 @@ impl LimitRule {
     }
 
     /// Returns how the quota of the limit learns, if it does.
-    #[must_use]
     pub fn learn(&self) -> Option<LearnRule> {
         self.quota().and_then(QuotaRule::learn)
     }
 
     /// Returns what the demand on the limit is measured by, if its quota learns.
-    #[must_use]
     pub fn measure(&self) -> Option<Measure> {
         self.learn()?;
         Measure::of(self.limit().ok()?.algorithm())
     }
 
     /// Returns the name of the quota: `limit` or `capacity`.
-    #[must_use]
     pub fn quota_name(&self) -> &'static str {
         self.algorithm.quota_key()
     }
@@ -161,7 +157,6 @@ impl LimitRule {
 /// The requests that a limit applies to. All conditions must hold; of a list, one entry must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-#[non_exhaustive]
 pub struct MatchRule {
     /// Paths: `*` matches anything within a segment, `**` any number of segments.
     pub path: Option<OneOrMany<PathGlob>>,
@@ -183,7 +178,6 @@ pub struct MatchRule {
 /// The cost of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(untagged)]
-#[non_exhaustive]
 pub enum CostRule {
     /// A fixed number of units.
     Units(#[schemars(range(min = 1, max = MAX_QUOTA))] u64),
@@ -207,7 +201,6 @@ impl CostRule {
 /// A cost from an expression, with the cost of a request for which it fails.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[non_exhaustive]
 pub struct ComputedCost {
     /// A CEL expression that returns a whole number.
     #[schemars(extend("examples" = ["request.method == \"POST\" ? 5 : 1"]))]
@@ -221,7 +214,6 @@ pub struct ComputedCost {
 /// Other numbers for a plan or a single key.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[schemars(extend("additionalProperties" = false))]
-#[non_exhaustive]
 pub struct OverrideRule {
     /// The plan.
     pub plan: Option<String>,
@@ -238,7 +230,6 @@ pub struct OverrideRule {
 /// A list of clients: by address, by key, or by an expression.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-#[non_exhaustive]
 pub struct ListRule {
     /// Networks and addresses of clients.
     pub ips: Vec<Cidr>,
@@ -251,7 +242,6 @@ pub struct ListRule {
 /// A temporary ban of keys that were denied too often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[non_exhaustive]
 pub struct BanRule {
     /// Number of denials that cause the ban.
     #[schemars(range(min = 1, max = MAX_QUOTA))]
@@ -266,7 +256,6 @@ pub struct BanRule {
 /// The responses that a limit counts.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(untagged)]
-#[non_exhaustive]
 pub enum CountRule {
     /// All, failures or successes.
     Named(CountName),
@@ -277,7 +266,6 @@ pub enum CountRule {
 /// A named set of responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum CountName {
     /// Every response.
     All,
@@ -290,7 +278,6 @@ pub enum CountName {
 /// A status, or a class of statuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(untagged)]
-#[non_exhaustive]
 pub enum StatusRule {
     /// A single status.
     Status(u16),

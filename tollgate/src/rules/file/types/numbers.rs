@@ -13,7 +13,6 @@ use crate::{Algorithm, FixedWindow, LeakyBucket, Rate, SlidingWindowCounter, Sli
 /// The algorithm of a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum AlgorithmName {
     /// Bursts up to `capacity`, then the `refill` rate.
     TokenBucket,
@@ -33,7 +32,6 @@ impl AlgorithmName {
         [Self::TokenBucket, Self::LeakyBucket, Self::FixedWindow, Self::SlidingWindowLog, Self::SlidingWindowCounter];
 
     /// Returns the name in a rule file.
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::TokenBucket => "token_bucket",
@@ -64,7 +62,6 @@ impl AlgorithmName {
 /// The numbers of a limit. The algorithm decides which of them apply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(default)]
-#[non_exhaustive]
 pub struct Numbers {
     /// Units per window (10), or `{ learn: { from, to } }`. For windows, logs and counters.
     pub limit: Option<QuotaRule>,
@@ -85,7 +82,6 @@ pub struct Numbers {
 
 impl Numbers {
     /// Returns these numbers, and those of `those` where there are none.
-    #[must_use]
     pub fn or(self, those: Self) -> Self {
         Self {
             limit: self.limit.or(those.limit),
@@ -99,7 +95,6 @@ impl Numbers {
     }
 
     /// Returns the algorithm of that name with these numbers, and defaults for the missing ones.
-    #[must_use]
     pub fn algorithm(self, name: AlgorithmName, modes: Modes) -> Algorithm {
         const QUOTA: u64 = 10;
         let limit = self.limit.map_or(QUOTA, QuotaRule::units);
@@ -142,7 +137,6 @@ impl Numbers {
 /// The quota of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(untagged)]
-#[non_exhaustive]
 pub enum QuotaRule {
     /// A number of units.
     Units(#[schemars(range(min = 1, max = MAX_QUOTA))] u64),
@@ -152,7 +146,6 @@ pub enum QuotaRule {
 
 impl QuotaRule {
     /// Returns the number of units, or the smallest one of a quota that learns.
-    #[must_use]
     pub const fn units(self) -> u64 {
         match self {
             Self::Units(units) => units,
@@ -161,7 +154,6 @@ impl QuotaRule {
     }
 
     /// Returns how the quota learns, if it does.
-    #[must_use]
     pub const fn learn(self) -> Option<LearnRule> {
         match self {
             Self::Units(_) => None,
@@ -173,7 +165,6 @@ impl QuotaRule {
 /// A quota that follows the demand of clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[non_exhaustive]
 pub struct LearnedQuota {
     /// The bounds of the number, and the clients that it is for.
     #[schemars(extend("examples" = [{ "from": 50, "to": 400 }]))]
@@ -183,7 +174,6 @@ pub struct LearnedQuota {
 /// How a quota follows the demand of clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[non_exhaustive]
 pub struct LearnRule {
     /// The smallest number, which is in force until enough is known.
     #[schemars(range(min = 1, max = MAX_QUOTA), extend("examples" = [50]))]
@@ -205,7 +195,6 @@ pub struct LearnRule {
 
 impl LearnRule {
     /// Returns the settings of the learner. `None` if the cover is not a share, which a parsed file does not have.
-    #[must_use]
     pub fn settings(self) -> Option<LearnSettings> {
         let Self { from, to, over, cover, .. } = self;
         Some(LearnSettings { from, to, over: over.duration(), cover: cover.cover()? })
@@ -228,7 +217,6 @@ impl Default for Share {
 
 impl Share {
     /// Returns the share as a cover, unless it is 0 or 1 or more.
-    #[must_use]
     pub fn cover(self) -> Option<Cover> {
         Cover::new(f64::from(self.0) / 1_000_000.0)
     }
@@ -269,7 +257,6 @@ impl serde::Serialize for Share {
 /// The modes of a limit. An override cannot change them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(default)]
-#[non_exhaustive]
 pub struct Modes {
     /// How tokens return. For token_bucket.
     pub refill_mode: Option<RefillMode>,
@@ -284,7 +271,6 @@ pub struct Modes {
 /// How tokens return.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum RefillMode {
     /// One by one.
     #[default]
@@ -296,7 +282,6 @@ pub enum RefillMode {
 /// The treatment of requests that do not fit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum Overflow {
     /// Refused.
     #[default]
@@ -308,7 +293,6 @@ pub enum Overflow {
 /// The start of a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum Align {
     /// Aligned to the clock, the same for all keys.
     #[default]

@@ -11,7 +11,6 @@ use crate::rules::file::forms::{Address, DurationText, HostGlob, TokenSource};
 /// The decision service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-#[non_exhaustive]
 pub struct ServiceRule {
     /// JSON over HTTP.
     pub http: Option<Listener>,
@@ -29,7 +28,6 @@ pub struct ServiceRule {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(remote = "Self", deny_unknown_fields)]
 #[schemars(transform = or_value_of("listen"))]
-#[non_exhaustive]
 pub struct Listener {
     /// The address to listen on.
     pub listen: Address,
@@ -57,13 +55,11 @@ or_value!(Listener, "listen");
 
 impl Listener {
     /// Returns whether clients must have a certificate.
-    #[must_use]
     pub fn requires_certificates(&self) -> bool {
         requires_certificates(self.tls.as_ref())
     }
 
     /// Returns a listener with default settings.
-    #[must_use]
     pub fn new(listen: Address) -> Self {
         let (hosts, tokens_file) = (Vec::new(), None);
         Self { listen, proxy_protocol: false, hosts, tokens_file, open: false, max_connections: None, tls: None }
@@ -73,7 +69,6 @@ impl Listener {
 /// Rate limits in the format of envoyproxy/ratelimit, from files or by xDS.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-#[non_exhaustive]
 pub struct EnvoyRule {
     /// Files, such as `ratelimit/*.yaml`, or folders of `*.yaml` and `*.yml` files; relative to the rule file.
     pub files: Option<OneOrMany<String>>,
@@ -93,7 +88,6 @@ impl Default for EnvoyRule {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(remote = "Self", deny_unknown_fields)]
 #[schemars(transform = or_value_of("url"))]
-#[non_exhaustive]
 pub struct XdsRule {
     /// The URL: `http://HOST:PORT`, or `https://HOST:PORT` for TLS.
     pub url: String,
@@ -120,7 +114,6 @@ fn node_id() -> String {
 /// The admin listener: health checks, metrics, the admin API and the dashboard.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[non_exhaustive]
 pub struct AdminRule {
     /// The address to listen on.
     pub listen: Address,
@@ -139,7 +132,6 @@ pub struct AdminRule {
 
 impl AdminRule {
     /// Returns whether clients must have a certificate.
-    #[must_use]
     pub fn requires_certificates(&self) -> bool {
         requires_certificates(self.tls.as_ref())
     }
@@ -152,7 +144,6 @@ fn requires_certificates(tls: Option<&TlsRule>) -> bool {
 /// The verification of tokens, by one key or by a key set.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[non_exhaustive]
 pub struct JwtRule {
     /// A file with a public key in PEM or with a shared secret, relative to the rule file.
     pub key_file: Option<String>,
@@ -186,7 +177,6 @@ fn leeway() -> DurationText {
 
 /// A signature algorithm of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, JsonSchema)]
-#[non_exhaustive]
 pub enum JwtAlgorithm {
     /// HMAC with SHA-256 and a shared secret.
     HS256,

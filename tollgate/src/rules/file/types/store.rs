@@ -10,7 +10,6 @@ use crate::rules::file::forms::{KeyPrefix, StoreUrl};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(remote = "Self", deny_unknown_fields)]
 #[schemars(transform = or_value_of("url"))]
-#[non_exhaustive]
 pub struct StoreRule {
     /// `memory`, or a URL: `redis://h:6379`, `rediss://h:6379`, `redis+cluster://h1:7001,h2:7002`,
     /// `redis+sentinel://h1:26379,h2:26379/mymaster` or `unix:///path/to/socket`.
@@ -47,7 +46,6 @@ or_value!(StoreRule, "url");
 /// How the states of keys are stored on Redis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum LayoutName {
     /// Each key of a limit is a key on Redis.
     #[default]
@@ -58,13 +56,11 @@ pub enum LayoutName {
 
 impl StoreRule {
     /// Returns whether counts are kept in this process.
-    #[must_use]
     pub fn is_memory(&self) -> bool {
         self.url == StoreUrl::Memory
     }
 
     /// Returns whether both use the same counts.
-    #[must_use]
     pub fn has_counts_of(&self, other: &Self) -> bool {
         let is_same_server = self.url.without_login() == other.url.without_login() && self.prefix == other.prefix;
         is_same_server && self.layout == other.layout && self.expected_keys == other.expected_keys

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::super::notation::{or_value, or_value_of, wait};
-use super::super::{MatchRule, OneOrMany};
-use super::PathsRule;
+use super::notation::{or_value, or_value_of, wait};
+use super::{MatchRule, OneOrMany};
 use crate::rules::file::forms::{
     DurationText, HeaderName, HeaderSource, HostGlob, MethodName, PathGlob, PathText, Pattern, Upstream, schema_of,
 };
+use crate::rules::{EncodedSlash, PathCase, PathParameters, PathReading};
 
 /// Weights above this add no useful precision.
 pub(in crate::rules::file) const MAX_WEIGHT: u32 = 1000;
@@ -19,7 +19,6 @@ pub(in crate::rules::file) const MAX_WEIGHT: u32 = 1000;
 /// then by headers, then by order.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[non_exhaustive]
 pub struct RouteRule {
     /// Name in logs, metrics and the key part `route`. The first path if left out.
     pub name: Option<String>,
@@ -101,7 +100,6 @@ fn retries() -> u8 {
 
 impl RouteRule {
     /// Returns the name, or the first path of a route without one.
-    #[must_use]
     pub fn name(&self) -> &str {
         self.name.as_deref().or_else(|| self.path.first().map(PathGlob::as_str)).unwrap_or_default()
     }
@@ -118,11 +116,35 @@ impl RouteRule {
     }
 }
 
+/// How upstreams interpret paths. `docs/normal-form.md` lists the settings for common frameworks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct PathsRule {
+    /// The interpretation of `%2F` and `%5C`: `any` (a limit applies if any interpretation matches), `refuse`, `decode` or
+    /// `keep`.
+    pub encoded_slash: Option<EncodedSlash>,
+    /// The interpretation of `;` in a path: `any` (a limit applies if any interpretation matches), `refuse`, `strip` or
+    /// `keep`.
+    pub parameters: Option<PathParameters>,
+    /// Whether `/API` and `/api` differ: `sensitive` or `insensitive`.
+    pub case: Option<PathCase>,
+}
+
+impl PathsRule {
+    /// Returns `reading` with these settings applied.
+    pub fn over(&self, reading: PathReading) -> PathReading {
+        PathReading {
+            encoded_slash: self.encoded_slash.unwrap_or(reading.encoded_slash),
+            parameters: self.parameters.unwrap_or(reading.parameters),
+            case: self.case.unwrap_or(reading.case),
+        }
+    }
+}
+
 /// An upstream: its URL, with or without a weight.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(remote = "Self", deny_unknown_fields)]
 #[schemars(transform = or_value_of("url"))]
-#[non_exhaustive]
 pub struct UpstreamRule {
     /// The URL.
     pub url: Upstream,
@@ -141,7 +163,6 @@ fn weight() -> u32 {
 /// A fixed response.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[non_exhaustive]
 pub struct RespondRule {
     /// The status.
     #[serde(default = "ok")]
@@ -163,7 +184,6 @@ fn ok() -> u16 {
 /// A replacement in the path.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[non_exhaustive]
 pub struct RewriteRule {
     /// A regular expression that matches a part of the path.
     pub pattern: Pattern,
@@ -174,7 +194,6 @@ pub struct RewriteRule {
 /// The Host header of requests to an upstream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum HostHeader {
     /// The host that the client sent.
     #[default]
@@ -186,7 +205,6 @@ pub enum HostHeader {
 /// What happens to `Location` in responses of upstreams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum Redirects {
     /// The upstream's own address is left out, and `strip_prefix` and the path of the upstream's URL are undone.
     #[default]
@@ -198,7 +216,6 @@ pub enum Redirects {
 /// Changes to request headers: `remove` first, then `set`, then `add`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-#[non_exhaustive]
 pub struct RequestHeaderEdits {
     /// Headers to set, which replaces other values. The value is a text, or `{ from: SOURCE }` for a fact about the request.
     #[schemars(extend("propertyNames" = schema_of::<HeaderName>()))]
@@ -213,7 +230,6 @@ pub struct RequestHeaderEdits {
 /// The value of a request header.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(untagged)]
-#[non_exhaustive]
 pub enum HeaderValueRule {
     /// The same for all requests.
     Constant(String),
@@ -224,7 +240,6 @@ pub enum HeaderValueRule {
 /// A fact about the request as the value of a header.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[non_exhaustive]
 pub struct HeaderFrom {
     /// The fact: `ip`, `ip/BITS`, `route`, `limit`, `jwt:CLAIM`, `cert:fingerprint`, `cert:cn` or `cert:san`. If the request
     /// lacks it, the upstream gets no such header.
@@ -234,7 +249,6 @@ pub struct HeaderFrom {
 /// Changes to headers: `remove` first, then `set`, then `add`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-#[non_exhaustive]
 pub struct HeaderEdits {
     /// Headers to set, which replaces other values.
     #[schemars(extend("propertyNames" = schema_of::<HeaderName>()))]
@@ -249,7 +263,6 @@ pub struct HeaderEdits {
 /// How an upstream is chosen among the healthy ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum Balance {
     /// The one with the fewest requests in progress, by weight.
     #[default]
@@ -261,7 +274,6 @@ pub enum Balance {
 /// Active health checks: a GET that must return 2xx or 3xx.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[non_exhaustive]
 pub struct HealthCheckRule {
     /// The whole path of the request. The path of the upstream's URL is not prepended.
     pub path: PathText,
@@ -302,7 +314,6 @@ fn healthy_after() -> u32 {
 /// Ejection of an upstream after consecutive failures. If all upstreams are ejected, all are used.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-#[non_exhaustive]
 pub struct EjectRule {
     /// Consecutive failures: no connection, no response in time, a response that breaks off or is not HTTP, or one of
     /// `statuses`.
@@ -327,7 +338,6 @@ impl Default for EjectRule {
 /// Reuse of connections to upstreams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-#[non_exhaustive]
 pub struct UpstreamConnectionsRule {
     /// Longest idle time of an HTTP/1.1 connection. Must be shorter than the time after which the
     /// upstream closes idle connections; a shorter time in the upstream's `Keep-Alive: timeout=` takes precedence.
@@ -357,7 +367,6 @@ impl Default for UpstreamConnectionsRule {
 /// TLS to upstreams.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-#[non_exhaustive]
 pub struct UpstreamTlsRule {
     /// A PEM file with the trusted authorities, relative to the rule file. The public ones if left out.
     pub ca: Option<String>,
