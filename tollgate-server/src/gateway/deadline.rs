@@ -6,7 +6,7 @@
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
@@ -213,14 +213,22 @@ pub(super) struct UpstreamDeadline {
     at: AtomicU64,
     /// The reason why the client's body ended early, if it did.
     body_failure: OnceLock<Failure>,
-    /// The task that responds to the client, if it has to know when the body breaks.
-    on_broken_body: AtomicWaker,
+    /// Whether the client's body was neither sent completely nor given up.
+    holds_body: AtomicBool,
+    /// The task that waits until the body breaks, and after the response until it is dropped.
+    on_body_end: AtomicWaker,
     ticks: Arc<Ticks>,
 }
 
 impl UpstreamDeadline {
     pub(super) fn new(ticks: Arc<Ticks>) -> Self {
-        Self { at: AtomicU64::new(NEVER), body_failure: OnceLock::new(), on_broken_body: AtomicWaker::new(), ticks }
+        Self {
+            at: AtomicU64::new(NEVER),
+            body_failure: OnceLock::new(),
+            holds_body: AtomicBool::new(false),
+            on_body_end: AtomicWaker::new(),
+            ticks,
+        }
     }
 
     /// Sets the deadline.
@@ -231,12 +239,37 @@ impl UpstreamDeadline {
     /// Records that the client's body ended early.
     pub(super) fn note_body_failure(&self, failure: Failure) {
         _ = self.body_failure.set(failure);
-        self.on_broken_body.wake();
+        self.on_body_end.wake();
     }
 
     /// Wakes a task when the client's body ends early.
     pub(super) fn wake_on_body_failure(&self, waker: &Waker) {
-        self.on_broken_body.register(waker);
+        self.on_body_end.register(waker);
+    }
+
+    /// Records that the upstream is to be sent a body.
+    pub(super) fn hold_body(&self) {
+        self.holds_body.store(true, Relaxed);
+    }
+
+    /// Records that the body was sent, or is not sent any more.
+    pub(super) fn drop_body(&self) {
+        self.holds_body.store(false, Relaxed);
+        self.on_body_end.wake();
+    }
+
+    /// Returns whether the client's body was neither sent completely nor given up.
+    pub(super) fn holds_body(&self) -> bool {
+        self.holds_body.load(Relaxed)
+    }
+
+    /// Waits until the body is sent or given up. Returns `None` if the upstream does not read it before the deadline.
+    pub(super) async fn await_body(&self) -> Option<()> {
+        self.limit(poll_fn(|context| {
+            self.on_body_end.register(context.waker());
+            if self.holds_body() { Poll::Pending } else { Poll::Ready(()) }
+        }))
+        .await
     }
 
     /// Returns why the client's body ended early. The upstream is not at fault.

@@ -1,5 +1,6 @@
 //! Many requests on one connection: none may block the others.
 
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -132,6 +133,54 @@ fn more_requests_than_a_connection_takes_go_over_another() {
     });
     assert!((2..=10).contains(&accepted.load(Relaxed)), "{accepted:?}");
     assert_eq!(gateway.get("/").status, 200);
+}
+
+/// Returns an HTTP/2 upstream that accepts one request at a time on a connection, and responds to uploads without
+/// reading them.
+fn careless() -> (std::net::SocketAddr, Arc<AtomicUsize>) {
+    accepting(move |stream| async move {
+        let service = hyper::service::service_fn(|request: Request<hyper::body::Incoming>| async move {
+            if request.method() == http::Method::POST {
+                tokio::spawn(async move {
+                    let _unread = request;
+                    std::future::pending::<()>().await;
+                });
+            }
+            Ok::<_, std::convert::Infallible>(Response::new(full("early")))
+        });
+        let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+        builder.max_concurrent_streams(1);
+        _ = builder.serve_connection(TokioIo::new(stream), service).await;
+    })
+}
+
+/// Its stream is open until then, so another request needs another connection.
+#[test]
+fn upload_that_nobody_reads_after_the_response_loses_its_connection_to_the_upstream() {
+    for has_http2_client in [false, true] {
+        let (address, accepted) = careless();
+        let route = format!("{{ path: /**, timeout: 2s, retries: 0, upstream: 'h2c://{address}' }}");
+        let gateway = Gateway::with_admin(&site("workers: 1", &[route], ""));
+        let mut connection = gateway.connect();
+        if has_http2_client {
+            runtime().block_on(async {
+                let request = Request::post(format!("http://{}/", gateway.address)).body(endless()).unwrap();
+                let answered = timeout(SOON, connect(gateway.address).await.send_request(request)).await;
+                let body = answered.expect("in time").unwrap().into_body();
+                assert_eq!(timeout(SOON, body.collect()).await.expect("in time").unwrap().to_bytes(), "early");
+            });
+        } else {
+            connection.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000000\r\n\r\n");
+            assert_eq!(connection.receive().text(), "early");
+            let mut tcp = connection.tcp();
+            std::thread::spawn(move || while tcp.write_all(&[7; 64 << 10]).is_ok() {});
+        }
+        assert_eq!(gateway.get("/").status, 200);
+        assert_eq!(accepted.load(Relaxed), 2);
+        gateway.await_metric("tollgate_upstream_connections", 1);
+        assert_eq!(gateway.get("/").status, 200);
+        assert_eq!(accepted.load(Relaxed), 2, "the other connection stays");
+    }
 }
 
 #[test]

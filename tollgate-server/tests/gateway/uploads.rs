@@ -214,6 +214,7 @@ fn upload_that_nobody_reads_after_the_response_ends_with_the_timeout_of_the_rout
         until("the gateway closes the connection", || pouring.is_finished());
         pouring.join().unwrap();
         gateway.await_metric("tollgate_buffered_bytes", 0);
+        gateway.await_metric("tollgate_upstream_connections", 0);
     }
 }
 

@@ -88,6 +88,12 @@ struct Reader {
     timeout: Wait,
 }
 
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.deadline.drop_body();
+    }
+}
+
 impl ToUpstream {
     pub(in crate::gateway) fn new(body: ClientBody, client: &Arc<Client>, max_bytes: u64) -> Self {
         if body.is_end_stream() {
@@ -130,6 +136,7 @@ impl ToUpstream {
     pub(in crate::gateway) fn read_by(&mut self, deadline: &Arc<UpstreamDeadline>, timeout: Wait) {
         deadline.set(timeout);
         if let Self::Upload(upload) = self {
+            deadline.hold_body();
             upload.upstream = Some(Reader { deadline: Arc::clone(deadline), timeout });
         }
     }

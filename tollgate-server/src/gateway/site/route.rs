@@ -20,6 +20,7 @@ use crate::gateway::deadline::{Tick, Ticks, UpstreamDeadline, Wait};
 use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::head::headers::{self, Edits};
 use crate::gateway::tally::RouteTally;
+use crate::gateway::upstream::abandoned;
 use crate::gateway::upstream::conn::{Repeatable, ReusePolicy};
 use crate::gateway::upstream::ejection::{EjectPolicy, Sent};
 use crate::gateway::upstream::http2_pool::StreamPermit;
@@ -392,6 +393,11 @@ impl UpstreamAttempt {
 impl Drop for UpstreamAttempt {
     fn drop(&mut self) {
         self.upstream.target.end();
+        if let (Some(stream_permit), Some(deadline)) = (self.stream_permit.take(), self.deadline.take())
+            && deadline.holds_body()
+        {
+            abandoned::spawn(stream_permit.hold_for_body(deadline));
+        }
     }
 }
 

@@ -19,13 +19,13 @@ use std::task::Poll;
 use std::time::Duration;
 
 use hyper::client::conn::http2;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
 use super::conn::{Http1Conn, UpstreamIo, Usage};
-use super::http2_pool::{Sender, StreamPermit, UNKNOWN_STREAMS};
+use super::http2_pool::{ConnTasks, Sender, StreamPermit, UNKNOWN_STREAMS};
 use super::tls::TlsFault;
 use super::{Target, UpstreamProtocol};
 use crate::gateway::client::Client;
@@ -160,7 +160,8 @@ async fn share(
     target: &Target,
     worker: &Arc<Worker>,
 ) -> Result<UpstreamConn, ConnectError> {
-    let mut builder = http2::Builder::new(TokioExecutor::new());
+    let tasks = ConnTasks::default();
+    let mut builder = http2::Builder::new(tasks.clone());
     builder
         .timer(TokioTimer::new())
         .keep_alive_interval(PING_EVERY)
@@ -174,7 +175,7 @@ async fn share(
     let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
     let (sender, stream_permit) = target
         .http2_pool(worker.number)
-        .add(sender, connection, Usage::new(worker.ticks.now(), target.origin(ip)))
+        .add(sender, (connection, tasks), Usage::new(worker.ticks.now(), target.origin(ip)))
         .await?;
     Ok(UpstreamConn::H2(sender, stream_permit))
 }

@@ -3,22 +3,28 @@
 //! An upstream announces how many concurrent streams it accepts, and hyper queues requests beyond that. A queued
 //! request would time out although the upstream is healthy, and count against it. So another connection is opened once
 //! one is full. Opening is not done here.
+//!
+//! An upstream may respond before it has read the request, and neither read the rest nor reset the stream. hyper sends a body
+//! in a task that waits for the upstream and cannot be stopped alone. So such a stream is held until the deadline of the
+//! request. Then its connection gets no further requests, and is closed once the others on it are over.
 
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
 use hyper::client::conn::http2;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper::rt::Executor;
+use hyper_util::rt::TokioIo;
+use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
 use super::addresses::HostAddresses;
 use super::conn::{ReusePolicy, UpstreamIo, Usage};
-use crate::gateway::deadline::{Tick, Wait};
+use crate::gateway::deadline::{Tick, UpstreamDeadline, Wait};
 use crate::gateway::failure::ConnectError;
 use crate::gateway::http2::request_body::ToUpstream;
 
@@ -43,7 +49,7 @@ const SPARE_FOR: Duration = Duration::from_secs(55);
 const MAX_CONNECTIONS: usize = 32;
 
 pub(in crate::gateway) type Sender = http2::SendRequest<ToUpstream>;
-pub(in crate::gateway) type Connection = http2::Connection<TokioIo<UpstreamIo>, ToUpstream, TokioExecutor>;
+pub(in crate::gateway) type Connection = http2::Connection<TokioIo<UpstreamIo>, ToUpstream, ConnTasks>;
 
 /// The connections of a worker to an upstream.
 #[derive(Default)]
@@ -63,6 +69,33 @@ struct Http2Conn {
     /// Whether a request was answered on it.
     has_answered: AtomicBool,
     state: Mutex<ConnState>,
+    tasks: ConnTasks,
+    /// Whether it is closed after the last request: the upstream does not read a body.
+    is_retired: AtomicBool,
+}
+
+/// The executor of hyper's tasks of a connection.
+#[derive(Clone, Default)]
+pub(in crate::gateway) struct ConnTasks(
+    /// The first task, which hyper spawns before there are requests. It has the socket, and the others end with it.
+    Arc<OnceLock<AbortHandle>>,
+);
+
+impl ConnTasks {
+    /// Closes the connection.
+    fn abort(&self) {
+        self.0.get().into_iter().for_each(AbortHandle::abort);
+    }
+}
+
+impl<F> Executor<F> for ConnTasks
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    fn execute(&self, future: F) {
+        let task = tokio::spawn(future);
+        self.0.get_or_init(|| task.abort_handle());
+    }
 }
 
 /// The state of a connection.
@@ -103,7 +136,10 @@ impl Http2Pool {
         // A connection that accepts no further requests ends with its last one.
         conns.retain(|(sender, conn)| {
             let mut usage = conn.usage();
-            !sender.is_closed() && usage.is_young(now, policy) && usage.is_current(addresses)
+            !sender.is_closed()
+                && !conn.is_retired.load(Relaxed)
+                && usage.is_young(now, policy)
+                && usage.is_current(addresses)
         });
         // The first with room, so that surplus connections become idle.
         let found = conns.iter().find(|(_, conn)| conn.has_room());
@@ -119,7 +155,7 @@ impl Http2Pool {
     pub(in crate::gateway) async fn add(
         &self,
         sender: Sender,
-        connection: Connection,
+        (connection, tasks): (Connection, ConnTasks),
         usage: Usage,
     ) -> Result<(Sender, StreamPermit), ConnectError> {
         let conn = Arc::new(Http2Conn {
@@ -128,6 +164,8 @@ impl Http2Pool {
             quiet_since: AtomicU64::new(NEVER),
             has_answered: AtomicBool::new(false),
             state: Mutex::new(ConnState::Open(connection)),
+            tasks,
+            is_retired: AtomicBool::new(false),
         });
         let state = Arc::clone(&conn);
         tokio::spawn(async move { state.drive().await });
@@ -235,10 +273,20 @@ impl StreamPermit {
             self.0.has_answered.store(true, Relaxed);
         }
     }
+
+    /// Holds the stream after its response until the upstream has read the request body, or given it up.
+    pub(in crate::gateway) async fn hold_for_body(self, deadline: Arc<UpstreamDeadline>) {
+        if deadline.await_body().await.is_none() {
+            self.0.is_retired.store(true, Relaxed);
+        }
+    }
 }
 
 impl Drop for StreamPermit {
     fn drop(&mut self) {
-        self.0.requests.fetch_sub(1, Relaxed);
+        let was_last = self.0.requests.fetch_sub(1, Relaxed) == 1;
+        if was_last && self.0.is_retired.load(Relaxed) {
+            self.0.tasks.abort();
+        }
     }
 }
