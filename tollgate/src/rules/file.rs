@@ -195,8 +195,7 @@ impl Parsed {
     ///
     /// Returns the problem and the fix if the text is neither.
     pub fn with_store(mut self, store: &str) -> Result<Self, String> {
-        let read = <forms::StoreUrl as forms::Form>::read(store);
-        let url = read.map_err(|invalid| invalid.to_string())?;
+        let url = forms::StoreUrl::read(store).map_err(|invalid| invalid.to_string())?;
         self.rules.store = self.rules.store.at(url);
         if self.rules.store.is_memory() {
             self.rules.stores.clear();

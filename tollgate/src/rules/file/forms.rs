@@ -1,7 +1,7 @@
 //! Strings with a syntax: durations, rates, addresses, globs, key parts.
 //!
-//! Each syntax is a type with one constructor, [`Form::read`]. It also provides the pattern for the JSON Schema, so
-//! that editors reject the same texts. A pattern may accept a text that `read` rejects, never the other way round.
+//! Each syntax is a type with one constructor, `read`. Its [`Syntax`] has the pattern for the JSON Schema, so that
+//! editors reject the same texts. A pattern may accept a text that `read` rejects, never the other way round.
 
 mod key;
 mod net;
@@ -15,109 +15,42 @@ use super::problem::InvalidValue;
 
 pub use self::{key::*, net::*, quantity::*, request::*, text::*};
 
-/// A type that is written as a string with a syntax.
-pub(super) trait Form: Sized {
-    /// The `format` in the schema.
-    const FORMAT: &'static str;
-    /// The `pattern` in the schema: a regular expression that JavaScript supports too.
-    const PATTERN: &'static str;
+/// A syntax of strings, which `shape` finds by its `format` in the schema.
+pub(super) struct Syntax {
+    pub(super) format: &'static str,
     /// A noun phrase for messages.
-    const NOUN: &'static str;
-    /// A valid example.
-    const EXAMPLE: &'static str;
+    pub(super) noun: &'static str,
+    /// A valid text.
+    pub(super) example: &'static str,
+    /// A regular expression that JavaScript supports too.
+    pattern: &'static str,
+    pub(super) check: fn(&str) -> Result<(), InvalidValue>,
+}
 
-    fn read(text: &str) -> Result<Self, InvalidValue>;
-
-    /// Returns a number in the order of the values, for forms that have bounds.
-    fn magnitude(&self) -> u128 {
-        0
+impl Syntax {
+    pub(super) fn schema(&self) -> Value {
+        json!({ "type": "string", "format": self.format, "pattern": self.pattern, "examples": [self.example] })
     }
 }
 
-/// A form that `shape` finds by its `format` in the schema.
-pub(super) struct FormInfo {
-    pub(super) format: &'static str,
-    pub(super) noun: &'static str,
-    pub(super) example: &'static str,
-    /// Reads a text, and returns its [`Form::magnitude`].
-    pub(super) read: fn(&str) -> Result<u128, InvalidValue>,
-}
-
-/// Returns the form with that `format`.
-pub(super) fn by_format(format: &str) -> Option<&'static FormInfo> {
+/// Returns the syntax with that `format`.
+pub(super) fn by_format(format: &str) -> Option<&'static Syntax> {
     ALL.iter().find(|known| known.format == format)
 }
 
-pub(super) fn schema_of<F: Form>() -> Value {
-    json!({ "type": "string", "format": F::FORMAT, "pattern": F::PATTERN, "examples": [F::EXAMPLE] })
+/// Returns a number in the order of the values, for the syntaxes that have bounds.
+pub(super) fn magnitude(format: &str, text: &str) -> Option<u128> {
+    match format {
+        "span" => Some(DurationText::read(text).ok()?.duration().as_nanos()),
+        "bytes" => Some(ByteSize::read(text).ok()?.bytes().into()),
+        _ => None,
+    }
 }
 
-/// Lists the forms, and implements `Deserialize` and `JsonSchema` for them.
-macro_rules! forms {
-    ($($form:ty),* $(,)?) => {
-        const ALL: &[FormInfo] = &[$(FormInfo {
-            format: <$form>::FORMAT,
-            noun: <$form>::NOUN,
-            example: <$form>::EXAMPLE,
-            read: |text| <$form>::read(text).map(|value| value.magnitude()),
-        }),*];
-
-        $(
-            impl<'de> serde::Deserialize<'de> for $form {
-                fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-                    let text = <String as serde::Deserialize>::deserialize(from)?;
-                    Self::read(&text).map_err(serde::de::Error::custom)
-                }
-            }
-
-            impl schemars::JsonSchema for $form {
-                fn inline_schema() -> bool {
-                    true
-                }
-
-                fn schema_name() -> std::borrow::Cow<'static, str> {
-                    Self::FORMAT.into()
-                }
-
-                fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-                    schemars::Schema::try_from(schema_of::<Self>()).unwrap_or_default()
-                }
-            }
-        )*
-    };
-}
-
-forms!(
-    Address,
-    ByteSize,
-    Cidr,
-    ContentType,
-    CostText,
-    DurationText,
-    Expression,
-    HeaderName,
-    HeaderSource,
-    HostGlob,
-    KeyPart,
-    KeyPrefix,
-    LimitName,
-    MethodName,
-    PathGlob,
-    PathText,
-    Pattern,
-    PlanSource,
-    RateText,
-    SettleSource,
-    StatusClass,
-    StoreName,
-    StoreUrl,
-    TokenSource,
-    Upstream,
-);
-
-/// Declares types of forms that keep their text.
-macro_rules! texts {
-    ($($(#[$doc:meta])* $form:ident;)*) => {$(
+/// Describes the syntax of a type that has a constructor `read`, and implements `Deserialize` and `JsonSchema` for it.
+/// `text` declares the type too: it keeps its text.
+macro_rules! form {
+    ($(#[$doc:meta])* text $form:ident $syntax:tt) => {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub struct $form(String);
@@ -128,19 +61,65 @@ macro_rules! texts {
                 &self.0
             }
         }
-    )*};
+
+        form! { $form $syntax }
+    };
+    ($form:ident { format: $format:literal, noun: $noun:literal, example: $example:literal, pattern: $pattern:literal }) => {
+        impl $form {
+            pub(in crate::rules::file) const SYNTAX: super::Syntax = super::Syntax {
+                format: $format,
+                noun: $noun,
+                example: $example,
+                pattern: $pattern,
+                check: |text| Self::read(text).map(drop),
+            };
+        }
+
+        impl<'de> serde::Deserialize<'de> for $form {
+            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                let text = <String as serde::Deserialize>::deserialize(from)?;
+                Self::read(&text).map_err(serde::de::Error::custom)
+            }
+        }
+
+        impl schemars::JsonSchema for $form {
+            fn inline_schema() -> bool {
+                true
+            }
+
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                $format.into()
+            }
+
+            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                schemars::Schema::try_from(Self::SYNTAX.schema()).unwrap_or_default()
+            }
+        }
+    };
 }
 
-/// Returns whether a text matches the pattern of its form, for a form that the pattern describes completely.
+macro_rules! all {
+    ($($form:ident)*) => {
+        const ALL: &[Syntax] = &[$($form::SYNTAX),*];
+    };
+}
+
+all! {
+    Address ByteSize Cidr ContentType CostText DurationText Expression HeaderName HeaderSource HostGlob KeyPart KeyPrefix
+    LimitName MethodName PathGlob PathText Pattern PlanSource RateText SettleSource StatusClass StoreName StoreUrl
+    TokenSource Upstream
+}
+
+/// Returns whether a text matches the pattern of its type, for a type that the pattern describes completely.
 macro_rules! matches_pattern {
     ($form:ty, $text:expr) => {{
         static PATTERN: std::sync::LazyLock<Option<regex::Regex>> =
-            std::sync::LazyLock::new(|| regex::Regex::new(<$form>::PATTERN).ok());
+            std::sync::LazyLock::new(|| regex::Regex::new(<$form>::SYNTAX.pattern).ok());
         PATTERN.as_ref().is_some_and(|pattern| pattern.is_match($text))
     }};
 }
 
-use {matches_pattern, texts};
+use {form, matches_pattern};
 
 /// Returns the known word with the smallest edit distance, if it is probably a typo: at most one edit in a short word,
 /// two in a longer one, none in a single letter. Case is ignored.
@@ -167,7 +146,7 @@ mod tests {
     #[test]
     fn every_example_is_of_its_form() {
         for known in ALL {
-            assert!((known.read)(known.example).is_ok(), "{} {}", known.format, known.example);
+            assert!((known.check)(known.example).is_ok(), "{} {}", known.format, known.example);
         }
     }
 

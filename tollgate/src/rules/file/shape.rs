@@ -11,7 +11,7 @@ use serde_json::Value;
 use self::other_limiters::Siblings;
 pub(super) use self::other_limiters::rate_text;
 use self::words::{expected, listed, quoted, wrong_type};
-use super::forms::{self, Form as _, FormInfo, Pattern};
+use super::forms::{self, Pattern, Syntax};
 use super::node::{Entry, Map, Node, NodeKind, ScalarValue};
 use super::problem::{Findings, InvalidValue, Position, shown};
 
@@ -44,7 +44,9 @@ impl<'s> Shape<'s, '_> {
             NodeKind::Scalar(scalar) => {
                 let invalid = match scalar.value {
                     ScalarValue::Integer(value) => integer(value, choice, name).err(),
-                    ScalarValue::Text if choice.get("format").and_then(Value::as_str) == Some(Pattern::FORMAT) => {
+                    ScalarValue::Text
+                        if choice.get("format").and_then(Value::as_str) == Some(Pattern::SYNTAX.format) =>
+                    {
                         Pattern::read_within(&scalar.text, &mut self.findings.patterns).err()
                     }
                     ScalarValue::Text => text(&scalar.text, choice, &choices, name).err(),
@@ -263,10 +265,11 @@ fn integer(value: i128, schema: &Value, name: &str) -> Result<(), InvalidValue> 
 }
 
 /// Checks that a duration or a size is within the bounds of its key.
-fn quantity(text: &str, magnitude: u128, form: &FormInfo, schema: &Value, name: &str) -> Result<(), InvalidValue> {
+fn quantity(text: &str, syntax: &Syntax, schema: &Value, name: &str) -> Result<(), InvalidValue> {
+    let Some(magnitude) = forms::magnitude(syntax.format, text) else { return Ok(()) };
     let bound = |key: &str| {
         let text = schema.get(key).and_then(Value::as_str)?;
-        Some((text, (form.read)(text).ok()?))
+        Some((text, forms::magnitude(syntax.format, text)?))
     };
     let (problem, fix) = match (bound("formatMinimum"), bound("formatMaximum")) {
         (Some((least, bound)), _) if magnitude < bound => (format!("below {least}"), format!("use {least} or more")),
@@ -294,7 +297,7 @@ fn text(text: &str, schema: &Value, choices: &[&Value], name: &str) -> Result<()
     }
     let format = schema.get("format").and_then(Value::as_str);
     match format.and_then(forms::by_format) {
-        Some(form) => quantity(text, (form.read)(text)?, form, schema, name),
+        Some(syntax) => (syntax.check)(text).and_then(|()| quantity(text, syntax, schema, name)),
         None if text.is_empty() => Err(InvalidValue {
             problem: format!("{} is empty", quoted(name)),
             fix: "write a value, or remove the line".into(),

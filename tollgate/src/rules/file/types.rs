@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::forms::{ByteSize, ContentType, DurationText, StoreName, schema_of};
+use super::forms::{ByteSize, ContentType, DurationText, StoreName};
 
 use self::notation::{at_least, between};
 pub use self::{gateway::*, limit::*, notation::OneOrMany, numbers::*, route::*, service::*, store::*};
@@ -43,7 +43,7 @@ pub struct RuleFile {
     pub store: StoreRule,
     /// Additional stores by name, for limits with `store`. Each is the URL of a Redis, or a map with the URL and other
     /// settings.
-    #[schemars(extend("propertyNames" = schema_of::<StoreName>(), "maxProperties" = MAX_STORES))]
+    #[schemars(extend("propertyNames" = StoreName::SYNTAX.schema(), "maxProperties" = MAX_STORES))]
     #[doc(hidden)]
     pub stores: BTreeMap<String, StoreRule>,
     /// The longest time that a decision waits for the store.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::super::problem::{InvalidValue, shown};
-use super::{Form, HeaderName, nearest};
+use super::{HeaderName, Syntax, form, nearest};
 use crate::rules::header_fact::HeaderFact;
 use crate::rules::{self, CertificateField, jwt};
 
@@ -75,14 +75,15 @@ impl fmt::Display for KeyPart {
 const BARE: [&str; 5] = ["ip", "path", "method", "host", "route"];
 const KINDS: [&str; 7] = ["header", "cookie", "query", "jwt", "cert", "descriptor", "const"];
 
-impl Form for KeyPart {
-    const FORMAT: &'static str = "key-part";
-    const PATTERN: &'static str =
-        r"^(ip(/[0-9]+)?|path|method|host|route|(header|cookie|query|jwt|cert|descriptor|const):[\s\S]+)$";
-    const NOUN: &'static str = "a part of a key";
-    const EXAMPLE: &'static str = "header:x-user-id";
+form! {
+    KeyPart {
+        format: "key-part", noun: "a part of a key", example: "header:x-user-id",
+        pattern: r"^(ip(/[0-9]+)?|path|method|host|route|(header|cookie|query|jwt|cert|descriptor|const):[\s\S]+)$"
+    }
+}
 
-    fn read(text: &str) -> Result<Self, InvalidValue> {
+impl KeyPart {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
         match text {
             "ip" => return Ok(Self::Ip { v6_prefix: SUBSCRIBER_BITS }),
             "path" => return Ok(Self::Path),
@@ -105,9 +106,7 @@ impl Form for KeyPart {
         let Some((kind, name)) = text.split_once(':') else { return Err(not_a_part(text)) };
         Self::of_kind(kind, name)
     }
-}
 
-impl KeyPart {
     /// Reads the name after `kind:`.
     fn of_kind(kind: &str, name: &str) -> Result<Self, InvalidValue> {
         let checked = || checked_name(kind, name);
@@ -233,16 +232,18 @@ fn unknown_kind(kind: &str) -> InvalidValue {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PlanSource(pub(in crate::rules::file) KeyPart);
 
-impl Form for PlanSource {
-    const FORMAT: &'static str = "plan-source";
-    const PATTERN: &'static str = r"^(header|jwt|descriptor):[\s\S]+$";
-    const NOUN: &'static str = "a source of the plan";
-    const EXAMPLE: &'static str = "jwt:plan";
+form! {
+    PlanSource {
+        format: "plan-source", noun: "a source of the plan", example: "jwt:plan",
+        pattern: r"^(header|jwt|descriptor):[\s\S]+$"
+    }
+}
 
-    fn read(text: &str) -> Result<Self, InvalidValue> {
+impl PlanSource {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
         match text.split_once(':').unwrap_or((text, "")) {
             (kind @ ("header" | "jwt" | "descriptor"), name) => KeyPart::of_kind(kind, name).map(Self),
-            _ => Err(not_a_source::<Self>(text, "write header:NAME, jwt:CLAIM or descriptor:NAME")),
+            _ => Err(not_a_source(&Self::SYNTAX, text, "write header:NAME, jwt:CLAIM or descriptor:NAME")),
         }
     }
 }
@@ -257,13 +258,15 @@ pub enum HeaderSource {
     Limit,
 }
 
-impl Form for HeaderSource {
-    const FORMAT: &'static str = "header-source";
-    const PATTERN: &'static str = r"^(ip(/[0-9]+)?|route|limit|(jwt|cert):[\s\S]+)$";
-    const NOUN: &'static str = "a source of a header";
-    const EXAMPLE: &'static str = "ip";
+form! {
+    HeaderSource {
+        format: "header-source", noun: "a source of a header", example: "ip",
+        pattern: r"^(ip(/[0-9]+)?|route|limit|(jwt|cert):[\s\S]+)$"
+    }
+}
 
-    fn read(text: &str) -> Result<Self, InvalidValue> {
+impl HeaderSource {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
         const FIX: &str = "write ip, route, limit, jwt:CLAIM, cert:fingerprint, cert:cn or cert:san";
         match text.split_once(':') {
             None if text == "limit" => Ok(Self::Limit),
@@ -273,14 +276,12 @@ impl Form for HeaderSource {
             Some((kind @ ("jwt" | "cert"), name)) => KeyPart::of_kind(kind, name).map(Self::Part),
             Some(("const", constant)) => {
                 let fix = format!("write the text itself in place of the map: `{}`", shown(constant));
-                Err(not_a_source::<Self>(text, &fix))
+                Err(not_a_source(&Self::SYNTAX, text, &fix))
             }
-            _ => Err(not_a_source::<Self>(text, FIX)),
+            _ => Err(not_a_source(&Self::SYNTAX, text, FIX)),
         }
     }
-}
 
-impl HeaderSource {
     /// Returns the fact for requests.
     pub fn compile(&self) -> HeaderFact {
         match self {
@@ -311,20 +312,22 @@ impl fmt::Display for HeaderSource {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenSource(pub(in crate::rules::file) jwt::TokenSource);
 
-impl Form for TokenSource {
-    const FORMAT: &'static str = "token-source";
-    const PATTERN: &'static str = r"^(header|cookie|query):[\s\S]+$";
-    const NOUN: &'static str = "a source of the token";
-    const EXAMPLE: &'static str = "header:authorization";
+form! {
+    TokenSource {
+        format: "token-source", noun: "a source of the token", example: "header:authorization",
+        pattern: r"^(header|cookie|query):[\s\S]+$"
+    }
+}
 
-    fn read(text: &str) -> Result<Self, InvalidValue> {
+impl TokenSource {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
         let (kind, name) = text.split_once(':').unwrap_or((text, ""));
         let name = || checked_name(kind, name);
         Ok(Self(match kind {
             "header" => jwt::TokenSource::Header(HeaderName::read(name()?)?.to_http()),
             "cookie" => jwt::TokenSource::Cookie(name()?.to_owned()),
             "query" => jwt::TokenSource::Query(name()?.to_owned()),
-            _ => return Err(not_a_source::<Self>(text, "write header:NAME, cookie:NAME or query:NAME")),
+            _ => return Err(not_a_source(&Self::SYNTAX, text, "write header:NAME, cookie:NAME or query:NAME")),
         }))
     }
 }
@@ -333,22 +336,26 @@ impl Form for TokenSource {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SettleSource(pub(in crate::rules::file) HeaderName);
 
-impl Form for SettleSource {
-    const FORMAT: &'static str = "settle-source";
-    const PATTERN: &'static str = r"^header:[\s\S]+$";
-    const NOUN: &'static str = "a source of the cost";
-    const EXAMPLE: &'static str = "header:x-cost";
+form! {
+    SettleSource {
+        format: "settle-source", noun: "a source of the cost", example: "header:x-cost",
+        pattern: r"^header:[\s\S]+$"
+    }
+}
 
-    fn read(text: &str) -> Result<Self, InvalidValue> {
+impl SettleSource {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
         match text.strip_prefix("header:") {
             Some(name) => HeaderName::read(name).map(Self),
-            None => Err(not_a_source::<Self>(text, "write header:NAME with the response header that has the cost")),
+            None => {
+                Err(not_a_source(&Self::SYNTAX, text, "write header:NAME with the response header that has the cost"))
+            }
         }
     }
 }
 
-fn not_a_source<F: Form>(text: &str, fix: &str) -> InvalidValue {
-    InvalidValue::new(format!("`{}` is not {}", shown(text), F::NOUN), fix)
+fn not_a_source(syntax: &Syntax, text: &str, fix: &str) -> InvalidValue {
+    InvalidValue::new(format!("`{}` is not {}", shown(text), syntax.noun), fix)
 }
 
 #[cfg(test)]

@@ -7,24 +7,11 @@ use std::str::FromStr;
 use ipnet::IpNet;
 
 use super::super::problem::{InvalidValue, shown};
-use super::{Form, texts};
-
-texts! {
-    /// An address to listen on: `127.0.0.1:8080`, `[::]:8080`, `localhost:8080`.
-    Address;
-    /// The URL of an upstream: `http://127.0.0.1:8081`, `https://api.internal`, `h2c://127.0.0.1:50051`, or `echo`.
-    Upstream;
-}
+use super::form;
 
 /// A network such as `10.0.0.0/8`, or a single address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Cidr(IpNet);
-
-impl Cidr {
-    pub(crate) fn net(self) -> IpNet {
-        self.0
-    }
-}
 
 impl fmt::Display for Cidr {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -32,13 +19,12 @@ impl fmt::Display for Cidr {
     }
 }
 
-impl Form for Cidr {
-    const FORMAT: &'static str = "cidr";
-    const PATTERN: &'static str = "^[0-9A-Fa-f:.]+(/[0-9]+)?$";
-    const NOUN: &'static str = "a network";
-    const EXAMPLE: &'static str = "10.0.0.0/8";
+form! {
+    Cidr { format: "cidr", noun: "a network", example: "10.0.0.0/8", pattern: "^[0-9A-Fa-f:.]+(/[0-9]+)?$" }
+}
 
-    fn read(text: &str) -> Result<Self, InvalidValue> {
+impl Cidr {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
         if let Ok(address) = text.parse::<IpAddr>() {
             return Ok(Self(address.into()));
         }
@@ -65,34 +51,19 @@ impl Form for Cidr {
         }
         Ok(Self(net))
     }
+
+    pub(crate) fn net(self) -> IpNet {
+        self.0
+    }
+}
+
+form! {
+    /// An address to listen on: `127.0.0.1:8080`, `[::]:8080`, `localhost:8080`.
+    text Address { format: "address", noun: "an address and a port", example: "127.0.0.1:8080", pattern: "^.+:[0-9]+$" }
 }
 
 impl Address {
-    pub(in crate::rules::file) fn new(text: &str) -> Self {
-        Self(text.to_owned())
-    }
-
-    /// Returns whether only this machine reaches the address.
-    pub fn is_loopback(&self) -> bool {
-        match self.0.parse::<SocketAddr>() {
-            Ok(address) => address.ip().to_canonical().is_loopback(),
-            Err(_) => self.0.rsplit_once(':').is_some_and(|(host, _)| host.eq_ignore_ascii_case("localhost")),
-        }
-    }
-
-    /// Returns whether the system chooses the port.
-    pub(in crate::rules::file) fn is_any_port(&self) -> bool {
-        self.0.ends_with(":0")
-    }
-}
-
-impl Form for Address {
-    const FORMAT: &'static str = "address";
-    const PATTERN: &'static str = "^.+:[0-9]+$";
-    const NOUN: &'static str = "an address and a port";
-    const EXAMPLE: &'static str = "127.0.0.1:8080";
-
-    fn read(text: &str) -> Result<Self, InvalidValue> {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
         if text.parse::<SocketAddr>().is_ok() {
             return Ok(Self(text.to_owned()));
         }
@@ -119,6 +90,23 @@ impl Form for Address {
         }
         Ok(Self(text.to_owned()))
     }
+
+    pub(in crate::rules::file) fn new(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+
+    /// Returns whether only this machine reaches the address.
+    pub fn is_loopback(&self) -> bool {
+        match self.0.parse::<SocketAddr>() {
+            Ok(address) => address.ip().to_canonical().is_loopback(),
+            Err(_) => self.0.rsplit_once(':').is_some_and(|(host, _)| host.eq_ignore_ascii_case("localhost")),
+        }
+    }
+
+    /// Returns whether the system chooses the port.
+    pub(in crate::rules::file) fn is_any_port(&self) -> bool {
+        self.0.ends_with(":0")
+    }
 }
 
 impl FromStr for Address {
@@ -130,32 +118,19 @@ impl FromStr for Address {
     }
 }
 
-impl Upstream {
-    /// Returns whether it is the built-in echo server, which returns the request.
-    pub fn is_echo(&self) -> bool {
-        self.0 == ECHO
-    }
-
-    /// Returns one spelling for all equivalent URLs.
-    pub(in crate::rules::file) fn normal(&self) -> String {
-        let Ok(uri) = self.0.parse::<http::Uri>() else { return self.0.clone() };
-        let scheme = uri.scheme_str().unwrap_or_default();
-        let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
-        let host = uri.host().unwrap_or_default().to_ascii_lowercase();
-        format!("{scheme}://{host}:{port}{}", uri.path().trim_end_matches('/'))
-    }
-}
-
 /// The built-in echo server.
 const ECHO: &str = "echo";
 
-impl Form for Upstream {
-    const FORMAT: &'static str = "upstream";
-    const PATTERN: &'static str = "^(https?|h2c)://.+$|^echo$";
-    const NOUN: &'static str = "a URL";
-    const EXAMPLE: &'static str = "http://127.0.0.1:8081";
+form! {
+    /// The URL of an upstream: `http://127.0.0.1:8081`, `https://api.internal`, `h2c://127.0.0.1:50051`, or `echo`.
+    text Upstream {
+        format: "upstream", noun: "a URL", example: "http://127.0.0.1:8081",
+        pattern: "^(https?|h2c)://.+$|^echo$"
+    }
+}
 
-    fn read(text: &str) -> Result<Self, InvalidValue> {
+impl Upstream {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
         let invalid = |problem: &str| {
             InvalidValue::new(format!("the upstream {problem}"), "write a URL such as http://127.0.0.1:8081")
         };
@@ -183,6 +158,20 @@ impl Form for Upstream {
         }
         Ok(Self(text.to_owned()))
     }
+
+    /// Returns whether it is the built-in echo server, which returns the request.
+    pub fn is_echo(&self) -> bool {
+        self.0 == ECHO
+    }
+
+    /// Returns one spelling for all equivalent URLs.
+    pub(in crate::rules::file) fn normal(&self) -> String {
+        let Ok(uri) = self.0.parse::<http::Uri>() else { return self.0.clone() };
+        let scheme = uri.scheme_str().unwrap_or_default();
+        let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
+        let host = uri.host().unwrap_or_default().to_ascii_lowercase();
+        format!("{scheme}://{host}:{port}{}", uri.path().trim_end_matches('/'))
+    }
 }
 
 /// The store of the counts: memory, or the URL of a Redis.
@@ -193,45 +182,6 @@ pub enum StoreUrl {
     Memory,
     /// Redis or Valkey, by a URL for `tollgate::redis`. It may contain a password.
     Redis(String),
-}
-
-impl StoreUrl {
-    /// Returns whether the URL contains a user or a password.
-    pub fn has_login(&self) -> bool {
-        self.parts().is_some_and(|parts| parts.login.is_some())
-    }
-
-    pub(in crate::rules::file) fn has_user(&self) -> bool {
-        let login = self.parts().and_then(|parts| parts.login);
-        login.is_some_and(|login| !login.split(':').next().unwrap_or_default().is_empty())
-    }
-
-    pub(in crate::rules::file) fn has_password(&self) -> bool {
-        self.parts().and_then(|parts| parts.login).is_some_and(|login| login.contains(':'))
-    }
-
-    pub(in crate::rules::file) fn is_tls(&self) -> bool {
-        matches!(self, Self::Redis(url) if url.starts_with("rediss"))
-    }
-
-    pub(in crate::rules::file) fn has_sentinels(&self) -> bool {
-        self.parts().is_some_and(|parts| parts.scheme.ends_with("+sentinel"))
-    }
-
-    /// Returns the scheme and the rest, without the user and the password.
-    pub(in crate::rules::file) fn without_login(&self) -> Option<(&str, &str)> {
-        self.parts().map(|parts| (parts.scheme, parts.rest))
-    }
-
-    fn parts(&self) -> Option<Parts<'_>> {
-        let Self::Redis(url) = self else { return None };
-        let (scheme, rest) = url.split_once("://")?;
-        // The path of a socket may contain an @.
-        let end = if scheme == "unix" { rest.find('/')? } else { rest.len() };
-        let at = rest[..end].rfind('@');
-        let (login, rest) = at.map_or((None, rest), |at| (Some(&rest[..at]), &rest[at + 1..]));
-        Some(Parts { scheme, login, rest })
-    }
 }
 
 /// The parts of a store's URL.
@@ -259,13 +209,15 @@ impl fmt::Display for StoreUrl {
     }
 }
 
-impl Form for StoreUrl {
-    const FORMAT: &'static str = "store";
-    const PATTERN: &'static str = r"^(memory|rediss?(\+cluster|\+sentinel)?://.+|unix://.+)$";
-    const NOUN: &'static str = "memory or the URL of a Redis";
-    const EXAMPLE: &'static str = "redis://127.0.0.1:6379";
+form! {
+    StoreUrl {
+        format: "store", noun: "memory or the URL of a Redis", example: "redis://127.0.0.1:6379",
+        pattern: r"^(memory|rediss?(\+cluster|\+sentinel)?://.+|unix://.+)$"
+    }
+}
 
-    fn read(text: &str) -> Result<Self, InvalidValue> {
+impl StoreUrl {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
         if text == "memory" {
             return Ok(Self::Memory);
         }
@@ -313,6 +265,43 @@ impl Form for StoreUrl {
             return Err(invalid("the store's URL has a database that is not a number"));
         }
         Ok(Self::Redis(text.to_owned()))
+    }
+
+    /// Returns whether the URL contains a user or a password.
+    pub fn has_login(&self) -> bool {
+        self.parts().is_some_and(|parts| parts.login.is_some())
+    }
+
+    pub(in crate::rules::file) fn has_user(&self) -> bool {
+        let login = self.parts().and_then(|parts| parts.login);
+        login.is_some_and(|login| !login.split(':').next().unwrap_or_default().is_empty())
+    }
+
+    pub(in crate::rules::file) fn has_password(&self) -> bool {
+        self.parts().and_then(|parts| parts.login).is_some_and(|login| login.contains(':'))
+    }
+
+    pub(in crate::rules::file) fn is_tls(&self) -> bool {
+        matches!(self, Self::Redis(url) if url.starts_with("rediss"))
+    }
+
+    pub(in crate::rules::file) fn has_sentinels(&self) -> bool {
+        self.parts().is_some_and(|parts| parts.scheme.ends_with("+sentinel"))
+    }
+
+    /// Returns the scheme and the rest, without the user and the password.
+    pub(in crate::rules::file) fn without_login(&self) -> Option<(&str, &str)> {
+        self.parts().map(|parts| (parts.scheme, parts.rest))
+    }
+
+    fn parts(&self) -> Option<Parts<'_>> {
+        let Self::Redis(url) = self else { return None };
+        let (scheme, rest) = url.split_once("://")?;
+        // The path of a socket may contain an @.
+        let end = if scheme == "unix" { rest.find('/')? } else { rest.len() };
+        let at = rest[..end].rfind('@');
+        let (login, rest) = at.map_or((None, rest), |at| (Some(&rest[..at]), &rest[at + 1..]));
+        Some(Parts { scheme, login, rest })
     }
 }
 

@@ -3,31 +3,22 @@
 use std::time::Duration;
 
 use super::super::problem::{InvalidValue, shown};
-use super::Form;
+use super::form;
 use crate::rate::{Rate, parse_period};
 
 /// A duration such as `50ms`, `1m` or `1h30m`. `sec`, `second`, `min`, `minute`, `hour` and `day` are units too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DurationText(Duration);
 
-impl DurationText {
-    pub(in crate::rules::file) const fn new(span: Duration) -> Self {
-        Self(span)
-    }
-
-    /// Returns the duration.
-    pub const fn duration(self) -> Duration {
-        self.0
+form! {
+    DurationText {
+        format: "span", noun: "a duration", example: "1m",
+        pattern: "^([0-9]+(us|ms|s|sec|second|m|min|minute|h|hour|d|day))+$"
     }
 }
 
-impl Form for DurationText {
-    const FORMAT: &'static str = "span";
-    const PATTERN: &'static str = "^([0-9]+(us|ms|s|sec|second|m|min|minute|h|hour|d|day))+$";
-    const NOUN: &'static str = "a duration";
-    const EXAMPLE: &'static str = "1m";
-
-    fn read(text: &str) -> Result<Self, InvalidValue> {
+impl DurationText {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
         let invalid = || {
             let problem = format!("`{}` is not a duration", shown(text));
             InvalidValue::new(
@@ -48,8 +39,13 @@ impl Form for DurationText {
         Ok(Self(sum))
     }
 
-    fn magnitude(&self) -> u128 {
-        self.0.as_nanos()
+    pub(in crate::rules::file) const fn new(span: Duration) -> Self {
+        Self(span)
+    }
+
+    /// Returns the duration.
+    pub const fn duration(self) -> Duration {
+        self.0
     }
 }
 
@@ -57,21 +53,15 @@ impl Form for DurationText {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateText(Rate);
 
-impl RateText {
-    /// Returns the rate.
-    pub const fn rate(self) -> Rate {
-        self.0
+form! {
+    RateText {
+        format: "rate", noun: "a rate", example: "10/s",
+        pattern: r"^\s*[0-9]+(\.[0-9]*)?\s*/\s*[0-9]*(us|ms|s|sec|second|m|min|minute|h|hour|d|day)\s*$"
     }
 }
 
-impl Form for RateText {
-    const FORMAT: &'static str = "rate";
-    const PATTERN: &'static str =
-        r"^\s*[0-9]+(\.[0-9]*)?\s*/\s*[0-9]*(us|ms|s|sec|second|m|min|minute|h|hour|d|day)\s*$";
-    const NOUN: &'static str = "a rate";
-    const EXAMPLE: &'static str = "10/s";
-
-    fn read(text: &str) -> Result<Self, InvalidValue> {
+impl RateText {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
         text.parse().map(Self).map_err(|error: crate::InvalidLimit| {
             // nginx writes `10r/s`.
             let ours = text.replacen("r/", "/", 1);
@@ -81,30 +71,23 @@ impl Form for RateText {
             }
         })
     }
+
+    /// Returns the rate.
+    pub const fn rate(self) -> Rate {
+        self.0
+    }
 }
 
 /// A number of bytes: `512MiB`, `2GiB`, `64KiB`, `1000000B`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ByteSize(u64);
 
-impl ByteSize {
-    pub(in crate::rules::file) const fn new(bytes: u64) -> Self {
-        Self(bytes)
-    }
-
-    /// Returns the number of bytes.
-    pub const fn bytes(self) -> u64 {
-        self.0
-    }
+form! {
+    ByteSize { format: "bytes", noun: "a size", example: "512MiB", pattern: "^[0-9]+ ?(B|KiB|MiB|GiB)$" }
 }
 
-impl Form for ByteSize {
-    const FORMAT: &'static str = "bytes";
-    const PATTERN: &'static str = "^[0-9]+ ?(B|KiB|MiB|GiB)$";
-    const NOUN: &'static str = "a size";
-    const EXAMPLE: &'static str = "512MiB";
-
-    fn read(text: &str) -> Result<Self, InvalidValue> {
+impl ByteSize {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
         let invalid = || {
             let problem = format!("`{}` is not a size", shown(text));
             InvalidValue::new(problem, "write a whole number and one of B, KiB, MiB or GiB, such as 512MiB")
@@ -122,8 +105,13 @@ impl Form for ByteSize {
         count.checked_mul(1 << shift).map(Self).ok_or_else(invalid)
     }
 
-    fn magnitude(&self) -> u128 {
-        self.0.into()
+    pub(in crate::rules::file) const fn new(bytes: u64) -> Self {
+        Self(bytes)
+    }
+
+    /// Returns the number of bytes.
+    pub const fn bytes(self) -> u64 {
+        self.0
     }
 }
 

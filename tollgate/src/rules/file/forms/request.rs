@@ -2,36 +2,16 @@
 
 use super::super::problem::{InvalidValue, shown};
 use super::net::is_host_name;
-use super::{Form, nearest, texts};
+use super::{form, nearest};
 use crate::rules::pattern::{FILE_TOO_LARGE, MAX_PATTERN_BYTES, PatternBudget, PatternError};
 
-texts! {
+form! {
     /// A glob of paths: `*` matches anything within a segment, `**` any number of whole segments.
-    PathGlob;
-    /// A literal path, or the start of one.
-    PathText;
-    /// A host name, or `*.` and the end of one.
-    HostGlob;
-    /// A request method, in upper case.
-    MethodName;
+    text PathGlob { format: "path-glob", noun: "a path", example: "/api/**", pattern: r"^/[^\s?#{}]*$" }
 }
 
 impl PathGlob {
-    /// Returns one spelling for globs that differ only in repeated `**`: `/a/**/**` is `/a/**`.
-    pub(in crate::rules::file) fn normal(&self) -> String {
-        let mut segments: Vec<&str> = self.0.split('/').collect();
-        segments.dedup_by(|a, b| *a == "**" && *b == "**");
-        segments.join("/")
-    }
-}
-
-impl Form for PathGlob {
-    const FORMAT: &'static str = "path-glob";
-    const PATTERN: &'static str = r"^/[^\s?#{}]*$";
-    const NOUN: &'static str = "a path";
-    const EXAMPLE: &'static str = "/api/**";
-
-    fn read(text: &str) -> Result<Self, InvalidValue> {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
         let invalid = |problem: &str, fix: String| InvalidValue::new(format!("path `{}` {problem}", shown(text)), fix);
         if let Some(fix) = regex_fix(text) {
             return Err(invalid("looks like a regular expression, but paths are globs", fix));
@@ -65,6 +45,13 @@ impl Form for PathGlob {
         }
         text.parse::<crate::rules::PathGlob>().map_err(|error| InvalidValue::new(error.problem(), error.fix()))?;
         Ok(Self(text.to_owned()))
+    }
+
+    /// Returns one spelling for globs that differ only in repeated `**`: `/a/**/**` is `/a/**`.
+    pub(in crate::rules::file) fn normal(&self) -> String {
+        let mut segments: Vec<&str> = self.0.split('/').collect();
+        segments.dedup_by(|a, b| *a == "**" && *b == "**");
+        segments.join("/")
     }
 }
 
@@ -123,13 +110,13 @@ fn parameter_fix(text: &str) -> Option<String> {
     Some(fix)
 }
 
-impl Form for PathText {
-    const FORMAT: &'static str = "path";
-    const PATTERN: &'static str = r"^/[!-~]*$";
-    const NOUN: &'static str = "a path";
-    const EXAMPLE: &'static str = "/api";
+form! {
+    /// A literal path, or the start of one.
+    text PathText { format: "path", noun: "a path", example: "/api", pattern: r"^/[!-~]*$" }
+}
 
-    fn read(text: &str) -> Result<Self, InvalidValue> {
+impl PathText {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
         let invalid = |problem: &str, fix: &str| InvalidValue::new(format!("path `{}` {problem}", shown(text)), fix);
         if !text.starts_with('/') {
             return Err(invalid("does not start with a slash", "start it with one, such as /api"));
@@ -145,7 +132,23 @@ impl Form for PathText {
 #[derive(Clone, Debug)]
 pub struct Pattern(regex::Regex);
 
+impl PartialEq for Pattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.as_str() == other.0.as_str()
+    }
+}
+
+impl Eq for Pattern {}
+
+form! {
+    Pattern { format: "pattern", noun: "a regular expression", example: "^/api/(.*)$", pattern: ".+" }
+}
+
 impl Pattern {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
+        Self::read_within(text, &mut PatternBudget::default())
+    }
+
     /// Replaces the first match in `text`. `$1` in `by` is the match of the first group.
     pub fn replace<'t>(&self, text: &'t str, by: &str) -> std::borrow::Cow<'t, str> {
         self.0.replace(text, by)
@@ -157,28 +160,7 @@ impl Pattern {
         builder.size_limit(MAX_PATTERN_BYTES).dfa_size_limit(MAX_PATTERN_BYTES);
         builder.case_insensitive(true).build().ok().map(Self)
     }
-}
 
-impl PartialEq for Pattern {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.as_str() == other.0.as_str()
-    }
-}
-
-impl Eq for Pattern {}
-
-impl Form for Pattern {
-    const FORMAT: &'static str = "pattern";
-    const PATTERN: &'static str = ".+";
-    const NOUN: &'static str = "a regular expression";
-    const EXAMPLE: &'static str = "^/api/(.*)$";
-
-    fn read(text: &str) -> Result<Self, InvalidValue> {
-        Self::read_within(text, &mut PatternBudget::default())
-    }
-}
-
-impl Pattern {
     /// Reads a pattern that shares a budget with others of the file.
     pub(in crate::rules::file) fn read_within(text: &str, patterns: &mut PatternBudget) -> Result<Self, InvalidValue> {
         /// A pattern of a path has some dozen characters. Parsing takes two hundred times the memory of the text,
@@ -199,13 +181,16 @@ impl Pattern {
     }
 }
 
-impl Form for HostGlob {
-    const FORMAT: &'static str = "host-glob";
-    const PATTERN: &'static str = r"^(\*\.)?[A-Za-z0-9_.:\[\]-]+$";
-    const NOUN: &'static str = "a host name";
-    const EXAMPLE: &'static str = "api.example.com";
+form! {
+    /// A host name, or `*.` and the end of one.
+    text HostGlob {
+        format: "host-glob", noun: "a host name", example: "api.example.com",
+        pattern: r"^(\*\.)?[A-Za-z0-9_.:\[\]-]+$"
+    }
+}
 
-    fn read(text: &str) -> Result<Self, InvalidValue> {
+impl HostGlob {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
         let invalid = |problem: &str, fix: String| InvalidValue::new(format!("host `{}` {problem}", shown(text)), fix);
         if let Some((_, host)) = text.split_once("://") {
             let host = host.split(['/', ':']).next().unwrap_or_default();
@@ -237,13 +222,16 @@ impl Form for HostGlob {
 
 const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"];
 
-impl Form for MethodName {
-    const FORMAT: &'static str = "method";
-    const PATTERN: &'static str = "^[A-Z0-9!#$%&'*+.^_`|~-]+$";
-    const NOUN: &'static str = "a request method";
-    const EXAMPLE: &'static str = "POST";
+form! {
+    /// A request method, in upper case.
+    text MethodName {
+        format: "method", noun: "a request method", example: "POST",
+        pattern: "^[A-Z0-9!#$%&'*+.^_`|~-]+$"
+    }
+}
 
-    fn read(text: &str) -> Result<Self, InvalidValue> {
+impl MethodName {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
         let problem = |problem: &str| format!("method `{}` {problem}", shown(text));
         if text == "*" {
             return Err(InvalidValue::new(problem("is not valid"), "remove `methods` to match all of them"));
@@ -270,7 +258,23 @@ impl Form for MethodName {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HeaderName(http::HeaderName);
 
+form! {
+    HeaderName {
+        format: "header-name", noun: "a header name", example: "x-user-id",
+        pattern: "^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
+    }
+}
+
 impl HeaderName {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
+        http::HeaderName::from_bytes(text.as_bytes()).map(Self).map_err(|_| {
+            InvalidValue::new(
+                format!("`{}` is not a header name", shown(text)),
+                "use letters, digits and hyphens, such as x-user-id",
+            )
+        })
+    }
+
     /// Returns the name in lower case.
     pub fn as_str(&self) -> &str {
         self.0.as_str()
@@ -278,22 +282,6 @@ impl HeaderName {
 
     pub(in crate::rules::file) fn to_http(&self) -> http::HeaderName {
         self.0.clone()
-    }
-}
-
-impl Form for HeaderName {
-    const FORMAT: &'static str = "header-name";
-    const PATTERN: &'static str = "^[A-Za-z0-9!#$%&'*+.^_`|~-]+$";
-    const NOUN: &'static str = "a header name";
-    const EXAMPLE: &'static str = "x-user-id";
-
-    fn read(text: &str) -> Result<Self, InvalidValue> {
-        http::HeaderName::from_bytes(text.as_bytes()).map(Self).map_err(|_| {
-            InvalidValue::new(
-                format!("`{}` is not a header name", shown(text)),
-                "use letters, digits and hyphens, such as x-user-id",
-            )
-        })
     }
 }
 

@@ -1,41 +1,31 @@
 //! Names, expressions, content types and classes of statuses.
 
 use super::super::problem::{InvalidValue, shown};
-use super::{Form, HeaderName, matches_pattern, texts};
+use super::{HeaderName, form, matches_pattern};
 use crate::limit::check_name;
 
-texts! {
+form! {
     /// The name of a limit.
-    LimitName;
-    /// The prefix of all keys on a Redis.
-    KeyPrefix;
-    /// The name of a store in `stores`.
-    StoreName;
-    /// A CEL expression. `meaning` checks that it compiles.
-    Expression;
-    /// A content type, such as `text/html; charset=utf-8`.
-    ContentType;
+    text LimitName {
+        format: "limit-name", noun: "a name", example: "per-user",
+        pattern: r"^[^\u0000-\u001f\u007f]{1,128}$"
+    }
 }
 
-impl Form for LimitName {
-    const FORMAT: &'static str = "limit-name";
-    const PATTERN: &'static str = r"^[^\u0000-\u001f\u007f]{1,128}$";
-    const NOUN: &'static str = "a name";
-    const EXAMPLE: &'static str = "per-user";
-
-    fn read(text: &str) -> Result<Self, InvalidValue> {
+impl LimitName {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
         check_name(text)?;
         Ok(Self(text.to_owned()))
     }
 }
 
-impl Form for KeyPrefix {
-    const FORMAT: &'static str = "key-prefix";
-    const PATTERN: &'static str = r"^[A-Za-z0-9_.:/-]{1,64}$";
-    const NOUN: &'static str = "a prefix";
-    const EXAMPLE: &'static str = "checkout";
+form! {
+    /// The prefix of all keys on a Redis.
+    text KeyPrefix { format: "key-prefix", noun: "a prefix", example: "checkout", pattern: r"^[A-Za-z0-9_.:/-]{1,64}$" }
+}
 
-    fn read(text: &str) -> Result<Self, InvalidValue> {
+impl KeyPrefix {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
         // The same rule as in `redis/names.rs`: braces would be the hash tag of a cluster.
         if !matches_pattern!(KeyPrefix, text) {
             let problem = format!("`{}` is not a key prefix", shown(text));
@@ -45,13 +35,16 @@ impl Form for KeyPrefix {
     }
 }
 
-impl Form for StoreName {
-    const FORMAT: &'static str = "store-name";
-    const PATTERN: &'static str = r"^[A-Za-z0-9_.-]{1,64}$";
-    const NOUN: &'static str = "the name of a store";
-    const EXAMPLE: &'static str = "sessions";
+form! {
+    /// The name of a store in `stores`.
+    text StoreName {
+        format: "store-name", noun: "the name of a store", example: "sessions",
+        pattern: r"^[A-Za-z0-9_.-]{1,64}$"
+    }
+}
 
-    fn read(text: &str) -> Result<Self, InvalidValue> {
+impl StoreName {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
         // The message must not repeat the URL: it may contain a password.
         if text.contains("://") {
             let problem = "a URL is not the name of a store";
@@ -67,13 +60,16 @@ impl Form for StoreName {
     }
 }
 
-impl Form for Expression {
-    const FORMAT: &'static str = "cel";
-    const PATTERN: &'static str = r"\S";
-    const NOUN: &'static str = "an expression";
-    const EXAMPLE: &'static str = "request.path.startsWith(\"/api/\")";
+form! {
+    /// A CEL expression. `meaning` checks that it compiles.
+    text Expression {
+        format: "cel", noun: "an expression", example: "request.path.startsWith(\"/api/\")",
+        pattern: r"\S"
+    }
+}
 
-    fn read(text: &str) -> Result<Self, InvalidValue> {
+impl Expression {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
         if text.trim().is_empty() {
             return Err(InvalidValue::new("the expression is empty", "write one, or remove the line"));
         }
@@ -90,13 +86,12 @@ pub enum CostText {
     Expression(Expression),
 }
 
-impl Form for CostText {
-    const FORMAT: &'static str = "cost";
-    const PATTERN: &'static str = r"\S";
-    const NOUN: &'static str = "header:NAME or an expression";
-    const EXAMPLE: &'static str = "header:x-cost";
+form! {
+    CostText { format: "cost", noun: "header:NAME or an expression", example: "header:x-cost", pattern: r"\S" }
+}
 
-    fn read(text: &str) -> Result<Self, InvalidValue> {
+impl CostText {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
         match text.strip_prefix("header:") {
             Some(name) => Ok(Self::Header(HeaderName::read(name)?)),
             None => Ok(Self::Expression(Expression::read(text)?)),
@@ -104,13 +99,16 @@ impl Form for CostText {
     }
 }
 
-impl Form for ContentType {
-    const FORMAT: &'static str = "content-type";
-    const PATTERN: &'static str = r"^[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+ *(;[ -~]*)?$";
-    const NOUN: &'static str = "a content type";
-    const EXAMPLE: &'static str = "text/html";
+form! {
+    /// A content type, such as `text/html; charset=utf-8`.
+    text ContentType {
+        format: "content-type", noun: "a content type", example: "text/html",
+        pattern: r"^[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+ *(;[ -~]*)?$"
+    }
+}
 
-    fn read(text: &str) -> Result<Self, InvalidValue> {
+impl ContentType {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
         if matches_pattern!(ContentType, text) {
             return Ok(Self(text.to_owned()));
         }
@@ -123,20 +121,12 @@ impl Form for ContentType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StatusClass(u16);
 
-impl StatusClass {
-    /// Returns the first status of the class: 500.
-    pub const fn first(self) -> u16 {
-        self.0
-    }
+form! {
+    StatusClass { format: "status-class", noun: "a class of statuses", example: "5xx", pattern: "^[1-5]xx$" }
 }
 
-impl Form for StatusClass {
-    const FORMAT: &'static str = "status-class";
-    const PATTERN: &'static str = "^[1-5]xx$";
-    const NOUN: &'static str = "a class of statuses";
-    const EXAMPLE: &'static str = "5xx";
-
-    fn read(text: &str) -> Result<Self, InvalidValue> {
+impl StatusClass {
+    pub(in crate::rules::file) fn read(text: &str) -> Result<Self, InvalidValue> {
         let digit = text.strip_suffix("xx").filter(|_| matches_pattern!(StatusClass, text));
         match digit.and_then(|digit| digit.parse::<u16>().ok()) {
             Some(digit) => Ok(Self(digit * 100)),
@@ -145,5 +135,10 @@ impl Form for StatusClass {
                 "write a status such as 401, or a class such as 5xx",
             )),
         }
+    }
+
+    /// Returns the first status of the class: 500.
+    pub const fn first(self) -> u16 {
+        self.0
     }
 }

@@ -343,7 +343,7 @@ fn rate_of(text: &str) -> Option<String> {
         return Some(format!("{text}/s"));
     }
     let text: String = text.replacen("r/", "/", 1).replacen(" per ", "/", 1).split_whitespace().collect();
-    let is_rate = forms::by_format("rate").is_some_and(|form| (form.read)(&text).is_ok());
+    let is_rate = forms::RateText::read(&text).is_ok();
     is_rate.then(|| shown(&text))
 }
 
@@ -361,7 +361,7 @@ fn window_of(word: &str, value: &Node) -> String {
         "day" => Some("1d"),
         _ => None,
     };
-    let is_span = forms::by_format("span").is_some_and(|form| (form.read)(&text).is_ok());
+    let is_span = forms::DurationText::read(&text).is_ok();
     match (unit, integer_of(value)) {
         (Some(unit), _) => format!("such as `window: {unit}`"),
         (None, Some(number)) if word.ends_with("ms") => format!("with its unit: `window: {number}ms`"),

@@ -145,9 +145,9 @@ pub(super) fn expected(choices: &[&Value]) -> (String, String) {
         if choices.len() > 1 && learns(choice) {
             continue;
         }
-        let form = choice.get("format").and_then(Value::as_str).and_then(forms::by_format);
-        let (kind, good) = match (form, choice.get("type").and_then(Value::as_str)) {
-            (Some(form), _) => (form.noun.to_owned(), format!("{} such as {}", form.noun, form.example)),
+        let syntax = choice.get("format").and_then(Value::as_str).and_then(forms::by_format);
+        let (kind, good) = match (syntax, choice.get("type").and_then(Value::as_str)) {
+            (Some(syntax), _) => (syntax.noun.to_owned(), format!("{} such as {}", syntax.noun, syntax.example)),
             (None, Some("integer")) => ("a whole number".into(), "a whole number such as 10".into()),
             (None, Some("number")) => ("a number".into(), "a number such as 0.999".into()),
             (None, Some("boolean")) => ("true or false".into(), "true or false".into()),
@@ -165,8 +165,8 @@ pub(super) fn expected(choices: &[&Value]) -> (String, String) {
 
 /// Returns a valid value of a schema.
 pub(super) fn literal(schema: &Value) -> Option<String> {
-    let form = schema.get("format").and_then(Value::as_str).and_then(forms::by_format);
-    listed_in(schema).first().map(|word| (*word).to_owned()).or_else(|| form.map(|form| form.example.to_owned()))
+    let syntax = schema.get("format").and_then(Value::as_str).and_then(forms::by_format);
+    listed_in(schema).first().map(|word| (*word).to_owned()).or_else(|| syntax.map(|syntax| syntax.example.to_owned()))
 }
 
 /// Returns a value in YAML flow style.
@@ -210,7 +210,7 @@ pub(super) fn valued(name: &str, value: &str) -> String {
 pub(super) fn lists(schema: &Value, text: &str) -> bool {
     let entries = schema.get("items").and_then(|items| items.get("anyOf")).and_then(Value::as_array);
     let formats = entries.into_iter().flatten().filter_map(|entry| entry.get("format")?.as_str());
-    formats.filter_map(forms::by_format).any(|form| (form.read)(text).is_ok())
+    formats.filter_map(forms::by_format).any(|syntax| (syntax.check)(text).is_ok())
 }
 
 /// Joins words in alphabetical order. The order of the schema depends on the map type of serde_json.

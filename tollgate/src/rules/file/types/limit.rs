@@ -11,7 +11,7 @@ use crate::algorithm::MAX_QUOTA;
 use crate::demand::Measure;
 use crate::rules::file::forms::{
     Cidr, CostText, DurationText, Expression, HeaderName, HostGlob, KeyPart, LimitName, MethodName, PathGlob,
-    PlanSource, SettleSource, StatusClass, StoreName, schema_of,
+    PlanSource, SettleSource, StatusClass, StoreName,
 };
 use crate::rules::rule::Missing;
 use crate::{InvalidLimit, Limit};
@@ -167,7 +167,7 @@ pub struct MatchRule {
     #[schemars(length(min = 1))]
     pub hosts: Option<Vec<HostGlob>>,
     /// Required values of headers. `*` matches anything.
-    #[schemars(extend("propertyNames" = schema_of::<HeaderName>()))]
+    #[schemars(extend("propertyNames" = HeaderName::SYNTAX.schema()))]
     pub headers: BTreeMap<String, String>,
     /// The domain in a request to the decision service.
     pub domain: Option<String>,
@@ -297,6 +297,6 @@ impl JsonSchema for StatusRule {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         let status = json_schema!({ "type": "integer", "minimum": 100, "maximum": 599 });
-        json_schema!({ "anyOf": [status, schema_of::<StatusClass>()] })
+        json_schema!({ "anyOf": [status, StatusClass::SYNTAX.schema()] })
     }
 }

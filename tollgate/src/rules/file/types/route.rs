@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::notation::{or_value, or_value_of, wait};
 use super::{MatchRule, OneOrMany};
 use crate::rules::file::forms::{
-    DurationText, HeaderName, HeaderSource, HostGlob, MethodName, PathGlob, PathText, Pattern, Upstream, schema_of,
+    DurationText, HeaderName, HeaderSource, HostGlob, MethodName, PathGlob, PathText, Pattern, Upstream,
 };
 use crate::rules::{EncodedSlash, PathCase, PathParameters, PathReading};
 
@@ -32,7 +32,7 @@ pub struct RouteRule {
     pub hosts: Option<Vec<HostGlob>>,
     /// Required values of headers. `*` matches anything.
     #[serde(default)]
-    #[schemars(extend("propertyNames" = schema_of::<HeaderName>()))]
+    #[schemars(extend("propertyNames" = HeaderName::SYNTAX.schema()))]
     pub headers: BTreeMap<String, String>,
     /// The upstream: one URL, or several to balance over. `http://`, `https://`, or `h2c://` for HTTP/2 without TLS.
     /// `echo` returns the request.
@@ -170,7 +170,7 @@ pub struct RespondRule {
     pub status: u16,
     /// The headers.
     #[serde(default)]
-    #[schemars(extend("propertyNames" = schema_of::<HeaderName>()))]
+    #[schemars(extend("propertyNames" = HeaderName::SYNTAX.schema()))]
     pub headers: BTreeMap<String, String>,
     /// The body.
     #[serde(default)]
@@ -218,10 +218,10 @@ pub enum Redirects {
 #[serde(deny_unknown_fields, default)]
 pub struct RequestHeaderEdits {
     /// Headers to set, which replaces other values. The value is a text, or `{ from: SOURCE }` for a fact about the request.
-    #[schemars(extend("propertyNames" = schema_of::<HeaderName>()))]
+    #[schemars(extend("propertyNames" = HeaderName::SYNTAX.schema()))]
     pub set: BTreeMap<String, HeaderValueRule>,
     /// Headers to add, which keeps other values.
-    #[schemars(extend("propertyNames" = schema_of::<HeaderName>()))]
+    #[schemars(extend("propertyNames" = HeaderName::SYNTAX.schema()))]
     pub add: BTreeMap<String, String>,
     /// Headers to remove.
     pub remove: Vec<HeaderName>,
@@ -251,10 +251,10 @@ pub struct HeaderFrom {
 #[serde(deny_unknown_fields, default)]
 pub struct HeaderEdits {
     /// Headers to set, which replaces other values.
-    #[schemars(extend("propertyNames" = schema_of::<HeaderName>()))]
+    #[schemars(extend("propertyNames" = HeaderName::SYNTAX.schema()))]
     pub set: BTreeMap<String, String>,
     /// Headers to add, which keeps other values.
-    #[schemars(extend("propertyNames" = schema_of::<HeaderName>()))]
+    #[schemars(extend("propertyNames" = HeaderName::SYNTAX.schema()))]
     pub add: BTreeMap<String, String>,
     /// Headers to remove.
     pub remove: Vec<HeaderName>,
