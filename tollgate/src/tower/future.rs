@@ -42,7 +42,7 @@ pin_project! {
 }
 
 /// The part of an outcome that is kept until the service responds. It is small because futures are moved often.
-enum Kept {
+pub(super) enum Kept {
     Admitted(Admitted),
     Outcome(Box<Outcome>),
 }
@@ -80,16 +80,6 @@ where
 impl<F, B, E> Stage<F, B, E> {
     pub(super) fn refused(response: Response<B>) -> Self {
         Self::Refused { response: Some(response) }
-    }
-
-    #[inline]
-    pub(super) fn admitted(future: F, admitted: Admitted) -> Self {
-        Self::Serving { future, kept: Some(Kept::Admitted(admitted)) }
-    }
-
-    #[inline]
-    pub(super) fn serving(future: F, outcome: Box<Outcome>) -> Self {
-        Self::Serving { future, kept: Some(Kept::Outcome(outcome)) }
     }
 
     /// Waits for the decision of a remote store.

@@ -8,7 +8,7 @@ use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use super::future::{Outgoing, ResponseBody, ResponseFuture, Stage, Tunnel, refusal};
+use super::future::{Kept, Outgoing, ResponseBody, ResponseFuture, Stage, Tunnel, refusal};
 use super::limits::Limits;
 use crate::gate::ByAddress;
 
@@ -70,8 +70,9 @@ impl<S> RateLimit<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Checks a request, and calls the inner service if that is possible at once.
-    #[inline]
+    /// Checks a request, and calls the inner service if that is possible at once. Not inlined, so that it writes the
+    /// stage where its caller wants it, and the large future is copied once less.
+    #[inline(never)]
     pub(super) fn enter<Q, R, B>(&mut self, request: Request<Q>) -> Stage<S::Future, B, S::Error>
     where
         S: Service<Request<Q>, Response = Response<R>> + Clone + Send + 'static,
@@ -82,7 +83,8 @@ impl<S> RateLimit<S> {
     {
         match self.limits.gate.check_by_address(|| self.limits.peer(request.extensions())) {
             ByAddress::Admitted(admitted) if self.inner_ready && self.limits.needs_no_outcome() => {
-                Stage::admitted(self.call_ready(request), admitted)
+                self.inner_ready = false;
+                Stage::Serving { future: self.inner.call(request), kept: Some(Kept::Admitted(admitted)) }
             }
             checked => self.enter_with_outcome(checked, request),
         }
@@ -124,16 +126,8 @@ impl<S> RateLimit<S> {
             return Stage::admitted_later(*outcome, limits, inner, request);
         }
         self.limits.insert_decision(&outcome, &mut request);
-        Stage::serving(self.call_ready(request), outcome)
-    }
-
-    #[inline]
-    fn call_ready<Q>(&mut self, request: Request<Q>) -> S::Future
-    where
-        S: Service<Request<Q>>,
-    {
         self.inner_ready = false;
-        self.inner.call(request)
+        Stage::Serving { future: self.inner.call(request), kept: Some(Kept::Outcome(outcome)) }
     }
 }
 
