@@ -156,6 +156,12 @@ impl<'a> RequestHead<'a> {
         if !options.names.is_empty() {
             lines.remove_named(&options.names);
         }
+        // RFC 9113, section 8.3.1: a `Host` that differs from `:authority` makes a request malformed.
+        let differs =
+            |authority: &Authority| host.is_some_and(|host| !host.eq_ignore_ascii_case(authority.as_str().as_bytes()));
+        if is_http2 && target.authority().is_some_and(differs) {
+            hosts += 1;
+        }
         let may_lack_host = is_http10 || is_http2 && target.authority().is_some();
         let length = length.unwrap_or(by_default);
         // A stream that has ended has no body.
