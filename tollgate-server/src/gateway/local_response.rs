@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use http::header::{ALLOW, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE};
+use http::header::{ALLOW, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HOST};
 use http::{HeaderValue, Response, StatusCode};
 use serde::Serialize;
 use tollgate::internal::HeaderLine;
@@ -40,7 +40,11 @@ pub(super) fn echo(head: &RequestHead<'_>, client: &Client, body: String) -> Res
     let (path, query) = head.path_and_query();
     let text =
         |line: &HeaderLine<'_>| (line.name.to_ascii_lowercase(), String::from_utf8_lossy(line.value).into_owned());
-    let headers = head.headers.lines.iter().map(text).collect();
+    let mut headers: BTreeMap<_, _> = head.headers.lines.iter().map(text).collect();
+    if let Some(host) = head.host() {
+        // Clients of HTTP/2 send it as `:authority`.
+        headers.entry(HOST.as_str().to_owned()).or_insert_with(|| String::from_utf8_lossy(host).into_owned());
+    }
     let client = client.info.address.ip().to_string();
     let echoed = EchoedRequest { method: head.method, path, query, client, headers, body };
     let mut text = serde_json::to_vec(&echoed).unwrap_or_default();
