@@ -7,6 +7,7 @@ use std::process::ExitStatus;
 
 use tempfile::TempDir;
 
+use crate::client::{Client, Protocol, Stream};
 use crate::folder::folder_with;
 use crate::http1::{Connection, Response};
 use crate::tollgate::{Process, RULES};
@@ -17,6 +18,8 @@ pub struct Gateway {
     process: Process,
     /// The address of the gateway.
     pub address: SocketAddr,
+    /// The protocol of its clients.
+    pub protocol: Protocol,
 }
 
 impl Gateway {
@@ -34,36 +37,52 @@ impl Gateway {
     pub fn with_hosts(hosts: &str, rules: &str) -> Self {
         let folder = folder_with(&[(RULES, rules), ("hosts", hosts)]);
         let process = Process::start_with_hosts(folder, &["serve", "--config", RULES]);
-        let address = process.address_of("gateway");
-        Self { process, address }
+        Self::from_process(process, Protocol::Http1)
     }
 
     /// Starts a gateway in a folder that has a rule file.
     pub fn in_folder(folder: TempDir) -> Self {
-        let process = Process::start(folder, &["serve", "--config", RULES]);
-        let address = process.address_of("gateway");
-        Self { process, address }
+        Self::with_protocol(folder, Protocol::Http1)
     }
 
-    /// Opens a connection to the gateway.
-    pub fn connect(&self) -> Connection {
-        Connection::to(self.address)
+    pub(crate) fn with_protocol(folder: TempDir, protocol: Protocol) -> Self {
+        Self::from_process(Process::start(folder, &["serve", "--config", RULES]), protocol)
+    }
+
+    fn from_process(process: Process, protocol: Protocol) -> Self {
+        Self { address: process.address_of("gateway"), process, protocol }
+    }
+
+    /// Opens a connection for any bytes, with TLS if this gateway's clients use it.
+    #[track_caller]
+    pub fn connect(&self) -> Connection<Stream> {
+        let has_tls = self.protocol.scheme() == "https";
+        let stream = if has_tls { Stream::tls(self.address) } else { Stream::tcp(self.address) };
+        Connection::on(stream.expect("the gateway accepts"))
+    }
+
+    /// Opens a connection with the protocol of this gateway's clients.
+    #[track_caller]
+    pub fn client(&self) -> Client {
+        Client::to(self.address, self.protocol)
     }
 
     /// Sends a GET on a new connection.
+    #[track_caller]
     pub fn get(&self, target: &str) -> Response {
-        self.connect().get(target)
+        self.client().get(target)
     }
 
     /// Sends a request on a new connection.
+    #[track_caller]
     pub fn send(&self, request: impl AsRef<[u8]>) -> Response {
-        self.connect().ask(request)
+        self.client().ask(request)
     }
 
     /// Saves the rule file.
     pub fn save(&self, rules: &str) {
         // Atomically, so that no half of it is read.
-        std::fs::write(self.path("draft"), rules).expect("the folder is writable");
+        std::fs::write(self.path("draft"), self.protocol.rules(rules)).expect("the folder is writable");
         std::fs::rename(self.path("draft"), self.path(RULES)).expect("the folder is writable");
     }
 
@@ -76,8 +95,7 @@ impl Gateway {
     pub fn with_admin_at(listen: &str, rules: &str) -> Self {
         let arguments = ["serve", "--config", RULES, "--listen", listen, "--admin", "127.0.0.1:0"];
         let process = Process::start(folder_with(&[(RULES, rules)]), &arguments);
-        let address = process.address_of("gateway");
-        Self { process, address }
+        Self::from_process(process, Protocol::Http1)
     }
 
     /// Returns the address of the admin listener.

@@ -2,15 +2,29 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::client::connect;
 use crate::wait::PATIENCE;
+
+/// A time in which a server without a reason to wait answers many times.
+pub(crate) const MOMENT: Duration = Duration::from_millis(200);
 
 /// A client's connection.
 pub struct Connection<S: Read + Write = TcpStream> {
     stream: BufReader<S>,
+    body: Body,
+}
+
+/// The body of the last response whose head was read.
+enum Body {
+    /// Ends after its length, or with the connection.
+    Plain,
+    /// Chunked, with this many bytes left in the current chunk.
+    Chunked(usize),
 }
 
 /// A response, with every byte of its body.
@@ -36,11 +50,7 @@ impl Connection {
 
     /// Connects to a server, or fails if nothing listens.
     pub fn try_to(address: SocketAddr) -> io::Result<Self> {
-        let stream = TcpStream::connect(address)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        stream.set_nodelay(true)?;
-        Ok(Self::on(stream))
+        Ok(Self::on(connect(address)?))
     }
 
     /// Sends a check to the decision service and returns the decision.
@@ -62,25 +72,27 @@ impl Connection {
         self.try_send(body)?;
         self.try_receive()
     }
+}
 
+impl<S: Read + Write + AsFd> Connection<S> {
     /// Returns whether anything arrives within a time in which a server with a free slot would answer many times.
     pub fn has_answer_within_a_moment(&mut self) -> bool {
-        self.stream.get_ref().set_read_timeout(Some(Duration::from_millis(200))).expect("the timeout is not zero");
+        self.tcp().set_read_timeout(Some(MOMENT)).expect("the timeout is not zero");
         let arrived = self.stream.fill_buf().is_ok();
-        self.stream.get_ref().set_read_timeout(Some(PATIENCE)).expect("the timeout is not zero");
+        self.tcp().set_read_timeout(Some(PATIENCE)).expect("the timeout is not zero");
         arrived
     }
 
-    /// Another handle of the same connection.
+    /// Another handle of the same connection, below TLS.
     pub fn tcp(&self) -> TcpStream {
-        self.stream.get_ref().try_clone().expect("there are descriptors left")
+        self.stream.get_ref().as_fd().try_clone_to_owned().expect("there are descriptors left").into()
     }
 }
 
 impl<S: Read + Write> Connection<S> {
     /// Speaks HTTP over an open connection.
     pub fn on(stream: S) -> Self {
-        Self { stream: BufReader::new(stream) }
+        Self { stream: BufReader::new(stream), body: Body::Plain }
     }
 
     /// Sends a GET.
@@ -140,12 +152,47 @@ impl<S: Read + Write> Connection<S> {
         let version = words.next().unwrap_or_default().to_owned();
         let status = words.next().and_then(|status| status.parse().ok());
         let status = status.unwrap_or_else(|| panic!("no status line: {line:?}"));
-        Ok(Response { status, version, headers: self.fields()?, ..Response::default() })
+        let response = Response { status, version, headers: self.fields()?, ..Response::default() };
+        let is_chunked = response.header("transfer-encoding") == Some("chunked");
+        self.body = if is_chunked { Body::Chunked(0) } else { Body::Plain };
+        Ok(response)
+    }
+
+    /// Reads this many bytes of the body whose head was read, without their framing. Fails if the body ends before.
+    pub fn body_bytes(&mut self, count: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; count];
+        let mut filled = 0;
+        while filled < count {
+            let at_most = match self.body {
+                Body::Plain => count - filled,
+                Body::Chunked(0) => match self.chunk_size()? {
+                    0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    size => size.min(count - filled),
+                },
+                Body::Chunked(left) => left.min(count - filled),
+            };
+            self.stream.read_exact(&mut bytes[filled..filled + at_most])?;
+            filled += at_most;
+            if let Body::Chunked(left) = &mut self.body {
+                *left -= at_most;
+                if *left == 0 {
+                    assert_eq!(self.line()?, "", "a chunk ends with a line");
+                }
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Reads the line before a chunk.
+    fn chunk_size(&mut self) -> io::Result<usize> {
+        let size = usize::from_str_radix(&self.line()?, 16).expect("the size of a chunk");
+        self.body = Body::Chunked(size);
+        Ok(size)
     }
 
     fn chunks(&mut self, answer: &mut Response) -> io::Result<()> {
         loop {
-            let size = usize::from_str_radix(&self.line()?, 16).expect("the size of a chunk");
+            let size = self.chunk_size()?;
             if size == 0 {
                 answer.trailers = self.fields()?;
                 return Ok(());
@@ -193,7 +240,7 @@ impl<S: Read + Write> Connection<S> {
     pub fn is_closed(&mut self) -> bool {
         match self.stream.fill_buf() {
             Ok(bytes) => bytes.is_empty(),
-            Err(error) => error.kind() == io::ErrorKind::ConnectionReset,
+            Err(error) => is_end(&error),
         }
     }
 
@@ -205,11 +252,16 @@ impl<S: Read + Write> Connection<S> {
             match self.stream.read(&mut scratch) {
                 Ok(0) => return all,
                 Ok(read) => all += read,
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return all,
+                Err(error) if is_end(&error) => return all,
                 Err(error) => panic!("it does not end: {error}"),
             }
         }
     }
+}
+
+/// Returns whether the server has ended the connection, be it without TLS's own end.
+fn is_end(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof)
 }
 
 impl Response {

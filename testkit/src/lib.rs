@@ -7,7 +7,8 @@
 //! |---|---|
 //! | [`redis`] | Redis or Valkey servers: single, with TLS, with Sentinel, as a cluster; the network to them |
 //! | [`tollgate`] | the built binary as a process or a command; [`gateway`] and [`service`] are its two roles |
-//! | [`http1`] | a client that can send any bytes and sees every byte of a response |
+//! | [`client`] | a client of every protocol; runs a test over HTTP/1 and HTTP/2, with and without TLS |
+//! | [`http1`], [`http2`] | its connections; that of HTTP/1 can send any bytes and sees every byte of a response |
 //! | [`metrics`] | servers that together have every metric |
 //! | [`upstream`] | servers behind a gateway |
 //! | [`certificates`] | authorities and the certificates that they issue |
@@ -15,9 +16,11 @@
 //! | [`port`], [`process`], [`folder`], [`wait`], [`skip`] | what the others are made of |
 
 pub mod certificates;
+pub mod client;
 pub mod folder;
 pub mod gateway;
 pub mod http1;
+pub mod http2;
 pub mod metrics;
 pub mod port;
 pub mod process;

@@ -117,7 +117,7 @@ fn responses_that_are_cut_off_are_marked_in_the_access_log() {
     let route = format!("{{ path: /**, upstream: {}, timeout: 1h }}", upstream.url());
     let gateway = Gateway::start(&site(settings, &[route], ""));
     // Nothing is read of their responses, and they do not leave.
-    let connections: Vec<Connection> = (0..100)
+    let connections: Vec<_> = (0..100)
         .map(|_| {
             let mut connection = gateway.connect();
             connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");

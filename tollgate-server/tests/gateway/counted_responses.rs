@@ -4,11 +4,10 @@ use std::sync::mpsc;
 
 use http::{Request, Response};
 use hyper::body::Incoming;
-use testkit::gateway::{Gateway, site};
-use testkit::upstream::{AnyBody, Raw, Served, Speaks, full, runtime};
+use testkit::client::each_protocol;
+use testkit::gateway::site;
+use testkit::upstream::{AnyBody, Raw, Served, Speaks, full};
 use testkit::wait::until;
-
-use crate::http2::{connect, get};
 
 /// Returns an upstream that responds as its path says: `/401`, or `/200/7` for a cost of 7.
 fn obedient() -> Raw {
@@ -27,69 +26,63 @@ fn obedient() -> Raw {
 
 #[test]
 fn only_failed_logins_spend_the_login_limit() {
-    let upstream = obedient();
-    let limits =
-        "{ name: logins, key: 'header:x-user-id', algorithm: fixed_window, limit: 2, window: 10220d, count: [401] }";
-    let gateway = Gateway::start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], limits));
-    let mut connection = gateway.connect();
-    for _ in 0..5 {
-        assert_eq!(connection.get_as("ann", "/200").status, 200);
-    }
-    assert_eq!(connection.get_as("ann", "/401").status, 401);
-    assert_eq!(connection.get_as("ann", "/500").status, 500);
-    assert_eq!(connection.get_as("ann", "/401").status, 401);
-    assert_eq!(connection.get_as("ann", "/200").status, 429);
-    assert_eq!(upstream.requests(), 8);
+    each_protocol(|protocol| {
+        let upstream = obedient();
+        let limits = "{ name: logins, key: 'header:x-user-id', algorithm: fixed_window, limit: 2, window: 10220d, count: [401] }";
+        let gateway = protocol.start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], limits));
+        let mut connection = gateway.client();
+        for _ in 0..5 {
+            assert_eq!(connection.get_as("ann", "/200").status, 200);
+        }
+        assert_eq!(connection.get_as("ann", "/401").status, 401);
+        assert_eq!(connection.get_as("ann", "/500").status, 500);
+        assert_eq!(connection.get_as("ann", "/401").status, 401);
+        assert_eq!(connection.get_as("ann", "/200").status, 429);
+        assert_eq!(upstream.requests(), 8);
+    });
 }
 
 #[test]
 fn response_header_sets_the_cost() {
-    let upstream = obedient();
-    let limits = "{ name: tokens, key: 'header:x-user-id', algorithm: token_bucket, capacity: 100, refill: 1/h, \
+    each_protocol(|protocol| {
+        let upstream = obedient();
+        let limits = "{ name: tokens, key: 'header:x-user-id', algorithm: token_bucket, capacity: 100, refill: 1/h, \
                   cost: 50, settle: 'header:x-cost' }";
-    let gateway = Gateway::start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], limits));
-    let mut connection = gateway.connect();
-    for _ in 0..5 {
-        assert_eq!(connection.get_as("ann", "/200/10").status, 200);
-    }
-    // 50 are left: one more estimate fits, and it costs all of them.
-    assert_eq!(connection.get_as("ann", "/200/50").status, 200);
-    assert_eq!(connection.get_as("ann", "/200/1").status, 429);
+        let gateway = protocol.start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], limits));
+        let mut connection = gateway.client();
+        for _ in 0..5 {
+            assert_eq!(connection.get_as("ann", "/200/10").status, 200);
+        }
+        // 50 are left: one more estimate fits, and it costs all of them.
+        assert_eq!(connection.get_as("ann", "/200/50").status, 200);
+        assert_eq!(connection.get_as("ann", "/200/1").status, 429);
+    });
 }
 
 /// The cost is read from the response of the upstream, over both protocols on both sides.
 #[test]
 fn cost_counts_although_the_route_removes_its_header() {
-    let (http1, http2) = (obedient(), Served::start(Speaks::Http2, costing_50));
-    let edits = "response_headers: { remove: [X-Cost] }";
-    let routes = [
-        format!("{{ path: /200/50, upstream: {}, {edits} }}", http1.url()),
-        format!("{{ path: /http2, upstream: 'h2c://{}', {edits} }}", http2.address),
-        format!("{{ path: /fixed, respond: {{ headers: {{ X-Cost: '50' }} }}, {edits} }}"),
-    ];
-    let limits = "{ name: tokens, key: 'header:x-user-id', algorithm: token_bucket, capacity: 100, refill: 1/h, \
+    each_protocol(|protocol| {
+        let (http1, http2) = (obedient(), Served::start(Speaks::Http2, costing_50));
+        let edits = "response_headers: { remove: [X-Cost] }";
+        let routes = [
+            format!("{{ path: /200/50, upstream: {}, {edits} }}", http1.url()),
+            format!("{{ path: /http2, upstream: 'h2c://{}', {edits} }}", http2.address),
+            format!("{{ path: /fixed, respond: {{ headers: {{ X-Cost: '50' }} }}, {edits} }}"),
+        ];
+        let limits = "{ name: tokens, key: 'header:x-user-id', algorithm: token_bucket, capacity: 100, refill: 1/h, \
                   settle: 'header:x-cost' }";
-    let gateway = Gateway::start(&site("workers: 1", &routes, limits));
-    for path in ["/200/50", "/http2", "/fixed"] {
-        let mut connection = gateway.connect();
-        let statuses = [0; 3].map(|_| {
-            let answer = connection.get_as(&format!("one{path}"), path);
-            assert_eq!(answer.header("x-cost"), None, "{path}");
-            answer.status
-        });
-        assert_eq!(statuses, [200, 200, 429], "HTTP/1, {path}");
-        let statuses = runtime().block_on(async {
-            let (mut sender, mut statuses) = (connect(gateway.address).await, Vec::new());
-            for _ in 0..3 {
-                let request = get(&gateway, path).header("x-user-id", format!("two{path}")).body(full("")).unwrap();
-                let answer = sender.send_request(request).await.unwrap();
-                assert!(!answer.headers().contains_key("x-cost"), "{path}");
-                statuses.push(answer.status().as_u16());
-            }
-            statuses
-        });
-        assert_eq!(statuses, [200, 200, 429], "HTTP/2, {path}");
-    }
+        let gateway = protocol.start(&site("workers: 1", &routes, limits));
+        for path in ["/200/50", "/http2", "/fixed"] {
+            let mut connection = gateway.client();
+            let statuses = [0; 3].map(|_| {
+                let answer = connection.get_as(&format!("one{path}"), path);
+                assert_eq!(answer.header("x-cost"), None, "{path}");
+                answer.status
+            });
+            assert_eq!(statuses, [200, 200, 429], "HTTP/1, {path}");
+        }
+    });
 }
 
 async fn costing_50(_request: Request<Incoming>) -> Response<AnyBody> {
@@ -98,38 +91,42 @@ async fn costing_50(_request: Request<Incoming>) -> Response<AnyBody> {
 
 #[test]
 fn limits_count_the_gateways_response_if_no_upstream_responds() {
-    let limits = "{ name: failures, key: 'header:x-user-id', algorithm: fixed_window, limit: 1, window: 1h, \
+    each_protocol(|protocol| {
+        let limits = "{ name: failures, key: 'header:x-user-id', algorithm: fixed_window, limit: 1, window: 1h, \
                   count: successes }";
-    let gateway = Gateway::start(&site("", &["{ path: /**, upstream: 'http://127.0.0.1:1', retries: 0 }"], limits));
-    let mut connection = gateway.connect();
-    for _ in 0..3 {
-        assert_eq!(connection.get_as("ann", "/").status, 502);
-    }
+        let gateway = protocol.start(&site("", &["{ path: /**, upstream: 'http://127.0.0.1:1', retries: 0 }"], limits));
+        let mut connection = gateway.client();
+        for _ in 0..3 {
+            assert_eq!(connection.get_as("ann", "/").status, 502);
+        }
+    });
 }
 
 #[test]
 fn in_flight_bounds_concurrent_requests_of_a_key() {
-    let (release, released) = mpsc::channel::<()>();
-    let released = std::sync::Mutex::new(released);
-    let upstream = Raw::start(move |conversation| {
-        while conversation.request().is_some() {
-            released.lock().unwrap().recv().unwrap();
-            if !conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") {
-                return;
+    each_protocol(|protocol| {
+        let (release, released) = mpsc::channel::<()>();
+        let released = std::sync::Mutex::new(released);
+        let upstream = Raw::start(move |conversation| {
+            while conversation.request().is_some() {
+                released.lock().unwrap().recv().unwrap();
+                if !conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") {
+                    return;
+                }
             }
-        }
+        });
+        let limits = "{ name: at-once, key: 'header:x-user-id', in_flight: 1 }";
+        let gateway = protocol.start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], limits));
+        let mut first = gateway.client();
+        first.send("GET / HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\n\r\n");
+        until("the first is under way", || upstream.requests() == 1);
+        let mut second = gateway.client();
+        let refused = second.get_as("ann", "/");
+        assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
+        release.send(()).unwrap();
+        assert_eq!(first.receive().status, 200);
+        // The permit is free as soon as the response has ended, which is a moment after the client has read it.
+        release.send(()).unwrap();
+        until("there is a place again", || second.get_as("ann", "/").status == 200);
     });
-    let limits = "{ name: at-once, key: 'header:x-user-id', in_flight: 1 }";
-    let gateway = Gateway::start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], limits));
-    let mut first = gateway.connect();
-    first.send("GET / HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\n\r\n");
-    until("the first is under way", || upstream.requests() == 1);
-    let mut second = gateway.connect();
-    let refused = second.get_as("ann", "/");
-    assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
-    release.send(()).unwrap();
-    assert_eq!(first.receive().status, 200);
-    // The permit is free as soon as the response has ended, which is a moment after the client has read it.
-    release.send(()).unwrap();
-    until("there is a place again", || second.get_as("ann", "/").status == 200);
 }

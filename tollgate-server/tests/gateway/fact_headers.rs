@@ -1,17 +1,16 @@
 //! Headers that a route sets to facts about the request: upstreams can trust them.
 
-use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde_json::json;
 use testkit::certificates::{Authority, params};
+use testkit::client::{Protocol, each_protocol};
 use testkit::folder::folder_with;
 use testkit::gateway::{Gateway, per_user, site};
 use testkit::tollgate::{RULES, run_in};
-use testkit::upstream::{AnyBody, Served, Speaks, full, runtime};
+use testkit::upstream::{AnyBody, Served, Speaks, full};
 
-use crate::http2::{connect, get, whole, with_trailers};
 use crate::tls;
 use crate::tokens::{SECRET, token};
 
@@ -48,120 +47,115 @@ fn upstreams() -> [(Served, &'static str); 2] {
     [(Served::start(Speaks::Http1, lines), "http"), (Served::start(Speaks::Http2, lines), "h2c")]
 }
 
-fn gateway(settings: &str, scheme: &str, upstream: &Served, limits: &str) -> Gateway {
+fn gateway(protocol: Protocol, settings: &str, scheme: &str, upstream: &Served, limits: &str) -> Gateway {
     let route = format!("{{ name: api, path: /**, upstream: '{scheme}://{}', {SET} }}", upstream.address);
     let settings = format!("underscore_headers: keep\n  {settings}");
     let rules = format!("jwt: {{ key_file: secret.key, algorithms: [HS256] }}\n{}", site(&settings, &[route], limits));
-    Gateway::in_folder(folder_with(&[(RULES, &rules), ("secret.key", SECRET)]))
+    protocol.start_in(folder_with(&[(RULES, &rules), ("secret.key", SECRET)]))
 }
 
-/// Sends a request with these headers over HTTP/1 and HTTP/2. Returns the lines that the upstream has seen, which are equal.
+/// Sends a request with these headers. Returns the lines that the upstream has seen.
 fn seen(gateway: &Gateway, headers: &[(&str, &str)]) -> Vec<String> {
     let text: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-    let over_http1 = gateway.connect().ask(format!("GET / HTTP/1.1\r\nHost: h\r\n{text}\r\n")).text().to_owned();
-    let over_http2 = runtime().block_on(async {
-        let mut sender = connect(gateway.address).await;
-        let request = headers.iter().fold(get(gateway, "/"), |request, (name, value)| request.header(*name, *value));
-        let (_, body, _) = whole(sender.send_request(request.body(full("")).unwrap()).await.unwrap()).await;
-        String::from_utf8(body.to_vec()).unwrap()
-    });
-    assert_eq!(over_http1, over_http2);
-    over_http1.lines().map(str::to_owned).collect()
+    let answer = gateway.client().ask(format!("GET / HTTP/1.1\r\nHost: h\r\n{text}\r\n"));
+    answer.text().lines().map(str::to_owned).collect()
 }
 
 #[test]
 fn facts_replace_the_headers_of_the_client() {
-    for (upstream, scheme) in upstreams() {
-        let gateway = gateway("", scheme, &upstream, &per_user(100));
-        let bearer = format!("Bearer {}", token(SECRET, &json!({ "sub": "ann" })));
-        let own = [("authorization", &*bearer), ("x-user-id", "7")];
-        let expected = [
-            "x-client: 127.0.0.1",
-            "x-fixed: text",
-            "x-limit: user",
-            "x-network: 127.0.0.1",
-            "x-route: api",
-            "x-user-id: 7",
-            "x-user: ann",
-        ];
-        assert_eq!(seen(&gateway, &own), expected, "{scheme}");
-        assert_eq!(seen(&gateway, &[&own[..], &FORGED].concat()), expected, "{scheme}");
-    }
+    each_protocol(|protocol| {
+        for (upstream, scheme) in upstreams() {
+            let gateway = gateway(protocol, "", scheme, &upstream, &per_user(100));
+            let bearer = format!("Bearer {}", token(SECRET, &json!({ "sub": "ann" })));
+            let own = [("authorization", &*bearer), ("x-user-id", "7")];
+            let expected = [
+                "x-client: 127.0.0.1",
+                "x-fixed: text",
+                "x-limit: user",
+                "x-network: 127.0.0.1",
+                "x-route: api",
+                "x-user-id: 7",
+                "x-user: ann",
+            ];
+            assert_eq!(seen(&gateway, &own), expected, "{scheme}");
+            assert_eq!(seen(&gateway, &[&own[..], &FORGED].concat()), expected, "{scheme}");
+        }
+    });
 }
 
 #[test]
 fn missing_facts_remove_the_headers_of_the_client() {
-    for (upstream, scheme) in upstreams() {
-        let gateway = gateway("", scheme, &upstream, "");
-        let forged = token("ffffffffffffffffffffffffffffffff", &json!({ "sub": "ann" }));
-        let expected = ["x-client: 127.0.0.1", "x-fixed: text", "x-network: 127.0.0.1", "x-route: api"];
-        assert_eq!(seen(&gateway, &FORGED), expected, "{scheme}");
-        let bearer = format!("Bearer {forged}");
-        assert_eq!(seen(&gateway, &[&FORGED[..], &[("authorization", &*bearer)]].concat()), expected, "{scheme}");
-    }
+    each_protocol(|protocol| {
+        for (upstream, scheme) in upstreams() {
+            let gateway = gateway(protocol, "", scheme, &upstream, "");
+            let forged = token("ffffffffffffffffffffffffffffffff", &json!({ "sub": "ann" }));
+            let expected = ["x-client: 127.0.0.1", "x-fixed: text", "x-network: 127.0.0.1", "x-route: api"];
+            assert_eq!(seen(&gateway, &FORGED), expected, "{scheme}");
+            let bearer = format!("Bearer {forged}");
+            assert_eq!(seen(&gateway, &[&FORGED[..], &[("authorization", &*bearer)]].concat()), expected, "{scheme}");
+        }
+    });
 }
 
 #[test]
 fn the_address_is_the_clients_behind_a_trusted_proxy_and_whole() {
-    let (upstream, scheme) = &upstreams()[0];
-    let gateway = gateway("trusted_proxies: [127.0.0.1/32]", scheme, upstream, "");
-    let lines = seen(&gateway, &[("x-forwarded-for", "2001:db8:1:2::7")]);
-    assert!(lines.contains(&"x-client: 2001:db8:1:2::7".to_owned()), "{lines:?}");
-    assert!(lines.contains(&"x-network: 2001:db8:1::/48".to_owned()), "{lines:?}");
+    each_protocol(|protocol| {
+        let (upstream, scheme) = &upstreams()[0];
+        let gateway = gateway(protocol, "trusted_proxies: [127.0.0.1/32]", scheme, upstream, "");
+        let lines = seen(&gateway, &[("x-forwarded-for", "2001:db8:1:2::7")]);
+        assert!(lines.contains(&"x-client: 2001:db8:1:2::7".to_owned()), "{lines:?}");
+        assert!(lines.contains(&"x-network: 2001:db8:1::/48".to_owned()), "{lines:?}");
+    });
 }
 
 #[test]
 fn two_tokens_or_a_long_claim_are_no_fact() {
-    for (upstream, scheme) in upstreams() {
-        let gateway = gateway("", scheme, &upstream, "");
-        let bearer = |sub: &str| format!("Bearer {}", token(SECRET, &json!({ "sub": sub })));
-        let (ann, bob, long) = (bearer("ann"), bearer("bob"), bearer(&"a".repeat(5_000)));
-        for tokens in [&[&*ann, &bob][..], &[&long]] {
-            let headers: Vec<_> = tokens.iter().map(|token| ("authorization", *token)).collect();
-            let lines = seen(&gateway, &headers);
-            assert!(lines.contains(&"x-client: 127.0.0.1".to_owned()), "{lines:?}");
-            assert!(!lines.iter().any(|line| line.starts_with("x-user")), "{lines:?}");
+    each_protocol(|protocol| {
+        for (upstream, scheme) in upstreams() {
+            let gateway = gateway(protocol, "", scheme, &upstream, "");
+            let bearer = |sub: &str| format!("Bearer {}", token(SECRET, &json!({ "sub": sub })));
+            let (ann, bob, long) = (bearer("ann"), bearer("bob"), bearer(&"a".repeat(5_000)));
+            for tokens in [&[&*ann, &bob][..], &[&long]] {
+                let headers: Vec<_> = tokens.iter().map(|token| ("authorization", *token)).collect();
+                let lines = seen(&gateway, &headers);
+                assert!(lines.contains(&"x-client: 127.0.0.1".to_owned()), "{lines:?}");
+                assert!(!lines.iter().any(|line| line.starts_with("x-user")), "{lines:?}");
+            }
         }
-    }
+    });
 }
 
 #[test]
 fn a_claim_cannot_add_a_header() {
-    for (upstream, scheme) in upstreams() {
-        let gateway = gateway("", scheme, &upstream, "");
-        let bearer = format!("Bearer {}", token(SECRET, &json!({ "sub": " é\r\nx-admin: 1" })));
-        let lines = seen(&gateway, &[("authorization", &bearer)]);
-        assert!(lines.contains(&"x-user: %20%C3%A9%0D%0Ax-admin: 1".to_owned()), "{lines:?}");
-        assert!(!lines.iter().any(|line| line.starts_with("x-admin")), "{lines:?}");
-    }
+    each_protocol(|protocol| {
+        for (upstream, scheme) in upstreams() {
+            let gateway = gateway(protocol, "", scheme, &upstream, "");
+            let bearer = format!("Bearer {}", token(SECRET, &json!({ "sub": " é\r\nx-admin: 1" })));
+            let lines = seen(&gateway, &[("authorization", &bearer)]);
+            assert!(lines.contains(&"x-user: %20%C3%A9%0D%0Ax-admin: 1".to_owned()), "{lines:?}");
+            assert!(!lines.iter().any(|line| line.starts_with("x-admin")), "{lines:?}");
+        }
+    });
 }
 
 #[test]
 fn trailers_cannot_pretend_to_be_facts() {
-    let upstream = Served::start(Speaks::Http2, lines);
-    assert_eq!(trailers_through(&gateway("", "h2c", &upstream, "")), ["trailer x-sum: 1"]);
-    let edits = "request_headers: { set: { X-User: guest, X-Fixed: text }, remove: [X-Client] }";
-    let route = format!("{{ path: /**, upstream: 'h2c://{}', {edits} }}", upstream.address);
-    assert_eq!(trailers_through(&Gateway::start(&site("", &[route], ""))), ["trailer x-sum: 1"]);
+    each_protocol(|protocol| {
+        let upstream = Served::start(Speaks::Http2, lines);
+        assert_eq!(trailers_through(&gateway(protocol, "", "h2c", &upstream, "")), ["trailer x-sum: 1"]);
+        let edits = "request_headers: { set: { X-User: guest, X-Fixed: text }, remove: [X-Client] }";
+        let route = format!("{{ path: /**, upstream: 'h2c://{}', {edits} }}", upstream.address);
+        assert_eq!(trailers_through(&protocol.start(&site("", &[route], ""))), ["trailer x-sum: 1"]);
+    });
 }
 
-/// Sends trailers with the names of changed headers, over HTTP/2 and HTTP/1, and returns those that arrive over both.
+/// Sends trailers with the names of changed headers, and returns those that arrive.
 fn trailers_through(gateway: &Gateway) -> Vec<String> {
-    let trailers = [("x-user", "root"), ("x.client", "192.0.2.66"), ("x-fixed", "other"), ("x-sum", "1")];
-    let over_http2 = runtime().block_on(async {
-        let mut sender = connect(gateway.address).await;
-        let request = Request::post(format!("http://{}/", gateway.address));
-        let request = request.body(with_trailers(Bytes::from_static(b"hello"), &trailers)).unwrap();
-        whole(sender.send_request(request).await.unwrap()).await.1
-    });
-    let over_http1 = gateway.connect().ask(
+    let answer = gateway.client().ask(
         "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nTrailer: x-user, x.client, x-sum\r\n\r\n\
          5\r\nhello\r\n0\r\nX-User: root\r\nX.Client: 192.0.2.66\r\nX-Fixed: other\r\nX-Sum: 1\r\n\r\n",
     );
-    let [over_http2, over_http1] = [std::str::from_utf8(&over_http2).unwrap(), over_http1.text()]
-        .map(|seen| seen.lines().filter(|line| line.starts_with("trailer ")).map(str::to_owned).collect::<Vec<_>>());
-    assert_eq!(over_http2, over_http1);
-    over_http1
+    answer.text().lines().filter(|line| line.starts_with("trailer ")).map(str::to_owned).collect()
 }
 
 #[test]

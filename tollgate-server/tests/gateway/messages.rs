@@ -6,7 +6,8 @@ use futures_util::stream::iter;
 use http::{Request, Response};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
-use testkit::gateway::{Gateway, per_user, site};
+use testkit::client::each_http1;
+use testkit::gateway::{per_user, site};
 use testkit::upstream::{Raw, Served, Speaks, full};
 use testkit::wait::until;
 
@@ -14,375 +15,422 @@ const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
 #[test]
 fn requests_share_connections_on_both_sides() {
-    let upstream = Raw::answering(OK);
-    let gateway = Gateway::start(&site("workers: 1", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], ""));
-    let mut connection = gateway.connect();
-    for _ in 0..20 {
-        assert_eq!(connection.get("/").text(), "ok");
-    }
-    for _ in 0..5 {
-        assert_eq!(gateway.get("/").text(), "ok");
-    }
-    assert_eq!((upstream.accepted(), upstream.requests()), (1, 25));
+    each_http1(|protocol| {
+        let upstream = Raw::answering(OK);
+        let gateway =
+            protocol.start(&site("workers: 1", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], ""));
+        let mut connection = gateway.connect();
+        for _ in 0..20 {
+            assert_eq!(connection.get("/").text(), "ok");
+        }
+        for _ in 0..5 {
+            assert_eq!(gateway.get("/").text(), "ok");
+        }
+        assert_eq!((upstream.accepted(), upstream.requests()), (1, 25));
+    });
 }
 
 #[test]
 fn pipelined_requests_are_answered_in_order() {
-    let upstream = Raw::named("one");
-    let gateway = Gateway::before(&upstream.url());
-    let mut connection = gateway.connect();
-    connection.send((0..10).map(|number| format!("GET /{number} HTTP/1.1\r\nHost: h\r\n\r\n")).collect::<String>());
-    for number in 0..10 {
-        assert!(connection.receive().text().starts_with(&format!("GET /{number} ")));
-    }
+    each_http1(|protocol| {
+        let upstream = Raw::named("one");
+        let gateway = protocol.start_before(&upstream.url());
+        let mut connection = gateway.connect();
+        connection.send((0..10).map(|number| format!("GET /{number} HTTP/1.1\r\nHost: h\r\n\r\n")).collect::<String>());
+        for number in 0..10 {
+            assert!(connection.receive().text().starts_with(&format!("GET /{number} ")));
+        }
+    });
 }
 
 #[test]
 fn a_client_that_wants_the_connection_closed_gets_that() {
-    let upstream = Raw::answering(OK);
-    let gateway = Gateway::before(&upstream.url());
-    let mut connection = gateway.connect();
-    let answer = connection.ask("GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
-    assert_eq!((answer.status, answer.header("connection")), (200, Some("close")));
-    assert!(connection.is_closed());
+    each_http1(|protocol| {
+        let upstream = Raw::answering(OK);
+        let gateway = protocol.start_before(&upstream.url());
+        let mut connection = gateway.connect();
+        let answer = connection.ask("GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
+        assert_eq!((answer.status, answer.header("connection")), (200, Some("close")));
+        assert!(connection.is_closed());
+    });
 }
 
 #[test]
 fn http_1_0_is_answered_and_the_upstream_is_asked_in_1_1() {
-    let upstream = Raw::start(|conversation| {
-        while conversation.request().is_some() {
-            conversation.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n");
-        }
+    each_http1(|protocol| {
+        let upstream = Raw::start(|conversation| {
+            while conversation.request().is_some() {
+                conversation.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n");
+            }
+        });
+        let gateway = protocol.start_before(&upstream.url());
+        let mut connection = gateway.connect();
+        let answer = connection.ask("GET /old HTTP/1.0\r\n\r\n");
+        assert_eq!((answer.status, answer.text(), answer.header("transfer-encoding")), (200, "ok", None));
+        assert!(connection.is_closed());
+        let seen = upstream.seen().concat().to_ascii_lowercase();
+        assert!(seen.starts_with("get /old http/1.1\r\n"), "{seen}");
+        // RFC 9112, 3.2: a request of HTTP/1.1 has a host.
+        assert!(seen.contains(&format!("\r\nhost: {}\r\n", upstream.address)), "{seen}");
+        let answer = gateway.connect().ask("GET /old HTTP/1.0\r\nHost: h\r\nConnection: keep-alive\r\n\r\n");
+        assert_eq!((answer.status, answer.text()), (200, "ok"));
     });
-    let gateway = Gateway::before(&upstream.url());
-    let mut connection = gateway.connect();
-    let answer = connection.ask("GET /old HTTP/1.0\r\n\r\n");
-    assert_eq!((answer.status, answer.text(), answer.header("transfer-encoding")), (200, "ok", None));
-    assert!(connection.is_closed());
-    let seen = upstream.seen().concat().to_ascii_lowercase();
-    assert!(seen.starts_with("get /old http/1.1\r\n"), "{seen}");
-    // RFC 9112, 3.2: a request of HTTP/1.1 has a host.
-    assert!(seen.contains(&format!("\r\nhost: {}\r\n", upstream.address)), "{seen}");
-    let answer = gateway.connect().ask("GET /old HTTP/1.0\r\nHost: h\r\nConnection: keep-alive\r\n\r\n");
-    assert_eq!((answer.status, answer.text()), (200, "ok"));
 }
 
 #[test]
 fn http_1_0_keeps_a_connection_only_if_the_client_asks_for_it() {
-    let upstream = Raw::start(|conversation| {
-        while let Some(asked) = conversation.request() {
-            conversation.send(match asked.head.split(' ').nth(1) {
-                Some("/chunked") => "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX: y\r\n\r\n",
-                _ => OK,
-            });
+    each_http1(|protocol| {
+        let upstream = Raw::start(|conversation| {
+            while let Some(asked) = conversation.request() {
+                conversation.send(match asked.head.split(' ').nth(1) {
+                    Some("/chunked") => {
+                        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX: y\r\n\r\n"
+                    }
+                    _ => OK,
+                });
+            }
+        });
+        let gateway =
+            protocol.start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], &per_user(3)));
+        let keep = "X-User-Id: ann\r\nConnection: Keep-Alive\r\n\r\n";
+        let mut connection = gateway.connect();
+        for (target, status) in [("/", 200), ("/", 200), ("/", 200), ("/", 429)] {
+            let answer = connection.ask(format!("POST {target} HTTP/1.0\r\nContent-Length: 0\r\n{keep}"));
+            assert_eq!((answer.status, answer.header("connection")), (status, Some("keep-alive")), "{target}");
         }
+        let chunked = connection.ask("GET /chunked HTTP/1.0\r\nTE: trailers\r\nConnection: keep-alive\r\n\r\n");
+        assert_eq!((chunked.text(), chunked.header("connection")), ("ok", Some("close")), "only the end ends the body");
+        assert_eq!(chunked.header("transfer-encoding"), None);
+        let mut connection = gateway.connect();
+        let answer = connection.ask("GET / HTTP/1.0\r\nHost: h\r\nExpect: 100-continue\r\n\r\n");
+        assert_eq!((answer.status, answer.text(), answer.header("connection")), (200, "ok", Some("close")));
+        assert!(connection.is_closed());
+        assert!(upstream.seen().concat().contains("via: 1.0 tollgate-"));
     });
-    let gateway = Gateway::start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], &per_user(3)));
-    let keep = "X-User-Id: ann\r\nConnection: Keep-Alive\r\n\r\n";
-    let mut connection = gateway.connect();
-    for (target, status) in [("/", 200), ("/", 200), ("/", 200), ("/", 429)] {
-        let answer = connection.ask(format!("POST {target} HTTP/1.0\r\nContent-Length: 0\r\n{keep}"));
-        assert_eq!((answer.status, answer.header("connection")), (status, Some("keep-alive")), "{target}");
-    }
-    let chunked = connection.ask("GET /chunked HTTP/1.0\r\nTE: trailers\r\nConnection: keep-alive\r\n\r\n");
-    assert_eq!((chunked.text(), chunked.header("connection")), ("ok", Some("close")), "only the end ends the body");
-    assert_eq!(chunked.header("transfer-encoding"), None);
-    let mut connection = gateway.connect();
-    let answer = connection.ask("GET / HTTP/1.0\r\nHost: h\r\nExpect: 100-continue\r\n\r\n");
-    assert_eq!((answer.status, answer.text(), answer.header("connection")), (200, "ok", Some("close")));
-    assert!(connection.is_closed());
-    assert!(upstream.seen().concat().contains("via: 1.0 tollgate-"));
 }
 
 #[test]
 fn a_request_of_1_1_without_a_host_is_refused() {
-    let upstream = Raw::answering(OK);
-    let gateway = Gateway::before(&upstream.url());
-    assert_eq!(gateway.connect().ask("GET / HTTP/1.1\r\n\r\n").status, 400);
-    assert_eq!(upstream.accepted(), 0);
+    each_http1(|protocol| {
+        let upstream = Raw::answering(OK);
+        let gateway = protocol.start_before(&upstream.url());
+        assert_eq!(gateway.connect().ask("GET / HTTP/1.1\r\n\r\n").status, 400);
+        assert_eq!(upstream.accepted(), 0);
+    });
 }
 
 #[test]
 fn head_has_the_length_and_no_body() {
-    let upstream = Raw::start(|conversation| {
-        while let Some(asked) = conversation.request() {
-            let is_head = asked.head.starts_with("HEAD ");
-            conversation.send(if is_head { "HTTP/1.1 200 OK\r\nContent-Length: 12345\r\n\r\n" } else { OK });
+    each_http1(|protocol| {
+        let upstream = Raw::start(|conversation| {
+            while let Some(asked) = conversation.request() {
+                let is_head = asked.head.starts_with("HEAD ");
+                conversation.send(if is_head { "HTTP/1.1 200 OK\r\nContent-Length: 12345\r\n\r\n" } else { OK });
+            }
+        });
+        let gateway =
+            protocol.start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], &per_user(2)));
+        let mut connection = gateway.connect();
+        for _ in 0..2 {
+            connection.send("HEAD / HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\n\r\n");
+            let head = connection.receive_head().unwrap();
+            assert_eq!((head.status, head.header("content-length")), (200, Some("12345")));
         }
-    });
-    let gateway = Gateway::start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], &per_user(2)));
-    let mut connection = gateway.connect();
-    for _ in 0..2 {
         connection.send("HEAD / HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\n\r\n");
-        let head = connection.receive_head().unwrap();
-        assert_eq!((head.status, head.header("content-length")), (200, Some("12345")));
-    }
-    connection.send("HEAD / HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\n\r\n");
-    let denied = connection.receive_head().unwrap();
-    assert_eq!(denied.status, 429);
-    assert!(denied.header("content-length").unwrap().parse::<usize>().unwrap() > 0);
-    assert_eq!(connection.get("/").status, 200, "the connection goes on behind it");
+        let denied = connection.receive_head().unwrap();
+        assert_eq!(denied.status, 429);
+        assert!(denied.header("content-length").unwrap().parse::<usize>().unwrap() > 0);
+        assert_eq!(connection.get("/").status, 200, "the connection goes on behind it");
+    });
 }
 
 #[test]
 fn bodies_in_chunks_pass_both_ways() {
-    let upstream = Raw::start(|conversation| {
-        while let Some(asked) = conversation.request() {
-            conversation.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
-            for piece in asked.body.chunks(3) {
-                conversation.send(format!("{:x}\r\n", piece.len()));
-                conversation.send([piece, b"\r\n"].concat());
+    each_http1(|protocol| {
+        let upstream = Raw::start(|conversation| {
+            while let Some(asked) = conversation.request() {
+                conversation.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+                for piece in asked.body.chunks(3) {
+                    conversation.send(format!("{:x}\r\n", piece.len()));
+                    conversation.send([piece, b"\r\n"].concat());
+                }
+                conversation.send("0\r\n\r\n");
             }
-            conversation.send("0\r\n\r\n");
+        });
+        let gateway = protocol.start_before(&upstream.url());
+        let mut connection = gateway.connect();
+        for _ in 0..3 {
+            connection.send("POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n");
+            connection.send("5;ext=1\r\nhello\r\n");
+            connection.send("7\r\n, world\r\n0\r\n\r\n");
+            let answer = connection.receive();
+            assert_eq!((answer.text(), answer.header("transfer-encoding")), ("hello, world", Some("chunked")));
         }
+        assert!(!upstream.seen().concat().contains("ext"), "extensions are between neighbours");
     });
-    let gateway = Gateway::before(&upstream.url());
-    let mut connection = gateway.connect();
-    for _ in 0..3 {
-        connection.send("POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n");
-        connection.send("5;ext=1\r\nhello\r\n");
-        connection.send("7\r\n, world\r\n0\r\n\r\n");
-        let answer = connection.receive();
-        assert_eq!((answer.text(), answer.header("transfer-encoding")), ("hello, world", Some("chunked")));
-    }
-    assert!(!upstream.seen().concat().contains("ext"), "extensions are between neighbours");
 }
 
 /// Some servers treat trailers as headers: uvicorn as those of the same request, aiohttp as those of the next.
 #[test]
 fn trailers_of_responses_pass_and_those_of_requests_do_not_reach_http_1() {
-    let upstream = Raw::start(|conversation| {
-        while let Some(asked) = conversation.request() {
-            assert_eq!((&asked.values("te")[..], asked.values("trailer").len()), (&["trailers"][..], 0));
-            conversation.send(format!(
-                "HTTP/1.1 200 OK\r\nTrailer: X-Sum\r\nTransfer-Encoding: chunked\r\n\r\n\
+    each_http1(|protocol| {
+        let upstream = Raw::start(|conversation| {
+            while let Some(asked) = conversation.request() {
+                assert_eq!((&asked.values("te")[..], asked.values("trailer").len()), (&["trailers"][..], 0));
+                conversation.send(format!(
+                    "HTTP/1.1 200 OK\r\nTrailer: X-Sum\r\nTransfer-Encoding: chunked\r\n\r\n\
                  2\r\n{:02}\r\n0\r\nX-Sum: 42\r\n\r\n",
-                asked.trailers.len(),
-            ));
-        }
-    });
-    let gateway = Gateway::before(&upstream.url());
-    let answer = gateway.connect().ask(
-        "POST / HTTP/1.1\r\nHost: h\r\nTE: trailers\r\nTrailer: X-Check\r\nTransfer-Encoding: chunked\r\n\r\n\
+                    asked.trailers.len(),
+                ));
+            }
+        });
+        let gateway = protocol.start_before(&upstream.url());
+        let answer = gateway.connect().ask(
+            "POST / HTTP/1.1\r\nHost: h\r\nTE: trailers\r\nTrailer: X-Check\r\nTransfer-Encoding: chunked\r\n\r\n\
          2\r\nok\r\n0\r\nX-Check: 7\r\n\r\n",
-    );
-    assert_eq!(answer.text(), "00", "bytes of trailers at the upstream");
-    assert_eq!(answer.trailers, [("x-sum".to_owned(), "42".to_owned())]);
+        );
+        assert_eq!(answer.text(), "00", "bytes of trailers at the upstream");
+        assert_eq!(answer.trailers, [("x-sum".to_owned(), "42".to_owned())]);
+    });
 }
 
 #[test]
 fn interim_continue_is_sent_only_when_the_body_is_wanted() {
-    let upstream = Raw::named("one");
-    let gateway = Gateway::start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], &per_user(1)));
-    let request = "POST / HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n";
-    let mut connection = gateway.connect();
-    assert_eq!(connection.ask(request).status, 100);
-    let answer = connection.ask("hello");
-    assert_eq!(answer.status, 200);
-    assert!(upstream.seen().concat().ends_with("\r\n\r\nhello"));
-    let denied = gateway.connect().ask(request);
-    assert_eq!(denied.status, 429, "no 100 before it");
-    assert_eq!(upstream.requests(), 1);
+    each_http1(|protocol| {
+        let upstream = Raw::named("one");
+        let gateway =
+            protocol.start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], &per_user(1)));
+        let request =
+            "POST / HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n";
+        let mut connection = gateway.connect();
+        assert_eq!(connection.ask(request).status, 100);
+        let answer = connection.ask("hello");
+        assert_eq!(answer.status, 200);
+        assert!(upstream.seen().concat().ends_with("\r\n\r\nhello"));
+        let denied = gateway.connect().ask(request);
+        assert_eq!(denied.status, 429, "no 100 before it");
+        assert_eq!(upstream.requests(), 1);
+    });
 }
 
 #[test]
 fn interim_answers_of_an_upstream_reach_clients_of_1_1_at_once() {
-    let (release, released) = std::sync::mpsc::channel::<()>();
-    let released = std::sync::Mutex::new(released);
-    let upstream = Raw::start(move |conversation| {
-        while let Some(asked) = conversation.request() {
-            conversation
-                .send("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nConnection: x-mine\r\nX-Mine: 1\r\n");
-            conversation
-                .send("Link: </a.css>; rel=preload\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </b.css>\r\n\r\nHTTP");
-            if asked.head.starts_with("GET /wait") {
-                released.lock().unwrap().recv().unwrap();
+    each_http1(|protocol| {
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let released = std::sync::Mutex::new(released);
+        let upstream = Raw::start(move |conversation| {
+            while let Some(asked) = conversation.request() {
+                conversation.send(
+                    "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nConnection: x-mine\r\nX-Mine: 1\r\n",
+                );
+                conversation
+                    .send("Link: </a.css>; rel=preload\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </b.css>\r\n\r\nHTTP");
+                if asked.head.starts_with("GET /wait") {
+                    released.lock().unwrap().recv().unwrap();
+                }
+                conversation.send(&OK[4..]);
             }
-            conversation.send(&OK[4..]);
+        });
+        let gateway = protocol.start_before(&upstream.url());
+        let mut connection = gateway.connect();
+        for _ in 0..3 {
+            connection.send("GET /wait HTTP/1.1\r\nHost: h\r\n\r\n");
+            for link in ["</a.css>; rel=preload", "</b.css>"] {
+                let hint = connection.receive();
+                assert_eq!((hint.status, hint.header("link"), hint.headers.len()), (103, Some(link), 1));
+            }
+            release.send(()).unwrap();
+            let answer = connection.receive();
+            assert_eq!((answer.status, answer.text()), (200, "ok"));
         }
+        let answer = gateway.connect().ask("GET / HTTP/1.0\r\n\r\n");
+        assert_eq!((answer.status, answer.text()), (200, "ok"), "clients of HTTP/1.0 do not know them");
     });
-    let gateway = Gateway::before(&upstream.url());
-    let mut connection = gateway.connect();
-    for _ in 0..3 {
-        connection.send("GET /wait HTTP/1.1\r\nHost: h\r\n\r\n");
-        for link in ["</a.css>; rel=preload", "</b.css>"] {
-            let hint = connection.receive();
-            assert_eq!((hint.status, hint.header("link"), hint.headers.len()), (103, Some(link), 1));
-        }
-        release.send(()).unwrap();
-        let answer = connection.receive();
-        assert_eq!((answer.status, answer.text()), (200, "ok"));
-    }
-    let answer = gateway.connect().ask("GET / HTTP/1.0\r\n\r\n");
-    assert_eq!((answer.status, answer.text()), (200, "ok"), "clients of HTTP/1.0 do not know them");
 }
 
 #[test]
 fn upstream_that_sends_interim_answers_without_end_is_given_up() {
-    let upstream = Raw::start(|conversation| {
-        while let Some(asked) = conversation.request() {
-            let interim = asked.head.split(['/', ' ']).nth(2).and_then(|number| number.parse().ok()).unwrap();
-            conversation.send("HTTP/1.1 102 Processing\r\n\r\n".repeat(interim));
-            conversation.send(OK);
+    each_http1(|protocol| {
+        let upstream = Raw::start(|conversation| {
+            while let Some(asked) = conversation.request() {
+                let interim = asked.head.split(['/', ' ']).nth(2).and_then(|number| number.parse().ok()).unwrap();
+                conversation.send("HTTP/1.1 102 Processing\r\n\r\n".repeat(interim));
+                conversation.send(OK);
+            }
+        });
+        let gateway = protocol.start_before(&upstream.url());
+        for (interim, status) in [(32, 200), (33, 502)] {
+            let mut connection = gateway.connect();
+            connection.send(format!("GET /{interim} HTTP/1.1\r\nHost: h\r\n\r\n"));
+            let mut answers = std::iter::repeat_with(|| connection.receive().status);
+            assert_eq!(answers.find(|status| *status != 102), Some(status), "{interim}");
         }
     });
-    let gateway = Gateway::before(&upstream.url());
-    for (interim, status) in [(32, 200), (33, 502)] {
-        let mut connection = gateway.connect();
-        connection.send(format!("GET /{interim} HTTP/1.1\r\nHost: h\r\n\r\n"));
-        let mut answers = std::iter::repeat_with(|| connection.receive().status);
-        assert_eq!(answers.find(|status| *status != 102), Some(status), "{interim}");
-    }
 }
 
 /// A connection is not bound to the protocol of its first upstream.
 #[test]
 fn one_connection_reaches_upstreams_of_every_protocol() {
-    let http1 = Raw::named("one");
-    let http2 = Served::start(Speaks::Http2, |request: Request<Incoming>| async {
-        let (parts, body) = request.into_parts();
-        let body = body.collect().await.unwrap().to_bytes();
-        let text = format!("{} {} {:?}", parts.method, parts.uri.path(), body);
-        let mut response = Response::new(full(text));
-        if parts.uri.path().ends_with("/stream") {
-            *response.body_mut() = BodyExt::boxed(StreamBody::new(iter([Ok(Frame::data(body))])));
+    each_http1(|protocol| {
+        let http1 = Raw::named("one");
+        let http2 = Served::start(Speaks::Http2, |request: Request<Incoming>| async {
+            let (parts, body) = request.into_parts();
+            let body = body.collect().await.unwrap().to_bytes();
+            let text = format!("{} {} {:?}", parts.method, parts.uri.path(), body);
+            let mut response = Response::new(full(text));
+            if parts.uri.path().ends_with("/stream") {
+                *response.body_mut() = BodyExt::boxed(StreamBody::new(iter([Ok(Frame::data(body))])));
+            }
+            response
+        });
+        let routes = [
+            format!("{{ path: /two/**, upstream: 'h2c://{}' }}", http2.address),
+            format!("{{ path: /**, upstream: {} }}", http1.url()),
+        ];
+        let gateway = protocol.start(&site("", &routes, ""));
+        let mut connection = gateway.connect();
+        for _ in 0..3 {
+            assert!(connection.get("/one").text().starts_with("GET /one "));
+            let answer = connection.get("/two//a");
+            assert_eq!((answer.text(), answer.header("via")), ("GET /two/a b\"\"", Some("2 tollgate")));
+            for body in ["Content-Length: 5\r\n\r\nhello", "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"]
+            {
+                let answer = connection.ask(format!("POST /two/b HTTP/1.1\r\nHost: h\r\n{body}"));
+                assert_eq!(answer.text(), "POST /two/b b\"hello\"");
+                let answer = connection.ask(format!("POST /two/stream HTTP/1.1\r\nHost: h\r\n{body}"));
+                assert_eq!((answer.text(), answer.header("transfer-encoding")), ("hello", Some("chunked")));
+            }
+            connection.send("HEAD /two/c HTTP/1.1\r\nHost: h\r\n\r\n");
+            assert_eq!(connection.receive_head().unwrap().status, 200);
+            let refused = connection.ask("CONNECT h:80 HTTP/1.1\r\nHost: h\r\n\r\n");
+            assert_eq!(refused.status, 405);
         }
-        response
+        let old = gateway.connect().ask("POST /two/stream HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello");
+        assert_eq!((old.text(), old.header("connection")), ("hello", Some("close")));
+        let pipelined = "GET /two/1 HTTP/1.1\r\nHost: h\r\n\r\nGET /2 HTTP/1.1\r\nHost: h\r\n\r\nGET /two/3 HTTP/1.1\r\nHost: h\r\n\r\n";
+        connection.send(pipelined);
+        for path in ["/two/1 ", "/2 ", "/two/3 "] {
+            assert!(connection.receive().text().contains(path), "{path}");
+        }
     });
-    let routes = [
-        format!("{{ path: /two/**, upstream: 'h2c://{}' }}", http2.address),
-        format!("{{ path: /**, upstream: {} }}", http1.url()),
-    ];
-    let gateway = Gateway::start(&site("", &routes, ""));
-    let mut connection = gateway.connect();
-    for _ in 0..3 {
-        assert!(connection.get("/one").text().starts_with("GET /one "));
-        let answer = connection.get("/two//a");
-        assert_eq!((answer.text(), answer.header("via")), ("GET /two/a b\"\"", Some("2 tollgate")));
-        for body in ["Content-Length: 5\r\n\r\nhello", "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"] {
-            let answer = connection.ask(format!("POST /two/b HTTP/1.1\r\nHost: h\r\n{body}"));
-            assert_eq!(answer.text(), "POST /two/b b\"hello\"");
-            let answer = connection.ask(format!("POST /two/stream HTTP/1.1\r\nHost: h\r\n{body}"));
-            assert_eq!((answer.text(), answer.header("transfer-encoding")), ("hello", Some("chunked")));
-        }
-        connection.send("HEAD /two/c HTTP/1.1\r\nHost: h\r\n\r\n");
-        assert_eq!(connection.receive_head().unwrap().status, 200);
-        let refused = connection.ask("CONNECT h:80 HTTP/1.1\r\nHost: h\r\n\r\n");
-        assert_eq!(refused.status, 405);
-    }
-    let old = gateway.connect().ask("POST /two/stream HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello");
-    assert_eq!((old.text(), old.header("connection")), ("hello", Some("close")));
-    let pipelined = "GET /two/1 HTTP/1.1\r\nHost: h\r\n\r\nGET /2 HTTP/1.1\r\nHost: h\r\n\r\nGET /two/3 HTTP/1.1\r\nHost: h\r\n\r\n";
-    connection.send(pipelined);
-    for path in ["/two/1 ", "/2 ", "/two/3 "] {
-        assert!(connection.receive().text().contains(path), "{path}");
-    }
 }
 
 #[test]
 fn answers_without_a_body_leave_the_connection_good() {
-    let upstream = Raw::start(|conversation| {
-        while let Some(asked) = conversation.request() {
-            conversation.send(match asked.head.split(' ').nth(1) {
-                Some("/204") => "HTTP/1.1 204 No Content\r\n\r\n",
-                Some("/304") => "HTTP/1.1 304 Not Modified\r\nETag: \"x\"\r\nContent-Length: 99\r\n\r\n",
-                Some("/empty") => "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
-                _ => OK,
-            });
+    each_http1(|protocol| {
+        let upstream = Raw::start(|conversation| {
+            while let Some(asked) = conversation.request() {
+                conversation.send(match asked.head.split(' ').nth(1) {
+                    Some("/204") => "HTTP/1.1 204 No Content\r\n\r\n",
+                    Some("/304") => "HTTP/1.1 304 Not Modified\r\nETag: \"x\"\r\nContent-Length: 99\r\n\r\n",
+                    Some("/empty") => "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+                    _ => OK,
+                });
+            }
+        });
+        let gateway = protocol.start_before(&upstream.url());
+        let mut connection = gateway.connect();
+        for _ in 0..2 {
+            let answer = connection.get("/204");
+            assert_eq!((answer.status, answer.header("content-length")), (204, None));
+            assert_eq!(answer.header("transfer-encoding"), None);
+            let answer = connection.get("/304");
+            assert_eq!((answer.status, answer.header("etag")), (304, Some("\"x\"")));
+            assert_eq!(connection.get("/empty").text(), "");
+            assert_eq!(connection.get("/").text(), "ok");
         }
     });
-    let gateway = Gateway::before(&upstream.url());
-    let mut connection = gateway.connect();
-    for _ in 0..2 {
-        let answer = connection.get("/204");
-        assert_eq!((answer.status, answer.header("content-length")), (204, None));
-        assert_eq!(answer.header("transfer-encoding"), None);
-        let answer = connection.get("/304");
-        assert_eq!((answer.status, answer.header("etag")), (304, Some("\"x\"")));
-        assert_eq!(connection.get("/empty").text(), "");
-        assert_eq!(connection.get("/").text(), "ok");
-    }
 }
 
 #[test]
 fn an_answer_that_ends_with_its_connection_is_passed_on_whole() {
-    let upstream = Raw::start(|conversation| {
-        _ = conversation.request();
-        conversation.send("HTTP/1.1 200 OK\r\n\r\nsome");
-        std::thread::sleep(Duration::from_millis(50));
-        conversation.send(" more");
+    each_http1(|protocol| {
+        let upstream = Raw::start(|conversation| {
+            _ = conversation.request();
+            conversation.send("HTTP/1.1 200 OK\r\n\r\nsome");
+            std::thread::sleep(Duration::from_millis(50));
+            conversation.send(" more");
+        });
+        let gateway = protocol.start_before(&upstream.url());
+        let mut connection = gateway.connect();
+        for _ in 0..3 {
+            assert_eq!(connection.get("/").text(), "some more");
+        }
     });
-    let gateway = Gateway::before(&upstream.url());
-    let mut connection = gateway.connect();
-    for _ in 0..3 {
-        assert_eq!(connection.get("/").text(), "some more");
-    }
 }
 
 #[test]
 fn hop_by_hop_headers_are_not_forwarded() {
-    let upstream = Raw::start(|conversation| {
-        while let Some(asked) = conversation.request() {
-            conversation.send(format!(
-                "HTTP/1.1 200 OK\r\nConnection: X-Mine, keep-alive\r\nX-Mine: 1\r\nKeep-Alive: timeout=5\r\n\
+    each_http1(|protocol| {
+        let upstream = Raw::start(|conversation| {
+            while let Some(asked) = conversation.request() {
+                conversation.send(format!(
+                    "HTTP/1.1 200 OK\r\nConnection: X-Mine, keep-alive\r\nX-Mine: 1\r\nKeep-Alive: timeout=5\r\n\
                  Proxy-Authenticate: Basic\r\nUpgrade: h2c\r\nX-End: 1\r\nContent-Length: {}\r\n\r\n{}",
-                asked.head.len(),
-                asked.head
-            ));
-        }
-    });
-    let gateway = Gateway::before(&upstream.url());
-    let answer = gateway.connect().ask(
-        "POST / HTTP/1.1\r\nHost: h\r\nConnection: X-Mine, close, Content-Length, Host\r\nX-Mine: 1\r\n\
+                    asked.head.len(),
+                    asked.head
+                ));
+            }
+        });
+        let gateway = protocol.start_before(&upstream.url());
+        let answer = gateway.connect().ask(
+            "POST / HTTP/1.1\r\nHost: h\r\nConnection: X-Mine, close, Content-Length, Host\r\nX-Mine: 1\r\n\
          Keep-Alive: 5\r\nTE: gzip\r\nProxy-Connection: x\r\nProxy-Authorization: x\r\nX-End: 1\r\n\
          Content-Length: 0\r\n\r\n",
-    );
-    let seen = answer.text().to_ascii_lowercase();
-    for gone in ["connection:", "x-mine:", "keep-alive:", "te:", "proxy-connection:", "proxy-authorization:"] {
-        assert!(!seen.contains(&format!("\r\n{gone}")), "{gone} in {seen}");
-    }
-    assert!(seen.contains("\r\nx-end: 1\r\n") && seen.contains("\r\nhost: h\r\n"), "{seen}");
-    for gone in ["x-mine", "keep-alive", "proxy-authenticate", "upgrade"] {
-        assert_eq!(answer.header(gone), None, "{gone}");
-    }
-    assert_eq!((answer.header("x-end"), answer.header("connection")), (Some("1"), Some("close")));
+        );
+        let seen = answer.text().to_ascii_lowercase();
+        for gone in ["connection:", "x-mine:", "keep-alive:", "te:", "proxy-connection:", "proxy-authorization:"] {
+            assert!(!seen.contains(&format!("\r\n{gone}")), "{gone} in {seen}");
+        }
+        assert!(seen.contains("\r\nx-end: 1\r\n") && seen.contains("\r\nhost: h\r\n"), "{seen}");
+        for gone in ["x-mine", "keep-alive", "proxy-authenticate", "upgrade"] {
+            assert_eq!(answer.header(gone), None, "{gone}");
+        }
+        assert_eq!((answer.header("x-end"), answer.header("connection")), (Some("1"), Some("close")));
+    });
 }
 
 #[test]
 fn a_target_in_absolute_form_names_the_host() {
-    let upstream = Raw::named("one");
-    let gateway = Gateway::before(&upstream.url());
-    let answer = gateway.connect().ask("GET http://shop.example.com/a?b HTTP/1.1\r\nHost: other\r\n\r\n");
-    let seen = answer.text().to_ascii_lowercase();
-    assert!(seen.starts_with("get /a?b http/1.1\r\n"), "{seen}");
-    assert!(seen.contains("\r\nhost: shop.example.com\r\n") && !seen.contains("host: other"), "{seen}");
+    each_http1(|protocol| {
+        let upstream = Raw::named("one");
+        let gateway = protocol.start_before(&upstream.url());
+        let answer = gateway.connect().ask("GET http://shop.example.com/a?b HTTP/1.1\r\nHost: other\r\n\r\n");
+        let seen = answer.text().to_ascii_lowercase();
+        assert!(seen.starts_with("get /a?b http/1.1\r\n"), "{seen}");
+        assert!(seen.contains("\r\nhost: shop.example.com\r\n") && !seen.contains("host: other"), "{seen}");
+    });
 }
 
 #[test]
 fn connect_and_the_asterisk_have_their_answers() {
-    let upstream = Raw::named("one");
-    let gateway = Gateway::before(&upstream.url());
-    assert_eq!(gateway.connect().ask("CONNECT h:443 HTTP/1.1\r\nHost: h:443\r\n\r\n").status, 405);
-    assert_eq!(upstream.accepted(), 0);
-    let answer = gateway.connect().ask("OPTIONS * HTTP/1.1\r\nHost: h\r\n\r\n");
-    assert!(answer.status < 500, "{}", answer.status);
+    each_http1(|protocol| {
+        let upstream = Raw::named("one");
+        let gateway = protocol.start_before(&upstream.url());
+        assert_eq!(gateway.connect().ask("CONNECT h:443 HTTP/1.1\r\nHost: h:443\r\n\r\n").status, 405);
+        assert_eq!(upstream.accepted(), 0);
+        let answer = gateway.connect().ask("OPTIONS * HTTP/1.1\r\nHost: h\r\n\r\n");
+        assert!(answer.status < 500, "{}", answer.status);
+    });
 }
 
 #[test]
 fn a_client_that_goes_away_ends_the_request_to_the_upstream() {
-    let upstream = Raw::start(|conversation| {
-        _ = conversation.request();
-        conversation.await_end();
-        conversation.number = usize::MAX;
+    each_http1(|protocol| {
+        let upstream = Raw::start(|conversation| {
+            _ = conversation.request();
+            conversation.await_end();
+            conversation.number = usize::MAX;
+        });
+        let gateway = protocol.start_before(&upstream.url());
+        let mut connection = gateway.connect();
+        connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+        until("a request at the upstream", || upstream.requests() == 1);
+        drop(connection);
+        // Another request is served, since the first upstream connection is closed.
+        let begun = std::time::Instant::now();
+        gateway.signal("TERM");
+        assert_eq!(gateway.wait().code(), Some(0));
+        assert!(begun.elapsed() < Duration::from_secs(10), "nothing was waited for");
     });
-    let gateway = Gateway::before(&upstream.url());
-    let mut connection = gateway.connect();
-    connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
-    until("a request at the upstream", || upstream.requests() == 1);
-    drop(connection);
-    // Another request is served, since the first upstream connection is closed.
-    let begun = std::time::Instant::now();
-    gateway.signal("TERM");
-    assert_eq!(gateway.wait().code(), Some(0));
-    assert!(begun.elapsed() < Duration::from_secs(10), "nothing was waited for");
 }

@@ -1,13 +1,9 @@
 //! `Location` in responses of upstreams leads clients to the same place.
 
 use http::{Response, StatusCode};
-use testkit::certificates::Authority;
-use testkit::folder::folder_with;
-use testkit::gateway::{Gateway, site};
-use testkit::upstream::{Served, Speaks, full, runtime};
-
-use crate::http2;
-use crate::tls::{client, connect};
+use testkit::client::{each_protocol, each_tls};
+use testkit::gateway::site;
+use testkit::upstream::{Served, Speaks, full};
 
 /// Starts an upstream that redirects to the value of the header `x-to`.
 fn redirecting(speaks: Speaks) -> Served {
@@ -62,65 +58,54 @@ const CASES: [(&str, &str, &str); 26] = [
 
 #[test]
 fn redirects_of_upstreams_lead_to_the_gateway() {
-    for (speaks, scheme) in [(Speaks::Http1, "http"), (Speaks::Http2, "h2c")] {
-        let upstream = redirecting(speaks);
-        let gateway = Gateway::start(&site("", &routes(&format!("{scheme}://{}", upstream.address)), ""));
-        let at = |text: &str| text.replace("AT", &upstream.address.to_string());
-        let mut connection = gateway.connect();
-        for (path, given, expected) in CASES {
-            let (given, expected) = (at(given), at(expected));
-            let response = connection.ask(format!("GET {path} HTTP/1.1\r\nHost: h\r\nx-to: {given}\r\n\r\n"));
-            assert_eq!(response.header("location"), Some(&*expected), "{scheme} {path}: {given}");
-        }
-        runtime().block_on(async {
-            let mut sender = http2::connect(gateway.address).await;
+    each_protocol(|protocol| {
+        for (speaks, scheme) in [(Speaks::Http1, "http"), (Speaks::Http2, "h2c")] {
+            let upstream = redirecting(speaks);
+            let gateway = protocol.start(&site("", &routes(&format!("{scheme}://{}", upstream.address)), ""));
+            let at = |text: &str| text.replace("AT", &upstream.address.to_string());
+            let mut connection = gateway.client();
             for (path, given, expected) in CASES {
-                let request = http2::get(&gateway, path).header("x-to", at(given)).body(full("")).expect("it is valid");
-                let response = sender.send_request(request).await.expect("the gateway responds");
-                assert_eq!(response.headers()["location"], at(expected), "HTTP/2, {scheme} {path}: {given}");
+                let (given, expected) = (at(given), at(expected));
+                let response = connection.ask(format!("GET {path} HTTP/1.1\r\nHost: h\r\nx-to: {given}\r\n\r\n"));
+                assert_eq!(response.header("location"), Some(&*expected), "{scheme} {path}: {given}");
             }
-        });
-    }
+        }
+    });
 }
 
 #[test]
 fn an_upstream_without_tls_does_not_lead_clients_away_from_it() {
-    let (authority, upstream) = (Authority::new(), redirecting(Speaks::Http1));
-    let signed = authority.sign(&["localhost"]);
-    let tls = "tls: { certificates: { cert: cert.pem, key: key.pem } }";
-    let rules = site(tls, &routes(&format!("http://{}", upstream.address)), "");
-    let files = [("tollgate.yaml", rules.as_str()), ("cert.pem", &signed.cert), ("key.pem", &signed.key)];
-    let gateway = Gateway::in_folder(folder_with(&files));
-    let mut connection = connect(&gateway, &client(&authority, None, &[]), "localhost");
-    for (path, given, expected) in [
-        ("/x", "http://shop.example:8443/login", "/login"),
-        ("/api/x", "http://Shop.example:8443/login", "/api/login"),
-        ("/x", "https://shop.example:8443/login", "https://shop.example:8443/login"),
-        ("/x", "http://shop.example/login", "http://shop.example/login"),
-        ("/keep/x", "http://shop.example:8443/login", "http://shop.example:8443/login"),
-    ] {
-        let request = format!("GET {path} HTTP/1.1\r\nHost: shop.example:8443\r\nx-to: {given}\r\n\r\n");
-        assert_eq!(connection.ask(request).header("location"), Some(expected), "{path}: {given}");
-    }
+    each_tls(|protocol| {
+        let upstream = redirecting(Speaks::Http1);
+        let gateway = protocol.start(&site("", &routes(&format!("http://{}", upstream.address)), ""));
+        let mut connection = gateway.client();
+        for (path, given, expected) in [
+            ("/x", "http://shop.example:8443/login", "/login"),
+            ("/api/x", "http://Shop.example:8443/login", "/api/login"),
+            ("/x", "https://shop.example:8443/login", "https://shop.example:8443/login"),
+            ("/x", "http://shop.example/login", "http://shop.example/login"),
+            ("/keep/x", "http://shop.example:8443/login", "http://shop.example:8443/login"),
+        ] {
+            let request = format!("GET {path} HTTP/1.1\r\nHost: shop.example:8443\r\nx-to: {given}\r\n\r\n");
+            assert_eq!(connection.ask(request).header("location"), Some(expected), "{path}: {given}");
+        }
+    });
 }
 
 #[test]
 fn every_location_of_a_response_is_changed() {
-    let upstream = Served::start(Speaks::Http1, |request: http::Request<hyper::body::Incoming>| async move {
-        let mut response = Response::new(full(""));
-        let host = request.headers()["host"].to_str().unwrap().to_owned();
-        for path in ["/a", "/b"] {
-            response.headers_mut().append("location", format!("http://{host}{path}").parse().unwrap());
-        }
-        response
-    });
-    let route = format!("{{ path: /**, host: upstream, upstream: 'http://{}' }}", upstream.address);
-    let gateway = Gateway::start(&site("", &[route], ""));
-    let changed = gateway.get("/").headers.into_iter().filter(|(name, _)| name == "location");
-    assert_eq!(changed.map(|(_, value)| value).collect::<Vec<_>>(), ["/a", "/b"]);
-    runtime().block_on(async {
-        let mut sender = http2::connect(gateway.address).await;
-        let response = sender.send_request(http2::get(&gateway, "/").body(full("")).unwrap()).await.unwrap();
-        assert_eq!(response.headers().get_all("location").iter().collect::<Vec<_>>(), ["/a", "/b"]);
+    each_protocol(|protocol| {
+        let upstream = Served::start(Speaks::Http1, |request: http::Request<hyper::body::Incoming>| async move {
+            let mut response = Response::new(full(""));
+            let host = request.headers()["host"].to_str().unwrap().to_owned();
+            for path in ["/a", "/b"] {
+                response.headers_mut().append("location", format!("http://{host}{path}").parse().unwrap());
+            }
+            response
+        });
+        let route = format!("{{ path: /**, host: upstream, upstream: 'http://{}' }}", upstream.address);
+        let gateway = protocol.start(&site("", &[route], ""));
+        let changed = gateway.get("/").headers.into_iter().filter(|(name, _)| name == "location");
+        assert_eq!(changed.map(|(_, value)| value).collect::<Vec<_>>(), ["/a", "/b"]);
     });
 }

@@ -1,13 +1,12 @@
 //! Every response of the gateway has a request ID, and the access log has the same one.
 
 use serde_json::Value;
+use testkit::client::each_protocol;
 use testkit::folder::folder_with;
 use testkit::gateway::Gateway;
 use testkit::http1::Response;
 use testkit::tollgate::RULES;
-use testkit::upstream::{Raw, runtime};
-
-use crate::http2::{connect, get};
+use testkit::upstream::Raw;
 
 /// Names a header that is not there, so that it has no effect.
 const OPTION: &str = "Connection: x-absent\r\n";
@@ -46,7 +45,7 @@ const REQUESTS: [(&str, &str, u16); 11] = [
 ];
 
 fn exchange(gateway: &Gateway, (line, headers): (&str, &str), more: &str) -> Response {
-    let mut connection = gateway.connect();
+    let mut connection = gateway.client();
     connection.send(format!("{line} HTTP/1.1\r\nHost: h\r\n{more}{headers}\r\n"));
     if line.starts_with("HEAD") { connection.receive_head().unwrap() } else { connection.receive() }
 }
@@ -77,97 +76,80 @@ fn check(gateway: &Gateway, road: &str) -> Vec<String> {
 
 #[test]
 fn every_response_has_an_id() {
-    let upstream = Raw::named("one");
-    for road in ["", OPTION] {
-        check(&Gateway::start(&rules("", &upstream.url())), road);
-    }
+    each_protocol(|protocol| {
+        let upstream = Raw::named("one");
+        for road in ["", OPTION] {
+            check(&protocol.start(&rules("", &upstream.url())), road);
+        }
+    });
 }
 
 #[test]
 fn the_access_log_has_the_same_id() {
-    let upstream = Raw::named("one");
-    for road in ["", OPTION] {
-        let rules = rules("access_log: { file: access.log }", &upstream.url());
-        let gateway = Gateway::in_folder(folder_with(&[(RULES, &rules)]));
-        let made = check(&gateway, road);
-        let lines = gateway.await_lines(&gateway.path("access.log"), 3 * REQUESTS.len());
-        let lines: Vec<Value> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
-        for (id, (line, _, status)) in made.iter().zip(REQUESTS) {
-            let logged = lines.iter().find(|logged| logged["request_id"] == id.as_str());
-            let logged = logged.unwrap_or_else(|| panic!("{line} {road}: {id} is not in the log"));
-            assert_eq!(logged["status"], status, "{logged}");
-            let answered_by = if line == "GET /up" && status == 200 { "upstream" } else { "tollgate" };
-            assert_eq!(logged["answered_by"], answered_by, "{logged}");
-            let source = if line.ends_with("/limited") { Value::from("store") } else { Value::Null };
-            assert_eq!(logged["source"], source, "{logged}");
-        }
-    }
-}
-
-#[test]
-fn responses_over_http2_have_ids() {
-    let upstream = Raw::named("one");
-    let gateway = Gateway::start(&rules("", &upstream.url()));
-    runtime().block_on(async {
-        let mut sender = connect(gateway.address).await;
-        for (path, status) in [
-            ("/limited", 200),
-            ("/limited", 429),
-            ("/up", 200),
-            ("/moved", 301),
-            ("/none", 404),
-            ("/dead", 502),
-            ("/a%00b", 400),
-        ] {
-            let request = get(&gateway, path).body(testkit::upstream::full("")).unwrap();
-            let response = sender.send_request(request).await.unwrap();
-            assert_eq!(response.status().as_u16(), status, "{path}");
-            let ids: Vec<_> = response.headers().get_all("x-request-id").iter().collect();
-            assert!(ids.len() == 1 && ids[0].len() == 32, "{path}: {ids:?}");
-            let request = get(&gateway, path).header("x-request-id", "mine").body(testkit::upstream::full("")).unwrap();
-            let response = sender.send_request(request).await.unwrap();
-            assert_eq!(response.headers().get_all("x-request-id").iter().collect::<Vec<_>>(), ["mine"], "{path}");
+    each_protocol(|protocol| {
+        let upstream = Raw::named("one");
+        for road in ["", OPTION] {
+            let rules = rules("access_log: { file: access.log }", &upstream.url());
+            let gateway = protocol.start_in(folder_with(&[(RULES, &rules)]));
+            let made = check(&gateway, road);
+            let lines = gateway.await_lines(&gateway.path("access.log"), 3 * REQUESTS.len());
+            let lines: Vec<Value> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+            for (id, (line, _, status)) in made.iter().zip(REQUESTS) {
+                let logged = lines.iter().find(|logged| logged["request_id"] == id.as_str());
+                let logged = logged.unwrap_or_else(|| panic!("{line} {road}: {id} is not in the log"));
+                assert_eq!(logged["status"], status, "{logged}");
+                let answered_by = if line == "GET /up" && status == 200 { "upstream" } else { "tollgate" };
+                assert_eq!(logged["answered_by"], answered_by, "{logged}");
+                let source = if line.ends_with("/limited") { Value::from("store") } else { Value::Null };
+                assert_eq!(logged["source"], source, "{logged}");
+            }
         }
     });
 }
 
 #[test]
 fn ids_can_be_turned_off() {
-    let upstream = Raw::named("one");
-    for road in ["", OPTION] {
-        let gateway = Gateway::start(&rules("tell_upstreams: []", &upstream.url()));
-        for (line, headers, status) in REQUESTS {
-            let response = exchange(&gateway, (line, headers), road);
-            let own: &[&str] = if status == 301 { &["own"] } else { &[] };
-            assert_eq!((response.status, &ids(&response)[..]), (status, own), "{line} {road}");
+    each_protocol(|protocol| {
+        let upstream = Raw::named("one");
+        for road in ["", OPTION] {
+            let gateway = protocol.start(&rules("tell_upstreams: []", &upstream.url()));
+            for (line, headers, status) in REQUESTS {
+                let response = exchange(&gateway, (line, headers), road);
+                let own: &[&str] = if status == 301 { &["own"] } else { &[] };
+                assert_eq!((response.status, &ids(&response)[..]), (status, own), "{line} {road}");
+            }
         }
-    }
+    });
 }
 
 /// A gateway in front of other services is part of their traces, and does not change them.
 #[test]
 fn trace_context_is_passed_on_unchanged_and_logged() {
-    let upstream = Raw::named("one");
-    let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
-    let parent = format!("00-{trace}-00f067aa0ba902b7-01");
-    for road in ["", OPTION] {
-        let rules = rules("access_log: { file: access.log }", &upstream.url());
-        let gateway = Gateway::in_folder(folder_with(&[(RULES, &rules)]));
-        for (number, (parent, logged)) in
-            [(&*parent, Value::from(trace)), ("00-invalid", Value::Null)].into_iter().enumerate()
-        {
-            let before = upstream.seen().concat().len();
-            let headers = format!("Traceparent: {parent}\r\nTracestate: vendor=1\r\nTracestate: other=2\r\n");
-            assert_eq!(exchange(&gateway, ("GET /up", &headers), road).status, 200);
-            let seen = upstream.seen().concat()[before..].to_ascii_lowercase();
-            for line in
-                [format!("traceparent: {parent}"), "tracestate: vendor=1".to_owned(), "tracestate: other=2".to_owned()]
+    each_protocol(|protocol| {
+        let upstream = Raw::named("one");
+        let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
+        let parent = format!("00-{trace}-00f067aa0ba902b7-01");
+        for road in ["", OPTION] {
+            let rules = rules("access_log: { file: access.log }", &upstream.url());
+            let gateway = protocol.start_in(folder_with(&[(RULES, &rules)]));
+            for (number, (parent, logged)) in
+                [(&*parent, Value::from(trace)), ("00-invalid", Value::Null)].into_iter().enumerate()
             {
-                assert_eq!(seen.matches(&format!("\r\n{line}\r\n")).count(), 1, "{line} {road}: {seen}");
+                let before = upstream.seen().concat().len();
+                let headers = format!("Traceparent: {parent}\r\nTracestate: vendor=1\r\nTracestate: other=2\r\n");
+                assert_eq!(exchange(&gateway, ("GET /up", &headers), road).status, 200);
+                let seen = upstream.seen().concat()[before..].to_ascii_lowercase();
+                for line in [
+                    format!("traceparent: {parent}"),
+                    "tracestate: vendor=1".to_owned(),
+                    "tracestate: other=2".to_owned(),
+                ] {
+                    assert_eq!(seen.matches(&format!("\r\n{line}\r\n")).count(), 1, "{line} {road}: {seen}");
+                }
+                let lines = gateway.await_lines(&gateway.path("access.log"), number + 1);
+                let line: Value = serde_json::from_str(&lines[number]).unwrap();
+                assert_eq!(line["trace_id"], logged, "{line}");
             }
-            let lines = gateway.await_lines(&gateway.path("access.log"), number + 1);
-            let line: Value = serde_json::from_str(&lines[number]).unwrap();
-            assert_eq!(line["trace_id"], logged, "{line}");
         }
-    }
+    });
 }

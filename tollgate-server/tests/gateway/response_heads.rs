@@ -7,11 +7,10 @@ use bytes::Bytes;
 use h2::Reason;
 use h2::server::SendResponse;
 use http::Response;
-use testkit::gateway::{Gateway, site};
+use testkit::client::{Protocol, each_protocol};
+use testkit::gateway::site;
 use testkit::http1::Connection;
-use testkit::upstream::{Raw, Served, Speaks, accepting, full, runtime};
-
-use crate::http2::{connect, get};
+use testkit::upstream::{Raw, Served, Speaks, accepting, full};
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: h\r\n\r\n";
 const POST: &str = "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n";
@@ -41,10 +40,10 @@ const HUNG_UP: Reasons = Reasons {
 
 /// Asserts that the reason of a 502 is reported in all three places, and that the upstream got the request this many
 /// times.
-fn assert_reported(reasons: &Reasons, upstream: &str, request: &str, times: usize) {
+fn assert_reported(protocol: Protocol, reasons: &Reasons, upstream: &str, request: &str, times: usize) {
     let route = format!("{{ name: all, path: /**, upstream: '{upstream}', eject: {{ after: 1 }} }}");
-    let gateway = Gateway::start(&format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", site("", &[route], "")));
-    let answer = gateway.connect().ask(request);
+    let gateway = protocol.start(&format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", site("", &[route], "")));
+    let answer = gateway.client().ask(request);
     assert_eq!((answer.status, answer.text()), (502, &*body(reasons)), "{request}");
     gateway.await_said(&format!(" of route all failed: {}; ", reasons.line), 1);
     let metrics = Connection::to(gateway.address_of("admin")).get("/metrics");
@@ -87,21 +86,25 @@ fn with_an_invalid_length(mut respond: SendResponse<Bytes>) {
 
 #[test]
 fn too_many_or_too_long_headers_are_reported() {
-    let many = "X-Many: 1\r\n".repeat(101);
-    let long = format!("X-Long: {}\r\n", "x".repeat(200_000));
-    // Without a body, and with one.
-    let bodies = ["\r\n", "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"];
-    for (headers, body) in [&many, &long].into_iter().flat_map(|headers| bodies.map(|body| (headers, body))) {
-        let upstream = Raw::answering(format!("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n{headers}\r\n"));
-        assert_reported(&LONG, &upstream.url(), &format!("POST / HTTP/1.1\r\nHost: h\r\n{body}"), 1);
-    }
+    each_protocol(|protocol| {
+        let many = "X-Many: 1\r\n".repeat(101);
+        let long = format!("X-Long: {}\r\n", "x".repeat(200_000));
+        // Without a body, and with one.
+        let bodies = ["\r\n", "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"];
+        for (headers, body) in [&many, &long].into_iter().flat_map(|headers| bodies.map(|body| (headers, body))) {
+            let upstream = Raw::answering(format!("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n{headers}\r\n"));
+            assert_reported(protocol, &LONG, &upstream.url(), &format!("POST / HTTP/1.1\r\nHost: h\r\n{body}"), 1);
+        }
+    });
 }
 
 #[test]
 fn too_long_http_2_headers_are_reported_and_not_retried() {
-    for request in [GET, POST] {
-        assert_reported(&REFUSED, &long(80 << 10), request, 1);
-    }
+    each_protocol(|protocol| {
+        for request in [GET, POST] {
+            assert_reported(protocol, &REFUSED, &long(80 << 10), request, 1);
+        }
+    });
 }
 
 /// Returns an HTTP/2 upstream whose response has few bytes on the wire, and 900 KB of headers.
@@ -119,40 +122,54 @@ fn compressed() -> String {
 /// The upstream's connection ends, and only the text of the error shows why.
 #[test]
 fn oversized_http_2_head_is_reported() {
-    for request in [GET, POST] {
-        assert_reported(&LONG, &long(200 << 10), request, 1);
-        assert_reported(&LONG, &compressed(), request, 1);
-    }
+    each_protocol(|protocol| {
+        for request in [GET, POST] {
+            assert_reported(protocol, &LONG, &long(200 << 10), request, 1);
+            assert_reported(protocol, &LONG, &compressed(), request, 1);
+        }
+    });
 }
 
 /// The upstream's connection ends, with other requests on it that are not at fault.
 #[test]
 fn oversized_head_is_retried_at_another_upstream() {
-    let good = Served::start(Speaks::Http2, |_| async { Response::new(full("good")) });
-    let upstreams = format!("['{}', 'h2c://{}']", long(200 << 10), good.address);
-    let eject = "eject: { after: 1000000 }";
-    let route = format!("{{ path: /**, balance: round_robin, upstream: {upstreams}, {eject} }}");
-    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
-    let mut connection = gateway.connect();
-    for _ in 0..4 {
-        assert_eq!(connection.get("/").text(), "good");
-    }
-    let failed = (0..4).filter(|_| connection.ask(POST).status == 502).count();
-    assert_eq!(failed, 2, "a POST is not sent again");
+    each_protocol(|protocol| {
+        let good = Served::start(Speaks::Http2, |_| async { Response::new(full("good")) });
+        let upstreams = format!("['{}', 'h2c://{}']", long(200 << 10), good.address);
+        let eject = "eject: { after: 1000000 }";
+        let route = format!("{{ path: /**, balance: round_robin, upstream: {upstreams}, {eject} }}");
+        let gateway = protocol.start(&site("workers: 1", &[route], ""));
+        let mut connection = gateway.client();
+        for _ in 0..4 {
+            assert_eq!(connection.get("/").text(), "good");
+        }
+        let failed = (0..4).filter(|_| connection.ask(POST).status == 502).count();
+        assert_eq!(failed, 2, "a POST is not sent again");
+    });
 }
 
 #[test]
 fn header_that_http_2_forbids_is_reported() {
-    let upstream = careless(with_an_invalid_length);
-    for request in [GET, POST] {
-        assert_reported(&REFUSED, &upstream, request, 1);
-    }
+    each_protocol(|protocol| {
+        let upstream = careless(with_an_invalid_length);
+        for request in [GET, POST] {
+            assert_reported(protocol, &REFUSED, &upstream, request, 1);
+        }
+    });
 }
 
 /// The upstream reports it for the request; the gateway would report it for the response.
 #[test]
 fn reset_by_the_upstream_is_not_an_invalid_response() {
-    assert_reported(&HUNG_UP, &careless(|mut respond| respond.send_reset(Reason::PROTOCOL_ERROR)), POST, 1);
+    each_protocol(|protocol| {
+        assert_reported(
+            protocol,
+            &HUNG_UP,
+            &careless(|mut respond| respond.send_reset(Reason::PROTOCOL_ERROR)),
+            POST,
+            1,
+        );
+    });
 }
 
 /// Returns an HTTP/2 upstream that counts requests, answers the first ones of each connection, and calls `end` with the
@@ -181,57 +198,50 @@ fn counting(answered: usize, end: impl Fn(SendResponse<Bytes>) -> bool + Clone +
 
 type Counter = Arc<AtomicUsize>;
 
-/// Sends requests over HTTP/1, and the same over HTTP/2. Returns the statuses, and the number of requests that arrived.
-fn statuses(upstream: impl Fn() -> (String, Counter), requests: usize) -> [(Vec<u16>, usize); 2] {
-    let start = || {
-        let (url, counter) = upstream();
-        (Gateway::start(&site("workers: 1", &[format!("{{ path: /**, upstream: '{url}' }}")], "")), counter)
-    };
-    let (gateway, counter) = start();
-    let mut connection = gateway.connect();
-    let http1 = ((0..requests).map(|_| connection.get("/").status).collect(), counter.load(Relaxed));
-    let (gateway, counter) = start();
-    let http2 = runtime().block_on(async {
-        let (mut sender, mut statuses) = (connect(gateway.address).await, Vec::new());
-        for _ in 0..requests {
-            let response = sender.send_request(get(&gateway, "/").body(full("")).unwrap()).await.unwrap();
-            statuses.push(response.status().as_u16());
-        }
-        statuses
-    });
-    [http1, (http2, counter.load(Relaxed))]
+/// Sends requests. Returns the statuses, and the number of requests that arrived.
+fn statuses(protocol: Protocol, (url, counter): (String, Counter), requests: usize) -> (Vec<u16>, usize) {
+    let gateway = protocol.start(&site("workers: 1", &[format!("{{ path: /**, upstream: '{url}' }}")], ""));
+    let mut connection = gateway.client();
+    let statuses = (0..requests).map(|_| connection.get("/").status).collect();
+    (statuses, counter.load(Relaxed))
 }
 
 #[test]
 fn request_that_the_only_upstream_resets_is_not_sent_again() {
-    let failing = |mut respond: SendResponse<Bytes>| {
-        respond.send_reset(Reason::INTERNAL_ERROR);
-        true
-    };
-    assert_eq!(statuses(|| counting(0, failing), 1), [(vec![502], 1), (vec![502], 1)]);
-    assert_eq!(statuses(|| counting(1, failing), 2), [(vec![200, 502], 2), (vec![200, 502], 2)], "a used connection");
-    let refusing = |mut respond: SendResponse<Bytes>| {
-        respond.send_reset(Reason::REFUSED_STREAM);
-        true
-    };
-    assert_eq!(statuses(|| counting(0, refusing), 1), [(vec![502], 2), (vec![502], 2)], "it was not processed");
+    each_protocol(|protocol| {
+        let failing = |mut respond: SendResponse<Bytes>| {
+            respond.send_reset(Reason::INTERNAL_ERROR);
+            true
+        };
+        assert_eq!(statuses(protocol, counting(0, failing), 1), (vec![502], 1));
+        assert_eq!(statuses(protocol, counting(1, failing), 2), (vec![200, 502], 2), "a used connection");
+        let refusing = |mut respond: SendResponse<Bytes>| {
+            respond.send_reset(Reason::REFUSED_STREAM);
+            true
+        };
+        assert_eq!(statuses(protocol, counting(0, refusing), 1), (vec![502], 2), "it was not processed");
+    });
 }
 
 /// The upstream may have closed a connection that it had used before the request arrived. A request that ends a new
 /// connection may be the cause.
 #[test]
 fn request_that_is_lost_with_a_used_connection_is_sent_again() {
-    let closing = |_: SendResponse<Bytes>| false;
-    assert_eq!(statuses(|| counting(0, closing), 1), [(vec![502], 1), (vec![502], 1)]);
-    assert_eq!(statuses(|| counting(1, closing), 2), [(vec![200, 200], 3), (vec![200, 200], 3)]);
+    each_protocol(|protocol| {
+        let closing = |_: SendResponse<Bytes>| false;
+        assert_eq!(statuses(protocol, counting(0, closing), 1), (vec![502], 1));
+        assert_eq!(statuses(protocol, counting(1, closing), 2), (vec![200, 200], 3));
+    });
 }
 
 /// A connection with very many of them is given up, for a reason that an oversized head has, too.
 #[test]
 fn connection_given_up_for_many_invalid_responses_is_not_reported_as_a_long_head() {
-    let upstream = careless(with_an_invalid_length);
-    let gateway = Gateway::start(&site("workers: 1", &[format!("{{ path: /**, upstream: '{upstream}' }}")], ""));
-    let mut connection = gateway.connect();
-    let answers = (0..1100).map(|_| connection.ask(POST).text().to_owned()).filter(|text| *text != body(&REFUSED));
-    assert_eq!(answers.collect::<Vec<_>>(), [body(&HUNG_UP)]);
+    each_protocol(|protocol| {
+        let upstream = careless(with_an_invalid_length);
+        let gateway = protocol.start(&site("workers: 1", &[format!("{{ path: /**, upstream: '{upstream}' }}")], ""));
+        let mut connection = gateway.client();
+        let answers = (0..1100).map(|_| connection.ask(POST).text().to_owned()).filter(|text| *text != body(&REFUSED));
+        assert_eq!(answers.collect::<Vec<_>>(), [body(&HUNG_UP)]);
+    });
 }

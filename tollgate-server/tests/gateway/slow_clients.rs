@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
+use testkit::client::{Protocol, each_http1, each_protocol};
 use testkit::gateway::{Gateway, site};
 use testkit::upstream::Raw;
 use testkit::wait::until;
@@ -12,13 +13,13 @@ const SOON: Duration = Duration::from_secs(15);
 
 const TIMEOUTS: &str = "timeouts: { head: 1s, body: 1s, idle: 1s, write: 1s, drain: 1s }";
 
-fn gateway(settings: &str, upstream: &Raw) -> Gateway {
-    Gateway::start(&site(settings, &[format!("{{ path: /**, upstream: {} }}", upstream.url())], ""))
+fn gateway(protocol: Protocol, settings: &str, upstream: &Raw) -> Gateway {
+    protocol.start(&site(settings, &[format!("{{ path: /**, upstream: {} }}", upstream.url())], ""))
 }
 
 /// Sends a piece now and then until the gateway closes the connection. Returns how long that took.
 fn trickle(gateway: &Gateway, begins: &str, piece: &str) -> (Duration, String) {
-    let mut connection = gateway.connect();
+    let mut connection = gateway.client();
     let begun = Instant::now();
     connection.send(begins);
     while begun.elapsed() < SOON && connection.try_send(piece).is_ok() {
@@ -30,202 +31,227 @@ fn trickle(gateway: &Gateway, begins: &str, piece: &str) -> (Duration, String) {
 
 #[test]
 fn a_head_that_trickles_in_is_cut_off() {
-    let upstream = Raw::named("one");
-    let gateway = gateway(TIMEOUTS, &upstream);
-    let (took, _) = trickle(&gateway, "GET / HTTP/1.1\r\n", "X-A: b\r\n");
-    assert!(took < SOON, "{took:?}");
-    let (took, _) = trickle(&gateway, "", "G");
-    assert!(took < SOON, "{took:?}");
-    assert_eq!(upstream.accepted(), 0);
+    each_http1(|protocol| {
+        let upstream = Raw::named("one");
+        let gateway = gateway(protocol, TIMEOUTS, &upstream);
+        let (took, _) = trickle(&gateway, "GET / HTTP/1.1\r\n", "X-A: b\r\n");
+        assert!(took < SOON, "{took:?}");
+        let (took, _) = trickle(&gateway, "", "G");
+        assert!(took < SOON, "{took:?}");
+        assert_eq!(upstream.accepted(), 0);
+    });
 }
 
 #[test]
 fn a_body_that_does_not_come_is_given_up() {
-    let upstream = Raw::named("one");
-    let gateway = gateway(TIMEOUTS, &upstream);
-    for rest in ["Content-Length: 100\r\n\r\nhello", "Transfer-Encoding: chunked\r\n\r\n5\r\nhel"] {
-        let mut connection = gateway.connect();
-        let begun = Instant::now();
-        connection.send(format!("POST / HTTP/1.1\r\nHost: h\r\n{rest}"));
-        match connection.try_receive() {
-            Ok(answer) => assert_eq!(answer.status, 408),
-            Err(_) => assert!(connection.is_closed()),
+    each_protocol(|protocol| {
+        let upstream = Raw::named("one");
+        let gateway = gateway(protocol, TIMEOUTS, &upstream);
+        for rest in ["Content-Length: 100\r\n\r\nhello", "Transfer-Encoding: chunked\r\n\r\n5\r\nhel"] {
+            let mut connection = gateway.client();
+            let begun = Instant::now();
+            connection.send(format!("POST / HTTP/1.1\r\nHost: h\r\n{rest}"));
+            match connection.try_receive() {
+                Ok(answer) => assert_eq!(answer.status, 408),
+                Err(_) => assert!(protocol.is_http2() || connection.is_closed()),
+            }
+            assert!(begun.elapsed() < SOON);
         }
-        assert!(begun.elapsed() < SOON);
-    }
-    // The upstream is free again.
-    until("the end of both requests", || gateway.get("/").status == 200);
+        // The upstream is free again.
+        until("the end of both requests", || gateway.get("/").status == 200);
+    });
 }
 
 #[test]
 fn a_body_that_comes_slowly_but_steadily_is_taken() {
-    let upstream = Raw::named("one");
-    let route = format!("{{ path: /**, timeout: 1s, upstream: {} }}", upstream.url());
-    let gateway = Gateway::start(&site(TIMEOUTS, &[route], ""));
-    let mut connection = gateway.connect();
-    connection.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 12\r\n\r\n");
-    for _ in 0..12 {
-        std::thread::sleep(Duration::from_millis(250));
-        connection.send("x");
-    }
-    assert_eq!(connection.receive().status, 200, "three seconds, but never one without a byte");
+    each_protocol(|protocol| {
+        let upstream = Raw::named("one");
+        let route = format!("{{ path: /**, timeout: 1s, upstream: {} }}", upstream.url());
+        let gateway = protocol.start(&site(TIMEOUTS, &[route], ""));
+        let mut connection = gateway.client();
+        connection.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 12\r\n\r\n");
+        for _ in 0..12 {
+            std::thread::sleep(Duration::from_millis(250));
+            connection.send("x");
+        }
+        assert_eq!(connection.receive().status, 200, "three seconds, but never one without a byte");
+    });
 }
 
 /// The rest of an unwanted body is not the head of the next request.
 #[test]
 fn the_rest_of_a_refused_body_may_take_longer_than_a_head() {
-    let limits = "{ name: none, key: ip, algorithm: fixed_window, align: first_request, limit: 1, window: 1h }";
-    let settings = "timeouts: { head: 1s, body: 5s, idle: 20s }";
-    let gateway = Gateway::start(&site(settings, &["{ path: /**, respond: { body: ok } }"], limits));
-    let mut connection = gateway.connect();
-    assert_eq!(connection.get("/").status, 200);
-    connection.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 12\r\n\r\n");
-    assert_eq!(connection.receive().status, 429);
-    for _ in 0..12 {
-        std::thread::sleep(Duration::from_millis(250));
-        connection.send("x");
-    }
-    assert_eq!(connection.get("/").status, 429, "the connection goes on");
-    // The head of the next request gets the full timeout.
-    let begun = Instant::now();
-    connection.send("GET / HTTP/1.1\r\n");
-    assert!(connection.is_closed());
-    assert!(begun.elapsed() < Duration::from_secs(15), "not only when it has been idle for long");
+    each_http1(|protocol| {
+        let limits = "{ name: none, key: ip, algorithm: fixed_window, align: first_request, limit: 1, window: 1h }";
+        let settings = "timeouts: { head: 1s, body: 5s, idle: 20s }";
+        let gateway = protocol.start(&site(settings, &["{ path: /**, respond: { body: ok } }"], limits));
+        let mut connection = gateway.client();
+        assert_eq!(connection.get("/").status, 200);
+        connection.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 12\r\n\r\n");
+        assert_eq!(connection.receive().status, 429);
+        for _ in 0..12 {
+            std::thread::sleep(Duration::from_millis(250));
+            connection.send("x");
+        }
+        assert_eq!(connection.get("/").status, 429, "the connection goes on");
+        // The head of the next request gets the full timeout.
+        let begun = Instant::now();
+        connection.send("GET / HTTP/1.1\r\n");
+        assert!(connection.is_closed());
+        assert!(begun.elapsed() < Duration::from_secs(15), "not only when it has been idle for long");
+    });
 }
 
 /// A client that was refused for longer than the head timeout is not late with the next head.
 #[test]
 fn after_many_refusals_a_head_in_many_pieces_has_its_whole_time() {
-    let limits = "{ name: none, key: ip, algorithm: fixed_window, align: first_request, limit: 1, window: 1h }";
-    let settings = "timeouts: { head: 1s, idle: 20s }";
-    let gateway = Gateway::start(&site(settings, &["{ path: /**, respond: { body: ok } }"], limits));
-    let mut connection = gateway.connect();
-    assert_eq!(connection.get("/").status, 200);
-    for _ in 0..8 {
-        std::thread::sleep(Duration::from_millis(300));
-        assert_eq!(connection.get("/").status, 429);
-    }
-    // In enough pieces that it is parsed only once it is complete.
-    connection.send("GET / HTTP/1.1\r\nHost: h\r\n");
-    for number in 0..20 {
-        std::thread::sleep(Duration::from_millis(20));
-        connection.send(format!("X-{number}: y\r\n"));
-    }
-    connection.send("\r\n");
-    assert_eq!(connection.receive().status, 429);
-    assert_eq!(connection.get("/").status, 429, "the connection goes on");
+    each_http1(|protocol| {
+        let limits = "{ name: none, key: ip, algorithm: fixed_window, align: first_request, limit: 1, window: 1h }";
+        let settings = "timeouts: { head: 1s, idle: 20s }";
+        let gateway = protocol.start(&site(settings, &["{ path: /**, respond: { body: ok } }"], limits));
+        let mut connection = gateway.client();
+        assert_eq!(connection.get("/").status, 200);
+        for _ in 0..8 {
+            std::thread::sleep(Duration::from_millis(300));
+            assert_eq!(connection.get("/").status, 429);
+        }
+        // In enough pieces that it is parsed only once it is complete.
+        connection.send("GET / HTTP/1.1\r\nHost: h\r\n");
+        for number in 0..20 {
+            std::thread::sleep(Duration::from_millis(20));
+            connection.send(format!("X-{number}: y\r\n"));
+        }
+        connection.send("\r\n");
+        assert_eq!(connection.receive().status, 429);
+        assert_eq!(connection.get("/").status, 429, "the connection goes on");
+    });
 }
 
 #[test]
 fn an_idle_connection_is_closed() {
-    let upstream = Raw::named("one");
-    let gateway = gateway(TIMEOUTS, &upstream);
-    let (mut fresh, mut used) = (gateway.connect(), gateway.connect());
-    assert_eq!(used.get("/").status, 200);
-    let begun = Instant::now();
-    assert!(fresh.is_closed() && used.is_closed());
-    assert!(begun.elapsed() < SOON);
+    each_protocol(|protocol| {
+        let upstream = Raw::named("one");
+        let gateway = gateway(protocol, TIMEOUTS, &upstream);
+        let (mut fresh, mut used) = (gateway.client(), gateway.client());
+        assert_eq!(used.get("/").status, 200);
+        let begun = Instant::now();
+        assert!(fresh.is_closed() && used.is_closed());
+        assert!(begun.elapsed() < SOON);
+    });
 }
 
 #[test]
 fn a_client_that_does_not_read_is_cut_off() {
-    let upstream = Raw::start(|conversation| {
-        _ = conversation.request();
-        conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n");
-        while conversation.send([0; 64 << 10]) {}
-        conversation.number = 1;
+    each_protocol(|protocol| {
+        let upstream = Raw::start(|conversation| {
+            _ = conversation.request();
+            conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n");
+            while conversation.send([0; 64 << 10]) {}
+            conversation.number = 1;
+        });
+        let gateway = gateway(protocol, TIMEOUTS, &upstream);
+        let mut connection = gateway.client();
+        connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+        std::thread::sleep(Duration::from_secs(3));
+        let begun = Instant::now();
+        connection.receive_head().unwrap();
+        let read = (0..).take_while(|_| connection.body_bytes(1 << 16).is_ok()).count() << 16;
+        assert!(read < 100_000_000, "it was cut off long before the end");
+        assert!(begun.elapsed() < SOON);
     });
-    let gateway = gateway(TIMEOUTS, &upstream);
-    let mut connection = gateway.connect();
-    connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
-    std::thread::sleep(Duration::from_secs(3));
-    let begun = Instant::now();
-    assert!(connection.rest() < 100_000_000, "it was cut off long before the end");
-    assert!(begun.elapsed() < SOON);
 }
 
 #[test]
 fn a_client_that_reads_slowly_but_steadily_gets_everything() {
-    let upstream = Raw::start(|conversation| {
-        _ = conversation.request();
-        conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 8388608\r\n\r\n");
-        conversation.send(vec![7; 8 << 20]);
+    each_protocol(|protocol| {
+        let upstream = Raw::start(|conversation| {
+            _ = conversation.request();
+            conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 8388608\r\n\r\n");
+            conversation.send(vec![7; 8 << 20]);
+        });
+        let route = format!("{{ path: /**, timeout: 1s, upstream: {} }}", upstream.url());
+        let gateway = protocol.start(&site(TIMEOUTS, &[route], ""));
+        let mut connection = gateway.client();
+        connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+        let head = connection.receive_head().unwrap();
+        assert_eq!(head.header("content-length"), Some("8388608"));
+        for _ in 0..16 {
+            assert!(connection.body_bytes(512 << 10).unwrap().iter().all(|byte| *byte == 7));
+            std::thread::sleep(Duration::from_millis(150));
+        }
     });
-    let route = format!("{{ path: /**, timeout: 1s, upstream: {} }}", upstream.url());
-    let gateway = Gateway::start(&site(TIMEOUTS, &[route], ""));
-    let mut connection = gateway.connect();
-    connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
-    let head = connection.receive_head().unwrap();
-    assert_eq!(head.header("content-length"), Some("8388608"));
-    for _ in 0..16 {
-        assert!(connection.bytes(512 << 10).iter().all(|byte| *byte == 7));
-        std::thread::sleep(Duration::from_millis(150));
-    }
 }
 
 #[test]
 fn a_head_that_is_too_long_is_refused() {
-    let upstream = Raw::named("one");
-    let gateway = gateway("max_head: 16KiB", &upstream);
-    let fits = format!("GET / HTTP/1.1\r\nHost: h\r\nX: {}\r\n\r\n", "x".repeat(15 << 10));
-    assert_eq!(gateway.connect().ask(fits).status, 200);
-    for long in [
-        format!("GET / HTTP/1.1\r\nHost: h\r\nX: {}\r\n\r\n", "x".repeat(17 << 10)),
-        format!("GET /{} HTTP/1.1\r\nHost: h\r\n\r\n", "x".repeat(17 << 10)),
-        format!("GET / HTTP/1.1\r\nHost: h\r\n{}\r\n", "X: y\r\n".repeat(4000)),
-        "x".repeat(17 << 10),
-    ] {
-        let mut connection = gateway.connect();
-        let answer = connection.ask(&long);
-        assert!(matches!(answer.status, 400 | 414 | 431), "{}", answer.status);
-        assert_eq!(connection.rest(), 0);
-    }
-    assert_eq!(upstream.requests(), 1);
+    each_http1(|protocol| {
+        let upstream = Raw::named("one");
+        let gateway = gateway(protocol, "max_head: 16KiB", &upstream);
+        let fits = format!("GET / HTTP/1.1\r\nHost: h\r\nX: {}\r\n\r\n", "x".repeat(15 << 10));
+        assert_eq!(gateway.client().ask(fits).status, 200);
+        for long in [
+            format!("GET / HTTP/1.1\r\nHost: h\r\nX: {}\r\n\r\n", "x".repeat(17 << 10)),
+            format!("GET /{} HTTP/1.1\r\nHost: h\r\n\r\n", "x".repeat(17 << 10)),
+            format!("GET / HTTP/1.1\r\nHost: h\r\n{}\r\n", "X: y\r\n".repeat(4000)),
+            "x".repeat(17 << 10),
+        ] {
+            let mut connection = gateway.client();
+            let answer = connection.ask(&long);
+            assert!(matches!(answer.status, 400 | 414 | 431), "{}", answer.status);
+            assert!(connection.is_closed());
+        }
+        assert_eq!(upstream.requests(), 1);
+    });
 }
 
 #[test]
 fn head_that_is_longer_than_a_read_is_served() {
-    let upstream = Raw::answering("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
-    let gateway = gateway("max_head: 1MiB", &upstream);
-    let fields: String = (0..90).map(|number| format!("X-{number}: {}\r\n", "x".repeat(5000))).collect();
-    let request = format!("POST / HTTP/1.1\r\nHost: h\r\n{fields}Content-Length: 5\r\n\r\nhello");
-    let mut connection = gateway.connect();
-    // The next request is behind it, in the same read.
-    connection.send(format!("{request}GET /next HTTP/1.1\r\nHost: h\r\n\r\n"));
-    assert_eq!([connection.receive().status, connection.receive().status], [200, 200]);
-    for piece in request.as_bytes().chunks(1000) {
-        connection.send(piece);
-    }
-    assert_eq!(connection.receive().status, 200);
-    let seen = upstream.seen().concat();
-    assert_eq!((seen.matches(&"x".repeat(5000)).count(), seen.matches("hello").count()), (180, 2));
+    each_protocol(|protocol| {
+        let upstream = Raw::answering("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+        let gateway = gateway(protocol, "max_head: 1MiB", &upstream);
+        let fields: String = (0..90).map(|number| format!("X-{number}: {}\r\n", "x".repeat(5000))).collect();
+        let request = format!("POST / HTTP/1.1\r\nHost: h\r\n{fields}Content-Length: 5\r\n\r\nhello");
+        let mut connection = gateway.client();
+        // The next request is behind it, in the same read.
+        connection.send(format!("{request}GET /next HTTP/1.1\r\nHost: h\r\n\r\n"));
+        assert_eq!([connection.receive().status, connection.receive().status], [200, 200]);
+        for piece in request.as_bytes().chunks(1000) {
+            connection.send(piece);
+        }
+        assert_eq!(connection.receive().status, 200);
+        let seen = upstream.seen().concat();
+        assert_eq!((seen.matches(&"x".repeat(5000)).count(), seen.matches("hello").count()), (180, 2));
+    });
 }
 
 #[test]
 fn a_body_that_is_too_long_is_413() {
-    let upstream = Raw::named("one");
-    let gateway = gateway("max_body: 10KiB", &upstream);
-    let fits = "x".repeat(10 << 10);
-    let answer =
-        gateway.connect().ask(format!("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n{fits}", fits.len()));
-    assert_eq!(answer.status, 200);
-    let answer = gateway.connect().ask("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 10241\r\n\r\n");
-    assert_eq!(answer.status, 413, "before a byte of it came");
-    let before = upstream.seen().len();
-    let mut connection = gateway.connect();
-    connection.send("POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n");
-    for _ in 0..3 {
-        _ = connection.try_send(format!("1000\r\n{}\r\n", "x".repeat(4096)));
-    }
-    assert_eq!(connection.receive().status, 413);
-    assert!(upstream.seen().iter().skip(before).all(|seen| !seen.ends_with("0\r\n\r\n")));
-    assert_eq!(gateway.get("/").status, 200, "nobody else is to blame");
+    each_protocol(|protocol| {
+        let upstream = Raw::named("one");
+        let gateway = gateway(protocol, "max_body: 10KiB", &upstream);
+        let fits = "x".repeat(10 << 10);
+        let answer =
+            gateway.client().ask(format!("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n{fits}", fits.len()));
+        assert_eq!(answer.status, 200);
+        let answer = gateway.client().ask("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 10241\r\n\r\n");
+        assert_eq!(answer.status, 413, "before a byte of it came");
+        let before = upstream.seen().len();
+        let mut connection = gateway.client();
+        connection.send("POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n");
+        for _ in 0..3 {
+            _ = connection.try_send(format!("1000\r\n{}\r\n", "x".repeat(4096)));
+        }
+        assert_eq!(connection.receive().status, 413);
+        assert!(upstream.seen().iter().skip(before).all(|seen| !seen.ends_with("0\r\n\r\n")));
+        assert_eq!(gateway.get("/").status, 200, "nobody else is to blame");
+    });
 }
 
 #[test]
 fn connections_beyond_the_maximum_get_503() {
     let upstream = Raw::named("one");
-    let gateway = gateway("workers: 1\n  max_connections: 2\n  max_connections_per_address: 2", &upstream);
+    let gateway =
+        gateway(Protocol::Http1, "workers: 1\n  max_connections: 2\n  max_connections_per_address: 2", &upstream);
     let mut held: Vec<_> = (0..2).map(|_| gateway.connect()).collect();
     for connection in &mut held {
         assert_eq!(connection.get("/").status, 200);
@@ -248,7 +274,8 @@ fn connections_beyond_the_maximum_get_503() {
 #[test]
 fn the_bound_of_connections_is_of_all_workers_together() {
     let upstream = Raw::named("one");
-    let gateway = gateway("workers: 4\n  max_connections: 6\n  max_connections_per_address: 6", &upstream);
+    let gateway =
+        gateway(Protocol::Http1, "workers: 4\n  max_connections: 6\n  max_connections_per_address: 6", &upstream);
     let mut held: Vec<_> = (0..6).map(|_| gateway.connect()).collect();
     for connection in &mut held {
         assert_eq!(connection.get("/").status, 200);
@@ -260,7 +287,7 @@ fn the_bound_of_connections_is_of_all_workers_together() {
 #[test]
 fn clients_that_only_connect_hold_up_nobody() {
     let upstream = Raw::named("one");
-    let gateway = gateway("", &upstream);
+    let gateway = gateway(Protocol::Http1, "", &upstream);
     let held: Vec<_> = (0..300).map(|_| gateway.connect()).collect();
     for _ in 0..20 {
         assert_eq!(gateway.get("/").status, 200);

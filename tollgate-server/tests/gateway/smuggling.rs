@@ -1,5 +1,6 @@
 //! Requests with more than one interpretation: none reaches an upstream in more than one.
 
+use testkit::client::each_http1;
 use testkit::gateway::Gateway;
 use testkit::upstream::Raw;
 use testkit::wait::until;
@@ -131,124 +132,138 @@ const HIDDEN: &str = "GET /hidden HTTP/1.1\r\nHost: h\r\n\r\n";
 
 #[test]
 fn a_head_with_two_readings_is_refused_and_nothing_of_it_is_passed_on() {
-    let upstream = Raw::named("one");
-    let gateway = Gateway::before(&upstream.url());
-    for Case { what, sent } in REFUSED_BY_THEIR_HEAD {
-        let mut connection = gateway.connect();
-        connection.send(format!("{sent}{HIDDEN}"));
-        let answer = connection.receive();
-        assert_eq!(answer.status, 400, "{what}");
-        assert_eq!(answer.json()["error"], "bad_request", "{what}");
-        assert_eq!(connection.rest(), 0, "{what}: one answer, and the end");
-        assert_eq!(upstream.seen().concat(), "", "{what}");
-    }
-    assert!(gateway.get("/probe").text().starts_with("GET /probe "));
+    each_http1(|protocol| {
+        let upstream = Raw::named("one");
+        let gateway = protocol.start_before(&upstream.url());
+        for Case { what, sent } in REFUSED_BY_THEIR_HEAD {
+            let mut connection = gateway.connect();
+            connection.send(format!("{sent}{HIDDEN}"));
+            let answer = connection.receive();
+            assert_eq!(answer.status, 400, "{what}");
+            assert_eq!(answer.json()["error"], "bad_request", "{what}");
+            assert_eq!(connection.rest(), 0, "{what}: one answer, and the end");
+            assert_eq!(upstream.seen().concat(), "", "{what}");
+        }
+        assert!(gateway.get("/probe").text().starts_with("GET /probe "));
+    });
 }
 
 #[test]
 fn a_head_with_two_readings_is_refused_behind_a_good_request_too() {
-    let upstream = Raw::named("one");
-    let gateway = Gateway::before(&upstream.url());
-    for (number, Case { what, sent }) in REFUSED_BY_THEIR_HEAD.iter().enumerate() {
-        let mut connection = gateway.connect();
-        connection.send(format!("GET /good HTTP/1.1\r\nHost: h\r\n\r\n{sent}{HIDDEN}"));
-        assert_eq!(connection.receive().status, 200, "{what}");
-        assert_eq!(connection.receive().status, 400, "{what}");
-        assert_eq!(connection.rest(), 0, "{what}");
-        assert_eq!(upstream.requests(), number + 1, "{what}");
-    }
-    assert!(!upstream.seen().concat().contains("hidden"));
+    each_http1(|protocol| {
+        let upstream = Raw::named("one");
+        let gateway = protocol.start_before(&upstream.url());
+        for (number, Case { what, sent }) in REFUSED_BY_THEIR_HEAD.iter().enumerate() {
+            let mut connection = gateway.connect();
+            connection.send(format!("GET /good HTTP/1.1\r\nHost: h\r\n\r\n{sent}{HIDDEN}"));
+            assert_eq!(connection.receive().status, 200, "{what}");
+            assert_eq!(connection.receive().status, 400, "{what}");
+            assert_eq!(connection.rest(), 0, "{what}");
+            assert_eq!(upstream.requests(), number + 1, "{what}");
+        }
+        assert!(!upstream.seen().concat().contains("hidden"));
+    });
 }
 
 /// In two pieces, wherever it is cut: the interpretation must not depend on how the bytes arrive.
 #[test]
 fn how_the_bytes_come_changes_nothing() {
-    let upstream = Raw::named("one");
-    let gateway = Gateway::before(&upstream.url());
-    let sent = "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nX";
-    let head = sent.find("\r\n\r\n").unwrap();
-    for cut in (1..head).step_by(5) {
-        let mut connection = gateway.connect();
-        connection.send(&sent[..cut]);
-        std::thread::sleep(std::time::Duration::from_millis(5));
-        // The first piece may have been refused.
-        _ = connection.try_send(&sent[cut..]);
-        assert_eq!(connection.receive().status, 400, "cut at {cut}");
-    }
-    assert_eq!(upstream.accepted(), 0);
+    each_http1(|protocol| {
+        let upstream = Raw::named("one");
+        let gateway = protocol.start_before(&upstream.url());
+        let sent = "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nX";
+        let head = sent.find("\r\n\r\n").unwrap();
+        for cut in (1..head).step_by(5) {
+            let mut connection = gateway.connect();
+            connection.send(&sent[..cut]);
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            // The first piece may have been refused.
+            _ = connection.try_send(&sent[cut..]);
+            assert_eq!(connection.receive().status, 400, "cut at {cut}");
+        }
+        assert_eq!(upstream.accepted(), 0);
+    });
 }
 
 #[test]
 fn a_body_with_two_readings_never_ends_at_the_upstream() {
-    let upstream = Raw::named("one");
-    let gateway = Gateway::before(&upstream.url());
-    for Case { what, sent } in REFUSED_IN_THEIR_BODY {
-        let mut connection = gateway.connect();
-        connection.send(format!("{sent}{HIDDEN}"));
-        let answer = connection.receive();
-        assert_eq!(answer.status, 400, "{what}: {}", answer.text());
-        assert_eq!(connection.rest(), 0, "{what}: one answer, and the end");
-        assert!(gateway.get("/probe").text().starts_with("GET /probe "), "{what}");
-        for seen in upstream.seen() {
-            assert!(!seen.contains("\r\n0\r\n") && !seen.contains("hidden"), "{what}: {seen}");
-            // Half a request is not continued with another.
-            let half = seen.split_once("chunked").map_or("", |(_, half)| half);
-            assert!(!half.contains(" HTTP/1.1"), "{what}: {seen}");
+    each_http1(|protocol| {
+        let upstream = Raw::named("one");
+        let gateway = protocol.start_before(&upstream.url());
+        for Case { what, sent } in REFUSED_IN_THEIR_BODY {
+            let mut connection = gateway.connect();
+            connection.send(format!("{sent}{HIDDEN}"));
+            let answer = connection.receive();
+            assert_eq!(answer.status, 400, "{what}: {}", answer.text());
+            assert_eq!(connection.rest(), 0, "{what}: one answer, and the end");
+            assert!(gateway.get("/probe").text().starts_with("GET /probe "), "{what}");
+            for seen in upstream.seen() {
+                assert!(!seen.contains("\r\n0\r\n") && !seen.contains("hidden"), "{what}: {seen}");
+                // Half a request is not continued with another.
+                let half = seen.split_once("chunked").map_or("", |(_, half)| half);
+                assert!(!half.contains(" HTTP/1.1"), "{what}: {seen}");
+            }
         }
-    }
+    });
 }
 
 #[test]
 fn a_path_cannot_hide_where_it_leads() {
-    let upstream = Raw::named("one");
-    let gateway = Gateway::before(&upstream.url());
-    for target in ["/x/..%2fapi", "/x/%2E%2e%5Capi?q", "/x/..\\api"] {
-        let mut connection = gateway.connect();
-        let answer = connection.get(target);
-        assert_eq!(answer.status, 400, "{target}: {}", answer.text());
-        assert!(connection.is_closed());
-    }
-    assert_eq!(upstream.requests(), 0);
-    assert_eq!(gateway.get("/files/a%2Fb?x=..%2f").status, 200);
+    each_http1(|protocol| {
+        let upstream = Raw::named("one");
+        let gateway = protocol.start_before(&upstream.url());
+        for target in ["/x/..%2fapi", "/x/%2E%2e%5Capi?q", "/x/..\\api"] {
+            let mut connection = gateway.connect();
+            let answer = connection.get(target);
+            assert_eq!(answer.status, 400, "{target}: {}", answer.text());
+            assert!(connection.is_closed());
+        }
+        assert_eq!(upstream.requests(), 0);
+        assert_eq!(gateway.get("/files/a%2Fb?x=..%2f").status, 200);
+    });
 }
 
 #[test]
 fn a_request_inside_a_body_stays_there() {
-    let upstream = Raw::named("one");
-    let gateway = Gateway::before(&upstream.url());
-    let length = HIDDEN.len();
-    for sent in [
-        format!("POST /outer HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n{HIDDEN}"),
-        format!(
-            "POST /outer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n{length:x}\r\n{HIDDEN}\r\n0\r\n\r\n"
-        ),
-        // RFC 9110, section 9.3.1: a GET may have a body, and a server that ignores it takes it for the next request.
-        format!("GET /outer HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n{HIDDEN}"),
-    ] {
-        let mut connection = gateway.connect();
-        let answer = connection.ask(&sent);
-        assert!(answer.text().contains("/outer"), "{sent}");
-        assert!(connection.get("/next").text().starts_with("GET /next "), "{sent}");
-    }
+    each_http1(|protocol| {
+        let upstream = Raw::named("one");
+        let gateway = protocol.start_before(&upstream.url());
+        let length = HIDDEN.len();
+        for sent in [
+            format!("POST /outer HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n{HIDDEN}"),
+            format!(
+                "POST /outer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n{length:x}\r\n{HIDDEN}\r\n0\r\n\r\n"
+            ),
+            // RFC 9110, section 9.3.1: a GET may have a body, and a server that ignores it takes it for the next request.
+            format!("GET /outer HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n{HIDDEN}"),
+        ] {
+            let mut connection = gateway.connect();
+            let answer = connection.ask(&sent);
+            assert!(answer.text().contains("/outer"), "{sent}");
+            assert!(connection.get("/next").text().starts_with("GET /next "), "{sent}");
+        }
+    });
 }
 
 #[test]
 fn a_body_that_a_route_does_not_want_is_not_the_next_request() {
-    let gateway = Gateway::start(&testkit::gateway::site(
-        "",
-        &["{ path: /a, respond: { body: a } }", "{ path: /hidden, respond: { body: hidden } }"],
-        &testkit::gateway::per_user(1),
-    ));
-    let length = HIDDEN.len();
-    for path in ["/a", "/nowhere"] {
-        let mut connection = gateway.connect();
-        for _ in 0..2 {
-            let head = format!("POST {path} HTTP/1.1\r\nHost: h\r\nX-User-Id: {path}\r\n");
-            connection.send(format!("{head}Content-Length: {length}\r\n\r\n{HIDDEN}"));
-            assert_ne!(connection.receive().text(), "hidden");
+    each_http1(|protocol| {
+        let gateway = protocol.start(&testkit::gateway::site(
+            "",
+            &["{ path: /a, respond: { body: a } }", "{ path: /hidden, respond: { body: hidden } }"],
+            &testkit::gateway::per_user(1),
+        ));
+        let length = HIDDEN.len();
+        for path in ["/a", "/nowhere"] {
+            let mut connection = gateway.connect();
+            for _ in 0..2 {
+                let head = format!("POST {path} HTTP/1.1\r\nHost: h\r\nX-User-Id: {path}\r\n");
+                connection.send(format!("{head}Content-Length: {length}\r\n\r\n{HIDDEN}"));
+                assert_ne!(connection.receive().text(), "hidden");
+            }
+            assert_eq!(connection.get_as(&format!("{path}-other"), "/a").text(), "a");
         }
-        assert_eq!(connection.get_as(&format!("{path}-other"), "/a").text(), "a");
-    }
+    });
 }
 
 /// An upstream that agrees to speak HTTP/2 on the connection would get requests that no limit has checked.

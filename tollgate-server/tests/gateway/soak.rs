@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use testkit::gateway::{Gateway, site};
-use testkit::http1::Connection;
 use testkit::upstream::Raw;
 use testkit::wait::until;
 
@@ -37,7 +36,7 @@ fn ten_thousand_idle_connections_are_held_and_answered() {
     let settings = "max_connections: 12000\n  max_connections_per_address: 12000\n  timeouts: { head: 1h, idle: 1h }";
     let gateway = Gateway::start(&site(settings, &["{ path: /**, respond: { body: ok } }"], ""));
     let (before_kib, before_files) = (gateway.memory_kib(), gateway.open_files());
-    let mut connections: Vec<Connection> = Vec::new();
+    let mut connections = Vec::new();
     for number in 0..clients() {
         let mut connection = gateway.connect();
         if number % 4 == 0 {

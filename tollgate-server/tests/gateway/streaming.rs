@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use testkit::gateway::Gateway;
+use testkit::client::{Client, each_protocol};
 use testkit::upstream::Raw;
 use testkit::wait::until;
 
@@ -41,6 +41,23 @@ fn drink(stream: &mut TcpStream, bytes: u64, pause: Duration) -> u64 {
     drunk
 }
 
+/// Sends a part of a body.
+fn upload(client: &mut Client, bytes: u64, poured: &AtomicU64) -> std::io::Result<()> {
+    let piece = vec![7; 64 << 10];
+    (0..bytes / piece.len() as u64).try_for_each(|_| {
+        client.try_send(&piece)?;
+        poured.fetch_add(piece.len() as u64, Relaxed);
+        Ok(())
+    })
+}
+
+/// Reads a part of a body.
+fn download(client: &mut Client, bytes: u64) {
+    for _ in 0..bytes >> 16 {
+        client.body_bytes(1 << 16).unwrap();
+    }
+}
+
 /// Returns an upstream that sends a long body, or reads one and returns its length.
 fn upstream() -> Raw {
     Raw::start(|conversation| {
@@ -63,81 +80,96 @@ fn upstream() -> Raw {
 
 #[test]
 fn long_bodies_pass_both_ways_in_constant_memory() {
-    let upstream = upstream();
-    let gateway = Gateway::before(&upstream.url());
-    let mut connection = gateway.connect();
-    connection.send(format!("PUT /warm HTTP/1.1\r\nHost: h\r\nContent-Length: {BODY_BYTES}\r\n\r\n"));
-    let before = gateway.peak_memory_kib();
-    pour(&mut connection.tcp(), BODY_BYTES, &AtomicU64::new(0)).unwrap();
-    assert_eq!(connection.receive().text(), BODY_BYTES.to_string());
-    let up = gateway.peak_memory_kib();
-    let mut connection = gateway.connect();
-    connection.send("GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
-    let head = connection.receive_head().unwrap();
-    assert_eq!(head.header("content-length"), Some(BODY_BYTES.to_string().as_str()));
-    assert_eq!(connection.rest() as u64, BODY_BYTES);
-    let down = gateway.peak_memory_kib();
-    assert!(down - before < MAX_GROWTH_KIB, "KiB before {before}, after the upload {up}, after the download {down}");
+    each_protocol(|protocol| {
+        let upstream = upstream();
+        let gateway = protocol.start_before(&upstream.url());
+        let mut client = gateway.client();
+        client.send(format!("PUT /warm HTTP/1.1\r\nHost: h\r\nContent-Length: {BODY_BYTES}\r\n\r\n"));
+        let before = gateway.peak_memory_kib();
+        upload(&mut client, BODY_BYTES, &AtomicU64::new(0)).unwrap();
+        assert_eq!(client.receive().text(), BODY_BYTES.to_string());
+        let up = gateway.peak_memory_kib();
+        let mut client = gateway.client();
+        client.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+        let head = client.receive_head().unwrap();
+        assert_eq!(head.header("content-length"), Some(BODY_BYTES.to_string().as_str()));
+        download(&mut client, BODY_BYTES);
+        let down = gateway.peak_memory_kib();
+        assert!(
+            down.saturating_sub(before) < MAX_GROWTH_KIB,
+            "KiB before {before}, after the upload {up}, after the download {down}"
+        );
+    });
 }
 
 #[test]
 fn an_upstream_is_read_no_faster_than_the_client_reads() {
-    let poured = Arc::new(AtomicU64::new(0));
-    let counted = Arc::clone(&poured);
-    let upstream = Raw::start(move |conversation| {
-        _ = conversation.request();
-        conversation.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {BODY_BYTES}\r\n\r\n"));
-        _ = pour(&mut conversation.stream, BODY_BYTES, &counted);
+    each_protocol(|protocol| {
+        let poured = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&poured);
+        let upstream = Raw::start(move |conversation| {
+            _ = conversation.request();
+            conversation.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {BODY_BYTES}\r\n\r\n"));
+            _ = pour(&mut conversation.stream, BODY_BYTES, &counted);
+        });
+        let gateway = protocol.start_before(&upstream.url());
+        let mut connection = gateway.client();
+        connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+        connection.receive_head().unwrap();
+        let before = gateway.peak_memory_kib();
+        std::thread::sleep(Duration::from_secs(1));
+        let far = poured.load(Relaxed);
+        assert!(far < FAR, "{far} bytes were taken from the upstream for a client that reads nothing");
+        download(&mut connection, BODY_BYTES);
+        assert!(gateway.peak_memory_kib().saturating_sub(before) < MAX_GROWTH_KIB);
     });
-    let gateway = Gateway::before(&upstream.url());
-    let mut connection = gateway.connect();
-    connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
-    connection.receive_head().unwrap();
-    let before = gateway.peak_memory_kib();
-    std::thread::sleep(Duration::from_secs(1));
-    let far = poured.load(Relaxed);
-    assert!(far < FAR, "{far} bytes were taken from the upstream for a client that reads nothing");
-    connection.bytes(BODY_BYTES as usize);
-    assert!(gateway.peak_memory_kib() - before < MAX_GROWTH_KIB);
 }
 
 #[test]
 fn a_client_is_read_no_faster_than_the_upstream_reads() {
-    let upstream = Raw::start(|conversation| {
-        _ = conversation.head();
-        std::thread::sleep(Duration::from_secs(2));
-        let early = conversation.unread().len() as u64;
-        drink(&mut conversation.stream, BODY_BYTES / 2 - early, Duration::ZERO);
-        conversation.send("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok");
+    each_protocol(|protocol| {
+        let upstream = Raw::start(|conversation| {
+            _ = conversation.head();
+            std::thread::sleep(Duration::from_secs(2));
+            let early = conversation.unread().len() as u64;
+            drink(&mut conversation.stream, BODY_BYTES / 2 - early, Duration::ZERO);
+            conversation.send("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok");
+        });
+        let gateway = protocol.start_before(&upstream.url());
+        let mut client = gateway.client();
+        let poured = AtomicU64::new(0);
+        client.send(format!("PUT / HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n", BODY_BYTES / 2));
+        std::thread::scope(|scope| {
+            let uploading = scope.spawn(|| {
+                upload(&mut client, BODY_BYTES / 2, &poured).unwrap();
+                client.receive()
+            });
+            until("a request at the upstream", || upstream.accepted() == 1);
+            std::thread::sleep(Duration::from_secs(1));
+            let far = poured.load(Relaxed);
+            assert!(far < FAR, "{far} bytes were taken from the client for an upstream that reads nothing");
+            assert_eq!(uploading.join().unwrap().text(), "ok");
+        });
     });
-    let gateway = Gateway::before(&upstream.url());
-    let mut connection = gateway.connect();
-    let (poured, mut tcp) = (Arc::new(AtomicU64::new(0)), connection.tcp());
-    let counted = Arc::clone(&poured);
-    connection.send(format!("PUT / HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n", BODY_BYTES / 2));
-    let pouring = std::thread::spawn(move || pour(&mut tcp, BODY_BYTES / 2, &counted).is_ok());
-    until("a request at the upstream", || upstream.accepted() == 1);
-    std::thread::sleep(Duration::from_secs(1));
-    let far = poured.load(Relaxed);
-    assert!(far < FAR, "{far} bytes were taken from the client for an upstream that reads nothing");
-    assert_eq!(connection.receive().text(), "ok");
-    assert!(pouring.join().unwrap());
 }
 
 #[test]
 fn parts_of_an_answer_are_passed_on_as_they_come() {
-    let upstream = Raw::start(|conversation| {
-        _ = conversation.request();
-        conversation.send("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n");
-        conversation.send("b\r\ndata: one\n\n\r\n");
-        // The next part is sent only when the client has the first.
-        while let Some(asked) = conversation.request() {
-            assert!(asked.head.is_empty());
-        }
+    each_protocol(|protocol| {
+        let upstream = Raw::start(|conversation| {
+            _ = conversation.request();
+            conversation
+                .send("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n");
+            conversation.send("b\r\ndata: one\n\n\r\n");
+            // The next part is sent only when the client has the first.
+            while let Some(asked) = conversation.request() {
+                assert!(asked.head.is_empty());
+            }
+        });
+        let gateway = protocol.start_before(&upstream.url());
+        let mut connection = gateway.client();
+        connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+        connection.receive_head().unwrap();
+        assert_eq!(connection.body_bytes(11).unwrap(), b"data: one\n\n");
     });
-    let gateway = Gateway::before(&upstream.url());
-    let mut connection = gateway.connect();
-    connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
-    connection.receive_head().unwrap();
-    assert_eq!(connection.bytes(16).to_ascii_lowercase(), b"b\r\ndata: one\n\n\r\n");
 }

@@ -5,8 +5,6 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::BodyExt;
-use hyper_util::rt::{TokioExecutor, TokioIo};
 use rcgen::date_time_ymd;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -17,10 +15,8 @@ use testkit::gateway::{Gateway, site};
 use testkit::http1::Connection;
 use testkit::skip::skipped;
 use testkit::tollgate::{fails, run_in};
-use testkit::upstream::{Raw, full, runtime};
 use testkit::wait::until;
 use time::OffsetDateTime;
-use tokio_rustls::TlsConnector;
 
 /// Returns the configuration of a client that trusts this authority.
 pub(crate) fn client(authority: &Authority, own: Option<&Signed>, protocols: &[&str]) -> Arc<ClientConfig> {
@@ -96,31 +92,6 @@ fn curl_agrees_on_http_2() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "2 200", "{}", String::from_utf8_lossy(&output.stderr));
     let output = curl(&["--http1.1", "--data", "hello"]).unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "1.1 200");
-}
-
-#[test]
-fn http_2_is_negotiated_and_the_scheme_is_forwarded() {
-    let authority = Authority::new();
-    let signed = authority.sign(&["localhost"]);
-    let upstream = Raw::named("one");
-    let rules = site(TLS, &[format!("{{ path: /**, upstream: {} }}", upstream.url())], "");
-    let folder = folder_with(&[("tollgate.yaml", &rules), ("cert.pem", &signed.cert), ("key.pem", &signed.key)]);
-    let gateway = Gateway::in_folder(folder);
-    let config = client(&authority, None, &["h2", "http/1.1"]);
-    runtime().block_on(async {
-        let tcp = tokio::net::TcpStream::connect(gateway.address).await.unwrap();
-        let tls = TlsConnector::from(config).connect(ServerName::try_from("localhost").unwrap(), tcp).await.unwrap();
-        assert_eq!(tls.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
-        let (mut sender, connection) =
-            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(tls)).await.unwrap();
-        tokio::spawn(connection);
-        let request = http::Request::get("https://localhost/a").body(full("")).unwrap();
-        let response = sender.send_request(request).await.unwrap();
-        assert_eq!(response.status().as_u16(), 200);
-        let seen = response.into_body().collect().await.unwrap().to_bytes();
-        let seen = String::from_utf8_lossy(&seen).to_ascii_lowercase();
-        assert!(seen.contains("\r\nx-forwarded-proto: https\r\n") && seen.contains("proto=https"), "{seen}");
-    });
 }
 
 #[test]

@@ -1,13 +1,10 @@
-//! Tokens at the gateway, over HTTP/1 and HTTP/2: failures are reported, and denied requests are not
-//! verified.
+//! Tokens at the gateway: failures are reported, and denied requests are not verified.
 
 use serde_json::{Value, json};
+use testkit::client::{Protocol, each_protocol};
 use testkit::folder::folder_with;
 use testkit::gateway::{Gateway, site};
-use testkit::upstream::{full, runtime};
 use testkit::wait::wait_until;
-
-use crate::http2;
 
 pub(crate) const SECRET: &str = "0123456789abcdef0123456789abcdef";
 
@@ -21,13 +18,13 @@ fn forged(number: u64) -> String {
     token("ffffffffffffffffffffffffffffffff", &json!({ "sub": number }))
 }
 
-fn gateway(jwt: &str, limits: &str) -> Gateway {
+fn gateway(protocol: Protocol, jwt: &str, limits: &str) -> Gateway {
     let routes = ["{ path: /**, respond: { status: 204 } }"];
     let rules = format!(
         "jwt: {{ key_file: secret.key, algorithms: [HS256]{jwt} }}\nadmin: {{ listen: 127.0.0.1:0 }}\n{}",
         site("workers: 1\n  access_log: { format: json, file: access.log }", &routes, limits)
     );
-    Gateway::in_folder(folder_with(&[("tollgate.yaml", &rules), ("secret.key", SECRET)]))
+    protocol.start_in(folder_with(&[("tollgate.yaml", &rules), ("secret.key", SECRET)]))
 }
 
 fn request(token: Option<&str>) -> String {
@@ -46,80 +43,78 @@ fn logged(gateway: &Gateway, count: usize) -> Vec<Value> {
 
 #[test]
 fn a_denied_client_costs_no_verification() {
-    let limits = "{ name: user, key: 'jwt:sub', limit: 1000 }, \
+    each_protocol(|protocol| {
+        let limits = "{ name: user, key: 'jwt:sub', limit: 1000 }, \
         { name: address, key: ip, algorithm: fixed_window, align: first_request, limit: 2, window: 1h }";
-    let gateway = gateway("", limits);
-    let mut connection = gateway.connect();
-    for number in 0..2 {
-        assert_eq!(connection.ask(request(Some(&forged(number)))).status, 204);
-    }
-    gateway.await_metric("tollgate_token_verifications_total", 2);
-    for number in 2..22 {
-        assert_eq!(connection.ask(request(Some(&forged(number)))).status, 429);
-    }
-    runtime().block_on(async {
-        let mut sender = http2::connect(gateway.address).await;
-        for number in 22..32 {
-            let request = http2::get(&gateway, "/").header("authorization", format!("Bearer {}", forged(number)));
-            let response = sender.send_request(request.body(full("")).unwrap()).await.unwrap();
-            assert_eq!(response.status(), 429);
+        let gateway = gateway(protocol, "", limits);
+        let mut connection = gateway.client();
+        for number in 0..2 {
+            assert_eq!(connection.ask(request(Some(&forged(number)))).status, 204);
         }
+        gateway.await_metric("tollgate_token_verifications_total", 2);
+        for number in 2..32 {
+            assert_eq!(connection.ask(request(Some(&forged(number)))).status, 429);
+        }
+        gateway.await_metric("tollgate_decisions_total{limit=\"address\",outcome=\"denied\"}", 30);
+        gateway.await_metric("tollgate_token_verifications_total", 2);
+        gateway.await_metric("tollgate_token_failures_total{reason=\"bad_signature\"}", 2);
+        let tokens = logged(&gateway, 32);
+        assert_eq!(tokens.iter().filter(|token| **token == json!("bad_signature")).count(), 2, "{tokens:?}");
+        assert_eq!(tokens.iter().filter(|token| token.is_null()).count(), 30, "{tokens:?}");
     });
-    gateway.await_metric("tollgate_decisions_total{limit=\"address\",outcome=\"denied\"}", 30);
-    gateway.await_metric("tollgate_token_verifications_total", 2);
-    gateway.await_metric("tollgate_token_failures_total{reason=\"bad_signature\"}", 2);
-    let tokens = logged(&gateway, 32);
-    assert_eq!(tokens.iter().filter(|token| **token == json!("bad_signature")).count(), 2, "{tokens:?}");
-    assert_eq!(tokens.iter().filter(|token| token.is_null()).count(), 30, "{tokens:?}");
 }
 
 #[test]
 fn client_without_a_valid_token_gets_the_reason_and_a_challenge() {
-    let limits = "{ name: user, key: 'jwt:sub', missing: deny, limit: 1000 }";
-    let expired = token(SECRET, &json!({ "sub": "ann", "exp": 1 }));
-    let future = token(SECRET, &json!({ "sub": "ann", "nbf": 4_000_000_000_u64 }));
-    let (forged, good) = (forged(0), token(SECRET, &json!({ "sub": "ann" })));
-    for (jwt, status) in [("", 403), (", challenge: true", 401)] {
-        let gateway = gateway(jwt, limits);
-        for _ in 0..2 {
-            let mut connection = gateway.connect();
-            for (token, reason, message) in [
-                (None, "missing", "The request carries no token."),
-                (Some("x"), "malformed", "The token is malformed."),
-                (Some(&*expired), "expired", "The token has expired."),
-                (Some(&*future), "not_yet_valid", "The token is not valid yet."),
-                (Some(&*forged), "bad_signature", "The signature of the token is invalid."),
-            ] {
-                let answer = connection.ask(request(token));
-                assert_eq!(answer.status, status, "{reason}");
-                let body: Value = serde_json::from_str(answer.text()).unwrap();
-                assert_eq!(body, json!({ "error": format!("token_{reason}"), "message": message }));
-                let challenge = match (status, token) {
-                    (403, _) => None,
-                    (_, None) => Some("Bearer".to_owned()),
-                    _ => Some(format!("Bearer error=\"invalid_token\", error_description=\"{message}\"")),
-                };
-                assert_eq!(answer.header("www-authenticate"), challenge.as_deref(), "{reason}");
+    each_protocol(|protocol| {
+        let limits = "{ name: user, key: 'jwt:sub', missing: deny, limit: 1000 }";
+        let expired = token(SECRET, &json!({ "sub": "ann", "exp": 1 }));
+        let future = token(SECRET, &json!({ "sub": "ann", "nbf": 4_000_000_000_u64 }));
+        let (forged, good) = (forged(0), token(SECRET, &json!({ "sub": "ann" })));
+        for (jwt, status) in [("", 403), (", challenge: true", 401)] {
+            let gateway = gateway(protocol, jwt, limits);
+            for _ in 0..2 {
+                let mut connection = gateway.client();
+                for (token, reason, message) in [
+                    (None, "missing", "The request carries no token."),
+                    (Some("x"), "malformed", "The token is malformed."),
+                    (Some(&*expired), "expired", "The token has expired."),
+                    (Some(&*future), "not_yet_valid", "The token is not valid yet."),
+                    (Some(&*forged), "bad_signature", "The signature of the token is invalid."),
+                ] {
+                    let answer = connection.ask(request(token));
+                    assert_eq!(answer.status, status, "{reason}");
+                    let body: Value = serde_json::from_str(answer.text()).unwrap();
+                    assert_eq!(body, json!({ "error": format!("token_{reason}"), "message": message }));
+                    let challenge = match (status, token) {
+                        (403, _) => None,
+                        (_, None) => Some("Bearer".to_owned()),
+                        _ => Some(format!("Bearer error=\"invalid_token\", error_description=\"{message}\"")),
+                    };
+                    assert_eq!(answer.header("www-authenticate"), challenge.as_deref(), "{reason}");
+                }
+                assert_eq!(connection.ask(request(Some(&good))).status, 204);
             }
-            assert_eq!(connection.ask(request(Some(&good))).status, 204);
+            for reason in ["missing", "malformed", "expired", "not_yet_valid", "bad_signature"] {
+                gateway.await_metric(&format!("tollgate_token_failures_total{{reason=\"{reason}\"}}"), 2);
+            }
+            // Each of the four that could be verified, once: the second time they were cached.
+            gateway.await_metric("tollgate_token_verifications_total", 4);
+            let tokens = logged(&gateway, 12);
+            assert_eq!(tokens.iter().filter(|token| **token == json!("expired")).count(), 2, "{tokens:?}");
+            assert_eq!(tokens.iter().filter(|token| token.is_null()).count(), 2, "{tokens:?}");
         }
-        for reason in ["missing", "malformed", "expired", "not_yet_valid", "bad_signature"] {
-            gateway.await_metric(&format!("tollgate_token_failures_total{{reason=\"{reason}\"}}"), 2);
-        }
-        // Each of the four that could be verified, once: the second time they were cached.
-        gateway.await_metric("tollgate_token_verifications_total", 4);
-        let tokens = logged(&gateway, 12);
-        assert_eq!(tokens.iter().filter(|token| **token == json!("expired")).count(), 2, "{tokens:?}");
-        assert_eq!(tokens.iter().filter(|token| token.is_null()).count(), 2, "{tokens:?}");
-    }
+    });
 }
 
 #[test]
 fn without_a_limit_by_claim_no_token_is_counted() {
-    let gateway = gateway("", "{ name: address, key: ip, limit: 1000 }");
-    assert_eq!(gateway.connect().ask(request(Some(&forged(0)))).status, 204);
-    gateway.await_metric("tollgate_decisions_total{limit=\"address\",outcome=\"allowed\"}", 1);
-    let admin = gateway.address_of("admin");
-    let expected = testkit::http1::Connection::to(admin).get("/metrics").text().to_owned();
-    assert!(!expected.contains("tollgate_token_"), "{expected}");
+    each_protocol(|protocol| {
+        let gateway = gateway(protocol, "", "{ name: address, key: ip, limit: 1000 }");
+        assert_eq!(gateway.client().ask(request(Some(&forged(0)))).status, 204);
+        gateway.await_metric("tollgate_decisions_total{limit=\"address\",outcome=\"allowed\"}", 1);
+        let admin = gateway.address_of("admin");
+        let expected = testkit::http1::Connection::to(admin).get("/metrics").text().to_owned();
+        assert!(!expected.contains("tollgate_token_"), "{expected}");
+    });
 }

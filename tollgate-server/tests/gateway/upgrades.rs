@@ -3,7 +3,9 @@
 use std::io::Read;
 use std::time::Duration;
 
-use testkit::gateway::{Gateway, per_user, site};
+use testkit::client::each_http1;
+use testkit::gateway::{per_user, site};
+use testkit::http1::Connection;
 use testkit::upstream::{Conversation, Raw};
 
 pub(crate) const HANDSHAKE: &str = "GET /chat HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\nConnection: keep-alive, Upgrade\r\n\
@@ -26,149 +28,167 @@ fn chat(conversation: &mut Conversation) {
 
 #[test]
 fn a_websocket_carries_anything_both_ways_until_either_side_ends() {
-    let upstream = Raw::start(chat);
-    let rules = site(
-        "timeouts: { head: 1s, body: 1s, idle: 1s, write: 1s }",
-        &[format!("{{ path: /**, timeout: 1s, upstream: {} }}", upstream.url())],
-        "",
-    );
-    let gateway = Gateway::start(&rules);
-    let mut connection = gateway.connect();
-    let answer = connection.ask(HANDSHAKE);
-    assert_eq!(answer.status, 101);
-    assert_eq!(answer.header("sec-websocket-accept"), Some("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="));
-    assert!(answer.header("upgrade").is_some_and(|protocol| protocol == "websocket"));
-    // Frames, and bytes that are invalid in requests.
-    for message in
-        [&b"\x81\x85\x37\xfa\x21\x3d\x7f\x9f\x4d\x51\x58"[..], b"\0\n\n\r\0", b"GET / HTTP/1.1\nHost : h\n\n"]
-    {
-        connection.send(message);
-        assert_eq!(connection.bytes(message.len()), message);
-    }
-    std::thread::sleep(Duration::from_secs(2));
-    connection.send("after a pause that is longer than all timeouts of requests");
-    assert_eq!(connection.bytes(5), b"after");
-    connection.bytes(53);
-    connection.tcp().shutdown(std::net::Shutdown::Write).unwrap();
-    assert!(connection.is_closed());
+    each_http1(|protocol| {
+        let upstream = Raw::start(chat);
+        let rules = site(
+            "timeouts: { head: 1s, body: 1s, idle: 1s, write: 1s }",
+            &[format!("{{ path: /**, timeout: 1s, upstream: {} }}", upstream.url())],
+            "",
+        );
+        let gateway = protocol.start(&rules);
+        let mut connection = gateway.connect();
+        let answer = connection.ask(HANDSHAKE);
+        assert_eq!(answer.status, 101);
+        assert_eq!(answer.header("sec-websocket-accept"), Some("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="));
+        assert!(answer.header("upgrade").is_some_and(|protocol| protocol == "websocket"));
+        // Frames, and bytes that are invalid in requests.
+        for message in
+            [&b"\x81\x85\x37\xfa\x21\x3d\x7f\x9f\x4d\x51\x58"[..], b"\0\n\n\r\0", b"GET / HTTP/1.1\nHost : h\n\n"]
+        {
+            connection.send(message);
+            assert_eq!(connection.bytes(message.len()), message);
+        }
+        std::thread::sleep(Duration::from_secs(2));
+        connection.send("after a pause that is longer than all timeouts of requests");
+        assert_eq!(connection.bytes(5), b"after");
+        connection.bytes(53);
+        connection.tcp().shutdown(std::net::Shutdown::Write).unwrap();
+        assert!(connection.is_closed());
+    });
 }
 
 #[test]
 fn a_server_that_does_not_agree_is_heard_and_the_connection_goes_on() {
-    let upstream = Raw::answering("HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\nno");
-    let gateway = Gateway::before(&upstream.url());
-    let mut connection = gateway.connect();
-    for _ in 0..2 {
-        let answer = connection.ask(HANDSHAKE);
-        assert_eq!((answer.status, answer.text()), (400, "no"));
-    }
-    // The framing is still checked.
-    assert_eq!(connection.ask("GET / HTTP/1.1\nHost: h\r\n\r\n").status, 400);
-    assert!(connection.is_closed());
+    each_http1(|protocol| {
+        let upstream = Raw::answering("HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\nno");
+        let gateway = protocol.start_before(&upstream.url());
+        let mut connection = gateway.connect();
+        for _ in 0..2 {
+            let answer = connection.ask(HANDSHAKE);
+            assert_eq!((answer.status, answer.text()), (400, "no"));
+        }
+        // The framing is still checked.
+        assert_eq!(connection.ask("GET / HTTP/1.1\nHost: h\r\n\r\n").status, 400);
+        assert!(connection.is_closed());
+    });
 }
 
 #[test]
 fn limits_apply_to_handshakes() {
-    let upstream = Raw::start(chat);
-    let gateway = Gateway::start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], &per_user(1)));
-    let mut first = gateway.connect();
-    assert_eq!(first.ask(HANDSHAKE).status, 101);
-    assert_eq!(gateway.connect().ask(HANDSHAKE).status, 429);
-    first.send("still here");
-    assert_eq!(first.bytes(10), b"still here");
+    each_http1(|protocol| {
+        let upstream = Raw::start(chat);
+        let gateway =
+            protocol.start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], &per_user(1)));
+        let mut first = gateway.connect();
+        assert_eq!(first.ask(HANDSHAKE).status, 101);
+        assert_eq!(gateway.connect().ask(HANDSHAKE).status, 429);
+        first.send("still here");
+        assert_eq!(first.bytes(10), b"still here");
+    });
 }
 
 #[test]
 fn an_upstream_that_ends_the_conversation_ends_it_for_the_client() {
-    let upstream = Raw::start(|conversation| {
-        _ = conversation.request();
-        conversation.send(SWITCH);
-        conversation.send("bye");
+    each_http1(|protocol| {
+        let upstream = Raw::start(|conversation| {
+            _ = conversation.request();
+            conversation.send(SWITCH);
+            conversation.send("bye");
+        });
+        let gateway = protocol.start_before(&upstream.url());
+        let mut connection = gateway.connect();
+        assert_eq!(connection.ask(HANDSHAKE).status, 101);
+        assert_eq!(connection.bytes(3), b"bye");
+        connection.tcp().shutdown(std::net::Shutdown::Write).unwrap();
+        assert!(connection.is_closed());
     });
-    let gateway = Gateway::before(&upstream.url());
-    let mut connection = gateway.connect();
-    assert_eq!(connection.ask(HANDSHAKE).status, 101);
-    assert_eq!(connection.bytes(3), b"bye");
-    connection.tcp().shutdown(std::net::Shutdown::Write).unwrap();
-    assert!(connection.is_closed());
 }
 
 #[test]
 fn conversations_count_among_connections_and_may_end_before_the_gateway_does() {
-    let upstream = Raw::start(chat);
-    let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
-    let gateway = Gateway::start(&site("workers: 1\n  max_connections: 1", &[route], ""));
-    let mut chatting = gateway.connect();
-    assert_eq!(chatting.ask(HANDSHAKE).status, 101);
-    chatting.send("one");
-    assert_eq!(chatting.bytes(3), b"one");
-    assert_eq!(gateway.get("/").status, 503);
-    gateway.signal("TERM");
-    std::thread::sleep(Duration::from_secs(1));
-    chatting.send("two");
-    assert_eq!(chatting.bytes(3), b"two");
-    drop(chatting);
-    assert_eq!(gateway.wait().code(), Some(0));
+    each_http1(|protocol| {
+        let upstream = Raw::start(chat);
+        let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
+        let gateway = protocol.start(&site("workers: 1\n  max_connections: 1", &[route], ""));
+        let mut chatting = gateway.connect();
+        assert_eq!(chatting.ask(HANDSHAKE).status, 101);
+        chatting.send("one");
+        assert_eq!(chatting.bytes(3), b"one");
+        // It is refused before TLS.
+        assert_eq!(Connection::to(gateway.address).get("/").status, 503);
+        gateway.signal("TERM");
+        std::thread::sleep(Duration::from_secs(1));
+        chatting.send("two");
+        assert_eq!(chatting.bytes(3), b"two");
+        drop(chatting);
+        assert_eq!(gateway.wait().code(), Some(0));
+    });
 }
 
 /// A handshake is a response like any other.
 #[test]
 fn handshake_is_counted_and_logged_like_other_responses() {
-    let upstream = Raw::start(chat);
-    let limits =
-        "{ name: logins, key: 'header:x-user-id', algorithm: fixed_window, limit: 1, window: 1h, count: [401] }";
-    let route =
-        format!("{{ path: /**, upstream: {}, response_headers: {{ set: {{ x-set: here }} }} }}", upstream.url());
-    let gateway = Gateway::start(&site("", &[route], limits));
-    for _ in 0..3 {
-        let mut connection = gateway.connect();
-        let answer = connection.ask(HANDSHAKE);
-        assert_eq!(answer.status, 101, "a handshake is no 401, and spends nothing");
-        assert_eq!((answer.header("x-set"), answer.header("via")), (Some("here"), Some("1.1 tollgate")));
-        assert!(answer.header("x-request-id").is_some_and(|id| !id.is_empty()));
-        assert_eq!(answer.header("upgrade"), Some("websocket"));
-        assert!(answer.header("connection").is_some_and(|value| value.eq_ignore_ascii_case("upgrade")));
-        connection.send("hello");
-        assert_eq!(connection.bytes(5), b"hello");
-    }
+    each_http1(|protocol| {
+        let upstream = Raw::start(chat);
+        let limits =
+            "{ name: logins, key: 'header:x-user-id', algorithm: fixed_window, limit: 1, window: 1h, count: [401] }";
+        let route =
+            format!("{{ path: /**, upstream: {}, response_headers: {{ set: {{ x-set: here }} }} }}", upstream.url());
+        let gateway = protocol.start(&site("", &[route], limits));
+        for _ in 0..3 {
+            let mut connection = gateway.connect();
+            let answer = connection.ask(HANDSHAKE);
+            assert_eq!(answer.status, 101, "a handshake is no 401, and spends nothing");
+            assert_eq!((answer.header("x-set"), answer.header("via")), (Some("here"), Some("1.1 tollgate")));
+            assert!(answer.header("x-request-id").is_some_and(|id| !id.is_empty()));
+            assert_eq!(answer.header("upgrade"), Some("websocket"));
+            assert!(answer.header("connection").is_some_and(|value| value.eq_ignore_ascii_case("upgrade")));
+            connection.send("hello");
+            assert_eq!(connection.bytes(5), b"hello");
+        }
+    });
 }
 
 #[test]
 fn unrequested_upgrade_is_a_failure_that_limits_count() {
-    let upstream = Raw::start(|conversation| {
-        _ = conversation.request();
-        conversation.send(SWITCH);
-        conversation.await_end();
-    });
-    let limits = "{ name: good, key: 'header:x-user-id', algorithm: fixed_window, limit: 1, window: 1h, \
+    each_http1(|protocol| {
+        let upstream = Raw::start(|conversation| {
+            _ = conversation.request();
+            conversation.send(SWITCH);
+            conversation.await_end();
+        });
+        let limits = "{ name: good, key: 'header:x-user-id', algorithm: fixed_window, limit: 1, window: 1h, \
                   count: [200, 101] }";
-    let route = format!(
-        "{{ path: /**, retries: 0, upstream: {}, eject: {{ after: 100, for: 1s }}, \
+        let route = format!(
+            "{{ path: /**, retries: 0, upstream: {}, eject: {{ after: 100, for: 1s }}, \
          response_headers: {{ set: {{ x-set: here }} }} }}",
-        upstream.url()
-    );
-    let gateway = Gateway::start(&site("", &[route], limits));
-    for _ in 0..3 {
-        let answer = gateway.connect().get_as("ann", "/");
-        assert_eq!((answer.status, answer.header("x-set")), (502, Some("here")), "it spends nothing");
-    }
+            upstream.url()
+        );
+        let gateway = protocol.start(&site("", &[route], limits));
+        for _ in 0..3 {
+            let answer = gateway.connect().get_as("ann", "/");
+            assert_eq!((answer.status, answer.header("x-set")), (502, Some("here")), "it spends nothing");
+        }
+    });
 }
 
 #[test]
 fn unrequested_upgrade_ejects_the_upstream() {
-    let bad = Raw::start(|conversation| {
-        _ = conversation.request();
-        conversation.send(SWITCH);
-        conversation.await_end();
+    each_http1(|protocol| {
+        let bad = Raw::start(|conversation| {
+            _ = conversation.request();
+            conversation.send(SWITCH);
+            conversation.await_end();
+        });
+        let good = Raw::named("good");
+        let limits = "{ name: all, key: 'header:x-user-id', limit: 1000, window: 1h, count: [200] }";
+        let route = format!(
+            "{{ path: /**, retries: 0, balance: round_robin, upstream: [{}, {}], eject: {{ after: 1, for: 1h }} }}",
+            bad.url(),
+            good.url()
+        );
+        let gateway = protocol.start(&site("workers: 1", &[route], limits));
+        let statuses: Vec<u16> = (0..6).map(|_| gateway.connect().get_as("ann", "/").status).collect();
+        assert_eq!(statuses.iter().filter(|status| **status == 502).count(), 1, "{statuses:?}");
     });
-    let good = Raw::named("good");
-    let limits = "{ name: all, key: 'header:x-user-id', limit: 1000, window: 1h, count: [200] }";
-    let route = format!(
-        "{{ path: /**, retries: 0, balance: round_robin, upstream: [{}, {}], eject: {{ after: 1, for: 1h }} }}",
-        bad.url(),
-        good.url()
-    );
-    let gateway = Gateway::start(&site("workers: 1", &[route], limits));
-    let statuses: Vec<u16> = (0..6).map(|_| gateway.connect().get_as("ann", "/").status).collect();
-    assert_eq!(statuses.iter().filter(|status| **status == 502).count(), 1, "{statuses:?}");
 }

@@ -5,8 +5,8 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use socket2::{Domain, Socket, Type};
+use testkit::client::Client;
 use testkit::gateway::{Gateway, site};
-use testkit::http1::Connection;
 use testkit::skip::skipped;
 use testkit::upstream::Raw;
 use testkit::wait::until;
@@ -43,7 +43,7 @@ fn gateway(port: u16, addresses: &[&str], connections: &str) -> Gateway {
     Gateway::with_hosts(&hosts, &site("workers: 1", &[route], ""))
 }
 
-fn upstream_of(connection: &mut Connection) -> String {
+fn upstream_of(connection: &mut Client) -> String {
     let answer = connection.get("/");
     assert_eq!(answer.status, 200, "{}", answer.text());
     answer.header("x-upstream").unwrap().to_owned()
@@ -66,7 +66,7 @@ fn address_that_does_not_answer_does_not_hide_a_good_one() {
         })
         .collect();
     let gateway = gateway(good.address.port(), &["127.0.0.1", "127.0.0.2"], "max_requests: 1");
-    let mut connection = gateway.connect();
+    let mut connection = gateway.client();
     for _ in 0..6 {
         assert_eq!(upstream_of(&mut connection), "good");
     }
@@ -79,7 +79,7 @@ fn address_that_refuses_does_not_hide_a_good_one() {
     }
     let (good, _refuses) = upstream_beside("good", TWO, ONE);
     let gateway = gateway(good.address.port(), &["::1", "127.0.0.1", "127.0.0.2"], "max_requests: 1");
-    let mut connection = gateway.connect();
+    let mut connection = gateway.client();
     for _ in 0..6 {
         assert_eq!(upstream_of(&mut connection), "good");
     }
@@ -94,7 +94,7 @@ fn connections_are_spread_over_the_addresses() {
     drop(taken);
     let _two = Raw::at_named(&format!("127.0.0.2:{}", one.address.port()), "two");
     let gateway = gateway(one.address.port(), &["127.0.0.1", "127.0.0.2"], "max_requests: 1");
-    let mut connection = gateway.connect();
+    let mut connection = gateway.client();
     let of_one = (0..10).filter(|_| upstream_of(&mut connection) == "one").count();
     // An attempt that is slow on a busy machine is overtaken by the next address.
     assert!((3..=7).contains(&of_one), "{of_one} of 10 connections went to one address");
@@ -110,7 +110,7 @@ fn address_that_the_name_no_longer_has_is_left() {
     drop(taken);
     let _new = Raw::at_named(&format!("127.0.0.2:{}", old.address.port()), "new");
     let gateway = gateway(old.address.port(), &["127.0.0.1"], "idle: 1h, max_age: 1h");
-    let mut connection = gateway.connect();
+    let mut connection = gateway.client();
     assert_eq!(upstream_of(&mut connection), "old");
     // In place: the mount is of this file.
     std::fs::write(gateway.path("hosts"), "127.0.0.2 many.test\n").unwrap();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use testkit::client::each_protocol;
 use testkit::gateway::{Gateway, per_user, site};
 use testkit::port::unused_address;
 use testkit::upstream::{Raw, moody};
@@ -11,21 +12,23 @@ use testkit::wait::until;
 
 #[test]
 fn an_upstream_that_fails_is_left_alone_for_a_while_and_then_used_again() {
-    let is_healthy = Arc::new(AtomicBool::new(false));
-    let (bad, good) = (moody("moody", &is_healthy), Raw::named("good"));
-    let route = format!(
-        "{{ path: /**, balance: round_robin, upstream: [{}, {}], eject: {{ after: 2, for: 2s }} }}",
-        bad.url(),
-        good.url()
-    );
-    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
-    let mut connection = gateway.connect();
-    for _ in 0..20 {
-        assert_eq!(connection.get("/").header("x-upstream"), Some("good"));
-    }
-    assert_eq!(bad.requests(), 2, "it is left alone after two failures");
-    is_healthy.store(true, Relaxed);
-    until("its return", || connection.get("/").header("x-upstream") == Some("moody"));
+    each_protocol(|protocol| {
+        let is_healthy = Arc::new(AtomicBool::new(false));
+        let (bad, good) = (moody("moody", &is_healthy), Raw::named("good"));
+        let route = format!(
+            "{{ path: /**, balance: round_robin, upstream: [{}, {}], eject: {{ after: 2, for: 2s }} }}",
+            bad.url(),
+            good.url()
+        );
+        let gateway = protocol.start(&site("workers: 1", &[route], ""));
+        let mut connection = gateway.client();
+        for _ in 0..20 {
+            assert_eq!(connection.get("/").header("x-upstream"), Some("good"));
+        }
+        assert_eq!(bad.requests(), 2, "it is left alone after two failures");
+        is_healthy.store(true, Relaxed);
+        until("its return", || connection.get("/").header("x-upstream") == Some("moody"));
+    });
 }
 
 #[test]
@@ -131,76 +134,86 @@ fn passed_check_of_an_ejected_upstream_is_logged() {
 /// A client that can provoke such responses could have an upstream ejected for everyone.
 #[test]
 fn statuses_count_as_failures_only_where_the_route_says_so() {
-    let (bad, good) =
-        (Raw::answering("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"), Raw::named("good"));
-    let route = format!(
-        "{{ path: /**, balance: round_robin, upstream: [{}, {}], eject: {{ after: 3, for: 1m }} }}",
-        bad.url(),
-        good.url()
-    );
-    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
-    let mut connection = gateway.connect();
-    let mut get = || connection.get("/").status;
-    assert_eq!((0..20).filter(|_| get() == 503).count(), 10);
+    each_protocol(|protocol| {
+        let (bad, good) =
+            (Raw::answering("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"), Raw::named("good"));
+        let route = format!(
+            "{{ path: /**, balance: round_robin, upstream: [{}, {}], eject: {{ after: 3, for: 1m }} }}",
+            bad.url(),
+            good.url()
+        );
+        let gateway = protocol.start(&site("workers: 1", &[route], ""));
+        let mut connection = gateway.client();
+        let mut get = || connection.get("/").status;
+        assert_eq!((0..20).filter(|_| get() == 503).count(), 10);
+    });
 }
 
 #[test]
 fn statuses_that_the_route_names_count_as_failures() {
-    let bad = Raw::answering("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n");
-    let good = Raw::named("good");
-    let route = format!(
-        "{{ path: /**, balance: round_robin, upstream: [{}, {}], eject: {{ after: 3, for: 1m, statuses: [503] }} }}",
-        bad.url(),
-        good.url()
-    );
-    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
-    let mut connection = gateway.connect();
-    let bad_answers = (0..20).filter(|_| connection.get("/").status == 503).count();
-    assert_eq!(bad_answers, 3);
+    each_protocol(|protocol| {
+        let bad = Raw::answering("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n");
+        let good = Raw::named("good");
+        let route = format!(
+            "{{ path: /**, balance: round_robin, upstream: [{}, {}], eject: {{ after: 3, for: 1m, statuses: [503] }} }}",
+            bad.url(),
+            good.url()
+        );
+        let gateway = protocol.start(&site("workers: 1", &[route], ""));
+        let mut connection = gateway.client();
+        let bad_answers = (0..20).filter(|_| connection.get("/").status == 503).count();
+        assert_eq!(bad_answers, 3);
+    });
 }
 
 /// The upstream answers one route, and fails the other.
 #[test]
 fn success_for_one_route_does_not_end_the_failures_of_another() {
-    let (bad, good) = (partly_bad(), Raw::named("good"));
-    let upstreams = format!("balance: round_robin, upstream: [{}, {}]", bad.url(), good.url());
-    for lax in ["/lax/503", "/lax/200"] {
-        let routes = [
-            format!("{{ path: /strict/**, {upstreams}, eject: {{ after: 3, for: 1m, statuses: [503] }} }}"),
-            format!("{{ path: /lax/**, upstream: {} }}", bad.url()),
-        ];
-        let gateway = Gateway::start(&site("workers: 1", &routes, ""));
-        let mut connection = gateway.connect();
-        let bad_answers = (0..20).filter(|_| {
-            assert_eq!(connection.get(lax).status.to_string(), lax[5..]);
-            connection.get("/strict/503").status == 503
-        });
-        assert_eq!(bad_answers.count(), 3, "{lax}");
-    }
+    each_protocol(|protocol| {
+        let (bad, good) = (partly_bad(), Raw::named("good"));
+        let upstreams = format!("balance: round_robin, upstream: [{}, {}]", bad.url(), good.url());
+        for lax in ["/lax/503", "/lax/200"] {
+            let routes = [
+                format!("{{ path: /strict/**, {upstreams}, eject: {{ after: 3, for: 1m, statuses: [503] }} }}"),
+                format!("{{ path: /lax/**, upstream: {} }}", bad.url()),
+            ];
+            let gateway = protocol.start(&site("workers: 1", &routes, ""));
+            let mut connection = gateway.client();
+            let bad_answers = (0..20).filter(|_| {
+                assert_eq!(connection.get(lax).status.to_string(), lax[5..]);
+                connection.get("/strict/503").status == 503
+            });
+            assert_eq!(bad_answers.count(), 3, "{lax}");
+        }
+    });
 }
 
 #[test]
 fn success_for_one_route_does_not_end_an_ejection_by_another() {
-    let (bad, good) = (partly_bad(), Raw::named("good"));
-    let dead = format!("http://{}", unused_address());
-    let eject = "balance: round_robin, eject: { after: 1, for: 1h, statuses: [503] }";
-    let routes = [
-        format!("{{ name: one, path: /one/**, upstream: [{}, {}], {eject} }}", bad.url(), good.url()),
-        // It has no other healthy upstream, so requests go there.
-        format!("{{ name: other, path: /other/**, upstream: [{}, {dead}], {eject} }}", bad.url()),
-    ];
-    let gateway = Gateway::start(&site("workers: 1", &routes, ""));
-    let mut connection = gateway.connect();
-    until("an ejection", || connection.get("/one/503").status == 503);
-    for _ in 0..4 {
-        assert_eq!(connection.get("/other/200").status, 200);
-        assert_eq!(connection.get("/one/503").header("x-upstream"), Some("good"));
-    }
-    let said = gateway.await_said(" failed: it responded with 503; ", 1);
-    let line =
-        format!("upstream {} of route one failed: it responded with 503; it gets no requests for 3600 s", bad.address);
-    assert!(said.contains(&line), "{said}");
-    assert!(!said.contains("answers requests again"), "{said}");
+    each_protocol(|protocol| {
+        let (bad, good) = (partly_bad(), Raw::named("good"));
+        let dead = format!("http://{}", unused_address());
+        let eject = "balance: round_robin, eject: { after: 1, for: 1h, statuses: [503] }";
+        let routes = [
+            format!("{{ name: one, path: /one/**, upstream: [{}, {}], {eject} }}", bad.url(), good.url()),
+            // It has no other healthy upstream, so requests go there.
+            format!("{{ name: other, path: /other/**, upstream: [{}, {dead}], {eject} }}", bad.url()),
+        ];
+        let gateway = protocol.start(&site("workers: 1", &routes, ""));
+        let mut connection = gateway.client();
+        until("an ejection", || connection.get("/one/503").status == 503);
+        for _ in 0..4 {
+            assert_eq!(connection.get("/other/200").status, 200);
+            assert_eq!(connection.get("/one/503").header("x-upstream"), Some("good"));
+        }
+        let said = gateway.await_said(" failed: it responded with 503; ", 1);
+        let line = format!(
+            "upstream {} of route one failed: it responded with 503; it gets no requests for 3600 s",
+            bad.address
+        );
+        assert!(said.contains(&line), "{said}");
+        assert!(!said.contains("answers requests again"), "{said}");
+    });
 }
 
 /// Routes for different hosts may have the same name.
@@ -238,69 +251,75 @@ fn partly_bad() -> Raw {
 /// An upstream that cannot be reached is of no use to any route.
 #[test]
 fn upstream_without_connections_is_ejected_from_all_routes() {
-    let (dead, good) = (unused_address(), Raw::named("good"));
-    let upstreams = format!("balance: round_robin, upstream: [http://{dead}, {}]", good.url());
-    let routes = ["one", "other"].map(|name| {
-        format!("{{ name: {name}, path: /{name}/**, {upstreams}, eject: {{ after: 1, for: 1h }}, retries: 0 }}")
+    each_protocol(|protocol| {
+        let (dead, good) = (unused_address(), Raw::named("good"));
+        let upstreams = format!("balance: round_robin, upstream: [http://{dead}, {}]", good.url());
+        let routes = ["one", "other"].map(|name| {
+            format!("{{ name: {name}, path: /{name}/**, {upstreams}, eject: {{ after: 1, for: 1h }}, retries: 0 }}")
+        });
+        let gateway = protocol.start(&site("workers: 1", &routes, ""));
+        let mut connection = gateway.client();
+        until("a failure", || connection.get("/one/").status == 502);
+        for _ in 0..4 {
+            assert_eq!(connection.get("/other/").status, 200);
+        }
+        gateway.await_said(&format!("upstream {dead} of routes one, other failed: Connection refused"), 1);
     });
-    let gateway = Gateway::start(&site("workers: 1", &routes, ""));
-    let mut connection = gateway.connect();
-    until("a failure", || connection.get("/one/").status == 502);
-    for _ in 0..4 {
-        assert_eq!(connection.get("/other/").status, 200);
-    }
-    gateway.await_said(&format!("upstream {dead} of routes one, other failed: Connection refused"), 1);
 }
 
 #[test]
 fn answers_that_break_off_count_as_failures() {
-    let heads = ["Content-Length: 100\r\n\r\nhello", "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"];
-    // Without a body, and with one.
-    let bodies = ["\r\n", "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"];
-    for (head, body) in heads.iter().flat_map(|head| bodies.map(|body| (*head, body))) {
-        let bad = Raw::start(move |conversation| {
-            _ = conversation.request();
-            conversation.send(format!("HTTP/1.1 200 OK\r\n{head}"));
-        });
-        let good = Raw::named("good");
-        let upstreams = format!("[{}, {}]", bad.url(), good.url());
-        let route =
-            format!("{{ path: /**, balance: round_robin, upstream: {upstreams}, eject: {{ after: 3, for: 1m }} }}");
-        let gateway = Gateway::start(&site("workers: 1", &[route], ""));
-        let broken = (0..20).filter(|_| {
-            let mut connection = gateway.connect();
-            connection.send(format!("POST / HTTP/1.1\r\nHost: h\r\n{body}"));
-            connection.try_receive().is_err()
-        });
-        assert_eq!(broken.count(), 3, "{head:?} {body:?}");
-    }
+    each_protocol(|protocol| {
+        let heads = ["Content-Length: 100\r\n\r\nhello", "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"];
+        // Without a body, and with one.
+        let bodies = ["\r\n", "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"];
+        for (head, body) in heads.iter().flat_map(|head| bodies.map(|body| (*head, body))) {
+            let bad = Raw::start(move |conversation| {
+                _ = conversation.request();
+                conversation.send(format!("HTTP/1.1 200 OK\r\n{head}"));
+            });
+            let good = Raw::named("good");
+            let upstreams = format!("[{}, {}]", bad.url(), good.url());
+            let route =
+                format!("{{ path: /**, balance: round_robin, upstream: {upstreams}, eject: {{ after: 3, for: 1m }} }}");
+            let gateway = protocol.start(&site("workers: 1", &[route], ""));
+            let broken = (0..20).filter(|_| {
+                let mut connection = gateway.client();
+                connection.send(format!("POST / HTTP/1.1\r\nHost: h\r\n{body}"));
+                connection.try_receive().is_err()
+            });
+            assert_eq!(broken.count(), 3, "{head:?} {body:?}");
+        }
+    });
 }
 
 #[test]
 fn a_check_takes_an_upstream_out_and_puts_it_back() {
-    let is_healthy = Arc::new(AtomicBool::new(true));
-    let (checked, other) = (moody("checked", &is_healthy), Arc::new(AtomicBool::new(true)));
-    let other = moody("other", &other);
-    let check = "{ path: /health, every: 100ms, timeout: 1s, unhealthy_after: 2, healthy_after: 2 }";
-    let route = format!(
-        "{{ path: /**, balance: round_robin, upstream: [{}, {}], health_check: {check} }}",
-        checked.url(),
-        other.url()
-    );
-    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
-    until("a check", || checked.seen().iter().any(|seen| seen.contains("GET /health HTTP/1.1\r\n")));
-    let mut connection = gateway.connect();
-    is_healthy.store(false, Relaxed);
-    gateway.await_said("fails its health check of /health", 1);
-    let asked = |upstream: &Raw| upstream.seen().concat().matches("GET /asked ").count();
-    for _ in 0..6 {
-        assert_eq!(connection.get("/asked").header("x-upstream"), Some("other"));
-    }
-    assert_eq!(asked(&checked), 0);
-    is_healthy.store(true, Relaxed);
-    gateway.await_said("passes its health checks again, and gets its share of requests", 1);
-    let back = (0..4).filter(|_| connection.get("/asked").header("x-upstream") == Some("checked")).count();
-    assert_eq!(back, 2);
+    each_protocol(|protocol| {
+        let is_healthy = Arc::new(AtomicBool::new(true));
+        let (checked, other) = (moody("checked", &is_healthy), Arc::new(AtomicBool::new(true)));
+        let other = moody("other", &other);
+        let check = "{ path: /health, every: 100ms, timeout: 1s, unhealthy_after: 2, healthy_after: 2 }";
+        let route = format!(
+            "{{ path: /**, balance: round_robin, upstream: [{}, {}], health_check: {check} }}",
+            checked.url(),
+            other.url()
+        );
+        let gateway = protocol.start(&site("workers: 1", &[route], ""));
+        until("a check", || checked.seen().iter().any(|seen| seen.contains("GET /health HTTP/1.1\r\n")));
+        let mut connection = gateway.client();
+        is_healthy.store(false, Relaxed);
+        gateway.await_said("fails its health check of /health", 1);
+        let asked = |upstream: &Raw| upstream.seen().concat().matches("GET /asked ").count();
+        for _ in 0..6 {
+            assert_eq!(connection.get("/asked").header("x-upstream"), Some("other"));
+        }
+        assert_eq!(asked(&checked), 0);
+        is_healthy.store(true, Relaxed);
+        gateway.await_said("passes its health checks again, and gets its share of requests", 1);
+        let back = (0..4).filter(|_| connection.get("/asked").header("x-upstream") == Some("checked")).count();
+        assert_eq!(back, 2);
+    });
 }
 
 /// The log line has to name what to look at.
@@ -398,125 +417,140 @@ fn an_upstream_that_is_no_longer_checked_is_used_again() {
 
 #[test]
 fn a_get_is_tried_again_elsewhere_and_spends_one_unit() {
-    let hangs_up = Raw::start(|conversation| _ = conversation.request());
-    let good = Raw::named("good");
-    for dead in [format!("http://{}", unused_address()), hangs_up.url()] {
-        let route = format!(
-            "{{ path: /**, balance: round_robin, upstream: [{dead}, {}], eject: {{ after: 1000000 }} }}",
-            good.url()
-        );
-        let gateway = Gateway::start(&site("workers: 1", &[route], &per_user(10)));
-        let mut connection = gateway.connect();
-        for left in (0..10).rev() {
-            let answer = connection.get_as("ann", "/");
-            assert_eq!(answer.status, 200);
-            assert_eq!(answer.header("x-ratelimit-remaining"), Some(left.to_string().as_str()));
+    each_protocol(|protocol| {
+        let hangs_up = Raw::start(|conversation| _ = conversation.request());
+        let good = Raw::named("good");
+        for dead in [format!("http://{}", unused_address()), hangs_up.url()] {
+            let route = format!(
+                "{{ path: /**, balance: round_robin, upstream: [{dead}, {}], eject: {{ after: 1000000 }} }}",
+                good.url()
+            );
+            let gateway = protocol.start(&site("workers: 1", &[route], &per_user(10)));
+            let mut connection = gateway.client();
+            for left in (0..10).rev() {
+                let answer = connection.get_as("ann", "/");
+                assert_eq!(answer.status, 200);
+                assert_eq!(answer.header("x-ratelimit-remaining"), Some(left.to_string().as_str()));
+            }
+            assert_eq!(connection.get_as("ann", "/").status, 429);
         }
-        assert_eq!(connection.get_as("ann", "/").status, 429);
-    }
-    assert!(hangs_up.requests() >= 4, "{}", hangs_up.requests());
+        assert!(hangs_up.requests() >= 4, "{}", hangs_up.requests());
+    });
 }
 
 #[test]
 fn without_retries_the_client_gets_the_failure() {
-    let good = Raw::named("good");
-    let route = format!(
-        "{{ path: /**, balance: round_robin, retries: 0, upstream: [http://{}, {}], eject: {{ after: 1000000 }} }}",
-        unused_address(),
-        good.url()
-    );
-    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
-    let mut connection = gateway.connect();
-    let failures = (0..10).filter(|_| connection.get("/").status == 502).count();
-    assert_eq!(failures, 5);
+    each_protocol(|protocol| {
+        let good = Raw::named("good");
+        let route = format!(
+            "{{ path: /**, balance: round_robin, retries: 0, upstream: [http://{}, {}], eject: {{ after: 1000000 }} }}",
+            unused_address(),
+            good.url()
+        );
+        let gateway = protocol.start(&site("workers: 1", &[route], ""));
+        let mut connection = gateway.client();
+        let failures = (0..10).filter(|_| connection.get("/").status == 502).count();
+        assert_eq!(failures, 5);
+    });
 }
 
 #[test]
 fn a_post_that_has_been_sent_is_never_sent_again() {
-    let hangs_up = [(); 2].map(|()| Raw::start(|conversation| _ = conversation.request()));
-    let [one, other] = hangs_up.each_ref().map(Raw::url);
-    let gateway = Gateway::start(&site("", &[format!("{{ path: /**, retries: 10, upstream: [{one}, {other}] }}")], ""));
-    for (request, body) in [
-        ("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n", "hello"),
-        ("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n", ""),
-        ("PUT / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n", "hello"),
-    ] {
-        let before: usize = hangs_up.iter().map(Raw::requests).sum();
-        let answer = gateway.connect().ask(format!("{request}{body}"));
-        assert_eq!(answer.status, 502, "{request}");
-        assert_eq!(hangs_up.iter().map(Raw::requests).sum::<usize>(), before + 1, "{request}");
-    }
+    each_protocol(|protocol| {
+        let hangs_up = [(); 2].map(|()| Raw::start(|conversation| _ = conversation.request()));
+        let [one, other] = hangs_up.each_ref().map(Raw::url);
+        let gateway =
+            protocol.start(&site("", &[format!("{{ path: /**, retries: 10, upstream: [{one}, {other}] }}")], ""));
+        for (request, body) in [
+            ("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n", "hello"),
+            ("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n", ""),
+            ("PUT / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n", "hello"),
+        ] {
+            let before: usize = hangs_up.iter().map(Raw::requests).sum();
+            let answer = gateway.client().ask(format!("{request}{body}"));
+            assert_eq!(answer.status, 502, "{request}");
+            assert_eq!(hangs_up.iter().map(Raw::requests).sum::<usize>(), before + 1, "{request}");
+        }
+    });
 }
 
 #[test]
 fn a_post_that_found_no_connection_goes_elsewhere() {
-    let good = Raw::named("good");
-    let route =
-        format!("{{ path: /**, balance: round_robin, upstream: [http://{}, {}] }}", unused_address(), good.url());
-    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
-    for _ in 0..4 {
-        let answer = gateway.connect().ask("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello");
-        assert_eq!(answer.header("x-upstream"), Some("good"));
-    }
-    assert_eq!(good.seen().concat().matches("\r\n\r\nhello").count(), 4);
+    each_protocol(|protocol| {
+        let good = Raw::named("good");
+        let route =
+            format!("{{ path: /**, balance: round_robin, upstream: [http://{}, {}] }}", unused_address(), good.url());
+        let gateway = protocol.start(&site("workers: 1", &[route], ""));
+        for _ in 0..4 {
+            let answer = gateway.client().ask("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello");
+            assert_eq!(answer.header("x-upstream"), Some("good"));
+        }
+        assert_eq!(good.seen().concat().matches("\r\n\r\nhello").count(), 4);
+    });
 }
 
 /// A server may close an idle connection without notice.
 #[test]
 fn a_connection_that_the_upstream_closed_in_the_meantime_fails_no_get() {
-    let once = Raw::start(|conversation| {
-        if conversation.request().is_some() {
-            conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+    each_protocol(|protocol| {
+        let once = Raw::start(|conversation| {
+            if conversation.request().is_some() {
+                conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+            }
+        });
+        let gateway = protocol.start_before(&once.url());
+        let mut connection = gateway.client();
+        for _ in 0..5 {
+            assert_eq!(connection.get("/").status, 200);
+            std::thread::sleep(Duration::from_millis(300));
         }
     });
-    let gateway = Gateway::before(&once.url());
-    let mut connection = gateway.connect();
-    for _ in 0..5 {
-        assert_eq!(connection.get("/").status, 200);
-        std::thread::sleep(Duration::from_millis(300));
-    }
 }
 
 #[test]
 fn an_address_that_does_not_answer_is_given_up_after_connect_timeout() {
-    // A network for documentation: packets to it are dropped, or refused at once.
-    let route = "{ path: /**, connect_timeout: 500ms, retries: 0, upstream: 'http://192.0.2.1:81' }";
-    let gateway = Gateway::start(&site("", &[route], ""));
-    let begun = Instant::now();
-    let answer = gateway.get("/");
-    assert!(matches!(answer.status, 502 | 504), "{}", answer.status);
-    assert!(begun.elapsed() < Duration::from_secs(10));
+    each_protocol(|protocol| {
+        // A network for documentation: packets to it are dropped, or refused at once.
+        let route = "{ path: /**, connect_timeout: 500ms, retries: 0, upstream: 'http://192.0.2.1:81' }";
+        let gateway = protocol.start(&site("", &[route], ""));
+        let begun = Instant::now();
+        let answer = gateway.get("/");
+        assert!(matches!(answer.status, 502 | 504), "{}", answer.status);
+        assert!(begun.elapsed() < Duration::from_secs(10));
+    });
 }
 
 /// Runs the gateway out of descriptors while a client is connected. The client's requests need a new connection each.
 #[cfg(target_os = "linux")]
 #[test]
 fn gateway_without_descriptors_does_not_blame_the_upstream() {
-    use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
-    let upstream = Raw::named("good");
-    let route = format!(
-        "{{ name: all, path: /**, upstream: {}, upstream_connections: {{ max_requests: 1 }}, \
+    each_protocol(|protocol| {
+        use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+        let upstream = Raw::named("good");
+        let route = format!(
+            "{{ name: all, path: /**, upstream: {}, upstream_connections: {{ max_requests: 1 }}, \
          eject: {{ after: 1, for: 1h }}, health_check: {{ path: /health, every: 100ms, unhealthy_after: 1 }} }}",
-        upstream.url()
-    );
-    let rules = site("workers: 1\n  max_connections: 100", &[route], "");
-    let gateway = Gateway::start(&format!("admin: {{ listen: 127.0.0.1:0 }}\n{rules}"));
-    let mut connections = [gateway.connect(), gateway.connect()];
-    let mut get = || connections.iter_mut().map(|connection| connection.get("/")).collect::<Vec<_>>();
-    assert!(get().iter().all(|answer| answer.status == 200));
-    let pid = Pid::from_raw(i32::try_from(gateway.id()).unwrap());
-    let before = getrlimit(Resource::Nofile);
-    // The standard streams are open, so no descriptor below this is free.
-    prlimit(pid, Resource::Nofile, Rlimit { current: Some(3), maximum: before.maximum }).unwrap();
-    for answer in get() {
-        assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")), "{}", answer.text());
-        assert!(answer.text().contains("gateway_exhausted"), "{}", answer.text());
-    }
-    let said = gateway.await_said("the gateway has no file descriptors left: raise its limit of open files", 1);
-    prlimit(pid, Resource::Nofile, before).unwrap();
-    assert!(get().iter().all(|answer| answer.status == 200));
-    gateway.await_metric("tollgate_upstream_failures_total{route=\"all\",kind=\"gateway_exhausted\"}", 2);
-    gateway.await_metric("tollgate_upstream_failures_total{route=\"all\",kind=\"cannot_connect\"}", 0);
-    gateway.await_metric(&format!("tollgate_upstream_up{{upstream=\"{}\"}}", upstream.address), 1);
-    assert!(!said.contains("failed") && !said.contains("fails its health check"), "{said}");
+            upstream.url()
+        );
+        let rules = site("workers: 1\n  max_connections: 100", &[route], "");
+        let gateway = protocol.start(&format!("admin: {{ listen: 127.0.0.1:0 }}\n{rules}"));
+        let mut connections = [gateway.client(), gateway.client()];
+        let mut get = || connections.iter_mut().map(|connection| connection.get("/")).collect::<Vec<_>>();
+        assert!(get().iter().all(|answer| answer.status == 200));
+        let pid = Pid::from_raw(i32::try_from(gateway.id()).unwrap());
+        let before = getrlimit(Resource::Nofile);
+        // The standard streams are open, so no descriptor below this is free.
+        prlimit(pid, Resource::Nofile, Rlimit { current: Some(3), maximum: before.maximum }).unwrap();
+        for answer in get() {
+            assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")), "{}", answer.text());
+            assert!(answer.text().contains("gateway_exhausted"), "{}", answer.text());
+        }
+        let said = gateway.await_said("the gateway has no file descriptors left: raise its limit of open files", 1);
+        prlimit(pid, Resource::Nofile, before).unwrap();
+        assert!(get().iter().all(|answer| answer.status == 200));
+        gateway.await_metric("tollgate_upstream_failures_total{route=\"all\",kind=\"gateway_exhausted\"}", 2);
+        gateway.await_metric("tollgate_upstream_failures_total{route=\"all\",kind=\"cannot_connect\"}", 0);
+        gateway.await_metric(&format!("tollgate_upstream_up{{upstream=\"{}\"}}", upstream.address), 1);
+        assert!(!said.contains("failed") && !said.contains("fails its health check"), "{said}");
+    });
 }

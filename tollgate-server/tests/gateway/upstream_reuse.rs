@@ -6,8 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use testkit::client::{Client, Protocol, each_protocol};
 use testkit::gateway::{Gateway, site};
-use testkit::http1::Connection;
 use testkit::upstream::{Raw, Served, Speaks, full};
 use testkit::wait::until;
 
@@ -21,77 +21,85 @@ fn answering(headers: &'static str) -> Raw {
     Raw::answering(format!("HTTP/1.1 200 OK\r\n{headers}Content-Length: 2\r\n\r\nok"))
 }
 
-fn gateway(upstream: &str, connections: &str) -> Gateway {
+fn gateway(protocol: Protocol, upstream: &str, connections: &str) -> Gateway {
     let route = format!("{{ path: /**, upstream: {upstream}, retries: 0, upstream_connections: {{ {connections} }} }}");
-    Gateway::start(&site("workers: 1", &[route], ""))
+    protocol.start(&site("workers: 1", &[route], ""))
 }
 
-fn post(connection: &mut Connection, request: &str) {
+fn post(connection: &mut Client, request: &str) {
     assert_eq!(connection.ask(request).status, 200);
 }
 
 #[test]
 fn idle_connection_is_not_reused_after_the_time_of_the_route() {
-    for request in [PLAIN_POST, CHUNKED_POST] {
-        let upstream = answering("");
-        let gateway = gateway(&upstream.url(), "idle: 300ms");
-        let mut connection = gateway.connect();
-        for opened in 1..=3 {
-            post(&mut connection, request);
-            assert_eq!(upstream.accepted(), opened);
-            std::thread::sleep(Duration::from_millis(400));
+    each_protocol(|protocol| {
+        for request in [PLAIN_POST, CHUNKED_POST] {
+            let upstream = answering("");
+            let gateway = gateway(protocol, &upstream.url(), "idle: 300ms");
+            let mut connection = gateway.client();
+            for opened in 1..=3 {
+                post(&mut connection, request);
+                assert_eq!(upstream.accepted(), opened);
+                std::thread::sleep(Duration::from_millis(400));
+            }
         }
-    }
+    });
 }
 
 #[test]
 fn idle_connection_is_not_reused_after_the_time_that_the_upstream_announces() {
-    for request in [PLAIN_POST, CHUNKED_POST] {
-        let upstream = answering("Keep-Alive: timeout=1, max=100\r\n");
-        let gateway = gateway(&upstream.url(), "idle: 1m");
-        let mut connection = gateway.connect();
-        for opened in 1..=3 {
-            post(&mut connection, request);
-            assert_eq!(upstream.accepted(), opened);
-            std::thread::sleep(Duration::from_millis(600));
+    each_protocol(|protocol| {
+        for request in [PLAIN_POST, CHUNKED_POST] {
+            let upstream = answering("Keep-Alive: timeout=1, max=100\r\n");
+            let gateway = gateway(protocol, &upstream.url(), "idle: 1m");
+            let mut connection = gateway.client();
+            for opened in 1..=3 {
+                post(&mut connection, request);
+                assert_eq!(upstream.accepted(), opened);
+                std::thread::sleep(Duration::from_millis(600));
+            }
         }
-    }
+    });
 }
 
 #[test]
 fn connection_takes_no_more_than_max_requests() {
-    for request in [PLAIN_POST, CHUNKED_POST] {
-        let upstream = answering("");
-        let gateway = gateway(&upstream.url(), "idle: 1m, max_requests: 2");
-        let mut connection = gateway.connect();
-        (0..5).for_each(|_| post(&mut connection, request));
-        assert_eq!(upstream.accepted(), 3, "{request}");
-    }
-    let upstream = Served::start(Speaks::Http2, |_request| async { http::Response::new(full("ok")) });
-    let gateway = gateway(&format!("h2c://{}", upstream.address), "max_requests: 2");
-    let mut connection = gateway.connect();
-    (0..5).for_each(|_| post(&mut connection, PLAIN_POST));
-    assert_eq!(upstream.accepted(), 3);
+    each_protocol(|protocol| {
+        for request in [PLAIN_POST, CHUNKED_POST] {
+            let upstream = answering("");
+            let gateway = gateway(protocol, &upstream.url(), "idle: 1m, max_requests: 2");
+            let mut connection = gateway.client();
+            (0..5).for_each(|_| post(&mut connection, request));
+            assert_eq!(upstream.accepted(), 3, "{request}");
+        }
+        let upstream = Served::start(Speaks::Http2, |_request| async { http::Response::new(full("ok")) });
+        let gateway = gateway(protocol, &format!("h2c://{}", upstream.address), "max_requests: 2");
+        let mut connection = gateway.client();
+        (0..5).for_each(|_| post(&mut connection, PLAIN_POST));
+        assert_eq!(upstream.accepted(), 3);
+    });
 }
 
 #[test]
 fn connection_takes_no_requests_after_max_age() {
-    for request in [PLAIN_POST, CHUNKED_POST] {
-        let upstream = answering("");
-        let gateway = gateway(&upstream.url(), "idle: 1m, max_age: 500ms");
-        let mut connection = gateway.connect();
-        post(&mut connection, request);
+    each_protocol(|protocol| {
+        for request in [PLAIN_POST, CHUNKED_POST] {
+            let upstream = answering("");
+            let gateway = gateway(protocol, &upstream.url(), "idle: 1m, max_age: 500ms");
+            let mut connection = gateway.client();
+            post(&mut connection, request);
+            std::thread::sleep(Duration::from_millis(600));
+            post(&mut connection, request);
+            assert_eq!(upstream.accepted(), 2, "{request}");
+        }
+        let upstream = Served::start(Speaks::Http2, |_request| async { http::Response::new(full("ok")) });
+        let gateway = gateway(protocol, &format!("h2c://{}", upstream.address), "max_age: 500ms");
+        let mut connection = gateway.client();
+        post(&mut connection, PLAIN_POST);
         std::thread::sleep(Duration::from_millis(600));
-        post(&mut connection, request);
-        assert_eq!(upstream.accepted(), 2, "{request}");
-    }
-    let upstream = Served::start(Speaks::Http2, |_request| async { http::Response::new(full("ok")) });
-    let gateway = gateway(&format!("h2c://{}", upstream.address), "max_age: 500ms");
-    let mut connection = gateway.connect();
-    post(&mut connection, PLAIN_POST);
-    std::thread::sleep(Duration::from_millis(600));
-    post(&mut connection, PLAIN_POST);
-    assert_eq!(upstream.accepted(), 2);
+        post(&mut connection, PLAIN_POST);
+        assert_eq!(upstream.accepted(), 2);
+    });
 }
 
 /// Whether a connection to that port has been closed by the other side, and not yet by this one.
@@ -110,36 +118,40 @@ fn is_closed_to(port: u16) -> bool {
 #[cfg(target_os = "linux")]
 #[test]
 fn post_is_not_sent_on_a_connection_that_the_upstream_has_closed() {
-    for request in [PLAIN_POST, CHUNKED_POST] {
-        let (close, closes) = mpsc::channel::<()>();
-        let (closed, is_closed) = mpsc::channel::<()>();
-        let (closes, closed) = (std::sync::Mutex::new(closes), std::sync::Mutex::new(closed));
-        let upstream = Raw::start(move |conversation| {
-            if conversation.number > 0 {
-                while conversation.request().is_some() {
-                    conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+    each_protocol(|protocol| {
+        for request in [PLAIN_POST, CHUNKED_POST] {
+            let (close, closes) = mpsc::channel::<()>();
+            let (closed, is_closed) = mpsc::channel::<()>();
+            let (closes, closed) = (std::sync::Mutex::new(closes), std::sync::Mutex::new(closed));
+            let upstream = Raw::start(move |conversation| {
+                if conversation.number > 0 {
+                    while conversation.request().is_some() {
+                        conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+                    }
+                    return;
                 }
-                return;
-            }
-            conversation.request();
-            conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
-            _ = closes.lock().unwrap().recv();
-            _ = conversation.stream.shutdown(std::net::Shutdown::Both);
-            _ = closed.lock().unwrap().send(());
-        });
-        let gateway = gateway(&upstream.url(), "idle: 1m");
-        let mut connection = gateway.connect();
-        post(&mut connection, request);
-        gateway.signal("STOP");
-        until("the stop", || std::fs::read_to_string(format!("/proc/{}/stat", gateway.id())).unwrap().contains(") T "));
-        connection.send(request);
-        close.send(()).unwrap();
-        is_closed.recv().unwrap();
-        until("the arrival of the close", || is_closed_to(upstream.address.port()));
-        gateway.signal("CONT");
-        assert_eq!(connection.receive().status, 200, "{request}");
-        assert_eq!(upstream.accepted(), 2);
-    }
+                conversation.request();
+                conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+                _ = closes.lock().unwrap().recv();
+                _ = conversation.stream.shutdown(std::net::Shutdown::Both);
+                _ = closed.lock().unwrap().send(());
+            });
+            let gateway = gateway(protocol, &upstream.url(), "idle: 1m");
+            let mut connection = gateway.client();
+            post(&mut connection, request);
+            gateway.signal("STOP");
+            until("the stop", || {
+                std::fs::read_to_string(format!("/proc/{}/stat", gateway.id())).unwrap().contains(") T ")
+            });
+            connection.send(request);
+            close.send(()).unwrap();
+            is_closed.recv().unwrap();
+            until("the arrival of the close", || is_closed_to(upstream.address.port()));
+            gateway.signal("CONT");
+            assert_eq!(connection.receive().status, 200, "{request}");
+            assert_eq!(upstream.accepted(), 2);
+        }
+    });
 }
 
 /// A server in another language, which prints its port and is stopped when the test ends.
@@ -201,31 +213,33 @@ server.serve_forever()
 /// not, and the route sets it.
 #[test]
 fn no_post_is_lost_to_servers_that_close_idle_connections() {
-    let servers = [
-        (Foreign::start("node", &["-e", NODE]), "idle: 1m"),
-        (Foreign::start("python3", &["-c", PYTHON]), "idle: 500ms"),
-    ];
-    for (server, connections) in servers {
-        let Some(server) = server else { continue };
-        let gateway = gateway(&format!("http://{}", server.1), connections);
-        let failed: usize = std::thread::scope(|scope| {
-            let clients: Vec<_> = (0..32u64)
-                .map(|number| {
-                    let mut connection = gateway.connect();
-                    scope.spawn(move || {
-                        let mut failed = 0;
-                        for _ in 0..3 {
-                            failed += usize::from(connection.ask(PLAIN_POST).status != 200);
-                            std::thread::sleep(Duration::from_millis(984 + number));
-                        }
-                        failed
+    each_protocol(|protocol| {
+        let servers = [
+            (Foreign::start("node", &["-e", NODE]), "idle: 1m"),
+            (Foreign::start("python3", &["-c", PYTHON]), "idle: 500ms"),
+        ];
+        for (server, connections) in servers {
+            let Some(server) = server else { continue };
+            let gateway = gateway(protocol, &format!("http://{}", server.1), connections);
+            let failed: usize = std::thread::scope(|scope| {
+                let clients: Vec<_> = (0..32u64)
+                    .map(|number| {
+                        let mut connection = gateway.client();
+                        scope.spawn(move || {
+                            let mut failed = 0;
+                            for _ in 0..3 {
+                                failed += usize::from(connection.ask(PLAIN_POST).status != 200);
+                                std::thread::sleep(Duration::from_millis(984 + number));
+                            }
+                            failed
+                        })
                     })
-                })
-                .collect();
-            clients.into_iter().map(|client| client.join().unwrap()).sum()
-        });
-        assert_eq!(failed, 0, "{connections}");
-    }
+                    .collect();
+                clients.into_iter().map(|client| client.join().unwrap()).sum()
+            });
+            assert_eq!(failed, 0, "{connections}");
+        }
+    });
 }
 
 /// An upstream that never reads a body after GET and the like, as some frameworks do not: the bytes are its next
@@ -245,35 +259,39 @@ fn ignoring_bodies() -> Raw {
 
 #[test]
 fn body_that_an_upstream_ignores_is_not_answered_to_the_next_client() {
-    let smuggled = "GET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n";
-    let (length, size) = (smuggled.len(), format!("{:x}", smuggled.len()));
-    for method in ["GET", "OPTIONS", "DELETE", "PROPFIND", "Fetch"] {
-        for request in [
-            format!("{method} /a HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n{smuggled}"),
-            format!(
-                "{method} /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n{size}\r\n{smuggled}\r\n0\r\n\r\n"
-            ),
-        ] {
-            let upstream = ignoring_bodies();
-            let gateway = gateway(&upstream.url(), "idle: 1m");
-            let mut connection = gateway.connect();
-            let first = connection.ask(&request);
-            assert_eq!((first.status, first.text()), (200, "/a"), "{request}");
-            for _ in 0..3 {
-                let next = gateway.get("/b");
-                assert_eq!((next.status, next.text()), (200, "/b"), "{request}");
+    each_protocol(|protocol| {
+        let smuggled = "GET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n";
+        let (length, size) = (smuggled.len(), format!("{:x}", smuggled.len()));
+        for method in ["GET", "OPTIONS", "DELETE", "PROPFIND", "Fetch"] {
+            for request in [
+                format!("{method} /a HTTP/1.1\r\nHost: h\r\nContent-Length: {length}\r\n\r\n{smuggled}"),
+                format!(
+                    "{method} /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n{size}\r\n{smuggled}\r\n0\r\n\r\n"
+                ),
+            ] {
+                let upstream = ignoring_bodies();
+                let gateway = gateway(protocol, &upstream.url(), "idle: 1m");
+                let mut connection = gateway.client();
+                let first = connection.ask(&request);
+                assert_eq!((first.status, first.text()), (200, "/a"), "{request}");
+                for _ in 0..3 {
+                    let next = gateway.get("/b");
+                    assert_eq!((next.status, next.text()), (200, "/b"), "{request}");
+                }
             }
         }
-    }
+    });
 }
 
 #[test]
 fn connection_is_reused_after_a_body_that_upstreams_read() {
-    for request in [PLAIN_POST, CHUNKED_POST] {
-        let upstream = answering("");
-        let gateway = gateway(&upstream.url(), "idle: 1m");
-        let mut connection = gateway.connect();
-        (0..3).for_each(|_| post(&mut connection, request));
-        assert_eq!(upstream.accepted(), 1, "{request}");
-    }
+    each_protocol(|protocol| {
+        for request in [PLAIN_POST, CHUNKED_POST] {
+            let upstream = answering("");
+            let gateway = gateway(protocol, &upstream.url(), "idle: 1m");
+            let mut connection = gateway.client();
+            (0..3).for_each(|_| post(&mut connection, request));
+            assert_eq!(upstream.accepted(), 1, "{request}");
+        }
+    });
 }
