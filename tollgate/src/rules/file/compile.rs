@@ -8,9 +8,10 @@ use std::sync::Arc;
 use super::forms::{Cidr, CostText, SettleSource};
 use super::node::Node;
 use super::problem::{Findings, InvalidValue};
+use super::setting_error::SettingError;
 use super::types::{
-    BodyName, BodyRule, CorsRule, CostRule, CountName, CountRule, GatewayRule, HeaderFamily as FamilyName,
-    JwtAlgorithm, JwtRule, LimitRule, ListRule, MatchRule, OriginsRule, OverrideRule, RouteRule, StatusRule,
+    BodyName, BodyRule, CorsRule, CostRule, CountName, CountRule, GatewayRule, HeaderFamily as FamilyName, JwtRule,
+    LimitRule, ListRule, MatchRule, OriginsRule, OverrideRule, RouteRule, StatusRule,
 };
 use super::{Parsed, Problems};
 use crate::Ban;
@@ -62,27 +63,9 @@ impl Parsed {
     ///
     /// Fails if a condition of a route is not valid.
     pub fn routes(&self) -> Result<Routes, Problems> {
-        let mut findings = Findings::default();
         let rules = self.rules.gateway.iter().flat_map(|gateway| &gateway.routes);
-        let mut matches = Vec::new();
-        for (index, rule) in rules.enumerate() {
-            match route_matching(rule) {
-                Ok(one) => matches.push(one),
-                Err(refused) => {
-                    let routes = self.root.get("gateway").and_then(|gateway| gateway.get("routes"));
-                    let at = routes.map_or(self.root.at, |routes| routes.item(index).at);
-                    findings.error(at, refused.problem, refused.fix);
-                }
-            }
-        }
-        if findings.refused() {
-            Err(findings.into_problems(&self.name, &self.source))
-        } else {
-            Routes::new(matches).map_err(|refused| {
-                findings.error(self.root.at, refused.problem().to_owned(), refused.fix().to_owned());
-                findings.into_problems(&self.name, &self.source)
-            })
-        }
+        Routes::new(rules.map(route_matching))
+            .map_err(|error| self.problems([SettingError::new(error.problem(), error.fix())]))
     }
 }
 
@@ -161,22 +144,18 @@ fn rule(limit: &LimitRule) -> Result<Rule, InvalidValue> {
         Some(most) => Rule::in_flight(limit.name.as_str(), most)?,
         None => Rule::new(limit.limit()?),
     };
-    let mut errors = Vec::new();
-    let mut count_if = |is_expression: bool, field| {
-        let count = ErrorCount::new(field);
-        errors.extend(is_expression.then(|| count.clone()));
-        count
-    };
-    let mut matching = matching(&limit.matches)?;
+    let mut expressions = Expressions::default();
+    let mut matching = matching(&limit.matches);
     if let Some(text) = &limit.matches.when {
-        let condition = condition(text.as_str(), count_if(true, ExpressionField::MatchWhen))?;
+        let condition = condition(text.as_str(), ExpressionField::MatchWhen, &mut expressions)?;
         matching = matching.when_described(text.as_str(), condition);
     }
-    let of_exempt = count_if(limit.exempt.when.is_some(), ExpressionField::ExemptWhen);
-    let of_blocked = count_if(limit.blocked.when.is_some(), ExpressionField::BlockedWhen);
-    let of_cost = count_if(limit.cost.as_ref().and_then(CostRule::expression).is_some(), ExpressionField::Cost);
-    let mut rule = rule.matching(matching).cost(cost(limit.cost.as_ref(), of_cost)?);
-    rule.expression_errors = errors;
+    let exempt = listing(&limit.exempt, ExpressionField::ExemptWhen, &mut expressions)?;
+    let blocked = listing(&limit.blocked, ExpressionField::BlockedWhen, &mut expressions)?;
+    let cost = cost(limit.cost.as_ref(), &mut expressions)?;
+    let mut rule = rule.matching(matching).exempt(exempt).blocked(blocked).cost(cost);
+    rule.expression_errors = expressions.errors;
+    rule.expressions_read_token = expressions.token_use;
     for part in limit.key.iter().flatten() {
         rule = rule.key(part.into());
     }
@@ -187,7 +166,6 @@ fn rule(limit: &LimitRule) -> Result<Rule, InvalidValue> {
     for one in &limit.overrides {
         rule = overridden(rule, limit, one)?;
     }
-    rule = rule.exempt(listing(&limit.exempt, of_exempt)?).blocked(listing(&limit.blocked, of_blocked)?);
     if !limit.enabled {
         rule = rule.mode(Mode::Disabled);
     } else if limit.shadow {
@@ -203,20 +181,26 @@ fn rule(limit: &LimitRule) -> Result<Rule, InvalidValue> {
     if let Some(SettleSource(name)) = &limit.settle {
         rule = rule.settle_by(name.as_str());
     }
-    rule.expressions_read_token = token_use(limit);
     Ok(rule)
 }
 
-/// Returns when the expressions of a limit read a token.
-fn token_use(limit: &LimitRule) -> TokenUse {
-    let reads_token = |expression: Result<Expression, _>| expression.is_ok_and(|expression| expression.reads_token());
-    let mut conditions = [&limit.matches.when, &limit.exempt.when, &limit.blocked.when].into_iter().flatten();
-    if conditions.any(|text| reads_token(Expression::condition(text.as_str()))) {
-        return TokenUse::Matching;
-    }
-    match limit.cost.as_ref().and_then(CostRule::expression) {
-        Some(text) if reads_token(Expression::cost(text.as_str())) => TokenUse::Counting,
-        _ => TokenUse::Never,
+/// What is known of the compiled expressions of a limit.
+#[derive(Default)]
+struct Expressions {
+    errors: Vec<ErrorCount>,
+    token_use: TokenUse,
+}
+
+impl Expressions {
+    /// Adds an expression, and returns the count of its failures.
+    fn add(&mut self, field: ExpressionField, expression: &Expression) -> ErrorCount {
+        if expression.reads_token() {
+            let is_cost = field == ExpressionField::Cost;
+            self.token_use = self.token_use.max(if is_cost { TokenUse::Counting } else { TokenUse::Matching });
+        }
+        let errors = ErrorCount::new(field);
+        self.errors.push(errors.clone());
+        errors
     }
 }
 
@@ -243,13 +227,13 @@ fn overridden(mut rule: Rule, limit: &LimitRule, by: &OverrideRule) -> Result<Ru
 
 /// Compiles the conditions of a route. If its upstreams ignore the case of paths, its own path does too. The setting of
 /// the gateway applies before a route is chosen.
-pub(super) fn route_matching(rule: &RouteRule) -> Result<Match, InvalidValue> {
-    let matching = matching(&rule.matches())?;
-    Ok(if rule.paths.case == Some(PathCase::Insensitive) { matching.ignoring_path_case() } else { matching })
+pub(super) fn route_matching(rule: &RouteRule) -> Match {
+    let matching = matching(&rule.matches());
+    if rule.paths.case == Some(PathCase::Insensitive) { matching.ignoring_path_case() } else { matching }
 }
 
 /// Compiles a match without its expression, which routes do not have.
-fn matching(rule: &MatchRule) -> Result<Match, InvalidValue> {
+fn matching(rule: &MatchRule) -> Match {
     let mut matching = Match::everything();
     for glob in rule.path.iter().flatten() {
         matching = matching.path(glob.as_str());
@@ -266,10 +250,10 @@ fn matching(rule: &MatchRule) -> Result<Match, InvalidValue> {
     if let Some(domain) = &rule.domain {
         matching = matching.domain(domain);
     }
-    Ok(matching)
+    matching
 }
 
-fn listing(rule: &ListRule, errors: ErrorCount) -> Result<Listing, InvalidValue> {
+fn listing(rule: &ListRule, field: ExpressionField, expressions: &mut Expressions) -> Result<Listing, InvalidValue> {
     let networks = Networks::parse(rule.ips.iter().map(Cidr::to_string))?;
     let mut listing = Listing::none().networks(networks);
     for key in &rule.keys {
@@ -277,12 +261,12 @@ fn listing(rule: &ListRule, errors: ErrorCount) -> Result<Listing, InvalidValue>
         listing = listing.key(&parts);
     }
     if let Some(text) = &rule.when {
-        listing = listing.when(condition(text.as_str(), errors)?);
+        listing = listing.when(condition(text.as_str(), field, expressions)?);
     }
     Ok(listing)
 }
 
-fn cost(rule: Option<&CostRule>, errors: ErrorCount) -> Result<Cost, InvalidValue> {
+fn cost(rule: Option<&CostRule>, expressions: &mut Expressions) -> Result<Cost, InvalidValue> {
     let (text, when_error) = match rule {
         None => return Ok(Cost::constant(1)),
         Some(CostRule::Units(units)) => return Ok(Cost::constant(*units)),
@@ -291,6 +275,7 @@ fn cost(rule: Option<&CostRule>, errors: ErrorCount) -> Result<Cost, InvalidValu
         Some(CostRule::Computed(rule)) => (&rule.expression, rule.when_error),
     };
     let expression = Expression::cost(text.as_str())?;
+    let errors = expressions.add(ExpressionField::Cost, &expression);
     let when_error = when_error.or_else(|| expression.max_units());
     let units = move |request: &Request<'_>| match expression.units(&input(&expression, request)) {
         Ok(units) => Some(units),
@@ -323,10 +308,12 @@ fn answers(rule: &CountRule) -> Result<StatusSet, InvalidValue> {
 /// blocked, or it is not exempt.
 fn condition(
     text: &str,
-    errors: ErrorCount,
+    field: ExpressionField,
+    expressions: &mut Expressions,
 ) -> Result<impl Fn(&Request<'_>) -> bool + Send + Sync + 'static, InvalidValue> {
     let expression = Expression::condition(text)?;
-    let when_error = match errors.field() {
+    let errors = expressions.add(field, &expression);
+    let when_error = match field {
         ExpressionField::ExemptWhen => false,
         ExpressionField::MatchWhen | ExpressionField::BlockedWhen | ExpressionField::Cost => true,
     };
@@ -372,10 +359,9 @@ fn cors(rule: &CorsRule, root: &Node, findings: &mut Findings) -> Option<Cors> {
 }
 
 fn tokens(rule: &JwtRule, node: &Node, folder: &Path, findings: &mut Findings) -> Option<Tokens> {
-    let algorithms: Vec<jwt::Algorithm> = rule.algorithms.iter().map(|name| algorithm(*name)).collect();
     let (key, made) = match (&rule.key_file, &rule.jwks_file) {
-        (Some(path), _) => ("key_file", jwt::Verifier::from_key_file(&folder.join(path), &algorithms)),
-        (None, Some(path)) => ("jwks_file", jwt::Verifier::from_jwks_file(&folder.join(path), &algorithms)),
+        (Some(path), _) => ("key_file", jwt::Verifier::from_key_file(&folder.join(path), &rule.algorithms)),
+        (None, Some(path)) => ("jwks_file", jwt::Verifier::from_jwks_file(&folder.join(path), &rule.algorithms)),
         (None, None) => return None,
     };
     let verifier = made.map_err(|error| findings.error(node.value_at(key), error.problem(), error.fix()));
@@ -399,13 +385,4 @@ pub(super) fn challenge(rule: &JwtRule, node: &Node, findings: &mut Findings) ->
         findings.error(node.value_at("realm"), message, "use printable ASCII without \" and \\");
     }
     challenge
-}
-
-fn algorithm(name: JwtAlgorithm) -> jwt::Algorithm {
-    match name {
-        JwtAlgorithm::HS256 => jwt::Algorithm::Hs256,
-        JwtAlgorithm::RS256 => jwt::Algorithm::Rs256,
-        JwtAlgorithm::ES256 => jwt::Algorithm::Es256,
-        JwtAlgorithm::EdDSA => jwt::Algorithm::EdDsa,
-    }
 }

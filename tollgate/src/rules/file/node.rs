@@ -72,6 +72,12 @@ impl Node {
         self.entry(key).is_some() || self.lost(key)
     }
 
+    /// Returns the keys of a map, also those whose values were rejected.
+    pub(super) fn keys(&self) -> impl Iterator<Item = &str> {
+        let map = if let NodeKind::Map(map) = &self.kind { Some(map) } else { None };
+        map.into_iter().flat_map(|map| map.entries.iter().map(|entry| &entry.key).chain(&map.lost)).map(String::as_str)
+    }
+
     /// Returns whether the value of a key was rejected.
     pub(super) fn lost(&self, key: &str) -> bool {
         matches!(&self.kind, NodeKind::Map(map) if map.lost.iter().any(|lost| lost == key))

@@ -4,6 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use jsonwebtoken::DecodingKey;
+use schemars::JsonSchema;
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::decoded;
@@ -16,12 +18,19 @@ const MAX_KEYS: usize = 32;
 /// decisions, and issuers sign with one key or, during a rotation, two.
 pub(super) const MAX_KEYS_TRIED: usize = 4;
 
-/// Signature algorithms that issuers use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Algorithm {
+/// A signature algorithm of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "UPPERCASE")]
+#[schemars(rename = "JwtAlgorithm")]
+pub enum Algorithm {
+    /// HMAC with SHA-256 and a shared secret.
     Hs256,
+    /// RSA with SHA-256.
     Rs256,
+    /// ECDSA on P-256.
     Es256,
+    /// Ed25519.
+    #[serde(rename = "EdDSA")]
     EdDsa,
 }
 

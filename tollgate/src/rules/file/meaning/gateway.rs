@@ -70,8 +70,8 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, has_jwt: bool, findings:
 
 /// Reports routes that other routes hide. `reach` reports equal routes.
 fn shadows(gateway: &GatewayRule, node: &Node, findings: &mut Findings) {
-    let matches: Option<Vec<Match>> = gateway.routes.iter().map(|route| route_matching(route).ok()).collect();
-    for Shadowed { route, by } in shadowed(&matches.unwrap_or_default()) {
+    let matches: Vec<Match> = gateway.routes.iter().map(route_matching).collect();
+    for Shadowed { route, by } in shadowed(&matches) {
         let at = |index: usize| node.get("routes").map_or(node.at, |routes| routes.item(index).value_at("path"));
         let Position { line, column } = at(by);
         let message =

@@ -3,6 +3,7 @@
 use super::{FirstPositions, gateway, store};
 use crate::http::Cors;
 use crate::rules::file::compile::challenge;
+use crate::rules::file::forms::Address;
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position};
 use crate::rules::file::types::{
@@ -23,22 +24,9 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     if let (Some(rule), Some(node)) = (&file.cors, root.get("cors")) {
         origins(rule, node, findings);
     }
-    let mut listeners = FirstPositions::new();
     if let (Some(gateway), Some(node)) = (&file.gateway, root.get("gateway")) {
-        if !gateway.listen.is_any_port() {
-            let _first = listeners.duplicate_of(gateway.listen.clone(), node.value_at("listen"));
-        }
         networks(gateway, node, findings);
         gateway::check(gateway, node, root.mentions("jwt"), findings);
-        if let (Some(listen), Some(tls)) = (gateway.tls.as_ref().and_then(|tls| tls.listen.as_ref()), node.get("tls")) {
-            let at = tls.value_at("listen");
-            if !listen.is_any_port()
-                && let Some(first) = listeners.duplicate_of(listen.clone(), at)
-            {
-                let message = format!("another listener already uses {} (at {first})", listen.as_str());
-                findings.error(at, message, "give each listener its own port");
-            }
-        }
     }
     if let Some(node) = root.get("service") {
         service(&file.service, node, findings);
@@ -46,11 +34,9 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     if let (Some(admin), Some(node)) = (&file.admin, root.get("admin")) {
         admin_listener(admin, node, findings);
     }
-    for (listen, at) in listening(file, root) {
-        if listen.is_any_port() {
-            continue;
-        }
-        if let Some(first) = listeners.duplicate_of(listen.clone(), at) {
+    let mut listeners = FirstPositions::new();
+    for (listen, at) in listening(file, root).into_iter().filter(|(listen, _)| !listen.is_any_port()) {
+        if let Some(first) = listeners.duplicate_of(listen, at) {
             let message = format!("another listener already uses {} (at {first})", listen.as_str());
             findings.error(at, message, "give each listener its own port");
         }
@@ -108,17 +94,21 @@ fn listener_tls(tls: &TlsRule, listener: &str, node: &Node, findings: &mut Findi
     }
 }
 
-/// Returns every address but that of the gateway, with its position.
-fn listening<'f>(file: &'f RuleFile, root: &Node) -> Vec<(&'f crate::rules::file::forms::Address, Position)> {
+/// Returns every address to listen on, with its position.
+fn listening<'f>(file: &'f RuleFile, root: &Node) -> Vec<(&'f Address, Position)> {
     let ServiceRule { http, grpc, resp, .. } = &file.service;
-    let address = |listener: &'f Option<Listener>| listener.as_ref().map(|listener| &listener.listen);
-    let addresses = [("http", address(http)), ("grpc", address(grpc)), ("resp", address(resp))];
-    let of_service = addresses.into_iter().filter_map(|(key, address)| {
-        let node = root.get("service")?.get(key)?;
-        Some((address?, node.get("listen").map_or(node.at, |listen| listen.at)))
-    });
-    let of_admin = file.admin.as_ref().zip(root.get("admin"));
-    of_service.chain(of_admin.map(|(admin, node)| (&admin.listen, node.value_at("listen")))).collect()
+    let tls = file.gateway.as_ref().and_then(|gateway| gateway.tls.as_ref());
+    let of_service = |listener: &'f Option<Listener>| listener.as_ref().map(|listener| &listener.listen);
+    let service = root.get("service");
+    let addresses = [
+        (file.gateway.as_ref().map(|gateway| &gateway.listen), root.get("gateway")),
+        (tls.and_then(|tls| tls.listen.as_ref()), root.get("gateway").and_then(|gateway| gateway.get("tls"))),
+        (of_service(http), service.and_then(|service| service.get("http"))),
+        (of_service(grpc), service.and_then(|service| service.get("grpc"))),
+        (of_service(resp), service.and_then(|service| service.get("resp"))),
+        (file.admin.as_ref().map(|admin| &admin.listen), root.get("admin")),
+    ];
+    addresses.into_iter().filter_map(|(address, node)| Some((address?, node?.value_at("listen")))).collect()
 }
 
 fn networks(gateway: &GatewayRule, node: &Node, findings: &mut Findings) {

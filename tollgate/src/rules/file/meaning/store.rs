@@ -22,18 +22,7 @@ pub(super) fn check(store: &StoreRule, node: &Node, findings: &mut Findings) {
         }
     };
     if *url == StoreUrl::Memory {
-        let keys = [
-            "prefix",
-            "ca",
-            "client_cert",
-            "client_key",
-            "username",
-            "password_file",
-            "sentinel_username",
-            "sentinel_password_file",
-            "layout",
-            "expected_keys",
-        ];
+        let keys: Vec<&str> = node.keys().filter(|key| *key != "url").collect();
         misplaced(&keys, "has no effect with the store in memory", "set `url` to a Redis, or remove it");
         return;
     }

@@ -1,10 +1,13 @@
-//! Short notations, a single value in place of a list or a map, and the bounds of durations and sizes.
+//! Short notations, a single value in place of a list or a map; defaults; and the bounds of durations and sizes.
 
 use std::borrow::Cow;
 use std::ops::Deref;
+use std::time::Duration;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
+
+use crate::rules::file::forms::DurationText;
 
 /// A single value or a list of at least one: `path: /a` or `path: [/a, /b]`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
@@ -57,6 +60,16 @@ impl<T: JsonSchema> JsonSchema for OneOrMany<T> {
         let one = generator.subschema_for::<T>();
         json_schema!({ "anyOf": [one, { "type": "array", "items": one, "minItems": 1 }] })
     }
+}
+
+/// A default of a duration.
+pub(super) fn seconds<const N: u64>() -> DurationText {
+    DurationText::new(Duration::from_secs(N))
+}
+
+/// A default of a number.
+pub(super) fn number<T: From<u8>, const N: u8>() -> T {
+    N.into()
 }
 
 /// Adds the bounds of a duration or a size to its schema, where `shape` finds them.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::notation::{or_value, or_value_of, wait};
+use super::notation::{number, or_value, or_value_of, seconds, wait};
 use super::{MatchRule, OneOrMany};
 use crate::rules::file::forms::{
     DurationText, HeaderName, HeaderSource, HostGlob, MethodName, PathGlob, PathText, Pattern, Upstream,
@@ -59,15 +59,15 @@ pub struct RouteRule {
     #[serde(default)]
     pub response_headers: HeaderEdits,
     /// Timeout for the start of a response, and between two parts of it.
-    #[serde(default = "answer_timeout")]
+    #[serde(default = "seconds::<30>")]
     #[schemars(transform = wait())]
     pub timeout: DurationText,
     /// Timeout for connecting to an upstream.
-    #[serde(default = "connect_timeout")]
+    #[serde(default = "seconds::<5>")]
     #[schemars(transform = wait())]
     pub connect_timeout: DurationText,
     /// Number of retries of an idempotent request after an upstream failed.
-    #[serde(default = "retries")]
+    #[serde(default = "number::<u8, 1>")]
     #[schemars(range(max = 10))]
     pub retries: u8,
     /// The balancing policy.
@@ -84,18 +84,6 @@ pub struct RouteRule {
     /// TLS to upstreams.
     #[serde(default)]
     pub upstream_tls: UpstreamTlsRule,
-}
-
-fn answer_timeout() -> DurationText {
-    DurationText::new(std::time::Duration::from_secs(30))
-}
-
-fn connect_timeout() -> DurationText {
-    DurationText::new(std::time::Duration::from_secs(5))
-}
-
-fn retries() -> u8 {
-    1
 }
 
 impl RouteRule {
@@ -149,23 +137,19 @@ pub struct UpstreamRule {
     /// The URL.
     pub url: Upstream,
     /// Share of the requests, relative to the other upstreams (1).
-    #[serde(default = "weight")]
+    #[serde(default = "number::<u32, 1>")]
     #[schemars(range(min = 1, max = MAX_WEIGHT))]
     pub weight: u32,
 }
 
 or_value!(UpstreamRule, "url");
 
-fn weight() -> u32 {
-    1
-}
-
 /// A fixed response.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RespondRule {
     /// The status.
-    #[serde(default = "ok")]
+    #[serde(default = "number::<u16, 200>")]
     #[schemars(range(min = 200, max = 599))]
     pub status: u16,
     /// The headers.
@@ -175,10 +159,6 @@ pub struct RespondRule {
     /// The body.
     #[serde(default)]
     pub body: String,
-}
-
-fn ok() -> u16 {
-    200
 }
 
 /// A replacement in the path.
@@ -278,37 +258,21 @@ pub struct HealthCheckRule {
     /// The whole path of the request. The path of the upstream's URL is not prepended.
     pub path: PathText,
     /// The interval.
-    #[serde(default = "check_every")]
+    #[serde(default = "seconds::<5>")]
     #[schemars(transform = wait())]
     pub every: DurationText,
     /// Timeout for the response.
-    #[serde(default = "check_timeout")]
+    #[serde(default = "seconds::<2>")]
     #[schemars(transform = wait())]
     pub timeout: DurationText,
     /// Consecutive failures after which an upstream is unhealthy.
-    #[serde(default = "unhealthy_after")]
+    #[serde(default = "number::<u32, 3>")]
     #[schemars(range(min = 1, max = 100))]
     pub unhealthy_after: u32,
     /// Consecutive successes after which it is healthy again.
-    #[serde(default = "healthy_after")]
+    #[serde(default = "number::<u32, 2>")]
     #[schemars(range(min = 1, max = 100))]
     pub healthy_after: u32,
-}
-
-fn check_every() -> DurationText {
-    DurationText::new(std::time::Duration::from_secs(5))
-}
-
-fn check_timeout() -> DurationText {
-    DurationText::new(std::time::Duration::from_secs(2))
-}
-
-fn unhealthy_after() -> u32 {
-    3
-}
-
-fn healthy_after() -> u32 {
-    2
 }
 
 /// Ejection of an upstream after consecutive failures. If all upstreams are ejected, all are used.
@@ -331,7 +295,7 @@ pub struct EjectRule {
 
 impl Default for EjectRule {
     fn default() -> Self {
-        Self { after: 5, lasts: DurationText::new(std::time::Duration::from_secs(10)), statuses: Vec::new() }
+        Self { after: 5, lasts: seconds::<10>(), statuses: Vec::new() }
     }
 }
 
@@ -355,9 +319,9 @@ impl Default for UpstreamConnectionsRule {
     fn default() -> Self {
         Self {
             // Node.js and uvicorn close idle connections after 5 s. A request that crosses the close is lost.
-            idle: DurationText::new(std::time::Duration::from_secs(4)),
+            idle: seconds::<4>(),
             // Bounds how long a change in DNS or in a load balancer behind the address goes unnoticed.
-            max_age: DurationText::new(std::time::Duration::from_secs(300)),
+            max_age: seconds::<300>(),
             // Bounds what a leak per connection in the upstream can cost.
             max_requests: 10_000,
         }

@@ -4,9 +4,10 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::notation::{between, or_value, or_value_of};
+use super::notation::{between, or_value, or_value_of, seconds};
 use super::{AlgorithmName, ClientCertificates, OneOrMany, TlsRule};
 use crate::rules::file::forms::{Address, DurationText, HostGlob, TokenSource};
+use crate::rules::jwt;
 
 /// The decision service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -151,13 +152,13 @@ pub struct JwtRule {
     pub jwks_file: Option<String>,
     /// Accepted algorithms. Needed with `key_file`.
     #[serde(default)]
-    pub algorithms: Vec<JwtAlgorithm>,
+    pub algorithms: Vec<jwt::Algorithm>,
     /// Required issuer.
     pub issuer: Option<String>,
     /// Accepted audiences; a token must have one of them.
     pub audience: Option<OneOrMany<String>>,
     /// Tolerated difference between clocks.
-    #[serde(default = "leeway")]
+    #[serde(default = "seconds::<30>")]
     #[schemars(transform = between("0s", "1h"))]
     pub leeway: DurationText,
     /// The source of the token: `header:NAME`, `cookie:NAME` or `query:NAME`.
@@ -169,21 +170,4 @@ pub struct JwtRule {
     pub challenge: bool,
     /// The realm of the challenge: printable ASCII without quotes and backslashes.
     pub realm: Option<String>,
-}
-
-fn leeway() -> DurationText {
-    DurationText::new(std::time::Duration::from_secs(30))
-}
-
-/// A signature algorithm of tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, JsonSchema)]
-pub enum JwtAlgorithm {
-    /// HMAC with SHA-256 and a shared secret.
-    HS256,
-    /// RSA with SHA-256.
-    RS256,
-    /// ECDSA on P-256.
-    ES256,
-    /// Ed25519.
-    EdDSA,
 }
