@@ -55,7 +55,7 @@ pub(super) struct RoutedRequest {
     pub(super) guard: RequestGuard,
 }
 
-/// What happens to an allowed request.
+/// The next step of an allowed request.
 pub(super) enum Action {
     /// The gateway responds.
     Respond(Response<Bytes>),
@@ -94,7 +94,7 @@ impl RoutedRequest {
         }
     }
 
-    /// Records the outcome of the check. Returns what happens to the request, or `None` if a limit refuses it.
+    /// Records the outcome of the check. Returns the next step, or `None` if a limit refuses the request.
     pub(super) fn apply(
         &mut self,
         outcome: &mut Outcome,
@@ -125,13 +125,19 @@ impl RoutedRequest {
         })
     }
 
-    /// Waits for the delay that a limit imposes. Fails, and refunds the request, if too many requests wait.
+    /// Waits for the delay that a limit imposes. Fails if too many requests wait.
     pub(super) async fn wait_in_queue(&self, outcome: &Outcome, worker: &Worker) -> Result<(), Failure> {
-        let waited = worker.wait_in_queue(outcome.delay(), self.site.max_queued).await;
-        if waited.is_err() {
-            _ = outcome.refund().await;
+        worker.wait_in_queue(outcome.delay(), self.site.max_queued).await
+    }
+
+    /// Refunds a request that the gateway has no room for, and returns the response.
+    pub(super) async fn refund(&self, outcome: &Outcome, failure: Failure) -> Response<Bytes> {
+        _ = outcome.refund().await;
+        let mut response = failure::response(failure);
+        if let Some(route) = self.route() {
+            route.response_edits.apply(response.headers_mut());
         }
-        waited
+        response
     }
 
     pub(super) fn route(&self) -> Option<&Route> {

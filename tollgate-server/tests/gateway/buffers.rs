@@ -115,7 +115,8 @@ fn responses_that_are_cut_off_are_marked_in_the_access_log() {
     });
     let settings = "max_buffered: 1MiB\n  access_log: { format: json, file: access.log }\n  timeouts: { write: 1h }";
     let route = format!("{{ path: /**, upstream: {}, timeout: 1h }}", upstream.url());
-    let gateway = Gateway::start(&site(settings, &[route], ""));
+    let at_once = "{ name: at-once, key: const:all, in_flight: 200 }";
+    let gateway = Gateway::with_admin(&site(settings, &[route], at_once));
     // Nothing is read of their responses, and they do not leave.
     let connections: Vec<_> = (0..100)
         .map(|_| {
@@ -128,5 +129,7 @@ fn responses_that_are_cut_off_are_marked_in_the_access_log() {
         let line: serde_json::Value = serde_json::from_str(&line).unwrap();
         assert_eq!((&line["status"], &line["broken"]), (&200.into(), &true.into()), "{line}");
     }
+    // The upstream still works on them, so they still count as in flight.
+    until("permits are held", || metric(&gateway, "tollgate_abandoned_requests") >= 5);
     drop(connections);
 }

@@ -450,5 +450,11 @@ fn an_echoed_body_may_not_be_longer_than_the_maximum() {
             }
             assert_eq!(connection.receive().status, status, "{pieces:?}");
         }
+        // More than an echo may have, in few reads.
+        let gateway = protocol.start(&site("max_body: 10KiB", &["{ path: /**, upstream: echo }"], ""));
+        let mut connection = gateway.client();
+        _ = connection.try_send(chunked);
+        _ = connection.try_send(format!("11170\r\n{}\r\n0\r\n\r\n", "x".repeat(70_000)));
+        assert_eq!(connection.receive().status, 413);
     });
 }

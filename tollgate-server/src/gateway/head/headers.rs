@@ -214,7 +214,10 @@ fn passes_as_trailer(name: &str, underscores: UnderscoreHeaders) -> bool {
 }
 
 /// Removes the trailers of a request that an upstream might treat as headers.
-pub(in crate::gateway) fn screen_trailers(mut trailers: HeaderMap, underscores: UnderscoreHeaders) -> HeaderMap {
+pub(in crate::gateway) fn screen_request_trailers(
+    mut trailers: HeaderMap,
+    underscores: UnderscoreHeaders,
+) -> HeaderMap {
     let is_dropped = |name: &&HeaderName| !passes_as_trailer(name.as_str(), underscores);
     let dropped: SmallVec<[HeaderName; 4]> = trailers.keys().filter(is_dropped).cloned().collect();
     for name in dropped {

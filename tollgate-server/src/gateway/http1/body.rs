@@ -93,7 +93,7 @@ impl RequestBody {
             received.content.extend_from_slice(&bytes[..taken]);
             return Ok(taken);
         };
-        let taken = received.unchunk(decoder, bytes)?;
+        let taken = received.decode(decoder, bytes)?;
         if decoder.is_at_end() {
             *self = Self::Complete;
         }
@@ -119,7 +119,7 @@ pub(in crate::gateway) struct ReceivedBody {
 
 impl ReceivedBody {
     /// Decodes chunks. Returns the number of bytes that belong to the body.
-    pub(super) fn unchunk(&mut self, decoder: &mut ChunkDecoder, bytes: &[u8]) -> Result<usize, Ambiguity> {
+    pub(super) fn decode(&mut self, decoder: &mut ChunkDecoder, bytes: &[u8]) -> Result<usize, Ambiguity> {
         let Self { content, trailers } = self;
         let found = |piece: &[u8]| content.extend_from_slice(piece);
         decoder.decode_with_trailers(bytes, found, |lines| trailers.extend_from_slice(lines))
@@ -413,7 +413,7 @@ fn is_harmless(name: &str) -> bool {
 }
 
 /// Removes the trailers of a response that may not be passed on.
-pub(in crate::gateway) fn screen_trailers(trailers: &mut HeaderMap) {
+pub(in crate::gateway) fn screen_response_trailers(trailers: &mut HeaderMap) {
     let removed = trailers.keys().filter(|name| !is_harmless(name.as_str()));
     for name in removed.cloned().collect::<SmallVec<[HeaderName; 4]>>() {
         trailers.remove(name);

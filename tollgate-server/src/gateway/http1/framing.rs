@@ -1,11 +1,9 @@
-//! Refuses requests whose framing has more than one interpretation (request smuggling).
+//! Framing that has only one interpretation: the decoder of chunked bodies, and the reasons to refuse a head.
 //!
-//! httparse is as lenient as RFC 9112 permits: it accepts lines that end in a bare LF, and knows nothing of lengths. A
-//! server behind the gateway may interpret the same bytes differently, and take the body of one request for another
-//! request. So a message that is not in the strict form is refused, and its connection is closed. The same checks
-//! decode chunked bodies, of requests and of responses.
-//!
-//! Deliberately not here: everything that has only one interpretation. httparse validates names and values.
+//! A server behind the gateway may interpret ambiguous bytes differently, and take the body of one request for another
+//! request (request smuggling). So a message that is not in the strict form is refused, and its connection is closed.
+//! Chunks are decoded strictly. Heads are refused by the parser of requests, which is stricter than httparse;
+//! [`ambiguity`] names the reason, also of heads that are incomplete.
 
 use http::HeaderName;
 use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
@@ -172,7 +170,7 @@ impl ChunkDecoder {
 /// Returns the first part of a head that has more than one interpretation, if there is one. The head may be incomplete,
 /// and other bytes may follow it.
 pub(super) fn ambiguity(bytes: &[u8]) -> Option<Ambiguity> {
-    let mut head = Lengths::default();
+    let mut lengths = Lengths::default();
     let mut lines = 0;
     for line in bytes.split_inclusive(|byte| *byte == b'\n') {
         // The rest of the last line has not arrived.
@@ -185,7 +183,7 @@ pub(super) fn ambiguity(bytes: &[u8]) -> Option<Ambiguity> {
             0 => {}
             _ if line.is_empty() => return None,
             _ => {
-                if let Err(ambiguity) = head.read(line) {
+                if let Err(ambiguity) = lengths.read(line) {
                     return Some(ambiguity);
                 }
             }

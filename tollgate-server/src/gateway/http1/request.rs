@@ -127,7 +127,7 @@ impl<'a> PlainRequest<'a> {
         match self.head.length {
             BodyLength::Known(_) => received.content.extend_from_slice(self.body),
             // Malformed chunks were found before.
-            BodyLength::Unknown => _ = received.unchunk(&mut ChunkDecoder::of_request(), self.body),
+            BodyLength::Unknown => _ = received.decode(&mut ChunkDecoder::of_request(), self.body),
         }
         received
     }
@@ -334,6 +334,29 @@ mod tests {
         "Host: h\n\n",
     ];
 
+    /// Finds the end of an accepted request without the code under test. Returns `None` if it is incomplete.
+    fn simple_end(text: &str) -> Option<usize> {
+        let start = text.len() - text.trim_start_matches("\r\n").len();
+        let body = start + text[start..].find("\r\n\r\n")? + 4;
+        let head = text[start..body].to_ascii_lowercase();
+        let value = |name: &str| head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        if value("transfer-encoding").is_none() {
+            let length: usize = value("content-length").map_or(Ok(0), |value| value.trim().parse()).ok()?;
+            return Some(body + length).filter(|end| *end <= text.len());
+        }
+        let mut at = body;
+        loop {
+            let line = &text[at..at + text.get(at..)?.find("\r\n")?];
+            at += line.len() + 2;
+            match usize::from_str_radix(line.split(';').next()?, 16).ok()? {
+                // Trailers end with an empty line.
+                0 if text.get(at..)?.starts_with("\r\n") => return Some(at + 2),
+                0 => return Some(at + text[at..].find("\r\n\r\n")? + 4),
+                size => at += size + 2,
+            }
+        }
+    }
+
     proptest! {
         /// A request is accepted only if the framing checks find nothing, whatever httparse accepts.
         #[test]
@@ -342,6 +365,19 @@ mod tests {
             text.extend(pieces.into_iter().map(|piece| PIECES[piece]));
             if parsed(text.as_bytes()).is_some() {
                 prop_assert_eq!(framing::ambiguity(text.as_bytes()), None, "{:?}", text);
+            }
+        }
+
+        #[test]
+        fn requests_end_where_a_simple_reader_ends_them(pieces in proptest::collection::vec(0..PIECES.len(), 0..9), good in any::<bool>()) {
+            let mut text = if good { "POST / HTTP/1.1\r\nHost: h\r\n".to_owned() } else { String::new() };
+            text.extend(pieces.into_iter().map(|piece| PIECES[piece]));
+            if let Some((bytes, rest)) = parsed(text.as_bytes()) {
+                match rest {
+                    RequestBody::Complete => prop_assert_eq!(simple_end(&text), Some(bytes), "{:?}", text),
+                    RequestBody::Invalid(_) => {}
+                    _ => prop_assert!(simple_end(&text).is_none() && bytes == text.len(), "{text:?}"),
+                }
             }
         }
 

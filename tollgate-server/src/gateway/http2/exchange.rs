@@ -69,9 +69,9 @@ impl Service<Request<Incoming>> for Exchange {
                 let this = self.clone();
                 ResponseFuture::Pending(Box::pin(async move {
                     let response = match allowed {
-                        Allowed::Now(outcome, action) => this.pass(outcome, action, checked).await,
+                        Checked::Allowed(outcome, action) => this.pass(outcome, action, checked).await,
                         // Boxed: the future is larger with a remote store, and other requests need no room for it.
-                        Allowed::Later(check) => Box::pin(this.after_check(check, checked)).await,
+                        Checked::Pending(check) => Box::pin(this.after_check(check, checked)).await,
                     };
                     finished(response, is_head)
                 }))
@@ -104,16 +104,17 @@ struct CheckedRequest {
     request: RoutedRequest,
 }
 
-/// A check that has allowed its request, or waits for a remote store.
-enum Allowed {
-    Now(Outcome, Action),
-    Later(Check),
+/// The check of a request that is not refused at once.
+enum Checked {
+    Allowed(Outcome, Action),
+    /// A remote store decides.
+    Pending(Check),
 }
 
 impl Exchange {
     /// Returns the response if it is available at once. Otherwise returns the request with its check.
     #[expect(clippy::result_large_err, reason = "not an error, and boxed at once")]
-    fn begin(&self, request: Request<Incoming>) -> Result<Response<ToClient>, (Allowed, CheckedRequest)> {
+    fn begin(&self, request: Request<Incoming>) -> Result<Response<ToClient>, (Checked, CheckedRequest)> {
         let (mut parts, body) = request.into_parts();
         let body = ClientBody::Http2(body);
         join_cookies(&mut parts.headers);
@@ -133,11 +134,11 @@ impl Exchange {
             }
             Ok((_, Check::Ready(mut outcome))) => {
                 match request.apply(&mut outcome, &head, (&self.worker, peer), &mut buffers.last_noted) {
-                    Some(action) => Allowed::Now(outcome, action),
+                    Some(action) => Checked::Allowed(outcome, action),
                     None => return Ok(self.respond(body, refusal(&outcome, &head), request.guard)),
                 }
             }
-            Ok((_, check)) => Allowed::Later(check),
+            Ok((_, check)) => Checked::Pending(check),
         };
         let normalized = head.target.into_normalized();
         drop(lines);
@@ -166,20 +167,21 @@ impl Exchange {
 
     /// Serves an allowed request. Rare steps are boxed, so that their futures take no room in every request.
     async fn pass(&self, outcome: Outcome, action: Action, checked: CheckedRequest) -> Response<ToClient> {
-        let CheckedRequest { mut received, request } = checked;
+        let CheckedRequest { mut received, mut request } = checked;
         if !received.body.is_end_stream() {
             // Until an upstream reads it, the client may send this much of the body.
             let mut buffered = BufferedBytes::none(&self.client);
             if buffered.set(self.client.upload_bytes(&received.body)).is_err() {
-                _ = Box::pin(outcome.refund()).await;
-                return self.respond(received.body, failure::response(Failure::Overloaded), request.guard);
+                let response = Box::pin(request.refund(&outcome, Failure::Overloaded)).await;
+                return self.respond(received.body, response, request.guard);
             }
             received.buffered = Some(buffered);
         }
         if !outcome.delay().is_zero()
             && let Err(failure) = Box::pin(request.wait_in_queue(&outcome, &self.worker)).await
         {
-            return self.respond(received.body, failure::response(failure), request.guard);
+            let response = Box::pin(request.refund(&outcome, failure)).await;
+            return self.respond(received.body, response, request.guard);
         }
         let mut response = match action {
             Action::Forward(number) => {
@@ -187,7 +189,7 @@ impl Exchange {
                 let routed = (&site, &site.routes[number]);
                 return self.forward(received, routed, Attempts::default(), &outcome, guard).await;
             }
-            Action::Echo => Box::pin(self.echo(received, &request.site)).await,
+            Action::Echo => Box::pin(self.echo(received, &mut request)).await,
             Action::Respond(response) => {
                 self.drain(received.body);
                 response
@@ -198,14 +200,17 @@ impl Exchange {
     }
 
     /// Returns the echo of a request, once its body has arrived.
-    async fn echo(&self, received: ReceivedRequest, site: &Site) -> Response<Bytes> {
-        let ReceivedRequest { parts, body, .. } = received;
-        let length = BodyLength::of(&body);
-        match collect(ToUpstream::new(body, &self.client, site.max_body)).await {
+    async fn echo(&self, received: ReceivedRequest, request: &mut RoutedRequest) -> Response<Bytes> {
+        let ReceivedRequest { parts, body, buffered } = received;
+        let (length, site) = (BodyLength::of(&body), &request.site);
+        match collect(ToUpstream::new(body, &self.client, site.max_body).holding(buffered)).await {
             Ok(body) => {
                 with_head((&parts, length), (site, &self.client), |head| local_response::echo(head, &self.client, body))
             }
-            Err(failure) => failure::response(failure),
+            Err(failure) => {
+                request.guard.note_fault(&failure.into());
+                failure::response(failure)
+            }
         }
     }
 

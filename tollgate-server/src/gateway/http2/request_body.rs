@@ -18,7 +18,7 @@ use crate::gateway::buffer_budget::Overloaded;
 use crate::gateway::client::{BufferedBytes, Client};
 use crate::gateway::deadline::{UpstreamDeadline, Wait};
 use crate::gateway::failure::Failure;
-use crate::gateway::head::headers::{Edits, screen_trailers};
+use crate::gateway::head::headers::{Edits, screen_request_trailers};
 
 /// A request body as the client's connection passes it on.
 pub(in crate::gateway) enum ClientBody {
@@ -187,7 +187,7 @@ impl Body for ToUpstream {
                 }
                 Poll::Ready(Some(Ok(match frame.into_trailers() {
                     Ok(trailers) => {
-                        let mut trailers = screen_trailers(trailers, upload.underscores);
+                        let mut trailers = screen_request_trailers(trailers, upload.underscores);
                         if let Some(edits) = &upload.edits {
                             edits.screen(&mut trailers);
                         }

@@ -13,7 +13,7 @@ use crate::gateway::buffer_budget::{Overloaded, STEP_BYTES};
 use crate::gateway::client::BufferedBytes;
 use crate::gateway::failure::Failure;
 use crate::gateway::head::headers::Edits;
-use crate::gateway::http1::body::screen_trailers;
+use crate::gateway::http1::body::screen_response_trailers;
 use crate::gateway::http1::sender::Http1Body;
 use crate::gateway::request_guard::{RequestGuard, UpstreamProgress};
 
@@ -162,7 +162,7 @@ impl Body for ToClient {
                         }
                         Err(frame) => {
                             let mut trailers = frame.into_trailers().unwrap_or_default();
-                            screen_trailers(&mut trailers);
+                            screen_response_trailers(&mut trailers);
                             if let Some(edits) = &this.edits {
                                 edits.screen(&mut trailers);
                             }

@@ -1,6 +1,6 @@
 //! Reads from and writes to the client. Bytes that cannot be written at once are kept.
 //!
-//! Request bodies that did not arrive with their head are received here: for the upstream, or to discard them. The client
+//! Request bodies that did not arrive with their head are received here: for an upstream, for an echo, or to discard them. The client
 //! is read only while the upstream accepts bytes, so at most one read is buffered.
 
 use std::future::poll_fn;
@@ -193,7 +193,7 @@ impl Http1Server<'_> {
     }
 
     /// Sends `100 Continue` to a client that waits for it.
-    pub(super) fn send_continue(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+    fn send_continue(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         if let Some(body) = &mut self.body
             && std::mem::take(&mut body.awaits_continue)
         {
@@ -206,7 +206,7 @@ impl Http1Server<'_> {
     }
 
     /// Returns ready once the client is late with the next part of the body.
-    pub(super) fn poll_body_late(&mut self, context: &mut Context<'_>) -> Poll<()> {
+    fn poll_body_late(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let Some(body) = &mut self.body else { return Poll::Pending };
         let ticks = &self.worker.ticks;
         let due = *body.due.get_or_insert_with(|| ticks.after(self.client.info.timeouts.body));
@@ -228,8 +228,9 @@ impl Http1Server<'_> {
                 return Poll::Ready(false);
             }
             let part = self.poll_body_part(context, |body, bytes, out, _| {
-                *left = left.checked_sub(bytes.len()).ok_or(Failure::BodyTooLong)?;
-                Ok(body.rest.take(bytes, out)?.0)
+                let (taken, _) = body.rest.take(bytes, out)?;
+                *left = left.checked_sub(taken).ok_or(Failure::BodyTooLong)?;
+                Ok(taken)
             });
             if ready!(part).is_err() {
                 return Poll::Ready(false);
@@ -281,7 +282,7 @@ impl Http1Server<'_> {
     }
 
     /// Reads more of the body, first the bytes that are here already.
-    pub(super) fn poll_read_body(&mut self, input: &mut [u8], context: &mut Context<'_>) -> io::Result<Poll<usize>> {
+    fn poll_read_body(&mut self, input: &mut [u8], context: &mut Context<'_>) -> io::Result<Poll<usize>> {
         if self.ahead.is_empty() {
             return self.poll_read(input, context);
         }

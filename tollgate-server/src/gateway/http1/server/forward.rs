@@ -266,9 +266,11 @@ impl Forwarding {
 
     /// Responds to a request of which nothing was sent to an upstream.
     async fn refund_and_respond(mut self: Box<Self>, server: &mut Http1Server<'_>, failure: Failure) -> ForwardResult {
-        _ = self.outcome.refund().await;
         self.guard.note_fault(&failure.into());
-        server.respond_now(&failure::response(failure), self.guard).await.into()
+        let Self { site, route, outcome, guard, .. } = *self;
+        let request = RoutedRequest { site, route: Some(route), guard };
+        let response = request.refund(&outcome, failure).await;
+        server.respond_now(&response, request.guard).await.into()
     }
 
     /// Forwards a request to one upstream. Returns the connection if it switches to another protocol, and the bytes

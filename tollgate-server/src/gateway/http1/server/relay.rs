@@ -189,7 +189,7 @@ impl Forwarding {
         }
         out.extend_from_slice(b"\r\n");
         let rest = &bytes[head.bytes..];
-        // Until then, the gateway may have to respond instead.
+        // Fails before anything is recorded or sent, so that the gateway can still respond.
         let (taken, content) = head.body.take(rest, out).map_err(AttemptError::failed)?;
         if let Some(upstream) = self.attempts.current(self.route()) {
             upstream.note_head(head.status, server.worker.ticks.now());
@@ -321,11 +321,11 @@ impl Forwarding {
     }
 }
 
-/// Returns the reason why a part of a response was not sent: the client has left, or too much is buffered for it.
+/// Ends a response of which a part was not sent: the client has left, or too much is buffered for it.
 fn unsent(error: &io::Error, guard: &mut RequestGuard) -> AttemptError {
-    if error.kind() != io::ErrorKind::OutOfMemory {
-        return AttemptError::ClientGone;
+    if error.kind() == io::ErrorKind::OutOfMemory {
+        guard.note_cut();
     }
-    guard.note_cut();
-    AttemptError::Aborted
+    // The upstream may still work on the request, and its permit is held until then.
+    AttemptError::ClientGone
 }

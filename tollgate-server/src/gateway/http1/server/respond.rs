@@ -56,8 +56,8 @@ impl Http1Server<'_> {
             return Ok(NextStep::Close);
         };
         if let Err(failure) = waited {
-            let responded = self.respond_now(&failure::response(failure), allowed.request.guard).await;
-            return responded.map(|()| NextStep::Answered);
+            let response = request.refund(outcome, failure).await;
+            return self.respond_now(&response, allowed.request.guard).await.map(|()| NextStep::Answered);
         }
         let (site, route) = (Arc::clone(&request.site), request.route);
         let mut allowed = Some(*allowed);
@@ -72,11 +72,14 @@ impl Http1Server<'_> {
 
     /// Responds with an echo of the request, once its body has arrived.
     pub(super) async fn echo(&mut self, allowed: Box<AllowedRequest>) -> io::Result<NextStep> {
-        let AllowedRequest { request, outcome, .. } = *allowed;
-        let routed = (&*request.site, request.route);
+        let AllowedRequest { mut request, outcome, .. } = *allowed;
+        let routed = (&*Arc::clone(&request.site), request.route);
         let mut received = self.with_saved(routed, |_, plain, _| plain.received_body()).unwrap_or_default();
         let response = match poll_fn(|context| self.poll_collect(&mut received, context)).await? {
-            Err(failure) => Some(failure::response(failure)),
+            Err(failure) => {
+                request.guard.note_fault(&failure.into());
+                Some(failure::response(failure))
+            }
             Ok(()) => {
                 let content = Some(&*received.content).filter(|content| content.len() <= MAX_ECHOED_BYTES);
                 let body = String::from_utf8_lossy(content.unwrap_or_default()).into_owned();
@@ -111,11 +114,12 @@ impl Http1Server<'_> {
         received: &mut ReceivedBody,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<Result<(), Failure>>> {
-        while let Some(body) = &self.body
-            && received.content.len() <= MAX_ECHOED_BYTES
-        {
+        while let Some(body) = &self.body {
             if let Some(failure) = body.failure {
                 return Poll::Ready(Ok(Err(failure)));
+            }
+            if received.content.len() > MAX_ECHOED_BYTES {
+                break;
             }
             let part = self.poll_body_part(context, |body, bytes, _, _| body.take_content(bytes, received));
             match (ready!(part), &mut self.body) {
