@@ -314,7 +314,7 @@ impl RequestGuard {
             UpstreamProgress::Bytes => {}
             UpstreamProgress::All => {
                 if let Some(status) = self.status {
-                    attempt.upstream.note_end(status, attempt.sent);
+                    attempt.upstream.note_end(status, attempt.sent_after);
                 }
             }
             UpstreamProgress::TimedOut => self.note_upstream_failed(&Fault::Stalled),

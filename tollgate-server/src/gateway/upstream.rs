@@ -21,7 +21,7 @@ use tokio::sync::{Mutex as AsyncMutex, MutexGuard};
 use self::addresses::HostAddresses;
 use self::conn::{Http1Conn, Origin, Repeatable, ReusePolicy};
 use self::connect::Evicted;
-use self::ejection::{EjectPolicy, Ejection, Sent};
+use self::ejection::{EjectPolicy, Ejection};
 use self::http2_pool::Http2Pool;
 use self::tls::{TlsIdentity, UpstreamTls};
 use super::deadline::{Tick, Ticks};
@@ -232,6 +232,9 @@ impl Target {
     }
 }
 
+/// The numbers of ejections that concern a route: for its own failures, and for failures to connect.
+pub(super) type EjectionCounts = [u32; 2];
+
 /// An upstream with the settings of one route.
 pub(super) struct RouteUpstream {
     pub(super) target: Arc<Target>,
@@ -286,10 +289,15 @@ impl RouteUpstream {
     }
 
     /// Records the end of a response, which is a success unless the route counts its status as a failure.
-    pub(super) fn note_end(&self, status: StatusCode, sent: Sent) {
+    pub(super) fn note_end(&self, status: StatusCode, sent_after: EjectionCounts) {
         if !self.eject.counts(status) {
-            self.ejections().into_iter().for_each(|ejection| ejection.note_success(sent));
+            self.ejections().into_iter().zip(sent_after).for_each(|(ejection, count)| ejection.note_success(count));
         }
+    }
+
+    /// Returns the ejections so far, for the attempt of a request.
+    pub(super) fn ejection_counts(&self) -> EjectionCounts {
+        self.ejections().map(Ejection::count)
     }
 }
 

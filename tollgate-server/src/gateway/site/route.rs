@@ -22,10 +22,10 @@ use crate::gateway::head::headers::{self, Edits};
 use crate::gateway::tally::RouteTally;
 use crate::gateway::upstream::abandoned;
 use crate::gateway::upstream::conn::{Repeatable, ReusePolicy};
-use crate::gateway::upstream::ejection::{EjectPolicy, Sent};
+use crate::gateway::upstream::ejection::EjectPolicy;
 use crate::gateway::upstream::http2_pool::StreamPermit;
 use crate::gateway::upstream::tls::UpstreamTls;
-use crate::gateway::upstream::{ConnPool, RouteUpstream, Target, UpstreamAddress, UpstreamProtocol};
+use crate::gateway::upstream::{ConnPool, EjectionCounts, RouteUpstream, Target, UpstreamAddress, UpstreamProtocol};
 
 /// A route.
 pub(in crate::gateway) struct Route {
@@ -356,7 +356,8 @@ fn would_fail_again(failure: Failure, route: &Route) -> bool {
 /// An attempt of a request at an upstream. Counts as a request in flight of the upstream until it is dropped.
 pub(in crate::gateway) struct UpstreamAttempt {
     pub(in crate::gateway) upstream: Arc<RouteUpstream>,
-    pub(in crate::gateway) sent: Sent,
+    /// The ejections of the upstream before the request was sent.
+    pub(in crate::gateway) sent_after: EjectionCounts,
     /// The stream on a shared connection.
     pub(in crate::gateway) stream_permit: Option<StreamPermit>,
     /// The state of the client's body, unless the server of HTTP/1 sends it.
@@ -370,8 +371,8 @@ impl UpstreamAttempt {
     fn new(upstream: &Arc<RouteUpstream>, route: &Route, worker: usize) -> Self {
         upstream.target.begin();
         let Route { timeout, reuse, .. } = *route;
-        let sent = if upstream.is_proven() { Sent::ToHealthy } else { Sent::AfterEjection };
-        Self { upstream: Arc::clone(upstream), sent, stream_permit: None, deadline: None, timeout, reuse, worker }
+        let sent_after = upstream.ejection_counts();
+        Self { upstream: Arc::clone(upstream), sent_after, stream_permit: None, deadline: None, timeout, reuse, worker }
     }
 
     /// Returns whether the client's body was cut off, which closes the connection or resets the stream.

@@ -11,7 +11,7 @@
 //! Deliberately not here: health checks and log lines, which [`health`](super::health) has.
 
 use std::mem;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -46,19 +46,13 @@ fn status_bit(status: u16) -> Option<u128> {
     1u128.checked_shl(status.checked_sub(500)?.into())
 }
 
-/// The upstream of a request when it was sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::gateway) enum Sent {
-    ToHealthy,
-    /// The upstream was ejected and had not answered a request since: its time was over, or no upstream was healthy.
-    AfterEjection,
-}
-
 /// The consecutive failures of an upstream, and its ejection.
 #[derive(Debug, Default)]
 pub(in crate::gateway) struct Ejection {
     /// [`NO_FAILURES`], [`SOME_FAILURES`], or [`UNPROVEN`] and the end of the ejection added to it.
     summary: AtomicU64,
+    /// The number of ejections so far. A request remembers it, since its success ends only an ejection that began before.
+    count: AtomicU32,
     series: Mutex<Series>,
 }
 
@@ -138,26 +132,30 @@ impl Ejection {
             if *failures < policy.after {
                 return;
             }
-            *failures = 0;
+            let failures = mem::take(failures);
             let report = match mem::take(state) {
-                State::Healthy => {
-                    Report::Due(Cause { failures: policy.after, lasts: policy.lasts, fault: fault.to_string() })
-                }
+                State::Healthy => Report::Due(Cause { failures, lasts: policy.lasts, fault: fault.to_string() }),
                 // Consecutive ejections are one for the log: a dead upstream is tried now and then.
                 State::Ejected { report, .. } | State::Rechecked(report) | State::Recovered(report) => report,
             };
             *state = State::Ejected { until: Wait::at_least(policy.lasts).from(now), report };
+            self.count.fetch_add(1, Relaxed);
         });
     }
 
-    /// Records the success of a request.
-    pub(super) fn note_success(&self, sent: Sent) {
+    /// Returns the number of ejections so far.
+    pub(super) fn count(&self) -> u32 {
+        self.count.load(Relaxed)
+    }
+
+    /// Records the success of a request that was sent after this number of ejections.
+    pub(super) fn note_success(&self, sent_after: u32) {
         if self.summary.load(Relaxed) == NO_FAILURES {
             return;
         }
         self.change(|Series { failures, state }| {
-            // It says nothing about the time since the ejection.
-            if sent == Sent::ToHealthy && matches!(state, State::Ejected { .. } | State::Rechecked(_)) {
+            // A request that was sent before an ejection says nothing about the time since.
+            if sent_after != self.count() && matches!(state, State::Ejected { .. } | State::Rechecked(_)) {
                 return;
             }
             *failures = 0;
@@ -182,7 +180,7 @@ impl Ejection {
         }
     }
 
-    /// Returns what is to be logged since the last call.
+    /// Returns the change that was not logged yet, if there is one.
     pub(super) fn take_change(&self) -> Option<Change> {
         let mut series = self.series();
         let (report, has_recovered) = match &mut series.state {
@@ -241,7 +239,7 @@ mod tests {
         let ejection = Ejection::default();
         for now in 0..10 {
             fail(&ejection, 1, now);
-            ejection.note_success(Sent::ToHealthy);
+            ejection.note_success(ejection.count());
         }
         assert!(ejection.is_proven() && !ejection.is_ejected(0));
     }
@@ -249,10 +247,14 @@ mod tests {
     #[test]
     fn request_that_was_sent_before_an_ejection_does_not_end_it() {
         let ejection = ejected();
-        ejection.note_success(Sent::ToHealthy);
+        ejection.note_success(0);
         assert!(ejection.is_ejected(11));
         assert!(!ejection.is_ejected(12) && !ejection.is_proven(), "its time is over, but no request has succeeded");
-        ejection.note_success(Sent::AfterEjection);
+        let sent_after = ejection.count();
+        fail(&ejection, 2, 20);
+        ejection.note_success(sent_after);
+        assert!(ejection.is_ejected(20), "it was sent before the second ejection");
+        ejection.note_success(ejection.count());
         assert!(ejection.is_proven());
     }
 
@@ -274,10 +276,10 @@ mod tests {
         assert_eq!(ejection.take_change(), Some(Change::Ejected(cause)));
         fail(&ejection, 2, 20);
         assert_eq!(ejection.take_change(), None);
-        ejection.note_success(Sent::AfterEjection);
+        ejection.note_success(ejection.count());
         fail(&ejection, 2, 30);
         assert_eq!(ejection.take_change(), None, "it has recovered for less than the interval of the log");
-        ejection.note_success(Sent::AfterEjection);
+        ejection.note_success(ejection.count());
         assert_eq!(ejection.take_change(), Some(Change::Recovered));
         assert_eq!(ejection.take_change(), None);
     }

@@ -89,7 +89,12 @@ impl Exhaustion {
 /// Logs changes of an upstream's ejections: at most one line per route and call, however many requests fail.
 fn log_ejections(upstream: &RoutedUpstream) {
     if let Some(change) = upstream.target.connecting.take_change() {
-        log_change(upstream, &change);
+        // A route may still count other failures, and has a line of its own when these end.
+        let is_concerned = |route: &&RouteRef| change != Change::Recovered || route.upstream.ejection.is_proven();
+        let routes: Vec<RouteRef> = upstream.routes.iter().filter(is_concerned).cloned().collect();
+        if !routes.is_empty() {
+            log_change(&RoutedUpstream { routes, ..upstream.clone() }, &change);
+        }
     }
     let mut changes: Vec<(Change, RoutedUpstream)> = Vec::new();
     for route in &upstream.routes {
