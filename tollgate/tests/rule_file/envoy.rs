@@ -173,8 +173,7 @@ fn the_algorithm_is_a_setting() {
         (AlgorithmName::TokenBucket, "TokenBucket"),
         (AlgorithmName::LeakyBucket, "LeakyBucket"),
     ] {
-        let mut settings = EnvoyRule::default();
-        settings.algorithm = algorithm;
+        let settings = EnvoyRule { algorithm, ..EnvoyRule::default() };
         let rules = parsed(std::slice::from_ref(&config), &settings).compile().unwrap();
         let [limit] = rules.limits() else { panic!("the file has one limit") };
         assert!(format!("{:?}", limit.algorithm()).starts_with(shown));
