@@ -122,7 +122,7 @@ impl Failure {
                 r#"{"error":"bad_request","reason":"no_host","message":"The request has no Host header: send one."}"#
             }
             Self::SeveralHosts => {
-                r#"{"error":"bad_request","reason":"several_hosts","message":"The request has more than one Host header: send one."}"#
+                r#"{"error":"bad_request","reason":"several_hosts","message":"The request names more than one host: send one Host header, or the same host as in :authority."}"#
             }
             Self::BadLength => {
                 r#"{"error":"bad_request","reason":"bad_length","message":"The request has duplicate or invalid Content-Length headers: send one valid length."}"#

@@ -157,8 +157,10 @@ impl<'a> RequestHead<'a> {
             lines.remove_named(&options.names);
         }
         // RFC 9113, section 8.3.1: a `Host` that differs from `:authority` makes a request malformed.
-        let differs =
-            |authority: &Authority| host.is_some_and(|host| !host.eq_ignore_ascii_case(authority.as_str().as_bytes()));
+        let differs = |authority: &Authority| {
+            let authority = without_port(authority.as_str().as_bytes(), target.default_port());
+            host.is_some_and(|host| !without_port(host, target.default_port()).eq_ignore_ascii_case(authority))
+        };
         if is_http2 && target.authority().is_some_and(differs) {
             hosts += 1;
         }
@@ -330,6 +332,11 @@ fn facts<'f>(
 ) -> Facts<'f> {
     let facts = peer.add_to(Facts::new(method, target).headers(lines));
     authority.map_or(facts, |authority| facts.host(authority.as_str()))
+}
+
+/// Removes an empty port, or the default one, which begins with a colon.
+fn without_port<'h>(host: &'h [u8], default_port: &[u8]) -> &'h [u8] {
+    host.strip_suffix(default_port).or_else(|| host.strip_suffix(b":")).unwrap_or(host)
 }
 
 /// Joins the pieces of a cookie, which HTTP/2 may split (RFC 9113, section 8.2.3). A padded piece stays visible, because

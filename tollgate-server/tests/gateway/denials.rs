@@ -225,7 +225,8 @@ fn requests_beyond_the_queues_of_the_gateway_are_503_and_spend_nothing() {
     each_protocol(|protocol| {
         let limit = queue("1m").replace("leak: 4/s", "leak: 1/m").replace("capacity: 4", "capacity: 100");
         let limit = limit.replace("max_wait: 1m", "max_wait: 2h");
-        let gateway = protocol.start(&site("max_queued: 2", &["{ path: /**, respond: { body: ok } }"], &limit));
+        let route = "{ path: /**, respond: { body: ok }, response_headers: { set: { x-route: all } } }";
+        let gateway = protocol.start(&site("max_queued: 2", &[route], &limit));
         assert_eq!(gateway.client().get_as("ann", "/").status, 200);
         let mut held: Vec<_> = (0..2).map(|_| gateway.client()).collect();
         for connection in &mut held {
@@ -242,6 +243,7 @@ fn requests_beyond_the_queues_of_the_gateway_are_503_and_spend_nothing() {
                 let answer = connection.receive();
                 if answer.status != 200 {
                     assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
+                    assert_eq!(answer.header("x-route"), Some("all"));
                     assert!(answer.text().contains("queue_full"), "{}", answer.text());
                     return true;
                 }

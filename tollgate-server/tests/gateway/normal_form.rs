@@ -1,7 +1,7 @@
 //! Limits see what upstreams get: one form of the path, host, method and key values.
 
 use http::{HeaderValue, Request};
-use testkit::client::{Protocol, each_protocol};
+use testkit::client::{Protocol, each_http2, each_protocol};
 use testkit::gateway::{Gateway, site};
 use testkit::upstream::{Raw, full, runtime};
 use testkit::wait::until;
@@ -262,6 +262,28 @@ fn unreadable_requests_do_not_ban_clients_that_share_a_key() {
         for _ in 0..3 {
             assert_eq!(gateway.get("/%2e%2e/").status, 400);
             assert_eq!(gateway.get("/").status, 200);
+        }
+    });
+}
+
+#[test]
+fn a_host_header_may_repeat_the_authority_with_its_default_port() {
+    each_http2(|protocol| {
+        let upstream = Raw::named("one");
+        let gateway = gateway(protocol, "", &upstream, &[]);
+        let (default, other) = if protocol == Protocol::Http2Tls { ("443", "80") } else { ("80", "443") };
+        for (authority, host, status) in [
+            ("h", "h".to_owned(), 200),
+            ("h", "H".to_owned(), 200),
+            ("h", format!("h:{default}"), 200),
+            ("h", "h:".to_owned(), 200),
+            ("h", format!("h:{other}"), 400),
+            ("h:81", "h:81".to_owned(), 200),
+            ("h:81", "h".to_owned(), 400),
+            ("h", "i".to_owned(), 400),
+        ] {
+            let answer = gateway.client().ask(format!("GET / HTTP/1.1\r\nHost: {authority}\r\nHost: {host}\r\n\r\n"));
+            assert_eq!(answer.status, status, "{authority} {host}: {}", answer.text());
         }
     });
 }

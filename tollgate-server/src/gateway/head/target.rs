@@ -102,6 +102,14 @@ impl<'a> RequestTarget<'a> {
         }
     }
 
+    /// Returns the port that a host without one has, by the scheme of an HTTP/2 request.
+    pub(super) fn default_port(&self) -> &'static [u8] {
+        match self {
+            Self::Parsed(received, _) if received.scheme_str() == Some("https") => b":443",
+            _ => b":80",
+        }
+    }
+
     /// Returns the host of a target that is a whole URL. It replaces the one in the `Host` header.
     pub(in crate::gateway) fn authority(&self) -> Option<&Authority> {
         match self {

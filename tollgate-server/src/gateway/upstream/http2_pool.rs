@@ -221,7 +221,8 @@ impl Http2Conn {
 
     fn has_room(&self) -> bool {
         // If the upstream accepts none any more, another connection would not get more.
-        self.allowed().is_some_and(|allowed| self.requests.load(Relaxed) < allowed.clamp(1, MAX_REQUESTS))
+        let has_stream = |allowed: usize| self.requests.load(Relaxed) < allowed.clamp(1, MAX_REQUESTS);
+        !self.is_retired.load(Relaxed) && self.allowed().is_some_and(has_stream)
     }
 
     /// Returns whether it has been idle for long.
