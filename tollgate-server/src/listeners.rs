@@ -15,13 +15,14 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tollgate::Gate;
 use tollgate::internal::limited::KeyTexts;
 use tollgate::rules::file::Parsed;
 use tollgate::rules::file::internal::Listener;
 
-use self::running::{Running, Starting};
+use self::running::{Running, Starting, Stopping};
 use self::wanted::{Wanted, unprotected_listener, wanted};
 pub(crate) use self::wanted::{problems, wants_service};
 use crate::admin::KeyDisplay;
@@ -115,6 +116,14 @@ pub(crate) struct Prepared {
     shows_keys: bool,
 }
 
+/// A change of listeners that has been applied.
+struct Applied {
+    /// Descriptions of it.
+    changes: Vec<String>,
+    /// Each resolves when a listener that was stopped accepts nothing with the settings before.
+    handed_over: Vec<oneshot::Receiver<()>>,
+}
+
 /// Why listeners cannot be used.
 #[derive(Debug)]
 pub(crate) enum Refusal {
@@ -197,10 +206,14 @@ impl Listeners {
         Ok(Prepared { stopping: stopping.collect(), starting, descriptors, shows_keys })
     }
 
-    /// Applies a change, and logs it.
-    pub(crate) fn change(&self, prepared: Prepared) {
+    /// Applies a change, and logs it. After that, no connection is accepted with the settings before.
+    pub(crate) async fn change(&self, prepared: Prepared) {
         let is_divided_again = prepared.descriptors != self.state().descriptors;
-        if let Some(changes) = self.apply(prepared) {
+        if let Some(Applied { changes, handed_over }) = self.apply(prepared) {
+            for accepts_nothing in handed_over {
+                // The listener drops the sender.
+                _ = accepts_nothing.await;
+            }
             changes.iter().for_each(notice::log);
         }
         let (at_start, now) = (self.at_start.plan, self.state().descriptors.plan);
@@ -219,8 +232,8 @@ impl Listeners {
         _ = self.apply(prepared);
     }
 
-    /// Applies a change, and describes it. Returns `None` if the server stops.
-    fn apply(&self, prepared: Prepared) -> Option<Vec<String>> {
+    /// Applies a change. Returns `None` if the server stops.
+    fn apply(&self, prepared: Prepared) -> Option<Applied> {
         let Prepared { starting, stopping, descriptors, shows_keys } = prepared;
         let mut state = self.state();
         if state.is_stopping {
@@ -229,7 +242,7 @@ impl Listeners {
         self.shared.key_display.set(shows_keys);
         state.draining.retain(|task| !task.is_finished());
         state.descriptors = descriptors;
-        let mut changes = Vec::new();
+        let (mut changes, mut handed_over) = (Vec::new(), Vec::new());
         for (surface, stop) in stopping {
             let Some(index) = state.running.iter().position(|running| running.surface == surface) else { continue };
             let before = state.running.remove(index);
@@ -237,7 +250,9 @@ impl Listeners {
             let next = starting.iter().find(|one| one.surface == surface);
             let keeps_socket = next.is_some_and(|next| next.socket.is(&before.socket));
             changes.push(if keeps_socket { changed_text(surface) } else { stopped_text(surface, &url) });
-            state.draining.push(before.stop(stop));
+            let Stopping { task, accepts_nothing } = before.stop(stop);
+            state.draining.push(task);
+            handed_over.push(accepts_nothing);
         }
         for one in starting {
             let running = one.start(&self.shared);
@@ -248,7 +263,7 @@ impl Listeners {
         // Keys are counted only if someone can ask for them.
         let texts = if shows_keys { KeyTexts::Kept } else { KeyTexts::Hashed };
         self.shared.limited.count(state.running.iter().any(|one| one.serves_api).then_some(texts));
-        Some(changes)
+        Some(Applied { changes, handed_over })
     }
 
     /// Returns a description of each listener, for the line that announces the start.
@@ -283,7 +298,7 @@ impl Listeners {
         self.shared.listening.set(&state.running);
         let stopping = stopping.into_iter().map(|running| {
             let how = ending.of(running.socket.bound);
-            running.stop(how)
+            running.stop(how).task
         });
         state.draining.extend(stopping);
     }
@@ -301,7 +316,7 @@ impl Listeners {
     pub(crate) async fn stop_admin(&self) {
         let admin = std::mem::take(&mut self.state().running);
         for running in admin {
-            _ = running.stop(Stop::Close).await;
+            _ = running.stop(Stop::Close).task.await;
         }
     }
 

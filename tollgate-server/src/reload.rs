@@ -389,7 +389,7 @@ impl Reload {
         if let Some((gateway, next)) = next {
             gateway.change(next);
         }
-        self.listeners.change(listeners);
+        self.listeners.change(listeners).await;
         notice::log_problems(file.warnings());
         let rules = WrittenRules::of(&file);
         let mut changes = changes::between(&self.rules, &rules);

@@ -36,7 +36,8 @@ pub(super) struct Running {
     /// Its settings.
     pub(super) listener: Listener,
     pub(super) socket: Socket,
-    stop: oneshot::Sender<Stop>,
+    /// Stops it, and reports back once it accepts nothing with these settings.
+    stop: oneshot::Sender<(Stop, oneshot::Sender<()>)>,
     task: JoinHandle<()>,
     /// Whether clients can use the admin API on it.
     pub(super) serves_api: bool,
@@ -55,7 +56,10 @@ impl Starting {
         let options = Options { max_connections, tls, ..Options::of(&listener) };
         let options = options.with_surface(surface, &shared.surfaces);
         let (stop, stopped) = oneshot::channel();
-        let stopped = async { stopped.await.unwrap_or(Stop::Close) };
+        let stopped = async {
+            // Nothing is accepted after this has been polled, so the sender is dropped at the right moment.
+            stopped.await.map_or(Stop::Close, |(stop, _accepts_nothing)| stop)
+        };
         let accepting = Arc::clone(&socket.listener);
         let (gate, decisions) = (shared.gate.clone(), Arc::clone(&shared.decisions));
         let throttles = Arc::clone(&shared.throttles);
@@ -95,6 +99,14 @@ impl Starting {
     }
 }
 
+/// A listener that stops.
+pub(super) struct Stopping {
+    /// Ends when the connections are drained.
+    pub(super) task: JoinHandle<()>,
+    /// Resolves when a listener that hands its socket over accepts nothing more.
+    pub(super) accepts_nothing: oneshot::Receiver<()>,
+}
+
 /// Reads certificates again when they change, and reports them in the metrics. Returns those in use.
 fn watched(tls: Tls, bound: SocketAddr, surfaces: &Surfaces) -> (Arc<ArcSwap<TlsAcceptor>>, AbortHandle) {
     let reloads = Arc::new(CertificateReloads::of(&tls));
@@ -106,8 +118,8 @@ fn watched(tls: Tls, bound: SocketAddr, surfaces: &Surfaces) -> (Arc<ArcSwap<Tls
 }
 
 impl Running {
-    /// Begins to stop it. The task ends when its connections are drained.
-    pub(super) fn stop(self, how: Stop) -> JoinHandle<()> {
+    /// Begins to stop it.
+    pub(super) fn stop(self, how: Stop) -> Stopping {
         let how = match (how, self.socket.owner) {
             // The connections in its queue are for the next process.
             (Stop::Close, Owner::ServiceManager) => Stop::HandOver,
@@ -115,12 +127,13 @@ impl Running {
         };
         // The task has the only other reference to the socket, and closes it.
         drop(self.socket);
+        let (sender, accepts_nothing) = oneshot::channel();
         // A listener that has failed cannot be stopped.
-        _ = self.stop.send(how);
+        _ = self.stop.send((how, sender));
         if let Some(certificates) = self.certificates {
             certificates.abort();
         }
-        self.task
+        Stopping { task: self.task, accepts_nothing }
     }
 
     /// Returns the address with its scheme.
