@@ -18,7 +18,6 @@ mod local_response;
 mod metrics;
 mod per_address;
 mod proxy;
-mod request_guard;
 mod site;
 pub(crate) mod stream;
 mod tally;

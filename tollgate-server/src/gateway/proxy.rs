@@ -7,20 +7,24 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::Response;
+use http::{HeaderValue, Response, StatusCode};
 use tollgate::http::Refusal;
-use tollgate::internal::Unreadable;
-use tollgate::rules::Facts;
-use tollgate::{Check, Outcome};
+use tollgate::internal::{CachedGate, Unreadable};
+use tollgate::rules::file::internal::UpstreamHeader;
+use tollgate::{Check, InFlightPermit, Outcome};
 
-use super::client::{Client, Peer};
-use super::failure::{self, Failure};
+use super::access_log::{Completion, Record};
+use super::client::{Client, Peer, Scheme};
+use super::failure::{self, Ambiguity, Failure, Fault};
 use super::head::RequestHead;
 use super::local_response;
-use super::request_guard::RequestGuard;
-use super::site::{Route, RouteAction, Site};
+use super::site::{Route, RouteAction, Site, UpstreamAttempt};
+use super::tally::{Moment, RouteTally};
+use super::upstream::Target;
+use super::upstream::abandoned::{self, Abandoned};
 use super::worker::Worker;
 use crate::decisions::LastLimit;
+use crate::traces::{self, RequestSpan, SpanEnd};
 
 /// The reason why a request is refused before limits are checked.
 pub(super) enum Rejection {
@@ -29,7 +33,7 @@ pub(super) enum Rejection {
     Unreadable(Unreadable),
 }
 
-/// Finds the route of a request, and calls `check` with the facts for its limits.
+/// Finds the route of a request, and checks its limits.
 ///
 /// # Errors
 ///
@@ -39,20 +43,46 @@ pub(super) fn check(
     head: &mut RequestHead<'_>,
     site: &Site,
     peer: Peer<'_>,
-    check: impl FnOnce(&Facts<'_>) -> Check,
+    gate: &mut CachedGate,
 ) -> Result<(Option<usize>, Check), Rejection> {
     if let Some(failure) = head.failure(site.max_body) {
         return Err(Rejection::Failure(failure));
     }
     let route = head.find_route(site, peer).map_err(Rejection::Unreadable)?;
-    Ok((route, check(&site.with_route(head.facts(peer), route))))
+    Ok((route, gate.check(&site.with_route(head.facts(peer), route))))
 }
 
-/// A request with its route.
-pub(super) struct RoutedRequest {
+/// A request on its way through the gateway. When it is dropped, however it ends, its permit and its upstream are
+/// released, it is counted, and its access log entry is written.
+pub(super) struct ProxyRequest {
     pub(super) site: Arc<Site>,
     pub(super) route: Option<usize>,
-    pub(super) guard: RequestGuard,
+    worker: usize,
+    pub(super) client: Arc<Client>,
+    pub(super) upstream: Option<UpstreamAttempt>,
+    /// The permit of an `in_flight` limit.
+    pub(super) permit: Option<InFlightPermit>,
+    pub(super) id: Option<HeaderValue>,
+    /// The host that the client has requested over TLS, if the request is forwarded.
+    pub(super) https_host: Option<Box<[u8]>>,
+    began: Moment,
+    /// `None` until the response has a head.
+    pub(super) status: Option<StatusCode>,
+    pub(super) sent_bytes: u64,
+    /// Whether the upstream has nothing left to do: its response has ended, or it was given up.
+    pub(super) is_upstream_done: bool,
+    /// Whether the response goes on until its connection is closed, as event streams do.
+    pub(super) is_endless: bool,
+    /// Whether the whole response was passed to the client.
+    pub(super) is_complete: bool,
+    /// Whether the upstream or the gateway cut off a response that had started.
+    pub(super) is_broken: bool,
+    /// Whether the response is the upstream's.
+    pub(super) is_upstreams: bool,
+    /// The entry for the access log, if there is one.
+    record: Option<Box<Record>>,
+    /// The span, if requests are traced.
+    pub(super) span: RequestSpan,
 }
 
 /// The next step of an allowed request.
@@ -65,30 +95,94 @@ pub(super) enum Action {
     Forward(usize),
 }
 
-impl RoutedRequest {
-    /// Starts the count, the access log entry and the span of a request.
+/// The progress of an upstream's response body.
+pub(super) enum UpstreamProgress {
+    Bytes,
+    All,
+    /// Nothing was received within the timeout.
+    TimedOut,
+    Error,
+}
+
+impl ProxyRequest {
+    /// Starts the count, the access log entry and the span of a request, and chooses its ID.
     pub(super) fn begin(
         head: &RequestHead<'_>,
         (client, worker): (&Arc<Client>, &Worker),
         (site, route): (&Arc<Site>, Option<usize>),
     ) -> Self {
         worker.tally.note_dropped_headers(head.dropped);
-        let mut guard = RequestGuard::begin(head, client, worker, site);
-        if let Some(number) = route {
-            guard.enter(site.routes[number].tally(worker.number));
+        client.request_began();
+        let mut request = Self {
+            site: Arc::clone(site),
+            route,
+            worker: worker.number,
+            client: Arc::clone(client),
+            upstream: None,
+            permit: None,
+            id: None,
+            https_host: None,
+            began: worker.tally.now(),
+            status: None,
+            sent_bytes: 0,
+            is_upstream_done: false,
+            is_endless: false,
+            is_complete: false,
+            is_broken: false,
+            is_upstreams: false,
+            record: None,
+            span: RequestSpan::default(),
+        };
+        if let Some(log) = &site.log
+            && let Some(uri) = head.target.received()
+        {
+            let line = (head.method.parse().unwrap_or_default(), uri, head.version.into());
+            let headers = head.headers.lines.into();
+            let record = Record::new(line, headers, client, &site.proxies, (log, worker.number));
+            request.record = Some(Box::new(record));
         }
-        Self { site: Arc::clone(site), route, guard }
+        if site.adds_header(UpstreamHeader::RequestId) {
+            let given = head.id().and_then(|id| HeaderValue::from_bytes(id).ok());
+            request.id = Some(given.unwrap_or_else(|| worker.ids.next()));
+        }
+        if traces::is_on() {
+            request.span = RequestSpan::start(head.method, head.target.received_str(), head.headers.lines.into());
+            if let (Some(record), Some(trace_id)) = (&mut request.record, request.span.trace_id()) {
+                record.note_trace(trace_id);
+            }
+        }
+        if let Some(tally) = request.route_tally() {
+            tally.note_began();
+        }
+        request
     }
 
-    /// Records why the request is rejected, and returns the response.
+    /// Records why the request is rejected, and returns the response. A malformed request is a strike against its
+    /// client.
     pub(super) fn reject(&mut self, rejection: &Rejection, head: &RequestHead<'_>, worker: &Worker) -> Response<Bytes> {
+        let (reason, is_malformed) = match rejection {
+            Rejection::Failure(failure) => (failure.reason(), failure.is_malformed_request()),
+            Rejection::Unreadable(problem) => (Some(problem.reason()), true),
+        };
+        if let (Some(record), Some(reason)) = (&mut self.record, reason) {
+            record.note_reason(reason);
+        }
+        if is_malformed {
+            worker.strike(self.client.peer(), head.headers.lines);
+        }
         match rejection {
             Rejection::Failure(failure) => {
-                self.guard.note_refused(*failure, head, worker);
+                if *failure == Failure::UnderscoreHeader {
+                    worker.tally.ambiguous.note(Ambiguity::UnderscoreHeader);
+                }
+                if *failure == Failure::Loop {
+                    let host = head.host().unwrap_or_default();
+                    worker.tally.note_loop(self.client.peer().address, host, worker.ticks.now());
+                }
                 failure::response(*failure)
             }
             Rejection::Unreadable(problem) => {
-                self.guard.note_unreadable(problem, head, worker);
+                worker.tally.note_unreadable(problem.number());
                 failure::unreadable_response(problem)
             }
         }
@@ -103,11 +197,13 @@ impl RoutedRequest {
         last_noted: &mut LastLimit,
     ) -> Option<Action> {
         worker.tally.note_outcome(last_noted, outcome);
-        self.guard.note_outcome(outcome);
-        if self.site.log.is_some() {
-            self.guard.note_key(outcome, &self.site.with_route(head.facts(peer), self.route));
+        self.span.note_outcome(outcome);
+        if let Some(record) = &mut self.record {
+            record.note_outcome(outcome);
+            let facts = self.site.with_route(head.facts(peer), self.route);
+            record.note_key(|texts| outcome.limit_key(&facts, texts));
         }
-        self.guard.keep_permit(outcome.take_permit());
+        self.permit = outcome.take_permit();
         if !outcome.is_allowed() {
             strike_if_malformed(outcome, head, (worker, peer));
             return None;
@@ -121,7 +217,11 @@ impl RoutedRequest {
             RouteAction::Upstreams(_) if head.forwards_left() == Some(0) => {
                 Action::Respond(local_response::final_recipient(head))
             }
-            RouteAction::Upstreams(_) => Action::Forward(number),
+            RouteAction::Upstreams(_) => {
+                let is_https = self.client.info.scheme == Scheme::Https;
+                self.https_host = head.host().filter(|_| is_https).map(Box::from);
+                Action::Forward(number)
+            }
         })
     }
 
@@ -142,6 +242,114 @@ impl RoutedRequest {
 
     pub(super) fn route(&self) -> Option<&Route> {
         self.route.map(|number| &self.site.routes[number])
+    }
+
+    /// Returns the counters of the route.
+    fn route_tally(&self) -> Option<&RouteTally> {
+        self.route().map(|route| &**route.tally(self.worker))
+    }
+
+    /// Records the upstream of an attempt.
+    pub(super) fn note_upstream(&mut self, upstream: &Arc<Target>) {
+        if let Some(record) = &mut self.record {
+            record.note_upstream(upstream);
+        }
+    }
+
+    /// Records why the last attempt failed.
+    pub(super) fn note_fault(&mut self, fault: &Fault) {
+        let Some(record) = &mut self.record else { return };
+        if fault.is_upstreams() || fault.exhausted().is_some() {
+            record.note_fault(fault);
+        }
+        if let Some(reason) = fault.failure().reason() {
+            record.note_reason(self.client.ambiguity().unwrap_or(reason));
+        }
+    }
+
+    /// Handles a client that has left. Returns the request if its response has to be read to the end. Otherwise its
+    /// connection has to be closed: it has no permit, an endless response, a broken body, or too many other responses
+    /// are being read to their end.
+    pub(super) fn abandon(&mut self) -> Option<Abandoned> {
+        if self.is_upstream_done || self.is_endless || self.permit.is_none() {
+            return None;
+        }
+        let attempt = self.upstream.take()?;
+        let permit = self.permit.take()?;
+        if attempt.has_broken_body() {
+            abandoned::hold_permit(permit, attempt.timeout, self.client.shared_tally());
+            return None;
+        }
+        Abandoned::new(attempt, permit, self.client.shared_tally())
+    }
+
+    /// Holds the permit for the route's timeout, because the connection to the upstream is closed in the middle of the
+    /// client's body: nothing shows when the upstream is done.
+    pub(super) fn hold_permit(&mut self) {
+        if let (Some(attempt), Some(permit)) = (&self.upstream, self.permit.take()) {
+            abandoned::hold_permit(permit, attempt.timeout, self.client.shared_tally());
+        }
+    }
+
+    /// Splits off the next piece of a response and starts the client's read deadline.
+    pub(super) fn next_piece(&mut self, rest: &mut Bytes) -> Bytes {
+        let piece = rest.split_to(rest.len().min(self.client.piece_bytes()));
+        self.sent_bytes += piece.len() as u64;
+        self.client.set_read_deadline();
+        piece
+    }
+
+    pub(super) fn note_upstream_progress(&mut self, came: UpstreamProgress) {
+        let Some(attempt) = &self.upstream else { return };
+        self.is_upstream_done |= !matches!(came, UpstreamProgress::Bytes);
+        match came {
+            UpstreamProgress::Bytes => {}
+            UpstreamProgress::All => {
+                if let Some(status) = self.status {
+                    attempt.upstream.note_end(status, attempt.sent_after);
+                }
+            }
+            UpstreamProgress::TimedOut => self.note_upstream_failed(&Fault::Stalled),
+            UpstreamProgress::Error if attempt.has_broken_body() => {
+                // The gateway has closed the connection, so nothing shows when the upstream is done.
+                self.is_broken = attempt.body_failure() == Some(Failure::Overloaded);
+                if let Some(permit) = self.permit.take() {
+                    abandoned::hold_permit(permit, attempt.timeout, self.client.shared_tally());
+                }
+            }
+            UpstreamProgress::Error => self.note_upstream_failed(&Failure::Disconnected.into()),
+        }
+    }
+
+    /// Records that the upstream did not finish a response that it had started.
+    pub(super) fn note_upstream_failed(&mut self, fault: &Fault) {
+        self.is_broken = true;
+        self.note_fault(fault);
+        if let Some(tally) = self.route_tally() {
+            tally.note_failure(fault.failure());
+        }
+        if let Some(attempt) = &self.upstream {
+            attempt.upstream.note_failure(fault, self.client.now());
+        }
+    }
+}
+
+impl Drop for ProxyRequest {
+    fn drop(&mut self) {
+        self.client.request_ended();
+        let nanos = self.client.tally().nanos_since(self.began);
+        // If neither side has ended the response, the client has.
+        self.client.note_request_over(!self.is_complete && !self.is_broken, nanos);
+        match self.route_tally() {
+            Some(tally) => tally.note_ended(self.status, nanos),
+            None => self.client.tally().note_unrouted(self.status, nanos),
+        }
+        let (route, id) = (self.route.map(|number| &*self.site.routes[number].name), self.id.as_ref());
+        self.span.end(SpanEnd { status: self.status, route, id });
+        if let Some(record) = &self.record {
+            let Self { status, sent_bytes, is_broken, is_upstreams, .. } = *self;
+            record.write(&Completion { status, sent_bytes, is_broken, is_upstreams, nanos, route, id });
+        }
     }
 }
 

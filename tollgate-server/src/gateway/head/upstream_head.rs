@@ -19,11 +19,11 @@ use tollgate::rules::file::internal::{HostHeader, UpstreamHeader};
 
 use super::headers::{self, Edits, Fate, HeaderFilter, HeaderKind};
 use super::{BodyLength, RequestHead, RequestVersion};
-use crate::gateway::client::Client;
 use crate::gateway::failure::Failure;
-use crate::gateway::site::{Route, Site};
+use crate::gateway::proxy::ProxyRequest;
+use crate::gateway::site::Route;
 use crate::gateway::upstream::RouteUpstream;
-use crate::traces::{RequestSpan, TRACEPARENT, TRACESTATE};
+use crate::traces::{TRACEPARENT, TRACESTATE};
 
 /// The maximum length of a request ID. Longer ones are replaced.
 const MAX_ID_BYTES: usize = 128;
@@ -66,23 +66,13 @@ impl HeaderSink for HeaderMap {
     }
 }
 
-/// The settings that determine what an upstream gets.
-#[derive(Clone, Copy)]
-pub(in crate::gateway) struct Destination<'a> {
-    pub(in crate::gateway) site: &'a Site,
-    pub(in crate::gateway) route: &'a Route,
-    pub(in crate::gateway) upstream: &'a RouteUpstream,
-}
-
 /// A request for an upstream.
 pub(in crate::gateway) struct UpstreamHead<'a> {
     head: &'a RequestHead<'a>,
-    to: Destination<'a>,
-    client: &'a Client,
+    route: &'a Route,
+    upstream: &'a RouteUpstream,
+    request: &'a ProxyRequest,
     outcome: &'a Outcome,
-    /// The ID of the request, if upstreams get one.
-    id: Option<&'a HeaderValue>,
-    span: &'a RequestSpan,
     traceparent: Option<String>,
     /// The new value of `Max-Forwards`, if the gateway counts it.
     max_forwards: Option<u64>,
@@ -93,15 +83,16 @@ pub(in crate::gateway) struct UpstreamHead<'a> {
 impl<'a> UpstreamHead<'a> {
     pub(in crate::gateway) fn new(
         head: &'a RequestHead<'a>,
-        to: Destination<'a>,
-        (client, outcome): (&'a Client, &'a Outcome),
-        (id, span): (Option<&'a HeaderValue>, &'a RequestSpan),
+        (route, upstream): (&'a Route, &'a RouteUpstream),
+        request: &'a ProxyRequest,
+        outcome: &'a Outcome,
     ) -> Self {
-        let edits = &to.route.request_edits;
+        let edits = &route.request_edits;
         let lacks_host = head.host().is_none() && !edits.sets(&HOST);
-        let is_upstreams_host = lacks_host || to.route.host == HostHeader::Upstream || edits.removes_for_good(&HOST);
+        let is_upstreams_host = lacks_host || route.host == HostHeader::Upstream || edits.removes_for_good(&HOST);
         let max_forwards = head.forwards_left().map(|left| left.saturating_sub(1));
-        Self { head, to, client, outcome, id, span, traceparent: span.traceparent(), max_forwards, is_upstreams_host }
+        let traceparent = request.span.traceparent();
+        Self { head, route, upstream, request, outcome, traceparent, max_forwards, is_upstreams_host }
     }
 
     /// Writes the head for an upstream with HTTP/1.
@@ -168,22 +159,21 @@ impl<'a> UpstreamHead<'a> {
         }
         self.put_added(map);
         self.put_te(map);
-        self.to.upstream.target.set_http2_target(&mut request);
+        self.upstream.target.set_http2_target(&mut request);
         Ok(request)
     }
 
     fn edits(&self) -> &'a Edits {
-        &self.to.route.request_edits
+        &self.route.request_edits
     }
 
     /// Returns the target, if the route changes it.
     fn changed_uri(&self) -> Result<Option<Uri>, Failure> {
-        let Destination { route, upstream, .. } = self.to;
-        if !route.changes_paths() {
+        if !self.route.changes_paths() {
             return Ok(None);
         }
         let uri = self.head.target.uri().ok_or(Failure::BadTarget)?;
-        route.rewritten_uri(upstream, &uri).map(Some)
+        self.route.rewritten_uri(self.upstream, &uri).map(Some)
     }
 
     /// Returns whether a header of the client is forwarded.
@@ -191,21 +181,21 @@ impl<'a> UpstreamHead<'a> {
         let passes = match kind {
             kind if kind.is_hop_by_hop() => false,
             HeaderKind::Host => !self.is_upstreams_host && self.head.target.authority().is_none(),
-            HeaderKind::XForwardedFor => !self.to.site.adds_header(UpstreamHeader::XForwarded),
-            HeaderKind::XRequestId => self.id.is_none(),
+            HeaderKind::XForwardedFor => !self.request.site.adds_header(UpstreamHeader::XForwarded),
+            HeaderKind::XRequestId => self.request.id.is_none(),
             HeaderKind::MaxForwards => self.max_forwards.is_none(),
             _ => true,
         };
         let is_replaced = self.traceparent.is_some()
             && (name.eq_ignore_ascii_case(TRACEPARENT.as_str())
-                || name.eq_ignore_ascii_case(TRACESTATE.as_str()) && !self.span.continues_trace());
+                || name.eq_ignore_ascii_case(TRACESTATE.as_str()) && !self.request.span.continues_trace());
         passes && !is_replaced && !self.edits().removes(name)
     }
 
     /// Adds the host, unless the client's header passes.
     fn put_host(&self, out: &mut impl HeaderSink) {
         if self.is_upstreams_host {
-            out.put(HOST.as_str(), self.to.upstream.target.host.as_bytes());
+            out.put(HOST.as_str(), self.upstream.target.host.as_bytes());
         } else if let Some(authority) = self.head.target.authority().filter(|_| !self.edits().removes(HOST.as_str())) {
             out.put(HOST.as_str(), authority.as_str().as_bytes());
         }
@@ -213,7 +203,7 @@ impl<'a> UpstreamHead<'a> {
 
     /// Adds the headers that describe the client, the connection and the request, and those of the route.
     fn put_added(&self, out: &mut impl HeaderSink) {
-        let (Destination { site, .. }, edits) = (self.to, self.edits());
+        let (site, edits) = (&self.request.site, self.edits());
         if site.adds_header(UpstreamHeader::XForwarded) {
             self.put_x_forwarded(out);
         }
@@ -223,7 +213,7 @@ impl<'a> UpstreamHead<'a> {
         if site.adds_header(UpstreamHeader::Via) && !edits.removes("via") {
             out.put("via", request_via(self.head.version).as_bytes());
         }
-        if let Some(id) = self.id.filter(|_| !edits.removes("x-request-id")) {
+        if let Some(id) = self.request.id.as_ref().filter(|_| !edits.removes("x-request-id")) {
             out.put("x-request-id", id.as_bytes());
         }
         if let Some(left) = self.max_forwards.filter(|_| !edits.removes("max-forwards")) {
@@ -243,7 +233,7 @@ impl<'a> UpstreamHead<'a> {
     /// Adds the headers of the route that have facts about the request. The client's were removed.
     #[inline(never)]
     fn put_facts(&self, out: &mut impl HeaderSink) {
-        let facts = self.head.facts(self.client.peer()).route(&self.to.route.name);
+        let facts = self.head.facts(self.request.client.peer()).route(&self.route.name);
         let facts = HeaderFacts::new(self.outcome.rules(), &facts, self.outcome.limit());
         for (name, fact) in self.edits().facts() {
             if let Some(value) = facts.value(fact) {
@@ -270,12 +260,12 @@ impl<'a> UpstreamHead<'a> {
                     value.extend_from_slice(hop);
                     value.extend_from_slice(b", ");
                 }
-                value.extend_from_slice(self.client.address_text.as_bytes());
+                value.extend_from_slice(self.request.client.address_text.as_bytes());
             });
         }
         let is_present = |kind| head.headers.values(kind).next().is_some();
         if !is_present(HeaderKind::XForwardedProto) && !edits.removes("x-forwarded-proto") {
-            out.put("x-forwarded-proto", self.client.info.scheme.as_str().as_bytes());
+            out.put("x-forwarded-proto", self.request.client.info.scheme.as_str().as_bytes());
         }
         if let Some(host) = head.host()
             && !is_present(HeaderKind::XForwardedHost)
@@ -287,7 +277,7 @@ impl<'a> UpstreamHead<'a> {
 
     /// Writes an element such as `for=192.0.2.7;host="h:80";proto=http`.
     fn write_forwarded(&self, out: &mut Vec<u8>) {
-        let client = self.client;
+        let client = &self.request.client;
         out.extend_from_slice(b"for=");
         match client.info.address.ip().to_canonical() {
             IpAddr::V4(_) => out.extend_from_slice(client.address_text.as_bytes()),

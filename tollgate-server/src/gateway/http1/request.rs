@@ -9,13 +9,14 @@ use tollgate::internal::HeaderLine;
 
 use super::body::{BodyStart, ReceivedBody, RequestBody};
 use super::framing::{self, ChunkDecoder};
-use crate::gateway::client::Client;
 use crate::gateway::failure::{Ambiguity, Failure};
 use crate::gateway::head::headers::{HeaderBuffer, HeaderFilter, HeaderKind, MAX_HEADERS, kind};
 use crate::gateway::head::target::RequestTarget;
-use crate::gateway::head::upstream_head::{Destination, UpstreamHead};
+use crate::gateway::head::upstream_head::UpstreamHead;
 use crate::gateway::head::{BodyLength, RequestHead, RequestLine, RequestVersion, join_cookies};
-use crate::gateway::request_guard::RequestGuard;
+use crate::gateway::proxy::ProxyRequest;
+use crate::gateway::site::Route;
+use crate::gateway::upstream::RouteUpstream;
 
 /// The maximum length of a target, as in hyper.
 const MAX_TARGET_BYTES: usize = (u16::MAX - 1) as usize;
@@ -160,11 +161,11 @@ impl<'a> PlainRequest<'a> {
     pub(in crate::gateway) fn write(
         &self,
         out: &mut Vec<u8>,
-        to: Destination<'_>,
-        (client, outcome): (&Client, &Outcome),
-        guard: &RequestGuard,
+        to: (&Route, &RouteUpstream),
+        request: &ProxyRequest,
+        outcome: &Outcome,
     ) -> Result<(), Failure> {
-        UpstreamHead::new(&self.head, to, (client, outcome), (guard.id(), guard.span())).write(out)?;
+        UpstreamHead::new(&self.head, to, request, outcome).write(out)?;
         match self.head.length {
             BodyLength::Known(_) => out.extend_from_slice(self.body),
             BodyLength::Unknown => {

@@ -35,7 +35,7 @@ use crate::gateway::client::{BufferedBytes, Client, LINGER, Peer};
 use crate::gateway::deadline::{Alarm, Tick, Wait};
 use crate::gateway::failure::Failure;
 use crate::gateway::head::headers::{self, HeaderBuffer};
-use crate::gateway::proxy::{self, Action, RoutedRequest};
+use crate::gateway::proxy::{self, Action, ProxyRequest};
 use crate::gateway::site::Site;
 use crate::gateway::stream::{INPUT_BYTES, Stream};
 use crate::gateway::worker::{CurrentConfig, Scratch, Shutdown, Worker, WorkerBuffers, scratch};
@@ -91,13 +91,13 @@ pub(in crate::gateway) struct Http1Server<'a> {
 
 /// A request whose check waits for a remote store.
 struct PendingCheck {
-    request: RoutedRequest,
+    request: ProxyRequest,
     check: Check,
 }
 
 /// An allowed request whose bytes are saved.
 struct AllowedRequest {
-    request: RoutedRequest,
+    request: ProxyRequest,
     outcome: Outcome,
     action: Action,
 }
@@ -105,7 +105,7 @@ struct AllowedRequest {
 /// A response of the gateway that limits have not counted.
 struct UnsettledResponse {
     response: Response<Bytes>,
-    request: RoutedRequest,
+    request: ProxyRequest,
     outcome: Outcome,
 }
 
@@ -322,12 +322,12 @@ impl<'a> Http1Server<'a> {
         self.begin_body(&mut plain, site.max_body);
         (self.is_last, self.is_http10, self.is_head) =
             (plain.head.is_last, plain.head.is_http10(), plain.head.is_head());
-        let (route, check) = match proxy::check(&mut plain.head, site, self.peer, |facts| cached.check(facts)) {
+        let (route, check) = match proxy::check(&mut plain.head, site, self.peer, cached) {
             Ok(checked) => checked,
             Err(rejection) => {
-                let mut request = self.begin_request(&plain, (site, None));
+                let mut request = ProxyRequest::begin(&plain.head, (self.client, self.worker), (site, None));
                 let response = request.reject(&rejection, &plain.head, self.worker);
-                self.respond(&response, request.guard, buffers, context)?;
+                self.respond(&response, request, buffers, context)?;
                 return Ok(Some(NextStep::Answered));
             }
         };
@@ -340,7 +340,7 @@ impl<'a> Http1Server<'a> {
             self.refuse_unlogged(&plain, buffers, (site, route), outcome, context)?;
             return Ok(Some(NextStep::Answered));
         }
-        let request = self.begin_request(&plain, (site, route));
+        let request = ProxyRequest::begin(&plain.head, (self.client, self.worker), (site, route));
         match check {
             Check::Ready(outcome) => self.apply_outcome(&plain, buffers, request, outcome, context).map(Some),
             check @ Check::Pending(_) => {
@@ -379,13 +379,13 @@ impl<'a> Http1Server<'a> {
         &mut self,
         plain: &PlainRequest<'_>,
         buffers: &mut WorkerBuffers,
-        mut request: RoutedRequest,
+        mut request: ProxyRequest,
         mut outcome: Outcome,
         context: &mut Context<'_>,
     ) -> io::Result<NextStep> {
         let by = (&**self.worker, self.peer);
         let Some(action) = request.apply(&mut outcome, &plain.head, by, &mut buffers.last_noted) else {
-            self.refuse(plain, &outcome, request.guard, buffers, context)?;
+            self.refuse(plain, &outcome, request, buffers, context)?;
             return Ok(NextStep::Answered);
         };
         if !outcome.delay().is_zero() {
@@ -406,8 +406,7 @@ impl<'a> Http1Server<'a> {
         let AllowedRequest { request, outcome, action } = allowed;
         let mut response = match action {
             Action::Forward(number) => {
-                let RoutedRequest { site, guard, .. } = request;
-                let forwarding = Box::new(Forwarding::new((plain, self.client), (site, number), outcome, guard));
+                let forwarding = Box::new(Forwarding::new(plain, number, outcome, request));
                 return Ok(NextStep::Forward(forwarding.start(self, plain, buffers, context)));
             }
             Action::Echo => {
@@ -420,12 +419,8 @@ impl<'a> Http1Server<'a> {
             return Ok(NextStep::Settle(Box::new(UnsettledResponse { response, request, outcome })));
         }
         proxy::complete(&outcome, request.route(), &mut response);
-        self.respond(&response, request.guard, buffers, context)?;
+        self.respond(&response, request, buffers, context)?;
         Ok(NextStep::Answered)
-    }
-
-    fn begin_request(&self, plain: &PlainRequest<'_>, (site, route): (&Arc<Site>, Option<usize>)) -> RoutedRequest {
-        RoutedRequest::begin(&plain.head, (self.client, self.worker), (site, route))
     }
 
     /// Keeps a copy of the request in flight.

@@ -22,8 +22,7 @@ use crate::gateway::failure::{self, Failure};
 use crate::gateway::head::headers::{HeaderBuffer, X_REQUEST_ID};
 use crate::gateway::head::{BodyLength, RequestHead, join_cookies};
 use crate::gateway::local_response::{self, MAX_DRAINED_BYTES, MAX_ECHOED_BYTES};
-use crate::gateway::proxy::{self, Action, RoutedRequest};
-use crate::gateway::request_guard::RequestGuard;
+use crate::gateway::proxy::{self, Action, ProxyRequest};
 use crate::gateway::site::{Attempts, Site};
 use crate::gateway::worker::{Scratch, Worker, scratch};
 
@@ -101,7 +100,7 @@ pub(super) fn with_head<T>(
 /// A request that is not refused at once.
 struct CheckedRequest {
     received: ReceivedRequest,
-    request: RoutedRequest,
+    request: ProxyRequest,
 }
 
 /// The check of a request that is not refused at once.
@@ -124,18 +123,18 @@ impl Exchange {
         let mut lines = HeaderBuffer::default();
         let filter = site.header_filter(peer.address);
         let mut head = RequestHead::of_parts(&parts, BodyLength::of(&body), &mut lines, &filter);
-        let checked = proxy::check(&mut head, site, peer, |facts| cached.check(facts));
+        let checked = proxy::check(&mut head, site, peer, cached);
         let route = checked.as_ref().ok().and_then(|(route, _)| *route);
-        let mut request = RoutedRequest::begin(&head, (&self.client, &self.worker), (site, route));
+        let mut request = ProxyRequest::begin(&head, (&self.client, &self.worker), (site, route));
         let allowed = match checked {
             Err(rejection) => {
                 let response = request.reject(&rejection, &head, &self.worker);
-                return Ok(self.respond(body, response, request.guard));
+                return Ok(self.respond(body, response, request));
             }
             Ok((_, Check::Ready(mut outcome))) => {
                 match request.apply(&mut outcome, &head, (&self.worker, peer), &mut buffers.last_noted) {
                     Some(action) => Checked::Allowed(outcome, action),
-                    None => return Ok(self.respond(body, refusal(&outcome, &head), request.guard)),
+                    None => return Ok(self.respond(body, refusal(&outcome, &head), request)),
                 }
             }
             Ok((_, check)) => Checked::Pending(check),
@@ -160,7 +159,7 @@ impl Exchange {
         });
         let Some(action) = action else {
             let response = with_head(received, (&site, &self.client), |head| refusal(&outcome, head));
-            return self.respond(checked.received.body, response, checked.request.guard);
+            return self.respond(checked.received.body, response, checked.request);
         };
         self.pass(outcome, action, checked).await
     }
@@ -173,7 +172,7 @@ impl Exchange {
             let mut buffered = BufferedBytes::none(&self.client);
             if buffered.set(self.client.upload_bytes(&received.body)).is_err() {
                 let response = Box::pin(request.refund(&outcome, Failure::Overloaded)).await;
-                return self.respond(received.body, response, request.guard);
+                return self.respond(received.body, response, request);
             }
             received.buffered = Some(buffered);
         }
@@ -181,13 +180,11 @@ impl Exchange {
             && let Err(failure) = Box::pin(request.wait_in_queue(&outcome, &self.worker)).await
         {
             let response = Box::pin(request.refund(&outcome, failure)).await;
-            return self.respond(received.body, response, request.guard);
+            return self.respond(received.body, response, request);
         }
         let mut response = match action {
             Action::Forward(number) => {
-                let RoutedRequest { site, guard, .. } = request;
-                let routed = (&site, &site.routes[number]);
-                return self.forward(received, routed, Attempts::default(), &outcome, guard).await;
+                return self.forward(received, (request, number), Attempts::default(), &outcome).await;
             }
             Action::Echo => Box::pin(self.echo(received, &mut request)).await,
             Action::Respond(response) => {
@@ -196,11 +193,11 @@ impl Exchange {
             }
         };
         proxy::settle(&outcome, request.route(), &mut response).await;
-        response.map(|text| ToClient::local(text, request.guard))
+        response.map(|text| ToClient::local(text, request))
     }
 
     /// Returns the echo of a request, once its body has arrived.
-    async fn echo(&self, received: ReceivedRequest, request: &mut RoutedRequest) -> Response<Bytes> {
+    async fn echo(&self, received: ReceivedRequest, request: &mut ProxyRequest) -> Response<Bytes> {
         let ReceivedRequest { parts, body, buffered } = received;
         let (length, site) = (BodyLength::of(&body), &request.site);
         match collect(ToUpstream::new(body, &self.client, site.max_body).holding(buffered)).await {
@@ -208,16 +205,16 @@ impl Exchange {
                 with_head((&parts, length), (site, &self.client), |head| local_response::echo(head, &self.client, body))
             }
             Err(failure) => {
-                request.guard.note_fault(&failure.into());
+                request.note_fault(&failure.into());
                 failure::response(failure)
             }
         }
     }
 
     /// Returns a response of the gateway.
-    fn respond(&self, body: ClientBody, response: Response<Bytes>, guard: RequestGuard) -> Response<ToClient> {
+    fn respond(&self, body: ClientBody, response: Response<Bytes>, request: ProxyRequest) -> Response<ToClient> {
         self.drain(body);
-        response.map(|text| ToClient::local(text, guard))
+        response.map(|text| ToClient::local(text, request))
     }
 
     /// Reads and discards a body in the background, so that it does not delay the response.

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use http::header::{Entry, HOST, LOCATION};
+use http::header::{Entry, LOCATION};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
@@ -17,16 +17,15 @@ use tollgate::{InFlightPermit, Outcome};
 use super::exchange::{Exchange, ReceivedRequest, with_head};
 use super::request_body::ToUpstream;
 use super::response_body::{ToClient, UpstreamBody};
-use crate::gateway::client::Scheme;
 use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{self, ConnectError, Failure, Fault};
-use crate::gateway::head::upstream_head::{Destination, UpstreamHead, append_via, remove_hop_by_hop};
+use crate::gateway::head::upstream_head::{UpstreamHead, append_via, remove_hop_by_hop};
 use crate::gateway::head::{BodyLength, reads_body};
 use crate::gateway::http1::sender::{self, SendError, Upload};
-use crate::gateway::proxy;
-use crate::gateway::request_guard::RequestGuard;
-use crate::gateway::site::{Attempts, Route, Site, UpstreamAttempt};
+use crate::gateway::proxy::{self, ProxyRequest};
+use crate::gateway::site::{Attempts, Route, UpstreamAttempt};
 use crate::gateway::tally::Tally;
+use crate::gateway::upstream::RouteUpstream;
 use crate::gateway::upstream::abandoned::{self, Abandoned};
 use crate::gateway::upstream::conn::Repeatable;
 use crate::gateway::upstream::connect::{self, ConnUse, UpstreamConn};
@@ -40,31 +39,31 @@ impl Exchange {
     /// Forwards a request to upstreams until one responds. Some may have been tried, and one may have been chosen.
     pub(in crate::gateway) async fn forward(
         &self,
-        request: ReceivedRequest,
-        (site, route): (&Arc<Site>, &Route),
+        received: ReceivedRequest,
+        (mut request, number): (ProxyRequest, usize),
         mut attempts: Attempts,
         outcome: &Outcome,
-        mut guard: RequestGuard,
     ) -> Response<ToClient> {
-        let ReceivedRequest { parts, body, buffered } = request;
-        let https_host = (self.client.info.scheme == Scheme::Https).then(|| host(&parts)).flatten();
+        let site = Arc::clone(&request.site);
+        let route = &site.routes[number];
+        let ReceivedRequest { parts, body, buffered } = received;
         let body = ToUpstream::new(body, &self.client, site.max_body);
         let body = body.screening_trailers(site.underscores, &route.request_edits);
-        let request = (parts, body.holding(buffered));
-        let (answered, attempt) =
-            match self.try_upstreams(request, (site, route), &mut attempts, (outcome, &mut guard)).await {
-                Ok(answered) => answered,
-                Err(fault) => {
-                    guard.note_fault(&fault);
-                    let mut response = failure::response(fault.failure());
-                    proxy::settle(outcome, Some(route), &mut response).await;
-                    return response.map(|text| ToClient::local(text, guard));
-                }
-            };
+        let received = (parts, body.holding(buffered));
+        let answered = self.try_upstreams(received, route, &mut attempts, (outcome, &mut request)).await;
+        let (answered, attempt) = match answered {
+            Ok(answered) => answered,
+            Err(fault) => {
+                request.note_fault(&fault);
+                let mut response = failure::response(fault.failure());
+                proxy::settle(outcome, Some(route), &mut response).await;
+                return response.map(|text| ToClient::local(text, request));
+            }
+        };
         if abandoned::has_event_stream(answered.headers()) {
-            guard.note_endless();
+            request.is_endless = true;
         }
-        guard.note_upstream_answered();
+        request.is_upstreams = true;
         let (mut parts, body) = answered.into_parts();
         // hyper sets the version that it speaks with the client.
         let version = std::mem::replace(&mut parts.version, Version::HTTP_11);
@@ -75,14 +74,14 @@ impl Exchange {
             (parts.headers.entry(LOCATION), attempts.current(route))
         {
             for location in locations.iter_mut() {
-                let changed = route.location(upstream, https_host.as_deref(), location.as_bytes());
+                let changed = route.location(upstream, request.https_host.as_deref(), location.as_bytes());
                 if let Some(Ok(changed)) = changed.map(HeaderValue::try_from) {
                     *location = changed;
                 }
             }
         }
-        guard.set_upstream(attempt);
-        let mut response = Response::from_parts(parts, ToClient::upstream(body, &route.response_edits, guard));
+        request.upstream = Some(attempt);
+        let mut response = Response::from_parts(parts, ToClient::upstream(body, &route.response_edits, request));
         proxy::settle(outcome, Some(route), &mut response).await;
         response
     }
@@ -90,18 +89,18 @@ impl Exchange {
     async fn try_upstreams(
         &self,
         (parts, mut body): (Parts, ToUpstream),
-        (site, route): (&Site, &Route),
+        route: &Route,
         attempts: &mut Attempts,
-        (outcome, guard): (&Outcome, &mut RequestGuard),
+        (outcome, request): (&Outcome, &mut ProxyRequest),
     ) -> Result<Answered, Fault> {
         let mut parts = Some(parts);
         loop {
             let chosen = attempts.choose(route, self.worker.number, self.worker.ticks.now());
             let (upstream, attempt) = chosen.ok_or(Failure::NoRoute)?;
-            guard.note_upstream(&upstream.target);
-            let to = Destination { site, route, upstream };
-            let SendError { fault, retry } = match self.try_one((&mut parts, body), to, attempt, (outcome, guard)).await
-            {
+            request.note_upstream(&upstream.target);
+            let to = (route, upstream);
+            let sent = self.try_one((&mut parts, body), to, attempt, (outcome, request)).await;
+            let SendError { fault, retry } = match sent {
                 Ok(answered) => {
                     upstream.note_head(answered.0.status(), self.worker.ticks.now());
                     return Ok(answered);
@@ -118,12 +117,12 @@ impl Exchange {
     async fn try_one(
         &self,
         (kept, mut body): (&mut Option<Parts>, ToUpstream),
-        to: Destination<'_>,
+        (route, upstream): (&Route, &RouteUpstream),
         mut attempt: UpstreamAttempt,
-        (outcome, guard): (&Outcome, &mut RequestGuard),
+        (outcome, request): (&Outcome, &mut ProxyRequest),
     ) -> Result<Answered, SendError> {
         let Some(parts) = kept else { return Err(SendError::failed(Failure::BodyBroken)) };
-        let (worker, route, target) = (self.worker.number, to.route, &to.upstream.target);
+        let (worker, target, to) = (self.worker.number, &upstream.target, (route, upstream));
         let may_repeat = body.is_empty() && parts.method.is_idempotent();
         let repeatable = Repeatable::from(may_repeat);
         if !may_repeat && target.has_shared(worker) {
@@ -151,7 +150,7 @@ impl Exchange {
                 }
                 let length = BodyLength::of(&body);
                 let sent = sender::send(&mut conn, |out| {
-                    self.with_upstream_head((parts, length), to, (outcome, guard), |head| head.write(out))
+                    self.with_upstream_head((parts, length), to, (outcome, request), |head| head.write(out))
                 });
                 if let Err(fault) = sent.await {
                     let retry = fault.is_upstreams().then_some(body);
@@ -170,7 +169,7 @@ impl Exchange {
                     let answer = sender::receive(conn, upload, (is_head, repeatable), Some(pool)).await;
                     answer.map(|response| response.map(UpstreamBody::Http1))
                 };
-                self.await_response(sending, deadline, (attempt, guard)).await
+                self.await_response(sending, deadline, (attempt, request)).await
             }
             UpstreamConn::H2(mut sender, stream_permit) => {
                 let fallback = Fallback::of(route, stream_permit.has_answered());
@@ -178,14 +177,14 @@ impl Exchange {
                 if !body.is_empty() {
                     copy_text(parts);
                 }
-                let filter = to.site.header_filter(self.client.info.address.ip());
+                let filter = request.site.header_filter(self.client.info.address.ip());
                 let length = BodyLength::of(&body);
-                let request = self.with_upstream_head((parts, length), to, (outcome, guard), |head| {
+                let head = self.with_upstream_head((parts, length), to, (outcome, request), |head| {
                     head.to_http2(parts, &filter, body)
                 });
-                let request = request.map_err(SendError::failed)?;
+                let sent = head.map_err(SendError::failed)?;
                 let sending = async move {
-                    match sender.try_send_request(request).await {
+                    match sender.try_send_request(sent).await {
                         Ok(mut response) => {
                             remove_hop_by_hop(response.headers_mut());
                             Ok(response.map(UpstreamBody::Http2))
@@ -193,7 +192,7 @@ impl Exchange {
                         Err(error) => Err(failed(error, repeatable, fallback)),
                     }
                 };
-                let answered = Box::pin(self.await_response(sending, deadline, (attempt, guard))).await?;
+                let answered = Box::pin(self.await_response(sending, deadline, (attempt, request))).await?;
                 answered.1.stream_permit.iter().for_each(StreamPermit::note_answered);
                 Ok(answered)
             }
@@ -203,14 +202,12 @@ impl Exchange {
     /// Calls `with` with the head that an upstream gets.
     fn with_upstream_head<T>(
         &self,
-        request: (&Parts, BodyLength),
-        to: Destination<'_>,
-        (outcome, guard): (&Outcome, &RequestGuard),
+        received: (&Parts, BodyLength),
+        to: (&Route, &RouteUpstream),
+        (outcome, request): (&Outcome, &ProxyRequest),
         with: impl FnOnce(&UpstreamHead<'_>) -> T,
     ) -> T {
-        with_head(request, (to.site, &self.client), |head| {
-            with(&UpstreamHead::new(head, to, (&self.client, outcome), (guard.id(), guard.span())))
-        })
+        with_head(received, (&request.site, &self.client), |head| with(&UpstreamHead::new(head, to, request, outcome)))
     }
 
     /// Waits for the head of a response. A request with a permit that is given up before keeps its permit until the
@@ -219,10 +216,10 @@ impl Exchange {
         &self,
         sending: impl Future<Output = SendResult> + Send + 'static,
         deadline: Arc<UpstreamDeadline>,
-        (mut attempt, guard): (UpstreamAttempt, &mut RequestGuard),
+        (mut attempt, request): (UpstreamAttempt, &mut ProxyRequest),
     ) -> Result<Answered, SendError> {
         let late = || Err(SendError::failed(Failure::UpstreamTimeout));
-        let answered = match guard.take_permit() {
+        let answered = match request.permit.take() {
             None => match deadline.limit(Box::pin(sending)).await {
                 None => return late(),
                 Some(answered) => answered,
@@ -242,7 +239,7 @@ impl Exchange {
                             return Err(SendError::failed(Failure::Disconnected));
                         };
                         attempt = returned;
-                        guard.keep_permit(Some(permit));
+                        request.permit = Some(permit);
                         answered
                     }
                 }
@@ -258,12 +255,6 @@ impl Exchange {
             (Err(error), None) => Err(error),
         }
     }
-}
-
-/// Returns a copy of the host that a client has requested. The head may be dropped before the response.
-fn host(parts: &Parts) -> Option<Box<[u8]>> {
-    let header = parts.headers.get(HOST).map(HeaderValue::as_bytes);
-    parts.uri.authority().map(|authority| authority.as_str().as_bytes()).or(header).map(Box::from)
 }
 
 /// Copies the text of a head that is kept for a retry. It shares the buffer of the client's connection, and an upload

@@ -10,12 +10,12 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::time::{Sleep, sleep};
 
 use crate::gateway::buffer_budget::{Overloaded, STEP_BYTES};
-use crate::gateway::client::BufferedBytes;
+use crate::gateway::client::{BufferedBytes, SEND_BUFFER_BYTES};
 use crate::gateway::failure::Failure;
 use crate::gateway::head::headers::Edits;
 use crate::gateway::http1::body::screen_response_trailers;
 use crate::gateway::http1::sender::Http1Body;
-use crate::gateway::request_guard::{RequestGuard, UpstreamProgress};
+use crate::gateway::proxy::{ProxyRequest, UpstreamProgress};
 
 /// A response body for a client.
 pub(in crate::gateway) struct ToClient {
@@ -28,8 +28,8 @@ pub(in crate::gateway) struct ToClient {
     stall: Option<Pin<Box<Sleep>>>,
     /// The changes of the route, if it removes or sets headers: they concern trailers, too.
     edits: Option<Arc<Edits>>,
-    /// Finishes the request when the response ends.
-    guard: RequestGuard,
+    /// Ends with the response.
+    request: ProxyRequest,
 }
 
 enum Source {
@@ -73,14 +73,14 @@ impl Body for UpstreamBody {
 }
 
 impl ToClient {
-    pub(in crate::gateway) fn local(text: Bytes, guard: RequestGuard) -> Self {
-        Self { source: Source::Local, rest: text, buffered: None, stall: None, edits: None, guard }
+    pub(in crate::gateway) fn local(text: Bytes, request: ProxyRequest) -> Self {
+        Self { source: Source::Local, rest: text, buffered: None, stall: None, edits: None, request }
     }
 
     /// Returns the body of an upstream's response, without the trailers that the route removes.
-    pub(in crate::gateway) fn upstream(body: UpstreamBody, edits: &Arc<Edits>, guard: RequestGuard) -> Self {
+    pub(in crate::gateway) fn upstream(body: UpstreamBody, edits: &Arc<Edits>, request: ProxyRequest) -> Self {
         let edits = edits.removes_some().then(|| Arc::clone(edits));
-        Self { source: Source::Upstream(body), rest: Bytes::new(), buffered: None, stall: None, edits, guard }
+        Self { source: Source::Upstream(body), rest: Bytes::new(), buffered: None, stall: None, edits, request }
     }
 
     /// Removes a body that the gateway wrote, for a response that must not have one. Returns its length, unless it was
@@ -97,30 +97,36 @@ impl ToClient {
 
     /// Returns the ID of the request.
     pub(in crate::gateway) fn request_id(&self) -> Option<&HeaderValue> {
-        self.guard.id()
+        self.request.id.as_ref()
     }
 
     /// Records that the gateway cuts off the response.
     pub(in crate::gateway) fn note_cut(&mut self) {
-        self.guard.note_cut();
+        self.request.is_broken = true;
     }
 
     /// Records the status, when the response head is about to be sent.
     pub(in crate::gateway) fn answers_with(&mut self, status: StatusCode) {
-        self.guard.note_status(status);
+        self.request.status = Some(status);
     }
 }
 
 impl ToClient {
     /// Counts the buffered bytes of the response: those not yet passed on, and those not yet written to the client.
     fn hold(&mut self) -> Result<(), Failure> {
-        let bytes = self.rest.len() + self.guard.unwritten_bytes();
+        let unwritten = match usize::try_from(self.request.sent_bytes) {
+            // The server of HTTP/1 counts what it has not written.
+            _ if !self.request.client.is_http2 => 0,
+            Ok(sent) => sent.min(SEND_BUFFER_BYTES),
+            Err(_) => SEND_BUFFER_BYTES,
+        };
+        let bytes = self.rest.len() + unwritten;
         if matches!(self.source, Source::Local) || self.buffered.is_none() && bytes < STEP_BYTES {
             return Ok(());
         }
-        let buffered = self.buffered.get_or_insert_with(|| self.guard.buffered_bytes());
+        let buffered = self.buffered.get_or_insert_with(|| BufferedBytes::none(&self.request.client));
         buffered.set(bytes).map_err(|Overloaded| {
-            self.guard.note_cut();
+            self.request.is_broken = true;
             Failure::Overloaded
         })
     }
@@ -133,23 +139,24 @@ impl Body for ToClient {
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
         let this = &mut *self;
         if !this.rest.is_empty() {
-            let piece = this.guard.next_piece(&mut this.rest);
+            let piece = this.request.next_piece(&mut this.rest);
             return Poll::Ready(Some(this.hold().map(|()| Frame::data(piece))));
         }
         match &mut this.source {
             Source::Local => Poll::Ready(None),
             Source::Upstream(body) => match Pin::new(body).poll_frame(context) {
                 Poll::Pending => {
-                    this.guard.await_upstream();
-                    let Some(timeout) = this.guard.upstream_timeout() else { return Poll::Pending };
-                    let stall = this.stall.get_or_insert_with(|| Box::pin(sleep(timeout)));
+                    // The client waits for the upstream.
+                    this.request.client.clear_read_deadline();
+                    let Some(attempt) = &this.request.upstream else { return Poll::Pending };
+                    let stall = this.stall.get_or_insert_with(|| Box::pin(sleep(attempt.timeout.duration())));
                     ready!(stall.as_mut().poll(context));
-                    this.guard.note_upstream_progress(UpstreamProgress::TimedOut);
+                    this.request.note_upstream_progress(UpstreamProgress::TimedOut);
                     Poll::Ready(Some(Err(Failure::UpstreamTimeout)))
                 }
                 Poll::Ready(frame) => {
                     this.stall = None;
-                    this.guard.note_upstream_progress(match &frame {
+                    this.request.note_upstream_progress(match &frame {
                         None => UpstreamProgress::All,
                         Some(Ok(_)) => UpstreamProgress::Bytes,
                         Some(Err(_)) => UpstreamProgress::Error,
@@ -157,7 +164,7 @@ impl Body for ToClient {
                     Poll::Ready(frame.map(|frame| match frame?.into_data() {
                         Ok(data) => {
                             this.rest = data;
-                            let piece = this.guard.next_piece(&mut this.rest);
+                            let piece = this.request.next_piece(&mut this.rest);
                             this.hold().map(|()| Frame::data(piece))
                         }
                         Err(frame) => {
@@ -193,13 +200,13 @@ impl Body for ToClient {
 
 impl Drop for ToClient {
     fn drop(&mut self) {
-        if self.rest.is_empty() && self.guard.is_upstream_done() {
-            self.guard.note_complete();
+        if self.rest.is_empty() && self.request.is_upstream_done {
+            self.request.is_complete = true;
         } else if self.is_end_stream() {
-            self.guard.note_complete();
-            self.guard.note_upstream_progress(UpstreamProgress::All);
+            self.request.is_complete = true;
+            self.request.note_upstream_progress(UpstreamProgress::All);
         } else if let Source::Upstream(body) = std::mem::replace(&mut self.source, Source::Local)
-            && let Some(abandoned) = self.guard.abandon()
+            && let Some(abandoned) = self.request.abandon()
         {
             abandoned.discard(body);
         }

@@ -12,17 +12,15 @@ use tokio::time::timeout;
 use tollgate::Outcome;
 
 use super::{Http1Server, UnsettledResponse};
-use crate::gateway::client::{Client, Scheme};
+use crate::gateway::client::Client;
 use crate::gateway::deadline::{TICK, Wait};
 use crate::gateway::failure::{self, Failure, Fault};
-use crate::gateway::head::upstream_head::Destination;
 use crate::gateway::http1::body::ResponseBody;
 use crate::gateway::http1::request::PlainRequest;
 use crate::gateway::http1::sender::{Http1Body, ResponseStart, receive};
 use crate::gateway::http1::upgrade::Tunnel;
-use crate::gateway::proxy::RoutedRequest;
-use crate::gateway::request_guard::{RequestGuard, UpstreamProgress};
-use crate::gateway::site::{Attempts, Route, Site};
+use crate::gateway::proxy::{ProxyRequest, UpstreamProgress};
+use crate::gateway::site::{Attempts, Route};
 use crate::gateway::upstream::abandoned::{self, Abandoned, has_event_stream};
 use crate::gateway::upstream::conn::{Http1Conn, Repeatable, UpstreamIo};
 use crate::gateway::upstream::connect::{self, ConnUse, UpstreamConn};
@@ -31,10 +29,9 @@ use crate::gateway::worker::{Worker, WorkerBuffers};
 
 /// An allowed request that is being forwarded.
 pub(super) struct Forwarding {
-    pub(super) site: Arc<Site>,
+    pub(super) request: ProxyRequest,
     pub(super) route: usize,
     pub(super) outcome: Outcome,
-    pub(super) guard: RequestGuard,
     pub(super) attempts: Attempts,
     /// The current upstream and the connection to it.
     target: Option<Arc<Target>>,
@@ -44,8 +41,6 @@ pub(super) struct Forwarding {
     pub(super) begun: Option<(ResponseBody, bool)>,
     /// The reason why it cannot be sent to any upstream.
     failed: Option<Failure>,
-    /// The host that the client has requested over TLS.
-    pub(super) https_host: Option<Box<[u8]>>,
     /// Whether the client wants to switch to another protocol.
     pub(super) upgrades: bool,
     /// The bytes that the upstream has sent after it switched to another protocol.
@@ -111,29 +106,21 @@ impl AttemptError {
 }
 
 impl Forwarding {
-    pub(super) fn new(
-        (plain, client): (&PlainRequest<'_>, &Client),
-        (site, route): (Arc<Site>, usize),
-        outcome: Outcome,
-        guard: RequestGuard,
-    ) -> Self {
-        let is_https = client.info.scheme == Scheme::Https;
+    pub(super) fn new(plain: &PlainRequest<'_>, route: usize, outcome: Outcome, request: ProxyRequest) -> Self {
+        let settings = &request.site.routes[route];
         let settling = if outcome.awaits_response() { Settling::AwaitsHead } else { Settling::Done };
         // HTTP/2 has no upgrades.
-        let upgrades = plain.head.upgrade.is_some() && site.routes[route].can_upgrade();
-        let attempts =
-            if upgrades { Attempts::without(site.routes[route].http2_upstreams()) } else { Attempts::default() };
+        let upgrades = plain.head.upgrade.is_some() && settings.can_upgrade();
+        let attempts = if upgrades { Attempts::without(settings.http2_upstreams()) } else { Attempts::default() };
         Self {
-            site,
+            request,
             route,
             outcome,
-            guard,
             attempts,
             target: None,
             conn: None,
             begun: None,
             failed: None,
-            https_host: plain.head.host().filter(|_| is_https).map(Box::from),
             upgrades,
             switched: None,
             wants_trailers: plain.head.wants_trailers,
@@ -145,13 +132,12 @@ impl Forwarding {
     }
 
     pub(super) fn route(&self) -> &Route {
-        &self.site.routes[self.route]
+        &self.request.site.routes[self.route]
     }
 
     /// Returns the response to a request that no upstream has answered.
     fn into_failed(self, failure: Failure) -> Box<UnsettledResponse> {
-        let Self { site, route, outcome, guard, .. } = self;
-        let request = RoutedRequest { site, route: Some(route), guard };
+        let Self { request, outcome, .. } = self;
         Box::new(UnsettledResponse { response: failure::response(failure), request, outcome })
     }
 
@@ -181,7 +167,7 @@ impl Forwarding {
         if self.needs_http2(server.worker) {
             return self;
         }
-        if let Err(failure) = self.write_request(server.client, plain, buffers) {
+        if let Err(failure) = self.write_request(plain, buffers) {
             self.failed = Some(failure);
             return self;
         }
@@ -196,13 +182,13 @@ impl Forwarding {
 
     /// Chooses the next upstream.
     fn choose(&mut self, worker: &Worker) {
-        let route = &self.site.routes[self.route];
+        let route = &self.request.site.routes[self.route];
         let chosen = self.attempts.choose(route, worker.number, worker.ticks.now());
-        self.target = chosen.map(|(upstream, attempt)| {
-            let target = &upstream.target;
-            self.guard.note_upstream(target);
-            self.guard.set_upstream(attempt);
-            Arc::clone(target)
+        let chosen = chosen.map(|(upstream, attempt)| (Arc::clone(&upstream.target), attempt));
+        self.target = chosen.map(|(target, attempt)| {
+            self.request.note_upstream(&target);
+            self.request.upstream = Some(attempt);
+            target
         });
     }
 
@@ -217,16 +203,10 @@ impl Forwarding {
         target.take_idle(worker.number, now, policy, self.may_repeat.into())
     }
 
-    fn write_request(
-        &self,
-        client: &Client,
-        plain: &PlainRequest<'_>,
-        buffers: &mut WorkerBuffers,
-    ) -> Result<(), Failure> {
-        let (site, route) = (&*self.site, self.route());
+    fn write_request(&self, plain: &PlainRequest<'_>, buffers: &mut WorkerBuffers) -> Result<(), Failure> {
+        let route = self.route();
         let upstream = self.attempts.current(route).ok_or(Failure::NoRoute)?;
-        let to = Destination { site, route, upstream };
-        plain.write(&mut buffers.out, to, (client, &self.outcome), &self.guard)
+        plain.write(&mut buffers.out, (route, upstream), &self.request, &self.outcome)
     }
 
     /// Forwards a request to upstreams until one responds, and the response to the client.
@@ -260,17 +240,16 @@ impl Forwarding {
             self.choose(server.worker);
         };
         let failure = fault.failure();
-        self.guard.note_fault(&fault);
+        self.request.note_fault(&fault);
         Box::pin(server.settle_and_respond(self.into_failed(failure))).await.into()
     }
 
     /// Responds to a request of which nothing was sent to an upstream.
     async fn refund_and_respond(mut self: Box<Self>, server: &mut Http1Server<'_>, failure: Failure) -> ForwardResult {
-        self.guard.note_fault(&failure.into());
-        let Self { site, route, outcome, guard, .. } = *self;
-        let request = RoutedRequest { site, route: Some(route), guard };
+        self.request.note_fault(&failure.into());
+        let Self { request, outcome, .. } = *self;
         let response = request.refund(&outcome, failure).await;
-        server.respond_now(&response, request.guard).await.into()
+        server.respond_now(&response, request).await.into()
     }
 
     /// Forwards a request to one upstream. Returns the connection if it switches to another protocol, and the bytes
@@ -308,7 +287,7 @@ impl Forwarding {
             return Err(AttemptError::ClientGone);
         }
         relayed?;
-        self.guard.note_upstream_progress(UpstreamProgress::All);
+        self.request.note_upstream_progress(UpstreamProgress::All);
         if let Some(first) = self.switched.take() {
             return Ok(Some(Box::new((conn.into_io(), first))));
         }
@@ -324,14 +303,14 @@ impl Forwarding {
         server: &mut Http1Server<'_>,
         (upstream, first): (UpstreamIo, Bytes),
     ) -> Box<Tunnel> {
-        let Self { site, mut guard, .. } = *self;
+        let mut request = self.request;
         Box::new(Tunnel {
             upstream,
             from_upstream: first,
             from_client: Bytes::from(std::mem::take(&mut server.ahead)),
-            attempt: guard.take_upstream(),
-            permit: guard.take_permit(),
-            max_idle: site.upgraded,
+            attempt: request.upstream.take(),
+            permit: request.permit.take(),
+            max_idle: request.site.upgraded,
             ticks: Arc::clone(&server.worker.ticks),
         })
     }
@@ -365,9 +344,9 @@ impl Forwarding {
         conn: &mut Http1Conn,
         context: &mut Context<'_>,
     ) -> Result<(), AttemptError> {
-        let (site, route) = (Arc::clone(&self.site), Some(self.route));
-        let sent = server.with_saved((&site, route), |server, plain, buffers| {
-            self.write_request(server.client, plain, buffers).map_err(AttemptError::failed)?;
+        let (site, route) = (Arc::clone(&self.request.site), Some(self.route));
+        let sent = server.with_saved((&site, route), |_, plain, buffers| {
+            self.write_request(plain, buffers).map_err(AttemptError::failed)?;
             let not_sent =
                 |_| AttemptError::Failed { fault: Box::new(Failure::Disconnected.into()), repeatable: Repeatable::Yes };
             conn.send(&buffers.out, context).map_err(not_sent)
@@ -411,9 +390,9 @@ impl Forwarding {
     /// blocked. A timer holds the permit then.
     fn abandon(&mut self, server: &Http1Server<'_>, conn: Box<Http1Conn>, begun: ResponseProgress) {
         if server.body.is_some() {
-            return self.guard.hold_permit();
+            return self.request.hold_permit();
         }
-        let Some(abandoned) = self.guard.abandon() else { return };
+        let Some(abandoned) = self.request.abandon() else { return };
         let ticks = &server.worker.ticks;
         let left = u32::try_from(server.deadline.saturating_sub(ticks.now())).unwrap_or(u32::MAX);
         let pool = abandoned.attempt().pool(ticks);

@@ -14,7 +14,7 @@ use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::head::headers::{self, HeaderKind, HeadersView};
 use crate::gateway::http1::body::ResponseBody;
 use crate::gateway::http1::response::{HeadError, HeadRead, HeadUse, ResponseHead, poll_head};
-use crate::gateway::request_guard::RequestGuard;
+use crate::gateway::proxy::ProxyRequest;
 use crate::gateway::upstream::abandoned::is_event_stream;
 use crate::gateway::upstream::conn::Http1Conn;
 use crate::gateway::worker::{Scratch, WorkerBuffers, scratch};
@@ -173,11 +173,11 @@ impl Forwarding {
             head.body.pass_trailers(header_buffer, &self.route().response_edits);
         }
         out.clear();
-        let added = (&self.outcome, self.guard.id(), self.site.adds_header(UpstreamHeader::Via));
+        let added = (&self.outcome, self.request.id.as_ref(), self.request.site.adds_header(UpstreamHeader::Via));
         let date = date.line(server.worker.ticks.now());
         let location = |value: &[u8]| {
             let upstream = self.attempts.current(self.route())?;
-            self.route().location(upstream, self.https_host.as_deref(), value)
+            self.route().location(upstream, self.request.https_host.as_deref(), value)
         };
         head.write(out, header_buffer, &self.route().response_edits, added, date, location);
         match header_buffer.values(HeaderKind::Upgrade).next() {
@@ -194,15 +194,15 @@ impl Forwarding {
         if let Some(upstream) = self.attempts.current(self.route()) {
             upstream.note_head(head.status, server.worker.ticks.now());
         }
-        self.guard.note_status(head.status);
-        self.guard.note_upstream_answered();
-        if self.guard.has_permit() && header_buffer.values(HeaderKind::ContentType).any(is_event_stream) {
-            self.guard.note_endless();
+        self.request.status = Some(head.status);
+        self.request.is_upstreams = true;
+        if self.request.permit.is_some() && header_buffer.values(HeaderKind::ContentType).any(is_event_stream) {
+            self.request.is_endless = true;
         }
         if head.switches() {
             self.switched = Some(Bytes::copy_from_slice(rest));
         }
-        self.guard.note_sent(content);
+        self.request.sent_bytes += content as u64;
         let put = match &head.body {
             ResponseBody::Length(_) if taken > SMALL_BYTES => server.put(out, &rest[..taken], context),
             ResponseBody::Length(_) => {
@@ -212,7 +212,7 @@ impl Forwarding {
             _ => server.put(out, &[], context),
         };
         self.begun = Some((head.body, head.stays_open && taken == rest.len()));
-        put.map_err(|error| unsent(&error, &mut self.guard))
+        put.map_err(|error| unsent(&error, &mut self.request))
     }
 
     /// Returns ready once the client was sent the rest of the response.
@@ -222,7 +222,7 @@ impl Forwarding {
         conn: &mut Http1Conn,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), AttemptError>> {
-        let Self { site, route, guard, begun, .. } = self;
+        let Self { request, route, begun, .. } = self;
         let Some((body, stays_open)) = begun else { return Poll::Ready(Err(AttemptError::Aborted)) };
         loop {
             if ready!(server.poll_sent(context)).is_err() {
@@ -243,11 +243,11 @@ impl Forwarding {
                     }
                     drop(scratch);
                     ready!(server.poll_upstream_late(context));
-                    guard.note_upstream_failed(&Fault::Stalled);
+                    request.note_upstream_failed(&Fault::Stalled);
                     return Poll::Ready(Err(AttemptError::Aborted));
                 }
             };
-            server.restart_deadline(site.routes[*route].timeout);
+            server.restart_deadline(request.site.routes[*route].timeout);
             buffers.out.clear();
             let took = match read {
                 Ok(0) => body.end(&mut buffers.out).map(|()| (0, 0)),
@@ -257,15 +257,15 @@ impl Forwarding {
                 Err(_) => Err(Failure::Disconnected),
             };
             let Ok((taken, content)) = took else {
-                guard.note_upstream_failed(&Failure::Disconnected.into());
+                request.note_upstream_failed(&Failure::Disconnected.into());
                 return Poll::Ready(Err(AttemptError::Aborted));
             };
-            guard.note_sent(content);
+            request.sent_bytes += content as u64;
             let put = match body {
                 ResponseBody::Length(_) => server.put(&input[..taken], &[], context),
                 _ => server.put(&buffers.out, &[], context),
             };
-            put.map_err(|error| unsent(&error, guard))?;
+            put.map_err(|error| unsent(&error, request))?;
         }
     }
 
@@ -308,13 +308,13 @@ impl Forwarding {
 
     /// Gives up a body. The upstream gets no end of it: its connection is closed.
     pub(super) fn fail_body(&mut self, server: &mut Http1Server<'_>, failure: Failure) -> AttemptError {
-        self.guard.hold_permit();
+        self.request.hold_permit();
         if let Some(body) = &mut server.body {
             body.failure = Some(failure);
         }
         match &self.begun {
             None => return AttemptError::failed(failure),
-            Some((body, _)) if failure == Failure::Overloaded && !body.is_over() => self.guard.note_cut(),
+            Some((body, _)) if failure == Failure::Overloaded && !body.is_over() => self.request.is_broken = true,
             Some(_) => {}
         }
         AttemptError::Aborted
@@ -322,9 +322,9 @@ impl Forwarding {
 }
 
 /// Ends a response of which a part was not sent: the client has left, or too much is buffered for it.
-fn unsent(error: &io::Error, guard: &mut RequestGuard) -> AttemptError {
+fn unsent(error: &io::Error, request: &mut ProxyRequest) -> AttemptError {
     if error.kind() == io::ErrorKind::OutOfMemory {
-        guard.note_cut();
+        request.is_broken = true;
     }
     // The upstream may still work on the request, and its permit is held until then.
     AttemptError::ClientGone

@@ -22,8 +22,7 @@ use crate::gateway::head::headers::{self, X_REQUEST_ID};
 use crate::gateway::http1::body::ReceivedBody;
 use crate::gateway::http1::request::{InvalidHead, PlainRequest};
 use crate::gateway::local_response::{self, MAX_ECHOED_BYTES};
-use crate::gateway::proxy;
-use crate::gateway::request_guard::RequestGuard;
+use crate::gateway::proxy::{self, ProxyRequest};
 use crate::gateway::site::Site;
 use crate::gateway::stream::is_tls_hello;
 use crate::gateway::worker::{WorkerBuffers, scratch};
@@ -33,18 +32,18 @@ impl Http1Server<'_> {
     pub(super) fn respond(
         &mut self,
         response: &Response<Bytes>,
-        mut guard: RequestGuard,
+        mut request: ProxyRequest,
         buffers: &mut WorkerBuffers,
         context: &mut Context<'_>,
     ) -> io::Result<()> {
         let has_close = response.headers().contains_key(CONNECTION);
         self.is_last |= has_close || self.worker.is_closing() || self.has_undrainable_body();
-        guard.note_status(response.status());
+        request.status = Some(response.status());
         buffers.out.clear();
         let lines = (buffers.date.line(self.worker.ticks.now()), self.connection_line());
-        let id = guard.id().map(HeaderValue::as_bytes);
+        let id = request.id.as_ref().map(HeaderValue::as_bytes);
         let sent = local_response::put(&mut buffers.out, (response, self.is_head), lines, id);
-        guard.note_sent(sent);
+        request.sent_bytes += sent as u64;
         self.put(&buffers.out, &[], context)
     }
 
@@ -57,7 +56,7 @@ impl Http1Server<'_> {
         };
         if let Err(failure) = waited {
             let response = request.refund(outcome, failure).await;
-            return self.respond_now(&response, allowed.request.guard).await.map(|()| NextStep::Answered);
+            return self.respond_now(&response, allowed.request).await.map(|()| NextStep::Answered);
         }
         let (site, route) = (Arc::clone(&request.site), request.route);
         let mut allowed = Some(*allowed);
@@ -77,7 +76,7 @@ impl Http1Server<'_> {
         let mut received = self.with_saved(routed, |_, plain, _| plain.received_body()).unwrap_or_default();
         let response = match poll_fn(|context| self.poll_collect(&mut received, context)).await? {
             Err(failure) => {
-                request.guard.note_fault(&failure.into());
+                request.note_fault(&failure.into());
                 Some(failure::response(failure))
             }
             Ok(()) => {
@@ -94,15 +93,15 @@ impl Http1Server<'_> {
     pub(super) async fn settle_and_respond(&mut self, unsettled: Box<UnsettledResponse>) -> io::Result<()> {
         let UnsettledResponse { mut response, request, outcome } = *unsettled;
         proxy::settle(&outcome, request.route(), &mut response).await;
-        self.respond_now(&response, request.guard).await
+        self.respond_now(&response, request).await
     }
 
     /// Sends a response of the gateway with the buffers of the worker.
-    pub(super) async fn respond_now(&mut self, response: &Response<Bytes>, guard: RequestGuard) -> io::Result<()> {
-        let mut guard = Some(guard);
+    pub(super) async fn respond_now(&mut self, response: &Response<Bytes>, request: ProxyRequest) -> io::Result<()> {
+        let mut request = Some(request);
         let responded = poll_fn(|context| {
             let buffers = &mut scratch().buffers;
-            Poll::Ready(guard.take().map_or(Ok(()), |guard| self.respond(response, guard, buffers, context)))
+            Poll::Ready(request.take().map_or(Ok(()), |request| self.respond(response, request, buffers, context)))
         });
         responded.await
     }
@@ -142,19 +141,19 @@ impl Http1Server<'_> {
         &mut self,
         plain: &PlainRequest<'_>,
         outcome: &Outcome,
-        mut guard: RequestGuard,
+        mut request: ProxyRequest,
         buffers: &mut WorkerBuffers,
         context: &mut Context<'_>,
     ) -> io::Result<()> {
         if plain.head.is_grpc
             && let Some(response) = outcome.grpc_response()
         {
-            return self.respond(&response.map(|()| Bytes::new()), guard, buffers, context);
+            return self.respond(&response.map(|()| Bytes::new()), request, buffers, context);
         }
-        let id = guard.id().map(HeaderValue::as_bytes);
+        let id = request.id.as_ref().map(HeaderValue::as_bytes);
         let Some((message, bytes)) = self.refusal(plain, outcome, id, buffers) else { return Ok(()) };
-        guard.note_status(message.status);
-        guard.note_sent(message.body_bytes);
+        request.status = Some(message.status);
+        request.sent_bytes += message.body_bytes as u64;
         self.put(bytes, &[], context)
     }
 

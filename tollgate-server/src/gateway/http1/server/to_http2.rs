@@ -47,17 +47,17 @@ enum Framing {
 impl Http1Server<'_> {
     /// Forwards a request to upstreams by hyper's client until one responds, and the response to the client.
     pub(super) async fn forward_by_hyper(&mut self, forwarding: Box<Forwarding>) -> ForwardResult {
-        let Forwarding { site, route, outcome, mut guard, wants_trailers, mut attempts, .. } = *forwarding;
+        let Forwarding { mut request, route, outcome, wants_trailers, mut attempts, .. } = *forwarding;
         // The upstream that was chosen last is the first to get it.
-        guard.take_upstream();
+        request.upstream = None;
         attempts.undo_last();
+        let site = Arc::clone(&request.site);
         let converted = self.with_saved((&site, Some(route)), |server, plain, _| server.convert(plain));
-        let Some((request, mut relay)) = converted.flatten() else { return ForwardResult::Close };
+        let Some((received, mut relay)) = converted.flatten() else { return ForwardResult::Close };
         self.saved = Vec::new();
         self.set_deadline(site.routes[route].timeout);
         let exchange = Exchange { worker: Arc::clone(self.worker), client: Arc::clone(self.client) };
-        let routed = (&site, &site.routes[route]);
-        let mut answering = Box::pin(exchange.forward(request, routed, attempts, &outcome, guard));
+        let mut answering = Box::pin(exchange.forward(received, (request, route), attempts, &outcome));
         let answered = poll_fn(|context| {
             self.relay_to_hyper(&mut relay, context)?;
             match answering.as_mut().poll(context) {
