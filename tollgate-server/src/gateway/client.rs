@@ -1,7 +1,7 @@
 //! The state of a client connection, shared by everything that serves it.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use http::HeaderValue;
 use hyper::body::Body;
 use tollgate::rules::{Certificate, Facts};
 
-use super::buffer_budget::{BufferBudget, Overloaded, STEP_BYTES};
-use super::deadline::{self, ClientDeadlines, ClientTimeouts, Expired, Tick, Ticks, Wait};
+use super::buffer_budget::{Overloaded, STEP_BYTES};
+use super::deadline::{ClientTimeouts, NEVER, Tick, Ticks, Wait};
 use super::failure::{Ambiguity, Misuse};
 use super::per_address;
 use super::stream::INPUT_BYTES;
@@ -18,10 +18,6 @@ use super::tally::{self, Tally};
 
 /// How long a client may continue to send after its last response.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
-
-/// The size of the pieces of an HTTP/2 response. The write timeout applies to each piece, so that a slow client still
-/// gets everything: half a kilobyte per second is enough. It is the default frame size.
-const PIECE_BYTES: usize = 16 << 10;
 
 /// The age after which a reset of a request is not premature: clients end event streams and gRPC watches this way.
 /// Envoy's `premature_reset_min_stream_lifetime_seconds` has the same default.
@@ -40,18 +36,45 @@ const MAX_UPLOAD_BYTES: usize = STREAM_WINDOW_BYTES as usize + SEND_BUFFER_BYTES
 
 /// A client connection and its deadlines.
 pub(super) struct Client {
-    pub(super) info: ConnectionInfo,
+    pub(super) address: SocketAddr,
     /// The address as text, for headers.
     pub(super) address_text: HeaderValue,
-    pub(super) is_http2: bool,
-    deadlines: ClientDeadlines,
+    /// The slot among the connections of its address. Held until nothing refers to the connection.
+    #[expect(dead_code, reason = "dropping it frees the slot")]
+    entered: Option<per_address::Counted>,
+    pub(super) scheme: Scheme,
+    /// Boxed, because few clients have one.
+    certificate: Option<Box<Certificate>>,
+    is_trusted_proxy: bool,
+    pub(super) max_head: usize,
+    pub(super) timeouts: ClientTimeouts,
+    /// Set before the first request.
+    is_http2: AtomicBool,
+    /// The deadline for the next request.
+    request_by: AtomicU64,
+    /// The deadline for the client to read.
+    read_by: AtomicU64,
+    /// Requests in flight. Only the thread of the connection's worker changes it.
+    active: AtomicU32,
     resets: Resets,
-    ticks: Arc<Ticks>,
-    tally: Arc<Tally>,
+    pub(super) ticks: Arc<Ticks>,
+    /// The counters of its worker.
+    pub(super) tally: Arc<Tally>,
     /// Bytes of bodies that are buffered for this connection.
     buffered: AtomicI64,
     /// The reason why its bytes were refused, if they were.
     ambiguity: OnceLock<Ambiguity>,
+}
+
+/// The result of checking the deadlines.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Expired {
+    /// The connection has to be closed.
+    Close,
+    /// No request arrived in time.
+    NoRequest,
+    /// The next deadline is this far away.
+    NotYet { ticks: u64 },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,33 +92,29 @@ impl Scheme {
     }
 }
 
-/// The facts about a connection that are known before its first request.
-#[derive(Clone)]
-pub(super) struct ConnectionInfo {
-    pub(super) address: SocketAddr,
-    pub(super) is_trusted_proxy: bool,
-    pub(super) scheme: Scheme,
-    /// Boxed, because few clients have one.
-    pub(super) certificate: Option<Box<Certificate>>,
-    pub(super) max_head: usize,
-    pub(super) timeouts: ClientTimeouts,
-    /// The slot among the connections of its address. Held until nothing refers to the connection.
-    #[expect(dead_code, reason = "dropping it frees the slot")]
-    pub(super) entered: Option<Arc<per_address::Counted>>,
-}
-
 impl Client {
-    pub(super) fn new(info: ConnectionInfo, is_http2: bool, ticks: Arc<Ticks>, tally: Arc<Tally>) -> Self {
-        // HTTP/2 has frames that belong to no request, so only the idle timeout applies. The server of HTTP/1 has its own
-        // deadlines.
-        let deadlines = ClientDeadlines::new(ticks.after(info.timeouts.idle));
-        let address_text = HeaderValue::try_from(info.address.ip().to_canonical().to_string());
+    /// Creates the state of a connection. It uses HTTP/1 until [`use_http2`](Self::use_http2).
+    pub(super) fn new(
+        (address, entered): (SocketAddr, Option<per_address::Counted>),
+        (scheme, certificate): (Scheme, Option<Box<Certificate>>),
+        (is_trusted_proxy, max_head, timeouts): (bool, usize, ClientTimeouts),
+        (ticks, tally): (Arc<Ticks>, Arc<Tally>),
+    ) -> Self {
+        let address_text = HeaderValue::try_from(address.ip().to_canonical().to_string());
         Self {
-            info,
+            address,
             // An IP address is always a valid header value.
             address_text: address_text.unwrap_or(HeaderValue::from_static("unknown")),
-            is_http2,
-            deadlines,
+            entered,
+            scheme,
+            certificate,
+            is_trusted_proxy,
+            max_head,
+            timeouts,
+            is_http2: AtomicBool::new(false),
+            request_by: AtomicU64::new(NEVER),
+            read_by: AtomicU64::new(NEVER),
+            active: AtomicU32::new(0),
             resets: Resets::default(),
             ticks,
             tally,
@@ -104,58 +123,85 @@ impl Client {
         }
     }
 
-    /// Returns the state of the same client, now with HTTP/2.
-    pub(super) fn over_http2(&self) -> Self {
-        Self::new(self.info.clone(), true, Arc::clone(&self.ticks), Arc::clone(&self.tally))
+    /// Records that the client uses HTTP/2, and sets the deadline for its first request. HTTP/2 has frames that belong to
+    /// no request, so only the idle timeout applies. The server of HTTP/1 has its own deadlines.
+    pub(super) fn use_http2(&self) {
+        self.is_http2.store(true, Relaxed);
+        self.request_by.store(self.ticks.after(self.timeouts.idle), Relaxed);
+    }
+
+    pub(super) fn is_http2(&self) -> bool {
+        self.is_http2.load(Relaxed)
     }
 
     /// Returns its address and certificate, for limits.
     pub(super) fn peer(&self) -> Peer<'_> {
-        Peer { address: self.info.address.ip(), certificate: self.info.certificate.as_deref() }
+        Peer { address: self.address.ip(), certificate: self.certificate.as_deref() }
     }
 
-    pub(super) fn now(&self) -> Tick {
-        self.ticks.now()
-    }
-
-    pub(super) fn check_every(&self) -> Duration {
-        self.info.timeouts.check_every
-    }
-
+    /// Checks all deadlines.
     pub(super) fn check_deadlines(&self) -> Expired {
-        self.deadlines.check(self.ticks.now())
+        let (now, request_by, read_by) = (self.ticks.now(), self.request_by.load(Relaxed), self.read_by.load(Relaxed));
+        if read_by <= now {
+            return Expired::Close;
+        }
+        if request_by <= now {
+            return Expired::NoRequest;
+        }
+        Expired::NotYet { ticks: request_by.min(read_by).saturating_sub(now) }
     }
 
     /// Records that the client was asked to close the connection.
     pub(super) fn note_goaway_sent(&self) {
-        self.deadlines.goaway_sent(self.ticks.after(Wait::at_least(LINGER)));
+        if self.requests() == 0 {
+            self.request_by.store(self.ticks.after(Wait::at_least(LINGER)), Relaxed);
+        }
     }
 
+    /// Records whether the client reads.
     pub(super) fn wrote(&self, some: bool) {
         if some {
-            self.deadlines.written();
+            self.read_by.store(NEVER, Relaxed);
         } else {
-            self.deadlines.write_blocked(self.ticks.after(self.info.timeouts.write));
+            self.set_read_by(self.timeouts.write);
         }
     }
 
-    /// Starts the client's deadline for reading a part of a response.
-    pub(super) fn set_read_deadline(&self) {
-        if self.is_http2 {
-            deadline::set_read_deadline(self.ticks.after(self.info.timeouts.write));
+    /// Sets the deadline for a client that may continue to send after its last response.
+    pub(super) fn start_linger(&self) {
+        self.set_read_by(Wait::at_least(LINGER));
+    }
+
+    fn set_read_by(&self, wait: Wait) {
+        if self.read_by.load(Relaxed) == NEVER {
+            self.read_by.store(self.ticks.after(wait), Relaxed);
         }
     }
 
-    pub(super) fn clear_read_deadline(&self) {
-        if self.is_http2 {
-            deadline::clear_read_deadline();
+    /// Returns the number of requests in flight on this connection.
+    pub(super) fn requests(&self) -> u32 {
+        self.active.load(Relaxed)
+    }
+
+    /// Records that a head is complete.
+    pub(super) fn request_began(&self) {
+        self.active.store(self.requests() + 1, Relaxed);
+        self.request_by.store(NEVER, Relaxed);
+    }
+
+    /// Records the end of a response.
+    pub(super) fn request_ended(&self) {
+        let left = self.requests().saturating_sub(1);
+        self.active.store(left, Relaxed);
+        if left == 0 {
+            self.request_by.store(self.ticks.after(self.timeouts.idle), Relaxed);
         }
     }
 
     /// Counts an HTTP/2 request that ended after `nanos`. Trusted proxies pass on the resets of many clients, so theirs
     /// are not counted.
     pub(super) fn note_request_over(&self, is_reset: bool, nanos: u64) {
-        if self.is_http2 && !self.info.is_trusted_proxy && (!is_reset || nanos < MIN_MATURE_NANOS) {
+        if self.is_http2() && !self.is_trusted_proxy && (!is_reset || nanos < MIN_MATURE_NANOS) {
             self.resets.note(!is_reset, self.ticks.now());
         }
     }
@@ -167,55 +213,19 @@ impl Client {
 
     /// Counts and logs that the connection is closed because of misuse.
     pub(super) fn note_closed(&self, misuse: Misuse) {
-        self.tally.note_closed(misuse, self.info.address.ip().to_canonical(), self.ticks.now());
-    }
-
-    /// Returns the maximum size of a piece of a response.
-    pub(super) fn piece_bytes(&self) -> usize {
-        if self.is_http2 { PIECE_BYTES } else { usize::MAX }
-    }
-
-    /// Returns the number of requests in flight on this connection.
-    pub(super) fn requests(&self) -> u32 {
-        self.deadlines.requests()
-    }
-
-    pub(super) fn request_began(&self) {
-        self.deadlines.request_began();
-    }
-
-    pub(super) fn request_ended(&self) {
-        self.deadlines.request_ended(self.ticks.after(self.info.timeouts.idle));
+        self.tally.note_closed(misuse, self.address.ip().to_canonical(), self.ticks.now());
     }
 
     /// Returns the timeout for the next part of a body of HTTP/2. An HTTP/1 connection enforces its own.
     pub(super) fn body_timeout(&self) -> Option<Duration> {
-        self.is_http2.then(|| self.info.timeouts.body.duration())
-    }
-
-    pub(super) fn start_linger(&self) {
-        self.deadlines.write_blocked(self.ticks.after(Wait::at_least(LINGER)));
-    }
-
-    /// Returns the budget for buffered bytes, and the bytes of this connection.
-    pub(super) fn buffer_budget(&self) -> (&BufferBudget, &AtomicI64) {
-        (&self.tally.buffer_budget, &self.buffered)
+        self.is_http2().then(|| self.timeouts.body.duration())
     }
 
     /// Returns the maximum number of bytes that are buffered of a request body while the upstream does not read: at
     /// most the length of the body, if it is known.
     pub(super) fn upload_bytes(&self, body: &impl Body) -> usize {
-        let most = if self.is_http2 { MAX_UPLOAD_BYTES } else { INPUT_BYTES };
+        let most = if self.is_http2() { MAX_UPLOAD_BYTES } else { INPUT_BYTES };
         body.size_hint().upper().and_then(|bytes| usize::try_from(bytes).ok()).map_or(most, |bytes| bytes.min(most))
-    }
-
-    /// Returns the counters of its worker.
-    pub(super) fn tally(&self) -> &Tally {
-        &self.tally
-    }
-
-    pub(super) fn shared_tally(&self) -> &Arc<Tally> {
-        &self.tally
     }
 
     pub(super) fn note_ambiguity(&self, ambiguity: Ambiguity) {
@@ -305,8 +315,7 @@ impl BufferedBytes {
         if bytes == self.bytes {
             return Ok(());
         }
-        let (budget, own) = self.client.buffer_budget();
-        budget.adjust(own, bytes - self.bytes)?;
+        self.client.tally.buffer_budget.adjust(&self.client.buffered, bytes - self.bytes)?;
         self.bytes = bytes;
         Ok(())
     }

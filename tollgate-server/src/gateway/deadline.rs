@@ -1,4 +1,4 @@
-//! Deadlines: a coarse clock, one timer for the consecutive deadlines of a task, and the deadlines of clients and upstreams.
+//! Deadlines: a coarse clock, one timer for the consecutive deadlines of a task, the timeouts of clients, and the deadlines of upstreams.
 //!
 //! Every request sets and clears several deadlines. Reading a clock and arming a timer for each would cost more than
 //! the limits do. Adding to a counter that is incremented ten times per second costs nothing. Deadlines are set and
@@ -6,13 +6,12 @@
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
-use hyper::rt::Executor;
 use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, MissedTickBehavior, Sleep, interval, sleep, timeout};
 use tollgate::rules::file::internal::TimeoutsRule;
@@ -130,83 +129,6 @@ impl ClientTimeouts {
     }
 }
 
-/// The deadlines of one connection.
-#[derive(Debug)]
-pub(super) struct ClientDeadlines {
-    /// For the next request.
-    request: AtomicU64,
-    /// For the client to read.
-    write: AtomicU64,
-    /// Requests in flight. Only the thread of the connection's worker changes it.
-    active: AtomicU32,
-}
-
-impl ClientDeadlines {
-    pub(super) fn new(first_request_by: Tick) -> Self {
-        Self { request: AtomicU64::new(first_request_by), write: AtomicU64::new(NEVER), active: AtomicU32::new(0) }
-    }
-
-    /// Returns the number of requests in flight.
-    pub(super) fn requests(&self) -> u32 {
-        self.active.load(Relaxed)
-    }
-
-    /// Records that a head is complete.
-    pub(super) fn request_began(&self) {
-        self.active.store(self.active.load(Relaxed) + 1, Relaxed);
-        self.request.store(NEVER, Relaxed);
-    }
-
-    /// Sets the deadline for a client that was asked to close the connection.
-    pub(super) fn goaway_sent(&self, by: Tick) {
-        if self.active.load(Relaxed) == 0 {
-            self.request.store(by, Relaxed);
-        }
-    }
-
-    /// Records the end of a response.
-    pub(super) fn request_ended(&self, next_by: Tick) {
-        let left = self.active.load(Relaxed).saturating_sub(1);
-        self.active.store(left, Relaxed);
-        if left == 0 {
-            self.request.store(next_by, Relaxed);
-        }
-    }
-
-    pub(super) fn write_blocked(&self, until: Tick) {
-        if self.write.load(Relaxed) == NEVER {
-            self.write.store(until, Relaxed);
-        }
-    }
-
-    pub(super) fn written(&self) {
-        self.write.store(NEVER, Relaxed);
-    }
-
-    /// Checks all deadlines.
-    pub(super) fn check(&self, now: Tick) -> Expired {
-        if self.write.load(Relaxed) <= now {
-            return Expired::Close;
-        }
-        if self.request.load(Relaxed) <= now {
-            return Expired::NoRequest;
-        }
-        let next = self.request.load(Relaxed).min(self.write.load(Relaxed));
-        Expired::NotYet { ticks: next.saturating_sub(now) }
-    }
-}
-
-/// The result of checking the deadlines.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Expired {
-    /// The connection has to be closed.
-    Close,
-    /// No request arrived in time.
-    NoRequest,
-    /// The next deadline is this far away.
-    NotYet { ticks: u64 },
-}
-
 /// A deadline that moves while a request is served.
 #[derive(Debug)]
 pub(super) struct UpstreamDeadline {
@@ -303,52 +225,3 @@ impl UpstreamDeadline {
 
 /// The maximum delay until a new deadline is noticed.
 const CHECK_EVERY_TICKS: u32 = 5;
-
-tokio::task_local! {
-    /// The client's deadline for reading the current part of the response on this task's stream.
-    static READ_DEADLINE: Arc<AtomicU64>;
-}
-
-/// Sets the client's deadline for reading a part of this task's response.
-pub(super) fn set_read_deadline(read_by: Tick) {
-    _ = READ_DEADLINE.try_with(|deadline| deadline.store(read_by, Relaxed));
-}
-
-/// Clears the deadline.
-pub(super) fn clear_read_deadline() {
-    set_read_deadline(NEVER);
-}
-
-/// The executor of the streams of an HTTP/2 connection: each is a task with its own deadline for the client to read.
-///
-/// A client can stall one response while it reads the others, so the socket does not show it. hyper does not ask for
-/// more of a response until the client has taken the previous part. The sender of a part sets the deadline, and the
-/// stream's task checks it. A stream that is late is dropped, which resets it, and the others go on. HTTP/1 needs no
-/// such task: a client that does not read blocks the socket.
-#[derive(Clone)]
-pub(super) struct Streams {
-    pub(super) ticks: Arc<Ticks>,
-}
-
-impl<Stream> Executor<Stream> for Streams
-where
-    Stream: Future<Output = ()> + Send + 'static,
-{
-    fn execute(&self, stream: Stream) {
-        let ticks = Arc::clone(&self.ticks);
-        tokio::spawn(async move {
-            let read_by = Arc::new(AtomicU64::new(NEVER));
-            let mut stream = pin!(READ_DEADLINE.scope(Arc::clone(&read_by), stream));
-            let mut alarm = None::<Alarm>;
-            poll_fn(|context| match stream.as_mut().poll(context) {
-                Poll::Ready(()) => Poll::Ready(()),
-                // Only the stream sets the deadline, so without one there is nothing to wait for.
-                Poll::Pending => match read_by.load(Relaxed) {
-                    NEVER => Poll::Pending,
-                    deadline => alarm.get_or_insert_with(Alarm::new).poll_passed(deadline, &ticks, context),
-                },
-            })
-            .await;
-        });
-    }
-}

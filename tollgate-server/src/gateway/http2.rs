@@ -12,11 +12,12 @@ use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
+use hyper::rt::Executor;
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -24,8 +25,8 @@ use tokio::time::{Instant, sleep};
 
 use self::exchange::Exchange;
 use self::frames::{Frames, GoawayTrigger};
-use super::client::{Client, LINGER, SEND_BUFFER_BYTES, STREAM_WINDOW_BYTES};
-use super::deadline::{Expired, Streams, TICK};
+use super::client::{Client, Expired, LINGER, SEND_BUFFER_BYTES, STREAM_WINDOW_BYTES};
+use super::deadline::{Alarm, NEVER, TICK, Tick, Ticks};
 use super::failure::Misuse;
 use super::stream::{MAX_LINGER_BYTES, Stream};
 use super::worker::{Shutdown, Worker};
@@ -61,7 +62,7 @@ pub(super) async fn serve(
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_send_buf_size(SEND_BUFFER_BYTES)
-        .max_header_list_size(u32::try_from(client.info.max_head).unwrap_or(u32::MAX))
+        .max_header_list_size(u32::try_from(client.max_head).unwrap_or(u32::MAX))
         .keep_alive_interval(PING_EVERY);
     let connection = builder.serve_connection(io, service);
     // Errors are the client's: it disconnected or did not speak HTTP/2.
@@ -76,7 +77,7 @@ async fn drive<Connection: Future<Output = hyper::Result<()>>>(
     stop: &Shutdown,
 ) -> hyper::Result<()> {
     let mut connection = pin!(connection);
-    let mut alarm = pin!(sleep(client.check_every()));
+    let mut alarm = pin!(sleep(client.timeouts.check_every));
     let mut stopped = pin!(stop.goaway.notified());
     let (mut is_set, mut is_ending) = (false, false);
     poll_fn(|context| {
@@ -122,14 +123,58 @@ fn check_deadlines<Connection: Future<Output = hyper::Result<()>>>(
                 if let Poll::Ready(ended) = connection.as_mut().poll(context) {
                     return Poll::Ready(ended);
                 }
-                client.check_every().min(LINGER)
+                client.timeouts.check_every.min(LINGER)
             }
             Expired::Close | Expired::NoRequest => return Poll::Ready(Ok(())),
             Expired::NotYet { ticks } => TICK.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX)),
         };
-        alarm.as_mut().reset(Instant::now() + next.min(client.check_every()));
+        alarm.as_mut().reset(Instant::now() + next.min(client.timeouts.check_every));
     }
     Poll::Pending
+}
+
+tokio::task_local! {
+    /// The client's deadline for reading the current part of the response on this task's stream.
+    static READ_DEADLINE: Arc<AtomicU64>;
+}
+
+/// Sets the client's deadline for reading a part of this task's response.
+fn set_read_deadline(read_by: Tick) {
+    _ = READ_DEADLINE.try_with(|deadline| deadline.store(read_by, Relaxed));
+}
+
+/// The executor of the streams of an HTTP/2 connection: each is a task with its own deadline for the client to read.
+///
+/// A client can stall one response while it reads the others, so the socket does not show it. hyper does not ask for
+/// more of a response until the client has taken the previous part. The sender of a part sets the deadline, and the
+/// stream's task checks it. A stream that is late is dropped, which resets it, and the others go on. HTTP/1 needs no
+/// such task: a client that does not read blocks the socket.
+#[derive(Clone)]
+struct Streams {
+    ticks: Arc<Ticks>,
+}
+
+impl<Stream> Executor<Stream> for Streams
+where
+    Stream: Future<Output = ()> + Send + 'static,
+{
+    fn execute(&self, stream: Stream) {
+        let ticks = Arc::clone(&self.ticks);
+        tokio::spawn(async move {
+            let read_by = Arc::new(AtomicU64::new(NEVER));
+            let mut stream = pin!(READ_DEADLINE.scope(Arc::clone(&read_by), stream));
+            let mut alarm = None::<Alarm>;
+            poll_fn(|context| match stream.as_mut().poll(context) {
+                Poll::Ready(()) => Poll::Ready(()),
+                // Only the stream sets the deadline, so without one there is nothing to wait for.
+                Poll::Pending => match read_by.load(Relaxed) {
+                    NEVER => Poll::Pending,
+                    deadline => alarm.get_or_insert_with(Alarm::new).poll_passed(deadline, &ticks, context),
+                },
+            })
+            .await;
+        });
+    }
 }
 
 /// A connection of HTTP/2 as hyper reads and writes it.
@@ -148,13 +193,13 @@ struct ClientIo {
 
 impl ClientIo {
     fn new(stream: Stream, first: Bytes, client: Arc<Client>) -> Self {
-        let frames = Frames::new(client.now());
+        let frames = Frames::new(client.ticks.now());
         Self { stream, first, client, frames, goaway_trigger: None, at_end: false, lingered: 0, is_shut: false }
     }
 
     /// Counts HTTP/2 frames that were read. If the connection has to end, replaces the bytes after them.
     fn track_frames(&mut self, buffer: &mut ReadBuf<'_>, before: usize) {
-        if let Err(good) = self.frames.received(&buffer.filled()[before..], self.client.now()) {
+        if let Err(good) = self.frames.received(&buffer.filled()[before..], self.client.ticks.now()) {
             buffer.set_filled(before + good);
             self.end_for(Misuse::ControlFrameFlood);
             self.goaway_trigger(buffer);

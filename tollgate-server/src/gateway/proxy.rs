@@ -218,7 +218,7 @@ impl ProxyRequest {
                 Action::Respond(local_response::final_recipient(head))
             }
             RouteAction::Upstreams(_) => {
-                let is_https = self.client.info.scheme == Scheme::Https;
+                let is_https = self.client.scheme == Scheme::Https;
                 self.https_host = head.host().filter(|_| is_https).map(Box::from);
                 Action::Forward(number)
             }
@@ -277,26 +277,18 @@ impl ProxyRequest {
         let attempt = self.upstream.take()?;
         let permit = self.permit.take()?;
         if attempt.has_broken_body() {
-            abandoned::hold_permit(permit, attempt.timeout, self.client.shared_tally());
+            abandoned::hold_permit(permit, attempt.timeout, &self.client.tally);
             return None;
         }
-        Abandoned::new(attempt, permit, self.client.shared_tally())
+        Abandoned::new(attempt, permit, &self.client.tally)
     }
 
     /// Holds the permit for the route's timeout, because the connection to the upstream is closed in the middle of the
     /// client's body: nothing shows when the upstream is done.
     pub(super) fn hold_permit(&mut self) {
         if let (Some(attempt), Some(permit)) = (&self.upstream, self.permit.take()) {
-            abandoned::hold_permit(permit, attempt.timeout, self.client.shared_tally());
+            abandoned::hold_permit(permit, attempt.timeout, &self.client.tally);
         }
-    }
-
-    /// Splits off the next piece of a response and starts the client's read deadline.
-    pub(super) fn next_piece(&mut self, rest: &mut Bytes) -> Bytes {
-        let piece = rest.split_to(rest.len().min(self.client.piece_bytes()));
-        self.sent_bytes += piece.len() as u64;
-        self.client.set_read_deadline();
-        piece
     }
 
     pub(super) fn note_upstream_progress(&mut self, came: UpstreamProgress) {
@@ -314,7 +306,7 @@ impl ProxyRequest {
                 // The gateway has closed the connection, so nothing shows when the upstream is done.
                 self.is_broken = attempt.body_failure() == Some(Failure::Overloaded);
                 if let Some(permit) = self.permit.take() {
-                    abandoned::hold_permit(permit, attempt.timeout, self.client.shared_tally());
+                    abandoned::hold_permit(permit, attempt.timeout, &self.client.tally);
                 }
             }
             UpstreamProgress::Error => self.note_upstream_failed(&Failure::Disconnected.into()),
@@ -329,7 +321,7 @@ impl ProxyRequest {
             tally.note_failure(fault.failure());
         }
         if let Some(attempt) = &self.upstream {
-            attempt.upstream.note_failure(fault, self.client.now());
+            attempt.upstream.note_failure(fault, self.client.ticks.now());
         }
     }
 }
@@ -337,12 +329,12 @@ impl ProxyRequest {
 impl Drop for ProxyRequest {
     fn drop(&mut self) {
         self.client.request_ended();
-        let nanos = self.client.tally().nanos_since(self.began);
+        let nanos = self.client.tally.nanos_since(self.began);
         // If neither side has ended the response, the client has.
         self.client.note_request_over(!self.is_complete && !self.is_broken, nanos);
         match self.route_tally() {
             Some(tally) => tally.note_ended(self.status, nanos),
-            None => self.client.tally().note_unrouted(self.status, nanos),
+            None => self.client.tally.note_unrouted(self.status, nanos),
         }
         let (route, id) = (self.route.map(|number| &*self.site.routes[number].name), self.id.as_ref());
         self.span.end(SpanEnd { status: self.status, route, id });

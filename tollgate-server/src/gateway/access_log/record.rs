@@ -85,7 +85,7 @@ impl Record {
         proxies: &TrustedProxies,
         (log, worker): (&Arc<AccessLog>, usize),
     ) -> Self {
-        let peer = client.info.address.ip();
+        let peer = client.address.ip();
         let facts = Facts::new(method.as_str(), "/").headers(headers).peer(peer);
         let value = |name| HeaderValue::from_bytes(headers.get_named(name)?).ok();
         let address = proxies.client(&facts).unwrap_or(peer);

@@ -265,7 +265,7 @@ impl<'a> UpstreamHead<'a> {
         }
         let is_present = |kind| head.headers.values(kind).next().is_some();
         if !is_present(HeaderKind::XForwardedProto) && !edits.removes("x-forwarded-proto") {
-            out.put("x-forwarded-proto", self.request.client.info.scheme.as_str().as_bytes());
+            out.put("x-forwarded-proto", self.request.client.scheme.as_str().as_bytes());
         }
         if let Some(host) = head.host()
             && !is_present(HeaderKind::XForwardedHost)
@@ -279,7 +279,7 @@ impl<'a> UpstreamHead<'a> {
     fn write_forwarded(&self, out: &mut Vec<u8>) {
         let client = &self.request.client;
         out.extend_from_slice(b"for=");
-        match client.info.address.ip().to_canonical() {
+        match client.address.ip().to_canonical() {
             IpAddr::V4(_) => out.extend_from_slice(client.address_text.as_bytes()),
             IpAddr::V6(address) => _ = write!(out, "\"[{address}]\""),
         }
@@ -289,7 +289,7 @@ impl<'a> UpstreamHead<'a> {
             out.push(b'"');
         }
         out.extend_from_slice(b";proto=");
-        out.extend_from_slice(client.info.scheme.as_str().as_bytes());
+        out.extend_from_slice(client.scheme.as_str().as_bytes());
     }
 }
 

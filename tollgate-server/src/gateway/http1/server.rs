@@ -136,8 +136,8 @@ impl<'a> Http1Server<'a> {
             client,
             worker,
             peer: client.peer(),
-            max_head: client.info.max_head,
-            idle: client.info.timeouts.idle,
+            max_head: client.max_head,
+            idle: client.timeouts.idle,
             ahead: Vec::new(),
             has_unparsed: false,
             pieces: 0,
@@ -153,8 +153,8 @@ impl<'a> Http1Server<'a> {
             is_head: false,
             has_served: false,
             alarm: Alarm::new(),
-            deadline: worker.ticks.after(client.info.timeouts.idle),
-            wait: client.info.timeouts.idle,
+            deadline: worker.ticks.after(client.timeouts.idle),
+            wait: client.timeouts.idle,
         }
     }
 
@@ -292,7 +292,7 @@ impl<'a> Http1Server<'a> {
                 None => {
                     self.ahead.extend_from_slice(bytes);
                     if self.pieces == 0 {
-                        self.deadline = self.worker.ticks.after(self.client.info.timeouts.head);
+                        self.deadline = self.worker.ticks.after(self.client.timeouts.head);
                     }
                     self.pieces += 1;
                 }

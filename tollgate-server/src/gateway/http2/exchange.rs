@@ -93,7 +93,7 @@ pub(super) fn with_head<T>(
     (site, client): (&Site, &Client),
     with: impl FnOnce(&RequestHead<'_>) -> T,
 ) -> T {
-    let filter = site.header_filter(client.info.address.ip());
+    let filter = site.header_filter(client.address.ip());
     with(&RequestHead::of_parts(parts, length, &mut HeaderBuffer::default(), &filter))
 }
 

@@ -9,13 +9,19 @@ use http::{HeaderValue, StatusCode};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::time::{Sleep, sleep};
 
+use super::set_read_deadline;
 use crate::gateway::buffer_budget::{Overloaded, STEP_BYTES};
 use crate::gateway::client::{BufferedBytes, SEND_BUFFER_BYTES};
+use crate::gateway::deadline::NEVER;
 use crate::gateway::failure::Failure;
 use crate::gateway::head::headers::Edits;
 use crate::gateway::http1::body::screen_response_trailers;
 use crate::gateway::http1::sender::Http1Body;
 use crate::gateway::proxy::{ProxyRequest, UpstreamProgress};
+
+/// The size of the pieces of an HTTP/2 response. The write timeout applies to each piece, so that a slow client still
+/// gets everything: half a kilobyte per second is enough. It is the default frame size.
+const PIECE_BYTES: usize = 16 << 10;
 
 /// A response body for a client.
 pub(in crate::gateway) struct ToClient {
@@ -112,11 +118,24 @@ impl ToClient {
 }
 
 impl ToClient {
+    /// Splits off the next piece, and starts the client's deadline for reading it.
+    fn next_piece(&mut self) -> Result<Frame<Bytes>, Failure> {
+        let client = &self.request.client;
+        let mut bytes = self.rest.len();
+        if client.is_http2() {
+            bytes = bytes.min(PIECE_BYTES);
+            set_read_deadline(client.ticks.after(client.timeouts.write));
+        }
+        self.request.sent_bytes += bytes as u64;
+        let piece = self.rest.split_to(bytes);
+        self.hold().map(|()| Frame::data(piece))
+    }
+
     /// Counts the buffered bytes of the response: those not yet passed on, and those not yet written to the client.
     fn hold(&mut self) -> Result<(), Failure> {
         let unwritten = match usize::try_from(self.request.sent_bytes) {
             // The server of HTTP/1 counts what it has not written.
-            _ if !self.request.client.is_http2 => 0,
+            _ if !self.request.client.is_http2() => 0,
             Ok(sent) => sent.min(SEND_BUFFER_BYTES),
             Err(_) => SEND_BUFFER_BYTES,
         };
@@ -139,15 +158,14 @@ impl Body for ToClient {
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
         let this = &mut *self;
         if !this.rest.is_empty() {
-            let piece = this.request.next_piece(&mut this.rest);
-            return Poll::Ready(Some(this.hold().map(|()| Frame::data(piece))));
+            return Poll::Ready(Some(this.next_piece()));
         }
         match &mut this.source {
             Source::Local => Poll::Ready(None),
             Source::Upstream(body) => match Pin::new(body).poll_frame(context) {
                 Poll::Pending => {
                     // The client waits for the upstream.
-                    this.request.client.clear_read_deadline();
+                    set_read_deadline(NEVER);
                     let Some(attempt) = &this.request.upstream else { return Poll::Pending };
                     let stall = this.stall.get_or_insert_with(|| Box::pin(sleep(attempt.timeout.duration())));
                     ready!(stall.as_mut().poll(context));
@@ -164,8 +182,7 @@ impl Body for ToClient {
                     Poll::Ready(frame.map(|frame| match frame?.into_data() {
                         Ok(data) => {
                             this.rest = data;
-                            let piece = this.request.next_piece(&mut this.rest);
-                            this.hold().map(|()| Frame::data(piece))
+                            this.next_piece()
                         }
                         Err(frame) => {
                             let mut trailers = frame.into_trailers().unwrap_or_default();

@@ -13,7 +13,7 @@ use tokio_rustls::server::TlsStream;
 use tollgate::rules::Certificate;
 
 use super::tls;
-use crate::gateway::client::{Client, ConnectionInfo, Scheme};
+use crate::gateway::client::{Client, Scheme};
 use crate::gateway::failure::HandshakeFailure;
 use crate::gateway::http1::server::Http1Server;
 use crate::gateway::http2;
@@ -77,7 +77,7 @@ pub(in crate::gateway) fn serve(
     async move {
         let http2 = Http1Server::new(stream, &client, &worker).serve(&stop).await?;
         if let Some((stream, first)) = http2 {
-            let client = Arc::new(client.over_http2());
+            client.use_http2();
             // Few connections need this large future.
             Box::pin(http2::serve((stream, first), client, worker, stop)).await;
         }
@@ -97,7 +97,7 @@ pub(super) async fn begin_and_serve(
 ) -> io::Result<()> {
     let begun = Box::pin(begin(tcp, (peer, entered), config, &worker)).await?;
     let Some((stream, client)) = begun else { return Ok(()) };
-    if !client.is_http2 {
+    if !client.is_http2() {
         return serve(counted, stream, client, worker, stop).await;
     }
     Box::pin(http2::serve((stream, Bytes::new()), client, worker, stop)).await;
@@ -134,26 +134,27 @@ async fn begin(
     };
     let is_http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
     let certificate = tls::client_certificate(tls.get_ref().1).map(Box::new);
-    let client = client(worker, (peer, entered), (Scheme::Https, certificate), is_http2);
+    let client = client(worker, (peer, entered), (Scheme::Https, certificate));
+    if is_http2 {
+        client.use_http2();
+    }
     Ok(Some((Stream::Tls(tls), client)))
 }
 
 /// Creates the client of a connection without TLS.
 pub(super) fn plain_client(worker: &Worker, address: (SocketAddr, Option<per_address::Counted>)) -> Arc<Client> {
-    client(worker, address, (Scheme::Http, None), false)
+    client(worker, address, (Scheme::Http, None))
 }
 
 fn client(
     worker: &Worker,
     (address, entered): (SocketAddr, Option<per_address::Counted>),
-    (scheme, certificate): (Scheme, Option<Box<Certificate>>),
-    is_http2: bool,
+    security: (Scheme, Option<Box<Certificate>>),
 ) -> Arc<Client> {
     let site = worker.site.load();
-    let (max_head, timeouts, is_trusted_proxy) = (site.max_head, site.timeouts, site.proxies.trusts(address.ip()));
-    let entered = entered.map(Arc::new);
-    let info = ConnectionInfo { address, is_trusted_proxy, scheme, certificate, max_head, timeouts, entered };
-    Arc::new(Client::new(info, is_http2, Arc::clone(&worker.ticks), Arc::clone(&worker.tally)))
+    let settings = (site.proxies.trusts(address.ip()), site.max_head, site.timeouts);
+    let shared = (Arc::clone(&worker.ticks), Arc::clone(&worker.tally));
+    Arc::new(Client::new((address, entered), security, settings, shared))
 }
 
 /// The first bytes on a TLS listener.

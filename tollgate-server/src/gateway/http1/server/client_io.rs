@@ -122,7 +122,7 @@ impl Http1Server<'_> {
             };
             let Poll::Ready(written) = written? else {
                 if !std::mem::replace(&mut self.is_blocked, true) {
-                    self.deadline = self.worker.ticks.after(self.client.info.timeouts.write);
+                    self.deadline = self.worker.ticks.after(self.client.timeouts.write);
                 }
                 ready!(self.poll_late(context));
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
@@ -209,7 +209,7 @@ impl Http1Server<'_> {
     fn poll_body_late(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let Some(body) = &mut self.body else { return Poll::Pending };
         let ticks = &self.worker.ticks;
-        let due = *body.due.get_or_insert_with(|| ticks.after(self.client.info.timeouts.body));
+        let due = *body.due.get_or_insert_with(|| ticks.after(self.client.timeouts.body));
         self.alarm.poll_passed(due, ticks, context)
     }
 

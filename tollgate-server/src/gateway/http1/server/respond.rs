@@ -169,7 +169,7 @@ impl Http1Server<'_> {
         if !self.has_served && bytes.starts_with(HTTP2_PREFACE) {
             return Ok(NextStep::Http2);
         }
-        if !self.has_served && self.client.info.scheme == Scheme::Http && is_tls_hello(bytes) {
+        if !self.has_served && self.client.scheme == Scheme::Http && is_tls_hello(bytes) {
             self.worker.tally.failed_handshakes.note(HandshakeFailure::TlsHello);
             return Ok(NextStep::Close);
         }
