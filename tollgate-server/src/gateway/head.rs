@@ -4,19 +4,19 @@
 //! A head borrows its text: from the bytes of an HTTP/1 connection, or from the request that hyper has parsed.
 
 pub(super) mod headers;
-pub(super) mod target;
 pub(super) mod upstream_head;
 
+use std::ops::Deref;
+
 use http::request::Parts;
-use http::uri::Authority;
-use http::{HeaderMap, HeaderName, HeaderValue, Version, header};
+use http::uri::{Authority, PathAndQuery};
+use http::{HeaderMap, HeaderName, HeaderValue, Uri, Version, header};
 use hyper::body::Body;
 use smallvec::SmallVec;
-use tollgate::internal::{HeaderLine, Unreadable, check_host, check_method, is_padded};
+use tollgate::internal::{CleanPath, HeaderLine, Unreadable, check_host, check_method, is_padded};
 use tollgate::rules::Facts;
 
 use self::headers::{DroppedHeaders, Fate, HeaderBuffer, HeaderFilter, HeaderKind, HeadersView, kind};
-use self::target::RequestTarget;
 use super::client::Peer;
 use super::failure::Failure;
 use super::site::Site;
@@ -201,7 +201,7 @@ impl<'a> RequestHead<'a> {
         lines: &'a mut HeaderBuffer<'b>,
         filter: &HeaderFilter<'_>,
     ) -> Self {
-        let target = RequestTarget::of_uri(&parts.uri);
+        let target = RequestTarget::Uri(ReceivedUri::Borrowed(&parts.uri), None);
         let line = RequestLine { method: parts.method.as_str(), target, version: RequestVersion::of(parts.version) };
         Self::read(line, lines_of(&parts.headers), by_default, lines, filter)
     }
@@ -298,6 +298,161 @@ impl<'a> RequestHead<'a> {
     }
 }
 
+/// The target of a request: nearly always a path in normal form, sometimes another spelling, a whole URL, or `*`.
+pub(super) enum RequestTarget<'a> {
+    /// A path in normal form, with an optional query. Limits and upstreams get it as received.
+    Path(&'a str),
+    /// Any other target, or one that hyper has parsed, and its form for limits and upstreams, where that differs.
+    Uri(ReceivedUri<'a>, Option<Box<Uri>>),
+}
+
+/// A target as received.
+pub(super) enum ReceivedUri<'a> {
+    /// Boxed, because few requests have one.
+    Own(Box<Uri>),
+    Borrowed(&'a Uri),
+}
+
+impl Deref for ReceivedUri<'_> {
+    type Target = Uri;
+
+    fn deref(&self) -> &Uri {
+        match self {
+            Self::Own(uri) => uri,
+            Self::Borrowed(uri) => uri,
+        }
+    }
+}
+
+impl<'a> RequestTarget<'a> {
+    /// Parses a target. Returns `None` if it is invalid.
+    pub(super) fn read(target: &'a str) -> Option<Self> {
+        if is_normal(target) {
+            return Some(Self::Path(target));
+        }
+        Some(Self::Uri(ReceivedUri::Own(Box::new(target.parse().ok()?)), None))
+    }
+
+    /// Brings the target into normal form. Returns the route that `find` returns for its host, if it has one, and its
+    /// path and query.
+    fn normalize(
+        &mut self,
+        site: &Site,
+        find: impl Fn(Option<&Authority>, &str) -> Option<usize>,
+    ) -> Result<Option<usize>, Unreadable> {
+        match self {
+            Self::Path(path) => Ok(find(None, path)),
+            Self::Uri(received, normalized) => {
+                let (route, uri) = site.normalize(received, |target: &str| find(received.authority(), target))?;
+                *normalized = uri.map(Box::new);
+                Ok(route)
+            }
+        }
+    }
+
+    /// Brings the target into the form that it has for a route.
+    pub(super) fn normalize_for(&mut self, site: &Site, route: Option<usize>) {
+        if let Self::Uri(received, normalized) = self {
+            *normalized = site.normalized_for(received, route).map(Box::new);
+        }
+    }
+
+    /// Returns the normal form of the target, where it differs.
+    pub(super) fn into_normalized(self) -> Option<Uri> {
+        match self {
+            Self::Path(_) => None,
+            Self::Uri(_, normalized) => normalized.map(|uri| *uri),
+        }
+    }
+
+    /// Returns the path and the query for limits and upstreams.
+    pub(super) fn as_str(&self) -> &str {
+        match self {
+            Self::Path(path) => path,
+            Self::Uri(received, normalized) => path_and_query(normalized.as_deref().unwrap_or(received)),
+        }
+    }
+
+    /// Returns the path and the query as received.
+    pub(super) fn received_str(&self) -> &str {
+        match self {
+            Self::Path(path) => path,
+            Self::Uri(received, _) => path_and_query(received),
+        }
+    }
+
+    /// Returns whether the target is only a host, with an optional port. Only CONNECT has such a target (RFC 9112, section
+    /// 3.2.3).
+    pub(super) fn is_authority_only(&self) -> bool {
+        matches!(self, Self::Uri(received, _) if received.scheme().is_none() && received.authority().is_some())
+    }
+
+    /// Returns the port that a host without one has, by the scheme of the target.
+    fn default_port(&self) -> &'static [u8] {
+        match self {
+            Self::Uri(received, _) if received.scheme_str() == Some("https") => b":443",
+            _ => b":80",
+        }
+    }
+
+    /// Returns the host of a target that is a whole URL. It replaces the one in the `Host` header.
+    pub(super) fn authority(&self) -> Option<&Authority> {
+        match self {
+            Self::Path(_) => None,
+            Self::Uri(received, _) => received.authority(),
+        }
+    }
+
+    /// Returns the target for limits and upstreams.
+    pub(super) fn uri(&self) -> Option<Uri> {
+        match self {
+            Self::Uri(_, Some(normalized)) => Some(Uri::clone(normalized)),
+            _ => self.received(),
+        }
+    }
+
+    /// Returns the target as received.
+    pub(super) fn received(&self) -> Option<Uri> {
+        match self {
+            Self::Path(path) => path.parse().ok(),
+            Self::Uri(received, _) => Some(Uri::clone(received)),
+        }
+    }
+}
+
+fn path_and_query(uri: &Uri) -> &str {
+    uri.path_and_query().map_or("/", PathAndQuery::as_str)
+}
+
+/// A set of bytes.
+type ByteKind = [bool; 256];
+
+/// Returns the set of letters, digits and `others`.
+const fn letters_digits_and(others: &[u8]) -> ByteKind {
+    let mut kind = [false; 256];
+    let mut at = 0;
+    while at < others.len() {
+        kind[others[at] as usize] = true;
+        at += 1;
+    }
+    let mut byte = 0;
+    while byte < kind.len() {
+        kind[byte] |= (byte as u8).is_ascii_alphanumeric();
+        byte += 1;
+    }
+    kind
+}
+
+/// Returns whether a target is a normalized, unambiguous path with an optional query.
+fn is_normal(target: &str) -> bool {
+    static IN_QUERIES: ByteKind = letters_digits_and(b"/-._~?=&+:@!$'()*,;%[]|");
+    let end = target.bytes().position(|byte| byte == b'?').unwrap_or(target.len());
+    let (path, query) = target.split_at(end);
+    path.starts_with('/')
+        && query.bytes().all(|byte| IN_QUERIES[usize::from(byte)])
+        && CleanPath::new(path).is_ok_and(|path| path.is_unchanged())
+}
+
 /// Returns whether upstreams read the bodies of requests with this method. For other methods a body has no defined
 /// meaning: some upstreams ignore it, and take its bytes for the next request on the connection.
 pub(super) fn reads_body(method: &str) -> bool {
@@ -351,6 +506,7 @@ pub(super) fn join_cookies(headers: &mut HeaderMap) {
         headers.insert(header::COOKIE, whole);
     }
 }
+
 /// The `Upgrade` headers of a request.
 enum UpgradeHeader<'a> {
     Absent,
@@ -422,4 +578,40 @@ fn is_grpc_type(content_type: &[u8]) -> bool {
     parts.is_some_and(|(media_type, rest)| {
         media_type.eq_ignore_ascii_case(GRPC) && matches!(rest.first(), None | Some(b'+' | b';' | b' '))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_paths_in_normal_form_are_taken_as_received() {
+        for target in ["/", "/a/b-c?d=%2F//e", "/a?"] {
+            assert!(matches!(RequestTarget::read(target), Some(RequestTarget::Path(_))), "{target}");
+        }
+        for (target, expected) in [
+            ("/a;b", "/a;b"),
+            ("/a%2Fb?c", "/a%2Fb?c"),
+            ("/a\"b", "/a\"b"),
+            ("/a?b=\u{e9}", "/a?b=\u{e9}"),
+            ("http://h/a?b#c", "/a?b"),
+            ("http://h", "/"),
+            ("h:80", "/"),
+            ("*", "*"),
+        ] {
+            let read = RequestTarget::read(target).expect("a URI");
+            assert!(matches!(read, RequestTarget::Uri(..)), "{target}");
+            assert_eq!(read.as_str(), expected, "{target}");
+        }
+        for target in ["", "a b", "http://", "/\u{7f}", "a/b"] {
+            assert!(RequestTarget::read(target).is_none(), "{target}");
+        }
+    }
+
+    #[test]
+    fn authority_of_a_whole_url_is_its_host() {
+        let target = RequestTarget::read("http://shop.example:81/a").expect("a URI");
+        assert_eq!(target.authority().map(Authority::as_str), Some("shop.example:81"));
+        assert!(RequestTarget::read("/a").expect("a path").authority().is_none());
+    }
 }
