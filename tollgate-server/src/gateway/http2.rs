@@ -2,11 +2,10 @@
 //!
 //! hyper serves a connection. Its frames are counted on reads, and its deadlines are set on writes.
 
+pub(super) mod body;
 pub(super) mod exchange;
 mod forward;
 pub(crate) mod frames;
-pub(super) mod request_body;
-pub(super) mod response_body;
 
 use std::future::poll_fn;
 use std::io;

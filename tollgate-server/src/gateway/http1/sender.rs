@@ -17,7 +17,7 @@ use super::body::{LAST_CHUNK, ResponseBody, put_chunk};
 use super::response::{self, HeadError, HeadRead, HeadUse};
 use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{Failure, Fault};
-use crate::gateway::http2::request_body::{BodyReader, BodyWriter, Demand, ToUpstream, channel};
+use crate::gateway::http2::body::{BodyReader, BodyWriter, Demand, ToUpstream, channel};
 use crate::gateway::upstream::conn::{Http1Conn, Repeatable};
 use crate::gateway::upstream::{ConnPool, abandoned};
 use crate::gateway::worker::{Scratch, scratch};

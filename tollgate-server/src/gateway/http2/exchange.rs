@@ -15,8 +15,7 @@ use hyper::body::{Body, Incoming};
 use hyper::service::Service;
 use tollgate::{Check, Outcome};
 
-use super::request_body::{ClientBody, ToUpstream};
-use super::response_body::ToClient;
+use super::body::{ClientBody, ToClient, ToUpstream};
 use crate::gateway::client::{BufferedBytes, Client};
 use crate::gateway::failure::{self, Failure};
 use crate::gateway::head::headers::{HeaderBuffer, X_REQUEST_ID};
@@ -200,7 +199,7 @@ impl Exchange {
     async fn echo(&self, received: ReceivedRequest, request: &mut ProxyRequest) -> Response<Bytes> {
         let ReceivedRequest { parts, body, buffered } = received;
         let (length, site) = (BodyLength::of(&body), &request.site);
-        match collect(ToUpstream::new(body, &self.client, site.max_body).holding(buffered)).await {
+        match collect(ToUpstream::new(body, &self.client, site.max_body, buffered)).await {
             Ok(body) => {
                 with_head((&parts, length), (site, &self.client), |head| local_response::echo(head, &self.client, body))
             }
@@ -225,7 +224,7 @@ impl Exchange {
         }
         let client = Arc::clone(&self.client);
         tokio::spawn(async move {
-            let (mut body, mut left) = (ToUpstream::new(body, &client, u64::MAX), MAX_DRAINED_BYTES);
+            let (mut body, mut left) = (ToUpstream::new(body, &client, u64::MAX, None), MAX_DRAINED_BYTES);
             while let Some(Ok(frame)) = body.frame().await {
                 match left.checked_sub(frame.data_ref().map_or(0, Bytes::len)) {
                     Some(rest) => left = rest,

@@ -14,9 +14,8 @@ use hyper::client::conn::TrySendError;
 use tollgate::rules::file::internal::UpstreamHeader;
 use tollgate::{InFlightPermit, Outcome};
 
+use super::body::{ToClient, ToUpstream, UpstreamBody};
 use super::exchange::{Exchange, ReceivedRequest, with_head};
-use super::request_body::ToUpstream;
-use super::response_body::{ToClient, UpstreamBody};
 use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{self, ConnectError, Failure, Fault};
 use crate::gateway::head::upstream_head::{UpstreamHead, append_via, remove_hop_by_hop};
@@ -47,9 +46,8 @@ impl Exchange {
         let site = Arc::clone(&request.site);
         let route = &site.routes[number];
         let ReceivedRequest { parts, body, buffered } = received;
-        let body = ToUpstream::new(body, &self.client, site.max_body);
-        let body = body.screening_trailers(site.underscores, &route.request_edits);
-        let received = (parts, body.holding(buffered));
+        let body = ToUpstream::new(body, &self.client, site.max_body, buffered);
+        let received = (parts, body.screening_trailers(site.underscores, &route.request_edits));
         let answered = self.try_upstreams(received, route, &mut attempts, (outcome, &mut request)).await;
         let (answered, attempt) = match answered {
             Ok(answered) => answered,

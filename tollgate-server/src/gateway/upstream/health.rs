@@ -25,7 +25,7 @@ use crate::gateway::deadline::{Tick, Ticks, Wait};
 use crate::gateway::failure::Fault;
 use crate::gateway::head::headers;
 use crate::gateway::http1::sender;
-use crate::gateway::http2::request_body::ToUpstream;
+use crate::gateway::http2::body::ToUpstream;
 use crate::gateway::site::{Route, Site};
 use crate::limit_summary::span;
 use crate::notice::{Field, Level, join_up_to};

@@ -26,7 +26,7 @@ use super::addresses::HostAddresses;
 use super::conn::{ReusePolicy, UpstreamIo, Usage};
 use crate::gateway::deadline::{Tick, UpstreamDeadline, Wait};
 use crate::gateway::failure::ConnectError;
-use crate::gateway::http2::request_body::ToUpstream;
+use crate::gateway::http2::body::ToUpstream;
 
 /// The maximum number of concurrent requests on a connection, whatever its upstream allows: many upstreams serve a
 /// connection with one thread. Most allow this number.

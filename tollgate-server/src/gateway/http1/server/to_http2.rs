@@ -20,9 +20,8 @@ use crate::gateway::failure::Failure;
 use crate::gateway::head::headers::{self, X_REQUEST_ID};
 use crate::gateway::http1::body::{LAST_CHUNK, ReceivedBody, Trailers, put_chunk};
 use crate::gateway::http1::request::PlainRequest;
+use crate::gateway::http2::body::{BodyWriter, ClientBody, Demand, ToClient, channel};
 use crate::gateway::http2::exchange::{Exchange, ReceivedRequest};
-use crate::gateway::http2::request_body::{BodyWriter, ClientBody, Demand, channel};
-use crate::gateway::http2::response_body::ToClient;
 use crate::gateway::worker::{WorkerBuffers, scratch};
 
 /// The client has left, or the response cannot be completed.
