@@ -57,7 +57,6 @@ use self::head::upstream_head::RequestIds;
 pub(crate) use self::http1::fuzzing as http1_fuzzing;
 pub(crate) use self::http2::frames;
 pub(crate) use self::listener::tls;
-use self::listener::workers::{self, WorkerHandle, WorkerSettings};
 use self::listener::{NextPort, Port};
 use self::per_address::PerAddress;
 use self::site::Site;
@@ -66,6 +65,7 @@ pub(crate) use self::tally::Closings;
 use self::tally::Tally;
 use self::upstream::connect::UpstreamSlots;
 use self::worker::Worker;
+use self::worker::thread::{WorkerHandle, WorkerSettings};
 use crate::descriptors::Plan;
 use crate::listening::{Ending, ListenError};
 use crate::notice;
@@ -189,7 +189,7 @@ impl Gateway {
             running.push(WorkerHandle::start(worker, settings.clone()).map_err(StartError::Runtime)?);
             tallies.push(tally);
         }
-        let ports = listener::open(ports, Vec::new(), &running);
+        let ports = listener::open(ports, Vec::new(), |worker, socket| running[worker].listen(socket));
         tokio::spawn(upstream::health::run(Arc::clone(&site), Arc::clone(&ticks), Arc::clone(&upstream_slots)));
         let counting = Arc::clone(&ticks);
         tokio::spawn(async move { counting.run().await });
@@ -235,9 +235,9 @@ impl Gateway {
     pub(crate) fn change(&self, next: NextConfig) {
         self.site.store(Arc::new(next.site));
         let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(handles) = &mut *handles {
-            let before = std::mem::take(&mut handles.ports);
-            handles.ports = listener::open(next.ports, before, &handles.workers);
+        if let Some(Handles { ports, workers, .. }) = &mut *handles {
+            let listen = |worker: usize, socket| workers[worker].listen(socket);
+            *ports = listener::open(next.ports, std::mem::take(ports), listen);
         }
     }
 
@@ -268,7 +268,7 @@ impl Gateway {
         if !ports.is_empty() {
             // Connections that wait in the listen queue are accepted and asked to close. Closing the listener would
             // reset them.
-            tokio::time::sleep(workers::GRACE).await;
+            tokio::time::sleep(listener::GRACE).await;
         }
         drop(ports);
         if *ending != Ending::Stop {

@@ -1,27 +1,63 @@
-//! The listeners of the gateway. On reload, new ports are bound before removed ones are closed.
+//! The listeners of the gateway, and client connections up to their first request. On reload, new ports are bound before
+//! removed ones are closed.
 
-mod connection;
 pub(crate) mod tls;
-pub(in crate::gateway) mod workers;
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener as StdListener};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use tokio::sync::watch;
+use bytes::Bytes;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tollgate::rules::Certificate;
 use tollgate::rules::file::Parsed;
 use tollgate::rules::file::internal::{Address, GatewayRule, SettingError};
 
-use self::connection::ListenerConfig;
 use self::tls::{CertificateReloads, Tls};
-use self::workers::{Command, Listening, WorkerHandle};
-use super::StartError;
+use super::client::{Client, Scheme};
+use super::failure::HandshakeFailure;
+use super::http1::server::Http1Server;
+use super::stream::Stream;
+use super::tally::Tally;
+use super::worker::{Shutdown, Worker};
+use super::{StartError, http2, per_address};
 use crate::listening::{Flag, ListenError, Setting};
-use crate::passed_sockets::{ListenerName, Owner, PassedSocket, PassedSockets};
-use crate::service::Stop;
+use crate::passed_sockets::{ListenerName, ListenerSockets, Owner, PassedSocket, PassedSockets};
+use crate::service::{Stop, proxy_protocol};
+
+/// The pause after a failed accept. A process out of descriptors gets one back soon; retrying at once would only burn
+/// CPU.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// The length of the listen queue. The kernel has its own bound.
+const BACKLOG: u32 = 4096;
+
+/// The response when there is no room for another connection.
+const NO_ROOM: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
+    connection: close\r\ncontent-length: 83\r\n\r\n\
+    {\"error\":\"too_many_connections\",\"message\":\"Too many connections: try again later.\"}";
+
+/// The maximum number of clients that a listener of a worker sends this response at a time; each takes a descriptor.
+/// Other connections are just closed.
+const MAX_REJECTING: i64 = 128;
+
+/// All of them together take this part of `max_connections`. Descriptors are set aside for them.
+const REJECTING_SHARE: i64 = 8;
+
+/// A gateway has at most two ports: with and without TLS.
+const MAX_PORTS: i64 = 2;
+
+/// How long listeners stay open after a stop. Clients may send one more request, and are asked to close the connection.
+pub(super) const GRACE: Duration = Duration::from_millis(400);
 
 /// A bound port. Dropping it closes the listener, once all waiting connections are accepted.
 pub(super) struct Port {
@@ -30,7 +66,7 @@ pub(super) struct Port {
     pub(super) bound: SocketAddr,
     /// The key of its listener, for another process.
     key: &'static str,
-    sockets: Vec<TcpListener>,
+    sockets: Vec<StdListener>,
     owner: Owner,
     config: Arc<ArcSwap<ListenerConfig>>,
     watcher: Option<AbortHandle>,
@@ -143,8 +179,8 @@ pub(super) fn listen_addresses(rule: &GatewayRule, listen: Option<&Address>) -> 
     }
 }
 
-/// Opens the next ports, and closes those that are not among them.
-pub(super) fn open(next: Vec<NextPort>, mut before: Vec<Port>, workers: &[WorkerHandle]) -> Vec<Port> {
+/// Opens the next ports, and closes those that are not among them. `listen` passes a socket to the worker of that number.
+pub(super) fn open(next: Vec<NextPort>, mut before: Vec<Port>, listen: impl Fn(usize, WorkerSocket)) -> Vec<Port> {
     let mut ports = Vec::new();
     for NextPort { configured, key, config, tls, listening } in next {
         let kept = before.iter().position(|port| port.configured == configured).map(|found| before.swap_remove(found));
@@ -166,9 +202,7 @@ pub(super) fn open(next: Vec<NextPort>, mut before: Vec<Port>, workers: &[Worker
                 });
                 let config = Arc::new(ArcSwap::from_pointee(config));
                 for (worker, socket) in accepting {
-                    let command = Command::Listen { socket, config: Arc::clone(&config), until: ends.clone() };
-                    // A worker accepts commands for as long as it runs.
-                    _ = workers[worker].commands.send(command);
+                    listen(worker, WorkerSocket { socket, config: Arc::clone(&config), until: ends.clone() });
                 }
                 let reloads = Arc::default();
                 let watcher = watch_files(&config, &reloads);
@@ -188,4 +222,344 @@ pub(super) fn open(next: Vec<NextPort>, mut before: Vec<Port>, workers: &[Worker
         }
     }
     ports
+}
+
+/// A bound address, with its sockets: one for each worker, or those that another process has passed.
+struct Listening {
+    sockets: Vec<StdListener>,
+    /// A copy of a socket for each worker, with the number of the worker. Every worker has one, and every socket is
+    /// there.
+    accepting: Vec<(usize, StdListener)>,
+    bound: SocketAddr,
+    owner: Owner,
+}
+
+impl Listening {
+    /// Binds an address, once for each worker.
+    async fn bind(address: &str, workers: usize) -> io::Result<Self> {
+        let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "the name has no address");
+        for address in tokio::net::lookup_host(address).await? {
+            match bind_all(address, workers) {
+                Ok((sockets, bound)) => {
+                    return Self::assign(ListenerSockets { sockets, bound, owner: Owner::Server }, workers);
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// Divides sockets between the workers. The process before may have had another number of them, and a service manager
+    /// passes one socket, which all workers share.
+    fn assign(passed: ListenerSockets, workers: usize) -> io::Result<Self> {
+        let ListenerSockets { sockets, bound, owner } = passed;
+        let pairs = (0..workers.max(sockets.len())).map(|number| (number % workers, &sockets[number % sockets.len()]));
+        let copies = pairs.map(|(worker, socket)| Ok((worker, socket.try_clone()?)));
+        let accepting = copies.collect::<io::Result<_>>()?;
+        Ok(Self { sockets, accepting, bound, owner })
+    }
+}
+
+fn bind_all(address: SocketAddr, workers: usize) -> io::Result<(Vec<StdListener>, SocketAddr)> {
+    // The sockets of the workers share a port, and would share it with another gateway, too. This bind fails if another
+    // process uses the port.
+    let alone = StdListener::bind(address)?;
+    let bound = alone.local_addr()?;
+    drop(alone);
+    let sockets = (0..workers).map(|_| bind_one(bound)).collect::<io::Result<_>>()?;
+    Ok((sockets, bound))
+}
+
+fn bind_one(address: SocketAddr) -> io::Result<StdListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    #[cfg(all(unix, not(target_os = "solaris"), not(target_os = "illumos")))]
+    socket.set_reuseport(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)?.into_std()
+}
+
+/// A socket on which a worker accepts connections.
+pub(super) struct WorkerSocket {
+    socket: StdListener,
+    config: Arc<ArcSwap<ListenerConfig>>,
+    /// Changes when the socket has to be closed. Its last value decides about connections that wait.
+    until: watch::Receiver<Stop>,
+}
+
+impl WorkerSocket {
+    /// Accepts and serves connections until the socket has to be closed. `max_connections` is the bound of all workers
+    /// together.
+    pub(super) async fn accept(
+        self,
+        worker: Arc<Worker>,
+        stop: Arc<Shutdown>,
+        (max_connections, workers): (i64, i64),
+    ) -> io::Result<()> {
+        let Self { socket, config, until } = self;
+        let share = max_connections / (REJECTING_SHARE * MAX_PORTS * workers.max(1));
+        let rejecting = usize::try_from(share.clamp(1, MAX_REJECTING)).unwrap_or(1);
+        let rejecting = Arc::new(Semaphore::new(rejecting));
+        Acceptor { config, worker, stop, max_connections, rejecting }.run(socket, until).await
+    }
+}
+
+/// Accepts connections from one listener.
+struct Acceptor {
+    config: Arc<ArcSwap<ListenerConfig>>,
+    worker: Arc<Worker>,
+    stop: Arc<Shutdown>,
+    max_connections: i64,
+    /// Bounds the rejections that are being sent.
+    rejecting: Arc<Semaphore>,
+}
+
+impl Acceptor {
+    async fn run(self, socket: StdListener, mut until: watch::Receiver<Stop>) -> io::Result<()> {
+        socket.set_nonblocking(true)?;
+        let listener = TcpListener::from_std(socket)?;
+        loop {
+            tokio::select! {
+                // A waiting connection is accepted before the stop is checked: the kernel has completed its handshake.
+                biased;
+                accepted = listener.accept() => match accepted {
+                    Ok((tcp, peer)) => self.take(tcp, peer),
+                    // Only this client is gone; the next may be waiting.
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                    Err(_) => sleep(ACCEPT_PAUSE).await,
+                },
+                _ = until.changed() => return match *until.borrow() {
+                    Stop::Close => self.take_rest(listener),
+                    // The queue belongs to the socket, which another process has.
+                    Stop::HandOver | Stop::TakenOver => Ok(()),
+                },
+            }
+        }
+    }
+
+    /// Accepts the connections in the queue of a listener that is about to close. Their handshakes are complete, and
+    /// closing the listener would reset them. The runtime may not know of them yet, so the kernel is queried.
+    fn take_rest(&self, listener: TcpListener) -> io::Result<()> {
+        let listener = listener.into_std()?;
+        // The queue does not grow in the meantime.
+        _ = rustix::net::listen(&listener, 0);
+        loop {
+            match listener.accept() {
+                Ok((tcp, peer)) => {
+                    tcp.set_nonblocking(true)?;
+                    self.take(TcpStream::from_std(tcp)?, peer);
+                }
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn take(&self, tcp: TcpStream, peer: SocketAddr) {
+        let tally = Arc::clone(&self.worker.tally);
+        tally.accepted.add(1);
+        let Some(counted) = OpenConnection::within(self.max_connections, &tally) else {
+            tally.refused_connections.add(1);
+            // In a flood, only some clients get a response.
+            if let Ok(permit) = Arc::clone(&self.rejecting).try_acquire_owned() {
+                tokio::spawn(async move {
+                    turn_away(tcp).await;
+                    drop(permit);
+                });
+            }
+            return;
+        };
+        let config = self.config.load_full();
+        // Behind a load balancer, the client is known only after the PROXY protocol header.
+        let entered = if config.proxy_protocol { Ok(None) } else { self.worker.enter(peer.ip()) };
+        let Ok(entered) = entered else { return };
+        // A response is one small write; Nagle's algorithm would only delay it.
+        _ = tcp.set_nodelay(true);
+        let (worker, stop) = (Arc::clone(&self.worker), Arc::clone(&self.stop));
+        // Not from within an async block: its captures would take room twice.
+        if config.is_plain() {
+            let client = plain_client(&worker, (peer, entered));
+            tokio::spawn(serve(counted, Stream::Plain(tcp), client, worker, stop));
+        } else {
+            tokio::spawn(begin_and_serve(counted, tcp, (peer, entered), config, worker, stop));
+        }
+    }
+}
+
+/// Sends the rejection. On a TLS port the client cannot read it, and the connection just ends.
+async fn turn_away(mut tcp: TcpStream) {
+    const TIMEOUT: Duration = Duration::from_secs(1);
+    let reply = async {
+        tcp.write_all(NO_ROOM).await?;
+        tcp.shutdown().await?;
+        // Reads what the client has sent, so that closing does not destroy the response.
+        tokio::io::copy(&mut tcp, &mut tokio::io::sink()).await
+    };
+    _ = timeout(TIMEOUT, reply).await;
+}
+
+/// The settings of a listener that apply to new connections.
+struct ListenerConfig {
+    proxy_protocol: bool,
+    tls: Option<TlsAcceptor>,
+}
+
+impl ListenerConfig {
+    /// Returns whether the first bytes of a connection are those of a request.
+    fn is_plain(&self) -> bool {
+        !self.proxy_protocol && self.tls.is_none()
+    }
+}
+
+/// A connection that is counted.
+struct OpenConnection(Arc<Tally>);
+
+impl OpenConnection {
+    fn new(tally: Arc<Tally>) -> Self {
+        tally.connections.fetch_add(1, Relaxed);
+        tally.all_connections.fetch_add(1, Relaxed);
+        Self(tally)
+    }
+
+    /// Counts a connection, unless there are `most` already. Other workers count at the same time, so it is counted
+    /// first.
+    fn within(most: i64, tally: &Arc<Tally>) -> Option<Self> {
+        let counted = Self::new(Arc::clone(tally));
+        (tally.all_connections.load(Relaxed) <= most).then_some(counted)
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Relaxed);
+        self.0.all_connections.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Serves a connection from its first request on, until the client, a deadline or the gateway ends it. Clients that use
+/// HTTP/2 without ALPN begin here, too. `counted` is dropped last.
+///
+/// Most connections are idle most of the time, and each holds the maximum size of this future. So rare or short steps
+/// are boxed, and nothing is held twice: an async function would copy its arguments.
+#[expect(clippy::manual_async_fn, reason = "an async function holds its arguments twice")]
+fn serve(
+    counted: OpenConnection,
+    stream: Stream,
+    client: Arc<Client>,
+    worker: Arc<Worker>,
+    stop: Arc<Shutdown>,
+) -> impl Future<Output = io::Result<()>> + Send {
+    async move {
+        let http2 = Http1Server::new(stream, &client, &worker).serve(&stop).await?;
+        if let Some((stream, first)) = http2 {
+            client.use_http2();
+            // Few connections need this large future.
+            Box::pin(http2::serve((stream, first), client, worker, stop)).await;
+        }
+        drop(counted);
+        Ok(())
+    }
+}
+
+/// Serves a connection that begins with a header of the PROXY protocol or a TLS handshake.
+async fn begin_and_serve(
+    counted: OpenConnection,
+    tcp: TcpStream,
+    (peer, entered): (SocketAddr, Option<per_address::Counted>),
+    config: Arc<ListenerConfig>,
+    worker: Arc<Worker>,
+    stop: Arc<Shutdown>,
+) -> io::Result<()> {
+    let begun = Box::pin(begin(tcp, (peer, entered), config, &worker)).await?;
+    let Some((stream, client)) = begun else { return Ok(()) };
+    if !client.is_http2() {
+        return serve(counted, stream, client, worker, stop).await;
+    }
+    Box::pin(http2::serve((stream, Bytes::new()), client, worker, stop)).await;
+    Ok(())
+}
+
+/// Reads what precedes the first request: the PROXY protocol header and the TLS handshake. Returns `None` if the
+/// connection is closed.
+async fn begin(
+    mut tcp: TcpStream,
+    (mut peer, mut entered): (SocketAddr, Option<per_address::Counted>),
+    config: Arc<ListenerConfig>,
+    worker: &Worker,
+) -> io::Result<Option<(Stream, Arc<Client>)>> {
+    let head_timeout = worker.site.load().timeouts.head.duration();
+    if config.proxy_protocol {
+        let caller = timeout(head_timeout, proxy_protocol::read(&mut tcp)).await?.map_err(unusable)?;
+        peer = caller.unwrap_or(peer);
+        entered = worker.enter(peer.ip())?;
+    }
+    let Some(tls) = &config.tls else {
+        return Ok(Some((Stream::Plain(tcp), plain_client(worker, (peer, entered)))));
+    };
+    let accepted = timeout(head_timeout, accept_tls(tcp, tls)).await;
+    let accepted = accepted.unwrap_or_else(|late| Err(late.into()));
+    let address = peer.ip().to_canonical();
+    let note = |error: &io::Error| worker.tally.note_handshake_error(error, address, worker.ticks.now());
+    let tls = match accepted.inspect_err(note)? {
+        Accepted::Tls(tls) => tls,
+        Accepted::PlainHttp(tcp) => {
+            worker.tally.failed_handshakes.note(HandshakeFailure::PlainHttp);
+            return tls::send_use_https(tcp).await.map(|()| None);
+        }
+    };
+    let is_http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
+    let certificate = tls::client_certificate(tls.get_ref().1).map(Box::new);
+    let client = client(worker, (peer, entered), (Scheme::Https, certificate));
+    if is_http2 {
+        client.use_http2();
+    }
+    Ok(Some((Stream::Tls(tls), client)))
+}
+
+/// Creates the client of a connection without TLS.
+fn plain_client(worker: &Worker, address: (SocketAddr, Option<per_address::Counted>)) -> Arc<Client> {
+    client(worker, address, (Scheme::Http, None))
+}
+
+fn client(
+    worker: &Worker,
+    (address, entered): (SocketAddr, Option<per_address::Counted>),
+    security: (Scheme, Option<Box<Certificate>>),
+) -> Arc<Client> {
+    let site = worker.site.load();
+    let settings = (site.proxies.trusts(address.ip()), site.max_head, site.timeouts);
+    let shared = (Arc::clone(&worker.ticks), Arc::clone(&worker.tally));
+    Arc::new(Client::new((address, entered), security, settings, shared))
+}
+
+/// The first bytes on a TLS listener.
+enum Accepted {
+    Tls(Box<TlsStream<TcpStream>>),
+    PlainHttp(TcpStream),
+}
+
+async fn accept_tls(tcp: TcpStream, tls: &TlsAcceptor) -> io::Result<Accepted> {
+    if tls::begins_with_a_letter(&tcp).await? {
+        return Ok(Accepted::PlainHttp(tcp));
+    }
+    Ok(Accepted::Tls(Box::new(tls.accept(tcp).await?)))
+}
+
+/// Closes connections without a valid PROXY protocol header.
+fn unusable(_: proxy_protocol::HeaderError) -> io::Error {
+    io::ErrorKind::InvalidData.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rejection_has_the_length_that_it_announces() {
+        let text = std::str::from_utf8(NO_ROOM).expect("the response is text");
+        let (head, body) = text.split_once("\r\n\r\n").expect("the head has an end");
+        assert!(head.ends_with(&format!("content-length: {}", body.len())), "{head}");
+        serde_json::from_str::<serde_json::Value>(body).expect("the body is JSON");
+    }
 }

@@ -1,5 +1,7 @@
 //! The state of a worker that all its connections share.
 
+pub(super) mod thread;
+
 use std::cell::{RefCell, RefMut};
 use std::io;
 use std::net::IpAddr;
