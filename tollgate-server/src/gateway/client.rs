@@ -14,7 +14,7 @@ use super::deadline::{ClientTimeouts, NEVER, Tick, Ticks, Wait};
 use super::failure::{Ambiguity, Misuse};
 use super::per_address;
 use super::stream::INPUT_BYTES;
-use super::tally::{self, Tally};
+use super::tally::Tally;
 
 /// How long a client may continue to send after its last response.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
@@ -235,7 +235,7 @@ impl Client {
 
     /// Returns the reason why its bytes were refused as ambiguous, if they were.
     pub(super) fn ambiguity(&self) -> Option<&'static str> {
-        tally::reason_of(*self.ambiguity.get()?)
+        self.ambiguity.get()?.reason()
     }
 }
 

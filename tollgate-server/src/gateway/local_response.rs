@@ -1,18 +1,19 @@
-//! Responses that the gateway itself writes, for HTTP/1 and HTTP/2. Those to failures are in [`failure`](super::failure).
+//! Responses that the gateway itself writes, for HTTP/1 and HTTP/2: to requests that fail, and to those that it answers.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use http::header::{ALLOW, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HOST};
+use http::header::{ALLOW, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HOST, RETRY_AFTER};
 use http::{HeaderValue, Response, StatusCode};
 use serde::Serialize;
-use tollgate::internal::HeaderLine;
+use tollgate::internal::{HeaderLine, Unreadable};
 
 use super::client::Client;
-use super::failure::METHODS;
+use super::failure::{Failure, MALFORMED};
 use super::head::RequestHead;
 use super::head::headers::{self, HeaderKind, X_REQUEST_ID};
 use super::head::upstream_head;
+use super::http1::request::InvalidHead;
 
 /// The maximum length of an unwanted body that is read, so that the connection stays usable. A longer body closes the
 /// connection.
@@ -20,6 +21,75 @@ pub(super) const MAX_DRAINED_BYTES: usize = 256 << 10;
 
 /// The maximum length of an echoed body. Longer bodies are left out.
 pub(super) const MAX_ECHOED_BYTES: usize = 64 << 10;
+
+/// The methods in the `Allow` header. Others are accepted, too.
+const METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS, TRACE";
+
+/// Returns the response for a failure.
+pub(super) fn failure(failure: Failure) -> Response<Bytes> {
+    let mut response = json(failure.status(), Bytes::from_static(failure.body().as_bytes()));
+    if failure.status() == StatusCode::BAD_REQUEST {
+        // The rest of the connection may have more than one interpretation, too.
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    if failure == Failure::Connect {
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static(METHODS));
+    }
+    if failure.status() == StatusCode::SERVICE_UNAVAILABLE {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    response
+}
+
+/// Returns the response to a request with more than one interpretation. It names the ambiguous part, and the reason as
+/// metrics do.
+pub(super) fn unreadable(problem: &Unreadable) -> Response<Bytes> {
+    let body = serde_json::json!({
+        "error": "bad_request",
+        "reason": problem.reason(),
+        "message": problem.to_string(),
+    });
+    let mut response = json(StatusCode::BAD_REQUEST, Bytes::from(body.to_string()));
+    // The rest of the connection may have more than one interpretation, too.
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+/// Returns the response to a head that cannot be parsed. The caller closes the connection.
+pub(super) fn unparsed(invalid: InvalidHead) -> Response<Bytes> {
+    let (error, reason, message) = match invalid {
+        InvalidHead::TooLong => (
+            "head_too_long",
+            None,
+            "The request head is longer than gateway.max_head, or has more than 100 headers: send fewer or shorter headers."
+                .to_owned(),
+        ),
+        InvalidHead::TargetTooLong => {
+            ("target_too_long", None, "The request target is longer than 65,534 bytes: send a shorter one.".to_owned())
+        }
+        InvalidHead::Malformed => (
+            "bad_request",
+            Some(MALFORMED),
+            "The request is not valid HTTP/1: send a request line and headers as in RFC 9112.".to_owned(),
+        ),
+        InvalidHead::Ambiguous(ambiguity) => {
+            ("bad_request", ambiguity.reason(), format!("The request is refused, because {ambiguity}: {}.", ambiguity.fix()))
+        }
+    };
+    let mut body = serde_json::json!({ "error": error });
+    if let Some(reason) = reason {
+        body["reason"] = reason.into();
+    }
+    body["message"] = message.into();
+    json(invalid.status(), Bytes::from(body.to_string()))
+}
+
+fn json(status: StatusCode, body: Bytes) -> Response<Bytes> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
 
 /// The echo of a request.
 #[derive(Serialize)]
@@ -49,9 +119,7 @@ pub(super) fn echo(head: &RequestHead<'_>, client: &Client, body: String) -> Res
     let echoed = EchoedRequest { method: head.method, path, query, client, headers, body };
     let mut text = serde_json::to_vec(&echoed).unwrap_or_default();
     text.push(b'\n');
-    let mut response = Response::new(Bytes::from(text));
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
+    json(StatusCode::OK, Bytes::from(text))
 }
 
 /// Returns the response of the gateway as the final recipient of a request with TRACE or OPTIONS, which may not be forwarded
@@ -113,4 +181,22 @@ pub(super) fn put(
     }
     out.extend_from_slice(response.body());
     response.body().len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gateway::failure::AMBIGUITIES;
+
+    #[test]
+    fn responses_to_heads_that_cannot_be_parsed_name_the_problem_and_the_fix() {
+        let ambiguous = AMBIGUITIES.map(|(ambiguity, _)| InvalidHead::Ambiguous(ambiguity));
+        let all =
+            [InvalidHead::TooLong, InvalidHead::TargetTooLong, InvalidHead::Malformed].into_iter().chain(ambiguous);
+        let lines = all.map(|invalid| {
+            let response = unparsed(invalid);
+            format!("{} {}", response.status().as_u16(), String::from_utf8_lossy(response.body()))
+        });
+        insta::assert_snapshot!(lines.collect::<Vec<_>>().join("\n"));
+    }
 }

@@ -15,7 +15,7 @@ use tollgate::{Check, InFlightPermit, Outcome};
 
 use super::access_log::{Completion, Record};
 use super::client::{Client, Peer, Scheme};
-use super::failure::{self, Ambiguity, Failure, Fault};
+use super::failure::{Ambiguity, Failure, Fault};
 use super::head::RequestHead;
 use super::local_response;
 use super::site::{Route, RouteAction, Site, UpstreamAttempt};
@@ -179,11 +179,11 @@ impl ProxyRequest {
                     let host = head.host().unwrap_or_default();
                     worker.tally.note_loop(self.client.peer().address, host, worker.ticks.now());
                 }
-                failure::response(*failure)
+                local_response::failure(*failure)
             }
             Rejection::Unreadable(problem) => {
                 worker.tally.note_unreadable(problem.number());
-                failure::unreadable_response(problem)
+                local_response::unreadable(problem)
             }
         }
     }
@@ -209,7 +209,7 @@ impl ProxyRequest {
             return None;
         }
         let Some(number) = self.route else {
-            return Some(Action::Respond(failure::response(Failure::NoRoute)));
+            return Some(Action::Respond(local_response::failure(Failure::NoRoute)));
         };
         Some(match &self.site.routes[number].action {
             RouteAction::Respond(fixed) => Action::Respond(fixed.response()),
@@ -233,7 +233,7 @@ impl ProxyRequest {
     /// Refunds a request that the gateway has no room for, and returns the response.
     pub(super) async fn refund(&self, outcome: &Outcome, failure: Failure) -> Response<Bytes> {
         _ = outcome.refund().await;
-        let mut response = failure::response(failure);
+        let mut response = local_response::failure(failure);
         if let Some(route) = self.route() {
             route.response_edits.apply(response.headers_mut());
         }

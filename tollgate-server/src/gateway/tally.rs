@@ -15,7 +15,9 @@ use tollgate::internal::Unreadable;
 
 use super::buffer_budget::BufferBudget;
 use super::deadline::Tick;
-use super::failure::{Ambiguity, CertificateProblem, Failure, HANDSHAKE_FAILURES, HandshakeFailure, MISUSES, Misuse};
+use super::failure::{
+    AMBIGUITIES, Ambiguity, CertificateProblem, Failure, HANDSHAKE_FAILURES, HandshakeFailure, MISUSES, Misuse,
+};
 use super::head::headers::DroppedHeaders;
 use crate::counter::Counter;
 use crate::decisions::{Decisions, LastLimit};
@@ -55,26 +57,6 @@ pub(super) struct Tally {
     unrouted: RouteTally,
     decisions: Decisions,
     clock: quanta::Clock,
-}
-
-/// The reasons for refusing ambiguous requests, with their labels in metrics.
-pub(super) const AMBIGUITIES: [(Ambiguity, &str); 11] = [
-    (Ambiguity::BareLf, "bare_lf"),
-    (Ambiguity::Nul, "nul"),
-    (Ambiguity::SpaceBeforeColon, "space_before_colon"),
-    (Ambiguity::FoldedLine, "folded_line"),
-    (Ambiguity::BadLength, "bad_length"),
-    (Ambiguity::SeveralLengths, "several_lengths"),
-    (Ambiguity::BothLengths, "both_lengths"),
-    (Ambiguity::BadTransferCoding, "bad_transfer_coding"),
-    (Ambiguity::BadChunk, "bad_chunk"),
-    (Ambiguity::HeadTooLong, "head_too_long"),
-    (Ambiguity::UnderscoreHeader, "underscore_header"),
-];
-
-/// Returns the name of an ambiguity, as it appears in metrics, responses and the access log.
-pub(super) fn reason_of(ambiguity: Ambiguity) -> Option<&'static str> {
-    AMBIGUITIES.iter().find(|(one, _)| *one == ambiguity).map(|(_, reason)| *reason)
 }
 
 /// A time stamp of the processor's counter.
@@ -409,7 +391,8 @@ impl Closings {
     /// Logs a client whose certificate is missing or not trusted, unless another one was logged recently.
     pub(super) fn log_certificate(&self, problem: CertificateProblem, peer: IpAddr, now: Tick) {
         let Some(others) = self.certificates.note(now, "connections") else { return };
-        notice::warn(format_args!("TLS connection of {peer} refused: {}{others}: {}", problem.text(), problem.fix()));
+        let (problem, fix) = problem.texts();
+        notice::warn(format_args!("TLS connection of {peer} refused: {problem}{others}: {fix}"));
     }
 
     /// Logs a request that has passed this gateway before, unless another one was logged recently.

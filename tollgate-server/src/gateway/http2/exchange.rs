@@ -17,7 +17,7 @@ use tollgate::{Check, Outcome};
 
 use super::body::{ClientBody, ToClient, ToUpstream};
 use crate::gateway::client::{BufferedBytes, Client};
-use crate::gateway::failure::{self, Failure};
+use crate::gateway::failure::Failure;
 use crate::gateway::head::headers::{HeaderBuffer, X_REQUEST_ID};
 use crate::gateway::head::{BodyLength, RequestHead, join_cookies};
 use crate::gateway::local_response::{self, MAX_DRAINED_BYTES, MAX_ECHOED_BYTES};
@@ -205,7 +205,7 @@ impl Exchange {
             }
             Err(failure) => {
                 request.note_fault(&failure.into());
-                failure::response(failure)
+                local_response::failure(failure)
             }
         }
     }

@@ -17,10 +17,11 @@ use tollgate::{InFlightPermit, Outcome};
 use super::body::{ToClient, ToUpstream, UpstreamBody};
 use super::exchange::{Exchange, ReceivedRequest, with_head};
 use crate::gateway::deadline::UpstreamDeadline;
-use crate::gateway::failure::{self, ConnectError, Failure, Fault};
+use crate::gateway::failure::{ConnectError, Failure, Fault};
 use crate::gateway::head::upstream_head::{UpstreamHead, append_via, remove_hop_by_hop};
 use crate::gateway::head::{BodyLength, reads_body};
 use crate::gateway::http1::sender::{self, SendError, Upload};
+use crate::gateway::local_response;
 use crate::gateway::proxy::{self, ProxyRequest};
 use crate::gateway::site::{Attempts, Route, UpstreamAttempt};
 use crate::gateway::tally::Tally;
@@ -53,7 +54,7 @@ impl Exchange {
             Ok(answered) => answered,
             Err(fault) => {
                 request.note_fault(&fault);
-                let mut response = failure::response(fault.failure());
+                let mut response = local_response::failure(fault.failure());
                 proxy::settle(outcome, Some(route), &mut response).await;
                 return response.map(|text| ToClient::local(text, request));
             }

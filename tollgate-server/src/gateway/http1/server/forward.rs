@@ -14,11 +14,12 @@ use tollgate::Outcome;
 use super::{Http1Server, UnsettledResponse};
 use crate::gateway::client::Client;
 use crate::gateway::deadline::{TICK, Wait};
-use crate::gateway::failure::{self, Failure, Fault};
+use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::http1::body::ResponseBody;
 use crate::gateway::http1::request::PlainRequest;
 use crate::gateway::http1::sender::{Http1Body, ResponseStart, receive};
 use crate::gateway::http1::upgrade::Tunnel;
+use crate::gateway::local_response;
 use crate::gateway::proxy::{ProxyRequest, UpstreamProgress};
 use crate::gateway::site::{Attempts, Route};
 use crate::gateway::upstream::abandoned::{self, Abandoned, has_event_stream};
@@ -138,7 +139,7 @@ impl Forwarding {
     /// Returns the response to a request that no upstream has answered.
     fn into_failed(self, failure: Failure) -> Box<UnsettledResponse> {
         let Self { request, outcome, .. } = self;
-        Box::new(UnsettledResponse { response: failure::response(failure), request, outcome })
+        Box::new(UnsettledResponse { response: local_response::failure(failure), request, outcome })
     }
 
     /// Returns how long the upstream may take for the next step.

@@ -17,7 +17,7 @@ use super::client_io::BodyError;
 use super::{AllowedRequest, Http1Server, NextStep, UnsettledResponse};
 use crate::gateway::access_log::{Completion, Record};
 use crate::gateway::client::Scheme;
-use crate::gateway::failure::{self, Failure, HandshakeFailure, MALFORMED};
+use crate::gateway::failure::{Failure, HandshakeFailure, MALFORMED};
 use crate::gateway::head::headers::{self, X_REQUEST_ID};
 use crate::gateway::http1::body::ReceivedBody;
 use crate::gateway::http1::request::{InvalidHead, PlainRequest};
@@ -77,7 +77,7 @@ impl Http1Server<'_> {
         let response = match poll_fn(|context| self.poll_collect(&mut received, context)).await? {
             Err(failure) => {
                 request.note_fault(&failure.into());
-                Some(failure::response(failure))
+                Some(local_response::failure(failure))
             }
             Ok(()) => {
                 let content = Some(&*received.content).filter(|content| content.len() <= MAX_ECHOED_BYTES);
@@ -192,7 +192,7 @@ impl Http1Server<'_> {
         }
         self.is_last = true;
         buffers.out.clear();
-        let response = failure::unparsed_response(invalid);
+        let response = local_response::unparsed(invalid);
         let lines = (buffers.date.line(self.worker.ticks.now()), headers::CLOSE);
         local_response::put(&mut buffers.out, (&response, bytes.starts_with(b"HEAD ")), lines, None);
         self.put(&buffers.out, &[], context)?;
