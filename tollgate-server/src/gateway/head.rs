@@ -21,34 +21,6 @@ use super::client::Peer;
 use super::failure::Failure;
 use super::site::Site;
 
-/// The version of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RequestVersion {
-    Http10,
-    Http11,
-    Http2,
-}
-
-impl RequestVersion {
-    fn of(version: Version) -> Self {
-        match version {
-            Version::HTTP_10 => Self::Http10,
-            Version::HTTP_2 => Self::Http2,
-            _ => Self::Http11,
-        }
-    }
-}
-
-impl From<RequestVersion> for Version {
-    fn from(version: RequestVersion) -> Self {
-        match version {
-            RequestVersion::Http10 => Self::HTTP_10,
-            RequestVersion::Http11 => Self::HTTP_11,
-            RequestVersion::Http2 => Self::HTTP_2,
-        }
-    }
-}
-
 /// The length of a body as its head announces it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BodyLength {
@@ -64,18 +36,12 @@ impl BodyLength {
     }
 }
 
-/// The request line, with the version.
-pub(super) struct RequestLine<'a> {
-    pub(super) method: &'a str,
-    pub(super) target: RequestTarget<'a>,
-    pub(super) version: RequestVersion,
-}
-
 /// The head of a request.
 pub(super) struct RequestHead<'a> {
     pub(super) method: &'a str,
     pub(super) target: RequestTarget<'a>,
-    pub(super) version: RequestVersion,
+    /// HTTP/1.0, HTTP/1.1 or HTTP/2.
+    pub(super) version: Version,
     pub(super) headers: HeadersView<'a>,
     /// Headers that neither limits nor upstreams get.
     pub(super) dropped: DroppedHeaders,
@@ -109,19 +75,18 @@ struct ConnectionOptions<'a> {
 }
 
 impl<'a> RequestHead<'a> {
-    /// Reads the headers of a request. Its body has the length `by_default` if no header announces another.
+    /// Reads the request line and the headers of a request. Its body has the length `by_default` if no header announces another.
     pub(super) fn read<'b: 'a>(
-        line: RequestLine<'a>,
+        (method, target, version): (&'a str, RequestTarget<'a>, Version),
         headers: impl Iterator<Item = HeaderLine<'b>>,
         by_default: BodyLength,
         lines: &'a mut HeaderBuffer<'b>,
         filter: &HeaderFilter<'_>,
     ) -> Self {
-        let RequestLine { method, target, version } = line;
         let (mut hosts, mut host, mut length) = (0_u32, None, None);
         let (mut options, mut upgrade) = (ConnectionOptions::default(), UpgradeHeader::Absent);
         let (mut expects_continue, mut wants_trailers, mut is_grpc, mut is_refused) = (false, false, false, false);
-        let (is_http10, is_http2) = (version == RequestVersion::Http10, version == RequestVersion::Http2);
+        let (is_http10, is_http2) = (version == Version::HTTP_10, version == Version::HTTP_2);
         let (mut has_bad_length, mut has_looped) = (false, false);
         for header in headers {
             let (kind, value) = (kind(header.name), header.value);
@@ -135,7 +100,7 @@ impl<'a> RequestHead<'a> {
                     None => has_bad_length = true,
                 },
                 HeaderKind::TransferEncoding => {
-                    let is_chunked = value.eq_ignore_ascii_case(b"chunked") && version == RequestVersion::Http11;
+                    let is_chunked = value.eq_ignore_ascii_case(b"chunked") && version == Version::HTTP_11;
                     has_bad_length |= !is_chunked || length.replace(BodyLength::Unknown).is_some();
                 }
                 // Other expectations are ignored (RFC 9110, section 10.1.1).
@@ -190,7 +155,7 @@ impl<'a> RequestHead<'a> {
             wants_trailers,
             is_grpc,
             is_last: options.has_close || is_http10 && !options.has_keep_alive,
-            upgrade: upgrade.protocol().filter(|_| options.has_upgrade && version == RequestVersion::Http11),
+            upgrade: upgrade.protocol().filter(|_| options.has_upgrade && version == Version::HTTP_11),
         }
     }
 
@@ -202,7 +167,7 @@ impl<'a> RequestHead<'a> {
         filter: &HeaderFilter<'_>,
     ) -> Self {
         let target = RequestTarget::Uri(ReceivedUri::Borrowed(&parts.uri), None);
-        let line = RequestLine { method: parts.method.as_str(), target, version: RequestVersion::of(parts.version) };
+        let line = (parts.method.as_str(), target, parts.version);
         Self::read(line, lines_of(&parts.headers), by_default, lines, filter)
     }
 
@@ -222,7 +187,7 @@ impl<'a> RequestHead<'a> {
         self.host.map_or(Ok(()), check_host)?;
         self.target.authority().map_or(Ok(()), |authority| check_host(authority.as_str().as_bytes()))?;
         // The parser of HTTP/1 has trimmed them.
-        let is_http2 = self.version == RequestVersion::Http2;
+        let is_http2 = self.version == Version::HTTP_2;
         match self.headers.lines.iter().find(|line| is_http2 && is_padded(line.value)) {
             Some(line) => Err(Unreadable::PaddedHeader(line.name.into())),
             None => Ok(()),
@@ -255,7 +220,7 @@ impl<'a> RequestHead<'a> {
     }
 
     pub(super) fn is_http10(&self) -> bool {
-        self.version == RequestVersion::Http10
+        self.version == Version::HTTP_10
     }
 
     pub(super) fn is_head(&self) -> bool {
@@ -461,9 +426,8 @@ pub(super) fn reads_body(method: &str) -> bool {
 
 /// Returns the headers that are not dropped, or `None` if the request is refused because of one.
 pub(super) fn kept_headers(headers: &HeaderMap, filter: &HeaderFilter<'_>) -> Option<HeaderMap> {
-    let (method, target, version) = ("GET", RequestTarget::Path("/"), RequestVersion::Http11);
     let mut lines = HeaderBuffer::default();
-    let line = RequestLine { method, target, version };
+    let line = ("GET", RequestTarget::Path("/"), Version::HTTP_11);
     let head = RequestHead::read(line, lines_of(headers), BodyLength::Known(0), &mut lines, filter);
     if head.failure == Some(Failure::UnderscoreHeader) {
         return None;

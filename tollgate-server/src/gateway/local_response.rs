@@ -132,8 +132,7 @@ pub(super) fn final_recipient(head: &RequestHead<'_>) -> Response<Bytes> {
         response.headers_mut().insert(ALLOW, HeaderValue::from_static(METHODS));
         return response;
     }
-    let version = http::Version::from(head.version);
-    let mut text = format!("{} {} {version:?}\r\n", head.method, head.target.received_str()).into_bytes();
+    let mut text = format!("{} {} {:?}\r\n", head.method, head.target.received_str(), head.version).into_bytes();
     if let Some(host) = head.host() {
         headers::put(&mut text, "Host", host);
     }

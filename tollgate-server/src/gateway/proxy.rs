@@ -136,7 +136,7 @@ impl ProxyRequest {
         if let Some(log) = &site.log
             && let Some(uri) = head.target.received()
         {
-            let line = (head.method.parse().unwrap_or_default(), uri, head.version.into());
+            let line = (head.method.parse().unwrap_or_default(), uri, head.version);
             let headers = head.headers.lines.into();
             let record = Record::new(line, headers, client, &site.proxies, (log, worker.number));
             request.record = Some(Box::new(record));
@@ -212,7 +212,7 @@ impl ProxyRequest {
             return Some(Action::Respond(local_response::failure(Failure::NoRoute)));
         };
         Some(match &self.site.routes[number].action {
-            RouteAction::Respond(fixed) => Action::Respond(fixed.response()),
+            RouteAction::Respond(response) => Action::Respond(response.clone()),
             RouteAction::Echo => Action::Echo,
             RouteAction::Upstreams(_) if head.forwards_left() == Some(0) => {
                 Action::Respond(local_response::final_recipient(head))

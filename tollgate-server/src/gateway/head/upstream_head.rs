@@ -18,7 +18,7 @@ use tollgate::internal::HeaderFacts;
 use tollgate::rules::file::internal::{HostHeader, UpstreamHeader};
 
 use super::headers::{self, Edits, Fate, HeaderFilter, HeaderKind};
-use super::{BodyLength, RequestHead, RequestVersion};
+use super::{BodyLength, RequestHead};
 use crate::gateway::failure::Failure;
 use crate::gateway::proxy::ProxyRequest;
 use crate::gateway::site::Route;
@@ -301,13 +301,13 @@ static NODE: LazyLock<String> = LazyLock::new(|| format!("{NODE_PREFIX}{:016x}",
 const NODE_PREFIX: &str = "tollgate-";
 
 /// Returns our entry in `Via` of a request that was received with that version.
-fn request_via(version: RequestVersion) -> &'static str {
+fn request_via(version: Version) -> &'static str {
     static ENTRIES: LazyLock<[String; 3]> =
         LazyLock::new(|| ["1.0", "1.1", "2"].map(|version| format!("{version} {}", *NODE)));
     &ENTRIES[match version {
-        RequestVersion::Http10 => 0,
-        RequestVersion::Http11 => 1,
-        RequestVersion::Http2 => 2,
+        Version::HTTP_10 => 0,
+        Version::HTTP_2 => 2,
+        _ => 1,
     }]
 }
 
@@ -331,17 +331,17 @@ pub(in crate::gateway) fn without_node_names(via: &[u8]) -> Vec<u8> {
 }
 
 /// Returns our entry in `Via` of a response of that version.
-pub(in crate::gateway) fn via(version: RequestVersion) -> &'static str {
+pub(in crate::gateway) fn via(version: Version) -> &'static str {
     match version {
-        RequestVersion::Http10 => "1.0 tollgate",
-        RequestVersion::Http11 => "1.1 tollgate",
-        RequestVersion::Http2 => "2 tollgate",
+        Version::HTTP_10 => "1.0 tollgate",
+        Version::HTTP_2 => "2 tollgate",
+        _ => "1.1 tollgate",
     }
 }
 
 /// Adds our entry to `Via` of a response.
 pub(in crate::gateway) fn append_via(version: Version, headers: &mut HeaderMap) {
-    headers.append(VIA, HeaderValue::from_static(via(RequestVersion::of(version))));
+    headers.append(VIA, HeaderValue::from_static(via(version)));
 }
 
 /// Removes hop-by-hop headers from the response of an upstream with HTTP/2. hyper refuses responses with `Connection`.

@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 
 use http::request::Parts;
-use http::{HeaderName, HeaderValue, Request, StatusCode};
+use http::{HeaderName, HeaderValue, Request, StatusCode, Version};
 use tollgate::Outcome;
 use tollgate::internal::HeaderLine;
 
@@ -12,7 +12,7 @@ use super::framing::{self, ChunkDecoder};
 use crate::gateway::failure::{Ambiguity, Failure};
 use crate::gateway::head::headers::{HeaderBuffer, HeaderFilter, HeaderKind, MAX_HEADERS, kind};
 use crate::gateway::head::upstream_head::UpstreamHead;
-use crate::gateway::head::{BodyLength, RequestHead, RequestLine, RequestTarget, RequestVersion, join_cookies};
+use crate::gateway::head::{BodyLength, RequestHead, RequestTarget, join_cookies};
 use crate::gateway::proxy::ProxyRequest;
 use crate::gateway::site::Route;
 use crate::gateway::upstream::RouteUpstream;
@@ -105,14 +105,13 @@ impl<'a> PlainRequest<'a> {
         if target.len() > MAX_TARGET_BYTES {
             return RequestParse::Invalid(InvalidHead::TargetTooLong);
         }
-        let version = if version == 0 { RequestVersion::Http10 } else { RequestVersion::Http11 };
+        let version = if version == 0 { Version::HTTP_10 } else { Version::HTTP_11 };
         let Some(target) = RequestTarget::read(target) else { return invalid() };
         if target.is_authority_only() && method != "CONNECT" {
             return invalid();
         }
         let headers = request.headers.iter().map(|header| HeaderLine { name: header.name, value: header.value });
-        let head =
-            RequestHead::read(RequestLine { method, target, version }, headers, BodyLength::Known(0), lines, filter);
+        let head = RequestHead::read((method, target, version), headers, BodyLength::Known(0), lines, filter);
         if head.has_bad_length {
             return invalid();
         }
@@ -146,7 +145,7 @@ impl<'a> PlainRequest<'a> {
         let (mut parts, ()) = Request::new(()).into_parts();
         parts.method = self.head.method.parse().ok()?;
         parts.uri = self.head.target.uri()?;
-        parts.version = self.head.version.into();
+        parts.version = self.head.version;
         let is_framing = |line: &&HeaderLine<'_>| kind(line.name) == HeaderKind::TransferEncoding;
         for line in self.head.headers.lines.iter().filter(|line| !is_framing(line)) {
             let (name, value) = (HeaderName::from_bytes(line.name.as_bytes()), HeaderValue::from_bytes(line.value));

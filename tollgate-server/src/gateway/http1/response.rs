@@ -12,7 +12,6 @@ use tollgate::internal::HeaderLine;
 
 use super::body::{ClientFraming, ResponseBody, connection_options};
 use crate::gateway::failure::{ConnectError, Failure, Fault};
-use crate::gateway::head::RequestVersion;
 use crate::gateway::head::headers::{self, Edits, HeaderBuffer, HeaderKind, HeadersView, MAX_HEADERS, X_REQUEST_ID};
 use crate::gateway::head::upstream_head::via;
 use crate::gateway::upstream::conn::Http1Conn;
@@ -268,7 +267,7 @@ impl<'a> ResponseHead<'a> {
             has_date |= kind == HeaderKind::Date;
         }
         if adds_via && !edits.removes("via") {
-            let version = if self.is_http10 { RequestVersion::Http10 } else { RequestVersion::Http11 };
+            let version = if self.is_http10 { Version::HTTP_10 } else { Version::HTTP_11 };
             headers::put(out, "via", via(version).as_bytes());
         }
         edits.write_new(out, |name| is_of_limits(name) || id.is_some() && *name == X_REQUEST_ID);

@@ -2,11 +2,12 @@
 //! forwarded here, too.
 
 use std::convert::Infallible;
+use std::future::{Ready, ready};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use futures_util::future::Either;
 use http::header::CONTENT_LENGTH;
 use http::request::Parts;
 use http::{Method, Request, Response};
@@ -32,27 +33,11 @@ pub(in crate::gateway) struct Exchange {
     pub(in crate::gateway) client: Arc<Client>,
 }
 
-/// The response to a request, or a future that resolves to it.
-#[expect(clippy::large_enum_variant, reason = "boxing would allocate for every refusal")]
-pub(in crate::gateway) enum ResponseFuture {
-    /// A response that is available at once: refusals must be cheap.
-    Ready(Option<Response<ToClient>>),
-    /// A response that an upstream or a remote store delays. Boxed, because hyper moves the future.
-    Pending(Pin<Box<dyn Future<Output = Response<ToClient>> + Send>>),
-}
+type ServiceResult = Result<Response<ToClient>, Infallible>;
 
-impl Future for ResponseFuture {
-    type Output = Result<Response<ToClient>, Infallible>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.get_mut() {
-            Self::Ready(response) => {
-                Poll::Ready(Ok(response.take().expect("the future is not polled after completion")))
-            }
-            Self::Pending(future) => future.as_mut().poll(context).map(Ok),
-        }
-    }
-}
+/// A response that is available at once, as refusals are, or one that an upstream or a remote store delays. The latter is
+/// boxed, because hyper moves the future. Boxing the former would allocate for every refusal.
+type ResponseFuture = Either<Ready<ServiceResult>, Pin<Box<dyn Future<Output = ServiceResult> + Send>>>;
 
 impl Service<Request<Incoming>> for Exchange {
     type Response = Response<ToClient>;
@@ -62,16 +47,16 @@ impl Service<Request<Incoming>> for Exchange {
     fn call(&self, request: Request<Incoming>) -> ResponseFuture {
         let is_head = request.method() == Method::HEAD;
         match self.begin(request) {
-            Ok(response) => ResponseFuture::Ready(Some(finished(response, is_head))),
+            Ok(response) => Either::Left(ready(Ok(finished(response, is_head)))),
             Err((allowed, checked)) => {
                 let this = self.clone();
-                ResponseFuture::Pending(Box::pin(async move {
+                Either::Right(Box::pin(async move {
                     let response = match allowed {
                         Checked::Allowed(outcome, action) => this.pass(outcome, action, checked).await,
                         // Boxed: the future is larger with a remote store, and other requests need no room for it.
                         Checked::Pending(check) => Box::pin(this.after_check(check, checked)).await,
                     };
-                    finished(response, is_head)
+                    Ok(finished(response, is_head))
                 }))
             }
         }

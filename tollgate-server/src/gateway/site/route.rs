@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::uri::PathAndQuery;
-use http::{HeaderMap, Response, StatusCode, Uri};
+use http::{Response, StatusCode, Uri};
 use smallvec::SmallVec;
 use tollgate::internal::CleanPath;
 use tollgate::rules::file::internal::{
@@ -55,31 +55,18 @@ pub(super) type Tallies = Arc<[Arc<RouteTally>]>;
 /// What a route does with a request.
 pub(in crate::gateway) enum RouteAction {
     Upstreams(Box<[Arc<RouteUpstream>]>),
-    Respond(FixedResponse),
+    Respond(Response<Bytes>),
     Echo,
 }
 
-/// A response with fixed content.
-pub(in crate::gateway) struct FixedResponse {
-    status: StatusCode,
-    headers: HeaderMap,
-    body: Bytes,
-}
-
-impl FixedResponse {
-    fn new(rule: &RespondRule) -> Self {
-        let status = StatusCode::from_u16(rule.status).unwrap_or_default();
-        let has_body = ![StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status);
-        let body = if has_body { Bytes::from(rule.body.clone()) } else { Bytes::new() };
-        Self { status, headers: headers::map(&rule.headers), body }
-    }
-
-    pub(in crate::gateway) fn response(&self) -> Response<Bytes> {
-        let mut response = Response::new(self.body.clone());
-        *response.status_mut() = self.status;
-        *response.headers_mut() = self.headers.clone();
-        response
-    }
+/// Returns the response of a rule.
+fn fixed_response(rule: &RespondRule) -> Response<Bytes> {
+    let status = StatusCode::from_u16(rule.status).unwrap_or_default();
+    let has_body = ![StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status);
+    let mut response = Response::new(if has_body { Bytes::from(rule.body.clone()) } else { Bytes::new() });
+    *response.status_mut() = status;
+    *response.headers_mut() = headers::map(&rule.headers);
+    response
 }
 
 impl Route {
@@ -91,7 +78,7 @@ impl Route {
     ) -> Result<Self, SettingError> {
         let upstreams: Vec<&UpstreamRule> = rule.upstream.iter().flatten().collect();
         let action = match (&*upstreams, &rule.respond) {
-            (_, Some(respond)) => RouteAction::Respond(FixedResponse::new(respond)),
+            (_, Some(respond)) => RouteAction::Respond(fixed_response(respond)),
             ([one], None) if one.url.is_echo() => RouteAction::Echo,
             (several, None) => {
                 let eject = EjectPolicy::new(&rule.eject);
