@@ -40,7 +40,7 @@ mod http1 {
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 use http::HeaderMap;
@@ -212,20 +212,21 @@ impl Gateway {
         self.listen.as_ref()
     }
 
+    fn handles(&self) -> MutexGuard<'_, Option<Handles>> {
+        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Returns the bound addresses and their schemes.
     pub(crate) fn addresses(&self) -> Vec<(&'static str, SocketAddr)> {
-        let handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
-        handles.iter().flat_map(|handles| &handles.ports).map(Port::address).collect()
+        self.handles().iter().flat_map(|handles| &handles.ports).map(Port::address).collect()
     }
 
     /// Prepares another rule file for [`change`](Self::change): checks it and binds new listeners.
     pub(crate) async fn prepare(&self, file: &Parsed) -> Result<NextConfig, StartError> {
         let before = self.site.load_full();
         let site = Site::new(file, Some(&before), self.workers, &self.lost).map_err(StartError::Refused)?;
-        let there: Vec<String> = {
-            let handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
-            handles.iter().flat_map(|handles| &handles.ports).map(|port| port.configured.clone()).collect()
-        };
+        let there: Vec<String> =
+            self.handles().iter().flat_map(|handles| &handles.ports).map(|port| port.configured.clone()).collect();
         let ports = listener::prepare(file, self.listen.as_ref(), &there, (self.workers, &self.passed)).await?;
         Ok(NextConfig { site, ports })
     }
@@ -234,8 +235,7 @@ impl Gateway {
     /// them.
     pub(crate) fn change(&self, next: NextConfig) {
         self.site.store(Arc::new(next.site));
-        let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(Handles { ports, workers, .. }) = &mut *handles {
+        if let Some(Handles { ports, workers, .. }) = &mut *self.handles() {
             let listen = |worker: usize, socket| workers[worker].listen(socket);
             *ports = listener::open(next.ports, std::mem::take(ports), listen);
         }
@@ -243,7 +243,7 @@ impl Gateway {
 
     /// Returns copies of the listening sockets, for another process. It gets those of the service manager elsewhere.
     pub(crate) fn sockets(&self) -> std::io::Result<Vec<PassedSocket>> {
-        let handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+        let handles = self.handles();
         let ports = handles.iter().flat_map(|handles| &handles.ports);
         let copies: Vec<Vec<PassedSocket>> = ports.map(Port::copies).collect::<std::io::Result<_>>()?;
         Ok(copies.into_iter().flatten().collect())
@@ -252,8 +252,7 @@ impl Gateway {
     /// Accepts no more connections on the sockets that another process has taken over.
     pub(crate) fn hand_over(&self, ending: &Ending) {
         self.closing.store(true, Relaxed);
-        let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(handles) = &mut *handles {
+        if let Some(handles) = &mut *self.handles() {
             for port in handles.ports.extract_if(.., |port| ending.of(port.bound) == Stop::TakenOver) {
                 port.hand_over();
             }
@@ -262,7 +261,7 @@ impl Gateway {
 
     /// Stops accepting connections, finishes requests in flight, and stops the workers.
     pub(crate) async fn stop(&self, ending: &Ending) {
-        let handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let handles = self.handles().take();
         let Some(Handles { ports, serving, workers }) = handles else { return };
         self.closing.store(true, Relaxed);
         if !ports.is_empty() {

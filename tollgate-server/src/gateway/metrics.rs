@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, PoisonError};
 
 use tollgate::internal::Unreadable;
 
@@ -99,8 +99,7 @@ impl Gateway {
 
     /// Returns the certificate reloads of each TLS listener, by its address.
     pub(crate) fn certificate_reloads(&self) -> Vec<(SocketAddr, Arc<CertificateReloads>)> {
-        let handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
-        handles.iter().flat_map(|handles| &handles.ports).filter_map(Port::certificate_reloads).collect()
+        self.handles().iter().flat_map(|handles| &handles.ports).filter_map(Port::certificate_reloads).collect()
     }
 
     fn write_routes(&self, page: &mut Page<'_>) -> fmt::Result {

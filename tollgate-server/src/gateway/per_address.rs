@@ -5,10 +5,10 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::deadline::{TICK, Tick};
+use super::deadline::Tick;
+use super::tally::LogThrottle;
 use crate::notice;
 
 /// The number of shards, so that workers rarely contend for a lock.
@@ -22,19 +22,13 @@ const SHARE: u32 = 4;
 /// more than half of all connections.
 const LEAST: u32 = 64;
 
-/// The interval of log lines about refused connections.
-const WARN_EVERY_TICKS: Tick = 10_000 / TICK.as_millis() as Tick;
-
 /// The open connections of all workers, by address.
 #[derive(Debug)]
 pub(super) struct PerAddress {
     shards: [Mutex<HashMap<IpAddr, u32>>; SHARDS],
     /// The default maximum per address.
     default: u32,
-    /// The tick from which on the next refusal is logged.
-    warns_from: AtomicU64,
-    /// Refusals since the last log line.
-    unlogged: AtomicU64,
+    refusals: LogThrottle,
 }
 
 impl PerAddress {
@@ -45,8 +39,7 @@ impl PerAddress {
         Self {
             shards: Default::default(),
             default: (connections / SHARE).max(LEAST).min(most),
-            warns_from: AtomicU64::new(0),
-            unlogged: AtomicU64::new(0),
+            refusals: LogThrottle::default(),
         }
     }
 
@@ -68,13 +61,7 @@ impl PerAddress {
 
     /// Logs a refusal, at most one line in ten seconds.
     pub(super) fn warn(&self, address: IpAddr, most: Option<u32>, now: Tick) {
-        let refused = self.unlogged.fetch_add(1, Relaxed) + 1;
-        let from = self.warns_from.load(Relaxed);
-        let next = now.saturating_add(WARN_EVERY_TICKS);
-        if now < from || self.warns_from.compare_exchange(from, next, Relaxed, Relaxed).is_err() {
-            return;
-        }
-        self.unlogged.fetch_sub(refused, Relaxed);
+        let Some(refused) = self.refusals.note(now) else { return };
         let (group, most) = (Group(group(address)), most.unwrap_or(self.default));
         let connections = if refused == 1 { "connection" } else { "connections" };
         notice::warn(format_args!(
@@ -135,6 +122,7 @@ impl std::fmt::Display for Group {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gateway::tally::LOG_EVERY_TICKS;
     use crate::notice::captured::lines_of;
 
     fn address(text: &str) -> IpAddr {
@@ -147,7 +135,7 @@ mod tests {
         let lines = lines_of(|| {
             all.warn(address("192.0.2.1"), None, 1);
             all.warn(address("192.0.2.1"), None, 2);
-            all.warn(address("2001:db8::1"), Some(64), 1 + WARN_EVERY_TICKS);
+            all.warn(address("2001:db8::1"), Some(64), 1 + LOG_EVERY_TICKS);
         });
         insta::assert_snapshot!(lines);
     }

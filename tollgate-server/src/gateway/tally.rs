@@ -336,8 +336,8 @@ fn add<const N: usize>(sums: &mut [u64; N], counters: &[Counter; N]) {
     }
 }
 
-/// Ticks between two log lines about closed connections: ten seconds.
-const LOG_EVERY_TICKS: u64 = 100;
+/// Ticks between two log lines of one kind: ten seconds.
+pub(super) const LOG_EVERY_TICKS: u64 = 100;
 
 /// Log lines about connections that the gateway closes, and about requests in a loop, at most one of each kind in ten
 /// seconds.
@@ -353,14 +353,14 @@ const MAX_LOGGED_HOST: usize = 100;
 
 /// Events that were not logged yet, and the tick of the last log line.
 #[derive(Debug, Default)]
-struct LogThrottle {
+pub(super) struct LogThrottle {
     unlogged: AtomicU64,
     logged_at: AtomicU64,
 }
 
 impl LogThrottle {
-    /// Counts an event. If a line is due, returns the note about the others since the last line.
-    fn note(&self, now: Tick, others_are: &str) -> Option<String> {
+    /// Counts an event. If a line is due, returns the number of events since the last line.
+    pub(super) fn note(&self, now: Tick) -> Option<u64> {
         let unlogged = self.unlogged.fetch_add(1, Relaxed) + 1;
         let logged_at = self.logged_at.load(Relaxed);
         let is_due = logged_at == 0 || now.saturating_sub(logged_at) >= LOG_EVERY_TICKS;
@@ -368,7 +368,12 @@ impl LogThrottle {
             return None;
         }
         self.unlogged.fetch_sub(unlogged, Relaxed);
-        Some(match unlogged - 1 {
+        Some(unlogged)
+    }
+
+    /// Counts an event. If a line is due, returns the note about the others since the last line.
+    fn note_with_others(&self, now: Tick, others_are: &str) -> Option<String> {
+        Some(match self.note(now)? - 1 {
             0 => String::new(),
             others => format!(" ({others} more {others_are} since the last line)"),
         })
@@ -378,7 +383,7 @@ impl LogThrottle {
 impl Closings {
     /// Logs a closed connection, unless another one was logged recently.
     pub(crate) fn log(&self, misuse: Misuse, peer: IpAddr, now: Tick) {
-        let Some(others) = self.misuses.note(now, "connections") else { return };
+        let Some(others) = self.misuses.note_with_others(now, "connections") else { return };
         let why = match misuse {
             Misuse::ControlFrameFlood => "it sent too many frames without effect",
             Misuse::PrematureResets => "it reset too many requests before they were answered",
@@ -390,14 +395,14 @@ impl Closings {
 
     /// Logs a client whose certificate is missing or not trusted, unless another one was logged recently.
     pub(super) fn log_certificate(&self, problem: CertificateProblem, peer: IpAddr, now: Tick) {
-        let Some(others) = self.certificates.note(now, "connections") else { return };
+        let Some(others) = self.certificates.note_with_others(now, "connections") else { return };
         let (problem, fix) = problem.texts();
         notice::warn(format_args!("TLS connection of {peer} refused: {problem}{others}: {fix}"));
     }
 
     /// Logs a request that has passed this gateway before, unless another one was logged recently.
     pub(super) fn log_loop(&self, peer: IpAddr, host: &[u8], now: Tick) {
-        let Some(others) = self.loops.note(now, "requests") else { return };
+        let Some(others) = self.loops.note_with_others(now, "requests") else { return };
         let host = host.get(..MAX_LOGGED_HOST).unwrap_or(host).escape_ascii();
         notice::warn(format_args!(
             "request of {peer} for host {host} refused: it has passed this gateway before{others}: correct the route whose \
