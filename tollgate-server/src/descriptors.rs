@@ -12,7 +12,7 @@ use crate::notice;
 /// Reserved for standard streams, the rule file and its watcher, certificates, logs, the store and the runtime.
 const RESERVED: u64 = 64;
 
-/// Reserved for each worker: its poll, its wake-up, its listeners, and connections for health checks.
+/// Reserved for each worker: its poll, its wake-up, its pipe, its listeners, and connections for health checks.
 const PER_WORKER: u64 = 8;
 
 /// Descriptors of 8 clients: each has its own connection and one to an upstream, and one more client in 8 may be

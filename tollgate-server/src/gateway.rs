@@ -19,6 +19,7 @@ mod metrics;
 mod per_address;
 mod proxy;
 mod site;
+mod splice;
 pub(crate) mod stream;
 mod tally;
 mod upstream;

@@ -31,6 +31,14 @@ impl<T> MaybeTls<T> {
     pub(super) fn is_buffered(&self) -> bool {
         matches!(self, Self::Tls(_))
     }
+
+    /// Returns the socket of a connection without TLS.
+    pub(super) fn plain(&self) -> Option<&TcpStream> {
+        match self {
+            Self::Plain(tcp) => Some(tcp),
+            Self::Tls(_) => None,
+        }
+    }
 }
 
 impl<T: AsyncRead + Unpin> MaybeTls<T> {

@@ -3,10 +3,11 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use testkit::client::{Client, each_protocol};
+use testkit::client::{Client, each_http1, each_protocol};
+use testkit::gateway::site;
 use testkit::upstream::Raw;
 use testkit::wait::until;
 
@@ -171,5 +172,94 @@ fn parts_of_an_answer_are_passed_on_as_they_come() {
         connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
         connection.receive_head().unwrap();
         assert_eq!(connection.body_bytes(11).unwrap(), b"data: one\n\n");
+    });
+}
+
+/// Returns a body that differs at each place and for each name, so that missing, repeated and foreign bytes are found.
+fn distinct_body(name: &str, bytes: usize) -> Vec<u8> {
+    let line = |number: usize| format!("{name} {number:08}\n").into_bytes();
+    (0..).flat_map(line).take(bytes).collect()
+}
+
+/// Returns an upstream that answers `/NAME/BYTES` with [`distinct_body`]. It sends only `cut` bytes of `/NAME/BYTES/cut`
+/// and closes the connection.
+fn distinct_upstream(cut: usize) -> Raw {
+    Raw::start(move |conversation| {
+        while let Some(asked) = conversation.request() {
+            let mut parts = asked.head.split(['/', ' ']).filter(|part| !part.is_empty()).skip(1);
+            let (Some(name), Some(Ok(bytes))) = (parts.next(), parts.next().map(str::parse)) else { return };
+            let body = distinct_body(name, bytes);
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {bytes}\r\n\r\n");
+            if parts.next() == Some("cut") {
+                conversation.send([head.as_bytes(), &body[..cut]].concat());
+                return;
+            }
+            if !conversation.send([head.as_bytes(), &body].concat()) {
+                return;
+            }
+        }
+    })
+}
+
+#[test]
+fn long_bodies_arrive_unchanged() {
+    const KIB: usize = 1 << 10;
+    each_protocol(|protocol| {
+        let upstream = distinct_upstream(0);
+        let gateway = protocol.start_before(&upstream.url());
+        let mut client = gateway.client();
+        for bytes in [32 * KIB, 3000 * KIB, 100 * KIB + 1, 10, 64 * KIB, 36 * KIB - 1, 900 * KIB, 0, 40 * KIB] {
+            let response = client.get(&format!("/a/{bytes}"));
+            assert!(response.body == distinct_body("a", bytes), "{bytes} bytes over {}", protocol.name());
+        }
+    });
+}
+
+/// Long bodies of all clients of a worker pass the same pipe. Nothing of one client may reach another.
+#[test]
+fn bytes_for_a_client_that_has_left_reach_no_other() {
+    each_http1(|protocol| {
+        let has_left = Arc::new(AtomicBool::new(false));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (left, over) = (Arc::clone(&has_left), Arc::clone(&is_over));
+        let upstream = Raw::start(move |conversation| {
+            let Some(asked) = conversation.request() else { return };
+            conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 500000\r\n\r\n");
+            if asked.head.contains("/staying") {
+                conversation.send(distinct_body("staying", 500_000));
+                return;
+            }
+            let body = distinct_body("leaving", 500_000);
+            conversation.send(&body[..100_000]);
+            until("the end of the client", || left.load(Relaxed));
+            conversation.send(&body[100_000..]);
+            conversation.await_end();
+            over.store(true, Relaxed);
+        });
+        let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
+        let gateway = protocol.start(&site("workers: 1", &[route], ""));
+        let mut leaving = gateway.client();
+        // The gateway does not see the end of a client that has sent more than it reads.
+        leaving.send("GET /leaving HTTP/1.1\r\nHost: h\r\n\r\nGET /next HTTP/1.1\r\n");
+        assert_eq!(leaving.receive_head().expect("a response").status, 200);
+        leaving.body_bytes(50_000).expect("a part of the body");
+        drop(leaving);
+        has_left.store(true, Relaxed);
+        until("the end of its request", || is_over.load(Relaxed));
+        let response = gateway.client().get("/staying");
+        assert!(response.body == distinct_body("staying", 500_000), "over {}", protocol.name());
+    });
+}
+
+#[test]
+fn a_long_body_that_ends_too_early_is_cut() {
+    each_protocol(|protocol| {
+        let upstream = distinct_upstream(200_000);
+        let gateway = protocol.start_before(&upstream.url());
+        let mut client = gateway.client();
+        client.send("GET /a/400000/cut HTTP/1.1\r\nHost: h\r\n\r\n");
+        assert_eq!(client.receive_head().expect("a response").status, 200);
+        assert!(client.body_bytes(400_000).is_err());
+        assert_eq!(gateway.client().get("/a/100000").body.len(), 100_000);
     });
 }

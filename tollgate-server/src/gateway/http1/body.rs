@@ -9,6 +9,7 @@ use super::framing::ChunkDecoder;
 use crate::gateway::failure::{Ambiguity, Failure};
 use crate::gateway::head::BodyLength;
 use crate::gateway::head::headers::{self, Edits, HeaderKind, HeadersView, MAX_HEADERS, kind};
+use crate::gateway::splice;
 
 /// The part of the body of a request that has not arrived.
 #[derive(Debug)]
@@ -207,6 +208,22 @@ impl ResponseBody {
             Self::Chunks { decoder, .. } => decoder.is_at_end(),
             Self::UntilClose { is_over, .. } => *is_over,
         }
+    }
+
+    /// Returns the length of the rest if it is known, and so long that it is cheaper to move than to copy.
+    pub(super) fn long_rest(&self) -> Option<u64> {
+        match self {
+            Self::Length(left) => Some(*left).filter(|left| *left >= splice::MIN_BYTES),
+            _ => None,
+        }
+    }
+
+    /// Consumes bytes of a long rest that were moved. Returns the numbers as [`take`](Self::take).
+    pub(super) fn skip(&mut self, bytes: usize) -> (usize, usize) {
+        if let Self::Length(left) = self {
+            *left -= bytes as u64;
+        }
+        (bytes, bytes)
     }
 
     /// Returns how the client gets the body, if its length is unknown.

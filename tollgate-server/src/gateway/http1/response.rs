@@ -56,6 +56,10 @@ impl HeadError {
     }
 }
 
+/// The most bytes that are read at once if a long body is expected behind the head: those of the body that arrive with
+/// the head are copied, and the others are not.
+const SHORT_READ: usize = 4096;
+
 /// What becomes of a head that was read.
 pub(in crate::gateway) enum HeadUse<T> {
     /// The next one is wanted.
@@ -96,7 +100,8 @@ pub(super) fn poll_head<T>(
                 input.copy_within(begin.., 0);
                 (begin, end) = (0, end - begin);
             }
-            match conn.poll_read(&mut input[end..], context) {
+            let most = if conn.has_long_bodies { input.len().min(end + SHORT_READ) } else { input.len() };
+            match conn.poll_read(&mut input[end..most], context) {
                 Poll::Ready(Ok(0)) => return Poll::Ready(Err(broken(None))),
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(broken(Some(&error)))),
                 Poll::Ready(Ok(read)) => end += read,
@@ -117,6 +122,7 @@ pub(super) fn poll_head<T>(
             ResponseParse::Complete(head) => {
                 let head_bytes = head.bytes;
                 if !head.is_interim() {
+                    conn.has_long_bodies &= head.body.long_rest().is_some();
                     conn.usage.note_keep_alive(head.keep_alive(lines.view()));
                 }
                 match take(head, lines.view(), bytes, context) {

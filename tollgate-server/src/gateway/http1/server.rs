@@ -253,7 +253,7 @@ impl<'a> Http1Server<'a> {
         loop {
             ready!(self.poll_sent(context))?;
             let mut scratch = scratch();
-            let Scratch { input, buffers, current } = &mut *scratch;
+            let Scratch { input, buffers, current, .. } = &mut *scratch;
             let is_long = self.pieces >= MAX_PIECES || self.ahead.len() >= INPUT_BYTES;
             let before = if is_long { 0 } else { self.ahead.len() };
             input[..before].copy_from_slice(&self.ahead[..before]);

@@ -102,6 +102,9 @@ pub(in crate::gateway) struct Http1Conn {
     is_flushed: bool,
     /// Whether the upstream accepts no more bytes.
     is_broken: bool,
+    /// Whether the body of the last response was moved inside the kernel. Then little more than the head of the next one
+    /// is read.
+    pub(in crate::gateway) has_long_bodies: bool,
     /// The bytes of a partial response head.
     pub(in crate::gateway) head_bytes: Vec<u8>,
     /// The interim responses to the current request.
@@ -117,9 +120,15 @@ impl Http1Conn {
             unsent: Vec::new(),
             is_flushed: true,
             is_broken: false,
+            has_long_bodies: false,
             head_bytes: Vec::new(),
             interim: 0,
         }
+    }
+
+    /// Returns the socket of a connection without TLS.
+    pub(in crate::gateway) fn plain(&self) -> Option<&TcpStream> {
+        self.io.stream().plain()
     }
 
     /// Returns the connection after an upgrade.

@@ -16,6 +16,7 @@ use crate::gateway::deadline::Tick;
 use crate::gateway::failure::{Ambiguity, Failure};
 use crate::gateway::http1::body::{ReceivedBody, RequestBody};
 use crate::gateway::local_response::MAX_DRAINED_BYTES;
+use crate::gateway::splice::Pipe;
 use crate::gateway::worker::{Scratch, scratch};
 
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
@@ -108,6 +109,39 @@ impl Http1Server<'_> {
         // Usually nothing is left.
         if !self.unsent.is_empty() {
             self.unsent_held.set(self.unsent.len()).map_err(|_overloaded| io::ErrorKind::OutOfMemory)?;
+        }
+        Ok(())
+    }
+
+    /// Writes what is in the pipe. [`poll_sent`](Self::poll_sent) writes what the client does not accept at once.
+    pub(super) fn put_moved(
+        &mut self,
+        bytes: usize,
+        pipe: &mut Option<Pipe>,
+        input: &mut [u8],
+        context: &mut Context<'_>,
+    ) -> io::Result<()> {
+        let put = self.put_from(pipe.as_ref(), bytes, input, context);
+        if put.is_err() {
+            // Bytes of this client may be left in it.
+            *pipe = Pipe::new().ok();
+        }
+        put
+    }
+
+    fn put_from(
+        &mut self,
+        pipe: Option<&Pipe>,
+        bytes: usize,
+        input: &mut [u8],
+        context: &mut Context<'_>,
+    ) -> io::Result<()> {
+        let (Some(pipe), Some(client)) = (pipe, self.stream.plain()) else { return Ok(()) };
+        let mut left = pipe.empty_into(client, bytes)?;
+        while left > 0 {
+            let taken = pipe.take(input)?;
+            self.put(&input[..taken], &[], context)?;
+            left -= taken;
         }
         Ok(())
     }

@@ -234,8 +234,14 @@ impl Forwarding {
             // Some upstreams respond before they have read the whole request.
             _ = conn.poll_send(context);
             let mut scratch = scratch();
-            let Scratch { input, buffers, .. } = &mut *scratch;
-            let read = match conn.poll_read(input, context) {
+            let Scratch { input, buffers, pipe, .. } = &mut *scratch;
+            let left = body.long_rest().filter(|_| server.stream.plain().is_some());
+            let (read, is_moved) = match (left, &*pipe, conn.plain()) {
+                (Some(left), Some(pipe), Some(upstream)) => (pipe.poll_fill(upstream, left, context), true),
+                _ => (conn.poll_read(input, context), false),
+            };
+            conn.has_long_bodies |= is_moved;
+            let read = match read {
                 Poll::Ready(read) => read,
                 Poll::Pending => {
                     if server.has_gone(input, context) {
@@ -251,6 +257,7 @@ impl Forwarding {
             buffers.out.clear();
             let took = match read {
                 Ok(0) => body.end(&mut buffers.out).map(|()| (0, 0)),
+                Ok(read) if is_moved => Ok(body.skip(read)),
                 Ok(read) => {
                     body.take(&input[..read], &mut buffers.out).inspect(|(taken, _)| *stays_open &= *taken == read)
                 }
@@ -262,6 +269,7 @@ impl Forwarding {
             };
             request.sent_bytes += content as u64;
             let put = match body {
+                _ if is_moved => server.put_moved(taken, pipe, input, context),
                 ResponseBody::Length(_) => server.put(&input[..taken], &[], context),
                 _ => server.put(&buffers.out, &[], context),
             };

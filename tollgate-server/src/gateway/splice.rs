@@ -1,0 +1,72 @@
+//! Moves long bodies from socket to socket inside the kernel, without a copy into this process and back.
+//!
+//! That takes a pipe between the two sockets. A worker has one for all its connections, so nothing may stay in it: what
+//! the receiver does not accept at once is taken out and buffered like any other bytes.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::task::{Context, Poll, ready};
+
+use rustix::io::retry_on_intr;
+use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+
+/// The shortest rest of a body that is moved. A shorter one is cheaper to copy.
+pub(super) const MIN_BYTES: u64 = 32 << 10;
+
+/// The most bytes that are moved at once, so that other connections get their turn, and few are left if the receiver
+/// does not read.
+const MAX_BYTES: usize = 128 << 10;
+
+/// A pipe, which is empty between two moves.
+pub(super) struct Pipe {
+    reader: OwnedFd,
+    writer: OwnedFd,
+}
+
+impl Pipe {
+    pub(super) fn new() -> io::Result<Self> {
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        // A user with many pipes may not enlarge another one. It works nevertheless, in smaller steps.
+        _ = fcntl_setpipe_size(&writer, MAX_BYTES);
+        Ok(Self { reader, writer })
+    }
+
+    /// Moves up to `left` bytes of a socket into the pipe. Returns their number; 0 is the end of the stream.
+    pub(super) fn poll_fill(&self, from: &TcpStream, left: u64, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let most = usize::try_from(left).map_or(MAX_BYTES, |left| left.min(MAX_BYTES));
+        loop {
+            ready!(from.poll_read_ready(context))?;
+            match from.try_io(Interest::READABLE, || transfer(from, &self.writer, most)) {
+                // The pipe is empty, so it is the socket that has nothing.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                moved => return Poll::Ready(moved),
+            }
+        }
+    }
+
+    /// Moves bytes from the pipe to a socket, as many as it accepts at once. Returns how many of `bytes` stay in the pipe.
+    pub(super) fn empty_into(&self, to: &TcpStream, bytes: usize) -> io::Result<usize> {
+        let mut left = bytes;
+        while left > 0 {
+            match to.try_io(Interest::WRITABLE, || transfer(&self.reader, to, left)) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(moved) => left -= moved,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(left)
+    }
+
+    /// Takes bytes out of the pipe.
+    pub(super) fn take(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        Ok(retry_on_intr(|| rustix::io::read(&self.reader, &mut *buffer))?)
+    }
+}
+
+fn transfer(from: impl AsFd, to: impl AsFd, most: usize) -> io::Result<usize> {
+    let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
+    Ok(retry_on_intr(|| splice(&from, None, &to, None, most, flags))?)
+}
