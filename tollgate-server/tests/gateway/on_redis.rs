@@ -14,7 +14,7 @@ fn rules(redis: &RedisServer, upstream: &Raw) -> String {
         "{ path: /written, respond: { body: ok } }".to_owned(),
         "{ path: /echo, upstream: echo }".to_owned(),
     ];
-    format!("store: {}\n{}", redis.url(), site("", &routes, &per_user(4)))
+    format!("store: {}\nstore_timeout: 5s\n{}", redis.url(), site("", &routes, &per_user(4)))
 }
 
 #[test]
@@ -47,7 +47,8 @@ fn published_rules_leave_a_gateway_its_own_proxies() {
             format!("{{ name: ip, key: ip, algorithm: fixed_window, align: first_request, limit: {most}, window: 1h }}")
         };
         let routes = ["{ path: /**, respond: { body: ok } }"];
-        let own = format!("store: {}\n{}", redis.url(), site("trusted_proxies: [127.0.0.1/32]", &routes, &limit(9)));
+        let site = site("trusted_proxies: [127.0.0.1/32]", &routes, &limit(9));
+        let own = format!("store: {}\nstore_timeout: 5s\n{site}", redis.url());
         let gateway = protocol.start(&own);
         let published = format!("store: {}\nlimits: [{}]\n", redis.url(), limit(1));
         let office = folder_with(&[("office.yaml", &published)]);

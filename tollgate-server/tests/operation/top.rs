@@ -126,7 +126,7 @@ fn wrong_parameters_are_refused_with_the_fix() {
 #[test]
 fn a_fleet_on_redis_is_listed_by_any_node() {
     let redis = RedisServer::start();
-    let rules = format!("store: {}\n{}", redis.url(), rules(", show_keys: true"));
+    let rules = format!("store: {}\nstore_timeout: 5s\n{}", redis.url(), rules(", show_keys: true"));
     let nodes = [start(&rules), start(&rules)];
     for node in &nodes {
         let mut client = Connection::to(node.address_of("gateway"));
