@@ -235,7 +235,8 @@ impl Gateway {
     /// Applies a new configuration from the next request on. Open connections stay open, whichever listener accepted
     /// them.
     pub(crate) fn change(&self, next: NextConfig) {
-        self.site.store(Arc::new(next.site));
+        let site = Arc::new(next.site);
+        self.site.swap(Arc::clone(&site)).retire(&site);
         if let Some(Handles { ports, workers, .. }) = &mut *self.handles() {
             let listen = |worker: usize, socket| workers[worker].listen(socket);
             *ports = listener::open(next.ports, std::mem::take(ports), listen);

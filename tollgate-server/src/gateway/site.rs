@@ -3,7 +3,7 @@
 mod route;
 
 use std::borrow::Cow;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -151,6 +151,13 @@ impl Site {
         let of_tls = gateway.tls.iter().filter_map(|tls| Tls::new(tls, file.folder(), "gateway.tls").err()).flatten();
         found.extend(of_tls.map(|error| error.of("tls").of("gateway")));
         found
+    }
+
+    /// Closes connections to upstreams that the next site does not have. Requests in flight may keep this site for long.
+    pub(super) fn retire(&self, next: &Self) {
+        let kept: HashSet<_> = next.routes.iter().flat_map(Route::targets).map(Arc::as_ptr).collect();
+        let targets = self.routes.iter().flat_map(Route::targets);
+        targets.filter(|target| !kept.contains(&Arc::as_ptr(target))).for_each(|target| target.retire());
     }
 
     /// Returns the index of the route for a request with a normalized, unambiguous path.

@@ -69,6 +69,8 @@ pub(super) struct Target {
     /// The failures to connect, for requests of all routes.
     pub(super) connecting: Ejection,
     fails_checks: AtomicBool,
+    /// Whether the rules no longer name it. Requests that began before a reload still refer to it.
+    is_retired: AtomicBool,
     /// The resource that the gateway lacked for a connection, until it is logged.
     exhausted: Mutex<Option<Exhausted>>,
 }
@@ -97,6 +99,7 @@ impl Target {
             active: AtomicU32::new(0),
             connecting: Ejection::default(),
             fails_checks: AtomicBool::new(false),
+            is_retired: AtomicBool::new(false),
             exhausted: Mutex::default(),
         })
     }
@@ -142,9 +145,19 @@ impl Target {
             return;
         }
         let mut http1_conns = self.http1_conns[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        if http1_conns.len() < MAX_IDLE {
+        if http1_conns.len() < MAX_IDLE && !self.is_retired.load(Relaxed) {
             http1_conns.push(conn);
         }
+    }
+
+    /// Closes its idle connections, and those in use after their requests.
+    pub(super) fn retire(&self) {
+        // Before the locks are taken, so that no connection becomes idle afterwards.
+        self.is_retired.store(true, Relaxed);
+        for http1_conns in &self.http1_conns {
+            http1_conns.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        }
+        self.http2_pools.iter().for_each(Http2Pool::retire);
     }
 
     /// Returns the number of workers that have connections to it.

@@ -3,13 +3,14 @@
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use testkit::client::{Client, Protocol, each_protocol};
 use testkit::gateway::{Gateway, site};
 use testkit::upstream::{Raw, Served, Speaks, full};
-use testkit::wait::until;
+use testkit::wait::{until, within};
 
 /// A POST of known length.
 const PLAIN_POST: &str = "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello";
@@ -298,5 +299,36 @@ fn connection_is_reused_after_a_body_that_upstreams_read() {
             (0..3).for_each(|_| post(&mut connection, request));
             assert_eq!(upstream.accepted(), 1, "{request}");
         }
+    });
+}
+
+#[test]
+fn connection_to_a_removed_upstream_is_closed_while_another_response_goes_on() {
+    each_protocol(|protocol| {
+        let closed = Arc::new(AtomicBool::new(false));
+        let (is_closed, sees_end) = (Arc::clone(&closed), closed);
+        let removed = Raw::start(move |conversation| {
+            while conversation.request().is_some() {
+                conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+            }
+            sees_end.store(true, Relaxed);
+        });
+        let endless = Raw::start(|conversation| {
+            while conversation.request().is_some() {
+                conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nbegun");
+            }
+        });
+        let kept = format!("{{ path: /endless, upstream: {} }}", endless.url());
+        let route = format!("{{ path: /removed, upstream: {} }}", removed.url());
+        let gateway = protocol.start(&site("", &[kept.clone(), route], ""));
+        assert_eq!(gateway.get("/removed").text(), "ok");
+        let mut client = gateway.client();
+        client.send("GET /endless HTTP/1.1\r\nHost: h\r\n\r\n");
+        assert_eq!(client.receive_head().expect("the gateway answers").status, 200);
+        assert_eq!(client.body_bytes(5).expect("the gateway answers"), b"begun");
+        assert!(!is_closed.load(Relaxed), "connections are kept for further requests");
+        gateway.save(&site("", &[kept], ""));
+        gateway.await_said("is in force", 1);
+        within(Duration::from_secs(10), "the connection is closed", || is_closed.load(Relaxed));
     });
 }

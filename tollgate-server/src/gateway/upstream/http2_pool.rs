@@ -197,6 +197,11 @@ impl Http2Pool {
         idle.map(|at| conns.remove(at)).is_some()
     }
 
+    /// Closes the connections after their requests.
+    pub(super) fn retire(&self) {
+        self.conns().clear();
+    }
+
     fn conns(&self) -> MutexGuard<'_, Vec<(Sender, Arc<Http2Conn>)>> {
         self.conns.lock().unwrap_or_else(PoisonError::into_inner)
     }
