@@ -1,177 +1,79 @@
-//! Bodies of messages: finding their end, the part of one that has not arrived yet, and trailers.
+//! Bodies of messages: where they end, how the other side gets them, and their trailers.
+//!
+//! A server behind the gateway may interpret ambiguous chunks differently, and take a part of the body for another request
+//! (request smuggling). So chunks are decoded strictly, and are written anew.
 
 use std::io::Write as _;
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use smallvec::SmallVec;
 
-use super::framing::ChunkDecoder;
-use crate::gateway::failure::{Ambiguity, Failure};
+use crate::gateway::failure::Ambiguity;
 use crate::gateway::head::BodyLength;
 use crate::gateway::head::headers::{self, Edits, HeaderKind, HeadersView, MAX_HEADERS, kind};
 use crate::gateway::splice;
 
-/// The part of the body of a request that has not arrived.
+/// The maximum length of a chunk-size line. Chunk extensions are practically unused.
+const MAX_CHUNK_LINE: usize = 256;
+/// The maximum length of trailers.
+const MAX_TRAILER_BYTES: usize = 16 << 10;
+/// The maximum number of hexadecimal digits of a chunk size.
+const MAX_CHUNK_DIGITS: u32 = 15;
+
+/// Finds the end of a body, of a request or a response.
 #[derive(Debug)]
-pub(in crate::gateway) enum RequestBody {
-    /// Nothing: there is no body, or all of it has arrived.
-    Complete,
+pub(in crate::gateway) enum BodyDecoder {
     /// The number of bytes left.
     Length(u64),
-    /// Chunks. Boxed, because most requests have none.
-    Chunked(Box<ChunkDecoder>),
-    /// Malformed chunks.
-    Invalid(Ambiguity),
-}
-
-/// The part of a body that arrived with the head.
-pub(in crate::gateway) struct BodyStart {
-    /// The number of bytes that belong to the body.
-    pub(in crate::gateway) bytes: usize,
-    /// The number of content bytes among them.
-    pub(in crate::gateway) content: u64,
-    pub(in crate::gateway) rest: RequestBody,
-}
-
-impl BodyLength {
-    /// Splits the bytes that follow a head.
-    pub(in crate::gateway) fn split(self, bytes: &[u8]) -> BodyStart {
-        match self {
-            Self::Known(length) if length <= bytes.len() as u64 => {
-                BodyStart { bytes: length as usize, content: length, rest: RequestBody::Complete }
-            }
-            Self::Known(length) => {
-                let content = bytes.len() as u64;
-                BodyStart { bytes: bytes.len(), content, rest: RequestBody::Length(length - content) }
-            }
-            Self::Unknown => {
-                let (mut decoder, mut content) = (Box::new(ChunkDecoder::of_request()), 0);
-                match decoder.decode(bytes, |piece| content += piece.len() as u64) {
-                    Ok(bytes) if decoder.is_at_end() => BodyStart { bytes, content, rest: RequestBody::Complete },
-                    Ok(bytes) => BodyStart { bytes, content, rest: RequestBody::Chunked(decoder) },
-                    Err(ambiguity) => BodyStart { bytes: bytes.len(), content, rest: RequestBody::Invalid(ambiguity) },
-                }
-            }
-        }
-    }
-}
-
-impl RequestBody {
-    /// Consumes bytes of the body. Chunks are written to `out` without extensions and trailers, which upstreams do not
-    /// get. Returns the number of bytes consumed, and the number of content bytes.
-    pub(in crate::gateway) fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, usize), Ambiguity> {
-        match self {
-            Self::Complete => Ok((0, 0)),
-            Self::Invalid(ambiguity) => Err(*ambiguity),
-            Self::Length(left) => {
-                let taken = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
-                *left -= taken as u64;
-                if *left == 0 {
-                    *self = Self::Complete;
-                }
-                Ok((taken, taken))
-            }
-            Self::Chunked(decoder) => {
-                let mut content = 0;
-                let taken = decoder.decode(bytes, |piece| {
-                    content += piece.len();
-                    put_chunk(out, piece);
-                })?;
-                if decoder.is_at_end() {
-                    out.extend_from_slice(LAST_CHUNK);
-                    *self = Self::Complete;
-                }
-                Ok((taken, content))
-            }
-        }
-    }
-
-    /// Consumes bytes of the body, and appends its content and trailers to `received`. Returns the number of bytes
-    /// consumed.
-    pub(super) fn take_content(&mut self, bytes: &[u8], received: &mut ReceivedBody) -> Result<usize, Ambiguity> {
-        let Self::Chunked(decoder) = self else {
-            let (taken, _) = self.take(bytes, &mut Vec::new())?;
-            received.content.extend_from_slice(&bytes[..taken]);
-            return Ok(taken);
-        };
-        let taken = received.decode(decoder, bytes)?;
-        if decoder.is_at_end() {
-            *self = Self::Complete;
-        }
-        Ok(taken)
-    }
-
-    pub(in crate::gateway) fn is_chunked(&self) -> bool {
-        matches!(self, Self::Chunked(_))
-    }
-
-    pub(in crate::gateway) fn is_complete(&self) -> bool {
-        matches!(self, Self::Complete)
-    }
-}
-
-/// A part of a body without its framing.
-#[derive(Debug, Default)]
-pub(in crate::gateway) struct ReceivedBody {
-    pub(in crate::gateway) content: Vec<u8>,
-    /// The lines of the trailers, with the final empty one.
-    pub(in crate::gateway) trailers: Vec<u8>,
-}
-
-impl ReceivedBody {
-    /// Decodes chunks. Returns the number of bytes that belong to the body.
-    pub(super) fn decode(&mut self, decoder: &mut ChunkDecoder, bytes: &[u8]) -> Result<usize, Ambiguity> {
-        let Self { content, trailers } = self;
-        let found = |piece: &[u8]| content.extend_from_slice(piece);
-        decoder.decode_with_trailers(bytes, found, |lines| trailers.extend_from_slice(lines))
-    }
-
-    /// Returns the trailers, or `None` if they are malformed.
-    pub(in crate::gateway) fn trailers(&self) -> Option<HeaderMap> {
-        let mut map = HeaderMap::new();
-        if self.trailers.is_empty() {
-            return Some(map);
-        }
-        let mut parsed = [httparse::EMPTY_HEADER; MAX_HEADERS];
-        let Ok(httparse::Status::Complete((_, trailers))) = httparse::parse_headers(&self.trailers, &mut parsed) else {
-            return None;
-        };
-        for trailer in trailers {
-            let name = HeaderName::from_bytes(trailer.name.as_bytes()).ok()?;
-            map.append(name, HeaderValue::from_bytes(trailer.value).ok()?);
-        }
-        Some(map)
-    }
-}
-
-/// The rest of the body of a response.
-pub(in crate::gateway) enum ResponseBody {
-    Length(u64),
-    /// Chunked. The client gets other chunks: without extensions, and with trailers only if it accepts them.
-    Chunks {
-        decoder: ChunkDecoder,
-        framing: ClientFraming,
-        trailers: Option<Box<Trailers>>,
-    },
+    Chunked(ChunkDecoder),
     /// Ends when the connection is closed.
-    UntilClose {
-        is_over: bool,
-        framing: ClientFraming,
-    },
+    UntilClose,
 }
 
-/// How the client gets a body of unknown length.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::gateway) enum ClientFraming {
-    Chunked,
-    /// Until the connection is closed, for clients of HTTP/1.0.
+/// How the other side gets a body.
+#[derive(Debug)]
+pub(in crate::gateway) enum Framing {
+    /// The number of bytes left.
+    Length(u64),
+    /// In chunks, with the trailers that the head announces.
+    Chunked(TrailerNames),
+    /// Unchanged: the head announces the length, or the body ends with the connection.
     Raw,
 }
 
-impl ResponseBody {
+/// A decoded part of a body. The other side gets the bytes that were added to the buffer, and then `bytes`.
+pub(in crate::gateway) struct Part<'b> {
+    /// The number of bytes that belong to the body.
+    pub(in crate::gateway) taken: usize,
+    /// The number of content bytes among them.
+    pub(in crate::gateway) content: usize,
+    /// The content that is passed on without a copy.
+    pub(in crate::gateway) bytes: &'b [u8],
+}
+
+impl Part<'_> {
+    /// Returns the bytes to send. `out` is the buffer, which was empty before.
+    pub(super) fn to_send<'s>(&'s self, out: &'s [u8]) -> &'s [u8] {
+        if self.bytes.is_empty() { out } else { self.bytes }
+    }
+}
+
+impl BodyDecoder {
+    pub(super) fn of_request(length: BodyLength) -> Self {
+        match length {
+            BodyLength::Known(length) => Self::Length(length),
+            BodyLength::Unknown => Self::Chunked(ChunkDecoder::of_request()),
+        }
+    }
+
     /// Determines the length of a body from the head. Returns `None` if the headers are ambiguous: the client might
     /// interpret them differently.
-    pub(super) fn of(lines: HeadersView<'_>, status: StatusCode, is_head: bool, is_http10: bool) -> Option<Self> {
+    pub(super) fn of_response(
+        lines: HeadersView<'_>,
+        status: StatusCode,
+        is_head: bool,
+        is_http10: bool,
+    ) -> Option<Self> {
         let (mut length, mut is_chunked) = (None, false);
         for (line, kind) in lines.iter() {
             let is_first = match kind {
@@ -192,21 +94,17 @@ impl ResponseBody {
             (Some(_), true) => None,
             (_, true) if is_http10 => None,
             _ if has_none => Some(Self::Length(0)),
-            (_, true) => Some(Self::Chunks {
-                decoder: ChunkDecoder::of_response(),
-                framing: ClientFraming::Chunked,
-                trailers: None,
-            }),
+            (_, true) => Some(Self::Chunked(ChunkDecoder::of_response())),
             (Some(length), _) => Some(Self::Length(length)),
-            (None, false) => Some(Self::UntilClose { is_over: false, framing: ClientFraming::Chunked }),
+            (None, false) => Some(Self::UntilClose),
         }
     }
 
     pub(in crate::gateway) fn is_over(&self) -> bool {
         match self {
             Self::Length(left) => *left == 0,
-            Self::Chunks { decoder, .. } => decoder.is_at_end(),
-            Self::UntilClose { is_over, .. } => *is_over,
+            Self::Chunked(chunks) => chunks.is_at_end(),
+            Self::UntilClose => false,
         }
     }
 
@@ -218,210 +116,381 @@ impl ResponseBody {
         }
     }
 
-    /// Consumes bytes of a long rest that were moved. Returns the numbers as [`take`](Self::take).
-    pub(super) fn skip(&mut self, bytes: usize) -> (usize, usize) {
+    /// Counts bytes of a long rest that were moved.
+    pub(super) fn count_moved(&mut self, bytes: usize) -> Part<'static> {
         if let Self::Length(left) = self {
             *left -= bytes as u64;
         }
-        (bytes, bytes)
+        Part { taken: bytes, content: bytes, bytes: &[] }
     }
 
-    /// Returns how the client gets the body, if its length is unknown.
-    pub(super) fn framing(&self) -> Option<ClientFraming> {
-        match self {
-            Self::Length(_) => None,
-            Self::Chunks { framing, .. } | Self::UntilClose { framing, .. } => Some(*framing),
+    /// Decodes bytes for the other side. A body of unknown length gets the framing `to`, and is added to `out` where that
+    /// changes it. A body of known length is never copied.
+    pub(in crate::gateway) fn pass<'b>(
+        &mut self,
+        bytes: &'b [u8],
+        to: &Framing,
+        out: &mut Vec<u8>,
+    ) -> Result<Part<'b>, Ambiguity> {
+        if self.is_over() {
+            return Ok(Part { taken: 0, content: 0, bytes: &[] });
         }
-    }
-
-    /// Adapts the body to a client of HTTP/1.0, which knows no chunks. Returns whether only the end of the connection
-    /// can end it.
-    pub(super) fn send_raw(&mut self) -> bool {
-        match self {
-            Self::Length(_) => false,
-            Self::Chunks { framing, .. } | Self::UntilClose { framing, .. } => {
-                *framing = ClientFraming::Raw;
-                true
+        let (taken, content) = self.decode(bytes, |piece| to.put(out, piece))?;
+        let mut bytes = &bytes[..taken];
+        match (self, to) {
+            (Self::Length(_), _) | (Self::UntilClose, Framing::Raw | Framing::Length(_)) => {}
+            (Self::UntilClose, Framing::Chunked(_)) => {
+                put_chunk(out, bytes);
+                bytes = &[];
+            }
+            (Self::Chunked(chunks), to) => {
+                bytes = &[];
+                if chunks.is_at_end() {
+                    chunks.put_end(to, out)?;
+                }
             }
         }
+        Ok(Part { taken, content, bytes })
     }
 
-    /// Passes the trailers on that the head announces, except for those that the route removes.
-    pub(super) fn pass_trailers(&mut self, lines: HeadersView<'_>, edits: &Edits) {
-        if let Self::Chunks { trailers, .. } = self {
-            let announced = lines.values(HeaderKind::Trailer).flat_map(|value| value.split(|byte| *byte == b','));
-            let announced = announced.map(<[u8]>::trim_ascii);
-            let is_hop_by_hop = |name: &[u8]| connection_options(lines).any(|option| option.eq_ignore_ascii_case(name));
-            let is_removed = |name: &[u8]| str::from_utf8(name).is_ok_and(|name| edits.removes(name));
-            let passing = announced.filter(|name| !is_hop_by_hop(name) && !is_removed(name));
-            *trailers = Some(Box::new(Trailers::new(passing)));
-        }
+    /// Decodes bytes that the other side does not get. Returns the number of bytes that belong to the body, and the
+    /// number of content bytes among them.
+    pub(in crate::gateway) fn skip(&mut self, bytes: &[u8]) -> Result<(usize, usize), Ambiguity> {
+        self.decode(bytes, |_| {})
     }
 
-    /// Keeps all trailers, for a client that gets them in a map.
+    /// Ends the body, because the connection is closed. Fails if the body is incomplete.
+    pub(super) fn end(&mut self, to: &Framing, out: &mut Vec<u8>) -> Result<Part<'static>, Ambiguity> {
+        let Self::UntilClose = self else { return Err(Ambiguity::BadLength) };
+        *self = Self::Length(0);
+        to.end(out, [])?;
+        Ok(Part { taken: 0, content: 0, bytes: &[] })
+    }
+
+    /// Keeps trailers from now on.
     pub(super) fn keep_trailers(&mut self) {
-        if let Self::Chunks { trailers, .. } = self {
-            *trailers = Some(Box::default());
+        if let Self::Chunked(chunks) = self {
+            chunks.trailers = Some(Vec::new());
         }
     }
 
-    /// Returns whether a body that is over has trailers.
-    pub(super) fn has_trailers(&self) -> bool {
-        matches!(self, Self::Chunks { trailers: Some(trailers), .. } if trailers.is_any())
+    /// Returns the lines of the trailers that were kept, with the final empty one.
+    pub(super) fn trailers(&self) -> &[u8] {
+        match self {
+            Self::Chunked(chunks) => chunks.trailers.as_deref().unwrap_or_default(),
+            _ => &[],
+        }
     }
 
-    /// Takes the trailers that were kept, if there are any.
-    pub(super) fn take_trailers(&mut self) -> Result<Option<HeaderMap>, Failure> {
-        let Self::Chunks { trailers, .. } = self else { return Ok(None) };
-        trailers.take().filter(|trailers| trailers.is_any()).map(|trailers| trailers.to_map()).transpose()
+    /// Takes the trailers of a body that is over.
+    pub(super) fn take_trailers(&mut self) -> Result<HeaderMap, Ambiguity> {
+        let mut map = HeaderMap::new();
+        let Self::Chunked(ChunkDecoder { trailers, .. }) = self else { return Ok(map) };
+        let Some(lines) = trailers.take() else { return Ok(map) };
+        let mut parsed = [httparse::EMPTY_HEADER; MAX_HEADERS];
+        for trailer in parse_trailers(&lines, &mut parsed)? {
+            let name = HeaderName::from_bytes(trailer.name.as_bytes()).map_err(|_invalid| Ambiguity::BadChunk)?;
+            map.append(name, HeaderValue::from_bytes(trailer.value).map_err(|_invalid| Ambiguity::BadChunk)?);
+        }
+        Ok(map)
     }
 
-    /// Consumes bytes of the body. A body of unknown length is written to `out` as the client gets it. Returns the number of bytes
-    /// consumed, and the number of content bytes.
-    pub(in crate::gateway) fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, usize), Failure> {
+    /// Passes the content of chunks to `found`. Returns the number of bytes that belong to the body, and the number of content
+    /// bytes among them.
+    fn decode(&mut self, bytes: &[u8], mut found: impl FnMut(&[u8])) -> Result<(usize, usize), Ambiguity> {
         match self {
             Self::Length(left) => {
                 let taken = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
                 *left -= taken as u64;
                 Ok((taken, taken))
             }
-            Self::Chunks { decoder, framing, trailers } => {
+            Self::Chunked(chunks) => {
                 let mut content = 0;
-                let found = |piece: &[u8]| {
+                let taken = chunks.decode(bytes, |piece| {
                     content += piece.len();
-                    framing.put(out, piece);
-                };
-                let received = |bytes: &[u8]| trailers.iter_mut().for_each(|trailers| trailers.receive(bytes));
-                let taken = decoder.decode_with_trailers(bytes, found, received);
-                let taken = taken.map_err(|_ambiguity| Failure::InvalidResponse)?;
-                if decoder.is_at_end() && *framing == ClientFraming::Chunked {
-                    match trailers {
-                        Some(trailers) => trailers.write(out)?,
-                        None => out.extend_from_slice(LAST_CHUNK),
-                    }
-                }
+                    found(piece);
+                })?;
                 Ok((taken, content))
             }
-            Self::UntilClose { framing, .. } => {
-                framing.put(out, bytes);
-                Ok((bytes.len(), bytes.len()))
+            Self::UntilClose => Ok((bytes.len(), bytes.len())),
+        }
+    }
+}
+
+impl Framing {
+    /// In chunks, without trailers.
+    pub(super) const CHUNKED: Self = Self::Chunked(TrailerNames(Vec::new()));
+
+    /// Returns the bytes to send for some content: the content itself, or a chunk in `out`. Fails if the body is longer
+    /// than announced.
+    pub(super) fn frame<'b>(&mut self, content: &'b [u8], out: &'b mut Vec<u8>) -> Result<&'b [u8], Ambiguity> {
+        match self {
+            Self::Length(left) => {
+                *left = left.checked_sub(content.len() as u64).ok_or(Ambiguity::BadLength)?;
+                Ok(content)
             }
+            Self::Chunked(_) => {
+                put_chunk(out, content);
+                Ok(out)
+            }
+            Self::Raw => Ok(content),
         }
     }
 
-    /// Ends the body, because the upstream has closed the connection.
-    pub(in crate::gateway) fn end(&mut self, out: &mut Vec<u8>) -> Result<(), Failure> {
+    /// Writes the end of a body. Fails if the body is shorter than announced.
+    pub(super) fn end<'t>(
+        &self,
+        out: &mut Vec<u8>,
+        trailers: impl IntoIterator<Item = (&'t str, &'t [u8])>,
+    ) -> Result<(), Ambiguity> {
         match self {
-            Self::UntilClose { is_over, framing } => {
-                *is_over = true;
-                if *framing == ClientFraming::Chunked {
-                    out.extend_from_slice(LAST_CHUNK);
+            Self::Length(1..) => return Err(Ambiguity::BadLength),
+            Self::Length(0) | Self::Raw => {}
+            Self::Chunked(names) => {
+                out.extend_from_slice(b"0\r\n");
+                for (name, value) in trailers.into_iter().filter(|(name, _)| names.pass(name)) {
+                    headers::put(out, name, value);
                 }
-                Ok(())
+                out.extend_from_slice(b"\r\n");
             }
-            _ => Err(Failure::InvalidResponse),
         }
+        Ok(())
     }
-}
 
-impl ClientFraming {
-    fn put(self, out: &mut Vec<u8>, bytes: &[u8]) {
+    fn put(&self, out: &mut Vec<u8>, content: &[u8]) {
         match self {
-            Self::Chunked => put_chunk(out, bytes),
-            Self::Raw => out.extend_from_slice(bytes),
+            Self::Chunked(_) => put_chunk(out, content),
+            Self::Length(_) | Self::Raw => out.extend_from_slice(content),
         }
     }
 }
-
-pub(super) const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 
 /// Writes a chunk. An empty one is skipped, since it would be the last.
-pub(super) fn put_chunk(out: &mut Vec<u8>, bytes: &[u8]) {
-    if !bytes.is_empty() {
+fn put_chunk(out: &mut Vec<u8>, content: &[u8]) {
+    if !content.is_empty() {
         // Writing to a vector does not fail.
-        _ = write!(out, "{:x}\r\n", bytes.len());
-        out.extend_from_slice(bytes);
+        _ = write!(out, "{:x}\r\n", content.len());
+        out.extend_from_slice(content);
         out.extend_from_slice(b"\r\n");
     }
 }
 
-/// Returns the options in `Connection`.
-pub(super) fn connection_options(lines: HeadersView<'_>) -> impl Iterator<Item = &[u8]> {
-    let values = lines.values(HeaderKind::Connection);
-    values.flat_map(|value| value.split(|byte| *byte == b',')).map(<[u8]>::trim_ascii)
+/// The state of a chunked body, after the bytes that were decoded.
+#[derive(Debug)]
+pub(in crate::gateway) struct ChunkDecoder {
+    at: At,
+    /// Whether blanks after chunk sizes are allowed.
+    allows_blanks: bool,
+    /// The lines of the trailers with the final empty one, if they are kept.
+    trailers: Option<Vec<u8>>,
+}
+
+/// The position of the next byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    ChunkSize {
+        size: u64,
+        digits: u32,
+        line: usize,
+    },
+    /// In the blanks after a chunk size.
+    ChunkBlanks {
+        size: u64,
+        line: usize,
+    },
+    ChunkExtension {
+        size: u64,
+        line: usize,
+    },
+    ChunkSizeLf {
+        size: u64,
+    },
+    Chunk {
+        left: u64,
+    },
+    ChunkCr,
+    ChunkLf,
+    /// In the trailers.
+    Trailer {
+        bytes: usize,
+        lines: usize,
+        part: TrailerPart,
+    },
+    /// Behind the body.
+    End,
+}
+
+/// The part of a trailer line that the next byte belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TrailerPart {
+    /// The first byte of a line.
+    Start,
+    Name,
+    Value,
+    /// The LF of a line.
+    Lf,
+    /// The LF of the empty line that ends the body.
+    LastLf,
+}
+
+impl ChunkDecoder {
+    /// Creates a decoder for the body of a request.
+    pub(super) fn of_request() -> Self {
+        Self { at: At::ChunkSize { size: 0, digits: 0, line: 0 }, allows_blanks: false, trailers: None }
+    }
+
+    /// Creates a decoder for the body of a response. Some servers write blanks after chunk sizes.
+    pub(super) fn of_response() -> Self {
+        Self { allows_blanks: true, ..Self::of_request() }
+    }
+
+    /// Decodes bytes and passes the content to `found`. Returns the number of bytes that belong to the body.
+    fn decode(&mut self, bytes: &[u8], mut found: impl FnMut(&[u8])) -> Result<usize, Ambiguity> {
+        let mut rest = bytes;
+        while !rest.is_empty() && !self.is_at_end() {
+            let at = self.at;
+            let taken = self.step(rest)?;
+            match (at, &mut self.trailers) {
+                (At::Chunk { .. }, _) => found(&rest[..taken]),
+                (At::Trailer { .. }, Some(trailers)) => trailers.extend_from_slice(&rest[..taken]),
+                _ => {}
+            }
+            rest = &rest[taken..];
+        }
+        Ok(bytes.len() - rest.len())
+    }
+
+    /// Writes the end of the body, with the trailers that were kept.
+    fn put_end(&self, to: &Framing, out: &mut Vec<u8>) -> Result<(), Ambiguity> {
+        let (Framing::Chunked(_), Some(lines)) = (to, &self.trailers) else { return to.end(out, []) };
+        let mut parsed = [httparse::EMPTY_HEADER; MAX_HEADERS];
+        let trailers = parse_trailers(lines, &mut parsed)?;
+        to.end(out, trailers.iter().map(|trailer| (trailer.name, trailer.value)))
+    }
+
+    /// Returns whether the body is complete.
+    fn is_at_end(&self) -> bool {
+        self.at == At::End
+    }
+
+    /// Consumes at least one byte.
+    fn step(&mut self, bytes: &[u8]) -> Result<usize, Ambiguity> {
+        let byte = bytes[0];
+        self.at = match self.at {
+            At::End => return Err(Ambiguity::BadChunk),
+            At::Chunk { left } => {
+                let taken = left.min(bytes.len() as u64);
+                self.at = if taken == left { At::ChunkCr } else { At::Chunk { left: left - taken } };
+                return Ok(taken as usize);
+            }
+            At::ChunkSize { size, digits, line }
+                if self.allows_blanks && digits > 0 && matches!(byte, b' ' | b'\t') =>
+            {
+                At::ChunkBlanks { size, line }
+            }
+            At::ChunkSize { size, digits, line } => chunk_size(byte, size, digits, line)?,
+            At::ChunkBlanks { size, line } => match byte {
+                b' ' | b'\t' if line < MAX_CHUNK_LINE => At::ChunkBlanks { size, line: line + 1 },
+                b';' => At::ChunkExtension { size, line },
+                b'\r' => At::ChunkSizeLf { size },
+                _ => return Err(Ambiguity::BadChunk),
+            },
+            At::ChunkExtension { size, line } => match byte {
+                b'\r' => At::ChunkSizeLf { size },
+                b'\n' | 0 => return Err(Ambiguity::BadChunk),
+                _ if line >= MAX_CHUNK_LINE => return Err(Ambiguity::BadChunk),
+                _ => At::ChunkExtension { size, line: line + 1 },
+            },
+            At::ChunkSizeLf { size } => match (byte, size) {
+                (b'\n', 0) => At::Trailer { bytes: 0, lines: 0, part: TrailerPart::Start },
+                (b'\n', left) => At::Chunk { left },
+                _ => return Err(Ambiguity::BadChunk),
+            },
+            At::ChunkCr if byte == b'\r' => At::ChunkLf,
+            At::ChunkLf if byte == b'\n' => At::ChunkSize { size: 0, digits: 0, line: 0 },
+            At::ChunkCr | At::ChunkLf => return Err(Ambiguity::BadChunk),
+            At::Trailer { bytes, lines, part } => trailer(byte, bytes, lines, part)?,
+        };
+        Ok(1)
+    }
+}
+
+fn chunk_size(byte: u8, size: u64, digits: u32, line: usize) -> Result<At, Ambiguity> {
+    match (byte as char).to_digit(16) {
+        Some(_) if digits >= MAX_CHUNK_DIGITS => Err(Ambiguity::BadChunk),
+        Some(digit) => Ok(At::ChunkSize { size: size << 4 | u64::from(digit), digits: digits + 1, line: line + 1 }),
+        None if digits == 0 => Err(Ambiguity::BadChunk),
+        None => match byte {
+            b'\r' => Ok(At::ChunkSizeLf { size }),
+            b';' => Ok(At::ChunkExtension { size, line }),
+            _ => Err(Ambiguity::BadChunk),
+        },
+    }
+}
+
+fn trailer(byte: u8, bytes: usize, lines: usize, part: TrailerPart) -> Result<At, Ambiguity> {
+    if bytes >= MAX_TRAILER_BYTES || lines > MAX_HEADERS {
+        return Err(Ambiguity::HeadTooLong);
+    }
+    let lines = lines + usize::from(part == TrailerPart::Lf);
+    let part = match (part, byte) {
+        (TrailerPart::LastLf, b'\n') => return Ok(At::End),
+        (TrailerPart::Lf, b'\n') => TrailerPart::Start,
+        (_, b'\n') => return Err(Ambiguity::BareLf),
+        (TrailerPart::Start, b'\r') => TrailerPart::LastLf,
+        (TrailerPart::Start | TrailerPart::Name, byte) if is_token(byte) => TrailerPart::Name,
+        (TrailerPart::Name, b':') => TrailerPart::Value,
+        (TrailerPart::Value, b'\r') => TrailerPart::Lf,
+        (TrailerPart::Value, byte) if byte == b'\t' || !byte.is_ascii_control() => TrailerPart::Value,
+        _ => return Err(Ambiguity::BadChunk),
+    };
+    Ok(At::Trailer { bytes: bytes + 1, lines, part })
+}
+
+/// Returns whether names may have a byte (RFC 9110, section 5.6.2).
+fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
+}
+
+/// Parses the lines of trailers, with the final empty one.
+fn parse_trailers<'p>(
+    lines: &'p [u8],
+    parsed: &'p mut [httparse::Header<'p>],
+) -> Result<&'p [httparse::Header<'p>], Ambiguity> {
+    match httparse::parse_headers(lines, parsed) {
+        Ok(httparse::Status::Complete((_, trailers))) => Ok(trailers),
+        _ => Err(Ambiguity::BadChunk),
+    }
+}
+
+/// The names of the trailers that a head announces, separated by commas.
+#[derive(Debug, Default)]
+pub(in crate::gateway) struct TrailerNames(Vec<u8>);
+
+impl TrailerNames {
+    pub(super) fn new<'v>(names: impl Iterator<Item = &'v [u8]>) -> Self {
+        Self(names.collect::<Vec<_>>().join(&b","[..]))
+    }
+
+    /// Returns the names that a response announces, except for those that the route removes.
+    pub(super) fn of_response(lines: HeadersView<'_>, edits: &Edits) -> Self {
+        let announced = lines.values(HeaderKind::Trailer).flat_map(|value| value.split(|byte| *byte == b','));
+        let is_hop_by_hop = |name: &[u8]| connection_options(lines).any(|option| option.eq_ignore_ascii_case(name));
+        let is_removed = |name: &[u8]| str::from_utf8(name).is_ok_and(|name| edits.removes(name));
+        let announced = announced.map(<[u8]>::trim_ascii);
+        Self::new(announced.filter(|name| !is_hop_by_hop(name) && !is_removed(name)))
+    }
+
+    /// Returns whether a trailer is passed on to a client of HTTP/1.
+    fn pass(&self, name: &str) -> bool {
+        let mut announced = self.0.split(|byte| *byte == b',');
+        announced.any(|one| one.eq_ignore_ascii_case(name.as_bytes())) && is_harmless(name)
+    }
 }
 
 /// Headers without a meaning to a proxy that change how a message is read (RFC 9110, section 6.5.1).
 const FORBIDDEN: [&str; 6] =
     ["authorization", "cache-control", "content-encoding", "content-range", "max-forwards", "set-cookie"];
-
-/// The trailers of a response.
-#[derive(Debug, Default)]
-pub(in crate::gateway) struct Trailers {
-    /// The names that the head announces, separated by commas.
-    announced: Vec<u8>,
-    /// The bytes that were received, bounded by the framing checks.
-    received: Vec<u8>,
-}
-
-impl Trailers {
-    pub(in crate::gateway) fn new<'v>(announced: impl Iterator<Item = &'v [u8]>) -> Self {
-        Self { announced: announced.collect::<Vec<_>>().join(&b","[..]), received: Vec::new() }
-    }
-
-    pub(in crate::gateway) fn receive(&mut self, bytes: &[u8]) {
-        self.received.extend_from_slice(bytes);
-    }
-
-    /// Returns whether more than the final empty line was received.
-    pub(super) fn is_any(&self) -> bool {
-        self.received.len() > b"\r\n".len()
-    }
-
-    /// Writes the last chunk with the trailers that were announced.
-    pub(in crate::gateway) fn write(&self, out: &mut Vec<u8>) -> Result<(), Failure> {
-        out.extend_from_slice(b"0\r\n");
-        let mut parsed = [httparse::EMPTY_HEADER; MAX_HEADERS];
-        for trailer in self.parse(&mut parsed)?.iter().filter(|trailer| self.passes(trailer.name)) {
-            headers::put(out, trailer.name, trailer.value);
-        }
-        out.extend_from_slice(b"\r\n");
-        Ok(())
-    }
-
-    /// Returns all trailers. A client of HTTP/2 gets them without an announcement.
-    pub(super) fn to_map(&self) -> Result<HeaderMap, Failure> {
-        let mut map = HeaderMap::new();
-        let mut parsed = [httparse::EMPTY_HEADER; MAX_HEADERS];
-        for trailer in self.parse(&mut parsed)? {
-            let name = HeaderName::from_bytes(trailer.name.as_bytes()).map_err(|_invalid| Failure::InvalidResponse)?;
-            map.append(name, HeaderValue::from_bytes(trailer.value).map_err(|_invalid| Failure::InvalidResponse)?);
-        }
-        Ok(map)
-    }
-
-    fn parse<'p>(&'p self, parsed: &'p mut [httparse::Header<'p>]) -> Result<&'p [httparse::Header<'p>], Failure> {
-        match httparse::parse_headers(&self.received, parsed) {
-            Ok(httparse::Status::Complete((_, trailers))) => Ok(trailers),
-            _ => Err(Failure::InvalidResponse),
-        }
-    }
-
-    /// Writes the last chunk with those of these trailers that were announced.
-    pub(super) fn write_map(&self, out: &mut Vec<u8>, trailers: &HeaderMap) {
-        out.extend_from_slice(b"0\r\n");
-        for (name, value) in trailers.iter().filter(|(name, _)| self.passes(name.as_str())) {
-            headers::put(out, name.as_str(), value.as_bytes());
-        }
-        out.extend_from_slice(b"\r\n");
-    }
-
-    /// Returns whether a trailer is passed on to a client of HTTP/1.
-    fn passes(&self, name: &str) -> bool {
-        let mut announced = self.announced.split(|byte| *byte == b',');
-        announced.any(|one| one.eq_ignore_ascii_case(name.as_bytes())) && is_harmless(name)
-    }
-}
 
 /// Returns whether a trailer may be passed on. The gateway itself sends those with a meaning to a proxy, such as
 /// `Connection`, `RateLimit` and `X-Request-Id`, or nobody may.
@@ -437,15 +506,24 @@ pub(in crate::gateway) fn screen_response_trailers(trailers: &mut HeaderMap) {
     }
 }
 
+/// Returns the options in `Connection`.
+pub(super) fn connection_options(lines: HeadersView<'_>) -> impl Iterator<Item = &[u8]> {
+    let values = lines.values(HeaderKind::Connection);
+    values.flat_map(|value| value.split(|byte| *byte == b',')).map(<[u8]>::trim_ascii)
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn written(announced: &str, received: &str) -> Option<String> {
-        let mut trailers = Trailers::new(announced.split(", ").map(str::as_bytes));
-        trailers.receive(received.as_bytes());
+        let mut body = BodyDecoder::Chunked(ChunkDecoder::of_response());
+        body.keep_trailers();
+        let framing = Framing::Chunked(TrailerNames::new(announced.split(", ").map(str::as_bytes)));
         let mut out = Vec::new();
-        trailers.write(&mut out).ok()?;
+        body.pass(format!("0\r\n{received}").as_bytes(), &framing, &mut out).ok()?;
         String::from_utf8(out).ok()
     }
 
@@ -477,6 +555,136 @@ mod tests {
             let received = format!("{name}: 1\r\nX-Sum: 42\r\n\r\n");
             let expected = "0\r\nX-Sum: 42\r\n\r\n";
             assert_eq!(written(&format!("{name}, x-sum"), &received).as_deref(), Some(expected), "{name}");
+        }
+    }
+
+    /// Decodes a body that arrives in pieces. Returns its content and trailers, the number of bytes that belong to it, and
+    /// whether it is complete.
+    fn decoded<'p>(
+        chunks: ChunkDecoder,
+        pieces: impl IntoIterator<Item = &'p [u8]>,
+    ) -> Result<(Vec<u8>, Vec<u8>, usize, bool), Ambiguity> {
+        let mut body = BodyDecoder::Chunked(chunks);
+        body.keep_trailers();
+        let (mut content, mut taken) = (Vec::new(), 0);
+        for piece in pieces {
+            taken += body.pass(piece, &Framing::Raw, &mut content)?.taken;
+        }
+        Ok((content, body.trailers().to_vec(), taken, body.is_over()))
+    }
+
+    fn decoded_request(text: &str) -> Result<(Vec<u8>, Vec<u8>, usize, bool), Ambiguity> {
+        decoded(ChunkDecoder::of_request(), [text.as_bytes()])
+    }
+
+    #[test]
+    fn chunks_with_one_reading_are_decoded() {
+        for (text, content, trailers) in [
+            ("5\r\nhel\n\0\r\n0\r\n\r\n", "hel\n\0", "\r\n"),
+            ("A;x=\"y\"\r\n0123456789\r\n0\r\nX-Sum: 1\r\n\r\n", "0123456789", "X-Sum: 1\r\n\r\n"),
+        ] {
+            for following in ["", "GET / HTTP/1.1\r\n"] {
+                let wanted = (content.as_bytes().to_vec(), trailers.as_bytes().to_vec(), text.len(), true);
+                assert_eq!(decoded_request(&format!("{text}{following}")), Ok(wanted), "{text:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_with_two_readings_are_refused() {
+        for (text, wanted) in [
+            ("5\nhello\r\n0\r\n\r\n", Ambiguity::BadChunk),
+            ("5 \r\nhello\r\n0\r\n\r\n", Ambiguity::BadChunk),
+            ("-1\r\n\r\n", Ambiguity::BadChunk),
+            ("5\r\nhelloX\r\n0\r\n\r\n", Ambiguity::BadChunk),
+            ("0\r\nA: b\n\r\n", Ambiguity::BareLf),
+            ("fffffffffffffffff\r\n", Ambiguity::BadChunk),
+            ("0\r\nA\r\n\r\n", Ambiguity::BadChunk),
+            ("0\r\nA : b\r\n\r\n", Ambiguity::BadChunk),
+            ("0\r\nA: b\r\n c\r\n\r\n", Ambiguity::BadChunk),
+            ("0\r\n: b\r\n\r\n", Ambiguity::BadChunk),
+            ("0\r\nA: \x01\r\n\r\n", Ambiguity::BadChunk),
+            ("0\r\nA: b\rc\r\n\r\n", Ambiguity::BadChunk),
+        ] {
+            assert_eq!(decoded_request(text), Err(wanted), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn only_responses_may_have_blanks_after_chunk_sizes() {
+        for (text, is_valid) in [
+            ("5 \t\r\nhello\r\n0 \r\n\r\n", true),
+            ("5 ;a\r\nhello\r\n0\r\n\r\n", true),
+            ("5 a\r\nhello\r\n0\r\n\r\n", false),
+            ("5 6\r\nhello\r\n0\r\n\r\n", false),
+            ("5 \n", false),
+        ] {
+            assert_eq!(decoded(ChunkDecoder::of_response(), [text.as_bytes()]).is_ok(), is_valid, "{text:?}");
+            assert!(decoded_request(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn more_trailers_than_headers_are_refused() {
+        let body = |count| format!("0\r\n{}\r\n", "a: b\r\n".repeat(count));
+        let taken = |text: String| decoded_request(&text).map(|(_, _, taken, _)| taken);
+        assert_eq!(taken(body(MAX_HEADERS)), Ok(body(MAX_HEADERS).len()));
+        assert_eq!(taken(body(MAX_HEADERS + 1)), Err(Ambiguity::HeadTooLong));
+    }
+
+    #[test]
+    fn bodies_get_the_framing_of_the_other_side() {
+        let chunks = || BodyDecoder::Chunked(ChunkDecoder::of_response());
+        for (mut body, received, framing, wanted, following) in [
+            (BodyDecoder::Length(5), "hello!", Framing::CHUNKED, "hello", 1),
+            (chunks(), "3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n!", Framing::Raw, "hello", 1),
+            (chunks(), "5;x\r\nhello\r\n0\r\nA: b\r\n\r\n", Framing::CHUNKED, "5\r\nhello\r\n0\r\n\r\n", 0),
+            (BodyDecoder::UntilClose, "hello", Framing::Raw, "hello", 0),
+            (BodyDecoder::UntilClose, "hello", Framing::CHUNKED, "5\r\nhello\r\n0\r\n\r\n", 0),
+        ] {
+            let mut sent = Vec::new();
+            let part = body.pass(received.as_bytes(), &framing, &mut sent).expect("it is well formed");
+            assert_eq!((part.content, received.len() - part.taken), (5, following), "{received:?}");
+            sent.extend_from_slice(part.bytes);
+            if !body.is_over() {
+                body.end(&framing, &mut sent).expect("it ends with the connection");
+            }
+            assert_eq!(sent, wanted.as_bytes(), "{received:?}");
+            assert!(body.is_over() && body.end(&framing, &mut sent).is_err(), "{received:?}");
+        }
+    }
+
+    #[test]
+    fn bodies_of_another_length_than_announced_are_not_framed() {
+        let (mut framing, mut out) = (Framing::Length(5), Vec::new());
+        assert_eq!(framing.frame(b"hel", &mut out), Ok(&b"hel"[..]));
+        assert_eq!(framing.end(&mut out, []), Err(Ambiguity::BadLength));
+        assert_eq!(framing.frame(b"lo!", &mut out), Err(Ambiguity::BadLength));
+        assert_eq!(framing.frame(b"lo", &mut out), Ok(&b"lo"[..]));
+        assert_eq!(framing.end(&mut out, []), Ok(()));
+        assert!(out.is_empty());
+    }
+
+    proptest! {
+        /// The result does not depend on how the bytes are split.
+        #[test]
+        fn bytes_may_come_in_any_pieces(cuts in proptest::collection::vec(0usize..60, 0..8), kind in 0usize..3) {
+            let text = [
+                "5\r\nhello\r\n0\r\nA: b\r\n\r\nGET / HTTP/1.1\r\n",
+                "A;x=\"y\"\r\n0123456789\r\n1\r\nx\r\n",
+                "5\r\nhello\r\n0\r\nA : b\r\n\r\n",
+            ][kind];
+            let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(text.len())).collect();
+            cuts.extend([0, text.len()]);
+            cuts.sort_unstable();
+            let pieces = cuts.windows(2).map(|cut| &text.as_bytes()[cut[0]..cut[1]]);
+            prop_assert_eq!(decoded(ChunkDecoder::of_request(), pieces), decoded_request(text));
+        }
+
+        #[test]
+        fn nothing_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            _ = decoded(ChunkDecoder::of_request(), [&bytes[..]]);
+            _ = decoded(ChunkDecoder::of_response(), [&bytes[..]]);
         }
     }
 }

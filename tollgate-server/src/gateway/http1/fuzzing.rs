@@ -5,8 +5,7 @@ use std::net::Ipv4Addr;
 use tollgate::rules::TrustedProxies;
 use tollgate::rules::file::internal::UnderscoreHeaders;
 
-use super::body::{ClientFraming, ReceivedBody, RequestBody, ResponseBody};
-use super::framing::ChunkDecoder;
+use super::body::{BodyDecoder, ChunkDecoder, Framing};
 use super::request::{PlainRequest, RequestParse};
 use super::response::{ResponseHead, ResponseParse};
 use crate::gateway::head::headers::{HeaderBuffer, HeaderFilter, HeadersView};
@@ -59,18 +58,18 @@ pub fn read_requests(mut bytes: &[u8]) -> (Vec<Http1Request>, Http1End) {
             RequestParse::Invalid(_) => return (requests, Http1End::Refused),
         };
         let is_refused = plain.head.failure(u64::MAX).is_some() || plain.head.check_readable().is_err();
-        if is_refused || matches!(plain.rest, RequestBody::Invalid(_)) {
+        if is_refused || plain.rest.is_err() {
             return (requests, Http1End::Refused);
         }
-        let ReceivedBody { content: body, trailers } = plain.received_body();
+        let (body, rest) = plain.received_body();
         let request = Http1Request {
             method: plain.head.method.to_owned(),
             target: plain.head.target.received().map(|target| target.to_string()).unwrap_or_default(),
             is_http10: plain.head.is_http10(),
             fields: fields(plain.head.headers),
             body,
-            trailers,
-            is_complete: plain.rest.is_complete(),
+            trailers: rest.trailers().to_vec(),
+            is_complete: rest.is_over(),
             is_last: plain.head.is_last,
             has_upgrade: plain.head.upgrade.is_some(),
         };
@@ -102,18 +101,32 @@ pub struct Http1Body {
 
 /// Reads a chunked body of a request that arrives in pieces. Returns `None` if it is refused.
 pub fn read_request_chunks<'p>(pieces: impl IntoIterator<Item = &'p [u8]>) -> Option<Http1Body> {
-    let chunks = || RequestBody::Chunked(Box::new(ChunkDecoder::of_request()));
-    let (mut passed_on, mut converted, mut received) = (chunks(), chunks(), ReceivedBody::default());
+    read_chunks(ChunkDecoder::of_request, pieces)
+}
+
+/// Reads a chunked body of a response that arrives in pieces. Returns `None` if it is malformed.
+pub fn read_response_chunks<'p>(pieces: impl IntoIterator<Item = &'p [u8]>) -> Option<Http1Body> {
+    read_chunks(ChunkDecoder::of_response, pieces)
+}
+
+fn read_chunks<'p>(decoder: fn() -> ChunkDecoder, pieces: impl IntoIterator<Item = &'p [u8]>) -> Option<Http1Body> {
+    let chunks = || BodyDecoder::Chunked(decoder());
+    let (mut passed_on, mut converted, mut skipped) = (chunks(), chunks(), chunks());
+    converted.keep_trailers();
     let mut body = Http1Body::default();
     for piece in pieces {
-        let (taken, _) = passed_on.take(piece, &mut body.forwarded).ok()?;
-        let taken_again = converted.take_content(piece, &mut received).ok()?;
-        assert_eq!(taken, taken_again, "both ways read the same body");
-        body.length += taken;
+        let part = passed_on.pass(piece, &Framing::CHUNKED, &mut body.forwarded).ok()?;
+        let again = converted.pass(piece, &Framing::Raw, &mut body.content).ok()?;
+        assert_eq!((part.taken, part.content), (again.taken, again.content), "both ways read the same body");
+        assert_eq!(skipped.skip(piece), Ok((part.taken, part.content)), "a skipped body has the same length");
+        body.length += part.taken;
     }
-    assert_eq!(passed_on.is_complete(), converted.is_complete(), "both ways read the same body");
-    received.trailers()?;
-    Some(Http1Body { content: received.content, is_complete: passed_on.is_complete(), ..body })
+    body.is_complete = passed_on.is_over();
+    assert_eq!((converted.is_over(), skipped.is_over()), (body.is_complete, body.is_complete), "all find the same end");
+    if body.is_complete {
+        converted.take_trailers().ok()?;
+    }
+    Some(body)
 }
 
 /// A response as the gateway reads it.
@@ -144,29 +157,10 @@ pub fn read_response(bytes: &[u8], is_head: bool) -> Option<Http1Response> {
         ResponseParse::Partial | ResponseParse::TooManyHeaders | ResponseParse::Invalid => return None,
     };
     let framing = match head.body {
-        ResponseBody::Length(length) => Http1Framing::Length(length),
-        ResponseBody::Chunks { .. } => Http1Framing::Chunked,
-        ResponseBody::UntilClose { .. } => Http1Framing::UntilClose,
+        BodyDecoder::Length(length) => Http1Framing::Length(length),
+        BodyDecoder::Chunked(_) => Http1Framing::Chunked,
+        BodyDecoder::UntilClose => Http1Framing::UntilClose,
     };
     let fields = fields(lines.view());
     Some(Http1Response { status: head.status.as_u16(), fields, head: head.bytes, framing, stays_open: head.stays_open })
-}
-
-/// Reads a chunked body of a response that arrives in pieces. Returns `None` if it is malformed.
-pub fn read_response_chunks<'p>(pieces: impl IntoIterator<Item = &'p [u8]>) -> Option<Http1Body> {
-    let decoder = ChunkDecoder::of_response();
-    let mut chunks = ResponseBody::Chunks { decoder, framing: ClientFraming::Chunked, trailers: None };
-    let decoder = ChunkDecoder::of_response();
-    let mut raw = ResponseBody::Chunks { decoder, framing: ClientFraming::Raw, trailers: None };
-    let mut body = Http1Body::default();
-    for piece in pieces {
-        let (taken, _) = chunks.take(piece, &mut body.forwarded).ok()?;
-        let (taken_again, _) = raw.take(piece, &mut body.content).ok()?;
-        assert_eq!(taken, taken_again, "both ways read the same body");
-        body.length += taken;
-        if chunks.is_over() {
-            break;
-        }
-    }
-    Some(Http1Body { is_complete: chunks.is_over(), ..body })
 }

@@ -1,16 +1,20 @@
 //! Requests: parsed from the client's bytes, and written for the upstream.
+//!
+//! A server behind the gateway may interpret an ambiguous head differently, and take the body of one request for another
+//! request (request smuggling). So a request that is not in the strict form is refused, and its connection is closed. The
+//! parser is stricter than httparse; [`ambiguity`] names the reason, also of heads that are incomplete.
 
 use std::mem::MaybeUninit;
 
+use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Request, StatusCode, Version};
 use tollgate::Outcome;
 use tollgate::internal::HeaderLine;
 
-use super::body::{BodyStart, ReceivedBody, RequestBody};
-use super::framing::{self, ChunkDecoder};
+use super::body::{BodyDecoder, Framing};
 use crate::gateway::failure::{Ambiguity, Failure};
-use crate::gateway::head::headers::{HeaderBuffer, HeaderFilter, HeaderKind, MAX_HEADERS, kind};
+use crate::gateway::head::headers::{self, HeaderBuffer, HeaderFilter, HeaderKind, MAX_HEADERS, kind};
 use crate::gateway::head::upstream_head::UpstreamHead;
 use crate::gateway::head::{BodyLength, RequestHead, RequestTarget, join_cookies};
 use crate::gateway::proxy::ProxyRequest;
@@ -41,9 +45,9 @@ pub(in crate::gateway) enum InvalidHead {
 }
 
 impl InvalidHead {
-    /// Returns the reason for a head that is malformed, or ambiguous: the framing checks distinguish these.
+    /// Returns the reason for a head that is malformed or ambiguous.
     fn of(bytes: &[u8]) -> Self {
-        framing::ambiguity(bytes).map_or(Self::Malformed, Self::Ambiguous)
+        ambiguity(bytes).map_or(Self::Malformed, Self::Ambiguous)
     }
 
     pub(in crate::gateway) fn status(self) -> StatusCode {
@@ -64,8 +68,8 @@ pub(in crate::gateway) struct PlainRequest<'a> {
     body: &'a [u8],
     /// The number of its content bytes.
     pub(super) content_bytes: u64,
-    /// The part of the body that has not arrived.
-    pub(in crate::gateway) rest: RequestBody,
+    /// The decoder of the part that has not arrived, unless the body is malformed.
+    pub(in crate::gateway) rest: Result<BodyDecoder, Ambiguity>,
     /// The bytes behind the request.
     pub(super) following: &'a [u8],
 }
@@ -115,20 +119,24 @@ impl<'a> PlainRequest<'a> {
         if head.has_bad_length {
             return invalid();
         }
-        let BodyStart { bytes: body_bytes, content: content_bytes, rest } = head.length.split(&bytes[head_bytes..]);
+        let mut rest = BodyDecoder::of_request(head.length);
+        let (body_bytes, content_bytes, rest) = match rest.skip(&bytes[head_bytes..]) {
+            Ok((taken, content)) => (taken, content as u64, Ok(rest)),
+            Err(ambiguity) => (bytes.len() - head_bytes, 0, Err(ambiguity)),
+        };
         let (bytes, following) = bytes.split_at(head_bytes + body_bytes);
         RequestParse::Complete(Self { head, bytes, body: &bytes[head_bytes..], content_bytes, rest, following })
     }
 
-    /// Returns the part of the body that has arrived.
-    pub(super) fn received_body(&self) -> ReceivedBody {
-        let mut received = ReceivedBody::default();
-        match self.head.length {
-            BodyLength::Known(_) => received.content.extend_from_slice(self.body),
-            // Malformed chunks were found before.
-            BodyLength::Unknown => _ = received.decode(&mut ChunkDecoder::of_request(), self.body),
+    /// Returns the content of the part of the body that has arrived, and the decoder of the rest, which keeps trailers.
+    pub(super) fn received_body(&self) -> (Vec<u8>, BodyDecoder) {
+        let (mut rest, mut content) = (BodyDecoder::of_request(self.head.length), Vec::new());
+        rest.keep_trailers();
+        // Malformed chunks were found before.
+        if let Ok(part) = rest.pass(self.body, &Framing::Raw, &mut content) {
+            content.extend_from_slice(part.bytes);
         }
-        received
+        (content, rest)
     }
 
     /// Returns the length of the body, if the client announces it.
@@ -164,13 +172,8 @@ impl<'a> PlainRequest<'a> {
         outcome: &Outcome,
     ) -> Result<(), Failure> {
         UpstreamHead::new(&self.head, to, request, outcome).write(out)?;
-        match self.head.length {
-            BodyLength::Known(_) => out.extend_from_slice(self.body),
-            BodyLength::Unknown => {
-                let mut chunks = RequestBody::Chunked(Box::new(ChunkDecoder::of_request()));
-                chunks.take(self.body, out).map_err(|_ambiguity| Failure::BodyBroken)?;
-            }
-        }
+        let part = BodyDecoder::of_request(self.head.length).pass(self.body, &Framing::CHUNKED, out);
+        out.extend_from_slice(part.map_err(|_ambiguity| Failure::BodyBroken)?.bytes);
         Ok(())
     }
 }
@@ -182,6 +185,73 @@ fn ends_lines_in_crlf(head: &[u8]) -> bool {
     let behind_first = head.get(1..).unwrap_or_default();
     let is_bare = |(before, byte): (&u8, &u8)| *byte == b'\n' && *before != b'\r';
     head.first() != Some(&b'\n') && !head.iter().zip(behind_first).fold(false, |bare, pair| bare | is_bare(pair))
+}
+
+/// Returns the first part of a head that has more than one interpretation, if there is one. The head may be incomplete,
+/// and other bytes may follow it.
+pub(super) fn ambiguity(bytes: &[u8]) -> Option<Ambiguity> {
+    let mut lengths = Lengths::default();
+    let mut lines = 0;
+    for line in bytes.split_inclusive(|byte| *byte == b'\n') {
+        // The rest of the last line has not arrived.
+        let line = line.strip_suffix(b"\n")?;
+        let Some(line) = line.strip_suffix(b"\r") else { return Some(Ambiguity::BareLf) };
+        match lines {
+            // Empty lines before a request are allowed.
+            0 if line.is_empty() => continue,
+            0 if memchr::memchr2(0, b'\r', line).is_some() => return Some(Ambiguity::Nul),
+            0 => {}
+            _ if line.is_empty() => return None,
+            _ => {
+                if let Err(ambiguity) = lengths.read(line) {
+                    return Some(ambiguity);
+                }
+            }
+        }
+        lines += 1;
+    }
+    None
+}
+
+/// The lengths that the headers of a request announce.
+#[derive(Default)]
+struct Lengths {
+    has_length: bool,
+    is_chunked: bool,
+}
+
+impl Lengths {
+    /// Reads a header line without its end.
+    fn read(&mut self, line: &[u8]) -> Result<(), Ambiguity> {
+        if matches!(line[0], b' ' | b'\t') {
+            return Err(Ambiguity::FoldedLine);
+        }
+        // httparse refuses a line without a colon.
+        let Some(colon) = memchr::memchr(b':', line) else { return Ok(()) };
+        let (name, value) = (&line[..colon], &line[colon + 1..]);
+        if matches!(name.last(), Some(b' ' | b'\t')) {
+            return Err(Ambiguity::SpaceBeforeColon);
+        }
+        if memchr::memchr2(0, b'\r', value).is_some() {
+            return Err(Ambiguity::Nul);
+        }
+        let (value, is) =
+            (value.trim_ascii(), |wanted: HeaderName| name.eq_ignore_ascii_case(wanted.as_str().as_bytes()));
+        let before = (self.has_length, self.is_chunked);
+        match before {
+            _ if is(CONTENT_LENGTH) => self.has_length = true,
+            _ if is(TRANSFER_ENCODING) => self.is_chunked = true,
+            _ => return Ok(()),
+        }
+        match before {
+            _ if self.has_length && self.is_chunked => Err(Ambiguity::BothLengths),
+            (true, _) => Err(Ambiguity::SeveralLengths),
+            (_, true) => Err(Ambiguity::BadTransferCoding),
+            _ if self.has_length && headers::length(value).is_none() => Err(Ambiguity::BadLength),
+            _ if self.is_chunked && !value.eq_ignore_ascii_case(b"chunked") => Err(Ambiguity::BadTransferCoding),
+            _ => Ok(()),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -202,7 +272,7 @@ mod tests {
     const MAX_HEAD: usize = 64 << 10;
 
     /// Returns the length of a request, as far as it has arrived, and the rest of its body.
-    fn parsed(text: &[u8]) -> Option<(usize, RequestBody)> {
+    fn parsed(text: &[u8]) -> Option<(usize, Result<BodyDecoder, Ambiguity>)> {
         read(text, |parse| match parse {
             RequestParse::Complete(plain) => Some((plain.bytes.len(), plain.rest)),
             RequestParse::Partial | RequestParse::Invalid(_) => None,
@@ -303,6 +373,55 @@ mod tests {
         assert_eq!(refusal(&many), "TooLong");
     }
 
+    const CHUNKED: &str = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n";
+
+    #[test]
+    fn heads_with_one_reading_pass() {
+        for text in [
+            "GET / HTTP/1.1\r\nHost: h\r\n\r\n",
+            "\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n",
+            "POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nhel\n\0",
+            "POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n",
+            "POST / HTTP/1.1\r\ntransfer-encoding:  Chunked \r\n\r\n",
+            "POST / HTTP/1.1\r\nContent-Length: 9223372036854775807\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost: h\r\nX : y",
+        ] {
+            assert_eq!(ambiguity(text.as_bytes()), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn heads_with_two_readings_are_refused() {
+        for (text, wanted) in [
+            ("GET / HTTP/1.1\nHost: h\r\n\r\n", Ambiguity::BareLf),
+            ("GET / HTTP/1.1\r\nHost: h\n\r\n", Ambiguity::BareLf),
+            ("GET / HTTP/1.1\r\nHost: h\r\n\n", Ambiguity::BareLf),
+            ("GET / HTTP/1.1\r\nHost : h\r\n\r\n", Ambiguity::SpaceBeforeColon),
+            ("GET / HTTP/1.1\r\nContent-Length\t: 5\r\n\r\n", Ambiguity::SpaceBeforeColon),
+            ("GET / HTTP/1.1\r\nHost: h\r\n x: y\r\n\r\n", Ambiguity::FoldedLine),
+            ("GET / HTTP/1.1\r\nHost: h\0\r\n\r\n", Ambiguity::Nul),
+            ("GET /\0 HTTP/1.1\r\nHost: h\r\n\r\n", Ambiguity::Nul),
+            ("GET / HTTP/1.1\r\nA: b\rContent-Length: 3\r\n\r\n", Ambiguity::Nul),
+            ("POST / HTTP/1.1\r\nContent-Length: +5\r\n\r\n", Ambiguity::BadLength),
+            ("POST / HTTP/1.1\r\nContent-Length: 5, 5\r\n\r\n", Ambiguity::BadLength),
+            ("POST / HTTP/1.1\r\nContent-Length: 0x5\r\n\r\n", Ambiguity::BadLength),
+            ("POST / HTTP/1.1\r\nContent-Length:\r\n\r\n", Ambiguity::BadLength),
+            // Some servers cannot read these.
+            ("POST / HTTP/1.1\r\nContent-Length: 9223372036854775808\r\n\r\n", Ambiguity::BadLength),
+            ("POST / HTTP/1.1\r\nContent-Length: 18446744073709551615\r\n\r\n", Ambiguity::BadLength),
+            ("POST / HTTP/1.1\r\nContent-Length: 18446744073709551616\r\n\r\n", Ambiguity::BadLength),
+            ("POST / HTTP/1.1\r\nContent-Length: 5\r\ncontent-length: 5\r\n\r\n", Ambiguity::SeveralLengths),
+            ("POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", Ambiguity::BothLengths),
+            ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n", Ambiguity::BothLengths),
+            ("POST / HTTP/1.1\r\nTransfer-Encoding: xchunked\r\n\r\n", Ambiguity::BadTransferCoding),
+            ("POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", Ambiguity::BadTransferCoding),
+            ("POST / HTTP/1.1\r\nTransfer-Encoding: chunked, identity\r\n\r\n", Ambiguity::BadTransferCoding),
+            (&format!("{CHUNKED}Transfer-Encoding: chunked\r\n\r\n"), Ambiguity::BadTransferCoding),
+        ] {
+            assert_eq!(ambiguity(text.as_bytes()), Some(wanted), "{text:?}");
+        }
+    }
+
     /// Parts of requests, valid and invalid.
     const PIECES: [&str; 26] = [
         "GET / HTTP/1.1\r\n",
@@ -357,13 +476,13 @@ mod tests {
     }
 
     proptest! {
-        /// A request is accepted only if the framing checks find nothing, whatever httparse accepts.
+        /// A request is accepted only if nothing in it is ambiguous, whatever httparse accepts.
         #[test]
         fn accepted_requests_are_unambiguous(pieces in proptest::collection::vec(0..PIECES.len(), 0..9), good in any::<bool>()) {
             let mut text = if good { "POST / HTTP/1.1\r\nHost: h\r\n".to_owned() } else { String::new() };
             text.extend(pieces.into_iter().map(|piece| PIECES[piece]));
             if parsed(text.as_bytes()).is_some() {
-                prop_assert_eq!(framing::ambiguity(text.as_bytes()), None, "{:?}", text);
+                prop_assert_eq!(ambiguity(text.as_bytes()), None, "{:?}", text);
             }
         }
 
@@ -373,15 +492,17 @@ mod tests {
             text.extend(pieces.into_iter().map(|piece| PIECES[piece]));
             if let Some((bytes, rest)) = parsed(text.as_bytes()) {
                 match rest {
-                    RequestBody::Complete => prop_assert_eq!(simple_end(&text), Some(bytes), "{:?}", text),
-                    RequestBody::Invalid(_) => {}
-                    _ => prop_assert!(simple_end(&text).is_none() && bytes == text.len(), "{text:?}"),
+                    Ok(rest) if rest.is_over() => prop_assert_eq!(simple_end(&text), Some(bytes), "{:?}", text),
+                    Err(_) => {}
+                    Ok(_) => prop_assert!(simple_end(&text).is_none() && bytes == text.len(), "{text:?}"),
                 }
             }
         }
 
         #[test]
         fn nothing_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            _ = ambiguity(&bytes);
+            _ = ambiguity(&[b"GET / HTTP/1.1\r\n", &bytes[..]].concat());
             parsed(&bytes);
             parsed(&[&b"GET / HTTP/1.1\r\n"[..], &bytes, b"\r\n\r\n"].concat());
         }

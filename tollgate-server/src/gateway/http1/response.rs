@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Version};
 use tollgate::Outcome;
 use tollgate::internal::HeaderLine;
 
-use super::body::{ClientFraming, ResponseBody, connection_options};
+use super::body::{BodyDecoder, Framing, connection_options};
 use crate::gateway::failure::{ConnectError, Failure, Fault};
 use crate::gateway::head::headers::{self, Edits, HeaderBuffer, HeaderKind, HeadersView, MAX_HEADERS, X_REQUEST_ID};
 use crate::gateway::head::upstream_head::via;
@@ -36,7 +36,7 @@ pub(in crate::gateway) struct ResponseHead<'a> {
     reason: &'a [u8],
     /// The length of the head.
     pub(in crate::gateway) bytes: usize,
-    pub(in crate::gateway) body: ResponseBody,
+    pub(in crate::gateway) body: BodyDecoder,
     /// Whether the upstream accepts another request on the connection.
     pub(super) stays_open: bool,
     /// Whether the version is HTTP/1.0.
@@ -174,15 +174,14 @@ impl<'a> ResponseHead<'a> {
         for header in &*answer.headers {
             lines.push(HeaderLine { name: header.name, value: header.value }, headers::kind(header.name));
         }
-        let Some(body) = ResponseBody::of(lines.view(), status, is_head, version == 0) else {
+        let Some(body) = BodyDecoder::of_response(lines.view(), status, is_head, version == 0) else {
             return ResponseParse::Invalid;
         };
         let has_close = connection_options(lines.view()).any(|word| word.eq_ignore_ascii_case(b"close"));
         let is_http10 = version == 0;
         // Unexpected bytes may follow.
         let may_have_stray_body = status == StatusCode::NO_CONTENT && has_body_headers(lines.view());
-        let stays_open =
-            !is_http10 && !matches!(body, ResponseBody::UntilClose { .. }) && !has_close && !may_have_stray_body;
+        let stays_open = !is_http10 && !matches!(body, BodyDecoder::UntilClose) && !has_close && !may_have_stray_body;
         let reason = answer.reason.unwrap_or_default().as_bytes();
         ResponseParse::Complete(Self { status, reason, bytes: bytes_of_head, body, stays_open, is_http10 })
     }
@@ -253,7 +252,7 @@ impl<'a> ResponseHead<'a> {
         lines: HeadersView<'_>,
         edits: &Edits,
         (outcome, id, adds_via): (&Outcome, Option<&HeaderValue>, bool),
-        date: &[u8],
+        (framing, date): (&Framing, &[u8]),
         location: impl Fn(&[u8]) -> Option<String>,
     ) {
         headers::put_status(out, self.status, self.reason);
@@ -291,7 +290,7 @@ impl<'a> ResponseHead<'a> {
                 headers::put_headers(out, &theirs);
             }
         }
-        if self.body.framing() == Some(ClientFraming::Chunked) {
+        if let Framing::Chunked(_) = framing {
             out.extend_from_slice(b"transfer-encoding: chunked\r\n");
         }
         if !has_date {

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Response};
 use hyper::body::{Body, Frame, SizeHint};
 
-use super::body::{LAST_CHUNK, ResponseBody, put_chunk};
+use super::body::{BodyDecoder, Framing};
 use super::response::{self, HeadError, HeadRead, HeadUse};
 use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{Failure, Fault};
@@ -98,21 +98,17 @@ fn poll_head(
             *response.status_mut() = head.status;
             *response.version_mut() = head.version();
             *response.headers_mut() = head.header_map(bytes, lines);
-            head.body.send_raw();
             head.body.keep_trailers();
             let rest = &bytes[head.bytes..];
             buffers.clear();
-            let taken = match head.body.take(rest, &mut buffers.out) {
+            let part = match head.body.pass(rest, &Framing::Raw, &mut buffers.out) {
                 // No upgrade was requested.
-                Ok((taken, _)) if !head.switches() => taken,
+                Ok(part) if !head.switches() => part,
                 _ => return HeadUse::Taken(Err(HeadError::failed(Failure::InvalidResponse))),
             };
-            let first = match head.body {
-                ResponseBody::Length(_) => &rest[..taken],
-                _ => &buffers.out,
-            };
-            let stays_open = head.stays_open && taken == rest.len();
-            let start = ResponseStart { first: Bytes::copy_from_slice(first), rest: head.body, stays_open };
+            let first = Bytes::copy_from_slice(part.to_send(&buffers.out));
+            let start =
+                ResponseStart { first, rest: head.body, stays_open: head.stays_open && part.taken == rest.len() };
             HeadUse::Taken(Ok((response, start)))
         },
     );
@@ -122,8 +118,7 @@ fn poll_head(
 /// The rest of a request body.
 pub(in crate::gateway) struct Upload {
     body: ToUpstream,
-    /// The number of bytes left; `None` if it is unknown, and the body is sent in chunks.
-    length: Option<u64>,
+    framing: Framing,
     /// Bounds what is left of the body after the end of the response.
     deadline: Arc<UpstreamDeadline>,
 }
@@ -131,8 +126,8 @@ pub(in crate::gateway) struct Upload {
 impl Upload {
     /// Returns `None` if there is no body.
     pub(in crate::gateway) fn new(body: ToUpstream, deadline: &Arc<UpstreamDeadline>) -> Option<Self> {
-        let length = body.size_hint().exact();
-        (!body.is_empty()).then(|| Self { body, length, deadline: Arc::clone(deadline) })
+        let framing = body.size_hint().exact().map_or(Framing::CHUNKED, Framing::Length);
+        (!body.is_empty()).then(|| Self { body, framing, deadline: Arc::clone(deadline) })
     }
 }
 
@@ -145,7 +140,7 @@ impl Upload {
 /// Fails if the body breaks off. The upstream must get no end of it.
 fn poll_upload(upload: &mut Option<Upload>, conn: &mut Http1Conn, context: &mut Context<'_>) -> Result<(), Failure> {
     for _ in 0..PARTS_PER_TURN {
-        let Some(Upload { body, length, .. }) = upload else { return Ok(()) };
+        let Some(Upload { body, framing, .. }) = upload else { return Ok(()) };
         match conn.poll_send(context) {
             Poll::Ready(Ok(())) => {}
             // The response may explain it.
@@ -159,22 +154,19 @@ fn poll_upload(upload: &mut Option<Upload>, conn: &mut Http1Conn, context: &mut 
             Poll::Pending => return Ok(()),
             Poll::Ready(frame) => frame.transpose()?,
         };
-        match (frame.map(Frame::into_data), length) {
-            (Some(Ok(data)), Some(left)) => {
-                *left = left.checked_sub(data.len() as u64).ok_or(Failure::BodyBroken)?;
-                conn.send_part(&data, context);
+        let buffers = &mut scratch().buffers;
+        buffers.clear();
+        match frame.map(Frame::into_data) {
+            Some(Ok(data)) => {
+                let part = framing.frame(&data, &mut buffers.out).map_err(|_ambiguity| Failure::BodyBroken)?;
+                conn.send_part(part, context);
             }
-            (Some(Ok(data)), None) => {
-                let buffers = &mut scratch().buffers;
-                buffers.clear();
-                put_chunk(&mut buffers.out, &data);
-                conn.send_part(&buffers.out, context);
-            }
-            (Some(Err(_trailers)), _) => {}
-            (None, Some(1..)) => return Err(Failure::BodyBroken),
-            (None, Some(0)) => *upload = None,
-            (None, None) => {
-                conn.send_part(LAST_CHUNK, context);
+            Some(Err(_trailers)) => {}
+            None => {
+                framing.end(&mut buffers.out, []).map_err(|_ambiguity| Failure::BodyBroken)?;
+                if !buffers.out.is_empty() {
+                    conn.send_part(&buffers.out, context);
+                }
                 *upload = None;
             }
         }
@@ -188,14 +180,13 @@ fn poll_upload(upload: &mut Option<Upload>, conn: &mut Http1Conn, context: &mut 
 pub(in crate::gateway) struct ResponseStart {
     /// The content that arrived with the head.
     first: Bytes,
-    rest: ResponseBody,
+    rest: BodyDecoder,
     stays_open: bool,
 }
 
 impl ResponseStart {
     /// Continues a response of which a part was passed on.
-    pub(super) fn resume(mut rest: ResponseBody, stays_open: bool) -> Self {
-        rest.send_raw();
+    pub(super) fn resume(rest: BodyDecoder, stays_open: bool) -> Self {
         Self { first: Bytes::new(), rest, stays_open }
     }
 }
@@ -300,13 +291,15 @@ impl Http1Response {
 
     fn bytes_left(&self) -> Option<u64> {
         match &self.start.rest {
-            ResponseBody::Length(left) => Some(left + self.start.first.len() as u64),
+            BodyDecoder::Length(left) => Some(left + self.start.first.len() as u64),
             _ => None,
         }
     }
 
     fn is_over(&self) -> bool {
-        self.start.first.is_empty() && self.start.rest.is_over() && !self.start.rest.has_trailers()
+        // The trailers end in an empty line, even if there are none.
+        let has_trailers = self.start.rest.trailers().len() > b"\r\n".len();
+        self.start.first.is_empty() && self.start.rest.is_over() && !has_trailers
     }
 
     fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
@@ -316,8 +309,10 @@ impl Http1Response {
                 return Poll::Ready(Some(Ok(Frame::data(std::mem::take(first)))));
             }
             if rest.is_over() {
-                let trailers = rest.take_trailers().transpose();
-                return Poll::Ready(trailers.map(|trailers| trailers.map(Frame::trailers)));
+                return Poll::Ready(match rest.take_trailers() {
+                    Ok(trailers) => (!trailers.is_empty()).then(|| Ok(Frame::trailers(trailers))),
+                    Err(_ambiguity) => Some(Err(Failure::InvalidResponse)),
+                });
             }
             let Some(conn) = &mut self.conn else { return Poll::Ready(Some(Err(Failure::Disconnected))) };
             // Some upstreams respond before they have read the whole request.
@@ -325,19 +320,14 @@ impl Http1Response {
             let mut scratch = scratch();
             let Scratch { input, buffers, .. } = &mut *scratch;
             buffers.clear();
-            let taken = match ready!(conn.poll_read(input, context)) {
-                Ok(0) => rest.end(&mut buffers.out).map(|()| 0),
-                Ok(read) => rest.take(&input[..read], &mut buffers.out).map(|(taken, _)| {
-                    *stays_open &= taken == read;
-                    taken
-                }),
+            let (part, read) = match ready!(conn.poll_read(input, context)) {
+                Ok(0) => (rest.end(&Framing::Raw, &mut buffers.out), 0),
+                Ok(read) => (rest.pass(&input[..read], &Framing::Raw, &mut buffers.out), read),
                 Err(_) => return Poll::Ready(Some(Err(Failure::Disconnected))),
             };
-            let Ok(taken) = taken else { return Poll::Ready(Some(Err(Failure::Disconnected))) };
-            *first = match rest {
-                ResponseBody::Length(_) => Bytes::copy_from_slice(&input[..taken]),
-                _ => Bytes::copy_from_slice(&buffers.out),
-            };
+            let Ok(part) = part else { return Poll::Ready(Some(Err(Failure::Disconnected))) };
+            *stays_open &= part.taken == read;
+            *first = Bytes::copy_from_slice(part.to_send(&buffers.out));
             drop(scratch);
             self.release_if_over();
         }

@@ -29,7 +29,7 @@ use tollgate::{Check, Outcome};
 
 use self::client_io::PendingBody;
 use self::forward::{ForwardResult, Forwarding};
-use super::body::RequestBody;
+use super::body::BodyDecoder;
 use super::request::{PlainRequest, RequestParse};
 use crate::gateway::client::{BufferedBytes, Client, LINGER, Peer};
 use crate::gateway::deadline::{Alarm, Tick, Wait};
@@ -353,15 +353,16 @@ impl<'a> Http1Server<'a> {
     /// Keeps the bytes that follow the request, and the state of a body that has not arrived completely.
     fn begin_body(&mut self, plain: &mut PlainRequest<'_>, max_body: u64) {
         self.ahead.extend_from_slice(plain.following);
-        if plain.rest.is_complete() && plain.content_bytes <= max_body {
-            return;
-        }
-        let rest = std::mem::replace(&mut plain.rest, RequestBody::Complete);
+        let rest = std::mem::replace(&mut plain.rest, Ok(BodyDecoder::Length(0)));
         let room = max_body.checked_sub(plain.content_bytes);
         let mut failure = room.is_none().then_some(Failure::BodyTooLong);
-        if let RequestBody::Invalid(ambiguity) = rest {
+        let rest = rest.unwrap_or_else(|ambiguity| {
             self.client.note_ambiguity(ambiguity);
             failure = Some(Failure::BodyBroken);
+            BodyDecoder::Length(0)
+        });
+        if rest.is_over() && failure.is_none() {
+            return;
         }
         self.body = Some(Box::new(PendingBody {
             rest,

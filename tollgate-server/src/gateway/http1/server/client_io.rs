@@ -14,7 +14,7 @@ use super::Http1Server;
 use crate::gateway::client::BufferedBytes;
 use crate::gateway::deadline::Tick;
 use crate::gateway::failure::{Ambiguity, Failure};
-use crate::gateway::http1::body::{ReceivedBody, RequestBody};
+use crate::gateway::http1::body::{BodyDecoder, Framing};
 use crate::gateway::local_response::MAX_DRAINED_BYTES;
 use crate::gateway::splice::Pipe;
 use crate::gateway::worker::{Scratch, scratch};
@@ -23,7 +23,7 @@ const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// A body that is being received.
 pub(super) struct PendingBody {
-    pub(super) rest: RequestBody,
+    pub(super) rest: BodyDecoder,
     /// The number of content bytes that may still arrive, by `max_body`.
     pub(super) room: u64,
     /// The reason why it cannot be forwarded.
@@ -63,21 +63,17 @@ impl PendingBody {
         Ok(())
     }
 
-    /// Takes the content of bytes that have arrived. Returns how many belong to the body.
-    pub(super) fn take_content(&mut self, bytes: &[u8], received: &mut ReceivedBody) -> Result<usize, BodyError> {
-        let before = received.content.len();
-        let taken = self.rest.take_content(bytes, received)?;
-        self.count(received.content.len() - before)?;
-        Ok(taken)
+    /// Appends the content of bytes that have arrived. Returns how many belong to the body.
+    pub(super) fn take_content(&mut self, bytes: &[u8], content: &mut Vec<u8>) -> Result<usize, BodyError> {
+        let part = self.rest.pass(bytes, &Framing::Raw, content)?;
+        content.extend_from_slice(part.bytes);
+        self.count(part.content)?;
+        Ok(part.taken)
     }
 
     /// Returns whether the rest can be read and discarded, so that the connection stays usable.
     pub(super) fn is_drainable(&self) -> bool {
-        let is_short = match self.rest {
-            RequestBody::Complete | RequestBody::Chunked(_) => true,
-            RequestBody::Length(left) => left <= MAX_DRAINED_BYTES as u64,
-            RequestBody::Invalid(_) => false,
-        };
+        let is_short = !matches!(self.rest, BodyDecoder::Length(left) if left > MAX_DRAINED_BYTES as u64);
         // A client that waits for `100 Continue` may omit the body after another response, or send it.
         is_short && self.failure.is_none() && !self.awaits_continue
     }
@@ -261,8 +257,8 @@ impl Http1Server<'_> {
             if let Poll::Ready(Err(_)) = self.poll_sent(context) {
                 return Poll::Ready(false);
             }
-            let part = self.poll_body_part(context, |body, bytes, out, _| {
-                let (taken, _) = body.rest.take(bytes, out)?;
+            let part = self.poll_body_part(context, |body, bytes, _, _| {
+                let (taken, _) = body.rest.skip(bytes)?;
                 *left = left.checked_sub(taken).ok_or(Failure::BodyTooLong)?;
                 Ok(taken)
             });
@@ -307,7 +303,7 @@ impl Http1Server<'_> {
             }
             error => error,
         })?;
-        if body.rest.is_complete() {
+        if body.rest.is_over() {
             self.body = None;
             // Before bytes that did not fit into this read.
             self.ahead.splice(..0, input[taken..read].iter().copied());

@@ -15,7 +15,7 @@ use super::{Http1Server, UnsettledResponse};
 use crate::gateway::client::Client;
 use crate::gateway::deadline::{TICK, Wait};
 use crate::gateway::failure::{Failure, Fault};
-use crate::gateway::http1::body::ResponseBody;
+use crate::gateway::http1::body::{BodyDecoder, Framing};
 use crate::gateway::http1::request::PlainRequest;
 use crate::gateway::http1::sender::{Http1Body, ResponseStart, receive};
 use crate::gateway::http1::upgrade::Tunnel;
@@ -37,9 +37,8 @@ pub(super) struct Forwarding {
     /// The current upstream and the connection to it.
     target: Option<Arc<Target>>,
     conn: Option<Box<Http1Conn>>,
-    /// The rest of a response that has started, and whether its connection stays open. Kept here, because in the task's
-    /// future it would take room for as long as the client is connected.
-    pub(super) begun: Option<(ResponseBody, bool)>,
+    /// Kept here, because in the task's future it would take room for as long as the client is connected.
+    pub(super) begun: Option<BegunResponse>,
     /// The reason why it cannot be sent to any upstream.
     failed: Option<Failure>,
     /// Whether the client wants to switch to another protocol.
@@ -54,6 +53,16 @@ pub(super) struct Forwarding {
     /// Whether the connection keeps bytes of the response that were not parsed: because they follow an interim response,
     /// or because limits have counted the head in the meantime.
     pub(super) has_unparsed: bool,
+}
+
+/// A response whose head was sent to the client.
+pub(super) struct BegunResponse {
+    /// The decoder of the part of the body that has not arrived.
+    pub(super) rest: BodyDecoder,
+    /// How the client gets the body.
+    pub(super) framing: Framing,
+    /// Whether the connection to the upstream stays open.
+    pub(super) stays_open: bool,
 }
 
 /// Whether limits count the response.
@@ -292,7 +301,7 @@ impl Forwarding {
         if let Some(first) = self.switched.take() {
             return Ok(Some(Box::new((conn.into_io(), first))));
         }
-        if let Some((_, true)) = begun {
+        if begun.is_some_and(|begun| begun.stays_open) {
             target.keep_idle(server.worker.number, conn, server.worker.ticks.now(), &self.route().reuse);
         }
         Ok(None)
@@ -380,16 +389,13 @@ struct AbandonedResponse {
     pool: ConnPool,
 }
 
-/// The rest of a response, and whether its connection stays open; `None` if the response has not started.
-type ResponseProgress = Option<(ResponseBody, bool)>;
-
 impl Forwarding {
     /// Abandons a request whose client has left. If it has a permit, that is held until the upstream is done. Otherwise
     /// the connection is closed.
     ///
     /// The connection is also closed in the middle of a body, because an upstream that waits for the rest of one is
     /// blocked. A timer holds the permit then.
-    fn abandon(&mut self, server: &Http1Server<'_>, conn: Box<Http1Conn>, begun: ResponseProgress) {
+    fn abandon(&mut self, server: &Http1Server<'_>, conn: Box<Http1Conn>, begun: Option<BegunResponse>) {
         if server.body.is_some() {
             return self.request.hold_permit();
         }
@@ -405,10 +411,12 @@ impl Forwarding {
 impl AbandonedResponse {
     /// Reads the response to its end. The head has to arrive in the time that the upstream had left, and the body
     /// within the route's timeout.
-    async fn drain(self, begun: ResponseProgress, head_within: Duration) {
+    async fn drain(self, begun: Option<BegunResponse>, head_within: Duration) {
         let Self { conn, is_head, abandoned, pool } = self;
         let body = match begun {
-            Some((rest, stays_open)) => Http1Body::resume(conn, ResponseStart::resume(rest, stays_open), pool),
+            Some(BegunResponse { rest, stays_open, .. }) => {
+                Http1Body::resume(conn, ResponseStart::resume(rest, stays_open), pool)
+            }
             None => match timeout(head_within, receive(conn, None, (is_head, Repeatable::No), Some(pool))).await {
                 // An event stream has no end.
                 Ok(Ok(response)) if !has_event_stream(response.headers()) => response.into_body(),

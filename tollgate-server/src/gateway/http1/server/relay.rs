@@ -9,10 +9,10 @@ use tollgate::rules::file::internal::UpstreamHeader;
 
 use super::Http1Server;
 use super::client_io::BodyError;
-use super::forward::{AttemptError, Forwarding, Settling};
+use super::forward::{AttemptError, BegunResponse, Forwarding, Settling};
 use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::head::headers::{self, HeaderKind, HeadersView};
-use crate::gateway::http1::body::ResponseBody;
+use crate::gateway::http1::body::{BodyDecoder, Framing, TrailerNames};
 use crate::gateway::http1::response::{HeadError, HeadRead, HeadUse, ResponseHead, poll_head};
 use crate::gateway::proxy::ProxyRequest;
 use crate::gateway::upstream::abandoned::is_event_stream;
@@ -36,7 +36,7 @@ impl Forwarding {
     ) -> Poll<Result<(), AttemptError>> {
         if server.may_read_body(self.begun.is_some()) {
             match &self.begun {
-                Some((body, _)) if body.is_over() => {
+                Some(begun) if begun.rest.is_over() => {
                     // The client may read its response only after it has sent the body.
                     if self.relay_upload(server, conn, context).is_err() {
                         self.give_up_connection();
@@ -71,7 +71,7 @@ impl Forwarding {
             (None, _) if sent.is_ready() => return Poll::Ready(matches!(sent, Poll::Ready(Ok(())))),
             // A client that waits for `100 Continue` has its response, and may send no body.
             (Some(body), _) if body.awaits_continue => return Poll::Ready(false),
-            (_, Some((_, true))) if !matches!(sent, Poll::Ready(Err(_))) => {}
+            (_, Some(begun)) if begun.stays_open && !matches!(sent, Poll::Ready(Err(_))) => {}
             _ => return Poll::Ready(false),
         }
         // The upstream has nothing left to send. It may close the connection.
@@ -83,8 +83,8 @@ impl Forwarding {
 
     /// Closes the connection to the upstream after the response.
     fn give_up_connection(&mut self) {
-        if let Some((_, stays_open)) = &mut self.begun {
-            *stays_open = false;
+        if let Some(begun) = &mut self.begun {
+            begun.stays_open = false;
         }
     }
 
@@ -167,11 +167,20 @@ impl Forwarding {
     ) -> Result<(), AttemptError> {
         server.restart_deadline(self.timeout());
         let WorkerBuffers { out, date, .. } = buffers;
-        let ends_by_close = server.is_http10 && head.body.send_raw();
-        server.is_last |= ends_by_close || server.worker.is_closing();
-        if self.wants_trailers {
-            head.body.pass_trailers(header_buffer, &self.route().response_edits);
-        }
+        server.is_last |= server.worker.is_closing();
+        let framing = match &mut head.body {
+            BodyDecoder::Length(_) => Framing::Raw,
+            // A client of HTTP/1.0 knows no chunks: only the end of the connection can end the body.
+            _ if server.is_http10 => {
+                server.is_last = true;
+                Framing::Raw
+            }
+            body if self.wants_trailers => {
+                body.keep_trailers();
+                Framing::Chunked(TrailerNames::of_response(header_buffer, &self.route().response_edits))
+            }
+            _ => Framing::CHUNKED,
+        };
         out.clear();
         let added = (&self.outcome, self.request.id.as_ref(), self.request.site.adds_header(UpstreamHeader::Via));
         let date = date.line(server.worker.ticks.now());
@@ -179,7 +188,7 @@ impl Forwarding {
             let upstream = self.attempts.current(self.route())?;
             self.route().location(upstream, self.request.https_host.as_deref(), value)
         };
-        head.write(out, header_buffer, &self.route().response_edits, added, date, location);
+        head.write(out, header_buffer, &self.route().response_edits, added, (&framing, date), location);
         match header_buffer.values(HeaderKind::Upgrade).next() {
             Some(protocol) if head.switches() => {
                 out.extend_from_slice(headers::UPGRADE);
@@ -190,7 +199,8 @@ impl Forwarding {
         out.extend_from_slice(b"\r\n");
         let rest = &bytes[head.bytes..];
         // Fails before anything is recorded or sent, so that the gateway can still respond.
-        let (taken, content) = head.body.take(rest, out).map_err(AttemptError::failed)?;
+        let part = head.body.pass(rest, &framing, out);
+        let part = part.map_err(|_ambiguity| AttemptError::failed(Failure::InvalidResponse))?;
         if let Some(upstream) = self.attempts.current(self.route()) {
             upstream.note_head(head.status, server.worker.ticks.now());
         }
@@ -202,16 +212,15 @@ impl Forwarding {
         if head.switches() {
             self.switched = Some(Bytes::copy_from_slice(rest));
         }
-        self.request.sent_bytes += content as u64;
-        let put = match &head.body {
-            ResponseBody::Length(_) if taken > SMALL_BYTES => server.put(out, &rest[..taken], context),
-            ResponseBody::Length(_) => {
-                out.extend_from_slice(&rest[..taken]);
-                server.put(out, &[], context)
-            }
-            _ => server.put(out, &[], context),
+        self.request.sent_bytes += part.content as u64;
+        let put = if part.bytes.len() > SMALL_BYTES {
+            server.put(out, part.bytes, context)
+        } else {
+            out.extend_from_slice(part.bytes);
+            server.put(out, &[], context)
         };
-        self.begun = Some((head.body, head.stays_open && taken == rest.len()));
+        let stays_open = head.stays_open && part.taken == rest.len();
+        self.begun = Some(BegunResponse { rest: head.body, framing, stays_open });
         put.map_err(|error| unsent(&error, &mut self.request))
     }
 
@@ -223,19 +232,21 @@ impl Forwarding {
         context: &mut Context<'_>,
     ) -> Poll<Result<(), AttemptError>> {
         let Self { request, route, begun, .. } = self;
-        let Some((body, stays_open)) = begun else { return Poll::Ready(Err(AttemptError::Aborted)) };
+        let Some(BegunResponse { rest, framing, stays_open }) = begun else {
+            return Poll::Ready(Err(AttemptError::Aborted));
+        };
         loop {
             if ready!(server.poll_sent(context)).is_err() {
                 return Poll::Ready(Err(AttemptError::ClientGone));
             }
-            if body.is_over() {
+            if rest.is_over() {
                 return Poll::Ready(Ok(()));
             }
             // Some upstreams respond before they have read the whole request.
             _ = conn.poll_send(context);
             let mut scratch = scratch();
             let Scratch { input, buffers, pipe, .. } = &mut *scratch;
-            let left = body.long_rest().filter(|_| server.stream.plain().is_some());
+            let left = rest.long_rest().filter(|_| server.stream.plain().is_some());
             let (read, is_moved) = match (left, &*pipe, conn.plain()) {
                 (Some(left), Some(pipe), Some(upstream)) => (pipe.poll_fill(upstream, left, context), true),
                 _ => (conn.poll_read(input, context), false),
@@ -255,23 +266,23 @@ impl Forwarding {
             };
             server.restart_deadline(request.site.routes[*route].timeout);
             buffers.out.clear();
-            let took = match read {
-                Ok(0) => body.end(&mut buffers.out).map(|()| (0, 0)),
-                Ok(read) if is_moved => Ok(body.skip(read)),
-                Ok(read) => {
-                    body.take(&input[..read], &mut buffers.out).inspect(|(taken, _)| *stays_open &= *taken == read)
-                }
-                Err(_) => Err(Failure::Disconnected),
+            let part = match read {
+                Ok(0) => rest.end(framing, &mut buffers.out).ok(),
+                Ok(read) if is_moved => Some(rest.count_moved(read)),
+                Ok(read) => rest.pass(&input[..read], framing, &mut buffers.out).ok().inspect(|part| {
+                    *stays_open &= part.taken == read;
+                }),
+                Err(_) => None,
             };
-            let Ok((taken, content)) = took else {
+            let Some(part) = part else {
                 request.note_upstream_failed(&Failure::Disconnected.into());
                 return Poll::Ready(Err(AttemptError::Aborted));
             };
-            request.sent_bytes += content as u64;
-            let put = match body {
-                _ if is_moved => server.put_moved(taken, pipe, input, context),
-                ResponseBody::Length(_) => server.put(&input[..taken], &[], context),
-                _ => server.put(&buffers.out, &[], context),
+            request.sent_bytes += part.content as u64;
+            let put = if is_moved {
+                server.put_moved(part.taken, pipe, input, context)
+            } else {
+                server.put(part.to_send(&buffers.out), &[], context)
             };
             put.map_err(|error| unsent(&error, request))?;
         }
@@ -292,15 +303,14 @@ impl Forwarding {
             }
             body.buffered.release();
             let part = server.poll_body_part(context, |body, bytes, out, context| {
-                let is_chunked = body.rest.is_chunked();
-                let (taken, content) = body.rest.take(bytes, out)?;
-                body.count(content)?;
-                let part = if is_chunked { out } else { &bytes[..taken] };
-                if !part.is_empty() {
-                    conn.send_part(part, context);
+                let part = body.rest.pass(bytes, &Framing::CHUNKED, out)?;
+                body.count(part.content)?;
+                let to_send = part.to_send(out);
+                if !to_send.is_empty() {
+                    conn.send_part(to_send, context);
                 }
                 body.buffered.set(conn.unsent_bytes()).map_err(|_overloaded| Failure::Overloaded)?;
-                Ok(taken)
+                Ok(part.taken)
             });
             match part {
                 Poll::Ready(Ok(())) => server.restart_deadline(self.timeout()),
@@ -322,7 +332,7 @@ impl Forwarding {
         }
         match &self.begun {
             None => return AttemptError::failed(failure),
-            Some((body, _)) if failure == Failure::Overloaded && !body.is_over() => self.request.is_broken = true,
+            Some(begun) if failure == Failure::Overloaded && !begun.rest.is_over() => self.request.is_broken = true,
             Some(_) => {}
         }
         AttemptError::Aborted

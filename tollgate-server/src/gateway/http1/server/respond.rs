@@ -19,7 +19,6 @@ use crate::gateway::access_log::{Completion, Record};
 use crate::gateway::client::Scheme;
 use crate::gateway::failure::{Failure, HandshakeFailure, MALFORMED};
 use crate::gateway::head::headers::{self, X_REQUEST_ID};
-use crate::gateway::http1::body::ReceivedBody;
 use crate::gateway::http1::request::{InvalidHead, PlainRequest};
 use crate::gateway::local_response::{self, MAX_ECHOED_BYTES};
 use crate::gateway::proxy::{self, ProxyRequest};
@@ -73,15 +72,15 @@ impl Http1Server<'_> {
     pub(super) async fn echo(&mut self, allowed: Box<AllowedRequest>) -> io::Result<NextStep> {
         let AllowedRequest { mut request, outcome, .. } = *allowed;
         let routed = (&*Arc::clone(&request.site), request.route);
-        let mut received = self.with_saved(routed, |_, plain, _| plain.received_body()).unwrap_or_default();
-        let response = match poll_fn(|context| self.poll_collect(&mut received, context)).await? {
+        let mut content = self.with_saved(routed, |_, plain, _| plain.received_body().0).unwrap_or_default();
+        let response = match poll_fn(|context| self.poll_collect(&mut content, context)).await? {
             Err(failure) => {
                 request.note_fault(&failure.into());
                 Some(local_response::failure(failure))
             }
             Ok(()) => {
-                let content = Some(&*received.content).filter(|content| content.len() <= MAX_ECHOED_BYTES);
-                let body = String::from_utf8_lossy(content.unwrap_or_default()).into_owned();
+                let echoed = Some(&*content).filter(|content| content.len() <= MAX_ECHOED_BYTES);
+                let body = String::from_utf8_lossy(echoed.unwrap_or_default()).into_owned();
                 self.with_saved(routed, |server, plain, _| local_response::echo(&plain.head, server.client, body))
             }
         };
@@ -110,17 +109,17 @@ impl Http1Server<'_> {
     /// is refused.
     fn poll_collect(
         &mut self,
-        received: &mut ReceivedBody,
+        content: &mut Vec<u8>,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<Result<(), Failure>>> {
         while let Some(body) = &self.body {
             if let Some(failure) = body.failure {
                 return Poll::Ready(Ok(Err(failure)));
             }
-            if received.content.len() > MAX_ECHOED_BYTES {
+            if content.len() > MAX_ECHOED_BYTES {
                 break;
             }
-            let part = self.poll_body_part(context, |body, bytes, _, _| body.take_content(bytes, received));
+            let part = self.poll_body_part(context, |body, bytes, _, _| body.take_content(bytes, content));
             match (ready!(part), &mut self.body) {
                 (Err(BodyError::Failed(failure)), Some(body)) => body.failure = Some(failure),
                 (Err(_), _) => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),

@@ -18,7 +18,7 @@ use crate::gateway::client::BufferedBytes;
 use crate::gateway::deadline::Wait;
 use crate::gateway::failure::Failure;
 use crate::gateway::head::headers::{self, X_REQUEST_ID};
-use crate::gateway::http1::body::{LAST_CHUNK, ReceivedBody, Trailers, put_chunk};
+use crate::gateway::http1::body::{Framing, TrailerNames};
 use crate::gateway::http1::request::PlainRequest;
 use crate::gateway::http2::body::{BodyWriter, ClientBody, Demand, ToClient, channel};
 use crate::gateway::http2::exchange::{Exchange, ReceivedRequest};
@@ -26,22 +26,6 @@ use crate::gateway::worker::{WorkerBuffers, scratch};
 
 /// The client has left, or the response cannot be completed.
 struct Aborted;
-
-/// A request body on its way to hyper's client.
-struct BodyRelay {
-    writer: BodyWriter,
-    /// The part that was received last, and the trailers.
-    received: ReceivedBody,
-}
-
-/// How the client gets a response body.
-enum Framing {
-    /// The number of bytes left.
-    Length(u64),
-    Chunked(Trailers),
-    /// Until the connection is closed, for clients of HTTP/1.0.
-    Raw,
-}
 
 impl Http1Server<'_> {
     /// Forwards a request to upstreams by hyper's client until one responds, and the response to the client.
@@ -52,13 +36,13 @@ impl Http1Server<'_> {
         attempts.undo_last();
         let site = Arc::clone(&request.site);
         let converted = self.with_saved((&site, Some(route)), |server, plain, _| server.convert(plain));
-        let Some((received, mut relay)) = converted.flatten() else { return ForwardResult::Close };
+        let Some((received, writer)) = converted.flatten() else { return ForwardResult::Close };
         self.saved = Vec::new();
         self.set_deadline(site.routes[route].timeout);
         let exchange = Exchange { worker: Arc::clone(self.worker), client: Arc::clone(self.client) };
         let mut answering = Box::pin(exchange.forward(received, (request, route), attempts, &outcome));
         let answered = poll_fn(|context| {
-            self.relay_to_hyper(&mut relay, context)?;
+            self.relay_to_hyper(&writer, context)?;
             match answering.as_mut().poll(context) {
                 Poll::Ready(response) => Poll::Ready(Ok(response)),
                 Poll::Pending if self.has_gone(&mut scratch().input, context) => Poll::Ready(Err(Aborted)),
@@ -66,54 +50,65 @@ impl Http1Server<'_> {
             }
         });
         let Ok(response) = answered.await else { return ForwardResult::Close };
-        match self.send_response(response, wants_trailers, (relay, site.routes[route].timeout)).await {
+        match self.send_response(response, wants_trailers, (writer, site.routes[route].timeout)).await {
             Ok(()) => ForwardResult::Answered,
             Err(Aborted) => ForwardResult::Close,
         }
     }
 
     /// Converts a request, and the part of its body that has arrived.
-    fn convert(&mut self, plain: &PlainRequest<'_>) -> Option<(ReceivedRequest, BodyRelay)> {
+    fn convert(&mut self, plain: &PlainRequest<'_>) -> Option<(ReceivedRequest, BodyWriter)> {
         let (writer, reader) = channel(plain.body_length());
-        let mut relay = BodyRelay { writer, received: plain.received_body() };
-        let buffered =
-            self.body.as_mut().map(|body| std::mem::replace(&mut body.buffered, BufferedBytes::none(self.client)));
-        if let Err(failure) = relay.pass_on(self.body.is_none()) {
-            relay.writer.fail(failure);
-        }
+        let (content, mut rest) = plain.received_body();
+        writer.send(Bytes::from(content));
+        let buffered = match &mut self.body {
+            Some(body) => {
+                body.rest = rest;
+                Some(std::mem::replace(&mut body.buffered, BufferedBytes::none(self.client)))
+            }
+            None => {
+                match rest.take_trailers() {
+                    Ok(trailers) => writer.end(trailers),
+                    Err(_ambiguity) => writer.fail(Failure::BodyBroken),
+                }
+                None
+            }
+        };
         let request = ReceivedRequest { parts: plain.to_parts()?, body: ClientBody::Http1(reader), buffered };
-        Some((request, relay))
+        Some((request, writer))
     }
 
     /// Passes the body on to hyper's client as far as both sides allow.
-    fn relay_to_hyper(&mut self, relay: &mut BodyRelay, context: &mut Context<'_>) -> Result<(), Aborted> {
+    fn relay_to_hyper(&mut self, writer: &BodyWriter, context: &mut Context<'_>) -> Result<(), Aborted> {
         loop {
             let Some(body) = &mut self.body else { return Ok(()) };
-            if body.failure.is_some() || relay.writer.poll_demand(context) != Poll::Ready(Demand::Wanted) {
+            if body.failure.is_some() || writer.poll_demand(context) != Poll::Ready(Demand::Wanted) {
                 body.due = None;
                 return Ok(());
             }
-            let received = &mut relay.received;
-            let part = self.poll_body_part(context, |body, bytes, _, _| body.take_content(bytes, received));
-            let passed_on = match part {
-                Poll::Ready(Ok(())) => relay.pass_on(self.body.is_none()),
-                Poll::Ready(Err(BodyError::Failed(failure))) => Err(failure),
+            let part = self.poll_body_part(context, |body, bytes, _, _| {
+                let mut content = Vec::new();
+                let taken = body.take_content(bytes, &mut content)?;
+                writer.send(Bytes::from(content));
+                if body.rest.is_over() {
+                    writer.end(body.rest.take_trailers()?);
+                }
+                Ok(taken)
+            });
+            match part {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(BodyError::Failed(failure))) => {
+                    // The upstream gets no end of the body.
+                    if let Some(body) = &mut self.body {
+                        body.failure = Some(failure);
+                    }
+                    writer.fail(failure);
+                    return Ok(());
+                }
                 Poll::Ready(Err(_)) => return Err(Aborted),
                 Poll::Pending => return Ok(()),
-            };
-            if let Err(failure) = passed_on {
-                self.break_off(failure, relay);
-                return Ok(());
             }
         }
-    }
-
-    /// Gives up a body. The upstream gets no end of it.
-    fn break_off(&mut self, failure: Failure, relay: &BodyRelay) {
-        if let Some(body) = &mut self.body {
-            body.failure = Some(failure);
-        }
-        relay.writer.fail(failure);
     }
 
     /// Sends a response to the client.
@@ -121,7 +116,7 @@ impl Http1Server<'_> {
         &mut self,
         response: Response<ToClient>,
         wants_trailers: bool,
-        (mut relay, timeout): (BodyRelay, Wait),
+        (writer, timeout): (BodyWriter, Wait),
     ) -> Result<(), Aborted> {
         let (parts, mut body) = response.into_parts();
         body.answers_with(parts.status);
@@ -135,29 +130,29 @@ impl Http1Server<'_> {
         let mut trailers = HeaderMap::new();
         poll_fn(|context| {
             if self.may_read_body(true) {
-                self.relay_to_hyper(&mut relay, context)?;
+                self.relay_to_hyper(&writer, context)?;
             }
             self.poll_response_body((&mut body, &mut framing), &mut trailers, context)
         })
         .await?;
         self.set_deadline(timeout);
-        poll_fn(|context| self.poll_rest_sent(&mut relay, timeout, context)).await;
+        poll_fn(|context| self.poll_rest_sent(&writer, timeout, context)).await;
         Ok(())
     }
 
     /// Returns ready once the upstream has the whole request, or does not want the rest. An upstream may respond before it
     /// has read the body, and read it afterwards.
-    fn poll_rest_sent(&mut self, relay: &mut BodyRelay, timeout: Wait, context: &mut Context<'_>) -> Poll<()> {
+    fn poll_rest_sent(&mut self, writer: &BodyWriter, timeout: Wait, context: &mut Context<'_>) -> Poll<()> {
         // A client that waits for `100 Continue` has its response, and may send no body.
         let left = self.body.as_ref().map(|body| body.room);
-        if !self.may_read_body(true) || self.relay_to_hyper(relay, context).is_err() {
+        if !self.may_read_body(true) || self.relay_to_hyper(writer, context).is_err() {
             return Poll::Ready(());
         }
         match &self.body {
             Some(body) if body.failure.is_none() => {}
             _ => return Poll::Ready(()),
         }
-        if relay.writer.poll_demand(context) == Poll::Ready(Demand::Unwanted) {
+        if writer.poll_demand(context) == Poll::Ready(Demand::Unwanted) {
             return Poll::Ready(());
         }
         if left != self.body.as_ref().map(|body| body.room) {
@@ -194,7 +189,7 @@ impl Http1Server<'_> {
             None => {
                 let announced = parts.headers.get_all(TRAILER).iter().filter(|_| wants_trailers);
                 let names = announced.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
-                Framing::Chunked(Trailers::new(names.map(<[u8]>::trim_ascii)))
+                Framing::Chunked(TrailerNames::new(names.map(<[u8]>::trim_ascii)))
             }
         };
         (framing, missing)
@@ -256,8 +251,11 @@ impl Http1Server<'_> {
                 Poll::Ready(Some(Ok(frame))) => frame,
                 Poll::Ready(Some(Err(_))) => return Poll::Ready(Err(Aborted)),
                 Poll::Ready(None) => {
-                    let end = framing.end(trailers).ok_or(Aborted)?;
-                    self.put(&end, &[], context).map_err(|_gone| Aborted)?;
+                    let buffers = &mut scratch().buffers;
+                    buffers.clear();
+                    let trailers = trailers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
+                    framing.end(&mut buffers.out, trailers).map_err(|_ambiguity| Aborted)?;
+                    self.put(&buffers.out, &[], context).map_err(|_gone| Aborted)?;
                     *framing = Framing::Length(0);
                     continue;
                 }
@@ -277,45 +275,9 @@ impl Http1Server<'_> {
     }
 
     fn put_data(&mut self, data: &Bytes, framing: &mut Framing, context: &mut Context<'_>) -> io::Result<()> {
-        match framing {
-            Framing::Length(left) => {
-                *left = left.checked_sub(data.len() as u64).ok_or(io::ErrorKind::InvalidData)?;
-                self.put(data, &[], context)
-            }
-            Framing::Raw => self.put(data, &[], context),
-            Framing::Chunked(_) => {
-                let buffers = &mut scratch().buffers;
-                buffers.clear();
-                put_chunk(&mut buffers.out, data);
-                self.put(&buffers.out, &[], context)
-            }
-        }
-    }
-}
-
-impl BodyRelay {
-    /// Passes the received part on, and the end of the body.
-    fn pass_on(&mut self, is_complete: bool) -> Result<(), Failure> {
-        self.writer.send(Bytes::from(std::mem::take(&mut self.received.content)));
-        if is_complete {
-            self.writer.end(self.received.trailers().ok_or(Failure::BodyBroken)?);
-        }
-        Ok(())
-    }
-}
-
-impl Framing {
-    /// Returns the bytes that end a body, or `None` if it is incomplete.
-    fn end(&self, trailers: &HeaderMap) -> Option<Vec<u8>> {
-        match self {
-            Self::Length(0) | Self::Raw => Some(Vec::new()),
-            Self::Length(_) => None,
-            Self::Chunked(_) if trailers.is_empty() => Some(LAST_CHUNK.to_vec()),
-            Self::Chunked(announced) => {
-                let mut end = Vec::new();
-                announced.write_map(&mut end, trailers);
-                Some(end)
-            }
-        }
+        let buffers = &mut scratch().buffers;
+        buffers.clear();
+        let bytes = framing.frame(data, &mut buffers.out).map_err(|_ambiguity| io::ErrorKind::InvalidData)?;
+        self.put(bytes, &[], context)
     }
 }
