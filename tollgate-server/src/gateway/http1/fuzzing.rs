@@ -6,8 +6,8 @@ use tollgate::rules::TrustedProxies;
 use tollgate::rules::file::internal::UnderscoreHeaders;
 
 use super::body::{BodyDecoder, ChunkDecoder, Framing};
-use super::request::{PlainRequest, RequestParse};
-use super::response::{ResponseHead, ResponseParse};
+use super::request::PlainRequest;
+use super::response::ResponseHead;
 use crate::gateway::head::headers::{HeaderBuffer, HeaderFilter, HeadersView};
 
 /// The longest head, as by default.
@@ -53,9 +53,9 @@ pub fn read_requests(mut bytes: &[u8]) -> (Vec<Http1Request>, Http1End) {
         let filter = HeaderFilter::new(UnderscoreHeaders::Keep, &proxies, peer);
         let mut lines = HeaderBuffer::default();
         let plain = match PlainRequest::read(bytes, &mut lines, MAX_HEAD, &filter) {
-            RequestParse::Complete(plain) => plain,
-            RequestParse::Partial => return (requests, Http1End::Incomplete),
-            RequestParse::Invalid(_) => return (requests, Http1End::Refused),
+            Ok(Some(plain)) => plain,
+            Ok(None) => return (requests, Http1End::Incomplete),
+            Err(_) => return (requests, Http1End::Refused),
         };
         let is_refused = plain.head.failure(u64::MAX).is_some() || plain.head.check_readable().is_err();
         if is_refused || plain.rest.is_err() {
@@ -152,10 +152,7 @@ pub enum Http1Framing {
 /// Reads the head of a response, to HEAD if `is_head`. Returns `None` if it is incomplete or refused.
 pub fn read_response(bytes: &[u8], is_head: bool) -> Option<Http1Response> {
     let mut lines = HeaderBuffer::default();
-    let head = match ResponseHead::read(bytes, &mut lines, is_head) {
-        ResponseParse::Complete(head) => head,
-        ResponseParse::Partial | ResponseParse::TooManyHeaders | ResponseParse::Invalid => return None,
-    };
+    let head = ResponseHead::read(bytes, &mut lines, is_head).ok()??;
     let framing = match head.body {
         BodyDecoder::Length(length) => Http1Framing::Length(length),
         BodyDecoder::Chunked(_) => Http1Framing::Chunked,

@@ -24,17 +24,6 @@ use crate::gateway::upstream::RouteUpstream;
 /// The maximum length of a target, as in hyper.
 const MAX_TARGET_BYTES: usize = (u16::MAX - 1) as usize;
 
-/// The result of parsing the bytes of a request.
-#[expect(clippy::large_enum_variant, reason = "boxing would allocate for every request")]
-pub(in crate::gateway) enum RequestParse<'a> {
-    /// A request whose head is complete.
-    Complete(PlainRequest<'a>),
-    /// The start of a request.
-    Partial,
-    /// A head that is too long, malformed or ambiguous.
-    Invalid(InvalidHead),
-}
-
 /// The reason why a head could not be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::gateway) enum InvalidHead {
@@ -75,13 +64,14 @@ pub(in crate::gateway) struct PlainRequest<'a> {
 }
 
 impl<'a> PlainRequest<'a> {
+    /// Parses a request. Returns `None` if its head is incomplete.
     pub(in crate::gateway) fn read<'b: 'a>(
         bytes: &'b [u8],
         lines: &'a mut HeaderBuffer<'b>,
         max_head: usize,
         filter: &HeaderFilter<'_>,
-    ) -> RequestParse<'a> {
-        let invalid = || RequestParse::Invalid(InvalidHead::of(bytes));
+    ) -> Result<Option<Self>, InvalidHead> {
+        let invalid = || Err(InvalidHead::of(bytes));
         let mut parsed = [const { MaybeUninit::uninit() }; MAX_HEADERS];
         let mut request = httparse::Request::new(&mut []);
         let head_bytes = match request.parse_with_uninit_headers(bytes, &mut parsed) {
@@ -89,12 +79,12 @@ impl<'a> PlainRequest<'a> {
             // An ambiguous head need not be complete.
             Ok(httparse::Status::Partial) => {
                 return match InvalidHead::of(bytes) {
-                    InvalidHead::Malformed if bytes.len() < max_head => RequestParse::Partial,
-                    InvalidHead::Malformed => RequestParse::Invalid(InvalidHead::TooLong),
-                    ambiguous => RequestParse::Invalid(ambiguous),
+                    InvalidHead::Malformed if bytes.len() < max_head => Ok(None),
+                    InvalidHead::Malformed => Err(InvalidHead::TooLong),
+                    ambiguous => Err(ambiguous),
                 };
             }
-            Err(httparse::Error::TooManyHeaders) => return RequestParse::Invalid(InvalidHead::TooLong),
+            Err(httparse::Error::TooManyHeaders) => return Err(InvalidHead::TooLong),
             Err(_) => return invalid(),
         };
         let (Some(method), Some(target), Some(version)) = (request.method, request.path, request.version) else {
@@ -104,10 +94,10 @@ impl<'a> PlainRequest<'a> {
             return invalid();
         }
         if head_bytes > max_head {
-            return RequestParse::Invalid(InvalidHead::TooLong);
+            return Err(InvalidHead::TooLong);
         }
         if target.len() > MAX_TARGET_BYTES {
-            return RequestParse::Invalid(InvalidHead::TargetTooLong);
+            return Err(InvalidHead::TargetTooLong);
         }
         let version = if version == 0 { Version::HTTP_10 } else { Version::HTTP_11 };
         let Some(target) = RequestTarget::read(target) else { return invalid() };
@@ -125,7 +115,7 @@ impl<'a> PlainRequest<'a> {
             Err(ambiguity) => (bytes.len() - head_bytes, 0, Err(ambiguity)),
         };
         let (bytes, following) = bytes.split_at(head_bytes + body_bytes);
-        RequestParse::Complete(Self { head, bytes, body: &bytes[head_bytes..], content_bytes, rest, following })
+        Ok(Some(Self { head, bytes, body: &bytes[head_bytes..], content_bytes, rest, following }))
     }
 
     /// Returns the content of the part of the body that has arrived, and the decoder of the rest, which keeps trailers.
@@ -263,7 +253,7 @@ mod tests {
     use super::*;
 
     /// Parses a request, and calls `check` with the result.
-    fn read<T>(text: &[u8], check: impl FnOnce(RequestParse<'_>) -> T) -> T {
+    fn read<T>(text: &[u8], check: impl FnOnce(Result<Option<PlainRequest<'_>>, InvalidHead>) -> T) -> T {
         let (proxies, peer) = (TrustedProxies::default(), [192, 0, 2, 1].into());
         let filter = HeaderFilter::new(UnderscoreHeaders::Refuse, &proxies, peer);
         check(PlainRequest::read(text, &mut HeaderBuffer::default(), MAX_HEAD, &filter))
@@ -273,22 +263,19 @@ mod tests {
 
     /// Returns the length of a request, as far as it has arrived, and the rest of its body.
     fn parsed(text: &[u8]) -> Option<(usize, Result<BodyDecoder, Ambiguity>)> {
-        read(text, |parse| match parse {
-            RequestParse::Complete(plain) => Some((plain.bytes.len(), plain.rest)),
-            RequestParse::Partial | RequestParse::Invalid(_) => None,
-        })
+        read(text, |parsed| parsed.ok().flatten().map(|plain| (plain.bytes.len(), plain.rest)))
     }
 
     /// Returns the reason for which a request is refused before limits are checked, or `ok`.
     fn refusal(text: &str) -> String {
-        read(text.as_bytes(), |parse| match parse {
-            RequestParse::Complete(plain) => match (plain.head.failure(9), plain.head.check_readable()) {
+        read(text.as_bytes(), |parsed| match parsed {
+            Ok(Some(plain)) => match (plain.head.failure(9), plain.head.check_readable()) {
                 (Some(failure), _) => format!("{failure:?}"),
                 (None, Err(problem)) => problem.reason().to_owned(),
                 (None, Ok(())) => "ok".to_owned(),
             },
-            RequestParse::Partial => "partial".to_owned(),
-            RequestParse::Invalid(invalid) => format!("{invalid:?}"),
+            Ok(None) => "partial".to_owned(),
+            Err(invalid) => format!("{invalid:?}"),
         })
     }
 

@@ -20,16 +20,6 @@ use crate::gateway::upstream::tls::TlsFault;
 /// The capacity of a map for headers that the gateway adds.
 const ADDED: usize = 8;
 
-/// The result of parsing the bytes of a response.
-pub(in crate::gateway) enum ResponseParse<'a> {
-    Complete(ResponseHead<'a>),
-    Partial,
-    /// It has too many headers.
-    TooManyHeaders,
-    /// It is malformed or ambiguous.
-    Invalid,
-}
-
 /// The head of a response. Its headers are in a [`HeaderBuffer`].
 pub(in crate::gateway) struct ResponseHead<'a> {
     pub(in crate::gateway) status: StatusCode,
@@ -64,29 +54,20 @@ const SHORT_READ: usize = 4096;
 pub(in crate::gateway) enum HeadUse<T> {
     /// The next one is wanted.
     Skipped,
-    /// It is read again.
+    /// It is wanted again by the next call.
     Kept(T),
     Taken(T),
 }
 
-/// How the head of a response is read.
-pub(in crate::gateway) struct HeadRead<'a> {
-    /// The buffer for it.
-    pub(in crate::gateway) input: &'a mut [u8],
-    /// Whether the request is HEAD.
-    pub(in crate::gateway) is_head: bool,
-    /// Whether a head was kept.
-    pub(super) has_unparsed: bool,
-}
-
-/// Reads the heads of responses until `take` wants no other. It gets each with all bytes from its start on.
+/// Reads the heads of responses, to HEAD if `is_head`, until `take` wants no other. It gets each with all bytes from its start
+/// on. `input` is a buffer.
 pub(super) fn poll_head<T>(
     conn: &mut Http1Conn,
-    read: HeadRead<'_>,
+    (input, is_head): (&mut [u8], bool),
     context: &mut Context<'_>,
     mut take: impl FnMut(ResponseHead<'_>, HeadersView<'_>, &[u8], &mut Context<'_>) -> HeadUse<T>,
 ) -> Poll<Result<T, HeadError>> {
-    let HeadRead { input, is_head, mut has_unparsed } = read;
+    let mut has_unparsed = std::mem::take(&mut conn.has_kept_head);
     // An upstream may respond before it has read the whole request.
     let sent = conn.poll_send(context);
     // The bytes that are not parsed yet.
@@ -118,8 +99,8 @@ pub(super) fn poll_head<T>(
         let bytes = &input[begin..end];
         let mut lines = HeaderBuffer::default();
         let failure = match ResponseHead::read(bytes, &mut lines, is_head) {
-            ResponseParse::Complete(head) if head.is_interim() && !conn.note_interim() => Failure::InvalidResponse,
-            ResponseParse::Complete(head) => {
+            Ok(Some(head)) if head.is_interim() && !conn.note_interim() => Failure::InvalidResponse,
+            Ok(Some(head)) => {
                 let head_bytes = head.bytes;
                 if !head.is_interim() {
                     conn.has_long_bodies &= head.body.long_rest().is_some();
@@ -132,7 +113,7 @@ pub(super) fn poll_head<T>(
                         continue;
                     }
                     HeadUse::Kept(value) => {
-                        conn.head_bytes = bytes.to_vec();
+                        (conn.head_bytes, conn.has_kept_head) = (bytes.to_vec(), true);
                         return Poll::Ready(Ok(value));
                     }
                     HeadUse::Taken(value) => {
@@ -141,9 +122,9 @@ pub(super) fn poll_head<T>(
                     }
                 }
             }
-            ResponseParse::Partial if bytes.len() < input.len() => continue,
-            ResponseParse::Partial | ResponseParse::TooManyHeaders => Failure::ResponseHeadTooLong,
-            ResponseParse::Invalid => Failure::InvalidResponse,
+            Ok(None) if bytes.len() < input.len() => continue,
+            Ok(None) => Failure::ResponseHeadTooLong,
+            Err(failure) => failure,
         };
         return Poll::Ready(Err(HeadError::failed(failure)));
     }
@@ -158,32 +139,31 @@ pub(super) fn broken(error: Option<&io::Error>) -> Fault {
 }
 
 impl<'a> ResponseHead<'a> {
-    /// Parses a head, of a response to HEAD if `is_head`.
-    pub(in crate::gateway) fn read(bytes: &'a [u8], lines: &mut HeaderBuffer<'a>, is_head: bool) -> ResponseParse<'a> {
+    /// Parses a head, of a response to HEAD if `is_head`. Returns `None` if it is incomplete.
+    pub(super) fn read(bytes: &'a [u8], lines: &mut HeaderBuffer<'a>, is_head: bool) -> Result<Option<Self>, Failure> {
         let mut parsed = [const { MaybeUninit::uninit() }; MAX_HEADERS];
         let mut answer = httparse::Response::new(&mut []);
         let parser = httparse::ParserConfig::default();
         let bytes_of_head = match parser.parse_response_with_uninit_headers(&mut answer, bytes, &mut parsed) {
             Ok(httparse::Status::Complete(bytes)) => bytes,
-            Ok(httparse::Status::Partial) => return ResponseParse::Partial,
-            Err(httparse::Error::TooManyHeaders) => return ResponseParse::TooManyHeaders,
-            Err(_) => return ResponseParse::Invalid,
+            Ok(httparse::Status::Partial) => return Ok(None),
+            Err(httparse::Error::TooManyHeaders) => return Err(Failure::ResponseHeadTooLong),
+            Err(_) => return Err(Failure::InvalidResponse),
         };
-        let (Some(version), Some(code)) = (answer.version, answer.code) else { return ResponseParse::Invalid };
-        let Ok(status) = StatusCode::from_u16(code) else { return ResponseParse::Invalid };
+        let (Some(version), Some(code)) = (answer.version, answer.code) else { return Err(Failure::InvalidResponse) };
+        let status = StatusCode::from_u16(code).map_err(|_invalid| Failure::InvalidResponse)?;
         for header in &*answer.headers {
             lines.push(HeaderLine { name: header.name, value: header.value }, headers::kind(header.name));
         }
-        let Some(body) = BodyDecoder::of_response(lines.view(), status, is_head, version == 0) else {
-            return ResponseParse::Invalid;
-        };
+        let body = BodyDecoder::of_response(lines.view(), status, is_head, version == 0);
+        let body = body.ok_or(Failure::InvalidResponse)?;
         let has_close = connection_options(lines.view()).any(|word| word.eq_ignore_ascii_case(b"close"));
         let is_http10 = version == 0;
         // Unexpected bytes may follow.
         let may_have_stray_body = status == StatusCode::NO_CONTENT && has_body_headers(lines.view());
         let stays_open = !is_http10 && !matches!(body, BodyDecoder::UntilClose) && !has_close && !may_have_stray_body;
         let reason = answer.reason.unwrap_or_default().as_bytes();
-        ResponseParse::Complete(Self { status, reason, bytes: bytes_of_head, body, stays_open, is_http10 })
+        Ok(Some(Self { status, reason, bytes: bytes_of_head, body, stays_open, is_http10 }))
     }
 
     /// Returns whether another response follows.

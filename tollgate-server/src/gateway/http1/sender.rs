@@ -14,7 +14,7 @@ use http::{HeaderMap, Response};
 use hyper::body::{Body, Frame, SizeHint};
 
 use super::body::{BodyDecoder, Framing};
-use super::response::{self, HeadError, HeadRead, HeadUse};
+use super::response::{self, HeadError, HeadUse};
 use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::http2::body::{BodyReader, BodyWriter, Demand, ToUpstream, channel};
@@ -55,64 +55,20 @@ pub(in crate::gateway) async fn send(
 
 /// Sends the body of a request whose head was sent, and receives the head of its response. The caller bounds the wait.
 pub(in crate::gateway) async fn receive(
-    mut conn: Box<Http1Conn>,
-    mut upload: Option<Upload>,
+    conn: Box<Http1Conn>,
+    upload: Option<Upload>,
     (is_head, repeatable): (bool, Repeatable),
     pool: Option<ConnPool>,
 ) -> Result<Response<Http1Body>, SendError> {
-    let received = poll_fn(|context| {
-        if poll_upload(&mut upload, &mut conn, context).is_err() {
-            return Poll::Ready(Err(HeadError::failed(Failure::BodyBroken)));
-        }
-        poll_head(&mut conn, is_head, context)
-    });
-    match received.await {
-        Ok((response, start)) => {
-            let rest = Http1Response { conn: Some(conn), upload, start, pool };
-            Ok(response.map(|()| rest.into_body()))
-        }
+    let mut response = Http1Response::new(conn, (BodyDecoder::Length(0), false), pool);
+    response.upload = upload;
+    match poll_fn(|context| response.poll_head(is_head, context)).await {
+        Ok(head) => Ok(head.map(|()| response.into_body())),
         Err(HeadError { fault, is_silent }) => {
             let may_retry = is_silent && repeatable == Repeatable::Yes;
             Err(SendError { fault, retry: may_retry.then_some(ToUpstream::Empty) })
         }
     }
-}
-
-/// Reads the head of a response, and skips interim responses.
-fn poll_head(
-    conn: &mut Http1Conn,
-    is_head: bool,
-    context: &mut Context<'_>,
-) -> Poll<Result<(Response<()>, ResponseStart), HeadError>> {
-    let mut scratch = scratch();
-    let Scratch { input, buffers, .. } = &mut *scratch;
-    let read = response::poll_head(
-        conn,
-        HeadRead { input, is_head, has_unparsed: false },
-        context,
-        |mut head, lines, bytes, _| {
-            if head.is_interim() {
-                return HeadUse::Skipped;
-            }
-            let mut response = Response::new(());
-            *response.status_mut() = head.status;
-            *response.version_mut() = head.version();
-            *response.headers_mut() = head.header_map(bytes, lines);
-            head.body.keep_trailers();
-            let rest = &bytes[head.bytes..];
-            buffers.clear();
-            let part = match head.body.pass(rest, &Framing::Raw, &mut buffers.out) {
-                // No upgrade was requested.
-                Ok(part) if !head.switches() => part,
-                _ => return HeadUse::Taken(Err(HeadError::failed(Failure::InvalidResponse))),
-            };
-            let first = Bytes::copy_from_slice(part.to_send(&buffers.out));
-            let start =
-                ResponseStart { first, rest: head.body, stays_open: head.stays_open && part.taken == rest.len() };
-            HeadUse::Taken(Ok((response, start)))
-        },
-    );
-    read.map(Result::flatten)
 }
 
 /// The rest of a request body.
@@ -176,27 +132,17 @@ fn poll_upload(upload: &mut Option<Upload>, conn: &mut Http1Conn, context: &mut 
     Ok(())
 }
 
-/// The start of a response.
-pub(in crate::gateway) struct ResponseStart {
-    /// The content that arrived with the head.
-    first: Bytes,
-    rest: BodyDecoder,
-    stays_open: bool,
-}
-
-impl ResponseStart {
-    /// Continues a response of which a part was passed on.
-    pub(super) fn resume(rest: BodyDecoder, stays_open: bool) -> Self {
-        Self { first: Bytes::new(), rest, stays_open }
-    }
-}
-
 /// A response that is being received, and the rest of its request.
 pub(in crate::gateway) struct Http1Response {
     /// `None` once the response is over.
     conn: Option<Box<Http1Conn>>,
     upload: Option<Upload>,
-    start: ResponseStart,
+    /// The content that has arrived.
+    first: Bytes,
+    /// The decoder of the part of the body that has not arrived.
+    rest: BodyDecoder,
+    /// Whether the connection can be used again.
+    stays_open: bool,
     pool: Option<ConnPool>,
 }
 
@@ -208,15 +154,53 @@ pub(in crate::gateway) enum Http1Body {
 }
 
 impl Http1Body {
-    /// Continues a response.
-    pub(super) fn resume(conn: Box<Http1Conn>, start: ResponseStart, pool: ConnPool) -> Self {
-        let mut response = Http1Response { conn: Some(conn), upload: None, start, pool: Some(pool) };
+    /// Continues a response of which a part was passed on.
+    pub(super) fn resume(conn: Box<Http1Conn>, rest: (BodyDecoder, bool), pool: ConnPool) -> Self {
+        let mut response = Http1Response::new(conn, rest, Some(pool));
         response.release_if_over();
         Self::Direct(Box::new(response))
     }
 }
 
 impl Http1Response {
+    fn new(conn: Box<Http1Conn>, (rest, stays_open): (BodyDecoder, bool), pool: Option<ConnPool>) -> Self {
+        Self { conn: Some(conn), upload: None, first: Bytes::new(), rest, stays_open, pool }
+    }
+
+    /// Sends the request body, and reads the head of the response. Interim responses are skipped.
+    fn poll_head(&mut self, is_head: bool, context: &mut Context<'_>) -> Poll<Result<Response<()>, HeadError>> {
+        let Self { conn: Some(conn), upload, first, rest, stays_open, .. } = self else {
+            return Poll::Ready(Err(HeadError::failed(Failure::Disconnected)));
+        };
+        if poll_upload(upload, conn, context).is_err() {
+            return Poll::Ready(Err(HeadError::failed(Failure::BodyBroken)));
+        }
+        let mut scratch = scratch();
+        let Scratch { input, buffers, .. } = &mut *scratch;
+        let read = response::poll_head(conn, (input, is_head), context, |mut head, lines, bytes, _| {
+            if head.is_interim() {
+                return HeadUse::Skipped;
+            }
+            let mut response = Response::new(());
+            *response.status_mut() = head.status;
+            *response.version_mut() = head.version();
+            *response.headers_mut() = head.header_map(bytes, lines);
+            head.body.keep_trailers();
+            let body = &bytes[head.bytes..];
+            buffers.clear();
+            let part = match head.body.pass(body, &Framing::Raw, &mut buffers.out) {
+                // No upgrade was requested.
+                Ok(part) if !head.switches() => part,
+                _ => return HeadUse::Taken(Err(HeadError::failed(Failure::InvalidResponse))),
+            };
+            *first = Bytes::copy_from_slice(part.to_send(&buffers.out));
+            *stays_open = head.stays_open && part.taken == body.len();
+            *rest = head.body;
+            HeadUse::Taken(Ok(response))
+        });
+        read.map(Result::flatten)
+    }
+
     fn into_body(mut self) -> Http1Body {
         let Some(upload) = &self.upload else {
             self.release_if_over();
@@ -277,12 +261,12 @@ impl Http1Response {
     /// Returns the connection to its pool once the response and the request are over. A connection whose request was
     /// not read is closed.
     fn release_if_over(&mut self) {
-        if !self.start.rest.is_over() || self.upload.is_some() {
+        if !self.rest.is_over() || self.upload.is_some() {
             return;
         }
         let Some(conn) = self.conn.take() else { return };
         if let Some(pool) = &self.pool
-            && self.start.stays_open
+            && self.stays_open
             && conn.is_sent()
         {
             pool.keep(conn);
@@ -290,21 +274,21 @@ impl Http1Response {
     }
 
     fn bytes_left(&self) -> Option<u64> {
-        match &self.start.rest {
-            BodyDecoder::Length(left) => Some(left + self.start.first.len() as u64),
+        match &self.rest {
+            BodyDecoder::Length(left) => Some(left + self.first.len() as u64),
             _ => None,
         }
     }
 
     fn is_over(&self) -> bool {
         // The trailers end in an empty line, even if there are none.
-        let has_trailers = self.start.rest.trailers().len() > b"\r\n".len();
-        self.start.first.is_empty() && self.start.rest.is_over() && !has_trailers
+        let has_trailers = self.rest.trailers().len() > b"\r\n".len();
+        self.first.is_empty() && self.rest.is_over() && !has_trailers
     }
 
     fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
         loop {
-            let ResponseStart { first, rest, stays_open } = &mut self.start;
+            let Self { first, rest, stays_open, .. } = self;
             if !first.is_empty() {
                 return Poll::Ready(Some(Ok(Frame::data(std::mem::take(first)))));
             }

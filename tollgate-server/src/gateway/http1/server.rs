@@ -30,7 +30,7 @@ use tollgate::{Check, Outcome};
 use self::client_io::PendingBody;
 use self::forward::{ForwardResult, Forwarding};
 use super::body::BodyDecoder;
-use super::request::{PlainRequest, RequestParse};
+use super::request::PlainRequest;
 use crate::gateway::client::{BufferedBytes, Client, LINGER, Peer};
 use crate::gateway::deadline::{Alarm, Tick, Wait};
 use crate::gateway::failure::Failure;
@@ -313,9 +313,9 @@ impl<'a> Http1Server<'a> {
         let (site, cached) = current.load(self.worker);
         let filter = site.header_filter(self.peer.address);
         let mut plain = match PlainRequest::read(bytes, &mut header_buffer, self.max_head, &filter) {
-            RequestParse::Complete(plain) => plain,
-            RequestParse::Partial => return Ok(None),
-            RequestParse::Invalid(invalid) => {
+            Ok(Some(plain)) => plain,
+            Ok(None) => return Ok(None),
+            Err(invalid) => {
                 return self.refuse_head(invalid, bytes, (site, buffers), context).map(Some);
             }
         };
@@ -443,11 +443,11 @@ impl<'a> Http1Server<'a> {
         let mut header_buffer = HeaderBuffer::default();
         let filter = site.header_filter(self.peer.address);
         let served = match PlainRequest::read(&saved, &mut header_buffer, self.max_head, &filter) {
-            RequestParse::Complete(mut plain) => {
+            Ok(Some(mut plain)) => {
                 plain.head.target.normalize_for(site, route);
                 Some(serve(self, &plain, buffers))
             }
-            RequestParse::Partial | RequestParse::Invalid(_) => None,
+            Ok(None) | Err(_) => None,
         };
         drop(header_buffer);
         if self.saved.is_empty() {

@@ -107,6 +107,8 @@ pub(in crate::gateway) struct Http1Conn {
     pub(in crate::gateway) has_long_bodies: bool,
     /// The bytes of a partial response head.
     pub(in crate::gateway) head_bytes: Vec<u8>,
+    /// Whether these are a complete head, which is wanted again: limits count it before the client gets it.
+    pub(in crate::gateway) has_kept_head: bool,
     /// The interim responses to the current request.
     interim: u32,
 }
@@ -122,6 +124,7 @@ impl Http1Conn {
             is_broken: false,
             has_long_bodies: false,
             head_bytes: Vec::new(),
+            has_kept_head: false,
             interim: 0,
         }
     }

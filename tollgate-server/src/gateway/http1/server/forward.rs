@@ -17,7 +17,7 @@ use crate::gateway::deadline::{TICK, Wait};
 use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::http1::body::{BodyDecoder, Framing};
 use crate::gateway::http1::request::PlainRequest;
-use crate::gateway::http1::sender::{Http1Body, ResponseStart, receive};
+use crate::gateway::http1::sender::{Http1Body, receive};
 use crate::gateway::http1::upgrade::Tunnel;
 use crate::gateway::local_response;
 use crate::gateway::proxy::{ProxyRequest, UpstreamProgress};
@@ -50,9 +50,6 @@ pub(super) struct Forwarding {
     pub(super) may_repeat: bool,
     may_desync: bool,
     pub(super) settling: Settling,
-    /// Whether the connection keeps bytes of the response that were not parsed: because they follow an interim response,
-    /// or because limits have counted the head in the meantime.
-    pub(super) has_unparsed: bool,
 }
 
 /// A response whose head was sent to the client.
@@ -137,7 +134,6 @@ impl Forwarding {
             may_repeat: plain.head.may_repeat(),
             may_desync: plain.head.may_desync(),
             settling,
-            has_unparsed: false,
         }
     }
 
@@ -289,7 +285,7 @@ impl Forwarding {
             let Settling::Head(head) = &self.settling else { break relayed };
             // If settling fails, the estimate stands.
             _ = Box::pin(self.outcome.settle_response(head.0, &head.1)).await;
-            (self.settling, self.has_unparsed) = (Settling::Done, true);
+            self.settling = Settling::Done;
         };
         let begun = self.begun.take();
         if let Err(AttemptError::ClientGone) = relayed {
@@ -414,9 +410,7 @@ impl AbandonedResponse {
     async fn drain(self, begun: Option<BegunResponse>, head_within: Duration) {
         let Self { conn, is_head, abandoned, pool } = self;
         let body = match begun {
-            Some(BegunResponse { rest, stays_open, .. }) => {
-                Http1Body::resume(conn, ResponseStart::resume(rest, stays_open), pool)
-            }
+            Some(BegunResponse { rest, stays_open, .. }) => Http1Body::resume(conn, (rest, stays_open), pool),
             None => match timeout(head_within, receive(conn, None, (is_head, Repeatable::No), Some(pool))).await {
                 // An event stream has no end.
                 Ok(Ok(response)) if !has_event_stream(response.headers()) => response.into_body(),

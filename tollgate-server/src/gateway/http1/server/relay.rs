@@ -13,7 +13,7 @@ use super::forward::{AttemptError, BegunResponse, Forwarding, Settling};
 use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::head::headers::{self, HeaderKind, HeadersView};
 use crate::gateway::http1::body::{BodyDecoder, Framing, TrailerNames};
-use crate::gateway::http1::response::{HeadError, HeadRead, HeadUse, ResponseHead, poll_head};
+use crate::gateway::http1::response::{HeadError, HeadUse, ResponseHead, poll_head};
 use crate::gateway::proxy::ProxyRequest;
 use crate::gateway::upstream::abandoned::is_event_stream;
 use crate::gateway::upstream::conn::Http1Conn;
@@ -99,9 +99,7 @@ impl Forwarding {
         let may_repeat = self.may_repeat && (conn.usage.is_used() || self.route().has_several());
         let mut scratch = scratch();
         let Scratch { input, buffers, .. } = &mut *scratch;
-        let has_unparsed = std::mem::take(&mut self.has_unparsed);
-        let read = HeadRead { input, is_head: server.is_head, has_unparsed };
-        let answered = poll_head(conn, read, context, |head, lines, bytes, context| {
+        let answered = poll_head(conn, (input, server.is_head), context, |head, lines, bytes, context| {
             if head.is_interim() {
                 return match self.pass_interim(server, &head, lines, buffers, context) {
                     Ok(()) => HeadUse::Skipped,
