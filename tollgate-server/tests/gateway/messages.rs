@@ -1,5 +1,6 @@
 //! HTTP/1 on both sides: connections, bodies, trailers, and heads that a proxy must understand.
 
+use std::io::Write as _;
 use std::time::Duration;
 
 use futures_util::stream::iter;
@@ -7,7 +8,7 @@ use http::{Request, Response};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
 use testkit::client::each_http1;
-use testkit::gateway::{per_user, site};
+use testkit::gateway::{Gateway, per_user, site};
 use testkit::upstream::{Raw, Served, Speaks, full};
 use testkit::wait::until;
 
@@ -41,6 +42,22 @@ fn pipelined_requests_are_answered_in_order() {
             assert!(connection.receive().text().starts_with(&format!("GET /{number} ")));
         }
     });
+}
+
+#[test]
+fn very_many_requests_in_one_write_are_answered_in_order() {
+    const REQUESTS: usize = 5_000;
+    let gateway = Gateway::start(&site("", &["{ path: /**, upstream: echo }"], ""));
+    let mut connection = gateway.connect();
+    let mut tcp = connection.tcp();
+    let request = |number| format!("GET /{number} HTTP/1.1\r\nHost: h\r\n\r\n");
+    let requests: String = (0..REQUESTS).map(request).collect();
+    let writing = std::thread::spawn(move || tcp.write_all(requests.as_bytes()));
+    for number in 0..REQUESTS {
+        let answer = connection.receive();
+        assert!(answer.text().contains(&format!("\"path\":\"/{number}\"")), "{number}: {}", answer.text());
+    }
+    writing.join().unwrap().unwrap();
 }
 
 #[test]

@@ -59,8 +59,6 @@ pub(in crate::gateway) struct PlainRequest<'a> {
     pub(super) content_bytes: u64,
     /// The decoder of the part that has not arrived, unless the body is malformed.
     pub(in crate::gateway) rest: Result<BodyDecoder, Ambiguity>,
-    /// The bytes behind the request.
-    pub(super) following: &'a [u8],
 }
 
 impl<'a> PlainRequest<'a> {
@@ -114,8 +112,8 @@ impl<'a> PlainRequest<'a> {
             Ok((taken, content)) => (taken, content as u64, Ok(rest)),
             Err(ambiguity) => (bytes.len() - head_bytes, 0, Err(ambiguity)),
         };
-        let (bytes, following) = bytes.split_at(head_bytes + body_bytes);
-        Ok(Some(Self { head, bytes, body: &bytes[head_bytes..], content_bytes, rest, following }))
+        let bytes = &bytes[..head_bytes + body_bytes];
+        Ok(Some(Self { head, bytes, body: &bytes[head_bytes..], content_bytes, rest }))
     }
 
     /// Returns the content of the part of the body that has arrived, and the decoder of the rest, which keeps trailers.

@@ -57,8 +57,10 @@ pub(in crate::gateway) struct Http1Server<'a> {
     peer: Peer<'a>,
     max_head: usize,
     idle: Wait,
-    /// Bytes that were read and not served yet: a part of a request, or pipelined requests.
+    /// Bytes that were read and not served yet, behind `served` bytes: a part of a request, or pipelined requests. Empty once
+    /// all of them are served.
     ahead: Vec<u8>,
+    served: usize,
     /// Whether `ahead` holds bytes that were not parsed yet.
     has_unparsed: bool,
     pieces: u32,
@@ -139,6 +141,7 @@ impl<'a> Http1Server<'a> {
             max_head: client.max_head,
             idle: client.timeouts.idle,
             ahead: Vec::new(),
+            served: 0,
             has_unparsed: false,
             pieces: 0,
             body: None,
@@ -254,15 +257,14 @@ impl<'a> Http1Server<'a> {
             ready!(self.poll_sent(context))?;
             let mut scratch = scratch();
             let Scratch { input, buffers, current, .. } = &mut *scratch;
-            let is_long = self.pieces >= MAX_PIECES || self.ahead.len() >= INPUT_BYTES;
-            let before = if is_long { 0 } else { self.ahead.len() };
-            input[..before].copy_from_slice(&self.ahead[..before]);
             let has_unparsed = std::mem::take(&mut self.has_unparsed);
-            let mut filled = before;
+            let mut read = 0;
             if !has_unparsed {
-                match self.poll_read(&mut input[before..], context)? {
+                // Only a part of a request is left, so that little is moved.
+                self.ahead.drain(..std::mem::take(&mut self.served));
+                match self.poll_read(input, context)? {
                     Poll::Ready(0) => return Poll::Ready(Ok(NextStep::Close)),
-                    Poll::Ready(read) => filled += read,
+                    Poll::Ready(bytes) => read = bytes,
                     Poll::Pending => {
                         drop(scratch);
                         if self.ahead.is_empty() && stop.is_over() {
@@ -273,24 +275,29 @@ impl<'a> Http1Server<'a> {
                     }
                 }
             }
-            let mut long_head = None;
-            if is_long {
-                self.ahead.extend_from_slice(&input[..filled]);
-                if !has_unparsed && !ends_head(&self.ahead, filled) && self.ahead.len() < self.max_head {
+            let mut ahead = std::mem::take(&mut self.ahead);
+            let is_ahead = !ahead.is_empty();
+            if is_ahead {
+                let is_long = self.pieces >= MAX_PIECES || ahead.len() >= INPUT_BYTES;
+                ahead.extend_from_slice(&input[..read]);
+                if is_long && !has_unparsed && !ends_head(&ahead, read) && ahead.len() < self.max_head {
+                    self.ahead = ahead;
                     continue;
                 }
-                long_head = Some(std::mem::take(&mut self.ahead));
             }
-            self.ahead.clear();
-            let bytes = long_head.as_deref().unwrap_or(&input[..filled]);
-            match self.handle_input(bytes, buffers, current, context)? {
-                Some(NextStep::Http2) => {
-                    self.ahead.extend_from_slice(bytes);
-                    return Poll::Ready(Ok(NextStep::Http2));
-                }
+            let bytes = if is_ahead { &ahead[self.served..] } else { &input[..read] };
+            let next = self.handle_input(bytes, buffers, current, context)?;
+            if !is_ahead {
+                ahead.extend_from_slice(&input[std::mem::take(&mut self.served)..read]);
+            }
+            if self.served == ahead.len() {
+                ahead.clear();
+                self.served = 0;
+            }
+            self.ahead = ahead;
+            match next {
                 Some(next) => return Poll::Ready(Ok(next)),
                 None => {
-                    self.ahead.extend_from_slice(bytes);
                     if self.pieces == 0 {
                         self.deadline = self.worker.ticks.after(self.client.timeouts.head);
                     }
@@ -350,9 +357,9 @@ impl<'a> Http1Server<'a> {
         }
     }
 
-    /// Keeps the bytes that follow the request, and the state of a body that has not arrived completely.
+    /// Counts the bytes of the request as served, and keeps the state of a body that has not arrived completely.
     fn begin_body(&mut self, plain: &mut PlainRequest<'_>, max_body: u64) {
-        self.ahead.extend_from_slice(plain.following);
+        self.served += plain.bytes.len();
         let rest = std::mem::replace(&mut plain.rest, Ok(BodyDecoder::Length(0)));
         let room = max_body.checked_sub(plain.content_bytes);
         let mut failure = room.is_none().then_some(Failure::BodyTooLong);

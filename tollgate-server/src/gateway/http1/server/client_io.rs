@@ -282,6 +282,7 @@ impl Http1Server<'_> {
     ) -> Poll<Result<(), BodyError>> {
         let mut scratch = scratch();
         let Scratch { input, buffers, .. } = &mut *scratch;
+        let is_ahead = !self.ahead.is_empty();
         let read = match self.poll_read_body(input, context) {
             Ok(Poll::Ready(0)) => return Poll::Ready(Err(BodyError::Failed(Failure::BodyBroken))),
             Ok(Poll::Ready(read)) => read,
@@ -305,21 +306,28 @@ impl Http1Server<'_> {
         })?;
         if body.rest.is_over() {
             self.body = None;
-            // Before bytes that did not fit into this read.
-            self.ahead.splice(..0, input[taken..read].iter().copied());
+        }
+        if !is_ahead {
+            self.ahead.extend_from_slice(&input[taken..read]);
+            return Poll::Ready(Ok(()));
+        }
+        self.served += taken;
+        if self.served == self.ahead.len() {
+            // An upload may go on for long.
+            (self.ahead, self.served) = (Vec::new(), 0);
         }
         Poll::Ready(Ok(()))
     }
 
-    /// Reads more of the body, first the bytes that are here already.
+    /// Reads more of the body, first the bytes that are here already. These are not yet counted as served.
     fn poll_read_body(&mut self, input: &mut [u8], context: &mut Context<'_>) -> io::Result<Poll<usize>> {
         if self.ahead.is_empty() {
             return self.poll_read(input, context);
         }
+        let ahead = &self.ahead[self.served..];
         // Behind a long head, there may be more than fits.
-        let taken = self.ahead.len().min(input.len());
-        input[..taken].copy_from_slice(&self.ahead[..taken]);
-        self.ahead = self.ahead.split_off(taken);
-        Ok(Poll::Ready(taken))
+        let read = ahead.len().min(input.len());
+        input[..read].copy_from_slice(&ahead[..read]);
+        Ok(Poll::Ready(read))
     }
 }

@@ -313,7 +313,7 @@ impl Forwarding {
         Box::new(Tunnel {
             upstream,
             from_upstream: first,
-            from_client: Bytes::from(std::mem::take(&mut server.ahead)),
+            from_client: Bytes::from(std::mem::take(&mut server.ahead)).slice(std::mem::take(&mut server.served)..),
             attempt: request.upstream.take(),
             permit: request.permit.take(),
             max_idle: request.site.upgraded,
