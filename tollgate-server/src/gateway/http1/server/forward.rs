@@ -222,7 +222,6 @@ impl Forwarding {
                 (None, Some(target)) => Arc::clone(target),
                 (failed, _) => {
                     let failure = failed.unwrap_or(Failure::NoRoute);
-                    self.route().tally(server.worker.number).note_failure(failure);
                     if failure == Failure::Overloaded {
                         return Box::pin(self.refund_and_respond(server, failure)).await;
                     }
