@@ -28,10 +28,9 @@ mod worker;
 /// HTTP/1: heads and bodies of messages, the server, and the client for upstreams.
 mod http1 {
     pub(super) mod body;
+    pub(super) mod codec;
     #[doc(hidden)]
     pub(crate) mod fuzzing;
-    pub(super) mod request;
-    pub(super) mod response;
     pub(super) mod sender;
     pub(super) mod server;
     mod upgrade;

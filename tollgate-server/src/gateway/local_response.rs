@@ -13,7 +13,7 @@ use super::failure::{Failure, MALFORMED};
 use super::head::RequestHead;
 use super::head::headers::{self, HeaderKind, X_REQUEST_ID};
 use super::head::upstream_head;
-use super::http1::request::InvalidHead;
+use super::http1::codec::InvalidHead;
 
 /// The maximum length of an unwanted body that is read, so that the connection stays usable. A longer body closes the
 /// connection.

@@ -6,8 +6,7 @@ use tollgate::rules::TrustedProxies;
 use tollgate::rules::file::internal::UnderscoreHeaders;
 
 use super::body::{BodyDecoder, ChunkDecoder, Framing};
-use super::request::PlainRequest;
-use super::response::ResponseHead;
+use super::codec::{PlainRequest, ResponseHead};
 use crate::gateway::head::headers::{HeaderBuffer, HeaderFilter, HeadersView};
 
 /// The longest head, as by default.

@@ -14,7 +14,7 @@ use http::{HeaderMap, Response};
 use hyper::body::{Body, Frame, SizeHint};
 
 use super::body::{BodyDecoder, Framing};
-use super::response::{self, HeadError, HeadUse};
+use super::codec::{self, HeadError, HeadUse};
 use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::http2::body::{BodyReader, BodyWriter, Demand, ToUpstream, channel};
@@ -48,7 +48,7 @@ pub(in crate::gateway) async fn send(
         let buffers = &mut scratch().buffers;
         buffers.clear();
         write.take().map_or(Ok(()), |write| write(&mut buffers.out))?;
-        Poll::Ready(conn.send(&buffers.out, context).map_err(|error| response::broken(Some(&error))))
+        Poll::Ready(conn.send(&buffers.out, context).map_err(|error| codec::broken(Some(&error))))
     })
     .await
 }
@@ -177,7 +177,7 @@ impl Http1Response {
         }
         let mut scratch = scratch();
         let Scratch { input, buffers, .. } = &mut *scratch;
-        let read = response::poll_head(conn, (input, is_head), context, |mut head, lines, bytes, _| {
+        let read = codec::poll_head(conn, (input, is_head), context, |mut head, lines, bytes, _| {
             if head.is_interim() {
                 return HeadUse::Skipped;
             }

@@ -30,7 +30,7 @@ use tollgate::{Check, Outcome};
 use self::client_io::PendingBody;
 use self::forward::{ForwardResult, Forwarding};
 use super::body::BodyDecoder;
-use super::request::PlainRequest;
+use super::codec::PlainRequest;
 use crate::gateway::client::{BufferedBytes, Client, LINGER, Peer};
 use crate::gateway::deadline::{Alarm, Tick, Wait};
 use crate::gateway::failure::Failure;

@@ -16,7 +16,7 @@ use crate::gateway::client::Client;
 use crate::gateway::deadline::{TICK, Wait};
 use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::http1::body::{BodyDecoder, Framing};
-use crate::gateway::http1::request::PlainRequest;
+use crate::gateway::http1::codec::PlainRequest;
 use crate::gateway::http1::sender::{Http1Body, receive};
 use crate::gateway::http1::upgrade::Tunnel;
 use crate::gateway::local_response;

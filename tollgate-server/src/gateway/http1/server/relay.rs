@@ -13,7 +13,7 @@ use super::forward::{AttemptError, BegunResponse, Forwarding, Settling};
 use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::head::headers::{self, HeaderKind, HeadersView};
 use crate::gateway::http1::body::{BodyDecoder, Framing, TrailerNames};
-use crate::gateway::http1::response::{HeadError, HeadUse, ResponseHead, poll_head};
+use crate::gateway::http1::codec::{HeadError, HeadUse, ResponseHead, poll_head};
 use crate::gateway::proxy::ProxyRequest;
 use crate::gateway::upstream::abandoned::is_event_stream;
 use crate::gateway::upstream::conn::Http1Conn;

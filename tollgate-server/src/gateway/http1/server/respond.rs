@@ -19,7 +19,7 @@ use crate::gateway::access_log::{Completion, Record};
 use crate::gateway::client::Scheme;
 use crate::gateway::failure::{Failure, HandshakeFailure, MALFORMED};
 use crate::gateway::head::headers::{self, X_REQUEST_ID};
-use crate::gateway::http1::request::{InvalidHead, PlainRequest};
+use crate::gateway::http1::codec::{InvalidHead, PlainRequest};
 use crate::gateway::local_response::{self, MAX_ECHOED_BYTES};
 use crate::gateway::proxy::{self, ProxyRequest};
 use crate::gateway::site::Site;

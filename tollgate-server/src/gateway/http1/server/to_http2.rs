@@ -19,7 +19,7 @@ use crate::gateway::deadline::Wait;
 use crate::gateway::failure::Failure;
 use crate::gateway::head::headers::{self, X_REQUEST_ID};
 use crate::gateway::http1::body::{Framing, TrailerNames};
-use crate::gateway::http1::request::PlainRequest;
+use crate::gateway::http1::codec::PlainRequest;
 use crate::gateway::http2::body::{BodyWriter, ClientBody, Demand, ToClient, channel};
 use crate::gateway::http2::exchange::{Exchange, ReceivedRequest};
 use crate::gateway::worker::{WorkerBuffers, scratch};
