@@ -32,7 +32,7 @@ use crate::gateway::upstream::tls::TlsFault;
 const MAX_TARGET_BYTES: usize = (u16::MAX - 1) as usize;
 
 /// The capacity of a map for headers that the gateway adds.
-const ADDED: usize = 8;
+const ADDED_HEADERS: usize = 8;
 
 /// The reason why a head could not be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -438,7 +438,7 @@ impl<'a> ResponseHead<'a> {
                 None => HeaderValue::from_bytes(value),
             }
         };
-        let mut map = HeaderMap::with_capacity(lines.lines.len() + ADDED);
+        let mut map = HeaderMap::with_capacity(lines.lines.len() + ADDED_HEADERS);
         for (line, _) in self.passing(lines) {
             if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(line.name.as_bytes()), shared(line.value)) {
                 map.append(name, value);

@@ -42,7 +42,7 @@ use crate::gateway::worker::{CurrentConfig, Scratch, Shutdown, Worker, WorkerBuf
 use crate::traces;
 
 /// The maximum size of the buffers of a connection that waits for the rest of a request or of a response to be written.
-const KEPT_BYTES: usize = 2 << 10;
+const WAITING_BYTES: usize = 2 << 10;
 
 /// The maximum number of reads after which a partial head is parsed. After that it is parsed once it is complete, so
 /// that a client that sends byte by byte costs little.
@@ -229,7 +229,7 @@ impl<'a> Http1Server<'a> {
         self.saved.clear();
         for buffer in [&mut self.saved, &mut self.ahead, &mut self.unsent] {
             // Most connections are idle most of the time, and an allocation is cheap beside a request.
-            buffer.shrink_to(if buffer.is_empty() { 0 } else { KEPT_BYTES });
+            buffer.shrink_to(if buffer.is_empty() { 0 } else { WAITING_BYTES });
         }
         self.has_unparsed = !self.ahead.is_empty();
     }

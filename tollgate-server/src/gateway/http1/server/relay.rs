@@ -23,7 +23,7 @@ use crate::gateway::worker::{Scratch, WorkerBuffers, scratch};
 const READS_PER_TURN: u32 = 16;
 
 /// The maximum length of a body that is copied behind its head: one write of one buffer is cheaper.
-const SMALL_BYTES: usize = 4096;
+const JOINED_BYTES: usize = 4096;
 
 impl Forwarding {
     /// Moves the bytes of both directions. Returns ready once the client was sent the whole response, and the upstream
@@ -211,7 +211,7 @@ impl Forwarding {
             self.switched = Some(Bytes::copy_from_slice(rest));
         }
         self.request.sent_bytes += part.content as u64;
-        let put = if part.bytes.len() > SMALL_BYTES {
+        let put = if part.bytes.len() > JOINED_BYTES {
             server.put(out, part.bytes, context)
         } else {
             out.extend_from_slice(part.bytes);
