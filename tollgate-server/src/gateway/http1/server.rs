@@ -186,7 +186,8 @@ impl<'a> Http1Server<'a> {
                 match next {
                     NextStep::Answered => {}
                     NextStep::Settle(response) => Box::pin(self.settle_and_respond(response)).await?,
-                    NextStep::Forward(forwarding) => match forwarding.run(&mut self).await {
+                    // Boxed like the others, because most connections are idle, and hold the largest of these futures.
+                    NextStep::Forward(forwarding) => match Box::pin(forwarding.run(&mut self)).await {
                         ForwardResult::Answered => {}
                         ForwardResult::Switched(tunnel) => {
                             let Self { stream, .. } = self;
