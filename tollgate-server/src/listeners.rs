@@ -120,7 +120,7 @@ pub(crate) struct Prepared {
 struct Applied {
     /// Descriptions of it.
     changes: Vec<String>,
-    /// Each resolves when a listener that was stopped accepts nothing with the settings before.
+    /// Each resolves when a listener whose socket another one has accepts nothing more.
     handed_over: Vec<oneshot::Receiver<()>>,
 }
 
@@ -206,7 +206,7 @@ impl Listeners {
         Ok(Prepared { stopping: stopping.collect(), starting, descriptors, shows_keys })
     }
 
-    /// Applies a change, and logs it. After that, no connection is accepted with the settings before.
+    /// Applies a change, and logs it. After that, no connection to the same address is accepted with the settings before.
     pub(crate) async fn change(&self, prepared: Prepared) {
         let is_divided_again = prepared.descriptors != self.state().descriptors;
         if let Some(Applied { changes, handed_over }) = self.apply(prepared) {
@@ -252,7 +252,9 @@ impl Listeners {
             changes.push(if keeps_socket { changed_text(surface) } else { stopped_text(surface, &url) });
             let Stopping { task, accepts_nothing } = before.stop(stop);
             state.draining.push(task);
-            handed_over.push(accepts_nothing);
+            if stop == Stop::HandOver {
+                handed_over.push(accepts_nothing);
+            }
         }
         for one in starting {
             let running = one.start(&self.shared);
