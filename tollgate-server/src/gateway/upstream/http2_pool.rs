@@ -57,6 +57,8 @@ pub(in crate::gateway) struct Http2Pool {
     conns: Mutex<Vec<(Sender, Arc<Http2Conn>)>>,
     /// Whether the upstream has chosen HTTP/2 for the last new connection.
     speaks_http2: AtomicBool,
+    /// Whether the rules no longer name the upstream.
+    is_retired: AtomicBool,
 }
 
 /// A connection and its load.
@@ -177,7 +179,8 @@ impl Http2Pool {
         let reserve = StreamPermit::on(&conn);
         let mut conns = self.conns();
         // If several were opened at once, one is enough.
-        if conns.len() < MAX_CONNECTIONS && !conns.iter().any(|(_, other)| other.has_room()) {
+        let is_wanted = !self.is_retired.load(Relaxed);
+        if is_wanted && conns.len() < MAX_CONNECTIONS && !conns.iter().any(|(_, other)| other.has_room()) {
             conns.push((sender.clone(), conn));
         }
         Ok((sender, reserve))
@@ -199,6 +202,8 @@ impl Http2Pool {
 
     /// Closes the connections after their requests.
     pub(super) fn retire(&self) {
+        // Before the lock is taken, so that no connection is added afterwards.
+        self.is_retired.store(true, Relaxed);
         self.conns().clear();
     }
 
