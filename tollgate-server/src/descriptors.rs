@@ -13,7 +13,7 @@ use crate::notice;
 const RESERVED: u64 = 64;
 
 /// Reserved for each worker: its poll, its wake-up, its pipe, its listeners, and connections for health checks.
-const PER_WORKER: u64 = 8;
+const PER_WORKER: u64 = 10;
 
 /// Descriptors of 8 clients: each has its own connection and one to an upstream, and one more client in 8 may be
 /// receiving a refusal.
@@ -228,10 +228,10 @@ mod tests {
             let (service, grpc, resp, admin) = (each, 0, 0, each);
             Ok(Plan { gateway, upstreams, service, grpc, resp, admin })
         };
-        assert_eq!(share(256, ALL), plan(55, 56, 25));
-        assert_eq!(share(1024, ALL), plan(336, 336, 102));
+        assert_eq!(share(256, ALL), plan(53, 54, 25));
+        assert_eq!(share(1024, ALL), plan(334, 334, 102));
         let ten = Surfaces { max_connections: Some(10), ..ALL };
-        assert_eq!(share(1024, ten), plan(10, 702, 102));
+        assert_eq!(share(1024, ten), plan(10, 698, 102));
         let wanted = Surfaces { service: Share { is_there: true, wanted: Some(1_000) }, ..ALL };
         assert_eq!(share(1024, wanted).unwrap().service, 170);
         assert!(share(100, ALL).is_err());

@@ -12,12 +12,28 @@ use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
+use super::stream::INPUT_BYTES;
+
 /// The shortest rest of a body that is moved. A shorter one is cheaper to copy.
 pub(super) const MIN_BYTES: u64 = 32 << 10;
 
-/// The most bytes that are moved at once, so that other connections get their turn, and few are left if the receiver
-/// does not read.
-const MAX_BYTES: usize = 128 << 10;
+/// The most bytes that are moved at once: as many as are buffered for a receiver that does not read.
+const MAX_BYTES: usize = INPUT_BYTES;
+
+/// The size of a pipe. It has a slot for each page, and a packet takes a slot even if it is shorter: 64 slots have room for
+/// `MAX_BYTES` in packets of Ethernet's size.
+const PIPE_BYTES: usize = 256 << 10;
+
+/// The pipe of a worker.
+#[derive(Default)]
+pub(super) enum WorkerPipe {
+    /// It is opened for the next long body.
+    #[default]
+    Closed,
+    Open(Pipe),
+    /// The system does not allow to move bytes.
+    Refused,
+}
 
 /// A pipe, which is empty between two moves.
 pub(super) struct Pipe {
@@ -25,11 +41,32 @@ pub(super) struct Pipe {
     writer: OwnedFd,
 }
 
+impl WorkerPipe {
+    /// Returns the pipe. Without a free descriptor, or if the system does not allow it, there is none.
+    pub(super) fn open(&mut self) -> Option<&Pipe> {
+        if let Self::Closed = self
+            && let Ok(pipe) = Pipe::new()
+        {
+            *self = Self::Open(pipe);
+        }
+        match self {
+            Self::Open(pipe) => Some(pipe),
+            Self::Closed | Self::Refused => None,
+        }
+    }
+}
+
+/// Returns whether the system does not allow to move bytes, such as in a container without this system call. A socket
+/// has other errors.
+pub(super) fn is_refused(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput)
+}
+
 impl Pipe {
-    pub(super) fn new() -> io::Result<Self> {
+    fn new() -> io::Result<Self> {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         // A user with many pipes may not enlarge another one. It works nevertheless, in smaller steps.
-        _ = fcntl_setpipe_size(&writer, MAX_BYTES);
+        _ = fcntl_setpipe_size(&writer, PIPE_BYTES);
         Ok(Self { reader, writer })
     }
 

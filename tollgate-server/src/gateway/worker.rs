@@ -21,7 +21,7 @@ use super::failure::Failure;
 use super::head::upstream_head::RequestIds;
 use super::per_address::{self, PerAddress};
 use super::site::Site;
-use super::splice::Pipe;
+use super::splice::WorkerPipe;
 use super::stream::INPUT_BYTES;
 use super::tally::Tally;
 use super::upstream::connect::UpstreamSlots;
@@ -136,8 +136,8 @@ pub(in crate::gateway) struct Scratch {
     pub(in crate::gateway) input: Box<[u8]>,
     pub(in crate::gateway) buffers: WorkerBuffers,
     pub(in crate::gateway) current: CurrentConfig,
-    /// For long bodies. Without a free file descriptor there is none, and bodies are copied.
-    pub(in crate::gateway) pipe: Option<Pipe>,
+    /// For long bodies.
+    pub(in crate::gateway) pipe: WorkerPipe,
 }
 
 /// The buffers for one message.
@@ -181,7 +181,7 @@ impl Scratch {
             input: vec![0; INPUT_BYTES].into(),
             buffers: WorkerBuffers::default(),
             current: CurrentConfig::default(),
-            pipe: Pipe::new().ok(),
+            pipe: WorkerPipe::default(),
         }
     }
 

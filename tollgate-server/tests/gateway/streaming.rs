@@ -215,6 +215,23 @@ fn long_bodies_arrive_unchanged() {
     });
 }
 
+#[test]
+fn a_long_body_for_a_client_that_reads_late_arrives_unchanged() {
+    each_protocol(|protocol| {
+        let upstream = distinct_upstream(0);
+        let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
+        let gateway = protocol.start(&site("workers: 1", &[route], ""));
+        let mut late = gateway.client();
+        late.send("GET /late/3000000 HTTP/1.1\r\nHost: h\r\n\r\n");
+        // Meanwhile the worker sends as much as the client's socket takes.
+        let mut other = gateway.client();
+        for _ in 0..20 {
+            assert!(other.get("/other/50000").body == distinct_body("other", 50_000), "over {}", protocol.name());
+        }
+        assert!(late.receive().body == distinct_body("late", 3_000_000), "over {}", protocol.name());
+    });
+}
+
 /// Long bodies of all clients of a worker pass the same pipe. Nothing of one client may reach another.
 #[test]
 fn bytes_for_a_client_that_has_left_reach_no_other() {

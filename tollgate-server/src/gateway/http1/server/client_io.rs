@@ -16,7 +16,7 @@ use crate::gateway::deadline::Tick;
 use crate::gateway::failure::{Ambiguity, Failure};
 use crate::gateway::http1::body::{BodyDecoder, Framing};
 use crate::gateway::local_response::MAX_DRAINED_BYTES;
-use crate::gateway::splice::Pipe;
+use crate::gateway::splice::{Pipe, WorkerPipe};
 use crate::gateway::worker::{Scratch, scratch};
 
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
@@ -113,26 +113,21 @@ impl Http1Server<'_> {
     pub(super) fn put_moved(
         &mut self,
         bytes: usize,
-        pipe: &mut Option<Pipe>,
+        pipe: &mut WorkerPipe,
         input: &mut [u8],
         context: &mut Context<'_>,
     ) -> io::Result<()> {
-        let put = self.put_from(pipe.as_ref(), bytes, input, context);
+        let WorkerPipe::Open(open) = pipe else { return Ok(()) };
+        let put = self.put_from(open, bytes, input, context);
         if put.is_err() {
             // Bytes of this client may be left in it.
-            *pipe = Pipe::new().ok();
+            *pipe = WorkerPipe::Closed;
         }
         put
     }
 
-    fn put_from(
-        &mut self,
-        pipe: Option<&Pipe>,
-        bytes: usize,
-        input: &mut [u8],
-        context: &mut Context<'_>,
-    ) -> io::Result<()> {
-        let (Some(pipe), Some(client)) = (pipe, self.stream.plain()) else { return Ok(()) };
+    fn put_from(&mut self, pipe: &Pipe, bytes: usize, input: &mut [u8], context: &mut Context<'_>) -> io::Result<()> {
+        let Some(client) = self.stream.plain() else { return Ok(()) };
         let mut left = pipe.empty_into(client, bytes)?;
         while left > 0 {
             let taken = pipe.take(input)?;
@@ -161,6 +156,8 @@ impl Http1Server<'_> {
             self.unsent.drain(..written);
             if self.unsent.is_empty() {
                 self.unsent_held.release();
+                // A response that the client did not read fast enough once may go on for long.
+                self.unsent = Vec::new();
             }
             if std::mem::take(&mut self.is_blocked) {
                 self.deadline = self.worker.ticks.after(self.wait);

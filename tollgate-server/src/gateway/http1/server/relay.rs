@@ -15,6 +15,7 @@ use crate::gateway::head::headers::{self, HeaderKind, HeadersView};
 use crate::gateway::http1::body::{BodyDecoder, Framing, TrailerNames};
 use crate::gateway::http1::codec::{HeadError, HeadUse, ResponseHead, poll_head};
 use crate::gateway::proxy::ProxyRequest;
+use crate::gateway::splice::{self, WorkerPipe};
 use crate::gateway::upstream::abandoned::is_event_stream;
 use crate::gateway::upstream::conn::Http1Conn;
 use crate::gateway::worker::{Scratch, WorkerBuffers, scratch};
@@ -245,12 +246,18 @@ impl Forwarding {
             let mut scratch = scratch();
             let Scratch { input, buffers, pipe, .. } = &mut *scratch;
             let left = rest.long_rest().filter(|_| server.stream.plain().is_some());
-            let (read, is_moved) = match (left, &*pipe, conn.plain()) {
-                (Some(left), Some(pipe), Some(upstream)) => (pipe.poll_fill(upstream, left, context), true),
-                _ => (conn.poll_read(input, context), false),
+            let moving = left.and_then(|left| Some((left, conn.plain()?, pipe.open()?)));
+            let is_moved = moving.is_some();
+            let read = match moving {
+                Some((left, upstream, pipe)) => pipe.poll_fill(upstream, left, context),
+                None => conn.poll_read(input, context),
             };
             conn.has_long_bodies |= is_moved;
             let read = match read {
+                Poll::Ready(Err(error)) if is_moved && splice::is_refused(&error) => {
+                    *pipe = WorkerPipe::Refused;
+                    continue;
+                }
                 Poll::Ready(read) => read,
                 Poll::Pending => {
                     if server.has_gone(input, context) {
