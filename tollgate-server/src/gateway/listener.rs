@@ -41,6 +41,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// The length of the listen queue. The kernel has its own bound.
 const BACKLOG: u32 = 4096;
 
+/// The most ports that the system is asked for, if the port of a listener is 0.
+const MAX_PORT_CHOICES: usize = 10;
+
 /// The response when there is no room for another connection.
 const NO_ROOM: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
     connection: close\r\ncontent-length: 83\r\n\r\n\
@@ -260,7 +263,20 @@ impl Listening {
     }
 }
 
+/// Binds an address, once for each worker. If the system chooses the port, another one is chosen when a process takes it
+/// between the first bind and the others.
 fn bind_all(address: SocketAddr, workers: usize) -> io::Result<(Vec<StdListener>, SocketAddr)> {
+    let mut choices = if address.port() == 0 { MAX_PORT_CHOICES } else { 1 };
+    loop {
+        choices -= 1;
+        match bind_each(address, workers) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && choices > 0 => {}
+            bound => return bound,
+        }
+    }
+}
+
+fn bind_each(address: SocketAddr, workers: usize) -> io::Result<(Vec<StdListener>, SocketAddr)> {
     // The sockets of the workers share a port, and would share it with another gateway, too. This bind fails if another
     // process uses the port.
     let alone = StdListener::bind(address)?;
