@@ -210,7 +210,9 @@ impl Target {
 
     /// Waits for the turn to open a connection, if it will be shared.
     pub(super) async fn opening_turn(&self, worker: usize) -> Option<MutexGuard<'_, ()>> {
-        if self.speaks_http2(worker) { Some(self.opening[worker].lock().await) } else { None }
+        // Connections to an upstream that the rules no longer name are not shared.
+        let is_shared = self.speaks_http2(worker) && !self.is_retired.load(Relaxed);
+        if is_shared { Some(self.opening[worker].lock().await) } else { None }
     }
 
     pub(super) fn active(&self) -> u32 {
