@@ -60,6 +60,46 @@ fn very_many_requests_in_one_write_are_answered_in_order() {
     writing.join().unwrap().unwrap();
 }
 
+/// Each boundary of the requests falls into another part of what the gateway reads.
+#[test]
+fn requests_that_are_sent_in_parts_reach_the_upstream_whole() {
+    each_http1(|protocol| {
+        let upstream = Raw::start(|conversation| {
+            while let Some(asked) = conversation.request() {
+                let seen = format!("{} {}", asked.head.lines().next().unwrap_or(""), asked.body.len());
+                conversation.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{seen}", seen.len()));
+            }
+        });
+        let gateway = protocol.start_before(&upstream.url());
+        let one = "POST /one HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc";
+        let requests = format!("{one}GET /two HTTP/1.1\r\nHost: h\r\n\r\n{}", one.replace("/one", "/three"));
+        for at in (1..requests.len()).step_by(7) {
+            let mut connection = gateway.connect();
+            connection.send(&requests[..at]);
+            // The first part has probably been read when another connection was served.
+            assert_eq!(gateway.get("/other").text(), "GET /other HTTP/1.1 0");
+            connection.send(&requests[at..]);
+            for seen in ["POST /one HTTP/1.1 3", "GET /two HTTP/1.1 0", "POST /three HTTP/1.1 3"] {
+                assert_eq!(connection.receive().text(), seen, "{at} bytes in the first part");
+            }
+        }
+    });
+}
+
+#[test]
+fn bytes_behind_a_malformed_request_reach_no_upstream() {
+    each_http1(|protocol| {
+        let upstream = Raw::answering(OK);
+        let gateway = protocol.start_before(&upstream.url());
+        let mut connection = gateway.connect();
+        let (good, bad) = ("GET /good HTTP/1.1\r\nHost: h\r\n\r\n", "GET /bad HTTP/1.1\r\nHost h\r\n\r\n");
+        connection.send(format!("{good}{bad}{good}"));
+        assert_eq!([(); 2].map(|()| connection.receive().status), [200, 400]);
+        assert!(connection.is_closed());
+        assert_eq!(upstream.requests(), 1);
+    });
+}
+
 #[test]
 fn a_client_that_wants_the_connection_closed_gets_that() {
     each_http1(|protocol| {

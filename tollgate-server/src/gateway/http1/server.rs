@@ -261,8 +261,11 @@ impl<'a> Http1Server<'a> {
             let has_unparsed = std::mem::take(&mut self.has_unparsed);
             let mut read = 0;
             if !has_unparsed {
-                // Only a part of a request is left, so that little is moved.
-                self.ahead.drain(..std::mem::take(&mut self.served));
+                if self.served > 0 {
+                    // Only a part of a request is left, so that little is moved. The client may wait with the rest.
+                    self.ahead.drain(..std::mem::take(&mut self.served));
+                    self.ahead.shrink_to(WAITING_BYTES);
+                }
                 match self.poll_read(input, context)? {
                     Poll::Ready(0) => return Poll::Ready(Ok(NextStep::Close)),
                     Poll::Ready(bytes) => read = bytes,
@@ -292,8 +295,8 @@ impl<'a> Http1Server<'a> {
                 ahead.extend_from_slice(&input[std::mem::take(&mut self.served)..read]);
             }
             if self.served == ahead.len() {
-                ahead.clear();
-                self.served = 0;
+                // A request may take long, so that the memory is freed.
+                (ahead, self.served) = (Vec::new(), 0);
             }
             self.ahead = ahead;
             match next {

@@ -190,6 +190,8 @@ impl Http1Server<'_> {
             record.write(&Completion { status: Some(status), ..Completion::default() });
         }
         self.is_last = true;
+        // Nothing of it is needed while the connection lingers.
+        self.served += bytes.len();
         buffers.out.clear();
         let response = local_response::unparsed(invalid);
         let lines = (buffers.date.line(self.worker.ticks.now()), headers::CLOSE);
