@@ -58,8 +58,7 @@ impl Setup {
 
     /// Starts Tollgate with the rules of the page, on Redis.
     fn start_tollgate(&mut self) {
-        let rules =
-            format!("store: {}\nstore_timeout: 5s\n{}", self.redis.url(), self.page.blocks("yaml")[self.section]);
+        let rules = format!("store: {}\n{}", self.redis.url(), self.page.blocks("yaml")[self.section]);
         self.tollgate = Some(Process::start(folder_with(&[(RULES, &rules)]), &["serve", "--config", RULES]));
     }
 
