@@ -133,6 +133,7 @@ fn keys_are_judged_as_if_no_table_had_shrunk() {
 fn admitted_while_shrinking(limits: LimitSet, check: impl Fn(&Limiter, &str) -> bool + Sync) -> Vec<usize> {
     const KEYS: usize = 20;
     const ROUNDS: u32 = 6;
+    const MAX_ROUNDS: u32 = 10_000;
     let clock = ManualClock::at(Timestamp::from_micros(START_US));
     let current = Mutex::new(Limiter::builder().limits(limits).clock(clock).build().expect("enough memory"));
     let lock = || current.lock().unwrap_or_else(PoisonError::into_inner);
@@ -153,8 +154,11 @@ fn admitted_while_shrinking(limits: LimitSet, check: impl Fn(&Limiter, &str) -> 
                 }
             });
         }
-        let mut shrunk = 0;
-        for _ in 0..ROUNDS {
+        // On a busy machine, a thread may use a table for several rounds. Meanwhile nothing shrinks.
+        let (mut rounds, mut shrunk) = (0, 0);
+        while rounds < ROUNDS || shrunk < 2 {
+            rounds += 1;
+            assert!(rounds < MAX_ROUNDS, "{shrunk}");
             let limiter = lock().clone();
             for key in 0..1_500_u32 {
                 assert!(check(&limiter, &key.to_string()));
@@ -168,7 +172,6 @@ fn admitted_while_shrinking(limits: LimitSet, check: impl Fn(&Limiter, &str) -> 
                 *lock() = smaller;
             }
         }
-        assert!(shrunk > 1, "{shrunk}");
     });
     // Takes the rest of the quota that the threads have left.
     let limiter = settled(current.into_inner().unwrap_or_else(PoisonError::into_inner));
