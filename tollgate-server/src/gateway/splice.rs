@@ -42,7 +42,7 @@ pub(super) struct Pipe {
 }
 
 impl WorkerPipe {
-    /// Returns the pipe. Without a free descriptor, or if the system does not allow it, there is none.
+    /// Returns the pipe, if there is a free descriptor for it and the system allows to move bytes.
     pub(super) fn open(&mut self) -> Option<&Pipe> {
         if let Self::Closed = self
             && let Ok(pipe) = Pipe::new()
