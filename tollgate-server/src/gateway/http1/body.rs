@@ -643,7 +643,7 @@ mod tests {
             (BodyDecoder::UntilClose, "hello", Framing::CHUNKED, "5\r\nhello\r\n0\r\n\r\n", 0),
         ] {
             let mut sent = Vec::new();
-            let part = body.pass(received.as_bytes(), &framing, &mut sent).expect("it is well formed");
+            let part = body.pass(received.as_bytes(), &framing, &mut sent).expect("the body is valid");
             assert_eq!((part.content, received.len() - part.taken), (5, following), "{received:?}");
             sent.extend_from_slice(part.bytes);
             if !body.is_over() {
