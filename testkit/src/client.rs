@@ -12,6 +12,8 @@ use std::thread;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use tempfile::TempDir;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::TlsConnector;
 
 use crate::certificates::{Authority, Signed};
 use crate::folder::folder_with;
@@ -114,6 +116,12 @@ impl Protocol {
 
     /// Starts a gateway in a folder that has a rule file, whose clients use this protocol.
     pub fn start_in(self, folder: TempDir) -> Gateway {
+        self.prepare(&folder);
+        Gateway::with_protocol(folder, self)
+    }
+
+    /// Changes the rule file of a folder to one with the settings that this protocol needs, and adds their files.
+    pub fn prepare(self, folder: &TempDir) {
         if self.scheme() == "https" {
             let write =
                 |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("it is writable");
@@ -122,19 +130,42 @@ impl Protocol {
             write("gateway.crt", &identity().signed.cert);
             write("gateway.key", &identity().signed.key);
         }
-        Gateway::with_protocol(folder, self)
     }
 
     /// Returns a rule file with the settings that this protocol needs.
     pub fn rules(self, rules: &str) -> String {
-        if self.scheme() == "http" {
+        if self.scheme() == "http" || !rules.contains("gateway:") {
             return rules.to_owned();
         }
         let tls = "gateway:\n  tls: { certificates: { cert: gateway.crt, key: gateway.key } }\n";
         assert!(rules.contains("gateway:\n") && !rules.contains("tls: { cert"), "no place for `tls` in {rules}");
         rules.replacen("gateway:\n", tls, 1)
     }
+
+    /// Opens a connection to a gateway that [`Protocol::start`] has started, for asynchronous clients.
+    pub async fn open(self, address: SocketAddr) -> io::Result<AsyncStream> {
+        let tcp = tokio::net::TcpStream::connect(address).await?;
+        tcp.set_nodelay(true)?;
+        if self.scheme() == "http" {
+            return Ok(Box::new(tcp));
+        }
+        let stream = TlsConnector::from(tls_config(self.alpn())).connect(server_name(), tcp).await?;
+        assert_eq!(stream.get_ref().1.alpn_protocol(), Some(self.alpn()), "the server speaks {}", self.name());
+        Ok(Box::new(stream))
+    }
+
+    fn alpn(self) -> &'static [u8] {
+        if self.is_http2() { b"h2" } else { b"http/1.1" }
+    }
 }
+
+/// A connection of an asynchronous client, with or without TLS.
+pub type AsyncStream = Box<dyn Duplex>;
+
+/// Both directions of a connection.
+pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Duplex for S {}
 
 /// The certificate of gateways that [`Protocol::start`] starts, and the authority that clients trust.
 struct Identity {
@@ -168,8 +199,7 @@ impl Client {
     /// Connects to a gateway, or fails if it does not accept the connection.
     pub fn try_to(address: SocketAddr, protocol: Protocol) -> io::Result<Self> {
         if protocol.is_http2() {
-            let tls = (protocol == Http2Tls).then(|| tls_config(b"h2"));
-            return Ok(Self::Http2(http2::Connection::to(address, tls)?));
+            return Ok(Self::Http2(http2::Connection::to(address, protocol)?));
         }
         let stream = if protocol == Http1Tls { Stream::tls(address)? } else { Stream::tcp(address)? };
         Ok(Self::Http1(Connection::on(stream)))
@@ -283,7 +313,7 @@ impl Stream {
     /// Connects to a gateway that [`Protocol::start`] has started with TLS.
     pub fn tls(address: SocketAddr) -> io::Result<Self> {
         let mut tcp = connect(address)?;
-        let mut tls = ClientConnection::new(tls_config(b"http/1.1"), server_name()).map_err(io::Error::other)?;
+        let mut tls = ClientConnection::new(tls_config(Http1Tls.alpn()), server_name()).map_err(io::Error::other)?;
         while tls.is_handshaking() {
             tls.complete_io(&mut tcp)?;
         }
@@ -347,7 +377,7 @@ fn read_tls(tls: &mut StreamOwned<ClientConnection, TcpStream>, buffer: &mut [u8
 }
 
 /// Returns the name that the certificate of gateways has.
-pub(crate) fn server_name() -> ServerName<'static> {
+fn server_name() -> ServerName<'static> {
     ServerName::try_from(SERVER_NAME).expect("it is a name")
 }
 

@@ -7,20 +7,15 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use h2::client::{ResponseFuture, SendRequest};
 use h2::{Reason, RecvStream, SendStream};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Version};
-use rustls::ClientConfig;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
 
-use crate::client::server_name;
+use crate::client::Protocol;
 use crate::http1::{MOMENT, Response};
 use crate::upstream::runtime;
 use crate::wait::PATIENCE;
@@ -71,27 +66,16 @@ struct Body {
 }
 
 impl Connection {
-    /// Connects to a server, with TLS if there is a configuration for it.
-    pub fn to(address: SocketAddr, tls: Option<Arc<ClientConfig>>) -> io::Result<Self> {
+    /// Connects to a gateway, with this protocol.
+    pub fn to(address: SocketAddr, protocol: Protocol) -> io::Result<Self> {
         blocking(async {
-            let tcp = TcpStream::connect(address).await?;
-            tcp.set_nodelay(true)?;
-            let Some(tls) = tls else { return Self::on(tcp, "http").await };
-            let stream = TlsConnector::from(tls).connect(server_name(), tcp).await?;
-            assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]), "the server speaks HTTP/2");
-            Self::on(stream, "https").await
+            let stream = protocol.open(address).await?;
+            let (sender, connection) = h2::client::handshake(stream).await.map_err(into_io)?;
+            // Its error is that of the streams, too.
+            let task = tokio::spawn(async move { _ = connection.await });
+            let (upload, awaited, body) = (None, VecDeque::new(), None);
+            Ok(Self { sender, scheme: protocol.scheme(), unsent: Vec::new(), upload, awaited, body, task })
         })
-    }
-
-    async fn on(
-        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-        scheme: &'static str,
-    ) -> io::Result<Self> {
-        let (sender, connection) = h2::client::handshake(stream).await.map_err(into_io)?;
-        // Its error is that of the streams, too.
-        let task = tokio::spawn(async move { _ = connection.await });
-        let (upload, awaited, body) = (None, VecDeque::new(), None);
-        Ok(Self { sender, scheme, unsent: Vec::new(), upload, awaited, body, task })
     }
 
     /// Sends bytes of HTTP/1 messages, or fails if the server does not read any more.
@@ -333,6 +317,16 @@ fn fields(map: &HeaderMap) -> Vec<(String, String)> {
 fn blocking<T>(future: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     runtime()
         .block_on(async { timeout(PATIENCE, future).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) })
+}
+
+/// Returns whether the server has not processed a request that failed, so that a client may send it again: GOAWAY names
+/// an earlier one as the last, or arrived before the request was sent.
+pub fn is_unprocessed(error: &io::Error) -> bool {
+    let error = error.get_ref().and_then(|error| error.downcast_ref::<h2::Error>());
+    error.is_some_and(|error| {
+        let is_goaway = error.is_go_away() && error.is_remote() && error.reason() == Some(Reason::NO_ERROR);
+        is_goaway || error.reason() == Some(Reason::REFUSED_STREAM)
+    })
 }
 
 fn into_io(error: h2::Error) -> io::Error {
