@@ -1,11 +1,14 @@
 //! Starting, stopping and changing routes while clients are served.
 
-use std::net::TcpListener;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use testkit::client::{Client, Protocol, each_protocol};
 use testkit::gateway::{Gateway, site};
 use testkit::http1::Connection;
+use testkit::http2::is_unprocessed;
 use testkit::tollgate::fails;
 use testkit::upstream::Raw;
 use testkit::wait::{SetOnDrop, until};
@@ -21,19 +24,23 @@ struct Clients {
 
 /// Sends requests one after the other, and opens a new connection when it is asked to, until the gateway has stopped or
 /// the test is done. No request may fail.
-fn honest_client(address: std::net::SocketAddr, clients: &Clients) {
+fn honest_client(address: SocketAddr, protocol: Protocol, clients: &Clients) {
     let Clients { answered, done, stopping } = clients;
     'connections: while !done.load(Relaxed) {
-        let Ok(stream) = std::net::TcpStream::connect(address) else { return };
-        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-        let mut connection = Connection::on(stream);
+        let mut client = match Client::try_to(address, protocol) {
+            Ok(client) => client,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return,
+            // The kernel had accepted this connection when the port was closed, but the gateway never did.
+            Err(_) if stopping.load(Relaxed) => continue 'connections,
+            Err(error) => panic!("a connection failed: {error}"),
+        };
         let mut is_first = true;
         while !done.load(Relaxed) {
-            let sent = connection.try_send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
-            let answer = sent.and_then(|()| connection.try_receive());
-            let answer = match answer {
+            let sent = client.try_send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+            let answer = match sent.and_then(|()| client.try_receive()) {
                 Ok(answer) => answer,
-                // The kernel had accepted this connection when the port was closed, but the gateway never did.
+                // Only HTTP/2 can ask for a new connection while the client is sending.
+                Err(error) if is_unprocessed(&error) => continue 'connections,
                 Err(_) if is_first && stopping.load(Relaxed) => continue 'connections,
                 Err(error) => panic!("a request failed, the first: {is_first}: {error}"),
             };
@@ -49,127 +56,142 @@ fn honest_client(address: std::net::SocketAddr, clients: &Clients) {
 
 #[test]
 fn a_stop_under_load_fails_no_request() {
-    let upstream = Raw::start(|conversation| {
-        while conversation.request().is_some() {
-            std::thread::sleep(Duration::from_millis(2));
-            conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
-        }
+    each_protocol(|protocol| {
+        let upstream = Raw::start(|conversation| {
+            while conversation.request().is_some() {
+                std::thread::sleep(Duration::from_millis(2));
+                conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+            }
+        });
+        let gateway = protocol.start_before(&upstream.url());
+        let (clients, address) = (Clients::default(), gateway.address);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| honest_client(address, protocol, &clients));
+            }
+            let _done = SetOnDrop(&clients.done);
+            until("some load", || clients.answered.load(Relaxed) > 200);
+            clients.stopping.store(true, Relaxed);
+            gateway.signal("TERM");
+            assert_eq!(gateway.wait().code(), Some(0));
+        });
+        assert_eq!(clients.answered.load(Relaxed), upstream.requests(), "whatever reached the upstream was answered");
     });
-    let gateway = Gateway::before(&upstream.url());
-    let (clients, address) = (Clients::default(), gateway.address);
-    std::thread::scope(|scope| {
-        for _ in 0..8 {
-            scope.spawn(|| honest_client(address, &clients));
-        }
-        let _done = SetOnDrop(&clients.done);
-        until("some load", || clients.answered.load(Relaxed) > 200);
-        clients.stopping.store(true, Relaxed);
-        gateway.signal("TERM");
-        assert_eq!(gateway.wait().code(), Some(0));
-    });
-    assert_eq!(clients.answered.load(Relaxed), upstream.requests(), "whatever reached the upstream was answered");
 }
 
 #[test]
 fn a_slow_request_under_way_is_finished_before_the_end() {
-    let upstream = Raw::start(|conversation| {
-        _ = conversation.request();
-        std::thread::sleep(Duration::from_secs(2));
-        conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nsl");
-        std::thread::sleep(Duration::from_millis(500));
-        conversation.send("ow");
+    each_protocol(|protocol| {
+        let upstream = Raw::start(|conversation| {
+            _ = conversation.request();
+            std::thread::sleep(Duration::from_secs(2));
+            conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nsl");
+            std::thread::sleep(Duration::from_millis(500));
+            conversation.send("ow");
+        });
+        let gateway = protocol.start_before(&upstream.url());
+        let mut idle = gateway.client();
+        let mut connection = gateway.client();
+        connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+        until("a request under way", || upstream.requests() == 1);
+        gateway.signal("TERM");
+        let answer = connection.receive();
+        assert_eq!((answer.status, answer.text()), (200, "slow"));
+        // HTTP/2 has GOAWAY instead.
+        assert_eq!(answer.header("connection"), (!protocol.is_http2()).then_some("close"));
+        assert!(connection.is_closed() && idle.is_closed());
+        let gateway = gateway.ended();
+        assert!(!gateway.said().contains("cut off"), "{}", gateway.said());
     });
-    let gateway = Gateway::before(&upstream.url());
-    let mut idle = gateway.connect();
-    let mut connection = gateway.connect();
-    connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
-    until("a request under way", || upstream.requests() == 1);
-    gateway.signal("TERM");
-    let answer = connection.receive();
-    assert_eq!((answer.status, answer.text(), answer.header("connection")), (200, "slow", Some("close")));
-    assert!(connection.is_closed() && idle.is_closed());
-    let gateway = gateway.ended();
-    assert!(!gateway.said().contains("cut off"), "{}", gateway.said());
 }
 
 #[test]
 fn a_request_that_never_ends_holds_up_the_end_for_drain_and_no_longer() {
-    let upstream = Raw::start(|conversation| conversation.await_end());
-    let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
-    let gateway = Gateway::start(&site("timeouts: { drain: 1s }", &[route], ""));
-    let mut connection = gateway.connect();
-    connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
-    until("a request under way", || upstream.requests() == 1);
-    let begun = Instant::now();
-    gateway.signal("TERM");
-    let gateway = gateway.ended();
-    assert!(begun.elapsed() < Duration::from_secs(15));
-    assert!(connection.is_closed());
-    gateway.await_said("1 connection with requests in flight cut off at the end of gateway.timeouts.drain", 1);
+    each_protocol(|protocol| {
+        let upstream = Raw::start(|conversation| conversation.await_end());
+        let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
+        let gateway = protocol.start(&site("timeouts: { drain: 1s }", &[route], ""));
+        let mut connection = gateway.client();
+        connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+        until("a request under way", || upstream.requests() == 1);
+        let begun = Instant::now();
+        gateway.signal("TERM");
+        let gateway = gateway.ended();
+        assert!(begun.elapsed() < Duration::from_secs(15));
+        assert!(connection.is_closed());
+        gateway.await_said("1 connection with requests in flight cut off at the end of gateway.timeouts.drain", 1);
+    });
 }
 
 #[test]
 fn idle_connections_and_clients_that_said_nothing_do_not_hold_up_the_end() {
-    let gateway = Gateway::start(&site("", &["{ path: /**, respond: { body: ok } }"], ""));
-    let (mut silent, mut half, mut used) = (gateway.connect(), gateway.connect(), gateway.connect());
-    half.send("GET / HTTP/1.1\r\nHo");
-    assert_eq!(used.get("/").text(), "ok");
-    let begun = Instant::now();
-    gateway.signal("TERM");
-    assert!(used.is_closed() && silent.is_closed());
-    _ = half.is_closed();
-    assert_eq!(gateway.wait().code(), Some(0));
-    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    each_protocol(|protocol| {
+        let gateway = protocol.start(&site("", &["{ path: /**, respond: { body: ok } }"], ""));
+        let (mut silent, mut half, mut used) = (gateway.client(), gateway.connect(), gateway.client());
+        // With TLS, this client has not even begun the handshake.
+        let mut without_a_byte = Connection::to(gateway.address);
+        half.send("GET / HTTP/1.1\r\nHo");
+        assert_eq!(used.get("/").text(), "ok");
+        gateway.signal("TERM");
+        assert!(used.is_closed() && silent.is_closed() && without_a_byte.is_closed());
+        _ = half.is_closed();
+        let gateway = gateway.ended();
+        assert!(!gateway.said().contains("cut off"), "{}", gateway.said());
+    });
 }
 
 #[test]
 fn changing_routes_under_load_fails_no_request() {
-    let upstreams = [(); 2].map(|()| Raw::named("either"));
-    let rules = |number: usize| {
-        let extra = format!("{{ path: /extra-{number}, respond: {{ body: extra }} }}");
-        site("", &[format!("{{ path: /**, upstream: {} }}", upstreams[number % 2].url()), extra], "")
-    };
-    let gateway = Gateway::start(&rules(0));
-    let clients = Clients::default();
-    let answered = || clients.answered.load(Relaxed);
-    std::thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| honest_client(gateway.address, &clients));
-        }
-        let _done = SetOnDrop(&clients.done);
-        for turn in 1..=6 {
-            gateway.save(&rules(turn));
-            gateway.await_said("is in force", turn);
-            assert_eq!(gateway.get(&format!("/extra-{turn}")).text(), "extra");
-            let before = answered();
-            until("more answers", || answered() > before + 20);
-        }
+    each_protocol(|protocol| {
+        let upstreams = [(); 2].map(|()| Raw::named("either"));
+        let rules = |number: usize| {
+            let extra = format!("{{ path: /extra-{number}, respond: {{ body: extra }} }}");
+            site("", &[format!("{{ path: /**, upstream: {} }}", upstreams[number % 2].url()), extra], "")
+        };
+        let gateway = protocol.start(&rules(0));
+        let clients = Clients::default();
+        let answered = || clients.answered.load(Relaxed);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| honest_client(gateway.address, protocol, &clients));
+            }
+            let _done = SetOnDrop(&clients.done);
+            for turn in 1..=6 {
+                gateway.save(&rules(turn));
+                gateway.await_said("is in force", turn);
+                assert_eq!(gateway.get(&format!("/extra-{turn}")).text(), "extra");
+                let before = answered();
+                until("more answers", || answered() > before + 20);
+            }
+        });
+        assert!(upstreams.iter().all(|upstream| upstream.requests() > 0));
     });
-    assert!(upstreams.iter().all(|upstream| upstream.requests() > 0));
 }
 
 #[test]
 fn a_bad_file_changes_no_route() {
-    let route = |body: &str| site("", &[format!("{{ path: /**, respond: {{ body: {body} }} }}")], "");
-    let gateway = Gateway::start(&route("first"));
-    let mut connection = gateway.connect();
-    assert_eq!(connection.get("/").text(), "first");
-    for (times, bad) in [
-        route("first").replace("path:", "pth:"),
-        site("", &["{ path: /**, upstream: 'https://127.0.0.1:1', upstream_tls: { ca: absent.pem } }"], ""),
-        // Without the gateway section, the gateway would run without routes, and elsewhere.
-        "service: { http: 127.0.0.1:0 }\nlimits: []\n".to_owned(),
-    ]
-    .iter()
-    .enumerate()
-    {
-        gateway.save(bad);
-        gateway.await_said("is rejected, and the previous rules stay in force", times + 1);
+    each_protocol(|protocol| {
+        let route = |body: &str| site("", &[format!("{{ path: /**, respond: {{ body: {body} }} }}")], "");
+        let gateway = protocol.start(&route("first"));
+        let mut connection = gateway.client();
         assert_eq!(connection.get("/").text(), "first");
-    }
-    gateway.save(&route("second"));
-    gateway.await_said("is in force", 1);
-    assert_eq!(connection.get("/").text(), "second");
+        for (times, bad) in [
+            route("first").replace("path:", "pth:"),
+            site("", &["{ path: /**, upstream: 'https://127.0.0.1:1', upstream_tls: { ca: absent.pem } }"], ""),
+            // Without the gateway section, the gateway would run without routes, and elsewhere.
+            "service: { http: 127.0.0.1:0 }\nlimits: []\n".to_owned(),
+        ]
+        .iter()
+        .enumerate()
+        {
+            gateway.save(bad);
+            gateway.await_said("is rejected, and the previous rules stay in force", times + 1);
+            assert_eq!(connection.get("/").text(), "first");
+        }
+        gateway.save(&route("second"));
+        gateway.await_said("is in force", 1);
+        assert_eq!(connection.get("/").text(), "second");
+    });
 }
 
 #[test]
@@ -185,30 +207,32 @@ fn a_port_in_use_ends_with_2_and_the_fix() {
 
 #[test]
 fn port_in_use_at_a_reload_is_logged_with_the_fix() {
-    let route = |listen: &str| site("", &["{ path: /**, upstream: echo }"], "").replace("127.0.0.1:0", listen);
-    let gateway = Gateway::start(&route("127.0.0.1:0"));
-    // Each of the two ways that the log line names.
-    let hangs_up = |_: &str| gateway.signal("HUP");
-    let changes_the_file = |rules: &str| gateway.save(&format!("{rules}# changed\n"));
-    let mut reached = None;
-    for (before, way) in [&hangs_up as &dyn Fn(&str), &changes_the_file].into_iter().enumerate() {
-        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = taken.local_addr().unwrap().to_string();
-        gateway.save(&route(&address));
-        let expected = format!(
-            "tollgate.yaml is rejected, and the previous rules stay in force: gateway.listen: cannot listen on {address}: \
-             Address already in use (os error 98); all listeners stay unchanged: stop the process that uses it, or choose another port, \
-             and send SIGHUP or change the file\n"
-        );
-        gateway.await_said(&expected, 1);
-        let listens = reached.unwrap_or(gateway.address);
-        assert_eq!(Connection::to(listens).get("/").status, 200);
-        drop(taken);
-        way(&route(&address));
-        gateway.await_said("tollgate.yaml is in force", before + 1);
-        reached = Some(address.parse().unwrap());
-        assert_eq!(Connection::to(address.parse().unwrap()).get("/").status, 200);
-    }
+    each_protocol(|protocol| {
+        let route = |listen: &str| site("", &["{ path: /**, upstream: echo }"], "").replace("127.0.0.1:0", listen);
+        let gateway = protocol.start(&route("127.0.0.1:0"));
+        // Each of the two ways that the log line names.
+        let hangs_up = |_: &str| gateway.signal("HUP");
+        let changes_the_file = |rules: &str| gateway.save(&format!("{rules}# changed\n"));
+        let mut reached = None;
+        for (before, way) in [&hangs_up as &dyn Fn(&str), &changes_the_file].into_iter().enumerate() {
+            let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = taken.local_addr().unwrap().to_string();
+            gateway.save(&route(&address));
+            let expected = format!(
+                "tollgate.yaml is rejected, and the previous rules stay in force: gateway.listen: cannot listen on {address}: \
+                 Address already in use (os error 98); all listeners stay unchanged: stop the process that uses it, or choose another port, \
+                 and send SIGHUP or change the file\n"
+            );
+            gateway.await_said(&expected, 1);
+            let listens = reached.unwrap_or(gateway.address);
+            assert_eq!(Client::to(listens, protocol).get("/").status, 200);
+            drop(taken);
+            way(&route(&address));
+            gateway.await_said("tollgate.yaml is in force", before + 1);
+            reached = Some(address.parse().unwrap());
+            assert_eq!(Client::to(address.parse().unwrap(), protocol).get("/").status, 200);
+        }
+    });
 }
 
 /// Workers share a port, and two gateways would share it, too, if nothing prevented it.
@@ -224,12 +248,14 @@ fn two_gateways_do_not_share_a_port() {
 
 #[test]
 fn a_port_can_be_used_again_at_once() {
-    let first = Gateway::start(&site("", &["{ path: /**, upstream: echo }"], ""));
-    let address = first.address.to_string();
-    let mut connection = first.connect();
-    assert_eq!(connection.get("/").status, 200);
-    first.signal("TERM");
-    assert_eq!(first.wait().code(), Some(0));
-    let rules = site("", &["{ path: /**, upstream: echo }"], "").replace("127.0.0.1:0", &address);
-    assert_eq!(Gateway::start(&rules).get("/").status, 200);
+    each_protocol(|protocol| {
+        let first = protocol.start(&site("", &["{ path: /**, upstream: echo }"], ""));
+        let address = first.address.to_string();
+        let mut connection = first.client();
+        assert_eq!(connection.get("/").status, 200);
+        first.signal("TERM");
+        assert_eq!(first.wait().code(), Some(0));
+        let rules = site("", &["{ path: /**, upstream: echo }"], "").replace("127.0.0.1:0", &address);
+        assert_eq!(protocol.start(&rules).get("/").status, 200);
+    });
 }
