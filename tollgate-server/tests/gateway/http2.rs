@@ -11,14 +11,24 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::client::conn::http2::SendRequest;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use testkit::client::{each_http2, each_protocol};
+use testkit::client::{Protocol, each_http2, each_protocol};
 use testkit::gateway::{Gateway, per_user, site};
 use testkit::upstream::{AnyBody, Raw, Served, Speaks, full, runtime};
+use tokio::io::{AsyncRead, AsyncWrite};
 
 pub(crate) type Sender = SendRequest<AnyBody>;
 
 pub(crate) async fn connect(address: SocketAddr) -> Sender {
-    let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    connect_over(Protocol::Http2, address).await
+}
+
+/// Connects with HTTP/2 over this protocol, with or without TLS.
+pub(crate) async fn connect_over(protocol: Protocol, address: SocketAddr) -> Sender {
+    speak(protocol.open(address).await.unwrap()).await
+}
+
+/// Speaks HTTP/2 over an open connection.
+pub(crate) async fn speak(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Sender {
     let (sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
@@ -26,7 +36,7 @@ pub(crate) async fn connect(address: SocketAddr) -> Sender {
 }
 
 pub(crate) fn get(gateway: &Gateway, path: &str) -> http::request::Builder {
-    Request::get(format!("http://{}{path}", gateway.address))
+    Request::get(format!("{}://{}{path}", gateway.protocol.scheme(), gateway.address))
 }
 
 /// Returns the status, the body and the trailers of a response.
