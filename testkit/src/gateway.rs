@@ -34,10 +34,10 @@ impl Gateway {
     }
 
     /// Starts a gateway with its own hosts file, in the format of `/etc/hosts`.
-    pub fn with_hosts(hosts: &str, rules: &str) -> Self {
+    pub fn with_hosts(protocol: Protocol, hosts: &str, rules: &str) -> Self {
         let folder = folder_with(&[(RULES, rules), ("hosts", hosts)]);
-        let process = Process::start_with_hosts(folder, &["serve", "--config", RULES]);
-        Self::from_process(process, Protocol::Http1)
+        protocol.prepare(&folder);
+        Self::from_process(Process::start_with_hosts(folder, &["serve", "--config", RULES]), protocol)
     }
 
     /// Starts a gateway in a folder that has a rule file.

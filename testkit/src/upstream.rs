@@ -118,7 +118,12 @@ impl Raw {
 
     /// Starts the same upstream on this address.
     pub fn at_named(address: &str, name: &'static str) -> Self {
-        Self::at(address, move |conversation| {
+        Self::on_named(TcpListener::bind(address).expect("a port is free"), name)
+    }
+
+    /// Starts the same upstream on a socket that listens.
+    pub fn on_named(listener: TcpListener, name: &'static str) -> Self {
+        Self::on(listener, move |conversation| {
             while let Some(ReceivedRequest { head, .. }) = conversation.request() {
                 conversation.send(format!(
                     "HTTP/1.1 200 OK\r\nX-Upstream: {name}\r\nContent-Length: {}\r\n\r\n{head}",
