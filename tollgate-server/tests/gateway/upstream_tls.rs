@@ -13,8 +13,9 @@ use rustls::version::{TLS12, TLS13};
 use rustls::{ServerConfig, ServerConnection, StreamOwned, SupportedProtocolVersion};
 use tempfile::TempDir;
 use testkit::certificates::{Authority, Signed, params};
+use testkit::client::{Protocol, each_http1, each_protocol};
 use testkit::folder::folder_with;
-use testkit::gateway::{Gateway, site};
+use testkit::gateway::site;
 use testkit::tollgate::run_in;
 use testkit::upstream::{Raw, accepting, full, runtime};
 use testkit::wait::until;
@@ -59,57 +60,63 @@ fn serving(config: ServerConfig) -> Raw {
 
 #[test]
 fn an_authority_of_upstreams_that_is_replaced_is_read_at_the_next_reload() {
-    let (before, after) = (Authority::new(), Authority::new());
-    let upstream = tls_upstream(&after.sign(&["api.internal"]));
-    let tls = "{ ca: ca.pem, server_name: api.internal }";
-    let route = format!("{{ path: /**, retries: 0, upstream: 'https://{}', upstream_tls: {tls} }}", upstream.address);
-    let rules = site("", &[route], "");
-    let gateway = Gateway::in_folder(folder_with(&[("tollgate.yaml", &rules), ("ca.pem", &before.pem())]));
-    assert_eq!(gateway.get("/").status, 502);
-    std::fs::write(gateway.path("ca.pem"), after.pem()).unwrap();
-    gateway.signal("HUP");
-    gateway.await_said("is in force", 1);
-    assert_eq!(gateway.get("/").status, 200);
+    each_protocol(|protocol| {
+        let (before, after) = (Authority::new(), Authority::new());
+        let upstream = tls_upstream(&after.sign(&["api.internal"]));
+        let tls = "{ ca: ca.pem, server_name: api.internal }";
+        let route =
+            format!("{{ path: /**, retries: 0, upstream: 'https://{}', upstream_tls: {tls} }}", upstream.address);
+        let rules = site("", &[route], "");
+        let gateway = protocol.start_in(folder_with(&[("tollgate.yaml", &rules), ("ca.pem", &before.pem())]));
+        assert_eq!(gateway.get("/").status, 502);
+        std::fs::write(gateway.path("ca.pem"), after.pem()).unwrap();
+        gateway.signal("HUP");
+        gateway.await_said("is in force", 1);
+        assert_eq!(gateway.get("/").status, 200);
+    });
 }
 
 #[test]
 fn tls_upstream_is_trusted_if_its_authority_and_name_match() {
-    let (authority, stranger) = (Authority::new(), Authority::new());
-    let good = tls_upstream(&authority.sign(&["api.internal"]));
-    let strange = tls_upstream(&stranger.sign(&["api.internal"]));
-    let pem = authority.pem();
-    for (upstream, tls, wanted) in [
-        (&good, "{ ca: ca.pem, server_name: api.internal }", 200),
-        (&good, "{ ca: ca.pem, server_name: other.internal }", 502),
-        (&good, "{ ca: ca.pem }", 502),
-        (&good, "{ server_name: api.internal }", 502),
-        (&strange, "{ ca: ca.pem, server_name: api.internal }", 502),
-    ] {
-        let route =
-            format!("{{ path: /**, retries: 0, upstream: 'https://{}', upstream_tls: {tls} }}", upstream.address);
-        let gateway = Gateway::in_folder(folder_with(&[("tollgate.yaml", &site("", &[route], "")), ("ca.pem", &pem)]));
-        let answer = gateway.get("/");
-        assert_eq!(answer.status, wanted, "{tls}");
-        assert_eq!(answer.text() == "secret", wanted == 200, "{tls}");
-    }
+    each_protocol(|protocol| {
+        let (authority, stranger) = (Authority::new(), Authority::new());
+        let good = tls_upstream(&authority.sign(&["api.internal"]));
+        let strange = tls_upstream(&stranger.sign(&["api.internal"]));
+        let pem = authority.pem();
+        for (upstream, tls, wanted) in [
+            (&good, "{ ca: ca.pem, server_name: api.internal }", 200),
+            (&good, "{ ca: ca.pem, server_name: other.internal }", 502),
+            (&good, "{ ca: ca.pem }", 502),
+            (&good, "{ server_name: api.internal }", 502),
+            (&strange, "{ ca: ca.pem, server_name: api.internal }", 502),
+        ] {
+            let route =
+                format!("{{ path: /**, retries: 0, upstream: 'https://{}', upstream_tls: {tls} }}", upstream.address);
+            let gateway =
+                protocol.start_in(folder_with(&[("tollgate.yaml", &site("", &[route], "")), ("ca.pem", &pem)]));
+            let answer = gateway.get("/");
+            assert_eq!(answer.status, wanted, "{tls}");
+            assert_eq!(answer.text() == "secret", wanted == 200, "{tls}");
+        }
+    });
 }
 
 /// Asserts that the reason of a 502 and the fix are in the log line about the upstream. Clients get only that it cannot
 /// be reached.
 #[track_caller]
-fn assert_reported(upstream: &Raw, (tls, ca): (&str, &str), fault: &str, kind: &str) {
+fn assert_reported(protocol: Protocol, upstream: &Raw, (tls, ca): (&str, &str), fault: &str, kind: &str) {
     let address = upstream.address;
     let route = format!(
         "{{ name: all, path: /**, upstream: 'https://{address}', upstream_tls: {tls}, eject: {{ after: 1 }} }}"
     );
     let rules = format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", site("workers: 1", &[route], ""));
-    let gateway = Gateway::in_folder(folder_with(&[("tollgate.yaml", &rules), ("ca.pem", ca)]));
+    let gateway = protocol.start_in(folder_with(&[("tollgate.yaml", &rules), ("ca.pem", ca)]));
     let expected = r#"{"error":"bad_gateway","message":"The upstream cannot be reached."}"#;
     // A request that may be retried, and one that may not.
     for (number, request) in
         ["GET / HTTP/1.1\r\nHost: h\r\n\r\n", "POST / HTTP/1.1\r\nHost: h\r\n\r\n"].into_iter().enumerate()
     {
-        let answer = gateway.connect().ask(request);
+        let answer = gateway.send(request);
         assert_eq!((answer.status, answer.text()), (502, expected), "{fault}");
         let failures = format!("tollgate_upstream_failures_total{{route=\"all\",kind=\"{kind}\"}}");
         gateway.await_metric(&failures, number as u64 + 1);
@@ -121,75 +128,81 @@ const NAMED: &str = "{ ca: ca.pem, server_name: api.internal }";
 
 #[test]
 fn untrusted_certificate_is_reported_with_the_fix() {
-    let (authority, stranger) = (Authority::new(), Authority::new());
-    let [past, present, future] = [1999, 2001, 4001].map(|year| date_time_ymd(year, 1, 1));
-    let names = ["api.internal", "*.shop.internal", "192.0.2.1"];
-    let unknown = "its certificate was issued by an unknown authority: name that authority in upstream_tls.ca";
-    for (signed, tls, fault) in [
-        (Signed::by_itself(&params(&names)), NAMED, unknown),
-        (authority.sign(&names), "{ server_name: api.internal }", unknown),
-        (
-            stranger.sign(&names),
-            NAMED,
-            "a signature in its certificate or handshake does not verify: it does not have the key of that certificate, or another authority of the same name has issued it: check its key, and that upstream_tls.ca contains its authority",
-        ),
-        (
-            authority.sign_for(&names, past, present),
-            NAMED,
-            "its certificate expired on 2001-01-01T00:00:00Z: install a new one",
-        ),
-        (
-            authority.sign_for(&names, future, date_time_ymd(4002, 1, 1)),
-            NAMED,
-            "its certificate is not valid before 4001-01-01T00:00:00Z: install one that is valid now, or set the clock \
-             of this machine",
-        ),
-        (
-            authority.sign(&names),
-            "{ ca: ca.pem, server_name: other.internal }",
-            "its certificate is for api.internal, *.shop.internal, 192.0.2.1, and other.internal was expected: set upstream_tls.server_name to one of its names, or create one for other.internal",
-        ),
-        (
-            authority.sign(&[]),
-            "{ ca: ca.pem }",
-            "its certificate has no name, and 127.0.0.1 was expected: create one with subjectAltName for 127.0.0.1",
-        ),
-    ] {
-        assert_reported(&tls_upstream(&signed), (tls, &authority.pem()), fault, "bad_certificate");
-    }
+    each_protocol(|protocol| {
+        let (authority, stranger) = (Authority::new(), Authority::new());
+        let [past, present, future] = [1999, 2001, 4001].map(|year| date_time_ymd(year, 1, 1));
+        let names = ["api.internal", "*.shop.internal", "192.0.2.1"];
+        let unknown = "its certificate was issued by an unknown authority: name that authority in upstream_tls.ca";
+        for (signed, tls, fault) in [
+            (Signed::by_itself(&params(&names)), NAMED, unknown),
+            (authority.sign(&names), "{ server_name: api.internal }", unknown),
+            (
+                stranger.sign(&names),
+                NAMED,
+                "a signature in its certificate or handshake does not verify: it does not have the key of that certificate, or another authority of the same name has issued it: check its key, and that upstream_tls.ca contains its authority",
+            ),
+            (
+                authority.sign_for(&names, past, present),
+                NAMED,
+                "its certificate expired on 2001-01-01T00:00:00Z: install a new one",
+            ),
+            (
+                authority.sign_for(&names, future, date_time_ymd(4002, 1, 1)),
+                NAMED,
+                "its certificate is not valid before 4001-01-01T00:00:00Z: install one that is valid now, or set the clock \
+                 of this machine",
+            ),
+            (
+                authority.sign(&names),
+                "{ ca: ca.pem, server_name: other.internal }",
+                "its certificate is for api.internal, *.shop.internal, 192.0.2.1, and other.internal was expected: set upstream_tls.server_name to one of its names, or create one for other.internal",
+            ),
+            (
+                authority.sign(&[]),
+                "{ ca: ca.pem }",
+                "its certificate has no name, and 127.0.0.1 was expected: create one with subjectAltName for 127.0.0.1",
+            ),
+        ] {
+            assert_reported(protocol, &tls_upstream(&signed), (tls, &authority.pem()), fault, "bad_certificate");
+        }
+    });
 }
 
 /// The default of `openssl req -x509`.
 #[test]
 fn ca_certificate_is_reported_with_a_fix_that_works() {
-    let mut params = params(&["api.internal"]);
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let signed = Signed::by_itself(&params);
-    let fault = "its certificate is a CA certificate (CA:TRUE): create it with CA:FALSE (openssl req -x509 -addext \
-                 basicConstraints=CA:FALSE), or have that authority issue one for it";
-    assert_reported(&tls_upstream(&signed), (NAMED, &signed.cert), fault, "bad_certificate");
+    each_protocol(|protocol| {
+        let mut params = params(&["api.internal"]);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let signed = Signed::by_itself(&params);
+        let fault = "its certificate is a CA certificate (CA:TRUE): create it with CA:FALSE (openssl req -x509 -addext \
+                     basicConstraints=CA:FALSE), or have that authority issue one for it";
+        assert_reported(protocol, &tls_upstream(&signed), (NAMED, &signed.cert), fault, "bad_certificate");
 
-    params.is_ca = IsCa::ExplicitNoCa;
-    let signed = Signed::by_itself(&params);
-    let upstream = tls_upstream(&signed);
-    let route = format!("{{ path: /**, upstream: 'https://{}', upstream_tls: {NAMED} }}", upstream.address);
-    let files = [("tollgate.yaml", &*site("", &[route], "")), ("ca.pem", &signed.cert)];
-    assert_eq!(Gateway::in_folder(folder_with(&files)).get("/").text(), "secret");
+        params.is_ca = IsCa::ExplicitNoCa;
+        let signed = Signed::by_itself(&params);
+        let upstream = tls_upstream(&signed);
+        let route = format!("{{ path: /**, upstream: 'https://{}', upstream_tls: {NAMED} }}", upstream.address);
+        let files = [("tollgate.yaml", &*site("", &[route], "")), ("ca.pem", &signed.cert)];
+        assert_eq!(protocol.start_in(folder_with(&files)).get("/").text(), "secret");
+    });
 }
 
 #[test]
 fn upstream_without_tls_is_reported() {
-    let authority = Authority::new();
-    let plain = Raw::start(|conversation| {
-        if conversation.more() {
-            conversation.send("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
-        }
+    each_protocol(|protocol| {
+        let authority = Authority::new();
+        let plain = Raw::start(|conversation| {
+            if conversation.more() {
+                conversation.send("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+            }
+        });
+        let fault = "it does not speak TLS: use http://, or h2c:// for HTTP/2";
+        assert_reported(protocol, &plain, (NAMED, &authority.pem()), fault, "cannot_connect");
+        let silent = Raw::start(|conversation| _ = conversation.more());
+        let fault = "it closed the connection during the TLS handshake: if it does not speak TLS, use http://";
+        assert_reported(protocol, &silent, (NAMED, &authority.pem()), fault, "cannot_connect");
     });
-    let fault = "it does not speak TLS: use http://, or h2c:// for HTTP/2";
-    assert_reported(&plain, (NAMED, &authority.pem()), fault, "cannot_connect");
-    let silent = Raw::start(|conversation| _ = conversation.more());
-    let fault = "it closed the connection during the TLS handshake: if it does not speak TLS, use http://";
-    assert_reported(&silent, (NAMED, &authority.pem()), fault, "cannot_connect");
 }
 
 /// Returns the configuration of a server that accepts only clients with a certificate of this authority.
@@ -207,13 +220,15 @@ const WANTS_CERTIFICATE: &str = "it requires a client certificate that it trusts
 
 #[test]
 fn upstream_that_requires_a_client_certificate_is_reported() {
-    let authority = Authority::new();
-    // In TLS 1.3 it can report this only after the handshake is complete for the gateway.
-    for (version, protocol) in [(&TLS12, "http/1.1"), (&TLS13, "http/1.1"), (&TLS13, "h2")] {
-        let mut config = wants_certificate(&authority, version);
-        config.alpn_protocols = vec![protocol.into()];
-        assert_reported(&serving(config), (NAMED, &authority.pem()), WANTS_CERTIFICATE, "cannot_connect");
-    }
+    each_protocol(|protocol| {
+        let authority = Authority::new();
+        // In TLS 1.3 it can report this only after the handshake is complete for the gateway.
+        for (version, alpn) in [(&TLS12, "http/1.1"), (&TLS13, "http/1.1"), (&TLS13, "h2")] {
+            let mut config = wants_certificate(&authority, version);
+            config.alpn_protocols = vec![alpn.into()];
+            assert_reported(protocol, &serving(config), (NAMED, &authority.pem()), WANTS_CERTIFICATE, "cannot_connect");
+        }
+    });
 }
 
 const WITH_CERTIFICATE: &str =
@@ -232,42 +247,46 @@ fn with_certificate(rules: &str, ca: &Authority, client: &Signed) -> TempDir {
 
 #[test]
 fn upstreams_get_the_client_certificate() {
-    let (authority, stranger) = (Authority::new(), Authority::new());
-    for version in [&TLS12, &TLS13] {
-        let upstream = serving(wants_certificate(&authority, version));
-        let route = format!(
-            "{{ path: /**, retries: 0, upstream: 'https://{}', upstream_tls: {WITH_CERTIFICATE}, eject: {{ after: 1 }} }}",
-            upstream.address
-        );
-        let rules = site("", &[route], "");
-        for (issuer, status) in [(&authority, 200), (&stranger, 502)] {
-            let gateway = Gateway::in_folder(with_certificate(&rules, &authority, &issuer.sign(&["gateway"])));
-            assert_eq!(gateway.get("/").status, status, "{version:?}");
-            if status == 502 {
+    each_protocol(|protocol| {
+        let (authority, stranger) = (Authority::new(), Authority::new());
+        for version in [&TLS12, &TLS13] {
+            let upstream = serving(wants_certificate(&authority, version));
+            let route = format!(
+                "{{ path: /**, retries: 0, upstream: 'https://{}', upstream_tls: {WITH_CERTIFICATE}, eject: {{ after: 1 }} }}",
+                upstream.address
+            );
+            let rules = site("", &[route], "");
+            for (issuer, status) in [(&authority, 200), (&stranger, 502)] {
+                let gateway = protocol.start_in(with_certificate(&rules, &authority, &issuer.sign(&["gateway"])));
                 assert_eq!(gateway.get("/").status, status, "{version:?}");
-                gateway.await_said(WANTS_CERTIFICATE, 1);
+                if status == 502 {
+                    assert_eq!(gateway.get("/").status, status, "{version:?}");
+                    gateway.await_said(WANTS_CERTIFICATE, 1);
+                }
             }
         }
-    }
+    });
 }
 
 #[test]
 fn a_client_certificate_that_is_replaced_is_read_at_the_next_reload() {
-    let (authority, stranger) = (Authority::new(), Authority::new());
-    let upstream = serving(wants_certificate(&authority, &TLS13));
-    let route = format!(
-        "{{ path: /**, retries: 0, upstream: 'https://{}', upstream_tls: {WITH_CERTIFICATE} }}",
-        upstream.address
-    );
-    let folder = with_certificate(&site("", &[route], ""), &authority, &stranger.sign(&["gateway"]));
-    let gateway = Gateway::in_folder(folder);
-    assert_eq!(gateway.get("/").status, 502);
-    let trusted = authority.sign(&["gateway"]);
-    std::fs::write(gateway.path("client.pem"), trusted.cert).unwrap();
-    std::fs::write(gateway.path("client-key.pem"), trusted.key).unwrap();
-    gateway.signal("HUP");
-    gateway.await_said("is in force", 1);
-    assert_eq!(gateway.get("/").status, 200);
+    each_protocol(|protocol| {
+        let (authority, stranger) = (Authority::new(), Authority::new());
+        let upstream = serving(wants_certificate(&authority, &TLS13));
+        let route = format!(
+            "{{ path: /**, retries: 0, upstream: 'https://{}', upstream_tls: {WITH_CERTIFICATE} }}",
+            upstream.address
+        );
+        let folder = with_certificate(&site("", &[route], ""), &authority, &stranger.sign(&["gateway"]));
+        let gateway = protocol.start_in(folder);
+        assert_eq!(gateway.get("/").status, 502);
+        let trusted = authority.sign(&["gateway"]);
+        std::fs::write(gateway.path("client.pem"), trusted.cert).unwrap();
+        std::fs::write(gateway.path("client-key.pem"), trusted.key).unwrap();
+        gateway.signal("HUP");
+        gateway.await_said("is in force", 1);
+        assert_eq!(gateway.get("/").status, 200);
+    });
 }
 
 #[test]
@@ -339,80 +358,87 @@ fn modern_upstream(signed: &Signed) -> std::net::SocketAddr {
 
 #[test]
 fn a_websocket_reaches_an_upstream_that_would_rather_speak_http_2() {
-    let authority = Authority::new();
-    let address = modern_upstream(&authority.sign(&["api.internal"]));
-    let route = format!(
-        "{{ path: /**, upstream: 'https://{address}', upstream_tls: {{ ca: ca.pem, server_name: api.internal }} }}"
-    );
-    let rules = site("workers: 1", &[route], "");
-    let gateway = Gateway::in_folder(folder_with(&[("tollgate.yaml", &rules), ("ca.pem", &authority.pem())]));
-    // With and without a shared connection.
-    for _ in 0..2 {
-        let mut connection = gateway.connect();
-        let answer = connection.ask("GET / HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n");
-        assert_eq!(answer.status, 101);
-        connection.send("hello");
-        assert_eq!(connection.bytes(5), b"hello");
-        assert_eq!(gateway.get("/").text(), "by HTTP/2");
-    }
+    each_http1(|protocol| {
+        let authority = Authority::new();
+        let address = modern_upstream(&authority.sign(&["api.internal"]));
+        let route = format!(
+            "{{ path: /**, upstream: 'https://{address}', upstream_tls: {{ ca: ca.pem, server_name: api.internal }} }}"
+        );
+        let rules = site("workers: 1", &[route], "");
+        let gateway = protocol.start_in(folder_with(&[("tollgate.yaml", &rules), ("ca.pem", &authority.pem())]));
+        // With and without a shared connection.
+        for _ in 0..2 {
+            let mut connection = gateway.connect();
+            let answer =
+                connection.ask("GET / HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n");
+            assert_eq!(answer.status, 101);
+            connection.send("hello");
+            assert_eq!(connection.bytes(5), b"hello");
+            assert_eq!(gateway.get("/").text(), "by HTTP/2");
+        }
+    });
 }
 
 #[test]
 fn rules_that_were_refused_for_a_missing_file_are_read_again_when_it_appears() {
-    let authority = Authority::new();
-    let gateway = Gateway::start(&site("", &["{ path: /**, respond: { status: 204 } }"], ""));
-    std::fs::create_dir(gateway.path("certs")).unwrap();
-    let tls = "upstream_tls: { ca: certs/late.pem }";
-    gateway.save(&site("", &[format!("{{ path: /**, upstream: 'https://127.0.0.1:9', retries: 0, {tls} }}")], ""));
-    gateway.await_said("upstream_tls.ca certs/late.pem: I/O error: No such file", 1);
-    assert_eq!(gateway.get("/").status, 204);
-    // A file that cannot be used is reported, and waits for the next change.
-    std::fs::write(gateway.path("certs/late.pem"), "nonsense").unwrap();
-    gateway.await_said("upstream_tls.ca certs/late.pem: it contains no certificate", 1);
-    std::fs::write(gateway.path("certs/late.pem"), authority.pem()).unwrap();
-    gateway.await_said("is in force", 1);
-    assert_eq!(gateway.get("/").status, 502);
+    each_protocol(|protocol| {
+        let authority = Authority::new();
+        let gateway = protocol.start(&site("", &["{ path: /**, respond: { status: 204 } }"], ""));
+        std::fs::create_dir(gateway.path("certs")).unwrap();
+        let tls = "upstream_tls: { ca: certs/late.pem }";
+        gateway.save(&site("", &[format!("{{ path: /**, upstream: 'https://127.0.0.1:9', retries: 0, {tls} }}")], ""));
+        gateway.await_said("upstream_tls.ca certs/late.pem: I/O error: No such file", 1);
+        assert_eq!(gateway.get("/").status, 204);
+        // A file that cannot be used is reported, and waits for the next change.
+        std::fs::write(gateway.path("certs/late.pem"), "nonsense").unwrap();
+        gateway.await_said("upstream_tls.ca certs/late.pem: it contains no certificate", 1);
+        std::fs::write(gateway.path("certs/late.pem"), authority.pem()).unwrap();
+        gateway.await_said("is in force", 1);
+        assert_eq!(gateway.get("/").status, 502);
+    });
 }
 
 #[test]
 fn an_upstream_that_is_replaced_by_one_without_http_2_gets_requests_of_http_1_directly() {
-    let authority = Authority::new();
-    let mut config = server(&authority.sign(&["api.internal"]));
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    let both = Arc::new(config.clone());
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    let (only_http1, is_replaced) = (Arc::new(config), Arc::new(AtomicBool::new(false)));
-    let has_new_config = Arc::clone(&is_replaced);
-    let (address, _) = accepting(move |tcp| {
-        let config = if has_new_config.load(Relaxed) { &only_http1 } else { &both };
-        let acceptor = tokio_rustls::TlsAcceptor::from(Arc::clone(config));
-        async move {
-            let Ok(mut tls) = acceptor.accept(tcp).await else { return };
-            if tls.get_ref().1.alpn_protocol() == Some(b"h2") {
-                let service = hyper::service::service_fn(|_| async {
-                    Ok::<_, std::convert::Infallible>(http::Response::new(full("by HTTP/2")))
-                });
-                // The connection ends after a response.
-                let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-                let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(tls), service));
-                _ = tokio::time::timeout(std::time::Duration::from_millis(300), connection.as_mut()).await;
-                return;
+    each_http1(|protocol| {
+        let authority = Authority::new();
+        let mut config = server(&authority.sign(&["api.internal"]));
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        let both = Arc::new(config.clone());
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let (only_http1, is_replaced) = (Arc::new(config), Arc::new(AtomicBool::new(false)));
+        let has_new_config = Arc::clone(&is_replaced);
+        let (address, _) = accepting(move |tcp| {
+            let config = if has_new_config.load(Relaxed) { &only_http1 } else { &both };
+            let acceptor = tokio_rustls::TlsAcceptor::from(Arc::clone(config));
+            async move {
+                let Ok(mut tls) = acceptor.accept(tcp).await else { return };
+                if tls.get_ref().1.alpn_protocol() == Some(b"h2") {
+                    let service = hyper::service::service_fn(|_| async {
+                        Ok::<_, std::convert::Infallible>(http::Response::new(full("by HTTP/2")))
+                    });
+                    // The connection ends after a response.
+                    let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(tls), service));
+                    _ = tokio::time::timeout(std::time::Duration::from_millis(300), connection.as_mut()).await;
+                    return;
+                }
+                let mut buffer = [0; 4096];
+                while let Ok(1..) = tls.read(&mut buffer).await {
+                    let hint = "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n";
+                    _ = tls.write_all(hint.as_bytes()).await;
+                    _ = tls.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
+                    _ = tls.flush().await;
+                }
             }
-            let mut buffer = [0; 4096];
-            while let Ok(1..) = tls.read(&mut buffer).await {
-                let hint = "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n";
-                _ = tls.write_all(hint.as_bytes()).await;
-                _ = tls.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
-                _ = tls.flush().await;
-            }
-        }
+        });
+        let tls = "{ ca: ca.pem, server_name: api.internal }";
+        let route = format!("{{ path: /**, upstream: 'https://{address}', upstream_tls: {tls} }}");
+        let rules = site("workers: 1", &[route], "");
+        let gateway = protocol.start_in(folder_with(&[("tollgate.yaml", &rules), ("ca.pem", &authority.pem())]));
+        assert_eq!(gateway.get("/").text(), "by HTTP/2");
+        is_replaced.store(true, Relaxed);
+        // Only requests that are forwarded directly get interim responses.
+        until("a hint arrives", || gateway.get("/").status == 103);
     });
-    let tls = "{ ca: ca.pem, server_name: api.internal }";
-    let route = format!("{{ path: /**, upstream: 'https://{address}', upstream_tls: {tls} }}");
-    let rules = site("workers: 1", &[route], "");
-    let gateway = Gateway::in_folder(folder_with(&[("tollgate.yaml", &rules), ("ca.pem", &authority.pem())]));
-    assert_eq!(gateway.get("/").text(), "by HTTP/2");
-    is_replaced.store(true, Relaxed);
-    // Only requests that are forwarded directly get interim responses.
-    until("a hint arrives", || gateway.get("/").status == 103);
 }
