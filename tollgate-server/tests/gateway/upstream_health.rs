@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use testkit::client::each_protocol;
+use testkit::client::{Protocol, each_protocol};
 use testkit::gateway::{Gateway, per_user, site};
 use testkit::port::unused_address;
 use testkit::upstream::{Raw, moody};
@@ -33,102 +33,112 @@ fn an_upstream_that_fails_is_left_alone_for_a_while_and_then_used_again() {
 
 #[test]
 fn ejection_is_logged_once_at_its_start_and_once_at_its_end() {
-    let is_healthy = Arc::new(AtomicBool::new(false));
-    let (bad, good) = (moody("moody", &is_healthy), Raw::named("good"));
-    let upstreams = format!("[{}, {}]", bad.url(), good.url());
-    let eject = "eject: { after: 2, for: 3s }";
-    let route = format!("{{ path: /**, balance: round_robin, upstream: {upstreams}, {eject} }}");
-    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
-    let mut connection = gateway.connect();
-    for _ in 0..20 {
-        connection.get("/");
-    }
-    let described = format!("upstream {} of route /**", bad.address);
-    let began = format!(
-        "{described} failed 2 times in a row: it closed the connection before the end of its response; it gets no requests for 3 s while another upstream is healthy\n"
-    );
-    gateway.await_said(&began, 1);
-    is_healthy.store(true, Relaxed);
-    let ended = format!("{described} answers requests again, and gets its share of them\n");
-    until("the line about its return", || {
-        connection.get("/");
-        gateway.said().contains(&ended)
+    each_protocol(|protocol| {
+        let is_healthy = Arc::new(AtomicBool::new(false));
+        let (bad, good) = (moody("moody", &is_healthy), Raw::named("good"));
+        let upstreams = format!("[{}, {}]", bad.url(), good.url());
+        let eject = "eject: { after: 2, for: 3s }";
+        let route = format!("{{ path: /**, balance: round_robin, upstream: {upstreams}, {eject} }}");
+        let gateway = protocol.start(&site("workers: 1", &[route], ""));
+        let mut connection = gateway.client();
+        for _ in 0..20 {
+            connection.get("/");
+        }
+        let described = format!("upstream {} of route /**", bad.address);
+        let began = format!(
+            "{described} failed 2 times in a row: it closed the connection before the end of its response; it gets no requests for 3 s while another upstream is healthy\n"
+        );
+        gateway.await_said(&began, 1);
+        is_healthy.store(true, Relaxed);
+        let ended = format!("{described} answers requests again, and gets its share of them\n");
+        until("the line about its return", || {
+            connection.get("/");
+            gateway.said().contains(&ended)
+        });
+        assert_eq!(gateway.said(), format!("{}tollgate: warning: {began}tollgate: {ended}", no_limits(protocol)));
     });
-    assert_eq!(gateway.said(), format!("{NO_LIMITS}tollgate: warning: {began}tollgate: {ended}"));
 }
 
-/// The log line about rules without limits.
-const NO_LIMITS: &str =
-    "tollgate.yaml:6:1: warning: there are no limits, so every request passes: add a limit to `limits`\n";
+/// Returns the log line about rules without limits. With TLS, the rule file has a line more.
+fn no_limits(protocol: Protocol) -> String {
+    let line = if protocol.scheme() == "https" { 7 } else { 6 };
+    format!("tollgate.yaml:{line}:1: warning: there are no limits, so every request passes: add a limit to `limits`\n")
+}
 
 #[test]
 fn lasting_ejection_is_logged_once() {
-    let route = format!("{{ path: /**, upstream: http://{}, eject: {{ after: 1, for: 10s }} }}", unused_address());
-    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
-    let mut connection = gateway.connect();
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(3) {
-        assert_eq!(connection.get("/").status, 502);
-    }
-    let said = gateway.await_said("; it still gets requests, as the only upstream of its route\n", 1);
-    assert_eq!(said.lines().count(), 2, "{said}");
+    each_protocol(|protocol| {
+        let route = format!("{{ path: /**, upstream: http://{}, eject: {{ after: 1, for: 10s }} }}", unused_address());
+        let gateway = protocol.start(&site("workers: 1", &[route], ""));
+        let mut connection = gateway.client();
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(3) {
+            assert_eq!(connection.get("/").status, 502);
+        }
+        let said = gateway.await_said("; it still gets requests, as the only upstream of its route\n", 1);
+        assert_eq!(said.lines().count(), 2, "{said}");
+    });
 }
 
 #[test]
 fn upstream_that_stays_dead_is_logged_once() {
-    let (dead, good) = (unused_address(), Raw::named("good"));
-    let upstreams = format!("[http://{dead}, {}]", good.url());
-    let eject = "eject: { after: 1, for: 1s }";
-    let route = format!("{{ path: /**, balance: round_robin, upstream: {upstreams}, {eject} }}");
-    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
-    let mut connection = gateway.connect();
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(5) {
-        assert_eq!(connection.get("/").header("x-upstream"), Some("good"));
-        // Long enough for a poll between the end of an ejection and the next.
-        std::thread::sleep(Duration::from_millis(1500));
-    }
-    let began = format!(
-        "upstream {dead} of route /** failed: Connection refused (os error 111); it gets no requests for 1 s while another upstream is healthy\n"
-    );
-    assert_eq!(gateway.said(), format!("{NO_LIMITS}tollgate: warning: {began}"));
+    each_protocol(|protocol| {
+        let (dead, good) = (unused_address(), Raw::named("good"));
+        let upstreams = format!("[http://{dead}, {}]", good.url());
+        let eject = "eject: { after: 1, for: 1s }";
+        let route = format!("{{ path: /**, balance: round_robin, upstream: {upstreams}, {eject} }}");
+        let gateway = protocol.start(&site("workers: 1", &[route], ""));
+        let mut connection = gateway.client();
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(5) {
+            assert_eq!(connection.get("/").header("x-upstream"), Some("good"));
+            // Long enough for a poll between the end of an ejection and the next.
+            std::thread::sleep(Duration::from_millis(1500));
+        }
+        let began = format!(
+            "upstream {dead} of route /** failed: Connection refused (os error 111); it gets no requests for 1 s while another upstream is healthy\n"
+        );
+        assert_eq!(gateway.said(), format!("{}tollgate: warning: {began}", no_limits(protocol)));
+    });
 }
 
 #[test]
 fn passed_check_of_an_ejected_upstream_is_logged() {
-    let (is_healthy, checks_pass) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-    let passes = Arc::clone(&checks_pass);
-    let bad = Raw::start(move |conversation| {
-        while let Some(asked) = conversation.request() {
-            if !asked.head.starts_with("GET /health ") || !passes.load(Relaxed) {
-                return;
+    each_protocol(|protocol| {
+        let (is_healthy, checks_pass) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let passes = Arc::clone(&checks_pass);
+        let bad = Raw::start(move |conversation| {
+            while let Some(asked) = conversation.request() {
+                if !asked.head.starts_with("GET /health ") || !passes.load(Relaxed) {
+                    return;
+                }
+                conversation.send("HTTP/1.1 204 No Content\r\n\r\n");
             }
-            conversation.send("HTTP/1.1 204 No Content\r\n\r\n");
-        }
+        });
+        let good = moody("good", &is_healthy);
+        is_healthy.store(true, Relaxed);
+        let check = "{ path: /health, every: 100ms, timeout: 1s, unhealthy_after: 1, healthy_after: 1 }";
+        let upstreams = format!("[{}, {}]", bad.url(), good.url());
+        let eject = "eject: { after: 1, for: 1m }";
+        let rules = |more: &str| {
+            site(
+                "workers: 1",
+                &[format!("{{ path: /**, balance: round_robin, upstream: {upstreams}, {eject}{more} }}")],
+                "",
+            )
+        };
+        let gateway = protocol.start(&rules(""));
+        let mut connection = gateway.client();
+        until("a failure", || connection.get("/").status == 200 && bad.requests() > 0);
+        gateway.save(&rules(&format!(", health_check: {check}")));
+        gateway.await_said("fails its health check of /health", 1);
+        checks_pass.store(true, Relaxed);
+        let said = gateway.await_said(
+            "passes its health checks again, but requests have failed there; it gets no requests while another upstream is healthy",
+            1,
+        );
+        assert!(!said.contains("gets its share"), "{said}");
     });
-    let good = moody("good", &is_healthy);
-    is_healthy.store(true, Relaxed);
-    let check = "{ path: /health, every: 100ms, timeout: 1s, unhealthy_after: 1, healthy_after: 1 }";
-    let upstreams = format!("[{}, {}]", bad.url(), good.url());
-    let eject = "eject: { after: 1, for: 1m }";
-    let rules = |more: &str| {
-        site(
-            "workers: 1",
-            &[format!("{{ path: /**, balance: round_robin, upstream: {upstreams}, {eject}{more} }}")],
-            "",
-        )
-    };
-    let gateway = Gateway::start(&rules(""));
-    let mut connection = gateway.connect();
-    until("a failure", || connection.get("/").status == 200 && bad.requests() > 0);
-    gateway.save(&rules(&format!(", health_check: {check}")));
-    gateway.await_said("fails its health check of /health", 1);
-    checks_pass.store(true, Relaxed);
-    let said = gateway.await_said(
-        "passes its health checks again, but requests have failed there; it gets no requests while another upstream is healthy",
-        1,
-    );
-    assert!(!said.contains("gets its share"), "{said}");
 }
 
 /// A client that can provoke such responses could have an upstream ejected for everyone.
@@ -219,22 +229,24 @@ fn success_for_one_route_does_not_end_an_ejection_by_another() {
 /// Routes for different hosts may have the same name.
 #[test]
 fn ejections_stay_with_their_routes_when_the_rules_change() {
-    let (bad, good) = (partly_bad(), Raw::named("good"));
-    let eject = "balance: round_robin, eject: { after: 1, for: 1h, statuses: [503] }";
-    let rules = |more: &str| {
-        let route = |host: &str| {
-            format!("{{ path: /**, hosts: [{host}], upstream: [{}, {}], {eject} }}", bad.url(), good.url())
+    each_protocol(|protocol| {
+        let (bad, good) = (partly_bad(), Raw::named("good"));
+        let eject = "balance: round_robin, eject: { after: 1, for: 1h, statuses: [503] }";
+        let rules = |more: &str| {
+            let route = |host: &str| {
+                format!("{{ path: /**, hosts: [{host}], upstream: [{}, {}], {eject} }}", bad.url(), good.url())
+            };
+            site(&format!("workers: 1{more}"), &["one", "other"].map(route), "")
         };
-        site(&format!("workers: 1{more}"), &["one", "other"].map(route), "")
-    };
-    let gateway = Gateway::start(&rules(""));
-    let mut connection = gateway.connect();
-    let mut get = |host: &str| connection.ask(format!("GET /503 HTTP/1.1\r\nHost: {host}\r\n\r\n")).status;
-    until("an ejection", || get("one") == 503);
-    gateway.save(&rules("\n  max_head: 8KiB"));
-    gateway.await_said("is in force", 1);
-    assert!((0..4).all(|_| get("one") == 200));
-    until("an ejection", || get("other") == 503);
+        let gateway = protocol.start(&rules(""));
+        let mut connection = gateway.client();
+        let mut get = |host: &str| connection.ask(format!("GET /503 HTTP/1.1\r\nHost: {host}\r\n\r\n")).status;
+        until("an ejection", || get("one") == 503);
+        gateway.save(&rules("\n  max_head: 8KiB"));
+        gateway.await_said("is in force", 1);
+        assert!((0..4).all(|_| get("one") == 200));
+        until("an ejection", || get("other") == 503);
+    });
 }
 
 /// Returns an upstream that responds with the status at the end of the path.
@@ -325,45 +337,54 @@ fn a_check_takes_an_upstream_out_and_puts_it_back() {
 /// The log line has to name what to look at.
 #[test]
 fn log_line_about_an_upstream_names_its_routes_the_reason_and_the_consequence() {
-    let unwell = Raw::answering("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n");
-    let (silent, good) = (Raw::start(|conversation| while conversation.request().is_some() {}), Raw::named("good"));
-    let check = "health_check: { path: /health, every: 100ms, timeout: 200ms, unhealthy_after: 1 }";
-    let routes = [
-        format!("{{ name: api, path: /api/**, upstream: {}, {check} }}", unwell.url()),
-        format!("{{ name: web, path: /web/**, upstream: [{}, {}] }}", unwell.url(), good.url()),
-        format!("{{ name: slow, path: /slow/**, upstream: [{}, {}], {check} }}", silent.url(), good.url()),
-        format!("{{ name: gone, path: /gone/**, upstream: http://{}, eject: {{ after: 1 }} }}", unused_address()),
-        format!(
-            "{{ name: down, path: /down/**, upstream: {}/down, eject: {{ after: 1, statuses: [503] }} }}",
-            unwell.url()
-        ),
-    ];
-    let gateway = Gateway::start(&site("", &routes, ""));
-    for described in [
-        format!(
-            "upstream {} of routes api, web, down fails its health check of /health: it responded with 503; it gets no \
-             requests while another upstream is healthy, except for routes api, down where it is the only one\n",
-            unwell.address
-        ),
-        format!(
-            "upstream {} of route slow fails its health check of /health: no response within 200 ms; it gets no requests \
-             while another upstream is healthy\n",
-            silent.address
-        ),
-    ] {
-        gateway.await_said(&described, 1);
-    }
-    assert_eq!(gateway.get("/gone/").status, 502);
-    gateway.await_said(
-        "of route gone failed: Connection refused (os error 111); it still gets requests, as the only upstream of its \
-         route\n",
-        1,
-    );
-    assert_eq!(gateway.get("/down/").status, 503);
-    gateway.await_said(
-        "of route down failed: it responded with 503; it still gets requests, as the only upstream of its route\n",
-        1,
-    );
+    each_protocol(|protocol| {
+        let unwell = Raw::answering("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n");
+        let (silent, good) = (Raw::start(|conversation| while conversation.request().is_some() {}), Raw::named("good"));
+        let check = |timeout: &str| {
+            format!("health_check: {{ path: /health, every: 100ms, timeout: {timeout}, unhealthy_after: 1 }}")
+        };
+        let routes = [
+            format!("{{ name: api, path: /api/**, upstream: {}, {} }}", unwell.url(), check("30s")),
+            format!("{{ name: web, path: /web/**, upstream: [{}, {}] }}", unwell.url(), good.url()),
+            format!(
+                "{{ name: slow, path: /slow/**, upstream: [{}, {}], {} }}",
+                silent.url(),
+                good.url(),
+                check("200ms")
+            ),
+            format!("{{ name: gone, path: /gone/**, upstream: http://{}, eject: {{ after: 1 }} }}", unused_address()),
+            format!(
+                "{{ name: down, path: /down/**, upstream: {}/down, eject: {{ after: 1, statuses: [503] }} }}",
+                unwell.url()
+            ),
+        ];
+        let gateway = protocol.start(&site("", &routes, ""));
+        for described in [
+            format!(
+                "upstream {} of routes api, web, down fails its health check of /health: it responded with 503; it gets no \
+                 requests while another upstream is healthy, except for routes api, down where it is the only one\n",
+                unwell.address
+            ),
+            format!(
+                "upstream {} of route slow fails its health check of /health: no response within 200 ms; it gets no requests \
+                 while another upstream is healthy\n",
+                silent.address
+            ),
+        ] {
+            gateway.await_said(&described, 1);
+        }
+        assert_eq!(gateway.get("/gone/").status, 502);
+        gateway.await_said(
+            "of route gone failed: Connection refused (os error 111); it still gets requests, as the only upstream of its \
+             route\n",
+            1,
+        );
+        assert_eq!(gateway.get("/down/").status, 503);
+        gateway.await_said(
+            "of route down failed: it responded with 503; it still gets requests, as the only upstream of its route\n",
+            1,
+        );
+    });
 }
 
 /// A route without a name is called by its path, which a route for other hosts may share.
@@ -386,33 +407,37 @@ fn route_with_a_single_upstream_is_named_beside_another_of_its_name() {
 
 #[test]
 fn a_check_asks_for_its_path_whatever_the_path_of_the_upstream_is() {
-    let upstream = moody("based", &Arc::new(AtomicBool::new(true)));
-    let check = "health_check: { path: /health, every: 100ms }";
-    let route = format!("{{ path: /**, upstream: {}/base, {check} }}", upstream.url());
-    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
-    assert_eq!(gateway.get("/x").status, 200);
-    let asked = |line: &str| upstream.seen().iter().any(|seen| seen.contains(line));
-    until("a check", || asked("GET /health HTTP/1.1\r\n"));
-    assert!(asked("GET /base/x HTTP/1.1\r\n"));
+    each_protocol(|protocol| {
+        let upstream = moody("based", &Arc::new(AtomicBool::new(true)));
+        let check = "health_check: { path: /health, every: 100ms }";
+        let route = format!("{{ path: /**, upstream: {}/base, {check} }}", upstream.url());
+        let gateway = protocol.start(&site("workers: 1", &[route], ""));
+        assert_eq!(gateway.get("/x").status, 200);
+        let asked = |line: &str| upstream.seen().iter().any(|seen| seen.contains(line));
+        until("a check", || asked("GET /health HTTP/1.1\r\n"));
+        assert!(asked("GET /base/x HTTP/1.1\r\n"));
+    });
 }
 
 #[test]
 fn an_upstream_that_is_no_longer_checked_is_used_again() {
-    let is_healthy = Arc::new(AtomicBool::new(false));
-    let (checked, other) = (moody("checked", &is_healthy), Raw::named("other"));
-    let rules = |check: &str| {
-        let upstreams = format!("[{}, {}]", checked.url(), other.url());
-        site("workers: 1", &[format!("{{ path: /**, balance: round_robin, upstream: {upstreams}{check} }}")], "")
-    };
-    let gateway = Gateway::start(&rules(", health_check: { path: /health, every: 100ms, unhealthy_after: 1 }"));
-    gateway.await_said("fails its health check of /health", 1);
-    is_healthy.store(true, Relaxed);
-    gateway.save(&rules(", health_check: { path: /health, every: 1h, unhealthy_after: 1 }"));
-    gateway.await_said("is in force", 1);
-    gateway.save(&rules(""));
-    gateway.await_said("is in force", 2);
-    let mut connection = gateway.connect();
-    until("its return", || connection.get("/").header("x-upstream") == Some("checked"));
+    each_protocol(|protocol| {
+        let is_healthy = Arc::new(AtomicBool::new(false));
+        let (checked, other) = (moody("checked", &is_healthy), Raw::named("other"));
+        let rules = |check: &str| {
+            let upstreams = format!("[{}, {}]", checked.url(), other.url());
+            site("workers: 1", &[format!("{{ path: /**, balance: round_robin, upstream: {upstreams}{check} }}")], "")
+        };
+        let gateway = protocol.start(&rules(", health_check: { path: /health, every: 100ms, unhealthy_after: 1 }"));
+        gateway.await_said("fails its health check of /health", 1);
+        is_healthy.store(true, Relaxed);
+        gateway.save(&rules(", health_check: { path: /health, every: 1h, unhealthy_after: 1 }"));
+        gateway.await_said("is in force", 1);
+        gateway.save(&rules(""));
+        gateway.await_said("is in force", 2);
+        let mut connection = gateway.client();
+        until("its return", || connection.get("/").header("x-upstream") == Some("checked"));
+    });
 }
 
 #[test]
