@@ -5,12 +5,14 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde_json::json;
 use testkit::certificates::{Authority, params};
-use testkit::client::{Protocol, each_protocol};
+use testkit::client::{Protocol, each_protocol, each_tls};
 use testkit::folder::folder_with;
 use testkit::gateway::{Gateway, per_user, site};
 use testkit::tollgate::{RULES, run_in};
-use testkit::upstream::{AnyBody, Served, Speaks, full};
+use testkit::upstream::{AnyBody, Served, Speaks, full, runtime};
+use tokio_rustls::TlsConnector;
 
+use crate::http2;
 use crate::tls;
 use crate::tokens::{SECRET, token};
 
@@ -160,26 +162,37 @@ fn trailers_through(gateway: &Gateway) -> Vec<String> {
 
 #[test]
 fn the_name_in_a_verified_certificate_is_a_fact() {
-    let upstream = Served::start(Speaks::Http1, lines);
-    let (authority, people) = (Authority::new(), Authority::new());
-    let signed = authority.sign(&["localhost"]);
-    let tls =
-        "tls: { certificates: { cert: cert.pem, key: key.pem }, client_ca: people.pem, client_certificates: optional }";
-    let route = format!(
-        "{{ path: /**, upstream: 'http://{}', request_headers: {{ set: {{ X-Name: {{ from: 'cert:cn' }} }} }} }}",
-        upstream.address
-    );
-    let (rules, pem) = (site(tls, &[route], ""), people.pem());
-    let files = [(RULES, &*rules), ("cert.pem", &signed.cert), ("key.pem", &signed.key), ("people.pem", &pem)];
-    let gateway = Gateway::in_folder(folder_with(&files));
-    let mut ann = params(&["ann.example"]);
-    ann.distinguished_name.push(rcgen::DnType::CommonName, "Ann");
-    let ask = |own: Option<&testkit::certificates::Signed>| {
-        let mut connection = tls::connect(&gateway, &tls::client(&authority, own, &[]), "localhost");
-        connection.ask("GET / HTTP/1.1\r\nHost: h\r\nX-Name: Eve\r\n\r\n").text().to_owned()
-    };
-    assert_eq!(ask(Some(&people.sign_params(ann))), "x-name: Ann");
-    assert_eq!(ask(None), "");
+    each_tls(|protocol| {
+        let upstream = Served::start(Speaks::Http1, lines);
+        let (authority, people) = (Authority::new(), Authority::new());
+        let signed = authority.sign(&["localhost"]);
+        let tls = "tls: { certificates: { cert: cert.pem, key: key.pem }, client_ca: people.pem, client_certificates: optional }";
+        let route = format!(
+            "{{ path: /**, upstream: 'http://{}', request_headers: {{ set: {{ X-Name: {{ from: 'cert:cn' }} }} }} }}",
+            upstream.address
+        );
+        let (rules, pem) = (site(tls, &[route], ""), people.pem());
+        let files = [(RULES, &*rules), ("cert.pem", &signed.cert), ("key.pem", &signed.key), ("people.pem", &pem)];
+        let gateway = Gateway::in_folder(folder_with(&files));
+        let mut ann = params(&["ann.example"]);
+        ann.distinguished_name.push(rcgen::DnType::CommonName, "Ann");
+        let ask = |own: Option<&testkit::certificates::Signed>| {
+            if !protocol.is_http2() {
+                let mut connection = tls::connect(&gateway, &tls::client(&authority, own, &[]), "localhost");
+                return connection.ask("GET / HTTP/1.1\r\nHost: h\r\nX-Name: Eve\r\n\r\n").text().to_owned();
+            }
+            runtime().block_on(async {
+                let tcp = tokio::net::TcpStream::connect(gateway.address).await.unwrap();
+                let connector = TlsConnector::from(tls::client(&authority, own, &["h2"]));
+                let stream = connector.connect("localhost".try_into().unwrap(), tcp).await.unwrap();
+                let request = Request::get("https://localhost/").header("x-name", "Eve").body(full("")).unwrap();
+                let response = http2::speak(stream).await.send_request(request).await.unwrap();
+                String::from_utf8(http2::whole(response).await.1.to_vec()).unwrap()
+            })
+        };
+        assert_eq!(ask(Some(&people.sign_params(ann))), "x-name: Ann");
+        assert_eq!(ask(None), "");
+    });
 }
 
 #[test]
