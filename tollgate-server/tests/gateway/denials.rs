@@ -129,6 +129,19 @@ fn refusals_that_follow_each_other_are_each_their_own() {
 }
 
 #[test]
+fn a_denial_arrives_before_the_end_of_the_body() {
+    each_protocol(|protocol| {
+        let gateway = protocol.start(&site("", &["{ path: /**, respond: { body: ok } }"], &per_user(1)));
+        assert_eq!(gateway.client().get_as("ann", "/").status, 200);
+        for rest in ["Content-Length: 1000000\r\n\r\nhello", "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"] {
+            let answer = gateway.send(format!("POST / HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\n{rest}"));
+            assert_eq!(answer.status, 429, "{rest}");
+        }
+    });
+}
+
+/// A client of HTTP/1 may write without a pause, and read at the same time.
+#[test]
 fn a_denial_arrives_while_the_client_is_still_sending() {
     const BODY_BYTES: usize = 10 << 20;
     let gateway = Gateway::start(&site("", &["{ path: /**, respond: { body: ok } }"], &per_user(1)));
