@@ -225,32 +225,35 @@ fn spellings_of_a_key_count_as_one_or_are_refused() {
 
 #[test]
 fn http_2_is_held_to_the_same_form() {
-    let upstream = Raw::named("one");
-    let key = format!("{{ name: key, key: header:x-api-key, missing: skip, {SPENT} }}");
-    let gateway = gateway(Protocol::Http2, "", &upstream, &[&login_limit(), &key]);
-    runtime().block_on(async {
-        let mut sender = http2::connect(gateway.address).await;
-        let mut ask = async |method: &str, path: &str, key: Option<&[u8]>| {
-            let mut request = Request::builder().method(method).uri(format!("http://{}{path}", gateway.address));
-            if let Some(key) = key {
-                request = request.header("x-api-key", HeaderValue::from_bytes(key).unwrap());
+    each_http2(|protocol| {
+        let upstream = Raw::named("one");
+        let key = format!("{{ name: key, key: header:x-api-key, missing: skip, {SPENT} }}");
+        let gateway = gateway(protocol, "", &upstream, &[&login_limit(), &key]);
+        runtime().block_on(async {
+            let mut sender = http2::connect_over(protocol, gateway.address).await;
+            let mut ask = async |method: &str, path: &str, key: Option<&[u8]>| {
+                let mut request =
+                    Request::builder().method(method).uri(format!("{}://{}{path}", protocol.scheme(), gateway.address));
+                if let Some(key) = key {
+                    request = request.header("x-api-key", HeaderValue::from_bytes(key).unwrap());
+                }
+                http2::whole(sender.send_request(request.body(full("")).unwrap()).await.unwrap()).await
+            };
+            assert_eq!(ask("GET", "/api/login", Some(b"REAL")).await.0, 200);
+            assert_eq!(ask("GET", "/api%2Flogin", None).await.0, 429);
+            assert_eq!(ask("GET", "/x", Some(b"REAL")).await.0, 429);
+            for key in [&b" REAL"[..], b"REAL ", b"REAL\t"] {
+                let (status, body, _) = ask("GET", "/x", Some(key)).await;
+                assert_eq!(status, 400, "{key:?}");
+                assert!(String::from_utf8_lossy(&body).contains("x-api-key"));
             }
-            http2::whole(sender.send_request(request.body(full("")).unwrap()).await.unwrap()).await
-        };
-        assert_eq!(ask("GET", "/api/login", Some(b"REAL")).await.0, 200);
-        assert_eq!(ask("GET", "/api%2Flogin", None).await.0, 429);
-        assert_eq!(ask("GET", "/x", Some(b"REAL")).await.0, 429);
-        for key in [&b" REAL"[..], b"REAL ", b"REAL\t"] {
-            let (status, body, _) = ask("GET", "/x", Some(key)).await;
-            assert_eq!(status, 400, "{key:?}");
-            assert!(String::from_utf8_lossy(&body).contains("x-api-key"));
-        }
-        assert_eq!(ask("GET", "/x", Some(b"REAL\xA0")).await.0, 429);
-        assert_eq!(ask("GET", "/a/%2e%2e/b", None).await.0, 400);
-        assert_eq!(ask("get", "/x", None).await.0, 400);
-        assert_eq!(ask("GET", "?y=1", None).await.0, 200);
+            assert_eq!(ask("GET", "/x", Some(b"REAL\xA0")).await.0, 429);
+            assert_eq!(ask("GET", "/a/%2e%2e/b", None).await.0, 400);
+            assert_eq!(ask("get", "/x", None).await.0, 400);
+            assert_eq!(ask("GET", "?y=1", None).await.0, 200);
+        });
+        assert_eq!(upstream.requests(), 2);
     });
-    assert_eq!(upstream.requests(), 2);
 }
 
 #[test]
