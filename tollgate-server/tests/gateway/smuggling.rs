@@ -1,7 +1,6 @@
 //! Requests with more than one interpretation: none reaches an upstream in more than one.
 
 use testkit::client::each_http1;
-use testkit::gateway::Gateway;
 use testkit::upstream::Raw;
 use testkit::wait::until;
 
@@ -269,15 +268,17 @@ fn a_body_that_a_route_does_not_want_is_not_the_next_request() {
 /// An upstream that agrees to speak HTTP/2 on the connection would get requests that no limit has checked.
 #[test]
 fn a_client_cannot_have_the_upstream_speak_http_2() {
-    let upstream = Raw::named("one");
-    let gateway = Gateway::before(&upstream.url());
-    for protocol in ["h2c", "H2C", "websocket, h2c"] {
-        let answer = gateway.connect().ask(format!(
-            "GET / HTTP/1.1\r\nHost: h\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: {protocol}\r\n\
-             HTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n"
-        ));
-        let seen = answer.text().to_ascii_lowercase();
-        assert!(!seen.contains("h2c") && !seen.contains("http2-settings"), "{protocol}: {seen}");
-    }
-    until("an answer", || upstream.requests() == 3);
+    each_http1(|protocol| {
+        let upstream = Raw::named("one");
+        let gateway = protocol.start_before(&upstream.url());
+        for offered in ["h2c", "H2C", "websocket, h2c"] {
+            let answer = gateway.client().ask(format!(
+                "GET / HTTP/1.1\r\nHost: h\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: {offered}\r\n\
+                 HTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n"
+            ));
+            let seen = answer.text().to_ascii_lowercase();
+            assert!(!seen.contains("h2c") && !seen.contains("http2-settings"), "{offered}: {seen}");
+        }
+        until("an answer", || upstream.requests() == 3);
+    });
 }
