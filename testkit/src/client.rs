@@ -319,6 +319,15 @@ impl Stream {
         }
         Ok(Self::Tls(Box::new(StreamOwned::new(tls, tcp))))
     }
+
+    /// Ends the direction to the gateway, with TLS's own end if there is one. The gateway may still respond.
+    pub fn end_sending(&mut self) -> io::Result<()> {
+        if let Self::Tls(tls) = self {
+            tls.conn.send_close_notify();
+            tls.flush()?;
+        }
+        TcpStream::from(self.as_fd().try_clone_to_owned()?).shutdown(Shutdown::Write)
+    }
 }
 
 /// Connects to a server, with [`PATIENCE`] for each call.

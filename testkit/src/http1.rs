@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::client::connect;
+use crate::client::{Stream, connect};
 use crate::wait::PATIENCE;
 
 /// A time in which a server without a reason to wait answers many times.
@@ -86,6 +86,13 @@ impl<S: Read + Write + AsFd> Connection<S> {
     /// Another handle of the same connection, below TLS.
     pub fn tcp(&self) -> TcpStream {
         self.stream.get_ref().as_fd().try_clone_to_owned().expect("there are descriptors left").into()
+    }
+}
+
+impl Connection<Stream> {
+    /// Ends the direction to the server.
+    pub fn end_sending(&mut self) {
+        self.stream.get_mut().end_sending().expect("the connection is open");
     }
 }
 

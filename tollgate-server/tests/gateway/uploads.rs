@@ -256,19 +256,21 @@ fn continue_is_not_sent_once_the_body_has_begun_or_the_response_has() {
 
 #[test]
 fn body_that_breaks_off_is_400_and_has_no_end_at_the_upstream() {
-    let upstream = echoing();
-    let gateway = Gateway::before(&upstream.url());
-    for framing in FRAMINGS {
-        let mut connection = gateway.connect();
-        connection.send(format!("POST / HTTP/1.1\r\nHost: h\r\n{}", &framing[..framing.len() - 5]));
-        connection.tcp().shutdown(Shutdown::Write).unwrap();
-        let answer = connection.receive();
-        assert_eq!((answer.status, answer.header("connection")), (400, Some("close")), "{framing}");
-        assert!(answer.text().contains("broken_body"), "{}", answer.text());
-        assert!(connection.is_closed());
-    }
-    assert!(!upstream.seen().concat().contains("\r\n0\r\n"));
-    assert_eq!(gateway.get("/").status, 200, "the upstream is not to blame");
+    each_http1(|protocol| {
+        let upstream = echoing();
+        let gateway = protocol.start_before(&upstream.url());
+        for framing in FRAMINGS {
+            let mut connection = gateway.connect();
+            connection.send(format!("POST / HTTP/1.1\r\nHost: h\r\n{}", &framing[..framing.len() - 5]));
+            connection.end_sending();
+            let answer = connection.receive();
+            assert_eq!((answer.status, answer.header("connection")), (400, Some("close")), "{framing}");
+            assert!(answer.text().contains("broken_body"), "{}", answer.text());
+            assert!(connection.is_closed());
+        }
+        assert!(!upstream.seen().concat().contains("\r\n0\r\n"));
+        assert_eq!(gateway.get("/").status, 200, "the upstream is not to blame");
+    });
 }
 
 #[test]
