@@ -481,27 +481,29 @@ fn a_websocket_holds_its_permit_as_long_as_its_tunnel() {
 /// The upstream goes on for a while, and must not get another request in the meantime.
 #[test]
 fn a_websocket_whose_client_breaks_off_holds_its_permit_until_the_upstream_ends() {
-    let (release, released) = std::sync::mpsc::channel::<()>();
-    let released = std::sync::Mutex::new(released);
-    let upstream = Raw::start(move |conversation| {
-        if conversation.request().is_some_and(|asked| asked.values("upgrade").is_empty()) {
-            conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
-            return;
+    each_http1(|protocol| {
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let released = std::sync::Mutex::new(released);
+        let upstream = Raw::start(move |conversation| {
+            if conversation.request().is_some_and(|asked| asked.values("upgrade").is_empty()) {
+                conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+                return;
+            }
+            conversation.send(SWITCH);
+            released.lock().unwrap().recv().unwrap();
+        });
+        let limits = "{ name: at-once, key: 'header:x-user-id', in_flight: 1 }";
+        let gateway = protocol.start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], limits));
+        let mut chatting = gateway.connect();
+        assert_eq!(chatting.ask(HANDSHAKE).status, 101);
+        // Closed with a reset, as when a process is killed.
+        socket2::SockRef::from(&chatting.tcp()).set_linger(Some(Duration::ZERO)).unwrap();
+        drop(chatting);
+        for _ in 0..20 {
+            assert_eq!(gateway.connect().get_as("ann", "/").status, 429);
+            std::thread::sleep(PACE);
         }
-        conversation.send(SWITCH);
-        released.lock().unwrap().recv().unwrap();
+        release.send(()).unwrap();
+        until("there is a permit again", || gateway.connect().get_as("ann", "/").status == 200);
     });
-    let limits = "{ name: at-once, key: 'header:x-user-id', in_flight: 1 }";
-    let gateway = Gateway::start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], limits));
-    let mut chatting = gateway.connect();
-    assert_eq!(chatting.ask(HANDSHAKE).status, 101);
-    // Closed with a reset, as when a process is killed.
-    socket2::SockRef::from(&chatting.tcp()).set_linger(Some(Duration::ZERO)).unwrap();
-    drop(chatting);
-    for _ in 0..20 {
-        assert_eq!(gateway.connect().get_as("ann", "/").status, 429);
-        std::thread::sleep(PACE);
-    }
-    release.send(()).unwrap();
-    until("there is a permit again", || gateway.connect().get_as("ann", "/").status == 200);
 }
