@@ -150,10 +150,11 @@ fn upload_goes_on_while_the_client_of_http_2_does_not_read() {
         });
         let gateway = protocol.start_before(&upstream.url());
         let mut client = gateway.client();
-        client.send(format!("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: {LONG}\r\n\r\n"));
+        client.send("POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n");
         assert_eq!(client.receive_head().unwrap().status, 200);
-        client.send(vec![b'y'; LONG]);
+        client.send(format!("{LONG:x}\r\n{}\r\n", "y".repeat(LONG)));
         until("the upstream has the whole body", || received.load(SeqCst) >= LONG);
+        client.send("0\r\n\r\n");
         assert!(client.body_bytes(LONG).unwrap().iter().all(|byte| *byte == b'x'));
     });
 }
