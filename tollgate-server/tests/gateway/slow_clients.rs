@@ -107,12 +107,12 @@ fn the_rest_of_a_refused_body_may_take_longer_than_a_head() {
 fn after_many_refusals_a_head_in_many_pieces_has_its_whole_time() {
     each_http1(|protocol| {
         let limits = "{ name: none, key: ip, algorithm: fixed_window, align: first_request, limit: 1, window: 1h }";
-        let settings = "timeouts: { head: 1s, idle: 20s }";
+        let settings = "timeouts: { head: 4s, idle: 20s }";
         let gateway = protocol.start(&site(settings, &["{ path: /**, respond: { body: ok } }"], limits));
         let mut connection = gateway.client();
         assert_eq!(connection.get("/").status, 200);
-        for _ in 0..8 {
-            std::thread::sleep(Duration::from_millis(300));
+        for _ in 0..9 {
+            std::thread::sleep(Duration::from_millis(500));
             assert_eq!(connection.get("/").status, 429);
         }
         // In enough pieces that it is parsed only once it is complete.
