@@ -1,7 +1,7 @@
 //! The gateway: a reverse proxy that checks every request against the limits before it forwards it.
 //!
 //! A request stays on one thread from its first byte to its last. Every worker has its own runtime, its own listener on
-//! the shared port, and its own connections to upstreams. The [`http1::server`] serves HTTP/1, and hyper HTTP/2 ([`http2::exchange`]).
+//! the shared port, and its own connections to upstreams. The [`http1::server`] serves HTTP/1, and [`http2`] HTTP/2.
 //! Both read requests into the same [`head`]. Every wait for a client or an upstream has a deadline in [`deadline`].
 //!
 //! Deliberately not here: rate-limit decisions. [`tollgate::Gate`] makes them.

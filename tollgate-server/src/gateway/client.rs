@@ -57,6 +57,11 @@ pub(super) struct Client {
     /// Requests in flight. Only the thread of the connection's worker changes it.
     active: AtomicU32,
     resets: Resets,
+    is_misusing: AtomicBool,
+    /// Whether an HTTP/2 client is asked to close the connection.
+    is_ending: AtomicBool,
+    /// When the last bytes of HTTP/2 arrived.
+    received_at: AtomicU64,
     pub(super) ticks: Arc<Ticks>,
     /// The counters of its worker.
     pub(super) tally: Arc<Tally>,
@@ -73,8 +78,8 @@ pub(super) enum Expired {
     Close,
     /// No request arrived in time.
     NoRequest,
-    /// The next deadline is this far away.
-    NotYet { ticks: u64 },
+    /// This is the next deadline.
+    NotYet { at: Tick },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,6 +121,9 @@ impl Client {
             read_by: AtomicU64::new(NEVER),
             active: AtomicU32::new(0),
             resets: Resets::default(),
+            is_misusing: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
+            received_at: AtomicU64::new(0),
             ticks,
             tally,
             buffered: AtomicI64::new(0),
@@ -127,7 +135,7 @@ impl Client {
     /// no request, so only the idle timeout applies. The server of HTTP/1 has its own deadlines.
     pub(super) fn use_http2(&self) {
         self.is_http2.store(true, Relaxed);
-        self.request_by.store(self.ticks.after(self.timeouts.idle), Relaxed);
+        self.await_request();
     }
 
     pub(super) fn is_http2(&self) -> bool {
@@ -148,14 +156,31 @@ impl Client {
         if request_by <= now {
             return Expired::NoRequest;
         }
-        Expired::NotYet { ticks: request_by.min(read_by).saturating_sub(now) }
+        Expired::NotYet { at: request_by.min(read_by) }
     }
 
-    /// Records that the client was asked to close the connection.
-    pub(super) fn note_goaway_sent(&self) {
+    /// Records that the client is asked to close the connection. It has a moment for requests that are on their way.
+    pub(super) fn note_ending(&self) {
+        self.is_ending.store(true, Relaxed);
         if self.requests() == 0 {
-            self.request_by.store(self.ticks.after(Wait::at_least(LINGER)), Relaxed);
+            self.await_request();
         }
+    }
+
+    /// Sets the deadline for the next request of a client that has none.
+    fn await_request(&self) {
+        let wait = if self.is_ending.load(Relaxed) { Wait::at_least(LINGER) } else { self.timeouts.idle };
+        self.request_by.store(self.ticks.after(wait), Relaxed);
+    }
+
+    /// Records that bytes of HTTP/2 have arrived.
+    pub(super) fn note_received(&self) {
+        self.received_at.store(self.ticks.now(), Relaxed);
+    }
+
+    /// Returns when the last bytes of HTTP/2 arrived.
+    pub(super) fn received_at(&self) -> Tick {
+        self.received_at.load(Relaxed)
     }
 
     /// Records whether the client reads.
@@ -194,7 +219,7 @@ impl Client {
         let left = self.requests().saturating_sub(1);
         self.active.store(left, Relaxed);
         if left == 0 {
-            self.request_by.store(self.ticks.after(self.timeouts.idle), Relaxed);
+            self.await_request();
         }
     }
 
@@ -211,9 +236,16 @@ impl Client {
         self.resets.are_too_many()
     }
 
-    /// Counts and logs that the connection is closed because of misuse.
-    pub(super) fn note_closed(&self, misuse: Misuse) {
-        self.tally.note_closed(misuse, self.address.ip().to_canonical(), self.ticks.now());
+    /// Counts and logs, once, that the connection is closed because of misuse.
+    pub(super) fn note_misuse(&self, misuse: Misuse) {
+        if !self.is_misusing.swap(true, Relaxed) {
+            self.tally.note_closed(misuse, self.address.ip().to_canonical(), self.ticks.now());
+        }
+    }
+
+    /// Returns whether the client misuses the connection, which has to be closed.
+    pub(super) fn is_misusing(&self) -> bool {
+        self.is_misusing.load(Relaxed)
     }
 
     /// Returns the timeout for the next part of a body of HTTP/2. An HTTP/1 connection enforces its own.

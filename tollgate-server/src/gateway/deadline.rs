@@ -1,17 +1,16 @@
-//! Deadlines: a coarse clock, one timer for the consecutive deadlines of a task, the timeouts of clients, and the deadlines of upstreams.
+//! Deadlines: a coarse clock, one timer for the consecutive deadlines of a task, the timeouts of clients, and the
+//! deadlines of upstreams.
 //!
 //! Every request sets and clears several deadlines. Reading a clock and arming a timer for each would cost more than
 //! the limits do. Adding to a counter that is incremented ten times per second costs nothing. Deadlines are set and
 //! cleared where the events happen, at the cost of a store, and checked periodically.
 
-use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use futures_util::task::AtomicWaker;
 use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, MissedTickBehavior, Sleep, interval, sleep, timeout};
 use tollgate::rules::file::internal::TimeoutsRule;
@@ -69,6 +68,11 @@ impl Wait {
         Self(u64::try_from(span.as_millis() / TICK.as_millis()).unwrap_or(u64::MAX >> 1))
     }
 
+    #[cfg(test)]
+    pub(super) const fn ticks(ticks: u64) -> Self {
+        Self(ticks)
+    }
+
     /// Returns when it is over, if it starts at `now`.
     pub(super) fn from(self, now: Tick) -> Tick {
         now.saturating_add(self.0)
@@ -117,14 +121,14 @@ pub(super) struct ClientTimeouts {
     pub(super) idle: Wait,
     pub(super) write: Wait,
     /// The interval of checks. It is as long as the shortest timeout, so no deadline is missed.
-    pub(super) check_every: Duration,
+    pub(super) check_every: Wait,
 }
 
 impl ClientTimeouts {
     pub(super) fn of(rule: &TimeoutsRule) -> Self {
         let wait = |span: tollgate::rules::file::internal::DurationText| Wait::at_least(span.duration());
         let (head, body, idle, write) = (wait(rule.head), wait(rule.body), wait(rule.idle), wait(rule.write));
-        let check_every = head.min(body).min(idle).min(write).duration();
+        let check_every = head.min(body).min(idle).min(write);
         Self { head, body, idle, write, check_every }
     }
 }
@@ -135,22 +139,12 @@ pub(super) struct UpstreamDeadline {
     at: AtomicU64,
     /// The reason why the client's body ended early, if it did.
     body_failure: OnceLock<Failure>,
-    /// Whether the client's body was neither sent completely nor given up.
-    holds_body: AtomicBool,
-    /// The task that waits until the body breaks, and after the response until it is dropped.
-    on_body_end: AtomicWaker,
     ticks: Arc<Ticks>,
 }
 
 impl UpstreamDeadline {
     pub(super) fn new(ticks: Arc<Ticks>) -> Self {
-        Self {
-            at: AtomicU64::new(NEVER),
-            body_failure: OnceLock::new(),
-            holds_body: AtomicBool::new(false),
-            on_body_end: AtomicWaker::new(),
-            ticks,
-        }
+        Self { at: AtomicU64::new(NEVER), body_failure: OnceLock::new(), ticks }
     }
 
     /// Sets the deadline.
@@ -161,37 +155,6 @@ impl UpstreamDeadline {
     /// Records that the client's body ended early.
     pub(super) fn note_body_failure(&self, failure: Failure) {
         _ = self.body_failure.set(failure);
-        self.on_body_end.wake();
-    }
-
-    /// Wakes a task when the client's body ends early.
-    pub(super) fn wake_on_body_failure(&self, waker: &Waker) {
-        self.on_body_end.register(waker);
-    }
-
-    /// Records that the upstream is to be sent a body.
-    pub(super) fn hold_body(&self) {
-        self.holds_body.store(true, Relaxed);
-    }
-
-    /// Records that the body was sent, or is not sent any more.
-    pub(super) fn drop_body(&self) {
-        self.holds_body.store(false, Relaxed);
-        self.on_body_end.wake();
-    }
-
-    /// Returns whether the client's body was neither sent completely nor given up.
-    pub(super) fn holds_body(&self) -> bool {
-        self.holds_body.load(Relaxed)
-    }
-
-    /// Waits until the body is sent or given up. Returns `None` if the upstream does not read it before the deadline.
-    pub(super) async fn await_body(&self) -> Option<()> {
-        self.limit(poll_fn(|context| {
-            self.on_body_end.register(context.waker());
-            if self.holds_body() { Poll::Pending } else { Poll::Ready(()) }
-        }))
-        .await
     }
 
     /// Returns why the client's body ended early. The upstream is not at fault.

@@ -2,7 +2,6 @@
 //! of upstreams, described for operators. Clients get fewer details ([`Failure`]) than operators ([`Fault`]), and metrics count
 //! them by kind.
 
-use std::error::Error as _;
 use std::fmt;
 use std::io;
 use std::time::Duration;
@@ -224,8 +223,8 @@ impl From<ConnectError> for Fault {
     }
 }
 
-impl From<hyper::Error> for Fault {
-    fn from(error: hyper::Error) -> Self {
+impl From<h2::Error> for Fault {
+    fn from(error: h2::Error) -> Self {
         Self::Unreached(error.into())
     }
 }
@@ -247,7 +246,7 @@ impl fmt::Display for Fault {
 pub(super) enum ConnectError {
     Io(io::Error),
     Tls(TlsFault),
-    Http(hyper::Error),
+    Http2(h2::Error),
     Timeout,
     /// The gateway has run out of a resource.
     Exhausted(Exhausted),
@@ -258,9 +257,9 @@ impl fmt::Display for ConnectError {
         match self {
             Self::Io(error) => error.fmt(out),
             Self::Tls(fault) => fault.fmt(out),
-            Self::Http(error) => match error.source() {
-                Some(source) => write!(out, "{error}: {source}"),
-                None => error.fmt(out),
+            Self::Http2(error) => match error.get_io() {
+                Some(error) => error.fmt(out),
+                None => write!(out, "HTTP/2 error: {error}"),
             },
             Self::Exhausted(exhausted) => exhausted.fmt(out),
             Self::Timeout => out.write_str("no connection within the route's connect_timeout"),
@@ -274,7 +273,7 @@ impl ConnectError {
         match self {
             Self::Io(error) => Exhausted::of(error),
             Self::Exhausted(exhausted) => Some(*exhausted),
-            Self::Tls(_) | Self::Http(_) | Self::Timeout => None,
+            Self::Tls(_) | Self::Http2(_) | Self::Timeout => None,
         }
     }
 }
@@ -334,9 +333,9 @@ impl From<io::Error> for ConnectError {
     }
 }
 
-impl From<hyper::Error> for ConnectError {
-    fn from(error: hyper::Error) -> Self {
-        TlsFault::of_connection(&error).map_or(Self::Http(error), Self::Tls)
+impl From<h2::Error> for ConnectError {
+    fn from(error: h2::Error) -> Self {
+        TlsFault::of_connection(&error).map_or(Self::Http2(error), Self::Tls)
     }
 }
 

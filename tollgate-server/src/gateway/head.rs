@@ -1,7 +1,7 @@
 //! The head of a request: its lines with their meaning to a proxy. Requests of HTTP/1 and HTTP/2 become the same
 //! [`RequestHead`], which routes, limits, logs and upstreams see.
 //!
-//! A head borrows its text: from the bytes of an HTTP/1 connection, or from the request that hyper has parsed.
+//! A head borrows its text: from the bytes of an HTTP/1 connection, or from a request of HTTP/2.
 
 pub(super) mod headers;
 pub(super) mod upstream_head;
@@ -159,7 +159,7 @@ impl<'a> RequestHead<'a> {
         }
     }
 
-    /// Returns the head of a request that hyper has parsed, or that was converted for its client.
+    /// Returns the head of a request of HTTP/2, or of one that was converted for an upstream with HTTP/2.
     pub(super) fn of_parts<'b: 'a>(
         parts: &'b Parts,
         by_default: BodyLength,
@@ -267,7 +267,7 @@ impl<'a> RequestHead<'a> {
 pub(super) enum RequestTarget<'a> {
     /// A path in normal form, with an optional query. Limits and upstreams get it as received.
     Path(&'a str),
-    /// Any other target, or one that hyper has parsed, and its form for limits and upstreams, where that differs.
+    /// Any other target, or one of HTTP/2, and its form for limits and upstreams, where that differs.
     Uri(ReceivedUri<'a>, Option<Box<Uri>>),
 }
 

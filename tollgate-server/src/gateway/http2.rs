@@ -1,31 +1,33 @@
-//! HTTP/2, by hyper: connections of clients, their requests, requests to upstreams, and bodies.
+//! HTTP/2, by the crate h2: connections of clients, their requests, requests to upstreams, and bodies.
 //!
-//! hyper serves a connection. Its frames are counted on reads, and its deadlines are set on writes.
+//! The frames of a connection are counted on reads, and its deadlines are set on writes.
 
 pub(super) mod body;
 pub(super) mod exchange;
 mod forward;
 pub(crate) mod frames;
+mod sender;
+pub(super) mod stream;
 
 use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
-use hyper::rt::Executor;
-use hyper::server::conn::http2;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use h2::Reason;
+use h2::server::{self, Connection, Handshake};
+use smallvec::SmallVec;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, sleep};
 
 use self::exchange::Exchange;
-use self::frames::{Frames, GoawayTrigger};
+use self::frames::Frames;
+use self::stream::{KeepAlive, PingWaits};
 use super::client::{Client, Expired, LINGER, SEND_BUFFER_BYTES, STREAM_WINDOW_BYTES};
-use super::deadline::{Alarm, NEVER, TICK, Tick, Ticks};
+use super::deadline::{Alarm, NEVER, Tick, Wait};
 use super::failure::Misuse;
 use super::stream::{MAX_LINGER_BYTES, Stream};
 use super::worker::{Shutdown, Worker};
@@ -40,151 +42,173 @@ const CONNECTION_WINDOW_BYTES: u32 = MAX_STREAMS * STREAM_WINDOW_BYTES;
 /// The interval of HTTP/2 keep-alive pings.
 const PING_EVERY: Duration = Duration::from_secs(20);
 
+/// The timeout of an answer to a ping.
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// The maximum length of a head and body that are copied together before they are written: one write of one buffer is
 /// cheaper.
 const SMALL_BYTES: usize = 2048;
 
-/// Serves a connection of HTTP/2 with hyper.
+/// Serves a connection of HTTP/2.
 pub(super) async fn serve(
     (stream, first): (Stream, Bytes),
     client: Arc<Client>,
     worker: Arc<Worker>,
     stop: Arc<Shutdown>,
 ) {
-    let io = TokioIo::new(ClientIo::new(stream, first, Arc::clone(&client)));
-    let ticks = Arc::clone(&worker.ticks);
-    let service = Exchange { worker, client: Arc::clone(&client) };
-    let mut builder = http2::Builder::new(Streams { ticks });
+    let mut builder = server::Builder::new();
     builder
-        .timer(TokioTimer::new())
         .max_concurrent_streams(MAX_STREAMS)
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .max_send_buf_size(SEND_BUFFER_BYTES)
-        .max_header_list_size(u32::try_from(client.max_head).unwrap_or(u32::MAX))
-        .keep_alive_interval(PING_EVERY);
-    let connection = builder.serve_connection(io, service);
-    // Errors are the client's: it disconnected or did not speak HTTP/2.
-    _ = drive(connection, |connection| connection.graceful_shutdown(), &client, &stop).await;
-}
-
-/// Drives a connection, checks its deadlines periodically, and calls `end` at shutdown.
-async fn drive<Connection: Future<Output = hyper::Result<()>>>(
-    connection: Connection,
-    end: impl Fn(Pin<&mut Connection>),
-    client: &Client,
-    stop: &Shutdown,
-) -> hyper::Result<()> {
-    let mut connection = pin!(connection);
-    let mut alarm = pin!(sleep(client.timeouts.check_every));
+        .max_send_buffer_size(SEND_BUFFER_BYTES)
+        .max_header_list_size(u32::try_from(client.max_head).unwrap_or(u32::MAX));
+    let handshake = builder.handshake(ClientIo::new(stream, first, Arc::clone(&client)));
+    let mut server = Http2Server {
+        state: State::Handshake(handshake),
+        is_ending: false,
+        is_shut: false,
+        check_at: client.ticks.after(client.timeouts.check_every),
+        alarm: Alarm::new(),
+        exchange: Exchange { worker, client },
+    };
     let mut stopped = pin!(stop.goaway.notified());
-    let (mut is_set, mut is_ending) = (false, false);
+    let mut is_set = false;
     poll_fn(|context| {
-        if let Poll::Ready(ended) = connection.as_mut().poll(context) {
-            return Poll::Ready(ended);
-        }
-        let is_first = !std::mem::replace(&mut is_set, true);
-        if is_first {
+        if !std::mem::replace(&mut is_set, true) {
             // A later stop wakes this task; an earlier one is noticed below.
             stopped.as_mut().enable();
             _ = stopped.as_mut().poll(context);
         }
-        if !is_ending && stop.is_goaway.load(Relaxed) {
-            is_ending = true;
-            end(connection.as_mut());
-            if let Poll::Ready(ended) = connection.as_mut().poll(context) {
-                return Poll::Ready(ended);
-            }
+        if stop.is_goaway.load(Relaxed) && !server.is_ending {
+            server.end();
         }
-        // Once set, the timer wakes this task, so it need not be polled every time.
-        if !is_first && !alarm.is_elapsed() {
-            return Poll::Pending;
+        match server.poll(context) {
+            Poll::Ready(()) => Poll::Ready(()),
+            Poll::Pending => server.poll_deadlines(context),
         }
-        check_deadlines(connection.as_mut(), &end, &mut is_ending, (alarm.as_mut(), client), context)
     })
-    .await
+    .await;
 }
 
-fn check_deadlines<Connection: Future<Output = hyper::Result<()>>>(
-    mut connection: Pin<&mut Connection>,
-    end: impl Fn(Pin<&mut Connection>),
-    is_ending: &mut bool,
-    (mut alarm, client): (Pin<&mut tokio::time::Sleep>, &Client),
-    context: &mut Context<'_>,
-) -> Poll<hyper::Result<()>> {
-    while alarm.as_mut().poll(context).is_ready() {
-        let next = match client.check_deadlines() {
-            // The client is sent GOAWAY first: requests that it has sent by then are served, and it may send others
-            // elsewhere.
-            Expired::NoRequest if !std::mem::replace(is_ending, true) => {
-                end(connection.as_mut());
-                client.note_goaway_sent();
-                if let Poll::Ready(ended) = connection.as_mut().poll(context) {
-                    return Poll::Ready(ended);
+/// A connection of HTTP/2.
+struct Http2Server {
+    state: State,
+    exchange: Exchange,
+    /// Whether the client was asked to close the connection.
+    is_ending: bool,
+    /// Whether GOAWAY was sent because of misuse, and nothing more is served.
+    is_shut: bool,
+    /// When deadlines are checked next.
+    check_at: Tick,
+    alarm: Alarm,
+}
+
+enum State {
+    Handshake(Handshake<ClientIo, Bytes>),
+    Open(Connection<ClientIo, Bytes>, Option<KeepAlive>),
+}
+
+impl Http2Server {
+    /// Serves requests. Returns ready at the end of the connection.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let (client, mut served) = (&self.exchange.client, 0);
+        loop {
+            let connection = match &mut self.state {
+                State::Open(connection, _) => connection,
+                State::Handshake(handshake) => {
+                    // The client has left, or does not speak HTTP/2.
+                    let Ok(mut connection) = ready!(Pin::new(handshake).poll(context)) else { return Poll::Ready(()) };
+                    if self.is_ending {
+                        connection.graceful_shutdown();
+                    }
+                    let waits = PingWaits { every: Wait::at_least(PING_EVERY), timeout: Wait::at_least(PING_TIMEOUT) };
+                    let pings = connection.ping_pong();
+                    let keep_alive = pings.map(|pings| KeepAlive::new(pings, waits, client.ticks.now()));
+                    self.state = State::Open(connection, keep_alive);
+                    continue;
                 }
-                client.timeouts.check_every.min(LINGER)
+            };
+            // All requests that have arrived are served before anything is written, so that one write takes many
+            // responses.
+            let mut streams = SmallVec::<[_; 4]>::new();
+            let is_over = loop {
+                match connection.poll_accept(context) {
+                    Poll::Ready(Some(Ok(stream))) => streams.push(stream),
+                    Poll::Ready(_) => break true,
+                    Poll::Pending => break false,
+                }
+            };
+            if is_over {
+                return Poll::Ready(());
             }
-            Expired::Close | Expired::NoRequest => return Poll::Ready(Ok(())),
-            Expired::NotYet { ticks } => TICK.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX)),
-        };
-        alarm.as_mut().reset(Instant::now() + next.min(client.timeouts.check_every));
+            if client.is_misusing() {
+                if std::mem::replace(&mut self.is_shut, true) {
+                    return Poll::Pending;
+                }
+                connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+                continue;
+            }
+            if streams.is_empty() {
+                return Poll::Pending;
+            }
+            served += streams.len();
+            for (request, respond) in streams {
+                self.exchange.serve(request, respond);
+            }
+            if served >= MAX_STREAMS as usize {
+                // Other connections get their turn.
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+        }
     }
-    Poll::Pending
-}
 
-tokio::task_local! {
-    /// The client's deadline for reading the current part of the response on this task's stream.
-    static READ_DEADLINE: Arc<AtomicU64>;
-}
+    /// Asks the client to close the connection: requests that it has sent by then are served, and it may send others
+    /// elsewhere.
+    fn end(&mut self) {
+        self.is_ending = true;
+        if let State::Open(connection, _) = &mut self.state {
+            connection.graceful_shutdown();
+        }
+        let client = &self.exchange.client;
+        client.note_ending();
+        self.check_at = self.check_at.min(client.ticks.after(Wait::at_least(LINGER)));
+    }
 
-/// Sets the client's deadline for reading a part of this task's response.
-fn set_read_deadline(read_by: Tick) {
-    _ = READ_DEADLINE.try_with(|deadline| deadline.store(read_by, Relaxed));
-}
-
-/// The executor of the streams of an HTTP/2 connection: each is a task with its own deadline for the client to read.
-///
-/// A client can stall one response while it reads the others, so the socket does not show it. hyper does not ask for
-/// more of a response until the client has taken the previous part. The sender of a part sets the deadline, and the
-/// stream's task checks it. A stream that is late is dropped, which resets it, and the others go on. HTTP/1 needs no
-/// such task: a client that does not read blocks the socket.
-#[derive(Clone)]
-struct Streams {
-    ticks: Arc<Ticks>,
-}
-
-impl<Stream> Executor<Stream> for Streams
-where
-    Stream: Future<Output = ()> + Send + 'static,
-{
-    fn execute(&self, stream: Stream) {
-        let ticks = Arc::clone(&self.ticks);
-        tokio::spawn(async move {
-            let read_by = Arc::new(AtomicU64::new(NEVER));
-            let mut stream = pin!(READ_DEADLINE.scope(Arc::clone(&read_by), stream));
-            let mut alarm = None::<Alarm>;
-            poll_fn(|context| match stream.as_mut().poll(context) {
-                Poll::Ready(()) => Poll::Ready(()),
-                // Only the stream sets the deadline, so without one there is nothing to wait for.
-                Poll::Pending => match read_by.load(Relaxed) {
-                    NEVER => Poll::Pending,
-                    deadline => alarm.get_or_insert_with(Alarm::new).poll_passed(deadline, &ticks, context),
-                },
-            })
-            .await;
-        });
+    /// Checks the deadlines of the client, and sends pings. Returns ready if the connection has to be closed.
+    fn poll_deadlines(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        loop {
+            ready!(self.alarm.poll_passed(self.check_at, &self.exchange.client.ticks, context));
+            let client = Arc::clone(&self.exchange.client);
+            let next = match client.check_deadlines() {
+                Expired::NoRequest if !self.is_ending => {
+                    self.end();
+                    if self.poll(context).is_ready() {
+                        return Poll::Ready(());
+                    }
+                    client.ticks.after(Wait::at_least(LINGER))
+                }
+                Expired::Close | Expired::NoRequest => return Poll::Ready(()),
+                Expired::NotYet { at } => at,
+            };
+            let ping = match &mut self.state {
+                State::Open(_, Some(keep_alive)) => keep_alive.check(client.received_at(), client.ticks.now(), context),
+                _ => Some(NEVER),
+            };
+            let Some(ping) = ping else { return Poll::Ready(()) };
+            self.check_at = next.min(ping).min(client.ticks.after(client.timeouts.check_every));
+        }
     }
 }
 
-/// A connection of HTTP/2 as hyper reads and writes it.
+/// A connection of HTTP/2 as h2 reads and writes it.
 struct ClientIo {
     stream: Stream,
     /// Bytes that were read during protocol detection.
     first: Bytes,
     client: Arc<Client>,
     frames: Frames,
-    /// The bytes that are returned once the connection has to end.
-    goaway_trigger: Option<GoawayTrigger>,
     at_end: bool,
     lingered: usize,
     is_shut: bool,
@@ -193,42 +217,19 @@ struct ClientIo {
 impl ClientIo {
     fn new(stream: Stream, first: Bytes, client: Arc<Client>) -> Self {
         let frames = Frames::new(client.ticks.now());
-        Self { stream, first, client, frames, goaway_trigger: None, at_end: false, lingered: 0, is_shut: false }
+        Self { stream, first, client, frames, at_end: false, lingered: 0, is_shut: false }
     }
 
-    /// Counts HTTP/2 frames that were read. If the connection has to end, replaces the bytes after them.
-    fn track_frames(&mut self, buffer: &mut ReadBuf<'_>, before: usize) {
-        if let Err(good) = self.frames.received(&buffer.filled()[before..], self.client.ticks.now()) {
-            buffer.set_filled(before + good);
-            self.end_for(Misuse::ControlFrameFlood);
-            self.goaway_trigger(buffer);
-        }
-    }
-
-    fn end_for(&mut self, misuse: Misuse) {
-        self.client.note_closed(misuse);
-        self.goaway_trigger = Some(GoawayTrigger::default());
-    }
-
-    fn goaway_trigger(&mut self, buffer: &mut ReadBuf<'_>) {
-        let Some(goaway_trigger) = &mut self.goaway_trigger else { return };
-        while buffer.remaining() > 0
-            && let Some(byte) = goaway_trigger.next_byte()
-        {
-            buffer.put_slice(&[byte]);
-        }
-    }
-
-    /// Waits until it is this connection's turn, and starts closing it after too many resets.
+    /// Waits until it is this connection's turn. Nothing more is read of a client that misuses the connection.
     fn poll_turn(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if self.frames.ends_turn() {
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
-        if self.goaway_trigger.is_none() && self.frames.is_between_frames() && self.client.resets_too_much() {
-            self.end_for(Misuse::PrematureResets);
+        if self.client.resets_too_much() {
+            self.client.note_misuse(Misuse::PrematureResets);
         }
-        Poll::Ready(())
+        if self.client.is_misusing() { Poll::Pending } else { Poll::Ready(()) }
     }
 }
 
@@ -240,10 +241,6 @@ impl AsyncRead for ClientIo {
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
         ready!(this.poll_turn(context));
-        if this.goaway_trigger.is_some() {
-            this.goaway_trigger(buffer);
-            return Poll::Ready(Ok(()));
-        }
         let before = buffer.filled().len();
         if !this.first.is_empty() {
             let taken = this.first.len().min(buffer.remaining());
@@ -260,7 +257,11 @@ impl AsyncRead for ClientIo {
             this.at_end = true;
             return Poll::Ready(Ok(()));
         }
-        this.track_frames(buffer, before);
+        this.client.note_received();
+        if let Err(good) = this.frames.received(&buffer.filled()[before..], this.client.ticks.now()) {
+            buffer.set_filled(before + good);
+            this.client.note_misuse(Misuse::ControlFrameFlood);
+        }
         Poll::Ready(Ok(()))
     }
 }
@@ -310,7 +311,7 @@ impl AsyncWrite for ClientIo {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        if !this.stream.is_buffered() {
+        if !this.stream.holds_bytes() {
             return Poll::Ready(Ok(()));
         }
         let flushed = Pin::new(&mut this.stream).poll_flush(context);

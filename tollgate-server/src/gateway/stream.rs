@@ -20,6 +20,9 @@ pub(super) const INPUT_BYTES: usize = 64 << 10;
 /// the response before the client has read it.
 pub(super) const MAX_LINGER_BYTES: usize = 1 << 20;
 
+/// The maximum number of bytes that TLS buffers for a peer that does not read: the default of rustls.
+pub(super) const MAX_TLS_BYTES: usize = 64 << 10;
+
 /// A TCP connection, or a TLS connection of either side.
 pub(crate) enum MaybeTls<T> {
     Plain(TcpStream),
@@ -90,6 +93,14 @@ impl MaybeTls<client::TlsStream<TcpStream>> {
 pub(super) type Stream = MaybeTls<server::TlsStream<TcpStream>>;
 
 impl Stream {
+    /// Returns whether bytes that were written are still buffered in this process.
+    pub(super) fn holds_bytes(&self) -> bool {
+        match self {
+            Self::Plain(_) => false,
+            Self::Tls(tls) => tls.get_ref().1.wants_write(),
+        }
+    }
+
     pub(super) fn tcp(&mut self) -> &mut TcpStream {
         match self {
             Self::Plain(tcp) => tcp,

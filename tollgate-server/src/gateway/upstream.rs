@@ -105,7 +105,7 @@ impl Target {
     }
 
     /// Sets the full target that HTTP/2 needs. The host stays the one in the `Host` header.
-    pub(super) fn set_http2_target<B>(&self, request: &mut Request<B>) {
+    pub(super) fn set_http2_target(&self, request: &mut Request<()>) {
         let host = request.headers_mut().remove(HOST);
         let authority = host.and_then(|host| host.to_str().ok()?.parse().ok());
         let mut parts = request.uri().clone().into_parts();

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::{ArcSwap, Cache};
+use http::HeaderValue;
 use tokio::sync::Notify;
 use tollgate::internal::{CachedGate, HeaderLine, ReusedResponse};
 use tollgate::rules::Facts;
@@ -168,10 +169,10 @@ pub(in crate::gateway) fn scratch() -> RefMut<'static, Scratch> {
     SCRATCH.with(|scratch| scratch.borrow_mut())
 }
 
-/// The `Date` header line of responses.
-#[derive(Default)]
+/// The `Date` header of responses.
 pub(in crate::gateway) struct Date {
     line: String,
+    value: HeaderValue,
     of: Option<Tick>,
 }
 
@@ -209,12 +210,31 @@ impl WorkerBuffers {
 }
 
 impl Date {
+    /// Returns the whole line, as HTTP/1 sends it.
     pub(in crate::gateway) fn line(&mut self, now: Tick) -> &[u8] {
+        self.renew(now);
+        self.line.as_bytes()
+    }
+
+    pub(in crate::gateway) fn value(&mut self, now: Tick) -> HeaderValue {
+        self.renew(now);
+        self.value.clone()
+    }
+
+    fn renew(&mut self, now: Tick) {
         if self.of != Some(now) {
-            self.line = format!("date: {}\r\n", httpdate::fmt_http_date(wall_clock()));
+            let date = httpdate::fmt_http_date(wall_clock());
+            self.line = format!("date: {date}\r\n");
+            // A date is always a valid header value.
+            self.value = HeaderValue::try_from(date).unwrap_or(HeaderValue::from_static(""));
             self.of = Some(now);
         }
-        self.line.as_bytes()
+    }
+}
+
+impl Default for Date {
+    fn default() -> Self {
+        Self { line: String::new(), value: HeaderValue::from_static(""), of: None }
     }
 }
 

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::{iter, pending};
+use h2::Reason;
 use http::Response;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
@@ -66,6 +67,73 @@ fn stalled_http_2_response_is_reported() {
             Response::new(BodyExt::boxed(StreamBody::new(half.chain(pending()))))
         });
         assert_reported(protocol, &format!("h2c://{}", upstream.address), STALLED);
+    });
+}
+
+/// Returns a frame of HTTP/2.
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// Returns whether the frames after the preface of a client contain the head of a request.
+fn has_head(received: &[u8]) -> bool {
+    let mut frames = received.get(24..).unwrap_or_default();
+    while let [high, middle, low, kind, _, _, _, _, _, rest @ ..] = frames {
+        if *kind == 1 {
+            return true;
+        }
+        frames = rest.get(u32::from_be_bytes([0, *high, *middle, *low]) as usize..).unwrap_or_default();
+    }
+    false
+}
+
+/// The flag that ends a stream.
+const END_STREAM: u8 = 1;
+
+/// Returns the URL of an HTTP/2 upstream that responds with a head, sends `hello` with these flags and resets the stream.
+/// The frames are sent at once: a library would drop the bytes when it resets.
+fn resetting(head: &'static [u8], flags: u8, reason: Reason) -> String {
+    let upstream = Raw::start(move |conversation| {
+        conversation.send(frame(4, 0, 0, &[]));
+        while !has_head(conversation.unread()) {
+            if !conversation.more() {
+                return;
+            }
+        }
+        let reset = frame(3, 0, 1, &u32::from(reason).to_be_bytes());
+        conversation.send([frame(1, 4, 1, head), frame(0, flags, 1, b"hello"), reset].concat());
+        conversation.await_end();
+    });
+    format!("h2c://{}", upstream.address)
+}
+
+/// The compressed head `:status: 200`.
+const OK: &[u8] = &[0x88];
+
+/// The same with `content-length: 10`.
+const OK_OF_TEN_BYTES: &[u8] = &[0x88, 0x0f, 0x0d, 2, b'1', b'0'];
+
+#[test]
+fn response_that_an_upstream_resets_is_not_complete() {
+    each_protocol(|protocol| {
+        for (head, reason) in [
+            (OK, Reason::CANCEL),
+            (OK, Reason::NO_ERROR),
+            (OK_OF_TEN_BYTES, Reason::CANCEL),
+            (OK_OF_TEN_BYTES, Reason::NO_ERROR),
+        ] {
+            assert_reported(protocol, &resetting(head, 0, reason), BROKE_OFF);
+        }
+    });
+}
+
+/// Upstreams reset a stream this way if they do not want the rest of the request (RFC 9113, section 8.1).
+#[test]
+fn response_is_complete_if_the_upstream_resets_the_stream_after_its_end() {
+    each_protocol(|protocol| {
+        let gateway = protocol.start_before(&resetting(OK, END_STREAM, Reason::NO_ERROR));
+        assert_eq!(gateway.get("/").text(), "hello");
     });
 }
 

@@ -1,12 +1,13 @@
 //! HTTP/2 clients that send frames which cost them nothing, and clients that are merely busy.
 
+use std::sync::mpsc;
 use std::time::Duration;
 
 use http::{Request, Response};
 use hyper::body::Incoming;
 use testkit::gateway::{Gateway, site};
 use testkit::upstream::{Raw, Served, Speaks, full};
-use testkit::wait::until;
+use testkit::wait::{PATIENCE, until};
 
 use crate::http2_deadlines::Frames;
 
@@ -23,6 +24,7 @@ const UNKNOWN: u8 = 0x2a;
 const ACK: u8 = 1;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
+const NO_ERROR: [u8; 4] = [0; 4];
 const CANCEL: [u8; 4] = [0, 0, 0, 8];
 const ENHANCE_YOUR_CALM: [u8; 4] = [0, 0, 0, 11];
 
@@ -289,4 +291,45 @@ fn answers_that_the_gateway_cuts_off_are_not_resets_of_the_client() {
         }
     }
     gateway.await_metric(PREMATURE_RESETS, 0);
+}
+
+#[test]
+fn upload_that_the_client_resets_never_looks_complete_to_the_upstream() {
+    for code in [NO_ERROR, CANCEL] {
+        let (sender, uploads) = mpsc::channel();
+        let upstream = Raw::start(move |conversation| {
+            let Some(mut request) = conversation.head() else { return };
+            _ = sender.send(conversation.body_of(&mut request).is_some());
+        });
+        let gateway = Gateway::start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], ""));
+        let mut frames = Frames::to(&gateway);
+        frames.send_on(1, HEADERS, END_HEADERS, &head(POST, "/")).unwrap();
+        frames.send_on(1, DATA, 0, b"a part").unwrap();
+        until("it is at the upstream", || upstream.requests() == 1);
+        frames.send_on(1, RST_STREAM, 0, &code).unwrap();
+        assert_eq!(uploads.recv_timeout(PATIENCE), Ok(false), "reset with {code:?}");
+    }
+}
+
+#[test]
+fn short_response_that_the_client_does_not_read_is_reset() {
+    for (body, window) in [("ok".to_owned(), 0), ("x".repeat(300), 1)] {
+        let route = format!("{{ path: /**, respond: {{ body: {body} }} }}");
+        let gateway = Gateway::start(&site("timeouts: { write: 1s }", &[route], ""));
+        let mut frames = Frames::to(&gateway);
+        frames.send_on(0, SETTINGS, 0, &[0, 4, 0, 0, 0, window]).unwrap();
+        frames.send_on(1, HEADERS, END_HEADERS | END_STREAM, &head(GET, "/")).unwrap();
+        loop {
+            let (kind, flags, payload) = frames.next().expect("the connection goes on");
+            match kind {
+                RST_STREAM => break assert_eq!(payload, CANCEL),
+                DATA => assert!(
+                    flags & END_STREAM == 0,
+                    "the whole response was sent to a client with a window of {window}"
+                ),
+                GOAWAY => panic!("the connection is closed: {payload:?}"),
+                _ => {}
+            }
+        }
+    }
 }

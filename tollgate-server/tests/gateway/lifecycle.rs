@@ -5,13 +5,15 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use testkit::client::{Client, Protocol, each_protocol};
+use testkit::client::{Client, Protocol, each_http2, each_protocol};
 use testkit::gateway::{Gateway, site};
 use testkit::http1::Connection;
 use testkit::http2::is_unprocessed;
 use testkit::tollgate::fails;
-use testkit::upstream::Raw;
-use testkit::wait::{SetOnDrop, until};
+use testkit::upstream::{Raw, runtime};
+use testkit::wait::{PATIENCE, SetOnDrop, until};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
 
 /// The state that clients share.
 #[derive(Default)]
@@ -137,6 +139,25 @@ fn idle_connections_and_clients_that_said_nothing_do_not_hold_up_the_end() {
         _ = half.is_closed();
         let gateway = gateway.ended();
         assert!(!gateway.said().contains("cut off"), "{}", gateway.said());
+    });
+}
+
+/// Neither a preface nor the reply to a ping is awaited.
+#[test]
+fn http_2_clients_that_said_nothing_do_not_hold_up_the_end() {
+    const PREFACE: &str = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    const SETTINGS: &str = "\0\0\0\x04\0\0\0\0\0";
+    each_http2(|protocol| {
+        for sent in ["", &PREFACE[..10], PREFACE, &format!("{PREFACE}{SETTINGS}")] {
+            let settings = "workers: 1\n  timeouts: { drain: 1h }";
+            let gateway = protocol.start(&site(settings, &["{ path: /**, respond: { body: ok } }"], ""));
+            let mut silent = runtime().block_on(protocol.open(gateway.address)).unwrap();
+            runtime().block_on(silent.write_all(sent.as_bytes())).unwrap();
+            assert_eq!(gateway.get("/").text(), "ok");
+            gateway.signal("TERM");
+            let closed = runtime().block_on(async { timeout(PATIENCE, silent.read_to_end(&mut Vec::new())).await });
+            assert!(closed.is_ok(), "a client that has sent {sent:?} holds up the end");
+        }
     });
 }
 

@@ -2,13 +2,20 @@
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
-use std::sync::mpsc::Receiver;
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::task::Poll;
 use std::time::Duration;
 
-use testkit::client::{each_http1, each_protocol};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::{iter, poll_fn, repeat};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use testkit::client::{each_http1, each_http2, each_protocol};
 use testkit::gateway::{Gateway, per_user, site};
 use testkit::upstream::{Raw, Served, Speaks, full};
-use testkit::wait::until;
+use testkit::wait::{PATIENCE, until};
 
 /// The lengths of bodies are announced, or the bodies are chunked.
 const FRAMINGS: [&str; 2] = ["Content-Length: 12\r\n\r\nhello, world", CHUNKED];
@@ -89,6 +96,68 @@ fn both_directions_move_at_once() {
     });
 }
 
+#[test]
+fn upload_goes_on_while_the_client_does_not_read_the_response() {
+    const BYTES: usize = 4 << 20;
+    each_protocol(|protocol| {
+        for speaks in [Speaks::Http1, Speaks::Http2] {
+            let (sender, received) = channel();
+            let upstream = Served::start(speaks, move |request: http::Request<hyper::body::Incoming>| {
+                let sender = sender.clone();
+                tokio::spawn(async move {
+                    let body = request.into_body().collect().await.map(|body| body.to_bytes().len());
+                    _ = sender.send(body.unwrap_or(0));
+                });
+                let endless = repeat(()).map(|()| Ok(Frame::data(Bytes::from_static(&[7; 64 << 10]))));
+                async { http::Response::new(BodyExt::boxed(StreamBody::new(endless))) }
+            });
+            let scheme = match speaks {
+                Speaks::Http1 => "http",
+                Speaks::Http2 => "h2c",
+            };
+            let gateway = protocol.start_before(&format!("{scheme}://{}", upstream.address));
+            let mut connection = gateway.client();
+            connection.send(format!("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: {BYTES}\r\n\r\n"));
+            connection.send(vec![7; BYTES]);
+            assert_eq!(received.recv_timeout(PATIENCE), Ok(BYTES), "{scheme}");
+        }
+    });
+}
+
+/// An upstream of HTTP/2 that does not read a body works on the request until its stream is reset. A client of HTTP/1 is
+/// not read while the upstream does not read, so its end is not seen.
+#[test]
+fn client_that_leaves_ends_a_request_whose_body_nobody_reads() {
+    /// More than the upstream's window, and less than the gateway buffers in addition.
+    const BYTES: usize = (1 << 20) + (64 << 10);
+    struct Work(Sender<()>);
+    impl Drop for Work {
+        fn drop(&mut self) {
+            _ = self.0.send(());
+        }
+    }
+    each_http2(|protocol| {
+        let (sender, ended) = channel();
+        let upstream = Served::start(Speaks::Http2, move |request: http::Request<hyper::body::Incoming>| {
+            let held = Mutex::new((Work(sender.clone()), request.into_body()));
+            let first = iter([Ok(Frame::data(Bytes::from_static(b"early")))]);
+            let rest = poll_fn(move |_| {
+                _ = &held;
+                Poll::Pending
+            });
+            async { http::Response::new(BodyExt::boxed(StreamBody::new(first.chain(rest)))) }
+        });
+        let route = format!("{{ path: /**, timeout: 1h, upstream: 'h2c://{}' }}", upstream.address);
+        let gateway = protocol.start(&site("", &[route], ""));
+        let mut connection = gateway.client();
+        connection.send(format!("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n", 2 * BYTES));
+        connection.send(vec![7; BYTES]);
+        assert_eq!(connection.receive_head().unwrap().status, 200);
+        connection.abandon();
+        assert_eq!(ended.recv_timeout(PATIENCE), Ok(()));
+    });
+}
+
 /// Returns an upstream that answers before it has read a body, and reads it no further.
 fn answering_early() -> Raw {
     Raw::start(|conversation| {
@@ -140,7 +209,7 @@ fn after_an_early_answer_a_long_body_closes_the_connection() {
 
 /// Sends bodies in pieces after the whole response has arrived. Each arrives before the next request.
 fn upload_after_the_answer(gateway: &Gateway, bodies: &Receiver<String>) {
-    let assert_received = |body| assert_eq!(bodies.recv_timeout(testkit::wait::PATIENCE).as_deref(), Ok(body));
+    let assert_received = |body| assert_eq!(bodies.recv_timeout(PATIENCE).as_deref(), Ok(body));
     let mut connection = gateway.client();
     connection.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 20\r\n\r\n");
     let answer = connection.receive();
@@ -214,7 +283,8 @@ fn upload_that_nobody_reads_after_the_response_ends_with_the_timeout_of_the_rout
             });
             http::Response::new(full("early"))
         });
-        for upstream in [upstream.url(), format!("h2c://{}", careless.address)] {
+        // A connection of HTTP/2 loses only the stream.
+        for (upstream, connections) in [(upstream.url(), 0), (format!("h2c://{}", careless.address), 1)] {
             let route = format!("{{ path: /**, timeout: 1s, upstream: '{upstream}' }}");
             let rules = format!("admin: {{ listen: 127.0.0.1:0 }}\n{}", site("", &[route], ""));
             let gateway = protocol.start(&rules);
@@ -226,7 +296,7 @@ fn upload_that_nobody_reads_after_the_response_ends_with_the_timeout_of_the_rout
             until(&format!("the gateway reads no more for {upstream}"), || pouring.is_finished());
             pouring.join().unwrap();
             gateway.await_metric("tollgate_buffered_bytes", 0);
-            gateway.await_metric("tollgate_upstream_connections", 0);
+            gateway.await_metric("tollgate_upstream_connections", connections);
         }
     });
 }

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
-use http::header::{HOST, VIA};
+use http::header::{CONTENT_LENGTH, HOST, VIA};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Uri, Version};
@@ -18,7 +18,7 @@ use tollgate::internal::HeaderFacts;
 use tollgate::rules::file::internal::{HostHeader, UpstreamHeader};
 
 use super::headers::{self, Edits, Fate, HeaderFilter, HeaderKind};
-use super::{BodyLength, RequestHead};
+use super::{BodyLength, RequestHead, reads_body};
 use crate::gateway::failure::Failure;
 use crate::gateway::proxy::ProxyRequest;
 use crate::gateway::site::Route;
@@ -137,14 +137,13 @@ impl<'a> UpstreamHead<'a> {
     }
 
     /// Converts the head for an upstream with HTTP/2. `parts` is the request that it was read from.
-    pub(in crate::gateway) fn to_http2<B>(
+    pub(in crate::gateway) fn to_http2(
         &self,
         parts: &Parts,
         filter: &HeaderFilter<'_>,
-        body: B,
-    ) -> Result<Request<B>, Failure> {
+    ) -> Result<Request<()>, Failure> {
         let uri = self.changed_uri()?;
-        let mut request = Request::new(body);
+        let mut request = Request::new(());
         *request.method_mut() = parts.method.clone();
         *request.uri_mut() = uri.unwrap_or_else(|| parts.uri.clone());
         let map = request.headers_mut();
@@ -159,6 +158,9 @@ impl<'a> UpstreamHead<'a> {
         }
         self.put_added(map);
         self.put_te(map);
+        if self.head.length == BodyLength::Known(0) && reads_body(parts.method.as_str()) {
+            map.entry(CONTENT_LENGTH).or_insert(HeaderValue::from_static("0"));
+        }
         self.upstream.target.set_http2_target(&mut request);
         Ok(request)
     }
@@ -344,7 +346,7 @@ pub(in crate::gateway) fn append_via(version: Version, headers: &mut HeaderMap) 
     headers.append(VIA, HeaderValue::from_static(via(version)));
 }
 
-/// Removes hop-by-hop headers from the response of an upstream with HTTP/2. hyper refuses responses with `Connection`.
+/// Removes hop-by-hop headers from the response of an upstream with HTTP/2. h2 refuses responses with `Connection`.
 pub(in crate::gateway) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let is_hop_by_hop = |name: &&HeaderName| headers::kind(name.as_str()).is_hop_by_hop();
     let found: SmallVec<[HeaderName; 4]> = headers.keys().filter(is_hop_by_hop).cloned().collect();

@@ -1,8 +1,8 @@
-//! Requests to HTTP/1 upstreams that the server of HTTP/1 does not send: those of HTTP/2 clients, health checks, and those for which
-//! an upstream with HTTP/2 was tried first. It also receives the rest of responses whose clients have left.
+//! Requests to HTTP/1 upstreams that the server of HTTP/1 does not send: those of HTTP/2 clients, health checks, and those
+//! for which an upstream with HTTP/2 was tried first. It also receives the rest of responses whose clients have left.
 //!
-//! A request body is sent while the response is read.
-//! If the response begins before the end of the request body, a task relays both: the client may send without reading.
+//! A request body is sent by the same task that waits for the response and passes it on. An upstream may respond before
+//! it has read the request. Then a separate task sends the rest after the end of the response.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -10,14 +10,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::{HeaderMap, Response};
+use http::Response;
 use hyper::body::{Body, Frame, SizeHint};
 
 use super::body::{BodyDecoder, Framing};
 use super::codec::{self, HeadError, HeadUse};
 use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{Failure, Fault};
-use crate::gateway::http2::body::{BodyReader, BodyWriter, Demand, ToUpstream, channel};
+use crate::gateway::http2::body::ToUpstream;
 use crate::gateway::upstream::conn::{Http1Conn, Repeatable};
 use crate::gateway::upstream::{ConnPool, abandoned};
 use crate::gateway::worker::{Scratch, scratch};
@@ -59,11 +59,14 @@ pub(in crate::gateway) async fn receive(
     upload: Option<Upload>,
     (is_head, repeatable): (bool, Repeatable),
     pool: Option<ConnPool>,
-) -> Result<Response<Http1Body>, SendError> {
-    let mut response = Http1Response::new(conn, (BodyDecoder::Length(0), false), pool);
+) -> Result<Response<Box<Http1Response>>, SendError> {
+    let mut response = Http1Response::new(conn, (BodyDecoder::UntilClose, false), pool);
     response.upload = upload;
     match poll_fn(|context| response.poll_head(is_head, context)).await {
-        Ok(head) => Ok(head.map(|()| response.into_body())),
+        Ok(head) => {
+            response.release_if_over();
+            Ok(head.map(|()| Box::new(response)))
+        }
         Err(HeadError { fault, is_silent }) => {
             let may_retry = is_silent && repeatable == Repeatable::Yes;
             Err(SendError { fault, retry: may_retry.then_some(ToUpstream::Empty) })
@@ -73,6 +76,7 @@ pub(in crate::gateway) async fn receive(
 
 /// The rest of a request body.
 pub(in crate::gateway) struct Upload {
+    /// Empty once the connection has all of it.
     body: ToUpstream,
     framing: Framing,
     /// Bounds what is left of the body after the end of the response.
@@ -85,10 +89,25 @@ impl Upload {
         let framing = body.size_hint().exact().map_or(Framing::CHUNKED, Framing::Length);
         (!body.is_empty()).then(|| Self { body, framing, deadline: Arc::clone(deadline) })
     }
+
+    /// Sends the rest after the response. Then the connection can be used again.
+    async fn finish(self, mut conn: Box<Http1Conn>, pool: Option<ConnPool>) {
+        let deadline = Arc::clone(&self.deadline);
+        let mut upload = Some(self);
+        let sent = poll_fn(|context| match poll_upload(&mut upload, &mut conn, context) {
+            Ok(()) if upload.is_some() => Poll::Pending,
+            sent => Poll::Ready(sent),
+        });
+        if let Some(Ok(())) = deadline.limit(Box::pin(sent)).await
+            && let Some(pool) = pool.filter(|_| conn.is_sent())
+        {
+            pool.keep(conn);
+        }
+    }
 }
 
-/// Sends the request body as far as both sides allow. Removes it at its end, or if the upstream does not want the rest.
-/// Trailers are not sent: limits have decided before they arrive, and some servers treat them as headers: uvicorn as
+/// Sends the request body as far as both sides allow. Removes it once it is sent, or if the upstream does not want the
+/// rest. Trailers are not sent: limits have decided before they arrive, and some servers treat them as headers: uvicorn as
 /// those of the same request, aiohttp as those of the next one.
 ///
 /// # Errors
@@ -106,7 +125,11 @@ fn poll_upload(upload: &mut Option<Upload>, conn: &mut Http1Conn, context: &mut 
             }
             Poll::Pending => return Ok(()),
         }
-        let frame = match Pin::new(body).poll_frame(context) {
+        if body.is_empty() {
+            *upload = None;
+            return Ok(());
+        }
+        let frame = match Pin::new(&mut *body).poll_frame(context) {
             Poll::Pending => return Ok(()),
             Poll::Ready(frame) => frame.transpose()?,
         };
@@ -123,7 +146,7 @@ fn poll_upload(upload: &mut Option<Upload>, conn: &mut Http1Conn, context: &mut 
                 if !buffers.out.is_empty() {
                     conn.send_part(&buffers.out, context);
                 }
-                *upload = None;
+                *body = ToUpstream::Empty;
             }
         }
     }
@@ -146,25 +169,16 @@ pub(in crate::gateway) struct Http1Response {
     pool: Option<ConnPool>,
 }
 
-/// The body of a response.
-pub(in crate::gateway) enum Http1Body {
-    Direct(Box<Http1Response>),
-    /// Relayed by a task, because the request body is sent at the same time.
-    Relayed(BodyReader),
-}
-
-impl Http1Body {
-    /// Continues a response of which a part was passed on.
-    pub(super) fn resume(conn: Box<Http1Conn>, rest: (BodyDecoder, bool), pool: ConnPool) -> Self {
-        let mut response = Http1Response::new(conn, rest, Some(pool));
-        response.release_if_over();
-        Self::Direct(Box::new(response))
-    }
-}
-
 impl Http1Response {
     fn new(conn: Box<Http1Conn>, (rest, stays_open): (BodyDecoder, bool), pool: Option<ConnPool>) -> Self {
         Self { conn: Some(conn), upload: None, first: Bytes::new(), rest, stays_open, pool }
+    }
+
+    /// Continues a response of which a part was passed on.
+    pub(super) fn resume(conn: Box<Http1Conn>, rest: (BodyDecoder, bool), pool: ConnPool) -> Box<Self> {
+        let mut response = Self::new(conn, rest, Some(pool));
+        response.release_if_over();
+        Box::new(response)
     }
 
     /// Sends the request body, and reads the head of the response. Interim responses are skipped.
@@ -201,61 +215,15 @@ impl Http1Response {
         read.map(Result::flatten)
     }
 
-    fn into_body(mut self) -> Http1Body {
-        let Some(upload) = &self.upload else {
-            self.release_if_over();
-            return Http1Body::Direct(Box::new(self));
-        };
-        let deadline = Arc::clone(&upload.deadline);
-        let (writer, reader) = channel(self.bytes_left());
-        abandoned::spawn(self.relay(writer, deadline));
-        Http1Body::Relayed(reader)
-    }
-
-    /// Relays the rest of the request and the response. After the end of the response, the upstream still gets the rest
-    /// of the request.
-    async fn relay(mut self, writer: BodyWriter, deadline: Arc<UpstreamDeadline>) {
-        let mut trailers = HeaderMap::new();
-        let relayed = poll_fn(|context| {
-            loop {
-                self.send_upload(context)?;
-                if ready!(writer.poll_demand(context)) == Demand::Unwanted {
-                    return Poll::Ready(Err(Failure::BodyBroken));
-                }
-                match ready!(self.poll_frame(context)).transpose()? {
-                    None => return Poll::Ready(Ok(())),
-                    Some(frame) => match frame.into_data() {
-                        Ok(data) => writer.send(data),
-                        Err(frame) => trailers = frame.into_trailers().unwrap_or_default(),
-                    },
-                }
+    /// Sends more of the request body. If the body breaks off, the connection is closed: the upstream must get no end of
+    /// it.
+    pub(in crate::gateway) fn poll_upload(&mut self, context: &mut Context<'_>) {
+        if let Some(conn) = self.conn.as_mut().filter(|_| self.upload.is_some()) {
+            match poll_upload(&mut self.upload, conn, context) {
+                Ok(()) => self.release_if_over(),
+                Err(_) => (self.conn, self.upload) = (None, None),
             }
-        });
-        if relayed.await.is_err() {
-            return writer.fail(Failure::BodyBroken);
         }
-        writer.end(trailers);
-        let sent = poll_fn(|context| {
-            if self.send_upload(context).is_err() || self.conn.is_none() {
-                return Poll::Ready(false);
-            }
-            if self.upload.is_some() { Poll::Pending } else { self.poll_flushed(context) }
-        });
-        if deadline.limit(Box::pin(sent)).await == Some(true) {
-            self.release_if_over();
-        }
-    }
-
-    fn send_upload(&mut self, context: &mut Context<'_>) -> Result<(), Failure> {
-        match &mut self.conn {
-            Some(conn) => poll_upload(&mut self.upload, conn, context),
-            None => Ok(()),
-        }
-    }
-
-    /// Returns ready once the request was sent, or with false if it cannot be.
-    fn poll_flushed(&mut self, context: &mut Context<'_>) -> Poll<bool> {
-        self.conn.as_mut().map_or(Poll::Ready(false), |conn| conn.poll_send(context).map(|sent| sent.is_ok()))
     }
 
     /// Returns the connection to its pool once the response and the request are over. A connection whose request was
@@ -272,23 +240,16 @@ impl Http1Response {
             pool.keep(conn);
         }
     }
+}
 
-    fn bytes_left(&self) -> Option<u64> {
-        match &self.rest {
-            BodyDecoder::Length(left) => Some(left + self.first.len() as u64),
-            _ => None,
-        }
-    }
+impl Body for Http1Response {
+    type Data = Bytes;
+    type Error = Failure;
 
-    fn is_over(&self) -> bool {
-        // The trailers end in an empty line, even if there are none.
-        let has_trailers = self.rest.trailers().len() > b"\r\n".len();
-        self.first.is_empty() && self.rest.is_over() && !has_trailers
-    }
-
-    fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
+        self.poll_upload(context);
         loop {
-            let Self { first, rest, stays_open, .. } = self;
+            let Self { conn, first, rest, stays_open, .. } = &mut *self;
             if !first.is_empty() {
                 return Poll::Ready(Some(Ok(Frame::data(std::mem::take(first)))));
             }
@@ -298,7 +259,7 @@ impl Http1Response {
                     Err(_ambiguity) => Some(Err(Failure::InvalidResponse)),
                 });
             }
-            let Some(conn) = &mut self.conn else { return Poll::Ready(Some(Err(Failure::Disconnected))) };
+            let Some(conn) = conn else { return Poll::Ready(Some(Err(Failure::Disconnected))) };
             // Some upstreams respond before they have read the whole request.
             _ = conn.poll_send(context);
             let mut scratch = scratch();
@@ -316,31 +277,28 @@ impl Http1Response {
             self.release_if_over();
         }
     }
-}
-
-impl Body for Http1Body {
-    type Data = Bytes;
-    type Error = Failure;
-
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
-        match &mut *self {
-            Self::Direct(response) => response.poll_frame(context),
-            Self::Relayed(reader) => reader.poll_frame(context),
-        }
-    }
 
     fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Direct(response) => response.is_over(),
-            Self::Relayed(reader) => reader.is_empty(),
-        }
+        // The trailers end in an empty line, even if there are none.
+        let has_trailers = self.rest.trailers().len() > b"\r\n".len();
+        self.first.is_empty() && self.rest.is_over() && !has_trailers
     }
 
     fn size_hint(&self) -> SizeHint {
-        let left = match self {
-            Self::Direct(response) => response.bytes_left(),
-            Self::Relayed(reader) => reader.bytes_left(),
-        };
-        left.map_or_else(SizeHint::default, SizeHint::with_exact)
+        match &self.rest {
+            BodyDecoder::Length(left) => SizeHint::with_exact(left + self.first.len() as u64),
+            _ => SizeHint::default(),
+        }
+    }
+}
+
+impl Drop for Http1Response {
+    fn drop(&mut self) {
+        let pool = self.pool.take().filter(|_| self.stays_open);
+        if self.rest.is_over()
+            && let Some((conn, upload)) = self.conn.take().zip(self.upload.take())
+        {
+            abandoned::spawn(upload.finish(conn, pool));
+        }
     }
 }

@@ -6,8 +6,8 @@
 //!
 //! ADR 14 and 32 call it the lane.
 //!
-//! Deliberately not here: HTTP/2. A client that begins with its preface is passed on, and upstreams with HTTP/2 get
-//! their requests from hyper's client.
+//! Deliberately not here: HTTP/2. A client that begins with its preface is passed on, and requests to upstreams with
+//! HTTP/2 are converted.
 
 mod client_io;
 mod forward;
@@ -70,10 +70,10 @@ pub(in crate::gateway) struct Http1Server<'a> {
     saved: Vec<u8>,
     /// The unwritten rest of a response.
     unsent: Vec<u8>,
-    /// The same bytes in the buffer budget.
+    /// Bytes that were written and may still be in the buffer of TLS.
+    unflushed: usize,
+    /// `unsent` and `unflushed` in the buffer budget.
     unsent_held: BufferedBytes,
-    /// Whether all written bytes have left the stream's buffer.
-    is_flushed: bool,
     /// Whether the client does not read.
     is_blocked: bool,
     /// Whether the last read returned bytes.
@@ -148,7 +148,7 @@ impl<'a> Http1Server<'a> {
             saved: Vec::new(),
             unsent: Vec::new(),
             unsent_held: BufferedBytes::none(client),
-            is_flushed: true,
+            unflushed: 0,
             is_blocked: false,
             has_read: false,
             is_last: false,

@@ -1,5 +1,5 @@
-//! Bodies of requests and responses, between hyper and the rest of the gateway. Nothing is buffered here, so that each side
-//! is read only as fast as the other side is written.
+//! Bodies of requests and responses that are not forwarded from HTTP/1 to HTTP/1. Nothing is buffered here, so that each
+//! side is read only as fast as the other side is written.
 //!
 //! The body of an HTTP/1 request passes from its connection to the task that sends it through a channel, piece by piece.
 //! The connection adds a piece only once the task waits for one, so at most one read is buffered.
@@ -11,28 +11,32 @@ use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode};
-use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Sleep, sleep};
 use tollgate::rules::file::internal::UnderscoreHeaders;
 
-use super::set_read_deadline;
+use super::sender::Http2Response;
+use super::stream::StreamBody;
 use crate::gateway::buffer_budget::{Overloaded, STEP_BYTES};
 use crate::gateway::client::{BufferedBytes, Client, SEND_BUFFER_BYTES};
-use crate::gateway::deadline::{NEVER, UpstreamDeadline, Wait};
+use crate::gateway::deadline::{UpstreamDeadline, Wait};
 use crate::gateway::failure::Failure;
 use crate::gateway::head::headers::{Edits, screen_request_trailers};
 use crate::gateway::http1::body::screen_response_trailers;
-use crate::gateway::http1::sender::Http1Body;
+use crate::gateway::http1::sender::Http1Response;
 use crate::gateway::proxy::{ProxyRequest, UpstreamProgress};
 
 /// The size of the pieces of an HTTP/2 response. The write timeout applies to each piece, so that a slow client still
 /// gets everything: half a kilobyte per second is enough. It is the default frame size.
 const PIECE_BYTES: usize = 16 << 10;
 
+/// The maximum length of a response of the gateway that is sent whole, without a task: most are shorter.
+const MAX_SHORT_BYTES: usize = 2048;
+
 /// A request body as the client's connection passes it on.
 pub(in crate::gateway) enum ClientBody {
     /// A stream of HTTP/2.
-    Http2(Incoming),
+    Http2(StreamBody),
     /// The body of an HTTP/1 request.
     Http1(BodyReader),
 }
@@ -43,33 +47,32 @@ impl Body for ClientBody {
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
         match &mut *self {
-            Self::Http2(body) => {
-                let frame = Pin::new(body).poll_frame(context);
-                frame.map(|frame| frame.map(|frame| frame.map_err(|_error| Failure::BodyBroken)))
-            }
+            // A client that resets the stream does not send the rest, whatever the reason.
+            Self::Http2(body) => body.poll_frame(context).map_err(|_error| Failure::BodyBroken),
             Self::Http1(body) => body.poll_frame(context),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
-            Self::Http2(body) => body.is_end_stream(),
+            Self::Http2(body) => body.is_empty(),
             Self::Http1(body) => body.is_empty(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Http2(body) => body.size_hint(),
-            Self::Http1(body) => body.bytes_left().map_or_else(SizeHint::default, SizeHint::with_exact),
-        }
+        let left = match self {
+            Self::Http2(body) => body.bytes_left(),
+            Self::Http1(body) => body.bytes_left(),
+        };
+        left.map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 }
 
 /// A request body for an upstream.
 pub(in crate::gateway) enum ToUpstream {
     Empty,
-    /// Boxed, because a connection to an upstream allocates room for 32 requests.
+    /// Boxed, because most requests have no body.
     Upload(Box<ClientUpload>),
 }
 
@@ -95,12 +98,6 @@ pub(in crate::gateway) struct ClientUpload {
 struct Reader {
     deadline: Arc<UpstreamDeadline>,
     timeout: Wait,
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        self.deadline.drop_body();
-    }
 }
 
 impl ToUpstream {
@@ -143,7 +140,6 @@ impl ToUpstream {
     pub(in crate::gateway) fn read_by(&mut self, deadline: &Arc<UpstreamDeadline>, timeout: Wait) {
         deadline.set(timeout);
         if let Self::Upload(upload) = self {
-            deadline.hold_body();
             upload.upstream = Some(Reader { deadline: Arc::clone(deadline), timeout });
         }
     }
@@ -398,7 +394,7 @@ impl Drop for BodyReader {
 /// A response body for a client.
 pub(in crate::gateway) struct ToClient {
     source: Source,
-    /// Bytes that were received but not yet passed to hyper.
+    /// Bytes that were received but not yet passed on.
     rest: Bytes,
     /// Bytes that are buffered while the client does not read.
     buffered: Option<BufferedBytes>,
@@ -415,10 +411,19 @@ enum Source {
     Upstream(UpstreamBody),
 }
 
-/// The body of an upstream's response.
+/// The body of an upstream's response, and the rest of the request.
 pub(in crate::gateway) enum UpstreamBody {
-    Http1(Http1Body),
-    Http2(Incoming),
+    Http1(Box<Http1Response>),
+    Http2(Http2Response),
+}
+
+impl UpstreamBody {
+    fn poll_upload(&mut self, context: &mut Context<'_>) {
+        match self {
+            Self::Http1(response) => response.poll_upload(context),
+            Self::Http2(response) => response.poll_upload(context),
+        }
+    }
 }
 
 impl Body for UpstreamBody {
@@ -427,25 +432,22 @@ impl Body for UpstreamBody {
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
         match &mut *self {
-            Self::Http1(body) => Pin::new(body).poll_frame(context),
-            Self::Http2(body) => {
-                let frame = Pin::new(body).poll_frame(context);
-                frame.map(|frame| frame.map(|frame| frame.map_err(|_error| Failure::Disconnected)))
-            }
+            Self::Http1(response) => Pin::new(response).poll_frame(context),
+            Self::Http2(response) => Pin::new(response).poll_frame(context),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
-            Self::Http1(body) => body.is_end_stream(),
-            Self::Http2(body) => body.is_end_stream(),
+            Self::Http1(response) => response.is_end_stream(),
+            Self::Http2(response) => response.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Self::Http1(body) => body.size_hint(),
-            Self::Http2(body) => body.size_hint(),
+            Self::Http1(response) => response.size_hint(),
+            Self::Http2(response) => response.size_hint(),
         }
     }
 }
@@ -468,6 +470,22 @@ impl ToClient {
         is_written.then(|| std::mem::take(&mut self.rest).len())
     }
 
+    /// Returns the length of a body that the gateway wrote, if it is short.
+    pub(in crate::gateway) fn short_bytes(&self) -> Option<usize> {
+        Some(self.rest.len()).filter(|length| self.is_local() && *length <= MAX_SHORT_BYTES)
+    }
+
+    /// Takes a whole body that the gateway wrote.
+    pub(in crate::gateway) fn take_all(&mut self) -> Bytes {
+        self.request.sent_bytes += self.rest.len() as u64;
+        std::mem::take(&mut self.rest)
+    }
+
+    /// Returns how many bytes of it were passed on.
+    pub(in crate::gateway) fn sent_bytes(&self) -> u64 {
+        self.request.sent_bytes
+    }
+
     /// Returns whether the gateway wrote it.
     pub(in crate::gateway) fn is_local(&self) -> bool {
         matches!(self.source, Source::Local)
@@ -488,13 +506,20 @@ impl ToClient {
         self.request.status = Some(status);
     }
 
-    /// Splits off the next piece, and starts the client's deadline for reading it.
+    /// Sends more of the request to the upstream. A client may send without reading the response, so this is called
+    /// while the client does not read, too.
+    pub(in crate::gateway) fn poll_upload(&mut self, context: &mut Context<'_>) {
+        if let Source::Upstream(body) = &mut self.source {
+            body.poll_upload(context);
+        }
+    }
+
+    /// Splits off the next piece.
     fn next_piece(&mut self) -> Result<Frame<Bytes>, Failure> {
         let client = &self.request.client;
         let mut bytes = self.rest.len();
         if client.is_http2() {
             bytes = bytes.min(PIECE_BYTES);
-            set_read_deadline(client.ticks.after(client.timeouts.write));
         }
         self.request.sent_bytes += bytes as u64;
         let piece = self.rest.split_to(bytes);
@@ -528,14 +553,13 @@ impl Body for ToClient {
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
         let this = &mut *self;
         if !this.rest.is_empty() {
+            this.poll_upload(context);
             return Poll::Ready(Some(this.next_piece()));
         }
         match &mut this.source {
             Source::Local => Poll::Ready(None),
             Source::Upstream(body) => match Pin::new(body).poll_frame(context) {
                 Poll::Pending => {
-                    // The client waits for the upstream.
-                    set_read_deadline(NEVER);
                     let Some(attempt) = &this.request.upstream else { return Poll::Pending };
                     let stall = this.stall.get_or_insert_with(|| Box::pin(sleep(attempt.timeout.duration())));
                     ready!(stall.as_mut().poll(context));
@@ -579,7 +603,6 @@ impl Body for ToClient {
     fn size_hint(&self) -> SizeHint {
         match &self.source {
             Source::Local => SizeHint::with_exact(self.rest.len() as u64),
-            // hyper asks for this before it reads the body.
             Source::Upstream(body) => body.size_hint(),
         }
     }

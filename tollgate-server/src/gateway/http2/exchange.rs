@@ -1,23 +1,26 @@
 //! The requests of HTTP/2 clients, on their way through the pipeline. Requests of HTTP/1 to upstreams with HTTP/2 are
 //! forwarded here, too.
 
-use std::convert::Infallible;
-use std::future::{Ready, ready};
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Poll, ready};
 
 use bytes::Bytes;
-use futures_util::future::Either;
-use http::header::CONTENT_LENGTH;
+use h2::server::SendResponse;
+use h2::{Reason, RecvStream};
+use http::header::{CONNECTION, CONTENT_LENGTH, DATE};
 use http::request::Parts;
 use http::{Method, Request, Response};
 use http_body_util::BodyExt;
-use hyper::body::{Body, Incoming};
-use hyper::service::Service;
+use hyper::body::Body;
+use tokio::time::timeout;
 use tollgate::{Check, Outcome};
 
 use super::body::{ClientBody, ToClient, ToUpstream};
+use super::stream::{BodySender, StreamBody};
 use crate::gateway::client::{BufferedBytes, Client};
+use crate::gateway::deadline::Alarm;
 use crate::gateway::failure::Failure;
 use crate::gateway::head::headers::{HeaderBuffer, X_REQUEST_ID};
 use crate::gateway::head::{BodyLength, RequestHead, join_cookies};
@@ -33,33 +36,132 @@ pub(in crate::gateway) struct Exchange {
     pub(in crate::gateway) client: Arc<Client>,
 }
 
-type ServiceResult = Result<Response<ToClient>, Infallible>;
-
-/// A response that is available at once, as refusals are, or one that an upstream or a remote store delays. The latter is
-/// boxed, because hyper moves the future. Boxing the former would allocate for every refusal.
-type ResponseFuture = Either<Ready<ServiceResult>, Pin<Box<dyn Future<Output = ServiceResult> + Send>>>;
-
-impl Service<Request<Incoming>> for Exchange {
-    type Response = Response<ToClient>;
-    type Error = Infallible;
-    type Future = ResponseFuture;
-
-    fn call(&self, request: Request<Incoming>) -> ResponseFuture {
+impl Exchange {
+    /// Serves a request. A response that is available at once, as refusals are, is sent at once. Otherwise a task serves
+    /// the request.
+    pub(super) fn serve(&self, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
         let is_head = request.method() == Method::HEAD;
-        match self.begin(request) {
-            Ok(response) => Either::Left(ready(Ok(finished(response, is_head)))),
+        let (parts, stream) = request.into_parts();
+        let body = ClientBody::Http2(StreamBody::new(stream, &parts.headers));
+        match self.begin(parts, body) {
+            Ok(response) => {
+                if let Some(response) = send_head(&self.client, response, is_head, respond) {
+                    tokio::spawn(response.send());
+                }
+            }
             Err((allowed, checked)) => {
-                let this = self.clone();
-                Either::Right(Box::pin(async move {
-                    let response = match allowed {
+                let (this, client) = (self.clone(), Arc::clone(&self.client));
+                // Boxed, because it is large, and freed once the response begins.
+                let answer = Box::pin(async move {
+                    match allowed {
                         Checked::Allowed(outcome, action) => this.pass(outcome, action, checked).await,
                         // Boxed: the future is larger with a remote store, and other requests need no room for it.
                         Checked::Pending(check) => Box::pin(this.after_check(check, checked)).await,
-                    };
-                    Ok(finished(response, is_head))
-                }))
+                    }
+                });
+                tokio::spawn(send_answer(client, answer, is_head, respond));
             }
         }
+    }
+}
+
+/// Waits for the response and sends it, unless the client resets the stream before.
+async fn send_answer(
+    client: Arc<Client>,
+    mut answer: Pin<Box<impl Future<Output = Response<ToClient>>>>,
+    is_head: bool,
+    mut respond: SendResponse<Bytes>,
+) {
+    let response = poll_fn(|context| match respond.poll_reset(context) {
+        Poll::Ready(_) => Poll::Ready(None),
+        Poll::Pending => answer.as_mut().poll(context).map(Some),
+    });
+    let Some(response) = response.await else { return };
+    drop(answer);
+    if let Some(response) = send_head(&client, response, is_head, respond) {
+        response.send().await;
+    }
+}
+
+/// Sends the head of a response, and its body if that is short. Returns the rest.
+fn send_head(
+    client: &Arc<Client>,
+    response: Response<ToClient>,
+    is_head: bool,
+    mut respond: SendResponse<Bytes>,
+) -> Option<ResponseSender> {
+    let (mut parts, mut body) = response.into_parts();
+    body.answers_with(parts.status);
+    if let Some(id) = body.request_id() {
+        parts.headers.insert(X_REQUEST_ID, id.clone());
+    }
+    if is_head && let Some(length) = body.take_written() {
+        parts.headers.entry(CONTENT_LENGTH).or_insert_with(|| length.into());
+    }
+    if body.is_local() {
+        // HTTP/2 has no such header.
+        parts.headers.remove(CONNECTION);
+    }
+    parts.headers.entry(DATE).or_insert_with(|| scratch().buffers.date.value(client.ticks.now()));
+    let is_over = body.is_end_stream();
+    if !is_over && let Some(length) = body.size_hint().exact() {
+        parts.headers.entry(CONTENT_LENGTH).or_insert_with(|| length.into());
+    }
+    let Ok(mut stream) = respond.send_response(Response::from_parts(parts, ()), is_over) else {
+        // The client has left, or the head is not valid in HTTP/2.
+        respond.send_reset(Reason::INTERNAL_ERROR);
+        return None;
+    };
+    if is_over {
+        return None;
+    }
+    if let Some(length) = body.short_bytes() {
+        stream.reserve_capacity(length);
+        // Otherwise the client has to read first, with a deadline.
+        if stream.capacity() >= length {
+            _ = stream.send_data(body.take_all(), true);
+            return None;
+        }
+    }
+    Some(ResponseSender { sender: BodySender::new(stream), body, client: Arc::clone(client) })
+}
+
+/// A response whose head was sent.
+struct ResponseSender {
+    sender: BodySender,
+    body: ToClient,
+    client: Arc<Client>,
+}
+
+impl ResponseSender {
+    /// Sends the body. The client has a deadline to read each piece.
+    ///
+    /// A client can stall one response while it reads the others, so the socket does not show it. A stream that is late
+    /// is reset, and the others go on.
+    async fn send(self) {
+        let Self { mut sender, mut body, client } = self;
+        let (ticks, mut alarm) = (&client.ticks, None::<Alarm>);
+        let mut read_by = ticks.after(client.timeouts.write);
+        poll_fn(|context| {
+            let before = body.sent_bytes();
+            // If it fails, the client has left, or the stream is reset.
+            if sender.poll_send(&mut body, context).is_ready() {
+                return Poll::Ready(());
+            }
+            if body.sent_bytes() != before {
+                read_by = ticks.after(client.timeouts.write);
+            }
+            if !sender.awaits_peer() {
+                // The client waits for the upstream.
+                return Poll::Pending;
+            }
+            // The client may send its body before it reads the response.
+            body.poll_upload(context);
+            ready!(alarm.get_or_insert_with(Alarm::new).poll_passed(read_by, ticks, context));
+            sender.reset(Reason::CANCEL);
+            Poll::Ready(())
+        })
+        .await;
     }
 }
 
@@ -97,9 +199,7 @@ enum Checked {
 impl Exchange {
     /// Returns the response if it is available at once. Otherwise returns the request with its check.
     #[expect(clippy::result_large_err, reason = "not an error, and boxed at once")]
-    fn begin(&self, request: Request<Incoming>) -> Result<Response<ToClient>, (Checked, CheckedRequest)> {
-        let (mut parts, body) = request.into_parts();
-        let body = ClientBody::Http2(body);
+    fn begin(&self, mut parts: Parts, body: ClientBody) -> Result<Response<ToClient>, (Checked, CheckedRequest)> {
         join_cookies(&mut parts.headers);
         let mut scratch = scratch();
         let Scratch { buffers, current, .. } = &mut *scratch;
@@ -210,12 +310,16 @@ impl Exchange {
         let client = Arc::clone(&self.client);
         tokio::spawn(async move {
             let (mut body, mut left) = (ToUpstream::new(body, &client, u64::MAX, None), MAX_DRAINED_BYTES);
-            while let Some(Ok(frame)) = body.frame().await {
-                match left.checked_sub(frame.data_ref().map_or(0, Bytes::len)) {
-                    Some(rest) => left = rest,
-                    None => return,
+            let drained = async {
+                while let Some(Ok(frame)) = body.frame().await {
+                    match left.checked_sub(frame.data_ref().map_or(0, Bytes::len)) {
+                        Some(rest) => left = rest,
+                        None => return,
+                    }
                 }
-            }
+            };
+            // In all: a client that sends a byte now and then would hold the stream for long.
+            _ = timeout(client.timeouts.body.duration(), drained).await;
         });
     }
 }
@@ -242,21 +346,8 @@ async fn collect(mut body: ToUpstream) -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(&content).into_owned())
 }
 
-/// Applies the changes that all responses need.
-fn finished(mut response: Response<ToClient>, is_head: bool) -> Response<ToClient> {
-    let status = response.status();
-    response.body_mut().answers_with(status);
-    if let Some(id) = response.body().request_id().cloned() {
-        response.headers_mut().insert(X_REQUEST_ID, id);
-    }
-    if is_head && let Some(length) = response.body_mut().take_written() {
-        response.headers_mut().entry(CONTENT_LENGTH).or_insert_with(|| length.into());
-    }
-    response
-}
-
 /// Bounds on the memory of a request while its client uploads slowly. A client decides how many uploads it starts and how
-/// long they take, so each must be small. hyper adds two buffers of 8 KiB per side.
+/// long they take, so each must be small.
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -264,13 +355,6 @@ mod tests {
     /// Returns the size of the future that a function returns.
     fn future_bytes<A, F: Future>(_: impl FnOnce(A) -> F) -> usize {
         size_of::<F>()
-    }
-
-    #[test]
-    fn a_connection_to_an_upstream_allocates_little_room_for_requests() {
-        // hyper's channel has 32 slots from the start.
-        let bytes = 32 * size_of::<Request<ToUpstream>>();
-        assert!(bytes <= 8 << 10, "{bytes} bytes");
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! Forwards requests to upstreams and returns their responses.
 
-use std::error::Error as _;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -9,16 +8,17 @@ use std::task::{Context, Poll, ready};
 use http::header::{Entry, LOCATION};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery};
-use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
-use hyper::client::conn::TrySendError;
+use http::{HeaderValue, Method, Response, StatusCode, Uri, Version};
 use tollgate::rules::file::internal::UpstreamHeader;
 use tollgate::{InFlightPermit, Outcome};
 
 use super::body::{ToClient, ToUpstream, UpstreamBody};
 use super::exchange::{Exchange, ReceivedRequest, with_head};
+use super::sender as http2_sender;
+use super::sender::Fallback;
 use crate::gateway::deadline::UpstreamDeadline;
-use crate::gateway::failure::{ConnectError, Failure, Fault};
-use crate::gateway::head::upstream_head::{UpstreamHead, append_via, remove_hop_by_hop};
+use crate::gateway::failure::{Failure, Fault};
+use crate::gateway::head::upstream_head::{UpstreamHead, append_via};
 use crate::gateway::head::{BodyLength, reads_body};
 use crate::gateway::http1::sender::{self, SendError, Upload};
 use crate::gateway::local_response;
@@ -29,8 +29,6 @@ use crate::gateway::upstream::RouteUpstream;
 use crate::gateway::upstream::abandoned::{self, Abandoned};
 use crate::gateway::upstream::conn::Repeatable;
 use crate::gateway::upstream::connect::{self, ConnUse, UpstreamConn};
-use crate::gateway::upstream::http2_pool::StreamPermit;
-use crate::gateway::upstream::tls::TlsFault;
 
 /// A response, and the attempt that it answers.
 type Answered = (Response<UpstreamBody>, UpstreamAttempt);
@@ -64,7 +62,7 @@ impl Exchange {
         }
         request.is_upstreams = true;
         let (mut parts, body) = answered.into_parts();
-        // hyper sets the version that it speaks with the client.
+        // The client gets its own version.
         let version = std::mem::replace(&mut parts.version, Version::HTTP_11);
         if site.adds_header(UpstreamHeader::Via) {
             append_via(version, &mut parts.headers);
@@ -170,30 +168,22 @@ impl Exchange {
                 };
                 self.await_response(sending, deadline, (attempt, request)).await
             }
-            UpstreamConn::H2(mut sender, stream_permit) => {
-                let fallback = Fallback::of(route, stream_permit.has_answered());
-                attempt.stream_permit = Some(stream_permit);
+            UpstreamConn::H2(sender, permit) => {
+                let fallback = Fallback::of(route, permit.has_answered());
                 if !body.is_empty() {
                     copy_text(parts);
                 }
                 let filter = request.site.header_filter(self.client.address.ip());
                 let length = BodyLength::of(&body);
-                let head = self.with_upstream_head((parts, length), to, (outcome, request), |head| {
-                    head.to_http2(parts, &filter, body)
-                });
-                let sent = head.map_err(SendError::failed)?;
+                let head = self
+                    .with_upstream_head((parts, length), to, (outcome, request), |head| head.to_http2(parts, &filter));
+                let sent = (head.map_err(SendError::failed)?, body);
+                let until = Arc::clone(&deadline);
                 let sending = async move {
-                    match sender.try_send_request(sent).await {
-                        Ok(mut response) => {
-                            remove_hop_by_hop(response.headers_mut());
-                            Ok(response.map(UpstreamBody::Http2))
-                        }
-                        Err(error) => Err(failed(error, repeatable, fallback)),
-                    }
+                    let answer = http2_sender::send((sender, permit), sent, until, (repeatable, fallback)).await;
+                    answer.map(|response| response.map(UpstreamBody::Http2))
                 };
-                let answered = Box::pin(self.await_response(sending, deadline, (attempt, request))).await?;
-                answered.1.stream_permit.iter().for_each(StreamPermit::note_answered);
-                Ok(answered)
+                Box::pin(self.await_response(sending, deadline, (attempt, request))).await
             }
         }
     }
@@ -229,10 +219,7 @@ impl Exchange {
                     PermittedRequest::new(sending, (attempt, permit), Arc::clone(&deadline), &self.worker.tally);
                 match deadline.limit(poll_fn(|context| sent.poll_start(context))).await {
                     None => return late(),
-                    Some(Err(failure)) => {
-                        sent.note_broken_body(failure);
-                        return Err(SendError::failed(failure));
-                    }
+                    Some(Err(failure)) => return Err(SendError::failed(failure)),
                     Some(Ok(answered)) => {
                         let Some((returned, permit)) = sent.into_parts() else {
                             return Err(SendError::failed(Failure::Disconnected));
@@ -270,88 +257,6 @@ fn copy_text(parts: &mut Parts) {
     parts.uri = Uri::from_parts(uri).unwrap_or_default();
 }
 
-/// Returns the error of a request over HTTP/2 that could not be sent or got no valid response. A request that was not
-/// sent can be retried. A repeatable one that was sent can be retried if another upstream may get it, if the upstream
-/// has not processed it, or if it was lost with a connection that had worked before: the upstream may have been closing
-/// that. It is not retried if its response was invalid: it would be the same again.
-fn failed(mut error: TrySendError<Request<ToUpstream>>, repeatable: Repeatable, fallback: Fallback) -> SendError {
-    let unsent = error.take_message().map(Request::into_body);
-    let error = error.error();
-    let is_retried = repeatable == Repeatable::Yes
-        && match (h2_error(error), fallback) {
-            (_, Fallback::OtherUpstream) => true,
-            (Some(error), _) if error.reason() == Some(h2::Reason::REFUSED_STREAM) => true,
-            // The upstream closes the connection, and has not processed the streams that end with this.
-            (Some(error), _) if error.is_go_away() && error.is_remote() => error.reason() == Some(h2::Reason::NO_ERROR),
-            (Some(error), _) if error.is_reset() => false,
-            (_, fallback) => fallback == Fallback::NewConnection,
-        };
-    let again = is_retried.then_some(ToUpstream::Empty);
-    let hung_up = || match TlsFault::of_connection(error) {
-        Some(fault) => ConnectError::Tls(fault).into(),
-        None => Fault::from(Failure::Disconnected),
-    };
-    let (fault, retry) = match RejectedHead::of(error) {
-        _ if unsent.is_some() => (hung_up(), unsent),
-        Some(RejectedHead::OfThisRequest) => (Failure::ResponseHeadRefused.into(), None),
-        Some(RejectedHead::OfAnotherRequest) => (Failure::ResponseHeadTooLong.into(), again),
-        None => (hung_up(), again),
-    };
-    SendError { fault, retry }
-}
-
-/// What may serve a request that was lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fallback {
-    OtherUpstream,
-    /// The only upstream, on a new connection.
-    NewConnection,
-    /// Nothing: the connection to the only upstream was new, and the request may be what broke it.
-    Nothing,
-}
-
-impl Fallback {
-    fn of(route: &Route, is_reused: bool) -> Self {
-        match is_reused {
-            _ if route.has_several() => Self::OtherUpstream,
-            true => Self::NewConnection,
-            false => Self::Nothing,
-        }
-    }
-}
-
-fn h2_error(error: &hyper::Error) -> Option<&h2::Error> {
-    error.source()?.downcast_ref()
-}
-
-/// The response whose head our HTTP/2 implementation rejected.
-enum RejectedHead {
-    /// The response to this request. An oversized head and an invalid one look the same here.
-    OfThisRequest,
-    /// A response on the same connection, oversized enough to end the connection. It is unknown which
-    /// request it belongs to.
-    OfAnotherRequest,
-}
-
-impl RejectedHead {
-    fn of(error: &hyper::Error) -> Option<Self> {
-        let error = h2_error(error)?;
-        match error.reason()? {
-            _ if !error.is_library() => None,
-            h2::Reason::PROTOCOL_ERROR if error.is_reset() => Some(Self::OfThisRequest),
-            // There are other causes for this reason, and only the message distinguishes them.
-            h2::Reason::ENHANCE_YOUR_CALM if error.is_go_away() => {
-                let text = error.to_string();
-                TOO_LONG.iter().any(|reason| text.contains(reason)).then_some(Self::OfAnotherRequest)
-            }
-            _ => None,
-        }
-    }
-}
-
-/// The messages of h2 when it ends a connection because of an oversized head.
-const TOO_LONG: [&str; 2] = ["header_list_way_too_large", "too_many_continuations"];
-
 type SendResult = Result<Response<UpstreamBody>, SendError>;
 type Sending = Pin<Box<dyn Future<Output = SendResult> + Send>>;
 
@@ -377,10 +282,6 @@ impl PermittedRequest {
 
     /// Returns the response once it has begun, or the reason why the client gets none.
     fn poll_start(&mut self, context: &mut Context<'_>) -> Poll<Result<SendResult, Failure>> {
-        self.deadline.wake_on_body_failure(context.waker());
-        if let Some(failure) = self.deadline.body_failure() {
-            return Poll::Ready(Err(failure));
-        }
         let Some(sending) = &mut self.sending else { return Poll::Pending };
         let answer = ready!(sending.as_mut().poll(context));
         self.sending = None;
@@ -393,11 +294,6 @@ impl PermittedRequest {
     /// Takes the upstream and the permit of a request whose answer has begun.
     fn into_parts(mut self) -> Option<(UpstreamAttempt, InFlightPermit)> {
         Some((self.attempt.take()?, self.permit.take()?))
-    }
-
-    /// Marks the client's body as broken off, so that the connection is closed at once.
-    fn note_broken_body(&self, failure: Failure) {
-        self.deadline.note_body_failure(failure);
     }
 }
 
@@ -435,7 +331,7 @@ mod tests {
     #[test]
     fn copied_head_does_not_hold_the_buffer_of_its_connection() {
         let buffer = Bytes::from(b"/a?b example.com".to_vec());
-        let mut parts = Request::new(()).into_parts().0;
+        let mut parts = http::Request::new(()).into_parts().0;
         parts.uri = Uri::from_maybe_shared(buffer.slice(..4)).unwrap();
         parts.headers.insert("x-host", HeaderValue::from_maybe_shared(buffer.slice(5..)).unwrap());
         assert!(!buffer.is_unique());

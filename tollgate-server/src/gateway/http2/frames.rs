@@ -5,7 +5,7 @@
 //! each piece of a response. A connection that carries nothing else is closed with `GOAWAY` (`ENHANCE_YOUR_CALM`).
 //! Until then it takes turns with the others of its worker.
 //!
-//! Only the nine-byte header of each frame is read. Deliberately not here: the meaning of frames, which is up to hyper.
+//! Only the nine-byte header of each frame is read. Deliberately not here: the meaning of frames, which is up to h2.
 
 use crate::gateway::deadline::Tick;
 
@@ -90,11 +90,6 @@ impl Frames {
     pub(crate) fn new(now: Tick) -> Self {
         let from_client = FrameParser { skipped: PREFACE_BYTES, ..FrameParser::default() };
         Self { from_client, to_client: FrameParser::default(), credit: MAX_CREDIT, paid_until: now, in_turn: 0 }
-    }
-
-    /// Returns whether the bytes read so far end at the end of a frame.
-    pub(super) fn is_between_frames(&self) -> bool {
-        self.from_client.is_between_frames()
     }
 
     /// Counts frames received from the client. If there are too many cheap ones, returns the number of bytes up to the
@@ -194,7 +189,7 @@ mod tests {
                 good.map(|good| before - bytes.len() + good)
             });
             assert_eq!(ended, Some(wanted), "in pieces of {piece}");
-            assert!(frames.is_between_frames());
+            assert!(frames.from_client.is_between_frames());
         }
     }
 

@@ -20,10 +20,8 @@ use crate::gateway::deadline::{Tick, Ticks, UpstreamDeadline, Wait};
 use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::head::headers::{self, Edits};
 use crate::gateway::tally::RouteTally;
-use crate::gateway::upstream::abandoned;
 use crate::gateway::upstream::conn::{Repeatable, ReusePolicy};
 use crate::gateway::upstream::ejection::EjectPolicy;
-use crate::gateway::upstream::http2_pool::StreamPermit;
 use crate::gateway::upstream::tls::UpstreamTls;
 use crate::gateway::upstream::{ConnPool, EjectionCounts, RouteUpstream, Target, UpstreamAddress, UpstreamProtocol};
 
@@ -345,8 +343,6 @@ pub(in crate::gateway) struct UpstreamAttempt {
     pub(in crate::gateway) upstream: Arc<RouteUpstream>,
     /// The ejections of the upstream before the request was sent.
     pub(in crate::gateway) sent_after: EjectionCounts,
-    /// The stream on a shared connection.
-    pub(in crate::gateway) stream_permit: Option<StreamPermit>,
     /// The state of the client's body, unless the server of HTTP/1 sends it.
     pub(in crate::gateway) deadline: Option<Arc<UpstreamDeadline>>,
     pub(in crate::gateway) timeout: Wait,
@@ -359,7 +355,7 @@ impl UpstreamAttempt {
         upstream.target.begin();
         let Route { timeout, reuse, .. } = *route;
         let sent_after = upstream.ejection_counts();
-        Self { upstream: Arc::clone(upstream), sent_after, stream_permit: None, deadline: None, timeout, reuse, worker }
+        Self { upstream: Arc::clone(upstream), sent_after, deadline: None, timeout, reuse, worker }
     }
 
     /// Returns whether the client's body was cut off, which closes the connection or resets the stream.
@@ -381,11 +377,6 @@ impl UpstreamAttempt {
 impl Drop for UpstreamAttempt {
     fn drop(&mut self) {
         self.upstream.target.end();
-        if let (Some(stream_permit), Some(deadline)) = (self.stream_permit.take(), self.deadline.take())
-            && deadline.holds_body()
-        {
-            abandoned::spawn(stream_permit.hold_for_body(deadline));
-        }
     }
 }
 

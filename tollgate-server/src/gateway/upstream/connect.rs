@@ -18,41 +18,20 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
 
-use hyper::client::conn::http2;
-use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
 use super::conn::{Http1Conn, UpstreamIo, Usage};
-use super::http2_pool::{ConnTasks, Sender, StreamPermit, UNKNOWN_STREAMS};
+use super::http2_pool::{self, Sender, StreamPermit};
 use super::tls::TlsFault;
 use super::{Target, UpstreamProtocol};
 use crate::gateway::client::Client;
 use crate::gateway::deadline::Tick;
 use crate::gateway::failure::{ConnectError, Exhausted};
 use crate::gateway::site::Route;
-use crate::gateway::stream::{INPUT_BYTES, MaybeTls};
+use crate::gateway::stream::MaybeTls;
 use crate::gateway::worker::Worker;
-
-/// The interval of HTTP/2 keep-alive pings, and the timeout of a reply.
-const PING_EVERY: Duration = Duration::from_secs(15);
-const PING_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How much of one response an upstream may send while the client does not read. This is memory that a stalled client
-/// holds.
-const STREAM_WINDOW_BYTES: u32 = 256 << 10;
-
-/// How much an upstream may send for all streams together. More than all streams can hold, so that stalled clients do
-/// not block the others. The maximum of HTTP/2.
-const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
-
-/// How much of each body is buffered while the upstream does not read, in addition to the client's window: two frames,
-/// so that one is available while another is written.
-const SEND_BUFFER_BYTES: usize = 32 << 10;
-
-/// The maximum size of a response head, as in HTTP/1.
-const MAX_HEAD_BYTES: u32 = INPUT_BYTES as u32;
 
 /// The delay before the next address is tried in parallel (RFC 8305, section 5).
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
@@ -150,34 +129,13 @@ async fn open(
             }
             Ok(UpstreamConn::H1(Box::new(Http1Conn::new(io, Usage::new(now, target.origin(ip))))))
         }
-        Dialled::Http2(io, ip) => share(io, ip, target, worker).await,
+        Dialled::Http2(io, ip) => {
+            let opened = http2_pool::handshake(io).await?;
+            let usage = Usage::new(worker.ticks.now(), target.origin(ip));
+            let (sender, permit) = target.http2_pool(worker.number).add(opened, usage, &worker.ticks).await?;
+            Ok(UpstreamConn::H2(sender, permit))
+        }
     }
-}
-
-async fn share(
-    io: UpstreamIo,
-    ip: IpAddr,
-    target: &Target,
-    worker: &Arc<Worker>,
-) -> Result<UpstreamConn, ConnectError> {
-    let tasks = ConnTasks::default();
-    let mut builder = http2::Builder::new(tasks.clone());
-    builder
-        .timer(TokioTimer::new())
-        .keep_alive_interval(PING_EVERY)
-        .keep_alive_timeout(PING_TIMEOUT)
-        .initial_max_send_streams(UNKNOWN_STREAMS)
-        .max_header_list_size(MAX_HEAD_BYTES)
-        .max_send_buf_size(SEND_BUFFER_BYTES)
-        // Not adaptive: that would make both windows the same size, and one stalled stream would fill both.
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
-    let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
-    let (sender, stream_permit) = target
-        .http2_pool(worker.number)
-        .add(sender, (connection, tasks), Usage::new(worker.ticks.now(), target.origin(ip)))
-        .await?;
-    Ok(UpstreamConn::H2(sender, stream_permit))
 }
 
 /// Closes an idle connection, first of those of this worker.

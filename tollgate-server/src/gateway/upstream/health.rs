@@ -10,22 +10,18 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use http::header::{HOST, USER_AGENT};
 use http::{HeaderValue, Request};
-use hyper::client::conn::http2;
-use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tollgate::rules::file::internal::HealthCheckRule;
 
 use super::conn::{Http1Conn, Repeatable, Usage};
-use super::connect::{self, ConnUse, Dialled};
-use super::connect::{UpstreamSlot, UpstreamSlots};
+use super::connect::{self, ConnUse, Dialled, UpstreamSlot, UpstreamSlots};
 use super::ejection::{Cause, Change};
-use super::{RouteUpstream, Target};
+use super::{RouteUpstream, Target, http2_pool};
 use crate::gateway::deadline::{Tick, Ticks, Wait};
 use crate::gateway::failure::Fault;
 use crate::gateway::head::headers;
 use crate::gateway::http1::sender;
-use crate::gateway::http2::body::ToUpstream;
 use crate::gateway::site::{Route, Site};
 use crate::limit_summary::span;
 use crate::notice::{Field, Level, join_up_to};
@@ -202,16 +198,19 @@ async fn probe(target: &Target, path: &str, ticks: &Arc<Ticks>, slot: UpstreamSl
             received.map_err(|error| error.fault)?.status()
         }
         Dialled::Http2(io, _) => {
-            let mut request = Request::new(ToUpstream::Empty);
+            let mut request = Request::new(());
             if let Ok(uri) = path.parse() {
                 *request.uri_mut() = uri;
             }
             request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(OUR_NAME));
             target.set_http2_target(&mut request);
-            let (mut sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(io)).await?;
-            let driver = tokio::spawn(connection);
-            let response = sender.send_request(request).await;
-            driver.abort();
+            let (mut sender, connection) = http2_pool::handshake(io).await?;
+            let (mut response, _) = sender.send_request(request, true)?;
+            let response = tokio::select! {
+                response = &mut response => response,
+                // The error of the connection is that of the response, unless the response has arrived.
+                _ = connection => response.await,
+            };
             response?.status()
         }
     };

@@ -1,45 +1,57 @@
 //! HTTP/2 connections of a worker to one upstream, each shared by many requests.
 //!
-//! An upstream announces how many concurrent streams it accepts, and hyper queues requests beyond that. A queued
-//! request would time out although the upstream is healthy, and count against it. So another connection is opened once
-//! one is full. Opening is not done here.
+//! An upstream announces how many concurrent streams it accepts, and h2 queues requests beyond that. A queued request
+//! would time out although the upstream is healthy, and count against it. So another connection is opened once one is
+//! full. Opening is not done here.
 //!
-//! An upstream may respond before it has read the request, and neither read the rest nor reset the stream. hyper sends a body
-//! in a task that waits for the upstream and cannot be stopped alone. So such a stream is held until the deadline of the
-//! request. Then its connection gets no further requests, and is closed once the others on it are over.
+//! A task drives each connection. The connection is closed once it has neither requests nor a place in the pool, or if
+//! the upstream does not answer a ping while requests are under way.
 
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::Poll;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
-use hyper::client::conn::http2;
-use hyper::rt::Executor;
-use hyper_util::rt::TokioIo;
-use tokio::task::AbortHandle;
-use tokio::time::sleep;
+use bytes::Bytes;
+use h2::client::{self, SendRequest};
 
 use super::addresses::HostAddresses;
 use super::conn::{ReusePolicy, UpstreamIo, Usage};
-use crate::gateway::deadline::{Tick, UpstreamDeadline, Wait};
+use crate::gateway::deadline::{Alarm, NEVER, Tick, Ticks, Wait};
 use crate::gateway::failure::ConnectError;
-use crate::gateway::http2::body::ToUpstream;
+use crate::gateway::http2::stream::{KeepAlive, PingWaits};
+use crate::gateway::stream::INPUT_BYTES;
+
+/// The interval of keep-alive pings.
+const PING_EVERY: Duration = Duration::from_secs(15);
+
+/// The timeout of an answer to a ping.
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How much of one response an upstream may send while the client does not read. This is memory that a stalled client
+/// holds.
+const STREAM_WINDOW_BYTES: u32 = 256 << 10;
+
+/// How much an upstream may send for all streams together. More than all streams can hold, so that stalled clients do
+/// not block the others. The maximum of HTTP/2.
+const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
+
+/// How much of each body is buffered while the upstream does not read, in addition to the client's window: two frames,
+/// so that one is available while another is written.
+const SEND_BUFFER_BYTES: usize = 32 << 10;
+
+/// The maximum size of a response head, as in HTTP/1.
+const MAX_HEAD_BYTES: u32 = INPUT_BYTES as u32;
 
 /// The maximum number of concurrent requests on a connection, whatever its upstream allows: many upstreams serve a
 /// connection with one thread. Most allow this number.
 const MAX_REQUESTS: usize = 100;
 
-/// The number of streams that hyper assumes until the upstream announces one.
-pub(super) const UNKNOWN_STREAMS: usize = 0;
-
-/// How often a new connection is polled for the announced number. hyper has no notification for it.
-const POLL_EVERY: Duration = Duration::from_millis(2);
-
-/// Never.
-const NEVER: Tick = Tick::MAX;
+/// The number of streams that h2 assumes until the upstream announces one.
+const UNKNOWN_STREAMS: usize = 0;
 
 /// How long a surplus connection may be idle. HTTP/2 announces the end of a connection, and a request that is sent too
 /// late is known to be unprocessed, so this need not be shorter than the upstream's timeout.
@@ -48,21 +60,40 @@ const SPARE_FOR: Duration = Duration::from_secs(55);
 /// The maximum number of connections. When all are full, further requests are queued.
 const MAX_CONNECTIONS: usize = 32;
 
-pub(in crate::gateway) type Sender = http2::SendRequest<ToUpstream>;
-pub(in crate::gateway) type Connection = http2::Connection<TokioIo<UpstreamIo>, ToUpstream, ConnTasks>;
+pub(in crate::gateway) type Sender = SendRequest<Bytes>;
+type Connection = client::Connection<UpstreamIo, Bytes>;
+
+/// Starts HTTP/2 on a new connection.
+pub(super) async fn handshake(io: UpstreamIo) -> Result<(Sender, Connection), h2::Error> {
+    let mut builder = client::Builder::new();
+    builder
+        .initial_max_send_streams(UNKNOWN_STREAMS)
+        .max_header_list_size(MAX_HEAD_BYTES)
+        .max_send_buffer_size(SEND_BUFFER_BYTES)
+        .initial_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .enable_push(false);
+    builder.handshake(io).await
+}
 
 /// The connections of a worker to an upstream.
 #[derive(Default)]
 pub(in crate::gateway) struct Http2Pool {
-    conns: Mutex<Vec<(Sender, Arc<Http2Conn>)>>,
+    conns: Mutex<Vec<SharedConn>>,
     /// Whether the upstream has chosen HTTP/2 for the last new connection.
     speaks_http2: AtomicBool,
     /// Whether the rules no longer name the upstream.
     is_retired: AtomicBool,
 }
 
-/// A connection and its load.
-struct Http2Conn {
+/// A connection in the pool. It is closed after its last request once this is dropped.
+struct SharedConn {
+    sender: Sender,
+    load: Arc<Load>,
+}
+
+/// The requests on a connection.
+struct Load {
     requests: AtomicUsize,
     /// The age and the number of requests, including those in flight.
     usage: Mutex<Usage>,
@@ -70,46 +101,13 @@ struct Http2Conn {
     quiet_since: AtomicU64,
     /// Whether a request was answered on it.
     has_answered: AtomicBool,
-    state: Mutex<ConnState>,
-    tasks: ConnTasks,
-    /// Whether it is closed after the last request: the upstream does not read a body.
-    is_retired: AtomicBool,
-}
-
-/// The executor of hyper's tasks of a connection.
-#[derive(Clone, Default)]
-pub(in crate::gateway) struct ConnTasks(
-    /// The first task, which hyper spawns before there are requests. It has the socket, and the others end with it.
-    Arc<OnceLock<AbortHandle>>,
-);
-
-impl ConnTasks {
-    /// Closes the connection.
-    fn abort(&self) {
-        self.0.get().into_iter().for_each(AbortHandle::abort);
-    }
-}
-
-impl<F> Executor<F> for ConnTasks
-where
-    F: Future<Output: Send> + Send + 'static,
-{
-    fn execute(&self, future: F) {
-        let task = tokio::spawn(future);
-        self.0.get_or_init(|| task.abort_handle());
-    }
-}
-
-/// The state of a connection.
-enum ConnState {
-    /// Kept here, because only the connection knows how many streams the upstream allows.
-    Open(Connection),
-    /// Closed, with the error if there was one.
-    Closed(Option<hyper::Error>),
+    /// When a part of a response arrived, or a request began after an idle time. No ping is due for a while then.
+    active_at: AtomicU64,
+    ticks: Arc<Ticks>,
 }
 
 /// A stream on a connection, held by a request.
-pub(in crate::gateway) struct StreamPermit(Arc<Http2Conn>);
+pub(in crate::gateway) struct StreamPermit(Arc<Load>);
 
 impl Http2Pool {
     /// Returns whether there are connections, open or not yet seen to be closed.
@@ -136,67 +134,69 @@ impl Http2Pool {
     ) -> Option<(Sender, StreamPermit)> {
         let mut conns = self.conns();
         // A connection that accepts no further requests ends with its last one.
-        conns.retain(|(sender, conn)| {
-            let mut usage = conn.usage();
-            !sender.is_closed()
-                && !conn.is_retired.load(Relaxed)
-                && usage.is_young(now, policy)
-                && usage.is_current(addresses)
+        conns.retain_mut(|conn| {
+            let is_open = conn.is_open();
+            let mut usage = conn.load.usage();
+            is_open && usage.is_young(now, policy) && usage.is_current(addresses)
         });
         // The first with room, so that surplus connections become idle.
-        let found = conns.iter().find(|(_, conn)| conn.has_room());
+        let found = conns.iter().find(|conn| conn.has_room());
         let found = match found {
-            None if conns.len() >= MAX_CONNECTIONS => conns.iter().min_by_key(|(_, conn)| conn.requests.load(Relaxed)),
+            None if conns.len() >= MAX_CONNECTIONS => conns.iter().min_by_key(|conn| conn.load.requests.load(Relaxed)),
             found => found,
         };
-        found.map(|(sender, conn)| (sender.clone(), StreamPermit::on(conn)))
+        found.map(|conn| (conn.sender.clone(), StreamPermit::on(&conn.load)))
     }
 
     /// Drives a new connection, and shares it if it is needed. The caller can use it in any case, unless it ends before
     /// the upstream has announced how many streams it accepts.
     pub(in crate::gateway) async fn add(
         &self,
-        sender: Sender,
-        (connection, tasks): (Connection, ConnTasks),
+        (sender, mut connection): (Sender, Connection),
         usage: Usage,
+        ticks: &Arc<Ticks>,
     ) -> Result<(Sender, StreamPermit), ConnectError> {
-        let conn = Arc::new(Http2Conn {
+        // The announcement is the first frame of an upstream. Requests beyond it would be refused.
+        poll_fn(|context| match Pin::new(&mut connection).poll(context) {
+            Poll::Ready(Ok(())) => Poll::Ready(Err(io::Error::from(io::ErrorKind::ConnectionAborted).into())),
+            Poll::Ready(Err(error)) => Poll::Ready(Err(ConnectError::from(error))),
+            Poll::Pending if sender.current_max_send_streams() == UNKNOWN_STREAMS => Poll::Pending,
+            Poll::Pending => Poll::Ready(Ok(())),
+        })
+        .await?;
+        let load = Arc::new(Load {
             requests: AtomicUsize::new(0),
             usage: Mutex::new(usage),
             quiet_since: AtomicU64::new(NEVER),
             has_answered: AtomicBool::new(false),
-            state: Mutex::new(ConnState::Open(connection)),
-            tasks,
-            is_retired: AtomicBool::new(false),
+            active_at: AtomicU64::new(ticks.now()),
+            ticks: Arc::clone(ticks),
         });
-        let state = Arc::clone(&conn);
-        tokio::spawn(async move { state.drive().await });
-        // The announcement is the first frame of an upstream. Requests beyond it would be refused.
-        while conn.allowed().ok_or_else(|| conn.close_error())? == UNKNOWN_STREAMS {
-            sleep(POLL_EVERY).await;
-        }
+        tokio::spawn(drive(connection, Arc::clone(&load)));
         self.speaks_http2.store(true, Relaxed);
-        let reserve = StreamPermit::on(&conn);
+        let permit = StreamPermit::on(&load);
         let mut conns = self.conns();
         // If several were opened at once, one is enough.
         let is_wanted = !self.is_retired.load(Relaxed);
-        if is_wanted && conns.len() < MAX_CONNECTIONS && !conns.iter().any(|(_, other)| other.has_room()) {
-            conns.push((sender.clone(), conn));
+        if is_wanted
+            && conns.len() < MAX_CONNECTIONS
+            && !conns.iter_mut().any(|other| other.is_open() && other.has_room())
+        {
+            conns.push(SharedConn { sender: sender.clone(), load });
         }
-        Ok((sender, reserve))
+        Ok((sender, permit))
     }
 
     /// Closes connections that have been idle for a while, except for one.
     pub(in crate::gateway) fn sweep(&self, now: Tick) {
         let mut is_first = true;
-        self.conns()
-            .retain(|(sender, conn)| !sender.is_closed() && (std::mem::take(&mut is_first) || !conn.is_surplus(now)));
+        self.conns().retain_mut(|conn| conn.is_open() && (std::mem::take(&mut is_first) || !conn.load.is_surplus(now)));
     }
 
     /// Closes a connection without requests. Returns whether there was one.
     pub(super) fn evict_idle(&self) -> bool {
         let mut conns = self.conns();
-        let idle = conns.iter().position(|(_, conn)| conn.requests.load(Relaxed) == 0);
+        let idle = conns.iter().position(|conn| conn.load.requests.load(Relaxed) == 0);
         idle.map(|at| conns.remove(at)).is_some()
     }
 
@@ -207,34 +207,48 @@ impl Http2Pool {
         self.conns().clear();
     }
 
-    fn conns(&self) -> MutexGuard<'_, Vec<(Sender, Arc<Http2Conn>)>> {
+    fn conns(&self) -> MutexGuard<'_, Vec<SharedConn>> {
         self.conns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Http2Conn {
-    /// Returns how many concurrent streams the upstream accepts, while the connection is open.
-    fn allowed(&self) -> Option<usize> {
-        match &*self.state() {
-            ConnState::Open(connection) => Some(connection.current_max_send_streams()),
-            ConnState::Closed(_) => None,
-        }
-    }
-
-    fn close_error(&self) -> ConnectError {
-        let why = match &mut *self.state() {
-            ConnState::Closed(why) => why.take(),
-            ConnState::Open(_) => None,
-        };
-        why.map_or_else(|| io::Error::from(io::ErrorKind::ConnectionAborted).into(), ConnectError::from)
+impl SharedConn {
+    /// Returns whether it accepts requests: neither side has ended it, as far as its task knows.
+    fn is_open(&mut self) -> bool {
+        !matches!(self.sender.poll_ready(&mut Context::from_waker(Waker::noop())), Poll::Ready(Err(_)))
     }
 
     fn has_room(&self) -> bool {
         // If the upstream accepts none any more, another connection would not get more.
-        let has_stream = |allowed: usize| self.requests.load(Relaxed) < allowed.clamp(1, MAX_REQUESTS);
-        !self.is_retired.load(Relaxed) && self.allowed().is_some_and(has_stream)
+        let allowed = self.sender.current_max_send_streams().clamp(1, MAX_REQUESTS);
+        self.load.requests.load(Relaxed) < allowed
     }
+}
 
+/// Drives a connection. Its error is reported to the requests that wait for a response.
+async fn drive(mut connection: Connection, load: Arc<Load>) {
+    let Some(pings) = connection.ping_pong() else { return };
+    let waits = PingWaits { every: Wait::at_least(PING_EVERY), timeout: Wait::at_least(PING_TIMEOUT) };
+    let mut keep_alive = KeepAlive::new(pings, waits, load.ticks.now());
+    let mut alarm = Alarm::new();
+    poll_fn(|context| {
+        loop {
+            if Pin::new(&mut connection).poll(context).is_ready() {
+                return Poll::Ready(());
+            }
+            // The next request wakes this task.
+            if load.requests.load(Relaxed) == 0 && !keep_alive.awaits_answer() {
+                return Poll::Pending;
+            }
+            let due = keep_alive.check(load.active_at.load(Relaxed), load.ticks.now(), context);
+            let Some(due) = due else { return Poll::Ready(()) };
+            ready!(alarm.poll_passed(due, &load.ticks, context));
+        }
+    })
+    .await;
+}
+
+impl Load {
     /// Returns whether it has been idle for long.
     fn is_surplus(&self, now: Tick) -> bool {
         if self.requests.load(Relaxed) > 0 {
@@ -245,31 +259,21 @@ impl Http2Conn {
         Wait::at_least(SPARE_FOR).from(since) <= now
     }
 
-    /// Drives the connection. Its error is reported to the requests that wait for a response.
-    async fn drive(&self) {
-        let ended = poll_fn(|context| match &mut *self.state() {
-            ConnState::Open(connection) => Pin::new(connection).poll(context),
-            ConnState::Closed(_) => Poll::Ready(Ok(())),
-        });
-        let ended = ended.await;
-        *self.state() = ConnState::Closed(ended.err());
-    }
-
     fn usage(&self) -> MutexGuard<'_, Usage> {
         self.usage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn state(&self) -> MutexGuard<'_, ConnState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl StreamPermit {
-    fn on(conn: &Arc<Http2Conn>) -> Self {
-        conn.requests.fetch_add(1, Relaxed);
-        conn.usage().note_request();
-        conn.quiet_since.store(NEVER, Relaxed);
-        Self(Arc::clone(conn))
+    fn on(load: &Arc<Load>) -> Self {
+        let was_idle = load.requests.fetch_add(1, Relaxed) == 0;
+        load.usage().note_request();
+        load.quiet_since.store(NEVER, Relaxed);
+        let permit = Self(Arc::clone(load));
+        if was_idle {
+            permit.note_activity();
+        }
+        permit
     }
 
     /// Returns whether a request was answered on the connection. The upstream may be closing it just now.
@@ -277,27 +281,20 @@ impl StreamPermit {
         self.0.has_answered.load(Relaxed)
     }
 
-    /// Records that a request was answered on the connection.
+    /// Records that the request was answered.
     pub(in crate::gateway) fn note_answered(&self) {
-        // A store that changes nothing would still take the cache line from other processors.
-        if !self.has_answered() {
-            self.0.has_answered.store(true, Relaxed);
-        }
+        self.0.has_answered.store(true, Relaxed);
+        self.note_activity();
     }
 
-    /// Holds the stream after its response until the upstream has read the request body, or given it up.
-    pub(in crate::gateway) async fn hold_for_body(self, deadline: Arc<UpstreamDeadline>) {
-        if deadline.await_body().await.is_none() {
-            self.0.is_retired.store(true, Relaxed);
-        }
+    /// Records that a part of the response has arrived.
+    pub(in crate::gateway) fn note_activity(&self) {
+        self.0.active_at.store(self.0.ticks.now(), Relaxed);
     }
 }
 
 impl Drop for StreamPermit {
     fn drop(&mut self) {
-        let was_last = self.0.requests.fetch_sub(1, Relaxed) == 1;
-        if was_last && self.0.is_retired.load(Relaxed) {
-            self.0.tasks.abort();
-        }
+        self.0.requests.fetch_sub(1, Relaxed);
     }
 }

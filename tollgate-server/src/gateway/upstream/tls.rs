@@ -1,6 +1,5 @@
 //! TLS to upstreams: trusted certificates, server names and client certificates.
 
-use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
 use std::{fmt, io};
@@ -163,15 +162,8 @@ impl TlsFault {
     }
 
     /// Returns the TLS error that an upstream sent after the handshake: in TLS 1.3 it cannot send it earlier.
-    pub(in crate::gateway) fn of_connection(error: &hyper::Error) -> Option<Self> {
-        let mut next = error.source();
-        while let Some(error) = next {
-            if let Some(error) = error.downcast_ref::<io::Error>().filter(|error| error.get_ref().is_some()) {
-                return Self::of_alert(error);
-            }
-            next = error.source();
-        }
-        None
+    pub(in crate::gateway) fn of_connection(error: &h2::Error) -> Option<Self> {
+        Self::of_alert(error.get_io()?)
     }
 
     /// Returns the TLS error that an upstream sent after the handshake, from the error of its connection.

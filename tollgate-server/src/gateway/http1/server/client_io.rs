@@ -17,6 +17,7 @@ use crate::gateway::failure::{Ambiguity, Failure};
 use crate::gateway::http1::body::{BodyDecoder, Framing};
 use crate::gateway::local_response::MAX_DRAINED_BYTES;
 use crate::gateway::splice::{Pipe, WorkerPipe};
+use crate::gateway::stream::MAX_TLS_BYTES;
 use crate::gateway::worker::{Scratch, scratch};
 
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
@@ -101,12 +102,15 @@ impl Http1Server<'_> {
         };
         self.unsent.extend_from_slice(&head[written.min(head.len())..]);
         self.unsent.extend_from_slice(&body[written.saturating_sub(head.len())..]);
-        self.is_flushed = !self.stream.is_buffered();
+        self.note_written(written);
         // Usually nothing is left.
-        if !self.unsent.is_empty() {
-            self.unsent_held.set(self.unsent.len()).map_err(|_overloaded| io::ErrorKind::OutOfMemory)?;
-        }
-        Ok(())
+        let held = self.unsent_held.set(self.unsent.len() + self.unflushed);
+        held.map_err(|_overloaded| io::ErrorKind::OutOfMemory.into())
+    }
+
+    fn note_written(&mut self, bytes: usize) {
+        let unflushed = self.unflushed.saturating_add(bytes).min(MAX_TLS_BYTES);
+        self.unflushed = if self.stream.holds_bytes() { unflushed } else { 0 };
     }
 
     /// Writes what is in the pipe. [`poll_sent`](Self::poll_sent) writes what the client does not accept at once.
@@ -139,7 +143,7 @@ impl Http1Server<'_> {
 
     /// Returns ready once everything is written. Fails if the client does not read in time.
     pub(super) fn poll_sent(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !(self.unsent.is_empty() && self.is_flushed) {
+        while !(self.unsent.is_empty() && self.unflushed == 0) {
             let stream = Pin::new(&mut self.stream);
             let written = match &*self.unsent {
                 [] => stream.poll_flush(context).map_ok(|()| 0),
@@ -152,10 +156,12 @@ impl Http1Server<'_> {
                 ready!(self.poll_late(context));
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             };
-            self.is_flushed = self.unsent.is_empty();
             self.unsent.drain(..written);
+            self.note_written(written);
             if self.unsent.is_empty() {
-                self.unsent_held.release();
+                if self.unflushed == 0 {
+                    self.unsent_held.release();
+                }
                 // A response that the client did not read fast enough once may go on for long.
                 self.unsent = Vec::new();
             }

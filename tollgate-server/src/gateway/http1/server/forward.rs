@@ -17,7 +17,7 @@ use crate::gateway::deadline::{TICK, Wait};
 use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::http1::body::{BodyDecoder, Framing};
 use crate::gateway::http1::codec::PlainRequest;
-use crate::gateway::http1::sender::{Http1Body, receive};
+use crate::gateway::http1::sender::{Http1Response, receive};
 use crate::gateway::http1::upgrade::Tunnel;
 use crate::gateway::local_response;
 use crate::gateway::proxy::{ProxyRequest, UpstreamProgress};
@@ -198,7 +198,7 @@ impl Forwarding {
         });
     }
 
-    /// Returns whether the chosen upstream is known to use HTTP/2. Then hyper's client sends the request.
+    /// Returns whether the chosen upstream is known to use HTTP/2. Then the request is converted.
     fn needs_http2(&self, worker: &Worker) -> bool {
         let is_http2 = |target: &Arc<Target>| target.speaks_http2(worker.number);
         self.conn.is_none() && !self.upgrades && self.target.as_ref().is_some_and(is_http2)
@@ -229,12 +229,12 @@ impl Forwarding {
                 }
             };
             if self.needs_http2(server.worker) {
-                return Box::pin(server.forward_by_hyper(self)).await;
+                return Box::pin(server.forward_to_http2(self)).await;
             }
             let (fault, repeatable) = match self.attempt(server, &target).await {
                 Ok(None) => return ForwardResult::Answered,
                 Ok(Some(switched)) => return ForwardResult::Switched(self.into_tunnel(server, *switched)),
-                Err(AttemptError::Http2) => return Box::pin(server.forward_by_hyper(self)).await,
+                Err(AttemptError::Http2) => return Box::pin(server.forward_to_http2(self)).await,
                 Err(AttemptError::ClientGone | AttemptError::Aborted) => return ForwardResult::Close,
                 Err(AttemptError::Failed { fault, repeatable }) => (fault, repeatable),
             };
@@ -409,7 +409,7 @@ impl AbandonedResponse {
     async fn drain(self, begun: Option<BegunResponse>, head_within: Duration) {
         let Self { conn, is_head, abandoned, pool } = self;
         let body = match begun {
-            Some(BegunResponse { rest, stays_open, .. }) => Http1Body::resume(conn, (rest, stays_open), pool),
+            Some(BegunResponse { rest, stays_open, .. }) => Http1Response::resume(conn, (rest, stays_open), pool),
             None => match timeout(head_within, receive(conn, None, (is_head, Repeatable::No), Some(pool))).await {
                 // An event stream has no end.
                 Ok(Ok(response)) if !has_event_stream(response.headers()) => response.into_body(),

@@ -1,4 +1,4 @@
-//! Requests to upstreams with HTTP/2: converted for hyper's client, and their responses converted back.
+//! Requests to upstreams with HTTP/2, which are converted, and their responses, which are converted back.
 
 use std::future::poll_fn;
 use std::io;
@@ -28,8 +28,8 @@ use crate::gateway::worker::{WorkerBuffers, scratch};
 struct Aborted;
 
 impl Http1Server<'_> {
-    /// Forwards a request to upstreams by hyper's client until one responds, and the response to the client.
-    pub(super) async fn forward_by_hyper(&mut self, forwarding: Box<Forwarding>) -> ForwardResult {
+    /// Converts a request, forwards it to upstreams until one responds, and the response to the client.
+    pub(super) async fn forward_to_http2(&mut self, forwarding: Box<Forwarding>) -> ForwardResult {
         let Forwarding { mut request, route, outcome, wants_trailers, mut attempts, .. } = *forwarding;
         // The upstream that was chosen last is the first to get it.
         request.upstream = None;
@@ -42,7 +42,7 @@ impl Http1Server<'_> {
         let exchange = Exchange { worker: Arc::clone(self.worker), client: Arc::clone(self.client) };
         let mut answering = Box::pin(exchange.forward(received, (request, route), attempts, &outcome));
         let answered = poll_fn(|context| {
-            self.relay_to_hyper(&writer, context)?;
+            self.relay_body(&writer, context)?;
             match answering.as_mut().poll(context) {
                 Poll::Ready(response) => Poll::Ready(Ok(response)),
                 Poll::Pending if self.has_gone(&mut scratch().input, context) => Poll::Ready(Err(Aborted)),
@@ -78,8 +78,8 @@ impl Http1Server<'_> {
         Some((request, writer))
     }
 
-    /// Passes the body on to hyper's client as far as both sides allow.
-    fn relay_to_hyper(&mut self, writer: &BodyWriter, context: &mut Context<'_>) -> Result<(), Aborted> {
+    /// Passes the request body on as far as both sides allow.
+    fn relay_body(&mut self, writer: &BodyWriter, context: &mut Context<'_>) -> Result<(), Aborted> {
         loop {
             let Some(body) = &mut self.body else { return Ok(()) };
             if body.failure.is_some() || writer.poll_demand(context) != Poll::Ready(Demand::Wanted) {
@@ -130,13 +130,18 @@ impl Http1Server<'_> {
         let mut trailers = HeaderMap::new();
         poll_fn(|context| {
             if self.may_read_body(true) {
-                self.relay_to_hyper(&writer, context)?;
+                self.relay_body(&writer, context)?;
             }
+            body.poll_upload(context);
             self.poll_response_body((&mut body, &mut framing), &mut trailers, context)
         })
         .await?;
         self.set_deadline(timeout);
-        poll_fn(|context| self.poll_rest_sent(&writer, timeout, context)).await;
+        poll_fn(|context| {
+            body.poll_upload(context);
+            self.poll_rest_sent(&writer, timeout, context)
+        })
+        .await;
         Ok(())
     }
 
@@ -145,7 +150,7 @@ impl Http1Server<'_> {
     fn poll_rest_sent(&mut self, writer: &BodyWriter, timeout: Wait, context: &mut Context<'_>) -> Poll<()> {
         // A client that waits for `100 Continue` has its response, and may send no body.
         let left = self.body.as_ref().map(|body| body.room);
-        if !self.may_read_body(true) || self.relay_to_hyper(writer, context).is_err() {
+        if !self.may_read_body(true) || self.relay_body(writer, context).is_err() {
             return Poll::Ready(());
         }
         match &self.body {

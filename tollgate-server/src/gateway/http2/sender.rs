@@ -1,0 +1,239 @@
+//! Requests to HTTP/2 upstreams, and their responses.
+//!
+//! A request body is sent by the same task that waits for the response and passes it on. An upstream may respond before
+//! it has read the request. Then a separate task sends the rest after the response, until the deadline of the request:
+//! the stream is reset, and the others on the connection go on.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use h2::Reason;
+use http::{Request, Response};
+use hyper::body::{Body, Frame, SizeHint};
+
+use super::body::ToUpstream;
+use super::stream::{BodySender, StreamBody};
+use crate::gateway::deadline::UpstreamDeadline;
+use crate::gateway::failure::{ConnectError, Failure, Fault};
+use crate::gateway::head::upstream_head::remove_hop_by_hop;
+use crate::gateway::http1::sender::SendError;
+use crate::gateway::site::Route;
+use crate::gateway::upstream::abandoned;
+use crate::gateway::upstream::conn::Repeatable;
+use crate::gateway::upstream::http2_pool::{Sender, StreamPermit};
+use crate::gateway::upstream::tls::TlsFault;
+
+/// Sends a request, and receives the head of its response. The caller bounds the wait.
+pub(super) async fn send(
+    (mut sender, stream_permit): (Sender, StreamPermit),
+    (head, body): (Request<()>, ToUpstream),
+    deadline: Arc<UpstreamDeadline>,
+    (repeatable, fallback): (Repeatable, Fallback),
+) -> Result<Response<Http2Response>, SendError> {
+    let is_over = body.is_end_stream();
+    let (mut response, stream) = match sender.send_request(head, is_over) {
+        Ok(sent) => sent,
+        Err(error) => return Err(SendError { fault: hung_up(&error), retry: Some(body) }),
+    };
+    let mut upload = (!is_over).then(|| Upload { sender: BodySender::new(stream), body, deadline });
+    // The body is not read before the upstream accepts the stream, so that the request can be sent elsewhere.
+    let mut is_queued = true;
+    let received = poll_fn(|context| {
+        loop {
+            if let Poll::Ready(received) = Pin::new(&mut response).poll(context) {
+                return Poll::Ready(received);
+            }
+            is_queued = is_queued && sender.poll_ready(context).is_pending();
+            if is_queued || upload.is_none() {
+                return Poll::Pending;
+            }
+            ready!(poll_upload(&mut upload, context));
+        }
+    });
+    match received.await {
+        Ok(response) => {
+            stream_permit.note_answered();
+            let (mut parts, stream) = response.into_parts();
+            remove_hop_by_hop(&mut parts.headers);
+            let body = Http2Response {
+                body: StreamBody::new(stream, &parts.headers),
+                upload,
+                stream_permit: Some(stream_permit),
+            };
+            Ok(Response::from_parts(parts, body))
+        }
+        Err(error) if is_queued && error.is_go_away() && error.is_remote() => {
+            let body = upload.map_or(ToUpstream::Empty, |upload| upload.body);
+            Err(SendError { fault: hung_up(&error), retry: Some(body) })
+        }
+        Err(error) => Err(failed(&error, repeatable, fallback)),
+    }
+}
+
+/// The rest of a request body.
+struct Upload {
+    sender: BodySender,
+    body: ToUpstream,
+    /// Bounds what is left of the body after the end of the response.
+    deadline: Arc<UpstreamDeadline>,
+}
+
+impl Upload {
+    /// Sends the rest after the response. The stream is reset if the upstream does not read it in time.
+    async fn finish(self, stream_permit: Option<StreamPermit>) {
+        let deadline = Arc::clone(&self.deadline);
+        let mut upload = Some(self);
+        let sent = poll_fn(|context| poll_upload(&mut upload, context));
+        _ = deadline.limit(Box::pin(sent)).await;
+        drop((upload, stream_permit));
+    }
+}
+
+/// Sends the request body as far as both sides allow. Removes it and returns ready once nothing is left to send.
+fn poll_upload(upload: &mut Option<Upload>, context: &mut Context<'_>) -> Poll<()> {
+    if let Some(Upload { sender, body, .. }) = upload {
+        // The body records why it broke off, and an upstream that does not want it may explain that in its response.
+        _ = ready!(sender.poll_send(body, context));
+        *upload = None;
+    }
+    Poll::Ready(())
+}
+
+/// A response that is being received, and the rest of its request.
+pub(in crate::gateway) struct Http2Response {
+    body: StreamBody,
+    upload: Option<Upload>,
+    /// Taken if the upload outlives the response.
+    stream_permit: Option<StreamPermit>,
+}
+
+impl Http2Response {
+    /// Returns whether the whole response has arrived, except for an end without bytes.
+    fn is_complete(&self) -> bool {
+        self.body.is_empty() || self.body.bytes_left() == Some(0)
+    }
+
+    /// Sends more of the request body.
+    pub(super) fn poll_upload(&mut self, context: &mut Context<'_>) {
+        _ = poll_upload(&mut self.upload, context);
+    }
+}
+
+impl Body for Http2Response {
+    type Data = Bytes;
+    type Error = Failure;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
+        self.poll_upload(context);
+        let frame = ready!(self.body.poll_frame(context));
+        self.stream_permit.iter().for_each(StreamPermit::note_activity);
+        Poll::Ready(match frame {
+            // What follows a complete response concerns the rest of the request.
+            Some(Err(_)) if self.body.bytes_left() == Some(0) => None,
+            // A reset breaks the response off, whatever its reason is.
+            Some(Err(_)) => Some(Err(Failure::Disconnected)),
+            Some(Ok(frame)) => Some(Ok(frame)),
+            None => None,
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.bytes_left().map_or_else(SizeHint::default, SizeHint::with_exact)
+    }
+}
+
+impl Drop for Http2Response {
+    fn drop(&mut self) {
+        // Otherwise the response was given up, and the stream is reset.
+        if self.is_complete()
+            && let Some(upload) = self.upload.take()
+        {
+            abandoned::spawn(upload.finish(self.stream_permit.take()));
+        }
+    }
+}
+
+/// Returns the error of a request that was sent and got no valid response. A repeatable one can be retried if another
+/// upstream may get it, if the upstream has not processed it, or if it was lost with a connection that had worked
+/// before: the upstream may have been closing that. It is not retried if its response was invalid: it would be the same
+/// again.
+fn failed(error: &h2::Error, repeatable: Repeatable, fallback: Fallback) -> SendError {
+    let is_retried = repeatable == Repeatable::Yes
+        && match fallback {
+            Fallback::OtherUpstream => true,
+            _ if error.reason() == Some(Reason::REFUSED_STREAM) => true,
+            // The upstream closes the connection, and has not processed the streams that end with this.
+            _ if error.is_go_away() && error.is_remote() => error.reason() == Some(Reason::NO_ERROR),
+            _ if error.is_reset() => false,
+            fallback => fallback == Fallback::NewConnection,
+        };
+    let again = is_retried.then_some(ToUpstream::Empty);
+    let (fault, retry) = match RejectedHead::of(error) {
+        Some(RejectedHead::OfThisRequest) => (Failure::ResponseHeadRefused.into(), None),
+        Some(RejectedHead::OfAnotherRequest) => (Failure::ResponseHeadTooLong.into(), again),
+        None => (hung_up(error), again),
+    };
+    SendError { fault, retry }
+}
+
+/// Returns the error of a connection that ended, or of a stream that the upstream reset.
+fn hung_up(error: &h2::Error) -> Fault {
+    match TlsFault::of_connection(error) {
+        Some(fault) => ConnectError::Tls(fault).into(),
+        None => Failure::Disconnected.into(),
+    }
+}
+
+/// What may serve a request that was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fallback {
+    OtherUpstream,
+    /// The only upstream, on a new connection.
+    NewConnection,
+    /// Nothing: the connection to the only upstream was new, and the request may be what broke it.
+    Nothing,
+}
+
+impl Fallback {
+    pub(super) fn of(route: &Route, is_reused: bool) -> Self {
+        match is_reused {
+            _ if route.has_several() => Self::OtherUpstream,
+            true => Self::NewConnection,
+            false => Self::Nothing,
+        }
+    }
+}
+
+/// The response whose head our HTTP/2 implementation rejected.
+enum RejectedHead {
+    /// The response to this request. An oversized head and an invalid one look the same here.
+    OfThisRequest,
+    /// A response on the same connection, oversized enough to end the connection. It is unknown which
+    /// request it belongs to.
+    OfAnotherRequest,
+}
+
+impl RejectedHead {
+    fn of(error: &h2::Error) -> Option<Self> {
+        match error.reason()? {
+            _ if !error.is_library() => None,
+            Reason::PROTOCOL_ERROR if error.is_reset() => Some(Self::OfThisRequest),
+            // There are other causes for this reason, and only the message distinguishes them.
+            Reason::ENHANCE_YOUR_CALM if error.is_go_away() => {
+                let text = error.to_string();
+                TOO_LONG.iter().any(|reason| text.contains(reason)).then_some(Self::OfAnotherRequest)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The messages of h2 when it ends a connection because of an oversized head.
+const TOO_LONG: [&str; 2] = ["header_list_way_too_large", "too_many_continuations"];

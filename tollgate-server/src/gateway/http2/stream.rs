@@ -1,0 +1,259 @@
+//! Streams of HTTP/2, of clients and of upstreams: bodies that arrive, bodies that leave, and keep-alive pings.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use h2::{Ping, PingPong, Reason, RecvStream, SendStream};
+use http::HeaderMap;
+use http::header::CONTENT_LENGTH;
+use hyper::body::{Body, Frame};
+
+use crate::gateway::deadline::{Tick, Wait};
+use crate::gateway::failure::Failure;
+use crate::gateway::head::headers;
+
+/// A body that arrives on a stream.
+pub(in crate::gateway) struct StreamBody {
+    stream: RecvStream,
+    /// Whether only trailers can follow.
+    is_data_over: bool,
+    /// The number of bytes left, if the head announces the length.
+    bytes_left: Option<u64>,
+}
+
+impl StreamBody {
+    pub(in crate::gateway) fn new(stream: RecvStream, headers: &HeaderMap) -> Self {
+        let mut lengths = headers.get_all(CONTENT_LENGTH).iter().map(|value| headers::length(value.as_bytes()));
+        let first = lengths.next().flatten();
+        let bytes_left = first.filter(|_| lengths.all(|length| length == first));
+        Self { stream, is_data_over: false, bytes_left }
+    }
+
+    pub(in crate::gateway) fn poll_frame(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
+        if !self.is_data_over {
+            match ready!(self.stream.poll_data(context)) {
+                Some(Ok(data)) => {
+                    // It fails only if more is released than has arrived.
+                    _ = self.stream.flow_control().release_capacity(data.len());
+                    self.bytes_left = self.bytes_left.map(|left| left.saturating_sub(data.len() as u64));
+                    return Poll::Ready(Some(Ok(Frame::data(data))));
+                }
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => self.is_data_over = true,
+            }
+        }
+        let trailers = ready!(self.stream.poll_trailers(context)).transpose();
+        Poll::Ready(trailers.map(|trailers| trailers.map(Frame::trailers)))
+    }
+
+    /// Returns whether nothing is left to read.
+    pub(in crate::gateway) fn is_empty(&self) -> bool {
+        self.stream.is_end_stream()
+    }
+
+    /// Returns the number of bytes left, if it is known.
+    pub(in crate::gateway) fn bytes_left(&self) -> Option<u64> {
+        self.bytes_left.or_else(|| self.is_empty().then_some(0))
+    }
+}
+
+/// Sends a body on a stream.
+pub(in crate::gateway) struct BodySender {
+    stream: SendStream<Bytes>,
+    /// The next part, and whether it is the last one, while the peer does not read.
+    next: Option<(Bytes, bool)>,
+}
+
+/// A body was not sent to its end: it breaks off, or the peer does not want it or has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::gateway) struct Unsent;
+
+impl From<h2::Error> for Unsent {
+    fn from(_: h2::Error) -> Self {
+        Self
+    }
+}
+
+impl BodySender {
+    pub(in crate::gateway) fn new(stream: SendStream<Bytes>) -> Self {
+        Self { stream, next: None }
+    }
+
+    /// Resets the stream. The peer gets no end of the body.
+    pub(in crate::gateway) fn reset(&mut self, reason: Reason) {
+        self.stream.send_reset(reason);
+    }
+
+    /// Returns whether the peer has to read before more of the body is sent.
+    pub(in crate::gateway) fn awaits_peer(&self) -> bool {
+        self.next.is_some()
+    }
+
+    /// Sends the body as far as the peer reads. Returns ready once everything was passed on.
+    pub(in crate::gateway) fn poll_send(
+        &mut self,
+        body: &mut (impl Body<Data = Bytes, Error = Failure> + Unpin),
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), Unsent>> {
+        loop {
+            // Whatever the body waits for, the task is woken if the peer resets the stream.
+            if self.stream.poll_reset(context)?.is_ready() {
+                return Poll::Ready(Err(Unsent));
+            }
+            if self.next.is_some() {
+                ready!(self.poll_room(context))?;
+            }
+            if let Some((mut data, is_last)) = self.next.take() {
+                self.stream.reserve_capacity(data.len());
+                let room = self.stream.capacity();
+                if room < data.len() {
+                    // The rest waits here, where it has a deadline, until the peer has read what is before it.
+                    self.stream.send_data(data.split_to(room), false)?;
+                    self.stream.reserve_capacity(1);
+                    self.next = Some((data, is_last));
+                    continue;
+                }
+                self.stream.send_data(data, is_last)?;
+                if is_last {
+                    return Poll::Ready(Ok(()));
+                }
+            }
+            match ready!(Pin::new(&mut *body).poll_frame(context)) {
+                None => {
+                    self.stream.send_data(Bytes::new(), true)?;
+                    return Poll::Ready(Ok(()));
+                }
+                Some(Err(_failure)) => {
+                    self.stream.send_reset(Reason::INTERNAL_ERROR);
+                    return Poll::Ready(Err(Unsent));
+                }
+                Some(Ok(frame)) => match frame.into_data() {
+                    // Until there is a part to send, none of the window that all streams share is reserved.
+                    Ok(data) if !data.is_empty() => {
+                        self.stream.reserve_capacity(1);
+                        self.next = Some((data, body.is_end_stream()));
+                    }
+                    Ok(_) => {}
+                    Err(frame) => {
+                        self.stream.reserve_capacity(0);
+                        self.stream.send_trailers(frame.into_trailers().unwrap_or_default())?;
+                        return Poll::Ready(Ok(()));
+                    }
+                },
+            }
+        }
+    }
+
+    /// Returns ready once the peer and the connection accept another part.
+    fn poll_room(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Unsent>> {
+        while self.stream.capacity() == 0 {
+            match ready!(self.stream.poll_capacity(context)) {
+                Some(capacity) => _ = capacity?,
+                None => return Poll::Ready(Err(Unsent)),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// The interval of pings, and the timeout of an answer.
+#[derive(Clone, Copy)]
+pub(in crate::gateway) struct PingWaits {
+    pub(in crate::gateway) every: Wait,
+    pub(in crate::gateway) timeout: Wait,
+}
+
+/// Pings that show whether the peer of a connection is alive.
+pub(in crate::gateway) struct KeepAlive {
+    pings: PingPong,
+    every: Wait,
+    timeout: Wait,
+    /// When the next ping is sent, or the answer to the last one is late.
+    due: Tick,
+    awaits_answer: bool,
+}
+
+impl KeepAlive {
+    pub(in crate::gateway) fn new(pings: PingPong, waits: PingWaits, now: Tick) -> Self {
+        let PingWaits { every, timeout } = waits;
+        Self { pings, every, timeout, due: every.from(now), awaits_answer: false }
+    }
+
+    /// Returns whether a ping was sent and not answered yet.
+    pub(in crate::gateway) fn awaits_answer(&self) -> bool {
+        self.awaits_answer
+    }
+
+    /// Sends a ping if nothing was received for a while. Returns when this has to be called again, or `None` if nothing
+    /// was received since the last ping, which is late.
+    pub(in crate::gateway) fn check(
+        &mut self,
+        received_at: Tick,
+        now: Tick,
+        context: &mut Context<'_>,
+    ) -> Option<Tick> {
+        if self.awaits_answer && self.pings.poll_pong(context).is_ready() {
+            self.awaits_answer = false;
+            self.due = self.every.from(now);
+        }
+        // On a slow link, the answer may be behind much else.
+        let wait = if self.awaits_answer { self.timeout } else { self.every };
+        self.due = self.due.max(wait.from(received_at));
+        if now < self.due {
+            return Some(self.due);
+        }
+        if self.awaits_answer {
+            return None;
+        }
+        self.awaits_answer = self.pings.send_ping(Ping::opaque()).is_ok();
+        self.due = if self.awaits_answer { self.timeout } else { self.every }.from(now);
+        Some(self.due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use super::*;
+
+    const WAITS: PingWaits = PingWaits { every: Wait::ticks(10), timeout: Wait::ticks(5) };
+
+    /// Polls a server once, so that it reads and writes what it can.
+    async fn turn(connection: &mut h2::server::Connection<tokio::io::DuplexStream, Bytes>) {
+        poll_fn(|context| {
+            assert!(connection.poll_accept(context).is_pending(), "the connection goes on");
+            Poll::Ready(())
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn peer_that_answers_no_ping_is_lost_and_one_that_answers_is_not() {
+        let (near, far) = tokio::io::duplex(1 << 16);
+        let (server, client) = tokio::join!(h2::server::handshake(near), h2::client::handshake(far));
+        let (mut server, (_sender, mut client)) = (server.unwrap(), client.unwrap());
+        let mut keep_alive = KeepAlive::new(server.ping_pong().unwrap(), WAITS, 0);
+        let mut check = async |received_at, now, server: &mut _| {
+            turn(server).await;
+            poll_fn(|context| Poll::Ready(keep_alive.check(received_at, now, context))).await
+        };
+        assert_eq!(check(0, 9, &mut server).await, Some(10), "not yet");
+        assert_eq!(check(3, 10, &mut server).await, Some(13), "something was received");
+        assert_eq!(check(3, 13, &mut server).await, Some(18), "a ping was sent");
+        turn(&mut server).await;
+        poll_fn(|context| {
+            assert!(Pin::new(&mut client).poll(context).is_pending(), "the connection goes on");
+            Poll::Ready(())
+        })
+        .await;
+        assert_eq!(check(14, 18, &mut server).await, Some(28), "answered");
+        assert_eq!(check(14, 28, &mut server).await, Some(33), "another ping was sent");
+        assert_eq!(check(31, 33, &mut server).await, Some(36), "something else was received");
+        assert_eq!(check(31, 36, &mut server).await, None);
+    }
+}
