@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -159,24 +160,30 @@ fn upload_goes_on_while_the_client_of_http_2_does_not_read() {
     });
 }
 
+/// Returns an upstream that responds before it reads a request, and the bodies that it got.
+fn responding_early() -> (Raw, Arc<Mutex<Vec<String>>>) {
+    let bodies = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&bodies);
+    let upstream = Raw::start(move |conversation| {
+        loop {
+            while conversation.unread().is_empty() {
+                if !conversation.more() {
+                    return;
+                }
+            }
+            conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nearly");
+            let Some(request) = conversation.request() else { return };
+            seen.lock().unwrap().push(String::from_utf8(request.body).unwrap());
+        }
+    });
+    (upstream, bodies)
+}
+
 /// The upstream gets the rest of a body that it did not wait for.
 #[test]
 fn body_that_ends_after_the_response_reaches_the_upstream_from_http_2() {
     each_http2(|protocol| {
-        let bodies = Arc::new(Mutex::new(Vec::new()));
-        let seen = Arc::clone(&bodies);
-        let upstream = Raw::start(move |conversation| {
-            loop {
-                while conversation.unread().is_empty() {
-                    if !conversation.more() {
-                        return;
-                    }
-                }
-                conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nearly");
-                let Some(request) = conversation.request() else { return };
-                seen.lock().unwrap().push(String::from_utf8(request.body).unwrap());
-            }
-        });
+        let (upstream, bodies) = responding_early();
         let gateway =
             protocol.start(&site("workers: 1", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], ""));
         let mut client = gateway.client();
@@ -187,5 +194,21 @@ fn body_that_ends_after_the_response_reaches_the_upstream_from_http_2() {
             until("the body has arrived", || bodies.lock().unwrap().len() > number);
         }
         assert_eq!(*bodies.lock().unwrap(), ["one two"; 3]);
+    });
+}
+
+#[test]
+fn connection_of_http_2_is_not_idle_while_a_body_goes_on_after_the_response() {
+    each_http2(|protocol| {
+        let (upstream, bodies) = responding_early();
+        let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
+        let gateway = protocol.start(&site("timeouts: { idle: 1s }", &[route], ""));
+        let mut client = gateway.client();
+        client.send("POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n4\r\none \r\n");
+        assert_eq!(client.receive().text(), "early");
+        // Longer than an idle connection lasts.
+        std::thread::sleep(Duration::from_secs(5));
+        client.send("3\r\ntwo\r\n0\r\n\r\n");
+        until("the body has arrived", || *bodies.lock().unwrap() == ["one two"]);
     });
 }

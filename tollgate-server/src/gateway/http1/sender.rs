@@ -298,7 +298,11 @@ impl Drop for Http1Response {
         if self.rest.is_over()
             && let Some((conn, upload)) = self.conn.take().zip(self.upload.take())
         {
-            abandoned::spawn(upload.finish(conn, pool));
+            let held = upload.body.hold_client();
+            abandoned::spawn(async move {
+                upload.finish(conn, pool).await;
+                drop(held);
+            });
         }
     }
 }

@@ -94,6 +94,15 @@ pub(in crate::gateway) struct ClientUpload {
     late: Option<Pin<Box<Sleep>>>,
 }
 
+/// An upload that goes on after its response, until this is dropped.
+pub(in crate::gateway) struct OpenUpload(Arc<Client>);
+
+impl Drop for OpenUpload {
+    fn drop(&mut self) {
+        self.0.request_ended();
+    }
+}
+
 /// The upstream that reads a body. Its deadline is suspended while the client does not send.
 struct Reader {
     deadline: Arc<UpstreamDeadline>,
@@ -146,6 +155,18 @@ impl ToUpstream {
 
     pub(in crate::gateway) fn is_empty(&self) -> bool {
         matches!(self, Self::Empty)
+    }
+
+    /// Counts the rest of the body as a request of its client, so that the connection does not count as idle after the
+    /// response. A connection of HTTP/1 knows that it has a body.
+    pub(in crate::gateway) fn hold_client(&self) -> Option<OpenUpload> {
+        match self {
+            Self::Upload(upload) if upload.client.is_http2() => {
+                upload.client.request_began();
+                Some(OpenUpload(Arc::clone(&upload.client)))
+            }
+            _ => None,
+        }
     }
 }
 

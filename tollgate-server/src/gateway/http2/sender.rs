@@ -14,7 +14,7 @@ use h2::Reason;
 use http::{Request, Response};
 use hyper::body::{Body, Frame, SizeHint};
 
-use super::body::ToUpstream;
+use super::body::{OpenUpload, ToUpstream};
 use super::stream::{BodySender, StreamBody};
 use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{ConnectError, Failure, Fault};
@@ -83,12 +83,12 @@ struct Upload {
 
 impl Upload {
     /// Sends the rest after the response. The stream is reset if the upstream does not read it in time.
-    async fn finish(self, stream_permit: Option<StreamPermit>) {
+    async fn finish(self, held: (Option<OpenUpload>, Option<StreamPermit>)) {
         let deadline = Arc::clone(&self.deadline);
         let mut upload = Some(self);
         let sent = poll_fn(|context| poll_upload(&mut upload, context));
         _ = deadline.limit(Box::pin(sent)).await;
-        drop((upload, stream_permit));
+        drop((upload, held));
     }
 }
 
@@ -155,7 +155,8 @@ impl Drop for Http2Response {
         if self.is_complete()
             && let Some(upload) = self.upload.take()
         {
-            abandoned::spawn(upload.finish(self.stream_permit.take()));
+            let held = (upload.body.hold_client(), self.stream_permit.take());
+            abandoned::spawn(upload.finish(held));
         }
     }
 }
