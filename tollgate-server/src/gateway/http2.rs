@@ -36,6 +36,10 @@ use super::worker::{Shutdown, Worker};
 /// may hold memory.
 const MAX_STREAMS: u32 = 100;
 
+/// The maximum of requests that are reset before the gateway has seen them. Those of a whole page may arrive in one read.
+/// The gateway counts all resets, and allows fewer in excess of requests that finish.
+const MAX_RESETS_AT_ONCE: usize = 256;
+
 /// Room for all streams at once, so that stalled uploads do not block the others.
 const CONNECTION_WINDOW_BYTES: u32 = MAX_STREAMS * STREAM_WINDOW_BYTES;
 
@@ -62,6 +66,7 @@ pub(super) async fn serve(
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_send_buffer_size(SEND_BUFFER_BYTES)
+        .max_pending_accept_reset_streams(MAX_RESETS_AT_ONCE)
         .max_header_list_size(u32::try_from(client.max_head).unwrap_or(u32::MAX));
     let handshake = builder.handshake(ClientIo::new(stream, first, Arc::clone(&client)));
     let mut server = Http2Server {

@@ -94,6 +94,12 @@ const END_STREAM: u8 = 1;
 /// Returns the URL of an HTTP/2 upstream that responds with a head, sends `hello` with these flags and resets the stream.
 /// The frames are sent at once: a library would drop the bytes when it resets.
 fn resetting(head: &'static [u8], flags: u8, reason: Reason) -> String {
+    let reset = frame(3, 0, 1, &u32::from(reason).to_be_bytes());
+    answering([frame(1, 4, 1, head), frame(0, flags, 1, b"hello"), reset].concat())
+}
+
+/// Returns the URL of an HTTP/2 upstream that answers the first request with these frames.
+fn answering(frames: Vec<u8>) -> String {
     let upstream = Raw::start(move |conversation| {
         conversation.send(frame(4, 0, 0, &[]));
         while !has_head(conversation.unread()) {
@@ -101,8 +107,7 @@ fn resetting(head: &'static [u8], flags: u8, reason: Reason) -> String {
                 return;
             }
         }
-        let reset = frame(3, 0, 1, &u32::from(reason).to_be_bytes());
-        conversation.send([frame(1, 4, 1, head), frame(0, flags, 1, b"hello"), reset].concat());
+        conversation.send(&frames);
         conversation.await_end();
     });
     format!("h2c://{}", upstream.address)
@@ -134,6 +139,17 @@ fn response_is_complete_if_the_upstream_resets_the_stream_after_its_end() {
     each_protocol(|protocol| {
         let gateway = protocol.start_before(&resetting(OK, END_STREAM, Reason::NO_ERROR));
         assert_eq!(gateway.get("/").text(), "hello");
+    });
+}
+
+/// The announced length is that of another response (RFC 9110, section 15.4.5).
+#[test]
+fn not_modified_of_an_http_2_upstream_may_announce_a_length() {
+    each_protocol(|protocol| {
+        let head = [0x8b, 0x0f, 0x0d, 3, b'1', b'0', b'0'];
+        let gateway = protocol.start_before(&answering([frame(1, 4, 1, &head), frame(0, END_STREAM, 1, b"")].concat()));
+        let response = gateway.get("/");
+        assert_eq!((response.status, response.header("content-length")), (304, Some("100")));
     });
 }
 

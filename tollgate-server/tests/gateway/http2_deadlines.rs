@@ -44,8 +44,18 @@ impl Frames {
     }
 
     pub(crate) fn send_on(&mut self, stream: u32, kind: u8, flags: u8, payload: &[u8]) -> io::Result<()> {
+        self.send_bytes(&Self::frame(stream, kind, flags, payload))
+    }
+
+    /// Returns the bytes of a frame.
+    pub(crate) fn frame(stream: u32, kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
         let length = u8::try_from(payload.len()).unwrap();
-        self.0.write_all(&[&[0, 0, length, kind, flags], &stream.to_be_bytes()[..], payload].concat())
+        [&[0, 0, length, kind, flags], &stream.to_be_bytes()[..], payload].concat()
+    }
+
+    /// Sends the bytes of frames at once.
+    pub(crate) fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.0.write_all(bytes)
     }
 
     /// Returns the type, the flags and the payload of the next frame, or `None` if the gateway has closed the

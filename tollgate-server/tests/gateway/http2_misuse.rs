@@ -207,6 +207,19 @@ fn get_ok(frames: &mut Frames, stream: u32, path: &str) {
     }
 }
 
+/// A page that is left cancels all of its requests, and a busy gateway may read them all at once.
+#[test]
+fn requests_that_are_reset_at_once_do_not_end_the_connection() {
+    let gateway = Gateway::start(&site("", &["{ path: /**, respond: { body: ok } }"], ""));
+    let mut frames = Frames::to(&gateway);
+    let requests = (0..90).map(|number| 2 * number + 1).flat_map(|stream| {
+        let request = Frames::frame(stream, HEADERS, END_HEADERS | END_STREAM, &head(GET, "/"));
+        [request, Frames::frame(stream, RST_STREAM, 0, &CANCEL)].concat()
+    });
+    frames.send_bytes(&requests.collect::<Vec<u8>>()).unwrap();
+    get_ok(&mut frames, 201, "/");
+}
+
 const PREMATURE_RESETS: &str = "tollgate_connections_closed_total{reason=\"premature_resets\"}";
 
 #[test]

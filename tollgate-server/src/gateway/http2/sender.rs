@@ -11,7 +11,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use h2::Reason;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use hyper::body::{Body, Frame, SizeHint};
 
 use super::body::{OpenUpload, ToUpstream};
@@ -60,6 +60,7 @@ pub(super) async fn send(
             remove_hop_by_hop(&mut parts.headers);
             let body = Http2Response {
                 body: StreamBody::new(stream, &parts.headers),
+                has_body: !matches!(parts.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED),
                 upload,
                 stream_permit: Some(stream_permit),
             };
@@ -105,6 +106,8 @@ fn poll_upload(upload: &mut Option<Upload>, context: &mut Context<'_>) -> Poll<(
 /// A response that is being received, and the rest of its request.
 pub(in crate::gateway) struct Http2Response {
     body: StreamBody,
+    /// Whether the response may have a body. `304 Not Modified` announces the length of another response, which h2 misses.
+    has_body: bool,
     upload: Option<Upload>,
     /// Taken if the upload outlives the response.
     stream_permit: Option<StreamPermit>,
@@ -113,7 +116,7 @@ pub(in crate::gateway) struct Http2Response {
 impl Http2Response {
     /// Returns whether the whole response has arrived, except for an end without bytes.
     fn is_complete(&self) -> bool {
-        self.body.is_empty() || self.body.bytes_left() == Some(0)
+        self.is_end_stream() || self.body.bytes_left() == Some(0)
     }
 
     /// Sends more of the request body.
@@ -128,6 +131,9 @@ impl Body for Http2Response {
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
         self.poll_upload(context);
+        if !self.has_body {
+            return Poll::Ready(None);
+        }
         let frame = ready!(self.body.poll_frame(context));
         self.stream_permit.iter().for_each(StreamPermit::note_activity);
         Poll::Ready(match frame {
@@ -141,7 +147,7 @@ impl Body for Http2Response {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_empty()
+        !self.has_body || self.body.is_empty()
     }
 
     fn size_hint(&self) -> SizeHint {
