@@ -245,3 +245,27 @@ fn uploads_that_an_upstream_of_http_2_does_not_read_hold_little() {
     assert!(upstream.accepted() > 0);
     assert!(held < 56 << 10, "{held} KiB");
 }
+
+/// A library needs memory for each frame, however short it is.
+#[test]
+fn short_frames_of_responses_that_nobody_reads_hold_little() {
+    let [headers, settings] = [1, 4];
+    let upstream = Served::start(Speaks::Http2, |_| async {
+        let piece = || Ok(Frame::data(Bytes::from_static(&[7; 16])));
+        Response::new(BodyExt::boxed(StreamBody::new(futures_util::stream::repeat_with(piece))))
+    });
+    let route = format!("{{ path: /**, upstream: 'h2c://{}' }}", upstream.address);
+    let gateway = Gateway::start(&site("workers: 1", &[route], ""));
+    let before = gateway.memory_kib();
+    let mut frames = Frames::to(&gateway);
+    // Each stream has a window of one byte.
+    frames.send_on(0, settings, 0, &[0, 4, 0, 0, 0, 1]).unwrap();
+    for number in 0..30 {
+        // GET http://h/.
+        frames.send_on(2 * number + 1, headers, 0x5, &[0x82, 0x86, 0x84, 0x41, 1, b'h']).unwrap();
+    }
+    std::thread::sleep(Duration::from_secs(6));
+    let held = gateway.memory_kib().saturating_sub(before);
+    assert!(upstream.accepted() > 0);
+    assert!(held < 40 << 10, "{held} KiB");
+}

@@ -439,10 +439,10 @@ pub(in crate::gateway) enum UpstreamBody {
 }
 
 impl UpstreamBody {
-    fn poll_upload(&mut self, context: &mut Context<'_>) {
+    fn poll_blocked(&mut self, context: &mut Context<'_>) {
         match self {
             Self::Http1(response) => response.poll_upload(context),
-            Self::Http2(response) => response.poll_upload(context),
+            Self::Http2(response) => response.poll_blocked(context),
         }
     }
 }
@@ -527,11 +527,11 @@ impl ToClient {
         self.request.status = Some(status);
     }
 
-    /// Sends more of the request to the upstream. A client may send without reading the response, so this is called
-    /// while the client does not read, too.
-    pub(in crate::gateway) fn poll_upload(&mut self, context: &mut Context<'_>) {
+    /// Called while the client does not read. It may send its body before it reads the response, so the upstream is sent
+    /// more of it.
+    pub(in crate::gateway) fn poll_blocked(&mut self, context: &mut Context<'_>) {
         if let Source::Upstream(body) = &mut self.source {
-            body.poll_upload(context);
+            body.poll_blocked(context);
         }
     }
 
@@ -574,7 +574,7 @@ impl Body for ToClient {
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
         let this = &mut *self;
         if !this.rest.is_empty() {
-            this.poll_upload(context);
+            this.poll_blocked(context);
             return Poll::Ready(Some(this.next_piece()));
         }
         match &mut this.source {

@@ -156,7 +156,7 @@ impl ResponseSender {
                 return Poll::Pending;
             }
             // The client may send its body before it reads the response.
-            body.poll_upload(context);
+            body.poll_blocked(context);
             ready!(alarm.get_or_insert_with(Alarm::new).poll_passed(read_by, ticks, context));
             sender.reset(Reason::CANCEL);
             Poll::Ready(())

@@ -119,9 +119,10 @@ impl Http2Response {
         self.is_end_stream() || self.body.bytes_left() == Some(0)
     }
 
-    /// Sends more of the request body.
-    pub(super) fn poll_upload(&mut self, context: &mut Context<'_>) {
+    /// Sends more of the request body, and takes what has arrived of the response, while the client does not read.
+    pub(super) fn poll_blocked(&mut self, context: &mut Context<'_>) {
         _ = poll_upload(&mut self.upload, context);
+        self.body.poll_ahead(context);
     }
 }
 
@@ -130,7 +131,7 @@ impl Body for Http2Response {
     type Error = Failure;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
-        self.poll_upload(context);
+        _ = poll_upload(&mut self.upload, context);
         if !self.has_body {
             return Poll::Ready(None);
         }

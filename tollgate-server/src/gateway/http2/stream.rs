@@ -1,9 +1,10 @@
 //! Streams of HTTP/2, of clients and of upstreams: bodies that arrive, bodies that leave, and keep-alive pings.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use h2::{Ping, PingPong, Reason, RecvStream, SendStream};
 use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
@@ -20,28 +21,71 @@ pub(in crate::gateway) struct StreamBody {
     is_data_over: bool,
     /// The number of bytes left, if the head announces the length.
     bytes_left: Option<u64>,
+    /// Data that was taken from h2 before it can be passed on.
+    ahead: VecDeque<Bytes>,
+    /// Small frames behind it, joined.
+    joined: BytesMut,
+    /// The error behind that.
+    error: Option<h2::Error>,
 }
+
+/// The length of frames that are joined while they wait. h2 needs about 280 bytes for each frame, whatever its length.
+const SMALL_BYTES: usize = 1024;
 
 impl StreamBody {
     pub(in crate::gateway) fn new(stream: RecvStream, headers: &HeaderMap) -> Self {
         let mut lengths = headers.get_all(CONTENT_LENGTH).iter().map(|value| headers::length(value.as_bytes()));
         let first = lengths.next().flatten();
         let bytes_left = first.filter(|_| lengths.all(|length| length == first));
-        Self { stream, is_data_over: false, bytes_left }
+        let (ahead, joined) = (VecDeque::new(), BytesMut::new());
+        Self { stream, is_data_over: false, bytes_left, ahead, joined, error: None }
+    }
+
+    /// Takes data from h2 that cannot be passed on yet, so that many small frames do not take many times the memory of
+    /// the window. The sender may not send more for it.
+    pub(in crate::gateway) fn poll_ahead(&mut self, context: &mut Context<'_>) {
+        while !self.is_data_over && self.error.is_none() {
+            match self.stream.poll_data(context) {
+                Poll::Pending => return,
+                Poll::Ready(None) => self.is_data_over = true,
+                Poll::Ready(Some(Err(error))) => self.error = Some(error),
+                Poll::Ready(Some(Ok(data))) if data.len() < SMALL_BYTES => self.joined.extend_from_slice(&data),
+                Poll::Ready(Some(Ok(data))) => {
+                    self.end_joined();
+                    self.ahead.push_back(data);
+                }
+            }
+        }
+    }
+
+    fn end_joined(&mut self) {
+        if !self.joined.is_empty() {
+            self.ahead.push_back(std::mem::take(&mut self.joined).freeze());
+        }
+    }
+
+    /// Returns data for the reader, and lets the sender send more for it.
+    fn pass(&mut self, data: Bytes) -> Frame<Bytes> {
+        // It fails only if more is released than has arrived.
+        _ = self.stream.flow_control().release_capacity(data.len());
+        self.bytes_left = self.bytes_left.map(|left| left.saturating_sub(data.len() as u64));
+        Frame::data(data)
     }
 
     pub(in crate::gateway) fn poll_frame(
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
+        self.end_joined();
+        if let Some(data) = self.ahead.pop_front() {
+            return Poll::Ready(Some(Ok(self.pass(data))));
+        }
+        if let Some(error) = self.error.take() {
+            return Poll::Ready(Some(Err(error)));
+        }
         if !self.is_data_over {
             match ready!(self.stream.poll_data(context)) {
-                Some(Ok(data)) => {
-                    // It fails only if more is released than has arrived.
-                    _ = self.stream.flow_control().release_capacity(data.len());
-                    self.bytes_left = self.bytes_left.map(|left| left.saturating_sub(data.len() as u64));
-                    return Poll::Ready(Some(Ok(Frame::data(data))));
-                }
+                Some(Ok(data)) => return Poll::Ready(Some(Ok(self.pass(data)))),
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),
                 None => self.is_data_over = true,
             }
@@ -52,7 +96,7 @@ impl StreamBody {
 
     /// Returns whether nothing is left to read.
     pub(in crate::gateway) fn is_empty(&self) -> bool {
-        self.stream.is_end_stream()
+        self.ahead.is_empty() && self.joined.is_empty() && self.error.is_none() && self.stream.is_end_stream()
     }
 
     /// Returns the number of bytes left, if it is known.

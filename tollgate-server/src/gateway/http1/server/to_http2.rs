@@ -132,13 +132,13 @@ impl Http1Server<'_> {
             if self.may_read_body(true) {
                 self.relay_body(&writer, context)?;
             }
-            body.poll_upload(context);
+            body.poll_blocked(context);
             self.poll_response_body((&mut body, &mut framing), &mut trailers, context)
         })
         .await?;
         self.set_deadline(timeout);
         poll_fn(|context| {
-            body.poll_upload(context);
+            body.poll_blocked(context);
             self.poll_rest_sent(&writer, timeout, context)
         })
         .await;
