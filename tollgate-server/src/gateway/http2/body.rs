@@ -435,7 +435,7 @@ enum Source {
 /// The body of an upstream's response, and the rest of the request.
 pub(in crate::gateway) enum UpstreamBody {
     Http1(Box<Http1Response>),
-    Http2(Http2Response),
+    Http2(Box<Http2Response>),
 }
 
 impl UpstreamBody {

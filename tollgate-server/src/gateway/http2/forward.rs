@@ -181,7 +181,7 @@ impl Exchange {
                 let until = Arc::clone(&deadline);
                 let sending = async move {
                     let answer = http2_sender::send((sender, permit), sent, until, (repeatable, fallback)).await;
-                    answer.map(|response| response.map(UpstreamBody::Http2))
+                    answer.map(|response| response.map(|body| UpstreamBody::Http2(Box::new(body))))
                 };
                 Box::pin(self.await_response(sending, deadline, (attempt, request))).await
             }

@@ -32,6 +32,9 @@ pub(in crate::gateway) struct StreamBody {
 /// The length of frames that are joined while they wait. h2 needs about 280 bytes for each frame, whatever its length.
 const SMALL_BYTES: usize = 1024;
 
+/// The length up to which frames are joined: the default frame size. The sender may send more once a part is passed on.
+const MAX_JOINED_BYTES: usize = 16 << 10;
+
 impl StreamBody {
     pub(in crate::gateway) fn new(stream: RecvStream, headers: &HeaderMap) -> Self {
         let mut lengths = headers.get_all(CONTENT_LENGTH).iter().map(|value| headers::length(value.as_bytes()));
@@ -49,7 +52,12 @@ impl StreamBody {
                 Poll::Pending => return,
                 Poll::Ready(None) => self.is_data_over = true,
                 Poll::Ready(Some(Err(error))) => self.error = Some(error),
-                Poll::Ready(Some(Ok(data))) if data.len() < SMALL_BYTES => self.joined.extend_from_slice(&data),
+                Poll::Ready(Some(Ok(data))) if data.len() < SMALL_BYTES => {
+                    self.joined.extend_from_slice(&data);
+                    if self.joined.len() >= MAX_JOINED_BYTES {
+                        self.end_joined();
+                    }
+                }
                 Poll::Ready(Some(Ok(data))) => {
                     self.end_joined();
                     self.ahead.push_back(data);
