@@ -17,26 +17,13 @@ use super::body::{BodyDecoder, Framing};
 use super::codec::{self, HeadError, HeadUse};
 use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{Failure, Fault};
-use crate::gateway::http2::body::ToUpstream;
+use crate::gateway::http2::body::{SendError, ToUpstream};
 use crate::gateway::upstream::conn::{Http1Conn, Repeatable};
 use crate::gateway::upstream::{ConnPool, abandoned};
 use crate::gateway::worker::{Scratch, scratch};
 
 /// The maximum number of parts of a request body that are sent before the response gets its turn.
 const PARTS_PER_TURN: u32 = 16;
-
-/// The reason why a request got no response.
-pub(in crate::gateway) struct SendError {
-    pub(in crate::gateway) fault: Fault,
-    /// The body, if the request may be sent again.
-    pub(in crate::gateway) retry: Option<ToUpstream>,
-}
-
-impl SendError {
-    pub(in crate::gateway) fn failed(failure: Failure) -> Self {
-        Self { fault: failure.into(), retry: None }
-    }
-}
 
 /// Sends the head of a request.
 pub(in crate::gateway) async fn send(

@@ -20,7 +20,7 @@ use super::stream::StreamBody;
 use crate::gateway::buffer_budget::{Overloaded, STEP_BYTES};
 use crate::gateway::client::{BufferedBytes, Client, SEND_BUFFER_BYTES};
 use crate::gateway::deadline::{UpstreamDeadline, Wait};
-use crate::gateway::failure::Failure;
+use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::head::headers::{Edits, screen_request_trailers};
 use crate::gateway::http1::body::screen_response_trailers;
 use crate::gateway::http1::sender::Http1Response;
@@ -107,6 +107,19 @@ impl Drop for OpenUpload {
 struct Reader {
     deadline: Arc<UpstreamDeadline>,
     timeout: Wait,
+}
+
+/// The reason why a request got no response.
+pub(in crate::gateway) struct SendError {
+    pub(in crate::gateway) fault: Fault,
+    /// The body, if the request may be sent again.
+    pub(in crate::gateway) retry: Option<ToUpstream>,
+}
+
+impl SendError {
+    pub(in crate::gateway) fn failed(failure: Failure) -> Self {
+        Self { fault: failure.into(), retry: None }
+    }
 }
 
 impl ToUpstream {

@@ -12,7 +12,7 @@ use http::{HeaderValue, Method, Response, StatusCode, Uri, Version};
 use tollgate::rules::file::internal::UpstreamHeader;
 use tollgate::{InFlightPermit, Outcome};
 
-use super::body::{ToClient, ToUpstream, UpstreamBody};
+use super::body::{SendError, ToClient, ToUpstream, UpstreamBody};
 use super::exchange::{Exchange, ReceivedRequest, with_head};
 use super::sender as http2_sender;
 use super::sender::Fallback;
@@ -20,7 +20,7 @@ use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::head::upstream_head::{UpstreamHead, append_via};
 use crate::gateway::head::{BodyLength, reads_body};
-use crate::gateway::http1::sender::{self, SendError, Upload};
+use crate::gateway::http1::sender::{self, Upload};
 use crate::gateway::local_response;
 use crate::gateway::proxy::{self, ProxyRequest};
 use crate::gateway::site::{Attempts, Route, UpstreamAttempt};

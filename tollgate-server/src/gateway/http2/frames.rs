@@ -30,7 +30,6 @@ const HEAD_BYTES: usize = 9;
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
-const CONTINUATION: u8 = 9;
 
 /// The position in the frames of one direction.
 #[derive(Debug, Default)]
@@ -137,32 +136,6 @@ impl Frames {
             self.in_turn = 0;
         }
         is_over
-    }
-}
-
-/// Bytes that make hyper end an HTTP/2 connection with `GOAWAY` and `ENHANCE_YOUR_CALM`, for which it has no API: a
-/// head whose `CONTINUATION` frames never end.
-#[derive(Debug, Default)]
-pub(crate) struct GoawayTrigger {
-    /// The number of bytes produced.
-    written: usize,
-}
-
-impl GoawayTrigger {
-    /// hyper accepts a number of frames that grows with `max_head`. After this many bytes, the connection just ends.
-    const MAX_BYTES: usize = HEAD_BYTES << 20;
-
-    /// Returns the next byte.
-    pub(crate) fn next_byte(&mut self) -> Option<u8> {
-        if self.written >= Self::MAX_BYTES {
-            return None;
-        }
-        let kind = if self.written < HEAD_BYTES { HEADERS } else { CONTINUATION };
-        // Length 0, no flags, stream 1.
-        let frame = [0, 0, 0, kind, 0, 0, 0, 0, 1];
-        let byte = frame[self.written % HEAD_BYTES];
-        self.written += 1;
-        Some(byte)
     }
 }
 

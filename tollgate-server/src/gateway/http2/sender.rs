@@ -14,12 +14,11 @@ use h2::Reason;
 use http::{Request, Response, StatusCode};
 use hyper::body::{Body, Frame, SizeHint};
 
-use super::body::{OpenUpload, ToUpstream};
+use super::body::{OpenUpload, SendError, ToUpstream};
 use super::stream::{BodySender, StreamBody};
 use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{ConnectError, Failure, Fault};
 use crate::gateway::head::upstream_head::remove_hop_by_hop;
-use crate::gateway::http1::sender::SendError;
 use crate::gateway::site::Route;
 use crate::gateway::upstream::abandoned;
 use crate::gateway::upstream::conn::Repeatable;

@@ -14,7 +14,7 @@ use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::room::Usage;
-use crate::gateway::frames::{Frames, GoawayTrigger};
+use crate::gateway::frames::Frames;
 
 /// The time between two looks at a connection.
 pub(crate) const TICK: Duration = Duration::from_secs(2);
@@ -202,6 +202,35 @@ impl CountedFrames {
             buffer.put_slice(&[byte]);
         }
         true
+    }
+}
+
+/// Bytes that make hyper end an HTTP/2 connection with `GOAWAY` and `ENHANCE_YOUR_CALM`, for which it has no API: a
+/// head whose `CONTINUATION` frames never end.
+#[derive(Debug, Default)]
+struct GoawayTrigger {
+    /// The number of bytes produced.
+    written: usize,
+}
+
+impl GoawayTrigger {
+    /// hyper accepts a number of frames that grows with `max_head`. After this many bytes, the connection just ends.
+    const MAX_BYTES: usize = 9 << 20;
+
+    /// Returns the next byte.
+    fn next_byte(&mut self) -> Option<u8> {
+        if self.written >= Self::MAX_BYTES {
+            return None;
+        }
+        let [headers, continuation] = [1, 9];
+        // Length 0, no flags, stream 1.
+        let mut frame = [0, 0, 0, headers, 0, 0, 0, 0, 1];
+        if self.written >= frame.len() {
+            frame[3] = continuation;
+        }
+        let byte = frame[self.written % frame.len()];
+        self.written += 1;
+        Some(byte)
     }
 }
 
