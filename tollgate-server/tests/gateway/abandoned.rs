@@ -363,7 +363,7 @@ fn abandoned_requests_beyond_the_bound_lose_their_connection_and_keep_their_perm
         let Held { upstream, begun, ended, release } = holding(Speaks::Http1);
         let address = upstream.address;
         let routes = [
-            format!("{{ path: /short, timeout: 1s, upstream: 'http://{address}' }}"),
+            format!("{{ path: /short, timeout: 4s, upstream: 'http://{address}' }}"),
             format!("{{ path: /**, timeout: 1h, upstream: 'http://{address}' }}"),
         ];
         let limits = "{ name: at-once, key: 'header:x-user-id', in_flight: 1 }";

@@ -202,7 +202,7 @@ fn connection_of_http_2_is_not_idle_while_a_body_goes_on_after_the_response() {
     each_http2(|protocol| {
         let (upstream, bodies) = responding_early();
         let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
-        let gateway = protocol.start(&site("timeouts: { idle: 1s }", &[route], ""));
+        let gateway = protocol.start(&site("timeouts: { idle: 2s }", &[route], ""));
         let mut client = gateway.client();
         client.send("POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n4\r\none \r\n");
         assert_eq!(client.receive().text(), "early");

@@ -9,6 +9,7 @@ use testkit::client::{Client, Protocol, each_http2, each_protocol};
 use testkit::gateway::{Gateway, site};
 use testkit::http1::Connection;
 use testkit::http2::is_unprocessed;
+use testkit::port::Port;
 use testkit::tollgate::fails;
 use testkit::upstream::{Raw, runtime};
 use testkit::wait::{PATIENCE, SetOnDrop, until};
@@ -270,13 +271,14 @@ fn two_gateways_do_not_share_a_port() {
 #[test]
 fn a_port_can_be_used_again_at_once() {
     each_protocol(|protocol| {
-        let first = protocol.start(&site("", &["{ path: /**, upstream: echo }"], ""));
-        let address = first.address.to_string();
+        let port = Port::claim();
+        let address = format!("127.0.0.1:{}", port.number());
+        let rules = site("", &["{ path: /**, upstream: echo }"], "").replace("127.0.0.1:0", &address);
+        let first = protocol.start(&rules);
         let mut connection = first.client();
         assert_eq!(connection.get("/").status, 200);
         first.signal("TERM");
         assert_eq!(first.wait().code(), Some(0));
-        let rules = site("", &["{ path: /**, upstream: echo }"], "").replace("127.0.0.1:0", &address);
         assert_eq!(protocol.start(&rules).get("/").status, 200);
     });
 }

@@ -485,9 +485,8 @@ fn a_client_that_goes_away_ends_the_request_to_the_upstream() {
         until("a request at the upstream", || upstream.requests() == 1);
         drop(connection);
         // Another request is served, since the first upstream connection is closed.
-        let begun = std::time::Instant::now();
         gateway.signal("TERM");
-        assert_eq!(gateway.wait().code(), Some(0));
-        assert!(begun.elapsed() < Duration::from_secs(10), "nothing was waited for");
+        let gateway = gateway.ended();
+        assert!(!gateway.said().contains("cut off"), "{}", gateway.said());
     });
 }

