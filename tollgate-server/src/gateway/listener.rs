@@ -377,8 +377,10 @@ impl Acceptor {
         tally.accepted.add(1);
         let Some(counted) = OpenConnection::within(self.max_connections, &tally) else {
             tally.refused_connections.add(1);
-            // In a flood, only some clients get a response.
-            if let Ok(permit) = Arc::clone(&self.rejecting).try_acquire_owned() {
+            // In a flood, only some clients get a response. A client with TLS would take it for another protocol.
+            if self.config.load().tls.is_none()
+                && let Ok(permit) = Arc::clone(&self.rejecting).try_acquire_owned()
+            {
                 tokio::spawn(async move {
                     turn_away(tcp).await;
                     drop(permit);
@@ -403,7 +405,7 @@ impl Acceptor {
     }
 }
 
-/// Sends the rejection. On a TLS port the client cannot read it, and the connection just ends.
+/// Sends the rejection.
 async fn turn_away(mut tcp: TcpStream) {
     const TIMEOUT: Duration = Duration::from_secs(1);
     let reply = async {

@@ -1,6 +1,6 @@
 //! Slow clients, and clients that send or open too much.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -256,6 +256,23 @@ fn connections_beyond_the_maximum_get_503() {
         connection.tcp().write_all(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").is_ok()
             && connection.try_receive().is_ok_and(|answer| answer.status == 200)
     });
+}
+
+/// A response in clear text would look to them like another protocol.
+#[test]
+fn tls_connections_beyond_the_maximum_are_closed() {
+    let upstream = Raw::named("one");
+    let settings = "workers: 1\n  max_connections: 2\n  max_connections_per_address: 2";
+    let gateway = gateway(Protocol::Http1Tls, settings, &upstream);
+    let mut held: Vec<_> = (0..2).map(|_| gateway.connect()).collect();
+    for connection in &mut held {
+        assert_eq!(connection.get("/").status, 200);
+    }
+    let mut third = std::net::TcpStream::connect(gateway.address).unwrap();
+    let mut received = Vec::new();
+    // Closing may reset the connection.
+    _ = third.read_to_end(&mut received);
+    assert_eq!(received, b"");
 }
 
 /// The kernel distributes connections over workers as it likes.
