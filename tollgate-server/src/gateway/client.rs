@@ -249,8 +249,8 @@ impl Client {
     }
 
     /// Returns the timeout for the next part of a body of HTTP/2. An HTTP/1 connection enforces its own.
-    pub(super) fn body_timeout(&self) -> Option<Duration> {
-        self.is_http2().then(|| self.timeouts.body.duration())
+    pub(super) fn body_timeout(&self) -> Option<Wait> {
+        self.is_http2().then_some(self.timeouts.body)
     }
 
     /// Returns the maximum number of bytes that are buffered of a request body while the upstream does not read: at

@@ -1,18 +1,19 @@
-//! Deadlines: a coarse clock, one timer for the consecutive deadlines of a task, the timeouts of clients, and the
-//! deadlines of upstreams.
+//! Deadlines: a coarse clock, one timer for consecutive deadlines, the timeouts of clients, and the deadlines of
+//! upstreams.
 //!
 //! Every request sets and clears several deadlines. Reading a clock and arming a timer for each would cost more than
 //! the limits do. Adding to a counter that is incremented ten times per second costs nothing. Deadlines are set and
 //! cleared where the events happen, at the cost of a store, and checked periodically.
 
+use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use tokio::task::coop::unconstrained;
-use tokio::time::{Instant, MissedTickBehavior, Sleep, interval, sleep, timeout};
+use tokio::time::{Instant, MissedTickBehavior, Sleep, interval, sleep};
 use tollgate::rules::file::internal::TimeoutsRule;
 
 use super::failure::Failure;
@@ -27,12 +28,28 @@ pub(super) type Tick = u64;
 pub(super) const NEVER: Tick = Tick::MAX;
 
 /// The clock of a gateway.
-#[derive(Debug, Default)]
-pub(super) struct Ticks(AtomicU64);
+#[derive(Debug)]
+pub(super) struct Ticks {
+    now: AtomicU64,
+    started: Instant,
+}
+
+impl Default for Ticks {
+    fn default() -> Self {
+        Self { now: AtomicU64::new(0), started: Instant::now() }
+    }
+}
 
 impl Ticks {
+    /// Returns the time. On a machine that is too busy to run this clock, it is late.
     pub(super) fn now(&self) -> Tick {
-        self.0.load(Relaxed)
+        self.now.load(Relaxed)
+    }
+
+    /// Returns the time that the system's clock says.
+    pub(super) fn exact(&self) -> Tick {
+        let Wait(now) = Wait::at_most(self.started.elapsed());
+        self.now.fetch_max(now, Relaxed).max(now)
     }
 
     /// Returns the first tick at which this wait is over.
@@ -40,14 +57,13 @@ impl Ticks {
         wait.from(self.now())
     }
 
-    /// Increments the clock forever.
+    /// Moves the clock forever.
     pub(super) async fn run(&self) {
         let mut steps = interval(TICK);
-        // Ticks missed on a busy machine are made up for.
-        steps.set_missed_tick_behavior(MissedTickBehavior::Burst);
+        steps.set_missed_tick_behavior(MissedTickBehavior::Skip);
         loop {
             steps.tick().await;
-            self.0.fetch_add(1, Relaxed);
+            self.exact();
         }
     }
 }
@@ -85,31 +101,61 @@ impl Wait {
 
 /// A timer that fires at or before the deadline and is then set again, so that moving a deadline into the future costs
 /// nothing.
+#[derive(Default)]
 pub(super) struct Alarm {
-    sleep: Pin<Box<Sleep>>,
+    /// Set once a deadline is awaited, with the task that it wakes.
+    timer: Option<(Pin<Box<Sleep>>, Waker)>,
     fires_at: Tick,
 }
 
 impl Alarm {
-    pub(super) fn new() -> Self {
-        Self { sleep: Box::pin(sleep(TICK)), fires_at: Tick::MAX }
-    }
-
-    /// Returns ready once the deadline has passed. Until then the task is woken in time.
+    /// Returns ready once the deadline has passed. Until then the task that has called this last is woken in time.
     pub(super) fn poll_passed(&mut self, deadline: Tick, ticks: &Ticks, context: &mut Context<'_>) -> Poll<()> {
-        if deadline >= self.fires_at && !self.sleep.is_elapsed() {
+        if let Some((sleep, waker)) = &self.timer
+            && deadline >= self.fires_at
+            && !sleep.is_elapsed()
+            && waker.will_wake(context.waker())
+        {
             return Poll::Pending;
         }
         loop {
-            let left = deadline.saturating_sub(ticks.now());
-            if left == 0 {
+            let left = Wait(deadline.saturating_sub(ticks.now()));
+            if left == Wait(0) {
                 return Poll::Ready(());
             }
             self.fires_at = deadline;
-            self.sleep.as_mut().reset(Instant::now() + TICK.saturating_mul(u32::try_from(left).unwrap_or(u32::MAX)));
+            let sleep = match &mut self.timer {
+                Some((sleep, waker)) => {
+                    sleep.as_mut().reset(Instant::now() + left.duration());
+                    waker.clone_from(context.waker());
+                    sleep
+                }
+                None => &mut self.timer.insert((Box::pin(sleep(left.duration())), context.waker().clone())).0,
+            };
             // Otherwise a task that has used up its cooperative budget would not register its waker.
-            ready!(pin!(unconstrained(self.sleep.as_mut())).poll(context));
+            ready!(pin!(unconstrained(sleep.as_mut())).poll(context));
         }
+    }
+}
+
+/// A timeout of each of consecutive events. It runs while one is awaited.
+#[derive(Default)]
+pub(super) struct EventTimeout {
+    /// When the event that is awaited is late.
+    due: Option<Tick>,
+    alarm: Alarm,
+}
+
+impl EventTimeout {
+    /// Called while an event is awaited. Returns ready if it is late.
+    pub(super) fn poll_late(&mut self, wait: Wait, ticks: &Ticks, context: &mut Context<'_>) -> Poll<()> {
+        let due = *self.due.get_or_insert_with(|| ticks.after(wait));
+        self.alarm.poll_passed(due, ticks, context)
+    }
+
+    /// Called when the event has happened.
+    pub(super) fn stop(&mut self) {
+        self.due = None;
     }
 }
 
@@ -174,17 +220,57 @@ impl UpstreamDeadline {
 
     /// Runs a future until the deadline, wherever that moves. Returns `None` once it has passed.
     pub(super) async fn limit<F: Future + Unpin>(&self, mut future: F) -> Option<F::Output> {
-        loop {
-            // A deadline that was cleared may be set again at any time.
-            let ticks = u32::try_from(self.ticks_left()).unwrap_or(u32::MAX).clamp(1, CHECK_EVERY_TICKS);
-            match timeout(TICK * ticks, &mut future).await {
-                Ok(output) => return Some(output),
-                Err(_elapsed) if self.ticks_left() == 0 => return None,
-                Err(_elapsed) => {}
+        let mut alarm = Alarm::default();
+        poll_fn(|context| {
+            if let Poll::Ready(output) = Pin::new(&mut future).poll(context) {
+                return Poll::Ready(Some(output));
             }
-        }
+            while self.ticks_left() > 0 {
+                // A deadline that was cleared may be set again at any time.
+                let check_at = self.at.load(Relaxed).min(self.ticks.after(CHECK_EVERY));
+                ready!(alarm.poll_passed(check_at, &self.ticks, context));
+            }
+            Poll::Ready(None)
+        })
+        .await
     }
 }
 
 /// The maximum delay until a new deadline is noticed.
-const CHECK_EVERY_TICKS: u32 = 5;
+const CHECK_EVERY: Wait = Wait(5);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::task::Wake;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Woken(AtomicBool);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Relaxed);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn clock_that_did_not_run_is_late_until_it_is_read() {
+        let ticks = Ticks::default();
+        sleep(TICK * 5).await;
+        assert_eq!([ticks.now(), ticks.exact(), ticks.now()], [0, 5, 5]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn alarm_wakes_the_task_that_has_polled_it_last() {
+        let (ticks, mut alarm) = (Ticks::default(), Alarm::default());
+        let (first, last) = (Arc::new(Woken::default()), Arc::new(Woken::default()));
+        for task in [&first, &last] {
+            let waker = Arc::clone(task).into();
+            assert!(alarm.poll_passed(3, &ticks, &mut Context::from_waker(&waker)).is_pending());
+        }
+        sleep(TICK * 4).await;
+        assert!(last.0.load(Relaxed));
+    }
+}

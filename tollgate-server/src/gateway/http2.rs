@@ -74,7 +74,7 @@ pub(super) async fn serve(
         is_ending: false,
         is_shut: false,
         check_at: client.ticks.after(client.timeouts.check_every),
-        alarm: Alarm::new(),
+        alarm: Alarm::default(),
         exchange: Exchange { worker, client },
     };
     let mut stopped = pin!(stop.goaway.notified());

@@ -155,7 +155,7 @@ impl<'a> Http1Server<'a> {
             is_http10: false,
             is_head: false,
             has_served: false,
-            alarm: Alarm::new(),
+            alarm: Alarm::default(),
             deadline: worker.ticks.after(client.timeouts.idle),
             wait: client.timeouts.idle,
         }

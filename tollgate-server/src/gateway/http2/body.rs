@@ -12,14 +12,13 @@ use std::task::{Context, Poll, Waker, ready};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use hyper::body::{Body, Frame, SizeHint};
-use tokio::time::{Sleep, sleep};
 use tollgate::rules::file::internal::UnderscoreHeaders;
 
 use super::sender::Http2Response;
 use super::stream::StreamBody;
 use crate::gateway::buffer_budget::{Overloaded, STEP_BYTES};
 use crate::gateway::client::{BufferedBytes, Client, SEND_BUFFER_BYTES};
-use crate::gateway::deadline::{UpstreamDeadline, Wait};
+use crate::gateway::deadline::{EventTimeout, UpstreamDeadline, Wait};
 use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::head::headers::{Edits, screen_request_trailers};
 use crate::gateway::http1::body::screen_response_trailers;
@@ -91,7 +90,7 @@ pub(in crate::gateway) struct ClientUpload {
     max_buffered: usize,
     upstream: Option<Reader>,
     /// The timeout of an HTTP/2 client, whose connection several streams share.
-    late: Option<Pin<Box<Sleep>>>,
+    timeout: EventTimeout,
 }
 
 /// An upload that goes on after its response, until this is dropped.
@@ -145,7 +144,7 @@ impl ToUpstream {
             edits: None,
             buffered: buffered.unwrap_or_else(|| BufferedBytes::none(client)),
             upstream: None,
-            late: None,
+            timeout: EventTimeout::default(),
         }))
     }
 
@@ -199,12 +198,11 @@ impl Body for ToUpstream {
                     reader.deadline.clear();
                 }
                 let Some(wait) = upload.client.body_timeout() else { return Poll::Pending };
-                let late = upload.late.get_or_insert_with(|| Box::pin(sleep(wait)));
-                ready!(late.as_mut().poll(context));
+                ready!(upload.timeout.poll_late(wait, &upload.client.ticks, context));
                 upload.fail(Failure::BodyLate)
             }
             Poll::Ready(frame) => {
-                upload.late = None;
+                upload.timeout.stop();
                 if let Some(reader) = &upload.upstream {
                     reader.deadline.set(reader.timeout);
                 }
@@ -433,7 +431,7 @@ pub(in crate::gateway) struct ToClient {
     /// Bytes that are buffered while the client does not read.
     buffered: Option<BufferedBytes>,
     /// The timeout of the upstream.
-    stall: Option<Pin<Box<Sleep>>>,
+    timeout: EventTimeout,
     /// The changes of the route, if it removes or sets headers: they concern trailers, too.
     edits: Option<Arc<Edits>>,
     /// Ends with the response.
@@ -488,13 +486,27 @@ impl Body for UpstreamBody {
 
 impl ToClient {
     pub(in crate::gateway) fn local(text: Bytes, request: ProxyRequest) -> Self {
-        Self { source: Source::Local, rest: text, buffered: None, stall: None, edits: None, request }
+        Self {
+            source: Source::Local,
+            rest: text,
+            buffered: None,
+            timeout: EventTimeout::default(),
+            edits: None,
+            request,
+        }
     }
 
     /// Returns the body of an upstream's response, without the trailers that the route removes.
     pub(in crate::gateway) fn upstream(body: UpstreamBody, edits: &Arc<Edits>, request: ProxyRequest) -> Self {
         let edits = edits.removes_some().then(|| Arc::clone(edits));
-        Self { source: Source::Upstream(body), rest: Bytes::new(), buffered: None, stall: None, edits, request }
+        Self {
+            source: Source::Upstream(body),
+            rest: Bytes::new(),
+            buffered: None,
+            timeout: EventTimeout::default(),
+            edits,
+            request,
+        }
     }
 
     /// Removes a body that the gateway wrote, for a response that must not have one. Returns its length, unless it was
@@ -595,13 +607,12 @@ impl Body for ToClient {
             Source::Upstream(body) => match Pin::new(body).poll_frame(context) {
                 Poll::Pending => {
                     let Some(attempt) = &this.request.upstream else { return Poll::Pending };
-                    let stall = this.stall.get_or_insert_with(|| Box::pin(sleep(attempt.timeout.duration())));
-                    ready!(stall.as_mut().poll(context));
+                    ready!(this.timeout.poll_late(attempt.timeout, &this.request.client.ticks, context));
                     this.request.note_upstream_progress(UpstreamProgress::TimedOut);
                     Poll::Ready(Some(Err(Failure::UpstreamTimeout)))
                 }
                 Poll::Ready(frame) => {
-                    this.stall = None;
+                    this.timeout.stop();
                     this.request.note_upstream_progress(match &frame {
                         None => UpstreamProgress::All,
                         Some(Ok(_)) => UpstreamProgress::Bytes,

@@ -140,7 +140,7 @@ impl ResponseSender {
     /// is reset, and the others go on.
     async fn send(self) {
         let Self { mut sender, mut body, client } = self;
-        let (ticks, mut alarm) = (&client.ticks, None::<Alarm>);
+        let (ticks, mut alarm) = (&client.ticks, Alarm::default());
         let mut read_by = ticks.after(client.timeouts.write);
         poll_fn(|context| {
             let before = body.sent_bytes();
@@ -157,7 +157,7 @@ impl ResponseSender {
             }
             // The client may send its body before it reads the response.
             body.poll_blocked(context);
-            ready!(alarm.get_or_insert_with(Alarm::new).poll_passed(read_by, ticks, context));
+            ready!(alarm.poll_passed(read_by, ticks, context));
             sender.reset(Reason::CANCEL);
             Poll::Ready(())
         })

@@ -127,7 +127,9 @@ impl Exchange {
             // connection that the upstream has closed by now is known to be closed.
             tokio::task::yield_now().await;
         }
-        let conn = match target.take_idle(worker, self.worker.ticks.now(), &route.reuse, repeatable) {
+        // If the connection is closed meanwhile, only a request that may be repeated is not lost.
+        let now = if may_repeat { self.worker.ticks.now() } else { self.worker.ticks.exact() };
+        let conn = match target.take_idle(worker, now, &route.reuse, repeatable) {
             Some(conn) => UpstreamConn::H1(conn),
             None => {
                 match Box::pin(connect::obtain(target, ConnUse::Request, (&self.worker, &self.client), route)).await {

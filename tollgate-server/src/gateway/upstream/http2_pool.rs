@@ -230,7 +230,7 @@ async fn drive(mut connection: Connection, load: Arc<Load>) {
     let Some(pings) = connection.ping_pong() else { return };
     let waits = PingWaits { every: Wait::at_least(PING_EVERY), timeout: Wait::at_least(PING_TIMEOUT) };
     let mut keep_alive = KeepAlive::new(pings, waits, load.ticks.now());
-    let mut alarm = Alarm::new();
+    let mut alarm = Alarm::default();
     poll_fn(|context| {
         loop {
             if Pin::new(&mut connection).poll(context).is_ready() {

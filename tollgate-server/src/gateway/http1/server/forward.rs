@@ -205,8 +205,9 @@ impl Forwarding {
     }
 
     fn take_idle(&self, worker: &Worker, target: &Target) -> Option<Box<Http1Conn>> {
-        let (now, policy) = (worker.ticks.now(), &self.route().reuse);
-        target.take_idle(worker.number, now, policy, self.may_repeat.into())
+        // If the connection is closed meanwhile, only a request that may be repeated is not lost.
+        let now = if self.may_repeat { worker.ticks.now() } else { worker.ticks.exact() };
+        target.take_idle(worker.number, now, &self.route().reuse, self.may_repeat.into())
     }
 
     fn write_request(&self, plain: &PlainRequest<'_>, buffers: &mut WorkerBuffers) -> Result<(), Failure> {
