@@ -25,7 +25,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use self::exchange::Exchange;
 use self::frames::Frames;
-use self::stream::{KeepAlive, PingWaits};
+use self::stream::{KeepAlive, PingWaits, Traffic};
 use super::client::{Client, Expired, LINGER, SEND_BUFFER_BYTES, STREAM_WINDOW_BYTES};
 use super::deadline::{Alarm, NEVER, Tick, Wait};
 use super::failure::Misuse;
@@ -127,7 +127,8 @@ impl Http2Server {
                     if self.is_ending {
                         connection.graceful_shutdown();
                     }
-                    let waits = PingWaits { every: Wait::at_least(PING_EVERY), timeout: Wait::at_least(PING_TIMEOUT) };
+                    let every = Wait::at_least(PING_EVERY);
+                    let waits = PingWaits { every, quiet: every, timeout: Wait::at_least(PING_TIMEOUT) };
                     let pings = connection.ping_pong();
                     let keep_alive = pings.map(|pings| KeepAlive::new(pings, waits, client.ticks.now()));
                     self.state = State::Open(connection, keep_alive);
@@ -198,7 +199,7 @@ impl Http2Server {
                 Expired::NotYet { at } => at,
             };
             let ping = match &mut self.state {
-                State::Open(_, Some(keep_alive)) => keep_alive.check(client.received_at(), client.ticks.now(), context),
+                State::Open(_, Some(keep_alive)) => keep_alive.check(Traffic::of(&client), client.ticks.now(), context),
                 _ => Some(NEVER),
             };
             let Some(ping) = ping else { return Poll::Ready(()) };

@@ -135,7 +135,7 @@ impl Body for Http2Response {
             return Poll::Ready(None);
         }
         let frame = ready!(self.body.poll_frame(context));
-        self.stream_permit.iter().for_each(StreamPermit::note_activity);
+        self.stream_permit.iter().for_each(StreamPermit::note_received);
         Poll::Ready(match frame {
             // What follows a complete response concerns the rest of the request.
             Some(Err(_)) if self.body.bytes_left() == Some(0) => None,

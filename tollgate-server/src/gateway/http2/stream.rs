@@ -10,6 +10,7 @@ use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
 use hyper::body::{Body, Frame};
 
+use crate::gateway::client::Client;
 use crate::gateway::deadline::{Tick, Wait};
 use crate::gateway::failure::Failure;
 use crate::gateway::head::headers;
@@ -52,23 +53,49 @@ impl StreamBody {
                 Poll::Pending => return,
                 Poll::Ready(None) => self.is_data_over = true,
                 Poll::Ready(Some(Err(error))) => self.error = Some(error),
-                Poll::Ready(Some(Ok(data))) if data.len() < SMALL_BYTES => {
-                    self.joined.extend_from_slice(&data);
-                    if self.joined.len() >= MAX_JOINED_BYTES {
-                        self.end_joined();
-                    }
-                }
-                Poll::Ready(Some(Ok(data))) => {
-                    self.end_joined();
-                    self.ahead.push_back(data);
-                }
+                Poll::Ready(Some(Ok(data))) => self.queue(data),
             }
+        }
+    }
+
+    /// Puts data behind what waits already.
+    fn queue(&mut self, data: Bytes) {
+        if data.len() < SMALL_BYTES {
+            self.joined.extend_from_slice(&data);
+            if self.joined.len() >= MAX_JOINED_BYTES {
+                self.end_joined();
+            }
+        } else {
+            self.end_joined();
+            self.ahead.push_back(data);
         }
     }
 
     fn end_joined(&mut self) {
         if !self.joined.is_empty() {
             self.ahead.push_back(std::mem::take(&mut self.joined).freeze());
+        }
+    }
+
+    /// Joins a small frame with the small frames behind it that have arrived: the next hop may refuse many of them.
+    fn join_next(&mut self, first: Bytes, context: &mut Context<'_>) -> Bytes {
+        match self.stream.poll_data(context) {
+            Poll::Pending => first,
+            Poll::Ready(None) => {
+                self.is_data_over = true;
+                first
+            }
+            Poll::Ready(Some(Err(error))) => {
+                self.error = Some(error);
+                first
+            }
+            Poll::Ready(Some(Ok(second))) => {
+                self.queue(first.clone());
+                self.queue(second);
+                self.poll_ahead(context);
+                self.end_joined();
+                self.ahead.pop_front().unwrap_or(first)
+            }
         }
     }
 
@@ -93,6 +120,10 @@ impl StreamBody {
         }
         if !self.is_data_over {
             match ready!(self.stream.poll_data(context)) {
+                Some(Ok(data)) if data.len() < SMALL_BYTES && !self.stream.is_end_stream() => {
+                    let data = self.join_next(data, context);
+                    return Poll::Ready(Some(Ok(self.pass(data))));
+                }
                 Some(Ok(data)) => return Poll::Ready(Some(Ok(self.pass(data)))),
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),
                 None => self.is_data_over = true,
@@ -212,58 +243,109 @@ impl BodySender {
     }
 }
 
-/// The interval of pings, and the timeout of an answer.
+/// The intervals of pings, and the timeout of an answer.
 #[derive(Clone, Copy)]
 pub(in crate::gateway) struct PingWaits {
     pub(in crate::gateway) every: Wait,
+    /// The interval after two pings without other traffic.
+    pub(in crate::gateway) quiet: Wait,
     pub(in crate::gateway) timeout: Wait,
 }
 
 /// Pings that show whether the peer of a connection is alive.
 pub(in crate::gateway) struct KeepAlive {
     pings: PingPong,
-    every: Wait,
-    timeout: Wait,
-    /// When the next ping is sent, or the answer to the last one is late.
-    due: Tick,
-    awaits_answer: bool,
+    schedule: PingSchedule,
 }
 
 impl KeepAlive {
     pub(in crate::gateway) fn new(pings: PingPong, waits: PingWaits, now: Tick) -> Self {
-        let PingWaits { every, timeout } = waits;
-        Self { pings, every, timeout, due: every.from(now), awaits_answer: false }
+        Self { pings, schedule: PingSchedule::new(waits, now) }
     }
 
     /// Returns whether a ping was sent and not answered yet.
     pub(in crate::gateway) fn awaits_answer(&self) -> bool {
-        self.awaits_answer
+        self.schedule.awaits_answer
     }
 
     /// Sends a ping if nothing was received for a while. Returns when this has to be called again, or `None` if nothing
     /// was received since the last ping, which is late.
-    pub(in crate::gateway) fn check(
-        &mut self,
-        received_at: Tick,
-        now: Tick,
-        context: &mut Context<'_>,
-    ) -> Option<Tick> {
-        if self.awaits_answer && self.pings.poll_pong(context).is_ready() {
-            self.awaits_answer = false;
-            self.due = self.every.from(now);
+    pub(in crate::gateway) fn check(&mut self, traffic: Traffic, now: Tick, context: &mut Context<'_>) -> Option<Tick> {
+        if self.awaits_answer() && self.pings.poll_pong(context).is_ready() {
+            self.schedule.awaits_answer = false;
         }
-        // On a slow link, the answer may be behind much else.
-        let wait = if self.awaits_answer { self.timeout } else { self.every };
-        self.due = self.due.max(wait.from(received_at));
-        if now < self.due {
-            return Some(self.due);
+        loop {
+            match self.schedule.next(traffic, now) {
+                PingStep::Wait { until } => return Some(until),
+                PingStep::Late => return None,
+                PingStep::Ping => self.schedule.note_sent(self.pings.send_ping(Ping::opaque()).is_ok(), now),
+            }
         }
-        if self.awaits_answer {
-            return None;
+    }
+}
+
+/// The last traffic of a connection.
+#[derive(Clone, Copy)]
+pub(in crate::gateway) struct Traffic {
+    pub(in crate::gateway) received_at: Tick,
+    /// When the last request began.
+    pub(in crate::gateway) began_at: Tick,
+}
+
+impl Traffic {
+    /// Returns the traffic of a client, whose requests are received.
+    pub(in crate::gateway) fn of(client: &Client) -> Self {
+        let received_at = client.received_at();
+        Self { received_at, began_at: received_at }
+    }
+}
+
+/// When pings are sent, and when an answer is late.
+struct PingSchedule {
+    waits: PingWaits,
+    pinged_at: Tick,
+    /// The pings since the last other traffic, and when that was.
+    quiet_pings: u32,
+    traffic_at: Tick,
+    awaits_answer: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PingStep {
+    Wait { until: Tick },
+    Ping,
+    Late,
+}
+
+impl PingSchedule {
+    fn new(waits: PingWaits, now: Tick) -> Self {
+        Self { waits, pinged_at: now, quiet_pings: 0, traffic_at: now, awaits_answer: false }
+    }
+
+    fn next(&mut self, Traffic { received_at, began_at }: Traffic, now: Tick) -> PingStep {
+        let traffic_at = received_at.max(began_at);
+        if traffic_at > self.traffic_at {
+            (self.traffic_at, self.quiet_pings) = (traffic_at, 0);
         }
-        self.awaits_answer = self.pings.send_ping(Ping::opaque()).is_ok();
-        self.due = if self.awaits_answer { self.timeout } else { self.every }.from(now);
-        Some(self.due)
+        let wait = match self.quiet_pings {
+            // On a slow link, the answer may be behind much else.
+            _ if self.awaits_answer => self.waits.timeout,
+            0 | 1 => self.waits.every,
+            _ => self.waits.quiet,
+        };
+        // The start of a request says nothing about the peer, so it postpones nothing.
+        let due = wait.from(self.pinged_at.max(received_at));
+        match self.awaits_answer {
+            _ if now < due => PingStep::Wait { until: due },
+            true => PingStep::Late,
+            false => PingStep::Ping,
+        }
+    }
+
+    fn note_sent(&mut self, is_sent: bool, now: Tick) {
+        self.awaits_answer = is_sent;
+        self.pinged_at = now;
+        self.quiet_pings += 1;
     }
 }
 
@@ -273,7 +355,38 @@ mod tests {
 
     use super::*;
 
-    const WAITS: PingWaits = PingWaits { every: Wait::ticks(10), timeout: Wait::ticks(5) };
+    const WAITS: PingWaits = PingWaits { every: Wait::ticks(10), quiet: Wait::ticks(100), timeout: Wait::ticks(5) };
+
+    /// Returns when pings are sent until a tick to a peer that answers each at once.
+    fn pings(schedule: &mut PingSchedule, traffic: Traffic, ticks: std::ops::Range<Tick>) -> Vec<Tick> {
+        let is_sent = |now: &Tick| {
+            let is_due = schedule.next(traffic, *now) == PingStep::Ping;
+            if is_due {
+                schedule.note_sent(true, *now);
+                schedule.awaits_answer = false;
+            }
+            is_due
+        };
+        ticks.filter(is_sent).collect()
+    }
+
+    #[test]
+    fn peer_that_sends_nothing_but_answers_gets_few_pings() {
+        let mut schedule = PingSchedule::new(WAITS, 0);
+        let quiet = Traffic { received_at: 0, began_at: 0 };
+        assert_eq!(pings(&mut schedule, quiet, 0..300), [10, 20, 120, 220]);
+        let asked = Traffic { received_at: 0, began_at: 300 };
+        assert_eq!(pings(&mut schedule, asked, 300..420), [300, 310, 410], "a request has begun");
+        let answered = Traffic { received_at: 420, began_at: 300 };
+        assert_eq!(pings(&mut schedule, answered, 420..450), [430, 440], "a response has arrived");
+    }
+
+    #[test]
+    fn start_of_a_request_postpones_no_ping() {
+        let mut schedule = PingSchedule::new(WAITS, 0);
+        let asked = Traffic { received_at: 0, began_at: 9 };
+        assert_eq!(pings(&mut schedule, asked, 0..15), [10]);
+    }
 
     /// Polls a server once, so that it reads and writes what it can.
     async fn turn(connection: &mut h2::server::Connection<tokio::io::DuplexStream, Bytes>) {
@@ -292,7 +405,8 @@ mod tests {
         let mut keep_alive = KeepAlive::new(server.ping_pong().unwrap(), WAITS, 0);
         let mut check = async |received_at, now, server: &mut _| {
             turn(server).await;
-            poll_fn(|context| Poll::Ready(keep_alive.check(received_at, now, context))).await
+            let traffic = Traffic { received_at, began_at: 0 };
+            poll_fn(|context| Poll::Ready(keep_alive.check(traffic, now, context))).await
         };
         assert_eq!(check(0, 9, &mut server).await, Some(10), "not yet");
         assert_eq!(check(3, 10, &mut server).await, Some(13), "something was received");
@@ -303,9 +417,9 @@ mod tests {
             Poll::Ready(())
         })
         .await;
-        assert_eq!(check(14, 18, &mut server).await, Some(28), "answered");
-        assert_eq!(check(14, 28, &mut server).await, Some(33), "another ping was sent");
-        assert_eq!(check(31, 33, &mut server).await, Some(36), "something else was received");
-        assert_eq!(check(31, 36, &mut server).await, None);
+        assert_eq!(check(14, 18, &mut server).await, Some(24), "answered");
+        assert_eq!(check(14, 24, &mut server).await, Some(29), "another ping was sent");
+        assert_eq!(check(27, 29, &mut server).await, Some(32), "something else was received");
+        assert_eq!(check(27, 32, &mut server).await, None);
     }
 }

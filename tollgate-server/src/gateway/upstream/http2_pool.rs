@@ -22,11 +22,15 @@ use super::addresses::HostAddresses;
 use super::conn::{ReusePolicy, UpstreamIo, Usage};
 use crate::gateway::deadline::{Alarm, NEVER, Tick, Ticks, Wait};
 use crate::gateway::failure::ConnectError;
-use crate::gateway::http2::stream::{KeepAlive, PingWaits};
+use crate::gateway::http2::stream::{KeepAlive, PingWaits, Traffic};
 use crate::gateway::stream::INPUT_BYTES;
 
 /// The interval of keep-alive pings.
 const PING_EVERY: Duration = Duration::from_secs(15);
+
+/// The interval of pings while an upstream responds to nothing else. Servers of gRPC close connections on which they get
+/// some pings at shorter intervals than five minutes, and forget them whenever they send a response.
+const QUIET_PING_EVERY: Duration = Duration::from_secs(310);
 
 /// The timeout of an answer to a ping.
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
@@ -101,8 +105,10 @@ struct Load {
     quiet_since: AtomicU64,
     /// Whether a request was answered on it.
     has_answered: AtomicBool,
-    /// When a part of a response arrived, or a request began after an idle time. No ping is due for a while then.
-    active_at: AtomicU64,
+    /// When a part of a response arrived. No ping is due for a while then.
+    received_at: AtomicU64,
+    /// When the last request began.
+    began_at: AtomicU64,
     ticks: Arc<Ticks>,
 }
 
@@ -169,7 +175,8 @@ impl Http2Pool {
             usage: Mutex::new(usage),
             quiet_since: AtomicU64::new(NEVER),
             has_answered: AtomicBool::new(false),
-            active_at: AtomicU64::new(ticks.now()),
+            received_at: AtomicU64::new(ticks.now()),
+            began_at: AtomicU64::new(ticks.now()),
             ticks: Arc::clone(ticks),
         });
         tokio::spawn(drive(connection, Arc::clone(&load)));
@@ -228,7 +235,11 @@ impl SharedConn {
 /// Drives a connection. Its error is reported to the requests that wait for a response.
 async fn drive(mut connection: Connection, load: Arc<Load>) {
     let Some(pings) = connection.ping_pong() else { return };
-    let waits = PingWaits { every: Wait::at_least(PING_EVERY), timeout: Wait::at_least(PING_TIMEOUT) };
+    let waits = PingWaits {
+        every: Wait::at_least(PING_EVERY),
+        quiet: Wait::at_least(QUIET_PING_EVERY),
+        timeout: Wait::at_least(PING_TIMEOUT),
+    };
     let mut keep_alive = KeepAlive::new(pings, waits, load.ticks.now());
     let mut alarm = Alarm::default();
     poll_fn(|context| {
@@ -240,7 +251,7 @@ async fn drive(mut connection: Connection, load: Arc<Load>) {
             if load.requests.load(Relaxed) == 0 && !keep_alive.awaits_answer() {
                 return Poll::Pending;
             }
-            let due = keep_alive.check(load.active_at.load(Relaxed), load.ticks.now(), context);
+            let due = keep_alive.check(load.traffic(), load.ticks.now(), context);
             let Some(due) = due else { return Poll::Ready(()) };
             ready!(alarm.poll_passed(due, &load.ticks, context));
         }
@@ -259,6 +270,10 @@ impl Load {
         Wait::at_least(SPARE_FOR).from(since) <= now
     }
 
+    fn traffic(&self) -> Traffic {
+        Traffic { received_at: self.received_at.load(Relaxed), began_at: self.began_at.load(Relaxed) }
+    }
+
     fn usage(&self) -> MutexGuard<'_, Usage> {
         self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -266,14 +281,11 @@ impl Load {
 
 impl StreamPermit {
     fn on(load: &Arc<Load>) -> Self {
-        let was_idle = load.requests.fetch_add(1, Relaxed) == 0;
+        load.requests.fetch_add(1, Relaxed);
         load.usage().note_request();
         load.quiet_since.store(NEVER, Relaxed);
-        let permit = Self(Arc::clone(load));
-        if was_idle {
-            permit.note_activity();
-        }
-        permit
+        load.began_at.store(load.ticks.now(), Relaxed);
+        Self(Arc::clone(load))
     }
 
     /// Returns whether a request was answered on the connection. The upstream may be closing it just now.
@@ -284,12 +296,12 @@ impl StreamPermit {
     /// Records that the request was answered.
     pub(in crate::gateway) fn note_answered(&self) {
         self.0.has_answered.store(true, Relaxed);
-        self.note_activity();
+        self.note_received();
     }
 
     /// Records that a part of the response has arrived.
-    pub(in crate::gateway) fn note_activity(&self) {
-        self.0.active_at.store(self.0.ticks.now(), Relaxed);
+    pub(in crate::gateway) fn note_received(&self) {
+        self.0.received_at.store(self.0.ticks.now(), Relaxed);
     }
 }
 
