@@ -34,6 +34,8 @@ pub(super) enum Failure {
     BadCertificate,
     ConnectTimeout,
     Disconnected,
+    /// The upstream has closed a connection of HTTP/2, and says that it has not processed the request.
+    NotProcessed,
     InvalidResponse,
     ResponseHeadTooLong,
     ResponseHeadRefused,
@@ -119,6 +121,8 @@ impl Failure {
                 "The upstream could not be reached in time."),
             Self::Disconnected => text!(BAD_GATEWAY, "bad_gateway";
                 "The upstream closed the connection before the end of its response."),
+            Self::NotProcessed => text!(BAD_GATEWAY, "bad_gateway";
+                "The upstream closed the connection before it processed the request: send it again."),
             Self::InvalidResponse => text!(BAD_GATEWAY, "bad_gateway"; "The upstream sent an invalid response."),
             Self::ResponseHeadTooLong => text!(BAD_GATEWAY, "bad_gateway";
                 "The upstream's response has more than 100 headers, or more than 64 KiB of headers."),
@@ -155,6 +159,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Disconnected => "it closed the connection before the end of its response",
+            Self::NotProcessed => "it closed the connection before it processed the request",
             Self::InvalidResponse => "its response is invalid",
             Self::ResponseHeadTooLong => "its response has more than 100 headers, or more than 64 KiB of headers",
             Self::ResponseHeadRefused => "its response has more than 64 KiB of headers, or headers that HTTP/2 forbids",
@@ -564,6 +569,7 @@ mod tests {
             Failure::BadCertificate,
             Failure::ConnectTimeout,
             Failure::Disconnected,
+            Failure::NotProcessed,
             Failure::InvalidResponse,
             Failure::ResponseHeadTooLong,
             Failure::ResponseHeadRefused,
@@ -590,6 +596,7 @@ mod tests {
         ];
         let failures = [
             Failure::Disconnected,
+            Failure::NotProcessed,
             Failure::InvalidResponse,
             Failure::ResponseHeadTooLong,
             Failure::ResponseHeadRefused,

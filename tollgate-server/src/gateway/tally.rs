@@ -234,11 +234,12 @@ pub(super) struct RouteTally {
 pub(super) const CLASSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "aborted"];
 
 /// The failures of upstreams, with their labels in metrics.
-const FAILURES: [(Failure, &str); 10] = [
+const FAILURES: [(Failure, &str); 11] = [
     (Failure::CannotConnect, "cannot_connect"),
     (Failure::BadCertificate, "bad_certificate"),
     (Failure::ConnectTimeout, "connect_timeout"),
     (Failure::Disconnected, "disconnected"),
+    (Failure::NotProcessed, "not_processed"),
     (Failure::InvalidResponse, "invalid_response"),
     (Failure::ResponseHeadTooLong, "response_head_too_long"),
     (Failure::ResponseHeadRefused, "response_head_refused"),

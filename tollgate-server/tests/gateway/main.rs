@@ -18,6 +18,7 @@ mod http2;
 mod http2_deadlines;
 mod http2_misuse;
 mod http2_sharing;
+mod http2_upstreams;
 mod lifecycle;
 mod messages;
 mod normal_form;

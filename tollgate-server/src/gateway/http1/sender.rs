@@ -204,6 +204,11 @@ impl Http1Response {
 
     /// Sends more of the request body. If the body breaks off, the connection is closed: the upstream must get no end of
     /// it.
+    /// Returns whether the request body is still being sent.
+    pub(in crate::gateway) fn has_upload(&self) -> bool {
+        self.upload.is_some()
+    }
+
     pub(in crate::gateway) fn poll_upload(&mut self, context: &mut Context<'_>) {
         if let Some(conn) = self.conn.as_mut().filter(|_| self.upload.is_some()) {
             match poll_upload(&mut self.upload, conn, context) {

@@ -456,6 +456,22 @@ impl UpstreamBody {
             Self::Http2(response) => response.poll_blocked(context),
         }
     }
+
+    /// Returns whether the request body is still being sent.
+    fn has_upload(&self) -> bool {
+        match self {
+            Self::Http1(response) => response.has_upload(),
+            Self::Http2(response) => response.has_upload(),
+        }
+    }
+
+    /// Returns whether the whole response has arrived. Its stream may end later.
+    fn is_complete(&self) -> bool {
+        match self {
+            Self::Http1(response) => response.is_end_stream(),
+            Self::Http2(response) => response.is_complete(),
+        }
+    }
 }
 
 impl Body for UpstreamBody {
@@ -560,6 +576,15 @@ impl ToClient {
         }
     }
 
+    /// Returns whether the client was passed the whole response.
+    fn is_whole(&self) -> bool {
+        self.rest.is_empty()
+            && match &self.source {
+                Source::Local => true,
+                Source::Upstream(body) => body.is_complete(),
+            }
+    }
+
     /// Splits off the next piece.
     fn next_piece(&mut self) -> Result<Frame<Bytes>, Failure> {
         let client = &self.request.client;
@@ -604,10 +629,17 @@ impl Body for ToClient {
         }
         match &mut this.source {
             Source::Local => Poll::Ready(None),
-            Source::Upstream(body) => match Pin::new(body).poll_frame(context) {
+            Source::Upstream(body) => match Pin::new(&mut *body).poll_frame(context) {
                 Poll::Pending => {
                     let Some(attempt) = &this.request.upstream else { return Poll::Pending };
-                    ready!(this.timeout.poll_late(attempt.timeout, &this.request.client.ticks, context));
+                    loop {
+                        ready!(this.timeout.poll_late(attempt.timeout, &this.request.client.ticks, context));
+                        if !body.has_upload() || attempt.is_late() {
+                            break;
+                        }
+                        // It is busy with the request, or waits for the client.
+                        this.timeout.stop();
+                    }
                     this.request.note_upstream_progress(UpstreamProgress::TimedOut);
                     Poll::Ready(Some(Err(Failure::UpstreamTimeout)))
                 }
@@ -657,7 +689,7 @@ impl Drop for ToClient {
     fn drop(&mut self) {
         if self.rest.is_empty() && self.request.is_upstream_done {
             self.request.is_complete = true;
-        } else if self.is_end_stream() {
+        } else if self.is_whole() {
             self.request.is_complete = true;
             self.request.note_upstream_progress(UpstreamProgress::All);
         } else if let Source::Upstream(body) = std::mem::replace(&mut self.source, Source::Local)

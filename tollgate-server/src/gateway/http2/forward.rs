@@ -110,7 +110,7 @@ impl Exchange {
         }
     }
 
-    /// Sends a request to one upstream. Its head is dropped once it was sent with a body: then it cannot be retried.
+    /// Sends a request to one upstream. Its head is dropped once it was sent over HTTP/1 with a body: then it cannot be retried.
     async fn try_one(
         &self,
         (kept, mut body): (&mut Option<Parts>, ToUpstream),

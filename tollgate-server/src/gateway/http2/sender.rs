@@ -8,15 +8,17 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use h2::Reason;
-use http::{Request, Response, StatusCode};
+use http::header::CONTENT_LENGTH;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::{Body, Frame, SizeHint};
 
 use super::body::{OpenUpload, SendError, ToUpstream};
 use super::stream::{BodySender, StreamBody};
-use crate::gateway::deadline::UpstreamDeadline;
+use crate::gateway::deadline::{UpstreamDeadline, Wait};
 use crate::gateway::failure::{ConnectError, Failure, Fault};
 use crate::gateway::head::upstream_head::remove_hop_by_hop;
 use crate::gateway::site::Route;
@@ -25,6 +27,9 @@ use crate::gateway::upstream::conn::Repeatable;
 use crate::gateway::upstream::http2_pool::{Sender, StreamPermit};
 use crate::gateway::upstream::tls::TlsFault;
 
+/// How long an upstream may take to end the stream of a complete response. A reset could stop a handler that still works.
+const END_WITHIN: Duration = Duration::from_secs(10);
+
 /// Sends a request, and receives the head of its response. The caller bounds the wait.
 pub(super) async fn send(
     (mut sender, stream_permit): (Sender, StreamPermit),
@@ -32,13 +37,13 @@ pub(super) async fn send(
     deadline: Arc<UpstreamDeadline>,
     (repeatable, fallback): (Repeatable, Fallback),
 ) -> Result<Response<Http2Response>, SendError> {
-    let is_over = body.is_end_stream();
+    let (is_over, is_head) = (body.is_end_stream(), head.method() == Method::HEAD);
     let (mut response, stream) = match sender.send_request(head, is_over) {
         Ok(sent) => sent,
         Err(error) => return Err(SendError { fault: hung_up(&error), retry: Some(body) }),
     };
-    let mut upload = (!is_over).then(|| Upload { sender: BodySender::new(stream), body, deadline });
-    // The body is not read before the upstream accepts the stream, so that the request can be sent elsewhere.
+    let mut upload = (!is_over).then(|| Upload { sender: BodySender::new(stream), body });
+    // While a full connection queues the request, the body is not read, so that the request can be sent elsewhere.
     let mut is_queued = true;
     let received = poll_fn(|context| {
         loop {
@@ -57,39 +62,35 @@ pub(super) async fn send(
             stream_permit.note_answered();
             let (mut parts, stream) = response.into_parts();
             remove_hop_by_hop(&mut parts.headers);
+            if let Some(length) = several_lengths(&parts.headers) {
+                parts.headers.insert(CONTENT_LENGTH, length);
+            }
             let body = Http2Response {
-                body: StreamBody::new(stream, &parts.headers),
-                has_body: !matches!(parts.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED),
+                body: Some(StreamBody::new(stream, &parts.headers)),
+                has_body: !is_head && !matches!(parts.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED),
                 upload,
                 stream_permit: Some(stream_permit),
+                deadline,
             };
             Ok(Response::from_parts(parts, body))
         }
         Err(error) if is_queued && error.is_go_away() && error.is_remote() => {
             let body = upload.map_or(ToUpstream::Empty, |upload| upload.body);
-            Err(SendError { fault: hung_up(&error), retry: Some(body) })
+            Err(SendError { fault: Failure::NotProcessed.into(), retry: Some(body) })
         }
-        Err(error) => Err(failed(&error, repeatable, fallback)),
+        Err(error) => Err(failed(&error, (is_over, repeatable), fallback)),
     }
+}
+
+/// Returns the length, if there are several `Content-Length` headers. h2 accepts only equal ones.
+fn several_lengths(headers: &HeaderMap) -> Option<HeaderValue> {
+    headers.get_all(CONTENT_LENGTH).iter().nth(1).cloned()
 }
 
 /// The rest of a request body.
 struct Upload {
     sender: BodySender,
     body: ToUpstream,
-    /// Bounds what is left of the body after the end of the response.
-    deadline: Arc<UpstreamDeadline>,
-}
-
-impl Upload {
-    /// Sends the rest after the response. The stream is reset if the upstream does not read it in time.
-    async fn finish(self, held: (Option<OpenUpload>, Option<StreamPermit>)) {
-        let deadline = Arc::clone(&self.deadline);
-        let mut upload = Some(self);
-        let sent = poll_fn(|context| poll_upload(&mut upload, context));
-        _ = deadline.limit(Box::pin(sent)).await;
-        drop((upload, held));
-    }
 }
 
 /// Sends the request body as far as both sides allow. Removes it and returns ready once nothing is left to send.
@@ -104,25 +105,60 @@ fn poll_upload(upload: &mut Option<Upload>, context: &mut Context<'_>) -> Poll<(
 
 /// A response that is being received, and the rest of its request.
 pub(in crate::gateway) struct Http2Response {
-    body: StreamBody,
+    /// Taken when this is dropped.
+    body: Option<StreamBody>,
     /// Whether the response may have a body. `304 Not Modified` announces the length of another response, which h2 misses.
     has_body: bool,
     upload: Option<Upload>,
-    /// Taken if the upload outlives the response.
+    /// Taken if the stream outlives the response.
     stream_permit: Option<StreamPermit>,
+    /// Bounds what is left of the stream after the end of the response.
+    deadline: Arc<UpstreamDeadline>,
 }
 
 impl Http2Response {
     /// Returns whether the whole response has arrived, except for an end without bytes.
-    fn is_complete(&self) -> bool {
-        self.is_end_stream() || self.body.bytes_left() == Some(0)
+    pub(super) fn is_complete(&self) -> bool {
+        self.is_end_stream() || self.bytes_left() == Some(0)
+    }
+
+    /// Returns whether the request body is still being sent.
+    pub(super) fn has_upload(&self) -> bool {
+        self.upload.is_some()
+    }
+
+    fn bytes_left(&self) -> Option<u64> {
+        self.body.as_ref().and_then(StreamBody::bytes_left)
     }
 
     /// Sends more of the request body, and takes what has arrived of the response, while the client does not read.
     pub(super) fn poll_blocked(&mut self, context: &mut Context<'_>) {
         _ = poll_upload(&mut self.upload, context);
-        self.body.poll_ahead(context);
+        self.body.iter_mut().for_each(|body| body.poll_ahead(context));
     }
+}
+
+/// Sends the rest of a request after its response, and waits for the end of its stream. The stream is reset if the upstream
+/// does not read in time, or does not end it.
+async fn finish(
+    mut upload: Option<Upload>,
+    mut body: StreamBody,
+    deadline: Arc<UpstreamDeadline>,
+    held: (Option<OpenUpload>, Option<StreamPermit>),
+) {
+    if upload.is_some() {
+        let sent = poll_fn(|context| poll_upload(&mut upload, context));
+        if deadline.limit(Box::pin(sent)).await.is_none() {
+            return;
+        }
+    }
+    deadline.set(Wait::at_least(END_WITHIN));
+    let ended = poll_fn(|context| {
+        while let Some(Ok(_)) = ready!(body.poll_frame(context)) {}
+        Poll::Ready(())
+    });
+    _ = deadline.limit(Box::pin(ended)).await;
+    drop((upload, held));
 }
 
 impl Body for Http2Response {
@@ -131,14 +167,13 @@ impl Body for Http2Response {
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
         _ = poll_upload(&mut self.upload, context);
-        if !self.has_body {
-            return Poll::Ready(None);
-        }
-        let frame = ready!(self.body.poll_frame(context));
+        let has_body = self.has_body;
+        let Some(body) = self.body.as_mut().filter(|_| has_body) else { return Poll::Ready(None) };
+        let frame = ready!(body.poll_frame(context));
         self.stream_permit.iter().for_each(StreamPermit::note_received);
         Poll::Ready(match frame {
             // What follows a complete response concerns the rest of the request.
-            Some(Err(_)) if self.body.bytes_left() == Some(0) => None,
+            Some(Err(_)) if self.bytes_left() == Some(0) => None,
             // A reset breaks the response off, whatever its reason is.
             Some(Err(_)) => Some(Err(Failure::Disconnected)),
             Some(Ok(frame)) => Some(Ok(frame)),
@@ -147,47 +182,60 @@ impl Body for Http2Response {
     }
 
     fn is_end_stream(&self) -> bool {
-        !self.has_body || self.body.is_empty()
+        !self.has_body || self.body.as_ref().is_none_or(StreamBody::is_empty)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.bytes_left().map_or_else(SizeHint::default, SizeHint::with_exact)
+        self.bytes_left().map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 }
 
 impl Drop for Http2Response {
     fn drop(&mut self) {
-        // Otherwise the response was given up, and the stream is reset.
-        if self.is_complete()
-            && let Some(upload) = self.upload.take()
+        let (is_complete, upload) = (self.is_complete(), self.upload.take());
+        // A response that was given up resets its stream.
+        if let Some(body) = self.body.take()
+            && is_complete
+            && (upload.is_some() || !body.is_empty())
         {
-            let held = (upload.body.hold_client(), self.stream_permit.take());
-            abandoned::spawn(upload.finish(held));
+            let client = upload.as_ref().and_then(|upload| upload.body.hold_client());
+            let held = (client, self.stream_permit.take());
+            abandoned::spawn(finish(upload, body, Arc::clone(&self.deadline), held));
         }
     }
 }
 
-/// Returns the error of a request that was sent and got no valid response. A repeatable one can be retried if another
-/// upstream may get it, if the upstream has not processed it, or if it was lost with a connection that had worked
-/// before: the upstream may have been closing that. It is not retried if its response was invalid: it would be the same
-/// again.
-fn failed(error: &h2::Error, repeatable: Repeatable, fallback: Fallback) -> SendError {
-    let is_retried = repeatable == Repeatable::Yes
-        && match fallback {
-            Fallback::OtherUpstream => true,
-            _ if error.reason() == Some(Reason::REFUSED_STREAM) => true,
-            // The upstream closes the connection, and has not processed the streams that end with this.
-            _ if error.is_go_away() && error.is_remote() => error.reason() == Some(Reason::NO_ERROR),
-            _ if error.is_reset() => false,
-            fallback => fallback == Fallback::NewConnection,
-        };
+/// Returns the error of a request that was sent and got no valid response. It can be retried without a body if the
+/// upstream has not processed it. A repeatable one can be retried if another upstream may get it, or if it was lost with a
+/// connection that had worked before: the upstream may have been closing that. It is not retried if its response was
+/// invalid: it would be the same again.
+fn failed(error: &h2::Error, (is_empty, repeatable): (bool, Repeatable), fallback: Fallback) -> SendError {
+    let is_retried = match fallback {
+        _ if is_unprocessed(error) => is_empty,
+        _ if repeatable == Repeatable::No => false,
+        Fallback::OtherUpstream => true,
+        _ if error.is_reset() || error.is_go_away() && error.is_remote() => false,
+        fallback => fallback == Fallback::NewConnection,
+    };
     let again = is_retried.then_some(ToUpstream::Empty);
     let (fault, retry) = match RejectedHead::of(error) {
         Some(RejectedHead::OfThisRequest) => (Failure::ResponseHeadRefused.into(), None),
         Some(RejectedHead::OfAnotherRequest) => (Failure::ResponseHeadTooLong.into(), again),
+        // It closes each connection some day, and many requests may meet that.
+        None if error.is_go_away() && is_unprocessed(error) => (Failure::NotProcessed.into(), again),
         None => (hung_up(error), again),
     };
     SendError { fault, retry }
+}
+
+/// Returns whether the upstream says that it has not processed a request that ends with this error.
+fn is_unprocessed(error: &h2::Error) -> bool {
+    match error.reason() {
+        _ if !error.is_remote() => false,
+        Some(Reason::REFUSED_STREAM) => error.is_reset(),
+        Some(Reason::NO_ERROR) => error.is_go_away(),
+        _ => false,
+    }
 }
 
 /// Returns the error of a connection that ended, or of a stream that the upstream reset.

@@ -358,6 +358,11 @@ impl UpstreamAttempt {
         Self { upstream: Arc::clone(upstream), sent_after, deadline: None, timeout, reuse, worker }
     }
 
+    /// Returns whether the upstream has not read the client's body in time.
+    pub(in crate::gateway) fn is_late(&self) -> bool {
+        self.deadline.as_ref().is_none_or(|deadline| deadline.ticks_left() == 0)
+    }
+
     /// Returns whether the client's body was cut off, which closes the connection or resets the stream.
     pub(in crate::gateway) fn has_broken_body(&self) -> bool {
         self.body_failure().is_some()

@@ -371,7 +371,7 @@ async fn dial(
     match connect::obtain(target, conn_use, (worker, client), forwarding.route()).await {
         Ok(UpstreamConn::H1(conn)) => Ok(conn),
         Ok(UpstreamConn::H2(..)) if forwarding.upgrades => Err(failed(Failure::CannotConnect.into())),
-        // It is in the pool now.
+        // It is in the pool now, or another one has room.
         Ok(UpstreamConn::H2(..)) => Err(AttemptError::Http2),
         Err(error) => Err(failed(error.into())),
     }
