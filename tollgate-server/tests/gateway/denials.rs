@@ -269,7 +269,11 @@ fn requests_beyond_the_queues_of_the_gateway_are_503_and_spend_nothing() {
 #[test]
 fn a_request_that_would_wait_too_long_is_429() {
     each_protocol(|protocol| {
-        let gateway = protocol.start(&site("", &["{ path: /**, respond: { body: ok } }"], &queue("100ms")));
+        let gateway = protocol.start(&site(
+            "",
+            &["{ path: /**, respond: { body: ok } }"],
+            &queue("1s").replace("leak: 4/s", "leak: 1/m"),
+        ));
         let mut connection = gateway.client();
         assert_eq!(connection.get_as("ann", "/").status, 200);
         assert_eq!(connection.get_as("ann", "/").status, 429);

@@ -163,7 +163,7 @@ fn careless() -> (std::net::SocketAddr, Arc<AtomicUsize>) {
 fn upload_that_nobody_reads_after_the_response_loses_its_stream() {
     for has_http2_client in [false, true] {
         let (address, accepted) = careless();
-        let route = format!("{{ path: /**, timeout: 6s, retries: 0, upstream: 'h2c://{address}' }}");
+        let route = format!("{{ path: /**, timeout: 10s, retries: 0, upstream: 'h2c://{address}' }}");
         let gateway = Gateway::with_admin(&site("workers: 1", &[route], ""));
         let mut connection = gateway.connect();
         if has_http2_client {

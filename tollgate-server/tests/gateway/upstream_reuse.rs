@@ -190,14 +190,14 @@ const NODE: &str = "const server = require('http').createServer((request, respon
     request.resume();
     request.on('end', () => response.end('ok'));
 });
-server.keepAliveTimeout = 1000;
+server.keepAliveTimeout = 4000;
 server.listen(0, '127.0.0.1', () => console.log(server.address().port));";
 
 const PYTHON: &str = "
 import http.server
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = 'HTTP/1.1'
-    timeout = 1
+    timeout = 4
     def do_POST(self):
         self.rfile.read(int(self.headers['Content-Length']))
         self.send_response(200)
@@ -219,7 +219,7 @@ fn no_post_is_lost_to_servers_that_close_idle_connections() {
     each_protocol(|protocol| {
         let servers = [
             (Foreign::start("node", &["-e", NODE]), "idle: 1m"),
-            (Foreign::start("python3", &["-c", PYTHON]), "idle: 500ms"),
+            (Foreign::start("python3", &["-c", PYTHON]), "idle: 2s"),
         ];
         for (server, connections) in servers {
             let Some(server) = server else { continue };
@@ -235,7 +235,7 @@ fn no_post_is_lost_to_servers_that_close_idle_connections() {
                                 if answer.status != 200 {
                                     failed.push(format!("request {round}: {} {}", answer.status, answer.text()));
                                 }
-                                std::thread::sleep(Duration::from_millis(984 + number));
+                                std::thread::sleep(Duration::from_millis(3984 + number));
                             }
                             failed
                         })
