@@ -147,16 +147,16 @@ impl Client {
         Peer { address: self.address.ip(), certificate: self.certificate.as_deref() }
     }
 
-    /// Checks all deadlines.
+    /// Checks all deadlines. While the client has bytes to read, only the deadline for that counts: the requests are over
+    /// once h2 has their responses, and these may not be written yet.
     pub(super) fn check_deadlines(&self) -> Expired {
         let (now, request_by, read_by) = (self.ticks.now(), self.request_by.load(Relaxed), self.read_by.load(Relaxed));
-        if read_by <= now {
-            return Expired::Close;
+        match (read_by, request_by) {
+            (NEVER, at) if at <= now => Expired::NoRequest,
+            (NEVER, at) => Expired::NotYet { at },
+            (at, _) if at <= now => Expired::Close,
+            (at, _) => Expired::NotYet { at },
         }
-        if request_by <= now {
-            return Expired::NoRequest;
-        }
-        Expired::NotYet { at: request_by.min(read_by) }
     }
 
     /// Records that the client is asked to close the connection. It has a moment for requests that are on their way.
@@ -185,10 +185,14 @@ impl Client {
 
     /// Records whether the client reads.
     pub(super) fn wrote(&self, some: bool) {
-        if some {
-            self.read_by.store(NEVER, Relaxed);
-        } else {
+        if !some {
             self.set_read_by(self.timeouts.write);
+        } else if self.read_by.load(Relaxed) != NEVER {
+            self.read_by.store(NEVER, Relaxed);
+            if self.requests() == 0 {
+                // It gets the last response only now.
+                self.await_request();
+            }
         }
     }
 

@@ -11,30 +11,30 @@ use testkit::wait::{PATIENCE, until};
 
 use crate::http2_deadlines::Frames;
 
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
+pub(crate) const DATA: u8 = 0;
+pub(crate) const HEADERS: u8 = 1;
 const PRIORITY: u8 = 2;
-const RST_STREAM: u8 = 3;
-const SETTINGS: u8 = 4;
+pub(crate) const RST_STREAM: u8 = 3;
+pub(crate) const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const GOAWAY: u8 = 7;
-const WINDOW_UPDATE: u8 = 8;
+pub(crate) const WINDOW_UPDATE: u8 = 8;
 const UNKNOWN: u8 = 0x2a;
 
 const ACK: u8 = 1;
-const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
+pub(crate) const END_STREAM: u8 = 1;
+pub(crate) const END_HEADERS: u8 = 4;
 const NO_ERROR: [u8; 4] = [0; 4];
-const CANCEL: [u8; 4] = [0, 0, 0, 8];
+pub(crate) const CANCEL: [u8; 4] = [0, 0, 0, 8];
 const ENHANCE_YOUR_CALM: [u8; 4] = [0, 0, 0, 11];
 
 /// Returns the head of a request to the host `h`: everything but the host is in HPACK's static table, or a short
 /// literal.
-fn head(method: u8, path: &str) -> Vec<u8> {
+pub(crate) fn head(method: u8, path: &str) -> Vec<u8> {
     let length = u8::try_from(path.len()).unwrap();
     [&[method, 0x86, 0x04, length], path.as_bytes(), &[0x01, 1], b"h"].concat()
 }
-const GET: u8 = 0x82;
+pub(crate) const GET: u8 = 0x82;
 const POST: u8 = 0x83;
 
 fn with_admin(rules: &str) -> String {

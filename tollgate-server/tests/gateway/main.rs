@@ -16,6 +16,7 @@ mod grpc;
 mod http1_upstreams;
 mod http2;
 mod http2_deadlines;
+mod http2_endings;
 mod http2_misuse;
 mod http2_sharing;
 mod http2_upstreams;
