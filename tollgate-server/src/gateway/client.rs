@@ -334,29 +334,30 @@ impl<'a> Peer<'a> {
     }
 }
 
-/// Bytes that a body holds, until this is dropped.
+/// Bytes that a body holds, until this is dropped. Only the task of the body sets their number.
 pub(super) struct BufferedBytes {
     client: Arc<Client>,
-    bytes: i64,
+    bytes: AtomicI64,
 }
 
 impl BufferedBytes {
     pub(super) fn none(client: &Arc<Client>) -> Self {
-        Self { client: Arc::clone(client), bytes: 0 }
+        Self { client: Arc::clone(client), bytes: AtomicI64::new(0) }
     }
 
     /// Sets the number of bytes. Fails, and changes nothing, if the budget does not allow it.
-    pub(super) fn set(&mut self, bytes: usize) -> Result<(), Overloaded> {
+    pub(super) fn set(&self, bytes: usize) -> Result<(), Overloaded> {
         let bytes = i64::try_from(bytes - bytes % STEP_BYTES).unwrap_or(i64::MAX / 4);
-        if bytes == self.bytes {
+        let before = self.bytes.load(Relaxed);
+        if bytes == before {
             return Ok(());
         }
-        self.client.tally.buffer_budget.adjust(&self.client.buffered, bytes - self.bytes)?;
-        self.bytes = bytes;
+        self.client.tally.buffer_budget.adjust(&self.client.buffered, bytes - before)?;
+        self.bytes.store(bytes, Relaxed);
         Ok(())
     }
 
-    pub(super) fn release(&mut self) {
+    pub(super) fn release(&self) {
         // Setting a lower value never fails.
         _ = self.set(0);
     }

@@ -428,14 +428,26 @@ pub(in crate::gateway) struct ToClient {
     source: Source,
     /// Bytes that were received but not yet passed on.
     rest: Bytes,
-    /// Bytes that are buffered while the client does not read.
-    buffered: Option<BufferedBytes>,
+    /// Bytes that are buffered while the client does not read. The pieces of an HTTP/2 client share it.
+    buffered: Option<Arc<BufferedBytes>>,
     /// The timeout of the upstream.
     timeout: EventTimeout,
     /// The changes of the route, if it removes or sets headers: they concern trailers, too.
     edits: Option<Arc<Edits>>,
     /// Ends with the response.
     request: ProxyRequest,
+}
+
+/// A piece that counts as buffered until it is written: h2 may hold it for longer than the response lasts here.
+struct CountedPiece {
+    piece: Bytes,
+    _buffered: Arc<BufferedBytes>,
+}
+
+impl AsRef<[u8]> for CountedPiece {
+    fn as_ref(&self) -> &[u8] {
+        &self.piece
+    }
 }
 
 enum Source {
@@ -594,7 +606,13 @@ impl ToClient {
         }
         self.request.sent_bytes += bytes as u64;
         let piece = self.rest.split_to(bytes);
-        self.hold().map(|()| Frame::data(piece))
+        self.hold()?;
+        Ok(Frame::data(match &self.buffered {
+            Some(buffered) if self.request.client.is_http2() => {
+                Bytes::from_owner(CountedPiece { piece, _buffered: Arc::clone(buffered) })
+            }
+            _ => piece,
+        }))
     }
 
     /// Counts the buffered bytes of the response: those not yet passed on, and those not yet written to the client.
@@ -609,7 +627,7 @@ impl ToClient {
         if matches!(self.source, Source::Local) || self.buffered.is_none() && bytes < STEP_BYTES {
             return Ok(());
         }
-        let buffered = self.buffered.get_or_insert_with(|| BufferedBytes::none(&self.request.client));
+        let buffered = self.buffered.get_or_insert_with(|| Arc::new(BufferedBytes::none(&self.request.client)));
         buffered.set(bytes).map_err(|Overloaded| {
             self.request.is_broken = true;
             Failure::Overloaded

@@ -253,7 +253,7 @@ impl Exchange {
         let CheckedRequest { mut received, mut request } = checked;
         if !received.body.is_end_stream() {
             // Until an upstream reads it, the client may send this much of the body.
-            let mut buffered = BufferedBytes::none(&self.client);
+            let buffered = BufferedBytes::none(&self.client);
             if buffered.set(self.client.upload_bytes(&received.body)).is_err() {
                 let response = Box::pin(request.refund(&outcome, Failure::Overloaded)).await;
                 return self.respond(received.body, response, request);
