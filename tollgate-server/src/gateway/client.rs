@@ -58,6 +58,8 @@ pub(super) struct Client {
     active: AtomicU32,
     resets: Resets,
     is_misusing: AtomicBool,
+    /// Whether an HTTP/2 connection has read enough until its task is polled again.
+    is_turn_over: AtomicBool,
     /// Whether an HTTP/2 client is asked to close the connection.
     is_ending: AtomicBool,
     /// When the last bytes of HTTP/2 arrived.
@@ -122,6 +124,7 @@ impl Client {
             active: AtomicU32::new(0),
             resets: Resets::default(),
             is_misusing: AtomicBool::new(false),
+            is_turn_over: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
             received_at: AtomicU64::new(0),
             ticks,
@@ -250,6 +253,20 @@ impl Client {
     /// Returns whether the client misuses the connection, which has to be closed.
     pub(super) fn is_misusing(&self) -> bool {
         self.is_misusing.load(Relaxed)
+    }
+
+    /// Records that the task of the connection is polled, and may read.
+    pub(super) fn begin_turn(&self) {
+        self.is_turn_over.store(false, Relaxed);
+    }
+
+    /// Records that the connection has read enough, until [`begin_turn`](Self::begin_turn).
+    pub(super) fn end_turn(&self) {
+        self.is_turn_over.store(true, Relaxed);
+    }
+
+    pub(super) fn is_turn_over(&self) -> bool {
+        self.is_turn_over.load(Relaxed)
     }
 
     /// Returns the timeout for the next part of a body of HTTP/2. An HTTP/1 connection enforces its own.

@@ -88,6 +88,7 @@ pub(super) async fn serve(
         if stop.is_goaway.load(Relaxed) && !server.is_ending {
             server.end();
         }
+        server.exchange.client.begin_turn();
         match server.poll(context) {
             Poll::Ready(()) => Poll::Ready(()),
             Poll::Pending => server.poll_deadlines(context),
@@ -228,7 +229,12 @@ impl ClientIo {
 
     /// Waits until it is this connection's turn. Nothing more is read of a client that misuses the connection.
     fn poll_turn(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if self.client.is_turn_over() {
+            // h2 reads again for each request that waits to be accepted.
+            return Poll::Pending;
+        }
         if self.frames.ends_turn() {
+            self.client.end_turn();
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -348,5 +354,50 @@ impl AsyncWrite for ClientIo {
             }
         }
         Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicI64;
+    use std::task::Waker;
+
+    use tokio::net::{TcpListener, TcpStream};
+    use tollgate::rules::file::internal::TimeoutsRule;
+
+    use super::*;
+    use crate::gateway::buffer_budget::BufferBudget;
+    use crate::gateway::client::Scheme;
+    use crate::gateway::deadline::{ClientTimeouts, Ticks};
+    use crate::gateway::tally::{Closings, Tally};
+
+    #[tokio::test]
+    async fn a_turn_lasts_until_the_task_is_polled_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let connections = Arc::new(AtomicI64::new(1));
+        let budget = Arc::new(BufferBudget::new(None, &connections));
+        let tally = Arc::new(Tally::new(&connections, &budget, &Arc::new(Closings::default())));
+        let timeouts = ClientTimeouts::of(&TimeoutsRule::default());
+        let address = stream.peer_addr().unwrap();
+        let settings = (false, 1 << 16, timeouts);
+        let client = Client::new((address, None), (Scheme::Http, None), settings, (Arc::new(Ticks::default()), tally));
+        let client = Arc::new(client);
+        let ping = [&[0, 0, 8, 6, 0, 0, 0, 0, 0][..], &[7; 8]].concat();
+        let first = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &*ping.repeat(1000)].concat();
+        let mut io = ClientIo::new(Stream::Plain(stream), first.into(), Arc::clone(&client));
+        let mut context = Context::from_waker(Waker::noop());
+        // As h2 reads: until nothing more is available.
+        let mut read = || {
+            let (mut count, mut bytes) = (0, [0; 1024]);
+            while Pin::new(&mut io).poll_read(&mut context, &mut ReadBuf::new(&mut bytes)).is_ready() {
+                count += 1;
+            }
+            count
+        };
+        client.begin_turn();
+        assert_eq!([read(), read(), read()], [5, 0, 0], "requests that wait to be accepted start no new turn");
+        client.begin_turn();
+        assert_eq!([read(), read()], [5, 0]);
     }
 }
