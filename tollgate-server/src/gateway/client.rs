@@ -150,15 +150,21 @@ impl Client {
         Peer { address: self.address.ip(), certificate: self.certificate.as_deref() }
     }
 
-    /// Checks all deadlines. While the client has bytes to read, only the deadline for that counts: the requests are over
-    /// once h2 has their responses, and these may not be written yet.
+    /// Checks all deadlines.
     pub(super) fn check_deadlines(&self) -> Expired {
-        let (now, request_by, read_by) = (self.ticks.now(), self.request_by.load(Relaxed), self.read_by.load(Relaxed));
-        match (read_by, request_by) {
-            (NEVER, at) if at <= now => Expired::NoRequest,
-            (NEVER, at) => Expired::NotYet { at },
-            (at, _) if at <= now => Expired::Close,
-            (at, _) => Expired::NotYet { at },
+        match self.next_deadline() {
+            at if at > self.ticks.now() => Expired::NotYet { at },
+            _ if self.read_by.load(Relaxed) == NEVER => Expired::NoRequest,
+            _ => Expired::Close,
+        }
+    }
+
+    /// Returns the deadline that counts. While the client has bytes to read, only the deadline for that does: the
+    /// requests are over once h2 has their responses, and these may not be written yet.
+    pub(super) fn next_deadline(&self) -> Tick {
+        match self.read_by.load(Relaxed) {
+            NEVER => self.request_by.load(Relaxed),
+            read_by => read_by,
         }
     }
 

@@ -186,8 +186,10 @@ impl Http2Server {
     /// Checks the deadlines of the client, and sends pings. Returns ready if the connection has to be closed.
     fn poll_deadlines(&mut self, context: &mut Context<'_>) -> Poll<()> {
         loop {
-            ready!(self.alarm.poll_passed(self.check_at, &self.exchange.client.ticks, context));
-            let client = Arc::clone(&self.exchange.client);
+            let client = &self.exchange.client;
+            // The end of the last request, or of the connection, may have set an earlier deadline.
+            ready!(self.alarm.poll_passed(self.check_at.min(client.next_deadline()), &client.ticks, context));
+            let client = Arc::clone(client);
             let next = match client.check_deadlines() {
                 Expired::NoRequest if !self.is_ending => {
                     self.end();

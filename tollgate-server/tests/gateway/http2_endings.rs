@@ -1,7 +1,7 @@
 //! Ends of HTTP/2 connections, and responses that are not written because their clients do not read.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use testkit::gateway::{Gateway, site};
@@ -9,7 +9,7 @@ use testkit::upstream::{Conversation, Raw};
 
 use crate::http2_deadlines::Frames;
 use crate::http2_misuse::{
-    CANCEL, DATA, END_HEADERS, END_STREAM, GET, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE, head,
+    CANCEL, DATA, END_HEADERS, END_STREAM, GET, GOAWAY, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE, head,
 };
 
 /// Each response is short enough that h2 takes all of it.
@@ -118,4 +118,36 @@ fn responses_that_are_not_yet_written_count_as_buffered() {
         unread.read();
         unread.gateway.await_metric("tollgate_buffered_bytes", 0);
     }
+}
+
+/// A client that sends nothing more is not closed only with the next ping.
+#[test]
+fn connection_is_closed_a_moment_after_the_last_response_of_a_stop() {
+    let (release, released) = mpsc::channel::<()>();
+    let released = Mutex::new(released);
+    let upstream = Raw::start(move |conversation| {
+        if conversation.request().is_some_and(|asked| asked.head.starts_with("GET /last ")) {
+            released.lock().unwrap().recv().unwrap();
+            conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+        }
+        conversation.await_end();
+    });
+    // The request that ends with this timeout shows that less time has passed.
+    let routes = [
+        format!("{{ path: /late, upstream: {}, timeout: 15s }}", upstream.url()),
+        format!("{{ path: /**, upstream: {} }}", upstream.url()),
+    ];
+    let timeouts = "timeouts: { head: 1h, body: 1h, idle: 1h, write: 1h, drain: 1h }";
+    let gateway = Gateway::start(&site(timeouts, &routes, ""));
+    let (mut frames, mut late) = (Frames::to(&gateway), gateway.connect());
+    frames.send_on(1, HEADERS, END_HEADERS | END_STREAM, &head(GET, "/last")).unwrap();
+    late.send("GET /late HTTP/1.1\r\nHost: h\r\n\r\n");
+    testkit::wait::until("requests under way", || upstream.requests() == 2);
+    gateway.signal("TERM");
+    while frames.next().expect("GOAWAY comes first").0 != GOAWAY {}
+    // The moment for late requests passes while this one is under way.
+    std::thread::sleep(Duration::from_secs(4));
+    release.send(()).unwrap();
+    while frames.next().is_some() {}
+    assert!(!late.has_answer_within_a_moment(), "the connection was closed late");
 }
