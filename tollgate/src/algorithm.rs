@@ -9,7 +9,7 @@
 //! algorithm must not panic on any words.
 
 mod arithmetic;
-pub(crate) mod conversion;
+mod conversion;
 pub(crate) mod fixed_window;
 pub(crate) mod leaky_bucket;
 #[cfg(feature = "redis")]
@@ -35,6 +35,7 @@ use crate::decision::{Admission, Verdict};
 use crate::error::InvalidLimit;
 use crate::units::WallOffset;
 
+pub(crate) use arithmetic::{Fit, Spent};
 pub use fixed_window::FixedWindow;
 pub use leaky_bucket::LeakyBucket;
 pub use sliding_window_counter::SlidingWindowCounter;

@@ -4,7 +4,6 @@
 
 use std::time::Duration;
 
-use crate::limit::LimitId;
 use crate::units::Timestamp;
 
 /// The result of a check: whether the request is allowed, which limit decided, and the remaining quota.
@@ -35,6 +34,17 @@ pub struct Decision {
     pub(crate) wall_offset: i64,
     pub(crate) source: Source,
     pub(crate) verdict: Verdict,
+}
+
+/// Identifies a limit, variant or ban of a [`Limiter`](crate::Limiter): see [`Limiter::id`](crate::Limiter::id),
+/// [`Limiter::variant`](crate::Limiter::variant) and [`Limiter::ban`](crate::Limiter::ban).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LimitId(pub(crate) u32);
+
+impl LimitId {
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
 }
 
 /// A denial as an error, returned by [`Decision::into_result`], [`Limiter::reserve`](crate::Limiter::reserve) and by
@@ -290,5 +300,28 @@ impl Decision {
         let is_others = other.verdict.takes_precedence(other.quota, (&self.verdict, self.quota));
         let most_restrictive = if is_others { other } else { self };
         Self { verdict: most_restrictive.verdict.with_delay(delay), ..most_restrictive }
+    }
+}
+
+/// The decisions of a request to the store with combined hits.
+#[cfg(feature = "rules")]
+pub(crate) struct CombinedDecision {
+    /// Whether the units of all hits were taken.
+    pub(crate) is_taken: bool,
+    pub(crate) delay: Duration,
+    /// The decision of each combined hit, where it is known.
+    pub(crate) each: Vec<Option<Decision>>,
+}
+
+#[cfg(feature = "rules")]
+impl CombinedDecision {
+    /// Returns the decision of a check with hits at these positions.
+    pub(crate) fn own_decision(&self, positions: &[usize], now: Timestamp) -> Decision {
+        let each = positions.iter().filter_map(|position| *self.each.get(*position)?);
+        match each.reduce(Decision::most_restrictive) {
+            Some(own) if self.is_taken => own.allowed_after(self.delay),
+            Some(own) => own,
+            None => Decision::without_limit(now),
+        }
     }
 }

@@ -33,7 +33,6 @@ pub(crate) use self::check::by_address::{Admitted, ByAddress};
 pub use self::explain::{Explanation, RuleExplained, RuleState};
 use self::in_flight::InFlight;
 pub use self::in_flight::InFlightPermit;
-pub(crate) use self::joint_check::CombinedDecision;
 pub use self::joint_check::{Checks, JointCheck};
 pub use self::key_bans::KeyBan;
 use self::key_bans::KeyBans;
@@ -42,8 +41,6 @@ pub use self::open::OpenError;
 pub use self::outcome::Outcome;
 #[cfg(feature = "file")]
 use self::reservation::Reservations;
-#[cfg(all(feature = "file", feature = "redis"))]
-pub(crate) use self::reservation::ReservedCharge;
 #[cfg(feature = "file")]
 pub use self::reservation::{MAX_RESERVATION, ReservationError, Reserved};
 #[cfg(feature = "tower")]

@@ -86,7 +86,6 @@ mod rate_limiter;
 pub mod recipes;
 #[cfg(feature = "redis")]
 pub mod redis;
-mod reservation;
 #[cfg(feature = "rules")]
 pub mod rules;
 mod store;
@@ -99,7 +98,7 @@ mod wait;
 
 pub use algorithm::{Algorithm, Ban, FixedWindow, LeakyBucket, SlidingWindowCounter, SlidingWindowLog, TokenBucket};
 pub use clock::{Clock, ManualClock};
-pub use decision::{Decision, Denied, Source};
+pub use decision::{Decision, Denied, LimitId, Source};
 pub use error::InvalidLimit;
 #[cfg(feature = "rules")]
 pub use gate::{
@@ -109,12 +108,12 @@ pub use gate::{
 #[cfg(feature = "file")]
 pub use gate::{MAX_RESERVATION, OpenError, ReservationError, Reserved};
 pub use key::Key;
-pub use limit::{Consistency, Limit, LimitId, OnStoreFailure};
+pub use limit::{Consistency, Limit, OnStoreFailure};
 pub use limit_set::LimitSet;
+pub use limiter::reservation::{Reservation, Settlement};
 pub use limiter::{Hit, Limiter, LimiterBuilder, RestoreError, Restored};
 pub use rate::Rate;
 pub use rate_limiter::RateLimiter;
-pub use reservation::{Reservation, Settlement};
 pub use store::memory::{Occupancy, Overflow};
 pub use units::{DAY, HOUR, MAX_SPAN, MIN_SPAN, MINUTE, SECOND, Timestamp};
 #[cfg(feature = "tokio")]

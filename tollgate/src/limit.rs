@@ -69,17 +69,6 @@ pub enum OnStoreFailure {
     Deny,
 }
 
-/// Identifies a limit, variant or ban of a [`Limiter`](crate::Limiter): see [`Limiter::id`](crate::Limiter::id),
-/// [`Limiter::variant`](crate::Limiter::variant) and [`Limiter::ban`](crate::Limiter::ban).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct LimitId(pub(crate) u32);
-
-impl LimitId {
-    pub(crate) fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
 impl Limit {
     /// Creates a limit.
     ///

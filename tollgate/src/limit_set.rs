@@ -1,8 +1,9 @@
 //! The limits of a limiter: base limits that apply to every key, and variants and bans that only hits use.
 
 use crate::algorithm::Algorithm;
+use crate::decision::LimitId;
 use crate::error::InvalidLimit;
-use crate::limit::{Limit, LimitId, check_name};
+use crate::limit::{Limit, check_name};
 
 /// Most limits in one limiter. Each takes 8 to 64 KiB before its first key, and more with hundreds of segments.
 const MAX_LIMITS: usize = 10_000;

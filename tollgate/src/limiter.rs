@@ -6,6 +6,7 @@
 mod builder;
 #[cfg(feature = "rules")]
 mod hashed;
+pub(crate) mod reservation;
 mod snapshot;
 #[cfg(test)]
 mod wall_clock_tests;
@@ -18,15 +19,15 @@ use smallvec::SmallVec;
 pub use self::builder::LimiterBuilder;
 #[cfg(feature = "rules")]
 pub(crate) use self::hashed::{FewHits, hits_of_limit};
+use self::reservation::{Reservation, Settlement};
 pub use self::snapshot::{RestoreError, Restored};
 use crate::algorithm::Algorithm;
 use crate::clock::TimeSource;
-use crate::decision::{Decision, Denied};
+use crate::decision::{Decision, Denied, LimitId};
 use crate::error::InvalidLimit;
 use crate::key::Key;
-use crate::limit::{Limit, LimitId};
+use crate::limit::Limit;
 use crate::limit_set::{self, Checked, LimitSet};
-use crate::reservation::{Reservation, Settlement};
 use crate::store::memory::{HashedHit, MemoryStore, Occupancy, Overflow, Positions};
 use crate::units::Timestamp;
 

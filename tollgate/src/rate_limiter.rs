@@ -4,11 +4,11 @@ use std::convert::Infallible;
 use std::error::Error;
 use std::time::Duration;
 
-use crate::decision::{Decision, Denied};
+use crate::decision::{Decision, Denied, LimitId};
 use crate::key::Key;
-use crate::limit::{Limit, LimitId};
+use crate::limit::Limit;
+use crate::limiter::reservation::{Reservation, Settlement};
 use crate::limiter::{Hit, Limiter};
-use crate::reservation::{Reservation, Settlement};
 
 /// The operations that [`Limiter`] and `RedisLimiter` share.
 ///

@@ -1,7 +1,6 @@
 //! Arithmetic that algorithms share: numbers packed into as few words as possible, and division by a constant number,
 //! by multiplication.
 
-use super::conversion::Fit;
 use super::{MAX_QUOTA, StateWords};
 
 /// Returns the bits needed for every number up to `max`.
@@ -81,6 +80,33 @@ impl Pair {
         let most = self.low_bits.map_or(u64::MAX, |bits| (1_u64 << bits) - 1);
         self.store(cells, first, second.min(most));
         Fit::of(second <= most)
+    }
+}
+
+/// Units that still count, and the latest time at which they can have been spent: now, unless the clock has stepped
+/// back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spent {
+    pub(crate) at: u64,
+    pub(crate) units: u64,
+}
+
+/// Whether the new words have room for all charges of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Fit {
+    Whole,
+    /// Some charges did not fit. A store must not replace the old state.
+    Cut,
+}
+
+impl Fit {
+    pub(super) fn of(whole: bool) -> Self {
+        if whole { Self::Whole } else { Self::Cut }
+    }
+
+    pub(super) fn and(self, other: Self) -> Self {
+        Self::of(self == Self::Whole && other == Self::Whole)
     }
 }
 

@@ -17,7 +17,7 @@
 //!
 //! Deliberately not here: where a store keeps the key, and how it locks the old state.
 
-use super::arithmetic::Pair;
+use super::arithmetic::{Fit, Pair, Spent};
 use super::fixed_window::{ClockWindow, OpenedWindow};
 use super::meter::Meter;
 use super::record::Record;
@@ -25,33 +25,6 @@ use super::sliding_window_counter::Counter;
 use super::token_bucket::Interval;
 use super::{Charge, Compiled, StateWords};
 use crate::units::MAX_SPAN;
-
-/// Units that still count, and the latest time at which they can have been spent: now, unless the clock has stepped
-/// back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Spent {
-    pub(crate) at: u64,
-    pub(crate) units: u64,
-}
-
-/// Whether the new words have room for all charges of a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub(crate) enum Fit {
-    Whole,
-    /// Some charges did not fit. A store must not replace the old state.
-    Cut,
-}
-
-impl Fit {
-    pub(super) fn of(whole: bool) -> Self {
-        if whole { Self::Whole } else { Self::Cut }
-    }
-
-    pub(super) fn and(self, other: Self) -> Self {
-        Self::of(self == Self::Whole && other == Self::Whole)
-    }
-}
 
 impl Compiled {
     /// Converts the state of a key of `old` to this configuration. The words of `into` are at rest.

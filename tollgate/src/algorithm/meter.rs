@@ -17,8 +17,7 @@ use std::ops::{Add, Sub};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::arithmetic::{Divisor, Pair};
-use super::conversion::Fit;
+use super::arithmetic::{Divisor, Fit, Pair};
 use super::{Charge, Compiled, LimitAlgorithm, StateWords, Step, div, div_ceil};
 use crate::decision::{Admission, Verdict};
 use crate::rate::gcd;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::conversion::{Fit, Spent};
+use super::arithmetic::{Fit, Spent};
 use super::sliding_window_log::Counted;
 use super::{
     Algorithm, Ban, Compiled, FixedWindow, LeakyBucket, LimitAlgorithm, SlidingWindowCounter, SlidingWindowLog,

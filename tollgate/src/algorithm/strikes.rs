@@ -5,8 +5,7 @@
 
 use std::time::Duration;
 
-use super::arithmetic::Pair;
-use super::conversion::Fit;
+use super::arithmetic::{Fit, Pair};
 use super::{Algorithm, Charge, Compiled, LimitAlgorithm, StateWords, Step, allowed, checked, denied};
 use crate::decision::Verdict;
 use crate::error::InvalidLimit;

@@ -14,9 +14,8 @@ use super::in_flight::{self, Full, InFlight, TakenPermits};
 use super::key_bans::BannedHit;
 use super::outcome::{Outcome, PendingChecks, SelectedBy};
 use super::store::{Hits, Store};
-use crate::decision::{Decision, Source};
+use crate::decision::{Decision, LimitId, Source};
 use crate::key::Key;
-use crate::limit::LimitId;
 use crate::limiter::Hit;
 #[cfg(feature = "redis")]
 use crate::redis::{RedisHits, RedisLimiter};

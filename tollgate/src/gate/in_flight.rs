@@ -13,9 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use smallvec::SmallVec;
 
 use super::State;
-use crate::decision::{Admission, Decision, Verdict};
+use crate::decision::{Admission, Decision, LimitId, Verdict};
 use crate::key::Key;
-use crate::limit::LimitId;
 use crate::rules::{Mode, RuleHit, RuleSet};
 
 /// Enough shards that threads serving different keys rarely contend.

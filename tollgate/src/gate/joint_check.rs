@@ -18,12 +18,12 @@ use super::outcome::{Outcome, PendingChecks};
 use super::store::Hits;
 use super::store::{Store, StoreUnavailable};
 use super::{Gate, State};
-use crate::decision::Decision;
+#[cfg(feature = "redis")]
+use crate::decision::CombinedDecision;
 use crate::limiter::Limiter;
 #[cfg(feature = "redis")]
 use crate::redis::RedisLimiter;
 use crate::rules::{Facts, Phase};
-use crate::units::Timestamp;
 
 /// One of several checks that are decided together: see [`Gate::check_together`].
 #[derive(Clone, Copy, Debug)]
@@ -65,15 +65,6 @@ impl Checks {
 struct Collected {
     outcome: Outcome,
     pending: Option<Box<PendingChecks>>,
-}
-
-/// The decisions of a request to the store with combined hits.
-pub(crate) struct CombinedDecision {
-    /// Whether the units of all hits were taken.
-    pub(crate) is_taken: bool,
-    pub(crate) delay: Duration,
-    /// The decision of each combined hit, where it is known.
-    pub(crate) each: Vec<Option<Decision>>,
 }
 
 impl Gate {
@@ -212,18 +203,6 @@ impl Outcome {
             }
         }
         self
-    }
-}
-
-impl CombinedDecision {
-    /// Returns the decision of a check with hits at these positions.
-    fn own_decision(&self, positions: &[usize], now: Timestamp) -> Decision {
-        let each = positions.iter().filter_map(|position| *self.each.get(*position)?);
-        match each.reduce(Decision::most_restrictive) {
-            Some(own) if self.is_taken => own.allowed_after(self.delay),
-            Some(own) => own,
-            None => Decision::without_limit(now),
-        }
     }
 }
 

@@ -16,10 +16,9 @@ use smallvec::SmallVec;
 use super::in_flight::InFlight;
 use super::outcome::Outcome;
 use super::{Gate, State};
-use crate::decision::{Admission, Decision, Verdict};
+use crate::decision::{Admission, Decision, LimitId, Verdict};
 use crate::http::Refusal;
 use crate::key::Key;
-use crate::limit::LimitId;
 use crate::rules::{Mode, RuleHit, RuleSet};
 use crate::units::Timestamp;
 

@@ -11,14 +11,13 @@ use smallvec::SmallVec;
 use super::in_flight::{Full, InFlightLimits, InFlightPermit, PermitRequests, ShadowDecisions, TakenPermits};
 use super::store::Hits;
 use super::{Gate, State};
-use crate::decision::Decision;
 #[cfg(all(feature = "file", feature = "redis"))]
 use crate::decision::Source;
+use crate::decision::{Decision, LimitId};
 #[cfg(feature = "file")]
 use crate::demand::Observation;
 use crate::http::{Headers, Policy, Refusal, RefusalBuilder, UnreadableRequest};
 use crate::internal::{ReusedResponse, WrittenResponse};
-use crate::limit::LimitId;
 use crate::rules::{Refused, RuleSet, TokenStatus};
 
 /// The policies that a response lists.

@@ -40,7 +40,7 @@ use super::outcome::Outcome;
 use super::store::StoreUnavailable;
 use super::{Gate, State};
 use crate::limiter::Limiter;
-use crate::reservation::Settlement;
+use crate::limiter::reservation::{ReservedCharge, Settlement};
 use crate::store::memory::HashedHit;
 use crate::units::Timestamp;
 
@@ -393,17 +393,6 @@ struct Token {
     pub(super) wall_offset: i64,
     /// The units that were taken, if any.
     pub(super) charge: Option<ReservedCharge>,
-}
-
-/// Units that a reservation has taken from a key.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ReservedCharge {
-    pub(crate) limit: String,
-    pub(crate) variant: Option<String>,
-    /// The key as its store identifies it.
-    pub(crate) key: Vec<u8>,
-    pub(crate) units: u64,
-    pub(crate) at: u64,
 }
 
 /// Signs and verifies tokens.

@@ -22,7 +22,7 @@ use super::{Gate, State};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::limiter::Hit;
-use crate::reservation::Settlement;
+use crate::limiter::reservation::Settlement;
 
 /// The actual cost of a request, as reported by its handler through the tower layer.
 pub(crate) struct ReportedCost<'t> {

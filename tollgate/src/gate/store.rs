@@ -3,13 +3,12 @@
 use std::fmt;
 
 use super::Gate;
-use crate::decision::Decision;
+use crate::decision::{Decision, LimitId};
 use crate::error::InvalidLimit;
-use crate::limit::LimitId;
+use crate::limiter::reservation::Settlement;
 use crate::limiter::{FewHits, Hit, Limiter, LimiterBuilder};
 #[cfg(feature = "redis")]
 use crate::redis::{ConnectError, RedisHit, RedisHits, RedisLimiter, RedisLimiterBuilder};
-use crate::reservation::Settlement;
 use crate::rules::RuleSet;
 use crate::store::memory::HashedHit;
 use crate::units::Timestamp;

@@ -7,11 +7,9 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::Limiter;
-use crate::decision::Decision;
-use crate::gate::CombinedDecision;
-use crate::limit::LimitId;
+use crate::decision::{CombinedDecision, Decision, LimitId};
 #[cfg(feature = "file")]
-use crate::reservation::Settlement;
+use crate::limiter::reservation::Settlement;
 use crate::store::memory::HashedHit;
 use crate::units::Timestamp;
 

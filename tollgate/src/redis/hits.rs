@@ -4,13 +4,11 @@ use smallvec::SmallVec;
 
 use super::script::{Claim, ScriptHit, ScriptRequest};
 use super::{Receipt, RedisHit, RedisHits, RedisLimiter, StoreError, TakeFrom, names};
-use crate::decision::Decision;
 #[cfg(feature = "rules")]
-use crate::gate::CombinedDecision;
-use crate::gate::ReservedCharge;
-use crate::limit::LimitId;
+use crate::decision::CombinedDecision;
+use crate::decision::{Decision, LimitId};
 use crate::limiter::Hit;
-use crate::reservation::Settlement;
+use crate::limiter::reservation::{ReservedCharge, Settlement};
 #[cfg(feature = "rules")]
 use crate::store::memory::Positions;
 use crate::units::Timestamp;

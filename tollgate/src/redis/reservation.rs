@@ -16,7 +16,7 @@ use super::{RedisHit, RedisHits, RedisLimiter, StoreError};
 use crate::decision::{Decision, Denied};
 use crate::key::Key;
 use crate::limiter::Hit;
-use crate::reservation::Settlement;
+use crate::limiter::reservation::Settlement;
 use crate::units::Timestamp;
 
 /// Maximum number of attempts to take the rest of a quota, if others take it first.

@@ -47,6 +47,9 @@ use super::{Facts, ReadErrors};
 pub(crate) use self::error::{EvaluationError, ExpressionError, TextPosition};
 pub(crate) use self::reads::UnguardedRead;
 
+/// A loop over more names is an error: the client controls their number, and loops can be nested.
+const MAX_LOOP_NAMES: usize = 128;
+
 /// The input of an expression.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Input<'a> {

@@ -8,8 +8,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::Request;
-
 /// The field of a limit that holds an expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
@@ -86,8 +84,8 @@ impl ErrorCount {
     }
 
     /// Counts a failure, or records it if the request is only explained.
-    pub(super) fn note(&self, request: &Request<'_>, error: &dyn fmt::Display) {
-        match request.failed_expressions() {
+    pub(super) fn note(&self, explained: Option<&FailedExpressions>, error: &dyn fmt::Display) {
+        match explained {
             Some(failed) => failed.push(FailedExpression { field: self.field, error: error.to_string() }),
             None => _ = self.count.fetch_add(1, Relaxed),
         }

@@ -31,12 +31,13 @@ use super::request::{TokenStatus, Tokens};
 use super::response::ResponseSettlement;
 use super::rule::{Missing, Mode, Rule};
 use super::{ExpressionField, Facts, KeyPart, PathReading, Request};
+use crate::decision::LimitId;
 #[cfg(feature = "file")]
 use crate::demand::Observer;
 use crate::error::InvalidLimit;
 use crate::http::{Body, Challenge, Cors, Policy, TokenError};
 use crate::key::Key;
-use crate::limit::{Limit, LimitId};
+use crate::limit::Limit;
 use crate::limit_set::LimitSet;
 use crate::limiter::{Limiter, LimiterBuilder};
 

@@ -37,10 +37,10 @@ use self::table::{Busy, Table, pause};
 use self::tables::{Chosen, Families};
 use crate::algorithm::{Charge, Compiled, LimitAlgorithm, with_algorithm};
 use crate::budget::Budget;
-use crate::decision::{Admission, Decision, Source, Verdict};
+use crate::decision::{Admission, Decision, LimitId, Source, Verdict};
 use crate::error::InvalidLimit;
 use crate::key::Key;
-use crate::limit::{Limit, LimitId};
+use crate::limit::Limit;
 use crate::sync::Ordering;
 use crate::units::Timestamp;
 

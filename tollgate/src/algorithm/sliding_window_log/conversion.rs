@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use super::super::conversion::{Fit, Spent};
+use super::super::arithmetic::{Fit, Spent};
 use super::super::record::Record;
 use super::super::{LimitAlgorithm, StateWords};
 use super::inline::{Head, MAX_UNITS};

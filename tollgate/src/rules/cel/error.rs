@@ -5,7 +5,7 @@ use std::fmt;
 use cel::ExecutionError;
 use cel::common::value::Val;
 
-use super::variables::MAX_LOOP_NAMES;
+use super::MAX_LOOP_NAMES;
 
 /// An expression that cannot be used: the problem, the fix, and the position if there is one.
 ///

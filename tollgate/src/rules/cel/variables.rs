@@ -13,15 +13,12 @@ use cel::common::value::{CowVal, Val};
 use cel::context::VariableResolver;
 use serde_json::{Map, Value};
 
-use super::Input;
 use super::prepared::Prepared;
 use super::types::Type;
+use super::{Input, MAX_LOOP_NAMES};
 use crate::http::Headers;
 use crate::rules::ReadErrors;
 use crate::rules::normal::{header, host, query};
-
-/// A loop over more names is an error: the client controls their number, and loops can be nested.
-pub(super) const MAX_LOOP_NAMES: usize = 128;
 
 /// The fields of `request`.
 pub(super) const REQUEST_FIELDS: [&str; 8] = ["method", "path", "query", "host", "headers", "ip", "route", "domain"];

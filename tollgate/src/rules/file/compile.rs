@@ -280,7 +280,7 @@ fn cost(rule: Option<&CostRule>, expressions: &mut Expressions) -> Result<Cost, 
     let units = move |request: &Request<'_>| match expression.units(&input(&expression, request)) {
         Ok(units) => Some(units),
         Err(error) => {
-            errors.note(request, &error);
+            errors.note(request.failed_expressions(), &error);
             None
         }
     };
@@ -319,7 +319,7 @@ fn condition(
     };
     Ok(move |request: &Request<'_>| {
         expression.holds(&input(&expression, request)).unwrap_or_else(|error| {
-            errors.note(request, &error);
+            errors.note(request.failed_expressions(), &error);
             when_error
         })
     })

@@ -19,8 +19,6 @@ use super::node::Node;
 use super::problem::{Findings, Position};
 use super::types::RuleFile;
 
-pub(super) use self::store::NO_DEFAULT;
-
 pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     settings::check(file, root, findings);
     limits::check(file, root, findings);

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use super::meaning::NO_DEFAULT;
 use super::node::Node;
 use super::problem::Findings;
 use super::{Parsed, Position, Problems};
@@ -94,6 +93,12 @@ impl fmt::Display for SettingError {
         write!(out, "{}: {}", self.message, self.fix)
     }
 }
+
+/// The problem of a file with stores by name and counts in memory, and the fix.
+pub(super) const NO_DEFAULT: (&str, &str) = (
+    "`stores` are on Redis and `store` is memory, and a file cannot mix both",
+    "write the URL of a Redis in `store`, or remove `stores`",
+);
 
 impl Parsed {
     /// Checks that stores by name stand beside a default store on Redis. The text alone does not show it: the default

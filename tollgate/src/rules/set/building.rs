@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use super::{Compiled, Inner, MAX_KEY_PARTS, PerAddress, Phases, PlainRule, RuleSet};
 use crate::algorithm::Algorithm;
+use crate::decision::LimitId;
 #[cfg(feature = "file")]
 use crate::demand::Observer;
 use crate::error::InvalidLimit;
 use crate::http::{Body, Challenge, Cors, Families, Policy};
-use crate::limit::{Limit, LimitId};
+use crate::limit::Limit;
 #[cfg(feature = "file")]
 use crate::limited_keys::limit_hash;
 use crate::rules::PathReading;

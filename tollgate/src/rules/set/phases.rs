@@ -184,7 +184,7 @@ mod tests {
         }
     }
 
-    type Hits = Vec<(u32, crate::limit::LimitId, u64, String)>;
+    type Hits = Vec<(u32, crate::LimitId, u64, String)>;
 
     fn adding(hits: &mut Hits) -> impl FnMut(&RuleHit, Key<'_>) {
         |rule_hit, key| hits.push((rule_hit.rule, rule_hit.limit, rule_hit.cost, format!("{key:?}")))

@@ -6,7 +6,8 @@ use super::{HashedHit, Mode};
 use crate::algorithm::Compiled;
 use crate::algorithm::fixed_window::ClockWindow;
 use crate::budget::Budget;
-use crate::limit::{Limit, LimitId};
+use crate::decision::LimitId;
+use crate::limit::Limit;
 use crate::sync::Ordering;
 use crate::{FixedWindow, MINUTE};
 

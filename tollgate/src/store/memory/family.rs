@@ -26,9 +26,9 @@ use smallvec::{SmallVec, smallvec};
 use super::claim::{HeldBuckets, SlotRef};
 use super::table::{Bucket, Busy, OverflowCounts, Table, pause};
 use super::{HashedHit, Mode};
-use crate::algorithm::conversion::{Fit, Spent};
 use crate::algorithm::spill::Spill;
 use crate::algorithm::{Charge, Compiled, LimitAlgorithm, StateWords, Step, with_algorithm};
+use crate::algorithm::{Fit, Spent};
 use crate::decision::{Admission, Verdict};
 use crate::sync::{AtomicBool, Mutex, Ordering};
 

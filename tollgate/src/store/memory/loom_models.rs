@@ -10,8 +10,8 @@ use super::table::{Layout, Table};
 use super::{HashedHit, Mode};
 use crate::algorithm::{Charge, Compiled, LimitAlgorithm};
 use crate::budget::Budget;
-use crate::decision::Verdict;
-use crate::limit::{Limit, LimitId};
+use crate::decision::{LimitId, Verdict};
+use crate::limit::Limit;
 use crate::{FixedWindow, MINUTE, SlidingWindowCounter};
 
 const NOW: u64 = 1_700_000_000_000_000;

@@ -19,8 +19,9 @@ use super::{MemoryStore, tables};
 use crate::algorithm::record::{Numbers, Record, RecordedAt};
 use crate::algorithm::{Algorithm, Compiled, with_algorithm};
 use crate::budget::Budget;
+use crate::decision::LimitId;
 use crate::error::InvalidLimit;
-use crate::limit::{Limit, LimitId};
+use crate::limit::Limit;
 use crate::sync::Ordering;
 use crate::units::Timestamp;
 

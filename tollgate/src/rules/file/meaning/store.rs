@@ -3,6 +3,7 @@
 use crate::rules::file::forms::{StoreUrl, nearest};
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, shown};
+use crate::rules::file::setting_error::NO_DEFAULT;
 use crate::rules::file::types::{LayoutName, LimitRule, RuleFile, StoreRule};
 
 /// The name of the store at the top of the file.
@@ -83,12 +84,6 @@ pub(super) fn check_named(file: &RuleFile, root: &Node, findings: &mut Findings)
         findings.error(root.key_at("stores"), message, fix);
     }
 }
-
-/// The problem of a file with stores by name and counts in memory, and the fix.
-pub(in crate::rules::file) const NO_DEFAULT: (&str, &str) = (
-    "`stores` are on Redis and `store` is memory, and a file cannot mix both",
-    "write the URL of a Redis in `store`, or remove `stores`",
-);
 
 /// Checks that the store that a limit chooses exists.
 pub(super) fn check_choice(rule: &LimitRule, file: &RuleFile, (node, root): (&Node, &Node), findings: &mut Findings) {

@@ -2,8 +2,8 @@
 
 use smallvec::SmallVec;
 
+use super::Limiter;
 use crate::decision::Decision;
-use crate::limiter::Limiter;
 use crate::store::memory::HashedHit;
 use crate::units::Timestamp;
 
@@ -42,6 +42,18 @@ impl Reservation {
     pub fn expires_at(&self) -> Timestamp {
         self.expires_at.offset_by(self.decision.wall_offset)
     }
+}
+
+/// Units that a reservation has taken from a key.
+#[cfg(feature = "file")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ReservedCharge {
+    pub(crate) limit: String,
+    pub(crate) variant: Option<String>,
+    /// The key as its store identifies it.
+    pub(crate) key: Vec<u8>,
+    pub(crate) units: u64,
+    pub(crate) at: u64,
 }
 
 /// The result of settling a reservation.
