@@ -8,7 +8,7 @@ mod access;
 mod bans;
 mod dashboard;
 mod explain;
-mod key_hash;
+pub(crate) mod key_hash;
 mod keys;
 mod live;
 mod openapi;
@@ -30,13 +30,12 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
 pub(crate) use self::access::Access;
-pub(crate) use self::key_hash::KeyDisplay;
 use self::live::Live;
 use crate::decisions::Sums;
-use crate::listeners::Shared;
 use crate::metrics::{self, Format, Metrics};
 use crate::readiness::Readiness;
-use crate::service::http::{ErrorBody, quoted};
+use crate::server_state::ServerState;
+use crate::service::error_body::{ErrorBody, quoted};
 use crate::service::{Hosts, Options, Stop, guard, serve};
 
 /// The pages of the listener, with their methods. [`router`] has the same.
@@ -63,7 +62,7 @@ const PAGES: &[(&str, &str, &str)] = &[
 
 /// The state that requests share.
 pub(crate) struct Admin {
-    pub(crate) server: Shared,
+    pub(crate) server: ServerState,
     /// The authentication of clients.
     pub(crate) access: Access,
     live: Live,
@@ -73,7 +72,7 @@ pub(crate) struct Admin {
 pub(crate) type AdminState = Arc<Admin>;
 
 impl Admin {
-    pub(crate) fn new(server: &Shared, access: Access) -> Self {
+    pub(crate) fn new(server: &ServerState, access: Access) -> Self {
         Self { server: server.clone(), access, live: Live::default() }
     }
 

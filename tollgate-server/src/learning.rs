@@ -25,7 +25,7 @@ use tollgate::redis::{RedisLimiter, StoreError};
 use tollgate::rules::file::Parsed;
 
 use self::file::Stored;
-use crate::metrics::Page;
+use crate::metrics::page::Page;
 use crate::notice::{self, Level};
 use crate::state::StateError;
 

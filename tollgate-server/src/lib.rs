@@ -27,6 +27,7 @@ mod passed_sockets;
 mod readiness;
 mod reload;
 mod seconds;
+mod server_state;
 mod service;
 mod service_manager;
 mod shutdown;

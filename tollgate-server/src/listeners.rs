@@ -17,7 +17,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use tollgate::Gate;
 use tollgate::internal::limited::KeyTexts;
 use tollgate::rules::file::Parsed;
 use tollgate::rules::file::internal::Listener;
@@ -25,68 +24,20 @@ use tollgate::rules::file::internal::Listener;
 use self::running::{Running, Starting, Stopping};
 use self::wanted::{Wanted, unprotected_listener, wanted};
 pub(crate) use self::wanted::{problems, wants_service};
-use crate::admin::KeyDisplay;
-use crate::bans::Bans;
-use crate::decisions::Decisions;
 use crate::descriptors::{self, Plan, TooFewDescriptors};
 use crate::gateway::Gateway;
-use crate::learning::Learners;
-use crate::limited::Limited;
 use crate::listening::{Ending, ListenError};
 use crate::notice;
 use crate::passed_sockets::{ListenerName, Owner, PassedSocket, PassedSockets};
-use crate::readiness::Readiness;
-use crate::reload::{CliOverrides, Reloads};
+use crate::reload::changes::CliOverrides;
+use crate::server_state::ServerState;
 use crate::service;
 use crate::service::Stop;
-use crate::service::surfaces::{Surface, Surfaces};
-use crate::service::throttle::Throttles;
-
-/// The state that all listeners share.
-#[derive(Clone)]
-pub(crate) struct Shared {
-    pub(crate) gate: Gate,
-    pub(crate) throttles: Arc<Throttles>,
-    /// Decisions of the decision service. The gateway has its own.
-    pub(crate) decisions: Arc<Decisions>,
-    /// Connections of the decision service and the admin listener.
-    pub(crate) surfaces: Arc<Surfaces>,
-    pub(crate) readiness: Arc<Readiness>,
-    pub(crate) reloads: Arc<Reloads>,
-    /// The limits that learn.
-    pub(crate) learners: Arc<Learners>,
-    pub(crate) listening: Arc<Listening>,
-    /// The bans of operators.
-    pub(crate) bans: Arc<Bans>,
-    /// Whether the admin API shows keys.
-    pub(crate) key_display: Arc<KeyDisplay>,
-    /// The keys that the admin API lists.
-    pub(crate) limited: Arc<Limited>,
-    /// The start of the server, in seconds since the Unix epoch.
-    pub(crate) started_at: f64,
-    /// Sockets that listeners use in place of their own.
-    pub(crate) passed: Arc<PassedSockets>,
-}
-
-/// The listeners that run, for the admin API.
-#[derive(Debug, Default)]
-pub(crate) struct Listening(Mutex<Vec<(Surface, String)>>);
-
-impl Listening {
-    /// Returns the listeners with their URLs.
-    pub(crate) fn all(&self) -> Vec<(Surface, String)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set(&self, running: &[Running]) {
-        let all = running.iter().map(|one| (one.surface, one.url())).collect();
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = all;
-    }
-}
+use crate::service::surfaces::Surface;
 
 /// The listeners of the server.
 pub(crate) struct Listeners {
-    shared: Shared,
+    shared: ServerState,
     overrides: CliOverrides,
     /// The descriptors at the start, which the gateway keeps.
     at_start: Descriptors,
@@ -167,7 +118,7 @@ impl Descriptors {
 
 impl Listeners {
     /// Creates the listeners of a server. None runs yet.
-    pub(crate) fn new(shared: Shared, overrides: CliOverrides, at_start: Descriptors) -> Self {
+    pub(crate) fn new(shared: ServerState, overrides: CliOverrides, at_start: Descriptors) -> Self {
         let (running, draining) = (Vec::new(), Vec::new());
         let state = State { running, draining, descriptors: at_start, is_stopping: false };
         Self { shared, overrides, at_start, state: Mutex::new(state) }
@@ -261,7 +212,7 @@ impl Listeners {
             changes.push(started_text(running.surface, &running.url()));
             state.running.push(running);
         }
-        self.shared.listening.set(&state.running);
+        self.shared.listening.set(urls(&state.running));
         // Keys are counted only if someone can ask for them.
         let texts = if shows_keys { KeyTexts::Kept } else { KeyTexts::Hashed };
         self.shared.limited.count(state.running.iter().any(|one| one.serves_api).then_some(texts));
@@ -297,7 +248,7 @@ impl Listeners {
         let continues = |one: &Running| one.surface == Surface::Admin && *ending == Ending::Stop;
         let (admin, stopping): (Vec<_>, Vec<_>) = all.into_iter().partition(continues);
         state.running = admin;
-        self.shared.listening.set(&state.running);
+        self.shared.listening.set(urls(&state.running));
         let stopping = stopping.into_iter().map(|running| {
             let how = ending.of(running.socket.bound);
             running.stop(how).task
@@ -325,6 +276,11 @@ impl Listeners {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns the listeners with their URLs.
+fn urls(running: &[Running]) -> Vec<(Surface, String)> {
+    running.iter().map(|one| (one.surface, one.url())).collect()
 }
 
 impl Prepared {

@@ -5,7 +5,7 @@
 
 mod certificates;
 mod format;
-mod page;
+pub(crate) mod page;
 mod process;
 mod store;
 mod tables;
@@ -20,14 +20,14 @@ use tollgate::http::TokenError;
 use tollgate::rules::file::internal::LimitRule;
 
 pub(crate) use self::format::Format;
-pub(crate) use self::page::Page;
+use self::page::Page;
 use crate::decisions::{DecisionLabel, Fallback, FallbackSums, Sums, TokenSums};
-use crate::listeners::Shared;
+use crate::server_state::ServerState;
 use crate::traces;
 
 /// The metrics of a server.
 pub(crate) struct Metrics {
-    pub(crate) server: Shared,
+    pub(crate) server: ServerState,
 }
 
 impl Metrics {

@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Map, Value, json};
 
-use crate::service::http::ErrorBody;
+use crate::service::error_body::ErrorBody;
 
 /// Generates the schemas of requests and of responses, which differ in the fields that are required.
 pub(crate) struct Schemas {

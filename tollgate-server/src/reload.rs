@@ -6,12 +6,12 @@
 //!
 //! Listeners change too. The layout of the gateway needs a restart, and a warning says so.
 
-mod api;
-mod changes;
+pub(crate) mod api;
+pub(crate) mod changes;
 mod file_watcher;
-mod reloads;
+pub(crate) mod reloads;
 mod subscriptions;
-mod versions;
+pub(crate) mod versions;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,20 +22,19 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tollgate::Gate;
-use tollgate::redis::{PublishedRules, Repairs};
+use tollgate::redis::{PublishError, PublishedRules, Repairs};
 use tollgate::rules::file::internal::SettingError;
 use tollgate::rules::file::{Parsed, Problems, RuleFile};
 
-use self::api::RuleChange;
-pub(crate) use self::api::{ChangeKind, ChangeRefused, ChangeRequest, CurrentRules, Reach, describe_changes, parse};
-pub(crate) use self::changes::CliOverrides;
-use self::changes::{StartupOnly, StoreChange, WrittenRules};
+use self::api::{
+    ChangeKind, ChangeRefused, ChangeRequest, CurrentRules, Reach, RuleChange, RulesChanged, parse, publishable,
+};
+use self::changes::{CliOverrides, StartupOnly, StoreChange, WrittenRules};
 use self::file_watcher::FileWatcher;
 pub(crate) use self::file_watcher::{FileSnapshot, Hangup};
-pub(crate) use self::reloads::Reloads;
-use self::reloads::{FileRequest, Inbox};
+use self::reloads::{FileRequest, Inbox, Reloads};
 use self::subscriptions::{PublishedEvent, RuleUpdates, Xds};
-pub(crate) use self::versions::{EarlierRules, RulesInForce, RulesSource, hex};
+use self::versions::RulesSource;
 use crate::gateway::{Gateway, StartError};
 use crate::learning::Learners;
 use crate::listeners::{self, Listeners, Refusal};
@@ -541,6 +540,68 @@ impl Reload {
             Some(store) => file.clone().with_store(store).unwrap_or(file),
             None => file,
         }
+    }
+}
+
+impl Reload {
+    /// Replaces the rules for the admin API.
+    async fn apply_api(&mut self, RuleChange { request, reply }: RuleChange) {
+        // The client has left before anything was done.
+        if reply.is_closed() {
+            return;
+        }
+        let result = self.change_rules(&request).await;
+        if let Ok(RulesChanged { version, changes, .. }) = &result {
+            let action = match request.kind {
+                ChangeKind::Replace => "replace_rules",
+                ChangeKind::RollBack => "roll_back_rules",
+            };
+            let fields = [
+                ("from", request.expected.as_str().into()),
+                ("to", version.as_str().into()),
+                ("changes", changes.as_slice().into()),
+            ];
+            notice::audit(action, &request.caller, &fields);
+        }
+        // The client may have left meanwhile.
+        _ = reply.send(result);
+    }
+
+    async fn change_rules(&mut self, request: &ChangeRequest) -> Result<RulesChanged, ChangeRefused> {
+        let version = self.reloads.version();
+        if request.expected != version {
+            return Err(ChangeRefused::Conflict { version });
+        }
+        let in_force = self.reloads.in_force();
+        let current = CurrentRules { own: &self.file, in_force: &in_force.file };
+        let file = parse(&request.text, current, request.kind).map_err(ChangeRefused::Invalid)?;
+        file.compile().map_err(ChangeRefused::Invalid)?;
+        let Some(rule_sets) = self.published.rule_sets() else {
+            let origin = self.origin("the rule set of the admin API".to_owned());
+            self.apply_override(file, &origin, RulesSource::Api)?;
+            self.reloads.record_file();
+            return Ok(self.changed(Reach::ThisNode));
+        };
+        let unavailable = |problem: String| ChangeRefused::Unavailable(problem);
+        let text = publishable(&request.text).map_err(ChangeRefused::Invalid)?;
+        // The rules in force are those of this publication, so a later one is a conflict even if it was received already.
+        rule_sets.publish(text.as_bytes(), Some(self.publication)).await.map_err(|error| match error {
+            PublishError::Conflict { .. } => ChangeRefused::PublishedElsewhere,
+            error => unavailable(error.to_string()),
+        })?;
+        // Another node may have published since. Its rules are the ones in force then.
+        let newest = rule_sets.newest().await.map_err(|error| unavailable(error.to_string()))?;
+        if let Some(published) = newest
+            && let Some(rules) = &published.rules
+        {
+            self.apply_published(published.version, &published.id, rules)?;
+        }
+        Ok(self.changed(Reach::AllNodes))
+    }
+
+    fn changed(&self, reach: Reach) -> RulesChanged {
+        let in_force = self.reloads.in_force();
+        RulesChanged { version: in_force.version.clone(), changes: in_force.changes.clone(), reach }
     }
 }
 

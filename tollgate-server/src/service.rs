@@ -4,6 +4,7 @@
 mod connections;
 mod cross_site;
 pub(crate) mod envoy;
+pub(crate) mod error_body;
 pub(crate) mod grpc;
 pub(crate) mod http;
 pub(crate) mod proto;

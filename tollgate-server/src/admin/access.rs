@@ -15,7 +15,8 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::AdminState;
-use crate::service::http::{self, ErrorBody, authenticate, with_challenge};
+use crate::service::error_body::ErrorBody;
+use crate::service::http::{self, authenticate, with_challenge};
 use crate::service::tokens::Tokens;
 
 /// The clients that may use the API of a listener.

@@ -12,7 +12,7 @@ use tollgate::{KeyBan, Timestamp};
 use super::key_hash::key_hash;
 use super::parameters::Parameters;
 use super::{Admin, AdminState};
-use crate::service::http::ErrorBody;
+use crate::service::error_body::ErrorBody;
 
 /// The most bans in a response.
 const MAX_BANS: usize = 1_000;

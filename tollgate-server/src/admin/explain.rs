@@ -12,7 +12,8 @@ use serde::Deserialize;
 
 use super::AdminState;
 use crate::explanation::{self, Counts, RequestDescription};
-use crate::service::http::{ErrorBody, Object, OneOrMany, StringOrStrings, parse_json, quoted, read_json};
+use crate::service::error_body::{ErrorBody, quoted};
+use crate::service::http::{Object, OneOrMany, StringOrStrings, parse_json, read_json};
 
 /// The most headers of a request to explain.
 const MAX_HEADERS: usize = 100;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use sha2::{Digest, Sha256};
 
-use crate::reload::hex;
+use crate::reload::versions::hex;
 
 /// Whether keys are shown: `admin.show_keys`, which a reload can change.
 #[derive(Debug, Default)]

@@ -24,9 +24,8 @@ use crate::bans::{BanError, MAX_DURATION, MAX_KEY_BYTES};
 use crate::limited::key_text;
 use crate::notice::{self, Field};
 use crate::seconds::Seconds;
-use crate::service::http::{
-    ErrorBody, Object, OneOrMany, StringOrStrings, Units, parse_json, quoted, read_json, resolve_key,
-};
+use crate::service::error_body::{ErrorBody, quoted};
+use crate::service::http::{Object, OneOrMany, StringOrStrings, Units, parse_json, read_json, resolve_key};
 
 /// The most limits in a response. Each is a read of the store.
 const MAX_LIMITS: usize = 1_000;

@@ -20,7 +20,7 @@ use super::parameters::Parameters;
 use super::{Admin, AdminState};
 use crate::decisions::{DecisionCounts, DecisionLabel, Sums};
 use crate::seconds::unix_seconds;
-use crate::service::http::ErrorBody;
+use crate::service::error_body::ErrorBody;
 
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 /// The sampler ends this long after the last poll.

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use axum::http::Uri;
 
-use crate::service::http::{ErrorBody, quoted};
+use crate::service::error_body::{ErrorBody, quoted};
 
 /// The parameters of a request. Their number is bounded by the length of the target.
 #[derive(Debug)]

@@ -21,11 +21,10 @@ use super::access::Caller;
 use super::{Admin, AdminState};
 use crate::learning::Learned;
 use crate::limit_summary;
-use crate::reload::{
-    ChangeKind, ChangeRefused, ChangeRequest, CurrentRules, EarlierRules, Reach, RulesInForce, RulesSource,
-    describe_changes, parse,
-};
-use crate::service::http::{ErrorBody, Object, parse_json, quoted, read_body, read_json};
+use crate::reload::api::{ChangeKind, ChangeRefused, ChangeRequest, CurrentRules, Reach, describe_changes, parse};
+use crate::reload::versions::{EarlierRules, RulesInForce, RulesSource};
+use crate::service::error_body::{ErrorBody, quoted};
+use crate::service::http::{Object, parse_json, read_body, read_json};
 
 /// The longest text of rules: that of a rule file.
 pub(super) const MAX_RULES_BYTES: usize = 4 << 20;

@@ -14,7 +14,8 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tollgate::rules::file::internal::{AlgorithmName, DurationText, Overflow as OverflowRule, RateText};
 
-use crate::service::http::{ErrorBody, field_error, read_json};
+use crate::service::error_body::{ErrorBody, field_error};
+use crate::service::http::read_json;
 use crate::tools::simulate::limits::{ALGORITHMS, Overflow, Quota, SimulatedLimit};
 use crate::tools::simulate::numbers::{Kind, TrafficNumbers};
 use crate::tools::simulate::report::Report;

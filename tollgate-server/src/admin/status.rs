@@ -8,7 +8,7 @@ use tollgate::Gate;
 use tollgate::redis::RedisLimiter;
 
 use super::{Admin, AdminState};
-use crate::reload::RulesSource;
+use crate::reload::versions::RulesSource;
 use crate::seconds::unix_seconds;
 
 /// The state of the server.

@@ -13,7 +13,8 @@ use tollgate::internal::limited::LimitedKind;
 use super::AdminState;
 use super::parameters::Parameters;
 use crate::limited::{Top, TopEntry, TopQuery, Window, key_text};
-use crate::service::http::{ErrorBody, unknown_limit};
+use crate::service::error_body::ErrorBody;
+use crate::service::http::unknown_limit;
 
 /// The most keys in a response.
 const MAX_KEYS: usize = 1_000;

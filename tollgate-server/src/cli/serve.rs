@@ -16,13 +16,17 @@ use crate::control::{Commands, ControlSocket, Handover, Inheritance, Predecessor
 use crate::gateway::Gateway;
 use crate::learning::Learners;
 use crate::limited::Limited;
-use crate::listeners::{Listeners, Shared};
+use crate::listeners::Listeners;
 use crate::listening::{Ending, Flag};
 use crate::notice::LogFormat;
 use crate::passed_sockets::PassedSockets;
 use crate::readiness::Readiness;
-use crate::reload::{CliOverrides, FileSnapshot, Hangup, Reload, Reloads, RulesSource, Started};
+use crate::reload::changes::CliOverrides;
+use crate::reload::reloads::Reloads;
+use crate::reload::versions::RulesSource;
+use crate::reload::{FileSnapshot, Hangup, Reload, Started};
 use crate::seconds::unix_seconds;
+use crate::server_state::ServerState;
 use crate::service::throttle::Throttles;
 use crate::state::{self, StateFile, StateWriter};
 use crate::{builtin, config, limit_summary, listeners, notice, service_manager, shutdown, threads, traces};
@@ -130,7 +134,7 @@ pub(super) async fn run(arguments: Arguments, passed: PassedSockets) -> Result<(
         Some(bans) => Bans::taken_over(gate.clone(), state_path.as_deref(), &bans),
         None => Bans::restored(gate.clone(), state_path.as_deref()),
     });
-    let shared = Shared {
+    let shared = ServerState {
         gate: gate.clone(),
         throttles: Arc::clone(&throttles),
         decisions: Arc::default(),

@@ -23,7 +23,7 @@ use crate::atomic_file::with_suffix;
 use crate::listening::Ending;
 use crate::notice;
 use crate::readiness::Readiness;
-use crate::reload::Reloads;
+use crate::reload::reloads::Reloads;
 
 /// The most connections at a time; each has a thread.
 const MAX_CONNECTIONS: u32 = 8;

@@ -13,7 +13,7 @@ use super::listener::Port;
 use super::listener::tls::CertificateReloads;
 use super::tally::{self, BOUNDS_NANOS, CLASSES, RouteTotals, Tally};
 use crate::decisions::{FallbackSums, Sums, TokenSums};
-use crate::metrics::Page;
+use crate::metrics::page::Page;
 
 impl Gateway {
     /// Writes all metrics of the gateway.

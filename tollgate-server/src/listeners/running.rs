@@ -9,10 +9,11 @@ use tokio::task::{AbortHandle, JoinHandle};
 use tokio_rustls::TlsAcceptor;
 use tollgate::rules::file::internal::{HostGlob, Listener};
 
-use super::{Shared, Socket};
+use super::Socket;
 use crate::admin::{self, Access, Admin};
 use crate::gateway::tls::{CertificateReloads, Tls};
 use crate::passed_sockets::Owner;
+use crate::server_state::ServerState;
 use crate::service::grpc::GrpcState;
 use crate::service::http::ServiceState;
 use crate::service::resp::Engine;
@@ -46,7 +47,7 @@ pub(super) struct Running {
 }
 
 impl Starting {
-    pub(super) fn start(self, shared: &Shared) -> Running {
+    pub(super) fn start(self, shared: &ServerState) -> Running {
         let Self { surface, listener, socket, max_connections, tokens, tls } = self;
         let bound = socket.bound;
         if let Some(tokens) = &tokens {

@@ -10,7 +10,7 @@ use super::Refusal;
 use crate::descriptors::{self, Plan, Share};
 use crate::gateway::tls::Tls;
 use crate::listening::{Flag, Setting};
-use crate::reload::CliOverrides;
+use crate::reload::changes::CliOverrides;
 use crate::service::surfaces::Surface;
 use crate::service::tokens::Tokens;
 

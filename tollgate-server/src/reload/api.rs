@@ -9,16 +9,13 @@ use std::cell::LazyCell;
 use std::path::Path;
 
 use tokio::sync::oneshot;
-use tollgate::redis::PublishError;
 use tollgate::rules::ForwardingHeader;
 use tollgate::rules::file::internal::{HeaderSource, HeaderValueRule, JwtRule, KeyPart, RouteRule, SettingError};
 use tollgate::rules::file::{Parsed, Problems, RuleFile};
 
+use super::changes;
 use super::changes::WrittenRules;
-use super::versions::RulesSource;
-use super::{Reload, changes};
 use crate::config::logins;
-use crate::notice;
 
 /// The name of the rules in messages.
 const NAME: &str = "rules";
@@ -109,7 +106,7 @@ pub(crate) fn parse(text: &str, current: CurrentRules<'_>, kind: ChangeKind) -> 
 /// # Errors
 ///
 /// Returns the problems if such a line contains other settings too.
-fn publishable(earlier: &str) -> Result<Cow<'_, str>, Problems> {
+pub(super) fn publishable(earlier: &str) -> Result<Cow<'_, str>, Problems> {
     let whole = RuleFile::parse(NAME, earlier)?;
     let Some(problems) = logins::problems(&whole) else { return Ok(Cow::Borrowed(earlier)) };
     let text = logins::redacted(earlier);
@@ -211,68 +208,6 @@ fn key_file_problems(parsed: &Parsed, own: &Parsed) -> Option<Problems> {
     });
     let errors: Vec<SettingError> = errors.collect();
     (!errors.is_empty()).then(|| parsed.problems(errors))
-}
-
-impl Reload {
-    /// Replaces the rules for the admin API.
-    pub(super) async fn apply_api(&mut self, RuleChange { request, reply }: RuleChange) {
-        // The client has left before anything was done.
-        if reply.is_closed() {
-            return;
-        }
-        let result = self.change_rules(&request).await;
-        if let Ok(RulesChanged { version, changes, .. }) = &result {
-            let action = match request.kind {
-                ChangeKind::Replace => "replace_rules",
-                ChangeKind::RollBack => "roll_back_rules",
-            };
-            let fields = [
-                ("from", request.expected.as_str().into()),
-                ("to", version.as_str().into()),
-                ("changes", changes.as_slice().into()),
-            ];
-            notice::audit(action, &request.caller, &fields);
-        }
-        // The client may have left meanwhile.
-        _ = reply.send(result);
-    }
-
-    async fn change_rules(&mut self, request: &ChangeRequest) -> Result<RulesChanged, ChangeRefused> {
-        let version = self.reloads.version();
-        if request.expected != version {
-            return Err(ChangeRefused::Conflict { version });
-        }
-        let in_force = self.reloads.in_force();
-        let current = CurrentRules { own: &self.file, in_force: &in_force.file };
-        let file = parse(&request.text, current, request.kind).map_err(ChangeRefused::Invalid)?;
-        file.compile().map_err(ChangeRefused::Invalid)?;
-        let Some(rule_sets) = self.published.rule_sets() else {
-            let origin = self.origin("the rule set of the admin API".to_owned());
-            self.apply_override(file, &origin, RulesSource::Api)?;
-            self.reloads.record_file();
-            return Ok(self.changed(Reach::ThisNode));
-        };
-        let unavailable = |problem: String| ChangeRefused::Unavailable(problem);
-        let text = publishable(&request.text).map_err(ChangeRefused::Invalid)?;
-        // The rules in force are those of this publication, so a later one is a conflict even if it was received already.
-        rule_sets.publish(text.as_bytes(), Some(self.publication)).await.map_err(|error| match error {
-            PublishError::Conflict { .. } => ChangeRefused::PublishedElsewhere,
-            error => unavailable(error.to_string()),
-        })?;
-        // Another node may have published since. Its rules are the ones in force then.
-        let newest = rule_sets.newest().await.map_err(|error| unavailable(error.to_string()))?;
-        if let Some(published) = newest
-            && let Some(rules) = &published.rules
-        {
-            self.apply_published(published.version, &published.id, rules)?;
-        }
-        Ok(self.changed(Reach::AllNodes))
-    }
-
-    fn changed(&self, reach: Reach) -> RulesChanged {
-        let in_force = self.reloads.in_force();
-        RulesChanged { version: in_force.version.clone(), changes: in_force.changes.clone(), reach }
-    }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use tollgate::rules::file::Parsed;
 
 use super::api::{ChangeRefused, ChangeRequest, RuleChange, RulesChanged};
 use super::versions::{EarlierRules, RulesInForce, RulesSource, Versions};
-use crate::metrics::Page;
+use crate::metrics::page::Page;
 use crate::seconds::unix_now;
 use crate::service::xds::XdsStatus;
 

@@ -16,7 +16,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::IntoResponse;
 
-use super::http::{ErrorBody, quoted};
+use super::error_body::{ErrorBody, quoted};
 
 /// The hosts that a listener serves, in addition to IP addresses, `localhost` and other local names.
 #[derive(Clone, Debug)]

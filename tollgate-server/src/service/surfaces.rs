@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::gateway::tls::CertificateReloads;
 use crate::gateway::{Closings, Misuse};
-use crate::metrics::Page;
+use crate::metrics::page::Page;
 use crate::notice;
 use crate::service::tokens::Tokens;
 

@@ -89,7 +89,7 @@ impl fmt::Display for TokensError {
 impl Credential {
     /// Returns the start of the token's digest, which identifies it in the log.
     pub(crate) fn short_digest(&self) -> String {
-        crate::reload::hex(&self.digest[..4])
+        crate::reload::versions::hex(&self.digest[..4])
     }
 }
 

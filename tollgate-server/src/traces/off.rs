@@ -6,7 +6,7 @@ use tollgate::Outcome;
 use tollgate::http::Headers;
 
 use super::{DecisionNote, SpanEnd};
-use crate::metrics::Page;
+use crate::metrics::page::Page;
 use crate::notice;
 
 /// The span of a request, which is not recorded.

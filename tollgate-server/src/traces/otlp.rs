@@ -18,7 +18,7 @@ use tollgate::http::Headers;
 
 use super::queue::{DROPPED, EXPORTED, Exporting, FAILED, Queue};
 use super::{DecisionNote, SpanEnd, TRACEPARENT, TRACESTATE, TraceParent};
-use crate::metrics::Page;
+use crate::metrics::page::Page;
 
 /// The maximum length of a path in a span.
 const MAX_PATH_CHARS: usize = 1024;

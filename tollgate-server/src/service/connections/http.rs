@@ -35,7 +35,7 @@ use super::streams::NewStreams;
 use super::{
     DRAIN_DEADLINE, HEAD_DEADLINE, MAX_CONNECTION_AGE, REFUSAL_DEADLINE, Stage, WRITE_DEADLINE, without_request,
 };
-use crate::service::http::ErrorBody;
+use crate::service::error_body::ErrorBody;
 use crate::service::surfaces::{RequestOutcome, Surface, Surfaces};
 
 /// The longest time between two requests of an HTTP/1 client, as in nginx.

@@ -10,7 +10,7 @@ use tollgate::{Checks, Decision, Gate, JointCheck, Outcome};
 use tonic::Status;
 
 use crate::service::envoy;
-use crate::service::http::quoted;
+use crate::service::error_body::quoted;
 use crate::service::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use crate::service::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
 use crate::service::proto::envoy::service::ratelimit::v3::RateLimitRequest;

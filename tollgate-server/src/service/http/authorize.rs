@@ -25,7 +25,8 @@ use tollgate::rules::Facts;
 use self::original::{Original, deny_status};
 use super::super::cross_site::Hosts;
 use super::super::tokens::Tokens;
-use super::{ErrorBody, ServiceState, authenticate};
+use super::{ServiceState, authenticate};
+use crate::service::error_body::ErrorBody;
 
 /// The path of the endpoint. Envoy appends the original path to it.
 const PATH: &str = "/v1/authorize";

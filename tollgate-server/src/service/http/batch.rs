@@ -8,8 +8,8 @@ use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-use super::error_body::{ErrorBody, field_error, parse_error};
 use super::values::Object;
+use crate::service::error_body::{ErrorBody, field_error, parse_error};
 
 /// About a millisecond of decisions, during which the thread serves no other client.
 pub(super) const MAX_BATCH: usize = 1000;

@@ -12,9 +12,9 @@ use tollgate::{Gate, Outcome, StoreUnavailable};
 use super::batch::{Batch, Question, Shape};
 use super::check_request::resolve_key;
 use super::check_response::CheckResponse;
-use super::error_body::ErrorBody;
 use super::values::{OneOrMany, StringOrStrings, Units};
 use super::{ServiceState, read_json};
+use crate::service::error_body::ErrorBody;
 
 /// A refund of units to a key, without a reservation.
 #[derive(Debug, Deserialize, JsonSchema)]

@@ -7,9 +7,9 @@ use tollgate::rules::RuleSet;
 use tollgate::{Check, Gate};
 
 use super::batch::Question;
-use super::error_body::{ErrorBody, quoted};
 use super::facts::RequestFacts;
 use super::values::{Object, OneOrMany, StringOrStrings, Units};
+use crate::service::error_body::{ErrorBody, quoted};
 
 /// The most names of limits in a message.
 const MAX_NAMES: usize = 20;

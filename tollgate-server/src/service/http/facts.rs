@@ -14,8 +14,8 @@ use tollgate::internal::{Unreadable, check_method};
 use tollgate::rules::Facts;
 use tollgate::{Check, Gate};
 
-use super::error_body::quoted;
 use super::values::{OneOrMany, StringOrStrings};
+use crate::service::error_body::quoted;
 
 /// The same limit as for the headers of an HTTP request.
 const MAX_HEADERS: usize = 100;

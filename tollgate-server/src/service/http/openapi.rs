@@ -10,9 +10,9 @@ use super::batch::MAX_BATCH;
 use super::changes::{RefundRequest, ResetRequest};
 use super::check_request::CheckRequest;
 use super::check_response::CheckResponse;
-use super::error_body::ErrorBody;
 use super::reservations::{ReserveRequest, ReserveResponse, SettleRequest, SettleResponse};
 use crate::openapi::{self, Schemas};
+use crate::service::error_body::ErrorBody;
 
 /// The methods that an OpenAPI document can describe.
 const METHODS: [&str; 8] = ["get", "put", "post", "delete", "options", "head", "patch", "trace"];

@@ -13,9 +13,9 @@ use tollgate::{MAX_RESERVATION, ReservationError, Settlement};
 use super::batch::parse;
 use super::check_request::{invalid_field, resolve_key};
 use super::check_response::CheckResponse;
-use super::error_body::ErrorBody;
 use super::values::{Object, OneOrMany, StringOrStrings, Units};
 use super::{ServiceState, read_json};
+use crate::service::error_body::ErrorBody;
 
 /// Seconds until a reservation expires, if the client does not say.
 const EXPIRES_AFTER_SECS: u64 = 60;

@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::report::{Report, human};
+use super::report::Report;
 use super::svg::{self, escaped};
+use crate::tools::words::human;
 
 const STYLE: &str = "
 :root { color-scheme: light dark }

@@ -7,8 +7,8 @@ use tollgate::{
     Algorithm, FixedWindow, InvalidLimit, LeakyBucket, Limit, Rate, SlidingWindowCounter, SlidingWindowLog, TokenBucket,
 };
 
-use super::report::human;
 use crate::limit_summary;
+use crate::tools::words::human;
 
 /// The algorithms in the order of their rows.
 pub(crate) const ALGORITHMS: [AlgorithmName; 5] = [

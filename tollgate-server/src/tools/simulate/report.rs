@@ -141,31 +141,6 @@ pub(crate) fn merged(columns: &[u64], count: usize) -> Vec<u64> {
     columns.chunks((columns.len() / count).max(1)).map(|chunk| chunk.iter().sum()).collect()
 }
 
-/// Formats a duration for people: `0 s`, `250 ms`, `12.5 s`, `12m30s`, `2h05m`.
-pub(crate) fn human(span: Duration) -> String {
-    let micros = span.as_micros();
-    let decimal = |value: u128, unit: u128, name: &str| {
-        let tenths = (value * 10 + unit / 2) / unit;
-        match tenths % 10 {
-            0 => format!("{} {name}", tenths / 10),
-            tenth => format!("{}.{tenth} {name}", tenths / 10),
-        }
-    };
-    let secs = span.as_secs();
-    match secs {
-        _ if micros == 0 => "0 s".to_owned(),
-        0 if micros < 1_000 => format!("{micros} us"),
-        0 if micros < 10_000 => decimal(micros, 1_000, "ms"),
-        0 if micros < 999_500 => format!("{} ms", (micros + 500) / 1_000),
-        0..600 => decimal(micros, 1_000_000, "s"),
-        600..3_600 if secs.is_multiple_of(60) => format!("{}m", secs / 60),
-        600..3_600 => format!("{}m{:02}s", secs / 60, secs % 60),
-        _ if secs.is_multiple_of(86_400) => format!("{}d", secs / 86_400),
-        _ if secs.is_multiple_of(3_600) => format!("{}h", secs / 3_600),
-        _ => format!("{}h{:02}m", secs / 3_600, secs / 60 % 60),
-    }
-}
-
 fn seconds<S: Serializer>(span: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     Seconds(*span).serialize(serializer)
 }
@@ -177,27 +152,6 @@ fn optional_seconds<S: Serializer>(span: &Option<Duration>, serializer: S) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn durations_are_short_and_readable() {
-        let cases = [
-            (0, "0 s"),
-            (7, "7 us"),
-            (1_500, "1.5 ms"),
-            (250_000, "250 ms"),
-            (999_999, "1 s"),
-            (12_500_000, "12.5 s"),
-            (60_000_000, "60 s"),
-            (600_000_000, "10m"),
-            (754_000_000, "12m34s"),
-            (3_600_000_000, "1h"),
-            (7_500_000_000, "2h05m"),
-            (86_400_000_000, "1d"),
-        ];
-        for (micros, text) in cases {
-            assert_eq!(human(Duration::from_micros(micros)), text);
-        }
-    }
 
     #[test]
     fn columns_add_up() {

@@ -5,7 +5,8 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::report::{COLUMNS, LimitReport, Report, human, merged};
+use super::report::{COLUMNS, LimitReport, Report, merged};
+use crate::tools::words::human;
 
 const WIDTH: u64 = 720;
 const MARGIN: u64 = 16;

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::report::{COLUMNS, LimitReport, Report, human, merged};
-use crate::tools::words::counted;
+use super::report::{COLUMNS, LimitReport, Report, merged};
+use crate::tools::words::{counted, human};
 
 /// The width if the output is not a terminal.
 pub(crate) const DEFAULT_WIDTH: usize = 80;

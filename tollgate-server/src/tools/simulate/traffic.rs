@@ -8,7 +8,7 @@ use std::time::Duration;
 use tollgate::{Rate, Timestamp};
 
 use super::micros;
-use super::report::human;
+use crate::tools::words::human;
 
 /// Where the simulated clock starts, in seconds of Unix time: a multiple of all common windows, so that a window starts
 /// with the traffic.

@@ -16,8 +16,8 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use tollgate::internal::{check_host, check_method, hop_address};
 
-use super::super::{ErrorBody, quoted};
 use super::PATH;
+use crate::service::error_body::{ErrorBody, quoted};
 
 static FORWARDED_URI: HeaderName = HeaderName::from_static("x-forwarded-uri");
 static FORWARDED_METHOD: HeaderName = HeaderName::from_static("x-forwarded-method");
