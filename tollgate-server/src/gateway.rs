@@ -2,7 +2,8 @@
 //!
 //! A request stays on one thread from its first byte to its last. Every worker has its own runtime, its own listener on
 //! the shared port, and its own connections to upstreams. The [`http1::server`] serves HTTP/1, and [`http2`] HTTP/2.
-//! Both read requests into the same [`head`]. Every wait for a client or an upstream has a deadline in [`deadline`].
+//! Both read requests into the same [`head`]. Every wait for a client or an upstream has a deadline; those that move
+//! while a request is in flight are in [`deadline`].
 //!
 //! Deliberately not here: rate-limit decisions. [`tollgate::Gate`] makes them.
 
@@ -22,6 +23,7 @@ mod site;
 mod splice;
 pub(crate) mod stream;
 mod tally;
+mod upload;
 mod upstream;
 mod worker;
 
@@ -62,7 +64,7 @@ use self::site::Site;
 pub(crate) use self::site::upstream_urls;
 pub(crate) use self::tally::Closings;
 use self::tally::Tally;
-use self::upstream::connect::UpstreamSlots;
+use self::upstream::slots::UpstreamSlots;
 use self::worker::Worker;
 use self::worker::thread::{WorkerHandle, WorkerSettings};
 use crate::descriptors::Plan;

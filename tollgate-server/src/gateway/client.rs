@@ -159,8 +159,8 @@ impl Client {
         }
     }
 
-    /// Returns the deadline that counts. While the client has bytes to read, only the deadline for that does: the
-    /// requests are over once h2 has their responses, and these may not be written yet.
+    /// Returns the deadline in force: that for reading while bytes wait for the client, otherwise that for the next
+    /// request. A request ends when h2 takes its response, which may not be written yet.
     pub(super) fn next_deadline(&self) -> Tick {
         match self.read_by.load(Relaxed) {
             NEVER => self.request_by.load(Relaxed),

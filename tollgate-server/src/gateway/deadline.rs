@@ -3,7 +3,7 @@
 //!
 //! Every request sets and clears several deadlines. Reading a clock and arming a timer for each would cost more than
 //! the limits do. Adding to a counter that is incremented ten times per second costs nothing. Deadlines are set and
-//! cleared where the events happen, at the cost of a store, and checked periodically.
+//! cleared where the events happen, at the cost of a store, and checked when a task is polled, or by its alarm.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -41,12 +41,12 @@ impl Default for Ticks {
 }
 
 impl Ticks {
-    /// Returns the time. On a machine that is too busy to run this clock, it is late.
+    /// Returns the time of the last tick, which is late on a busy machine.
     pub(super) fn now(&self) -> Tick {
         self.now.load(Relaxed)
     }
 
-    /// Returns the time that the system's clock says.
+    /// Reads the system's clock.
     pub(super) fn exact(&self) -> Tick {
         let Wait(now) = Wait::at_most(self.started.elapsed());
         self.now.fetch_max(now, Relaxed).max(now)
@@ -89,6 +89,11 @@ impl Wait {
         Self(ticks)
     }
 
+    /// Returns the time until a deadline.
+    pub(super) fn between(now: Tick, deadline: Tick) -> Self {
+        Self(deadline.saturating_sub(now))
+    }
+
     /// Returns when it is over, if it starts at `now`.
     pub(super) fn from(self, now: Tick) -> Tick {
         now.saturating_add(self.0)
@@ -119,7 +124,7 @@ impl Alarm {
             return Poll::Pending;
         }
         loop {
-            let left = Wait(deadline.saturating_sub(ticks.now()));
+            let left = Wait::between(ticks.now(), deadline);
             if left == Wait(0) {
                 return Poll::Ready(());
             }
@@ -138,7 +143,7 @@ impl Alarm {
     }
 }
 
-/// A timeout of each of consecutive events. It runs while one is awaited.
+/// A timeout for the next event. It restarts with each event and runs only while one is awaited.
 #[derive(Default)]
 pub(super) struct EventTimeout {
     /// When the event that is awaited is late.
@@ -166,7 +171,7 @@ pub(super) struct ClientTimeouts {
     pub(super) body: Wait,
     pub(super) idle: Wait,
     pub(super) write: Wait,
-    /// The interval of checks. It is as long as the shortest timeout, so no deadline is missed.
+    /// The maximum interval between two checks: the shortest timeout.
     pub(super) check_every: Wait,
 }
 

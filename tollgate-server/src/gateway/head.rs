@@ -254,7 +254,7 @@ impl<'a> RequestHead<'a> {
 
     /// Returns whether it may be sent again if the response is lost.
     pub(super) fn may_repeat(&self) -> bool {
-        !self.has_body() && matches!(self.method, "GET" | "HEAD" | "OPTIONS" | "PUT" | "DELETE" | "TRACE")
+        !self.has_body() && is_idempotent(self.method)
     }
 
     /// Returns whether it has a body that the upstream may take for the next request.
@@ -416,6 +416,11 @@ fn is_normal(target: &str) -> bool {
     path.starts_with('/')
         && query.bytes().all(|byte| IN_QUERIES[usize::from(byte)])
         && CleanPath::new(path).is_ok_and(|path| path.is_unchanged())
+}
+
+/// Returns whether a request with this method has the same effect if it is sent twice (RFC 9110, section 9.2.2).
+pub(super) fn is_idempotent(method: &str) -> bool {
+    matches!(method, "GET" | "HEAD" | "OPTIONS" | "PUT" | "DELETE" | "TRACE")
 }
 
 /// Returns whether upstreams read the bodies of requests with this method. For other methods a body has no defined

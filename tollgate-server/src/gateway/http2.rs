@@ -1,11 +1,12 @@
 //! HTTP/2, by the crate h2: connections of clients, their requests, requests to upstreams, and bodies.
 //!
-//! The frames of a connection are counted on reads, and its deadlines are set on writes.
+//! Frames are counted in both directions. Deadlines are set by reads, writes and ends of requests, and checked whenever
+//! the task of the connection is polled.
 
-pub(super) mod body;
 pub(super) mod exchange;
 mod forward;
 pub(crate) mod frames;
+pub(super) mod response_body;
 mod sender;
 pub(super) mod stream;
 
@@ -36,9 +37,17 @@ use super::worker::{Shutdown, Worker};
 /// may hold memory.
 const MAX_STREAMS: u32 = 100;
 
-/// The maximum of requests that are reset before the gateway has seen them. Those of a whole page may arrive in one read.
-/// The gateway counts all resets, and allows fewer in excess of requests that finish.
+/// The maximum number of requests that a client may reset before they are accepted: a browser that leaves a page resets
+/// all of them in one read. `Resets` is the stricter bound over time.
 const MAX_RESETS_AT_ONCE: usize = 256;
+
+/// The number of streams whose late frames are ignored, after the gateway has reset them: a client may still send the
+/// bodies of refused requests.
+const MAX_RESET_STREAMS: usize = 4 * MAX_STREAMS as usize;
+
+/// How far the `DATA` frames that wait in h2 may fall short of 256 bytes each, all together: 8,192 frames of almost
+/// nothing, which take about 2 MB. Frames wait there only while a store decides; then they are joined.
+const SMALL_FRAME_BUDGET: usize = 2 << 20;
 
 /// Room for all streams at once, so that stalled uploads do not block the others.
 const CONNECTION_WINDOW_BYTES: u32 = MAX_STREAMS * STREAM_WINDOW_BYTES;
@@ -67,6 +76,8 @@ pub(super) async fn serve(
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_send_buffer_size(SEND_BUFFER_BYTES)
         .max_pending_accept_reset_streams(MAX_RESETS_AT_ONCE)
+        .max_concurrent_reset_streams(MAX_RESET_STREAMS)
+        .data_frame_budget(SMALL_FRAME_BUDGET)
         .max_header_list_size(u32::try_from(client.max_head).unwrap_or(u32::MAX));
     let handshake = builder.handshake(ClientIo::new(stream, first, Arc::clone(&client)));
     let mut server = Http2Server {
@@ -171,8 +182,7 @@ impl Http2Server {
         }
     }
 
-    /// Asks the client to close the connection: requests that it has sent by then are served, and it may send others
-    /// elsewhere.
+    /// Sends GOAWAY. Requests that the client has already sent are served.
     fn end(&mut self) {
         self.is_ending = true;
         if let State::Open(connection, _) = &mut self.state {

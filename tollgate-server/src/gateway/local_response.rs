@@ -164,7 +164,7 @@ pub(super) fn put(
     if let Some(id) = id {
         headers::put(out, X_REQUEST_ID.as_str(), id);
     }
-    let has_body = status != StatusCode::NO_CONTENT && status != StatusCode::NOT_MODIFIED;
+    let has_body = !headers::lacks_body(status);
     if has_body && !response.headers().contains_key(CONTENT_LENGTH) {
         headers::put(out, CONTENT_LENGTH.as_str(), itoa::Buffer::new().format(response.body().len()).as_bytes());
     }

@@ -17,6 +17,7 @@ use super::access_log::{Completion, Record};
 use super::client::{Client, Peer, Scheme};
 use super::failure::{Ambiguity, Failure, Fault};
 use super::head::RequestHead;
+use super::head::upstream_head::RequestContext;
 use super::local_response;
 use super::site::{Route, RouteAction, Site, UpstreamAttempt};
 use super::tally::{Moment, RouteTally};
@@ -247,6 +248,12 @@ impl ProxyRequest {
     /// Returns the counters of the route.
     fn route_tally(&self) -> Option<&RouteTally> {
         self.route().map(|route| &**route.tally(self.worker))
+    }
+
+    /// Returns the facts that the head for an upstream needs.
+    pub(super) fn context<'a>(&'a self, outcome: &'a Outcome) -> RequestContext<'a> {
+        let Self { site, client, id, span, .. } = self;
+        RequestContext { site, client, id: id.as_ref(), span, outcome }
     }
 
     /// Records the upstream of an attempt.

@@ -6,8 +6,10 @@
 use std::io::{self, ErrorKind, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use rustix::io::{Errno, retry_on_intr};
+use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest, ReadBuf};
 use tokio::net::TcpStream;
@@ -105,6 +107,15 @@ impl Stream {
         match self {
             Self::Plain(tcp) => tcp,
             Self::Tls(tls) => tls.get_mut().0,
+        }
+    }
+
+    /// Makes the client see a reset in place of the end of the connection, which would end its response. TLS has an end of
+    /// its own.
+    pub(super) fn reset_at_close(&mut self) {
+        if let Self::Plain(tcp) = self {
+            // If it fails, the connection is closed already.
+            _ = set_socket_linger(&*tcp, Some(Duration::ZERO));
         }
     }
 

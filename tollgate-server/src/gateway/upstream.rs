@@ -7,6 +7,7 @@ pub(super) mod connect;
 pub(super) mod ejection;
 pub(super) mod health;
 pub(super) mod http2_pool;
+pub(super) mod slots;
 pub(super) mod tls;
 
 use std::net::IpAddr;
@@ -20,9 +21,9 @@ use tokio::sync::{Mutex as AsyncMutex, MutexGuard};
 
 use self::addresses::HostAddresses;
 use self::conn::{Http1Conn, Origin, Repeatable, ReusePolicy};
-use self::connect::Evicted;
 use self::ejection::{EjectPolicy, Ejection};
 use self::http2_pool::Http2Pool;
+use self::slots::Evicted;
 use self::tls::{TlsIdentity, UpstreamTls};
 use super::deadline::{Tick, Ticks};
 use super::failure::{Exhausted, Fault};

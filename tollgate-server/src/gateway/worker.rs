@@ -25,7 +25,7 @@ use super::site::Site;
 use super::splice::WorkerPipe;
 use super::stream::INPUT_BYTES;
 use super::tally::Tally;
-use super::upstream::connect::UpstreamSlots;
+use super::upstream::slots::UpstreamSlots;
 use crate::decisions::LastLimit;
 
 /// The state that all requests of a worker share.

@@ -17,7 +17,7 @@ use tollgate::rules::file::internal::{
 
 pub(in crate::gateway) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// The maximum number of headers or trailers of a message, as in hyper.
+/// The maximum number of headers or trailers of a message.
 pub(in crate::gateway) const MAX_HEADERS: usize = 100;
 
 /// The longest body. Many servers read a length as a signed number of 64 bits.
@@ -416,6 +416,11 @@ pub(in crate::gateway) fn put_headers(out: &mut Vec<u8>, headers: &HeaderMap) {
     for (name, value) in headers {
         put(out, name.as_str(), value.as_bytes());
     }
+}
+
+/// Returns whether a final response with this status has no body, whatever its headers say.
+pub(in crate::gateway) fn lacks_body(status: StatusCode) -> bool {
+    matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
 }
 
 /// Writes the status line.

@@ -19,11 +19,11 @@ use tollgate::rules::file::internal::{HostHeader, UpstreamHeader};
 
 use super::headers::{self, Edits, Fate, HeaderFilter, HeaderKind};
 use super::{BodyLength, RequestHead, reads_body};
+use crate::gateway::client::Client;
 use crate::gateway::failure::Failure;
-use crate::gateway::proxy::ProxyRequest;
-use crate::gateway::site::Route;
+use crate::gateway::site::{Route, Site};
 use crate::gateway::upstream::RouteUpstream;
-use crate::traces::{TRACEPARENT, TRACESTATE};
+use crate::traces::{RequestSpan, TRACEPARENT, TRACESTATE};
 
 /// The maximum length of a request ID. Longer ones are replaced.
 const MAX_ID_BYTES: usize = 128;
@@ -66,13 +66,22 @@ impl HeaderSink for HeaderMap {
     }
 }
 
+/// The facts about a request that are not in its head.
+#[derive(Clone, Copy)]
+pub(in crate::gateway) struct RequestContext<'a> {
+    pub(in crate::gateway) site: &'a Site,
+    pub(in crate::gateway) client: &'a Client,
+    pub(in crate::gateway) id: Option<&'a HeaderValue>,
+    pub(in crate::gateway) span: &'a RequestSpan,
+    pub(in crate::gateway) outcome: &'a Outcome,
+}
+
 /// A request for an upstream.
 pub(in crate::gateway) struct UpstreamHead<'a> {
     head: &'a RequestHead<'a>,
     route: &'a Route,
     upstream: &'a RouteUpstream,
-    request: &'a ProxyRequest,
-    outcome: &'a Outcome,
+    request: RequestContext<'a>,
     traceparent: Option<String>,
     /// The new value of `Max-Forwards`, if the gateway counts it.
     max_forwards: Option<u64>,
@@ -84,15 +93,14 @@ impl<'a> UpstreamHead<'a> {
     pub(in crate::gateway) fn new(
         head: &'a RequestHead<'a>,
         (route, upstream): (&'a Route, &'a RouteUpstream),
-        request: &'a ProxyRequest,
-        outcome: &'a Outcome,
+        request: RequestContext<'a>,
     ) -> Self {
         let edits = &route.request_edits;
         let lacks_host = head.host().is_none() && !edits.sets(&HOST);
         let is_upstreams_host = lacks_host || route.host == HostHeader::Upstream || edits.removes_for_good(&HOST);
         let max_forwards = head.forwards_left().map(|left| left.saturating_sub(1));
         let traceparent = request.span.traceparent();
-        Self { head, route, upstream, request, outcome, traceparent, max_forwards, is_upstreams_host }
+        Self { head, route, upstream, request, traceparent, max_forwards, is_upstreams_host }
     }
 
     /// Writes the head for an upstream with HTTP/1.
@@ -205,7 +213,7 @@ impl<'a> UpstreamHead<'a> {
 
     /// Adds the headers that describe the client, the connection and the request, and those of the route.
     fn put_added(&self, out: &mut impl HeaderSink) {
-        let (site, edits) = (&self.request.site, self.edits());
+        let (site, edits) = (self.request.site, self.edits());
         if site.adds_header(UpstreamHeader::XForwarded) {
             self.put_x_forwarded(out);
         }
@@ -215,7 +223,7 @@ impl<'a> UpstreamHead<'a> {
         if site.adds_header(UpstreamHeader::Via) && !edits.removes("via") {
             out.put("via", request_via(self.head.version).as_bytes());
         }
-        if let Some(id) = self.request.id.as_ref().filter(|_| !edits.removes("x-request-id")) {
+        if let Some(id) = self.request.id.filter(|_| !edits.removes("x-request-id")) {
             out.put("x-request-id", id.as_bytes());
         }
         if let Some(left) = self.max_forwards.filter(|_| !edits.removes("max-forwards")) {
@@ -235,8 +243,9 @@ impl<'a> UpstreamHead<'a> {
     /// Adds the headers of the route that have facts about the request. The client's were removed.
     #[inline(never)]
     fn put_facts(&self, out: &mut impl HeaderSink) {
-        let facts = self.head.facts(self.request.client.peer()).route(&self.route.name);
-        let facts = HeaderFacts::new(self.outcome.rules(), &facts, self.outcome.limit());
+        let RequestContext { client, outcome, .. } = self.request;
+        let facts = self.head.facts(client.peer()).route(&self.route.name);
+        let facts = HeaderFacts::new(outcome.rules(), &facts, outcome.limit());
         for (name, fact) in self.edits().facts() {
             if let Some(value) = facts.value(fact) {
                 out.put(name.as_str(), value.as_bytes());
@@ -279,7 +288,7 @@ impl<'a> UpstreamHead<'a> {
 
     /// Writes an element such as `for=192.0.2.7;host="h:80";proto=http`.
     fn write_forwarded(&self, out: &mut Vec<u8>) {
-        let client = &self.request.client;
+        let client = self.request.client;
         out.extend_from_slice(b"for=");
         match client.address.ip().to_canonical() {
             IpAddr::V4(_) => out.extend_from_slice(client.address_text.as_bytes()),

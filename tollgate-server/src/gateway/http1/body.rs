@@ -86,10 +86,7 @@ impl BodyDecoder {
             };
             is_first.then_some(())?;
         }
-        let has_none = is_head
-            || status.is_informational()
-            || status == StatusCode::NO_CONTENT
-            || status == StatusCode::NOT_MODIFIED;
+        let has_none = is_head || status.is_informational() || headers::lacks_body(status);
         match (length, is_chunked) {
             (Some(_), true) => None,
             (_, true) if is_http10 => None,

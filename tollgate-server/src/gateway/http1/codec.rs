@@ -20,15 +20,14 @@ use crate::gateway::failure::{Ambiguity, ConnectError, Failure, Fault};
 use crate::gateway::head::headers::{
     self, Edits, HeaderBuffer, HeaderFilter, HeaderKind, HeadersView, MAX_HEADERS, X_REQUEST_ID,
 };
-use crate::gateway::head::upstream_head::{UpstreamHead, via};
+use crate::gateway::head::upstream_head::{RequestContext, UpstreamHead, via};
 use crate::gateway::head::{BodyLength, RequestHead, RequestTarget, join_cookies};
-use crate::gateway::proxy::ProxyRequest;
 use crate::gateway::site::Route;
 use crate::gateway::upstream::RouteUpstream;
 use crate::gateway::upstream::conn::Http1Conn;
 use crate::gateway::upstream::tls::TlsFault;
 
-/// The maximum length of a target, as in hyper.
+/// The maximum length of a target, as in `http::Uri`.
 const MAX_TARGET_BYTES: usize = (u16::MAX - 1) as usize;
 
 /// The capacity of a map for headers that the gateway adds.
@@ -166,10 +165,9 @@ impl<'a> PlainRequest<'a> {
         &self,
         out: &mut Vec<u8>,
         to: (&Route, &RouteUpstream),
-        request: &ProxyRequest,
-        outcome: &Outcome,
+        request: RequestContext<'_>,
     ) -> Result<(), Failure> {
-        UpstreamHead::new(&self.head, to, request, outcome).write(out)?;
+        UpstreamHead::new(&self.head, to, request).write(out)?;
         let part = BodyDecoder::of_request(self.head.length).pass(self.body, &Framing::CHUNKED, out);
         out.extend_from_slice(part.map_err(|_ambiguity| Failure::BodyBroken)?.bytes);
         Ok(())
@@ -282,7 +280,7 @@ impl HeadError {
 /// the head are copied, and the others are not.
 const SHORT_READ: usize = 4096;
 
-/// What becomes of a head that was read.
+/// The use of a response head.
 pub(in crate::gateway) enum HeadUse<T> {
     /// The next one is wanted.
     Skipped,
@@ -484,8 +482,7 @@ impl<'a> ResponseHead<'a> {
             has_date |= kind == HeaderKind::Date;
         }
         if adds_via && !edits.removes("via") {
-            let version = if self.is_http10 { Version::HTTP_10 } else { Version::HTTP_11 };
-            headers::put(out, "via", via(version).as_bytes());
+            headers::put(out, "via", via(self.version()).as_bytes());
         }
         edits.write_new(out, |name| is_of_limits(name) || id.is_some() && *name == X_REQUEST_ID);
         for (name, value) in edits.new_headers().filter(|(name, _)| is_of_limits(name)) {

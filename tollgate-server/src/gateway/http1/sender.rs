@@ -17,7 +17,7 @@ use super::body::{BodyDecoder, Framing};
 use super::codec::{self, HeadError, HeadUse};
 use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{Failure, Fault};
-use crate::gateway::http2::body::{SendError, ToUpstream};
+use crate::gateway::upload::{SendError, ToUpstream};
 use crate::gateway::upstream::conn::{Http1Conn, Repeatable};
 use crate::gateway::upstream::{ConnPool, abandoned};
 use crate::gateway::worker::{Scratch, scratch};
@@ -110,7 +110,10 @@ fn poll_upload(upload: &mut Option<Upload>, conn: &mut Http1Conn, context: &mut 
                 *upload = None;
                 return Ok(());
             }
-            Poll::Pending => return Ok(()),
+            Poll::Pending => {
+                body.poll_ahead(context);
+                return Ok(());
+            }
         }
         if body.is_empty() {
             *upload = None;
@@ -202,13 +205,13 @@ impl Http1Response {
         read.map(Result::flatten)
     }
 
-    /// Sends more of the request body. If the body breaks off, the connection is closed: the upstream must get no end of
-    /// it.
     /// Returns whether the request body is still being sent.
     pub(in crate::gateway) fn has_upload(&self) -> bool {
         self.upload.is_some()
     }
 
+    /// Sends more of the request body. If the body breaks off, the connection is closed: the upstream must get no end of
+    /// it.
     pub(in crate::gateway) fn poll_upload(&mut self, context: &mut Context<'_>) {
         if let Some(conn) = self.conn.as_mut().filter(|_| self.upload.is_some()) {
             match poll_upload(&mut self.upload, conn, context) {

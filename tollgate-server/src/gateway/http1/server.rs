@@ -4,7 +4,7 @@
 //! task of their own. A client that is refused again and again costs one read and one write per request. A body is
 //! streamed in both directions at once, each as fast as the other side reads.
 //!
-//! ADR 14 and 32 call it the lane.
+//! ADR 14 and 32 say why it does not use hyper.
 //!
 //! Deliberately not here: HTTP/2. A client that begins with its preface is passed on, and requests to upstreams with
 //! HTTP/2 are converted.

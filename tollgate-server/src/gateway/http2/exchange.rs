@@ -17,7 +17,7 @@ use hyper::body::Body;
 use tokio::time::timeout;
 use tollgate::{Check, Outcome};
 
-use super::body::{ClientBody, ToClient, ToUpstream};
+use super::response_body::ToClient;
 use super::stream::{BodySender, StreamBody};
 use crate::gateway::client::{BufferedBytes, Client};
 use crate::gateway::deadline::Alarm;
@@ -27,6 +27,7 @@ use crate::gateway::head::{BodyLength, RequestHead, join_cookies};
 use crate::gateway::local_response::{self, MAX_DRAINED_BYTES, MAX_ECHOED_BYTES};
 use crate::gateway::proxy::{self, Action, ProxyRequest};
 use crate::gateway::site::{Attempts, Site};
+use crate::gateway::upload::{ClientBody, ToUpstream};
 use crate::gateway::worker::{Scratch, Worker, scratch};
 
 /// Serves the requests of one connection.
@@ -261,7 +262,7 @@ impl Exchange {
             received.buffered = Some(buffered);
         }
         if !outcome.delay().is_zero()
-            && let Err(failure) = Box::pin(request.wait_in_queue(&outcome, &self.worker)).await
+            && let Err(failure) = Box::pin(received.body.wait_for(request.wait_in_queue(&outcome, &self.worker))).await
         {
             let response = Box::pin(request.refund(&outcome, failure)).await;
             return self.respond(received.body, response, request);

@@ -12,19 +12,20 @@ use http::{HeaderValue, Method, Response, StatusCode, Uri, Version};
 use tollgate::rules::file::internal::UpstreamHeader;
 use tollgate::{InFlightPermit, Outcome};
 
-use super::body::{SendError, ToClient, ToUpstream, UpstreamBody};
 use super::exchange::{Exchange, ReceivedRequest, with_head};
+use super::response_body::{ToClient, UpstreamBody};
 use super::sender as http2_sender;
 use super::sender::Fallback;
 use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{Failure, Fault};
-use crate::gateway::head::upstream_head::{UpstreamHead, append_via};
-use crate::gateway::head::{BodyLength, reads_body};
+use crate::gateway::head::upstream_head::{RequestContext, UpstreamHead, append_via};
+use crate::gateway::head::{BodyLength, is_idempotent, reads_body};
 use crate::gateway::http1::sender::{self, Upload};
 use crate::gateway::local_response;
 use crate::gateway::proxy::{self, ProxyRequest};
 use crate::gateway::site::{Attempts, Route, UpstreamAttempt};
 use crate::gateway::tally::Tally;
+use crate::gateway::upload::{SendError, ToUpstream};
 use crate::gateway::upstream::RouteUpstream;
 use crate::gateway::upstream::abandoned::{self, Abandoned};
 use crate::gateway::upstream::conn::Repeatable;
@@ -120,7 +121,7 @@ impl Exchange {
     ) -> Result<Answered, SendError> {
         let Some(parts) = kept else { return Err(SendError::failed(Failure::BodyBroken)) };
         let (worker, target, to) = (self.worker.number, &upstream.target, (route, upstream));
-        let may_repeat = body.is_empty() && parts.method.is_idempotent();
+        let may_repeat = body.is_empty() && is_idempotent(parts.method.as_str());
         let repeatable = Repeatable::from(may_repeat);
         if !may_repeat && target.has_shared(worker) {
             // The runtime polls the kernel for events and runs the tasks that they wake before it returns here. So a
@@ -132,7 +133,8 @@ impl Exchange {
         let conn = match target.take_idle(worker, now, &route.reuse, repeatable) {
             Some(conn) => UpstreamConn::H1(conn),
             None => {
-                match Box::pin(connect::obtain(target, ConnUse::Request, (&self.worker, &self.client), route)).await {
+                let obtained = connect::obtain(target, ConnUse::Request, (&self.worker, &self.client), route);
+                match Box::pin(body.wait_for(obtained)).await {
                     Ok(conn) => conn,
                     Err(error) => return Err(SendError { fault: error.into(), retry: Some(body) }),
                 }
@@ -149,7 +151,7 @@ impl Exchange {
                 }
                 let length = BodyLength::of(&body);
                 let sent = sender::send(&mut conn, |out| {
-                    self.with_upstream_head((parts, length), to, (outcome, request), |head| head.write(out))
+                    self.with_upstream_head((parts, length), to, request.context(outcome), |head| head.write(out))
                 });
                 if let Err(fault) = sent.await {
                     let retry = fault.is_upstreams().then_some(body);
@@ -159,9 +161,7 @@ impl Exchange {
                     // An upload may take long, and the head holds a buffer of the client's connection.
                     *kept = None;
                 }
-                // On a new connection to the only upstream there is no retry: the request may be what broke the
-                // connection.
-                let is_retried = may_repeat && (conn.usage.is_used() || route.has_several());
+                let is_retried = may_repeat && route.repeats_lost(conn.usage.is_used());
                 let repeatable = Repeatable::from(is_retried);
                 let (pool, upload) = (attempt.pool(&self.worker.ticks), Upload::new(body, &deadline));
                 let sending = async move {
@@ -177,8 +177,9 @@ impl Exchange {
                 }
                 let filter = request.site.header_filter(self.client.address.ip());
                 let length = BodyLength::of(&body);
-                let head = self
-                    .with_upstream_head((parts, length), to, (outcome, request), |head| head.to_http2(parts, &filter));
+                let head = self.with_upstream_head((parts, length), to, request.context(outcome), |head| {
+                    head.to_http2(parts, &filter)
+                });
                 let sent = (head.map_err(SendError::failed)?, body);
                 let until = Arc::clone(&deadline);
                 let sending = async move {
@@ -195,10 +196,10 @@ impl Exchange {
         &self,
         received: (&Parts, BodyLength),
         to: (&Route, &RouteUpstream),
-        (outcome, request): (&Outcome, &ProxyRequest),
+        request: RequestContext<'_>,
         with: impl FnOnce(&UpstreamHead<'_>) -> T,
     ) -> T {
-        with_head(received, (&request.site, &self.client), |head| with(&UpstreamHead::new(head, to, request, outcome)))
+        with_head(received, (request.site, &self.client), |head| with(&UpstreamHead::new(head, to, request)))
     }
 
     /// Waits for the head of a response. A request with a permit that is given up before keeps its permit until the

@@ -16,12 +16,13 @@ use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::{Body, Frame, SizeHint};
 
-use super::body::{OpenUpload, SendError, ToUpstream};
 use super::stream::{BodySender, StreamBody};
 use crate::gateway::deadline::{UpstreamDeadline, Wait};
 use crate::gateway::failure::{ConnectError, Failure, Fault};
+use crate::gateway::head::headers;
 use crate::gateway::head::upstream_head::remove_hop_by_hop;
 use crate::gateway::site::Route;
+use crate::gateway::upload::{OpenUpload, SendError, ToUpstream};
 use crate::gateway::upstream::abandoned;
 use crate::gateway::upstream::conn::Repeatable;
 use crate::gateway::upstream::http2_pool::{Sender, StreamPermit};
@@ -50,8 +51,11 @@ pub(super) async fn send(
             if let Poll::Ready(received) = Pin::new(&mut response).poll(context) {
                 return Poll::Ready(received);
             }
-            is_queued = is_queued && sender.poll_ready(context).is_pending();
-            if is_queued || upload.is_none() {
+            // An error is that of a connection that ends: the stream is still queued, and has its own error soon.
+            is_queued = is_queued && !matches!(sender.poll_ready(context), Poll::Ready(Ok(())));
+            let Some(Upload { body, .. }) = &mut upload else { return Poll::Pending };
+            if is_queued {
+                body.poll_ahead(context);
                 return Poll::Pending;
             }
             ready!(poll_upload(&mut upload, context));
@@ -62,12 +66,15 @@ pub(super) async fn send(
             stream_permit.note_answered();
             let (mut parts, stream) = response.into_parts();
             remove_hop_by_hop(&mut parts.headers);
-            if let Some(length) = several_lengths(&parts.headers) {
+            if parts.status == StatusCode::NO_CONTENT {
+                // It must have none (RFC 9110, section 8.6).
+                parts.headers.remove(CONTENT_LENGTH);
+            } else if let Some(length) = several_lengths(&parts.headers) {
                 parts.headers.insert(CONTENT_LENGTH, length);
             }
             let body = Http2Response {
                 body: Some(StreamBody::new(stream, &parts.headers)),
-                has_body: !is_head && !matches!(parts.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED),
+                has_body: !is_head && !headers::lacks_body(parts.status),
                 upload,
                 stream_permit: Some(stream_permit),
                 deadline,
@@ -96,8 +103,12 @@ struct Upload {
 /// Sends the request body as far as both sides allow. Removes it and returns ready once nothing is left to send.
 fn poll_upload(upload: &mut Option<Upload>, context: &mut Context<'_>) -> Poll<()> {
     if let Some(Upload { sender, body, .. }) = upload {
+        let sent = sender.poll_send(body, context);
+        if sent.is_pending() && sender.awaits_peer() {
+            body.poll_ahead(context);
+        }
         // The body records why it broke off, and an upstream that does not want it may explain that in its response.
-        _ = ready!(sender.poll_send(body, context));
+        _ = ready!(sent);
         *upload = None;
     }
     Poll::Ready(())
@@ -107,7 +118,8 @@ fn poll_upload(upload: &mut Option<Upload>, context: &mut Context<'_>) -> Poll<(
 pub(in crate::gateway) struct Http2Response {
     /// Taken when this is dropped.
     body: Option<StreamBody>,
-    /// Whether the response may have a body. `304 Not Modified` announces the length of another response, which h2 misses.
+    /// Whether the response may have a body. h2 takes the length that a `304 Not Modified` announces for the length of
+    /// its body.
     has_body: bool,
     upload: Option<Upload>,
     /// Taken if the stream outlives the response.
@@ -205,10 +217,9 @@ impl Drop for Http2Response {
     }
 }
 
-/// Returns the error of a request that was sent and got no valid response. It can be retried without a body if the
-/// upstream has not processed it. A repeatable one can be retried if another upstream may get it, or if it was lost with a
-/// connection that had worked before: the upstream may have been closing that. It is not retried if its response was
-/// invalid: it would be the same again.
+/// Returns the error of a request that was sent and got no valid response. A request without a body is retried if the
+/// upstream has not processed it. A repeatable request is also retried at another upstream, or if a connection that was
+/// used before was lost. An invalid response is not requested again.
 fn failed(error: &h2::Error, (is_empty, repeatable): (bool, Repeatable), fallback: Fallback) -> SendError {
     let is_retried = match fallback {
         _ if is_unprocessed(error) => is_empty,
@@ -221,7 +232,7 @@ fn failed(error: &h2::Error, (is_empty, repeatable): (bool, Repeatable), fallbac
     let (fault, retry) = match RejectedHead::of(error) {
         Some(RejectedHead::OfThisRequest) => (Failure::ResponseHeadRefused.into(), None),
         Some(RejectedHead::OfAnotherRequest) => (Failure::ResponseHeadTooLong.into(), again),
-        // It closes each connection some day, and many requests may meet that.
+        // Upstreams close connections regularly, with many requests in flight.
         None if error.is_go_away() && is_unprocessed(error) => (Failure::NotProcessed.into(), again),
         None => (hung_up(error), again),
     };
@@ -246,7 +257,7 @@ fn hung_up(error: &h2::Error) -> Fault {
     }
 }
 
-/// What may serve a request that was lost.
+/// The next attempt for a lost request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fallback {
     OtherUpstream,

@@ -36,6 +36,9 @@ const SMALL_BYTES: usize = 1024;
 /// The length up to which frames are joined: the default frame size. The sender may send more once a part is passed on.
 const MAX_JOINED_BYTES: usize = 16 << 10;
 
+/// The most of a connection's window that a stream claims while it waits: a frame of the default size.
+const MAX_CLAIM_BYTES: usize = 16 << 10;
+
 impl StreamBody {
     pub(in crate::gateway) fn new(stream: RecvStream, headers: &HeaderMap) -> Self {
         let mut lengths = headers.get_all(CONTENT_LENGTH).iter().map(|value| headers::length(value.as_bytes()));
@@ -45,8 +48,8 @@ impl StreamBody {
         Self { stream, is_data_over: false, bytes_left, ahead, joined, error: None }
     }
 
-    /// Takes data from h2 that cannot be passed on yet, so that many small frames do not take many times the memory of
-    /// the window. The sender may not send more for it.
+    /// Takes data from h2 before it can be forwarded, and joins small frames, because h2 needs about 280 bytes for each.
+    /// The window is not released, so the sender sends no more.
     pub(in crate::gateway) fn poll_ahead(&mut self, context: &mut Context<'_>) {
         while !self.is_data_over && self.error.is_none() {
             match self.stream.poll_data(context) {
@@ -196,7 +199,7 @@ impl BodySender {
                 if room < data.len() {
                     // The rest waits here, where it has a deadline, until the peer has read what is before it.
                     self.stream.send_data(data.split_to(room), false)?;
-                    self.stream.reserve_capacity(1);
+                    self.claim(data.len());
                     self.next = Some((data, is_last));
                     continue;
                 }
@@ -217,7 +220,7 @@ impl BodySender {
                 Some(Ok(frame)) => match frame.into_data() {
                     // Until there is a part to send, none of the window that all streams share is reserved.
                     Ok(data) if !data.is_empty() => {
-                        self.stream.reserve_capacity(1);
+                        self.claim(data.len());
                         self.next = Some((data, body.is_end_stream()));
                     }
                     Ok(_) => {}
@@ -229,6 +232,12 @@ impl BodySender {
                 },
             }
         }
+    }
+
+    /// Claims a part of the window that all streams of the connection share. h2 serves the claims in turn, so each is large
+    /// enough for progress, and small enough that the others wait for little.
+    fn claim(&mut self, bytes: usize) {
+        self.stream.reserve_capacity(bytes.min(MAX_CLAIM_BYTES));
     }
 
     /// Returns ready once the peer and the connection accept another part.
@@ -353,6 +362,8 @@ impl PingSchedule {
 mod tests {
     use std::future::poll_fn;
 
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
 
     const WAITS: PingWaits = PingWaits { every: Wait::ticks(10), quiet: Wait::ticks(100), timeout: Wait::ticks(5) };
@@ -421,5 +432,74 @@ mod tests {
         assert_eq!(check(14, 24, &mut server).await, Some(29), "another ping was sent");
         assert_eq!(check(27, 29, &mut server).await, Some(32), "something else was received");
         assert_eq!(check(27, 32, &mut server).await, None);
+    }
+
+    /// A body of pieces like those of responses, without an end.
+    struct Endless;
+
+    impl Body for Endless {
+        type Data = Bytes;
+        type Error = Failure;
+
+        fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Failure>>> {
+            Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&[0; 16 << 10])))))
+        }
+    }
+
+    /// Returns a frame of HTTP/2 without flags other than END_STREAM and END_HEADERS for requests.
+    fn frame(kind: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        let flags = if kind == HEADERS { 5 } else { 0 };
+        [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+    }
+
+    const DATA: u8 = 0;
+    const HEADERS: u8 = 1;
+    const SETTINGS: u8 = 4;
+    const WINDOW_UPDATE: u8 = 8;
+
+    /// A client with a large window for each stream opens that of the connection by half of its default size, as many do.
+    #[tokio::test]
+    async fn streams_share_the_window_of_their_connection() {
+        const STREAMS: [u32; 3] = [1, 3, 5];
+        const STEP: u32 = 32 << 10;
+        let (near, mut client) = tokio::io::duplex(1 << 20);
+        tokio::spawn(async move {
+            let mut builder = h2::server::Builder::new();
+            let mut server = builder.max_send_buffer_size(32 << 10).handshake(near).await.unwrap();
+            while let Some(Ok((_, mut respond))) = server.accept().await {
+                let stream = respond.send_response(http::Response::new(()), false).unwrap();
+                tokio::spawn(async move {
+                    let mut sender = BodySender::new(stream);
+                    poll_fn(|context| sender.poll_send(&mut Endless, context)).await
+                });
+            }
+        });
+        let mut begin = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+        begin.extend(frame(SETTINGS, 0, &[&[0, 4][..], &(1_u32 << 30).to_be_bytes()].concat()));
+        for stream in STREAMS {
+            // GET http://h/
+            begin.extend(frame(HEADERS, stream, &[0x82, 0x86, 0x84, 0x41, 1, b'h']));
+        }
+        client.write_all(&begin).await.unwrap();
+        let (mut read, mut unclaimed) = ([0; STREAMS.len()], 0);
+        while read.iter().sum::<u32>() < 2 << 20 {
+            let mut head = [0; 9];
+            client.read_exact(&mut head).await.unwrap();
+            let [a, b, c, kind, _, d, e, f, g] = head;
+            let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
+            client.read_exact(&mut payload).await.unwrap();
+            if kind != DATA {
+                continue;
+            }
+            let stream = STREAMS.iter().position(|stream| *stream == u32::from_be_bytes([d, e, f, g])).unwrap();
+            let bytes = u32::try_from(payload.len()).unwrap();
+            (read[stream], unclaimed) = (read[stream] + bytes, unclaimed + bytes);
+            while unclaimed >= STEP {
+                unclaimed -= STEP;
+                client.write_all(&frame(WINDOW_UPDATE, 0, &STEP.to_be_bytes())).await.unwrap();
+            }
+        }
+        assert!(read.iter().all(|bytes| *bytes >= 512 << 10), "{read:?}");
     }
 }

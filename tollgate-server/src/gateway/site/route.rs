@@ -50,7 +50,7 @@ pub(in crate::gateway) struct Route {
 /// The counters of a route, by worker.
 pub(super) type Tallies = Arc<[Arc<RouteTally>]>;
 
-/// What a route does with a request.
+/// The action of a route.
 pub(in crate::gateway) enum RouteAction {
     Upstreams(Box<[Arc<RouteUpstream>]>),
     Respond(Response<Bytes>),
@@ -60,8 +60,8 @@ pub(in crate::gateway) enum RouteAction {
 /// Returns the response of a rule.
 fn fixed_response(rule: &RespondRule) -> Response<Bytes> {
     let status = StatusCode::from_u16(rule.status).unwrap_or_default();
-    let has_body = ![StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status);
-    let mut response = Response::new(if has_body { Bytes::from(rule.body.clone()) } else { Bytes::new() });
+    let body = if headers::lacks_body(status) { Bytes::new() } else { Bytes::from(rule.body.clone()) };
+    let mut response = Response::new(body);
     *response.status_mut() = status;
     *response.headers_mut() = headers::map(&rule.headers);
     response
@@ -182,15 +182,22 @@ impl Route {
         self.upstreams().len() > 1
     }
 
+    /// Returns whether a repeatable request is sent again that was lost with its connection. On a new connection to the only
+    /// upstream it is not: it may be what broke the connection.
+    pub(in crate::gateway) fn repeats_lost(&self, is_reused: bool) -> bool {
+        is_reused || self.has_several()
+    }
+
     /// Chooses an upstream that was not tried yet; one that was, if there is no other. Returns `None` only for a route
-    /// without upstreams: files with an empty list, or with weights of 0, are refused.
-    pub(in crate::gateway) fn choose(&self, tried: &[usize], now: Tick) -> Option<(usize, &Arc<RouteUpstream>)> {
+    /// without upstreams, or if all are excluded: files with an empty list, or with weights of 0, are refused.
+    fn choose(&self, excluded: &[usize], tried: &[usize], now: Tick) -> Option<(usize, &Arc<RouteUpstream>)> {
         let upstreams = self.upstreams();
         if let [only] = upstreams {
             return Some((0, only));
         }
         let turn = self.turn.fetch_add(1, Relaxed);
         let numbers = (0..upstreams.len()).map(|step| (turn + step) % upstreams.len());
+        let numbers = numbers.filter(|number| !excluded.contains(number));
         let healthy = |number: &usize| upstreams[*number].is_healthy(now);
         let fresh = |number: &usize| !tried.contains(number);
         // If no upstream is healthy, any may be chosen.
@@ -269,9 +276,9 @@ fn target(
 /// The attempts of a request.
 #[derive(Default)]
 pub(in crate::gateway) struct Attempts {
-    /// The numbers of upstreams that were tried, or cannot be.
+    /// The numbers of upstreams that cannot serve the request.
+    excluded: SmallVec<[usize; 2]>,
     tried: SmallVec<[usize; 4]>,
-    made: usize,
     /// The upstream that is tried next, if that is decided.
     next: Option<usize>,
 }
@@ -279,7 +286,7 @@ pub(in crate::gateway) struct Attempts {
 impl Attempts {
     /// Starts without upstreams that cannot serve the request.
     pub(in crate::gateway) fn without(excluded: impl Iterator<Item = usize>) -> Self {
-        Self { tried: excluded.collect(), ..Self::default() }
+        Self { excluded: excluded.collect(), ..Self::default() }
     }
 
     /// Chooses the next upstream.
@@ -290,9 +297,8 @@ impl Attempts {
         now: Tick,
     ) -> Option<(&'r RouteUpstream, UpstreamAttempt)> {
         let decided = self.next.take().and_then(|number| Some((number, route.upstreams().get(number)?)));
-        let (number, upstream) = decided.or_else(|| route.choose(&self.tried, now))?;
+        let (number, upstream) = decided.or_else(|| route.choose(&self.excluded, &self.tried, now))?;
         self.tried.push(number);
-        self.made += 1;
         Some((upstream, UpstreamAttempt::new(upstream, route, worker)))
     }
 
@@ -304,7 +310,6 @@ impl Attempts {
     /// Makes the upstream that was chosen last the next one: it was not sent anything.
     pub(in crate::gateway) fn undo_last(&mut self) {
         self.next = self.tried.pop();
-        self.made -= usize::from(self.next.is_some());
     }
 
     /// Records that an attempt has failed. Returns whether another one follows, which it can only if the request is
@@ -322,7 +327,7 @@ impl Attempts {
         }
         let tally = route.tally(worker);
         tally.note_failure(failure);
-        let may_retry = self.made <= usize::from(route.retries) && !would_fail_again(failure, route);
+        let may_retry = self.tried.len() <= usize::from(route.retries) && !would_fail_again(failure, route);
         let retries = may_retry && repeatable == Repeatable::Yes;
         if retries {
             tally.note_retry();
@@ -454,9 +459,8 @@ impl PathRewrite {
 }
 
 impl PathRewrite {
-    /// Returns the `Location` for clients, of a response whose upstream is known to itself by another address or path.
-    /// `None` if it stays: it leads elsewhere, it is the same for clients, its path cannot be mapped back, or it is not
-    /// a URL: browsers leave out tabs, and what is left may lead elsewhere.
+    /// Returns the changed `Location`. Returns `None` if it is for another host, needs no change, cannot be mapped back,
+    /// or is not a valid URL (browsers remove tabs, which could change its host).
     /// `is_own` returns whether a scheme and an authority are the upstream's.
     pub(super) fn location(
         &self,

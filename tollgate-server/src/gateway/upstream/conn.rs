@@ -16,7 +16,7 @@ use tokio_rustls::client::TlsStream;
 use tollgate::rules::file::internal::UpstreamConnectionsRule;
 
 use super::addresses::HostAddresses;
-use super::connect::UpstreamSlot;
+use super::slots::UpstreamSlot;
 use crate::gateway::deadline::{Tick, Wait};
 use crate::gateway::stream::MaybeTls;
 

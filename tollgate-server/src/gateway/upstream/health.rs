@@ -15,8 +15,9 @@ use tokio::time::{sleep, timeout};
 use tollgate::rules::file::internal::HealthCheckRule;
 
 use super::conn::{Http1Conn, Repeatable, Usage};
-use super::connect::{self, ConnUse, Dialled, UpstreamSlot, UpstreamSlots};
+use super::connect::{self, ConnUse, Dialled};
 use super::ejection::{Cause, Change};
+use super::slots::{UpstreamSlot, UpstreamSlots};
 use super::{RouteUpstream, Target, http2_pool};
 use crate::gateway::deadline::{Tick, Ticks, Wait};
 use crate::gateway::failure::Fault;

@@ -4,8 +4,8 @@
 //! would time out although the upstream is healthy, and count against it. So another connection is opened once one is
 //! full. Opening is not done here.
 //!
-//! A task drives each connection. The connection is closed once it has neither requests nor a place in the pool, or if
-//! the upstream does not answer a ping while requests are under way.
+//! A task drives each connection. The connection is closed once it has no requests and is not in the pool, or if the
+//! upstream does not answer a ping while requests are under way.
 
 use std::future::poll_fn;
 use std::io;
@@ -28,8 +28,8 @@ use crate::gateway::stream::INPUT_BYTES;
 /// The interval of keep-alive pings.
 const PING_EVERY: Duration = Duration::from_secs(15);
 
-/// The interval of pings while an upstream responds to nothing else. Servers of gRPC close connections on which they get
-/// some pings at shorter intervals than five minutes, and forget them whenever they send a response.
+/// The interval of pings while an upstream responds to nothing else. gRPC servers close a connection after a few pings
+/// less than five minutes apart. They reset that count when they send a response.
 const QUIET_PING_EVERY: Duration = Duration::from_secs(310);
 
 /// The timeout of an answer to a ping.
@@ -54,6 +54,10 @@ const MAX_HEAD_BYTES: u32 = INPUT_BYTES as u32;
 /// connection with one thread. Most allow this number.
 const MAX_REQUESTS: usize = 100;
 
+/// The number of cancelled streams whose late frames are ignored. Clients cancel many at once. Frames of streams that h2
+/// has forgotten are errors of the upstream to it, and by default, 1,024 of them end the connection.
+const MAX_RESET_STREAMS: usize = 1000;
+
 /// The number of streams that h2 assumes until the upstream announces one.
 const UNKNOWN_STREAMS: usize = 0;
 
@@ -76,6 +80,8 @@ pub(super) async fn handshake(io: UpstreamIo) -> Result<(Sender, Connection), h2
         .max_send_buffer_size(SEND_BUFFER_BYTES)
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_concurrent_reset_streams(MAX_RESET_STREAMS)
+        .max_local_error_reset_streams(None)
         .enable_push(false);
     builder.handshake(io).await
 }

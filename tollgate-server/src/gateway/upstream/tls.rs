@@ -27,7 +27,7 @@ pub(in crate::gateway) struct UpstreamTls {
     pub(in crate::gateway) identity: TlsIdentity,
 }
 
-/// What distinguishes the TLS settings of two upstreams.
+/// The parts of TLS settings that make two upstreams differ.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(in crate::gateway) struct TlsIdentity {
     /// The authorities that a file names.
@@ -199,6 +199,11 @@ impl TlsFault {
             }
             error => Self::BadCertificate(error.clone()),
         }
+    }
+
+    /// Returns whether the upstream speaks none of the protocols that it was offered.
+    pub(in crate::gateway) fn lacks_protocol(&self) -> bool {
+        matches!(self, Self::Other(TlsError::AlertReceived(AlertDescription::NoApplicationProtocol)))
     }
 
     /// Returns whether the upstream was reached and its certificate is not trusted.

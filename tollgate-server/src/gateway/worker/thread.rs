@@ -17,8 +17,8 @@ use crate::gateway::listener::WorkerSocket;
 use crate::gateway::site::Route;
 use crate::service::Stop;
 
-/// How long the last connections are accepted, and idle ones stay open, after that: clients may send one more request, and
-/// are asked to close the connection.
+/// How long a stopping worker waits for its listeners, and then for idle connections, in which clients may send one more
+/// request.
 const LAST_GRACE: Duration = Duration::from_millis(100);
 
 /// The same for idle connections of HTTP/1 if another process has taken over. They hold up nothing, and a client that

@@ -165,11 +165,18 @@ impl Http1Server<'_> {
                 // A response that the client did not read fast enough once may go on for long.
                 self.unsent = Vec::new();
             }
-            if std::mem::take(&mut self.is_blocked) {
-                self.deadline = self.worker.ticks.after(self.wait);
-            }
+            self.end_block();
         }
+        // The bytes may have been written with others that followed them.
+        self.end_block();
         Poll::Ready(Ok(()))
+    }
+
+    /// Restores the deadline that applies while the client reads.
+    fn end_block(&mut self) {
+        if std::mem::take(&mut self.is_blocked) {
+            self.deadline = self.worker.ticks.after(self.wait);
+        }
     }
 
     /// Waits for a future. Returns `None` if the client leaves in the meantime.

@@ -11,10 +11,10 @@ use http::{HeaderMap, StatusCode};
 use tokio::time::timeout;
 use tollgate::Outcome;
 
-use super::{Http1Server, UnsettledResponse};
+use super::{Http1Server, UnsettledResponse, WAITING_BYTES};
 use crate::gateway::client::Client;
-use crate::gateway::deadline::{TICK, Wait};
-use crate::gateway::failure::{Failure, Fault};
+use crate::gateway::deadline::Wait;
+use crate::gateway::failure::{ConnectError, Failure, Fault};
 use crate::gateway::http1::body::{BodyDecoder, Framing};
 use crate::gateway::http1::codec::PlainRequest;
 use crate::gateway::http1::sender::{Http1Response, receive};
@@ -213,7 +213,7 @@ impl Forwarding {
     fn write_request(&self, plain: &PlainRequest<'_>, buffers: &mut WorkerBuffers) -> Result<(), Failure> {
         let route = self.route();
         let upstream = self.attempts.current(route).ok_or(Failure::NoRoute)?;
-        plain.write(&mut buffers.out, (route, upstream), &self.request, &self.outcome)
+        plain.write(&mut buffers.out, (route, upstream), self.request.context(&self.outcome))
     }
 
     /// Forwards a request to upstreams until one responds, and the response to the client.
@@ -273,9 +273,12 @@ impl Forwarding {
             conn.usage.end();
         }
         server.set_deadline(self.timeout());
+        if !self.may_repeat {
+            // It may have a long body, and the response may take long.
+            server.saved.clear();
+            server.saved.shrink_to(WAITING_BYTES);
+        }
         if let Some(body) = &mut server.body {
-            // A request with a body is not sent again.
-            server.saved = Vec::new();
             if body.buffered.set(conn.unsent_bytes()).is_err() {
                 return Err(self.fail_body(server, Failure::Overloaded));
             }
@@ -288,6 +291,9 @@ impl Forwarding {
             self.settling = Settling::Done;
         };
         let begun = self.begun.take();
+        if let (Err(AttemptError::Aborted), Some(BegunResponse { framing: Framing::Raw, .. })) = (&relayed, &begun) {
+            server.stream.reset_at_close();
+        }
         if let Err(AttemptError::ClientGone) = relayed {
             self.abandon(server, conn, begun);
             return Err(AttemptError::ClientGone);
@@ -310,6 +316,7 @@ impl Forwarding {
         (upstream, first): (UpstreamIo, Bytes),
     ) -> Box<Tunnel> {
         let mut request = self.request;
+        server.saved = Vec::new();
         Box::new(Tunnel {
             upstream,
             from_upstream: first,
@@ -370,9 +377,10 @@ async fn dial(
     let conn_use = if forwarding.upgrades { ConnUse::Upgrade } else { ConnUse::Request };
     match connect::obtain(target, conn_use, (worker, client), forwarding.route()).await {
         Ok(UpstreamConn::H1(conn)) => Ok(conn),
-        Ok(UpstreamConn::H2(..)) if forwarding.upgrades => Err(failed(Failure::CannotConnect.into())),
         // It is in the pool now, or another one has room.
         Ok(UpstreamConn::H2(..)) => Err(AttemptError::Http2),
+        // It speaks HTTP/2 only, which has no upgrades: it gets the request without that wish.
+        Err(ConnectError::Tls(fault)) if forwarding.upgrades && fault.lacks_protocol() => Err(AttemptError::Http2),
         Err(error) => Err(failed(error.into())),
     }
 }
@@ -397,10 +405,10 @@ impl Forwarding {
         }
         let Some(abandoned) = self.request.abandon() else { return };
         let ticks = &server.worker.ticks;
-        let left = u32::try_from(server.deadline.saturating_sub(ticks.now())).unwrap_or(u32::MAX);
+        let left = Wait::between(ticks.now(), server.deadline);
         let pool = abandoned.attempt().pool(ticks);
         let rest = AbandonedResponse { conn, is_head: server.is_head, abandoned, pool };
-        abandoned::spawn(rest.drain(begun, TICK.saturating_mul(left)));
+        abandoned::spawn(rest.drain(begun, left.duration()));
     }
 }
 

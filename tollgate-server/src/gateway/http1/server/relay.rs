@@ -96,16 +96,13 @@ impl Forwarding {
         conn: &mut Http1Conn,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), AttemptError>> {
-        // On a new connection to the only upstream there is no retry: the request may be what broke the connection.
-        let may_repeat = self.may_repeat && (conn.usage.is_used() || self.route().has_several());
+        let may_repeat = self.may_repeat && self.route().repeats_lost(conn.usage.is_used());
         let mut scratch = scratch();
         let Scratch { input, buffers, .. } = &mut *scratch;
         let answered = poll_head(conn, (input, server.is_head), context, |head, lines, bytes, context| {
             if head.is_interim() {
-                return match self.pass_interim(server, &head, lines, buffers, context) {
-                    Ok(()) => HeadUse::Skipped,
-                    Err(gone) => HeadUse::Taken(Err(gone)),
-                };
+                self.pass_interim(server, &head, lines, buffers, context);
+                return HeadUse::Skipped;
             }
             // No upgrade was requested, or the request is not complete.
             if head.switches() && (!self.upgrades || server.body.is_some()) {
@@ -133,12 +130,16 @@ impl Forwarding {
             return Poll::Ready(Err(AttemptError::ClientGone));
         }
         drop(scratch);
+        // Interim responses may wait for the client, which then has a deadline.
+        if ready!(server.poll_sent(context)).is_err() {
+            return Poll::Ready(Err(AttemptError::ClientGone));
+        }
         ready!(server.poll_upstream_late(context));
         Poll::Ready(Err(AttemptError::failed(Failure::UpstreamTimeout)))
     }
 
     /// Passes an interim response on. The gateway itself sends `100 Continue`, and a client that does not read can do
-    /// without hints.
+    /// without hints. That a client has left is noticed with the next bytes: the response may have begun to arrive.
     fn pass_interim(
         &self,
         server: &mut Http1Server<'_>,
@@ -146,13 +147,13 @@ impl Forwarding {
         lines: HeadersView<'_>,
         buffers: &mut WorkerBuffers,
         context: &mut Context<'_>,
-    ) -> Result<(), AttemptError> {
+    ) {
         if head.status == StatusCode::CONTINUE || server.is_http10 || !server.unsent.is_empty() {
-            return Ok(());
+            return;
         }
         buffers.out.clear();
         head.write_interim(&mut buffers.out, lines, &self.route().response_edits);
-        server.put(&buffers.out, &[], context).map_err(|_gone| AttemptError::ClientGone)
+        _ = server.put(&buffers.out, &[], context);
     }
 
     /// Writes the head of a response, and the part of the body that arrived with it.

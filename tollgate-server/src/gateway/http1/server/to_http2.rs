@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, DATE, TRAILER, TRANSFER_ENCODING};
-use http::{HeaderMap, HeaderValue, Response, StatusCode, response};
+use http::{HeaderMap, HeaderValue, Response, response};
 use hyper::body::Body as _;
 
 use super::Http1Server;
@@ -20,8 +20,9 @@ use crate::gateway::failure::Failure;
 use crate::gateway::head::headers::{self, X_REQUEST_ID};
 use crate::gateway::http1::body::{Framing, TrailerNames};
 use crate::gateway::http1::codec::PlainRequest;
-use crate::gateway::http2::body::{BodyWriter, ClientBody, Demand, ToClient, channel};
 use crate::gateway::http2::exchange::{Exchange, ReceivedRequest};
+use crate::gateway::http2::response_body::ToClient;
+use crate::gateway::upload::{BodyWriter, ClientBody, Demand, channel};
 use crate::gateway::worker::{WorkerBuffers, scratch};
 
 /// The client has left, or the response cannot be completed.
@@ -128,14 +129,19 @@ impl Http1Server<'_> {
         })
         .await?;
         let mut trailers = HeaderMap::new();
-        poll_fn(|context| {
+        let sent = poll_fn(|context| {
             if self.may_read_body(true) {
                 self.relay_body(&writer, context)?;
             }
             body.poll_blocked(context);
             self.poll_response_body((&mut body, &mut framing), &mut trailers, context)
-        })
-        .await?;
+        });
+        if let Err(aborted) = sent.await {
+            if let Framing::Raw = framing {
+                self.stream.reset_at_close();
+            }
+            return Err(aborted);
+        }
         self.set_deadline(timeout);
         poll_fn(|context| {
             body.poll_blocked(context);
@@ -177,7 +183,7 @@ impl Http1Server<'_> {
         self.is_last |= parts.headers.contains_key(CONNECTION)
             || self.worker.is_closing()
             || self.has_undrainable_body() && body.is_local();
-        let lacks_body = matches!(parts.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+        let lacks_body = headers::lacks_body(parts.status);
         let announced = parts.headers.get(CONTENT_LENGTH).and_then(|length| headers::length(length.as_bytes()));
         let actual = body.size_hint().exact();
         let missing = actual.filter(|_| announced.is_none() && !lacks_body && (!self.is_head || body.is_local()));
