@@ -8,7 +8,7 @@ use http::Response;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use serde_json::{Value, json};
-use testkit::client::{Protocol, each_protocol};
+use testkit::client::{Protocol, each_http1, each_protocol};
 use testkit::gateway::site;
 use testkit::upstream::{Raw, Served, Speaks};
 use testkit::wait::wait_until;
@@ -167,5 +167,22 @@ fn a_response_that_breaks_with_its_first_bytes_is_not_the_upstreams() {
         assert_eq!(gateway.get("/").status, 502);
         let said = gateway.await_said(" of route all failed 2 times in a row: ", 1);
         assert_eq!((upstream.requests(), said.matches("in a row").count()), (2, 1), "{said}");
+    });
+}
+
+#[test]
+fn broken_response_does_not_look_complete_to_a_client_of_1_0() {
+    each_http1(|protocol| {
+        let upstream = Raw::start(|conversation| {
+            _ = conversation.request();
+            conversation.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n");
+        });
+        let gateway = protocol.start_before(&upstream.url());
+        let mut connection = gateway.connect();
+        connection.send("GET / HTTP/1.0\r\nHost: h\r\n\r\n");
+        assert_eq!(connection.receive_head().unwrap().status, 200);
+        assert_eq!(connection.bytes(5), b"hello");
+        // Its regular end would be the end of the body.
+        assert!(!connection.is_closed_cleanly());
     });
 }

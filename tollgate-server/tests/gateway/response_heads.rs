@@ -234,14 +234,15 @@ fn request_that_is_lost_with_a_used_connection_is_sent_again() {
     });
 }
 
-/// A connection with very many of them is given up, for a reason that an oversized head has, too.
+/// Others may use the connection at the same time.
 #[test]
-fn connection_given_up_for_many_invalid_responses_is_not_reported_as_a_long_head() {
+fn connection_with_many_invalid_responses_is_kept() {
     each_protocol(|protocol| {
         let upstream = careless(with_an_invalid_length);
         let gateway = protocol.start(&site("workers: 1", &[format!("{{ path: /**, upstream: '{upstream}' }}")], ""));
         let mut connection = gateway.client();
-        let answers = (0..1100).map(|_| connection.ask(POST).text().to_owned()).filter(|text| *text != body(&REFUSED));
-        assert_eq!(answers.collect::<Vec<_>>(), [body(&HUNG_UP)]);
+        for _ in 0..1100 {
+            assert_eq!(connection.ask(POST).text(), body(&REFUSED));
+        }
     });
 }

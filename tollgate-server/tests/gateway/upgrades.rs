@@ -1,12 +1,25 @@
 //! Upgraded connections, such as WebSocket.
 
+use std::convert::Infallible;
 use std::io::Read;
+use std::sync::Arc;
 use std::time::Duration;
 
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use testkit::certificates::Authority;
 use testkit::client::each_http1;
+use testkit::folder::folder_with;
 use testkit::gateway::{per_user, site};
 use testkit::http1::Connection;
-use testkit::upstream::{Conversation, Raw};
+use testkit::port::unused_address;
+use testkit::upstream::{Conversation, Raw, Served, Speaks, accepting, full};
+use tokio_rustls::TlsAcceptor;
+
+use crate::upstream_tls::server;
 
 pub(crate) const HANDSHAKE: &str = "GET /chat HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\nConnection: keep-alive, Upgrade\r\n\
     Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
@@ -194,5 +207,52 @@ fn unrequested_upgrade_ejects_the_upstream() {
         let gateway = protocol.start(&site("workers: 1", &[route], limits));
         let statuses: Vec<u16> = (0..6).map(|_| gateway.connect().get_as("ann", "/").status).collect();
         assert_eq!(statuses.iter().filter(|status| **status == 502).count(), 1, "{statuses:?}");
+    });
+}
+
+#[test]
+fn upgrades_eject_no_upstream_of_http_2() {
+    each_http1(|protocol| {
+        let without_tls = Served::start(Speaks::Http2, |_| async { Response::new(full("two")) });
+        let (dead, healthy) = (unused_address(), without_tls.address);
+        let route = format!("{{ name: all, path: /**, upstream: ['http://{dead}', 'h2c://{healthy}'] }}");
+        let gateway = protocol.start(&format!("admin: {{ listen: '127.0.0.1:0' }}\n{}", site("", &[route], "")));
+        for _ in 0..10 {
+            assert_eq!(gateway.connect().ask(HANDSHAKE).status, 502);
+        }
+        assert_eq!(gateway.metric(&format!("tollgate_upstream_up{{upstream=\"{healthy}\"}}")), Some(1.0));
+        assert_eq!(without_tls.accepted(), 0);
+        assert_eq!(gateway.get("/").text(), "two");
+    });
+}
+
+#[test]
+fn upstream_with_http_2_alone_gets_requests_without_their_upgrade() {
+    each_http1(|protocol| {
+        let authority = Authority::new();
+        let mut config = server(&authority.sign(&["api.internal"]));
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let (address, _) = accepting(move |tcp| {
+            let acceptor = acceptor.clone();
+            let service = service_fn(|request: Request<Incoming>| async move {
+                let text = format!("{} {:?}", request.uri().path(), request.headers().get("upgrade"));
+                Ok::<_, Infallible>(Response::new(full(text)))
+            });
+            async move {
+                let Ok(tls) = acceptor.accept(tcp).await else { return };
+                _ = http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(tls), service).await;
+            }
+        });
+        let tls = "{ ca: ca.pem, server_name: api.internal }";
+        let route =
+            format!("{{ path: /**, upstream: 'https://{address}', upstream_tls: {tls}, eject: {{ after: 1 }} }}");
+        let folder = folder_with(&[("tollgate.yaml", &site("", &[route], "")), ("ca.pem", &authority.pem())]);
+        let gateway = protocol.start_in(folder);
+        for _ in 0..3 {
+            let response = gateway.connect().ask(HANDSHAKE);
+            assert_eq!((response.status, response.text()), (200, "/chat None"));
+        }
+        assert!(!gateway.log().contains("ejected"), "{}", gateway.log());
     });
 }
