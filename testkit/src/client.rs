@@ -181,7 +181,8 @@ fn identity() -> &'static Identity {
     })
 }
 
-/// A connection of a client to a gateway, over any protocol. It is blocking, and waits at most [`PATIENCE`].
+/// A connection of a client to a gateway, over any protocol. It is blocking. A read that takes longer than [`PATIENCE`]
+/// panics, also in methods that return errors.
 pub enum Client {
     /// HTTP/1.1, with or without TLS
     Http1(Connection<Stream>),
@@ -246,6 +247,7 @@ impl Client {
     }
 
     /// Reads the next response. Fails if the connection or the stream ends before the response does.
+    #[track_caller]
     pub fn try_receive(&mut self) -> io::Result<Response> {
         match self {
             Self::Http1(connection) => connection.try_receive(),
@@ -254,6 +256,7 @@ impl Client {
     }
 
     /// Reads the head of the next response. The next response to read is the one after it.
+    #[track_caller]
     pub fn receive_head(&mut self) -> io::Result<Response> {
         match self {
             Self::Http1(connection) => connection.receive_head(),
@@ -262,6 +265,7 @@ impl Client {
     }
 
     /// Reads this many bytes of the body whose head was read. Fails if the body ends before.
+    #[track_caller]
     pub fn body_bytes(&mut self, count: usize) -> io::Result<Vec<u8>> {
         match self {
             Self::Http1(connection) => connection.body_bytes(count),

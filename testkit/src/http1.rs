@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::client::{Stream, connect};
-use crate::wait::PATIENCE;
+use crate::wait::{PATIENCE, in_time};
 
 /// A time in which a server without a reason to wait answers many times.
 pub(crate) const MOMENT: Duration = Duration::from_millis(200);
@@ -136,8 +136,13 @@ impl<S: Read + Write> Connection<S> {
     }
 
     /// Reads the next response, interim ones too. Fails if the connection ends before the response does.
+    #[track_caller]
     pub fn try_receive(&mut self) -> io::Result<Response> {
-        let mut answer = self.receive_head()?;
+        in_time(self.response())
+    }
+
+    fn response(&mut self) -> io::Result<Response> {
+        let mut answer = self.head()?;
         if (100..200).contains(&answer.status) || matches!(answer.status, 204 | 304) {
             return Ok(answer);
         }
@@ -153,7 +158,12 @@ impl<S: Read + Write> Connection<S> {
     }
 
     /// Reads the head of the next response, and nothing after it.
+    #[track_caller]
     pub fn receive_head(&mut self) -> io::Result<Response> {
+        in_time(self.head())
+    }
+
+    fn head(&mut self) -> io::Result<Response> {
         let line = self.line()?;
         let mut words = line.split(' ');
         let version = words.next().unwrap_or_default().to_owned();
@@ -166,7 +176,12 @@ impl<S: Read + Write> Connection<S> {
     }
 
     /// Reads this many bytes of the body whose head was read, without their framing. Fails if the body ends before.
+    #[track_caller]
     pub fn body_bytes(&mut self, count: usize) -> io::Result<Vec<u8>> {
+        in_time(self.part_of_body(count))
+    }
+
+    fn part_of_body(&mut self, count: usize) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; count];
         let mut filled = 0;
         while filled < count {

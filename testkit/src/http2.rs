@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use crate::client::Protocol;
 use crate::http1::{MOMENT, Response};
 use crate::upstream::runtime;
-use crate::wait::PATIENCE;
+use crate::wait::{PATIENCE, in_time};
 
 /// Headers that only HTTP/1 has. The first `Host` is sent as `:authority`, another one stays a header.
 const HTTP1_ONLY: [&str; 4] = ["connection", "host", "keep-alive", "transfer-encoding"];
@@ -186,24 +186,26 @@ impl Connection {
     }
 
     /// Reads the next response. Fails if its stream ends before it is complete.
+    #[track_caller]
     pub fn receive(&mut self) -> io::Result<Response> {
         let mut response = self.receive_head()?;
         let mut body = self.body.take().expect("the head was read");
-        blocking(async {
+        in_time(blocking(async {
             while body.more().await? {}
             if let Some(trailers) = body.trailers().await? {
                 response.trailers = fields(&trailers);
             }
             Ok(())
-        })?;
+        }))?;
         response.body = body.unread;
         Ok(response)
     }
 
     /// Reads the head of the next response.
+    #[track_caller]
     pub fn receive_head(&mut self) -> io::Result<Response> {
         let awaited = self.awaited.pop_front().expect("a request was sent");
-        let response = blocking(async { awaited.await.map_err(into_io) })?;
+        let response = in_time(blocking(async { awaited.await.map_err(into_io) }))?;
         let (parts, stream) = response.into_parts();
         let announced = parts.headers.get("content-length").filter(|_| !stream.is_end_stream());
         let announced = announced.and_then(|length| length.to_str().ok()?.parse().ok());
@@ -213,16 +215,17 @@ impl Connection {
     }
 
     /// Reads this many bytes of the body whose head was read. Fails if the body ends before.
+    #[track_caller]
     pub fn body_bytes(&mut self, count: usize) -> io::Result<Vec<u8>> {
         let body = self.body.as_mut().expect("the head was read");
-        blocking(async {
+        in_time(blocking(async {
             while body.unread.len() < count {
                 if !body.more().await? {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
             }
             Ok(body.unread.drain(..count).collect())
-        })
+        }))
     }
 
     /// Returns whether the server closes the connection.

@@ -27,6 +27,10 @@ pub struct Raw {
 /// The bytes of each connection, in the order in which they were accepted.
 type Seen = Arc<Mutex<Vec<Vec<u8>>>>;
 
+/// The longest wait of an upstream for the gateway. A test gives up earlier, so it never takes the end of this wait for the
+/// end of a connection.
+const UPSTREAM_PATIENCE: Duration = PATIENCE.saturating_mul(4);
+
 /// One connection of the gateway to an upstream.
 pub struct Conversation {
     /// The number of connections before this one.
@@ -93,7 +97,7 @@ impl Raw {
                 let mut conversation = Conversation { number, stream, unread: Vec::new(), seen: Arc::clone(&all) };
                 let serve = Arc::clone(&serve);
                 std::thread::spawn(move || {
-                    conversation.stream.set_read_timeout(Some(PATIENCE)).expect("sockets and locks work");
+                    conversation.stream.set_read_timeout(Some(UPSTREAM_PATIENCE)).expect("sockets and locks work");
                     serve(&mut conversation);
                 });
             }

@@ -1,5 +1,6 @@
 //! Waits for other processes: the only place here that sleeps.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -42,6 +43,17 @@ pub fn within(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) {
     if poll(limit, || holds().then_some(())).is_none() {
         panic!("not within {limit:?}: {what}");
     }
+}
+
+/// Returns the result of a read that waits for [`PATIENCE`], and panics if it has timed out. A test that expects an error
+/// expects the other side to end the connection.
+#[track_caller]
+pub(crate) fn in_time<T>(read: io::Result<T>) -> io::Result<T> {
+    if let Err(error) = &read {
+        let is_timeout = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
+        assert!(!is_timeout, "nothing arrives within {PATIENCE:?}, and the connection is not closed: {error}");
+    }
+    read
 }
 
 /// Sets a flag when it is dropped, also if an assertion fails: a failed test would otherwise wait forever for threads that

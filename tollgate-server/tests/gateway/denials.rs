@@ -225,7 +225,8 @@ fn a_queue_holds_requests_back_until_their_turn() {
         let mut took: Vec<Duration> = answers.iter().map(|(_, took)| *took).collect();
         took.sort_unstable();
         assert!(answers.iter().all(|(status, _)| *status == 200), "{answers:?}");
-        // One leaves at once, the next after 250 ms, and so on; on a busy machine all of them later.
+        // The delay is the property: one leaves at once, the next after 250 ms, and so on; on a busy machine all of them
+        // later.
         for (place, took) in took.iter().enumerate() {
             assert!(*took >= Duration::from_millis(250) * place as u32, "{place}: {took:?}");
         }

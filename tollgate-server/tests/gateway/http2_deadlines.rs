@@ -16,8 +16,6 @@ use testkit::wait::PATIENCE;
 use crate::http2::get;
 use crate::http2_sharing::endless;
 
-const SOON: Duration = Duration::from_secs(15);
-
 /// Frame types.
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
@@ -86,8 +84,9 @@ impl Frames {
 fn idle_http_2_connection_gets_goaway() {
     let settings = "timeouts: { head: 1s, idle: 5s }";
     let gateway = Gateway::start(&site(settings, &["{ path: /**, respond: { body: ok } }"], ""));
-    let mut frames = Frames::to(&gateway);
+    // Before the gateway's own clock starts.
     let begun = Instant::now();
+    let mut frames = Frames::to(&gateway);
     let (mut got_goaway, mut pinged) = (false, false);
     while let Some((kind, flags, payload)) = frames.next() {
         match kind {
@@ -100,7 +99,7 @@ fn idle_http_2_connection_gets_goaway() {
             frames.send(PING, 0, &[1; 8]).unwrap();
         }
     }
-    assert!(begun.elapsed() >= Duration::from_secs(4), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() >= Duration::from_secs(4), "closed by the head timeout after {:?}", begun.elapsed());
     assert!(got_goaway, "a client has to know that nothing it sends now is served");
     // A silent client's connection is closed, too.
     let mut silent = Frames::to(&gateway);
@@ -158,7 +157,7 @@ fn an_answer_that_is_not_read_is_given_up_and_the_others_go_on() {
         let read = ask("/drip").await.unwrap().into_body().collect().await;
         assert_eq!(read.expect("it goes on").to_bytes().len(), 80, "four seconds of it");
         // The bytes that had arrived are there; then it was reset.
-        let rest = tokio::time::timeout(SOON, stuck.into_body().collect()).await;
+        let rest = tokio::time::timeout(PATIENCE, stuck.into_body().collect()).await;
         assert!(rest.expect("it ends").is_err(), "it was given up");
         assert_eq!(ask("/").await.unwrap().status(), 200, "the connection goes on");
     });
@@ -182,7 +181,7 @@ fn a_written_answer_that_is_not_read_is_given_up_too() {
         assert_eq!(read.into_body().collect().await.unwrap().to_bytes().len(), 300_000);
         let stuck = sender.send_request(get(&gateway, "/").body(full("")).unwrap()).await.unwrap();
         tokio::time::sleep(Duration::from_secs(4)).await;
-        let rest = tokio::time::timeout(SOON, stuck.into_body().collect()).await;
+        let rest = tokio::time::timeout(PATIENCE, stuck.into_body().collect()).await;
         assert!(rest.expect("it ends").is_err(), "it was given up");
     });
 }

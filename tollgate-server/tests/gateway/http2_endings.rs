@@ -132,7 +132,8 @@ fn connection_is_closed_a_moment_after_the_last_response_of_a_stop() {
         }
         conversation.await_end();
     });
-    // The request that ends with this timeout shows that less time has passed.
+    // The request that ends with this timeout shows that less time has passed. The next ping, with which the connection was
+    // once closed, is only a little later.
     let routes = [
         format!("{{ path: /late, upstream: {}, timeout: 15s }}", upstream.url()),
         format!("{{ path: /**, upstream: {} }}", upstream.url()),

@@ -76,12 +76,11 @@ fn a_flood_of_cheap_frames_ends_its_connection() {
         // The gateway may close the connection before it has read everything.
         let sent = (0..4_000).take_while(|_| frames.send_on(stream, kind, flags, payload).is_ok()).count();
         let code = goaway_code(&mut frames);
-        assert!(code.as_deref().is_none_or(|code| code == ENHANCE_YOUR_CALM), "{name}: {code:?} after {sent}");
-        // hyper also refuses a flood of empty DATA frames.
+        assert_eq!(code.as_deref(), Some(&ENHANCE_YOUR_CALM[..]), "{name}: after {sent}");
+        // h2 refuses a flood of empty DATA frames earlier than the gateway does.
         if kind != DATA {
             let series = "tollgate_connections_closed_total{reason=\"control_frame_flood\"}";
             gateway.await_metric(series, number as u64 + 1);
-            assert_eq!(code.as_deref(), Some(&ENHANCE_YOUR_CALM[..]), "{name}");
         }
     }
     gateway.await_said("warning: HTTP/2 connection of 127.0.0.1 closed: it sent too many frames", 1);
@@ -102,9 +101,8 @@ fn a_flood_of_heads_that_are_refused_ends_its_connection() {
                 break;
             }
         }
-        let code = goaway_code(&mut frames);
-        assert!(code.as_deref().is_none_or(|code| code == ENHANCE_YOUR_CALM), "{code:?}");
-        // hyper or the gateway closes it, whichever counts faster.
+        // h2 or the gateway closes it, whichever counts faster.
+        assert_eq!(goaway_code(&mut frames).as_deref(), Some(&ENHANCE_YOUR_CALM[..]));
         gateway.await_metric("tollgate_connections", 0);
         gateway.await_metric("tollgate_connections_accepted_total", number as u64 + 1);
     }

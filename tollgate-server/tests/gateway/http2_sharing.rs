@@ -1,8 +1,8 @@
 //! Many requests on one connection: none may block the others.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,14 +12,12 @@ use hyper::body::Frame;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use testkit::gateway::{Gateway, site};
 use testkit::upstream::{AnyBody, Raw, Served, Speaks, accepting, full, runtime};
-use testkit::wait::wait_until;
+use testkit::wait::{PATIENCE, until, wait_until};
 use tokio::time::timeout;
 
 use crate::http2::{connect, get};
 use crate::http2_deadlines::Frames;
-
-/// Generous: a busy machine must not fail a test, but nothing may take forever.
-const SOON: Duration = Duration::from_secs(15);
+use crate::http2_upstreams::{self, HEADERS};
 
 /// Returns an endless body.
 pub(crate) fn endless() -> AnyBody {
@@ -53,14 +51,16 @@ fn uploads_that_an_upstream_does_not_read_hold_up_no_others_of_the_client() {
     let upstream = Raw::start(|conversation| {
         let Some(asked) = conversation.head() else { return };
         if asked.head.contains("/stuck") {
-            std::thread::sleep(Duration::from_secs(20));
+            std::thread::sleep(Duration::from_secs(3600));
             return;
         }
         let length = asked.values("content-length")[0].parse().unwrap();
         while conversation.unread().len() < length && conversation.more() {}
         conversation.send("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n");
     });
-    let gateway = Gateway::before(&upstream.url());
+    // Nothing ends the uploads before the test is over.
+    let route = format!("{{ path: /**, timeout: 1h, upstream: {} }}", upstream.url());
+    let gateway = Gateway::start(&site("timeouts: { body: 1h }", &[route], ""));
     runtime().block_on(async {
         let sender = connect(gateway.address).await;
         for _ in 0..20 {
@@ -72,7 +72,7 @@ fn uploads_that_an_upstream_does_not_read_hold_up_no_others_of_the_client() {
         for _ in 0..5 {
             let uri = format!("http://{}/free", gateway.address);
             let request = Request::put(uri).body(full(vec![7; 100_000])).unwrap();
-            let answered = timeout(SOON, sender.clone().send_request(request)).await;
+            let answered = timeout(PATIENCE, sender.clone().send_request(request)).await;
             assert_eq!(answered.expect("in time").unwrap().status(), 200);
         }
     });
@@ -163,15 +163,16 @@ fn careless() -> (std::net::SocketAddr, Arc<AtomicUsize>) {
 fn upload_that_nobody_reads_after_the_response_loses_its_stream() {
     for has_http2_client in [false, true] {
         let (address, accepted) = careless();
-        let route = format!("{{ path: /**, timeout: 10s, retries: 0, upstream: 'h2c://{address}' }}");
+        let route =
+            format!("{{ path: /**, timeout: 10s, connect_timeout: 30s, retries: 0, upstream: 'h2c://{address}' }}");
         let gateway = Gateway::with_admin(&site("workers: 1", &[route], ""));
         let mut connection = gateway.connect();
         if has_http2_client {
             runtime().block_on(async {
                 let request = Request::post(format!("http://{}/", gateway.address)).body(endless()).unwrap();
-                let answered = timeout(SOON, connect(gateway.address).await.send_request(request)).await;
+                let answered = timeout(PATIENCE, connect(gateway.address).await.send_request(request)).await;
                 let body = answered.expect("in time").unwrap().into_body();
-                assert_eq!(timeout(SOON, body.collect()).await.expect("in time").unwrap().to_bytes(), "0");
+                assert_eq!(timeout(PATIENCE, body.collect()).await.expect("in time").unwrap().to_bytes(), "0");
             });
         } else {
             connection.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000000\r\n\r\n");
@@ -212,45 +213,58 @@ fn one_connection_cannot_hold_much() {
         // GET http://h/.
         frames.send_on(2 * number + 1, headers, 0x5, &[0x82, 0x86, 0x84, 0x41, 1, b'h']).unwrap();
     }
+    until("responses of many upstream connections", || upstream.accepted() >= 50);
     std::thread::sleep(Duration::from_secs(4));
     let held = gateway.memory_kib().saturating_sub(before);
-    assert!(upstream.accepted() >= 50, "{}", upstream.accepted());
     assert!(held < 40 << 10, "{held} KiB");
 }
 
-/// The same the other way round: an upstream that accepts everything at once and reads nothing.
+/// The same the other way round: an upstream that accepts everything at once, and reads nothing after the last head.
 #[test]
 fn uploads_that_an_upstream_of_http_2_does_not_read_hold_little() {
-    let upstream = Raw::start(|conversation| {
+    const UPLOADS: usize = 100;
+    let requests = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&requests);
+    let upstream = Raw::start(move |conversation| {
         // Maximum windows, for streams and for the connection.
         conversation.send([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0x7f, 0xff, 0xff, 0xff]);
         conversation.send([0, 0, 4, 8, 0, 0, 0, 0, 0, 0x7f, 0, 0, 0]);
-        std::thread::sleep(Duration::from_secs(15));
+        // It reads the preface, and frames until every request is there.
+        _ = conversation.stream.read_exact(&mut [0; 24]);
+        while counted.load(Relaxed) < UPLOADS {
+            let Some(frame) = http2_upstreams::next(conversation) else { return };
+            counted.fetch_add(usize::from(frame.kind == HEADERS), Relaxed);
+        }
+        std::thread::sleep(Duration::from_secs(3600));
     });
     let route = format!("{{ path: /**, upstream: 'h2c://{}' }}", upstream.address);
     let gateway = Gateway::start(&site("workers: 1", &[route], ""));
     let before = gateway.memory_kib();
     runtime().block_on(async {
         let sender = connect(gateway.address).await;
-        for _ in 0..100 {
+        for _ in 0..UPLOADS {
             let mut sender = sender.clone();
             let request = Request::put(format!("http://{}/", gateway.address)).body(endless()).unwrap();
             tokio::spawn(async move { sender.send_request(request).await });
         }
-        tokio::time::sleep(Duration::from_secs(4)).await;
     });
+    until("all requests at the upstream", || requests.load(Relaxed) == UPLOADS);
+    std::thread::sleep(Duration::from_secs(4));
     let held = gateway.memory_kib().saturating_sub(before);
-    assert!(upstream.accepted() > 0);
     assert!(held < 56 << 10, "{held} KiB");
 }
 
 /// A library needs memory for each frame, however short it is.
 #[test]
 fn short_frames_of_responses_that_nobody_reads_hold_little() {
+    const REQUESTS: u32 = 30;
     let [headers, settings] = [1, 4];
-    let upstream = Served::start(Speaks::Http2, |_| async {
+    let requests = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&requests);
+    let upstream = Served::start(Speaks::Http2, move |_| {
+        counted.fetch_add(1, Relaxed);
         let piece = || Ok(Frame::data(Bytes::from_static(&[7; 16])));
-        Response::new(BodyExt::boxed(StreamBody::new(futures_util::stream::repeat_with(piece))))
+        std::future::ready(Response::new(BodyExt::boxed(StreamBody::new(futures_util::stream::repeat_with(piece)))))
     });
     let route = format!("{{ path: /**, upstream: 'h2c://{}' }}", upstream.address);
     let gateway = Gateway::start(&site("workers: 1", &[route], ""));
@@ -258,12 +272,12 @@ fn short_frames_of_responses_that_nobody_reads_hold_little() {
     let mut frames = Frames::to(&gateway);
     // Each stream has a window of one byte.
     frames.send_on(0, settings, 0, &[0, 4, 0, 0, 0, 1]).unwrap();
-    for number in 0..30 {
+    for number in 0..REQUESTS {
         // GET http://h/.
         frames.send_on(2 * number + 1, headers, 0x5, &[0x82, 0x86, 0x84, 0x41, 1, b'h']).unwrap();
     }
+    until("all requests at the upstream", || requests.load(Relaxed) == REQUESTS);
     std::thread::sleep(Duration::from_secs(6));
     let held = gateway.memory_kib().saturating_sub(before);
-    assert!(upstream.accepted() > 0);
     assert!(held < 40 << 10, "{held} KiB");
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use testkit::client::{Client, Protocol, each_http2, each_protocol};
 use testkit::gateway::{Gateway, site};
@@ -117,10 +117,9 @@ fn a_request_that_never_ends_holds_up_the_end_for_drain_and_no_longer() {
         let mut connection = gateway.client();
         connection.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
         until("a request under way", || upstream.requests() == 1);
-        let begun = Instant::now();
         gateway.signal("TERM");
+        // The upstream ends nothing, so only the timeout does.
         let gateway = gateway.ended();
-        assert!(begun.elapsed() < Duration::from_secs(15));
         assert!(connection.is_closed());
         gateway.await_said("1 connection with requests in flight cut off at the end of gateway.timeouts.drain", 1);
     });
@@ -137,7 +136,7 @@ fn idle_connections_and_clients_that_said_nothing_do_not_hold_up_the_end() {
         assert_eq!(used.get("/").text(), "ok");
         gateway.signal("TERM");
         assert!(used.is_closed() && silent.is_closed() && without_a_byte.is_closed());
-        _ = half.is_closed();
+        assert!(half.is_closed());
         let gateway = gateway.ended();
         assert!(!gateway.said().contains("cut off"), "{}", gateway.said());
     });

@@ -204,6 +204,7 @@ fn the_wait_for_redis_is_a_part_of_the_duration_of_a_request() {
         let lines = gateway.await_lines(&gateway.path("log"), 2);
         let entry: serde_json::Value = serde_json::from_str(&lines[1]).unwrap();
         let millis = entry["duration_ms"].as_f64().unwrap();
+        // The logged duration is the property. It may be longer.
         assert!(millis >= TIMEOUT_MILLIS, "{entry}");
         redis.cont();
     });

@@ -76,7 +76,7 @@ fn requests_that_are_not_plain_are_refused_too() {
 }
 
 #[test]
-fn ambiguous_requests_are_refused_in_the_lane_too() {
+fn ambiguous_requests_are_refused_after_denied_ones_too() {
     each_http1(|protocol| {
         for request in ["GET / HTTP/1.1\nHost: h\r\n\r\n", "GET / HTTP/1.1\r\nHost: h\r\nHost: i\r\n\r\n"] {
             let gateway = protocol.start(&site("", &["{ path: /**, respond: { body: ok } }"], &per_user(1)));
