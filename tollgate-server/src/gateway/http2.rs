@@ -45,10 +45,6 @@ const MAX_RESETS_AT_ONCE: usize = 256;
 /// bodies of refused requests.
 const MAX_RESET_STREAMS: usize = 4 * MAX_STREAMS as usize;
 
-/// How far the `DATA` frames that wait in h2 may fall short of 256 bytes each, all together: 8,192 frames of almost
-/// nothing, which take about 2 MB. Frames wait there only while a store decides; then they are joined.
-const SMALL_FRAME_BUDGET: usize = 2 << 20;
-
 /// Room for all streams at once, so that stalled uploads do not block the others.
 const CONNECTION_WINDOW_BYTES: u32 = MAX_STREAMS * STREAM_WINDOW_BYTES;
 
@@ -77,7 +73,6 @@ pub(super) async fn serve(
         .max_send_buffer_size(SEND_BUFFER_BYTES)
         .max_pending_accept_reset_streams(MAX_RESETS_AT_ONCE)
         .max_concurrent_reset_streams(MAX_RESET_STREAMS)
-        .data_frame_budget(SMALL_FRAME_BUDGET)
         .max_header_list_size(u32::try_from(client.max_head).unwrap_or(u32::MAX));
     let handshake = builder.handshake(ClientIo::new(stream, first, Arc::clone(&client)));
     let mut server = Http2Server {

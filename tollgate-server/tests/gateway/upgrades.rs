@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::io::Read;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,9 +12,9 @@ use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use testkit::certificates::Authority;
-use testkit::client::each_http1;
+use testkit::client::{Protocol, each_http1};
 use testkit::folder::folder_with;
-use testkit::gateway::{per_user, site};
+use testkit::gateway::{Gateway, per_user, site};
 use testkit::http1::Connection;
 use testkit::port::unused_address;
 use testkit::upstream::{Conversation, Raw, Served, Speaks, accepting, full};
@@ -226,32 +227,54 @@ fn upgrades_eject_no_upstream_of_http_2() {
     });
 }
 
+/// Returns the address of an upstream that speaks HTTP/2 alone, over TLS.
+fn http2_alone(authority: &Authority) -> SocketAddr {
+    let mut config = server(&authority.sign(&["api.internal"]));
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let (address, _) = accepting(move |tcp| {
+        let acceptor = acceptor.clone();
+        let service = service_fn(|request: Request<Incoming>| async move {
+            let text = format!("{} {:?}", request.uri().path(), request.headers().get("upgrade"));
+            Ok::<_, Infallible>(Response::new(full(text)))
+        });
+        async move {
+            let Ok(tls) = acceptor.accept(tcp).await else { return };
+            _ = http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(tls), service).await;
+        }
+    });
+    address
+}
+
+/// Starts a gateway in front of upstreams, the first of which speaks HTTP/2 alone.
+fn before_http2_alone(protocol: Protocol, others: &str) -> Gateway {
+    let authority = Authority::new();
+    let address = http2_alone(&authority);
+    let tls = "upstream_tls: { ca: ca.pem, server_name: api.internal }, eject: { after: 1 }";
+    let route = format!("{{ path: /**, upstream: ['https://{address}'{others}], {tls} }}");
+    let (rules, ca) = (site("", &[route], ""), authority.pem());
+    protocol.start_in(folder_with(&[("tollgate.yaml", &rules), ("ca.pem", &ca)]))
+}
+
 #[test]
 fn upstream_with_http_2_alone_gets_requests_without_their_upgrade() {
     each_http1(|protocol| {
-        let authority = Authority::new();
-        let mut config = server(&authority.sign(&["api.internal"]));
-        config.alpn_protocols = vec![b"h2".to_vec()];
-        let acceptor = TlsAcceptor::from(Arc::new(config));
-        let (address, _) = accepting(move |tcp| {
-            let acceptor = acceptor.clone();
-            let service = service_fn(|request: Request<Incoming>| async move {
-                let text = format!("{} {:?}", request.uri().path(), request.headers().get("upgrade"));
-                Ok::<_, Infallible>(Response::new(full(text)))
-            });
-            async move {
-                let Ok(tls) = acceptor.accept(tcp).await else { return };
-                _ = http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(tls), service).await;
-            }
-        });
-        let tls = "{ ca: ca.pem, server_name: api.internal }";
-        let route =
-            format!("{{ path: /**, upstream: 'https://{address}', upstream_tls: {tls}, eject: {{ after: 1 }} }}");
-        let folder = folder_with(&[("tollgate.yaml", &site("", &[route], "")), ("ca.pem", &authority.pem())]);
-        let gateway = protocol.start_in(folder);
+        let gateway = before_http2_alone(protocol, "");
         for _ in 0..3 {
             let response = gateway.connect().ask(HANDSHAKE);
             assert_eq!((response.status, response.text()), (200, "/chat None"));
+        }
+        assert!(!gateway.log().contains("ejected"), "{}", gateway.log());
+    });
+}
+
+#[test]
+fn upgrades_go_to_an_upstream_that_can_upgrade() {
+    each_http1(|protocol| {
+        let upstream = Raw::start(chat);
+        let gateway = before_http2_alone(protocol, &format!(", {}", upstream.url()));
+        for _ in 0..4 {
+            assert_eq!(gateway.connect().ask(HANDSHAKE).status, 101);
         }
         assert!(!gateway.log().contains("ejected"), "{}", gateway.log());
     });

@@ -51,8 +51,7 @@ pub(super) async fn send(
             if let Poll::Ready(received) = Pin::new(&mut response).poll(context) {
                 return Poll::Ready(received);
             }
-            // An error is that of a connection that ends: the stream is still queued, and has its own error soon.
-            is_queued = is_queued && !matches!(sender.poll_ready(context), Poll::Ready(Ok(())));
+            is_queued = is_queued && sender.poll_ready(context).is_pending();
             let Some(Upload { body, .. }) = &mut upload else { return Poll::Pending };
             if is_queued {
                 body.poll_ahead(context);

@@ -312,6 +312,17 @@ impl Attempts {
         self.next = self.tried.pop();
     }
 
+    /// Excludes the upstream that was chosen last: it cannot serve the request. Returns false, and excludes none, if no
+    /// other is left.
+    pub(in crate::gateway) fn exclude_last(&mut self, route: &Route) -> bool {
+        if self.excluded.len() + 1 >= route.upstreams().len() {
+            self.excluded.clear();
+            return false;
+        }
+        self.excluded.extend(self.tried.pop());
+        true
+    }
+
     /// Records that an attempt has failed. Returns whether another one follows, which it can only if the request is
     /// repeatable.
     pub(in crate::gateway) fn note_failed(

@@ -62,6 +62,13 @@ pub(super) struct BegunResponse {
     pub(super) stays_open: bool,
 }
 
+impl BegunResponse {
+    /// Returns whether the client takes the end of the connection for the end of the body.
+    fn ends_with_connection(&self) -> bool {
+        matches!(self.framing, Framing::Raw) && !matches!(self.rest, BodyDecoder::Length(_))
+    }
+}
+
 /// Whether limits count the response.
 pub(super) enum Settling {
     /// None does, or all have done so.
@@ -100,6 +107,8 @@ pub(super) enum AttemptError {
     },
     /// The upstream uses HTTP/2.
     Http2,
+    /// The upstream uses only HTTP/2, which has no upgrades.
+    NoUpgrade,
     /// The client has left.
     ClientGone,
     /// The client connection has to be closed: a response has started that cannot be completed.
@@ -235,7 +244,14 @@ impl Forwarding {
             let (fault, repeatable) = match self.attempt(server, &target).await {
                 Ok(None) => return ForwardResult::Answered,
                 Ok(Some(switched)) => return ForwardResult::Switched(self.into_tunnel(server, *switched)),
-                Err(AttemptError::Http2) => return Box::pin(server.forward_to_http2(self)).await,
+                Err(AttemptError::NoUpgrade) if self.attempts.exclude_last(&self.request.site.routes[self.route]) => {
+                    self.choose(server.worker);
+                    continue;
+                }
+                // If no upstream is left that could upgrade, this one gets the request without that wish.
+                Err(AttemptError::Http2 | AttemptError::NoUpgrade) => {
+                    return Box::pin(server.forward_to_http2(self)).await;
+                }
                 Err(AttemptError::ClientGone | AttemptError::Aborted) => return ForwardResult::Close,
                 Err(AttemptError::Failed { fault, repeatable }) => (fault, repeatable),
             };
@@ -291,7 +307,7 @@ impl Forwarding {
             self.settling = Settling::Done;
         };
         let begun = self.begun.take();
-        if let (Err(AttemptError::Aborted), Some(BegunResponse { framing: Framing::Raw, .. })) = (&relayed, &begun) {
+        if relayed.is_err() && begun.as_ref().is_some_and(BegunResponse::ends_with_connection) {
             server.stream.reset_at_close();
         }
         if let Err(AttemptError::ClientGone) = relayed {
@@ -379,8 +395,7 @@ async fn dial(
         Ok(UpstreamConn::H1(conn)) => Ok(conn),
         // It is in the pool now, or another one has room.
         Ok(UpstreamConn::H2(..)) => Err(AttemptError::Http2),
-        // It speaks HTTP/2 only, which has no upgrades: it gets the request without that wish.
-        Err(ConnectError::Tls(fault)) if forwarding.upgrades && fault.lacks_protocol() => Err(AttemptError::Http2),
+        Err(ConnectError::Tls(fault)) if forwarding.upgrades && fault.lacks_protocol() => Err(AttemptError::NoUpgrade),
         Err(error) => Err(failed(error.into())),
     }
 }
