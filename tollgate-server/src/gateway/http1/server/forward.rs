@@ -294,10 +294,10 @@ impl Forwarding {
             server.saved.clear();
             server.saved.shrink_to(WAITING_BYTES);
         }
-        if let Some(body) = &mut server.body {
-            if body.buffered.set(conn.unsent_bytes()).is_err() {
-                return Err(self.fail_body(server, Failure::Overloaded));
-            }
+        if let Some(body) = &mut server.body
+            && body.buffered.set(conn.unsent_bytes()).is_err()
+        {
+            return Err(self.fail_body(server, Failure::Overloaded));
         }
         let relayed = loop {
             let relayed = poll_fn(|context| self.poll_relay(server, &mut conn, context)).await;
