@@ -47,7 +47,7 @@ install-browser:
 
 # Every feature that a user can choose is checked by itself, so that none leans on another by accident; the tests run with
 # none of them and with all.
-FEATURES := tokio uuid http rules file tower axum redis
+FEATURES := tokio uuid http rules file tower axum redis redis,tower
 
 test-library:
 	cargo test -p tollgate --no-default-features

@@ -47,6 +47,8 @@ mod rule_sets;
 mod script;
 mod settings;
 #[cfg(feature = "file")]
+mod shared_reservations;
+#[cfg(feature = "file")]
 mod shared_state;
 mod stats;
 mod stores;

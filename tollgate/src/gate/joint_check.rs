@@ -5,6 +5,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+#[cfg(feature = "redis")]
 use std::time::Duration;
 
 #[cfg(feature = "redis")]

@@ -103,6 +103,7 @@ impl<'a> Request<'a> {
         Self { failed: Some(failed), ..self }
     }
 
+    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "expressions come with the rule file"))]
     pub(super) fn failed_expressions(&self) -> Option<&FailedExpressions> {
         self.failed
     }

@@ -1,0 +1,87 @@
+//! Reservations that any node settles: see `gate/reservation.rs`.
+
+use smallvec::SmallVec;
+
+use super::script::{Claim, ScriptHit, ScriptRequest};
+use super::{Receipt, RedisHit, RedisLimiter, StoreError, names};
+use crate::decision::LimitId;
+use crate::limiter::reservation::{ReservedCharge, Settlement};
+use crate::units::Timestamp;
+
+/// The key of the signing secret, after `rate_limit:`.
+const SECRET_KEY: &str = "{reservations}";
+
+/// Returns the stored secret, or stores the proposed one.
+const SECRET: &str = r"
+local secret = redis.call('MGET', KEYS[1])[1]
+if secret then return secret end
+redis.call('SET', KEYS[1], ARGV[1])
+return ARGV[1]
+";
+
+impl RedisLimiter {
+    /// Returns the secret that signs reservations, on the default store. If the store has no secret yet, `proposal`
+    /// becomes the secret.
+    pub(crate) async fn reservation_secret(&self, proposal: &[u8; 32]) -> Result<[u8; 32], StoreError> {
+        let shared = &*self.0.shared;
+        let topology = &shared.stores.default_store().topology;
+        let key = topology.names().of(SECRET_KEY);
+        let mut command = redis::cmd("EVAL");
+        command.arg(SECRET).arg(1).arg(&key).arg(&proposal[..]);
+        let reply = topology.run(key.as_bytes(), &command, shared.deadline()).await?;
+        let secret = redis::from_redis_value::<Vec<u8>>(reply).ok().and_then(|secret| secret.try_into().ok());
+        secret.ok_or_else(|| StoreError::unavailable("the secret of reservations on Redis is not in the expected form"))
+    }
+
+    /// Returns the units that the store took for the first of these hits that is not a ban.
+    pub(crate) fn reserved_charge(
+        &self,
+        hits: &[RedisHit],
+        is_ban: impl Fn(LimitId) -> bool,
+    ) -> Option<ReservedCharge> {
+        let hit = hits.iter().find(|hit| !is_ban(hit.limit))?;
+        let Receipt::Store { at } = hit.receipt else { return None };
+        let prepared = &self.0.limits[hit.limit.index()];
+        Some(ReservedCharge {
+            limit: prepared.limit.name().to_owned(),
+            variant: prepared.limit.variant().map(str::to_owned),
+            key: prepared.key_in(&hit.script_hit.name).to_vec(),
+            units: hit.script_hit.cost,
+            at: at.as_micros(),
+        })
+    }
+
+    /// Settles reserved units at their actual cost, once. Units are given back in the call that marks the reservation
+    /// as settled.
+    pub(crate) async fn settle_reserved(
+        &self,
+        charge: &ReservedCharge,
+        id: &[u8; 16],
+        expires_at: Timestamp,
+        actual: u64,
+    ) -> Result<Settlement, StoreError> {
+        let variant = charge.variant.as_deref().and_then(|variant| self.variant(&charge.limit, variant));
+        // A limit that was removed counts nothing any more.
+        let Some(limit) = variant.or_else(|| self.id(&charge.limit)) else { return Ok(Settlement::Settled) };
+        let mut hit = self.0.limits[limit.index()].hit_named(limit, &charge.key, charge.units);
+        self.add_later_terms(&mut hit);
+        let shared = &*self.0.shared;
+        let names = shared.stores.of(&hit.script_hit).topology.names();
+        let claim = Claim { marker: names::settled(&names.of("settled:"), &hit.script_hit.name, id), expires_at };
+        let owed = ScriptHit { cost: charge.units.saturating_sub(actual), ..hit.script_hit.clone() };
+        let at = Timestamp::from_micros(charge.at);
+        let request = ScriptRequest::Settle(SmallVec::from_iter([owed]), at, claim);
+        let reply = self.send(request).await?;
+        shared.denials.forget(&hit.script_hit.name);
+        match reply.taken {
+            0 => return Ok(Settlement::AlreadySettled),
+            2 => return Ok(Settlement::Expired),
+            _ => {}
+        }
+        let missing = match actual.checked_sub(charge.units) {
+            Some(cost @ 1..) => self.take_up_to(&hit, cost).await?,
+            _ => 0,
+        };
+        Ok(if missing == 0 { Settlement::Settled } else { Settlement::Short { missing } })
+    }
+}
