@@ -315,6 +315,11 @@ pub(crate) struct CombinedDecision {
 
 #[cfg(feature = "rules")]
 impl CombinedDecision {
+    /// Returns the decisions of the hits at these positions.
+    pub(crate) fn each_of(&self, positions: &[usize]) -> Vec<Option<Decision>> {
+        positions.iter().map(|position| self.each.get(*position).copied().flatten()).collect()
+    }
+
     /// Returns the decision of a check with hits at these positions.
     pub(crate) fn own_decision(&self, positions: &[usize], now: Timestamp) -> Decision {
         let each = positions.iter().filter_map(|position| *self.each.get(*position)?);

@@ -444,6 +444,12 @@ impl Limiter {
         self.give_back(&self.hash_hits(&[hit]), at, wall_offset);
     }
 
+    /// Returns the decision on one hit, taking nothing.
+    #[cfg(feature = "redis")]
+    pub(crate) fn peek_hit(&self, hit: Hit<'_>) -> Decision {
+        self.with_wall_time(self.0.store.peek(&self.0.limits, &self.hash_hits(&[hit]), self.now()))
+    }
+
     /// Gives the key of a hit its whole quota back, in the limit of the hit.
     #[cfg(feature = "redis")]
     pub(crate) fn reset_hit(&self, hit: Hit<'_>) {

@@ -70,9 +70,9 @@ use self::denials::Denials;
 pub use self::error::{ConnectError, StoreError};
 use self::fallback::{Fallback, LocalStore};
 #[cfg(feature = "rules")]
-pub(crate) use self::hits::{cost, only, set_receipts, take_from_store};
+pub(crate) use self::hits::{cost, decided, only, set_decided, set_receipts, take_from_store};
 #[cfg(feature = "file")]
-pub(crate) use self::hits::{decided, key_name, key_parts};
+pub(crate) use self::hits::{key_name, key_parts};
 use self::leases::Leases;
 pub use self::names::Layout;
 use self::prepared::PreparedLimit;

@@ -10,13 +10,13 @@ use futures_util::future::{join, join_all};
 use smallvec::SmallVec;
 
 use super::State;
-use super::in_flight::{self, Full, InFlight, TakenPermits};
+use super::in_flight::{self, Full, InFlight, InFlightLimits, TakenPermits};
 use super::key_bans::BannedHit;
 use super::outcome::{Outcome, PendingChecks, SelectedBy};
 use super::store::{Hits, Store};
 use crate::decision::{Decision, LimitId, Source};
 use crate::key::Key;
-use crate::limiter::Hit;
+use crate::limiter::{Hit, Limiter};
 #[cfg(feature = "redis")]
 use crate::redis::{RedisHits, RedisLimiter};
 use crate::rules::{Facts, Mode, Phase, Request, RuleHit, RuleMatch};
@@ -55,7 +55,18 @@ impl Outcome {
         let Self { state, hits, .. } = &mut *self;
         let State { rules, store, .. } = &**state;
         rules.find_bans(&rules.request(facts), |ban, key| store.add_hit(hits, Hit::new(ban, key).cost(1)));
-        check_store(self, None)
+        match &self.state.store {
+            Store::Memory(limiter) => {
+                // Each by itself: a strike on a banned key is denied, and must not void the others.
+                let decisions = self.hits.hashed().iter().map(|hit| limiter.decide_hashed(std::slice::from_ref(hit)));
+                if let Some(decision) = decisions.reduce(Decision::most_restrictive) {
+                    self.decided(None, decision);
+                }
+                None
+            }
+            #[cfg(feature = "redis")]
+            Store::Redis(limiter) => (self.hits.len() > 0).then(|| RemoteCheck::new(limiter, Open::Strikes)),
+        }
     }
 
     /// Checks a key of the rule named `rule`. Returns `None` if there is no such rule.
@@ -181,47 +192,81 @@ impl<'s> CheckCollector<'s> {
     }
 }
 
-/// Checks a store that answers at once: the enforced rules unless they are known to deny, the shadow rules, and the
-/// strike for a denial.
+/// Checks a store in memory: the enforced rules unless they are known to deny, the shadow rules, and the strikes for a
+/// denial. `each` has the decisions of single hits, where they are known.
 #[inline(always)]
-pub(super) fn decide_now(
+fn decide_now(
     outcome: &Outcome,
+    limiter: &Limiter,
     pending: Option<&mut PendingChecks>,
     denied: Option<Decision>,
-    decide: impl Fn(&Hits) -> Decision,
+    each: &[Option<Decision>],
 ) -> Decision {
-    let mut decision = match denied {
+    let decide = |hits: &Hits| limiter.decide_hashed(hits.hashed());
+    let decision = match denied {
         Some(denied) => denied,
         None => decide(&outcome.hits),
     };
     if let Some(pending) = pending {
         pending.shadow_decisions = pending.shadow_hits.iter().map(|(rule, hits)| (*rule, decide(hits))).collect();
     }
-    if !decision.is_allowed()
-        && let Some(strike) = strike(outcome, &decision)
-    {
-        decision = struck(decision, decide(&strike));
+    if !decision.is_allowed() && outcome.state.rules.have_bans() {
+        return strike_in_memory(outcome, limiter, decision, each);
     }
     decision
 }
 
-/// Returns the strike for a denial by a rule with a ban. A store failure is not a strike.
-pub(super) fn strike(outcome: &Outcome, decision: &Decision) -> Option<Hits> {
-    let denied_by = decision.limit().filter(|_| !decision.is_allowed() && decision.source() != Source::Policy)?;
-    let rules = &outcome.state.rules;
-    let ban = rules.ban(rules.owner(denied_by))?;
-    (ban != denied_by).then(|| outcome.hits.only(ban, 1))
+/// A hit whose limit has a ban: its position, its limit, and the ban.
+type HitWithBan = (usize, LimitId, LimitId);
+
+/// Returns the hits of a denied request whose limits have bans. A limit that denies the request by itself gets a
+/// strike, whichever denial is reported. If a ban is reported, its key is banned already, and a strike would change
+/// nothing.
+fn hits_with_bans<'o>(outcome: &'o Outcome, reported: &Decision) -> impl Iterator<Item = HitWithBan> + 'o {
+    let (rules, reported) = (&outcome.state.rules, *reported);
+    let has_bans = rules.have_bans() && reported.source() != Source::Policy;
+    outcome.hits.costs().enumerate().filter(move |_| has_bans).filter_map(move |(position, (limit, _))| {
+        let ban = rules.ban(rules.owner(limit))?;
+        (ban != limit && reported.limit() != Some(ban)).then_some((position, limit, ban))
+    })
 }
 
-/// Returns the decision to report to a client that was denied and got a strike for it. It is the ban if this strike
-/// caused it, or if the client was banned before; a denial from the denial cache does not know about bans.
-fn struck(denied: Decision, strike: Decision) -> Decision {
-    match strike.source() {
-        Source::Policy => denied,
-        _ if !strike.is_allowed() => strike,
-        _ if strike.remaining() == 0 => strike.denied_until_reset(),
-        _ => denied,
+/// Returns whether the decision of a limit is a strike. A store failure is not.
+fn is_strike(own: &Decision) -> bool {
+    !own.is_allowed() && own.source() != Source::Policy
+}
+
+/// Adds a strike to the ban of every limit that denies the request by itself. Returns the decision to report. Each
+/// strike is a request of its own: one on a banned key is denied, and must not void the others.
+#[inline(never)]
+fn strike_in_memory(outcome: &Outcome, limiter: &Limiter, denied: Decision, each: &[Option<Decision>]) -> Decision {
+    let mut reported = denied;
+    for (position, limit, ban) in hits_with_bans(outcome, &denied) {
+        let own = match each.get(position) {
+            Some(Some(own)) => *own,
+            _ if denied.limit() == Some(limit) => denied,
+            _ => limiter.peek_hashed(outcome.hits.hashed().get(position..=position).unwrap_or_default()),
+        };
+        if is_strike(&own) {
+            let strike = limiter.decide_hashed(outcome.hits.only(ban, 1).hashed());
+            reported = struck(outcome, reported, &strike);
+        }
     }
+    reported
+}
+
+/// Returns the decision to report to a client that was denied and got a strike for it. If this strike caused a ban, or
+/// the key was banned before, the ban is reported in place of a denial by its limit, and in place of a shorter denial by
+/// another limit. A denial from the denial cache does not know about bans.
+fn struck(outcome: &Outcome, denied: Decision, strike: &Decision) -> Decision {
+    let ban = match strike.source() {
+        Source::Policy => return denied,
+        _ if !strike.is_allowed() => *strike,
+        _ if strike.remaining() == 0 => strike.denied_until_reset(),
+        _ => return denied,
+    };
+    let rule = |decision: &Decision| decision.limit().map(|limit| outcome.state.rules.owner(limit));
+    if rule(&denied) == rule(&ban) { ban } else { denied.most_restrictive(ban) }
 }
 
 /// Checks a request once it has its permits.
@@ -232,10 +277,27 @@ fn check_with_permits(
 ) -> Option<RemoteCheck> {
     match take_permits(&outcome.state, &mut pending, facts) {
         Ok(()) => check_store(outcome, Some(pending)),
-        Err(full) => {
-            outcome.refuse_full(&full, pending.in_flight);
+        Err(full) => refuse_full(outcome, &full, std::mem::take(&mut pending.in_flight)),
+    }
+}
+
+/// Refuses a request because too many are in flight. It takes nothing from other limits, but those that would deny it as
+/// well count their strikes.
+#[cold]
+#[inline(never)]
+fn refuse_full(outcome: &mut Outcome, full: &Full, in_flight: InFlightLimits) -> Option<RemoteCheck> {
+    outcome.refuse_full(full, in_flight);
+    if hits_with_bans(outcome, &full.decision).next().is_none() {
+        return None;
+    }
+    match &outcome.state.store {
+        Store::Memory(limiter) => {
+            let decision = strike_in_memory(outcome, limiter, full.decision, &[]);
+            outcome.report(decision);
             None
         }
+        #[cfg(feature = "redis")]
+        Store::Redis(limiter) => Some(RemoteCheck::new(limiter, Open::Denied(full.decision))),
     }
 }
 
@@ -263,7 +325,8 @@ fn take_permits(state: &State, pending: &mut PendingChecks, facts: &Facts<'_>) -
 
 /// The result of one phase.
 enum Gathered {
-    Refused,
+    /// Strikes may be left for a remote store.
+    Refused(Option<RemoteCheck>),
     Open(Option<Box<PendingChecks>>),
 }
 
@@ -280,18 +343,18 @@ fn check_in_phases(outcome: &mut Outcome, facts: &Facts<'_>) -> Option<RemoteChe
     let mut pending = None;
     if state.rules.refuse_early() {
         pending = match gather(outcome, state, &request, Phase::WithoutToken, None) {
-            Gathered::Refused => return None,
+            Gathered::Refused(remote) => return remote,
             Gathered::Open(pending) => pending,
         };
         if let Some(denied) = state.store.refuse(&outcome.hits) {
-            return check_after_decision(outcome, pending, denied);
+            return check_after_decision(outcome, pending, denied, &[]);
         }
     }
     let gathered = gather(outcome, state, &request, Phase::WithToken, pending);
     outcome.token = request.token_status();
     outcome.signatures_verified = request.signatures_verified();
     match gathered {
-        Gathered::Refused => None,
+        Gathered::Refused(remote) => remote,
         Gathered::Open(pending) => {
             outcome.hits.sort_by_key(|limit| rank(state, limit));
             check_store(outcome, pending)
@@ -312,17 +375,16 @@ fn gather(
     let (mut pending, banned) = collector.finish();
     if let Err((rule, refused)) = found {
         outcome.refused_by(rule, refused);
-        return Gathered::Refused;
+        return Gathered::Refused(None);
     }
     if let Some(banned) = &banned {
         outcome.refuse_banned(banned);
-        return Gathered::Refused;
+        return Gathered::Refused(None);
     }
     if let Some(pending) = &mut pending
         && let Err(full) = take_permits(state, pending, request.facts())
     {
-        outcome.refuse_full(&full, std::mem::take(&mut pending.in_flight));
-        return Gathered::Refused;
+        return Gathered::Refused(refuse_full(outcome, &full, std::mem::take(&mut pending.in_flight)));
     }
     Gathered::Open(pending)
 }
@@ -336,17 +398,18 @@ fn rank(state: &State, limit: LimitId) -> (bool, u32) {
 /// Checks a request, unless a remote store has to decide.
 #[inline(always)]
 pub(super) fn check_store(outcome: &mut Outcome, pending: Option<Box<PendingChecks>>) -> Option<RemoteCheck> {
-    check_unless_known(outcome, pending, None)
+    check_unless_known(outcome, pending, None, &[])
 }
 
 /// Continues after the decision of the enforced rules, for example by [`Store::refuse`]: checks the shadow rules and
-/// adds the strike for a denial.
+/// adds the strikes for a denial. `each` has the decisions of single hits in memory, where they are known.
 pub(super) fn check_after_decision(
     outcome: &mut Outcome,
     pending: Option<Box<PendingChecks>>,
     decision: Decision,
+    each: &[Option<Decision>],
 ) -> Option<RemoteCheck> {
-    check_unless_known(outcome, pending, Some(decision))
+    check_unless_known(outcome, pending, Some(decision), each)
 }
 
 /// Checks what is still open. `denied` is the decision of the enforced rules, if it is known.
@@ -355,21 +418,20 @@ fn check_unless_known(
     outcome: &mut Outcome,
     mut pending: Option<Box<PendingChecks>>,
     denied: Option<Decision>,
+    each: &[Option<Decision>],
 ) -> Option<RemoteCheck> {
     let decision = match &outcome.state.store {
-        Store::Memory(limiter) => {
-            let decide = |hits: &Hits| limiter.decide_hashed(hits.hashed());
-            decide_now(outcome, pending.as_deref_mut(), denied, decide)
-        }
+        Store::Memory(limiter) => decide_now(outcome, limiter, pending.as_deref_mut(), denied, each),
         #[cfg(feature = "redis")]
         Store::Redis(limiter) => {
             let has_shadow = pending.as_ref().is_some_and(|pending| !pending.shadow_hits.is_empty());
             let has_hits = match &denied {
-                Some(denied) => strike(outcome, denied).is_some(),
+                Some(denied) => !denied.is_allowed() && hits_with_bans(outcome, denied).next().is_some(),
                 None => outcome.hits.costs().next().is_some(),
             };
             if has_shadow || has_hits {
-                return Some(RemoteCheck { pending, limiter: limiter.clone(), denied, charge: ChargeTo::Any });
+                let open = denied.map_or(Open::Enforced, Open::Denied);
+                return Some(RemoteCheck { pending, ..RemoteCheck::new(limiter, open) });
             }
             denied.unwrap_or_else(|| Decision::without_limit(limiter.now()))
         }
@@ -383,9 +445,27 @@ fn check_unless_known(
 pub(crate) struct RemoteCheck {
     pub(super) pending: Option<Box<PendingChecks>>,
     pub(super) limiter: RedisLimiter,
-    /// The denial by the enforced rules, if it is known already.
-    pub(super) denied: Option<Decision>,
+    pub(super) open: Open,
     pub(super) charge: ChargeTo,
+}
+
+/// The part of a check that Redis has to decide, apart from shadow rules.
+#[cfg(feature = "redis")]
+#[derive(Clone, Copy)]
+pub(super) enum Open {
+    /// The enforced rules.
+    Enforced,
+    /// The strikes for the decision of the enforced rules, if it is a denial.
+    Denied(Decision),
+    /// Strikes, each by itself.
+    Strikes,
+}
+
+#[cfg(feature = "redis")]
+impl RemoteCheck {
+    pub(super) fn new(limiter: &RedisLimiter, open: Open) -> Self {
+        Self { pending: None, limiter: limiter.clone(), open, charge: ChargeTo::Any }
+    }
 }
 
 #[cfg(not(feature = "redis"))]
@@ -413,7 +493,7 @@ pub(super) fn charged_to_store(remote: RemoteCheck) -> RemoteCheck {
 /// Completes a check on Redis.
 #[cfg(feature = "redis")]
 pub(super) async fn check_redis(mut outcome: Outcome, remote: RemoteCheck) -> Outcome {
-    let RemoteCheck { mut pending, limiter, denied, charge } = remote;
+    let RemoteCheck { mut pending, limiter, open, charge } = remote;
     let state = outcome.state.clone();
     let decide = |hits: &Hits| {
         let mut hits = match hits {
@@ -432,23 +512,28 @@ pub(super) async fn check_redis(mut outcome: Outcome, remote: RemoteCheck) -> Ou
         async move { (*rule, decided.await) }
     });
     let enforced = async {
-        match denied {
-            Some(denied) => (denied, None),
-            None => {
+        match open {
+            Open::Denied(denied) => (denied, None),
+            Open::Enforced => {
                 let (decision, charged) = decide(&outcome.hits).await;
                 (decision, Some(charged))
+            }
+            Open::Strikes => {
+                let strikes = outcome.hits.on_redis().iter().cloned().map(|hit| RedisHits::from_iter([hit]));
+                let decided = join_all(strikes.map(|strike| limiter.clone().decide_hits(strike))).await;
+                let decision = decided.into_iter().map(|(decision, _)| decision).reduce(Decision::most_restrictive);
+                (decision.unwrap_or_else(|| Decision::without_limit(limiter.now())), None)
             }
         }
     };
     let ((mut decision, charged), shadow_decisions) = join(enforced, join_all(shadow_hits)).await;
+    // Otherwise this process denied the request without a call.
+    let is_from_store = charged.is_some() && !matches!(decision.source(), Source::DenialCache | Source::Lease);
     if let Some(charged) = charged {
         outcome.hits.set_charged(charged);
     }
-    if let Some(strike) = strike(&outcome, &decision) {
-        // Spawned, so that a client that disconnects before the response gets its strike too.
-        if let Ok((strike, _)) = tokio::spawn(decide(&strike)).await {
-            decision = struck(decision, strike);
-        }
+    if !decision.is_allowed() && !matches!(open, Open::Strikes) {
+        decision = strike_on_redis(&outcome, &limiter, decision, is_from_store).await;
     }
     if let Some(pending) = &mut pending {
         let shadow_decisions = shadow_decisions.into_iter().zip(&mut pending.shadow_hits).map(
@@ -459,10 +544,51 @@ pub(super) async fn check_redis(mut outcome: Outcome, remote: RemoteCheck) -> Ou
         );
         pending.shadow_decisions = shadow_decisions.collect();
     }
-    outcome.decided(pending, decision);
+    if outcome.is_allowed() {
+        outcome.decided(pending, decision);
+    } else {
+        // Too many requests are in flight, which strikes do not change.
+        outcome.report(decision);
+    }
     #[cfg(feature = "file")]
     outcome.count_limited_on_redis();
     outcome
+}
+
+/// Adds a strike to the ban of every limit that denies the request by itself, as [`strike_in_memory`] does. A limit
+/// whose store was asked and has not decided gets none. If this process denied the request without a call, it asks the
+/// store about the other limits that have bans.
+#[cfg(feature = "redis")]
+async fn strike_on_redis(outcome: &Outcome, limiter: &RedisLimiter, denied: Decision, is_from_store: bool) -> Decision {
+    let (mut strikes, mut open, mut open_strikes) = (Vec::new(), RedisHits::new(), Vec::new());
+    for (position, limit, ban) in hits_with_bans(outcome, &denied) {
+        let Some(hit) = outcome.hits.on_redis().get(position) else { continue };
+        let strike = crate::redis::only(outcome.hits.on_redis(), ban, 1);
+        let known = if denied.limit() == Some(limit) { Some(&denied) } else { crate::redis::decided(hit) };
+        match known {
+            Some(own) if is_strike(own) => strikes.push(strike),
+            Some(_) => {}
+            None if is_from_store => {}
+            None => {
+                open.push(hit.clone());
+                open_strikes.push(strike);
+            }
+        }
+    }
+    if strikes.is_empty() && open.is_empty() {
+        return denied;
+    }
+    let limiter = limiter.clone();
+    // Spawned, so that a client that disconnects before the response gets its strikes too.
+    let struck_bans = tokio::spawn(async move {
+        let peeked = limiter.peek_each(&open).await;
+        let is_exhausted = |own: &Option<Decision>| own.as_ref().is_some_and(is_strike);
+        let exhausted = open_strikes.into_iter().zip(peeked).filter(|(_, own)| is_exhausted(own));
+        strikes.extend(exhausted.map(|(strike, _)| strike));
+        join_all(strikes.into_iter().map(|strike| limiter.clone().decide_hits(strike))).await
+    });
+    let struck_bans = struck_bans.await.unwrap_or_default();
+    struck_bans.iter().fold(denied, |reported, (strike, _)| struck(outcome, reported, strike))
 }
 
 /// A single limit per client address, in memory: the fast path of the tower layer.

@@ -11,9 +11,9 @@ use std::time::Duration;
 #[cfg(feature = "redis")]
 use futures_util::future::join_all;
 
-#[cfg(feature = "redis")]
-use super::check::{ChargeTo, RemoteCheck, check_redis};
 use super::check::{CheckCollector, check_after_decision, check_store};
+#[cfg(feature = "redis")]
+use super::check::{Open, RemoteCheck, check_redis};
 use super::outcome::{Outcome, PendingChecks};
 #[cfg(feature = "redis")]
 use super::store::Hits;
@@ -221,9 +221,10 @@ fn check_in_memory(limiter: &Limiter, collected: Vec<Collected>) -> Vec<Outcome>
         let own = next..next + outcome.hits.len();
         next = own.end;
         if outcome.is_allowed() {
-            let decision = combined.own_decision(&positions[own], limiter.wall_now());
+            let own = &positions[own];
+            let decision = combined.own_decision(own, limiter.wall_now());
             // A store in memory leaves nothing to check.
-            _ = check_after_decision(&mut outcome, pending, decision);
+            _ = check_after_decision(&mut outcome, pending, decision, &combined.each_of(own));
         }
         outcome.after_joint_decision(combined.is_taken)
     };
@@ -259,12 +260,14 @@ async fn check_redis_together(limiter: RedisLimiter, collected: Vec<Collected>) 
         let own = &positions[own];
         if let Hits::Redis(hits) = &mut outcome.hits {
             crate::redis::set_receipts(hits, &charged, own);
+            crate::redis::set_decided(hits, &combined.each_of(own));
         }
-        let denied = outcome.is_allowed().then(|| combined.own_decision(own, limiter.now()));
-        let remote = RemoteCheck { pending, limiter: limiter.clone(), denied, charge: ChargeTo::Any };
+        let decided = outcome.is_allowed().then(|| combined.own_decision(own, limiter.now()));
+        let limiter = limiter.clone();
         async move {
-            let is_refused = remote.denied.is_none();
-            if is_refused { outcome } else { check_redis(outcome, remote).await }
+            let Some(decided) = decided else { return outcome };
+            let remote = RemoteCheck { pending, ..RemoteCheck::new(&limiter, Open::Denied(decided)) };
+            check_redis(outcome, remote).await
         }
     });
     let outcomes = join_all(complete).await;

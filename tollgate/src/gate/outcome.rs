@@ -122,6 +122,12 @@ impl Outcome {
         if limits > u32::BITS as usize {
             self.track_settlements_of(limits);
         }
+        self.report(decision);
+    }
+
+    /// Sets the decision to report, and the refusal if it is a denial.
+    #[inline(always)]
+    pub(super) fn report(&mut self, decision: Decision) {
         if let Some(limit) = decision.limit() {
             self.decision = Some(decision);
             self.refusal = Refusal::of(&decision);

@@ -116,6 +116,12 @@ impl RedisLimiter {
             let Decision { at, wall_offset, .. } = decision;
             let counted = failed.iter_mut().filter(|hit| is_local(hit));
             counted.for_each(|hit| hit.receipt = Receipt::Local { at, wall_offset });
+        } else {
+            // Each limit that would deny the request by itself may have a ban that counts it.
+            for hit in failed.iter_mut().filter(|hit| is_local(hit)) {
+                let own = local.peek_hit(hit.local_hit());
+                hit.decided = Some(Decision { source: Source::Local, ..own });
+            }
         }
         self.of_whole_limit(failed, decision)
     }

@@ -77,6 +77,18 @@ impl RedisLimiter {
         all
     }
 
+    /// Returns the decision of each hit by itself, and takes nothing. A denial that is certain needs no call. The
+    /// decision is `None` where the store does not reply.
+    pub(crate) async fn peek_each(&self, hits: &RedisHits) -> Vec<Option<Decision>> {
+        let mut each: Vec<Option<Decision>> = hits.iter().map(|hit| self.certain_denial_of(hit)).collect();
+        let open: Vec<usize> = (0..hits.len()).filter(|position| each[*position].is_none()).collect();
+        let open_hits: RedisHits = open.iter().map(|position| hits[*position].clone()).collect();
+        for (position, own) in open.into_iter().zip(self.peek_each_on_store(&open_hits).await) {
+            each[position] = own;
+        }
+        each
+    }
+
     /// Returns what [`decide_hits`](Self::decide_hits) would, and takes nothing.
     pub(crate) async fn peek_hits(&self, hits: &RedisHits) -> Result<Decision, StoreError> {
         self.peek_at(hits).await
@@ -89,7 +101,7 @@ pub(crate) fn take_from_store(hits: &mut RedisHits, may_change: impl Fn(LimitId)
 }
 
 /// Returns the hits on one limit, at another cost.
-pub(crate) fn only(hits: &RedisHits, limit: LimitId, cost: u64) -> RedisHits {
+pub(crate) fn only(hits: &[RedisHit], limit: LimitId, cost: u64) -> RedisHits {
     let same = hits.iter().filter(|hit| hit.limit == limit).cloned();
     same.map(|mut hit| {
         hit.script_hit.cost = cost;
@@ -116,9 +128,16 @@ pub(crate) fn key_parts(name: &[u8]) -> Vec<String> {
 }
 
 /// Returns the decision of the limit of a hit alone, if the store made it.
-#[cfg(feature = "file")]
 pub(crate) fn decided(hit: &RedisHit) -> Option<&Decision> {
     hit.decided.as_ref()
+}
+
+/// Sets the decisions of single hits, which several checks together have got. A decision on another limit is none of the
+/// hit.
+pub(crate) fn set_decided(hits: &mut RedisHits, each: &[Option<Decision>]) {
+    for (hit, own) in hits.iter_mut().zip(each) {
+        hit.decided = own.filter(|own| own.limit() == Some(hit.limit));
+    }
 }
 
 /// Sets the receipts of hits to those of the combined hits at these positions.

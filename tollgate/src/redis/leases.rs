@@ -396,10 +396,10 @@ impl RedisLimiter {
             return Decision { cost, ..leased };
         }
         let decision = self.take(&mut others, cost, deadline).await;
+        for (index, other) in positions.into_iter().zip(&others) {
+            (held.hits[index].receipt, held.hits[index].decided) = (other.receipt, other.decided);
+        }
         if decision.is_allowed() {
-            for (index, other) in positions.into_iter().zip(&others) {
-                held.hits[index].receipt = other.receipt;
-            }
             held.keep();
         }
         Decision { cost, ..reported(leased, decision) }

@@ -161,6 +161,32 @@ impl RedisLimiter {
         Some(denied)
     }
 
+    /// Returns the denial of one hit, if it is in the denial cache. Makes no call.
+    #[cfg(feature = "rules")]
+    pub(super) fn certain_denial_of(&self, hit: &RedisHit) -> Option<Decision> {
+        let inner = &*self.0;
+        if !inner.shared.stores.is_subscribed_for(&hit.script_hit) {
+            return None;
+        }
+        let certain = inner.denials.certain(&hit.script_hit, inner.shared.clock.now_with_gaps());
+        certain.map(|(verdict, at)| self.decision(hit, verdict, at, Source::DenialCache))
+    }
+
+    /// Returns the decision of each hit by itself, and takes nothing. `None` where the store does not reply.
+    #[cfg(feature = "rules")]
+    pub(super) async fn peek_each_on_store(&self, hits: &RedisHits) -> Vec<Option<Decision>> {
+        let mut each = vec![None; hits.len()];
+        for (call, reply) in self.send_in_calls(hits, ScriptRequest::Peek).await {
+            let Ok(reply) = reply else { continue };
+            for (position, state) in call.into_iter().zip(&reply.states) {
+                let hit = &hits[position];
+                let verdict = state.verdict(&hit.script_hit.terms, reply.at, hit.script_hit.cost);
+                each[position] = Some(self.decision(hit, verdict, reply.at, Source::Store));
+            }
+        }
+        each
+    }
+
     /// Returns what [`check_n`](Self::check_n) would, and takes nothing.
     pub(crate) async fn peek_n(&self, key: Key<'_>, cost: u64) -> Result<Decision, StoreError> {
         self.peek_at(&self.hits_for_key(key, cost)).await

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+#[path = "gate/bans.rs"]
+mod bans;
 #[path = "gate/by_name.rs"]
 mod by_name;
 #[path = "gate/on_two_stores.rs"]
