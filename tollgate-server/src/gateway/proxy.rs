@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{HeaderValue, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use tollgate::http::Refusal;
 use tollgate::internal::{CachedGate, Unreadable};
 use tollgate::rules::file::internal::UpstreamHeader;
@@ -23,6 +23,7 @@ use super::site::{Route, RouteAction, Site, UpstreamAttempt};
 use super::tally::{Moment, RouteTally};
 use super::upstream::Target;
 use super::upstream::abandoned::{self, Abandoned};
+use super::upstream::conn::Delivery;
 use super::worker::Worker;
 use crate::decisions::LastLimit;
 use crate::traces::{self, RequestSpan, SpanEnd};
@@ -70,6 +71,8 @@ pub(super) struct ProxyRequest {
     /// `None` until the response has a head.
     pub(super) status: Option<StatusCode>,
     pub(super) sent_bytes: u64,
+    /// Whether an upstream may have a part of the request, so that only an upstream's response gives units back.
+    pub(super) delivery: Delivery,
     /// Whether the upstream has nothing left to do: its response has ended, or it was given up.
     pub(super) is_upstream_done: bool,
     /// Whether the response goes on until its connection is closed, as event streams do.
@@ -84,6 +87,14 @@ pub(super) struct ProxyRequest {
     record: Option<Box<Record>>,
     /// The span, if requests are traced.
     pub(super) span: RequestSpan,
+}
+
+/// The sender of a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Responder {
+    Upstream,
+    /// A failure, or the response of a route without upstreams.
+    Gateway,
 }
 
 /// The next step of an allowed request.
@@ -126,6 +137,7 @@ impl ProxyRequest {
             began: worker.tally.now(),
             status: None,
             sent_bytes: 0,
+            delivery: Delivery::default(),
             is_upstream_done: false,
             is_endless: false,
             is_complete: false,
@@ -231,9 +243,33 @@ impl ProxyRequest {
         worker.wait_in_queue(outcome.delay(), self.site.max_queued).await
     }
 
+    /// Settles limits that count responses by the response that the client gets. Its headers are those before the
+    /// route changes them, because the route may remove the one with the cost.
+    ///
+    /// Once an upstream may have a part of the request, only an upstream's response settles. A client causes failures of
+    /// the gateway at will, for example by breaking off its body, and the upstream may have done the work by then. If
+    /// nothing settles the request, or settling fails, the request keeps what it took.
+    pub(super) async fn settle(
+        &self,
+        outcome: &Outcome,
+        responder: Responder,
+        (status, headers): (StatusCode, &HeaderMap),
+    ) {
+        if self.may_give_back(responder) && outcome.awaits_response() {
+            _ = Box::pin(outcome.settle_response(status, headers)).await;
+        }
+    }
+
+    /// Returns whether a response of that sender may give units back.
+    fn may_give_back(&self, responder: Responder) -> bool {
+        responder == Responder::Upstream || self.delivery == Delivery::NotBegun
+    }
+
     /// Refunds a request that the gateway has no room for, and returns the response.
     pub(super) async fn refund(&self, outcome: &Outcome, failure: Failure) -> Response<Bytes> {
-        _ = outcome.refund().await;
+        if self.may_give_back(Responder::Gateway) {
+            _ = outcome.refund().await;
+        }
         let mut response = local_response::failure(failure);
         if let Some(route) = self.route() {
             route.response_edits.apply(response.headers_mut());
@@ -358,15 +394,6 @@ pub(super) fn strike_if_malformed(outcome: &Outcome, head: &RequestHead<'_>, (wo
     if matches!(outcome.refusal(), Some(Refusal::Unreadable(request)) if request.reason == "duplicate_header") {
         worker.strike(peer, head.headers.lines);
     }
-}
-
-/// Settles limits that count responses, and completes the head of the response.
-pub(super) async fn settle<B>(outcome: &Outcome, route: Option<&Route>, response: &mut Response<B>) {
-    if outcome.awaits_response() {
-        // Before the route removes the header with the cost. If settling fails, the estimate stands.
-        _ = Box::pin(outcome.settle_response(response.status(), response.headers())).await;
-    }
-    complete(outcome, route, response);
 }
 
 /// Applies the changes of the route, and adds the rate limit headers.

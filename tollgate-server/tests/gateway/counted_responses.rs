@@ -6,6 +6,7 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use testkit::client::each_protocol;
 use testkit::gateway::site;
+use testkit::port::full_listener;
 use testkit::upstream::{AnyBody, Raw, Served, Speaks, full};
 use testkit::wait::until;
 
@@ -90,14 +91,20 @@ async fn costing_50(_request: Request<Incoming>) -> Response<AnyBody> {
 }
 
 #[test]
-fn limits_count_the_gateways_response_if_no_upstream_responds() {
+fn limits_count_the_gateways_response_if_no_upstream_gets_the_request() {
     each_protocol(|protocol| {
         let limits = "{ name: failures, key: 'header:x-user-id', algorithm: fixed_window, limit: 1, window: 1h, \
                   count: successes }";
-        let gateway = protocol.start(&site("", &["{ path: /**, upstream: 'http://127.0.0.1:1', retries: 0 }"], limits));
+        let (full, _held) = full_listener().unwrap();
+        let routes = [
+            "{ path: /refused, upstream: 'http://127.0.0.1:1', retries: 0 }".to_owned(),
+            format!("{{ path: /late, upstream: 'http://{full}', retries: 0, connect_timeout: 100ms }}"),
+        ];
+        let gateway = protocol.start(&site("", &routes, limits));
         let mut connection = gateway.client();
         for _ in 0..3 {
-            assert_eq!(connection.get_as("ann", "/").status, 502);
+            let paths = ["/refused", "/late"];
+            assert_eq!(paths.map(|path| connection.get_as("ann", path).status), [502, 504]);
         }
     });
 }

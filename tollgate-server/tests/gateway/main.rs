@@ -20,6 +20,7 @@ mod http2_endings;
 mod http2_misuse;
 mod http2_sharing;
 mod http2_upstreams;
+mod kept_charges;
 mod lifecycle;
 mod messages;
 mod normal_form;

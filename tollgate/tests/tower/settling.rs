@@ -1,15 +1,22 @@
 //! Costs that are known only after a request was served.
 
+use std::convert::Infallible;
+
 use axum::Router;
 use axum::extract::Query;
 use axum::response::IntoResponse;
 use axum::routing::get;
-use tollgate::rules::{Cost, Rule};
-use tollgate::tower::ActualCost;
+use bytes::Bytes;
+use futures_util::future::poll_immediate;
+use http::{Request, Response};
+use http_body_util::Full;
+use tollgate::rules::{Cost, Rule, StatusSet};
+use tollgate::tower::{ActualCost, RateLimitLayer};
 use tollgate::{Check, Gate, Limit, MINUTE, SlidingWindowLog};
+use tower::{Layer, Service, ServiceExt, service_fn};
 
-use super::gate;
 use super::server::{Server, layer};
+use super::{gate, per_minute};
 
 fn tokens_and_requests() -> Gate {
     let log = |name: &str, limit| Rule::new(Limit::new(name, SlidingWindowLog::new(limit, MINUTE)).unwrap());
@@ -65,4 +72,54 @@ async fn an_estimate_above_the_quota_left_is_denied_until_others_settle() {
     assert_eq!(server.get("/?units=390", &[]).await.status, 200);
     assert_eq!(server.get("/", &[]).await.status, 429);
     assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (210, 48));
+}
+
+fn one_success() -> Gate {
+    gate([per_minute("jobs", 1).count(StatusSet::successes())]).0
+}
+
+/// The service may have done the work, so only its own response gives units back.
+#[tokio::test]
+async fn service_that_fails_after_its_call_gives_nothing_back() {
+    for is_ready in [true, false] {
+        let gate = one_success();
+        let failing = service_fn(async |_: Request<()>| Err::<Response<Full<Bytes>>, _>("it has failed"));
+        let mut service = RateLimitLayer::new(gate.clone()).layer(failing);
+        if is_ready {
+            service.ready().await.unwrap();
+        }
+        assert!(service.call(Request::new(())).await.is_err());
+        assert_eq!(left(&gate, "jobs"), 0, "ready: {is_ready}");
+    }
+}
+
+#[tokio::test]
+async fn caller_that_drops_a_request_in_the_service_gets_nothing_back() {
+    for is_ready in [true, false] {
+        let gate = one_success();
+        let pending = std::future::pending::<Result<Response<Full<Bytes>>, Infallible>>;
+        let mut service = RateLimitLayer::new(gate.clone()).layer(service_fn(move |_: Request<()>| pending()));
+        if is_ready {
+            service.ready().await.unwrap();
+        }
+        let mut waiting = service.call(Request::new(()));
+        assert!(poll_immediate(&mut waiting).await.is_none());
+        drop(waiting);
+        assert_eq!(left(&gate, "jobs"), 0, "ready: {is_ready}");
+    }
+}
+
+#[tokio::test]
+async fn response_of_the_service_gives_units_back() {
+    let gate = one_success();
+    let failing = async |_: Request<()>| {
+        let mut response = Response::new(Full::<Bytes>::default());
+        *response.status_mut() = http::StatusCode::BAD_GATEWAY;
+        Ok::<_, Infallible>(response)
+    };
+    let mut service = RateLimitLayer::new(gate.clone()).layer(service_fn(failing));
+    for _ in 0..3 {
+        assert_eq!(service.ready().await.unwrap().call(Request::new(())).await.unwrap().status(), 502);
+    }
+    assert_eq!(left(&gate, "jobs"), 1);
 }

@@ -18,7 +18,7 @@ use super::codec::{self, HeadError, HeadUse};
 use crate::gateway::deadline::UpstreamDeadline;
 use crate::gateway::failure::{Failure, Fault};
 use crate::gateway::upload::{SendError, ToUpstream};
-use crate::gateway::upstream::conn::{Http1Conn, Repeatable};
+use crate::gateway::upstream::conn::{DeliveryBegun, Http1Conn, Repeatable};
 use crate::gateway::upstream::{ConnPool, abandoned};
 use crate::gateway::worker::{Scratch, scratch};
 
@@ -28,14 +28,16 @@ const PARTS_PER_TURN: u32 = 16;
 /// Sends the head of a request.
 pub(in crate::gateway) async fn send(
     conn: &mut Http1Conn,
+    recorded: DeliveryBegun,
     write: impl FnOnce(&mut Vec<u8>) -> Result<(), Failure>,
 ) -> Result<(), Fault> {
-    let mut write = Some(write);
+    let mut once = Some((write, recorded));
     poll_fn(|context| {
         let buffers = &mut scratch().buffers;
         buffers.clear();
-        write.take().map_or(Ok(()), |write| write(&mut buffers.out))?;
-        Poll::Ready(conn.send(&buffers.out, context).map_err(|error| codec::broken(Some(&error))))
+        let Some((write, recorded)) = once.take() else { return Poll::Ready(Ok(())) };
+        write(&mut buffers.out)?;
+        Poll::Ready(conn.send(&buffers.out, recorded, context).map_err(|error| codec::broken(Some(&error))))
     })
     .await
 }

@@ -25,7 +25,7 @@ use crate::gateway::failure::Failure;
 use crate::gateway::head::headers::{HeaderBuffer, X_REQUEST_ID};
 use crate::gateway::head::{BodyLength, RequestHead, join_cookies};
 use crate::gateway::local_response::{self, MAX_DRAINED_BYTES, MAX_ECHOED_BYTES};
-use crate::gateway::proxy::{self, Action, ProxyRequest};
+use crate::gateway::proxy::{self, Action, ProxyRequest, Responder};
 use crate::gateway::site::{Attempts, Site};
 use crate::gateway::upload::{ClientBody, ToUpstream};
 use crate::gateway::worker::{Scratch, Worker, scratch};
@@ -277,7 +277,8 @@ impl Exchange {
                 response
             }
         };
-        proxy::settle(&outcome, request.route(), &mut response).await;
+        request.settle(&outcome, Responder::Gateway, (response.status(), response.headers())).await;
+        proxy::complete(&outcome, request.route(), &mut response);
         response.map(|text| ToClient::local(text, request))
     }
 

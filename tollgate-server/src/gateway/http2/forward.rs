@@ -22,7 +22,7 @@ use crate::gateway::head::upstream_head::{RequestContext, UpstreamHead, append_v
 use crate::gateway::head::{BodyLength, is_idempotent, reads_body};
 use crate::gateway::http1::sender::{self, Upload};
 use crate::gateway::local_response;
-use crate::gateway::proxy::{self, ProxyRequest};
+use crate::gateway::proxy::{self, ProxyRequest, Responder};
 use crate::gateway::site::{Attempts, Route, UpstreamAttempt};
 use crate::gateway::tally::Tally;
 use crate::gateway::upload::{SendError, ToUpstream};
@@ -54,7 +54,8 @@ impl Exchange {
             Err(fault) => {
                 request.note_fault(&fault);
                 let mut response = local_response::failure(fault.failure());
-                proxy::settle(outcome, Some(route), &mut response).await;
+                request.settle(outcome, Responder::Gateway, (response.status(), response.headers())).await;
+                proxy::complete(outcome, Some(route), &mut response);
                 return response.map(|text| ToClient::local(text, request));
             }
         };
@@ -79,8 +80,9 @@ impl Exchange {
             }
         }
         request.upstream = Some(attempt);
+        request.settle(outcome, Responder::Upstream, (parts.status, &parts.headers)).await;
         let mut response = Response::from_parts(parts, ToClient::upstream(body, &route.response_edits, request));
-        proxy::settle(outcome, Some(route), &mut response).await;
+        proxy::complete(outcome, Some(route), &mut response);
         response
     }
 
@@ -150,7 +152,8 @@ impl Exchange {
                     conn.usage.end();
                 }
                 let length = BodyLength::of(&body);
-                let sent = sender::send(&mut conn, |out| {
+                let recorded = request.delivery.begin();
+                let sent = sender::send(&mut conn, recorded, |out| {
                     self.with_upstream_head((parts, length), to, request.context(outcome), |head| head.write(out))
                 });
                 if let Err(fault) = sent.await {
@@ -180,7 +183,7 @@ impl Exchange {
                 let head = self.with_upstream_head((parts, length), to, request.context(outcome), |head| {
                     head.to_http2(parts, &filter)
                 });
-                let sent = (head.map_err(SendError::failed)?, body);
+                let sent = (head.map_err(SendError::failed)?, body, request.delivery.begin());
                 let until = Arc::clone(&deadline);
                 let sending = async move {
                     let answer = http2_sender::send((sender, permit), sent, until, (repeatable, fallback)).await;

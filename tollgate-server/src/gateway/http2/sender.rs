@@ -24,7 +24,7 @@ use crate::gateway::head::upstream_head::remove_hop_by_hop;
 use crate::gateway::site::Route;
 use crate::gateway::upload::{OpenUpload, SendError, ToUpstream};
 use crate::gateway::upstream::abandoned;
-use crate::gateway::upstream::conn::Repeatable;
+use crate::gateway::upstream::conn::{DeliveryBegun, Repeatable};
 use crate::gateway::upstream::http2_pool::{Sender, StreamPermit};
 use crate::gateway::upstream::tls::TlsFault;
 
@@ -34,7 +34,7 @@ const END_WITHIN: Duration = Duration::from_secs(10);
 /// Sends a request, and receives the head of its response. The caller bounds the wait.
 pub(super) async fn send(
     (mut sender, stream_permit): (Sender, StreamPermit),
-    (head, body): (Request<()>, ToUpstream),
+    (head, body, _recorded): (Request<()>, ToUpstream, DeliveryBegun),
     deadline: Arc<UpstreamDeadline>,
     (repeatable, fallback): (Repeatable, Fallback),
 ) -> Result<Response<Http2Response>, SendError> {

@@ -182,8 +182,18 @@ impl Http1Conn {
         }
     }
 
-    /// Sends as much of a request as possible. [`poll_send`](Self::poll_send) sends the rest.
-    pub(in crate::gateway) fn send(&mut self, bytes: &[u8], context: &mut Context<'_>) -> io::Result<()> {
+    /// Sends as much of the head of a request as possible, and of its body that has arrived with it.
+    /// [`poll_send`](Self::poll_send) sends the rest.
+    pub(in crate::gateway) fn send(
+        &mut self,
+        bytes: &[u8],
+        _recorded: DeliveryBegun,
+        context: &mut Context<'_>,
+    ) -> io::Result<()> {
+        self.write(bytes, context)
+    }
+
+    fn write(&mut self, bytes: &[u8], context: &mut Context<'_>) -> io::Result<()> {
         let sent = match self.io.stream_mut().poll_send(bytes, &[], context) {
             Poll::Ready(sent) => sent?,
             Poll::Pending => 0,
@@ -197,7 +207,7 @@ impl Http1Conn {
     /// Sends the next part of a body. Nothing may be left of earlier parts. [`poll_send`](Self::poll_send) reports an
     /// error, after the response of an upstream that did not read the whole body.
     pub(in crate::gateway) fn send_part(&mut self, bytes: &[u8], context: &mut Context<'_>) {
-        self.is_broken |= self.send(bytes, context).is_err();
+        self.is_broken |= self.write(bytes, context).is_err();
     }
 
     /// Returns the number of bytes that the upstream has not accepted.
@@ -269,6 +279,26 @@ pub(in crate::gateway) enum Repeatable {
 impl From<bool> for Repeatable {
     fn from(may_repeat: bool) -> Self {
         if may_repeat { Self::Yes } else { Self::No }
+    }
+}
+
+/// Whether a byte of a request may have reached an upstream, over all of its attempts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::gateway) enum Delivery {
+    #[default]
+    NotBegun,
+    /// It stays so, even if the connection has failed: an upstream may have read what TLS or the kernel had taken.
+    Begun,
+}
+
+/// Proof that a delivery is recorded. Sending a request requires it, so that none reaches an upstream unrecorded.
+pub(in crate::gateway) struct DeliveryBegun(());
+
+impl Delivery {
+    /// Records that a connection is about to get the request.
+    pub(in crate::gateway) fn begin(&mut self) -> DeliveryBegun {
+        *self = Self::Begun;
+        DeliveryBegun(())
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tollgate::rules::file::internal::HealthCheckRule;
 
-use super::conn::{Http1Conn, Repeatable, Usage};
+use super::conn::{Delivery, Http1Conn, Repeatable, Usage};
 use super::connect::{self, ConnUse, Dialled};
 use super::ejection::{Cause, Change};
 use super::slots::{UpstreamSlot, UpstreamSlots};
@@ -194,7 +194,7 @@ async fn probe(target: &Target, path: &str, ticks: &Arc<Ticks>, slot: UpstreamSl
                 out.extend_from_slice(b"\r\n");
                 Ok(())
             };
-            sender::send(&mut conn, write).await?;
+            sender::send(&mut conn, Delivery::default().begin(), write).await?;
             let received = sender::receive(conn, None, (false, Repeatable::No), None).await;
             received.map_err(|error| error.fault)?.status()
         }

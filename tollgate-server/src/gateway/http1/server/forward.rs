@@ -20,7 +20,7 @@ use crate::gateway::http1::codec::PlainRequest;
 use crate::gateway::http1::sender::{Http1Response, receive};
 use crate::gateway::http1::upgrade::Tunnel;
 use crate::gateway::local_response;
-use crate::gateway::proxy::{ProxyRequest, UpstreamProgress};
+use crate::gateway::proxy::{ProxyRequest, Responder, UpstreamProgress};
 use crate::gateway::site::{Attempts, Route};
 use crate::gateway::upstream::abandoned::{self, Abandoned, has_event_stream};
 use crate::gateway::upstream::conn::{Http1Conn, Repeatable, UpstreamIo};
@@ -188,7 +188,7 @@ impl Forwarding {
         }
         let conn = self.target.as_ref().and_then(|target| self.take_idle(server.worker, target));
         if let Some(mut conn) = conn
-            && conn.send(&buffers.out, context).is_ok()
+            && conn.send(&buffers.out, self.request.delivery.begin(), context).is_ok()
         {
             self.conn = Some(conn);
         }
@@ -302,8 +302,7 @@ impl Forwarding {
         let relayed = loop {
             let relayed = poll_fn(|context| self.poll_relay(server, &mut conn, context)).await;
             let Settling::Head(head) = &self.settling else { break relayed };
-            // If settling fails, the estimate stands.
-            _ = Box::pin(self.outcome.settle_response(head.0, &head.1)).await;
+            self.request.settle(&self.outcome, Responder::Upstream, (head.0, &head.1)).await;
             self.settling = Settling::Done;
         };
         let begun = self.begun.take();
@@ -378,7 +377,7 @@ impl Forwarding {
             self.write_request(plain, buffers).map_err(AttemptError::failed)?;
             let not_sent =
                 |_| AttemptError::Failed { fault: Box::new(Failure::Disconnected.into()), repeatable: Repeatable::Yes };
-            conn.send(&buffers.out, context).map_err(not_sent)
+            conn.send(&buffers.out, self.request.delivery.begin(), context).map_err(not_sent)
         });
         sent.unwrap_or(Err(AttemptError::Aborted))
     }

@@ -21,7 +21,7 @@ use crate::gateway::failure::{Failure, HandshakeFailure, MALFORMED};
 use crate::gateway::head::headers::{self, X_REQUEST_ID};
 use crate::gateway::http1::codec::{InvalidHead, PlainRequest};
 use crate::gateway::local_response::{self, MAX_ECHOED_BYTES};
-use crate::gateway::proxy::{self, ProxyRequest};
+use crate::gateway::proxy::{self, ProxyRequest, Responder};
 use crate::gateway::site::Site;
 use crate::gateway::stream::is_tls_hello;
 use crate::gateway::worker::{WorkerBuffers, scratch};
@@ -91,7 +91,8 @@ impl Http1Server<'_> {
     /// Settles limits that count responses, and sends the response.
     pub(super) async fn settle_and_respond(&mut self, unsettled: Box<UnsettledResponse>) -> io::Result<()> {
         let UnsettledResponse { mut response, request, outcome } = *unsettled;
-        proxy::settle(&outcome, request.route(), &mut response).await;
+        request.settle(&outcome, Responder::Gateway, (response.status(), response.headers())).await;
+        proxy::complete(&outcome, request.route(), &mut response);
         self.respond_now(&response, request).await
     }
 
