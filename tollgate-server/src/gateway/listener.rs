@@ -480,7 +480,8 @@ fn serve(
     }
 }
 
-/// Serves a connection that begins with a header of the PROXY protocol or a TLS handshake.
+/// Serves a connection that begins with a header of the PROXY protocol or a TLS handshake. A client that has not completed
+/// them when idle connections have to close has no request that could be served.
 async fn begin_and_serve(
     counted: OpenConnection,
     tcp: TcpStream,
@@ -489,8 +490,8 @@ async fn begin_and_serve(
     worker: Arc<Worker>,
     stop: Arc<Shutdown>,
 ) -> io::Result<()> {
-    let begun = Box::pin(begin(tcp, (peer, entered), config, &worker)).await?;
-    let Some((stream, client)) = begun else { return Ok(()) };
+    let begun = Box::pin(stop.unless_over(begin(tcp, (peer, entered), config, &worker))).await.transpose()?;
+    let Some((stream, client)) = begun.flatten() else { return Ok(()) };
     if !client.is_http2() {
         return serve(counted, stream, client, worker, stop).await;
     }

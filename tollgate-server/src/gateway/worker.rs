@@ -5,6 +5,7 @@ pub(super) mod thread;
 use std::cell::{RefCell, RefMut};
 use std::io;
 use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
@@ -126,6 +127,20 @@ impl Shutdown {
 
     pub(super) fn is_over(&self) -> bool {
         self.is_idle.load(Relaxed)
+    }
+
+    /// Waits for a future. Returns `None` if idle connections have to close before.
+    pub(super) async fn unless_over<T>(&self, something: impl Future<Output = T>) -> Option<T> {
+        let mut over = pin!(self.idle.notified());
+        // A later stop wakes this task; an earlier one is noticed here.
+        over.as_mut().enable();
+        if self.is_over() {
+            return None;
+        }
+        tokio::select! {
+            something = something => Some(something),
+            () = over => None,
+        }
     }
 }
 

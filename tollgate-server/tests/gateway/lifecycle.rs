@@ -125,10 +125,13 @@ fn a_request_that_never_ends_holds_up_the_end_for_drain_and_no_longer() {
     });
 }
 
+/// No timeout closes a connection before the test gives up.
+const NOTHING_ENDS: &str = "timeouts: { head: 1h, idle: 1h, drain: 1h }";
+
 #[test]
 fn idle_connections_and_clients_that_said_nothing_do_not_hold_up_the_end() {
     each_protocol(|protocol| {
-        let gateway = protocol.start(&site("", &["{ path: /**, respond: { body: ok } }"], ""));
+        let gateway = protocol.start(&site(NOTHING_ENDS, &["{ path: /**, respond: { body: ok } }"], ""));
         let (mut silent, mut half, mut used) = (gateway.client(), gateway.connect(), gateway.client());
         // With TLS, this client has not even begun the handshake.
         let mut without_a_byte = Connection::to(gateway.address);
@@ -149,8 +152,8 @@ fn http_2_clients_that_said_nothing_do_not_hold_up_the_end() {
     const SETTINGS: &str = "\0\0\0\x04\0\0\0\0\0";
     each_http2(|protocol| {
         for sent in ["", &PREFACE[..10], PREFACE, &format!("{PREFACE}{SETTINGS}")] {
-            let settings = "workers: 1\n  timeouts: { drain: 1h }";
-            let gateway = protocol.start(&site(settings, &["{ path: /**, respond: { body: ok } }"], ""));
+            let settings = format!("workers: 1\n  {NOTHING_ENDS}");
+            let gateway = protocol.start(&site(&settings, &["{ path: /**, respond: { body: ok } }"], ""));
             let mut silent = runtime().block_on(protocol.open(gateway.address)).unwrap();
             runtime().block_on(silent.write_all(sent.as_bytes())).unwrap();
             assert_eq!(gateway.get("/").text(), "ok");

@@ -271,7 +271,8 @@ impl<'a> Http1Server<'a> {
                     Poll::Ready(bytes) => read = bytes,
                     Poll::Pending => {
                         drop(scratch);
-                        if self.ahead.is_empty() && stop.is_over() {
+                        // There is nothing to serve: a part of a head is not a request.
+                        if stop.is_over() {
                             return Poll::Ready(Ok(NextStep::Close));
                         }
                         ready!(self.poll_late(context));
