@@ -17,12 +17,36 @@ use tokio::time::timeout;
 
 use crate::http2::{connect, get};
 use crate::http2_deadlines::Frames;
-use crate::http2_upstreams::{self, HEADERS};
+use crate::http2_upstreams::{self, DATA, HEADERS};
 
 /// Returns an endless body.
 pub(crate) fn endless() -> AnyBody {
-    let piece = || Ok(Frame::data(Bytes::from_static(&[7; 16 << 10])));
+    repeated(&[7; 16 << 10], &Arc::default())
+}
+
+/// Returns an endless body of frames, and counts those that were taken.
+fn repeated(frame: &'static [u8], taken: &Arc<AtomicUsize>) -> AnyBody {
+    let taken = Arc::clone(taken);
+    let piece = move || {
+        taken.fetch_add(1, Relaxed);
+        Ok(Frame::data(Bytes::from_static(frame)))
+    };
     BodyExt::boxed(StreamBody::new(futures_util::stream::repeat_with(piece)))
+}
+
+/// Waits until the gateway takes no more of endless bodies that nobody reads. It must hold little of them, although it has
+/// taken at least `least` frames.
+#[track_caller]
+fn assert_holds_little(gateway: &Gateway, before_kib: u64, (taken, least): (&AtomicUsize, usize), most_kib: u64) {
+    let mut last = (0, 0);
+    until("the end of what the gateway takes", || {
+        let held = gateway.memory_kib().saturating_sub(before_kib);
+        assert!(held < most_kib, "{held} KiB");
+        let now = taken.load(Relaxed);
+        last = if now == last.0 { (now, last.1 + 1) } else { (now, 0) };
+        // One look takes five milliseconds.
+        now >= least && last.1 >= 200
+    });
 }
 
 #[test]
@@ -202,7 +226,10 @@ fn a_head_of_some_length_passes_from_an_upstream_of_http_2() {
 #[test]
 fn one_connection_cannot_hold_much() {
     let [headers, settings, window_update] = [1, 4, 8];
-    let upstream = Served::start(Speaks::Http1, |_| async { Response::new(endless()) });
+    let taken = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&taken);
+    let upstream =
+        Served::start(Speaks::Http1, move |_| std::future::ready(Response::new(repeated(&[7; 16 << 10], &counted))));
     let route = format!("{{ path: /**, upstream: 'http://{}' }}", upstream.address);
     let gateway = Gateway::start(&site("workers: 1", &[route], ""));
     let before = gateway.memory_kib();
@@ -214,44 +241,49 @@ fn one_connection_cannot_hold_much() {
         frames.send_on(2 * number + 1, headers, 0x5, &[0x82, 0x86, 0x84, 0x41, 1, b'h']).unwrap();
     }
     until("responses of many upstream connections", || upstream.accepted() >= 50);
-    std::thread::sleep(Duration::from_secs(4));
-    let held = gateway.memory_kib().saturating_sub(before);
-    assert!(held < 40 << 10, "{held} KiB");
+    // Much more than the heads of all responses.
+    until("bodies at the client", || frames.has_arrived(32 << 10));
+    assert_holds_little(&gateway, before, (&taken, 50 * 4), 40 << 10);
 }
 
-/// The same the other way round: an upstream that accepts everything at once, and reads nothing after the last head.
+/// The same the other way round: an upstream that accepts everything at once, and reads nothing once it has all heads and
+/// a part of the bodies.
 #[test]
 fn uploads_that_an_upstream_of_http_2_does_not_read_hold_little() {
     const UPLOADS: usize = 100;
-    let requests = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&requests);
+    const PARTS: usize = 200;
+    let (requests, parts) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (counted, counted_parts) = (Arc::clone(&requests), Arc::clone(&parts));
     let upstream = Raw::start(move |conversation| {
         // Maximum windows, for streams and for the connection.
         conversation.send([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0x7f, 0xff, 0xff, 0xff]);
         conversation.send([0, 0, 4, 8, 0, 0, 0, 0, 0, 0x7f, 0, 0, 0]);
         // It reads the preface, and frames until every request is there.
         _ = conversation.stream.read_exact(&mut [0; 24]);
-        while counted.load(Relaxed) < UPLOADS {
+        while counted.load(Relaxed) < UPLOADS || counted_parts.load(Relaxed) < PARTS {
             let Some(frame) = http2_upstreams::next(conversation) else { return };
             counted.fetch_add(usize::from(frame.kind == HEADERS), Relaxed);
+            counted_parts.fetch_add(usize::from(frame.kind == DATA), Relaxed);
         }
         std::thread::sleep(Duration::from_secs(3600));
     });
     let route = format!("{{ path: /**, upstream: 'h2c://{}' }}", upstream.address);
     let gateway = Gateway::start(&site("workers: 1", &[route], ""));
     let before = gateway.memory_kib();
+    let taken = Arc::new(AtomicUsize::new(0));
     runtime().block_on(async {
         let sender = connect(gateway.address).await;
         for _ in 0..UPLOADS {
             let mut sender = sender.clone();
-            let request = Request::put(format!("http://{}/", gateway.address)).body(endless()).unwrap();
+            let body = repeated(&[7; 16 << 10], &taken);
+            let request = Request::put(format!("http://{}/", gateway.address)).body(body).unwrap();
             tokio::spawn(async move { sender.send_request(request).await });
         }
     });
-    until("all requests at the upstream", || requests.load(Relaxed) == UPLOADS);
-    std::thread::sleep(Duration::from_secs(4));
-    let held = gateway.memory_kib().saturating_sub(before);
-    assert!(held < 56 << 10, "{held} KiB");
+    until("all requests and a part of their bodies at the upstream", || {
+        requests.load(Relaxed) == UPLOADS && parts.load(Relaxed) >= PARTS
+    });
+    assert_holds_little(&gateway, before, (&taken, UPLOADS), 56 << 10);
 }
 
 /// A library needs memory for each frame, however short it is.
@@ -259,12 +291,11 @@ fn uploads_that_an_upstream_of_http_2_does_not_read_hold_little() {
 fn short_frames_of_responses_that_nobody_reads_hold_little() {
     const REQUESTS: u32 = 30;
     let [headers, settings] = [1, 4];
-    let requests = Arc::new(AtomicU32::new(0));
-    let counted = Arc::clone(&requests);
+    let (requests, taken) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (counted, counted_frames) = (Arc::clone(&requests), Arc::clone(&taken));
     let upstream = Served::start(Speaks::Http2, move |_| {
         counted.fetch_add(1, Relaxed);
-        let piece = || Ok(Frame::data(Bytes::from_static(&[7; 16])));
-        std::future::ready(Response::new(BodyExt::boxed(StreamBody::new(futures_util::stream::repeat_with(piece)))))
+        std::future::ready(Response::new(repeated(&[7; 16], &counted_frames)))
     });
     let route = format!("{{ path: /**, upstream: 'h2c://{}' }}", upstream.address);
     let gateway = Gateway::start(&site("workers: 1", &[route], ""));
@@ -277,7 +308,6 @@ fn short_frames_of_responses_that_nobody_reads_hold_little() {
         frames.send_on(2 * number + 1, headers, 0x5, &[0x82, 0x86, 0x84, 0x41, 1, b'h']).unwrap();
     }
     until("all requests at the upstream", || requests.load(Relaxed) == REQUESTS);
-    std::thread::sleep(Duration::from_secs(6));
-    let held = gateway.memory_kib().saturating_sub(before);
-    assert!(held < 40 << 10, "{held} KiB");
+    // The windows of all streams, which the gateway announces, hold this many.
+    assert_holds_little(&gateway, before, (&taken, REQUESTS as usize * 1000), 40 << 10);
 }

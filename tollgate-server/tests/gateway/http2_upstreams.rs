@@ -14,7 +14,7 @@ use testkit::wait::{PATIENCE, until, within};
 use crate::http2::{connect, get};
 use crate::http2_deadlines::Frames;
 
-const DATA: u8 = 0;
+pub(crate) const DATA: u8 = 0;
 pub(crate) const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;

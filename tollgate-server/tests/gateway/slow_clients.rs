@@ -1,6 +1,7 @@
 //! Slow clients, and clients that send or open too much.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -269,7 +270,7 @@ fn tls_connections_beyond_the_maximum_are_closed() {
     for connection in &mut held {
         assert_eq!(connection.get("/").status, 200);
     }
-    let mut third = std::net::TcpStream::connect(gateway.address).unwrap();
+    let mut third = TcpStream::connect(gateway.address).unwrap();
     let mut received = Vec::new();
     // Closing may reset the connection.
     _ = third.read_to_end(&mut received);
@@ -292,11 +293,19 @@ fn the_bound_of_connections_is_of_all_workers_together() {
 /// Many clients that send nothing must not block others.
 #[test]
 fn clients_that_only_connect_hold_up_nobody() {
-    let upstream = Raw::named("one");
-    let gateway = gateway(Protocol::Http1, "", &upstream);
-    let held: Vec<_> = (0..300).map(|_| gateway.connect()).collect();
-    for _ in 0..20 {
-        assert_eq!(gateway.get("/").status, 200);
-    }
-    drop(held);
+    each_protocol(|protocol| {
+        let upstream = Raw::named("one");
+        // Nothing closes the silent connections, so the others cannot be served after them.
+        let settings = "workers: 1\n  timeouts: { head: 1h, idle: 1h }\n  max_connections_per_address: 1000";
+        let gateway = gateway(protocol, settings, &upstream);
+        let mut held: Vec<_> = (0..300).map(|_| TcpStream::connect(gateway.address).unwrap()).collect();
+        for _ in 0..20 {
+            assert_eq!(gateway.get("/").status, 200);
+        }
+        for silent in &mut held {
+            silent.set_nonblocking(true).unwrap();
+            let read = silent.read(&mut [0]).map_err(|error| error.kind());
+            assert_eq!(read, Err(io::ErrorKind::WouldBlock), "a silent connection was closed");
+        }
+    });
 }
