@@ -147,11 +147,29 @@ impl Bans {
         bans
     }
 
+    /// Returns whether a key is banned, in whatever spelling.
+    pub(crate) fn lists(&self, limit: &str, key: &[String]) -> bool {
+        let is_same = self.same_key(limit, key);
+        self.list().iter().any(is_same)
+    }
+
+    /// Returns a test for bans of a key, which may have another spelling.
+    fn same_key<'k>(&'k self, limit: &'k str, key: &[String]) -> impl Fn(&KeyBan) -> bool + use<'k> {
+        let normal = self.normal_key(limit, key);
+        move |ban| ban.limit == limit && self.normal_key(limit, &ban.key) == normal
+    }
+
+    /// Returns the key as its limit counts it, or as given if there is no such limit or it cannot have the key.
+    pub(crate) fn normal_key(&self, limit: &str, key: &[String]) -> Vec<String> {
+        self.gate.normal_key(limit, key).unwrap_or_else(|_| key.to_vec())
+    }
+
     async fn change(&self, key: (&str, &[String]), change: Change<'_>) -> Result<(), BanError> {
         let _alone = self.changing.lock().await;
+        let is_same = self.same_key(key.0, key.1);
         let Some(redis) = self.gate.redis() else {
             let now = self.gate.wall_time();
-            let bans = changed(self.gate.key_bans(), now, key, change)?;
+            let bans = changed(self.gate.key_bans(), now, key, (change, &is_same))?;
             let encoded = encode(&bans);
             self.gate.set_key_bans(bans);
             self.save(encoded).await;
@@ -159,7 +177,7 @@ impl Bans {
         };
         for _ in 0..MAX_ATTEMPTS {
             let stored = redis.load_bans().await.map_err(BanError::Store)?;
-            let bans = changed(decode(&stored.state, "Redis"), stored.now, key, change)?;
+            let bans = changed(decode(&stored.state, "Redis"), stored.now, key, (change, &is_same))?;
             if self.write(&redis, stored.version, bans, stored.now).await.map_err(BanError::Store)? {
                 return Ok(());
             }
@@ -248,9 +266,9 @@ fn changed(
     mut bans: Vec<KeyBan>,
     now: Timestamp,
     (limit, key): (&str, &[String]),
-    change: Change<'_>,
+    (change, is_same): (Change<'_>, &dyn Fn(&KeyBan) -> bool),
 ) -> Result<Vec<KeyBan>, BanError> {
-    bans.retain(|ban| ban.until > now && !(ban.limit == limit && ban.key == key));
+    bans.retain(|ban| ban.until > now && !is_same(ban));
     if let Change::Set { lasts, by } = change {
         if bans.len() >= MAX_BANS {
             return Err(BanError::TooMany);
@@ -311,10 +329,12 @@ mod tests {
             let (limit, by, until) = ("a".to_owned(), "local".to_owned(), Timestamp::from_secs(2_000));
             bans.push(KeyBan { limit, key: key(number).to_vec(), since: now, until, by });
         }
-        assert!(matches!(changed(bans.clone(), now, ("a", &key(MAX_BANS)), set), Err(BanError::TooMany)));
-        assert_eq!(changed(bans.clone(), now, ("a", &key(0)), set).unwrap().len(), MAX_BANS);
-        assert_eq!(changed(bans.clone(), now, ("a", &key(0)), Change::Lift).unwrap().len(), MAX_BANS - 1);
-        assert_eq!(changed(bans, Timestamp::from_secs(2_000), ("a", &key(0)), set).unwrap().len(), 1);
+        let first = |ban: &KeyBan| ban.key == key(0);
+        let none = |_: &KeyBan| false;
+        assert!(matches!(changed(bans.clone(), now, ("a", &key(MAX_BANS)), (set, &none)), Err(BanError::TooMany)));
+        assert_eq!(changed(bans.clone(), now, ("a", &key(0)), (set, &first)).unwrap().len(), MAX_BANS);
+        assert_eq!(changed(bans.clone(), now, ("a", &key(0)), (Change::Lift, &first)).unwrap().len(), MAX_BANS - 1);
+        assert_eq!(changed(bans, Timestamp::from_secs(2_000), ("a", &key(0)), (set, &first)).unwrap().len(), 1);
     }
 
     #[tokio::test]

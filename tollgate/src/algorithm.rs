@@ -222,6 +222,20 @@ impl Algorithm {
         }
     }
 
+    /// Returns the strictest of each number of both, which admits no more than either. Algorithms of different kinds
+    /// cannot be compared.
+    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only rules have overrides"))]
+    pub(crate) fn strictest(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::TokenBucket(one), Self::TokenBucket(other)) => one.strictest(other).into(),
+            (Self::LeakyBucket(one), Self::LeakyBucket(other)) => one.strictest(other).into(),
+            (Self::FixedWindow(one), Self::FixedWindow(other)) => one.strictest(other).into(),
+            (Self::SlidingWindowLog(one), Self::SlidingWindowLog(other)) => one.strictest(other).into(),
+            (Self::SlidingWindowCounter(one), Self::SlidingWindowCounter(other)) => one.strictest(other).into(),
+            _ => self,
+        }
+    }
+
     pub(crate) fn window(&self) -> Duration {
         match self {
             Self::TokenBucket(spec) => spec.window(),

@@ -40,6 +40,8 @@ use self::key_bans::KeyBans;
 pub use self::open::OpenError;
 pub use self::outcome::Outcome;
 #[cfg(feature = "file")]
+use self::report::KeySource;
+#[cfg(feature = "file")]
 use self::reservation::Reservations;
 #[cfg(feature = "file")]
 pub use self::reservation::{MAX_RESERVATION, ReservationError, Reserved};
@@ -51,7 +53,7 @@ use crate::error::InvalidLimit;
 #[cfg(feature = "file")]
 use crate::limited_keys::LimitedKeys;
 use crate::limiter::{Limiter, LimiterBuilder, RestoreError, Restored};
-use crate::rules::{Facts, RuleSet};
+use crate::rules::{Facts, KeyError, RuleSet};
 
 /// Decides requests by rules, with counts in memory or on Redis.
 ///
@@ -272,22 +274,17 @@ impl Gate {
     }
 
     /// Checks a key of the rule named `rule`, without matching a request. Overrides, exemptions, blocks and bans for
-    /// the key apply. Limits on requests in flight do not, because the end of the request is unknown. Returns `None` if
-    /// there is no such rule.
-    #[must_use]
-    pub fn check_by_name(&self, rule: &str, key: &[&[u8]], cost: u64) -> Option<Check> {
+    /// the key apply. Limits on requests in flight do not, because the end of the request is unknown.
+    ///
+    /// The key has one value for each part of the rule's key, in any spelling that a request could send: `2001:db8::7`
+    /// for an address counts as its network.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such rule, the key has another number of parts, or no request can have one of the values, such as
+    /// `not-an-ip` for an address. Nothing is taken then.
+    pub fn check_by_name(&self, rule: &str, key: &[&[u8]], cost: u64) -> Result<Check, KeyError> {
         Check::by_name(self.0.state.load_full(), rule, key, cost)
-    }
-
-    /// Checks a key like [`check_by_name`](Self::check_by_name), but only if the key of the rule has as many parts.
-    #[must_use]
-    #[doc(hidden)]
-    pub fn check_whole_key(&self, rule: &str, key: &[&[u8]], cost: u64) -> Option<Check> {
-        let state = self.0.state.load_full();
-        if state.rules.key_parts(rule)?.len() != key.len() {
-            return None;
-        }
-        Check::by_name(state, rule, key, cost)
     }
 
     /// Returns a handle for one thread that checks many requests.
@@ -310,7 +307,7 @@ impl Check {
         let Some(remote) = remote else {
             #[cfg(feature = "file")]
             if let Self::Ready(outcome) = &check {
-                outcome.count_limited(|| JointCheck::Request(facts));
+                outcome.count_limited(|| KeySource::Check(JointCheck::Request(facts)));
             }
             return check;
         };
@@ -320,13 +317,14 @@ impl Check {
         }
     }
 
-    /// Checks a key of the rule named `rule`. Returns `None` if there is no such rule.
-    fn by_name(state: Arc<State>, rule: &str, key: &[&[u8]], cost: u64) -> Option<Self> {
+    /// Checks a key of the rule named `rule`.
+    fn by_name(state: Arc<State>, rule: &str, key: &[&[u8]], cost: u64) -> Result<Self, KeyError> {
+        let key = state.rules.named_key(rule, key)?;
         let mut outcome = Outcome::unlimited(state);
-        Some(match outcome.check_by_name(rule, key, cost)? {
+        Ok(match outcome.check_named(&key, cost) {
             None => {
                 #[cfg(feature = "file")]
-                outcome.count_limited(|| JointCheck::Named { rule, key, cost });
+                outcome.count_limited(|| KeySource::Named(&key));
                 Self::Ready(outcome)
             }
             Some(remote) => Self::Pending(outcome.complete(remote)),

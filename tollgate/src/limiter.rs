@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 
 pub use self::builder::LimiterBuilder;
 #[cfg(feature = "rules")]
-pub(crate) use self::hashed::{FewHits, hits_of_limit};
+pub(crate) use self::hashed::{FewHits, hit_of_limit};
 use self::reservation::{Reservation, Settlement};
 pub use self::snapshot::{RestoreError, Restored};
 use crate::algorithm::Algorithm;

@@ -45,6 +45,7 @@ mod jwt;
 mod key_map;
 mod key_part;
 mod matching;
+mod named_key;
 mod networks;
 pub(crate) mod normal;
 mod path;
@@ -67,8 +68,9 @@ pub use self::facts::Facts;
 pub(crate) use self::facts::Finders;
 pub use self::host::HostGlob;
 pub use self::key_part::KeyPart;
-pub(crate) use self::key_part::Piece;
 pub use self::matching::Match;
+pub use self::named_key::KeyError;
+pub(crate) use self::named_key::{KeyReadings, NamedKey, Pieces, with_key};
 pub use self::networks::{InvalidNetwork, Networks};
 #[cfg(feature = "file")]
 pub(crate) use self::normal::ReadErrors;
@@ -80,5 +82,5 @@ pub use self::routes::Routes;
 pub use self::rule::{Cost, Listing, Missing, Mode, Rule};
 #[cfg(feature = "tower")]
 pub(crate) use self::set::PerAddress;
-pub(crate) use self::set::{Phase, Pieces, Refused, RuleHit, RuleMatch};
+pub(crate) use self::set::{Phase, Refused, RuleHit, RuleMatch};
 pub use self::set::{RuleSet, RuleSetBuilder};

@@ -32,7 +32,8 @@ pub(super) struct BanList {
 #[schemars(rename = "Ban")]
 struct BanJson {
     limit: String,
-    /// Whether the limit refuses the key now. `false` if no rule has the limit, or it is disabled or in shadow mode.
+    /// Whether the limit refuses the key now. `false` if no rule has the limit, it is disabled or in shadow mode, or no
+    /// request can have the key.
     in_force: bool,
     /// The parts of the key, if the rule file has `show_keys`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -65,15 +66,17 @@ pub(super) async fn bans(State(state): State<AdminState>, uri: Uri) -> Result<Js
 impl Admin {
     /// Returns the hash of a banned key.
     pub(super) fn hash(&self, ban: &KeyBan) -> String {
-        key_hash(&ban.limit, &self.server.gate.normal_key(&ban.limit, &ban.key))
+        key_hash(&ban.limit, &self.server.bans.normal_key(&ban.limit, &ban.key))
     }
 
     fn ban(&self, ban: KeyBan) -> BanJson {
         let seconds = |time: Timestamp| time.as_micros() as f64 / 1e6;
+        let counted = self.server.gate.normal_key(&ban.limit, &ban.key);
         BanJson {
-            in_force: self.server.gate.is_enforced(&ban.limit),
+            // The limit may count by something else now.
+            in_force: counted.is_ok() && self.server.gate.is_enforced(&ban.limit),
             key_hash: self.hash(&ban),
-            key: self.server.key_display.shows_keys().then_some(ban.key),
+            key: self.server.key_display.shows_keys().then(|| counted.unwrap_or(ban.key)),
             limit: ban.limit,
             since: seconds(ban.since),
             until: seconds(ban.until),

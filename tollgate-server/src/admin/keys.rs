@@ -12,12 +12,12 @@ use serde::Deserialize;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tollgate::internal::limited::{KeyTexts, LimitedKey};
-use tollgate::rules::RuleSet;
 use tollgate::rules::file::internal::DurationText;
+use tollgate::rules::{KeyError, RuleSet};
 use tollgate::{Decision, RuleExplained, RuleState};
 
 use super::access::Caller;
-use super::key_hash::key_hash;
+use super::key_hash::{KeyDisplay, key_hash};
 use super::parameters::Parameters;
 use super::{Admin, AdminState};
 use crate::bans::{BanError, MAX_DURATION, MAX_KEY_BYTES};
@@ -25,7 +25,9 @@ use crate::limited::key_text;
 use crate::notice::{self, Field};
 use crate::seconds::Seconds;
 use crate::service::error_body::{ErrorBody, quoted};
-use crate::service::http::{Object, OneOrMany, StringOrStrings, Units, parse_json, read_json, resolve_key};
+use crate::service::http::{
+    Object, OneOrMany, StringOrStrings, Units, invalid_key, parse_json, read_json, resolve_key,
+};
 
 /// The most limits in a response. Each is a read of the store.
 const MAX_LIMITS: usize = 1_000;
@@ -170,12 +172,11 @@ pub(super) async fn reset(
     let note = state.check_hash(&key).await?;
     let before = state.keys(&limits, &key).await;
     let slices: Vec<&[u8]> = key.iter().map(String::as_bytes).collect();
-    let resets = limits.iter().filter_map(|limit| state.server.gate.reset_by_name(limit, &slices));
+    let resets = limits.iter().filter_map(|limit| state.server.gate.reset_by_name(limit, &slices).ok());
     for reset in join_all(resets).await {
         drop(reset.map_err(|error| ErrorBody::store_unavailable(&error))?);
     }
-    let bans = state.server.gate.key_bans();
-    for limit in limits.iter().filter(|limit| bans.iter().any(|ban| ban.limit == **limit && ban.key == key)) {
+    for limit in limits.iter().filter(|limit| state.server.bans.lists(limit, &key)) {
         state.server.bans.lift(limit, &key).await.map_err(|error| ban_error(&error))?;
     }
     let after = state.keys(&limits, &key).await.since(&before);
@@ -194,7 +195,7 @@ pub(super) async fn grant(
     let limits = [limit];
     let before = state.keys(&limits, &key).await;
     let slices: Vec<&[u8]> = key.iter().map(String::as_bytes).collect();
-    if let Some(granted) = state.server.gate.refund_by_name(&limits[0], &slices, units) {
+    if let Ok(granted) = state.server.gate.refund_by_name(&limits[0], &slices, units) {
         drop(granted.await.map_err(|error| ErrorBody::store_unavailable(&error))?);
     }
     let after = state.keys(&limits, &key).await.since(&before);
@@ -242,12 +243,12 @@ pub(super) async fn unban(
         (key, None) => named_key(limit.as_deref(), key.as_ref(), &state.server.gate.rules())?,
     };
     let note = state.check_hash(&key).await?;
-    let is_listed = state.server.bans.list().iter().any(|ban| ban.limit == limit && ban.key == key);
+    let is_listed = state.server.bans.lists(&limit, &key);
     let limits = [limit];
     let before = state.keys(&limits, &key).await;
     state.server.bans.lift(&limits[0], &key).await.map_err(|error| ban_error(&error))?;
     let slices: Vec<&[u8]> = key.iter().map(String::as_bytes).collect();
-    if let Some(lifted) = state.server.gate.lift_ban_by_name(&limits[0], &slices) {
+    if let Ok(lifted) = state.server.gate.lift_ban_by_name(&limits[0], &slices) {
         drop(lifted.await.map_err(|error| ErrorBody::store_unavailable(&error))?);
     }
     let mut after = state.keys(&limits, &key).await.since(&before);
@@ -277,14 +278,25 @@ fn checked_limit(limit: &str, key: &[String], rules: &RuleSet) -> Result<String,
     resolve_key(Some(limit), Some(&key), rules, &String::new).map(|(limit, _)| limit.to_owned())
 }
 
-/// Returns the limits whose keys have as many parts as this one.
+/// Returns the limits that can have this key.
 fn limits_by_parts(key: &[String], rules: &RuleSet) -> Result<Vec<String>, ErrorBody> {
     if key.is_empty() {
         let message = "no key is given: give `key`, or `limit` for a limit with one count for all requests";
         return Err(ErrorBody::invalid(message.to_owned()));
     }
-    let has_parts = |name: &&str| rules.key_parts(name).is_some_and(|parts| parts.len() == key.len());
-    Ok(rules.names().filter(has_parts).map(str::to_owned).collect())
+    let parts: Vec<&[u8]> = key.iter().map(String::as_bytes).collect();
+    let (mut limits, mut invalid) = (Vec::new(), None);
+    for name in rules.names() {
+        match rules.check_key(name, &parts) {
+            Ok(()) => limits.push(name.to_owned()),
+            Err(error @ KeyError::InvalidValue { .. }) => _ = invalid.get_or_insert(error),
+            Err(_) => {}
+        }
+    }
+    match invalid {
+        Some(error) if limits.is_empty() => Err(invalid_key(&error, rules, &String::new)),
+        _ => Ok(limits),
+    }
 }
 
 fn ban_error(error: &BanError) -> ErrorBody {
@@ -314,11 +326,14 @@ impl Admin {
     /// Reads the state of a key in these limits.
     async fn keys(&self, limits: &[String], key: &[String]) -> Keys {
         let slices: Vec<&[u8]> = key.iter().map(String::as_bytes).collect();
-        let read = limits.iter().take(MAX_LIMITS).filter_map(|limit| self.server.gate.explain_key(limit, &slices));
+        let read = limits.iter().take(MAX_LIMITS).filter_map(|limit| self.server.gate.explain_key(limit, &slices).ok());
         let read: Vec<RuleExplained> = join_all(read).await;
         let left_out = limits.len().checked_sub(MAX_LIMITS).filter(|more| *more > 0);
-        let shown = self.server.key_display.shows_keys().then(|| key.to_vec());
-        let limits = read.into_iter().map(|one| KeyJson::of(one, key, shown.clone())).collect();
+        let json = |one: RuleExplained| {
+            let counted = self.server.bans.normal_key(&one.name, key);
+            KeyJson::of(one, counted, &self.server.key_display)
+        };
+        let limits = read.into_iter().map(json).collect();
         Keys { limits, left_out, changed: None, note: None }
     }
 
@@ -362,7 +377,7 @@ impl Admin {
     fn audit(&self, action: &str, caller: &Caller, limits: &[String], key: &[String], more: &[Field]) {
         let first = limits.first().map(String::as_str).unwrap_or_default();
         let texts = if self.server.key_display.shows_keys() { KeyTexts::Kept } else { KeyTexts::Hashed };
-        let key = key_text(&LimitedKey::new(first, &self.server.gate.normal_key(first, key), texts));
+        let key = key_text(&LimitedKey::new(first, &self.server.bans.normal_key(first, key), texts));
         let limits = notice::join_up_to(limits, MAX_LOGGED);
         let fields = [("limit", limits.into()), ("key", key.into())];
         let fields: Vec<Field> = fields.into_iter().chain(more.iter().cloned()).collect();
@@ -394,15 +409,11 @@ impl Keys {
 }
 
 impl KeyJson {
-    fn of(explained: RuleExplained, key: &[String], shown: Option<Vec<String>>) -> Self {
-        let counted = match &explained.state {
-            RuleState::Counted { key, .. } | RuleState::InFlight { key, .. } => key,
-            _ => key,
-        };
+    fn of(explained: RuleExplained, counted: Vec<String>, display: &KeyDisplay) -> Self {
         let json = Self {
-            key_hash: key_hash(&explained.name, counted),
+            key_hash: key_hash(&explained.name, &counted),
             limit: explained.name,
-            key: shown,
+            key: display.shows_keys().then_some(counted),
             state: "unknown",
             shadow: explained.shadow,
             quota: None,

@@ -36,7 +36,7 @@ use tollgate::{Check, Gate, Outcome};
 pub(crate) use self::batch::parse as parse_json;
 use self::batch::{Batch, Shape};
 use self::check_request::{CheckRequest, ResolvedCheck};
-pub(crate) use self::check_request::{resolve_key, unknown_limit};
+pub(crate) use self::check_request::{invalid_key, resolve_key, unknown_limit};
 use self::check_response::CheckResponse;
 pub(crate) use self::check_response::reason;
 use self::connection::CheckProtocol;

@@ -124,7 +124,7 @@ fn count_rules(file: &Parsed) -> Result<usize, OpenError> {
 
 fn fingerprint_of(hasher: &ahash::RandomState, client: IpAddr) -> u64 {
     let mut hash = hasher.build_hasher();
-    match client {
+    match client.to_canonical() {
         IpAddr::V4(address) => hash.write_u32(address.to_bits()),
         IpAddr::V6(address) => hash.write_u128(address.to_bits()),
     }

@@ -362,6 +362,56 @@ fn bans_are_listed_and_lifted_by_their_hash() {
 }
 
 #[test]
+fn spellings_of_an_address_are_one_key() {
+    let gateway = Gateway::start(
+        "gateway: { listen: '127.0.0.1:0', trusted_proxies: [127.0.0.0/8], routes: [{ path: /**, respond: { status: 204 } }] }\n\
+         admin: { listen: '127.0.0.1:0', show_keys: true }\n\
+         limits: [{ name: per-ip, key: ip, limit: 3, window: 10220d }]\n",
+    );
+    let status = |client: &str| {
+        gateway.connect().ask(format!("GET / HTTP/1.1\r\nHost: h\r\nX-Forwarded-For: {client}\r\n\r\n")).status
+    };
+    let change = |action: &str, key: &str| {
+        let body = json!({"limit": "per-ip", "key": key, "for": 600});
+        let body = if action == "ban" { body } else { json!({"limit": "per-ip", "key": key}) };
+        AdminRequest::post(&format!("/v1/keys/{action}"), &body).send(gateway.admin())
+    };
+    let network = json!(["2001:db8::/64"]);
+    assert_eq!((status("2001:db8::9"), status("203.0.113.1")), (204, 204));
+    let state = AdminRequest::get("/v1/keys?key=2001:DB8:0::7").expect(200, gateway.admin());
+    assert_eq!((&state["limits"][0]["remaining"], &state["limits"][0]["key"]), (&json!(2), &network));
+    let mapped = AdminRequest::get("/v1/keys?key=::ffff:203.0.113.1").expect(200, gateway.admin());
+    assert_eq!(mapped["limits"][0]["remaining"], 2);
+
+    for key in ["2001:db8::1", "2001:db8::/64", "2001:db8:0:0:ffff::"] {
+        assert_eq!(change("ban", key).status, 200);
+        let bans = AdminRequest::get("/v1/bans").expect(200, gateway.admin());
+        assert_eq!((&bans["total"], &bans["bans"][0]["key"]), (&json!(1), &network), "{key}");
+        assert_eq!((status("2001:db8::9"), status("2001:db8:0:1::9")), (429, 204));
+    }
+    assert_eq!(change("unban", "2001:db8::77").json()["changed"], true);
+    assert_eq!(status("2001:db8::9"), 204);
+    assert_eq!(change("reset", "2001:db8::78").json()["changed"], true);
+
+    for action in ["ban", "unban", "reset"] {
+        let refused = change(action, "not-an-ip");
+        assert_eq!(refused.status, 400, "{action}");
+        let message = refused.json()["message"].as_str().expect("a message").to_owned();
+        assert!(message.starts_with("`key`: `not-an-ip` is not an IP address: write"), "{message}");
+    }
+    AdminRequest::get("/v1/keys?key=not-an-ip").expect(400, gateway.admin());
+    // The limit counts by something else now, so the ban can refuse nothing.
+    assert_eq!(change("ban", "2001:db8::1").status, 200);
+    gateway.save(
+        "gateway: { listen: '127.0.0.1:0', trusted_proxies: [127.0.0.0/8], routes: [{ path: /**, respond: { status: 204 } }] }\n\
+         admin: { listen: '127.0.0.1:0', show_keys: true }\n\
+         limits: [{ name: per-ip, key: method, limit: 3, window: 10220d }]\n",
+    );
+    let in_force = || AdminRequest::get("/v1/bans").expect(200, gateway.admin())["bans"][0]["in_force"].clone();
+    wait_until(|| (in_force() == false).then_some(())).expect("the ban is not in force");
+}
+
+#[test]
 fn a_hash_in_place_of_a_key_is_refused_with_the_fix() {
     let gateway = Gateway::with_admin(RULES);
     for _ in 0..4 {

@@ -109,6 +109,53 @@ fn unknown_limit() {
     );
 }
 
+const PER_ADDRESS: &str = "limits:
+  - { name: per-ip, key: ip, limit: 5, window: 10220d }
+  - { name: pair, key: [ip, header:x-user-id], limit: 5, window: 10220d }
+";
+
+/// Asks a question of a path by POST.
+fn ask(server: &Server, path: &str, body: &Value) -> testkit::http1::Response {
+    let body = body.to_string();
+    let length = body.len();
+    server.connect().ask(format!(
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+    ))
+}
+
+#[test]
+fn value_that_no_request_can_have() {
+    let server = Server::with_rules(PER_ADDRESS);
+    for path in ["/v1/check", "/v1/peek", "/v1/refund", "/v1/reset", "/v1/reserve"] {
+        let response = ask(&server, path, &json!({"limit": "per-ip", "key": "not-an-ip"}));
+        let (error, message) = error_of(&response.json());
+        assert_eq!((response.status, &*error), (400, "invalid_request"), "{path}: {message}");
+        assert_eq!(message, "`key`: `not-an-ip` is not an IP address: write one such as 192.0.2.7 or 2001:db8::7");
+        let response = ask(&server, path, &json!({"limit": "pair", "key": ["2001:db8::/48", "zoe"]}));
+        let (_, message) = error_of(&response.json());
+        assert!(message.starts_with("`key[0]`: `2001:db8::/48` is a network, and the limit counts"), "{message}");
+    }
+    let batch = json!([{"limit": "per-ip", "key": "192.0.2.1"}, {"limit": "per-ip", "key": "x"}]);
+    let (_, message) = error_of(&ask(&server, "/v1/check", &batch).json());
+    assert!(message.starts_with("`[1].key`: `x` is not an IP address"), "{message}");
+    let left = ask(&server, "/v1/peek", &json!({"limit": "per-ip", "key": "192.0.2.1"})).json();
+    assert_eq!(left["remaining"], 5, "a refused batch takes nothing");
+}
+
+#[test]
+fn spellings_of_an_address_are_one_key() {
+    let server = Server::with_rules(PER_ADDRESS);
+    let reserved = (1..=8).filter(|number| {
+        let key = json!([format!("2001:db8::{number}"), "zoe"]);
+        ask(&server, "/v1/reserve", &json!({"limit": "pair", "key": key})).json()["allowed"] == true
+    });
+    assert_eq!(reserved.count(), 5);
+    for (key, left) in [("203.0.113.1", 4), ("::ffff:203.0.113.1", 3), ("203.0.113.1/32", 2)] {
+        let checked = ask(&server, "/v1/check", &json!({"limit": "per-ip", "key": key})).json();
+        assert_eq!(checked["remaining"], left, "{key}");
+    }
+}
+
 #[test]
 fn too_many_headers() {
     let headers = (0..101).map(|index| (format!("x-{index}"), json!("1"))).collect::<serde_json::Map<_, _>>();

@@ -15,6 +15,7 @@ limits:
   - { name: per-user, key: 'header:x-user-id', algorithm: token_bucket, capacity: 3, refill: 1/h }
   - { name: per-page, key: ['header:x-user-id', path], limit: 5, window: 10220d }
   - { name: global, limit: 100, window: 10220d }
+  - { name: per-ip, key: ip, limit: 5, window: 10220d }
 ";
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
@@ -160,6 +161,19 @@ fn redis_cli_refunds_and_resets_a_key() {
     let count = run("COMMAND COUNT");
     assert_eq!(run("COMMAND DOCS").lines().filter(|line| *line == "summary").count().to_string(), count.trim());
     insta::assert_snapshot!("command_docs", run("COMMAND DOCS CL.THROTTLE NO.SUCH tollgate.reset"));
+}
+
+#[test]
+fn keys_are_counted_in_their_normal_form_and_impossible_ones_refused() {
+    let (_server, address) = plain();
+    let reply = raw(
+        address,
+        b"TOLLGATE.CHECK per-ip not-an-ip\r\nTOLLGATE.RESET per-ip not-an-ip\r\nTOLLGATE.CHECK per-ip 2001:db8::1 4\r\n\
+          TOLLGATE.PEEK per-ip 2001:db8::/64\r\nQUIT\r\n",
+    );
+    let refused = "-ERR `not-an-ip` is not an IP address: write one such as 192.0.2.7 or 2001:db8::7\r\n";
+    assert!(reply.starts_with(&refused.repeat(2)), "{reply}");
+    assert_eq!(reply.matches("$9\r\nremaining\r\n:1\r\n").count(), 2, "{reply}");
 }
 
 #[test]

@@ -32,6 +32,12 @@ impl Default for FixedWindow {
 }
 
 impl FixedWindow {
+    /// Returns the strictest of each number of both.
+    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only rules have overrides"))]
+    pub(super) fn strictest(self, other: Self) -> Self {
+        Self { limit: self.limit.min(other.limit), window: self.window.max(other.window), ..self }
+    }
+
     /// Creates windows that are aligned to the clock and the same for every key: a window of an hour begins at every
     /// full hour (UTC).
     #[must_use]

@@ -33,6 +33,19 @@ impl Default for LeakyBucket {
 }
 
 impl LeakyBucket {
+    /// Returns the strictest of each number of both.
+    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only rules have overrides"))]
+    pub(super) fn strictest(self, other: Self) -> Self {
+        let (capacity, leak) = (self.capacity.min(other.capacity), self.leak.slower(other.leak));
+        let overflow = match (self.overflow, other.overflow) {
+            (Overflow::Queue { max_wait: one }, Overflow::Queue { max_wait: other }) => {
+                Overflow::Queue { max_wait: one.min(other) }
+            }
+            _ => Overflow::Reject,
+        };
+        Self { capacity, leak, overflow }
+    }
+
     /// Creates a bucket of `capacity` units that denies requests which would overflow it.
     #[must_use]
     pub const fn new(capacity: u64, leak: Rate) -> Self {

@@ -34,6 +34,12 @@ impl Default for SlidingWindowCounter {
 }
 
 impl SlidingWindowCounter {
+    /// Returns the strictest of each number of both.
+    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only rules have overrides"))]
+    pub(super) fn strictest(self, other: Self) -> Self {
+        Self { limit: self.limit.min(other.limit), window: self.window.max(other.window), ..self }
+    }
+
     /// Creates a window of one segment.
     #[must_use]
     pub const fn new(limit: u64, window: Duration) -> Self {

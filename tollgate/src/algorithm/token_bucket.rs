@@ -45,6 +45,13 @@ impl Default for TokenBucket {
 }
 
 impl TokenBucket {
+    /// Returns the strictest of each number of both.
+    #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only rules have overrides"))]
+    pub(super) fn strictest(self, other: Self) -> Self {
+        let (capacity, refill) = (self.capacity.min(other.capacity), self.refill.slower(other.refill));
+        Self { capacity, refill, ..self }
+    }
+
     /// Creates a bucket of `capacity` tokens that refills smoothly: at `10/s`, one token every 100 ms.
     #[must_use]
     pub const fn new(capacity: u64, refill: Rate) -> Self {

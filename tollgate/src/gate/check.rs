@@ -5,10 +5,6 @@
 
 use std::pin::Pin;
 
-#[cfg(feature = "redis")]
-use futures_util::future::{join, join_all};
-use smallvec::SmallVec;
-
 use super::State;
 use super::in_flight::{self, Full, InFlight, InFlightLimits, TakenPermits};
 use super::key_bans::BannedHit;
@@ -19,7 +15,9 @@ use crate::key::Key;
 use crate::limiter::{Hit, Limiter};
 #[cfg(feature = "redis")]
 use crate::redis::{RedisHits, RedisLimiter};
-use crate::rules::{Facts, Mode, Phase, Request, RuleHit, RuleMatch};
+use crate::rules::{Facts, Mode, NamedKey, Phase, Pieces, Request, RuleHit, RuleMatch, with_key};
+#[cfg(feature = "redis")]
+use futures_util::future::{join, join_all};
 
 impl Outcome {
     /// Checks a request. Returns `Some` if a remote store has to decide; see [`complete`](Self::complete).
@@ -32,7 +30,7 @@ impl Outcome {
         }
         let Self { state, hits, .. } = &mut *self;
         let mut collector = CheckCollector::new(state, hits);
-        let found = state.rules.find(&state.rules.request(facts), |rule_hit, key| collector.add(rule_hit, key));
+        let found = state.rules.find(&state.rules.request(facts), |hit, key, others| collector.add(hit, key, others));
         let (pending, banned) = collector.finish();
         match found {
             Ok(()) if banned.is_some() => {
@@ -69,45 +67,40 @@ impl Outcome {
         }
     }
 
-    /// Checks a key of the rule named `rule`. Returns `None` if there is no such rule.
-    #[expect(clippy::option_option, reason = "whether there is the rule, and then what a remote store has to check")]
-    pub(super) fn check_by_name(&mut self, rule: &str, key: &[&[u8]], cost: u64) -> Option<Option<RemoteCheck>> {
-        let pending = self.collect_by_name(rule, key, cost)?;
+    /// Checks a key that a caller names.
+    pub(super) fn check_named(&mut self, key: &NamedKey<'_>, cost: u64) -> Option<RemoteCheck> {
+        let pending = self.collect_named(key, cost);
         if !self.is_allowed() || (pending.is_none() && self.hits.len() == 0) {
-            return Some(None);
+            return None;
         }
-        Some(check_store(self, pending))
+        check_store(self, pending)
     }
 
-    /// Collects the hits on a key of the rule named `rule`. Returns `None` if there is no such rule.
-    #[expect(clippy::option_option, reason = "whether there is the rule, and then what to check beside its hits")]
-    pub(super) fn collect_by_name(
-        &mut self,
-        rule: &str,
-        key: &[&[u8]],
-        cost: u64,
-    ) -> Option<Option<Box<PendingChecks>>> {
+    /// Collects the hits on a key that a caller names.
+    pub(super) fn collect_named(&mut self, key: &NamedKey<'_>, cost: u64) -> Option<Box<PendingChecks>> {
         self.selected_by = SelectedBy::Name;
         let Self { state, hits, .. } = &mut *self;
         let mut collector = CheckCollector::new(state, hits);
-        let key = state.rules.normal_key(rule, key);
-        let key: SmallVec<[&[u8]; 3]> = key.iter().map(|part| &**part).collect();
-        match state.rules.check_named(rule, &key, cost)? {
-            RuleMatch::Hit(rule_hit) => collector.add(&rule_hit, Key::byte_parts(&key)),
+        match state.rules.check_named(key, cost) {
+            RuleMatch::Hit(rule_hit) => {
+                with_key(key.readings().counted(), |counted| {
+                    collector.add(&rule_hit, counted, key.readings().others())
+                });
+            }
             RuleMatch::Refused(number, refused) => {
                 self.refused_by(Some(number), refused);
-                return Some(None);
+                return None;
             }
             RuleMatch::NotMatched(_) | RuleMatch::Disabled | RuleMatch::KeyMissing(_) | RuleMatch::Exempt => {
-                return Some(None);
+                return None;
             }
         }
         let (pending, banned) = collector.finish();
         if let Some(banned) = &banned {
             self.refuse_banned(banned);
-            return Some(None);
+            return None;
         }
-        Some(pending)
+        pending
     }
 
     /// Completes the check on a remote store.
@@ -146,10 +139,11 @@ impl<'s> CheckCollector<'s> {
         Self { pending, ..Self::new(state, enforced) }
     }
 
+    /// Adds the hit of a rule, and the bans of its key and of the keys of other readings.
     #[inline(always)]
-    pub(super) fn add(&mut self, rule_hit: &RuleHit, key: Key<'_>) {
+    pub(super) fn add(&mut self, rule_hit: &RuleHit, key: Key<'_>, others: &[Pieces<'_>]) {
         if let Some(state) = self.with_bans
-            && let Some(banned) = state.find_ban(rule_hit, key)
+            && let Some(banned) = state.find_ban(rule_hit, key, others)
         {
             self.banned = Some(banned.longer(self.banned.take()));
         }
@@ -159,6 +153,7 @@ impl<'s> CheckCollector<'s> {
         self.store.add_hit(self.enforced, Hit::new(rule_hit.limit, key).cost(rule_hit.cost));
         if let Some(ban) = rule_hit.ban {
             self.add_ban(ban, key);
+            others.iter().for_each(|other| with_key(other, |key| self.add_ban(ban, key)));
         }
     }
 
@@ -371,7 +366,7 @@ fn gather(
     pending: Option<Box<PendingChecks>>,
 ) -> Gathered {
     let mut collector = CheckCollector::resume(state, &mut outcome.hits, pending);
-    let found = state.rules.find_in(phase, request, &mut |rule_hit, key| collector.add(rule_hit, key));
+    let found = state.rules.find_in(phase, request, &mut |rule_hit, key, others| collector.add(rule_hit, key, others));
     let (mut pending, banned) = collector.finish();
     if let Err((rule, refused)) = found {
         outcome.refused_by(rule, refused);

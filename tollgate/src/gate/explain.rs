@@ -2,16 +2,14 @@
 
 use std::time::Duration;
 
-use smallvec::SmallVec;
-
 use super::store::Hits;
 use super::{Gate, State, in_flight};
 use crate::decision::Decision;
 use crate::http::Refusal;
-use crate::key::Key;
 use crate::limiter::Hit;
 use crate::rules::{
-    Facts, FailedExpression, FailedExpressions, Mode, Piece, Pieces, Request, RuleHit, RuleMatch, RuleSet, TokenStatus,
+    Facts, FailedExpression, FailedExpressions, KeyError, KeyReadings, Mode, NamedKey, Request, RuleHit, RuleMatch,
+    RuleSet, TokenStatus, with_key,
 };
 
 /// How the rules would decide a request. Nothing is counted.
@@ -137,14 +135,22 @@ impl Gate {
 
 impl Gate {
     /// Explains the state of a key of the rule named `rule`: the decision on a request that costs nothing, or one unit if
-    /// nothing is left. Nothing is counted. Returns `None` if there is no such rule.
+    /// nothing is left. Nothing is counted.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such rule, or no request can have the key.
     #[doc(hidden)]
-    #[must_use]
-    pub fn explain_key(&self, rule: &str, key: &[&[u8]]) -> Option<impl Future<Output = RuleExplained> + Send + use<>> {
+    pub fn explain_key(
+        &self,
+        rule: &str,
+        key: &[&[u8]],
+    ) -> Result<impl Future<Output = RuleExplained> + Send + use<>, KeyError> {
         let state = self.0.state.load_full();
-        let number = state.rules.number(rule)?;
-        let [inspected, next] = [0, 1].map(|cost| state.inspect_key(number, key, cost));
-        Some(async move {
+        let key = state.rules.named_key(rule, key)?;
+        let number = key.rule();
+        let [inspected, next] = [0, 1].map(|cost| state.inspect_key(&key, cost));
+        Ok(async move {
             let (mut rule_state, failed_expressions) = state.resolve(inspected).await;
             if matches!(&rule_state, RuleState::Counted { decision: Some(decision), .. } if decision.remaining() == 0) {
                 (rule_state, _) = state.resolve(next).await;
@@ -163,69 +169,60 @@ fn explained(rules: &RuleSet) -> impl Iterator<Item = u32> {
 
 impl State {
     fn inspect(&self, number: u32, request: &Request<'_>) -> Inspected {
-        let mut pieces = Pieces::new();
+        let mut key = KeyReadings::default();
         let early = self.rules.is_early(number, request);
-        let rule_state = match self.rules.check_rule(number, request, &mut pieces) {
+        let rule_state = match self.rules.check_rule(number, request, &mut key) {
             RuleMatch::NotMatched(miss) => RuleState::NotMatched(miss.to_string()),
             RuleMatch::Disabled => RuleState::Disabled,
             RuleMatch::KeyMissing(part) => RuleState::KeyMissing(part.to_string()),
             RuleMatch::Exempt => RuleState::Exempt,
             RuleMatch::Refused(_, refused) => RuleState::Refused(refused.into()),
-            RuleMatch::Hit(rule_hit) => return Inspected { early, ..self.inspect_hit(&rule_hit, &pieces) },
+            RuleMatch::Hit(rule_hit) => return Inspected { early, ..self.inspect_hit(&rule_hit, &key) },
         };
         Inspected { rule_state, limit: None, ban: None, early, failed: Vec::new() }
     }
 
-    fn inspect_key(&self, number: u32, key: &[&[u8]], cost: u64) -> Inspected {
-        let name = self.rules.name(number);
-        let key = self.rules.normal_key(name, key);
-        let key: SmallVec<[&[u8]; 8]> = key.iter().map(|part| &**part).collect();
-        let rule_state = match self.rules.check_named(name, &key, cost) {
-            Some(RuleMatch::Hit(rule_hit)) => return self.inspect_slices(&rule_hit, &key),
-            Some(RuleMatch::Exempt) if self.rules.is_in_flight(number) => {
-                let limit = self.rules.in_flight_limit_of_key(number, &key);
-                let mode = self.rules.rule(number).mode;
-                let rule_hit = RuleHit { rule: number, limit, ban: None, cost, mode, is_in_flight: true };
-                return self.inspect_slices(&rule_hit, &key);
+    fn inspect_key(&self, key: &NamedKey<'_>, cost: u64) -> Inspected {
+        let rule_state = match self.rules.check_named(key, cost) {
+            RuleMatch::Hit(rule_hit) => return self.inspect_hit(&rule_hit, key.readings()),
+            RuleMatch::Exempt if self.rules.is_in_flight(key.rule()) => {
+                let limit = self.rules.in_flight_limit_of_key(key);
+                let mode = self.rules.rule(key.rule()).mode;
+                let rule_hit = RuleHit { rule: key.rule(), limit, ban: None, cost, mode, is_in_flight: true };
+                return self.inspect_hit(&rule_hit, key.readings());
             }
-            Some(RuleMatch::Disabled) => RuleState::Disabled,
-            Some(RuleMatch::Refused(_, refused)) => RuleState::Refused(refused.into()),
+            RuleMatch::Disabled => RuleState::Disabled,
+            RuleMatch::Refused(_, refused) => RuleState::Refused(refused.into()),
             _ => RuleState::Exempt,
         };
         Inspected { rule_state, limit: None, ban: None, early: false, failed: Vec::new() }
     }
 
-    fn inspect_hit(&self, rule_hit: &RuleHit, pieces: &[Piece<'_>]) -> Inspected {
-        let slices: SmallVec<[&[u8]; 8]> = pieces.iter().map(Piece::as_bytes).collect();
-        self.inspect_slices(rule_hit, &slices)
-    }
-
-    fn inspect_slices(&self, rule_hit: &RuleHit, slices: &[&[u8]]) -> Inspected {
-        let key = Key::byte_parts(slices);
-        let hits_of = |limit, cost| {
-            let mut hits = self.store.no_hits();
-            self.store.add_hit(&mut hits, Hit::new(limit, key).cost(cost));
-            hits
-        };
-        let text = |slice: &&[u8]| String::from_utf8_lossy(slice).into_owned();
-        let key_text = slices.iter().map(text).collect();
-        if rule_hit.is_in_flight {
-            let in_flight = self.in_flight.count(rule_hit.rule, key);
-            let decision = in_flight::decision(self, rule_hit.limit, in_flight);
-            let banned_for = self.banned_for(rule_hit.rule, key);
-            let rule_state = RuleState::InFlight { key: key_text, in_flight, decision, banned_for };
-            return Inspected { rule_state, limit: None, ban: None, early: false, failed: Vec::new() };
-        }
-        let banned_for = self.banned_for(rule_hit.rule, key);
-        let rule_state = RuleState::Counted { key: key_text, cost: rule_hit.cost, decision: None, banned_for };
-        let ban = rule_hit.ban.map(|ban| hits_of(ban, 0));
-        Inspected {
-            rule_state,
-            limit: Some(hits_of(rule_hit.limit, rule_hit.cost)),
-            ban,
-            early: false,
-            failed: Vec::new(),
-        }
+    fn inspect_hit(&self, rule_hit: &RuleHit, key: &KeyReadings<'_>) -> Inspected {
+        let (rule, key_text) = (rule_hit.rule, key.texts());
+        let others = key.others().iter().map(|other| with_key(other, |key| self.banned_for(rule, key)));
+        let others = others.max().flatten();
+        with_key(key.counted(), |counted| {
+            let banned_for = self.banned_for(rule, counted).max(others);
+            if rule_hit.is_in_flight {
+                let in_flight = self.in_flight.count(rule, counted);
+                let decision = in_flight::decision(self, rule_hit.limit, in_flight);
+                let rule_state = RuleState::InFlight { key: key_text, in_flight, decision, banned_for };
+                return Inspected { rule_state, limit: None, ban: None, early: false, failed: Vec::new() };
+            }
+            let rule_state = RuleState::Counted { key: key_text, cost: rule_hit.cost, decision: None, banned_for };
+            let mut limit = self.store.no_hits();
+            self.store.add_hit(&mut limit, Hit::new(rule_hit.limit, counted).cost(rule_hit.cost));
+            let ban = rule_hit.ban.map(|ban| {
+                let mut hits = self.store.no_hits();
+                self.store.add_hit(&mut hits, Hit::new(ban, counted).cost(0));
+                for other in key.others() {
+                    with_key(other, |key| self.store.add_hit(&mut hits, Hit::new(ban, key).cost(0)));
+                }
+                hits
+            });
+            Inspected { rule_state, limit: Some(limit), ban, early: false, failed: Vec::new() }
+        })
     }
 
     async fn resolve(&self, inspected: Inspected) -> (RuleState, Vec<FailedExpression>) {

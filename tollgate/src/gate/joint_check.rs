@@ -15,6 +15,8 @@ use super::check::{CheckCollector, check_after_decision, check_store};
 #[cfg(feature = "redis")]
 use super::check::{Open, RemoteCheck, check_redis};
 use super::outcome::{Outcome, PendingChecks};
+#[cfg(feature = "file")]
+use super::report::KeySource;
 #[cfg(feature = "redis")]
 use super::store::Hits;
 use super::store::{Store, StoreUnavailable};
@@ -24,7 +26,7 @@ use crate::decision::CombinedDecision;
 use crate::limiter::Limiter;
 #[cfg(feature = "redis")]
 use crate::redis::RedisLimiter;
-use crate::rules::{Facts, Phase};
+use crate::rules::{Facts, KeyError, Phase};
 
 /// One of several checks that are decided together: see [`Gate::check_together`].
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +72,7 @@ struct Collected {
 
 impl Gate {
     /// Checks several requests, or keys of rules, and takes the units of all of them or of none. Returns their outcomes
-    /// in the same order, or `None` if a rule does not exist.
+    /// in the same order.
     ///
     /// If one check is refused, nothing is taken by any, and the outcomes of the others show what they have left. Checks
     /// on the same limit and key are added up: if their sum is too large, each of them is denied. Limits on requests in
@@ -87,15 +89,18 @@ impl Gate {
     /// # let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     /// # runtime.block_on(async {
     /// let checks = [check("per-user", &[b"ann"], 1), check("per-team", &[b"blue"], 3)];
-    /// let outcomes = gate.check_together(&checks).expect("both rules exist").outcomes().await;
+    /// let outcomes = gate.check_together(&checks).expect("both rules have such a key").outcomes().await;
     /// assert!(!outcomes[1].is_allowed());
     /// // Nothing was taken from ann.
     /// assert_eq!(outcomes[0].decision().map(|decision| decision.remaining()), Some(5));
     /// # });
     /// # Ok::<(), tollgate::InvalidLimit>(())
     /// ```
-    #[must_use]
-    pub fn check_together(&self, checks: &[JointCheck<'_>]) -> Option<Checks> {
+    ///
+    /// # Errors
+    ///
+    /// If a rule that is named does not exist, or no request can have the key. Nothing is taken then.
+    pub fn check_together(&self, checks: &[JointCheck<'_>]) -> Result<Checks, KeyError> {
         let state = self.0.state.load_full();
         let mut collected = Vec::with_capacity(checks.len());
         for check in checks {
@@ -105,18 +110,21 @@ impl Gate {
             let decided = check_collected(&state.store, collected);
             #[cfg(feature = "file")]
             if let Checks::Ready(outcomes) = &decided {
-                outcomes.iter().zip(checks).for_each(|(outcome, check)| outcome.count_limited(|| *check));
+                outcomes
+                    .iter()
+                    .zip(checks)
+                    .for_each(|(outcome, check)| outcome.count_limited(|| KeySource::Check(*check)));
             }
-            return Some(decided);
+            return Ok(decided);
         }
-        let Some(Collected { mut outcome, pending }) = collected.pop() else { return Some(Checks::Ready(Vec::new())) };
+        let Some(Collected { mut outcome, pending }) = collected.pop() else { return Ok(Checks::Ready(Vec::new())) };
         if !outcome.is_allowed() {
-            return Some(Checks::Ready(vec![outcome]));
+            return Ok(Checks::Ready(vec![outcome]));
         }
-        Some(match check_store(&mut outcome, pending) {
+        Ok(match check_store(&mut outcome, pending) {
             None => {
                 #[cfg(feature = "file")]
-                checks.iter().for_each(|check| outcome.count_limited(|| *check));
+                checks.iter().for_each(|check| outcome.count_limited(|| KeySource::Check(*check)));
                 Checks::Ready(vec![outcome])
             }
             Some(remote) => {
@@ -129,33 +137,36 @@ impl Gate {
 
 impl Gate {
     /// Gives the cost of a check back to its limits, as far as it still counts against their keys. The check need not
-    /// have been made. Returns `None` if its rule does not exist.
+    /// have been made.
     ///
     /// In memory, the future is ready at once.
-    #[must_use]
+    ///
+    /// # Errors
+    ///
+    /// If the rule that is named does not exist, or no request can have the key.
     pub fn refund_check(
         &self,
         check: &JointCheck<'_>,
-    ) -> Option<impl Future<Output = Result<(), StoreUnavailable>> + Send + use<>> {
+    ) -> Result<impl Future<Output = Result<(), StoreUnavailable>> + Send + use<>, KeyError> {
         let state = self.0.state.load_full();
         let Collected { outcome, .. } = Collected::of(&state, check)?;
-        Some(async move { state.store.credit(&outcome.hits).await })
+        Ok(async move { state.store.credit(&outcome.hits).await })
     }
 }
 
 impl Collected {
-    /// Collects the hits of one check, or returns `None` if its rule does not exist.
-    fn of(state: &Arc<State>, check: &JointCheck<'_>) -> Option<Self> {
+    /// Collects the hits of one check.
+    fn of(state: &Arc<State>, check: &JointCheck<'_>) -> Result<Self, KeyError> {
         let mut outcome = Outcome::unlimited(state.clone());
         let pending = match check {
             JointCheck::Request(facts) => outcome.collect(facts),
-            JointCheck::Named { rule, key, cost } => outcome.collect_by_name(rule, key, *cost)?,
+            JointCheck::Named { rule, key, cost } => outcome.collect_named(&state.rules.named_key(rule, key)?, *cost),
         };
         // A request of a banned key takes nothing.
         if !outcome.is_allowed() {
             outcome.hits = state.store.no_hits();
         }
-        Some(Self { outcome, pending })
+        Ok(Self { outcome, pending })
     }
 }
 
@@ -168,12 +179,15 @@ impl Outcome {
         let mut collector = CheckCollector::new(state, &mut self.hits);
         let found = if rules.read_tokens() {
             let early = match rules.refuse_early() {
-                true => rules.find_in(Phase::WithoutToken, &request, &mut |hit, key| collector.add(hit, key)),
+                true => rules
+                    .find_in(Phase::WithoutToken, &request, &mut |hit, key, others| collector.add(hit, key, others)),
                 false => Ok(()),
             };
-            early.and_then(|()| rules.find_in(Phase::WithToken, &request, &mut |hit, key| collector.add(hit, key)))
+            early.and_then(|()| {
+                rules.find_in(Phase::WithToken, &request, &mut |hit, key, others| collector.add(hit, key, others))
+            })
         } else {
-            rules.find(&request, |rule_hit, key| collector.add(rule_hit, key))
+            rules.find(&request, |rule_hit, key, others| collector.add(rule_hit, key, others))
         };
         let (mut pending, banned) = collector.finish();
         if let Some(pending) = &mut pending {

@@ -19,7 +19,7 @@ use super::{Gate, State};
 use crate::decision::{Admission, Decision, LimitId, Verdict};
 use crate::http::Refusal;
 use crate::key::Key;
-use crate::rules::{Mode, RuleHit, RuleSet};
+use crate::rules::{KeyError, Mode, Pieces, RuleHit, RuleSet, with_key};
 use crate::units::Timestamp;
 
 /// A ban of a key that an operator set.
@@ -61,11 +61,12 @@ impl KeyBans {
         }
         let mut ends = HashMap::default();
         for ban in &all {
-            let Some(number) = rules.number(&ban.limit) else { continue };
             let key: SmallVec<[&[u8]; 3]> = ban.key.iter().map(String::as_bytes).collect();
-            let key = rules.normal_key(&ban.limit, &key);
-            let key: SmallVec<[&[u8]; 3]> = key.iter().map(|part| &**part).collect();
-            ends.insert((number, in_flight.fingerprint(Key::byte_parts(&key))), ban.until);
+            // The limit may be gone, or count by something else now.
+            let Ok(key) = rules.named_key(&ban.limit, &key) else { continue };
+            let fingerprint = with_key(key.readings().counted(), |key| in_flight.fingerprint(key));
+            let end = ends.entry((key.rule(), fingerprint)).or_insert(ban.until);
+            *end = ban.until.max(*end);
         }
         Some(Box::new(Self { all, ends }))
     }
@@ -91,12 +92,13 @@ impl State {
     /// Returns the ban of a hit, if an operator has banned its key. Rules in shadow mode refuse nothing.
     #[cold]
     #[inline(never)]
-    pub(super) fn find_ban(&self, rule_hit: &RuleHit, key: Key<'_>) -> Option<BannedHit> {
+    pub(super) fn find_ban(&self, rule_hit: &RuleHit, key: Key<'_>, others: &[Pieces<'_>]) -> Option<BannedHit> {
         let RuleHit { rule, limit, cost, mode, is_in_flight, .. } = *rule_hit;
         if mode != Mode::Enforced {
             return None;
         }
-        let left = self.banned_for(rule, key)?;
+        let others = others.iter().filter_map(|other| with_key(other, |key| self.banned_for(rule, key)));
+        let left = self.banned_for(rule, key).into_iter().chain(others).max()?;
         Some(BannedHit { limit, cost, is_in_flight, left })
     }
 }
@@ -148,13 +150,16 @@ impl Gate {
     }
 
     /// Returns the parts of a key in the form in which the rule named `rule` counts them.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such rule, or no request can have the key.
     #[doc(hidden)]
-    #[must_use]
-    pub fn normal_key(&self, rule: &str, key: &[String]) -> Vec<String> {
+    pub fn normal_key(&self, rule: &str, key: &[String]) -> Result<Vec<String>, KeyError> {
         let parts: SmallVec<[&[u8]; 3]> = key.iter().map(String::as_bytes).collect();
         let state = self.0.state.load();
-        let normal = state.rules.normal_key(rule, &parts);
-        normal.iter().map(|part| String::from_utf8_lossy(part).into_owned()).collect()
+        let key = state.rules.named_key(rule, &parts)?;
+        Ok(key.readings().texts())
     }
 
     /// Returns whether there is a rule named `rule` that refuses requests: neither disabled nor in shadow mode.

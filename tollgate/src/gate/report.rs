@@ -14,7 +14,7 @@ use super::{Gate, State};
 use crate::decision::{Decision, LimitId, Source};
 use crate::http::Refusal;
 use crate::limited_keys::{KeyTexts, LimitedKey, LimitedKeys, LimitedKind, LimitedRequest};
-use crate::rules::{Facts, FailedExpressions, Piece, Pieces, RuleMatch, RuleSet};
+use crate::rules::{Facts, FailedExpressions, KeyReadings, NamedKey, RuleMatch, RuleSet};
 use crate::units::Timestamp;
 
 /// An allowed request is near the limit if less than the quota divided by this is left.
@@ -32,13 +32,13 @@ impl Gate {
 }
 
 impl Outcome {
-    /// Counts the keys that this decision limits. `check` returns what was checked.
+    /// Counts the keys that this decision limits. `source` returns where their texts are.
     #[inline(always)]
-    pub(super) fn count_limited<'c>(&self, check: impl FnOnce() -> JointCheck<'c>) {
+    pub(super) fn count_limited<'c, 'k: 'c>(&self, source: impl FnOnce() -> KeySource<'c, 'k>) {
         if let Some(keys) = &self.state.limited
             && self.limits_key()
         {
-            count(self, keys, &KeySource::Check(check()));
+            count(self, keys, &source());
         }
     }
 
@@ -79,15 +79,16 @@ fn is_near(decision: &Decision) -> bool {
 }
 
 /// The source of a key's text.
-enum KeySource<'c> {
+pub(super) enum KeySource<'c, 'k> {
     Check(JointCheck<'c>),
+    Named(&'c NamedKey<'k>),
     /// The hits, which contain the names of the keys on Redis.
     #[cfg(feature = "redis")]
     Hits,
 }
 
 #[inline(never)]
-fn count(outcome: &Outcome, keys: &LimitedKeys, source: &KeySource<'_>) {
+fn count(outcome: &Outcome, keys: &LimitedKeys, source: &KeySource<'_, '_>) {
     let rules = &outcome.state.rules;
     if let Some(decision) = &outcome.decision
         && let Some(limit) = decision.limit()
@@ -150,7 +151,7 @@ impl<'h> Counted<'h> {
         keys: &LimitedKeys,
         (kind, rule): (LimitedKind, u32),
         decision: &Decision,
-        source: &KeySource<'_>,
+        source: &KeySource<'_, '_>,
     ) {
         let parts = || match self.name {
             #[cfg(feature = "redis")]
@@ -170,14 +171,14 @@ impl<'h> Counted<'h> {
 }
 
 /// Returns the parts of the key by which a rule counted the request.
-fn key_parts(outcome: &Outcome, rule: u32, source: &KeySource<'_>) -> Vec<String> {
+fn key_parts(outcome: &Outcome, rule: u32, source: &KeySource<'_, '_>) -> Vec<String> {
     let rules = &outcome.state.rules;
     match source {
         KeySource::Check(JointCheck::Request(facts)) => rules.key_of(rule, facts).unwrap_or_default(),
         KeySource::Check(JointCheck::Named { rule, key, .. }) => {
-            let parts = rules.normal_key(rule, key);
-            parts.iter().map(|part| String::from_utf8_lossy(part).into_owned()).collect()
+            rules.named_key(rule, key).map_or_else(|_| Vec::new(), |key| key.readings().texts())
         }
+        KeySource::Named(key) => key.readings().texts(),
         #[cfg(feature = "redis")]
         KeySource::Hits => Vec::new(),
     }
@@ -244,10 +245,9 @@ impl RuleSet {
         // Expressions that fail were counted when the request was decided.
         let failed = FailedExpressions::default();
         let request = self.request(facts).recording(&failed);
-        let mut pieces = Pieces::new();
-        let text = |piece: &Piece<'_>| String::from_utf8_lossy(piece.as_bytes()).into_owned();
-        match self.check_rule(rule, &request, &mut pieces) {
-            RuleMatch::Hit(_) => Some(pieces.iter().map(text).collect()),
+        let mut key = KeyReadings::default();
+        match self.check_rule(rule, &request, &mut key) {
+            RuleMatch::Hit(_) => Some(key.texts()),
             _ => None,
         }
     }

@@ -35,12 +35,13 @@ use ring::hmac;
 use ring::rand::{SecureRandom, SystemRandom};
 
 use super::check::charged_to_store;
-use super::joint_check::JointCheck;
 use super::outcome::Outcome;
+use super::report::KeySource;
 use super::store::StoreUnavailable;
 use super::{Gate, State};
 use crate::limiter::Limiter;
 use crate::limiter::reservation::{ReservedCharge, Settlement};
+use crate::rules::KeyError;
 use crate::store::memory::HashedHit;
 use crate::units::Timestamp;
 
@@ -120,8 +121,7 @@ impl Reservations {
 }
 
 impl Gate {
-    /// Takes `cost` units of a key of the rule named `rule` now, to correct or give back later with a token. Returns
-    /// `None` if there is no such rule.
+    /// Takes `cost` units of a key of the rule named `rule` now, to correct or give back later with a token.
     ///
     /// Any process whose gate is on the same Redis can settle the token, once, until it expires after `expires_after`,
     /// at most [`MAX_RESERVATION`]. In memory, only this process can. A reservation that is not settled keeps its cost.
@@ -145,18 +145,20 @@ impl Gate {
     /// # Ok(())
     /// # }
     /// ```
-    #[must_use]
+    ///
+    /// # Errors
+    ///
+    /// If there is no such rule, or no request can have the key.
     pub fn reserve_by_name(
         &self,
         rule: &str,
         key: &[&[u8]],
         cost: u64,
         expires_after: Duration,
-    ) -> Option<impl Future<Output = Result<Reserved, ReservationError>> + Send + use<>> {
+    ) -> Result<impl Future<Output = Result<Reserved, ReservationError>> + Send + use<>, KeyError> {
         let state = self.0.state.load_full();
-        state.rules.number(rule)?;
-        let (rule, key): (String, Vec<Vec<u8>>) = (rule.to_owned(), key.iter().map(|part| part.to_vec()).collect());
-        Some(async move {
+        let key = state.rules.named_key(rule, key)?.into_owned();
+        Ok(async move {
             let signer = state.signer().await?;
             let (id, expires_after) = (random()?, expires_after.min(MAX_RESERVATION));
             let limiter = state.store.in_memory();
@@ -165,11 +167,10 @@ impl Gate {
             {
                 return Err(ReservationError::TooMany);
             }
-            let key: Vec<&[u8]> = key.iter().map(Vec::as_slice).collect();
             let mut outcome = Outcome::unlimited(state.clone());
-            match outcome.check_by_name(&rule, &key, cost).flatten() {
+            match outcome.check_named(&key, cost) {
                 Some(remote) => outcome = outcome.complete(charged_to_store(remote)).await,
-                None => outcome.count_limited(|| JointCheck::Named { rule: &rule, key: &key, cost }),
+                None => outcome.count_limited(|| KeySource::Named(&key)),
             }
             if !outcome.is_allowed() {
                 state.reservations.open.remove(id);

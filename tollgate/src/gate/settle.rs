@@ -10,7 +10,6 @@
 #[cfg(feature = "tower")]
 use std::task::{Context, Waker};
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use http::{HeaderMap, StatusCode};
@@ -20,9 +19,9 @@ use super::outcome::{Outcome, SelectedBy};
 use super::store::{Hits, StoreUnavailable};
 use super::{Gate, State};
 use crate::decision::Decision;
-use crate::key::Key;
 use crate::limiter::Hit;
 use crate::limiter::reservation::Settlement;
+use crate::rules::{KeyError, NamedKey, with_key};
 
 /// The actual cost of a request, as reported by its handler through the tower layer.
 pub(crate) struct ReportedCost<'t> {
@@ -205,7 +204,7 @@ enum Change {
 
 impl Gate {
     /// Gives `units` back to a key of the rule named `rule`, and returns the outcome of a check that costs nothing
-    /// afterwards. Returns `None` if there is no such rule.
+    /// afterwards.
     ///
     /// No receipt says when the units were taken, so the newest charges are given back first:
     ///
@@ -235,39 +234,48 @@ impl Gate {
     /// # Ok(())
     /// # }
     /// ```
-    #[must_use]
+    ///
+    /// # Errors
+    ///
+    /// If there is no such rule, or no request can have the key.
     pub fn refund_by_name(
         &self,
         rule: &str,
         key: &[&[u8]],
         units: u64,
-    ) -> Option<impl Future<Output = Result<Outcome, StoreUnavailable>> + Send + use<>> {
+    ) -> Result<impl Future<Output = Result<Outcome, StoreUnavailable>> + Send + use<>, KeyError> {
         self.change_by_name(rule, key, Change::Refund { units })
     }
 
     /// Gives a key of the rule named `rule` its whole quota back and lifts its ban, and returns the outcome of a check
-    /// that costs nothing afterwards. Returns `None` if there is no such rule.
+    /// that costs nothing afterwards.
     ///
     /// A reset in memory has no effect on a key that was evicted for lack of memory if no slot is available; see
     /// [`Limiter::reset`](crate::Limiter::reset). In memory, the future is ready at once.
-    #[must_use]
+    ///
+    /// # Errors
+    ///
+    /// If there is no such rule, or no request can have the key.
     pub fn reset_by_name(
         &self,
         rule: &str,
         key: &[&[u8]],
-    ) -> Option<impl Future<Output = Result<Outcome, StoreUnavailable>> + Send + use<>> {
+    ) -> Result<impl Future<Output = Result<Outcome, StoreUnavailable>> + Send + use<>, KeyError> {
         self.change_by_name(rule, key, Change::Reset)
     }
 
     /// Lifts the ban that a rule itself has set on a key, and does not change its quota. Otherwise as
     /// [`reset_by_name`](Self::reset_by_name).
+    ///
+    /// # Errors
+    ///
+    /// If there is no such rule, or no request can have the key.
     #[doc(hidden)]
-    #[must_use]
     pub fn lift_ban_by_name(
         &self,
         rule: &str,
         key: &[&[u8]],
-    ) -> Option<impl Future<Output = Result<Outcome, StoreUnavailable>> + Send + use<>> {
+    ) -> Result<impl Future<Output = Result<Outcome, StoreUnavailable>> + Send + use<>, KeyError> {
         self.change_by_name(rule, key, Change::LiftBan)
     }
 
@@ -276,18 +284,17 @@ impl Gate {
         rule: &str,
         key: &[&[u8]],
         change: Change,
-    ) -> Option<impl Future<Output = Result<Outcome, StoreUnavailable>> + Send + use<>> {
+    ) -> Result<impl Future<Output = Result<Outcome, StoreUnavailable>> + Send + use<>, KeyError> {
         let state = self.0.state.load_full();
-        let hits = hits_by_name(&state, rule, key, change)?;
-        let (rule, key): (String, Vec<Vec<u8>>) = (rule.to_owned(), key.iter().map(|part| part.to_vec()).collect());
-        Some(async move {
+        let key = state.rules.named_key(rule, key)?.into_owned();
+        let hits = hits_on_key(&state, &key, change);
+        Ok(async move {
             match change {
                 Change::Refund { .. } => state.store.credit(&hits).await?,
                 Change::Reset | Change::LiftBan => state.store.reset(&hits).await?,
             }
-            let key: SmallVec<[&[u8]; 3]> = key.iter().map(Vec::as_slice).collect();
             let mut outcome = Outcome::unlimited(state);
-            Ok(match outcome.check_by_name(&rule, &key, 0).flatten() {
+            Ok(match outcome.check_named(&key, 0) {
                 None => outcome,
                 Some(remote) => outcome.complete(remote).await,
             })
@@ -295,19 +302,19 @@ impl Gate {
     }
 }
 
-/// Returns the hits on a key of a rule, also if the key is exempt or blocked. `None` if there is no such rule.
-fn hits_by_name(state: &Arc<State>, rule: &str, key: &[&[u8]], change: Change) -> Option<Hits> {
-    let State { rules, store, .. } = &**state;
-    let key = rules.normal_key(rule, key);
-    let key: SmallVec<[&[u8]; 3]> = key.iter().map(|part| &**part).collect();
-    let (limit, ban) = rules.limits_of_key(rule, &key)?;
+/// Returns the hits on a key of a rule, also if the key is exempt or blocked.
+fn hits_on_key(state: &State, key: &NamedKey<'_>, change: Change) -> Hits {
+    let State { rules, store, .. } = state;
+    let (limit, ban) = rules.limits_of_key(key);
     let mut hits = store.no_hits();
-    if let Some(limit) = limit.filter(|_| !matches!(change, Change::LiftBan)) {
-        let units = if let Change::Refund { units } = change { units } else { 0 };
-        store.add_hit(&mut hits, Hit::new(limit, Key::byte_parts(&key)).cost(units));
-    }
-    if let (Some(ban), Change::Reset | Change::LiftBan) = (ban, change) {
-        store.add_hit(&mut hits, Hit::new(ban, Key::byte_parts(&key)).cost(0));
-    }
-    Some(hits)
+    with_key(key.readings().counted(), |key| {
+        if let Some(limit) = limit.filter(|_| !matches!(change, Change::LiftBan)) {
+            let units = if let Change::Refund { units } = change { units } else { 0 };
+            store.add_hit(&mut hits, Hit::new(limit, key).cost(units));
+        }
+        if let (Some(ban), Change::Reset | Change::LiftBan) = (ban, change) {
+            store.add_hit(&mut hits, Hit::new(ban, key).cost(0));
+        }
+    });
+    hits
 }

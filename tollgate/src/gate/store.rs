@@ -29,10 +29,10 @@ pub(super) enum Hits {
 }
 
 impl Hits {
-    /// Returns the hit of one limit alone, at another cost.
+    /// Returns the hit of one limit on the key that is counted, at another cost.
     pub(super) fn only(&self, limit: LimitId, cost: u64) -> Self {
         match self {
-            Self::Memory(hits) => Self::Memory(crate::limiter::hits_of_limit(hits, limit, cost)),
+            Self::Memory(hits) => Self::Memory(crate::limiter::hit_of_limit(hits, limit, cost)),
             #[cfg(feature = "redis")]
             Self::Redis(hits) => Self::Redis(Box::new(crate::redis::only(hits, limit, cost))),
         }

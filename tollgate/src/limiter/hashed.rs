@@ -87,7 +87,7 @@ impl Limiter {
     }
 }
 
-/// Returns the hits of one limit, with another cost.
-pub(crate) fn hits_of_limit(hits: &[HashedHit], limit: LimitId, cost: u64) -> FewHits {
-    hits.iter().filter(|hit| hit.limit == limit).map(|hit| HashedHit { cost, ..*hit }).collect()
+/// Returns the first hit of one limit, with another cost. Further hits are those of other readings of a path.
+pub(crate) fn hit_of_limit(hits: &[HashedHit], limit: LimitId, cost: u64) -> FewHits {
+    hits.iter().find(|hit| hit.limit == limit).map(|hit| HashedHit { cost, ..*hit }).into_iter().collect()
 }

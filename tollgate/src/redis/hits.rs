@@ -100,14 +100,16 @@ pub(crate) fn take_from_store(hits: &mut RedisHits, may_change: impl Fn(LimitId)
     hits.iter_mut().filter(|hit| may_change(hit.limit)).for_each(|hit| hit.take_from = TakeFrom::Store);
 }
 
-/// Returns the hits on one limit, at another cost.
+/// Returns the first hit on one limit, at another cost. Further hits are those of other readings of a path.
 pub(crate) fn only(hits: &[RedisHit], limit: LimitId, cost: u64) -> RedisHits {
-    let same = hits.iter().filter(|hit| hit.limit == limit).cloned();
-    same.map(|mut hit| {
-        hit.script_hit.cost = cost;
-        hit
-    })
-    .collect()
+    let first = hits.iter().find(|hit| hit.limit == limit).cloned();
+    first
+        .map(|mut hit| {
+            hit.script_hit.cost = cost;
+            hit
+        })
+        .into_iter()
+        .collect()
 }
 
 /// Returns the limit and the cost of a hit.

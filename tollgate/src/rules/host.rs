@@ -4,6 +4,8 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
+use super::normal::check_host;
+use super::normal::host::form;
 use super::path::InvalidGlob;
 
 /// The longest DNS name.
@@ -39,7 +41,10 @@ impl std::str::FromStr for HostGlob {
         if name.contains(|letter: char| letter.is_whitespace() || letter.is_control() || letter == '/') {
             return Err(invalid("is not a host", "write a name such as api.example.com"));
         }
-        Ok(Self { name: lower(name.trim_end_matches('.')).as_str().into(), is_wildcard })
+        if is_v6 && !is_wildcard && check_host(name.as_bytes()).is_err() {
+            return Err(invalid("is not an address", "write one such as [2001:db8::7]"));
+        }
+        Ok(Self { name: form(name.trim_end_matches('.')).into(), is_wildcard })
     }
 }
 

@@ -4,6 +4,7 @@
 //! one that fewer rules share. The index returns candidates: the indexed condition holds, except for the case of a
 //! path, and the other conditions are checked afterwards.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use smallvec::SmallVec;
@@ -104,7 +105,7 @@ impl Index {
     pub(super) fn candidates<'r, 'p: 'r>(
         &self,
         paths: impl FnOnce() -> Option<&'r Readings<'p>>,
-        host: impl FnOnce() -> Option<&'r str>,
+        host: impl FnOnce() -> Option<Cow<'r, str>>,
     ) -> Candidates {
         let mut found = Candidates::from_slice(&self.always);
         if let Some(root) = self.paths.nodes.first() {
@@ -124,7 +125,7 @@ impl Index {
         let has_hosts = !(self.hosts.is_empty() && self.wildcard_hosts.is_empty());
         // A longer host is invalid. Reading it has recorded that, and the request will be refused.
         if let Some(host) = has_hosts.then(host).flatten().filter(|host| host.len() <= MAX_HOST_BYTES) {
-            let host = lower(host);
+            let host = lower(&host);
             let host = host.as_str();
             found.extend(self.hosts.get(host).into_iter().flatten().copied());
             if !self.wildcard_hosts.is_empty() {
@@ -316,7 +317,7 @@ mod tests {
                 rules.iter().map(|(paths, hosts)| Indexed { paths, hosts, by_name_only: false }).collect();
             let index = Index::new(&indexed);
             let readings = readings(&path);
-            let found = index.candidates(|| Some(&readings), || Some(&host));
+            let found = index.candidates(|| Some(&readings), || Some(Cow::Borrowed(&*host)));
             prop_assert!(found.windows(2).all(|pair| pair[0] < pair[1]), "{found:?}");
             for (number, (paths, hosts)) in (0..).zip(&rules) {
                 let on_path = paths.is_empty() || paths.iter().any(|glob| glob.matches(&path));
@@ -360,6 +361,6 @@ mod tests {
         assert_eq!(Index::new(&by_path).candidates(|| Some(&path), || None).as_slice(), [7]);
         let by_host: Vec<_> = hosts.iter().map(|hosts| Indexed { paths: &same, hosts, by_name_only: false }).collect();
         let path = readings("/api/x");
-        assert_eq!(Index::new(&by_host).candidates(|| Some(&path), || Some("H7.example.com")).as_slice(), [7]);
+        assert_eq!(Index::new(&by_host).candidates(|| Some(&path), || Some("H7.example.com".into())).as_slice(), [7]);
     }
 }

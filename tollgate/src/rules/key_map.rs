@@ -1,7 +1,9 @@
-//! A map with keys of several parts, which are looked up without building a key.
+//! A map of keys in normal form, which are looked up without building a key.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher};
+
+use super::key_part::Piece;
 
 /// Values by key.
 #[derive(Debug)]
@@ -9,7 +11,7 @@ pub(super) struct KeyMap<T> {
     entries: HashMap<u64, Vec<(Parts, T)>, ahash::RandomState>,
 }
 
-type Parts = Box<[Box<[u8]>]>;
+type Parts = Box<[Piece<'static>]>;
 
 impl<T> Default for KeyMap<T> {
     fn default() -> Self {
@@ -18,23 +20,29 @@ impl<T> Default for KeyMap<T> {
 }
 
 impl<T> KeyMap<T> {
-    pub(super) fn insert(&mut self, parts: Parts, value: T) {
-        let hash = self.hash(parts.iter().map(|part| &**part));
+    /// Adds a value for a key. Returns `false` and changes nothing if the key has one.
+    #[must_use]
+    pub(super) fn insert(&mut self, key: &[Piece<'_>], value: T) -> bool {
+        if self.get(key).is_some() {
+            return false;
+        }
+        let hash = self.hash(key);
+        let parts = key.iter().cloned().map(Piece::into_owned).collect();
         self.entries.entry(hash).or_default().push((parts, value));
+        true
     }
 
-    pub(super) fn get<'p>(&self, parts: impl Iterator<Item = &'p [u8]> + Clone) -> Option<&T> {
+    pub(super) fn get(&self, key: &[Piece<'_>]) -> Option<&T> {
         if self.entries.is_empty() {
             return None;
         }
-        let alike = self.entries.get(&self.hash(parts.clone()))?;
-        let same = alike.iter().find(|(known, _)| known.iter().map(|part| &**part).eq(parts.clone()));
-        same.map(|(_, value)| value)
+        let alike = self.entries.get(&self.hash(key))?;
+        alike.iter().find(|(known, _)| **known == *key).map(|(_, value)| value)
     }
 
-    fn hash<'p>(&self, parts: impl Iterator<Item = &'p [u8]>) -> u64 {
+    fn hash(&self, key: &[Piece<'_>]) -> u64 {
         let mut hasher = self.entries.hasher().build_hasher();
-        parts.for_each(|part| part.hash(&mut hasher));
+        key.iter().for_each(|piece| piece.as_bytes().hash(&mut hasher));
         hasher.finish()
     }
 }
@@ -42,13 +50,20 @@ impl<T> KeyMap<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::{KeyPart, Missing, PathReading};
+
+    fn key(parts: &[&'static str]) -> Vec<Piece<'static>> {
+        let part = KeyPart::header("x-user");
+        let piece = |text: &&'static str| part.named(text.as_bytes(), Missing::Skip, PathReading::default());
+        parts.iter().flat_map(|text| piece(text).unwrap()).collect()
+    }
 
     #[test]
     fn parts_do_not_run_into_each_other() {
         let mut map = KeyMap::default();
-        map.insert([b"ab".as_slice().into(), b"c".as_slice().into()].into(), 1);
-        assert_eq!(map.get([b"ab".as_slice(), b"c"].into_iter()), Some(&1));
-        assert_eq!(map.get([b"a".as_slice(), b"bc"].into_iter()), None);
-        assert_eq!(map.get([b"abc".as_slice()].into_iter()), None);
+        assert!(map.insert(&key(&["ab", "c"]), 1) && !map.insert(&key(&["ab", "c"]), 2));
+        assert_eq!(map.get(&key(&["ab", "c"])), Some(&1));
+        assert_eq!(map.get(&key(&["a", "bc"])), None);
+        assert_eq!(map.get(&key(&["abc"])), None);
     }
 }

@@ -1,18 +1,21 @@
-//! The parts of a key.
+//! The parts of a key, and the normal form of their values.
 //!
-//! In a part by address, a group of addresses counts as one client. An IPv4 address is a client. A single IPv6 customer
-//! holds at least 2^64 addresses, so a limit per address would be ineffective; its network counts instead. The result
-//! is text, as shown in keys and explanations, in a buffer on the stack.
+//! A request has a value ([`KeyPart::of`]), and a caller names one ([`KeyPart::named`]): in a list or an override, or to
+//! check, refund, reset, ban or view a key. Both get the same form from the functions in `normal`, chosen by the kind of
+//! the part.
 
 use std::borrow::Cow;
-use std::fmt::{self, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::fmt;
 use std::sync::Arc;
 
 use http::HeaderName;
+use smallvec::{SmallVec, smallvec};
 
 use super::certificate::CertificateField;
-use super::normal::{CleanPath, cookies, header};
+use super::named_key::{InvalidPart, shown};
+use super::normal::address::{GroupText, IpGroup};
+use super::normal::{cookies, header, host, method, path, query};
+use super::rule::Missing;
 use super::{PathReading, Request};
 use crate::error::InvalidLimit;
 
@@ -195,28 +198,56 @@ impl KeyPart {
         matches!(self.0, Source::Ip(_) | Source::Certificate(_))
     }
 
-    /// Returns `true` for the path.
-    pub(super) fn is_path(&self) -> bool {
-        matches!(self.0, Source::Path)
+    /// Returns `true` if the part may depend on the reading of the path.
+    pub(super) fn may_read_path(&self) -> bool {
+        matches!(self.0, Source::Path | Source::Custom(_))
     }
 
-    /// Normalizes a configured value of this part, so that it can equal those of requests.
-    pub(super) fn normal<'v>(&self, value: &'v [u8], path_reading: PathReading) -> Cow<'v, [u8]> {
-        let text = std::str::from_utf8(value).ok();
-        match (&self.0, text) {
-            (Source::Header(_), _) => Cow::Borrowed(header::trimmed(value)),
-            (Source::Cookie(_), _) => cookies::plain(value),
-            (Source::Method, Some(text)) => Piece::upper(text).into_cow(),
-            (Source::Host, Some(text)) => Piece::lower(text.strip_suffix('.').unwrap_or(text)).into_cow(),
-            (Source::Path, Some(text)) => {
-                let reading = CleanPath::new(text).ok().and_then(|path| path.readings(path_reading).into_iter().next());
-                reading.map_or(Cow::Borrowed(value), |path| match path {
-                    Cow::Borrowed(path) => Cow::Borrowed(path.as_bytes()),
-                    Cow::Owned(path) => Cow::Owned(path.into_bytes()),
-                })
-            }
-            _ => Cow::Borrowed(value),
+    /// Returns the normal form of a value that a caller names: one for each reading of a path, the one that is counted
+    /// first, and one of any other value.
+    ///
+    /// # Errors
+    ///
+    /// If no request can have the value.
+    pub(super) fn named<'v>(
+        &self,
+        value: &'v [u8],
+        missing: Missing,
+        path_reading: PathReading,
+    ) -> Result<NamedPart<'v>, InvalidPart> {
+        if missing == Missing::Anonymous && value == ANONYMOUS {
+            return Ok(smallvec![Piece::ANONYMOUS]);
         }
+        let piece = match &self.0 {
+            Source::Ip(group) => Piece(Form::Short(group.named(value)?)),
+            Source::Header(_) => Piece::borrowed(header::trimmed(value)),
+            Source::Cookie(_) => Piece::of_bytes(cookies::plain(value)),
+            Source::Query(_) => match std::str::from_utf8(value) {
+                Ok(text) => Piece::of(query::trimmed(Cow::Borrowed(text))),
+                Err(_) => Piece::borrowed(value),
+            },
+            Source::Path => return Ok(path::named(value, path_reading)?.into_iter().map(Piece::of).collect()),
+            Source::Method => Piece::of(method::named(value)?),
+            Source::Host => Piece::of(host::named(value)?),
+            Source::Constant(text) if text.as_bytes() == value => Piece::borrowed(value),
+            Source::Constant(text) => {
+                let problem = format!("`{}` is not the constant of this part", shown(value));
+                return Err(InvalidPart::new(problem, format!("write {text}")));
+            }
+            Source::Invalid(_)
+            | Source::Route
+            | Source::Jwt(_)
+            | Source::Certificate(_)
+            | Source::Descriptor(_)
+            | Source::Custom(_) => Piece::borrowed(value),
+        };
+        Ok(smallvec![piece])
+    }
+
+    /// Returns `true` if a text names one member of a group of addresses that count as one client.
+    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "only rule files are checked for it"))]
+    pub(super) fn is_wider_than(&self, text: &str) -> bool {
+        matches!(self.0, Source::Ip(group) if group.is_wider_than(text))
     }
 
     /// Returns the part of a request's key, or `None` if it is missing or empty.
@@ -224,23 +255,22 @@ impl KeyPart {
         let facts = request.facts();
         let bytes = match &self.0 {
             // An address is never empty, and its text is long enough to be built in place.
-            Source::Ip(group) => return request.client().map(|client| Piece::Short(group.text(client))),
-            Source::Header(name) => request.header(name)?,
+            Source::Ip(group) => return request.client().map(|client| Piece(Form::Short(group.text(client)))),
+            Source::Header(name) => return Piece::of_bytes(request.header(name)?).unless_empty(),
             Source::Invalid(_) => return None,
             Source::Cookie(name) => return Piece::of_bytes(request.cookie(name)?).unless_empty(),
             Source::Query(name) => return Piece::of(request.query(name)?).unless_empty(),
             Source::Path => request.path().as_bytes(),
-            // Some frameworks ignore the case of methods.
-            Source::Method => return Piece::upper(facts.method()).unless_empty(),
-            Source::Host => return Piece::lower(request.host()?).unless_empty(),
+            Source::Method => return Piece::of(method::form(facts.method())).unless_empty(),
+            Source::Host => return Piece::of(request.host()?).unless_empty(),
             Source::Route => facts.route_name()?.as_bytes(),
             Source::Jwt(claim) => return Piece::of(request.claim(claim)?).unless_empty(),
             Source::Certificate(field) => field.of(facts.client_certificate()?)?.as_bytes(),
             Source::Descriptor(name) => facts.descriptor(name)?.as_bytes(),
             Source::Constant(text) => text.as_bytes(),
-            Source::Custom(make) => return Piece::Owned(make(request)?.into_bytes()).unless_empty(),
+            Source::Custom(make) => return Piece(Form::Owned(make(request)?.into_bytes())).unless_empty(),
         };
-        (!bytes.is_empty()).then_some(Piece::Borrowed(bytes))
+        (!bytes.is_empty()).then_some(Piece::borrowed(bytes))
     }
 }
 
@@ -273,49 +303,43 @@ impl fmt::Debug for KeyPart {
     }
 }
 
-/// The value of a key part, borrowed from the request if possible.
+/// The value shared by requests that lack a part of the key.
+const ANONYMOUS: &[u8] = b"anonymous";
+
+/// The normal forms of a named value. Only a path has several.
+pub(super) type NamedPart<'v> = SmallVec<[Piece<'v>; 1]>;
+
+/// The normal form of a part of a key, borrowed if possible. Only [`KeyPart`] makes one, so a key of pieces is always
+/// one by which requests are counted.
 #[derive(Clone, Debug)]
-pub(crate) enum Piece<'r> {
+pub(crate) struct Piece<'r>(Form<'r>);
+
+#[derive(Clone, Debug)]
+enum Form<'r> {
     Borrowed(&'r [u8]),
     Short(GroupText),
     Owned(Vec<u8>),
 }
 
 impl<'r> Piece<'r> {
+    /// The part of a request that lacks it.
+    pub(super) const ANONYMOUS: Self = Self::borrowed(ANONYMOUS);
+
+    const fn borrowed(bytes: &'r [u8]) -> Self {
+        Self(Form::Borrowed(bytes))
+    }
+
     fn of(text: Cow<'r, str>) -> Self {
         match text {
-            Cow::Borrowed(text) => Self::Borrowed(text.as_bytes()),
-            Cow::Owned(text) => Self::Owned(text.into_bytes()),
+            Cow::Borrowed(text) => Self::borrowed(text.as_bytes()),
+            Cow::Owned(text) => Self(Form::Owned(text.into_bytes())),
         }
     }
 
     fn of_bytes(bytes: Cow<'r, [u8]>) -> Self {
         match bytes {
-            Cow::Borrowed(bytes) => Self::Borrowed(bytes),
-            Cow::Owned(bytes) => Self::Owned(bytes),
-        }
-    }
-
-    fn upper(text: &'r str) -> Self {
-        if text.bytes().any(|byte| byte.is_ascii_lowercase()) {
-            Self::Owned(text.to_ascii_uppercase().into_bytes())
-        } else {
-            Self::Borrowed(text.as_bytes())
-        }
-    }
-
-    fn lower(text: &'r str) -> Self {
-        if text.bytes().any(|byte| byte.is_ascii_uppercase()) {
-            Self::Owned(text.to_ascii_lowercase().into_bytes())
-        } else {
-            Self::Borrowed(text.as_bytes())
-        }
-    }
-
-    fn into_cow(self) -> Cow<'r, [u8]> {
-        match self {
-            Self::Borrowed(bytes) => Cow::Borrowed(bytes),
-            other => Cow::Owned(other.as_bytes().to_vec()),
+            Cow::Borrowed(bytes) => Self::borrowed(bytes),
+            Cow::Owned(bytes) => Self(Form::Owned(bytes)),
         }
     }
 
@@ -323,172 +347,26 @@ impl<'r> Piece<'r> {
         (!self.as_bytes().is_empty()).then_some(self)
     }
 
+    pub(super) fn into_owned(self) -> Piece<'static> {
+        Piece(match self.0 {
+            Form::Borrowed(bytes) => Form::Owned(bytes.to_vec()),
+            Form::Short(text) => Form::Short(text),
+            Form::Owned(bytes) => Form::Owned(bytes),
+        })
+    }
+
     #[inline]
     pub(crate) fn as_bytes(&self) -> &[u8] {
-        match self {
-            Self::Borrowed(bytes) => bytes,
-            Self::Short(text) => text.as_bytes(),
-            Self::Owned(bytes) => bytes,
+        match &self.0 {
+            Form::Borrowed(bytes) => bytes,
+            Form::Short(text) => text.as_bytes(),
+            Form::Owned(bytes) => bytes,
         }
     }
 }
 
-/// The group of addresses that counts as one client: an IPv4 address, or an IPv6 network with this prefix length.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct IpGroup {
-    v6_prefix: u8,
-}
-
-impl IpGroup {
-    /// A /64 is the smallest network that providers assign: one home, one phone, one server.
-    pub(crate) const DEFAULT: Self = Self { v6_prefix: 64 };
-
-    /// Returns the group for IPv6 networks of 1 to 128 bits, or `None` for other lengths.
-    fn of_prefix(bits: u8) -> Option<Self> {
-        (1..=128).contains(&bits).then_some(Self { v6_prefix: bits })
-    }
-
-    pub(crate) fn bits(self) -> u8 {
-        self.v6_prefix
-    }
-
-    /// Returns the text of a group: `192.0.2.1`, `2001:db8:1:2::/64`, or with all 128 bits `2001:db8:1:2::3`.
-    pub(crate) fn text(self, address: IpAddr) -> GroupText {
-        let mut text = GroupText { bytes: [0; MAX_TEXT_BYTES], length: 0 };
-        let written = match address.to_canonical() {
-            IpAddr::V4(whole) => text.write_v4(whole),
-            IpAddr::V6(whole) if self.v6_prefix == 128 => write!(text, "{whole}"),
-            IpAddr::V6(whole) => write!(text, "{}/{}", self.network(whole), self.v6_prefix),
-        };
-        written.expect("an address with its prefix fits");
-        text
-    }
-
-    fn network(self, address: Ipv6Addr) -> Ipv6Addr {
-        let beyond = u128::MAX.checked_shr(self.v6_prefix.into()).unwrap_or(0);
-        Ipv6Addr::from_bits(address.to_bits() & !beyond)
-    }
-}
-
-/// Eight groups of four digits, seven colons, and a slash with three digits are 43 bytes.
-const MAX_TEXT_BYTES: usize = 48;
-
-/// The text of a group.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct GroupText {
-    bytes: [u8; MAX_TEXT_BYTES],
-    length: usize,
-}
-
-impl GroupText {
-    pub(crate) fn as_bytes(&self) -> &[u8] {
-        &self.bytes[..self.length]
-    }
-}
-
-impl GroupText {
-    /// Writes the same text as `Display`, in a fraction of the time, because nearly every request needs it. It has no
-    /// branch on the number of digits of an octet, which a processor could not predict.
-    fn write_v4(&mut self, address: Ipv4Addr) -> fmt::Result {
-        // Assembled in a register and stored at once, because the bytes are read again immediately in other sizes.
-        let (mut text, mut end) = (0, 0);
-        for octet in address.octets() {
-            let (digits, length) = OCTETS[usize::from(octet)];
-            text |= u128::from(u32::from_le_bytes(digits)) << (8 * end);
-            end += usize::from(length) + 1;
-        }
-        self.bytes[..16].copy_from_slice(&u128::to_le_bytes(text));
-        // Remove the last dot.
-        self.length = end - 1;
-        Ok(())
-    }
-}
-
-/// Each octet in decimal, followed by a dot and zeros, with its number of digits.
-static OCTETS: [([u8; 4], u8); 256] = {
-    let mut octets = [([0; 4], 0); 256];
-    let mut octet = 0;
-    while octet < octets.len() {
-        let digits = [b'0' + (octet / 100) as u8, b'0' + (octet / 10 % 10) as u8, b'0' + (octet % 10) as u8];
-        let length = 1 + (octet >= 10) as usize + (octet >= 100) as usize;
-        let mut place = 0;
-        while place < length {
-            octets[octet].0[place] = digits[3 - length + place];
-            place += 1;
-        }
-        octets[octet].0[length] = b'.';
-        octets[octet].1 = length as u8;
-        octet += 1;
-    }
-    octets
-};
-
-impl Write for GroupText {
-    fn write_str(&mut self, part: &str) -> fmt::Result {
-        let end = self.length + part.len();
-        self.bytes.get_mut(self.length..end).ok_or(fmt::Error)?.copy_from_slice(part.as_bytes());
-        self.length = end;
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn text(prefix: u8, address: &str) -> String {
-        grouped(prefix, address.parse().unwrap())
-    }
-
-    fn grouped(prefix: u8, address: IpAddr) -> String {
-        let text = IpGroup::of_prefix(prefix).unwrap().text(address);
-        String::from_utf8(text.as_bytes().to_vec()).unwrap()
-    }
-
-    #[test]
-    fn ipv4_is_whole_and_ipv6_is_its_network() {
-        for (prefix, address, expected) in [
-            (64, "192.0.2.1", "192.0.2.1"),
-            (1, "255.255.255.255", "255.255.255.255"),
-            (64, "::ffff:192.0.2.1", "192.0.2.1"),
-            (64, "2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-            (64, "2001:db8::", "2001:db8::/64"),
-            (56, "2001:db8:1:2fff::1", "2001:db8:1:2f00::/56"),
-            (48, "2001:db8:1:2::1", "2001:db8:1::/48"),
-            (1, "ffff::1", "8000::/1"),
-            (1, "7fff::1", "::/1"),
-            (127, "2001:db8::3", "2001:db8::2/127"),
-            (128, "2001:db8::3", "2001:db8::3"),
-            (128, "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
-            (127, "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe/127"),
-        ] {
-            assert_eq!(text(prefix, address), expected, "{address}/{prefix}");
-        }
-    }
-
-    #[test]
-    fn prefixes_of_0_and_above_128_bits_are_rejected() {
-        assert_eq!(IpGroup::of_prefix(0), None);
-        assert_eq!(IpGroup::of_prefix(129), None);
-        assert_eq!(IpGroup::of_prefix(64), Some(IpGroup::DEFAULT));
-    }
-
-    proptest! {
-        #[test]
-        fn a_group_is_the_network_that_the_address_is_in(bits: u128, prefix in 1_u8..128) {
-            let address = IpAddr::from(Ipv6Addr::from(bits));
-            prop_assume!(address.to_canonical().is_ipv6());
-            let network: ipnet::Ipv6Net = grouped(prefix, address).parse().unwrap();
-            prop_assert_eq!(network, ipnet::Ipv6Net::new(bits.into(), prefix).unwrap().trunc());
-        }
-
-        #[test]
-        fn two_ipv4_addresses_never_share_a_group(one: u32, other: u32) {
-            let text = |bits: u32| grouped(64, IpAddr::V4(bits.into()));
-            prop_assert_eq!(text(one) == text(other), one == other);
-            prop_assert_eq!(text(one), Ipv4Addr::from_bits(one).to_string());
-        }
+impl PartialEq for Piece<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_bytes() == other.as_bytes()
     }
 }

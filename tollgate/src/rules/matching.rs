@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use http::HeaderName;
+use http::header::COOKIE;
 use smallvec::SmallVec;
 
 use super::Request;
@@ -12,7 +13,7 @@ use super::host::HostGlob;
 use super::index::IndexedBy;
 use super::key_part::header_name;
 use super::normal::PathCase;
-use super::normal::header::trimmed;
+use super::normal::header::{cookie_lines, trimmed};
 use super::normal::path::folded;
 use super::path::{PathGlob, wildcard};
 use crate::error::InvalidLimit;
@@ -184,13 +185,18 @@ impl Match {
         }
         if known != Known::Host && !self.hosts.is_empty() {
             let host = request.host();
-            if !host.is_some_and(|host| self.hosts.iter().any(|glob| glob.matches(host))) {
+            if !host.is_some_and(|host| self.hosts.iter().any(|glob| glob.matches(&host))) {
                 return Some(Miss::Host(&self.hosts));
             }
         }
         let missed = |(name, value): &&(HeaderName, Box<str>)| {
-            let mut values = facts.all_headers().into_iter().flat_map(|headers| headers.get_all(name));
-            !values.any(|given| wildcard(value.as_bytes(), trimmed(given)))
+            let matches = |given: &[u8]| wildcard(value.as_bytes(), given);
+            let headers = facts.all_headers();
+            if *name == COOKIE {
+                return !headers.and_then(cookie_lines).is_some_and(|given| matches(&given));
+            }
+            let mut values = headers.into_iter().flat_map(|headers| headers.get_all(name));
+            !values.any(|given| matches(trimmed(given)))
         };
         if let Some((name, value)) = self.headers.iter().find(missed) {
             return Some(Miss::Header(name, value));

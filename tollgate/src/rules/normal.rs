@@ -12,6 +12,7 @@
 //! Not here: framing (where a message ends), which the server decides before anything here sees a request, and header
 //! names, which the server filters.
 
+pub(super) mod address;
 pub(super) mod cookies;
 pub(super) mod header;
 pub(super) mod host;

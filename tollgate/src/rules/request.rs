@@ -120,10 +120,11 @@ impl<'a> Request<'a> {
         self.path_readings().get(self.current.get()).map_or(self.facts.path(), |path| path)
     }
 
-    /// Returns the value of a header, trimmed. A request with several differing values is refused.
+    /// Returns the value of a header, trimmed. A request with several differing values is refused, except that several
+    /// lines of cookies are joined.
     #[must_use]
     #[inline]
-    pub fn header(&self, name: &HeaderName) -> Option<&'a [u8]> {
+    pub fn header(&self, name: &HeaderName) -> Option<Cow<'a, [u8]>> {
         header::header(self.facts.all_headers()?, name, &self.errors)
     }
 
@@ -140,9 +141,9 @@ impl<'a> Request<'a> {
         query::query(self.facts.query()?, name, &self.errors)
     }
 
-    /// Returns the host without its port and trailing dot. Hosts are case-insensitive.
+    /// Returns the host in lower case, without its port and trailing dot. An IPv6 address is in its shortest text.
     #[must_use]
-    pub fn host(&self) -> Option<&'a str> {
+    pub fn host(&self) -> Option<Cow<'a, str>> {
         host::host(self.facts, &self.errors)
     }
 
@@ -216,6 +217,23 @@ impl<'a> Request<'a> {
         self.readings().map_or(&[], Readings::as_slice)
     }
 
+    /// Returns `true` if something has read the path, and it has several readings.
+    pub(super) fn has_several_readings(&self) -> bool {
+        self.readings.get().is_some_and(|readings| readings.as_ref().is_ok_and(|all| all.as_slice().len() > 1))
+    }
+
+    /// Returns the result of `read` for each reading of the path after the first. There are none if nothing has read the
+    /// path.
+    pub(super) fn for_other_readings<T>(&self, read: impl Fn() -> T) -> impl Iterator<Item = T> {
+        let count = self.readings.get().and_then(|all| all.as_ref().ok()).map_or(1, |all| all.as_slice().len());
+        (1..count).map(move |number| {
+            self.current.set(number);
+            let result = read();
+            self.current.set(0);
+            result
+        })
+    }
+
     pub(super) fn path_case(&self) -> PathCase {
         self.path_reading.case
     }
@@ -227,36 +245,18 @@ impl<'a> Request<'a> {
 
     /// Returns `true` if a condition holds for any reading of the path.
     pub(super) fn in_any_reading(&self, holds: impl Fn() -> bool) -> bool {
-        holds() || self.other_readings(&holds).any(|held| held)
+        holds() || self.for_other_readings(&holds).any(|held| held)
     }
 
     /// Returns `true` if a condition holds for every reading of the path.
     pub(super) fn in_every_reading(&self, holds: impl Fn() -> bool) -> bool {
-        holds() && self.other_readings(&holds).all(|held| held)
+        holds() && self.for_other_readings(&holds).all(|held| held)
     }
 
     /// Returns the largest value over all readings of the path.
     pub(super) fn max_over_readings(&self, number: impl Fn() -> u64) -> u64 {
-        let most = Cell::new(number());
-        self.other_readings(&|| {
-            most.set(most.get().max(number()));
-            true
-        })
-        .for_each(drop);
-        most.get()
-    }
-
-    /// Evaluates a condition for all readings after the first. A condition that did not read the path needs no further
-    /// evaluation.
-    fn other_readings(&self, holds: &impl Fn() -> bool) -> impl Iterator<Item = bool> {
-        let count =
-            self.readings.get().and_then(|readings| readings.as_ref().ok()).map_or(1, |all| all.as_slice().len());
-        (1..count).map(move |number| {
-            self.current.set(number);
-            let held = holds();
-            self.current.set(0);
-            held
-        })
+        let first = number();
+        self.for_other_readings(number).fold(first, u64::max)
     }
 
     pub(super) fn errors(&self) -> &ReadErrors {

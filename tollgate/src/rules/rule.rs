@@ -9,7 +9,7 @@ use super::expression_errors::ErrorCount;
 use super::key_part::header_name;
 use super::matching::Condition;
 use super::response::{ResponseSettlement, StatusSet};
-use super::{KeyPart, Match, Networks, PathReading, Request};
+use super::{KeyPart, Match, Networks, Request};
 use crate::algorithm::{Algorithm, Ban, MAX_QUOTA};
 #[cfg(feature = "file")]
 use crate::demand::Observer;
@@ -172,7 +172,7 @@ impl Cost {
             _ if request.facts().given_cost() == Some(0) => 0,
             CostSource::Constant(units) => Self::of_constant(*units, request),
             CostSource::Header(name) => {
-                let units = request.header(name).and_then(|value| std::str::from_utf8(value).ok()?.parse().ok());
+                let units = request.header(name).and_then(|value| std::str::from_utf8(&value).ok()?.parse().ok());
                 units.unwrap_or(1).max(1)
             }
             CostSource::Invalid(_) => 1,
@@ -290,22 +290,6 @@ pub(super) fn owned(parts: &[&str]) -> Box<[Box<[u8]>]> {
 }
 
 impl Rule {
-    /// Normalizes the keys of lists and overrides, so that they can equal those of requests.
-    pub(super) fn normalize_listed_keys(&mut self, path_reading: PathReading) {
-        let normal = |key: &[KeyPart], parts: &mut Box<[Box<[u8]>]>| {
-            for (part, value) in key.iter().zip(parts.iter_mut()) {
-                *value = part.normal(value, path_reading).into();
-            }
-        };
-        let listed = self.exempt.keys.iter_mut().chain(&mut self.blocked.keys);
-        listed.for_each(|parts| normal(&self.key, parts));
-        for (target, _) in &mut self.overrides {
-            if let OverrideTarget::Key(parts) = target {
-                normal(&self.key, parts);
-            }
-        }
-    }
-
     /// Creates a rule that applies to every request, with one count for all.
     pub fn new(limit: Limit) -> Self {
         Self::of(Bound::Rate(limit))
@@ -390,6 +374,11 @@ impl Rule {
             Bound::Rate(limit) => Some(limit.algorithm()),
             Bound::InFlight { .. } => None,
         }
+    }
+
+    /// Returns `true` if the key or the plan may depend on the reading of the path.
+    pub(super) fn may_read_path(&self) -> bool {
+        self.key.iter().chain(&self.plan).any(KeyPart::may_read_path)
     }
 
     /// Returns the error of the first invalid text.

@@ -4,17 +4,16 @@
 //! expression, no token) allocates nothing.
 
 mod building;
+mod by_key;
 mod phases;
 mod plain;
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use smallvec::SmallVec;
-
 pub use self::building::RuleSetBuilder;
+use self::by_key::Treatment;
 pub(crate) use self::phases::Phase;
 use self::phases::Phases;
 pub(crate) use self::plain::PerAddress;
@@ -26,6 +25,7 @@ use super::index::{Candidates, Index, IndexedBy};
 use super::key_map::KeyMap;
 use super::key_part::Piece;
 use super::matching::{Known, Miss};
+use super::named_key::{KeyReadings, Pieces, with_key};
 use super::normal::Unreadable;
 use super::request::{TokenStatus, Tokens};
 use super::response::ResponseSettlement;
@@ -43,8 +43,6 @@ use crate::limiter::{Limiter, LimiterBuilder};
 
 /// More key parts than rules need, and few enough to hash on the stack.
 pub(super) const MAX_KEY_PARTS: usize = 8;
-/// The value shared by requests that lack a part of the key.
-const ANONYMOUS: &[u8] = b"anonymous";
 
 /// A compiled set of rules. Clones are cheap.
 #[derive(Clone, Debug)]
@@ -100,6 +98,8 @@ struct Compiled {
     exempt: KeyMap<()>,
     blocked: KeyMap<()>,
     ban: Option<LimitId>,
+    /// The limit with the strictest of all numbers of the rule, if the reading of a path may choose between them.
+    strictest: LimitId,
 }
 
 /// Checks that can be skipped for a rule that the index found.
@@ -127,9 +127,6 @@ impl Shortcut {
     /// Skips no check.
     const NONE: Self = Self { known: Known::Nothing, exceptions: Exceptions::Some };
 }
-
-/// The parts of one key.
-pub(crate) type Pieces<'r> = SmallVec<[Piece<'r>; 3]>;
 
 /// A rule that counts a request.
 #[derive(Clone, Debug)]
@@ -174,7 +171,11 @@ impl RuleSet {
         Request::new(facts, self.0.path_reading, &self.0.proxies, self.0.tokens.as_ref())
     }
 
-    /// Finds every rule that counts the request, with its key.
+    pub(super) fn path_reading(&self) -> PathReading {
+        self.0.path_reading
+    }
+
+    /// Finds every rule that counts the request, with its key and those of the other readings of its path.
     ///
     /// # Errors
     ///
@@ -183,7 +184,7 @@ impl RuleSet {
     pub(crate) fn find(
         &self,
         request: &Request<'_>,
-        mut found: impl FnMut(&RuleHit, Key<'_>),
+        mut found: impl FnMut(&RuleHit, Key<'_>, &[Pieces<'_>]),
     ) -> Result<(), (Option<u32>, Refused)> {
         let (candidates, case);
         let numbers = match self.0.index.all_always() {
@@ -229,11 +230,11 @@ impl RuleSet {
                     }
                     _ => None,
                 };
-                if let Some(key) = key {
+                if let Some(key) = key.filter(|_| !plain.may_read_path || !request.has_several_readings()) {
                     let whole = || compiled.rule_hit(number, compiled.limit, request, &self.0.limits);
                     let rule_hit = plain.rule_hit(number, request).unwrap_or_else(whole);
                     compiled.check_read(number, request)?;
-                    found(&rule_hit, key);
+                    found(&rule_hit, key, &[]);
                     continue;
                 }
             }
@@ -281,27 +282,27 @@ impl RuleSet {
         number: u32,
         request: &Request<'_>,
         shortcut: Shortcut,
-        found: &mut dyn FnMut(&RuleHit, Key<'_>),
+        found: &mut dyn FnMut(&RuleHit, Key<'_>, &[Pieces<'_>]),
     ) -> Result<(), (Option<u32>, Refused)> {
-        let mut pieces = Pieces::new();
-        let result = self.check_rule_with(number, request, &mut pieces, shortcut);
+        let mut key = KeyReadings::default();
+        let result = self.check_rule_with(number, request, &mut key, shortcut);
         self.0.rules[number as usize].check_read(number, request)?;
         match result {
-            RuleMatch::Hit(rule_hit) => with_key(&pieces, |key| found(&rule_hit, key)),
+            RuleMatch::Hit(rule_hit) => with_key(key.counted(), |counted| found(&rule_hit, counted, key.others())),
             RuleMatch::Refused(number, refused) => return Err((Some(number), refused)),
             RuleMatch::NotMatched(_) | RuleMatch::Disabled | RuleMatch::KeyMissing(_) | RuleMatch::Exempt => {}
         }
         Ok(())
     }
 
-    /// Checks one rule, and adds the parts of its key to `pieces`, which must be empty.
+    /// Checks one rule, and reads its key into `key`, which must be empty.
     pub(crate) fn check_rule<'r>(
         &'r self,
         number: u32,
         request: &'r Request<'_>,
-        pieces: &mut Pieces<'r>,
+        key: &mut KeyReadings<'r>,
     ) -> RuleMatch<'r> {
-        let result = self.check_rule_with(number, request, pieces, Shortcut::NONE);
+        let result = self.check_rule_with(number, request, key, Shortcut::NONE);
         match self.0.rules[number as usize].check_read(number, request) {
             Ok(()) => result,
             Err((_, refused)) => RuleMatch::Refused(number, refused),
@@ -313,7 +314,7 @@ impl RuleSet {
         &'r self,
         number: u32,
         request: &'r Request<'_>,
-        pieces: &mut Pieces<'r>,
+        key: &mut KeyReadings<'r>,
         Shortcut { known, exceptions }: Shortcut,
     ) -> RuleMatch<'r> {
         let compiled = &self.0.rules[number as usize];
@@ -332,37 +333,29 @@ impl RuleSet {
             let piece = match (part.of(request), rule.missing) {
                 (Some(piece), _) => piece,
                 (None, _) if part.is_absent_descriptor(request) => return RuleMatch::KeyMissing(part),
-                (None, Missing::Anonymous) => Piece::Borrowed(ANONYMOUS),
+                (None, Missing::Anonymous) => Piece::ANONYMOUS,
                 (None, Missing::Deny) if rule.mode == Mode::Enforced => {
                     return RuleMatch::Refused(number, self.key_missing(part, request));
                 }
                 (None, Missing::Skip | Missing::Deny) => return RuleMatch::KeyMissing(part),
             };
-            pieces.push(piece);
+            key.first.push(piece);
         }
-        let mut limit = compiled.limit;
-        if exceptions == Exceptions::Some {
-            let parts = pieces.iter().map(Piece::as_bytes);
-            let is_several = rule.key.iter().any(KeyPart::is_path) && request.path_readings().len() > 1;
-            let is_listed = |list: &KeyMap<()>| list.get(parts.clone()).is_some();
-            let is_exempt = match is_several {
-                false => is_listed(&compiled.exempt),
-                true => request.in_every_reading(|| compiled.lists_key(&compiled.exempt, request)),
+        if request.has_several_readings() && rule.may_read_path() {
+            let of_reading = || {
+                let pieces = rule.key.iter().map(|part| part.of(request).unwrap_or(Piece::ANONYMOUS));
+                pieces.collect()
             };
-            if is_exempt {
-                return RuleMatch::Exempt;
-            }
-            let is_blocked = match is_several {
-                false => is_listed(&compiled.blocked),
-                true => request.in_any_reading(|| compiled.lists_key(&compiled.blocked, request)),
-            };
-            if rule.mode == Mode::Enforced && is_blocked {
-                return RuleMatch::Refused(number, Refused::Blocked);
-            }
-            // It is unknown which reading applies, so no override for a key is used.
-            let by_key = if is_several { None } else { compiled.by_key.get(parts).copied() };
-            limit = by_key.or_else(|| compiled.plan_limit(request)).unwrap_or(limit);
+            request.for_other_readings(of_reading).for_each(|pieces| key.add_other(pieces));
         }
+        let limit = match exceptions {
+            Exceptions::None => compiled.limit,
+            Exceptions::Some => match self.treat(compiled, key, request) {
+                Treatment::Exempt => return RuleMatch::Exempt,
+                Treatment::Blocked => return RuleMatch::Refused(number, Refused::Blocked),
+                Treatment::Counted(limit) => limit,
+            },
+        };
         RuleMatch::Hit(compiled.rule_hit(number, limit, request, &self.0.limits))
     }
 
@@ -396,63 +389,6 @@ impl RuleSet {
                 with_key(&pieces, |key| found(ban, key));
             }
         }
-    }
-
-    /// Normalizes a key that a caller gives for a rule, so that it can equal those of requests.
-    pub(crate) fn normal_key<'k>(&self, name: &str, parts: &[&'k [u8]]) -> SmallVec<[Cow<'k, [u8]>; 3]> {
-        let key = self.number(name).map_or(&[][..], |number| &self.rule(number).key);
-        let normal = |(number, value): (usize, &&'k [u8])| match key.get(number) {
-            Some(part) => part.normal(value, self.0.path_reading),
-            None => Cow::Borrowed(*value),
-        };
-        parts.iter().enumerate().map(normal).collect()
-    }
-
-    /// Checks one rule by its name, with a given key.
-    pub(crate) fn check_named(&self, name: &str, parts: &[&[u8]], cost: u64) -> Option<RuleMatch<'_>> {
-        let number = self.number(name)?;
-        let compiled = &self.0.rules[number as usize];
-        if compiled.rule.mode == Mode::Disabled {
-            return Some(RuleMatch::Disabled);
-        }
-        let known = parts.iter().copied();
-        if compiled.exempt.get(known.clone()).is_some() {
-            return Some(RuleMatch::Exempt);
-        }
-        if compiled.rule.mode == Mode::Enforced
-            && (compiled.blocked.get(known.clone()).is_some() || compiled.rule.blocked.is_everything())
-        {
-            return Some(RuleMatch::Refused(number, Refused::Blocked));
-        }
-        // The end of the request is unknown.
-        if compiled.rule.is_in_flight() {
-            return Some(RuleMatch::Exempt);
-        }
-        Some(RuleMatch::Hit(RuleHit {
-            rule: number,
-            limit: compiled.by_key.get(known).copied().unwrap_or(compiled.limit),
-            ban: compiled.ban,
-            cost,
-            mode: compiled.rule.mode,
-            is_in_flight: false,
-        }))
-    }
-
-    /// Returns the limit that counts a key of the rule named `name`, and its ban. A disabled rule and a limit on
-    /// requests in flight count nothing in a store. Returns `None` if there is no such rule.
-    pub(crate) fn limits_of_key(&self, name: &str, parts: &[&[u8]]) -> Option<(Option<LimitId>, Option<LimitId>)> {
-        let compiled = &self.0.rules[self.number(name)? as usize];
-        if compiled.rule.mode == Mode::Disabled || compiled.rule.is_in_flight() {
-            return Some((None, None));
-        }
-        let limit = compiled.by_key.get(parts.iter().copied()).copied().unwrap_or(compiled.limit);
-        Some((Some(limit), compiled.ban))
-    }
-
-    /// Returns the limit on the requests in flight of a key.
-    pub(crate) fn in_flight_limit_of_key(&self, number: u32, parts: &[&[u8]]) -> LimitId {
-        let compiled = &self.0.rules[number as usize];
-        compiled.by_key.get(parts.iter().copied()).copied().unwrap_or(compiled.limit)
     }
 
     pub(crate) fn number(&self, name: &str) -> Option<u32> {
@@ -644,17 +580,6 @@ impl RuleSet {
     }
 }
 
-/// Calls `found` with the key made of `pieces`.
-fn with_key(pieces: &[Piece<'_>], found: impl FnOnce(Key<'_>)) {
-    match pieces {
-        [one] => found(Key::from(one.as_bytes())),
-        several => {
-            let parts: SmallVec<[&[u8]; MAX_KEY_PARTS]> = several.iter().map(Piece::as_bytes).collect();
-            found(Key::byte_parts(&parts));
-        }
-    }
-}
-
 impl Compiled {
     fn shortcut(&self, indexed_by: IndexedBy) -> Shortcut {
         let rule = &self.rule;
@@ -685,18 +610,6 @@ impl Compiled {
             Mode::Enforced => Err((Some(number), Refused::Unreadable(problem))),
             Mode::Shadow | Mode::Disabled => Ok(()),
         }
-    }
-
-    /// Returns `true` if a list contains the request's key in the current reading.
-    fn lists_key(&self, list: &KeyMap<()>, request: &Request<'_>) -> bool {
-        let pieces = self.rule.key.iter().map(|part| part.of(request).unwrap_or(Piece::Borrowed(ANONYMOUS)));
-        let pieces: Pieces<'_> = pieces.collect();
-        list.get(pieces.iter().map(Piece::as_bytes)).is_some()
-    }
-
-    fn plan_limit(&self, request: &Request<'_>) -> Option<LimitId> {
-        let plan = self.rule.plan.as_ref()?.of(request)?;
-        self.by_plan.get(std::str::from_utf8(plan.as_bytes()).ok()?).copied()
     }
 }
 

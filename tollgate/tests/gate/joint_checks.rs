@@ -78,5 +78,5 @@ fn limits_apply_to_descriptors_that_have_all_their_entries() {
 #[test]
 fn an_unknown_rule_is_reported() {
     let (gate, _) = gate([rule("one", 5)]);
-    assert!(gate.check_together(&[named("two", &[b"ann"], 1)]).is_none());
+    assert!(gate.check_together(&[named("two", &[b"ann"], 1)]).is_err());
 }

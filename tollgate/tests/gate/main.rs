@@ -10,6 +10,9 @@ mod in_flight;
 mod joint_checks;
 mod keys;
 mod lists;
+#[cfg(feature = "file")]
+mod named_keys;
+mod path_readings;
 mod plans;
 mod policies;
 mod scenarios;

@@ -73,7 +73,7 @@ fn check(gate: &Gate, entries: &[(&str, &str)]) -> Outcome {
     let found = domains(gate).find("edge", entries.iter().copied()).unwrap();
     let key: Vec<&[u8]> = found.key.iter().map(|part| part.as_bytes()).collect();
     match gate.check_by_name(found.limit.rule.as_deref().unwrap(), &key, 1) {
-        Some(Check::Ready(outcome)) => outcome,
+        Ok(Check::Ready(outcome)) => outcome,
         _ => panic!("the store is in memory and has the rule"),
     }
 }

@@ -96,8 +96,8 @@ limits:
     plan: jwt:plan
     overrides:
       - { plan: gold, capacity: 1000 }
-      - { key: [a, b, c, d, e, f, g, h], refill: 7/s }
-    exempt: { ips: [10.0.0.0/8], keys: [[a, b, c, d, e, f, g, z]], when: 'request.ip == "::1"' }
+      - { key: [192.0.2.1, b, c, d, e, f, a b, eu], refill: 7/s }
+    exempt: { ips: [10.0.0.0/8], keys: [[192.0.2.2, b, c, d, e, f, a b, eu]], when: 'request.ip == "::1"' }
     blocked: { ips: [192.0.2.0/24], when: 'request.method == "TRACE"' }
     shadow: true
     consistency: leased
@@ -107,7 +107,7 @@ limits:
   - { name: queue, algorithm: leaky_bucket, capacity: 5, leak: 0.5/s, overflow: queue, max_wait: 10s, key: route }
   - { name: log, algorithm: sliding_window_log, limit: 5, window: 60s, count_denied: true, key: host }
   - { name: fixed, algorithm: fixed_window, align: first_request, key: method, cost: "int(request.query.n)" }
-  - { name: counter, segments: 6, key: [ip, path], missing: skip, exempt: { keys: [[a, b]] } }
+  - { name: counter, segments: 6, key: [ip, path], missing: skip, exempt: { keys: [[192.0.2.1, /b]] } }
 "#;
 
 /// Unusual but valid strings.

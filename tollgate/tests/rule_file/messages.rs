@@ -231,7 +231,7 @@ const FORMS: [&str; 50] = [
 ];
 
 /// Conditions that no request can meet.
-const UNREACHABLE: [&str; 26] = [
+const UNREACHABLE: [&str; 32] = [
     "gateway:\n  routes:\n    - { path: /a, methods: [GET, POST], upstream: echo }\n    - { path: /a, methods: [GET], upstream: echo }\n    - { path: /b/**, upstream: echo }\nlimits: [{ name: a }]\n",
     "limits: [{ name: a, match: { path: api/** } }]\n",
     "limits: [{ name: a, match: { path: \"/api?x=1\" } }]\n",
@@ -254,10 +254,16 @@ const UNREACHABLE: [&str; 26] = [
     "limits: [{ name: a, exempt: { when: \"true\" } }]\n",
     "limits: [{ name: a, exempt: { ips: [0.0.0.0/0, \"::/0\"] } }]\n",
     "limits: [{ name: a, exempt: { ips: [10.0.0.0/8] }, blocked: { ips: [10.0.0.0/8] } }]\n",
-    "limits: [{ name: a, key: ip, exempt: { keys: [x] }, blocked: { keys: [x] } }]\n",
+    "limits: [{ name: a, key: host, exempt: { keys: [x] }, blocked: { keys: [x] } }]\n",
     "limits: [{ name: a, exempt: { keys: [x] } }]\n",
     "limits: [{ name: a, key: [ip, path], blocked: { keys: [x] } }]\n",
     "limits: [{ name: a, key: ip, blocked: { keys: [[x, y]] } }]\n",
+    "limits: [{ name: a, key: ip, blocked: { keys: [not-an-ip, 10.0.0.0/8, \"2001:db8::/48\"] } }]\n",
+    "limits: [{ name: a, key: [host, path], exempt: { keys: [[a b, /x/../y]] } }]\n",
+    "limits: [{ name: a, key: [method, const:eu], overrides: [{ key: [G T, us], limit: 5 }] }]\n",
+    "limits: [{ name: a, key: host, exempt: { keys: [API.test] }, blocked: { keys: [api.test.] } }]\n",
+    "limits: [{ name: a, key: ip, overrides: [{ key: \"::ffff:192.0.2.1\", limit: 5 }, { key: 192.0.2.1, limit: 6 }] }]\n",
+    "limits: [{ name: a, match: { hosts: [\"[::x]\"] } }]\n",
 ];
 
 /// Numbers that cannot be used.
@@ -283,17 +289,17 @@ const NUMBERS: [&str; 52] = [
     "limits: [{ name: a, cost: { expression: '1', when_error: 0 } }]\n",
     "limits: [{ name: a, cost: { expression: '1', when_error: 11 } }]\n",
     "limits: [{ name: a, cost: { when_error: 11 } }]\n",
-    "limits: [{ name: a, key: ip, cost: 5, overrides: [{ key: x, limit: 3 }] }]\n",
-    "limits: [{ name: a, key: ip, overrides: [{ key: x, limit: 0 }] }]\n",
-    "limits: [{ name: a, key: ip, segments: 1000, window: 1s, overrides: [{ key: x, window: 1us }] }]\n",
-    "limits: [{ name: a, key: ip, overrides: [{ key: x }] }]\n",
+    "limits: [{ name: a, key: host, cost: 5, overrides: [{ key: x, limit: 3 }] }]\n",
+    "limits: [{ name: a, key: host, overrides: [{ key: x, limit: 0 }] }]\n",
+    "limits: [{ name: a, key: host, segments: 1000, window: 1s, overrides: [{ key: x, window: 1us }] }]\n",
+    "limits: [{ name: a, key: host, overrides: [{ key: x }] }]\n",
     "limits: [{ name: a, key: ip, overrides: [{ limit: 5 }] }]\n",
-    "limits: [{ name: a, key: ip, overrides: [{ key: x, capacity: 5 }] }]\n",
-    "limits: [{ name: a, key: ip, plan: header:p, overrides: [{ key: x, plan: y, limit: 5 }] }]\n",
+    "limits: [{ name: a, key: host, overrides: [{ key: x, capacity: 5 }] }]\n",
+    "limits: [{ name: a, key: host, plan: header:p, overrides: [{ key: x, plan: y, limit: 5 }] }]\n",
     "limits: [{ name: a, overrides: [{ plan: gold, limit: 5 }] }]\n",
     "limits: [{ name: a, overrides: [{ key: x, limit: 5 }] }]\n",
-    "limits: [{ name: a, key: ip, overrides: [{ key: x, limit: 5 }, { key: x, limit: 6 }] }]\n",
-    "limits: [{ name: a, algorithm: leaky_bucket, key: ip, overrides: [{ key: x, max_wait: 5s }] }]\n",
+    "limits: [{ name: a, key: host, overrides: [{ key: x, limit: 5 }, { key: x, limit: 6 }] }]\n",
+    "limits: [{ name: a, algorithm: leaky_bucket, key: host, overrides: [{ key: x, max_wait: 5s }] }]\n",
     "limits: [{ name: a, key: ip, ban: { after: 0, within: 1m, for: 1m } }]\n",
     "limits: [{ name: a, key: ip, ban: { after: 5000000000, within: 1m, for: 1m } }]\n",
     "limits: [{ name: a, key: ip, ban: { after: 5, within: 1us, for: 20000d } }]\n",
@@ -302,8 +308,8 @@ const NUMBERS: [&str; 52] = [
     "limits: [{ name: a, in_flight: 4294967297 }]\n",
     "limits: [{ name: a, in_flight: 5, limit: 10, cost: 2, algorithm: token_bucket, count: failures }]\n",
     "limits: [{ name: a, in_flight: 5, settle: header:x, ban: { after: 1, within: 1m, for: 1m }, consistency: leased }]\n",
-    "limits: [{ name: a, in_flight: 5, key: ip, overrides: [{ key: x }, { key: y, limit: 5 }, { key: z, in_flight: 0 }] }]\n",
-    "limits: [{ name: a, key: ip, overrides: [{ key: x, in_flight: 5 }] }]\n",
+    "limits: [{ name: a, in_flight: 5, key: host, overrides: [{ key: x }, { key: y, limit: 5 }, { key: z, in_flight: 0 }] }]\n",
+    "limits: [{ name: a, key: host, overrides: [{ key: x, in_flight: 5 }] }]\n",
     "gateway: { workers: 0, max_connections: 0 }\n",
     "gateway: { routes: [{ path: /, upstream: [{ url: http://h, weight: 0 }, { url: http://i, weight: 1001 }] }] }\n",
     "gateway: { routes: [{ path: /, upstream: { url: http://h, weight: 0 }, retries: 11, eject: { after: 0 } }] }\n",
@@ -369,7 +375,8 @@ const TOGETHER: [&str; 48] = [
 ];
 
 /// Files that are accepted with a warning.
-const WARNINGS: [&str; 16] = [
+const WARNINGS: [&str; 17] = [
+    "limits: [{ name: a, key: [ip, host], blocked: { keys: [[\"2001:db8::7\", a.test]] } }]\n",
     "store: memory\n",
     "limits: []\n",
     "headers: [ietf, ietf]\nlimits: [{ name: a }]\n",

@@ -31,6 +31,57 @@ limits:
 }
 
 #[test]
+fn an_address_in_a_list_is_the_group_that_counts_as_one_client() {
+    let gate = gate(
+        r#"
+limits:
+  - { name: home, key: ip, blocked: { keys: ["2001:db8::7", "::ffff:192.0.2.9"] } }
+  - { name: wide, key: ip/48, blocked: { keys: ["2001:db8:1::/48"] } }
+  - { name: whole, key: ip/128, blocked: { keys: ["2001:db8:2::7"] } }
+  - { name: host, key: host, blocked: { keys: ["[0::1]"] } }
+  - { name: matched, match: { hosts: ["[0:0::2]"] }, blocked: { when: "true" } }
+"#,
+    );
+    for (address, expected) in [
+        ("2001:db8::9", "blocked"),
+        ("2001:db8:0:1::9", "ok"),
+        ("192.0.2.9", "blocked"),
+        ("2001:db8:1:ffff::1", "blocked"),
+        ("2001:db8:2::7", "blocked"),
+        ("2001:db8:2::8", "ok"),
+    ] {
+        let outcome = ask(&gate, "GET /", &[], address);
+        assert_eq!(outcome.refusal().map_or("ok", Refusal::code), expected, "{address}");
+    }
+    for (host, expected) in [("[::1]", "blocked"), ("[0:0::0:1]:80", "blocked"), ("[::2]", "blocked"), ("[::3]", "ok")]
+    {
+        assert_eq!(answer(&gate, "GET /", &[("host", host)]), expected, "{host}");
+    }
+}
+
+#[test]
+fn lines_of_cookies_are_read_as_one() {
+    let gate = gate(
+        r#"
+limits:
+  - { name: when, blocked: { when: '"cookie" in request.headers && request.headers["cookie"].contains("beta=1")' } }
+  - { name: match, match: { headers: { cookie: "*gamma=1; delta=1*" } }, blocked: { when: "true" } }
+  - { name: key, key: header:cookie, missing: skip, blocked: { keys: ["a=1; b=2"] } }
+"#,
+    );
+    let cookies = |lines: &[&str]| {
+        let lines: Vec<(&str, &str)> = lines.iter().map(|line| ("cookie", *line)).collect();
+        answer(&gate, "GET /", &lines)
+    };
+    for lines in
+        [&["x=1; beta=1"][..], &["x=1", "beta=1"], &["gamma=1", "delta=1"], &["a=1", " b=2 "], &["a=1", "", "b=2"]]
+    {
+        assert_eq!(cookies(lines), "blocked", "{lines:?}");
+    }
+    assert_eq!(cookies(&["x=1", "bet=1", "gamma=1"]), "ok");
+}
+
+#[test]
 fn every_reading_has_to_be_exempt_and_any_is_blocked() {
     let gate = gate(
         r#"

@@ -19,7 +19,7 @@ fn log(name: &str, limit: u64) -> Rule {
 }
 
 fn left(gate: &Gate, limit: &str) -> u64 {
-    let Some(Check::Ready(looked)) = gate.check_by_name(limit, &[], 0) else { panic!("it is there, in memory") };
+    let Ok(Check::Ready(looked)) = gate.check_by_name(limit, &[], 0) else { panic!("it is there, in memory") };
     looked.decision().unwrap().remaining()
 }
 

@@ -24,7 +24,7 @@ fn tokens_and_requests() -> Gate {
 }
 
 fn left(gate: &Gate, limit: &str) -> u64 {
-    let Some(Check::Ready(looked)) = gate.check_by_name(limit, &[], 0) else { panic!("it is there, in memory") };
+    let Ok(Check::Ready(looked)) = gate.check_by_name(limit, &[], 0) else { panic!("it is there, in memory") };
     looked.decision().unwrap().remaining()
 }
 

@@ -122,7 +122,7 @@ impl<'r> Descriptors<'r> {
     pub(super) fn check(&self, gate: &Gate, denials: &Denials) -> Result<Checks, Status> {
         let checked = self.checked(denials).map(|index| &self.each[index]);
         let checked = checked.map(|one| (one, if one.is_refund { 0 } else { one.cost })).collect();
-        self.with_checks(checked, |checks| gate.check_together(checks)).ok_or_else(changed)
+        self.with_checks(checked, |checks| gate.check_together(checks)).map_err(|_| changed())
     }
 
     /// Gives the hits of refunds back.
@@ -133,9 +133,9 @@ impl<'r> Descriptors<'r> {
             return Ok(());
         }
         let refunds = self.with_checks(refunds, |checks| {
-            checks.iter().map(|check| gate.refund_check(check)).collect::<Option<Vec<_>>>()
+            checks.iter().map(|check| gate.refund_check(check)).collect::<Result<Vec<_>, _>>()
         });
-        let refunded = join_all(refunds.ok_or_else(changed)?).await;
+        let refunded = join_all(refunds.map_err(|_| changed())?).await;
         refunded.into_iter().collect::<Result<(), _>>().map_err(|error| Status::unavailable(error.to_string()))
     }
 

@@ -10,7 +10,7 @@ use tollgate::rules::RuleSet;
 use tollgate::{Gate, Outcome, StoreUnavailable};
 
 use super::batch::{Batch, Question, Shape};
-use super::check_request::resolve_key;
+use super::check_request::{invalid_key, resolve_key};
 use super::check_response::CheckResponse;
 use super::values::{OneOrMany, StringOrStrings, Units};
 use super::{ServiceState, read_json};
@@ -65,7 +65,8 @@ pub(super) async fn refund(State(state): State<ServiceState>, request: Request) 
     let changes = start(&state.gate, &batch, |refund, gate, rules, place| {
         let (limit, key) = resolve_key(refund.limit.as_deref(), refund.key.as_ref(), rules, place)?;
         let units = refund.units.as_ref().map_or(1, |units| units.0);
-        Ok(gate.refund_by_name(limit, &key, units).map(FutureExt::boxed))
+        let refund = gate.refund_by_name(limit, &key, units).map(FutureExt::boxed);
+        refund.map_err(|error| invalid_key(&error, rules, place))
     })?;
     respond(batch.shape, changes).await
 }
@@ -74,7 +75,8 @@ pub(super) async fn reset(State(state): State<ServiceState>, request: Request) -
     let batch = Batch::<ResetRequest>::parse(&read_json(request).await?)?;
     let changes = start(&state.gate, &batch, |reset, gate, rules, place| {
         let (limit, key) = resolve_key(reset.limit.as_deref(), reset.key.as_ref(), rules, place)?;
-        Ok(gate.reset_by_name(limit, &key).map(FutureExt::boxed))
+        let reset = gate.reset_by_name(limit, &key).map(FutureExt::boxed);
+        reset.map_err(|error| invalid_key(&error, rules, place))
     })?;
     respond(batch.shape, changes).await
 }
@@ -83,12 +85,11 @@ pub(super) async fn reset(State(state): State<ServiceState>, request: Request) -
 fn start<T: Question>(
     gate: &Gate,
     batch: &Batch<T>,
-    change: impl Fn(&T, &Gate, &RuleSet, &dyn Fn() -> String) -> Result<Option<Changing>, ErrorBody>,
+    change: impl Fn(&T, &Gate, &RuleSet, &dyn Fn() -> String) -> Result<Changing, ErrorBody>,
 ) -> Result<Vec<Changing>, ErrorBody> {
     let gate = gate.pinned();
     let rules = gate.rules();
-    let changes = batch.resolve(|item, place| change(item, &gate, &rules, place))?;
-    Ok(changes.into_iter().map(|change| change.expect("the limit was found when the key was resolved")).collect())
+    batch.resolve(|item, place| change(item, &gate, &rules, place))
 }
 
 async fn respond(shape: Shape, changes: Vec<Changing>) -> Result<Response, ErrorBody> {

@@ -3,7 +3,7 @@
 use axum::http::StatusCode;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use tollgate::rules::RuleSet;
+use tollgate::rules::{KeyError, RuleSet};
 use tollgate::{Check, Gate};
 
 use super::batch::Question;
@@ -94,23 +94,35 @@ pub(crate) fn resolve_key<'q>(
     let Some(limit) = limit else {
         return Err(invalid_field(place, "limit", "is missing: send it with `key`"));
     };
-    let Some(parts) = rules.key_parts(limit) else {
-        let error = unknown_limit(limit, rules);
-        return Err(match place() {
-            // The only check.
-            place if place.is_empty() => error,
-            place => ErrorBody { message: format!("`{place}limit`: {}", error.message), ..error },
-        });
-    };
-    let given = key.map_or(&[][..], OneOrMany::as_slice);
-    if given.len() != parts.len() {
-        let problem = match key {
-            None => "is missing: send it with `limit`".to_owned(),
-            Some(_) => wrong_parts(limit, given.len(), parts),
-        };
-        return Err(invalid_field(place, "key", &problem));
+    let parts: Vec<&[u8]> = key.map_or(&[][..], OneOrMany::as_slice).iter().map(String::as_bytes).collect();
+    match rules.check_key(limit, &parts) {
+        Err(KeyError::PartCount { .. }) if key.is_none() => {
+            Err(invalid_field(place, "key", "is missing: send it with `limit`"))
+        }
+        Err(error) => Err(invalid_key(&error, rules, place)),
+        Ok(()) => Ok((limit, parts)),
     }
-    Ok((limit, given.iter().map(String::as_bytes).collect()))
+}
+
+/// Returns the error of a key that no request can have. `place` returns the prefix of field names.
+pub(crate) fn invalid_key(error: &KeyError, rules: &RuleSet, place: &dyn Fn() -> String) -> ErrorBody {
+    match error {
+        KeyError::UnknownRule { rule } => {
+            let error = unknown_limit(rule, rules);
+            match place() {
+                // The only check.
+                place if place.is_empty() => error,
+                place => ErrorBody { message: format!("`{place}limit`: {}", error.message), ..error },
+            }
+        }
+        KeyError::PartCount { rule, given, parts } => invalid_field(place, "key", &wrong_parts(rule, *given, parts)),
+        KeyError::InvalidValue { rule, part, .. } => {
+            let is_only = rules.key_parts(rule).is_none_or(|parts| parts.len() == 1);
+            let part = if is_only { String::new() } else { format!("[{part}]") };
+            ErrorBody::invalid(format!("`{}key{part}`: {error}", place()))
+        }
+        _ => ErrorBody::invalid(format!("`{}key`: {error}", place())),
+    }
 }
 
 /// Returns an error about a field. `place` returns the prefix of its name.
@@ -123,7 +135,7 @@ impl ResolvedCheck<'_> {
     pub(crate) fn start(&self, gate: &Gate) -> Check {
         match self {
             Self::Named { limit, key, cost } => {
-                gate.check_by_name(limit, key, *cost).expect("the limit was found when the check was resolved")
+                gate.check_by_name(limit, key, *cost).expect("the key was checked when the check was resolved")
             }
             Self::Request { facts, cost } => facts.start(gate, *cost),
         }
@@ -131,8 +143,8 @@ impl ResolvedCheck<'_> {
 }
 
 /// Describes a key with the wrong number of parts.
-fn wrong_parts(limit: &str, given: usize, parts: &[impl ToString]) -> String {
-    let names = parts.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+fn wrong_parts(limit: &str, given: usize, parts: &[String]) -> String {
+    let names = parts.join(", ");
     match parts.len() {
         0 => format!("is given, but {} has one counter for all requests: remove it", quoted(limit)),
         1 => format!("has {given} parts, but {} counts by {names}: send one string", quoted(limit)),

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tollgate::{MAX_RESERVATION, ReservationError, Settlement};
 
 use super::batch::parse;
-use super::check_request::{invalid_field, resolve_key};
+use super::check_request::{invalid_field, invalid_key, resolve_key};
 use super::check_response::CheckResponse;
 use super::values::{Object, OneOrMany, StringOrStrings, Units};
 use super::{ServiceState, read_json};
@@ -66,7 +66,8 @@ pub(super) async fn reserve(State(state): State<ServiceState>, request: Request)
     let Object(question) = parse::<Object<ReserveRequest>>(&read_json(request).await?)?;
     let reserving = {
         let (gate, place) = (state.gate.pinned(), String::new);
-        let (limit, key) = resolve_key(question.limit.as_deref(), question.key.as_ref(), &gate.rules(), &place)?;
+        let rules = gate.rules();
+        let (limit, key) = resolve_key(question.limit.as_deref(), question.key.as_ref(), &rules, &place)?;
         let seconds = question.expires_after.as_ref().map_or(EXPIRES_AFTER_SECS, |seconds| seconds.0);
         if !(1..=MAX_RESERVATION.as_secs()).contains(&seconds) {
             let problem = format!("is {seconds}: use 1 to {} seconds", MAX_RESERVATION.as_secs());
@@ -78,7 +79,7 @@ pub(super) async fn reserve(State(state): State<ServiceState>, request: Request)
             return Err(invalid_field(&place, "cost", "is 0: reserve 1 or more, or look at the key with /v1/peek"));
         }
         let reserving = gate.reserve_by_name(limit, &key, cost, Duration::from_secs(seconds));
-        reserving.expect("the limit was found when the key was resolved")
+        reserving.map_err(|error| invalid_key(&error, &rules, &place))?
     };
     let reserved = reserving.await.map_err(|error| refusal(&error))?;
     state.decisions.record([&reserved.outcome]);

@@ -77,7 +77,7 @@ impl SimpleChecks {
             return None;
         }
         let Body { limit, key, cost } = serde_json::from_slice(body).ok()?;
-        let outcome = match self.state.gate.check_whole_key(limit, &[key.as_bytes()], cost)? {
+        let outcome = match self.state.gate.check_by_name(limit, &[key.as_bytes()], cost).ok()? {
             Check::Ready(outcome) => outcome,
             pending @ Check::Pending(_) => pending.outcome().await,
         };

@@ -203,7 +203,7 @@ impl Session {
         let last = if taking == Taking::Cost { Some("cost") } else { None };
         let Target { limit, key, number } = target(&rules, limit, words, last)?;
         let cost = if taking == Taking::Cost { number.unwrap_or(1) } else { 0 };
-        gate.check_by_name(limit, &key, cost).ok_or_else(|| unknown_limit(limit.as_bytes()))
+        gate.check_by_name(limit, &key, cost).map_err(|error| error.to_string())
     }
 
     /// `TOLLGATE.REFUND limit key… [units]` and `TOLLGATE.RESET limit key…`. The reply is that of a peek afterwards.
@@ -245,7 +245,7 @@ impl Session {
             Change::Refund => gate.refund_by_name(limit, &key, number.unwrap_or(1)).map(FutureExt::boxed),
             Change::Reset => gate.reset_by_name(limit, &key).map(FutureExt::boxed),
         };
-        changing.ok_or_else(|| unknown_limit(limit.as_bytes()))
+        changing.map_err(|error| error.to_string())
     }
 
     /// `HELLO [version [AUTH user password] [SETNAME name]]`

@@ -18,7 +18,7 @@ use super::types::Type;
 use super::{Input, MAX_LOOP_NAMES};
 use crate::http::Headers;
 use crate::rules::ReadErrors;
-use crate::rules::normal::{header, host, query};
+use crate::rules::normal::{header, host, method, query};
 
 /// The fields of `request`.
 pub(super) const REQUEST_FIELDS: [&str; 8] = ["method", "path", "query", "host", "headers", "ip", "route", "domain"];
@@ -59,17 +59,9 @@ impl<'a> Variables<'a> {
     fn text(&self, field: &str) -> Option<Cow<'a, str>> {
         let facts = &self.input.facts;
         Some(match field {
-            // Some frameworks ignore the case of methods.
-            "method" => match facts.method() {
-                method if method.bytes().any(|byte| byte.is_ascii_lowercase()) => method.to_ascii_uppercase().into(),
-                method => method.into(),
-            },
+            "method" => method::form(facts.method()),
             "path" => self.input.path.into(),
-            // Hosts are case-insensitive, so case must not affect a comparison.
-            "host" => match host::host(facts, self.input.errors).unwrap_or_default() {
-                host if host.bytes().any(|byte| byte.is_ascii_uppercase()) => host.to_ascii_lowercase().into(),
-                host => host.into(),
-            },
+            "host" => host::host(facts, self.input.errors).unwrap_or_default(),
             "ip" => self.input.client.map(|address| address.to_canonical().to_string()).unwrap_or_default().into(),
             "route" => facts.route_name().unwrap_or_default().into(),
             "domain" => facts.domain_name().unwrap_or_default().into(),
@@ -116,9 +108,10 @@ enum Entries<'a> {
 impl<'a> Entries<'a> {
     fn get(&self, name: &str) -> Option<Box<dyn Val + 'a>> {
         let text: Cow<'a, str> = match self {
-            Self::Headers(headers, errors) => {
-                String::from_utf8_lossy(header::header((*headers)?, &name.parse().ok()?, errors)?)
-            }
+            Self::Headers(headers, errors) => match header::header((*headers)?, &name.parse().ok()?, errors)? {
+                Cow::Borrowed(value) => String::from_utf8_lossy(value),
+                Cow::Owned(value) => String::from_utf8_lossy(&value).into_owned().into(),
+            },
             Self::Query(text, errors) => query::query(text, name, errors)?,
             Self::Descriptors(given) => given.iter().find(|(given, _)| *given == name)?.1.into(),
             Self::Claims(claims) => return claims.as_ref()?.get(name).map(json),

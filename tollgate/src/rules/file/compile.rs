@@ -23,8 +23,8 @@ use crate::rules::networks::InvalidNetwork;
 use crate::rules::request::{Token, Tokens};
 use crate::rules::rule::TokenUse;
 use crate::rules::{
-    Cost, ExpressionField, Listing, Match, Mode, Networks, PathCase, PathReading, Request, Routes, Rule, RuleSet,
-    StatusSet, TrustedProxies, jwt,
+    Cost, ExpressionField, Listing, Match, Mode, Networks, PathCase, Request, Routes, Rule, RuleSet, StatusSet,
+    TrustedProxies, jwt,
 };
 
 impl Parsed {
@@ -79,9 +79,7 @@ fn rule_set(parsed: &Parsed, findings: &mut Findings) -> Option<RuleSet> {
     if let Some(proxies) = file.gateway.as_ref().and_then(|gateway| trusted_proxies(gateway, root, findings)) {
         builder = builder.trusted_proxies(proxies);
     }
-    if let Some(gateway) = &file.gateway {
-        builder = builder.path_reading(gateway.paths.over(PathReading::default()));
-    }
+    builder = builder.path_reading(file.path_reading());
     if let Some(rule) = &file.jwt {
         let node = root.get("jwt").unwrap_or(root);
         builder = builder.tokens(tokens(rule, node, folder, findings)?);

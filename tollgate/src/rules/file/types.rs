@@ -20,6 +20,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::forms::{ByteSize, ContentType, DurationText, StoreName};
+use crate::rules::PathReading;
 
 use self::notation::{at_least, between};
 pub use self::{gateway::*, limit::*, notation::OneOrMany, numbers::*, route::*, service::*, store::*};
@@ -88,6 +89,14 @@ pub struct RuleFile {
     #[schemars(length(max = 10_000))]
     #[doc(hidden)]
     pub limits: Vec<LimitRule>,
+}
+
+impl RuleFile {
+    /// Returns how limits read paths.
+    pub(super) fn path_reading(&self) -> PathReading {
+        let any = PathReading::default();
+        self.gateway.as_ref().map_or(any, |gateway| gateway.paths.over(any))
+    }
 }
 
 impl Default for RuleFile {

@@ -29,7 +29,12 @@ impl TokenSource {
     pub(crate) fn token<'a>(&self, facts: &Facts<'a>, errors: &ReadErrors) -> Option<Cow<'a, str>> {
         match self {
             Self::Header(name) => {
-                let text = std::str::from_utf8(header::header(facts.all_headers()?, name, errors)?).ok()?;
+                let value = header::header(facts.all_headers()?, name, errors)?;
+                let text = match &value {
+                    Cow::Borrowed(value) => std::str::from_utf8(value).ok()?,
+                    // Several lines of cookies, which are no token.
+                    Cow::Owned(_) => return None,
+                };
                 match text.split_at_checked(SCHEME.len()) {
                     Some((scheme, token)) if scheme.eq_ignore_ascii_case(SCHEME) => {
                         Some(token.trim_ascii_start().into())

@@ -3,20 +3,40 @@
 //! HTTP/1 parsers trim spaces and tabs. Python's `strip` and JavaScript's `trim`, which services call on keys, also
 //! remove the no-break space and the next-line character, in Latin-1 or UTF-8.
 
+use std::borrow::Cow;
+
 use http::HeaderName;
 use http::header::COOKIE;
 
 use super::{ReadErrors, Unreadable, only};
 use crate::http::Headers;
 
-/// Returns the value of a header, trimmed. Several differing values are recorded as an error, except for cookies, which
-/// HTTP/2 may send in several lines (RFC 9113, 8.2.3).
+/// Returns the value of a header, trimmed. Several differing values are recorded as an error, except for cookies, whose
+/// lines are joined.
 #[inline]
-pub(in crate::rules) fn header<'a>(headers: Headers<'a>, name: &HeaderName, errors: &ReadErrors) -> Option<&'a [u8]> {
-    if headers.has_no_repeats() || *name == COOKIE {
-        return headers.get_named(name).map(trimmed);
+pub(in crate::rules) fn header<'a>(
+    headers: Headers<'a>,
+    name: &HeaderName,
+    errors: &ReadErrors,
+) -> Option<Cow<'a, [u8]>> {
+    if headers.has_no_repeats() {
+        return headers.get_named(name).map(|value| Cow::Borrowed(trimmed(value)));
     }
-    only(headers.get_all(name).map(trimmed), errors, || Unreadable::DuplicateHeader(name.as_str().into()))
+    if *name == COOKIE {
+        return cookie_lines(headers);
+    }
+    let values = headers.get_all(name).map(trimmed);
+    only(values, errors, || Unreadable::DuplicateHeader(name.as_str().into())).map(Cow::Borrowed)
+}
+
+/// Returns all lines of the `Cookie` header as one. HTTP/2 clients may split it (RFC 9113, 8.2.3), and services join the
+/// lines of HTTP/1 in the same way.
+pub(in crate::rules) fn cookie_lines(headers: Headers<'_>) -> Option<Cow<'_, [u8]>> {
+    let mut lines = headers.get_all(&COOKIE).map(trimmed);
+    let first = lines.next()?;
+    let Some(second) = lines.next() else { return Some(Cow::Borrowed(first)) };
+    let all: Vec<&[u8]> = [first, second].into_iter().chain(lines).filter(|line| !line.is_empty()).collect();
+    Some(Cow::Owned(all.join(&b"; "[..])))
 }
 
 /// Returns `true` if a value begins or ends with a space or a tab. HTTP/2 forbids that (RFC 9113, 8.2.1), and an HTTP/1
@@ -112,13 +132,30 @@ mod tests {
                 headers.append(&name, HeaderValue::from_str(value).unwrap());
             }
             let errors = ReadErrors::default();
-            let found = header((&headers).into(), &name, &errors).map(<[u8]>::to_vec);
+            let found = header((&headers).into(), &name, &errors).map(Cow::into_owned);
             (found, errors.take())
         };
         assert_eq!(read(&["a"]), (Some(b"a".to_vec()), None));
         assert_eq!(read(&["a", " a\t"]), (Some(b"a".to_vec()), None));
         assert_eq!(read(&["a", "b"]), (Some(b"a".to_vec()), Some(Unreadable::DuplicateHeader("x-key".into()))));
         assert_eq!(read(&["a", "a", "b"]), (Some(b"a".to_vec()), Some(Unreadable::DuplicateHeader("x-key".into()))));
+        assert_eq!(read(&[]), (None, None));
+    }
+
+    #[test]
+    fn lines_of_cookies_are_one() {
+        let read = |lines: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for line in lines {
+                headers.append(COOKIE, HeaderValue::from_str(line).unwrap());
+            }
+            let errors = ReadErrors::default();
+            let joined =
+                header((&headers).into(), &COOKIE, &errors).map(|value| String::from_utf8(value.into()).unwrap());
+            (joined, errors.take())
+        };
+        assert_eq!(read(&["a=1"]), (Some("a=1".into()), None));
+        assert_eq!(read(&["a=1", " b=2 ", "", "b=2"]), (Some("a=1; b=2; b=2".into()), None));
         assert_eq!(read(&[]), (None, None));
     }
 }

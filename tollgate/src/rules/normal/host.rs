@@ -1,10 +1,17 @@
 //! Hosts: a name or an address, with an optional port.
+//!
+//! A host has one form: in lower case, without its port and trailing dot. An IPv6 address is in its shortest text, and
+//! one that stands for an IPv4 address is that address.
+
+use std::borrow::Cow;
+use std::net::{IpAddr, Ipv6Addr};
 
 use http::header::HOST;
 
 use super::{ReadErrors, Unreadable, only};
 use crate::http::Headers;
 use crate::rules::Facts;
+use crate::rules::named_key::{InvalidPart, shown};
 
 /// The longest DNS name.
 pub(in crate::rules) const MAX_HOST_BYTES: usize = 253;
@@ -21,20 +28,51 @@ pub fn check_host(host: &[u8]) -> Result<(), Unreadable> {
     host_name(host).map(drop).ok_or(Unreadable::InvalidHost)
 }
 
-/// Returns the host of a request without its port and trailing dot. An invalid host, or several differing ones, are
-/// recorded as an error.
-pub(in crate::rules) fn host<'a>(facts: &Facts<'a>, errors: &ReadErrors) -> Option<&'a str> {
+/// Returns the normal form of a request's host. An invalid host, or several differing ones, are recorded as an error.
+pub(in crate::rules) fn host<'a>(facts: &Facts<'a>, errors: &ReadErrors) -> Option<Cow<'a, str>> {
     let given = match facts.own_host() {
         Some(host) => host.as_bytes(),
         None => only_host(facts.all_headers()?, errors)?,
     };
     match host_name(given) {
-        Some(name) => std::str::from_utf8(name).ok(),
+        Some(name) => std::str::from_utf8(name).ok().map(form),
         None => {
             errors.note(Unreadable::InvalidHost);
-            facts.host_name()
+            facts.host_name().map(Cow::Borrowed)
         }
     }
+}
+
+/// Returns the normal form of a host that a caller names.
+///
+/// # Errors
+///
+/// If it is not a host.
+pub(in crate::rules) fn named(value: &[u8]) -> Result<Cow<'_, str>, InvalidPart> {
+    let name = host_name(value).and_then(|name| std::str::from_utf8(name).ok());
+    name.map(form).ok_or_else(|| {
+        let fix = match std::str::from_utf8(value).ok().and_then(|text| text.parse::<Ipv6Addr>().ok()) {
+            Some(address) => format!("write [{address}]"),
+            None => "write a name such as api.example.com, or an address".to_owned(),
+        };
+        InvalidPart::new(format!("`{}` is not a host", shown(value)), fix)
+    })
+}
+
+/// Returns the normal form of a valid host without a port and a trailing dot.
+pub(in crate::rules) fn form(name: &str) -> Cow<'_, str> {
+    let literal = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    if let Some(address) = literal.and_then(|address| address.parse::<Ipv6Addr>().ok()) {
+        let text = match address.to_canonical() {
+            IpAddr::V4(address) => address.to_string(),
+            IpAddr::V6(address) => format!("[{address}]"),
+        };
+        return if text == name { Cow::Borrowed(name) } else { Cow::Owned(text) };
+    }
+    if name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        return Cow::Owned(name.to_ascii_lowercase());
+    }
+    Cow::Borrowed(name)
 }
 
 /// Returns the `Host` header. Several differing values are recorded as an error.
@@ -89,6 +127,25 @@ static IN_NAMES: [bool; 256] = {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn spellings_of_a_host_have_one_form() {
+        for (host, expected) in [
+            ("API.example.com.:80", "api.example.com"),
+            ("[0::1]", "[::1]"),
+            ("[2001:DB8::0007]:443", "[2001:db8::7]"),
+            ("[::ffff:192.0.2.1]", "192.0.2.1"),
+            ("192.0.2.1", "192.0.2.1"),
+        ] {
+            assert_eq!(named(host.as_bytes()).unwrap(), expected);
+            assert_eq!(named(expected.as_bytes()).unwrap(), expected);
+        }
+        for (host, fix) in
+            [("::1", "write [::1]"), ("a b", "write a name"), ("", "write a name"), ("a:x", "write a name")]
+        {
+            assert!(named(host.as_bytes()).unwrap_err().fix.starts_with(fix), "{host}");
+        }
+    }
 
     #[test]
     fn hosts_are_names_or_addresses_with_an_optional_port() {

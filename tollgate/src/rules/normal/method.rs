@@ -1,6 +1,9 @@
 //! Methods. They are case-sensitive (RFC 9110, 9.1), but some frameworks read `post` as `POST`.
 
+use std::borrow::Cow;
+
 use super::Unreadable;
+use crate::rules::named_key::{InvalidPart, shown};
 
 /// The methods of the IANA registry that services handle.
 const REGISTERED: [&str; 19] = [
@@ -39,6 +42,27 @@ pub fn check_method(method: &str, target: &str) -> Result<(), Unreadable> {
         return Err(Unreadable::MethodCase);
     }
     Ok(())
+}
+
+/// Returns the form in which limits see a method: in upper case, because some frameworks ignore the case.
+pub(in crate::rules) fn form(method: &str) -> Cow<'_, str> {
+    if method.bytes().any(|byte| byte.is_ascii_lowercase()) {
+        Cow::Owned(method.to_ascii_uppercase())
+    } else {
+        Cow::Borrowed(method)
+    }
+}
+
+/// Returns the form of a method that a caller names.
+///
+/// # Errors
+///
+/// If it is not a method.
+pub(in crate::rules) fn named(value: &[u8]) -> Result<Cow<'_, str>, InvalidPart> {
+    let is_method = http::Method::from_bytes(value).is_ok();
+    let text = std::str::from_utf8(value).ok().filter(|_| is_method);
+    text.map(form)
+        .ok_or_else(|| InvalidPart::new(format!("`{}` is not a method", shown(value)), "write one such as GET"))
 }
 
 #[cfg(test)]

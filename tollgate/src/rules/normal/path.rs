@@ -12,6 +12,7 @@ use std::borrow::Cow;
 use smallvec::SmallVec;
 
 use super::Unreadable;
+use crate::rules::named_key::{InvalidPart, shown};
 
 /// How the service reads paths.
 ///
@@ -243,6 +244,28 @@ impl<'a> Readings<'a> {
     pub(in crate::rules) fn has_upper_case(&self) -> bool {
         self.has_upper_case
     }
+}
+
+/// Returns the readings of a path that a caller names.
+///
+/// # Errors
+///
+/// If it is not a path, or cannot be read safely.
+pub(in crate::rules) fn named(value: &[u8], reading: PathReading) -> Result<PathReadings<'_>, InvalidPart> {
+    let Ok(text) = std::str::from_utf8(value) else {
+        let problem = format!("`{}` is not a path", shown(value));
+        return Err(InvalidPart::new(problem, "encode bytes that are not UTF-8, as in /caf%E9"));
+    };
+    if text.contains('?') {
+        let problem = format!("`{}` has a query, which is not part of the path", shown(value));
+        return Err(InvalidPart::new(problem, "write the path alone, or ? as %3F"));
+    }
+    Readings::new(text, reading).map(|readings| readings.list).map_err(|unreadable| {
+        let message = unreadable.to_string();
+        let (reason, fix) = message.trim_end_matches('.').split_once(": ").unwrap_or((&message, "write another path"));
+        let reason = reason.strip_prefix("The ").map_or(reason.to_owned(), |reason| format!("the {reason}"));
+        InvalidPart::new(format!("`{}` is not a key, because {reason}", shown(value)), fix)
+    })
 }
 
 /// Returns a path as read by a service with this case sensitivity.

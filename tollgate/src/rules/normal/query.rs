@@ -47,7 +47,8 @@ fn base(name: &str) -> &str {
     }
 }
 
-fn trimmed(value: Cow<'_, str>) -> Cow<'_, str> {
+/// Trims a decoded value.
+pub(in crate::rules) fn trimmed(value: Cow<'_, str>) -> Cow<'_, str> {
     let is_blank =
         |letter: char| letter.is_whitespace() || letter.is_control() || matches!(letter, '\u{200b}' | '\u{feff}');
     match value {

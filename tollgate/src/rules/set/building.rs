@@ -19,6 +19,7 @@ use crate::rules::client::TrustedProxies;
 use crate::rules::envoy::Domains;
 use crate::rules::index::{Index, Indexed};
 use crate::rules::key_map::KeyMap;
+use crate::rules::named_key::KeyReadings;
 use crate::rules::request::Tokens;
 use crate::rules::rule::{Bound, Mode, Numbers, OverrideTarget, Rule, check_in_flight};
 
@@ -121,7 +122,7 @@ impl RuleSetBuilder {
     /// If a rule is invalid: a path, a host, a header name or a body cannot be parsed, an override or a ban has another
     /// algorithm than its limit or invalid numbers, a key has too many parts, two limits have the same name, or there
     /// are too many rules.
-    pub fn build(mut self) -> Result<RuleSet, InvalidLimit> {
+    pub fn build(self) -> Result<RuleSet, InvalidLimit> {
         if self.rules.len() > MAX_RULES {
             let problem = format!("{} rules are more than 10000", self.rules.len());
             return Err(InvalidLimit::new("limits", problem, "count by key rather than by rule"));
@@ -134,7 +135,6 @@ impl RuleSetBuilder {
         if let Some(problem) = self.rules.iter().find_map(refused) {
             return Err(problem);
         }
-        self.rules.iter_mut().for_each(|rule| rule.normalize_listed_keys(self.path_reading));
         let mut compiling = Compiling::default();
         // The ids of in-flight limits are known only after all limits of the store have theirs.
         let mut ids = Vec::with_capacity(self.rules.len());
@@ -157,16 +157,17 @@ impl RuleSetBuilder {
                 ban,
                 by_plan: HashMap::default(),
                 by_key: KeyMap::default(),
-                exempt: listed(&rule.exempt.keys),
-                blocked: listed(&rule.blocked.keys),
+                exempt: listed(&rule, "exempt", &rule.exempt.keys, self.path_reading)?,
+                blocked: listed(&rule, "blocked", &rule.blocked.keys, self.path_reading)?,
+                strictest: limit,
                 rule,
             });
         }
         for (number, compiled) in (0..).zip(&mut compiled) {
-            compiling.overrides(number, compiled)?;
+            compiling.overrides(number, compiled, self.path_reading)?;
         }
         for (number, compiled) in (0..).zip(&mut compiled) {
-            compiling.in_flight(number, compiled)?;
+            compiling.in_flight(number, compiled, self.path_reading)?;
         }
         let indexed: Vec<Indexed<'_>> = compiled
             .iter()
@@ -232,10 +233,46 @@ fn observers(compiled: &[Compiled], rates: usize) -> Box<[Option<Arc<Observer>>]
     observers.into()
 }
 
-fn listed(keys: &[Box<[Box<[u8]>]>]) -> KeyMap<()> {
+/// Returns a list of keys in normal form.
+fn listed(
+    rule: &Rule,
+    field: &'static str,
+    keys: &[Box<[Box<[u8]>]>],
+    reading: PathReading,
+) -> Result<KeyMap<()>, InvalidLimit> {
     let mut map = KeyMap::default();
-    keys.iter().for_each(|parts| map.insert(parts.clone(), ()));
-    map
+    for key in keys {
+        // A key may be listed twice.
+        _ = map.insert(normal_key(rule, field, key, reading)?.counted(), ());
+    }
+    Ok(map)
+}
+
+/// Returns the normal form of a key in a list or an override.
+fn normal_key<'k>(
+    rule: &Rule,
+    field: &'static str,
+    key: &'k [Box<[u8]>],
+    reading: PathReading,
+) -> Result<KeyReadings<'k>, InvalidLimit> {
+    let parts: Vec<&[u8]> = key.iter().map(|part| &**part).collect();
+    let named = rule.named_key(&parts, reading);
+    named.map_err(|error| InvalidLimit::new(field, error.problem(), error.fix()).of_limit(rule.name()))
+}
+
+/// Adds the override of a key. The first reading of its path is meant.
+fn add_override(
+    by_key: &mut KeyMap<LimitId>,
+    rule: &Rule,
+    key: &[Box<[u8]>],
+    (id, reading): (LimitId, PathReading),
+) -> Result<(), InvalidLimit> {
+    let named = normal_key(rule, "overrides", key, reading)?;
+    if by_key.insert(named.counted(), id) {
+        return Ok(());
+    }
+    let problem = format!("two overrides are for the key `{}`", named.texts().join(", "));
+    Err(InvalidLimit::new("overrides", problem, "remove one of them").of_limit(rule.name()))
 }
 
 fn check_names(rules: &[Rule]) -> Result<(), InvalidLimit> {
@@ -292,15 +329,16 @@ impl Compiling {
         self.add_of(number, limit).map(Some)
     }
 
-    fn overrides(&mut self, number: u32, compiled: &mut Compiled) -> Result<(), InvalidLimit> {
+    fn overrides(&mut self, number: u32, compiled: &mut Compiled, reading: PathReading) -> Result<(), InvalidLimit> {
         self.overrides += compiled.rule.overrides.len();
         if self.overrides > MAX_OVERRIDES {
             let problem = format!("{} overrides are more than 100000", self.overrides);
             return Err(InvalidLimit::new("overrides", problem, "use plans rather than single keys"));
         }
-        let Bound::Rate(limit) = &compiled.rule.bound else { return Ok(()) };
+        let Compiled { rule, by_plan, by_key, .. } = compiled;
+        let Bound::Rate(limit) = &rule.bound else { return Ok(()) };
         let mut known: Vec<(Algorithm, LimitId)> = Vec::new();
-        for (target, numbers) in &compiled.rule.overrides {
+        for (target, numbers) in &rule.overrides {
             let Numbers::Rate(algorithm) = numbers else {
                 let problem = "an override limits requests in flight, but its limit does not".into();
                 let fix = "use a limit of its own for that";
@@ -315,9 +353,18 @@ impl Compiling {
                 }
             };
             match target {
-                OverrideTarget::Plan(plan) => _ = compiled.by_plan.insert(plan.clone(), id),
-                OverrideTarget::Key(parts) => compiled.by_key.insert(parts.clone(), id),
+                OverrideTarget::Plan(plan) => _ = by_plan.insert(plan.clone(), id),
+                OverrideTarget::Key(parts) => add_override(by_key, rule, parts, (id, reading))?,
             }
+        }
+        if rule.may_read_path() {
+            let own = *limit.algorithm();
+            let strictest = known.iter().fold(own, |strictest, (numbers, _)| strictest.strictest(*numbers));
+            compiled.strictest = match known.iter().find(|(numbers, _)| *numbers == strictest) {
+                Some((_, id)) => *id,
+                None if strictest == own => compiled.limit,
+                None => self.add_of(number, variant(limit, strictest)?)?,
+            };
         }
         Ok(())
     }
@@ -325,8 +372,8 @@ impl Compiling {
 
 impl Compiling {
     /// Compiles a rule that limits requests in flight.
-    fn in_flight(&mut self, number: u32, compiled: &mut Compiled) -> Result<(), InvalidLimit> {
-        let rule = &compiled.rule;
+    fn in_flight(&mut self, number: u32, compiled: &mut Compiled, reading: PathReading) -> Result<(), InvalidLimit> {
+        let Compiled { rule, limit, by_plan, by_key, .. } = compiled;
         let Bound::InFlight { name, max } = &rule.bound else { return Ok(()) };
         let of_rates = [
             ("ban", rule.ban.is_some()),
@@ -339,14 +386,14 @@ impl Compiling {
             let problem = format!("{field} does not apply to a limit on requests in flight");
             return Err(InvalidLimit::new(field, problem, "remove it, or use a separate limit").of_limit(name));
         }
-        compiled.limit = self.add_in_flight(number, *max);
+        *limit = self.add_in_flight(number, *max);
         for (target, numbers) in &rule.overrides {
             let Numbers::InFlight(max) = numbers else { continue };
             check_in_flight(*max).map_err(|error| error.of_limit(name))?;
             let id = self.add_in_flight(number, *max);
             match target {
-                OverrideTarget::Plan(plan) => _ = compiled.by_plan.insert(plan.clone(), id),
-                OverrideTarget::Key(parts) => compiled.by_key.insert(parts.clone(), id),
+                OverrideTarget::Plan(plan) => _ = by_plan.insert(plan.clone(), id),
+                OverrideTarget::Key(parts) => add_override(by_key, rule, parts, (id, reading))?,
             }
         }
         Ok(())

@@ -4,7 +4,7 @@
 //! checked in two phases: first the rules that read no token, and block lists that need none; then, unless one of them
 //! refuses, the rules that read claims.
 
-use super::{Compiled, Mode, Refused, RuleHit, RuleSet, Shortcut};
+use super::{Compiled, Mode, Pieces, Refused, RuleHit, RuleSet, Shortcut};
 use crate::key::Key;
 use crate::rules::Request;
 use crate::rules::rule::TokenUse;
@@ -83,7 +83,7 @@ impl RuleSet {
         &self,
         phase: Phase,
         request: &Request<'_>,
-        found: &mut dyn FnMut(&RuleHit, Key<'_>),
+        found: &mut dyn FnMut(&RuleHit, Key<'_>, &[Pieces<'_>]),
     ) -> Result<(), (Option<u32>, Refused)> {
         let candidates = self.candidates(request);
         let case = self.check_candidates(request)?;
@@ -125,8 +125,9 @@ mod tests {
 
     use super::*;
     use crate::http::TokenError;
+    use crate::rules::KeyReadings;
     use crate::rules::request::Token;
-    use crate::rules::set::{Pieces, RuleMatch};
+    use crate::rules::set::RuleMatch;
     use crate::rules::{Facts, KeyPart, Listing, Match, Missing, Networks, Rule};
     use crate::{FixedWindow, Limit, MINUTE};
 
@@ -174,7 +175,11 @@ mod tests {
         rule = rule.missing([Missing::Skip, Missing::Deny, Missing::Anonymous][usize::from(choice.missing)]);
         rule = rule.mode([Mode::Enforced, Mode::Shadow, Mode::Disabled][usize::from(choice.mode.saturating_sub(3))]);
         let here = || Listing::none().networks(Networks::parse(["192.0.2.1"]).unwrap());
-        let key: &[&str] = if choice.key == 3 { &["ann", "1"] } else { &["ann"] };
+        let key: &[&str] = match choice.key {
+            3 => &["ann", "1"],
+            4 => &["192.0.2.1"],
+            _ => &["ann"],
+        };
         match choice.lists {
             0 => rule.blocked(here()),
             1 => rule.exempt(here()),
@@ -186,8 +191,8 @@ mod tests {
 
     type Hits = Vec<(u32, crate::LimitId, u64, String)>;
 
-    fn adding(hits: &mut Hits) -> impl FnMut(&RuleHit, Key<'_>) {
-        |rule_hit, key| hits.push((rule_hit.rule, rule_hit.limit, rule_hit.cost, format!("{key:?}")))
+    fn adding(hits: &mut Hits) -> impl FnMut(&RuleHit, Key<'_>, &[Pieces<'_>]) {
+        |rule_hit, key, _| hits.push((rule_hit.rule, rule_hit.limit, rule_hit.cost, format!("{key:?}")))
     }
 
     proptest! {
@@ -227,7 +232,7 @@ mod tests {
                 // Several rules may refuse it. The one that is reported must refuse it by itself too.
                 (Err(_), Err((Some(number), refused))) => {
                     let request = rules.request(&facts);
-                    let result = rules.check_rule(number, &request, &mut Pieces::new());
+                    let result = rules.check_rule(number, &request, &mut KeyReadings::default());
                     prop_assert!(matches!(result, RuleMatch::Refused(_, alone) if alone == refused));
                 }
                 (Err((None, one)), Err((None, two))) => prop_assert_eq!(one, two),

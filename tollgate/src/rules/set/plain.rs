@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use super::{Compiled, Exceptions, Index, Known, LimitId, RuleHit, RuleSet, Shortcut};
 use crate::rules::client::TrustedProxies;
-use crate::rules::key_part::{IpGroup, Source};
+use crate::rules::key_part::Source;
+use crate::rules::normal::address::IpGroup;
 use crate::rules::rule::{Cost, CostSource, Mode};
 use crate::rules::{KeyPart, Request};
 
@@ -26,6 +27,8 @@ pub(super) struct PlainRule {
     ban: Option<LimitId>,
     mode: Mode,
     is_in_flight: bool,
+    /// Whether the key may have several readings.
+    pub(super) may_read_path: bool,
 }
 
 impl PlainRule {
@@ -52,6 +55,7 @@ impl PlainRule {
             ban: *ban,
             mode: rule.mode,
             is_in_flight: rule.is_in_flight(),
+            may_read_path: rule.key.iter().any(KeyPart::may_read_path),
         });
         plain.collect()
     }

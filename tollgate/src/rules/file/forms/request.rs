@@ -204,6 +204,12 @@ impl HostGlob {
                 Ok(Self(text.to_ascii_lowercase()))
             };
         }
+        if let Some((address, _)) = text.strip_prefix('[').map(|rest| rest.split_once(']').unwrap_or((rest, ""))) {
+            return Err(match address.parse::<std::net::Ipv6Addr>() {
+                Ok(_) => invalid("has a port, but ports are not compared", format!("write [{address}]")),
+                Err(_) => invalid("is not an address", "write one such as [2001:db8::7]".to_owned()),
+            });
+        }
         if let Some((host, _)) = text.split_once(':') {
             let fix = format!("write {}", shown(host));
             return Err(invalid("has a port, but ports are not compared", fix));

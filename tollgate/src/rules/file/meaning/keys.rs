@@ -3,13 +3,16 @@
 use std::collections::HashMap;
 
 use super::FirstPositions;
+use crate::rules::PathReading;
 use crate::rules::file::forms::{Cidr, KeyPart, PlanSource};
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position, shown};
 use crate::rules::file::types::{LimitRule, ListRule, OneOrMany, OverrideRule};
+use crate::rules::named_key::{InvalidPart, counted};
 use crate::rules::set::MAX_KEY_PARTS;
+use crate::rules::{self, Missing};
 
-pub(super) fn check(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut Findings) {
+pub(super) fn check(rule: &LimitRule, node: &Node, has_jwt: bool, reading: PathReading, findings: &mut Findings) {
     key(rule, node, has_jwt, findings);
     if let (Some(PlanSource(KeyPart::Jwt(_))), false) = (&rule.plan, has_jwt) {
         no_jwt(node.value_at("plan"), findings);
@@ -23,14 +26,19 @@ pub(super) fn check(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut
         let message = "without a key, a ban refuses all clients at once";
         findings.warning(node.key_at("ban"), message, "add a `key`, such as `key: ip`");
     }
+    let keys = ListedKeys::of(rule, node, reading);
     let mut seen = FirstPositions::new();
     for (by, place) in rule.overrides.iter().zip(node.items("overrides")) {
         for_whom(rule, by, node, place, findings);
-        if let Some(first) = seen.duplicate_of((&by.plan, by.key.as_deref()), place.at) {
+        let key = match (&by.key, place.get("key")) {
+            (Some(key), Some(place)) => Some(keys.check(key, place, findings)),
+            _ => None,
+        };
+        if let Some(first) = seen.duplicate_of((&by.plan, key), place.at) {
             findings.error(place.at, format!("duplicate override, first at {first}"), "remove one of them");
         }
     }
-    lists(rule, node, findings);
+    lists(rule, node, &keys, findings);
 }
 
 /// Checks that an override has a plan or a key.
@@ -84,10 +92,10 @@ pub(super) fn no_jwt(at: Position, findings: &mut Findings) {
     findings.error(at, message, "add one, such as `jwt: { key_file: public.pem, algorithms: [RS256] }`");
 }
 
-/// Checks exemptions, blocks, and overrides for single keys.
-fn lists(rule: &LimitRule, node: &Node, findings: &mut Findings) {
+/// Checks exemptions and blocks.
+fn lists(rule: &LimitRule, node: &Node, keys: &ListedKeys<'_>, findings: &mut Findings) {
     let mut exempt: HashMap<Cidr, Position> = HashMap::new();
-    let mut exempt_keys: HashMap<&[String], Position> = HashMap::new();
+    let mut exempt_keys: HashMap<Vec<Vec<u8>>, Position> = HashMap::new();
     for (section, list) in [("exempt", &rule.exempt), ("blocked", &rule.blocked)] {
         let Some(place) = node.get(section) else { continue };
         for (network, item) in list.ips.iter().zip(place.items("ips")) {
@@ -98,22 +106,17 @@ fn lists(rule: &LimitRule, node: &Node, findings: &mut Findings) {
             }
         }
         for (key, item) in list.keys.iter().zip(place.items("keys")) {
+            let normal = keys.check(key, item, findings);
             if section == "exempt" {
-                exempt_keys.insert(key, item.at);
-            } else if let Some(first) = exempt_keys.get(&**key) {
+                exempt_keys.insert(normal, item.at);
+            } else if let Some(first) = exempt_keys.get(&normal) {
                 contradicts(&key.join(", "), *first, item.at, findings);
             }
-            single_key(rule, key, node, item.at, findings);
         }
         if section == "exempt" && is_everybody(list) {
             let message = "no request reaches this limit, because every address is exempt";
             let at = place.items("ips").first().map_or(place.at, |item| item.at);
             findings.error(at, message, "exempt fewer, or remove the limit");
-        }
-    }
-    for (by, place) in rule.overrides.iter().zip(node.items("overrides")) {
-        if let (Some(key), Some(place)) = (&by.key, place.get("key")) {
-            single_key(rule, key, node, place.at, findings);
         }
     }
 }
@@ -129,21 +132,64 @@ fn is_everybody(list: &ListRule) -> bool {
     whole(true) && whole(false)
 }
 
-fn counted(parts: usize) -> String {
-    if parts == 1 { "1 part".to_owned() } else { format!("{parts} parts") }
+/// Checks the keys in lists and overrides of a limit.
+struct ListedKeys<'f> {
+    /// The parts of the limit's key, or `None` if they were rejected.
+    parts: Option<Vec<rules::KeyPart>>,
+    missing: Missing,
+    reading: PathReading,
+    rule: &'f LimitRule,
 }
 
-/// Checks that a key has as many parts as the limit's key.
-fn single_key(rule: &LimitRule, named: &OneOrMany<String>, node: &Node, at: Position, findings: &mut Findings) {
-    if node.lost("key") {
-        return;
+impl<'f> ListedKeys<'f> {
+    fn of(rule: &'f LimitRule, node: &Node, reading: PathReading) -> Self {
+        let parts = || rule.key.iter().flatten().map(Into::into).collect();
+        Self { parts: (!node.lost("key")).then(parts), missing: rule.missing, reading, rule }
     }
-    let parts = rule.key.as_ref().map_or(0, |key| key.len());
-    if parts == 0 {
-        findings.error(at, "the limit has no key, so this key never matches", "add a `key` to the limit");
-    } else if parts != named.len() {
-        let message = format!("this key has {}, but the limit's key has {}", counted(named.len()), counted(parts));
-        let fix = if parts == 1 { "write one string".to_owned() } else { format!("write a list of {parts} strings") };
-        findings.error(at, message, fix);
+
+    /// Checks that requests can have a key, and returns its normal form.
+    fn check(&self, named: &OneOrMany<String>, place: &Node, findings: &mut Findings) -> Vec<Vec<u8>> {
+        let raw = || named.iter().map(|value| value.clone().into_bytes()).collect();
+        let Some(parts) = &self.parts else { return raw() };
+        if parts.is_empty() {
+            findings.error(place.at, "the limit has no key, so this key never matches", "add a `key` to the limit");
+            return raw();
+        }
+        if parts.len() != named.len() {
+            let (given, wanted) = (counted(named.len()), counted(parts.len()));
+            let message = format!("this key has {given}, but the limit's key has {wanted}");
+            let fix = match parts.len() {
+                1 => "write one string".to_owned(),
+                many => format!("write a list of {many} strings"),
+            };
+            findings.error(place.at, message, fix);
+            return raw();
+        }
+        let values = parts.iter().zip(named.iter()).enumerate();
+        let normal = values.map(|(index, (part, value))| {
+            let at = place.item(index).at;
+            match part.named(value.as_bytes(), self.missing, self.reading) {
+                Ok(readings) => {
+                    let group = String::from_utf8_lossy(readings[0].as_bytes()).into_owned();
+                    if part.is_wider_than(value) {
+                        self.warn_of_group(value, &group, at, findings);
+                    }
+                    group.into_bytes()
+                }
+                Err(InvalidPart { problem, fix }) => {
+                    findings.error(at, problem, fix);
+                    value.clone().into_bytes()
+                }
+            }
+        });
+        normal.collect()
+    }
+
+    /// Warns of one address that stands for a whole group.
+    fn warn_of_group(&self, address: &str, group: &str, at: Position, findings: &mut Findings) {
+        let message =
+            format!("this key means all of {group}, which `{}` counts as one client", shown(self.rule.name.as_str()));
+        let fix = format!("write {group}, or `key: ip/128` to count {} by itself", shown(address));
+        findings.warning(at, message, fix);
     }
 }

@@ -10,6 +10,7 @@ use crate::rules::file::types::{CostRule, LimitRule, RuleFile};
 
 pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     let has_jwt = root.mentions("jwt");
+    let reading = file.path_reading();
     let mut names = FirstPositions::new();
     // After an error, this may be only its consequence.
     let has_others = file.service.envoy.is_some() || file.service.xds.is_some();
@@ -32,7 +33,7 @@ pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
         }
         store::check_choice(rule, file, (node, root), findings);
         numbers::check(rule, file, node, findings);
-        keys::check(rule, node, has_jwt, findings);
+        keys::check(rule, node, has_jwt, reading, findings);
         matches(rule, node, findings);
         conditions(rule, node, has_jwt, findings);
     }

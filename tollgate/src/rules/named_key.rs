@@ -1,0 +1,255 @@
+//! Keys that callers name: in lists and overrides, in checks by name, in bans, and in views of keys.
+//!
+//! Requests are counted by the normal form of their key. A [`Piece`] is the normal form of one part, and only
+//! [`KeyPart`](super::KeyPart) makes one, from a request or from a value that a caller names. Everything that looks up or counts a key
+//! by name needs a [`NamedKey`], so no caller can forget to normalize.
+
+use std::fmt;
+
+use smallvec::SmallVec;
+
+use super::key_part::Piece;
+use super::{PathReading, RuleSet};
+use crate::key::Key;
+use crate::rules::rule::Rule;
+use crate::rules::set::MAX_KEY_PARTS;
+
+/// The longest part of a caller's text in an error.
+const MAX_SHOWN_CHARS: usize = 60;
+
+/// The parts of one key.
+pub(crate) type Pieces<'r> = SmallVec<[Piece<'r>; 3]>;
+
+/// A key by every reading of its path. Nearly always there is one.
+#[derive(Debug, Default)]
+pub(crate) struct KeyReadings<'r> {
+    /// The key that is counted.
+    pub(super) first: Pieces<'r>,
+    /// The keys of other readings, whose numbers, blocks and bans apply too.
+    pub(super) others: Vec<Pieces<'r>>,
+}
+
+impl<'r> KeyReadings<'r> {
+    /// Returns the parts of the key that is counted.
+    pub(crate) fn counted(&self) -> &[Piece<'r>] {
+        &self.first
+    }
+
+    /// Returns the keys of the other readings.
+    pub(crate) fn others(&self) -> &[Pieces<'r>] {
+        &self.others
+    }
+
+    /// Returns the parts of the key that is counted, as text.
+    pub(crate) fn texts(&self) -> Vec<String> {
+        self.first.iter().map(|piece| String::from_utf8_lossy(piece.as_bytes()).into_owned()).collect()
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &[Piece<'r>]> {
+        std::iter::once(&*self.first).chain(self.others.iter().map(|pieces| &**pieces))
+    }
+
+    /// Adds the key of another reading, unless it is known.
+    pub(super) fn add_other(&mut self, pieces: Pieces<'r>) {
+        let is_known = self.all().any(|known| known == &*pieces);
+        if !is_known {
+            self.others.push(pieces);
+        }
+    }
+}
+
+/// Calls `with` with the key made of `pieces`.
+pub(crate) fn with_key<T>(pieces: &[Piece<'_>], with: impl FnOnce(Key<'_>) -> T) -> T {
+    match pieces {
+        [one] => with(Key::from(one.as_bytes())),
+        several => {
+            let parts: SmallVec<[&[u8]; MAX_KEY_PARTS]> = several.iter().map(Piece::as_bytes).collect();
+            with(Key::byte_parts(&parts))
+        }
+    }
+}
+
+/// A key of a rule in normal form. Only [`RuleSet::named_key`] makes one.
+#[derive(Debug)]
+pub(crate) struct NamedKey<'k> {
+    pub(super) rule: u32,
+    pub(super) readings: KeyReadings<'k>,
+}
+
+impl<'k> NamedKey<'k> {
+    /// Returns the number of the rule.
+    pub(crate) fn rule(&self) -> u32 {
+        self.rule
+    }
+
+    pub(crate) fn readings(&self) -> &KeyReadings<'k> {
+        &self.readings
+    }
+
+    pub(crate) fn into_owned(self) -> NamedKey<'static> {
+        let owned = |pieces: Pieces<'_>| pieces.into_iter().map(Piece::into_owned).collect();
+        let KeyReadings { first, others } = self.readings;
+        let readings = KeyReadings { first: owned(first), others: others.into_iter().map(owned).collect() };
+        NamedKey { rule: self.rule, readings }
+    }
+}
+
+impl RuleSet {
+    /// Normalizes a key that a caller names.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such rule, or no request can have the key.
+    pub(crate) fn named_key<'k>(&self, rule: &str, parts: &[&'k [u8]]) -> Result<NamedKey<'k>, KeyError> {
+        let number = self.number(rule).ok_or_else(|| KeyError::UnknownRule { rule: rule.to_owned() })?;
+        let readings = self.rule(number).named_key(parts, self.path_reading())?;
+        Ok(NamedKey { rule: number, readings })
+    }
+
+    /// Checks that a request can have a key.
+    ///
+    /// # Errors
+    ///
+    /// If there is no rule named `rule`, its key has another number of parts, or no request can have one of the values.
+    pub fn check_key(&self, rule: &str, parts: &[&[u8]]) -> Result<(), KeyError> {
+        self.named_key(rule, parts).map(drop)
+    }
+}
+
+impl Rule {
+    /// Normalizes a key of this rule.
+    pub(super) fn named_key<'k>(&self, values: &[&'k [u8]], reading: PathReading) -> Result<KeyReadings<'k>, KeyError> {
+        if values.len() != self.key.len() {
+            return Err(KeyError::PartCount {
+                rule: self.name().to_owned(),
+                given: values.len(),
+                parts: self.key.iter().map(ToString::to_string).collect(),
+            });
+        }
+        let named = |index: usize| {
+            let named = self.key[index].named(values[index], self.missing, reading);
+            named.map_err(|InvalidPart { problem, fix }| KeyError::InvalidValue {
+                rule: self.name().to_owned(),
+                part: index,
+                problem,
+                fix,
+            })
+        };
+        let mut key = KeyReadings::default();
+        let mut count = 1;
+        for index in 0..values.len() {
+            let readings = named(index)?;
+            count = count.max(readings.len());
+            key.first.extend(readings.into_iter().next());
+        }
+        for number in 1..count {
+            let mut other = Pieces::new();
+            for index in 0..values.len() {
+                let mut readings = named(index)?;
+                // Only a path has several readings.
+                let own = if number < readings.len() { number } else { 0 };
+                other.push(readings.swap_remove(own));
+            }
+            key.add_other(other);
+        }
+        Ok(key)
+    }
+}
+
+/// The reason that a key cannot be named.
+///
+/// `Display` describes the problem and the fix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// No rule has this name.
+    UnknownRule {
+        /// The name.
+        rule: String,
+    },
+    /// The key has another number of parts than the key of the rule.
+    PartCount {
+        /// The name of the rule.
+        rule: String,
+        /// The number of parts that were given.
+        given: usize,
+        /// The parts of the rule's key.
+        parts: Vec<String>,
+    },
+    /// No request can have this value, such as `not-an-ip` for an address.
+    InvalidValue {
+        /// The name of the rule.
+        rule: String,
+        /// The index of the part.
+        part: usize,
+        /// The problem, with the value.
+        problem: String,
+        /// The fix.
+        fix: String,
+    },
+}
+
+impl KeyError {
+    /// Returns the problem.
+    #[must_use]
+    pub fn problem(&self) -> String {
+        match self {
+            Self::UnknownRule { rule } => format!("no rule is named `{}`", shown(rule.as_bytes())),
+            Self::PartCount { rule, given, parts } if parts.is_empty() => {
+                format!("the key has {}, but `{rule}` has no key", counted(*given))
+            }
+            Self::PartCount { rule, given, parts } => {
+                format!("the key has {}, but that of `{rule}` has {}", counted(*given), counted(parts.len()))
+            }
+            Self::InvalidValue { problem, .. } => problem.clone(),
+        }
+    }
+
+    /// Returns the fix.
+    #[must_use]
+    pub fn fix(&self) -> String {
+        match self {
+            Self::UnknownRule { .. } => "use the name of a rule in the rule set".to_owned(),
+            Self::PartCount { parts, .. } if parts.is_empty() => "leave it out".to_owned(),
+            Self::PartCount { parts, .. } => format!("give {}", parts.join(", ")),
+            Self::InvalidValue { fix, .. } => fix.clone(),
+        }
+    }
+}
+
+impl fmt::Display for KeyError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}: {}", self.problem(), self.fix())
+    }
+}
+
+impl std::error::Error for KeyError {}
+
+/// Returns a number of parts as text.
+pub(super) fn counted(parts: usize) -> String {
+    if parts == 1 { "1 part".to_owned() } else { format!("{parts} parts") }
+}
+
+/// The reason that no request has a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct InvalidPart {
+    /// The problem, with the value.
+    pub(super) problem: String,
+    pub(super) fix: String,
+}
+
+impl InvalidPart {
+    pub(super) fn new(problem: String, fix: impl Into<String>) -> Self {
+        Self { problem, fix: fix.into() }
+    }
+}
+
+/// Returns a caller's text for an error: printable and short.
+pub(super) fn shown(value: &[u8]) -> String {
+    let text = String::from_utf8_lossy(value);
+    let mut shown: String = text.chars().take(MAX_SHOWN_CHARS).flat_map(char::escape_debug).collect();
+    if text.chars().nth(MAX_SHOWN_CHARS).is_some() {
+        shown.push('…');
+    }
+    shown
+}

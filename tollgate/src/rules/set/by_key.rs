@@ -1,0 +1,114 @@
+//! What the lists and overrides of a rule say about a key.
+//!
+//! A path may have several readings, and nobody but the service knows which one applies. So the strictest decides: a
+//! request is blocked if one reading is, exempt if all are, and limited by the strictest numbers of all of them.
+
+use super::{Compiled, RuleMatch, RuleSet};
+use crate::decision::LimitId;
+use crate::rules::Request;
+use crate::rules::named_key::{KeyReadings, NamedKey};
+use crate::rules::rule::Mode;
+use crate::rules::set::{Refused, RuleHit};
+
+/// What a rule says about a key.
+pub(super) enum Treatment {
+    Exempt,
+    Blocked,
+    /// The limit counts it.
+    Counted(LimitId),
+}
+
+impl Compiled {
+    /// Returns the limit for the plan of a request in the current reading of its path.
+    fn plan_limit(&self, request: &Request<'_>) -> LimitId {
+        let plan = self.rule.plan.as_ref().and_then(|plan| plan.of(request));
+        let by_plan = plan.and_then(|plan| self.by_plan.get(std::str::from_utf8(plan.as_bytes()).ok()?).copied());
+        by_plan.unwrap_or(self.limit)
+    }
+}
+
+impl RuleSet {
+    /// Returns what a rule says about the key of a request.
+    pub(super) fn treat(&self, compiled: &Compiled, key: &KeyReadings<'_>, request: &Request<'_>) -> Treatment {
+        self.treat_with(compiled, key, || {
+            let first = compiled.plan_limit(request);
+            match &compiled.rule.plan {
+                Some(plan) if plan.may_read_path() => request
+                    .for_other_readings(|| compiled.plan_limit(request))
+                    .fold(first, |one, other| self.stricter(compiled, one, other)),
+                _ => first,
+            }
+        })
+    }
+
+    fn treat_with(&self, compiled: &Compiled, key: &KeyReadings<'_>, unlisted: impl FnOnce() -> LimitId) -> Treatment {
+        if key.all().all(|pieces| compiled.exempt.get(pieces).is_some()) {
+            return Treatment::Exempt;
+        }
+        if compiled.rule.mode == Mode::Enforced && key.all().any(|pieces| compiled.blocked.get(pieces).is_some()) {
+            return Treatment::Blocked;
+        }
+        Treatment::Counted(self.limit_of(compiled, key, unlisted))
+    }
+
+    /// Returns the strictest limit of all readings of a key. Readings without an override have the limit `unlisted`.
+    fn limit_of(&self, compiled: &Compiled, key: &KeyReadings<'_>, unlisted: impl FnOnce() -> LimitId) -> LimitId {
+        let listed = || key.all().map(|pieces| compiled.by_key.get(pieces).copied());
+        let unlisted = listed().any(|limit| limit.is_none()).then(unlisted);
+        let stricter = |one, other| self.stricter(compiled, one, other);
+        unlisted.into_iter().chain(listed().flatten()).reduce(stricter).unwrap_or(compiled.limit)
+    }
+
+    /// Returns the limit with the lower numbers. If neither has, the one with the strictest numbers of the rule.
+    fn stricter(&self, compiled: &Compiled, one: LimitId, other: LimitId) -> LimitId {
+        if one == other {
+            return one;
+        }
+        let limits = [one, other].map(|limit| self.0.limits.get(limit.index()));
+        let [Some(numbers), Some(others)] = limits.map(|limit| limit.map(|limit| *limit.algorithm())) else {
+            return if self.max_in_flight(one) <= self.max_in_flight(other) { one } else { other };
+        };
+        match numbers.strictest(others) {
+            strictest if strictest == numbers => one,
+            strictest if strictest == others => other,
+            _ => compiled.strictest,
+        }
+    }
+
+    /// Checks a key of a rule.
+    pub(crate) fn check_named(&self, key: &NamedKey<'_>, cost: u64) -> RuleMatch<'_> {
+        let number = key.rule();
+        let compiled = &self.0.rules[number as usize];
+        let rule = &compiled.rule;
+        if rule.mode == Mode::Disabled {
+            return RuleMatch::Disabled;
+        }
+        let limit = match self.treat_with(compiled, key.readings(), || compiled.limit) {
+            Treatment::Exempt => return RuleMatch::Exempt,
+            Treatment::Blocked => return RuleMatch::Refused(number, Refused::Blocked),
+            Treatment::Counted(_) if rule.mode == Mode::Enforced && rule.blocked.is_everything() => {
+                return RuleMatch::Refused(number, Refused::Blocked);
+            }
+            // The end of the request is unknown.
+            Treatment::Counted(_) if rule.is_in_flight() => return RuleMatch::Exempt,
+            Treatment::Counted(limit) => limit,
+        };
+        RuleMatch::Hit(RuleHit { rule: number, limit, ban: compiled.ban, cost, mode: rule.mode, is_in_flight: false })
+    }
+
+    /// Returns the limit that counts a key, and its ban. A disabled rule and a limit on requests in flight count nothing
+    /// in a store.
+    pub(crate) fn limits_of_key(&self, key: &NamedKey<'_>) -> (Option<LimitId>, Option<LimitId>) {
+        let compiled = &self.0.rules[key.rule() as usize];
+        if compiled.rule.mode == Mode::Disabled || compiled.rule.is_in_flight() {
+            return (None, None);
+        }
+        (Some(self.limit_of(compiled, key.readings(), || compiled.limit)), compiled.ban)
+    }
+
+    /// Returns the limit on the requests in flight of a key.
+    pub(crate) fn in_flight_limit_of_key(&self, key: &NamedKey<'_>) -> LimitId {
+        let compiled = &self.0.rules[key.rule() as usize];
+        self.limit_of(compiled, key.readings(), || compiled.limit)
+    }
+}
