@@ -214,7 +214,7 @@ fn state_of_a_key_is_shown_reset_and_granted() {
     }
     let keys = AdminRequest::get("/v1/keys?key=ann").expect(200, gateway.admin());
     let limits: Vec<&Value> = keys["limits"].as_array().expect("a list").iter().map(|one| &one["limit"]).collect();
-    assert_eq!(limits, ["per-user", "per-ip", "watched"]);
+    assert_eq!(limits, ["per-user", "watched"]);
     let ann = &keys["limits"][0];
     assert_eq!((&ann["remaining"], &ann["quota"], &ann["key"]), (&json!(0), &json!(3), &Value::Null));
     assert!(ann["retry_after"].as_f64().is_some_and(|wait| wait > 0.0), "{ann}");

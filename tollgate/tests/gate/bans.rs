@@ -130,7 +130,7 @@ fn joint_checks_count_the_strikes_of_every_exhausted_limit() {
     let facts = Facts::new("GET", "/").headers(&pairs);
     for turn in 0..3 {
         let other = JointCheck::Named { rule: "other", key: &[b"ann"], cost: 1 };
-        let Some(Checks::Ready(outcomes)) = gate.check_together(&[JointCheck::Request(&facts), other]) else {
+        let Ok(Checks::Ready(outcomes)) = gate.check_together(&[JointCheck::Request(&facts), other]) else {
             panic!("the store is in memory")
         };
         assert_eq!((is_banned(&outcomes[0]), is_banned(&outcomes[1])), (turn > 0, false), "{turn}");
