@@ -8,6 +8,7 @@
 //! only the process that was started can reply there, and TLS is left to the code under test.
 
 mod cluster;
+mod impostor;
 mod link;
 mod sentinels;
 mod switch;
@@ -20,6 +21,7 @@ use redis::{Client, Cmd, Connection, ConnectionAddr, ConnectionInfo, FromRedisVa
 use tempfile::TempDir;
 
 pub use cluster::{Cluster, SlotMove};
+pub use impostor::{Impostor, Reply, cluster_slots};
 pub use link::{Link, Traffic};
 pub use sentinels::Sentinels;
 pub use switch::Switch;

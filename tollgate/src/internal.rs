@@ -27,6 +27,11 @@ pub use crate::gate::report::{CountedAs, CountedHit};
 pub mod envoy {
     pub use crate::rules::envoy::{DescriptorLimit, DescriptorMatch, Domains, FoundLimit, Unit, matches_wildcard};
 }
+/// The readers of replies of Redis, for the fuzzer.
+#[cfg(all(feature = "file", feature = "redis"))]
+pub mod redis_replies {
+    pub use crate::redis::fuzzing::{ReplyScanner, read_reply};
+}
 pub use crate::http::headers::{HeaderLine, HeaderValues};
 pub use crate::http::headers::{is_forwarding_header, reads_as};
 pub use crate::http::response::ReusedResponse;

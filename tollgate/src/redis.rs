@@ -25,6 +25,7 @@
 //! - No decision waits longer than the store's timeout. After a few failures no decision waits at all until Redis
 //!   answers again. Meanwhile, the [`OnStoreFailure`] policy of each limit decides.
 
+mod bounds;
 mod breaker;
 mod builder;
 mod cluster;
@@ -33,6 +34,8 @@ mod denials;
 mod dial;
 mod error;
 mod fallback;
+#[cfg(feature = "file")]
+pub(crate) mod fuzzing;
 #[cfg(feature = "rules")]
 mod hits;
 mod lease;

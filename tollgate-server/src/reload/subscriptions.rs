@@ -2,7 +2,7 @@
 //! in addition to the rules of the file or the published ones.
 
 use tokio::sync::watch;
-use tollgate::redis::{PublishedRules, Repairs, RuleSets};
+use tollgate::redis::{PublishedRules, Repairs, RuleSets, StoreError};
 use tollgate::rules::file::internal::{DomainConfig, XdsRule};
 use tollgate::rules::file::{Parsed, Problems};
 
@@ -18,6 +18,7 @@ struct Subscription {
     repairs: watch::Receiver<Repairs>,
     /// Repairs that were already reported.
     reported: Repairs,
+    problem: watch::Receiver<Option<StoreError>>,
     rule_sets: RuleSets,
 }
 
@@ -44,6 +45,7 @@ impl RuleUpdates {
                 latest: rule_sets.latest(),
                 repairs: rule_sets.repairs(),
                 reported: Repairs::default(),
+                problem: rule_sets.problem(),
                 rule_sets,
             })),
             Err(error) => {
@@ -62,7 +64,7 @@ impl RuleUpdates {
 
     /// Returns the next published rules, or the next repair of published rules.
     pub(super) async fn next(&mut self) -> PublishedEvent {
-        if let Some(Subscription { latest, repairs, reported, .. }) = &mut self.0 {
+        if let Some(Subscription { latest, repairs, reported, problem, .. }) = &mut self.0 {
             loop {
                 tokio::select! {
                     // The reason for a change is logged before the change.
@@ -79,6 +81,11 @@ impl RuleUpdates {
                         let newest = latest.borrow_and_update().clone();
                         if let Some(rule_set) = newest {
                             return PublishedEvent::Published(rule_set);
+                        }
+                    }
+                    Ok(()) = problem.changed() => {
+                        if let Some(why) = &*problem.borrow_and_update() {
+                            notice::warn(format_args!("the published rules cannot be read: {why}"));
                         }
                     }
                     else => break,

@@ -503,7 +503,7 @@ fn problems_with_which_a_store_still_decides_are_warnings() {
     };
     let plain = gateway("plain");
     let warning = |problem: &str| format!(r#"tollgate_store_warning{{store="default",problem="{problem}"}}"#);
-    for problem in ["foreign_data", "other_layout", "not_subscribed", "file"] {
+    for problem in ["foreign_data", "other_layout", "not_subscribed", "file", "invalid_reply", "redirects"] {
         plain.await_metric(&warning(problem), 0);
     }
     redis.command(&["RPUSH", "rate_limit:{per-client|127.0.0.1}", "other data"]);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::sync::mpsc;
 
+use super::bounds::ReplyBounds;
 use super::cluster::{MAX_ORPHANS, ScriptCalls};
 use super::denials::Denials;
 use super::fallback::{Fallback, LocalStore};
@@ -228,7 +229,8 @@ impl RedisLimiterBuilder {
     fn stores(&self, script_calls: &Arc<ScriptCalls>) -> Result<Stores, ConnectError> {
         let open = |name: &str, settings: &RedisSettings| {
             let name: Arc<str> = name.into();
-            let topology = Topology::new(settings, name.clone(), self.store_timeout, Some(script_calls))?;
+            let topology =
+                Topology::new(settings, name.clone(), self.store_timeout, Some(script_calls), ReplyBounds::DECISIONS)?;
             Ok(Store {
                 fleet: Arc::new(Fleet::new(self.expected_nodes, topology.names().layout())),
                 topology: Arc::new(topology),

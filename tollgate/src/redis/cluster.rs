@@ -26,25 +26,31 @@ use redis::{Cmd, Value};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
-use self::slots::{SlotMap, View};
+pub(super) use self::slots::View;
+use self::slots::{MAX_NODES, SlotMap};
 use super::dial::Address;
 use super::node::{Common, Node, RunError, ServerRole, Subscriber, jittered, subscriber, unavailable};
 use super::script::{Batch, ScriptHits, ScriptReply, ScriptRequest};
 use super::stats::Calls;
+use super::warnings::StoreWarning;
 use super::{StoreError, Tasks, names};
 use crate::clock::TimeSource;
 use crate::units::Timestamp;
 
 /// Time between two requests for the map: while all nodes are available, and while one is not.
 const REFRESH_EVERY: (Duration, Duration) = (Duration::from_secs(30), Duration::from_millis(400));
-/// Minimum time between two refreshes.
-const SPACING: Duration = Duration::from_millis(150);
+/// Minimum time between two refreshes: usually, and after a reply that exceeds a bound, because such replies take time to
+/// read.
+const SPACING: (Duration, Duration) = (Duration::from_millis(150), Duration::from_secs(1));
 /// Timeout of a request for the map, once the node is connected.
 const REFRESH_LIMIT: Duration = Duration::from_millis(500);
 /// Maximum number of nodes whose map is requested at once: connected nodes, seeds, and all nodes without a connection.
 const REQUESTS: (usize, usize, usize) = (2, 4, 8);
 /// Maximum number of redirects of a call. More than two mean that nodes disagree.
 const MAX_REDIRECTS: usize = 6;
+/// Maximum number of nodes to which a cluster connects anew within a period: two whole clusters of the largest size. A node
+/// that names other nodes each time cannot make this process connect to all of them.
+const MAX_STARTS: (usize, Duration) = (2 * MAX_NODES, Duration::from_secs(60));
 /// Pause before the next attempt while the keys of a slot are being moved.
 const TRY_AGAIN_AFTER: Duration = Duration::from_millis(5);
 
@@ -54,7 +60,7 @@ pub(super) struct Cluster {
     script_calls: Option<Arc<ScriptCalls>>,
     map: ArcSwap<SlotMap>,
     /// Held while the map is changed.
-    changing: Mutex<()>,
+    changing: Mutex<Starts>,
     /// Whether the map has been requested once.
     requested: watch::Sender<bool>,
     /// The error of the last request for the map.
@@ -69,7 +75,7 @@ impl Cluster {
             common,
             script_calls,
             map: ArcSwap::from_pointee(SlotMap::default()),
-            changing: Mutex::new(()),
+            changing: Mutex::new(Starts { since: Instant::now(), count: 0 }),
             requested: watch::Sender::new(false),
             why: Mutex::new(None),
             itself: itself.clone(),
@@ -149,12 +155,17 @@ impl Cluster {
             let result =
                 if is_asking { node.run_asking(command, deadline).await } else { node.run(command, deadline).await };
             match result {
-                Err(RunError::Moved(to)) if redirects < MAX_REDIRECTS => {
-                    (node, is_asking) = (self.moved(slot, &to), false);
+                Err(RunError::Moved(_) | RunError::Ask(_)) if redirects == MAX_REDIRECTS => {
+                    return Err(self.keeps_redirecting(&format!(
+                        "nodes of the cluster redirected a request more than {MAX_REDIRECTS} times, the last time {node}"
+                    )));
+                }
+                Err(RunError::Moved(to)) => {
+                    (node, is_asking) = (self.moved(slot, &to).ok_or_else(|| self.names_too_many(&node))?, false);
                     redirects += 1;
                 }
-                Err(RunError::Ask(to)) if redirects < MAX_REDIRECTS => {
-                    (node, is_asking) = (self.at(&to), true);
+                Err(RunError::Ask(to)) => {
+                    (node, is_asking) = (self.at(&to).ok_or_else(|| self.names_too_many(&node))?, true);
                     redirects += 1;
                 }
                 Err(RunError::TryAgain) if Instant::now() < deadline => {
@@ -167,6 +178,17 @@ impl Cluster {
                 other => return other,
             }
         }
+    }
+
+    fn names_too_many(&self, node: &Node) -> RunError {
+        self.keeps_redirecting(&format!(
+            "{node} redirected requests to too many nodes that are not in the map of slots"
+        ))
+    }
+
+    fn keeps_redirecting(&self, problem: &str) -> RunError {
+        self.common.recent.log(&self.common.store, StoreWarning::Redirects { problem: problem.to_owned() });
+        RunError::Lost(StoreError::unavailable(problem))
     }
 
     /// Returns a connection for subscriptions.
@@ -196,10 +218,12 @@ impl Cluster {
     /// Refreshes the map of slots. Never returns.
     pub(super) async fn follow(self: Arc<Self>) {
         loop {
-            let result = self.refresh().await;
-            *self.why.lock().unwrap_or_else(PoisonError::into_inner) = result.err();
+            let why = self.refresh().await.err();
+            let (usual, after_invalid) = SPACING;
+            let spacing = if why.as_ref().is_some_and(StoreError::is_invalid_reply) { after_invalid } else { usual };
+            *self.why.lock().unwrap_or_else(PoisonError::into_inner) = why;
             self.requested.send_replace(true);
-            tokio::time::sleep(jittered(SPACING)).await;
+            tokio::time::sleep(jittered(spacing)).await;
             let (usually, in_trouble) = REFRESH_EVERY;
             let pause = if self.is_whole() { usually } else { in_trouble };
             tokio::select! {
@@ -233,10 +257,28 @@ impl Cluster {
             }
         }
         let (_, view) = best.ok_or(last)?;
-        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = self.map.load().updated(&view, |address| self.start(address));
+        let mut starts = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let map = self.map.load();
+        if !starts.admit(map.missing(&view)) {
+            let (most, period) = MAX_STARTS;
+            return Err(StoreError::invalid_reply(&format!(
+                "the replies to CLUSTER SLOTS named more than {most} new nodes within {} s",
+                period.as_secs()
+            )));
+        }
+        let next = map.updated(&view, |address, delay| self.start(address, delay));
         self.map.store(Arc::new(next));
         Ok(())
+    }
+
+    /// Reads the map that the node at that address has sent.
+    fn read_view(&self, reply: Value, replied_by: &Address) -> Result<View, StoreError> {
+        View::read(reply, replied_by).inspect_err(|error| {
+            if error.is_invalid_reply() {
+                let (server, problem) = (replied_by.to_string(), error.detail().to_owned());
+                self.common.recent.log(&self.common.store, StoreWarning::InvalidReply { server, problem });
+            }
+        })
     }
 
     /// Returns requests for the map to nodes that are likely to reply.
@@ -263,7 +305,7 @@ impl Cluster {
         let known = connected.into_iter().map(|node| {
             async move {
                 let address = node.last_address().ok_or_else(StoreError::timed_out)?;
-                View::read(node.run(&slots_command(), deadline).await?, &address)
+                self.read_view(node.run(&slots_command(), deadline).await?, &address)
             }
             .boxed()
         });
@@ -271,40 +313,61 @@ impl Cluster {
             async move {
                 let connection = self.common.dialer.connect(&address).await.map_err(|error| unavailable(&error))?;
                 let reply = connection.run(&slots_command()).await.map_err(|error| unavailable(&error))?;
-                View::read(reply, &address)
+                self.read_view(reply, &address)
             }
             .boxed()
         });
         known.chain(others).collect()
     }
 
-    /// Returns the node at that address, and assigns the slot to it.
-    fn moved(&self, slot: u16, to: &Address) -> Arc<Node> {
+    /// Returns the node at that address, and assigns the slot to it. Returns `None` if there are too many new nodes.
+    fn moved(&self, slot: u16, to: &Address) -> Option<Arc<Node>> {
         self.common.trouble.notify_one();
-        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let (next, node) = self.map.load().moved(slot, to, |address| self.start(address));
+        let mut starts = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = |address: &Address| starts.admit(1).then(|| self.start(address, Duration::ZERO));
+        let (next, node) = self.map.load().moved(slot, to, start)?;
         if let Some(next) = next {
             self.map.store(Arc::new(next));
         }
-        node
+        Some(node)
     }
 
-    /// Returns the node at that address, which need not have slots yet.
-    fn at(&self, address: &Address) -> Arc<Node> {
+    /// Returns the node at that address, which need not have slots yet. Returns `None` if there are too many new nodes.
+    fn at(&self, address: &Address) -> Option<Arc<Node>> {
         if let Some(member) = self.map.load().at(address) {
-            return member.node.clone();
+            return Some(member.node.clone());
         }
-        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let (next, node) = self.map.load().with(address, |address| self.start(address));
+        let mut starts = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = |address: &Address| starts.admit(1).then(|| self.start(address, Duration::ZERO));
+        let (next, node) = self.map.load().with(address, start)?;
         if let Some(next) = next {
             self.map.store(Arc::new(next));
         }
-        node
+        Some(node)
     }
 
-    fn start(&self, address: &Address) -> Arc<Member> {
-        let role = ServerRole::ClusterNode(address.clone());
-        Arc::new(Member::start(role, self.common.clone(), self.script_calls.as_ref(), Some(self.itself.clone())))
+    fn start(&self, address: &Address, delay: Duration) -> Arc<Member> {
+        let (role, cluster) = (ServerRole::ClusterNode(address.clone()), Some(self.itself.clone()));
+        Arc::new(Member::start(role, self.common.clone(), self.script_calls.as_ref(), cluster, delay))
+    }
+}
+
+/// Counts the nodes that a cluster has connected to anew.
+struct Starts {
+    since: Instant,
+    count: usize,
+}
+
+impl Starts {
+    /// Counts nodes, unless they are too many.
+    fn admit(&mut self, nodes: usize) -> bool {
+        let (most, period) = MAX_STARTS;
+        if self.since.elapsed() >= period {
+            *self = Self { since: Instant::now(), count: 0 };
+        }
+        let is_admitted = self.count + nodes <= most;
+        self.count += if is_admitted { nodes } else { 0 };
+        is_admitted
     }
 }
 
@@ -615,12 +678,13 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// Starts to connect to a server. With `script_calls`, jobs can be submitted to it.
+    /// Starts to connect to a server after a delay. With `script_calls`, jobs can be submitted to it.
     pub(super) fn start(
         role: ServerRole,
         common: Common,
         script_calls: Option<&Arc<ScriptCalls>>,
         cluster: Option<Weak<Cluster>>,
+        delay: Duration,
     ) -> Self {
         let node = Arc::new(Node::new(role, common));
         let jobs = script_calls.map(|script_calls| {
@@ -629,7 +693,7 @@ impl Member {
             tokio::spawn(Worker::new(node.clone(), script_calls.clone(), cluster).work(queue));
             jobs
         });
-        let keeper = Tasks(vec![tokio::spawn(node.clone().keep()).abort_handle()]);
+        let keeper = Tasks(vec![tokio::spawn(node.clone().keep(delay)).abort_handle()]);
         Self { node, jobs, _keeper: keeper }
     }
 

@@ -2,6 +2,8 @@
 //!
 //! Connections are opened here and not by the Redis client, so that we know when one is closed: a request on a closed
 //! connection was never sent, and can be sent on the next one. The caller sets deadlines.
+//!
+//! What a server sends has [bounds](super::bounds), which depend on what the connection is for.
 
 use std::path::Path;
 use std::pin::Pin;
@@ -11,19 +13,21 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use std::{fmt, io};
 
-use futures_util::FutureExt;
 use futures_util::future::select_ok;
-use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub};
+use futures_util::{FutureExt, StreamExt};
+use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub, PubSubSink, PubSubStream};
 use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
-use redis::{AsyncConnectionConfig, Cmd, RedisError, Value};
+use redis::{AsyncConnectionConfig, Cmd, Msg, RedisError, Value};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
 use super::Tasks;
+use super::bounds::{Bounded, Received, ReplyBounds};
 use super::credentials::{Login, Tls};
 use super::stats::Traffic;
+use super::warnings::{RecentWarnings, StoreWarning};
 
 /// TCP keepalive: idle time before the first probe, time between probes, and unanswered probes that end the connection.
 /// The probes of `node.rs` are faster, but do not cover subscriptions.
@@ -33,6 +37,8 @@ const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(10), Duration:
 const USER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of addresses of one host name that are tried at once.
 const MAX_ADDRESSES: usize = 8;
+/// Maximum length of a host, which is that of a name in DNS.
+const MAX_HOST_BYTES: usize = 255;
 /// Maximum length of an error that a server sends before any command.
 const MAX_GREETING: usize = 256;
 /// Capacity of the client's queue to the socket: larger than the number of calls in flight.
@@ -52,6 +58,12 @@ pub(super) enum Address {
 impl Address {
     pub(super) fn tcp(host: impl Into<Arc<str>>, port: u16) -> Self {
         Self::Tcp { host: host.into(), port }
+    }
+
+    /// Returns the address that a server has named. Returns `None` if its host is neither an IP address nor a name in DNS.
+    pub(super) fn named(host: &str, port: u16) -> Option<Self> {
+        let is_host = (1..=MAX_HOST_BYTES).contains(&host.len()) && host.bytes().all(|byte| byte.is_ascii_graphic());
+        is_host.then(|| Self::tcp(host, port))
     }
 
     /// Returns the address of another port on the same host.
@@ -79,41 +91,57 @@ pub(super) struct Dialer {
     traffic: Arc<Traffic>,
     /// The store's name in logs.
     store: Arc<str>,
+    /// The bounds on replies, but not on messages of subscriptions.
+    bounds: ReplyBounds,
+    warnings: Arc<RecentWarnings>,
 }
 
 /// A connection that many tasks may use at once. The last clone closes it.
 #[derive(Clone)]
 pub(super) struct Connection {
     requests: MultiplexedConnection,
+    received: Arc<Received>,
     /// Its sender is dropped when the connection is closed.
     open: watch::Receiver<()>,
     _driver: Arc<Tasks>,
 }
 
 impl Dialer {
-    pub(super) fn new(tls: Option<Arc<Tls>>, login: Login, traffic: Arc<Traffic>, store: Arc<str>) -> Self {
-        Self { tls, login, traffic, store }
+    pub(super) fn new(
+        tls: Option<Arc<Tls>>,
+        login: Login,
+        traffic: Arc<Traffic>,
+        store: Arc<str>,
+        bounds: ReplyBounds,
+        warnings: Arc<RecentWarnings>,
+    ) -> Self {
+        Self { tls, login, traffic, store, bounds, warnings }
     }
 
     /// Connects and logs in.
     pub(super) async fn connect(&self, to: &Address) -> Result<Connection, RedisError> {
-        let (login, stream) = (self.login.current(&self.store).await, self.open(to).await?);
+        let (login, received) = (self.login.current(&self.store).await, Arc::default());
+        let stream = self.open(to, self.bounds, &received).await?;
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_pipeline_buffer_size(PIPELINE);
         let (closes, open) = watch::channel(());
-        let (requests, driver) = MultiplexedConnection::new_with_config(&login, stream, config).await?;
+        let connecting = MultiplexedConnection::new_with_config(&login, stream, config).await;
+        let (requests, driver) = connecting.map_err(|error| received.cause(error))?;
         let driver = tokio::spawn(until_closed(driver, closes));
-        Ok(Connection { requests, open, _driver: Arc::new(Tasks(vec![driver.abort_handle()])) })
+        Ok(Connection { requests, received, open, _driver: Arc::new(Tasks(vec![driver.abort_handle()])) })
     }
 
     /// Connects and logs in, for a subscription.
-    pub(super) async fn subscriber(&self, to: &Address) -> Result<PubSub, RedisError> {
-        let (login, stream) = (self.login.current(&self.store).await, self.open(to).await?);
-        PubSub::new(&login, stream).await
+    pub(super) async fn subscriber(&self, to: &Address) -> Result<Subscription, RedisError> {
+        let (login, received) = (self.login.current(&self.store).await, Arc::default());
+        let stream = self.open(to, ReplyBounds::MESSAGES, &received).await?;
+        let (requests, messages) = PubSub::new(&login, stream).await.map_err(|error| received.cause(error))?.split();
+        Ok(Subscription { requests, messages, received })
     }
 
     /// Returns the error that a server sends before any command, without the `-` at its beginning. Waits for it.
     pub(super) async fn greeting(&self, to: &Address) -> io::Result<String> {
-        let (mut stream, mut greeting) = (self.open(to).await.map_err(io::Error::other)?, [0; MAX_GREETING]);
+        let stream = self.open(to, ReplyBounds::SENTINELS, &Arc::default()).await;
+        let (mut stream, mut greeting) = (stream.map_err(io::Error::other)?, [0; MAX_GREETING]);
         let length = stream.read(&mut greeting).await?;
         match greeting[..length].split_first() {
             Some((b'-', text)) => Ok(String::from_utf8_lossy(text).into_owned()),
@@ -136,16 +164,41 @@ impl Dialer {
         self.tls.as_ref().and_then(|tls| tls.problem()).into_iter().chain(self.login.problem())
     }
 
-    async fn open(&self, to: &Address) -> Result<Box<dyn Stream>, RedisError> {
+    async fn open(
+        &self,
+        to: &Address,
+        bounds: ReplyBounds,
+        received: &Arc<Received>,
+    ) -> Result<Box<dyn Stream>, RedisError> {
         let (host, port) = match to {
             Address::Tcp { host, port } => (host, *port),
-            Address::Unix(path) => return open_socket(path, self.traffic.clone()).await,
+            Address::Unix(path) => {
+                return Ok(self.bounded(open_socket(path, &self.traffic).await?, to, bounds, received));
+            }
         };
         let tcp = Counted { stream: open_tcp(host, port).await?, traffic: self.traffic.clone() };
-        match &self.tls {
-            None => Ok(Box::new(tcp)),
-            Some(tls) => Ok(Box::new(tls.current(&self.store).await.connect(server_name(host)?, tcp).await?)),
-        }
+        Ok(match &self.tls {
+            None => self.bounded(tcp, to, bounds, received),
+            Some(tls) => {
+                let tls = tls.current(&self.store).await.connect(server_name(host)?, tcp).await?;
+                self.bounded(tls, to, bounds, received)
+            }
+        })
+    }
+
+    /// Closes the connection if the server exceeds a bound, and logs that.
+    fn bounded(
+        &self,
+        stream: impl Stream + 'static,
+        to: &Address,
+        bounds: ReplyBounds,
+        received: &Arc<Received>,
+    ) -> Box<dyn Stream> {
+        let (warnings, store, server) = (self.warnings.clone(), self.store.clone(), to.clone());
+        Box::new(Bounded::new(stream, bounds, received.clone(), move |error| {
+            let warning = StoreWarning::InvalidReply { server: server.to_string(), problem: error.to_string() };
+            warnings.log(&store, warning);
+        }))
     }
 }
 
@@ -221,16 +274,65 @@ impl Connection {
     }
 
     pub(super) async fn run(&self, command: &Cmd) -> Result<Value, RedisError> {
-        self.requests.clone().req_packed_command(command).await.and_then(Value::extract_error)
+        let reply = self.requests.clone().req_packed_command(command).await;
+        reply.map_err(|error| self.received.cause(error)).and_then(Value::extract_error)
     }
 
     /// Runs a command on a slot that is being moved to this server. `ASKING` and the command are sent together.
     pub(super) async fn run_asking(&self, command: &Cmd) -> Result<Value, RedisError> {
         let mut both = redis::pipe();
         both.cmd("ASKING").ignore().add_command(command.clone());
-        let replies = self.requests.clone().req_packed_commands(&both, 1, 1).await?;
+        let replies = self.requests.clone().req_packed_commands(&both, 1, 1).await;
+        let replies = replies.map_err(|error| self.received.cause(error))?;
         replies.into_iter().next().unwrap_or(Value::Nil).extract_error()
     }
+}
+
+/// A connection for subscriptions. Messages that are not yet handled have a bound: the client queues them.
+pub(super) struct Subscription {
+    requests: PubSubSink,
+    messages: PubSubStream,
+    received: Arc<Received>,
+}
+
+impl Subscription {
+    pub(super) async fn subscribe(&mut self, channel: String) -> Result<(), RedisError> {
+        self.requests.subscribe(channel).await.map_err(|error| self.received.cause(error))
+    }
+
+    /// Waits for the next message. Returns `None` once the connection is closed.
+    pub(super) async fn next(&mut self) -> Option<Msg> {
+        let message = self.messages.next().await?;
+        self.received.handled(bytes_of(&message));
+        Some(message)
+    }
+
+    /// Discards the messages that have arrived. Returns whether the connection is still open.
+    pub(super) fn discard_arrived(&mut self) -> bool {
+        while let Some(message) = self.next().now_or_never() {
+            if message.is_none() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Checks that the server replies.
+    pub(super) async fn ping(&mut self) -> Result<(), RedisError> {
+        let reply: Result<Value, RedisError> = self.requests.ping().await;
+        self.received.handled(PONG.len() as u64);
+        reply.map(drop).map_err(|error| self.received.cause(error))
+    }
+}
+
+/// The reply to `PING` on a connection with a subscription.
+const PONG: &str = "*2\r\n$4\r\npong\r\n$0\r\n\r\n";
+
+/// Returns the size of a message on the wire.
+fn bytes_of(message: &Msg) -> u64 {
+    let of_string = |length: usize| "$\r\n\r\n".len() + length.max(1).ilog10() as usize + 1 + length;
+    let strings = ["message".len(), message.get_channel_name().len(), message.get_payload_bytes().len()];
+    ("*3\r\n".len() + strings.map(of_string).iter().sum::<usize>()) as u64
 }
 
 /// Drives a connection until it is closed; `closes` is dropped with it, also if this is aborted.
@@ -240,12 +342,12 @@ async fn until_closed(driver: impl Future<Output = ()>, closes: watch::Sender<()
 }
 
 #[cfg(unix)]
-async fn open_socket(path: &Path, traffic: Arc<Traffic>) -> Result<Box<dyn Stream>, RedisError> {
-    Ok(Box::new(Counted { stream: tokio::net::UnixStream::connect(path).await?, traffic }))
+async fn open_socket(path: &Path, traffic: &Arc<Traffic>) -> Result<Counted<tokio::net::UnixStream>, RedisError> {
+    Ok(Counted { stream: tokio::net::UnixStream::connect(path).await?, traffic: traffic.clone() })
 }
 
 #[cfg(not(unix))]
-async fn open_socket(_: &Path, _: Arc<Traffic>) -> Result<Box<dyn Stream>, RedisError> {
+async fn open_socket(_: &Path, _: &Arc<Traffic>) -> Result<Counted<TcpStream>, RedisError> {
     Err(std::io::Error::other("this platform has no Unix sockets: use redis://host:6379").into())
 }
 

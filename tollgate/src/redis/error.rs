@@ -47,6 +47,8 @@ enum StoreErrorKind {
     Login,
     /// It accepts no more clients.
     TooManyClients,
+    /// Its reply exceeds a bound, or is not one of a Redis.
+    InvalidReply,
 }
 
 impl StoreErrorKind {
@@ -102,9 +104,23 @@ impl StoreError {
         Self { limit, ..Self::new(if not_ours { StoreErrorKind::ForeignData } else { of_server() }, one_line(why)) }
     }
 
+    /// Describes data that no limiter wrote.
+    pub(super) fn foreign_data(detail: &str) -> Self {
+        Self::new(StoreErrorKind::ForeignData, one_line(detail))
+    }
+
     /// Converts an error of the client or the server. An unknown error means that the server is unavailable.
     pub(super) fn of(error: &RedisError) -> Self {
-        Self::new(Self::kind_of(error).unwrap_or(StoreErrorKind::Unavailable), one_line(&error.to_string()))
+        let kind = Self::kind_of(error).unwrap_or(StoreErrorKind::Unavailable);
+        match error.detail() {
+            Some(detail) if kind == StoreErrorKind::InvalidReply => Self::new(kind, one_line(detail)),
+            _ => Self::new(kind, one_line(&error.to_string())),
+        }
+    }
+
+    /// Converts a reply that is well-formed and still not one that a Redis sends.
+    pub(super) fn invalid_reply(detail: &str) -> Self {
+        Self::new(StoreErrorKind::InvalidReply, one_line(detail))
     }
 
     /// Converts an error that the server sends before any command.
@@ -121,6 +137,7 @@ impl StoreError {
     fn kind_of(error: &RedisError) -> Option<StoreErrorKind> {
         match error.kind() {
             ErrorKind::AuthenticationFailed => Some(StoreErrorKind::Login),
+            ErrorKind::Parse => Some(StoreErrorKind::InvalidReply),
             _ => StoreErrorKind::of_reply(error.code().unwrap_or_default(), &error.to_string()),
         }
     }
@@ -142,6 +159,10 @@ impl StoreError {
 
     pub(super) fn is_full(&self) -> bool {
         self.kind == StoreErrorKind::Full
+    }
+
+    pub(super) fn is_invalid_reply(&self) -> bool {
+        self.kind == StoreErrorKind::InvalidReply
     }
 
     pub(super) fn is_no_permission(&self) -> bool {
@@ -171,7 +192,8 @@ impl StoreError {
             | StoreErrorKind::NoReplicas
             | StoreErrorKind::RunsScript
             | StoreErrorKind::Login
-            | StoreErrorKind::TooManyClients => true,
+            | StoreErrorKind::TooManyClients
+            | StoreErrorKind::InvalidReply => true,
         }
     }
 
@@ -232,6 +254,9 @@ impl StoreError {
             StoreErrorKind::RunsScript => "end the script that keeps it busy (SCRIPT KILL)",
             StoreErrorKind::Login => "correct the user and the password",
             StoreErrorKind::TooManyClients => "raise its maxclients, or close connections of other clients",
+            StoreErrorKind::InvalidReply => {
+                "make sure that a Redis or Valkey is at its address (docs/redis.md lists the bounds on replies)"
+            }
         }
     }
 }
@@ -246,7 +271,8 @@ impl fmt::Display for StoreError {
             | StoreErrorKind::NoReplicas
             | StoreErrorKind::RunsScript
             | StoreErrorKind::Login
-            | StoreErrorKind::TooManyClients => {
+            | StoreErrorKind::TooManyClients
+            | StoreErrorKind::InvalidReply => {
                 write!(out, "the store is not available: {}", self.detail)
             }
             StoreErrorKind::TimedOut | StoreErrorKind::Busy if !self.detail.is_empty() => {
@@ -356,6 +382,7 @@ mod tests {
             StoreErrorKind::RunsScript,
             StoreErrorKind::Login,
             StoreErrorKind::TooManyClients,
+            StoreErrorKind::InvalidReply,
         ];
         let lines = kinds.map(|kind| StoreError { kind, ..StoreError::unavailable("REASON") }.to_string());
         let without_detail = [StoreError::timed_out(), StoreError::busy()].map(|error| error.to_string());

@@ -9,23 +9,22 @@
 //! from its sentinels.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
-use redis::aio::PubSub;
 use redis::{Cmd, ErrorKind, RedisError, Value};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::breaker::{Breaker, BreakerCounts};
-use super::dial::{Address, Connection, Dialer};
+use super::dial::{Address, Connection, Dialer, Subscription};
 use super::names::Names;
 use super::stats::{EVICTS, ServerMemory, memory_command};
-use super::warnings::{ForeignData, StoreWarning};
+use super::warnings::{RecentWarnings, StoreWarning};
 use super::{StoreError, script};
 
 /// Minimum timeout of a connection attempt, and of a lookup of the server before it.
@@ -43,6 +42,9 @@ const PROBE_LIMIT: Duration = Duration::from_millis(500);
 const IDLE: Duration = Duration::from_secs(1);
 /// Time between two probes of a failed server: the shortest, which doubles each time, and the longest.
 const PROBE_EVERY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
+/// Number of failed servers of a store up to which they are probed at that pace. More servers are probed less often, so that
+/// they cause at most 300 connection attempts a second.
+const MAX_DOWN: u32 = 64;
 /// Time between two inspections of a server's memory.
 const INSPECT_EVERY: Duration = Duration::from_secs(30);
 
@@ -75,7 +77,25 @@ pub(super) struct Common {
     pub(super) names: Names,
     /// Notified when a call to a node fails, or its connection is lost.
     pub(super) trouble: Arc<Notify>,
-    pub(super) foreign_data: Arc<ForeignData>,
+    pub(super) recent: Arc<RecentWarnings>,
+    /// Number of nodes that cannot be connected to.
+    pub(super) down: Arc<AtomicU32>,
+}
+
+/// Counts a node that cannot be connected to, until it is dropped.
+struct DownNode(Arc<AtomicU32>);
+
+impl DownNode {
+    fn counted(count: &Arc<AtomicU32>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count.clone())
+    }
+}
+
+impl Drop for DownNode {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Common {
@@ -247,8 +267,8 @@ impl Node {
 
     /// Records a request for a key that holds foreign data.
     pub(super) fn found_foreign_data(&self, limit: &str) {
-        if self.common.foreign_data.found(limit) {
-            let warning = StoreWarning::ForeignData { limit: limit.to_owned() };
+        let warning = StoreWarning::ForeignData { limit: limit.to_owned() };
+        if self.common.recent.record(warning.clone()) {
             tracing::warn!(store = %self.common.store, node = %self, limit, "{warning}");
         }
     }
@@ -275,7 +295,7 @@ impl Node {
     fn address_of(&self, text: &str) -> Option<Address> {
         let (host, port) = text.rsplit_once(':')?;
         let port = port.parse().ok()?;
-        if host.is_empty() { self.last_address()?.with_port(port) } else { Some(Address::tcp(host, port)) }
+        if host.is_empty() { self.last_address()?.with_port(port) } else { Address::named(host, port) }
     }
 
     pub(super) fn last_address(&self) -> Option<Address> {
@@ -322,13 +342,17 @@ impl Node {
         let _ = self.state.subscribe().wait_for(|state| !matches!(state, ConnectionState::Connecting)).await;
     }
 
-    /// Maintains the connection. Never returns.
-    pub(super) async fn keep(self: Arc<Self>) {
-        let mut pause = PROBE_EVERY.0;
+    /// Maintains the connection, after a delay. Never returns.
+    pub(super) async fn keep(self: Arc<Self>, delay: Duration) {
+        if !delay.is_zero() {
+            tokio::time::sleep(delay).await;
+        }
+        let (mut pause, mut as_down) = (PROBE_EVERY.0, None);
         loop {
             let began = Instant::now();
             match self.connect().await {
                 Ok((connection, probed)) => {
+                    as_down = None;
                     self.connection_number.store(CONNECTIONS.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
                     self.state.send_replace(ConnectionState::Up(connection.clone()));
                     self.close_breaker(probed);
@@ -348,10 +372,12 @@ impl Node {
                         self.common.trouble.notify_one();
                     }
                     self.state.send_replace(ConnectionState::Down(error));
+                    as_down.get_or_insert_with(|| DownNode::counted(&self.common.down));
                 }
             }
             tokio::time::sleep(jittered(pause)).await;
-            pause = (pause * 2).min(PROBE_EVERY.1);
+            let longest = PROBE_EVERY.1 * (1 + self.common.down.load(Ordering::Relaxed) / MAX_DOWN);
+            pause = (pause * 2).min(longest);
         }
     }
 
@@ -661,14 +687,24 @@ impl Sentinels {
         let connection = self.dialer.connect(sentinel).await?;
         let mut command = redis::cmd("SENTINEL");
         command.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
-        let found: Option<(String, u16)> = redis::from_redis_value(connection.run(&command).await?)?;
-        Ok(found.map(|(host, port)| Address::tcp(host, port)))
+        read_master(connection.run(&command).await?)
     }
+}
+
+/// Reads the reply of a sentinel. It is `None` if the sentinel does not know the master.
+pub(super) fn read_master(reply: Value) -> Result<Option<Address>, RedisError> {
+    let found: Option<(String, u16)> = redis::from_redis_value(reply)?;
+    let named = |(host, port): (String, u16)| {
+        let invalid =
+            || RedisError::from((ErrorKind::Parse, "invalid reply", "a sentinel named an invalid host".to_owned()));
+        Address::named(&host, port).ok_or_else(invalid)
+    };
+    found.map(named).transpose()
 }
 
 /// A connection for subscriptions, and its server.
 pub(super) struct Subscriber {
-    pub(super) connection: PubSub,
+    pub(super) connection: Subscription,
     pub(super) address: Address,
 }
 

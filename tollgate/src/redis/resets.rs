@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use redis::aio::PubSub;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::StoreError;
 use super::denials::Denials;
+use super::dial::Subscription;
 use super::leases::Leases;
 use super::node::Subscriber;
 use super::script::StoreIndex;
@@ -22,6 +21,9 @@ const CHANNEL: &str = "changed";
 
 /// The pause before another attempt to subscribe: the first, and the longest.
 const RETRY_AFTER: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// Time that a subscription must last before the next attempts start again with the shortest pause.
+const STEADY: Duration = Duration::from_secs(5);
 
 /// Failed attempts, within a second or two, after which a failure that is no refusal is reported.
 const LASTING: u32 = 6;
@@ -105,12 +107,16 @@ pub(super) async fn listen(topology: Arc<Topology>, resets: Resets) {
         match subscribe(&topology).await {
             Ok(Subscriber { connection, address }) => {
                 resets.begin();
-                (pause, attempts) = (RETRY_AFTER.0, 0);
+                attempts = 0;
+                let began = Instant::now();
                 tokio::select! {
                     () = apply_messages(connection, &resets) => {}
                     () = topology.left(&address) => {}
                 }
                 resets.end();
+                if began.elapsed() > STEADY {
+                    pause = RETRY_AFTER.0;
+                }
             }
             Err(why) => {
                 attempts += 1;
@@ -134,14 +140,13 @@ async fn subscribe(topology: &Topology) -> Result<Subscriber, StoreError> {
 }
 
 /// Applies resets until the connection is lost. A server that is gone without closing it is found by a probe.
-async fn apply_messages(subscriber: PubSub, resets: &Resets) {
-    let (mut probes, mut messages) = subscriber.split();
+async fn apply_messages(mut subscription: Subscription, resets: &Resets) {
     loop {
-        match timeout(QUIET_FOR, messages.next()).await {
+        match timeout(QUIET_FOR, subscription.next()).await {
             Ok(Some(message)) => resets.apply(message.get_payload_bytes()),
             Ok(None) => return,
-            Err(_) => match timeout(REPLY_LIMIT, probes.ping::<redis::Value>()).await {
-                Ok(Ok(_)) => {}
+            Err(_) => match timeout(REPLY_LIMIT, subscription.ping()).await {
+                Ok(Ok(())) => {}
                 Ok(Err(_)) | Err(_) => return,
             },
         }

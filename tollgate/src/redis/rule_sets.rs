@@ -32,11 +32,11 @@ use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use redis::{Cmd, Value};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::bounds::ReplyBounds;
 use super::settings::RedisSettings;
 use super::stores::DEFAULT;
 use super::topology::Topology;
@@ -186,6 +186,7 @@ pub struct RuleSets {
     topology: Arc<Topology>,
     latest: watch::Receiver<Option<PublishedRules>>,
     repairs: watch::Receiver<Repairs>,
+    problem: watch::Receiver<Option<StoreError>>,
     _tasks: Tasks,
 }
 
@@ -201,11 +202,13 @@ impl RuleSets {
     ///
     /// If there is no tokio runtime.
     pub fn connect(settings: impl Into<RedisSettings>) -> Result<Self, ConnectError> {
-        let topology = Arc::new(Topology::new(&settings.into(), DEFAULT.into(), ANSWER_WITHIN, None)?);
+        let topology =
+            Arc::new(Topology::new(&settings.into(), DEFAULT.into(), ANSWER_WITHIN, None, ReplyBounds::RULE_SETS)?);
         let (sender, latest) = watch::channel(None);
         let (repaired, repairs) = watch::channel(Repairs::default());
-        let task = tokio::spawn(Follower::new(topology.clone(), sender, repaired).follow());
-        Ok(Self { topology, latest, repairs, _tasks: Tasks(vec![task.abort_handle()]) })
+        let (problem_found, problem) = watch::channel(None);
+        let task = tokio::spawn(Follower::new(topology.clone(), sender, repaired, problem_found).follow());
+        Ok(Self { topology, latest, repairs, problem, _tasks: Tasks(vec![task.abort_handle()]) })
     }
 
     /// Publishes a rule set to every node, and returns its version. With `expected`, only if that is the newest
@@ -253,6 +256,13 @@ impl RuleSets {
     pub fn repairs(&self) -> watch::Receiver<Repairs> {
         self.repairs.clone()
     }
+
+    /// Returns a receiver of the reason why the published rules cannot be read, although Redis replies: they are larger
+    /// than any that can be published, or the reply exceeds a bound.
+    #[must_use]
+    pub fn problem(&self) -> watch::Receiver<Option<StoreError>> {
+        self.problem.clone()
+    }
 }
 
 /// Time between two polls of version and id. Bounds how late a node gets a set whose announcement is lost.
@@ -266,6 +276,7 @@ pub(super) struct Follower {
     topology: Arc<Topology>,
     held: watch::Sender<Option<PublishedRules>>,
     repairs: watch::Sender<Repairs>,
+    problem: watch::Sender<Option<StoreError>>,
 }
 
 impl Follower {
@@ -273,8 +284,9 @@ impl Follower {
         topology: Arc<Topology>,
         held: watch::Sender<Option<PublishedRules>>,
         repairs: watch::Sender<Repairs>,
+        problem: watch::Sender<Option<StoreError>>,
     ) -> Self {
-        Self { topology, held, repairs }
+        Self { topology, held, repairs, problem }
     }
 
     /// Follows the rule set. Never returns.
@@ -287,11 +299,11 @@ impl Follower {
             });
             match subscriber.await {
                 Ok(Some(mut subscriber)) => {
-                    let mut announced = subscriber.on_message();
-                    loop {
+                    // One poll is enough for all announcements before it.
+                    while subscriber.discard_arrived() {
                         self.poll().await;
                         // After an announcement or a timeout, poll again. At the end of the stream, subscribe again.
-                        if let Ok(None) = timeout(jittered(POLL_EVERY), announced.next()).await {
+                        if let Ok(None) = timeout(jittered(POLL_EVERY), subscriber.next()).await {
                             break;
                         }
                     }
@@ -304,8 +316,21 @@ impl Follower {
     }
 
     async fn poll(&self) {
-        if let Err(why) = self.compare().await {
+        let why = self.compare().await.err();
+        if let Some(why) = &why {
             tracing::debug!(%why, "cannot read the published rule set");
+        }
+        // A Redis that is unavailable says nothing about the rules on it.
+        let is_about_rules = |why: &StoreError| why.is_foreign_data() || why.is_invalid_reply();
+        if why.as_ref().is_none_or(is_about_rules) {
+            self.problem.send_if_modified(|problem| {
+                let is_new = *problem != why;
+                if let Some(why) = why.as_ref().filter(|_| is_new) {
+                    tracing::warn!("the published rules cannot be read: {why}");
+                }
+                *problem = why;
+                is_new
+            });
         }
     }
 
@@ -427,6 +452,14 @@ advance(version, id, overtaken, ARGV[2])
 return {1, version + 1}
 ";
 
+/// Returns the stored set, or the length of its rules if they are larger than any that can be published.
+const READ: &str = r"
+local fields = redis.call('HMGET', KEYS[1], 'version', 'id', 'epoch', 'predecessors', 'rules')
+if fields[5] and #fields[5] > tonumber(ARGV[2]) then return #fields[5] end
+for i = 1, 4 do fields[i] = fields[i] and string.sub(fields[i], 1, 4096) end
+return fields
+";
+
 /// Stores a set that was lost, if the stored one is still the one that was found.
 const RESTORE: &str = r"
 local version, id = current()
@@ -480,11 +513,27 @@ async fn current_id(topology: &Topology) -> Result<Option<String>, StoreError> {
 }
 
 pub(super) async fn read(topology: &Topology) -> Result<Option<PublishedRules>, StoreError> {
+    let mut command = script(topology, READ);
+    command.arg(MAX_BYTES);
+    read_reply(run(topology, &command).await?)
+}
+
+/// Reads the reply of [`READ`].
+pub(super) fn read_reply(reply: Value) -> Result<Option<PublishedRules>, StoreError> {
     type Fields = (Option<u64>, Option<String>, Option<u64>, Option<String>, Option<Vec<u8>>);
-    let mut command = redis::cmd("HMGET");
-    command.arg(topology.names().of(KEY)).arg("version").arg("id").arg("epoch").arg("predecessors").arg("rules");
-    let found = redis::from_redis_value::<Fields>(run(topology, &command).await?);
-    let (version, id, epoch, predecessors, rules) = found.map_err(|_| unexpected())?;
+    let too_large = |length: &dyn fmt::Display| {
+        StoreError::foreign_data(&format!(
+            "the published rules have {length} bytes, more than the maximum of {MAX_BYTES}"
+        ))
+    };
+    if let Value::Int(length) = &reply {
+        return Err(too_large(length));
+    }
+    let (version, id, epoch, predecessors, rules) =
+        redis::from_redis_value::<Fields>(reply).map_err(|_| unexpected())?;
+    if let Some(rules) = rules.as_ref().filter(|rules| rules.len() > MAX_BYTES) {
+        return Err(too_large(&rules.len()));
+    }
     Ok(version.map(|version| {
         let epoch = epoch.unwrap_or(0);
         let (id, overtaken) = identity(version, id, epoch);

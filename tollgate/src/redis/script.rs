@@ -52,7 +52,7 @@ pub(super) fn load() -> [redis::Cmd; 2] {
 pub(super) fn probe(key: Option<&str>) -> redis::Cmd {
     let mut command = redis::cmd("EVAL");
     match key {
-        Some(key) => command.arg("#!lua\nreturn redis.call('MGET', KEYS[1])").arg(1).arg(key),
+        Some(key) => command.arg("#!lua\nredis.call('MGET', KEYS[1])\nreturn 1").arg(1).arg(key),
         None => command.arg("#!lua\nreturn 1").arg(0),
     };
     command

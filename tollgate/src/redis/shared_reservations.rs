@@ -11,10 +11,10 @@ use crate::units::Timestamp;
 /// The key of the signing secret, after `rate_limit:`.
 const SECRET_KEY: &str = "{reservations}";
 
-/// Returns the stored secret, or stores the proposed one.
+/// Returns the stored secret, or stores the proposed one. Of other data, it returns no more than shows that it is too long.
 const SECRET: &str = r"
 local secret = redis.call('MGET', KEYS[1])[1]
-if secret then return secret end
+if secret then return string.sub(secret, 1, 33) end
 redis.call('SET', KEYS[1], ARGV[1])
 return ARGV[1]
 ";
@@ -29,8 +29,7 @@ impl RedisLimiter {
         let mut command = redis::cmd("EVAL");
         command.arg(SECRET).arg(1).arg(&key).arg(&proposal[..]);
         let reply = topology.run(key.as_bytes(), &command, shared.deadline()).await?;
-        let secret = redis::from_redis_value::<Vec<u8>>(reply).ok().and_then(|secret| secret.try_into().ok());
-        secret.ok_or_else(|| StoreError::unavailable("the secret of reservations on Redis is not in the expected form"))
+        read_secret(reply)
     }
 
     /// Returns the units that the store took for the first of these hits that is not a ban.
@@ -84,4 +83,10 @@ impl RedisLimiter {
         };
         Ok(if missing == 0 { Settlement::Settled } else { Settlement::Short { missing } })
     }
+}
+
+/// Reads the reply of [`SECRET`].
+pub(super) fn read_secret(reply: redis::Value) -> Result<[u8; 32], StoreError> {
+    let secret = redis::from_redis_value::<Vec<u8>>(reply).ok().and_then(|secret| secret.try_into().ok());
+    secret.ok_or_else(|| StoreError::unavailable("the secret of reservations on Redis is not in the expected form"))
 }

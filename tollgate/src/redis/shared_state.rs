@@ -18,15 +18,25 @@ use crate::units::Timestamp;
 /// Timeout of reading and writing. No request waits for either.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Returns the time of Redis, the version and the state.
+/// Maximum bytes of the state of a limit that learns: several times what the largest has.
+const MAX_LEARNED_BYTES: usize = 1 << 20;
+/// Maximum bytes of all bans: the most bans, with the longest keys and names.
+const MAX_BANS_BYTES: usize = 32 << 20;
+/// Bytes of a state in one reply: decisions on the same connection wait for it.
+const PART_BYTES: usize = 1 << 20;
+/// Maximum number of times that a state is read from the beginning, because another node has written it meanwhile.
+const MAX_READS: usize = 5;
+
+/// Returns the time of Redis, the version, the length of the state, and a part of the state.
 const LOAD: &str = r"
 local now = redis.call('TIME')
 local fields = redis.call('HMGET', KEYS[1], 'version', 'state')
-return {tonumber(now[1]), tonumber(now[2]), fields[1] or '0', fields[2] or ''}
+local version, state, from = fields[1] or '0', fields[2] or '', tonumber(ARGV[1])
+return {tonumber(now[1]), tonumber(now[2]), string.sub(version, 1, 20), #state, string.sub(state, from + 1, from + ARGV[2])}
 ";
 
 /// Returns the version.
-const VERSION: &str = "return redis.call('HGET', KEYS[1], 'version') or '0'";
+const VERSION: &str = "return string.sub(redis.call('HGET', KEYS[1], 'version') or '0', 1, 20)";
 
 /// Writes the next version, if the version is the expected one.
 const STORE: &str = r"
@@ -56,7 +66,7 @@ impl RedisLimiter {
     /// If the store does not reply in time, or replies with an error.
     #[doc(hidden)]
     pub async fn load_learning(&self, limit: &str) -> Result<StoredState, StoreError> {
-        self.load_state(&self.learning_key(limit)).await
+        self.load_state(&self.learning_key(limit), MAX_LEARNED_BYTES).await
     }
 
     /// Reads the version of the state of a limit that learns: a few bytes, however large the state is.
@@ -93,7 +103,7 @@ impl RedisLimiter {
     /// If the store does not reply in time, or replies with an error.
     #[doc(hidden)]
     pub async fn load_bans(&self) -> Result<StoredState, StoreError> {
-        self.load_state(&self.bans_key()).await
+        self.load_state(&self.bans_key(), MAX_BANS_BYTES).await
     }
 
     /// Reads the version of the bans.
@@ -124,12 +134,32 @@ impl RedisLimiter {
         self.0.shared.stores.default_store().topology.names().of("{bans}")
     }
 
-    async fn load_state(&self, key: &str) -> Result<StoredState, StoreError> {
-        let reply = self.run_on_state(key, |command| _ = command.arg(LOAD).arg(1).arg(key)).await?;
-        let (secs, micros, version, state) =
-            redis::from_redis_value::<(u64, u64, u64, Vec<u8>)>(reply).map_err(|_| unexpected())?;
-        let now = Timestamp::from_micros(secs.saturating_mul(1_000_000).saturating_add(micros));
-        Ok(StoredState { version, state, now })
+    /// Reads a state in parts. A state of more than `maximum` bytes is refused before it is read.
+    async fn load_state(&self, key: &str, maximum: usize) -> Result<StoredState, StoreError> {
+        let (mut loading, mut reads) = (None::<StoredState>, 1);
+        loop {
+            let from = loading.as_ref().map_or(0, |loading| loading.state.len());
+            let reply = self.run_on_state(key, |command| {
+                command.arg(LOAD).arg(1).arg(key).arg(from).arg(PART_BYTES);
+            });
+            let part = StatePart::read(reply.await?, from, maximum)?;
+            let state = match loading.take() {
+                Some(loading) if loading.version != part.version => {
+                    reads += 1;
+                    if reads > MAX_READS {
+                        return Err(StoreError::unavailable("the state that nodes share changes while it is read"));
+                    }
+                    continue;
+                }
+                Some(loading) => [loading.state, part.bytes].concat(),
+                None => part.bytes,
+            };
+            let stored = StoredState { version: part.version, state, now: part.now };
+            if stored.state.len() >= part.length {
+                return Ok(stored);
+            }
+            loading = Some(stored);
+        }
     }
 
     async fn state_version(&self, key: &str) -> Result<u64, StoreError> {
@@ -167,12 +197,62 @@ fn unexpected() -> StoreError {
     StoreError::unavailable("the state that nodes share is not in the expected form")
 }
 
+/// The reply of [`LOAD`].
+pub(super) struct StatePart {
+    now: Timestamp,
+    version: u64,
+    /// The length of the whole state.
+    length: usize,
+    bytes: Vec<u8>,
+}
+
+impl StatePart {
+    /// Reads the part from that byte on.
+    pub(super) fn read(reply: redis::Value, from: usize, maximum: usize) -> Result<Self, StoreError> {
+        let (secs, micros, version, length, bytes) =
+            redis::from_redis_value::<(u64, u64, u64, usize, Vec<u8>)>(reply).map_err(|_| unexpected())?;
+        if length > maximum {
+            return Err(StoreError::foreign_data(&format!(
+                "the state that nodes share has {length} bytes, more than the maximum of {maximum}"
+            )));
+        }
+        if bytes.len() != length.saturating_sub(from).min(PART_BYTES) {
+            return Err(unexpected());
+        }
+        let now = Timestamp::from_micros(secs.saturating_mul(1_000_000).saturating_add(micros));
+        Ok(Self { now, version, length, bytes })
+    }
+}
+
 /// The key of the list, after `rate_limit:`. Those of the reports follow it.
 const KEY: &str = "{reports}";
 /// Timeout of reading and writing. No request waits for either.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The most nodes whose reports are kept and read.
 const MAX_NODES: u32 = 256;
+
+/// Maximum bytes of a report that is read. Larger ones are left out.
+const MAX_REPORT_BYTES: usize = 256 << 10;
+/// Maximum bytes of the name of a node. Longer ones are left out.
+const MAX_NAME_BYTES: usize = 64;
+/// Number of reports that are read at once: decisions on the same connection wait for the reply.
+const REPORTS_AT_ONCE: usize = 8;
+
+/// Returns the nodes that have reported last.
+const LIST: &str = r"
+local nodes, names = redis.call('ZRANGE', KEYS[1], -ARGV[1], -1), {}
+for _, node in ipairs(nodes) do if #node <= tonumber(ARGV[2]) then names[#names + 1] = node end end
+return names
+";
+
+/// Returns the reports under some keys.
+const READ: &str = r"
+local reports = redis.call('MGET', unpack(KEYS))
+for i = 1, #reports do
+  if reports[i] and #reports[i] > tonumber(ARGV[1]) then reports[i] = false end
+end
+return reports
+";
 
 /// Writes a report.
 const WRITE: &str = r"
@@ -214,22 +294,39 @@ impl RedisLimiter {
     pub async fn node_reports(&self) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
         let topology = &self.0.shared.stores.default_store().topology;
         let (list, deadline) = (topology.names().of(KEY), Instant::now() + REPORT_TIMEOUT);
-        let unexpected = |_| StoreError::unavailable("the reports of the nodes are not in the expected form");
-        let mut command = redis::cmd("ZRANGE");
-        command.arg(&list).arg(0).arg(-1);
-        let reply = topology.run(list.as_bytes(), &command, deadline).await?;
-        let nodes: Vec<String> = redis::from_redis_value(reply).map_err(unexpected)?;
-        if nodes.is_empty() {
-            return Ok(Vec::new());
+        let mut command = redis::cmd("EVAL");
+        command.arg(LIST).arg(1).arg(&list).arg(MAX_NODES).arg(MAX_NAME_BYTES);
+        let nodes = read_nodes(topology.run(list.as_bytes(), &command, deadline).await?)?;
+        let mut found = Vec::new();
+        for nodes in nodes.chunks(REPORTS_AT_ONCE) {
+            // All are in the slot of the list.
+            let mut command = redis::cmd("EVAL");
+            command.arg(READ).arg(nodes.len());
+            for node in nodes {
+                command.arg(format!("{list}:{node}"));
+            }
+            command.arg(MAX_REPORT_BYTES);
+            let reports = read_reports(topology.run(list.as_bytes(), &command, deadline).await?)?;
+            // A report may have expired before its node leaves the list.
+            let named = nodes.iter().zip(reports).filter_map(|(node, report)| Some((node.clone(), report?)));
+            found.extend(named.filter(|(_, report)| report.len() <= MAX_REPORT_BYTES));
         }
-        // All are in the slot of the list.
-        let mut command = redis::cmd("MGET");
-        for node in &nodes {
-            command.arg(format!("{list}:{node}"));
-        }
-        let reply = topology.run(list.as_bytes(), &command, deadline).await?;
-        let reports: Vec<Option<Vec<u8>>> = redis::from_redis_value(reply).map_err(unexpected)?;
-        // A report may have expired before its node leaves the list.
-        Ok(nodes.into_iter().zip(reports).filter_map(|(node, report)| Some((node, report?))).collect())
+        Ok(found)
     }
+}
+
+/// Reads the reply of [`LIST`].
+pub(super) fn read_nodes(reply: redis::Value) -> Result<Vec<String>, StoreError> {
+    let mut nodes: Vec<String> = redis::from_redis_value(reply).map_err(|_| unexpected_reports())?;
+    nodes.truncate(MAX_NODES as usize);
+    Ok(nodes)
+}
+
+/// Reads the reply of [`READ`].
+pub(super) fn read_reports(reply: redis::Value) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
+    redis::from_redis_value(reply).map_err(|_| unexpected_reports())
+}
+
+fn unexpected_reports() -> StoreError {
+    StoreError::unavailable("the reports of the nodes are not in the expected form")
 }

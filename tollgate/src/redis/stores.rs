@@ -269,7 +269,9 @@ if ARGV[4] ~= '' and type(registered) == 'number' and registered < tonumber(ARGV
   if type(redis.pcall('ZADD', KEYS[2], millis, ARGV[4])) == 'number' then redis.pcall('PEXPIRE', KEYS[2], alive) end
 end
 local layouts = redis.pcall('ZRANGE', KEYS[2], '0', ARGV[5], 'REV', 'WITHSCORES')
-return { count, layouts.err and {} or layouts }
+if layouts.err then layouts = {} end
+for i = 1, #layouts do layouts[i] = string.sub(layouts[i], 1, 256) end
+return { count, layouts }
 ";
 
 pub(super) struct Fleet {
@@ -363,7 +365,7 @@ impl Fleet {
 }
 
 /// Layouts, with the times of their last registrations.
-type Registrations = Vec<(String, u64)>;
+pub(super) type Registrations = Vec<(String, u64)>;
 
 /// Registers `member` and `layout`. Returns the number of registered nodes, and all layouts. `None` if Redis does not
 /// reply.
@@ -377,7 +379,7 @@ async fn beat(topology: &Topology, member: &str, layout: &str, limit: Duration) 
 }
 
 /// Reads the reply of [`BEAT`]. Layouts that no node has registered are left out.
-fn read_beat(reply: Value) -> Option<(u32, Registrations)> {
+pub(super) fn read_beat(reply: Value) -> Option<(u32, Registrations)> {
     let (count, layouts): (u32, Vec<Value>) = redis::from_redis_value(reply).ok()?;
     let layouts = layouts.chunks_exact(2).filter_map(|pair| {
         let [layout, at] = pair else { return None };

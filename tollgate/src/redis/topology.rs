@@ -7,6 +7,7 @@ use redis::{Cmd, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
+use super::bounds::ReplyBounds;
 use super::breaker::BreakerCounts;
 use super::cluster::{Cluster, Job, Member, ScriptCalls};
 use super::dial::{Address, Dialer};
@@ -14,7 +15,7 @@ use super::names::{self, Names};
 use super::node::{Common, Node, RunError, Sentinels, ServerRole, Subscriber};
 use super::settings::{RedisSettings, Resolved};
 use super::stats::Traffic;
-use super::warnings::{ForeignData, StoreWarning};
+use super::warnings::{RecentWarnings, StoreWarning};
 use super::{ConnectError, StoreError, Tasks};
 
 /// Time between two looks at the server of a subscription.
@@ -29,7 +30,7 @@ pub(super) struct Topology {
     traffic: Arc<Traffic>,
     breaker_counts: Arc<BreakerCounts>,
     dialer: Arc<Dialer>,
-    foreign_data: Arc<ForeignData>,
+    recent: Arc<RecentWarnings>,
     _tasks: Tasks,
 }
 
@@ -40,20 +41,21 @@ enum Servers {
 
 impl Topology {
     /// Connects to the servers in the background. `store` is its name in logs. With `script_calls`, jobs can be
-    /// submitted.
+    /// submitted. `bounds` are those on replies of the servers.
     pub(super) fn new(
         settings: &RedisSettings,
         store: Arc<str>,
         timeout: Duration,
         script_calls: Option<&Arc<ScriptCalls>>,
+        bounds: ReplyBounds,
     ) -> Result<Self, ConnectError> {
         let Resolved { address, servers, tls, login, sentinel_login, names } = settings.resolved()?;
         let breaker_counts = Arc::new(BreakerCounts::default());
         let traffic = Arc::new(Traffic::default());
-        let dialer = Arc::new(Dialer::new(tls.clone(), login, traffic.clone(), store.clone()));
+        let recent = Arc::new(RecentWarnings::default());
+        let dialer = Arc::new(Dialer::new(tls.clone(), login, traffic.clone(), store.clone(), bounds, recent.clone()));
         let (loads_scripts, trouble) = (script_calls.is_some(), Arc::new(Notify::new()));
         let (changed, names_of_keys) = (breaker_counts.clone(), names.clone());
-        let foreign_data = Arc::new(ForeignData::default());
         let common = Common {
             store,
             dialer: dialer.clone(),
@@ -62,18 +64,20 @@ impl Topology {
             breaker_counts: changed,
             trouble,
             names: names_of_keys,
-            foreign_data: foreign_data.clone(),
+            recent: recent.clone(),
+            down: Arc::default(),
         };
         let mut tasks = Vec::new();
         let servers = match servers {
             super::target::Servers::Single(address) => {
-                Servers::One(Member::start(ServerRole::At(address), common, script_calls, None))
+                Servers::One(Member::start(ServerRole::At(address), common, script_calls, None, Duration::ZERO))
             }
             super::target::Servers::Sentinel { sentinels, service } => {
                 // Sentinels have their own login.
-                let dialer = Dialer::new(tls, sentinel_login, traffic.clone(), common.store.clone());
+                let (store, bounds) = (common.store.clone(), ReplyBounds::SENTINELS);
+                let dialer = Dialer::new(tls, sentinel_login, traffic.clone(), store, bounds, recent.clone());
                 let sentinels = Sentinels::new(sentinels, service, dialer, common.connect_limit());
-                Servers::One(Member::start(ServerRole::Master(sentinels), common, script_calls, None))
+                Servers::One(Member::start(ServerRole::Master(sentinels), common, script_calls, None, Duration::ZERO))
             }
             super::target::Servers::Cluster(seeds) => {
                 let cluster = Cluster::new(seeds, common, script_calls.cloned());
@@ -81,7 +85,7 @@ impl Topology {
                 Servers::Cluster(cluster)
             }
         };
-        Ok(Self { servers, address, names, traffic, breaker_counts, dialer, foreign_data, _tasks: Tasks(tasks) })
+        Ok(Self { servers, address, names, traffic, breaker_counts, dialer, recent, _tasks: Tasks(tasks) })
     }
 
     pub(super) fn address(&self) -> &str {
@@ -197,7 +201,7 @@ impl Topology {
         problems.sort_unstable();
         problems.dedup();
         let files = problems.into_iter().map(|problem| StoreWarning::File { problem });
-        self.foreign_data.warnings().into_iter().chain(files).collect()
+        self.recent.current().into_iter().chain(files).collect()
     }
 
     /// Returns how often breakers opened and closed.

@@ -36,21 +36,47 @@ pub enum StoreWarning {
         /// The problem, and how to fix it.
         problem: String,
     },
+    /// In the last minute, a server sent a reply that exceeds a bound or that is not one of a Redis. Its connection was
+    /// closed before the reply took memory.
+    InvalidReply {
+        /// The address of the server.
+        server: String,
+        /// The bound.
+        problem: String,
+    },
+    /// In the last minute, the nodes of a cluster redirected a request again and again, or to too many nodes. The failure
+    /// policy of each limit decides such requests.
+    Redirects {
+        /// What the nodes do.
+        problem: String,
+    },
 }
 
 impl StoreWarning {
     /// The words that [`kind`](Self::kind) returns.
-    pub const KINDS: [&'static str; 4] = ["foreign_data", "other_layout", "not_subscribed", "file"];
+    pub const KINDS: [&'static str; 6] =
+        ["foreign_data", "other_layout", "not_subscribed", "file", "invalid_reply", "redirects"];
 
     /// Returns the kind of the problem as a word, such as `other_layout`.
     #[must_use]
     pub fn kind(&self) -> &'static str {
-        let [foreign_data, other_layout, not_subscribed, file] = Self::KINDS;
+        let [foreign_data, other_layout, not_subscribed, file, invalid_reply, redirects] = Self::KINDS;
         match self {
             Self::ForeignData { .. } => foreign_data,
             Self::OtherLayout { .. } => other_layout,
             Self::NotSubscribed { .. } => not_subscribed,
             Self::File { .. } => file,
+            Self::InvalidReply { .. } => invalid_reply,
+            Self::Redirects { .. } => redirects,
+        }
+    }
+
+    /// Returns what the warning is about, besides its kind.
+    fn subject(&self) -> &str {
+        match self {
+            Self::ForeignData { limit } => limit,
+            Self::InvalidReply { server, .. } => server,
+            _ => "",
         }
     }
 }
@@ -73,30 +99,51 @@ impl fmt::Display for StoreWarning {
                 "this process cannot subscribe to resets, so it takes no leases and caches no denials: {problem}"
             ),
             Self::File { problem } => write!(out, "the last content of a file stays in use: {problem}"),
+            Self::InvalidReply { server, problem } => write!(
+                out,
+                "the connection to {server} was closed because {problem}: make sure that a Redis or Valkey is at this \
+                 address, and that nothing else writes to its rate_limit:* keys"
+            ),
+            Self::Redirects { problem } => {
+                write!(out, "{problem}: check `CLUSTER NODES` on each of them, because they disagree about the slots")
+            }
         }
     }
 }
 
-/// Time after the last request for foreign data during which there is a warning.
+/// Time for which a warning about an event lasts after the last such event.
 const WARN_FOR: Duration = Duration::from_secs(60);
+/// Maximum number of such warnings. Names of limits and servers are few, unless a server invents the others.
+const MAX_RECENT: usize = 256;
 
-/// The limits of whose keys some hold foreign data, with the time of the last request for one. The names are those of
-/// limits, so there are few.
+/// Warnings about events, such as a request for a key with foreign data.
 #[derive(Default)]
-pub(super) struct ForeignData(Mutex<BTreeMap<String, Instant>>);
+pub(super) struct RecentWarnings(Mutex<BTreeMap<(&'static str, String), (StoreWarning, Instant)>>);
 
-impl ForeignData {
-    /// Records a request for a key with foreign data. Returns whether it is the first for that limit in a while.
-    pub(super) fn found(&self, limit: &str) -> bool {
-        let (now, mut limits) = (Instant::now(), self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        limits.retain(|_, last| now.duration_since(*last) < WARN_FOR);
-        limits.insert(limit.to_owned(), now).is_none()
+impl RecentWarnings {
+    /// Records an event. Returns whether it is the first of its kind and subject in a while.
+    pub(super) fn record(&self, warning: StoreWarning) -> bool {
+        let (now, mut recent) = (Instant::now(), self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        recent.retain(|_, (_, last)| now.duration_since(*last) < WARN_FOR);
+        let subject = (warning.kind(), warning.subject().to_owned());
+        if recent.len() >= MAX_RECENT && !recent.contains_key(&subject) {
+            return false;
+        }
+        recent.insert(subject, (warning, now)).is_none()
     }
 
-    pub(super) fn warnings(&self) -> Vec<StoreWarning> {
-        let (now, limits) = (Instant::now(), self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        let recent = limits.iter().filter(|(_, last)| now.duration_since(**last) < WARN_FOR);
-        recent.map(|(limit, _)| StoreWarning::ForeignData { limit: limit.clone() }).collect()
+    /// Records an event, and logs it if it is the first of its kind and subject in a while.
+    pub(super) fn log(&self, store: &str, warning: StoreWarning) {
+        let text = warning.to_string();
+        if self.record(warning) {
+            tracing::warn!(store, "{text}");
+        }
+    }
+
+    pub(super) fn current(&self) -> Vec<StoreWarning> {
+        let (now, recent) = (Instant::now(), self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let recent = recent.values().filter(|(_, last)| now.duration_since(*last) < WARN_FOR);
+        recent.map(|(warning, _)| warning.clone()).collect()
     }
 }
 

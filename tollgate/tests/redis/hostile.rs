@@ -5,6 +5,8 @@ mod denial_cache;
 mod full_memory;
 mod keys;
 mod not_ours;
+mod replies;
+mod shared_data;
 mod stepped_clock;
 mod unusable;
 
