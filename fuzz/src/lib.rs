@@ -1,9 +1,9 @@
 //! Properties that hold for any bytes that reach Tollgate from outside: the rule file, paths, forwarding headers,
-//! cookies and queries, tokens, expressions, files of envoyproxy/ratelimit, requests to the decision service, and
-//! messages of HTTP/1, which hyper and llhttp must read as the gateway does.
+//! cookies and queries, tokens, expressions, files of envoyproxy/ratelimit, requests to the decision service,
+//! replies of Redis, and messages of HTTP/1, which hyper and llhttp must read as the gateway does.
 //!
 //! Each target is a function that takes bytes and panics if a property does not hold. It uses only the public API of
-//! the library, `CleanPath` from `internal`, and `fuzzing` of the server. Where a result can be computed in a second, simpler way, both results
+//! the library, `CleanPath` and `redis_replies` from `internal`, and `fuzzing` of the server. Where a result can be computed in a second, simpler way, both results
 //! are compared.
 //!
 //! `make fuzz` runs all targets, each for `FUZZ_SECONDS` (60); `make fuzz-jwt` runs one. Inputs that fail are saved in
@@ -28,6 +28,7 @@ mod http_body;
 mod hyper_conn;
 mod jwt;
 mod paths;
+mod redis_replies;
 mod refusals;
 mod resp;
 mod rule_file;
@@ -42,6 +43,7 @@ pub use self::http_body::http_body;
 pub use self::http1::{connection, request_body, request_head, response_body, response_head};
 pub use self::jwt::jwt;
 pub use self::paths::paths;
+pub use self::redis_replies::redis_replies;
 pub use self::resp::resp;
 pub use self::rule_file::rule_file;
 
@@ -49,7 +51,7 @@ pub use self::rule_file::rule_file;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 16] = [
+pub const TARGETS: [Target; 17] = [
     ("rule_file", rule_file),
     ("paths", paths),
     ("forwarded", forwarded),
@@ -58,6 +60,7 @@ pub const TARGETS: [Target; 16] = [
     ("expressions", expressions),
     ("envoy_rule_file", envoy_rule_file),
     ("resp", resp),
+    ("redis_replies", redis_replies),
     ("http_body", http_body),
     ("descriptors", descriptors),
     ("access_log", access_log),

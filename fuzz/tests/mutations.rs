@@ -1,4 +1,4 @@
-//! A short run of the targets of HTTP/1 without the fuzzer: changed seeds, the same ones in every run.
+//! A short run of the targets of HTTP/1 and of Redis without the fuzzer: changed seeds, the same ones in every run.
 //!
 //! `FUZZ_EXECUTIONS` sets the number of inputs for each target, and `FUZZ_SEED` other changes.
 
@@ -7,10 +7,11 @@ use std::path::Path;
 /// Takes a few seconds without optimization.
 const EXECUTIONS: u64 = 2_000;
 
-const TARGETS: [&str; 5] = ["request_head", "request_body", "response_head", "response_body", "connection"];
+const TARGETS: [&str; 6] =
+    ["request_head", "request_body", "response_head", "response_body", "connection", "redis_replies"];
 
 /// Parts of messages that decide where they end.
-const WORDS: [&[u8]; 24] = [
+const WORDS: [&[u8]; 30] = [
     b"\r\n",
     b"\r\n\r\n",
     b"\n",
@@ -34,6 +35,12 @@ const WORDS: [&[u8]; 24] = [
     b"5\r\nhello\r\n",
     b"0\r\n\r\n",
     b"X: y\r\n",
+    b"*2\r\n",
+    b"$5\r\n",
+    b"$-1\r\n",
+    b":1\r\n",
+    b"+OK\r\n",
+    b"$9000000000\r\n",
     b"\xff",
 ];
 
