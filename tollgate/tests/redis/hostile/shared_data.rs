@@ -1,6 +1,6 @@
 //! Other data under the keys that nodes share: it is refused before it is read.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use testkit::redis::RedisServer;
 use testkit::window::LONG_WINDOW;
@@ -97,10 +97,10 @@ async fn nodes_that_do_not_exist_are_counted_up_to_a_bound() {
     let limit = Limit::new("user", FixedWindow::new(10, LONG_WINDOW)).expect("valid");
     let limiter = RedisLimiter::builder(server.url()).limit(limit).store_timeout(super::PATIENCE);
     let limiter = limiter.on_store_failure(OnStoreFailure::Local).connect().await.expect("the settings are valid");
-    let mut forged = redis::cmd("ZADD");
+    let (mut forged, now) = (redis::cmd("ZADD"), now(&server));
     forged.arg("rate_limit:{nodes}");
     for nth in 0..12_000 {
-        forged.arg(now()).arg(format!("forged {nth}"));
+        forged.arg(&now).arg(format!("forged {nth}"));
     }
     let _: redis::Value = forged.query(&mut server.connection()).expect("it is allowed");
     while limiter.fleet_nodes() == 1 {
@@ -110,8 +110,10 @@ async fn nodes_that_do_not_exist_are_counted_up_to_a_bound() {
     assert!(limiter.stats().bytes_received < 1 << 20, "{}", limiter.stats().bytes_received);
 }
 
-fn now() -> String {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("later").as_millis().to_string()
+/// Returns the time of Redis in milliseconds.
+fn now(server: &RedisServer) -> String {
+    let (secs, micros): (u64, u64) = redis::cmd("TIME").query(&mut server.connection()).expect("it replies");
+    (secs * 1000 + micros / 1000).to_string()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -120,8 +122,9 @@ async fn large_data_under_the_keys_of_probes_and_layouts_does_not_affect_decisio
     run(&server, &[b"SET", b"rate_limit:{probe}", &text(20)]);
     let limiter = limiter_at(&server).await;
     assert_eq!(limiter.check("ann").await.source(), Source::Store);
+    let now = now(&server);
     for nth in 0..20 {
-        run(&server, &[b"ZADD", b"rate_limit:{nodes}:layouts", now().as_bytes(), &[text(1), vec![nth]].concat()]);
+        run(&server, &[b"ZADD", b"rate_limit:{nodes}:layouts", now.as_bytes(), &[text(1), vec![nth]].concat()]);
     }
     let registrations = || {
         let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).expect("it replies");
