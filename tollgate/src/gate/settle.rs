@@ -70,6 +70,10 @@ impl Outcome {
     /// ([`Rule::settle_by`](crate::rules::Rule::settle_by)) refund the difference, or take the missing units as far as
     /// they are available.
     ///
+    /// Pass only the response of the service itself. Once it may have begun its work, an error that a proxy or a server
+    /// sends in its place must not settle the request: a client can cause one, for example by breaking off its body, and
+    /// would get its units back.
+    ///
     /// Each limit is settled once, by the first call of this method, [`settle`](Self::settle) or
     /// [`refund`](Self::refund). If none is called, the estimated cost stays. In memory, this never waits.
     pub async fn settle_response(&self, status: StatusCode, headers: &HeaderMap) -> Settlement {

@@ -16,7 +16,8 @@ use crate::gate::ByAddress;
 ///
 /// It is always ready, unless the inner service has failed. A denied request is answered at once, even if the inner
 /// service has no capacity. An allowed request waits for it. If the caller drops the request meanwhile, or the service
-/// fails, the units the request took are refunded.
+/// fails before it is called, the units the request took are refunded. After the call, only the response of the service
+/// gives units back ([`Rule::count`](crate::rules::Rule::count)): an error in its place, or a dropped future, does not.
 pub struct RateLimit<S> {
     inner: S,
     /// `true` if `inner` has reported that it is ready, and has not been called since.
