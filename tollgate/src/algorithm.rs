@@ -126,6 +126,12 @@ pub(crate) trait LimitAlgorithm {
     /// Returns whether the key is at rest, so that dropping it changes no later decision.
     fn is_idle(&self, cells: &impl StateWords, now: u64) -> bool;
 
+    /// Returns whether keys without a slot share the words of a floor. Otherwise such keys are at rest, and changes of
+    /// theirs are lost.
+    fn has_floor(&self) -> bool {
+        true
+    }
+
     /// Adjusts words that several keys share before a key is charged to them, so that the key gets no more quota than
     /// it would have alone. Most algorithms need no adjustment.
     fn shared(&self, cells: &impl StateWords, now: u64) {

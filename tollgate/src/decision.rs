@@ -32,6 +32,7 @@ pub struct Decision {
     pub(crate) at: Timestamp,
     /// Microseconds by which the wall clock was ahead of that clock.
     pub(crate) wall_offset: i64,
+    /// Read it with [`Decision::source`], which knows about denials for lack of room.
     pub(crate) source: Source,
     pub(crate) verdict: Verdict,
 }
@@ -69,7 +70,7 @@ impl std::fmt::Display for Denied {
                     self.0.delay()
                 )
             }
-            Admission::Denied { retry_after } => {
+            Admission::Denied { retry_after } | Admission::NoRoom { retry_after } => {
                 write!(out, "rate limited: retry after {:?}", Duration::from_micros(retry_after))
             }
             Admission::NeverFits => out.write_str("rate limited: the cost exceeds the whole quota: use a lower cost"),
@@ -81,12 +82,17 @@ impl std::error::Error for Denied {}
 
 /// The part of a limiter that made a decision.
 ///
-/// In-memory limiters always decide by their store. The other sources belong to limits that processes share.
+/// In-memory limiters decide by their store, and by a shared quota while memory lacks. The other sources belong to limits
+/// that processes share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Source {
     /// The store that holds the key.
     Store,
+    /// The quota that keys without a count of their own share, because
+    /// [`max_memory`](crate::LimiterBuilder::max_memory) is used up. Such a denial says nothing about the key: other
+    /// keys may have spent that quota.
+    SharedQuota,
     /// The denial cache of this process: a denial that still holds.
     DenialCache,
     /// A lease of this process: a slice of the quota taken in advance.
@@ -112,6 +118,9 @@ pub(crate) enum Admission {
     Allowed { delay: u64 },
     /// Denied. The same request is allowed after this wait, unless other requests arrive first.
     Denied { retry_after: u64 },
+    /// Denied for lack of room: the key has no slot, and other keys without one have spent the quota that they share.
+    /// So this is not evidence against the key.
+    NoRoom { retry_after: u64 },
     /// Denied, because the cost exceeds the whole quota. Waiting does not help.
     NeverFits,
 }
@@ -178,7 +187,9 @@ impl Decision {
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self.verdict.admission {
-            Admission::Denied { retry_after } => Some(Duration::from_micros(retry_after)),
+            Admission::Denied { retry_after } | Admission::NoRoom { retry_after } => {
+                Some(Duration::from_micros(retry_after))
+            }
             Admission::Allowed { .. } | Admission::NeverFits => None,
         }
     }
@@ -194,7 +205,16 @@ impl Decision {
     /// that a limit is exceeded.
     #[must_use]
     pub fn source(&self) -> Source {
-        self.source
+        match self.source {
+            Source::Store if self.lacks_room() => Source::SharedQuota,
+            source => source,
+        }
+    }
+
+    /// Returns whether the request was denied for lack of room: its key has no slot, so the denial says nothing about
+    /// the key, and is no reason for a strike.
+    pub(crate) fn lacks_room(&self) -> bool {
+        matches!(self.verdict.admission, Admission::NoRoom { .. })
     }
 
     /// Returns the cost of the request in units.
@@ -219,7 +239,7 @@ impl Verdict {
     pub(crate) fn wait(&self) -> u64 {
         match self.admission {
             Admission::Allowed { .. } => 0,
-            Admission::Denied { retry_after } => retry_after,
+            Admission::Denied { retry_after } | Admission::NoRoom { retry_after } => retry_after,
             Admission::NeverFits => u64::MAX,
         }
     }
@@ -243,7 +263,15 @@ impl Verdict {
     pub(crate) fn delay(&self) -> u64 {
         match self.admission {
             Admission::Allowed { delay } => delay,
-            Admission::Denied { .. } | Admission::NeverFits => 0,
+            Admission::Denied { .. } | Admission::NoRoom { .. } | Admission::NeverFits => 0,
+        }
+    }
+
+    /// Returns this verdict as that of words that several keys share: a denial is for lack of room.
+    pub(crate) fn of_shared_words(self) -> Self {
+        match self.admission {
+            Admission::Denied { retry_after } => Self { admission: Admission::NoRoom { retry_after }, ..self },
+            _ => self,
         }
     }
 

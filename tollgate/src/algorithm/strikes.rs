@@ -188,13 +188,9 @@ impl LimitAlgorithm for Strikes {
         self.packing.store(cells, edit.since, edit.marks.0);
     }
 
-    /// Restarts the period: the first strike may have been another key's, long ago, so it could end too soon for this
-    /// key. A ban is not extended.
-    fn shared(&self, cells: &impl StateWords, now: u64) {
-        let (struck, _) = self.struck(cells, now);
-        if !struck.marks.is_ban() {
-            self.packing.store(cells, now, struck.marks.0);
-        }
+    /// Shared strikes would ban keys that have none.
+    fn has_floor(&self) -> bool {
+        false
     }
 
     fn is_idle(&self, cells: &impl StateWords, now: u64) -> bool {

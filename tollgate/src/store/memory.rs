@@ -72,13 +72,17 @@ pub(crate) struct HashedHit {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Overflow {
-    /// Keys that lost their slot before they had their whole quota back.
+    /// Keys that lost their slot before they had their whole quota back. Only keys that came when memory was used up can
+    /// lose it.
     ///
     /// When such a key returns, it is charged as much as any key that lost its slot in the same bucket: never less than
     /// it has spent, and less than half of its quota, unless requests were counted without a slot.
     pub evicted: u64,
     /// Requests denied because their key had no slot and other keys without a slot had spent the shared quota.
     pub denied: u64,
+    /// Denials that were to be strikes of a [`Ban`](crate::Ban), and were not counted: all slots of the ban had keys with
+    /// strikes or bans, which are never evicted.
+    pub lost_strikes: u64,
 }
 
 /// The memory for the keys of a limit: see [`Limiter::occupancy`](crate::Limiter::occupancy).
@@ -178,6 +182,7 @@ impl MemoryStore {
         self.limit_families.get(limit.index()).map_or_else(Overflow::default, |family| Overflow {
             evicted: family.overflow.evicted.load(Ordering::Relaxed),
             denied: family.overflow.denied.load(Ordering::Relaxed),
+            lost_strikes: family.overflow.lost.load(Ordering::Relaxed),
         })
     }
 
@@ -369,8 +374,12 @@ impl MemoryStore {
             };
             let slot_ref = view.hold_slot(&mut holds, members.as_ref(), hit.fingerprint, now.as_micros());
             let Some(slot_ref) = slot_ref.map_err(|busy| (*hit, busy))? else {
-                view.family.overflow.count_denial();
-                return Ok(self.decision(limits, *hit, now, family::NO_ROOM));
+                if with_algorithm!(view.algorithm, algorithm => algorithm.has_floor()) {
+                    view.family.overflow.count_denial();
+                    return Ok(self.decision(limits, *hit, now, family::NO_ROOM));
+                }
+                view.family.overflow.count_lost();
+                continue;
             };
             // The costs of two keys that share a slot are added.
             match positions.of(&slot_refs, |(_, other, _)| other.is(slot_ref), || slot_ref.address()) {
@@ -387,6 +396,7 @@ impl MemoryStore {
             let verdict = with_algorithm!(limit.compiled(), algorithm => {
                 algorithm.decide(&holds.cells(table, *slot_ref), now.as_micros(), hit.cost).verdict
             });
+            let verdict = table.verdict_at(*slot_ref, verdict);
             *passes = verdict.is_allowed();
             let decision = self.decision(limits, *hit, now, verdict);
             most_restrictive = Some(most_restrictive.map_or(decision, |other| other.most_restrictive(decision)));

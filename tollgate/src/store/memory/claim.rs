@@ -1,20 +1,25 @@
 //! Claiming slots for new keys, and handling keys that find no slot.
 //!
 //! A new key takes an empty slot of its home bucket or the slot of an idle key, there or in the next buckets. When the
-//! table is crowded, it grows. When it cannot grow any more, a new key evicts the key of its home bucket that has the
-//! most quota left. The last words of every bucket are its *floor*: an upper bound of the charges of any key of this
-//! home bucket without a slot. An eviction raises the floor to the charges of the evicted key, and a new key starts
-//! with the floor before the eviction. A floor is the state of a key, and decays like one.
+//! table is crowded, it grows. When it cannot grow any more, the table is *full*, and keys that get a slot are *late*: a
+//! new key that finds no free slot evicts the late key near its home bucket that has the most quota left. The last words
+//! of every bucket are its *floor*: an upper bound of the charges of any key of this home bucket without a slot. An
+//! eviction raises the floor to the charges of the evicted key, and a new key starts with the floor before the eviction.
+//! A floor is the state of a key, and decays like one.
 //!
-//! A key is evicted only if the floor then leaves more than half of the quota: see [`LimitAlgorithm::cover`]. If no key
-//! of the bucket has that much left, keys without a slot are charged to the floor itself, as if they were one key,
-//! until slots become free. So however many keys an attacker invents,
+//! A late key is evicted only if the floor then leaves more than half of the quota: see [`LimitAlgorithm::cover`]. If no
+//! late key has that much left, keys without a slot are charged to the floor itself, as if they were one key, until slots
+//! become free. So however many keys an attacker invents,
 //!
-//! - a key that has spent half of its quota keeps its slot and is counted exactly;
+//! - a key that got its slot before the table was full keeps it until it is idle, and is counted exactly;
+//! - so does a late key that has spent half of its quota;
 //! - every other key has at least half of its quota left when it is evicted and comes back, as long as a key can be
 //!   evicted for it;
 //! - no key has more quota than it would have alone;
 //! - the table does not grow.
+//!
+//! Strikes and bans have no floor: shared strikes would ban keys that have none. A key that is not in their table has no
+//! strikes, and strikes for which there is no slot are lost. They are counted.
 //!
 //! [`HeldBuckets`] locks several buckets in one thread, without deadlocks.
 
@@ -29,7 +34,7 @@ use super::table::{
 };
 use crate::algorithm::spill::Spill;
 use crate::algorithm::{LimitAlgorithm, StateWords};
-use crate::decision::Verdict;
+use crate::decision::{Admission, Verdict};
 use crate::sync::Ordering;
 
 /// Buckets that are searched for a free slot before a key is evicted, once the table cannot grow. They are all locked
@@ -75,31 +80,56 @@ impl Table {
             if algorithm.must_lock() {
                 let mut holds = HeldBuckets::default();
                 if let Ok(home) = holds.hold_home(self, fingerprint) {
-                    return algorithm.decide(&self.shared(home), now, cost).verdict;
+                    return algorithm.decide(&self.shared(home), now, cost).verdict.of_shared_words();
                 }
             } else {
                 let (home, header) = self.home(fingerprint);
                 let verdict = algorithm.decide(&self.shared(home), now, cost).verdict;
                 if unchanged(home, header) {
-                    return verdict;
+                    return verdict.of_shared_words();
                 }
             }
             attempts = pause(attempts);
         }
     }
 
-    /// Locks the slot of a key, and claims one if it has none. The result may be the shared words.
+    /// Returns the verdict on a key in this slot. A denial by the shared words is for lack of room, and is counted.
+    pub(super) fn verdict_at(&self, slot_ref: SlotRef<'_>, verdict: Verdict) -> Verdict {
+        if slot_ref.slot < self.layout.slots {
+            return verdict;
+        }
+        let verdict = verdict.of_shared_words();
+        if matches!(verdict.admission, Admission::NoRoom { .. }) {
+            self.overflow.count_denial();
+        }
+        verdict
+    }
+
+    /// Counts a change that is lost because its key has neither a slot nor a floor. Returns the verdict on the key, which
+    /// stays at rest.
+    pub(super) fn lose_change<R: LimitAlgorithm>(&self, algorithm: &R, home: Bucket<'_>, now: u64) -> Verdict {
+        self.overflow.count_lost();
+        algorithm.decide(&self.shared(home), now, 0).verdict
+    }
+
+    /// Returns whether memory is used up: the table is crowded and cannot grow.
+    pub(super) fn is_full(&self) -> bool {
+        self.is_crowded(self.slots()) && !self.can_grow()
+    }
+
+    /// Locks the slot of a key, and claims one if it has none. The result may be the shared words, or `None` if the
+    /// algorithm has no floor.
     pub(super) fn hold_slot<'a, R: LimitAlgorithm>(
         &'a self,
         algorithm: &R,
         holds: &mut HeldBuckets<'a>,
         fingerprint: u64,
         now: u64,
-    ) -> Result<SlotRef<'a>, Busy> {
+    ) -> Result<Option<SlotRef<'a>>, Busy> {
         let home = holds.hold_home(self, fingerprint)?;
         if let Some(slot_ref) = self.find_in_run(holds, home, fingerprint)? {
             holds.keep_for_key(slot_ref.bucket, slot_ref.slot);
-            return Ok(slot_ref);
+            return Ok(Some(slot_ref));
         }
         // Copy the floor first: an eviction raises it by the evicted key's charges, which the new key does not owe.
         let floor = Floor::copy(self.shared(home), algorithm.words());
@@ -107,15 +137,17 @@ impl Table {
             Some(slot_ref) => {
                 self.clear_slot(algorithm, holds, slot_ref);
                 holds.reassign(self, slot_ref, fingerprint);
+                holds.set_late(slot_ref, self.is_full());
                 let cells = holds.cells(self, slot_ref);
                 algorithm.inherit(&cells, &floor);
                 algorithm.shared(&cells, now);
                 holds.keep_for_key(slot_ref.bucket, slot_ref.slot);
-                Ok(slot_ref)
+                Ok(Some(slot_ref))
             }
             // The caller makes room before it retries.
             None if self.can_grow() => Err(Busy::Crowded),
-            None => holds.lock_slot(self, home, self.layout.slots),
+            None if algorithm.has_floor() => holds.lock_slot(self, home, self.layout.slots).map(Some),
+            None => Ok(None),
         }
     }
 
@@ -158,7 +190,7 @@ impl Table {
         for distance in 0..self.run() {
             if distance == NEAR {
                 if !self.can_grow()
-                    && let Some(slot_ref) = self.evict(algorithm, holds, home, now)?
+                    && let Some(slot_ref) = self.evict_near(algorithm, holds, home, now)?
                 {
                     return Ok(Some(slot_ref));
                 }
@@ -182,7 +214,7 @@ impl Table {
             bucket = self.next_in_run(bucket);
         }
         if self.run() <= NEAR && !self.can_grow() {
-            return self.evict(algorithm, holds, home, now);
+            return self.evict_near(algorithm, holds, home, now);
         }
         Ok(None)
     }
@@ -197,8 +229,28 @@ impl Table {
         })
     }
 
-    /// Evicts the key with the most quota left from a locked bucket, if the floor of that key's home bucket can cover
-    /// its charges.
+    /// Evicts a late key from the nearest bucket that has one whose charges a floor can cover, and marks the buckets in
+    /// between. The buckets are locked.
+    fn evict_near<'a, R: LimitAlgorithm>(
+        &'a self,
+        algorithm: &R,
+        holds: &mut HeldBuckets<'a>,
+        home: Bucket<'a>,
+        now: u64,
+    ) -> Result<Option<SlotRef<'a>>, Busy> {
+        let mut bucket = home;
+        for _ in 0..self.run().min(NEAR) {
+            if let Some(slot_ref) = self.evict(algorithm, holds, bucket, now)? {
+                self.mark_passed_by(holds, home, bucket)?;
+                return Ok(Some(slot_ref));
+            }
+            bucket = self.next_in_run(bucket);
+        }
+        Ok(None)
+    }
+
+    /// Evicts the late key with the most quota left from a locked bucket, if the floor of that key's home bucket can
+    /// cover its charges.
     fn evict<'a, R: LimitAlgorithm>(
         &'a self,
         algorithm: &R,
@@ -206,7 +258,8 @@ impl Table {
         bucket: Bucket<'a>,
         now: u64,
     ) -> Result<Option<SlotRef<'a>>, Busy> {
-        let candidates = (0..self.layout.slots).filter(|slot| !holds.is_given(bucket, *slot));
+        let is_candidate = |slot: &usize| holds.is_late(bucket, *slot) && !holds.is_given(bucket, *slot);
+        let candidates = (0..self.layout.slots).filter(is_candidate);
         let Some(slot) = candidates.max_by_key(|slot| self.left_in(algorithm, bucket, *slot, now)) else {
             return Ok(None);
         };
@@ -465,10 +518,11 @@ impl<'a> HeldBuckets<'a> {
         }
     }
 
-    /// Reassigns a slot to another key, or empties it.
+    /// Reassigns a slot to another key, or empties it. The key is not late.
     pub(super) fn reassign(&mut self, table: &'a Table, slot_ref: SlotRef<'a>, fingerprint: u64) {
         let held = &mut self.held[slot_ref.held];
         held.mark_written();
+        held.set_late(slot_ref.slot, false);
         // No decision can be in progress on an empty slot.
         if let Some(sealed) = slot_ref.sealed.filter(|_| slot_ref.bucket.fingerprint(slot_ref.slot) != EMPTY) {
             self.sealed[sealed].reassign(held, table.layout.tags);
@@ -481,6 +535,15 @@ impl<'a> HeldBuckets<'a> {
         if let Some(index) = self.position(bucket) {
             self.given[index] |= 1 << slot;
         }
+    }
+
+    /// Records whether the key of a slot came when the table was full.
+    pub(super) fn set_late(&mut self, slot_ref: SlotRef<'a>, is_late: bool) {
+        self.held[slot_ref.held].set_late(slot_ref.slot, is_late);
+    }
+
+    fn is_late(&self, bucket: Bucket<'_>, slot: usize) -> bool {
+        self.position(bucket).is_some_and(|index| self.held[index].is_late(slot))
     }
 
     fn is_given(&self, bucket: Bucket<'_>, slot: usize) -> bool {

@@ -281,10 +281,12 @@ impl<'a> FamilyView<'a> {
         let verdict = with_algorithm!(self.algorithm, algorithm => {
             let Step { verdict, edit } = algorithm.decide(&copy, now, cost);
             let edit = edit.filter(|_| mode.writes(&verdict));
+            let verdict = match location {
+                KeyLocation::Nowhere => verdict.of_shared_words(),
+                KeyLocation::Here(_) | KeyLocation::There(..) => verdict,
+            };
             let is_denied = !verdict.is_allowed() && mode != Mode::Peek && cost > 0;
-            let lacks_slot = is_denied
-                && matches!(verdict.admission, Admission::Denied { .. })
-                && matches!(location, KeyLocation::Nowhere);
+            let lacks_slot = is_denied && matches!(verdict.admission, Admission::NoRoom { .. });
             if edit.is_none() && !(is_denied && self.is_replaced_by_this(members, &location)) {
                 if is_denied {
                     note_step_back(holds, &location, now);
@@ -299,6 +301,10 @@ impl<'a> FamilyView<'a> {
                 Fit::Cut => None,
             };
             let Some(slot_ref) = slot_ref else {
+                if !algorithm.has_floor() {
+                    self.family.overflow.count_lost();
+                    return Ok(Some(algorithm.decide(&copy, now, 0).verdict));
+                }
                 if verdict.is_allowed() || lacks_slot {
                     self.family.overflow.count_denial();
                 }
@@ -327,7 +333,7 @@ impl<'a> FamilyView<'a> {
     }
 
     /// Locks the slot of a key in its own table, and claims one if it has none. `None` if no slot is available: the key
-    /// must then be denied. Without `members`, the table is the only one.
+    /// must then be denied, or its change is lost if the algorithm has no floor. Without `members`, the table is the only one.
     pub(super) fn hold_slot(
         self,
         holds: &mut HeldBuckets<'a>,
@@ -340,7 +346,7 @@ impl<'a> FamilyView<'a> {
             if !self.family.is_alone() {
                 return Err(Busy::Held);
             }
-            return with_algorithm!(self.algorithm, algorithm => self.table.hold_slot(algorithm, holds, fingerprint, now)).map(Some);
+            return with_algorithm!(self.algorithm, algorithm => self.table.hold_slot(algorithm, holds, fingerprint, now));
         };
         let location = self.find(holds, members, fingerprint)?;
         if let KeyLocation::Here(slot_ref) = location {
@@ -544,6 +550,8 @@ impl<'a> FamilyView<'a> {
             if let Some(slot_ref) = self.table.free_slot(algorithm, holds, home, now)? {
                 self.table.clear_slot(algorithm, holds, slot_ref);
                 holds.reassign(self.table, slot_ref, fingerprint);
+                // A key that moves here came before.
+                holds.set_late(slot_ref, matches!(location, KeyLocation::Nowhere) && self.table.is_full());
                 holds.keep_for_key(slot_ref.bucket, slot_ref.slot);
                 return Ok(Some(slot_ref));
             }
@@ -552,7 +560,9 @@ impl<'a> FamilyView<'a> {
             return Err(Busy::Crowded);
         }
         // The shared words count for a key only if it has no state anywhere else.
-        let is_alone = matches!(location, KeyLocation::Nowhere)
+        let has_floor = with_algorithm!(self.algorithm, algorithm => algorithm.has_floor());
+        let is_alone = has_floor
+            && matches!(location, KeyLocation::Nowhere)
             && self.shared_elsewhere(holds, members, fingerprint, now)?.units == 0;
         is_alone.then(|| holds.lock_slot(self.table, home, self.table.layout.slots)).transpose()
     }
@@ -590,14 +600,14 @@ fn note_step_back<'a>(holds: &mut HeldBuckets<'a>, location: &KeyLocation<'a>, n
 
 /// The denial of a key without room, for a request with several keys.
 pub(super) const NO_ROOM: Verdict =
-    Verdict { admission: Admission::Denied { retry_after: 1_000_000 }, remaining: 0, reset_after: 1_000_000 };
+    Verdict { admission: Admission::NoRoom { retry_after: 1_000_000 }, remaining: 0, reset_after: 1_000_000 };
 
 /// Returns the denial of a key that would be allowed, but has no room.
 fn without_room(verdict: &Verdict) -> Verdict {
     match verdict.admission {
         Admission::Allowed { .. } => {
             let retry_after = verdict.reset_after.max(1);
-            Verdict { admission: Admission::Denied { retry_after }, remaining: 0, reset_after: verdict.reset_after }
+            Verdict { admission: Admission::NoRoom { retry_after }, remaining: 0, reset_after: verdict.reset_after }
         }
         _ => *verdict,
     }

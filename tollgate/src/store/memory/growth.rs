@@ -256,7 +256,7 @@ const CROWDED_INTERVAL: usize = 16;
 impl Table {
     /// Returns whether more than four fifths of the slots are in use. Longer runs of full buckets would slow down
     /// lookups.
-    fn is_crowded(&self, slots: usize) -> bool {
+    pub(super) fn is_crowded(&self, slots: usize) -> bool {
         self.occupied.load(Ordering::Relaxed) * 5 > slots * 4
     }
 

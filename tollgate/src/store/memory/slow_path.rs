@@ -111,7 +111,7 @@ impl Table {
         let mut attempts = 0;
         while view.is_none_or(|view| view.family.is_alone()) {
             let verdict = self.peek_without_slot(algorithm, fingerprint, now, cost);
-            if matches!(verdict.admission, Admission::Denied { .. }) && mode != Mode::Peek {
+            if matches!(verdict.admission, Admission::NoRoom { .. }) && mode != Mode::Peek {
                 self.overflow.count_denial();
             }
             if mode != Mode::Take || cost == 0 || !verdict.is_allowed() {
@@ -139,17 +139,19 @@ impl Table {
         cost: u64,
     ) -> Result<Verdict, Busy> {
         let mut holds = HeldBuckets::default();
-        holds.hold_home(self, fingerprint)?;
+        let home = holds.hold_home(self, fingerprint)?;
         // With the home bucket locked, no thread adds the key to another table.
         if view.is_some_and(|view| !view.family.is_alone()) {
             return Err(Busy::Held);
         }
-        let slot_ref = self.hold_slot(algorithm, &mut holds, fingerprint, now)?;
+        let Some(slot_ref) = self.hold_slot(algorithm, &mut holds, fingerprint, now)? else {
+            return Ok(self.lose_change(algorithm, home, now));
+        };
         let Step { verdict, edit } = algorithm.decide(&holds.cells(self, slot_ref), now, cost);
         if let Some(edit) = edit {
             self.apply(algorithm, &mut holds, slot_ref, edit, now);
         }
-        Ok(verdict)
+        Ok(self.verdict_at(slot_ref, verdict))
     }
 
     /// Changes the words of a key. A key without a slot gets one first, unless its floor is idle. Returns false if the
@@ -195,7 +197,7 @@ impl Table {
             }
             let is_idle = algorithm.is_idle(&self.shared(home), now);
             // A key without a slot whose floor is idle is at rest.
-            if is_idle { Ok(None) } else { self.hold_slot(algorithm, &mut holds, fingerprint, now).map(Some) }
+            if is_idle { Ok(None) } else { self.hold_slot(algorithm, &mut holds, fingerprint, now) }
         });
         match slot_ref {
             Ok(Some(slot_ref)) if slot_ref.slot < self.layout.slots => {

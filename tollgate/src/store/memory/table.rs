@@ -57,11 +57,17 @@ pub(super) struct OverflowCounts {
     pub(super) evicted: AtomicU64,
     /// Denials of keys without a slot, because of other keys' charges.
     pub(super) denied: AtomicU64,
+    /// Changes of keys without a slot that no floor counts.
+    pub(super) lost: AtomicU64,
 }
 
 impl OverflowCounts {
     pub(super) fn count_denial(&self) {
         self.denied.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_lost(&self) {
+        self.lost.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -321,11 +327,15 @@ pub(super) const LOCKED: u64 = 1;
 pub(super) const PASSED_BY: u64 = 1 << 1;
 const LEVEL_SHIFT: u32 = 2;
 const LEVEL_MASK: u64 = 0x3f << LEVEL_SHIFT;
+/// The first of the bits, one for each slot, that are set if the key in it came when memory was used up.
+const LATE_SHIFT: u32 = 8;
+/// The most slots of a bucket: a stride is less than twice as long as five slots need.
+const MAX_SLOTS: usize = 10;
 /// Counts how often the tag of a slot has wrapped to 0.
-const LAP: u64 = 1 << 8;
+const LAP: u64 = 1 << (LATE_SHIFT + MAX_SLOTS as u32);
 const LAP_MASK: u64 = (VERSION - 1) & !(LAP - 1);
 /// Counts the lock holders that wrote to the bucket.
-const VERSION: u64 = 1 << 28;
+const VERSION: u64 = 1 << 34;
 
 /// The fingerprint of an empty slot.
 pub(super) const EMPTY: u64 = 0;
@@ -370,6 +380,7 @@ impl Layout {
         // megabyte.
         let block = ((1 << 16) / stride).clamp(4, 64);
         let slots = (stride - 1 - words) / (1 + words);
+        debug_assert!(slots <= MAX_SLOTS);
         let step = if words == 1 { 2 } else { 1 };
         Self { words, slots, stride, step, block_bits: block.ilog2(), tags: Self::tags(words, free_bits) }
     }
@@ -596,6 +607,16 @@ impl Held<'_> {
 
     pub(super) fn is_passed_by(&self) -> bool {
         self.header & PASSED_BY != 0
+    }
+
+    /// Records whether the key of a slot came when memory was used up.
+    pub(super) fn set_late(&mut self, slot: usize, is_late: bool) {
+        let late = 1 << (LATE_SHIFT as usize + slot);
+        self.header = self.header & !late | if is_late { late } else { 0 };
+    }
+
+    pub(super) fn is_late(&self, slot: usize) -> bool {
+        self.header & 1 << (LATE_SHIFT as usize + slot) != 0
     }
 
     pub(super) fn set_level(&mut self, level: u32) {
