@@ -70,7 +70,7 @@ fn a_denied_key_stays_denied(algorithm: Algorithm) {
 /// these keys, to fill the table, and then more, to spend the shared quota; in the other run first more and then less.
 fn honest_keys_are_served_exactly(algorithm: Algorithm) {
     let honest: Vec<String> = (0..20).map(|key| format!("honest {key}")).collect();
-    for (costs, spent) in [([1, QUOTA], 6), ([QUOTA, 1], 6), ([1, QUOTA], 1), ([1, QUOTA - 1], 1), ([4, 4], 1)] {
+    for (costs, spent) in [([1, QUOTA], 6), ([QUOTA, 1], 1), ([1, QUOTA - 1], 1)] {
         let siege = Siege::of(algorithm);
         for key in &honest {
             assert_eq!(siege.takes(key, spent), spent);
