@@ -285,7 +285,7 @@ impl Learners {
         page.gauges("tollgate_learned_value", help, gauges(|state| Some(state.learning.value())))?;
         let help = "Number that the share of clients needs, inside the bounds, by limit that learns";
         page.gauges("tollgate_learned_target", help, gauges(|state| state.learning.last()?.target))?;
-        let help = "Clients that a limit learns from; a sample if there are more than 8192";
+        let help = "Clients that have returned, from which a limit learns; a sample if there are more than 8192";
         page.gauges("tollgate_learned_clients", help, gauges(|state| Some(state.learning.last()?.clients)))?;
         let help = "1 while a limit does not learn because denials surge";
         let is_frozen = gauges(|state| Some(u64::from(state.learning.last()?.phase == Phase::Frozen)));

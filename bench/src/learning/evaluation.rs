@@ -43,6 +43,7 @@ pub(crate) fn evaluate(extent: Extent) -> impl Iterator<Item = Evaluated> {
             Event::Attack { day, days: 3, clients: clients / 600, units: 2000 },
         ),
         ("attack of one client, three days", Event::Attack { day, days: 3, clients: 1, units: 100_000 }),
+        ("attack of invented keys: 60 a minute, one request each", Event::Invented { day, per_minute: 60 }),
     ];
     scenarios.into_iter().map(move |(title, event)| {
         let scenario = Scenario { clients, days, event };

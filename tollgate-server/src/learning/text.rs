@@ -92,11 +92,12 @@ pub(super) fn explain(LearningState { learning, quota_name: quota, is_shadow, ..
         None => "the server has the number in force in tollgate_learned_value, and saves it next to the `--state` file"
             .to_owned(),
         Some(last) if last.phase == Phase::Collecting => format!(
-            "{} is in force until {} clients were seen over {}; {} so far",
+            "{} is in force until {} clients have returned after {}; {} of {} so far",
             learning.value(),
             grouped(settings.clients_needed()),
             span(settings.first_observation()),
-            grouped(last.clients)
+            grouped(last.clients),
+            grouped(last.seen)
         ),
         Some(last) if last.phase == Phase::Frozen => {
             format!("now {}, frozen while denials surge; {}", learning.value(), why(learning, last))

@@ -134,7 +134,7 @@ fn a_server_that_stops_before_the_first_evaluation_keeps_what_it_saw() {
     server.signal("TERM");
     assert!(server.wait().success());
     let output = explained(&state);
-    assert!(output.contains("50 is in force until 1,000 clients were seen over 1h; 60 so far"), "{output}");
+    assert!(output.contains("50 is in force until 1,000 clients have returned after 1h; 0 of 60 so far"), "{output}");
 }
 
 #[test]

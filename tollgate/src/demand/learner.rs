@@ -87,8 +87,10 @@ struct Surge {
 pub struct Evaluation {
     /// What the learner does.
     pub phase: Phase,
-    /// The clients in the sample.
+    /// The clients in the sample that have returned, from which the number is learned.
     pub clients: u64,
+    /// The clients in the sample.
+    pub seen: u64,
     /// The number that the share of clients needs, inside the bounds. `None` without clients.
     pub target: Option<u64>,
     /// The numbers before and after a move.
@@ -196,7 +198,7 @@ impl Learner {
             self.moved_at = now;
             (std::mem::replace(&mut self.value, next), next)
         });
-        Evaluation { phase, clients, target, moved, activity: Activity::default() }
+        Evaluation { phase, clients, seen: clients, target, moved, activity: Activity::default() }
     }
 
     /// Returns the evaluation of a state that is read again. Nothing moves.
@@ -204,7 +206,7 @@ impl Learner {
     pub fn peek(&self, settings: &LearnSettings, sketch: &Sketch) -> Evaluation {
         let mut unmoved = *self;
         let evaluation = unmoved.decide(settings, &sketch.needs(), self.moved_at);
-        Evaluation { moved: None, ..evaluation }
+        Evaluation { moved: None, seen: sketch.clients(), ..evaluation }
     }
 
     pub(super) fn set_value(&mut self, value: u64) {

@@ -113,7 +113,8 @@ impl Learning {
         sketch.merge(&observer.sketch());
         sketch.lower_level();
         observer.follow_level(sketch);
-        let evaluation = Evaluation { activity, ..learner.decide(settings, &sketch.needs(), now) };
+        let evaluation =
+            Evaluation { activity, seen: sketch.clients(), ..learner.decide(settings, &sketch.needs(), now) };
         *last = Some(evaluation);
         evaluation
     }
@@ -196,7 +197,14 @@ mod tests {
         first.end(START);
         let mut second = learning(2);
         assert!(second.restore(&first.encode().unwrap()));
-        assert_eq!(second.last().map(|last| (last.clients, last.target)), Some((100, Some(80))));
+        assert_eq!(second.last().map(|last| (last.clients, last.target)), Some((0, None)), "nobody has returned yet");
+        assert_eq!(second.last().map(|last| last.seen), Some(100));
+        let later = START.saturating_add(HOUR);
+        (0..100).for_each(|client| {
+            second.observer().observe(Observation { cost: 60, at: later, ..seen(client, false) });
+        });
+        let evaluation = second.evaluate(later);
+        assert_eq!((evaluation.clients, evaluation.target), (100, Some(80)));
 
         // Once a limit follows, a surge that begins with the end leaves nothing.
         let mut learning = learning(1);

@@ -236,6 +236,10 @@ mod tests {
         assert_eq!(observer.sketch().needs().clients(), 0);
         (0..100).for_each(|client| observer.observe(request(spread(client))));
         observer.commit(START, Commit::Keep);
+        assert_eq!(observer.sketch().needs().clients(), 0, "they have not returned yet");
+        let later = START.saturating_add(DAY * 2);
+        (0..100).for_each(|client| observer.observe(Observation { at: later, ..request(spread(client)) }));
+        observer.commit(later, Commit::Keep);
         let needs = observer.sketch().needs();
         assert_eq!((needs.clients(), needs.max()), (100, Some(2)));
     }

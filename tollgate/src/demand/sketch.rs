@@ -60,6 +60,12 @@ impl Record {
         (self.seen, self.denied) = (self.seen.max(other.seen), self.denied.max(other.denied));
     }
 
+    /// Returns whether the client needed something in two epochs or more. A key that is used once is cheap to invent: any
+    /// number of them would otherwise move the need of the share of clients that decides.
+    fn has_returned(&self) -> bool {
+        self.needs.iter().filter(|need| **need > 0).count() > 1
+    }
+
     /// Forgets ticks that are long past.
     fn forget_before(&mut self, newest: u32) {
         for tick in [&mut self.seen, &mut self.denied] {
@@ -135,12 +141,18 @@ impl Sketch {
         }
     }
 
-    /// Returns the needs of the clients, over all epochs.
+    /// Returns the number of clients, whether they have returned or not.
+    #[must_use]
+    pub fn clients(&self) -> u64 {
+        self.clients.len() as u64
+    }
+
+    /// Returns the needs of the clients that have returned, over all epochs.
     #[must_use]
     pub fn needs(&self) -> Needs {
-        let most = self.clients.values().map(|record| record.needs.into_iter().max().unwrap_or(0));
+        let returned = self.clients.values().filter(|record| record.has_returned());
         let mut needs = Needs::default();
-        most.filter(|need| *need > 0).for_each(|need| needs.add_bucket(need));
+        returned.filter_map(|record| record.needs.into_iter().max()).for_each(|need| needs.add_bucket(need));
         needs
     }
 
@@ -266,11 +278,19 @@ mod tests {
 
     #[test]
     fn needs_of_old_epochs_are_forgotten() {
-        let client = Record { needs: [0, 9, 0, 0, 0, 0, 0, 0], seen: 5, denied: 0 };
-        let mut sketch = Sketch { epoch: 1, clients: [(1, client)].into(), ..Sketch::default() };
+        let client = Record { needs: [0, 9, 4, 0, 0, 0, 0, 0], seen: 5, denied: 0 };
+        let mut sketch = Sketch { epoch: 2, clients: [(1, client)].into(), ..Sketch::default() };
         sketch.merge(&Sketch { epoch: 8, ..Sketch::default() });
         assert_eq!(sketch.needs().max(), Some(9), "epochs 1 to 8 are covered");
         sketch.merge(&Sketch { epoch: 9, ..Sketch::default() });
-        assert_eq!(sketch.needs().max(), None);
+        assert_eq!(sketch.needs().max(), None, "one epoch is left");
+    }
+
+    #[test]
+    fn client_counts_once_it_has_returned_in_another_epoch() {
+        let once = Record { needs: [0, 0, 0, 7, 0, 0, 0, 0], seen: 5, denied: 0 };
+        let returned = Record { needs: [3, 0, 0, 5, 0, 0, 0, 0], ..once };
+        let sketch = Sketch { epoch: 3, clients: [(1, once), (2, returned)].into(), ..Sketch::default() };
+        assert_eq!((sketch.needs().clients(), sketch.needs().max()), (1, Some(5)));
     }
 }

@@ -68,6 +68,22 @@ fn attack_with_one_client_does_not_move_the_number() {
     assert!(number.abs_diff(best) * 100 <= best * 25, "{number} beside {best}");
 }
 
+/// The keys of one slow client, which never return, are far more than the clients that do.
+#[test]
+fn invented_keys_that_never_return_do_not_lower_the_number() {
+    let calm = run(scenario(4, Event::None), LEARNED).days;
+    for per_minute in [10, 60] {
+        let outcome = run(scenario(4, Event::Invented { day: 2, per_minute }), LEARNED);
+        let before = outcome.days[1].number;
+        assert_eq!(before, calm[1].number);
+        for (ticks, number) in outcome.numbers.iter().enumerate().skip(2 * 288) {
+            assert!(number * 10 >= before * 8, "{number} after {before}, {per_minute} a minute, in tick {ticks}");
+        }
+        let (attacked, calm) = (outcome.days[3], calm[3]);
+        assert!(attacked.touched <= calm.touched + 2, "{attacked:?} and without the attack {calm:?}");
+    }
+}
+
 #[test]
 fn attackers_are_admitted_up_to_a_fixed_number() {
     let event = Event::Attack { day: 0, days: 1, clients: 3, units: 2000 };

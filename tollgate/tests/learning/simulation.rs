@@ -48,6 +48,11 @@ pub(crate) enum Event {
         clients: u64,
         units: u64,
     },
+    /// New keys in every minute from this day on. Each sends one unit, once.
+    Invented {
+        day: u64,
+        per_minute: u64,
+    },
 }
 
 /// A scenario: clients for some days, and an event.
@@ -208,6 +213,13 @@ pub(crate) fn run(scenario: Scenario, number: Number) -> Outcome {
                     && (from..from + days).contains(&day)
                 {
                     admitted += (0..clients).map(|client| site.send(&format!("attacker-{client}"), units)).sum::<u64>();
+                }
+                if let Event::Invented { day: from, per_minute } = scenario.event
+                    && day >= from
+                {
+                    let minute = day * MINUTES_PER_DAY + tick * minutes_per_tick + minute;
+                    let keys = minute * per_minute..(minute + 1) * per_minute;
+                    admitted += keys.map(|key| site.send(&format!("invented-{key}"), 1)).sum::<u64>();
                 }
                 result.peak_admitted = result.peak_admitted.max(admitted);
             }
