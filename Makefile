@@ -2,7 +2,7 @@
 # node for the tests with web frameworks, proxies and clients. Without those two it skips these tests; with CI=true they
 # fail. It installs Redis, the frameworks, the peers and a browser.
 
-.PHONY: run test install-redis install-frameworks install-peers install-browser test-library test-workspace test-restarts test-valkey test-frameworks \
+.PHONY: run test install-redis install-frameworks install-peers install-browser test-library test-workspace test-restarts test-floods test-valkey test-frameworks \
 	test-peers test-loom test-examples \
 	test-fuzz install-llhttp lint lint-workspace lint-wasm install-wasm-target lint-examples lint-fuzz fuzz install-cargo-fuzz bench \
 	docs chart pictures screenshots deny install-cargo-deny package proto
@@ -64,6 +64,12 @@ test-workspace:
 # Twenty restarts under load, in place of the three of `make test-workspace`.
 test-restarts:
 	RESTARTS=20 cargo test --workspace --exclude bench --all-features --test operation -- --nocapture restarts_under_load
+
+# Floods of invented keys at more sizes of the memory, in KiB, and with more windows, and a table of what they do.
+FLOODS ?= 96,1024,4096
+
+test-floods:
+	FLOODS=$(FLOODS) cargo test -p tollgate --all-features --test floods -- --nocapture
 
 # The tests of the Redis store once more, on Valkey: single, Sentinel and Cluster. Skipped where none is installed, except
 # with CI=true. TLS alone is tested on Redis, because the packaged Valkey is built without it.

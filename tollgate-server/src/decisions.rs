@@ -303,6 +303,7 @@ impl LimitCounts {
 /// Returns the name of a source in responses, logs and traces.
 pub(crate) fn source_name(source: Source) -> &'static str {
     match source {
+        Source::SharedQuota => "shared_quota",
         Source::DenialCache => "denial_cache",
         Source::Lease => "lease",
         Source::Local => "local",

@@ -6,7 +6,11 @@ use crate::sync::{AtomicU64, AtomicUsize, Ordering};
 
 /// A bound on memory, in bytes. Clones share it.
 #[derive(Clone)]
-pub(crate) struct Budget(Arc<Inner>);
+pub(crate) struct Budget {
+    inner: Arc<Inner>,
+    /// Bytes that are kept for other clones.
+    kept: usize,
+}
 
 struct Inner {
     max: AtomicUsize,
@@ -28,60 +32,70 @@ const SLACK: usize = ALIGN / WORD;
 
 impl Budget {
     pub(crate) fn new(max: usize) -> Self {
-        Self(Arc::new(Inner { max: AtomicUsize::new(max), used: AtomicUsize::new(0) }))
+        Self { inner: Arc::new(Inner { max: AtomicUsize::new(max), used: AtomicUsize::new(0) }), kept: 0 }
+    }
+
+    /// Returns a clone that keeps one part in `divisor` of the budget for other clones.
+    pub(crate) fn keeping_one_in(&self, divisor: usize) -> Self {
+        Self { inner: self.inner.clone(), kept: self.max() / divisor }
+    }
+
+    /// Returns the bytes that this clone may use in all, together with all others.
+    fn usable(&self) -> usize {
+        self.max().saturating_sub(self.kept)
     }
 
     pub(crate) fn used(&self) -> usize {
-        self.0.used.load(Ordering::Relaxed)
+        self.inner.used.load(Ordering::Relaxed)
     }
 
     /// Returns whether `count` words are left.
     pub(crate) fn has(&self, count: usize) -> bool {
-        count.saturating_mul(WORD) <= self.0.max.load(Ordering::Relaxed).saturating_sub(self.used())
+        count.saturating_mul(WORD) <= self.usable().saturating_sub(self.used())
     }
 
     /// Returns the bound in bytes.
     pub(crate) fn max(&self) -> usize {
-        self.0.max.load(Ordering::Relaxed)
+        self.inner.max.load(Ordering::Relaxed)
     }
 
     /// Allocates `count` words even if the budget is used up, for the first block of a table: a limit that is added
     /// while the memory is full must still count. Other tables do not grow until memory is within the bound again.
     pub(crate) fn take_anyway(&self, count: usize) -> Option<Words> {
         let words = zeroed(count.checked_add(SLACK)?)?;
-        self.0.used.fetch_add(words.bytes(), Ordering::Relaxed);
+        self.inner.used.fetch_add(words.bytes(), Ordering::Relaxed);
         Some(words)
     }
 
     /// Counts `bytes` outside of tables, unless they exceed the rest of the budget.
     #[cfg(feature = "redis")]
     pub(crate) fn reserve(&self, bytes: usize) -> bool {
-        let max = self.max();
+        let max = self.usable();
         let within = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= max);
-        self.0.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).is_ok()
+        self.inner.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).is_ok()
     }
 
     /// Ends a [reservation](Self::reserve).
     #[cfg(feature = "redis")]
     pub(crate) fn release(&self, bytes: usize) {
-        self.0.used.fetch_sub(bytes, Ordering::Relaxed);
+        self.inner.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn give_back(&self, words: &Words) {
-        self.0.used.fetch_sub(words.bytes(), Ordering::Relaxed);
+        self.inner.used.fetch_sub(words.bytes(), Ordering::Relaxed);
     }
 
     /// Allocates `count` words, unless they exceed the rest of the budget. If the machine has less memory than the
     /// budget, the budget is lowered.
     pub(crate) fn take(&self, count: usize) -> Option<Words> {
         let bytes = count.checked_mul(WORD)?;
-        let max = self.0.max.load(Ordering::Relaxed);
+        let max = self.usable();
         let within = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= max);
-        self.0.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).ok()?;
+        self.inner.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).ok()?;
         let words = zeroed(count.checked_add(SLACK)?);
         if words.is_none() {
-            let used = self.0.used.fetch_sub(bytes, Ordering::Relaxed);
-            self.0.max.store(used - bytes, Ordering::Relaxed);
+            let used = self.inner.used.fetch_sub(bytes, Ordering::Relaxed);
+            self.inner.max.store(used - bytes, Ordering::Relaxed);
         }
         words
     }

@@ -164,6 +164,11 @@ impl Limit {
         &self.0.name
     }
 
+    /// Returns whether this is a ban rather than a limit.
+    pub(crate) fn is_ban(&self) -> bool {
+        matches!(self.algorithm(), Algorithm::Ban(_))
+    }
+
     /// Returns the whole quota: the capacity, or the count per window.
     #[must_use]
     pub fn quota(&self) -> u64 {

@@ -35,5 +35,9 @@ pub(super) fn write(gate: &Gate, page: &mut Page<'_>) -> fmt::Result {
     page.counters("tollgate_evicted_keys", help, rows)?;
     let rows = limits.iter().map(|(limit, _, overflow)| ([("limit", *limit)], overflow.denied));
     let help = "Requests denied because max_memory is used up and their key has no counter, by limit";
-    page.counters("tollgate_overflow_denials", help, rows)
+    page.counters("tollgate_overflow_denials", help, rows)?;
+    let bans = limiter.limits().iter().filter_map(|limit| Some((limit.name(), limiter.ban(limit.name())?)));
+    let rows = bans.map(|(limit, ban)| ([("limit", limit)], limiter.overflow(ban).lost_strikes));
+    let help = "Denials that did not count towards the ban of their limit because max_memory is used up, by limit";
+    page.counters("tollgate_lost_strikes", help, rows)
 }

@@ -78,6 +78,12 @@ fn is_near(decision: &Decision) -> bool {
     decision.remaining().saturating_mul(NEAR_LIMIT_DIVISOR) < decision.quota()
 }
 
+/// Returns whether a decision says something about its key. The failure policy does not, and neither does a denial for lack
+/// of room, for which a flood of invented keys would hide the keys that matter.
+fn is_about_key(decision: &Decision) -> bool {
+    decision.source() != Source::Policy && !decision.lacks_room()
+}
+
 /// The source of a key's text.
 pub(super) enum KeySource<'c, 'k> {
     Check(JointCheck<'c>),
@@ -92,7 +98,7 @@ fn count(outcome: &Outcome, keys: &LimitedKeys, source: &KeySource<'_, '_>) {
     let rules = &outcome.state.rules;
     if let Some(decision) = &outcome.decision
         && let Some(limit) = decision.limit()
-        && decision.source() != Source::Policy
+        && is_about_key(decision)
     {
         let kind = match outcome.refusal() {
             None if is_near(decision) => Some(LimitedKind::NearLimit),
@@ -108,7 +114,7 @@ fn count(outcome: &Outcome, keys: &LimitedKeys, source: &KeySource<'_, '_>) {
     }
     let Some(extras) = &outcome.extras else { return };
     for (index, (rule, decision)) in extras.shadow_decisions.iter().enumerate() {
-        if decision.is_allowed() || decision.source() == Source::Policy {
+        if decision.is_allowed() || !is_about_key(decision) {
             continue;
         }
         let counted = match extras.shadow_hits.get(index) {

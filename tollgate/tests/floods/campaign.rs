@@ -17,7 +17,7 @@ const START: Timestamp = Timestamp::from_secs(1_699_920_000);
 const REGULARS: u64 = 20;
 const NEW_KEYS: u64 = 100;
 /// Requests of the flood for each slot of the limit.
-const PER_SLOT: usize = 12;
+const PER_SLOT: usize = 8;
 /// A ban that lasts longer than the floods.
 const BAN: &str = ", ban: { after: 2, within: 1m, for: 2h }";
 
@@ -70,9 +70,9 @@ impl Mode {
         let (limit, seconds) = (QUOTA, window.as_secs());
         match self {
             Self::Token => format!("algorithm: token_bucket, capacity: {limit}, refill: {limit}/{seconds}s"),
-            Self::Interval => format!(
-                "algorithm: token_bucket, capacity: {limit}, refill: {limit}/{seconds}s, refill_mode: interval"
-            ),
+            Self::Interval => {
+                format!("algorithm: token_bucket, capacity: {limit}, refill: {limit}/{seconds}s, refill_mode: interval")
+            }
             Self::Leaky => format!("algorithm: leaky_bucket, capacity: {limit}, leak: {limit}/{seconds}s"),
             Self::Queue => format!(
                 "algorithm: leaky_bucket, capacity: {limit}, leak: {limit}/{seconds}s, overflow: queue, max_wait: {}s",

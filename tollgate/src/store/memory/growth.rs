@@ -384,7 +384,7 @@ impl MemoryStore {
             if !looked_at.insert(Arc::as_ptr(&self.tables[index])) {
                 continue;
             }
-            let Some((table, usage)) = replacement(family, &self.tables[index], &self.budget, now) else { continue };
+            let Some((table, usage)) = replacement(family, &self.tables[index], now) else { continue };
             is_changed = true;
             // Variants may share the table.
             for (other, usage_of_other) in tables.iter_mut().zip(&mut usages) {
@@ -408,14 +408,14 @@ impl MemoryStore {
 }
 
 /// Adds a smaller table of the same meaning to the family, if the table is mostly empty.
-fn replacement(family: &Family, table: &Arc<Table>, budget: &Budget, now: u64) -> Option<(Arc<Table>, Arc<Usage>)> {
+fn replacement(family: &Family, table: &Arc<Table>, now: u64) -> Option<(Arc<Table>, Arc<Usage>)> {
     let members = family.members();
     let member = members.tables.iter().find(|member| Arc::ptr_eq(&member.table, table))?;
     // One replacement at a time: otherwise a store that is never dropped could keep any number of tables.
     if member.replaces.is_some() || members.tables.iter().any(|other| other.replaces(table)) {
         return None;
     }
-    let smaller = with_algorithm!(&member.algorithm, algorithm => table.smaller(algorithm, budget, now))?;
+    let smaller = with_algorithm!(&member.algorithm, algorithm => table.smaller(algorithm, now))?;
     let (smaller, usage) = (Arc::new(smaller), Arc::new(Usage));
     let mut member = Member::new(&smaller, &member.algorithm, &usage);
     member.replaces = Some(Arc::downgrade(table));
@@ -447,14 +447,14 @@ impl FamilyView<'_> {
 
 impl Table {
     /// Returns an empty table with room for the live keys of this one, if it takes much less memory.
-    fn smaller<R: LimitAlgorithm>(&self, algorithm: &R, budget: &Budget, now: u64) -> Option<Self> {
+    fn smaller<R: LimitAlgorithm>(&self, algorithm: &R, now: u64) -> Option<Self> {
         self.smaller_level(self.estimated_keys(algorithm, now))?;
         let level = self.smaller_level(self.live_keys(algorithm, now))?;
         // Keys without a slot are charged to floors, whose buckets differ in a table of another size.
         if !self.has_idle_floors(algorithm, now) {
             return None;
         }
-        let mut table = Self::of_level(self.layout, level, budget)?;
+        let mut table = Self::of_level(self.layout, level, &self.budget)?;
         table.overflow = self.overflow.clone();
         Some(table)
     }

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::claim::HeldBuckets;
 use super::family::{Family, FamilyView, Frozen, Member, Members, Usage};
 use super::table::{Bucket, Busy, EMPTY, LOCKED, Layout, Table, pause, unchanged};
-use crate::algorithm::{Algorithm, Compiled, LimitAlgorithm, with_algorithm};
+use crate::algorithm::{Compiled, LimitAlgorithm, with_algorithm};
 use crate::budget::Budget;
 use crate::error::InvalidLimit;
 use crate::limit::Limit;
@@ -21,6 +21,10 @@ const MAX_TABLES: usize = 8;
 /// Configurations of one limit that are kept for refunds: more than a rule file has plans.
 const MAX_CONFIGURATIONS: usize = 16;
 
+/// With bans, one part in this many of the memory is kept for them: a flood of keys that are allowed must not keep those
+/// that are denied from being banned.
+const KEPT_FOR_BANS: usize = 16;
+
 /// The families of all limits that a store and those before it have had.
 #[derive(Default)]
 pub(crate) struct Families(pub(super) Mutex<HashMap<Name, Arc<Family>>>);
@@ -29,7 +33,7 @@ pub(crate) struct Families(pub(super) Mutex<HashMap<Name, Arc<Family>>>);
 pub(super) type Name = (String, bool);
 
 pub(super) fn name_of(limit: &Limit) -> Name {
-    (limit.name().to_owned(), matches!(limit.algorithm(), Algorithm::Ban(_)))
+    (limit.name().to_owned(), limit.is_ban())
 }
 
 /// The table, family and usage of each limit, in their order.
@@ -77,6 +81,8 @@ pub(super) fn choose(
     let mut order: Vec<usize> = (0..limits.len()).collect();
     order.sort_by_key(|index| Reverse(limits[*index].quota()));
     let (mut first_words, count) = (0, limits.len());
+    let has_bans = limits.iter().any(Limit::is_ban);
+    let of_limits = if has_bans { budget.keeping_one_in(KEPT_FOR_BANS) } else { budget.clone() };
     for index in order {
         let Some(PlannedMembers { family, members, .. }) = planned.get_mut(&name_of(&limits[index])) else { continue };
         let compiled = limits[index].compiled().with_ceiling(members.ceiling);
@@ -86,7 +92,10 @@ pub(super) fn choose(
                 let layout = Layout::new(compiled.words(), compiled.free_bits());
                 first_words += Table::first_words(layout);
                 let table = (first_words * size_of::<u64>() <= budget.max())
-                    .then(|| Table::new(layout, budget.clone()))
+                    .then(|| {
+                        let budget = if limits[index].is_ban() { budget } else { &of_limits };
+                        Table::new(layout, budget.clone())
+                    })
                     .flatten();
                 let mut table = table.ok_or_else(|| too_little(budget, count))?;
                 table.overflow = Arc::clone(&family.overflow);
