@@ -169,9 +169,14 @@ fn spelled_path(value: &str, choices: &mut Choices) -> String {
 
 fn spelled_cookie(value: &str, choices: &mut Choices) -> String {
     let octal = |text: &str| text.bytes().map(|byte| format!("\\{byte:03o}")).collect::<String>();
-    match choices.below(4) {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric();
+    match choices.below(5) {
         0 => format!("\"{}\"", octal(value)),
         1 => format!("\"{value}\""),
+        2 => {
+            let once = choices.percent(value, is_plain);
+            choices.percent(&once, is_plain)
+        }
         _ => choices.percent(value, |byte| byte.is_ascii_alphanumeric() || byte == b':'),
     }
 }

@@ -11,7 +11,7 @@ use http::header::COOKIE;
 use smallvec::SmallVec;
 
 use super::header::trimmed;
-use super::query::percent_decoded;
+use super::query::digit;
 use super::{ReadErrors, Unreadable, only};
 use crate::http::Headers;
 
@@ -92,7 +92,8 @@ fn pair(text: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((trimmed(name), value.get(1..)?.trim_ascii()))
 }
 
-/// Decodes a value from any of its spellings.
+/// Decodes a value from any of its spellings, and from spellings of spellings: the form of a form is itself, so a key
+/// that a report shows can be named.
 pub(in crate::rules) fn plain(value: &[u8]) -> Cow<'_, [u8]> {
     let value = trimmed(value);
     let value = match value {
@@ -100,10 +101,35 @@ pub(in crate::rules) fn plain(value: &[u8]) -> Cow<'_, [u8]> {
         [b'"', inner @ .., b'"'] => Cow::Borrowed(inner),
         _ => Cow::Borrowed(value),
     };
-    let value = if value.contains(&b'%') { Cow::Owned(percent_decoded(&value)) } else { value };
+    let value = if value.contains(&b'%') { Cow::Owned(wholly_decoded(&value)) } else { value };
     match value {
-        Cow::Borrowed(value) => Cow::Borrowed(trimmed(value)),
-        Cow::Owned(value) => Cow::Owned(trimmed(&value).to_vec()),
+        Cow::Borrowed(value) => Cow::Borrowed(without_quotes(value)),
+        Cow::Owned(value) => Cow::Owned(without_quotes(&value).to_vec()),
+    }
+}
+
+/// Percent-decodes until no escape is left, in one pass: a client may nest thousands. A plus sign stays.
+fn wholly_decoded(value: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(value.len());
+    for byte in value {
+        out.push(*byte);
+        while let [rest @ .., b'%', high, low] = &*out
+            && let (Some(high), Some(low)) = (digit(*high), digit(*low))
+        {
+            out.truncate(rest.len());
+            out.push(high << 4 | low);
+        }
+    }
+    out
+}
+
+/// Trims a value, and removes all quotes around it.
+fn without_quotes(mut value: &[u8]) -> &[u8] {
+    loop {
+        value = match trimmed(value) {
+            [b'"', inner @ .., b'"'] => inner,
+            other => return other,
+        };
     }
 }
 
@@ -215,6 +241,11 @@ mod tests {
             "a=s s=REAL",
             "a=1; \u{a0}s\u{a0}=REAL",
             "a=1; \u{2003}s\u{2003}=\u{2003}REAL\u{2003}",
+            "s=%2552EAL",
+            "s=%25252552EAL",
+            "s=%%35%32EAL",
+            "s=%22REAL%22",
+            "s=\"%22 REAL%20%22\"",
         ] {
             assert_eq!(found(&[line], "s").as_deref(), Some("REAL"), "{line}");
         }
@@ -242,8 +273,14 @@ mod tests {
             let theirs = cookie::Cookie::split_parse(line.as_str())
                 .filter_map(Result::ok)
                 .find(|cookie| cookie.name() == name)
-                .map(|cookie| cookie.value_trimmed().trim().to_owned());
+                .map(|cookie| String::from_utf8(without_quotes(cookie.value_trimmed().as_bytes()).to_vec()).unwrap());
             prop_assert_eq!(read(&[&line], &name).0, theirs);
+        }
+
+        #[test]
+        fn the_form_of_a_form_is_itself(value in r#"["\\\\%0-9a-fA-F +,]{0,14}"#) {
+            let once = plain(value.as_bytes()).into_owned();
+            prop_assert_eq!(plain(&once).into_owned(), once);
         }
 
         #[test]

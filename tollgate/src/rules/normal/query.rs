@@ -60,26 +60,6 @@ pub(in crate::rules) fn trimmed(value: Cow<'_, str>) -> Cow<'_, str> {
     }
 }
 
-/// Percent-decodes the value of a cookie. A plus sign stays.
-pub(super) fn percent_decoded(value: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(value.len());
-    let mut rest = value;
-    loop {
-        rest = match rest {
-            [] => return out,
-            [b'+', rest @ ..] => {
-                out.push(b'+');
-                rest
-            }
-            _ => {
-                let mut decode = Decode(rest);
-                out.extend(decode.next());
-                decode.0
-            }
-        };
-    }
-}
-
 fn decoded(text: &str) -> Cow<'_, str> {
     if is_plain(text) {
         return Cow::Borrowed(text);
@@ -128,7 +108,7 @@ impl Iterator for Decode<'_> {
     }
 }
 
-fn digit(byte: u8) -> Option<u8> {
+pub(super) fn digit(byte: u8) -> Option<u8> {
     char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
 }
 
