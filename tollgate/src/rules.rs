@@ -30,12 +30,14 @@ mod cel;
 mod certificate;
 mod claims;
 pub(crate) mod client;
+mod coverage;
 #[cfg(feature = "file")]
 pub(crate) mod envoy;
 mod expression_errors;
 mod facts;
 #[cfg(feature = "file")]
 pub mod file;
+mod head;
 #[cfg(feature = "file")]
 pub(crate) mod header_fact;
 mod host;

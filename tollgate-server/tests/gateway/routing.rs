@@ -64,6 +64,41 @@ fn the_most_specific_route_serves_by_host_then_path_then_method_then_header() {
 }
 
 #[test]
+fn head_takes_the_route_and_the_limit_of_get() {
+    each_protocol(|protocol| {
+        let [all, reads, heads] = ["all", "reads", "heads"].map(Raw::named);
+        let gateway = protocol.start(&site(
+            "",
+            &[
+                format!("{{ path: /**, upstream: {} }}", all.url()),
+                format!("{{ path: /a/**, methods: [GET], upstream: {} }}", reads.url()),
+                format!("{{ path: /b/**, methods: [GET], upstream: {} }}", reads.url()),
+                format!("{{ path: /b/**, methods: [HEAD], upstream: {} }}", heads.url()),
+            ],
+            "{ name: reads, match: { path: /a/**, methods: [GET] }, algorithm: fixed_window, limit: 1, window: 10220d }",
+        ));
+        let mut connection = gateway.client();
+        for (request, status, wanted) in [
+            ("HEAD /a", 200, "reads"),
+            ("HEAD /a", 429, ""),
+            ("GET /a", 429, ""),
+            ("HEAD /b", 200, "heads"),
+            ("GET /b", 200, "reads"),
+            ("HEAD /c", 200, "all"),
+        ] {
+            let head = format!("{request} HTTP/1.1\r\nHost: h\r\n\r\n");
+            let answer = if request.starts_with("HEAD") {
+                connection.send(head);
+                connection.receive_head().unwrap()
+            } else {
+                connection.ask(head)
+            };
+            assert_eq!((answer.status, by(&answer)), (status, wanted), "{request}");
+        }
+    });
+}
+
+#[test]
 fn the_path_is_stripped_rewritten_and_put_behind_that_of_the_url() {
     each_protocol(|protocol| {
         let upstream = Raw::named("one");

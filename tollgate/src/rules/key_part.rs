@@ -193,6 +193,11 @@ impl KeyPart {
         }
     }
 
+    /// Returns `true` for a descriptor.
+    pub(super) fn is_descriptor(&self) -> bool {
+        matches!(self.0, Source::Descriptor(_))
+    }
+
     /// Returns `true` if the part depends on the connection only, and not on the request.
     pub(super) fn is_of_connection(&self) -> bool {
         matches!(self.0, Source::Ip(_) | Source::Certificate(_))

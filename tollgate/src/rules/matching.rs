@@ -67,7 +67,8 @@ impl Match {
         self
     }
 
-    /// Adds a method.
+    /// Adds a method. `GET` includes `HEAD`, which services answer with the same handlers, unless another rule names
+    /// `HEAD` and counts every request that this one matches.
     pub fn method(mut self, method: &str) -> Self {
         self.methods.push(method.into());
         self

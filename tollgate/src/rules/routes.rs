@@ -2,16 +2,18 @@
 //!
 //! Routes are compared by host (a name before a wildcard, longer before shorter, any host before none), then by path
 //! (segment by segment: text, then text with `*`, then `*`, then `**`; longer before shorter), then by whether they
-//! have methods, then by the number of headers. Equal routes keep their order.
+//! have methods, then by the number of headers. Equal routes keep their order. A route for GET serves HEAD too, unless
+//! another route names HEAD and serves the same requests.
 
 use std::cmp::{Ordering, Reverse};
 
 use super::client::TrustedProxies;
+use super::coverage::Part;
 use super::host::HostGlob;
 use super::index::{Index, Indexed, IndexedBy};
 use super::matching::Known;
 use super::path::{PathGlob, Segment};
-use super::{Facts, Match, PathReading, Request};
+use super::{Facts, Match, PathReading, Request, head};
 use crate::error::InvalidLimit;
 
 /// Routes, most specific first.
@@ -51,13 +53,14 @@ impl Routes {
     ///
     /// If a path, a host or a header name is invalid.
     pub fn new(routes: impl IntoIterator<Item = Match>) -> Result<Self, InvalidLimit> {
-        let mut entries: Vec<(Match, usize)> = Vec::new();
-        for (number, route) in routes.into_iter().enumerate() {
-            if let Some(problem) = route.problem() {
-                return Err(problem.clone());
-            }
-            entries.extend(route.split().into_iter().map(|one| (one, number)));
+        let routes: Vec<Match> = routes.into_iter().collect();
+        if let Some(problem) = routes.iter().find_map(Match::problem) {
+            return Err(problem.clone());
         }
+        let mut parts: Vec<Part> =
+            routes.iter().enumerate().flat_map(|(number, one)| Part::all_of(number, one)).collect();
+        head::add_to_routes(&mut parts);
+        let mut entries: Vec<(Match, usize)> = parts.into_iter().map(|part| (part.matching, part.number)).collect();
         // A stable sort keeps equal routes in their order.
         entries.sort_by(|(one, _), (other, _)| specific(one, other));
         let indexed: Vec<Indexed<'_>> = entries
@@ -212,6 +215,19 @@ mod tests {
     fn a_request_without_a_matching_route_has_none() {
         assert_eq!(found(&["/a/**", "b.example /b"], &Facts::new("GET", "/b").host("c.example")), None);
         assert_eq!(found(&[], &Facts::new("GET", "/")), None);
+    }
+
+    #[test]
+    fn a_route_for_get_serves_head_unless_another_names_it_and_matches_as_much() {
+        let served = |routes: &[&'static str]| found(routes, &Facts::new("HEAD", "/a/b").host("h"));
+        assert_eq!(served(&["GET /a/**", "/a/**"]), Some("GET /a/**"));
+        assert_eq!(served(&["POST /a/**", "/**"]), Some("/**"));
+        assert_eq!(served(&["GET /a/**", "HEAD /a/**"]), Some("HEAD /a/**"));
+        assert_eq!(served(&["GET /a/*", "HEAD /**"]), Some("HEAD /**"));
+        assert_eq!(served(&["GET /a/*", "HEAD /health"]), Some("GET /a/*"));
+        assert_eq!(served(&["GET /a/** /b", "HEAD /a/**"]), Some("HEAD /a/**"));
+        assert_eq!(served(&["GET /a/** /b", "HEAD /b"]), Some("GET /a/** /b"));
+        assert_eq!(served(&["GET /a/**", "HEAD /a/** xbeta"]), Some("GET /a/**"), "without the header");
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod in_flight;
 mod joint_checks;
 mod keys;
 mod lists;
+mod methods;
 #[cfg(feature = "file")]
 mod named_keys;
 mod path_readings;

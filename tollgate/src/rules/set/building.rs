@@ -17,6 +17,7 @@ use crate::rules::PathReading;
 use crate::rules::client::TrustedProxies;
 #[cfg(feature = "file")]
 use crate::rules::envoy::Domains;
+use crate::rules::head;
 use crate::rules::index::{Index, Indexed};
 use crate::rules::key_map::KeyMap;
 use crate::rules::named_key::KeyReadings;
@@ -122,7 +123,7 @@ impl RuleSetBuilder {
     /// If a rule is invalid: a path, a host, a header name or a body cannot be parsed, an override or a ban has another
     /// algorithm than its limit or invalid numbers, a key has too many parts, two limits have the same name, or there
     /// are too many rules.
-    pub fn build(self) -> Result<RuleSet, InvalidLimit> {
+    pub fn build(mut self) -> Result<RuleSet, InvalidLimit> {
         if self.rules.len() > MAX_RULES {
             let problem = format!("{} rules are more than 10000", self.rules.len());
             return Err(InvalidLimit::new("limits", problem, "count by key rather than by rule"));
@@ -135,6 +136,7 @@ impl RuleSetBuilder {
         if let Some(problem) = self.rules.iter().find_map(refused) {
             return Err(problem);
         }
+        head::add_to_rules(&mut self.rules);
         let mut compiling = Compiling::default();
         // The ids of in-flight limits are known only after all limits of the store have theirs.
         let mut ids = Vec::with_capacity(self.rules.len());

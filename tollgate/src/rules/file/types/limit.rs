@@ -160,7 +160,7 @@ impl LimitRule {
 pub struct MatchRule {
     /// Paths: `*` matches anything within a segment, `**` any number of segments.
     pub path: Option<OneOrMany<PathGlob>>,
-    /// Methods, in upper case.
+    /// Methods, in upper case. `GET` includes `HEAD`, unless another limit that names `HEAD` counts the same requests.
     #[schemars(length(min = 1))]
     pub methods: Option<Vec<MethodName>>,
     /// Hosts: `api.example.com`, or `*.example.com` for all names under it.

@@ -24,7 +24,8 @@ pub struct RouteRule {
     pub name: Option<String>,
     /// Paths: `*` matches anything within a segment, `**` any number of segments.
     pub path: OneOrMany<PathGlob>,
-    /// Methods, in upper case. All if left out.
+    /// Methods, in upper case. All if left out. `GET` includes `HEAD`, unless another route that names `HEAD` matches the same
+    /// requests.
     #[schemars(length(min = 1))]
     pub methods: Option<Vec<MethodName>>,
     /// Hosts: `api.example.com`, or `*.example.com` for all names under it. All if left out.

@@ -1,0 +1,104 @@
+//! Methods: services answer HEAD with their handlers for GET, so a rule for GET counts both.
+
+use tollgate::rules::{Facts, KeyPart, Listing, Match, Missing, Mode, Rule};
+use tollgate::{FixedWindow, Gate, Limit, MINUTE, RuleState};
+
+use super::{check, gate};
+
+fn rule(name: &str, matching: Match) -> Rule {
+    Rule::new(Limit::new(name, FixedWindow::new(1, MINUTE)).unwrap()).matching(matching)
+}
+
+fn on(path: &str, methods: &[&str]) -> Match {
+    methods.iter().fold(Match::everything().path(path), |matching, method| matching.method(method))
+}
+
+fn everywhere(method: &str) -> Match {
+    Match::everything().method(method)
+}
+
+/// Returns the names of the rules that count a request.
+fn counted(gate: &Gate, method: &str, path: &str) -> Vec<String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let explained = runtime.block_on(gate.explain(&Facts::new(method, path).host("a.example")));
+    let counted = explained.rules.into_iter().filter(|rule| matches!(rule.state, RuleState::Counted { .. }));
+    counted.map(|rule| rule.name).collect()
+}
+
+#[test]
+fn a_rule_for_get_counts_head_too() {
+    let (gate, _) = gate([rule("reads", everywhere("GET"))]);
+    assert!(check(&gate, "HEAD", "/", &[]).is_allowed());
+    assert!(!check(&gate, "GET", "/", &[]).is_allowed());
+    assert!(!check(&gate, "HEAD", "/", &[]).is_allowed());
+    assert!(check(&gate, "POST", "/", &[]).is_allowed());
+}
+
+#[test]
+fn a_rule_without_get_does_not_count_head() {
+    let (gate, _) = gate([rule("posts", everywhere("POST")), rule("others", on("/**", &["POST", "get"]))]);
+    assert_eq!(counted(&gate, "HEAD", "/"), ["others"], "the case of a method does not count");
+    assert_eq!(counted(&gate, "POST", "/"), ["posts", "others"]);
+}
+
+#[test]
+fn head_is_left_to_a_rule_that_names_it_and_counts_all_of_its_requests() {
+    let heads = [
+        everywhere("HEAD"),
+        on("/**", &["HEAD"]),
+        on("/api/**", &["OPTIONS", "head"]),
+        on("/api/*", &["HEAD"]).path("/api").path("/api/*/**"),
+        everywhere("HEAD").host("*.example").host("b.test"),
+    ];
+    for (number, head) in heads.into_iter().enumerate() {
+        let reads = on("/api/*", &["GET"]).host("a.example").header("x-a", "*");
+        let reads = if number == 4 { reads } else { on("/api/*", &["GET"]) };
+        let (gate, _) = gate([rule("reads", reads.clone()), rule("heads", head.clone())]);
+        assert_eq!(counted(&gate, "HEAD", "/api/x"), ["heads"], "{reads:?} {head:?}");
+    }
+}
+
+#[test]
+fn head_is_counted_unless_the_rule_that_names_it_counts_every_request() {
+    let all = || everywhere("HEAD");
+    let listed = || Listing::none().when(|request| request.facts().query().is_some());
+    let heads = [
+        rule("heads", on("/health", &["HEAD"])),
+        rule("heads", on("/api/v1/**", &["HEAD"])),
+        rule("heads", all().host("b.example")),
+        rule("heads", all().header("x-probe", "1")),
+        rule("heads", all().domain("edge")),
+        rule("heads", all().when(|_| false)),
+        rule("heads", all()).mode(Mode::Shadow),
+        rule("heads", all()).mode(Mode::Disabled),
+        rule("heads", all()).key(KeyPart::header("x-user")).missing(Missing::Skip),
+        rule("heads", all()).key(KeyPart::descriptor("user")),
+        rule("heads", all()).exempt(listed()),
+        Rule::in_flight("heads", 1).unwrap().matching(all()),
+    ];
+    for heads in heads {
+        let (gate, _) = gate([heads.clone(), rule("reads", on("/api/**", &["GET"]))]);
+        assert!(counted(&gate, "HEAD", "/api/x").contains(&"reads".to_owned()), "{heads:?}");
+    }
+    let both = on("/**", &["GET", "HEAD"]);
+    let (gate, _) = gate([rule("reads", both.clone()), rule("heads", all())]);
+    assert_eq!(counted(&gate, "HEAD", "/"), ["reads", "heads"], "a rule that names HEAD keeps it");
+}
+
+#[test]
+fn rules_on_trial_split_head_as_they_will_when_enforced() {
+    let (gate, _) = gate([
+        rule("reads", everywhere("GET")).mode(Mode::Shadow),
+        rule("heads", everywhere("HEAD")).mode(Mode::Shadow),
+    ]);
+    assert_eq!(counted(&gate, "HEAD", "/"), ["heads"]);
+}
+
+#[test]
+fn an_explanation_names_every_method_that_a_rule_counts() {
+    let (gate, _) = gate([rule("reads", everywhere("GET"))]);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let explained = runtime.block_on(gate.explain(&Facts::new("POST", "/")));
+    let RuleState::NotMatched(why) = &explained.rules[0].state else { panic!("{explained:?}") };
+    assert_eq!(why, "method is not GET, HEAD");
+}
