@@ -147,7 +147,11 @@ impl RequestDescription {
         }
         let path = self.path.split('?').next().unwrap_or_default();
         check_method(&self.method, path)?;
-        headers.get(header_names::HOST).map_or(Ok(()), |host| check_host(host.as_bytes()))?;
+        let mut hosts = headers.get_all(header_names::HOST).iter();
+        hosts.next().map_or(Ok(()), |host| check_host(host.as_bytes()))?;
+        if hosts.next().is_some() {
+            return Err(Unreadable::SeveralHosts);
+        }
         CleanPath::new(path)?.forwarded(path_reading(file, routed)).map(|_| ())
     }
 

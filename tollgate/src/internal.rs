@@ -41,7 +41,9 @@ pub use crate::rules::client::hop_address;
 #[cfg(feature = "file")]
 pub use crate::rules::header_fact::{HeaderFact, HeaderFacts};
 #[cfg(feature = "rules")]
-pub use crate::rules::normal::{CleanPath, PathReadings, Unreadable, check_host, check_method, is_padded};
+pub use crate::rules::normal::{
+    CleanPath, PathReadings, Unreadable, check_host, check_method, is_padded, is_same_host,
+};
 
 /// Returns whether a character controls the text around it, and is escaped in messages.
 #[must_use]

@@ -17,7 +17,6 @@ use crate::limit_summary::span;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     NoHost,
-    SeveralHosts,
     BadTarget,
     BadLength,
     UnderscoreHeader,
@@ -83,15 +82,13 @@ impl Failure {
 
     /// Returns whether the head of the request is malformed.
     pub(super) const fn is_malformed_request(self) -> bool {
-        matches!(self, Self::NoHost | Self::SeveralHosts | Self::BadTarget | Self::BadLength | Self::UnderscoreHeader)
+        matches!(self, Self::NoHost | Self::BadTarget | Self::BadLength | Self::UnderscoreHeader)
     }
 
     /// Returns the status, the reason of a 400 or 508, and the body of the response.
     const fn text(self) -> (StatusCode, Option<&'static str>, &'static str) {
         match self {
             Self::NoHost => text!(BAD_REQUEST, "bad_request", "no_host"; "The request has no Host header: send one."),
-            Self::SeveralHosts => text!(BAD_REQUEST, "bad_request", "several_hosts";
-                "The request names more than one host: send one Host header, or the same host as in :authority."),
             Self::BadTarget => text!(BAD_REQUEST, "bad_request", "bad_target";
                 "The request target is not a valid URI: percent-encode it."),
             Self::BadLength => text!(BAD_REQUEST, "bad_request", "bad_length";
@@ -553,7 +550,6 @@ mod tests {
     fn error_responses_are_json_and_name_the_problem() {
         let all = [
             Failure::NoHost,
-            Failure::SeveralHosts,
             Failure::BadTarget,
             Failure::BadLength,
             Failure::UnderscoreHeader,

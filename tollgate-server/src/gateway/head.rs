@@ -13,7 +13,7 @@ use http::uri::{Authority, PathAndQuery};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, Version, header};
 use hyper::body::Body;
 use smallvec::SmallVec;
-use tollgate::internal::{CleanPath, HeaderLine, Unreadable, check_host, check_method, is_padded};
+use tollgate::internal::{CleanPath, HeaderLine, Unreadable, check_host, check_method, is_padded, is_same_host};
 use tollgate::rules::Facts;
 
 use self::headers::{DroppedHeaders, Fate, HeaderBuffer, HeaderFilter, HeaderKind, HeadersView, kind};
@@ -47,6 +47,8 @@ pub(super) struct RequestHead<'a> {
     pub(super) dropped: DroppedHeaders,
     /// The value of the `Host` header. Requests of HTTP/1.0 and HTTP/2 may have none.
     host: Option<&'a [u8]>,
+    /// Whether there are several `Host` headers, or one that differs from the host of the target.
+    names_several_hosts: bool,
     /// The reason why it is refused before limits are checked.
     failure: Option<Failure>,
     /// Whether the headers do not determine the length of the body.
@@ -121,14 +123,12 @@ impl<'a> RequestHead<'a> {
         if !options.names.is_empty() {
             lines.remove_named(&options.names);
         }
-        // RFC 9113, section 8.3.1: a `Host` that differs from `:authority` makes a request malformed.
+        // RFC 9113, section 8.3.1: a `Host` that differs from `:authority` makes a request malformed. In HTTP/1, servers in
+        // front of the gateway may read either of the two.
         let differs = |authority: &Authority| {
-            let authority = without_port(authority.as_str().as_bytes(), target.default_port());
-            host.is_some_and(|host| !without_port(host, target.default_port()).eq_ignore_ascii_case(authority))
+            host.is_some_and(|host| !is_same_host(host, authority.as_str().as_bytes(), target.default_port()))
         };
-        if is_http2 && target.authority().is_some_and(differs) {
-            hosts += 1;
-        }
+        let names_several_hosts = hosts > 1 || target.authority().is_some_and(differs);
         let may_lack_host = is_http10 || is_http2 && target.authority().is_some();
         let length = length.unwrap_or(by_default);
         // A stream that has ended has no body.
@@ -136,10 +136,9 @@ impl<'a> RequestHead<'a> {
         let failure = match hosts {
             _ if is_refused => Some(Failure::UnderscoreHeader),
             0 if !may_lack_host => Some(Failure::NoHost),
-            0 | 1 if has_bad_length => Some(Failure::BadLength),
-            0 | 1 if has_looped => Some(Failure::Loop),
-            0 | 1 => None,
-            _ => Some(Failure::SeveralHosts),
+            _ if has_bad_length => Some(Failure::BadLength),
+            _ if has_looped => Some(Failure::Loop),
+            _ => None,
         };
         Self {
             method,
@@ -148,6 +147,7 @@ impl<'a> RequestHead<'a> {
             dropped: lines.dropped,
             headers: lines.view(),
             host,
+            names_several_hosts,
             failure,
             has_bad_length,
             length,
@@ -186,6 +186,9 @@ impl<'a> RequestHead<'a> {
         check_method(self.method, self.target.received_str())?;
         self.host.map_or(Ok(()), check_host)?;
         self.target.authority().map_or(Ok(()), |authority| check_host(authority.as_str().as_bytes()))?;
+        if self.names_several_hosts {
+            return Err(Unreadable::SeveralHosts);
+        }
         // The parser of HTTP/1 has trimmed them.
         let is_http2 = self.version == Version::HTTP_2;
         match self.headers.lines.iter().find(|line| is_http2 && is_padded(line.value)) {
@@ -353,14 +356,14 @@ impl<'a> RequestTarget<'a> {
     }
 
     /// Returns the port that a host without one has, by the scheme of the target.
-    fn default_port(&self) -> &'static [u8] {
+    fn default_port(&self) -> Option<u16> {
         match self {
-            Self::Uri(received, _) if received.scheme_str() == Some("https") => b":443",
-            _ => b":80",
+            Self::Uri(received, _) if received.scheme_str() == Some("https") => Some(443),
+            _ => Some(80),
         }
     }
 
-    /// Returns the host of a target that is a whole URL. It replaces the one in the `Host` header.
+    /// Returns the host of a target that is a whole URL. The `Host` header names the same one.
     pub(super) fn authority(&self) -> Option<&Authority> {
         match self {
             Self::Path(_) => None,
@@ -456,11 +459,6 @@ fn facts<'f>(
 ) -> Facts<'f> {
     let facts = peer.add_to(Facts::new(method, target).headers(lines));
     authority.map_or(facts, |authority| facts.host(authority.as_str()))
-}
-
-/// Removes an empty port, or the default one, which begins with a colon.
-fn without_port<'h>(host: &'h [u8], default_port: &[u8]) -> &'h [u8] {
-    host.strip_suffix(default_port).or_else(|| host.strip_suffix(b":")).unwrap_or(host)
 }
 
 /// Joins the pieces of a cookie, which HTTP/2 may split (RFC 9113, section 8.2.3). A padded piece stays visible, because

@@ -454,10 +454,47 @@ fn a_target_in_absolute_form_names_the_host() {
     each_http1(|protocol| {
         let upstream = Raw::named("one");
         let gateway = protocol.start_before(&upstream.url());
-        let answer = gateway.connect().ask("GET http://shop.example.com/a?b HTTP/1.1\r\nHost: other\r\n\r\n");
-        let seen = answer.text().to_ascii_lowercase();
-        assert!(seen.starts_with("get /a?b http/1.1\r\n"), "{seen}");
-        assert!(seen.contains("\r\nhost: shop.example.com\r\n") && !seen.contains("host: other"), "{seen}");
+        let port = if protocol.scheme() == "https" { 443 } else { 80 };
+        let target = format!("{}://shop.example.com/a?b", protocol.scheme());
+        for host in ["shop.example.com".to_owned(), "Shop.Example.com.".to_owned(), format!("shop.example.com:{port}")]
+        {
+            let answer = gateway.connect().ask(format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n"));
+            let seen = answer.text();
+            assert!(seen.starts_with("GET /a?b HTTP/1.1\r\n"), "{seen}");
+            assert!(
+                seen.contains("\r\nhost: shop.example.com\r\n") && !seen.contains(&format!("{host}\r\nHost")),
+                "{seen}"
+            );
+            assert_eq!(seen.to_ascii_lowercase().matches("\r\nhost:").count(), 1, "{seen}");
+        }
+        let answer = gateway.connect().ask(format!("GET {target} HTTP/1.0\r\n\r\n"));
+        assert!(answer.text().contains("\r\nhost: shop.example.com\r\n"), "{}", answer.text());
+    });
+}
+
+/// A limit and an upstream could each read another of the two.
+#[test]
+fn a_target_that_names_another_host_than_the_host_header_is_refused() {
+    each_http1(|protocol| {
+        let upstream = Raw::named("one");
+        let gateway = protocol.start_before(&upstream.url());
+        let (scheme, port) = (protocol.scheme(), if protocol.scheme() == "https" { 443 } else { 80 });
+        for (authority, host) in [
+            ("other".to_owned(), "h".to_owned()),
+            ("h".to_owned(), format!("h:{}", 523 - port)),
+            ("h:81".to_owned(), "h".to_owned()),
+            ("h".to_owned(), "h.h".to_owned()),
+        ] {
+            for version in ["1.1", "1.0"] {
+                let request = format!("GET {scheme}://{authority}/ HTTP/{version}\r\nHost: {host}\r\n\r\n");
+                let mut connection = gateway.connect();
+                let answer = connection.ask(request);
+                assert_eq!(answer.status, 400, "{authority} {host}: {}", answer.text());
+                assert!(answer.text().contains(r#""reason":"several_hosts""#), "{authority} {host}: {}", answer.text());
+                assert!(connection.is_closed(), "{authority} {host}");
+            }
+        }
+        assert_eq!(upstream.requests(), 0);
     });
 }
 

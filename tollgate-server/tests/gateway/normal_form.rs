@@ -97,6 +97,7 @@ fn ambiguous_requests_are_refused_with_their_reason() {
             ("GET / HTTP/1.1\r\nHost: [node.test]", "invalid_host"),
             ("post / HTTP/1.1\r\nHost: h", "method_case"),
             ("GET * HTTP/1.1\r\nHost: h", "asterisk_target"),
+            ("GET / HTTP/1.1\r\nHost: h\r\nHost: i", "several_hosts"),
         ];
         for (head, reason) in cases {
             // Requests that no HTTP/2 library sends.
@@ -117,6 +118,7 @@ fn ambiguous_requests_are_refused_with_their_reason() {
             r#"tollgate_ambiguous_requests_total{reason="invalid_host"}"#,
             if protocol.is_http2() { 1 } else { 4 },
         );
+        gateway.await_metric(r#"tollgate_ambiguous_requests_total{reason="several_hosts"}"#, 1);
     });
 }
 
@@ -278,6 +280,7 @@ fn a_host_header_may_repeat_the_authority_with_its_default_port() {
         for (authority, host, status) in [
             ("h", "h".to_owned(), 200),
             ("h", "H".to_owned(), 200),
+            ("h", "h.".to_owned(), 200),
             ("h", format!("h:{default}"), 200),
             ("h", "h:".to_owned(), 200),
             ("h", format!("h:{other}"), 400),

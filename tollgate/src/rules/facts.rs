@@ -25,6 +25,8 @@ pub struct Facts<'a> {
     path: &'a str,
     query: Option<&'a str>,
     host: Option<&'a str>,
+    /// The port of a host without one, if the scheme is known.
+    default_port: Option<u16>,
     peer: Option<IpAddr>,
     headers: Option<Headers<'a>>,
     route: Option<&'a str>,
@@ -77,6 +79,7 @@ impl<'a> Facts<'a> {
             path,
             query,
             host: None,
+            default_port: None,
             peer: None,
             headers: None,
             route: None,
@@ -92,10 +95,21 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// Sets the host, with or without a port.
+    /// Sets the host, with or without a port. Rules that read the host refuse the request if a `Host` header differs.
     pub fn host(mut self, host: &'a str) -> Self {
         self.host = Some(host);
         self
+    }
+
+    /// Sets the host by the authority of the request's target, and the scheme that defines its default port.
+    #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "only layers see whole targets"))]
+    pub(crate) fn authority(mut self, authority: &'a str, scheme: Option<&str>) -> Self {
+        self.default_port = match scheme {
+            Some("http") => Some(80),
+            Some("https") => Some(443),
+            _ => None,
+        };
+        self.host(authority)
     }
 
     /// Sets the peer address of the connection, which may be a proxy's.
@@ -238,6 +252,11 @@ impl<'a> Facts<'a> {
     /// Returns the host that was set besides the headers.
     pub(super) fn own_host(&self) -> Option<&'a str> {
         self.host
+    }
+
+    /// Returns the port that a host without one has, if the scheme is known.
+    pub(super) fn default_port(&self) -> Option<u16> {
+        self.default_port
     }
 
     /// Returns the name of the route.

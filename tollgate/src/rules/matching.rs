@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use http::HeaderName;
-use http::header::COOKIE;
+use http::header::{COOKIE, HOST};
 use smallvec::SmallVec;
 
 use super::Request;
@@ -14,6 +14,7 @@ use super::index::IndexedBy;
 use super::key_part::header_name;
 use super::normal::PathCase;
 use super::normal::header::{cookie_lines, trimmed};
+use super::normal::host::check_only_host;
 use super::normal::path::folded;
 use super::path::{PathGlob, wildcard};
 use crate::error::InvalidLimit;
@@ -191,6 +192,9 @@ impl Match {
             }
         }
         let missed = |(name, value): &&(HeaderName, Box<str>)| {
+            if *name == HOST {
+                check_only_host(facts, request.errors());
+            }
             let matches = |given: &[u8]| wildcard(value.as_bytes(), given);
             let headers = facts.all_headers();
             if *name == COOKIE {

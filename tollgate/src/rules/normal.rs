@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
 pub use self::header::is_padded;
-pub use self::host::check_host;
+pub use self::host::{check_host, is_same_host};
 pub use self::method::check_method;
 pub use self::path::{CleanPath, EncodedSlash, PathCase, PathParameters, PathReading, PathReadings};
 
@@ -59,11 +59,13 @@ pub enum Unreadable {
     DuplicateCookie(Box<str>),
     /// A query parameter that a limit reads, with several differing values.
     DuplicateParameter(Box<str>),
+    /// A target or an `:authority` that names another host than the `Host` header, or several `Host` headers.
+    SeveralHosts,
 }
 
 impl Unreadable {
     /// All reasons, in the order of the metric's labels.
-    pub const REASONS: [&'static str; 12] = [
+    pub const REASONS: [&'static str; 13] = [
         "dot_segment",
         "control_character",
         "backslash",
@@ -76,6 +78,7 @@ impl Unreadable {
         "duplicate_header",
         "duplicate_cookie",
         "duplicate_parameter",
+        "several_hosts",
     ];
 
     /// Returns the reason as one word, for metrics and programs.
@@ -100,6 +103,7 @@ impl Unreadable {
             Self::DuplicateHeader(_) => 9,
             Self::DuplicateCookie(_) => 10,
             Self::DuplicateParameter(_) => 11,
+            Self::SeveralHosts => 12,
         }
     }
 }
@@ -132,6 +136,9 @@ impl fmt::Display for Unreadable {
             }
             Self::DuplicateParameter(name) => {
                 return write!(out, "The query parameter {name} has several differing values: send it once.");
+            }
+            Self::SeveralHosts => {
+                "The request names more than one host: send one Host header, with the host of the target or of :authority."
             }
         };
         out.write_str(text)

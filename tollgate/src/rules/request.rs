@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::HeaderName;
+use http::header::HOST;
 use serde_json::{Map, Value};
 
 use super::client::TrustedProxies;
@@ -125,6 +126,9 @@ impl<'a> Request<'a> {
     #[must_use]
     #[inline]
     pub fn header(&self, name: &HeaderName) -> Option<Cow<'a, [u8]>> {
+        if *name == HOST {
+            host::check_only_host(self.facts, &self.errors);
+        }
         header::header(self.facts.all_headers()?, name, &self.errors)
     }
 

@@ -59,8 +59,8 @@ impl Limits {
             .headers(request.headers())
             .extensions(request.extensions())
             .finders(self.finders());
-        match uri.host() {
-            Some(host) => facts.host(host),
+        match uri.authority() {
+            Some(authority) => facts.authority(authority.as_str(), uri.scheme_str()),
             None => facts,
         }
     }

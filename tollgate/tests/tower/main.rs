@@ -12,6 +12,7 @@ mod decisions;
 #[cfg(feature = "axum")]
 mod for_axum;
 mod grpc;
+mod hosts;
 mod identity;
 mod in_flight;
 mod per_address;

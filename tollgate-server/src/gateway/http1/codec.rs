@@ -575,7 +575,7 @@ mod tests {
             "GET / HTTP/1.0\r\n\r\n",
             "GET / HTTP/1.1\r\nHost: h\r\nConnection: x-user-id, close\r\nTE: trailers\r\nUpgrade: h2c\r\n\r\n",
             "GET / HTTP/1.1\r\nHost: h\r\nConnection: \u{e9}\r\n\r\n",
-            "GET http://h/ HTTP/1.1\r\nHost: other\r\n\r\n",
+            "GET http://h/ HTTP/1.1\r\nHost: H.:80\r\n\r\n",
             "GET /a\"b HTTP/1.1\r\nHost: h\r\n\r\n",
             "OPTIONS * HTTP/1.1\r\nHost: h\r\n\r\n",
             "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 6\r\n\r\nhello",
@@ -592,7 +592,11 @@ mod tests {
     fn all_other_requests_are_refused_with_their_reason() {
         for (text, reason) in [
             ("GET / HTTP/1.1\r\n\r\n", "NoHost"),
-            ("GET / HTTP/1.1\r\nHost: h\r\nHost: h\r\n\r\n", "SeveralHosts"),
+            ("GET / HTTP/1.1\r\nHost: h\r\nHost: h\r\n\r\n", "several_hosts"),
+            ("GET http://h/ HTTP/1.1\r\nHost: other\r\n\r\n", "several_hosts"),
+            ("GET http://h/ HTTP/1.1\r\nHost: h:81\r\n\r\n", "several_hosts"),
+            ("GET https://h/ HTTP/1.1\r\nHost: h:80\r\n\r\n", "several_hosts"),
+            ("GET http://h/ HTTP/1.0\r\nHost: other\r\n\r\n", "several_hosts"),
             ("GET / HTTP/1.1\r\nHost: a@b\r\n\r\n", "invalid_host"),
             ("GET / HTTP/1.1\r\nHost: h:x\r\n\r\n", "invalid_host"),
             ("GET http://a@h/ HTTP/1.1\r\nHost: h\r\n\r\n", "invalid_host"),

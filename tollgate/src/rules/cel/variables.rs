@@ -72,7 +72,10 @@ impl<'a> Variables<'a> {
     fn entries(&self, name: &str) -> Option<Entries<'a>> {
         let facts = &self.input.facts;
         Some(match name {
-            "request.headers" => Entries::Headers(facts.all_headers(), self.input.errors),
+            "request.headers" => {
+                host::check_only_host(facts, self.input.errors);
+                Entries::Headers(facts.all_headers(), self.input.errors)
+            }
             "request.query" => Entries::Query(facts.query().unwrap_or_default(), self.input.errors),
             "descriptors" => Entries::Descriptors(facts.all_descriptors()),
             TOKENS => Entries::Claims(self.input.claims),

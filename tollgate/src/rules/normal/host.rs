@@ -25,17 +25,43 @@ pub(in crate::rules) const MAX_HOST_BYTES: usize = 253;
 ///
 /// If the host is invalid.
 pub fn check_host(host: &[u8]) -> Result<(), Unreadable> {
-    host_name(host).map(drop).ok_or(Unreadable::InvalidHost)
+    Host::read(host).map(drop).ok_or(Unreadable::InvalidHost)
+}
+
+/// Returns `true` if two spellings name one host: in any case, with or without the final dot, and with or without the
+/// default port of the scheme. If the scheme is unknown, a missing port equals every other. Invalid hosts equal none.
+#[must_use]
+pub fn is_same_host(one: &[u8], other: &[u8], default_port: Option<u16>) -> bool {
+    let (Some(one), Some(other)) = (Host::read(one), Host::read(other)) else { return false };
+    let port = |host: &Host<'_>| host.port.or(default_port);
+    let same_port = match (port(&one), port(&other)) {
+        (Some(one), Some(other)) => one == other,
+        _ => true,
+    };
+    let name = |host: &Host<'_>| std::str::from_utf8(host.name).map(|name| form(name).into_owned());
+    same_port && (one.name.eq_ignore_ascii_case(other.name) || name(&one) == name(&other))
+}
+
+/// Records an error if the `Host` header names another host than the target of the request. The service may read either.
+pub(in crate::rules) fn check_only_host(facts: &Facts<'_>, errors: &ReadErrors) {
+    let (Some(own), Some(headers)) = (facts.own_host(), facts.all_headers()) else { return };
+    let mut others = headers.get_all(&HOST);
+    if others.any(|other| !is_same_host(own.as_bytes(), other, facts.default_port())) {
+        errors.note(Unreadable::SeveralHosts);
+    }
 }
 
 /// Returns the normal form of a request's host. An invalid host, or several differing ones, are recorded as an error.
 pub(in crate::rules) fn host<'a>(facts: &Facts<'a>, errors: &ReadErrors) -> Option<Cow<'a, str>> {
     let given = match facts.own_host() {
-        Some(host) => host.as_bytes(),
+        Some(host) => {
+            check_only_host(facts, errors);
+            host.as_bytes()
+        }
         None => only_host(facts.all_headers()?, errors)?,
     };
-    match host_name(given) {
-        Some(name) => std::str::from_utf8(name).ok().map(form),
+    match Host::read(given) {
+        Some(Host { name, .. }) => std::str::from_utf8(name).ok().map(form),
         None => {
             errors.note(Unreadable::InvalidHost);
             facts.host_name().map(Cow::Borrowed)
@@ -49,7 +75,7 @@ pub(in crate::rules) fn host<'a>(facts: &Facts<'a>, errors: &ReadErrors) -> Opti
 ///
 /// If it is not a host.
 pub(in crate::rules) fn named(value: &[u8]) -> Result<Cow<'_, str>, InvalidPart> {
-    let name = host_name(value).and_then(|name| std::str::from_utf8(name).ok());
+    let name = Host::read(value).and_then(|host| std::str::from_utf8(host.name).ok());
     name.map(form).ok_or_else(|| {
         let fix = match std::str::from_utf8(value).ok().and_then(|text| text.parse::<Ipv6Addr>().ok()) {
             Some(address) => format!("write [{address}]"),
@@ -80,35 +106,47 @@ fn only_host<'a>(headers: Headers<'a>, errors: &ReadErrors) -> Option<&'a [u8]> 
     if headers.has_no_repeats() {
         return headers.get_named(&HOST);
     }
-    only(headers.get_all(&HOST), errors, || Unreadable::InvalidHost)
+    only(headers.get_all(&HOST), errors, || Unreadable::SeveralHosts)
 }
 
-/// Returns a host without its port and trailing dot, or `None` if it is invalid.
-fn host_name(host: &[u8]) -> Option<&[u8]> {
-    if let [b'[', rest @ ..] = host {
-        let end = rest.iter().position(|byte| *byte == b']')?;
-        let address = std::str::from_utf8(&rest[..end]).ok().and_then(|text| text.parse::<std::net::Ipv6Addr>().ok());
-        let (name, port) = host.split_at(end + 2);
-        return (address.is_some() && is_port(port)).then_some(name);
-    }
-    let name_bytes = host.iter().position(|byte| !IN_NAMES[usize::from(*byte)]).unwrap_or(host.len());
-    let (name, port) = host.split_at(name_bytes);
-    let name = name.strip_suffix(b".").unwrap_or(name);
-    let is_name = !name.is_empty() && name.len() <= MAX_HOST_BYTES && !matches!(name, [b'.', ..] | [.., b'.']);
-    (is_name && is_port(port)).then_some(name)
+/// A valid host.
+struct Host<'h> {
+    /// The name without the trailing dot, or the address.
+    name: &'h [u8],
+    port: Option<u16>,
 }
 
-/// Returns `true` for an empty text, or a colon with an optional port.
-fn is_port(text: &[u8]) -> bool {
-    match text {
-        [] => true,
-        [b':', digits @ ..] => {
-            let value = digits.iter().try_fold(0_u32, |value, byte| {
-                byte.is_ascii_digit().then(|| value.saturating_mul(10).saturating_add(u32::from(byte - b'0')))
-            });
-            value.is_some_and(|value| value <= u32::from(u16::MAX))
+impl<'h> Host<'h> {
+    /// Reads a host with an optional port. Returns `None` if it is invalid.
+    fn read(host: &'h [u8]) -> Option<Self> {
+        if let [b'[', rest @ ..] = host {
+            let end = rest.iter().position(|byte| *byte == b']')?;
+            std::str::from_utf8(&rest[..end]).ok()?.parse::<std::net::Ipv6Addr>().ok()?;
+            let (name, port) = host.split_at(end + 2);
+            return Some(Self { name, port: port_of(port)? });
         }
-        _ => false,
+        let name_bytes = host.iter().position(|byte| !IN_NAMES[usize::from(*byte)]).unwrap_or(host.len());
+        let (name, port) = host.split_at(name_bytes);
+        let name = name.strip_suffix(b".").unwrap_or(name);
+        let is_name = !name.is_empty() && name.len() <= MAX_HOST_BYTES && !matches!(name, [b'.', ..] | [.., b'.']);
+        if is_name { Some(Self { name, port: port_of(port)? }) } else { None }
+    }
+}
+
+/// Reads the text behind the name: nothing, or a colon with an optional port. Returns `None` if it is invalid.
+#[expect(clippy::option_option, reason = "whether the text is valid, and then whether there is a port")]
+fn port_of(text: &[u8]) -> Option<Option<u16>> {
+    match text {
+        [] | [b':'] => Some(None),
+        [b':', digits @ ..] => {
+            let mut port = 0_u16;
+            for digit in digits {
+                let value = digit.is_ascii_digit().then(|| u16::from(digit - b'0'))?;
+                port = port.checked_mul(10)?.checked_add(value)?;
+            }
+            Some(Some(port))
+        }
+        _ => None,
     }
 }
 
@@ -144,6 +182,37 @@ mod tests {
             [("::1", "write [::1]"), ("a b", "write a name"), ("", "write a name"), ("a:x", "write a name")]
         {
             assert!(named(host.as_bytes()).unwrap_err().fix.starts_with(fix), "{host}");
+        }
+    }
+
+    #[test]
+    fn one_host_has_several_spellings() {
+        for (one, other, default) in [
+            ("h", "H", None),
+            ("h.example", "H.Example.", None),
+            ("h", "h:", Some(80)),
+            ("h", "h:80", Some(80)),
+            ("h:443", "h.", Some(443)),
+            ("h:080", "h:80", None),
+            ("h", "h:81", None),
+            ("[::A]:80", "[0::a]", Some(80)),
+        ] {
+            assert!(is_same_host(one.as_bytes(), other.as_bytes(), default), "{one} {other}");
+            assert!(is_same_host(other.as_bytes(), one.as_bytes(), default), "{other} {one}");
+        }
+        for (one, other, default) in [
+            ("h", "i", None),
+            ("h", "h.h", None),
+            ("h", "h:81", Some(80)),
+            ("h", "h:80", Some(443)),
+            ("h:80", "h:81", None),
+            ("h", "h:x", None),
+            ("h", "", None),
+            ("", "", None),
+            ("a@h", "a@h", None),
+        ] {
+            assert!(!is_same_host(one.as_bytes(), other.as_bytes(), default), "{one} {other}");
+            assert!(!is_same_host(other.as_bytes(), one.as_bytes(), default), "{other} {one}");
         }
     }
 

@@ -13,8 +13,9 @@
 use std::net::IpAddr;
 
 use axum::http::request::Parts;
+use axum::http::uri::{Authority, Scheme};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
-use tollgate::internal::{check_host, check_method, hop_address};
+use tollgate::internal::{check_host, check_method, hop_address, is_same_host};
 
 use super::PATH;
 use crate::service::error_body::{ErrorBody, quoted};
@@ -174,10 +175,18 @@ fn path_after_prefix(uri: &Uri) -> &str {
 }
 
 fn host(parts: &Parts) -> Result<Option<&str>, Problem> {
-    match parts.uri.authority() {
-        // HTTP/2.
-        Some(authority) => Ok(Some(authority.as_str())),
-        None => single(&parts.headers, &header::HOST),
+    let sent = single(&parts.headers, &header::HOST)?;
+    // HTTP/2, or a whole URL as the target.
+    let Some(authority) = parts.uri.authority().map(Authority::as_str) else { return Ok(sent) };
+    let default_port = if parts.uri.scheme() == Some(&Scheme::HTTPS) { 443 } else { 80 };
+    match sent {
+        Some(sent) if !is_same_host(sent.as_bytes(), authority.as_bytes(), Some(default_port)) => {
+            let sent = quoted(sent);
+            Err(Problem::by_client(format!(
+                "Host {sent} differs from the host {authority} of the target: send one host"
+            )))
+        }
+        _ => Ok(Some(authority)),
     }
 }
 
@@ -399,6 +408,18 @@ mod tests {
         }
         assert!(read_with("x-original-uri", "/stra\u{df}e").is_ok(), "some clients send UTF-8");
         assert!(read_with("x-original-method", "PROPFIND").is_ok());
+    }
+
+    #[test]
+    fn an_authority_that_differs_from_the_host_header_is_refused() {
+        let envoy = |authority: &str, host| {
+            let target = format!("http://{authority}/v1/authorize/x");
+            read("GET", &target, &[("host", host), ("x-envoy-internal", "true")])
+        };
+        assert_eq!(envoy("api.example", "API.example.:80"), original("GET", "/x", Some("api.example"), None));
+        for host in ["other.example", "api.example:81", "", "api.example:x"] {
+            assert_eq!(envoy("api.example", host), Err("invalid_original_request"), "{host}");
+        }
     }
 
     #[test]
