@@ -51,6 +51,8 @@ pub use self::policy::Policy;
 pub(crate) use self::policy::percent_encoded;
 #[cfg(feature = "rules")]
 pub(crate) use self::refusal::Challenge;
+#[cfg(feature = "tower")]
+pub(crate) use self::refusal::UNKNOWN_ADDRESS;
 pub use self::refusal::{Refusal, RefusalBuilder, TokenError, UnreadableRequest};
 
 /// Returns whole seconds, rounded up, so that a client that waits this long has waited long enough.

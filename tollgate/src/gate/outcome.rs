@@ -452,6 +452,7 @@ impl From<Refused> for Refusal {
             Refused::Unreadable(problem) => {
                 Self::Unreadable(Box::new(UnreadableRequest::new(problem.reason(), problem.to_string())))
             }
+            Refused::ClientAddressUnknown => Self::ClientAddressUnknown,
         }
     }
 }

@@ -10,7 +10,8 @@ use super::policy::Policy;
 use super::wait_seconds;
 use crate::decision::{Decision, Source};
 
-/// The reason that a request is refused. None is a 500: a limiter that cannot decide returns 503.
+/// The reason that a request is refused. Only a mistake in the service itself is a 500: a limiter that cannot decide
+/// returns 503.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -40,6 +41,9 @@ pub enum Refusal {
     Unreadable(Box<UnreadableRequest>),
     /// The store failed, and the limit denies in that case: 503.
     StoreUnavailable,
+    /// The limit needs the client's address, and the service does not pass it to its
+    /// [layer](crate::tower::RateLimitLayer): 500.
+    ClientAddressUnknown,
 }
 
 /// The ambiguous part of a request.
@@ -80,6 +84,7 @@ impl Refusal {
             Self::Blocked | Self::KeyMissing { .. } | Self::TokenInvalid { .. } => StatusCode::FORBIDDEN,
             Self::Unreadable(_) => StatusCode::BAD_REQUEST,
             Self::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Self::ClientAddressUnknown => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
@@ -94,6 +99,7 @@ impl Refusal {
             Self::TokenInvalid { error, .. } => error.refusal_code(),
             Self::Unreadable(_) => "bad_request",
             Self::StoreUnavailable => "store_unavailable",
+            Self::ClientAddressUnknown => "client_address_unknown",
         }
     }
 
@@ -105,6 +111,7 @@ impl Refusal {
             Self::Blocked | Self::KeyMissing { .. } | Self::TokenInvalid { .. } => 7, // PERMISSION_DENIED
             Self::Unreadable(_) => 3,                         // INVALID_ARGUMENT
             Self::StoreUnavailable => 14,                     // UNAVAILABLE
+            Self::ClientAddressUnknown => 13,                 // INTERNAL
         }
     }
 
@@ -127,6 +134,7 @@ impl Refusal {
             Self::TokenInvalid { challenge: true, .. } => ("about:blank", "Unauthorized"),
             Self::Blocked | Self::KeyMissing { .. } | Self::TokenInvalid { .. } => ("about:blank", "Forbidden"),
             Self::Unreadable(_) => ("about:blank", "Bad Request"),
+            Self::ClientAddressUnknown => ("about:blank", "Internal Server Error"),
         }
     }
 }
@@ -265,6 +273,10 @@ pub(super) fn challenge(realm: Option<&str>, error: TokenError) -> String {
     }
 }
 
+/// The mistake and its fix, as a response and the log describe them.
+pub(crate) const UNKNOWN_ADDRESS: &str = "The service does not know the address of its clients, which a limit needs: \
+    serve it with into_make_service_with_connect_info::<SocketAddr>(), or set RateLimitLayer::peer_address.";
+
 /// The wait after a store failure if the decision has none. A store is usually reachable again, and known to be, after
 /// about a second.
 const STORE_FAILURE_WAIT: Duration = Duration::from_secs(1);
@@ -324,9 +336,11 @@ impl<'a> RefusalBuilder<'a> {
         match self.refusal {
             Refusal::Limited => of_decision(),
             Refusal::Banned { retry_after } => Some(*retry_after),
-            Refusal::Blocked | Refusal::KeyMissing { .. } | Refusal::TokenInvalid { .. } | Refusal::Unreadable(_) => {
-                None
-            }
+            Refusal::Blocked
+            | Refusal::KeyMissing { .. }
+            | Refusal::TokenInvalid { .. }
+            | Refusal::Unreadable(_)
+            | Refusal::ClientAddressUnknown => None,
             Refusal::StoreUnavailable => Some(of_decision().unwrap_or(STORE_FAILURE_WAIT)),
         }
     }
@@ -350,6 +364,7 @@ impl<'a> RefusalBuilder<'a> {
             Refusal::TokenInvalid { error, .. } => error.description(),
             Refusal::Unreadable(request) => return request.message.clone(),
             Refusal::StoreUnavailable => "The limit cannot be checked at the moment.",
+            Refusal::ClientAddressUnknown => UNKNOWN_ADDRESS,
         };
         match self.wait_secs() {
             Some(1) => format!("{problem} Please retry after 1 second."),

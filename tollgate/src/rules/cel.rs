@@ -57,7 +57,7 @@ pub(crate) struct Input<'a> {
     pub(crate) facts: Facts<'a>,
     /// The path in its normal form, which can differ from the path as sent.
     pub(crate) path: &'a str,
-    /// The client's address, which can differ from the peer's.
+    /// The client's address, which can differ from the peer's, for expressions that read it.
     pub(crate) client: Option<IpAddr>,
     /// Collects ambiguous values.
     pub(crate) errors: &'a ReadErrors,
@@ -71,6 +71,7 @@ pub(crate) struct Expression {
     tree: IdedExpr,
     prepared: Vec<Prepared>,
     reads_token: bool,
+    reads_client: bool,
     unguarded_reads: Vec<UnguardedRead>,
 }
 
@@ -117,14 +118,19 @@ impl Expression {
     fn read(text: &str, patterns: &mut PatternBudget) -> Result<(Self, Type), ExpressionError> {
         let mut parsed = tree::parse(text)?;
         let checked = check::check(&mut parsed, patterns)?;
-        let Checked { gives, prepared, reads_token } = checked;
+        let Checked { gives, prepared, reads_token, reads_client } = checked;
         let unguarded_reads = reads::unguarded(&mut parsed);
-        Ok((Self { tree: parsed.root, prepared, reads_token, unguarded_reads }, gives))
+        Ok((Self { tree: parsed.root, prepared, reads_token, reads_client, unguarded_reads }, gives))
     }
 
     /// Returns `true` if the expression reads the claims of a token.
     pub(crate) fn reads_token(&self) -> bool {
         self.reads_token
+    }
+
+    /// Returns `true` if the expression reads the client's address.
+    pub(crate) fn reads_client(&self) -> bool {
+        self.reads_client
     }
 
     /// Returns the unguarded reads of entries that a request may lack.

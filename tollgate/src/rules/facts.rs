@@ -40,6 +40,8 @@ pub struct Facts<'a> {
     certificate: Option<&'a Certificate>,
     served_elsewhere: bool,
     path_reading: Option<PathReading>,
+    /// Called when a rule needs the client's address and it is unknown. The rule then refuses the request.
+    report_unknown_address: Option<fn()>,
 }
 
 /// Functions that find facts in a request's extensions. They are called only if a rule needs them.
@@ -92,6 +94,7 @@ impl<'a> Facts<'a> {
             certificate: None,
             served_elsewhere: false,
             path_reading: None,
+            report_unknown_address: None,
         }
     }
 
@@ -110,6 +113,13 @@ impl<'a> Facts<'a> {
             _ => None,
         };
         self.host(authority)
+    }
+
+    /// Refuses the request if a rule needs the client's address and it is unknown. `report` is called then.
+    #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "only layers may lack the address of a client"))]
+    pub(crate) fn requires_address(mut self, report: fn()) -> Self {
+        self.report_unknown_address = Some(report);
+        self
     }
 
     /// Sets the peer address of the connection, which may be a proxy's.
@@ -257,6 +267,12 @@ impl<'a> Facts<'a> {
     /// Returns the port that a host without one has, if the scheme is known.
     pub(super) fn default_port(&self) -> Option<u16> {
         self.default_port
+    }
+
+    /// Returns the function to call if a rule needs the client's address and it is unknown. Without one, the request
+    /// may lack an address.
+    pub(super) fn unknown_address_report(&self) -> Option<fn()> {
+        self.report_unknown_address
     }
 
     /// Returns the name of the route.

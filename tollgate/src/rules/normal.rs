@@ -147,29 +147,44 @@ impl fmt::Display for Unreadable {
 
 impl std::error::Error for Unreadable {}
 
-/// Collects ambiguous values while rules read a request. The read itself returns its best result, and the rule set
-/// refuses the request afterwards.
+/// The reason that a rule cannot read a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ReadError {
+    /// The request is ambiguous.
+    Unreadable(Unreadable),
+    /// The server does not know the client's address, although it serves clients.
+    ClientAddressUnknown,
+}
+
+impl From<Unreadable> for ReadError {
+    fn from(problem: Unreadable) -> Self {
+        Self::Unreadable(problem)
+    }
+}
+
+/// Collects errors while rules read a request. The read itself returns its best result, and the rule set refuses the
+/// request afterwards.
 #[derive(Debug, Default)]
 pub(crate) struct ReadErrors {
     /// Read after every rule, so it has to be cheap. Only one thread uses it, but expressions require `Sync`.
     is_some: AtomicBool,
-    first: Mutex<Option<Unreadable>>,
+    first: Mutex<Option<ReadError>>,
 }
 
 impl ReadErrors {
     #[cold]
-    pub(crate) fn note(&self, problem: Unreadable) {
+    pub(crate) fn note(&self, problem: impl Into<ReadError>) {
         self.is_some.store(true, Relaxed);
-        self.first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(problem);
+        self.first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| problem.into());
     }
 
     #[inline(always)]
-    pub(crate) fn take(&self) -> Option<Unreadable> {
+    pub(crate) fn take(&self) -> Option<ReadError> {
         if self.is_some.load(Relaxed) { self.take_noted() } else { None }
     }
 
     #[cold]
-    fn take_noted(&self) -> Option<Unreadable> {
+    fn take_noted(&self) -> Option<ReadError> {
         self.is_some.store(false, Relaxed);
         self.first.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::client::TrustedProxies;
 use super::normal::path::Readings;
-use super::normal::{PathCase, PathReading, ReadErrors, Unreadable};
+use super::normal::{PathCase, PathReading, ReadError, ReadErrors, Unreadable};
 use super::normal::{cookies, header, host, query};
 use super::{Facts, FailedExpressions, claims};
 use crate::http::TokenError;
@@ -75,7 +75,7 @@ struct ReadToken {
     /// `None` if the rules verify no tokens.
     token: Option<Token>,
     /// The error of an ambiguous token.
-    problem: Option<Unreadable>,
+    problem: Option<ReadError>,
 }
 
 impl<'a> Request<'a> {
@@ -152,9 +152,19 @@ impl<'a> Request<'a> {
     }
 
     /// Returns the client's address: the peer's, or the address that a trusted proxy reports.
+    ///
+    /// A [`RateLimitLayer`](crate::tower::RateLimitLayer) that does not know the address refuses the request.
     #[must_use]
     pub fn client(&self) -> Option<IpAddr> {
-        *self.client.get_or_init(|| self.proxies.client(self.facts))
+        let client = *self.client.get_or_init(|| self.proxies.client(self.facts));
+        if client.is_none()
+            && let Some(report) = self.facts.unknown_address_report()
+        {
+            report();
+            // Every rule that reads the address must see the error.
+            self.errors.note(ReadError::ClientAddressUnknown);
+        }
+        client
     }
 
     /// Returns the claims of the request's token, if it is valid.

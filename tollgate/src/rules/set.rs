@@ -26,7 +26,7 @@ use super::key_map::KeyMap;
 use super::key_part::Piece;
 use super::matching::{Known, Miss};
 use super::named_key::{KeyReadings, Pieces, with_key};
-use super::normal::Unreadable;
+use super::normal::{ReadError, Unreadable};
 use super::request::{TokenStatus, Tokens};
 use super::response::ResponseSettlement;
 use super::rule::{Missing, Mode, Rule};
@@ -147,6 +147,16 @@ pub(crate) enum Refused {
     KeyMissing(String),
     TokenInvalid { error: TokenError, challenge: bool },
     Unreadable(Unreadable),
+    ClientAddressUnknown,
+}
+
+impl From<ReadError> for Refused {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Unreadable(problem) => Self::Unreadable(problem),
+            ReadError::ClientAddressUnknown => Self::ClientAddressUnknown,
+        }
+    }
 }
 
 /// The result of checking one rule.
@@ -252,7 +262,7 @@ impl RuleSet {
     fn check_candidates(&self, request: &Request<'_>) -> Result<Case, (Option<u32>, Refused)> {
         let is_unusual = self.0.index.has_paths() && request.has_upper_case_path();
         match request.errors().take() {
-            Some(problem) if self.enforces_by_path_or_host() => Err((None, Refused::Unreadable(problem))),
+            Some(error) if self.enforces_by_path_or_host() => Err((None, error.into())),
             _ => Ok(if is_unusual { Case::Unknown } else { Case::Known }),
         }
     }
@@ -595,19 +605,19 @@ impl Compiled {
         RuleHit { rule: number, limit, ban: self.ban, cost, mode: self.rule.mode, is_in_flight }
     }
 
-    /// Refuses a request if this rule read an ambiguous value. A shadow rule refuses nothing.
+    /// Refuses a request that this rule could not read. A shadow rule refuses nothing.
     #[inline(always)]
     fn check_read(&self, number: u32, request: &Request<'_>) -> Result<(), (Option<u32>, Refused)> {
         match request.errors().take() {
             None => Ok(()),
-            Some(problem) => self.check_problem(number, problem),
+            Some(error) => self.check_error(number, error),
         }
     }
 
     #[cold]
-    fn check_problem(&self, number: u32, problem: Unreadable) -> Result<(), (Option<u32>, Refused)> {
+    fn check_error(&self, number: u32, error: ReadError) -> Result<(), (Option<u32>, Refused)> {
         match self.rule.mode {
-            Mode::Enforced => Err((Some(number), Refused::Unreadable(problem))),
+            Mode::Enforced => Err((Some(number), error.into())),
             Mode::Shadow | Mode::Disabled => Ok(()),
         }
     }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{Extensions, Response};
 use tower_layer::Layer;
 
-use super::limits::Limits;
+use super::limits::{Limits, UnknownAddress};
 use super::service::RateLimit;
 use crate::error::InvalidLimit;
 use crate::gate::{Gate, Outcome};
@@ -16,13 +16,14 @@ use crate::rules::{Facts, KeyPart, Request, Rule, RuleSet};
 
 /// Adds rate limits to a service.
 ///
-/// With axum, paths are those that the layer sees: inside `nest`, they lack the prefix. The route name
-/// ([`KeyPart::route`]) is axum's matched path, with the feature `axum`.
+/// With the feature `axum`, paths are those that the client sent, also inside `nest`, and the route name
+/// ([`KeyPart::route`]) is axum's matched path.
 ///
 /// The client address comes from a [`PeerAddress`](super::PeerAddress) in the request's extensions. With the feature
 /// `axum` it can also come from axum's `ConnectInfo` (serve with
 /// `into_make_service_with_connect_info::<SocketAddr>()`). Set [`peer_address`](Self::peer_address) to read it from
-/// elsewhere. Requests of unknown address share one key.
+/// elsewhere. If a rule needs the address and it is unknown, the request is refused with 500, unless
+/// [`allow_unknown_address`](Self::allow_unknown_address) is set.
 #[derive(Clone)]
 #[must_use]
 pub struct RateLimitLayer(Arc<Limits>);
@@ -30,8 +31,14 @@ pub struct RateLimitLayer(Arc<Limits>);
 impl RateLimitLayer {
     /// Creates a layer with the rules of a gate. Keep a clone of the gate to replace its rules while the service runs.
     pub fn new(gate: Gate) -> Self {
-        let limits = Limits { gate, find_peer: None, on_decision: None, refuse_with: None, share_decision: false };
-        Self(Arc::new(limits))
+        Self(Arc::new(Limits {
+            gate,
+            find_peer: None,
+            on_decision: None,
+            refuse_with: None,
+            share_decision: false,
+            unknown_address: UnknownAddress::Refuse,
+        }))
     }
 
     /// Creates a layer with one limit per client address. IPv6 addresses are grouped by /64.
@@ -77,6 +84,25 @@ impl RateLimitLayer {
     /// Sets the function that finds the peer address in the extensions of a request.
     pub fn peer_address(mut self, find: impl Fn(&Extensions) -> Option<IpAddr> + Send + Sync + 'static) -> Self {
         Arc::make_mut(&mut self.0).find_peer = Some(Arc::new(find));
+        self
+    }
+
+    /// Accepts requests whose client address is unknown, such as those over a Unix socket. Rules treat a missing address
+    /// as [`Rule::missing`] says: by default, all such requests share one count. No list of networks contains them.
+    ///
+    /// By default they are refused with 500 if a rule needs the address, and a line on stderr names the fix: a service
+    /// that forgets to pass addresses to the layer would let one client use up the quota of all others.
+    ///
+    /// ```
+    /// use tollgate::tower::RateLimitLayer;
+    /// use tollgate::{Limit, Rate, TokenBucket};
+    ///
+    /// let per_client = Limit::new("per-client", TokenBucket::new(100, Rate::per_second(10)))?;
+    /// let layer = RateLimitLayer::per_ip(per_client)?.allow_unknown_address();
+    /// # Ok::<(), tollgate::InvalidLimit>(())
+    /// ```
+    pub fn allow_unknown_address(mut self) -> Self {
+        Arc::make_mut(&mut self.0).unknown_address = UnknownAddress::Allow;
         self
     }
 

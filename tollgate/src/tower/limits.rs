@@ -2,13 +2,14 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use bytes::Bytes;
-use http::{Extensions, Request, Response};
+use http::{Extensions, Request, Response, Uri};
 
 use crate::decision::Decision;
 use crate::gate::{Gate, Outcome};
+use crate::http::UNKNOWN_ADDRESS;
 use crate::rules::{Facts, Finders, RuleSet};
 
 /// Finds the peer address in the extensions of a request.
@@ -31,6 +32,16 @@ pub(super) struct Limits {
     pub(super) refuse_with: Option<RefuseWith>,
     /// `true` to insert decisions into the extensions of requests.
     pub(super) share_decision: bool,
+    pub(super) unknown_address: UnknownAddress,
+}
+
+/// What happens to a request if a rule needs the address of its client and it is unknown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum UnknownAddress {
+    /// It is refused. Otherwise one client could use up the only count, and deny the service to all others.
+    Refuse,
+    /// The rule treats the address like any other missing part of a key.
+    Allow,
 }
 
 impl Limits {
@@ -52,13 +63,17 @@ impl Limits {
     /// Returns the facts of a request.
     #[inline]
     pub(super) fn facts<'a, B>(&'a self, request: &'a Request<B>) -> Facts<'a> {
-        let uri = request.uri();
+        let uri = original_uri(request.extensions()).unwrap_or(request.uri());
         // `CONNECT` has no path.
         let path = if uri.path().is_empty() { "/" } else { uri.path() };
         let facts = Facts::of_parts(request.method().as_str(), path, uri.query())
             .headers(request.headers())
             .extensions(request.extensions())
             .finders(self.finders());
+        let facts = match self.unknown_address {
+            UnknownAddress::Refuse => facts.requires_address(report_unknown_address),
+            UnknownAddress::Allow => facts,
+        };
         match uri.authority() {
             Some(authority) => facts.authority(authority.as_str(), uri.scheme_str()),
             None => facts,
@@ -89,6 +104,29 @@ fn peer(extensions: &Extensions) -> Option<IpAddr> {
     let given =
         given.or_else(|| extensions.get::<axum::extract::ConnectInfo<SocketAddr>>().map(|connected| connected.0.ip()));
     given
+}
+
+/// Logs once per process that limits by address refuse requests, with the fix.
+///
+/// It is written to stderr, because a service whose log is not set up yet must see it too. It is the only line that the
+/// library writes there: a service that makes this mistake answers every request with 500.
+#[cold]
+fn report_unknown_address() {
+    static REPORT: Once = Once::new();
+    #[expect(clippy::print_stderr, reason = "the mistake must not go unnoticed, whichever log the service has")]
+    REPORT.call_once(|| eprintln!("tollgate: requests are refused with 500: {UNKNOWN_ADDRESS}"));
+}
+
+/// Returns the target that the client sent. Inside `nest`, axum removes the prefix of the path from the request's own.
+#[cfg(feature = "axum")]
+fn original_uri(extensions: &Extensions) -> Option<&Uri> {
+    extensions.get::<axum::extract::OriginalUri>().map(|original| &original.0)
+}
+
+/// Only axum changes the targets of requests, which needs the feature `axum`.
+#[cfg(not(feature = "axum"))]
+fn original_uri(_: &Extensions) -> Option<&Uri> {
+    None
 }
 
 /// Returns the path of the matched route, as registered with axum's router: `/users/{id}`.

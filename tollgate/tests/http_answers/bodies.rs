@@ -96,6 +96,12 @@ fn every_refusal_has_its_status_code_and_words() {
             json!({"error": "store_unavailable", "message": "The limit cannot be checked at the moment. Please retry after 1 second.", "retry_after": 1}),
         ),
         (&Refusal::Limited, 429, None, json!({"error": "rate_limit_exceeded", "message": "Too many requests."})),
+        (
+            &Refusal::ClientAddressUnknown,
+            500,
+            None,
+            json!({"error": "client_address_unknown", "message": "The service does not know the address of its clients, which a limit needs: serve it with into_make_service_with_connect_info::<SocketAddr>(), or set RateLimitLayer::peer_address."}),
+        ),
     ];
     for (refusal, status, retry_after, body) in table {
         let response = refused(refusal, None, &Body::Json, &HeaderMap::new());

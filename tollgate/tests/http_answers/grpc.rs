@@ -40,6 +40,7 @@ fn every_refusal_has_its_status() {
         (&Refusal::Blocked, Code::PermissionDenied, None),
         (&missing, Code::PermissionDenied, None),
         (&Refusal::StoreUnavailable, Code::Unavailable, Some(1)),
+        (&Refusal::ClientAddressUnknown, Code::Internal, None),
     ];
     for (refusal, code, retry_secs) in table {
         let status = Status::from_header_map(RefusalBuilder::new(refusal).grpc().headers()).unwrap();

@@ -15,6 +15,8 @@ mod grpc;
 mod hosts;
 mod identity;
 mod in_flight;
+#[cfg(feature = "axum")]
+mod nested;
 mod per_address;
 mod queue;
 mod readiness;

@@ -49,7 +49,15 @@ fn without_fast_path(rules: RuleSetBuilder) -> RuleSetBuilder {
     rules.rule(per_minute("nobody", 1).matching(Match::everything().path("/nobody")))
 }
 
-async fn send(gate: &Gate, (peer, forwarded_for, uri): (&str, &str, &str), cost: Option<ActualCost>) -> TestResponse {
+async fn send(gate: &Gate, request: (&str, &str, &str), cost: Option<ActualCost>) -> TestResponse {
+    send_through(RateLimitLayer::new(gate.clone()), request, cost).await
+}
+
+async fn send_through(
+    layer: RateLimitLayer,
+    (peer, forwarded_for, uri): (&str, &str, &str),
+    cost: Option<ActualCost>,
+) -> TestResponse {
     let inner = service_fn(move |_: Request<()>| {
         let mut response = Response::new(Full::<Bytes>::from("hello"));
         if let Some(cost) = cost.clone() {
@@ -65,14 +73,14 @@ async fn send(gate: &Gate, (peer, forwarded_for, uri): (&str, &str, &str), cost:
     if !forwarded_for.is_empty() {
         request.headers_mut().insert("x-forwarded-for", forwarded_for.parse().unwrap());
     }
-    TestResponse::of(RateLimitLayer::new(gate.clone()).layer(inner).oneshot(request).await.unwrap()).await
+    TestResponse::of(layer.layer(inner).oneshot(request).await.unwrap()).await
 }
 
 /// Returns the response to each request. The clock advances by a second with each.
-async fn responses((gate, clock): (Gate, ManualClock)) -> Vec<String> {
+async fn responses((gate, clock): (Gate, ManualClock), of: fn(Gate) -> RateLimitLayer) -> Vec<String> {
     let mut all = Vec::new();
     for request in REQUESTS {
-        all.push(format!("{:?}", send(&gate, request, None).await));
+        all.push(format!("{:?}", send_through(of(gate.clone()), request, None).await));
         clock.advance(Duration::from_secs(1));
     }
     all
@@ -109,9 +117,13 @@ async fn the_fast_path_gives_the_same_responses_for_every_kind_of_rule() {
         ("in flight", of(Rule::in_flight("per-client", 1).unwrap().key(KeyPart::ip()))),
     ];
     for (kind, rules) in kinds {
-        let fast = responses(gate_of(rules.clone())).await;
-        let general = responses(gate_of(without_fast_path(rules))).await;
-        assert_eq!(fast, general, "{kind}");
+        let layers: [fn(Gate) -> RateLimitLayer; 2] =
+            [RateLimitLayer::new, |gate| RateLimitLayer::new(gate).allow_unknown_address()];
+        for of in layers {
+            let fast = responses(gate_of(rules.clone()), of).await;
+            let general = responses(gate_of(without_fast_path(rules.clone())), of).await;
+            assert_eq!(fast, general, "{kind}");
+        }
     }
 }
 

@@ -57,6 +57,14 @@ impl Server {
         Self { address, calls, serving }
     }
 
+    /// Starts a server for an application that does not learn the addresses of its clients.
+    pub(crate) async fn without_connect_info(app: Router) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let serving = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        Self { address, calls: Arc::default(), serving }
+    }
+
     /// Returns the number of requests that reached the inner service.
     pub(crate) fn calls(&self) -> usize {
         self.calls.load(Ordering::Relaxed)

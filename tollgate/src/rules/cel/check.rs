@@ -14,7 +14,7 @@ use super::error::{ExpressionError, nearest};
 use super::prepared::Prepared;
 use super::tree::{Parsed, position_of};
 use super::types::Type;
-use super::variables::{REQUEST_FIELDS, TOKENS, VARIABLES, type_of_field, type_of_variable};
+use super::variables::{CLIENT_FIELD, REQUEST_FIELDS, TOKENS, VARIABLES, type_of_field, type_of_variable};
 use super::{functions, operators};
 use crate::rules::pattern::PatternBudget;
 
@@ -30,14 +30,24 @@ pub(super) struct Checked {
     pub(super) prepared: Vec<Prepared>,
     /// `true` if the expression reads the claims of a token.
     pub(super) reads_token: bool,
+    /// `true` if the expression reads the client's address.
+    pub(super) reads_client: bool,
 }
 
 pub(super) fn check(parsed: &mut Parsed, patterns: &mut PatternBudget) -> Result<Checked, ExpressionError> {
     let (root, source) = parsed.parts();
-    let mut checker =
-        Checker { source, scope: Vec::new(), maps: 0, patterns, prepared: Vec::new(), reads_token: false };
+    let mut checker = Checker {
+        source,
+        scope: Vec::new(),
+        maps: 0,
+        patterns,
+        prepared: Vec::new(),
+        reads_token: false,
+        reads_client: false,
+    };
     let gives = checker.part(root)?;
-    Ok(Checked { gives, prepared: checker.prepared, reads_token: checker.reads_token })
+    let Checker { prepared, reads_token, reads_client, .. } = checker;
+    Ok(Checked { gives, prepared, reads_token, reads_client })
 }
 
 struct Checker<'s> {
@@ -48,6 +58,7 @@ struct Checker<'s> {
     patterns: &'s mut PatternBudget,
     prepared: Vec<Prepared>,
     reads_token: bool,
+    reads_client: bool,
 }
 
 impl Checker<'_> {
@@ -99,6 +110,7 @@ impl Checker<'_> {
         // No loop may name its variable `request`, so the name is always ours.
         if matches!(&select.operand.expr, Expr::Ident(name) if name == "request") {
             let known = type_of_field(&field).ok_or_else(|| self.refused(id, unknown_field(&field)))?;
+            self.reads_client |= field == CLIENT_FIELD;
             return match select.test {
                 true => Err(self.refused(id, format!("`request.{field}` is always there; leave out `has`"))),
                 false => Ok(known),

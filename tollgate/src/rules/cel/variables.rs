@@ -21,7 +21,11 @@ use crate::rules::ReadErrors;
 use crate::rules::normal::{header, host, method, query};
 
 /// The fields of `request`.
-pub(super) const REQUEST_FIELDS: [&str; 8] = ["method", "path", "query", "host", "headers", "ip", "route", "domain"];
+pub(super) const REQUEST_FIELDS: [&str; 8] =
+    ["method", "path", "query", "host", "headers", CLIENT_FIELD, "route", "domain"];
+
+/// The field that holds the client's address.
+pub(super) const CLIENT_FIELD: &str = "ip";
 
 /// The variables other than `request`. This one holds the claims of a token.
 pub(super) const TOKENS: &str = "jwt";
@@ -62,7 +66,9 @@ impl<'a> Variables<'a> {
             "method" => method::form(facts.method()),
             "path" => self.input.path.into(),
             "host" => host::host(facts, self.input.errors).unwrap_or_default(),
-            "ip" => self.input.client.map(|address| address.to_canonical().to_string()).unwrap_or_default().into(),
+            CLIENT_FIELD => {
+                self.input.client.map(|address| address.to_canonical().to_string()).unwrap_or_default().into()
+            }
             "route" => facts.route_name().unwrap_or_default().into(),
             "domain" => facts.domain_name().unwrap_or_default().into(),
             _ => return None,

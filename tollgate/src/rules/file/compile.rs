@@ -323,11 +323,12 @@ fn condition(
     })
 }
 
-/// Returns the variables of an expression. A token is verified only for an expression that reads it.
+/// Returns the variables of an expression. A token is verified only for an expression that reads it, and only one that
+/// reads the client's address needs it.
 fn input<'r>(expression: &Expression, request: &'r Request<'_>) -> Input<'r> {
     let claims = if expression.reads_token() { request.claims() } else { None };
-    let errors = request.errors();
-    Input { facts: *request.facts(), path: request.path(), client: request.client(), errors, claims }
+    let client = if expression.reads_client() { request.client() } else { None };
+    Input { facts: *request.facts(), path: request.path(), client, errors: request.errors(), claims }
 }
 
 fn family(name: FamilyName) -> HeaderFamily {

@@ -137,8 +137,11 @@ mod tests {
         };
         assert_eq!(read(&["a"]), (Some(b"a".to_vec()), None));
         assert_eq!(read(&["a", " a\t"]), (Some(b"a".to_vec()), None));
-        assert_eq!(read(&["a", "b"]), (Some(b"a".to_vec()), Some(Unreadable::DuplicateHeader("x-key".into()))));
-        assert_eq!(read(&["a", "a", "b"]), (Some(b"a".to_vec()), Some(Unreadable::DuplicateHeader("x-key".into()))));
+        assert_eq!(read(&["a", "b"]), (Some(b"a".to_vec()), Some(Unreadable::DuplicateHeader("x-key".into()).into())));
+        assert_eq!(
+            read(&["a", "a", "b"]),
+            (Some(b"a".to_vec()), Some(Unreadable::DuplicateHeader("x-key".into()).into()))
+        );
         assert_eq!(read(&[]), (None, None));
     }
 
