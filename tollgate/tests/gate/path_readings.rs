@@ -130,7 +130,6 @@ fn a_key_that_a_limit_has_banned_is_banned_in_every_reading() {
         let any = Facts::new("GET", "/a%2Fb").path_reading(PathReading::default());
         let outcome = gate.decide_now(&any).unwrap();
         assert!(matches!(outcome.refusal(), Some(Refusal::Banned { .. })), "{:?}", outcome.refusal());
-        // The strike of that request counts for the key that is counted alone.
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let explained = runtime.block_on(gate.explain(&any));
         assert!(matches!(explained.refusal, Some(Refusal::Banned { .. })), "{explained:?}");
