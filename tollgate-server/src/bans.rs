@@ -5,8 +5,7 @@
 //! seconds. While Redis fails, nodes keep the bans that they know, and no ban can be set or lifted.
 
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -14,6 +13,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
+use tollgate::internal::read_bounded;
 use tollgate::redis::{RedisLimiter, StoreError};
 use tollgate::{Gate, KeyBan, Timestamp};
 
@@ -97,9 +97,8 @@ impl Bans {
     pub(crate) fn restored(gate: Gate, state: Option<&Path>) -> Self {
         let path = state.map(|state| with_suffix(state, ".bans"));
         if let Some(path) = &path {
-            let mut bytes = Vec::new();
-            match File::open(path).and_then(|file| file.take(MAX_FILE_BYTES).read_to_end(&mut bytes)) {
-                Ok(_) => gate.set_key_bans(decode(&bytes, &path.display().to_string())),
+            match read_bounded(path, MAX_FILE_BYTES) {
+                Ok(bytes) => gate.set_key_bans(decode(&bytes, &path.display().to_string())),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => notice::warn(format_args!(
                     "cannot read the bans in {}: {error}: none is in force, ban the keys again",

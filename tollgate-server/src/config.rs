@@ -3,10 +3,10 @@
 mod envoy_files;
 pub(crate) mod logins;
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 
+use tollgate::internal::read_up_to;
 use tollgate::rules::RuleSet;
 use tollgate::rules::file::internal::{Address, Listener, RouteRule, ServiceRule, StoreRule, TlsRule, UpstreamTlsRule};
 use tollgate::rules::file::{LoadError, Parsed, Problems, RuleFile};
@@ -26,9 +26,7 @@ pub(crate) fn load(path: &Path) -> Result<Parsed, LoadError> {
 
 /// Reads a file, up to the size limit.
 pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let mut text = Vec::new();
-    File::open(path)?.take(MAX_FILE_BYTES).read_to_end(&mut text)?;
-    Ok(text)
+    read_up_to(path, MAX_FILE_BYTES)
 }
 
 /// Parses the text of the rule file at `path`, with the files that it names. Relative paths in it start from its folder.

@@ -24,6 +24,7 @@ mod metrics;
 mod notice;
 mod openapi;
 mod passed_sockets;
+mod pem;
 mod readiness;
 mod reload;
 mod seconds;

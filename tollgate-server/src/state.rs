@@ -6,7 +6,6 @@
 //!
 //! Deliberately not here: the format of the file, which belongs to the library.
 
-use std::fs::File;
 use std::io::{self, BufReader};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -14,6 +13,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
+use tollgate::internal::open_regular;
 use tollgate::rules::file::Parsed;
 use tollgate::{Gate, OpenError, RestoreError, Restored, Timestamp};
 
@@ -72,7 +72,7 @@ impl StateFile {
     /// Opens a gate and restores its counts, if there is a usable state file.
     pub(crate) async fn open(&self, rules: &Parsed) -> Result<Gate, StateError> {
         let read_error = |source| StateError::Read { path: self.path.clone(), source };
-        let file = match File::open(&self.path) {
+        let file = match open_regular(&self.path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Gate::open(rules).await.map_err(StateError::Open);

@@ -36,6 +36,8 @@ pub use crate::http::headers::{HeaderLine, HeaderValues};
 pub use crate::http::headers::{is_forwarding_header, reads_as};
 pub use crate::http::response::ReusedResponse;
 pub use crate::http::response::WrittenResponse;
+#[cfg(feature = "file")]
+pub use crate::regular_file::{open_regular, read_bounded, read_up_to};
 #[cfg(feature = "rules")]
 pub use crate::rules::client::hop_address;
 #[cfg(feature = "file")]

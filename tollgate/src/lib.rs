@@ -86,6 +86,8 @@ mod rate_limiter;
 pub mod recipes;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "file")]
+mod regular_file;
 #[cfg(feature = "rules")]
 pub mod rules;
 mod store;

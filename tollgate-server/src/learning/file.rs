@@ -4,9 +4,10 @@
 //! what was learned, and nothing else: a limit then starts with its smallest number.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+
+use tollgate::internal::read_bounded;
 
 use crate::atomic_file::{replace, with_suffix};
 
@@ -30,9 +31,8 @@ pub(super) fn path_beside(state: &Path) -> PathBuf {
 }
 
 pub(super) fn read(path: &Path) -> io::Result<Stored> {
-    let mut bytes = Vec::new();
-    match File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut bytes)) {
-        Ok(_) => Ok(decode(&bytes).map_or(Stored::Damaged, Stored::States)),
+    match read_bounded(path, MAX_BYTES) {
+        Ok(bytes) => Ok(decode(&bytes).map_or(Stored::Damaged, Stored::States)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Stored::Missing),
         Err(error) => Err(error),
     }

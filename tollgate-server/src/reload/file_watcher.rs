@@ -141,11 +141,10 @@ impl FileSnapshot {
         Self { text, named: named.into_iter().map(read).collect() }
     }
 
-    /// Reads these files alone. Only regular files: a pipe would block until another process writes to it, and its
-    /// contents can be read only once.
+    /// Reads these files alone.
     pub(super) fn of_files(named: Vec<PathBuf>) -> Self {
         let read = |path: PathBuf| {
-            let text = path.is_file().then(|| config::read(&path).ok()).flatten();
+            let text = config::read(&path).ok();
             (path, text)
         };
         Self { text: Ok(Vec::new()), named: named.into_iter().map(read).collect() }

@@ -7,8 +7,7 @@
 //! if that was a mistake: a token that someone has removed must not work.
 
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +16,7 @@ use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
+use tollgate::internal::read_up_to;
 
 use crate::notice;
 
@@ -230,13 +230,7 @@ impl Contents {
 
 /// Reads a file, up to one byte more than it may have.
 fn text_of(path: &Path) -> io::Result<Vec<u8>> {
-    // Opening a pipe waits for its writer.
-    if !std::fs::metadata(path)?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "this is not a file"));
-    }
-    let mut text = Vec::new();
-    File::open(path)?.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut text)?;
-    Ok(text)
+    read_up_to(path, MAX_FILE_BYTES as u64 + 1)
 }
 
 #[cfg(test)]

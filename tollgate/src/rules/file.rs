@@ -36,8 +36,7 @@ mod yaml;
 
 use std::borrow::Cow;
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -46,6 +45,7 @@ use self::envoy::{DomainConfig, EnvoyRules};
 use self::node::Node;
 use self::problem::Findings;
 use crate::demand::LearningLimits;
+use crate::regular_file::read_up_to;
 
 pub use self::problem::{Position, Problem, Problems, Severity};
 pub use self::schema::schema;
@@ -120,9 +120,7 @@ impl RuleFile {
     /// Fails if the file cannot be read, and as [`parse`](Self::parse) does.
     pub fn load(path: &Path) -> Result<Parsed, LoadError> {
         let unreadable = |source| LoadError::Unreadable { path: path.to_owned(), source };
-        let mut text = Vec::new();
-        let bound = yaml::MAX_FILE as u64 + 1;
-        File::open(path).and_then(|file| file.take(bound).read_to_end(&mut text)).map_err(unreadable)?;
+        let text = read_up_to(path, yaml::MAX_FILE as u64 + 1).map_err(unreadable)?;
         let mut parsed = Self::parse(&path.display().to_string(), text).map_err(LoadError::Refused)?;
         parsed.folder = path.parent().unwrap_or(Path::new("")).to_owned();
         Ok(parsed)

@@ -23,8 +23,6 @@ mod source;
 mod tests;
 mod verified_cache;
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
 
@@ -41,6 +39,7 @@ pub(crate) use self::source::TokenSource;
 use self::verified_cache::VerifiedCache;
 use crate::clock::wall_now;
 use crate::http::TokenError;
+use crate::regular_file::read_up_to;
 use crate::units::Timestamp;
 
 /// Servers accept headers of 8 to 16 KiB by default. A longer token is not hashed or verified.
@@ -225,13 +224,7 @@ fn decoded(part: &str) -> Option<Vec<u8>> {
 }
 
 fn read(name: &str, path: &Path) -> Result<Vec<u8>, InvalidKeys> {
-    let mut contents = Vec::new();
-    // Opening a pipe waits for its writer.
-    if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir()) {
-        return Err(InvalidKeys::new(name, "is a pipe or a device", "name a file with keys"));
-    }
-    let file = File::open(path).map_err(|error| InvalidKeys::unreadable(name, &error))?;
-    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut contents).map_err(|error| InvalidKeys::unreadable(name, &error))?;
+    let contents = read_up_to(path, MAX_FILE_BYTES + 1).map_err(|error| InvalidKeys::unreadable(name, &error))?;
     if contents.len() as u64 > MAX_FILE_BYTES {
         return Err(InvalidKeys::new(
             name,

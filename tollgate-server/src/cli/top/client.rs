@@ -12,8 +12,7 @@ use http::{HeaderValue, Request, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -24,6 +23,7 @@ use tokio_rustls::TlsConnector;
 
 use super::{Query, Snapshot};
 use crate::limited::printable;
+use crate::pem;
 
 /// The longest time that an update takes.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -222,12 +222,8 @@ fn connector(host: &str, ca: Option<&Path>) -> Result<(TlsConnector, ServerName<
         Some(path) => {
             let bad =
                 |problem: String| format!("--ca {}: {problem}: name a PEM file with certificates", path.display());
-            for certificate in CertificateDer::pem_file_iter(path).map_err(|error| bad(error.to_string()))? {
-                let certificate = certificate.map_err(|error| bad(error.to_string()))?;
+            for certificate in pem::certificates(path).map_err(bad)? {
                 roots.add(certificate).map_err(|error| bad(error.to_string()))?;
-            }
-            if roots.is_empty() {
-                return Err(bad("it contains no certificate".to_owned()));
             }
         }
     }

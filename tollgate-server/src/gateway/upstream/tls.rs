@@ -4,14 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::{fmt, io};
 
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{AlertDescription, CertificateError, ClientConfig, Error as TlsError, InvalidMessage, RootCertStore};
 use time::OffsetDateTime;
 use tokio_rustls::TlsConnector;
 use tollgate::rules::file::internal::{SettingError, UpstreamTlsRule};
 
 use crate::notice::join_up_to;
+use crate::pem;
 use crate::seconds::rfc3339;
 
 /// The maximum number of names in a log line.
@@ -69,9 +69,9 @@ impl UpstreamTls {
             (None, None) => config.with_no_client_auth(),
             (Some(chain), Some(key)) => {
                 let path = folder.join(key);
-                let private_key = PrivateKeyDer::from_pem_file(&path).map_err(|error| {
+                let private_key = pem::private_key(&path).map_err(|problem| {
                     let fix = "name a PEM file with a private key that is not encrypted";
-                    refused("client_key", &path, &error.to_string(), fix)
+                    refused("client_key", &path, &problem, fix)
                 })?;
                 config.with_client_auth_cert(chain.clone(), private_key).map_err(|error| {
                     let cert = rule.client_cert.as_deref().unwrap_or_default();
@@ -92,9 +92,7 @@ impl UpstreamTls {
 /// Reads the certificates in a PEM file that a setting names.
 fn certificates(setting: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, SettingError> {
     let refused = |problem: &str| refused(setting, path, problem, "name a PEM file with certificates");
-    let found = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let found = found.map_err(|error| refused(&error.to_string()))?;
-    if found.is_empty() { Err(refused("it contains no certificate")) } else { Ok(found) }
+    pem::certificates(path).map_err(|problem| refused(&problem))
 }
 
 fn refused(setting: &'static str, path: &Path, problem: &str, fix: &str) -> SettingError {

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use http::Uri;
 use hyper_util::rt::TokioIo;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -20,7 +19,7 @@ use tollgate::rules::file::{Parsed, Problems};
 use tonic::codegen::Service;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::notice;
+use crate::{notice, pem};
 
 /// The longest time to connect, with the TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -221,7 +220,7 @@ fn tls(rule: &XdsRule, host: &str, folder: &Path) -> Result<(TlsConnector, Serve
     let mut config = match (&rule.client_cert, &rule.client_key) {
         (Some(certificate), Some(key)) => {
             let (certificate, key) = (folder.join(certificate), folder.join(key));
-            let secret = PrivateKeyDer::from_pem_file(&key).map_err(|error| unreadable("client_key", &key, &error))?;
+            let secret = pem::private_key(&key).map_err(|problem| unreadable("client_key", &key, &problem))?;
             config
                 .with_client_auth_cert(certificates("client_cert", &certificate)?, secret)
                 .map_err(|error| unreadable("client_cert", &certificate, &error))?
@@ -237,9 +236,7 @@ fn tls(rule: &XdsRule, host: &str, folder: &Path) -> Result<(TlsConnector, Serve
 }
 
 fn certificates(setting: &str, path: &PathBuf) -> Result<Vec<CertificateDer<'static>>, Invalid> {
-    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let read = read.map_err(|error| unreadable(setting, path, &error))?;
-    if read.is_empty() { Err(unreadable(setting, path, &"it contains no certificate")) } else { Ok(read) }
+    pem::certificates(path).map_err(|problem| unreadable(setting, path, &problem))
 }
 
 fn unreadable(setting: &str, path: &Path, problem: &dyn std::fmt::Display) -> Invalid {
