@@ -11,8 +11,8 @@
 //! reported when the file is loaded.
 //!
 //! Rule files are not trusted to be small: the text, its depth and its loops are bounded. The work that a request can
-//! cause is bounded by the number of names that a loop visits, and otherwise by the size of request that the server
-//! allows: a text is scanned in linear time, and the lists in a token are at most as long as the token.
+//! cause is bounded by a number of steps, and otherwise by the size of request that the server allows: a text is scanned
+//! in linear time.
 //!
 //! Not here: clocks, so that an expression has one value per request; optional values, protocol buffers and types as
 //! values; patterns from requests, because a client could send one that is slow to compile.
@@ -24,6 +24,7 @@ mod operators;
 mod prepared;
 mod range;
 mod reads;
+mod steps;
 mod tree;
 mod types;
 mod variables;
@@ -46,9 +47,6 @@ use super::{Facts, ReadErrors};
 
 pub(crate) use self::error::{EvaluationError, ExpressionError, TextPosition};
 pub(crate) use self::reads::UnguardedRead;
-
-/// A loop over more names is an error: the client controls their number, and loops can be nested.
-const MAX_LOOP_NAMES: usize = 128;
 
 /// The input of an expression.
 #[derive(Clone, Copy, Debug)]
@@ -120,6 +118,7 @@ impl Expression {
         let checked = check::check(&mut parsed, patterns)?;
         let Checked { gives, prepared, reads_token, reads_client } = checked;
         let unguarded_reads = reads::unguarded(&mut parsed);
+        steps::bound(&mut parsed.root)?;
         Ok((Self { tree: parsed.root, prepared, reads_token, reads_client, unguarded_reads }, gives))
     }
 

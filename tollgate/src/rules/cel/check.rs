@@ -18,7 +18,7 @@ use super::variables::{CLIENT_FIELD, REQUEST_FIELDS, TOKENS, VARIABLES, type_of_
 use super::{functions, operators};
 use crate::rules::pattern::PatternBudget;
 
-/// Nested loops. Two over all names that a request may have take thousands of steps; three would take millions.
+/// Nested loops. More are hard to read, and take thousands of steps even over short lists.
 const MAX_NESTED_LOOPS: usize = 2;
 
 /// Each `map` can multiply the size of its input, so a chain of them could exhaust memory.

@@ -5,7 +5,7 @@ use std::fmt;
 use cel::ExecutionError;
 use cel::common::value::Val;
 
-use super::MAX_LOOP_NAMES;
+use super::steps::{LOOP_RANGE, MAX_LOOP_ENTRIES};
 
 /// An expression that cannot be used: the problem, the fix, and the position if there is one.
 ///
@@ -100,8 +100,8 @@ impl fmt::Display for EvaluationError {
         match self {
             Self::Failed(error) => match &**error {
                 ExecutionError::NoSuchKey(name) => write!(out, "there is no entry `{}`", printable(name)),
-                ExecutionError::UnexpectedType { got, want } if got == "map" && want == "iterable" => {
-                    write!(out, "a loop has more than {MAX_LOOP_NAMES} names to go through")
+                ExecutionError::FunctionError { function, .. } if function == LOOP_RANGE => {
+                    write!(out, "a loop has more than {MAX_LOOP_ENTRIES} entries to go through")
                 }
                 ExecutionError::FunctionError { function, message } => {
                     write!(out, "`{function}` failed: {}", printable(message))

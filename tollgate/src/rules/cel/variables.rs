@@ -13,9 +13,9 @@ use cel::common::value::{CowVal, Val};
 use cel::context::VariableResolver;
 use serde_json::{Map, Value};
 
+use super::Input;
 use super::prepared::Prepared;
 use super::types::Type;
-use super::{Input, MAX_LOOP_NAMES};
 use crate::http::Headers;
 use crate::rules::ReadErrors;
 use crate::rules::normal::{header, host, method, query};
@@ -227,7 +227,7 @@ impl Val for View<'_> {
     where
         Self: 'v,
     {
-        if self.names().len() <= MAX_LOOP_NAMES { Some(self) } else { None }
+        Some(self)
     }
 
     fn as_sizer(&self) -> Option<&dyn Sizer> {

@@ -6,6 +6,7 @@ use std::thread;
 use http::{HeaderName, HeaderValue};
 
 use super::{Expression, Request};
+use crate::rules::cel::steps::MAX_LOOP_ENTRIES;
 use crate::rules::cel::tree::{self, MAX_DEPTH, MAX_TEXT_BYTES, PARSER_STACK_BYTES};
 
 /// Texts that, repeated, produce a deep tree, or one that the parser invents.
@@ -95,10 +96,65 @@ fn a_loop_over_more_names_than_anyone_sends_is_an_error() {
         let name = HeaderName::try_from(format!("h{number}")).unwrap();
         request.headers.insert(name, HeaderValue::from_static("1"));
     }
-    let error = Err("a loop has more than 128 names to go through".to_owned());
+    let error = Err("a loop has more than 128 entries to go through".to_owned());
     for text in ["request.headers.exists(name, true)", "request.headers.all(name, name != 'x')"] {
         assert_eq!(request.holds(text), error, "{text}");
     }
     assert_eq!(request.units("size(request.headers.filter(name, name != 'x'))").map(drop), error.map(drop));
     assert!(request.is_true("size(request.headers) == 205 && request.headers.h199 == '1'"));
+}
+
+/// A list in a token is as long as its issuer likes.
+#[test]
+fn a_loop_over_a_long_list_of_a_token_is_an_error() {
+    let mut request = Request::typical();
+    let mut hold = |count: usize, text: &str| {
+        let claims = serde_json::json!({ "groups": vec!["g"; count], "more": vec!["g"; count] });
+        request.claims = claims.as_object().cloned();
+        request.holds(text)
+    };
+    for text in [
+        "jwt.groups.exists(g, g == 'x') || true",
+        "(jwt.groups + jwt.more).all(g, true)",
+        "jwt.groups.filter(g, true).all(g, true)",
+        "size(jwt.groups.map(g, g + '!')) > 0",
+    ] {
+        assert_eq!(hold(MAX_LOOP_ENTRIES / 2, text), Ok(true), "{text}");
+    }
+    let error = Err("a loop has more than 128 entries to go through".to_owned());
+    assert_eq!(hold(MAX_LOOP_ENTRIES, "jwt.groups.all(g, true)"), Ok(true));
+    assert_eq!(hold(MAX_LOOP_ENTRIES + 1, "jwt.groups.all(g, true)"), error);
+    assert_eq!(hold(MAX_LOOP_ENTRIES, "(jwt.groups + jwt.more).all(g, true)"), error);
+    assert_eq!(hold(MAX_LOOP_ENTRIES + 1, "'g' in jwt.groups"), Ok(true), "only loops are bounded");
+}
+
+/// Nested loops over what a client sends would take milliseconds of processor time for each request.
+#[test]
+fn expressions_that_may_take_too_many_steps_are_refused() {
+    let long_list = format!("[{}]", vec!["'a'"; 400].join(","));
+    let long_condition = vec!["n == 'a'"; 40].join(" || ");
+    for text in [
+        "request.headers.exists(a, request.headers.exists(b, request.headers[a] == request.headers[b] && a != b))",
+        "request.query.all(a, request.headers.all(b, a != b))",
+        "jwt.roles.exists(a, jwt.roles.exists(b, a != b))",
+        "descriptors.filter(a, descriptors.exists(b, a != b)) == []",
+        "request.headers.exists(a, request.headers.filter(b, a != b).exists(c, c == a))",
+        &format!("{long_list}.exists(a, request.headers.exists(b, a == b))"),
+        &format!("request.headers.exists(n, {long_condition})"),
+    ] {
+        let error = Expression::condition(text).map(drop).unwrap_err().to_string();
+        assert!(
+            error.starts_with("the expression may take ") && error.contains(", more than 10000: "),
+            "{text}: {error}"
+        );
+    }
+    for text in [
+        "request.headers.exists(n, n.startsWith('x-') && request.headers[n] == 'a' && size(n) < 10)",
+        "request.headers.exists(n, n == 'a') || request.query.exists(n, n == 'a') || jwt.roles.exists(n, n == 'a')",
+        "['a', 'b', 'c'].exists(a, request.headers.exists(b, b.startsWith(a)))",
+        "request.headers.exists(a, ['a', 'b', 'c'].exists(b, a.startsWith(b)))",
+        &format!("{long_list}.exists(a, a == request.path)"),
+    ] {
+        assert_eq!(Expression::condition(text).map(drop), Ok(()), "{text}");
+    }
 }

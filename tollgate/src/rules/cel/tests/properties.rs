@@ -177,7 +177,7 @@ proptest! {
                 // The only bounds that the grammar can reach.
                 Err(error) => {
                     let message = error.to_string();
-                    let bound = ["more than 1 `map`", "nests too deeply", "more than 4096", "loops are nested"];
+                    let bound = ["more than 1 `map`", "nests too deeply", "more than 4096", "loops are nested", "more than 10000"];
                     prop_assert!(bound.iter().any(|bound| message.contains(bound)), "{}: {}", text, message);
                 }
             }
