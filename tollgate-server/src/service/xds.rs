@@ -4,6 +4,7 @@
 //! rejected (NACK) as a whole. The last configuration that was accepted stays in force while the server cannot be
 //! reached. Deliberately not here: applying the configuration, which is a reload of rules.
 
+mod bounds;
 mod resources;
 mod settings;
 mod status;
@@ -11,17 +12,21 @@ mod status;
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::stream;
+use http::uri::PathAndQuery;
+use prost::Message;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tollgate::internal::is_control_or_format;
 use tollgate::rules::file::internal::DomainConfig;
+use tonic::client::Grpc;
 
+use self::bounds::{MAX_RESPONSE_BYTES, ResponseId, UndecodedResponses};
 pub(crate) use self::settings::XdsSettings;
 pub(crate) use self::status::XdsStatus;
 use super::proto::envoy::config::core::v3::Node;
-use super::proto::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use super::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 use super::proto::google::rpc::Status as RpcStatus;
 use crate::notice;
@@ -29,8 +34,8 @@ use crate::notice;
 /// The type of the resources.
 const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";
 
-/// The largest response: more than ten thousand limits need.
-const MAX_RESPONSE_BYTES: usize = 64 << 20;
+/// The method of the aggregated discovery service.
+const METHOD: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
 
 /// The waits between two connections: the first, and the longest. Each is longer than the one before, and random, so
 /// that nodes that lost the same server do not return together.
@@ -142,20 +147,23 @@ impl Session {
 
     async fn responses(&mut self, had_answer: &mut bool) -> Result<(), String> {
         let channel = self.settings.connect().await?;
-        let client = AggregatedDiscoveryServiceClient::new(channel);
-        let mut client = client.max_decoding_message_size(MAX_RESPONSE_BYTES);
+        let mut client = Grpc::new(channel).max_decoding_message_size(MAX_RESPONSE_BYTES);
+        client.ready().await.map_err(|error| error.to_string())?;
         // The first request has no version: the server sends all resources, also if it counts versions anew.
         let first = DiscoveryRequest { node: Some(self.node()), type_url: TYPE_URL.to_owned(), ..Default::default() };
         let (requests, queue) = mpsc::channel(1);
         requests.send(first).await.map_err(|error| error.to_string())?;
         let queue = stream::unfold(queue, async |mut queue| queue.recv().await.map(|request| (request, queue)));
-        let response = client.stream_aggregated_resources(queue).await.map_err(|status| describe(&status))?;
+        let method = PathAndQuery::from_static(METHOD);
+        let response = client.streaming(tonic::Request::new(queue), method, UndecodedResponses).await;
+        let response = response.map_err(|status| describe(&status))?;
         let mut responses = response.into_inner();
         self.status.connected();
         while let Some(response) = responses.message().await.map_err(|status| describe(&status))? {
             *had_answer = true;
-            let (version, nonce) = (response.version_info.clone(), response.nonce.clone());
-            let result = self.apply(response).await;
+            let ResponseId { version_info: version, type_url, nonce } = ResponseId::decode(response.clone())
+                .map_err(|error| format!("the server sent a response that cannot be decoded: {error}"))?;
+            let result = self.apply(&type_url, response).await;
             let error_detail = match result {
                 Ok(()) => {
                     self.status.accepted(&version);
@@ -181,11 +189,13 @@ impl Session {
     }
 
     /// Has a response applied, and waits for the result.
-    async fn apply(&self, response: DiscoveryResponse) -> Result<(), String> {
-        if response.type_url != TYPE_URL {
-            let problem = format!("unexpected resources of type `{}`", response.type_url);
-            return Err(format!("{problem}: send only those of type {TYPE_URL}"));
+    async fn apply(&self, type_url: &str, response: Bytes) -> Result<(), String> {
+        if type_url != TYPE_URL {
+            return Err(format!("unexpected resources of type `{type_url}`: send only those of type {TYPE_URL}"));
         }
+        bounds::check(&response)?;
+        let response = DiscoveryResponse::decode(response)
+            .map_err(|error| format!("the response cannot be decoded: {error}: send a valid DiscoveryResponse"))?;
         let domains = resources::read(&response.resources)?;
         let (result, applied) = oneshot::channel();
         let update = XdsUpdate { domains, version: response.version_info, result };

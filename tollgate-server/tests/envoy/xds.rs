@@ -93,6 +93,44 @@ fn a_configuration_with_problems_is_rejected_and_changes_nothing() {
     assert_eq!(remaining(&server, "edge.user", "ann"), Some(2));
 }
 
+/// A few megabytes of descriptors would take gigabytes when they are in force.
+#[test]
+fn a_configuration_with_more_parts_than_allowed_is_rejected_and_changes_nothing() {
+    let xds = XdsServer::start();
+    let server = server(&xds);
+    xds.request();
+    xds.send("1", &[config("edge", "user", 3)]);
+    assert_eq!(xds.request().version_info, "1");
+    let before = server.peak_memory_kib();
+    let mut flood = config("mail", "to", 1);
+    let entry = RateLimitDescriptor { key: "to".to_owned(), ..Default::default() };
+    flood.descriptors.extend(vec![entry; 400_000]);
+    xds.send("2", &[flood]);
+    let rejected = xds.request();
+    assert_eq!((&*rejected.version_info, &*rejected.response_nonce), ("1", "nonce-2"));
+    let problem = rejected.error_detail.expect("the problem is reported");
+    assert_eq!(
+        problem.message,
+        "the response has more than 20000 descriptors: send fewer, or divide them between several servers"
+    );
+    let taken = server.peak_memory_kib() - before;
+    assert!(taken < 64 << 10, "it took {taken} KiB");
+    assert_eq!(remaining(&server, "edge.user", "ann"), Some(2));
+}
+
+/// Without its nonce, a response that is too long cannot be rejected: it ends the connection.
+#[test]
+fn a_response_with_more_bytes_than_allowed_is_not_read() {
+    let xds = XdsServer::start();
+    let server = server(&xds);
+    xds.request();
+    let mut long = config("edge", "user", 3);
+    long.name = "n".repeat(5 << 20);
+    xds.send("1", &[long]);
+    server.await_said("is not connected: ", 1);
+    server.await_said("4194304", 1);
+}
+
 #[test]
 fn the_last_configuration_stays_in_force_while_the_server_is_away() {
     let xds = XdsServer::start();

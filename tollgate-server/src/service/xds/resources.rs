@@ -7,12 +7,10 @@ use serde_json::{Map, Number, Value};
 use tollgate::rules::file::internal::{DescriptorConfig, DomainConfig, RateLimitConfig as LimitConfig};
 
 use super::TYPE_URL;
+use super::bounds::MAX_METADATA_DEPTH;
 use crate::service::proto::ratelimit::config::ratelimit::v3::{
     RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
 };
-
-/// The most values that metadata may nest.
-const MAX_METADATA_DEPTH: usize = 32;
 
 /// Reads all resources.
 pub(super) fn read(resources: &[Any]) -> Result<Vec<DomainConfig>, String> {
