@@ -66,7 +66,7 @@ impl Starting {
         let throttles = Arc::clone(&shared.throttles);
         let hosts = |setting| {
             let listed = listener.hosts.iter().map(HostGlob::as_str);
-            Hosts::new(setting, listed, Some(listener.listen.as_str()))
+            Hosts::new(setting, listed, Some(&listener.listen))
         };
         let mut serves_api = false;
         let task = match surface {

@@ -147,6 +147,25 @@ fn a_rebound_host_is_not_served() {
     reset().header("host", "admin.example.com").expect(200, server.address_of("admin"));
 }
 
+/// mDNS answers any machine of the network, which can claim a name and resolve it to 127.0.0.1 later.
+#[test]
+fn a_page_of_the_local_network_cannot_drive_it() {
+    let server = start("listen: '127.0.0.1:0', hosts: [admin.local]");
+    let port = server.address_of("admin").port();
+    for request in [reset(), AdminRequest::get("/v1/rules")] {
+        let of = |host: &str| {
+            let origin = format!("http://{host}:{port}");
+            request.clone().header("host", &format!("{host}:{port}")).header("origin", &origin)
+        };
+        assert_eq!(refusal(&server, &of("evil.local")), (421, "unknown_host".to_owned()));
+        assert_eq!(refusal(&server, &of("evil")), (403, "cross_site".to_owned()));
+        of("admin.local").expect(200, server.address_of("admin"));
+        of("localhost").expect(200, server.address_of("admin"));
+        let without_origin = request.clone().header("host", &format!("evil.local:{port}"));
+        assert_eq!(refusal(&server, &without_origin), (421, "unknown_host".to_owned()));
+    }
+}
+
 #[test]
 fn forms_and_plain_text_change_nothing() {
     let server = start("listen: '127.0.0.1:0'");

@@ -6,6 +6,7 @@ use serde_json::Value;
 use testkit::http1::{Connection, Response};
 
 /// A request to the admin API.
+#[derive(Clone)]
 pub(crate) struct AdminRequest {
     method: &'static str,
     target: String,
