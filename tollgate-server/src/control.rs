@@ -6,7 +6,8 @@
 //! one continues as if nothing had happened. Both accept from the same sockets, so no connection is refused or reset.
 //!
 //! Only the user of the server and root can use the socket: its mode is 0600, and the kernel reports the user of each
-//! peer.
+//! peer. A new process takes over only from its own user or root: sockets of another user could be in use by another
+//! process, too, which would get a part of the requests.
 
 mod channel;
 mod client;
@@ -76,11 +77,30 @@ struct Ready {
 /// Why a control socket cannot be used.
 #[derive(Debug)]
 pub(crate) enum ControlError {
-    Bind { path: PathBuf, source: io::Error },
-    Connect { path: PathBuf, source: io::Error },
-    Foreign { path: PathBuf, user: u32 },
-    Broken { path: PathBuf, source: io::Error },
-    Refused { path: PathBuf, problem: String },
+    Bind {
+        path: PathBuf,
+        source: io::Error,
+    },
+    Connect {
+        path: PathBuf,
+        source: io::Error,
+    },
+    Foreign {
+        path: PathBuf,
+        user: u32,
+    },
+    /// The path is that of another file.
+    Occupied {
+        path: PathBuf,
+    },
+    Broken {
+        path: PathBuf,
+        source: io::Error,
+    },
+    Refused {
+        path: PathBuf,
+        problem: String,
+    },
 }
 
 impl fmt::Display for ControlError {
@@ -108,6 +128,11 @@ impl fmt::Display for ControlError {
                  socket with --control",
                 path.display()
             ),
+            Self::Occupied { path } => write!(
+                out,
+                "{} is not a socket, and is not replaced: name another path with --control, or remove it",
+                path.display()
+            ),
             Self::Broken { path, source } => write!(
                 out,
                 "the server on the control socket {} ended the connection: {source}: look at its log",
@@ -120,8 +145,13 @@ impl fmt::Display for ControlError {
     }
 }
 
-/// Returns whether a process of that user may control this one, or be trusted with its requests.
+/// Returns whether a process of that user may control this one, or hand its sockets over.
 fn is_trusted(peer: &UCred) -> bool {
-    let own = rustix::process::geteuid().as_raw();
-    own == 0 || peer.uid() == own || peer.uid() == 0
+    peer.uid() == own_user() || peer.uid() == ROOT
+}
+
+const ROOT: u32 = 0;
+
+fn own_user() -> u32 {
+    rustix::process::geteuid().as_raw()
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use tokio::net::UnixStream;
 
 use super::channel::Channel;
-use super::{ControlError, Reply, Request, is_trusted};
+use super::{ControlError, ROOT, Reply, Request, is_trusted, own_user};
 
 /// The answer of a server to a command.
 pub(crate) enum Answer {
@@ -13,12 +13,21 @@ pub(crate) enum Answer {
     Failed(String),
 }
 
+/// What a connection to a server is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// A command. Root sends commands to the servers of all users.
+    Command,
+    /// To take over its sockets and counts.
+    TakeOver,
+}
+
 /// Connects to the server on a control socket. It has to belong to this user, or to root.
-pub(super) async fn connect(path: &Path) -> Result<(Channel, Option<u32>), ControlError> {
+pub(super) async fn connect(path: &Path, purpose: Purpose) -> Result<(Channel, Option<u32>), ControlError> {
     let cannot_connect = |source| ControlError::Connect { path: path.to_owned(), source };
     let stream = UnixStream::connect(path).await.map_err(cannot_connect)?;
     let peer = stream.peer_cred().map_err(cannot_connect)?;
-    if !is_trusted(&peer) {
+    if !is_trusted(&peer) && !(purpose == Purpose::Command && own_user() == ROOT) {
         return Err(ControlError::Foreign { path: path.to_owned(), user: peer.uid() });
     }
     let process = peer.pid().and_then(|id| u32::try_from(id).ok());
@@ -29,7 +38,7 @@ pub(super) async fn connect(path: &Path) -> Result<(Channel, Option<u32>), Contr
 /// Sends a command to the server on a control socket, and waits for its answer.
 pub(crate) async fn ask(path: &Path, request: Request) -> Result<Answer, ControlError> {
     let broken = |source| ControlError::Broken { path: path.to_owned(), source };
-    let (mut channel, _) = connect(path).await?;
+    let (mut channel, _) = connect(path, Purpose::Command).await?;
     let replied = tokio::task::spawn_blocking(move || {
         channel.send(&request)?;
         // The server has its own deadlines.

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::channel::Channel;
+use super::client::Purpose;
 use super::{ControlError, Offer, Ready, Reply, Request, client};
 use crate::notice;
 use crate::passed_sockets::{PassedSocket, PassedSockets};
@@ -34,7 +35,7 @@ impl Predecessor {
     /// Returns the server on a control socket with its state, and adds its sockets to `passed`. Returns `None` if no
     /// server listens there. Waits for a server that stops.
     pub(crate) async fn find(path: &Path, passed: &PassedSockets) -> Result<Option<(Self, Inheritance)>, ControlError> {
-        let (mut channel, process) = match client::connect(path).await {
+        let (mut channel, process) = match client::connect(path, Purpose::TakeOver).await {
             Ok(connected) => connected,
             Err(ControlError::Connect { source, .. })
                 if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>

@@ -1,9 +1,9 @@
 //! The control socket of a running server.
 
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixListener as StdListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, mpsc as events};
@@ -48,6 +48,11 @@ pub(crate) struct ControlSocket {
 impl ControlSocket {
     pub(crate) fn bind(path: PathBuf) -> Result<Self, ControlError> {
         let unpublished = with_suffix(&path, &format!(".{}", process::id()));
+        for place in [&path, &unpublished] {
+            if is_other_file(place) {
+                return Err(ControlError::Occupied { path: place.clone() });
+            }
+        }
         let bound = || {
             // A killed process with the same id may have left one.
             match fs::remove_file(&unpublished) {
@@ -65,13 +70,16 @@ impl ControlSocket {
         }
     }
 
-    pub(crate) fn path(&self) -> &std::path::Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Moves the socket to its path, in place of the one before, and serves it.
     pub(crate) fn serve(self, commands: Commands) -> Result<ControlServer, ControlError> {
         let Self { path, unpublished, listener } = &self;
+        if is_other_file(path) {
+            return Err(ControlError::Occupied { path: path.clone() });
+        }
         let published = || {
             let listener = UnixListener::from_std(listener.try_clone()?)?;
             fs::rename(unpublished, path)?;
@@ -82,6 +90,11 @@ impl ControlSocket {
         let accepting = tokio::spawn(accept(listener, Arc::new(commands), Arc::clone(&slots))).abort_handle();
         Ok(ControlServer { path: path.clone(), accepting, slots })
     }
+}
+
+/// Returns whether a path is that of a file which is not a socket, and must not be replaced.
+fn is_other_file(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.file_type().is_socket())
 }
 
 impl Drop for ControlSocket {
@@ -102,7 +115,7 @@ impl ControlServer {
     /// Ends it, once all replies are sent. Removes the socket, unless that of another process is in its place.
     pub(crate) async fn end(self, ending: &Ending) {
         self.accepting.abort();
-        if *ending == Ending::Stop {
+        if *ending == Ending::Stop && !is_other_file(&self.path) {
             _ = fs::remove_file(&self.path);
         }
         _ = timeout(REPLY_DEADLINE, self.slots.acquire_many(MAX_CONNECTIONS)).await;

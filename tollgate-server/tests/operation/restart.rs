@@ -3,15 +3,17 @@
 use std::io::Read;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output};
 
 use serde_json::json;
 use tempfile::TempDir;
 use testkit::folder::{folder, folder_with};
 use testkit::gateway::{per_user, site};
 use testkit::http1::Connection;
-use testkit::tollgate::{Process, RULES, run_in, transcript};
+use testkit::skip::skipped;
+use testkit::tollgate::{Process, RULES, binary, run_in, transcript};
 use testkit::upstream::{Conversation, Raw};
 use testkit::wait::until;
 
@@ -267,4 +269,50 @@ fn reload_without_a_rule_file_fails() {
     let free = "127.0.0.1:0";
     let _server = Process::start(folder(), &["serve", "--listen", free, "--admin", free, "--control", control]);
     insta::assert_snapshot!(transcript(&command(&shared, "reload")));
+}
+
+/// A user that owns nothing.
+const NOBODY: u32 = 65534;
+
+/// Whoever may write to the folder of the socket could put a server of its own there.
+#[test]
+fn root_takes_over_from_root_alone_and_commands_every_user() {
+    if !rustix::process::geteuid().is_root() {
+        return skipped("only root can start a server of another user");
+    }
+    let shared = folder();
+    let all = |path: &Path| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).expect("the folder is ours");
+    };
+    all(shared.path());
+    let control = shared.path().join("control");
+    let control = control.to_str().expect("the path is UTF-8");
+    let own = folder_with(&[(RULES, &rules("", ""))]);
+    all(own.path());
+    let mut server = Command::new(binary());
+    server.args(["serve", "--config", RULES, "--control", control]).current_dir(own.path()).uid(NOBODY).gid(NOBODY);
+    let server = Process::start_command(own, server);
+
+    let refused = run_in(folder_with(&[(RULES, &rules("", ""))]).path(), &["serve", "--control", control]);
+    assert_eq!(refused.status.code(), Some(2));
+    let expected = format!(
+        "error: the server on the control socket {control} belongs to user {NOBODY}: run both as the same user, or name \
+         another socket with --control\n"
+    );
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.ends_with(&expected), "{said}");
+    assert_eq!(statuses(&server, "ann", 1), [200], "it goes on");
+    assert_eq!(command(&shared, "reload").status.code(), Some(0));
+}
+
+#[test]
+fn a_file_that_is_not_a_socket_is_not_replaced() {
+    let shared = folder_with(&[("control", "precious"), (RULES, &rules("", ""))]);
+    let output = run_in(shared.path(), &["serve", "--config", RULES, "--control", "control"]);
+    assert_eq!(output.status.code(), Some(2));
+    let expected =
+        "error: control is not a socket, and is not replaced: name another path with --control, or remove it\n";
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.ends_with(expected), "{said}");
+    assert_eq!(std::fs::read_to_string(shared.path().join("control")).expect("it is there"), "precious");
 }
