@@ -80,9 +80,32 @@ impl Failure {
         matches!(self, Self::Exhausted | Self::UpstreamConnections)
     }
 
-    /// Returns whether the head of the request is malformed.
-    pub(super) const fn is_malformed_request(self) -> bool {
-        matches!(self, Self::NoHost | Self::BadTarget | Self::BadLength | Self::UnderscoreHeader)
+    /// Returns whether a request that fails before its limits are checked is a strike against its client. It is not if
+    /// someone else may be at fault, or if well-behaved clients cause it now and then: with a long file, a slow network
+    /// or an old link.
+    pub(super) const fn is_strike(self) -> bool {
+        match self {
+            Self::NoHost
+            | Self::BadTarget
+            | Self::BadLength
+            | Self::UnderscoreHeader
+            | Self::Connect => true,
+            Self::BodyTooLong | Self::BodyLate | Self::BodyBroken | Self::NoRoute => false,
+            Self::Loop
+            | Self::QueueFull
+            | Self::Overloaded
+            | Self::CannotConnect
+            | Self::BadCertificate
+            | Self::ConnectTimeout
+            | Self::Disconnected
+            | Self::NotProcessed
+            | Self::InvalidResponse
+            | Self::ResponseHeadTooLong
+            | Self::ResponseHeadRefused
+            | Self::UpstreamTimeout
+            | Self::Exhausted
+            | Self::UpstreamConnections => false,
+        }
     }
 
     /// Returns the status, the reason of a 400 or 508, and the body of the response.

@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
-use tollgate::http::Refusal;
 use tollgate::internal::{CachedGate, Unreadable};
 use tollgate::rules::file::internal::UpstreamHeader;
 use tollgate::{Check, InFlightPermit, Outcome};
@@ -24,7 +23,7 @@ use super::tally::{Moment, RouteTally};
 use super::upstream::Target;
 use super::upstream::abandoned::{self, Abandoned};
 use super::upstream::conn::Delivery;
-use super::worker::Worker;
+use super::worker::{Refused, Worker};
 use crate::decisions::LastLimit;
 use crate::traces::{self, RequestSpan, SpanEnd};
 
@@ -170,19 +169,16 @@ impl ProxyRequest {
         request
     }
 
-    /// Records why the request is rejected, and returns the response. A malformed request is a strike against its
-    /// client.
+    /// Records why the request is rejected, and returns the response.
     pub(super) fn reject(&mut self, rejection: &Rejection, head: &RequestHead<'_>, worker: &Worker) -> Response<Bytes> {
-        let (reason, is_malformed) = match rejection {
-            Rejection::Failure(failure) => (failure.reason(), failure.is_malformed_request()),
-            Rejection::Unreadable(problem) => (Some(problem.reason()), true),
+        let reason = match rejection {
+            Rejection::Failure(failure) => failure.reason(),
+            Rejection::Unreadable(problem) => Some(problem.reason()),
         };
         if let (Some(record), Some(reason)) = (&mut self.record, reason) {
             record.note_reason(reason);
         }
-        if is_malformed {
-            worker.strike(self.client.peer(), head.headers.lines);
-        }
+        worker.note_refused(Refused::Rejected(rejection), self.client.peer(), head.headers.lines);
         match rejection {
             Rejection::Failure(failure) => {
                 if *failure == Failure::UnderscoreHeader {
@@ -218,7 +214,7 @@ impl ProxyRequest {
         }
         self.permit = outcome.take_permit();
         if !outcome.is_allowed() {
-            strike_if_malformed(outcome, head, (worker, peer));
+            worker.note_refused(Refused::Denied(outcome), peer, head.headers.lines);
             return None;
         }
         let Some(number) = self.route else {
@@ -385,14 +381,6 @@ impl Drop for ProxyRequest {
             let Self { status, sent_bytes, is_broken, is_upstreams, .. } = *self;
             record.write(&Completion { status, sent_bytes, is_broken, is_upstreams, nanos, route, id });
         }
-    }
-}
-
-/// Counts a refused request as a strike against its client if no well-behaved client sends such a request. Several
-/// cookies or parameters of one name are common.
-pub(super) fn strike_if_malformed(outcome: &Outcome, head: &RequestHead<'_>, (worker, peer): (&Worker, Peer<'_>)) {
-    if matches!(outcome.refusal(), Some(Refusal::Unreadable(request)) if request.reason == "duplicate_header") {
-        worker.strike(peer, head.headers.lines);
     }
 }
 

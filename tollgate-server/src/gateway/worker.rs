@@ -14,15 +14,18 @@ use arc_swap::{ArcSwap, Cache};
 use http::HeaderValue;
 use tokio::sync::Notify;
 use tollgate::internal::{CachedGate, HeaderLine, ReusedResponse};
+use tollgate::http::Refusal;
 use tollgate::rules::Facts;
-use tollgate::{Check, Gate};
+use tollgate::{Check, Gate, Outcome};
 
 use super::client::Peer;
 use super::deadline::{Tick, Ticks};
 use super::failure::Failure;
 use super::head::upstream_head::RequestIds;
 use super::per_address::{self, PerAddress};
+use super::http1::codec::InvalidHead;
 use super::site::Site;
+use super::proxy::Rejection;
 use super::splice::WorkerPipe;
 use super::stream::INPUT_BYTES;
 use super::tally::Tally;
@@ -47,8 +50,35 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Counts a malformed request with these headers as a strike against the client.
-    pub(super) fn strike(&self, peer: Peer<'_>, lines: &[HeaderLine<'_>]) {
+/// A refused request.
+#[derive(Clone, Copy)]
+pub(super) enum Refused<'a> {
+    /// Its head could not be parsed.
+    Unparsed(InvalidHead),
+    /// Its head is malformed or ambiguous.
+    Rejected(&'a Rejection),
+    /// By the limits.
+    Denied(&'a Outcome),
+}
+
+impl Refused<'_> {
+    fn is_strike(self) -> bool {
+        match self {
+            Self::Unparsed(invalid) => invalid.is_strike(),
+            Self::Rejected(Rejection::Failure(failure)) => failure.is_strike(),
+            Self::Rejected(Rejection::Unreadable(_)) => true,
+            // Several values of one key part. Other refusals count in the limit itself.
+            Self::Denied(outcome) => matches!(outcome.refusal(), Some(Refusal::Unreadable(_))),
+        }
+    }
+}
+
+    /// Counts a refused request with these headers as a strike against its client, if no limit has counted it and the
+    /// client is at fault. To be called for every request that is refused before a limit has counted it.
+    pub(super) fn note_refused(&self, refused: Refused<'_>, peer: Peer<'_>, lines: &[HeaderLine<'_>]) {
+        if !refused.is_strike() {
+            return;
+        }
         if let Check::Pending(strike) = self.gate.strike(&peer.add_to(Facts::new("", "/").headers(lines))) {
             // It ends at the store's deadline.
             tokio::spawn(strike);

@@ -129,29 +129,38 @@ fn a_flood_of_unreadable_requests_is_banned() {
         let limits = [
             "{ name: ip, key: ip, limit: 1000000, window: 1h, ban: { after: 3, within: 1m, for: 1h } }",
             "{ name: key, key: header:x-api-key, missing: skip, limit: 100, window: 1h }",
+            "{ name: session, key: 'cookie:session', missing: skip, limit: 100, window: 1h }",
+            "{ name: page, key: 'query:page', missing: skip, limit: 100, window: 1h }",
         ];
-        for bad in [
-            "GET /%2e%2e/ HTTP/1.1\r\nHost: h\r\n\r\n",
-            "GET / HTTP/1.1\r\nHost: h\r\nX-Api-Key: a\r\nX-Api-Key: b\r\n\r\n",
-            "GET / HTTP/1.1\r\nHost: h\r\nX_User: a\r\n\r\n",
-            "GET / HTTP/1.1\r\nHost: h\r\nHost: i\r\n\r\n",
+        let (long_head, long_target) = ("x: y\r\n".repeat(200), "a".repeat(70_000));
+        for (bad, status) in [
+            ("GET /%2e%2e/ HTTP/1.1\r\nHost: h\r\n\r\n", 400),
+            ("GET / HTTP/1.1\r\nHost: h\r\nX-Api-Key: a\r\nX-Api-Key: b\r\n\r\n", 400),
+            ("GET / HTTP/1.1\r\nHost: h\r\nCookie: session=a; session=b\r\n\r\n", 400),
+            ("GET /?page=1&page=2 HTTP/1.1\r\nHost: h\r\n\r\n", 400),
+            ("GET / HTTP/1.1\r\nHost: h\r\nX_User: a\r\n\r\n", 400),
+            ("GET / HTTP/1.1\r\nHost: h\r\nHost: i\r\n\r\n", 400),
             // Requests that no HTTP/2 library sends.
-            "GET / HTTP/1.1\r\nHost: h\r\nHost: h\r\n\r\n",
-            "GET / HTTP/1.1\r\n\r\n",
-            "GET / HTTP/1.1\nHost: h\r\n\r\n",
-            "GET / HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
-            "GET /\u{7f} HTTP/1.1\r\nHost: h\r\nno colon\r\n\r\n",
+            ("GET / HTTP/1.1\r\nHost: h\r\nHost: h\r\n\r\n", 400),
+            ("GET / HTTP/1.1\r\n\r\n", 400),
+            ("GET / HTTP/1.1\nHost: h\r\n\r\n", 400),
+            ("GET / HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+            ("GET /\u{7f} HTTP/1.1\r\nHost: h\r\nno colon\r\n\r\n", 400),
+            ("CONNECT h:80 HTTP/1.1\r\nHost: h:80\r\n\r\n", 405),
+            (&format!("GET / HTTP/1.1\r\nHost: h\r\n{long_head}\r\n"), 431),
+            (&format!("GET /{long_target} HTTP/1.1\r\nHost: h\r\n\r\n"), 414),
         ]
         .into_iter()
-        .take(if protocol.is_http2() { 4 } else { usize::MAX })
+        .take(if protocol.is_http2() { 6 } else { usize::MAX })
         {
-            let gateway = gateway(protocol, "underscore_headers: refuse", &upstream, &limits);
+            let settings = "underscore_headers: refuse\n  max_head: 128KiB";
+            let gateway = gateway(protocol, settings, &upstream, &limits);
             for _ in 0..3 {
                 assert_eq!(gateway.get("/").status, 200);
-                assert_eq!(gateway.client().ask(bad).status, 400);
+                assert_eq!(gateway.client().ask(bad).status, status, "{}", &bad[..bad.len().min(80)]);
             }
             // A head that could not be parsed counts once its connection has ended.
-            until(&format!("the ban for {bad:?}"), || {
+            until(&format!("the ban for {:?}", &bad[..bad.len().min(80)]), || {
                 let answer = gateway.get("/");
                 answer.status == 429 && answer.text().contains(r#""error":"banned""#)
             });

@@ -48,6 +48,13 @@ impl InvalidHead {
         ambiguity(bytes).map_or(Self::Malformed, Self::Ambiguous)
     }
 
+    /// Returns whether it is a strike against the client: no limit counts the request.
+    pub(in crate::gateway) const fn is_strike(self) -> bool {
+        match self {
+            Self::TooLong | Self::TargetTooLong | Self::Malformed | Self::Ambiguous(_) => true,
+        }
+    }
+
     pub(in crate::gateway) fn status(self) -> StatusCode {
         match self {
             Self::TooLong => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,

@@ -24,7 +24,7 @@ use crate::gateway::local_response::{self, MAX_ECHOED_BYTES};
 use crate::gateway::proxy::{self, ProxyRequest, Responder};
 use crate::gateway::site::Site;
 use crate::gateway::stream::is_tls_hello;
-use crate::gateway::worker::{WorkerBuffers, scratch};
+use crate::gateway::worker::{Refused, WorkerBuffers, scratch};
 
 impl Http1Server<'_> {
     /// Sends a response of the gateway.
@@ -179,8 +179,8 @@ impl Http1Server<'_> {
         let status = invalid.status();
         self.worker.tally.note_unparsed(status);
         // The client behind a trusted proxy is named in the head, which could not be parsed.
-        if status == StatusCode::BAD_REQUEST && !site.proxies.trusts(self.peer.address) {
-            self.worker.strike(self.peer, &[]);
+        if !site.proxies.trusts(self.peer.address) {
+            self.worker.note_refused(Refused::Unparsed(invalid), self.peer, &[]);
         }
         if let Some(log) = &site.log {
             let mut record = Record::unparsed(self.peer.address.to_canonical(), (log, self.worker.number));
@@ -212,7 +212,7 @@ impl Http1Server<'_> {
     ) -> io::Result<()> {
         let tally = &self.worker.tally;
         let began = tally.now();
-        proxy::strike_if_malformed(outcome, &plain.head, (self.worker, self.peer));
+        self.worker.note_refused(Refused::Denied(outcome), self.peer, plain.head.headers.lines);
         let new_id;
         let id = match plain.head.id() {
             _ if !site.adds_header(UpstreamHeader::RequestId) => None,
