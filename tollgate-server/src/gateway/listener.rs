@@ -16,13 +16,12 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
-use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tollgate::rules::Certificate;
 use tollgate::rules::file::Parsed;
 use tollgate::rules::file::internal::{Address, GatewayRule, SettingError};
 
-use self::tls::{CertificateReloads, Tls};
+use self::tls::{CERTIFICATE_GRACE, CertificateLease, CertificateReloads, Tls, TlsInUse};
 use super::client::{Client, Scheme};
 use super::failure::HandshakeFailure;
 use super::http1::server::Http1Server;
@@ -72,6 +71,8 @@ pub(super) struct Port {
     sockets: Vec<StdListener>,
     owner: Owner,
     config: Arc<ArcSwap<ListenerConfig>>,
+    /// The TLS settings in use, also for connections that are open.
+    tls: Option<watch::Sender<TlsInUse>>,
     watcher: Option<AbortHandle>,
     reloads: Arc<CertificateReloads>,
     until: watch::Sender<Stop>,
@@ -135,8 +136,7 @@ pub(super) async fn prepare(
         let tls = rule.tls.as_ref().filter(|_| is_tls).map(|tls| Tls::new(tls, file.folder(), "gateway.tls"));
         let of_tls = |errors: Vec<SettingError>| errors.into_iter().map(|error| error.of("tls").of("gateway"));
         let tls = tls.transpose().map_err(|errors| StartError::Refused(file.problems(of_tls(errors))))?;
-        let acceptor = tls.as_ref().map(|tls| tls.acceptor.clone());
-        let config = ListenerConfig { proxy_protocol: rule.proxy_protocol, tls: acceptor };
+        let config = ListenerConfig { proxy_protocol: rule.proxy_protocol, tls: None };
         let listening = if bound_already.contains(&configured) {
             None
         } else {
@@ -185,15 +185,16 @@ pub(super) fn listen_addresses(rule: &GatewayRule, listen: Option<&Address>) -> 
 /// Opens the next ports, and closes those that are not among them. `listen` passes a socket to the worker of that number.
 pub(super) fn open(next: Vec<NextPort>, mut before: Vec<Port>, listen: impl Fn(usize, WorkerSocket)) -> Vec<Port> {
     let mut ports = Vec::new();
-    for NextPort { configured, key, config, tls, listening } in next {
-        let kept = before.iter().position(|port| port.configured == configured).map(|found| before.swap_remove(found));
-        let watch_files = |config: &Arc<ArcSwap<ListenerConfig>>, reloads: &Arc<CertificateReloads>| {
+    for NextPort { configured, key, mut config, tls, listening } in next {
+        let mut kept =
+            before.iter().position(|port| port.configured == configured).map(|found| before.swap_remove(found));
+        let in_use = replace_tls(kept.as_mut().and_then(|port| port.tls.take()), tls.as_ref());
+        config.tls = in_use.as_ref().map(watch::Sender::subscribe);
+        let watch_files = |reloads: &Arc<CertificateReloads>| {
             reloads.note_good(&tls.as_ref().map(|tls| Arc::clone(&tls.validities)).unwrap_or_default());
-            let (config, reloads) = (Arc::clone(config), Arc::clone(reloads));
-            let apply = move |tls: TlsAcceptor| {
-                config.rcu(|before| ListenerConfig { proxy_protocol: before.proxy_protocol, tls: Some(tls.clone()) });
-            };
-            tls.map(|tls| tokio::spawn(tls.watch_files(apply, reloads)).abort_handle())
+            let (tls, in_use, reloads) = (tls?, in_use.clone()?, Arc::clone(reloads));
+            let apply = move |next| _ = in_use.send_replace(next);
+            Some(tokio::spawn(tls.watch_files(apply, reloads)).abort_handle())
         };
         match (listening, kept) {
             (Some(listening), _) => {
@@ -208,8 +209,19 @@ pub(super) fn open(next: Vec<NextPort>, mut before: Vec<Port>, listen: impl Fn(u
                     listen(worker, WorkerSocket { socket, config: Arc::clone(&config), until: ends.clone() });
                 }
                 let reloads = Arc::default();
-                let watcher = watch_files(&config, &reloads);
-                ports.push(Port { configured, bound, key, sockets, owner, config, watcher, reloads, until });
+                let watcher = watch_files(&reloads);
+                ports.push(Port {
+                    configured,
+                    bound,
+                    key,
+                    sockets,
+                    owner,
+                    config,
+                    tls: in_use,
+                    watcher,
+                    reloads,
+                    until,
+                });
             }
             (None, Some(mut port)) => {
                 // Otherwise the old task could apply the old files again.
@@ -217,14 +229,34 @@ pub(super) fn open(next: Vec<NextPort>, mut before: Vec<Port>, listen: impl Fn(u
                     old.abort();
                 }
                 port.config.store(Arc::new(config));
-                port.watcher = watch_files(&port.config, &port.reloads);
+                port.watcher = watch_files(&port.reloads);
+                port.tls = in_use;
                 ports.push(port);
             }
             // The port was open when it was prepared, and only this function closes ports.
             (None, None) => {}
         }
     }
+    for port in before {
+        // Its connections stay open, but nothing verifies their certificates any more.
+        _ = replace_tls(port.tls.clone(), None);
+    }
     ports
+}
+
+/// Replaces the TLS settings of a port. Open connections whose certificates the new ones do not verify end.
+fn replace_tls(before: Option<watch::Sender<TlsInUse>>, next: Option<&Tls>) -> Option<watch::Sender<TlsInUse>> {
+    match (before, next) {
+        (Some(before), Some(next)) => {
+            before.send_replace(next.in_use.clone());
+            Some(before)
+        }
+        (Some(before), None) => {
+            before.send_modify(TlsInUse::end_leases);
+            None
+        }
+        (None, next) => next.map(|next| watch::Sender::new(next.in_use.clone())),
+    }
 }
 
 /// A bound address, with its sockets: one for each worker, or those that another process has passed.
@@ -420,7 +452,7 @@ async fn turn_away(mut tcp: TcpStream) {
 /// The settings of a listener that apply to new connections.
 struct ListenerConfig {
     proxy_protocol: bool,
-    tls: Option<TlsAcceptor>,
+    tls: Option<watch::Receiver<TlsInUse>>,
 }
 
 impl ListenerConfig {
@@ -469,7 +501,7 @@ fn serve(
     stop: Arc<Shutdown>,
 ) -> impl Future<Output = io::Result<()>> + Send {
     async move {
-        let http2 = Http1Server::new(stream, &client, &worker).serve(&stop).await?;
+        let http2 = Http1Server::new(stream, &client, &worker, &stop).serve().await?;
         if let Some((stream, first)) = http2 {
             client.use_http2();
             // Few connections need this large future.
@@ -491,32 +523,65 @@ async fn begin_and_serve(
     stop: Arc<Shutdown>,
 ) -> io::Result<()> {
     let begun = Box::pin(stop.unless_over(begin(tcp, (peer, entered), config, &worker))).await.transpose()?;
-    let Some((stream, client)) = begun.flatten() else { return Ok(()) };
+    let Some((stream, client, lease)) = begun.flatten() else { return Ok(()) };
+    let Some(lease) = lease else { return serve_begun(counted, stream, client, worker, stop).await };
+    let own = Arc::new(Shutdown::default());
+    let ends = end_with_lease(lease, stop, Arc::clone(&own));
+    // Boxed, because few clients have a certificate.
+    let served = Box::pin(serve_begun(counted, stream, client, worker, own));
+    tokio::select! {
+        served = served => served,
+        () = Box::pin(ends) => Ok(()),
+    }
+}
+
+async fn serve_begun(
+    counted: OpenConnection,
+    stream: Stream,
+    client: Arc<Client>,
+    worker: Arc<Worker>,
+    stop: Arc<Shutdown>,
+) -> io::Result<()> {
     if !client.is_http2() {
         return serve(counted, stream, client, worker, stop).await;
     }
     Box::pin(http2::serve((stream, Bytes::new()), client, worker, stop)).await;
+    drop(counted);
     Ok(())
 }
 
-/// Reads what precedes the first request: the PROXY protocol header and the TLS handshake. Returns `None` if the
-/// connection is closed.
+/// Shuts one connection down when its worker stops or the certificate of its client ends. Resolves when the requests in
+/// flight have had their time.
+async fn end_with_lease(lease: Box<CertificateLease>, stop: Arc<Shutdown>, own: Arc<Shutdown>) {
+    tokio::select! {
+        () = lease.ended() => {
+            own.end_idle();
+            sleep(CERTIFICATE_GRACE).await;
+        }
+        () = stop.pass_on(&own) => {}
+    }
+}
+
+/// Reads what precedes the first request: the PROXY protocol header and the TLS handshake. Returns the lease of a client
+/// certificate, too, and `None` if the connection is closed.
 async fn begin(
     mut tcp: TcpStream,
     (mut peer, mut entered): (SocketAddr, Option<per_address::Counted>),
     config: Arc<ListenerConfig>,
     worker: &Worker,
-) -> io::Result<Option<(Stream, Arc<Client>)>> {
+) -> io::Result<Option<(Stream, Arc<Client>, Option<Box<CertificateLease>>)>> {
     let head_timeout = worker.site.load().timeouts.head.duration();
     if config.proxy_protocol {
         let caller = timeout(head_timeout, proxy_protocol::read(&mut tcp)).await?.map_err(unusable)?;
         peer = caller.unwrap_or(peer);
         entered = worker.enter(peer.ip())?;
     }
-    let Some(tls) = &config.tls else {
-        return Ok(Some((Stream::Plain(tcp), plain_client(worker, (peer, entered)))));
+    let Some(current) = &config.tls else {
+        return Ok(Some((Stream::Plain(tcp), plain_client(worker, (peer, entered)), None)));
     };
-    let accepted = timeout(head_timeout, accept_tls(tcp, tls)).await;
+    let mut current = current.clone();
+    let in_use = current.borrow_and_update().clone();
+    let accepted = timeout(head_timeout, accept_tls(tcp, &in_use.acceptor)).await;
     let accepted = accepted.unwrap_or_else(|late| Err(late.into()));
     let address = peer.ip().to_canonical();
     let note = |error: &io::Error| worker.tally.note_handshake_error(error, address, worker.ticks.now());
@@ -533,7 +598,8 @@ async fn begin(
     if is_http2 {
         client.use_http2();
     }
-    Ok(Some((Stream::Tls(tls), client)))
+    let lease = CertificateLease::new(tls.get_ref().1, &in_use, current);
+    Ok(Some((Stream::Tls(tls), client, lease)))
 }
 
 /// Creates the client of a connection without TLS.
@@ -558,7 +624,7 @@ enum Accepted {
     PlainHttp(TcpStream),
 }
 
-async fn accept_tls(tcp: TcpStream, tls: &TlsAcceptor) -> io::Result<Accepted> {
+async fn accept_tls(tcp: TcpStream, tls: &tokio_rustls::TlsAcceptor) -> io::Result<Accepted> {
     if tls::begins_with_a_letter(&tcp).await? {
         return Ok(Accepted::PlainHttp(tcp));
     }

@@ -13,8 +13,8 @@ use std::time::{Duration, SystemTime};
 use arc_swap::{ArcSwap, Cache};
 use http::HeaderValue;
 use tokio::sync::Notify;
-use tollgate::internal::{CachedGate, HeaderLine, ReusedResponse};
 use tollgate::http::Refusal;
+use tollgate::internal::{CachedGate, HeaderLine, ReusedResponse};
 use tollgate::rules::Facts;
 use tollgate::{Check, Gate, Outcome};
 
@@ -22,10 +22,10 @@ use super::client::Peer;
 use super::deadline::{Tick, Ticks};
 use super::failure::Failure;
 use super::head::upstream_head::RequestIds;
-use super::per_address::{self, PerAddress};
 use super::http1::codec::InvalidHead;
-use super::site::Site;
+use super::per_address::{self, PerAddress};
 use super::proxy::Rejection;
+use super::site::Site;
 use super::splice::WorkerPipe;
 use super::stream::INPUT_BYTES;
 use super::tally::Tally;
@@ -49,7 +49,6 @@ pub(super) struct Worker {
     pub(super) upstream_slots: Arc<UpstreamSlots>,
 }
 
-impl Worker {
 /// A refused request.
 #[derive(Clone, Copy)]
 pub(super) enum Refused<'a> {
@@ -73,6 +72,7 @@ impl Refused<'_> {
     }
 }
 
+impl Worker {
     /// Counts a refused request with these headers as a strike against its client, if no limit has counted it and the
     /// client is at fault. To be called for every request that is refused before a limit has counted it.
     pub(super) fn note_refused(&self, refused: Refused<'_>, peer: Peer<'_>, lines: &[HeaderLine<'_>]) {
@@ -171,6 +171,23 @@ impl Shutdown {
             something = something => Some(something),
             () = over => None,
         }
+    }
+
+    /// Passes this signal on to another one, forever.
+    pub(super) async fn pass_on(&self, other: &Self) {
+        let (mut goaway, mut idle) = (pin!(self.goaway.notified()), pin!(self.idle.notified()));
+        // A signal from now on resolves them; an earlier one has set its flag.
+        goaway.as_mut().enable();
+        idle.as_mut().enable();
+        if !self.is_goaway.load(Relaxed) {
+            goaway.await;
+        }
+        other.send_goaway();
+        if !self.is_over() {
+            idle.await;
+        }
+        other.end_idle();
+        std::future::pending().await
     }
 }
 

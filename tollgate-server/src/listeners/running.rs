@@ -3,15 +3,13 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::task::{AbortHandle, JoinHandle};
-use tokio_rustls::TlsAcceptor;
 use tollgate::rules::file::internal::{HostGlob, Listener};
 
 use super::Socket;
 use crate::admin::{self, Access, Admin};
-use crate::gateway::tls::{CertificateReloads, Tls};
+use crate::gateway::tls::{CertificateReloads, Tls, TlsInUse};
 use crate::passed_sockets::Owner;
 use crate::server_state::ServerState;
 use crate::service::grpc::GrpcState;
@@ -109,13 +107,12 @@ pub(super) struct Stopping {
 }
 
 /// Reads certificates again when they change, and reports them in the metrics. Returns those in use.
-fn watched(tls: Tls, bound: SocketAddr, surfaces: &Surfaces) -> (Arc<ArcSwap<TlsAcceptor>>, AbortHandle) {
+fn watched(tls: Tls, bound: SocketAddr, surfaces: &Surfaces) -> (watch::Receiver<TlsInUse>, AbortHandle) {
     let reloads = Arc::new(CertificateReloads::of(&tls));
     surfaces.watch_certificates(bound, &reloads);
-    let acceptor = Arc::new(ArcSwap::from_pointee(tls.acceptor.clone()));
-    let in_use = Arc::clone(&acceptor);
-    let watch = tokio::spawn(tls.watch_files(move |next| in_use.store(Arc::new(next)), reloads));
-    (acceptor, watch.abort_handle())
+    let (sender, in_use) = watch::channel(tls.in_use.clone());
+    let watch = tokio::spawn(tls.watch_files(move |next| _ = sender.send_replace(next), reloads));
+    (in_use, watch.abort_handle())
 }
 
 impl Running {

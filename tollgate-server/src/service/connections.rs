@@ -17,6 +17,7 @@ mod body_budget;
 mod close_notify;
 mod http;
 mod interrupts;
+mod leased;
 mod room;
 mod streams;
 
@@ -27,13 +28,11 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
-use tokio_rustls::TlsAcceptor;
 use tollgate::rules::file::internal::Listener;
 
 pub(crate) use self::activity::TICK;
@@ -46,6 +45,7 @@ pub(crate) use self::room::Usage;
 use super::proxy_protocol::{self, ProxyProtocol};
 use super::surfaces::{Surface, Surfaces};
 use crate::gateway::stream::MaybeTls;
+use crate::gateway::tls::{CertificateLease, TlsInUse};
 
 /// The bound without a setting. Idle HTTP connections take about 10 KiB each.
 pub(crate) const MAX_CONNECTIONS: u32 = 4_096;
@@ -117,7 +117,7 @@ pub(crate) struct Options {
     /// Counts of all listeners.
     pub(crate) surfaces: Arc<Surfaces>,
     /// TLS with the certificates in use.
-    pub(crate) tls: Option<Arc<ArcSwap<TlsAcceptor>>>,
+    pub(crate) tls: Option<watch::Receiver<TlsInUse>>,
 }
 
 impl Default for Options {
@@ -304,7 +304,7 @@ impl<P: Protocol> Acceptor<P> {
         _ = io.set_nodelay(true);
         let protocol = self.protocol.clone();
         let Options { proxy_protocol, max_connections, surface, .. } = self.options;
-        let tls = self.options.tls.as_ref().map(|tls| TlsAcceptor::clone(&tls.load()));
+        let tls = self.options.tls.clone();
         if let Some(slot) = self.slot() {
             let open = self.options.surfaces.open(surface);
             let usage = Arc::new(Usage::new(slot));
@@ -316,8 +316,19 @@ impl<P: Protocol> Acceptor<P> {
                         begun = begin_secured(io, peer, proxy_protocol, tls) => begun,
                         () = without_request(&mut stage) => None,
                     };
-                    if let Some((io, peer)) = begun {
-                        protocol.serve(io, Begun::new(peer, Arc::clone(&usage)), stage).await;
+                    match begun {
+                        Some((io, peer, None)) => protocol.serve(io, Begun::new(peer, Arc::clone(&usage)), stage).await,
+                        Some((io, peer, Some(lease))) => {
+                            let (ends, stage) = leased::stage(lease, stage);
+                            let served = protocol.serve(io, Begun::new(peer, Arc::clone(&usage)), stage);
+                            // Boxed, so that connections without a certificate need no memory for it.
+                            let ends = Box::pin(ends);
+                            tokio::select! {
+                                () = served => {}
+                                () = ends => {}
+                            }
+                        }
+                        None => {}
                     }
                 };
                 tokio::select! {
@@ -355,10 +366,10 @@ impl<P: Protocol> Acceptor<P> {
 async fn refuse<P: Protocol>(
     protocol: P,
     (io, peer): (TcpStream, SocketAddr),
-    (proxy_protocol, tls): (ProxyProtocol, Option<TlsAcceptor>),
+    (proxy_protocol, tls): (ProxyProtocol, Option<watch::Receiver<TlsInUse>>),
 ) {
     let refusal = async {
-        if let Some((io, peer)) = begin_secured(io, peer, proxy_protocol, tls).await {
+        if let Some((io, peer, _)) = begin_secured(io, peer, proxy_protocol, tls).await {
             protocol.refuse(io, peer).await;
         }
     };
@@ -372,18 +383,20 @@ async fn without_request(stage: &mut watch::Receiver<Stage>) {
     sleep(GRACE).await;
 }
 
-/// Reads the PROXY header and makes the TLS handshake, if they are required. Returns `None` if the connection has to be
-/// closed.
+/// Reads the PROXY header and makes the TLS handshake, if they are required. Returns the client's certificate, too, and
+/// `None` if the connection has to be closed.
 async fn begin_secured(
     io: TcpStream,
     peer: SocketAddr,
     proxy_protocol: ProxyProtocol,
-    tls: Option<TlsAcceptor>,
-) -> Option<(MaybeTls<CloseNotify>, SocketAddr)> {
+    tls: Option<watch::Receiver<TlsInUse>>,
+) -> Option<(MaybeTls<CloseNotify>, SocketAddr, Option<Box<CertificateLease>>)> {
     let (io, peer) = begin(io, peer, proxy_protocol).await?;
-    let Some(tls) = tls else { return Some((MaybeTls::Plain(io), peer)) };
-    let io = timeout(HEAD_DEADLINE, tls.accept(io)).await.ok()?.ok()?;
-    Some((MaybeTls::Tls(Box::new(CloseNotify::new(io))), peer))
+    let Some(mut current) = tls else { return Some((MaybeTls::Plain(io), peer, None)) };
+    let tls = current.borrow_and_update().clone();
+    let io = timeout(HEAD_DEADLINE, tls.acceptor.accept(io)).await.ok()?.ok()?;
+    let lease = CertificateLease::new(io.get_ref().1, &tls, current);
+    Some((MaybeTls::Tls(Box::new(CloseNotify::new(io))), peer, lease))
 }
 
 /// Reads the PROXY header, if one is required. Returns `None` if the connection has to be closed.

@@ -1,5 +1,6 @@
 //! TLS with clients.
 
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
 use std::sync::Arc;
@@ -8,20 +9,30 @@ use std::time::Duration;
 use rcgen::date_time_ymd;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, StreamOwned};
+use rustls::{ClientConfig, ClientConnection, HandshakeKind, StreamOwned, SupportedProtocolVersion};
 use testkit::certificates::{Authority, Signed};
 use testkit::folder::folder_with;
 use testkit::gateway::{Gateway, site};
 use testkit::http1::Connection;
 use testkit::skip::skipped;
 use testkit::tollgate::{fails, run_in};
+use testkit::upstream::slow_upstream;
 use testkit::wait::until;
 use time::OffsetDateTime;
 
 /// Returns the configuration of a client that trusts this authority.
 pub(crate) fn client(authority: &Authority, own: Option<&Signed>, protocols: &[&str]) -> Arc<ClientConfig> {
+    client_with(rustls::DEFAULT_VERSIONS, authority, own, protocols)
+}
+
+fn client_with(
+    versions: &[&'static SupportedProtocolVersion],
+    authority: &Authority,
+    own: Option<&Signed>,
+    protocols: &[&str],
+) -> Arc<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let builder = ClientConfig::builder_with_provider(provider).with_protocol_versions(versions).unwrap();
     let builder = builder.with_root_certificates(authority.roots());
     let mut config = match own {
         None => builder.with_no_client_auth(),
@@ -165,6 +176,115 @@ fn replaced_client_authority_is_no_longer_trusted() {
     std::fs::write(gateway.path("people.pem"), after.pem()).unwrap();
     until("the other authority", || ask(&after));
     assert!(!ask(&before));
+}
+
+const WITH_CLIENT_CA: &str = "tls: { certificates: { cert: cert.pem, key: key.pem }, client_ca: people.pem }";
+
+/// The certificate of a resumed session may have expired since its handshake.
+#[test]
+fn sessions_are_resumed_only_where_no_client_certificates_are_verified() {
+    let (authority, people) = (Authority::new(), Authority::new());
+    let ann = people.sign(&["ann"]);
+    let optional = WITH_CLIENT_CA.replace("people.pem", "people.pem, client_certificates: optional");
+    for (settings, own, is_resumed) in [
+        (TLS, None, true),
+        (WITH_CLIENT_CA, Some(&ann), false),
+        (&optional, Some(&ann), false),
+        (&optional, None, false),
+    ] {
+        let gateway = gateway(settings, &authority.sign(&["localhost"]), &[("people.pem", &people.pem())]);
+        for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+            let config = client_with(&[version], &authority, own, &[]);
+            let handshake = || {
+                let name = ServerName::try_from("localhost").unwrap();
+                let tls = ClientConnection::new(Arc::clone(&config), name).unwrap();
+                let mut stream = StreamOwned::new(tls, gateway.connect().tcp());
+                stream.write_all(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").unwrap();
+                let mut answer = Vec::new();
+                stream.read_to_end(&mut answer).expect("the connection ends in order");
+                assert!(answer.starts_with(b"HTTP/1.1 200 OK"));
+                stream.conn.handshake_kind()
+            };
+            assert_eq!(handshake(), Some(HandshakeKind::Full));
+            let kind = if is_resumed { HandshakeKind::Resumed } else { HandshakeKind::Full };
+            assert_eq!(handshake(), Some(kind), "{settings} {:?}", version.version);
+        }
+    }
+}
+
+#[test]
+fn connections_end_when_their_client_certificate_expires() {
+    /// How long requests take. They are in flight when the certificate expires.
+    const SLOW: Duration = Duration::from_secs(10);
+    let (authority, people) = (Authority::new(), Authority::new());
+    let upstream = slow_upstream(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", SLOW);
+    let routes =
+        [format!("{{ path: /slow, upstream: 'http://{upstream}' }}"), "{ path: /**, upstream: echo }".to_owned()];
+    let rules = site(&format!("timeouts: {{ idle: 10m }}\n  {WITH_CLIENT_CA}"), &routes, "");
+    let (signed, pem) = (authority.sign(&["localhost"]), people.pem());
+    let files =
+        [("tollgate.yaml", rules.as_str()), ("cert.pem", &signed.cert), ("key.pem", &signed.key), ("people.pem", &pem)];
+    let gateway = Gateway::in_folder(folder_with(&files));
+    let now = OffsetDateTime::now_utc();
+    let ann = people.sign_for(&["ann"], now - time::Duration::DAY, now + time::Duration::seconds(6));
+    let connect_as = |own: &Signed| connect(&gateway, &client(&authority, Some(own), &[]), "localhost");
+
+    let (mut idle, mut busy, mut other) = (connect_as(&ann), connect_as(&ann), connect_as(&people.sign(&["bob"])));
+    for connection in [&mut idle, &mut other] {
+        assert_eq!(connection.get("/").status, 200);
+    }
+    busy.send("GET /slow HTTP/1.1\r\nHost: h\r\n\r\n");
+    let name = ServerName::try_from("localhost").unwrap();
+    let tls = ClientConnection::new(client(&authority, Some(&ann), &["h2"]), name).unwrap();
+    let mut http2 = StreamOwned::new(tls, gateway.connect().tcp());
+    http2.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap();
+
+    assert!(idle.is_closed_cleanly(), "an idle connection ends");
+    let answer = busy.receive();
+    assert_eq!((answer.status, answer.header("connection")), (200, Some("close")), "a request in flight is finished");
+    assert!(busy.is_closed_cleanly());
+    let mut frames = Vec::new();
+    // This client does not answer GOAWAY with the end of the connection, so it is cut off.
+    _ = http2.read_to_end(&mut frames);
+    assert!(kinds_of(&frames).contains(&7), "it ends with GOAWAY");
+    assert_eq!(other.get("/").status, 200, "other connections stay");
+    let mut again = connect_as(&ann);
+    assert!(again.try_send("GET / HTTP/1.1\r\nHost: h\r\n\r\n").and_then(|()| again.try_receive()).is_err());
+}
+
+/// Returns the types of HTTP/2 frames.
+fn kinds_of(mut frames: &[u8]) -> Vec<u8> {
+    let mut kinds = Vec::new();
+    while let [a, b, c, kind, _, _, _, _, _, rest @ ..] = frames {
+        kinds.push(*kind);
+        frames = &rest[u32::from_be_bytes([0, *a, *b, *c]) as usize..];
+    }
+    kinds
+}
+
+#[test]
+fn connections_end_when_their_client_authority_is_replaced() {
+    let (authority, before, after) = (Authority::new(), Authority::new(), Authority::new());
+    let settings = format!("timeouts: {{ idle: 10m }}\n  {WITH_CLIENT_CA}");
+    let gateway = gateway(&settings, &authority.sign(&["localhost"]), &[("people.pem", &before.pem())]);
+    let connect_as = |people: &Authority| {
+        let mut connection = connect(&gateway, &client(&authority, Some(&people.sign(&["ann"])), &[]), "localhost");
+        assert_eq!(connection.get("/").status, 200);
+        connection
+    };
+    let mut held = connect_as(&before);
+    std::fs::write(gateway.path("people.pem"), format!("{}{}", before.pem(), after.pem())).unwrap();
+    gateway.await_said("certificates reloaded: new connections use them", 1);
+    assert_eq!(held.get("/").status, 200, "its authority is still there");
+    let mut of_the_other = connect_as(&after);
+    std::fs::write(gateway.path("people.pem"), after.pem()).unwrap();
+    assert!(held.is_closed_cleanly());
+    assert_eq!(of_the_other.get("/").status, 200);
+
+    // Without any authority, nothing says whose certificate it is.
+    gateway.save(&rules(&format!("timeouts: {{ idle: 10m }}\n  {TLS}")));
+    assert!(of_the_other.is_closed_cleanly());
+    assert_eq!(connect(&gateway, &client(&authority, None, &[]), "localhost").get("/").status, 200);
 }
 
 #[test]

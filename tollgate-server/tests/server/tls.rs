@@ -6,12 +6,15 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConnection, StreamOwned};
 use testkit::certificates::{Authority, Signed};
 use testkit::folder::folder_with;
 use testkit::service::Server;
 use testkit::tollgate::{RULES, run_in, transcript};
 use testkit::wait::wait_until;
+use time::OffsetDateTime;
 
 const SETTINGS: &str = "listen: '127.0.0.1:0', tls: { certificates: { cert: server.pem, key: server.key }";
 
@@ -129,17 +132,71 @@ fn listeners_without_authentication_or_with_unusable_certificates_are_refused() 
 
 /// Connects to a listener, and makes the handshake with the first write.
 fn connect(server: &Server, scheme: &str, authority: &Authority) -> StreamOwned<ClientConnection, TcpStream> {
+    connect_as(None, server, scheme, authority)
+}
+
+fn connect_as(
+    own: Option<&Signed>,
+    server: &Server,
+    scheme: &str,
+    authority: &Authority,
+) -> StreamOwned<ClientConnection, TcpStream> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("the versions of ring")
-        .with_root_certificates(authority.roots())
-        .with_no_client_auth();
+        .with_root_certificates(authority.roots());
+    let config = match own {
+        None => config.with_no_client_auth(),
+        Some(own) => {
+            let chain = vec![CertificateDer::from_pem_slice(own.cert.as_bytes()).expect("a certificate")];
+            let key = PrivateKeyDer::from_pem_slice(own.key.as_bytes()).expect("a key");
+            config.with_client_auth_cert(chain, key).expect("they belong together")
+        }
+    };
     let name = "localhost".try_into().expect("a name");
     let client = ClientConnection::new(Arc::new(config), name).expect("a client");
     let stream = TcpStream::connect(server.address_of(scheme)).expect("the server accepts connections");
     stream.set_read_timeout(Some(std::time::Duration::from_secs(60))).expect("a timeout can be set");
     StreamOwned::new(client, stream)
+}
+
+/// The client may not wait for an answer: its commands are in flight for a moment only.
+#[test]
+fn connections_end_with_their_client_certificate() {
+    let authority = Authority::new();
+    let settings = format!("{SETTINGS}, client_ca: people.pem }}");
+    let rules = format!(
+        "service: {{ http: {{ {settings} }}, resp: {{ {settings} }} }}\nadmin: {{ {settings} }}\n\
+         limits: [{{ name: per-user, limit: 1000 }}]\n"
+    );
+    let folder = folder_with(&[(RULES, &rules), ("people.pem", &authority.pem())]);
+    write(folder.path(), "server", &authority.sign(&["localhost"]));
+    let server = Server::in_folder(folder);
+    let healthz = "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let check = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+                 content-length: 20\r\n\r\n{\"limit\":\"per-user\"}";
+    let begin = |own: &Signed| {
+        [("https", check), ("rediss", "PING\r\n"), ("admin https", healthz)].map(|(scheme, request)| {
+            let mut stream = connect_as(Some(own), &server, scheme, &authority);
+            stream.write_all(request.as_bytes()).expect("the server reads");
+            assert!(stream.read(&mut [0; 4096]).is_ok_and(|read| read > 0), "{scheme}");
+            (scheme, stream)
+        })
+    };
+    let open = begin(&authority.sign(&["bob"]));
+    let now = OffsetDateTime::now_utc();
+    let soon = authority.sign_for(&["ann"], now - time::Duration::DAY, now + time::Duration::seconds(6));
+    for (scheme, mut stream) in begin(&soon) {
+        let ended = stream.read_to_end(&mut Vec::new());
+        assert!(ended.is_ok(), "{scheme}: {ended:?}");
+    }
+    let other = Authority::new();
+    std::fs::write(server.path("people.pem"), other.pem()).expect("the folder is writable");
+    for (scheme, mut stream) in open {
+        let ended = stream.read_to_end(&mut Vec::new());
+        assert!(ended.is_ok(), "{scheme}: {ended:?}");
+    }
 }
 
 /// Without `close_notify`, rustls reports the end of a connection as an error.

@@ -1,5 +1,9 @@
 //! `tollgate validate`.
 
+use std::path::Path;
+use std::process::Command;
+
+use testkit::certificates::Authority;
 use testkit::folder::folder_with;
 use testkit::tollgate::{RULES, run_in, transcript};
 
@@ -141,4 +145,44 @@ fn one_invalid_file_of_several_exits_with_1() {
 #[test]
 fn a_file_that_cannot_be_read_exits_with_2() {
     insta::assert_snapshot!(validate(&["good.yaml", "absent.yaml"]));
+}
+
+/// Opening a pipe waits for its writer, which may never come.
+#[test]
+fn files_that_are_pipes_are_refused_at_once() {
+    let authority = Authority::new();
+    let signed = authority.sign(&["localhost"]);
+    let tls = "tls: { certificates: { cert: CERT, key: KEY }, client_ca: CA }";
+    let rules = format!(
+        "jwt: {{ jwks_file: JWKS }}\ngateway: {{ {tls}, routes: [{{ path: /**, upstream: 'https://127.0.0.1:1', \
+         upstream_tls: {{ ca: UPSTREAM }} }}] }}\nservice: {{ http: {{ listen: '127.0.0.1:0', tokens_file: TOKENS }}, \
+         envoy: {{ files: ENVOY }} }}\nlimits: [{{ name: a, key: 'jwt:sub', limit: 1 }}]\n"
+    );
+    let names = ["CERT", "KEY", "CA", "JWKS", "UPSTREAM", "TOKENS", "ENVOY"];
+    let secret = r#"{"keys":[{"kty":"oct","alg":"HS256","k":"c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0MTI"}]}"#;
+    let pem = authority.pem();
+    let contents = [&*signed.cert, &signed.key, &pem, secret, &pem, "0123456789abcdef0123456789abcdef", "domain: a\n"];
+    let files: Vec<(&str, &str)> = names.into_iter().zip(contents).chain([(RULES, &*rules)]).collect();
+    let validate = |folder: &Path| transcript(&run_in(folder, &["validate", RULES]));
+    let pipe_at = |folder: &Path, name: &str| {
+        _ = std::fs::remove_file(folder.join(name));
+        assert!(Command::new("mkfifo").arg(folder.join(name)).status().expect("it is installed").success());
+    };
+    let folder = folder_with(&files);
+    let valid = validate(folder.path());
+    assert!(valid.ends_with("exit code 0"), "{valid}");
+    for name in names {
+        let folder = folder_with(&files);
+        pipe_at(folder.path(), name);
+        let refused = validate(folder.path());
+        let expected = "it is a pipe, a socket or a device, not a regular file";
+        assert!(refused.contains(expected) && refused.ends_with("exit code 1"), "{name}: {refused}");
+    }
+    pipe_at(folder.path(), "pipe");
+    for arguments in
+        [&["validate", "pipe"][..], &["serve", "--config", "pipe"], &["serve", "--config", RULES, "--state", "pipe"]]
+    {
+        let refused = transcript(&run_in(folder.path(), arguments));
+        assert!(refused.contains("not a regular file"), "{arguments:?}: {refused}");
+    }
 }

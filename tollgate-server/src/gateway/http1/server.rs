@@ -53,6 +53,7 @@ pub(in crate::gateway) struct Http1Server<'a> {
     stream: Stream,
     client: &'a Arc<Client>,
     worker: &'a Arc<Worker>,
+    stop: &'a Shutdown,
     /// Copied from the client, so that a refusal need not fetch it.
     peer: Peer<'a>,
     max_head: usize,
@@ -132,11 +133,17 @@ enum NextStep {
 }
 
 impl<'a> Http1Server<'a> {
-    pub(in crate::gateway) fn new(stream: Stream, client: &'a Arc<Client>, worker: &'a Arc<Worker>) -> Self {
+    pub(in crate::gateway) fn new(
+        stream: Stream,
+        client: &'a Arc<Client>,
+        worker: &'a Arc<Worker>,
+        stop: &'a Shutdown,
+    ) -> Self {
         Self {
             stream,
             client,
             worker,
+            stop,
             peer: client.peer(),
             max_head: client.max_head,
             idle: client.timeouts.idle,
@@ -164,16 +171,13 @@ impl<'a> Http1Server<'a> {
     /// Serves the requests of a connection. Returns the connection and the bytes that were read if the client uses
     /// HTTP/2.
     #[expect(clippy::manual_async_fn, reason = "an async function holds its arguments twice")]
-    pub(in crate::gateway) fn serve(
-        mut self,
-        stop: &'a Shutdown,
-    ) -> impl Future<Output = io::Result<Option<(Stream, Bytes)>>> + Send {
+    pub(in crate::gateway) fn serve(mut self) -> impl Future<Output = io::Result<Option<(Stream, Bytes)>>> + Send {
         async move {
-            let mut stopped = pin!(stop.idle.notified());
+            let mut stopped = pin!(self.stop.idle.notified());
             // A later stop wakes this task, whatever it waits for.
             poll_fn(|context| Poll::Ready(_ = stopped.as_mut().poll(context))).await;
             loop {
-                let mut next = poll_fn(|context| self.poll_next(stop, context)).await?;
+                let mut next = poll_fn(|context| self.poll_next(context)).await?;
                 if let NextStep::AwaitCheck(checked) = next {
                     next = Box::pin(self.after_check(checked)).await?;
                 }
@@ -222,6 +226,12 @@ impl<'a> Http1Server<'a> {
         }
     }
 
+    /// Returns whether the client is asked to close the connection with the next response: the gateway stops, or the
+    /// client's certificate has ended.
+    fn is_closing(&self) -> bool {
+        self.worker.is_closing() || self.stop.is_over()
+    }
+
     /// Prepares for the next request.
     fn reset_idle(&mut self) {
         self.restart_deadline(self.idle);
@@ -253,7 +263,7 @@ impl<'a> Http1Server<'a> {
     }
 
     /// Reads the next request and serves it, as far as that is possible without waiting.
-    fn poll_next(&mut self, stop: &Shutdown, context: &mut Context<'_>) -> Poll<io::Result<NextStep>> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<io::Result<NextStep>> {
         loop {
             ready!(self.poll_sent(context))?;
             let mut scratch = scratch();
@@ -272,7 +282,7 @@ impl<'a> Http1Server<'a> {
                     Poll::Pending => {
                         drop(scratch);
                         // There is nothing to serve: a part of a head is not a request.
-                        if stop.is_over() {
+                        if self.stop.is_over() {
                             return Poll::Ready(Ok(NextStep::Close));
                         }
                         ready!(self.poll_late(context));

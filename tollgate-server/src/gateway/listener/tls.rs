@@ -3,8 +3,9 @@
 //! A certificate outside its period is still served: a client that
 //! does not check it is better off, and others report the problem.
 
+mod clients;
+
 use std::fmt;
-use std::fs;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -17,38 +18,38 @@ use rustls::client::verify_server_name;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::server::danger::ClientCertVerifier;
-use rustls::server::{ClientHello, ParsedCertificate, ResolvesServerCert, WebPkiClientVerifier};
+use rustls::server::{ClientHello, ParsedCertificate, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
-use rustls::{RootCertStore, ServerConfig, ServerConnection};
+use rustls::{ServerConfig, ServerConnection};
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
+use tollgate::internal::read_bounded;
 use tollgate::rules::Certificate;
-use tollgate::rules::file::internal::{CertificateRule, ClientCertificates, SettingError, TlsRule};
+use tollgate::rules::file::internal::{CertificateRule, SettingError, TlsRule};
 use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate};
 
+use self::clients::ClientAuthorities;
+pub(crate) use self::clients::{CERTIFICATE_GRACE, CertificateLease, TlsInUse};
 use crate::gateway::client::LINGER;
 use crate::gateway::stream::Stream;
 use crate::gateway::upstream::tls::MAX_NAMES;
 use crate::notice::{self, join_up_to};
+use crate::pem::MAX_FILE_BYTES;
 use crate::seconds::{rfc3339, unix_now};
 
 /// The interval of checks for changed files. Certificates are replaced days before they expire.
 const CHECK_EVERY: Duration = Duration::from_secs(2);
-
-/// The maximum size of a file. Certificate chains have a few thousand bytes.
-const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// The ALPN protocols, in order of preference.
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
 /// The TLS settings of a listener, and the files they were read from.
 pub(crate) struct Tls {
-    pub(crate) acceptor: TlsAcceptor,
+    pub(crate) in_use: TlsInUse,
     pub(super) validities: Arc<Vec<Validity>>,
     rule: TlsRule,
     folder: PathBuf,
@@ -101,26 +102,31 @@ impl Tls {
                 Err(found) => errors.extend(found.into_iter().map(|error| error.of(index).of("certificates"))),
             }
         }
-        let verifier = rule.client_ca.as_ref().map(|file| {
-            let verifies = verifier((&folder.join(file), setting), rule.client_certificates, &provider);
-            verifies.map_err(|error| errors.push(error.of("client_ca")))
+        let authorities = rule.client_ca.as_ref().map(|file| {
+            let read = ClientAuthorities::read((&folder.join(file), setting), rule.client_certificates, &provider);
+            read.map(Arc::new).map_err(|error| errors.push(error.of("client_ca")))
         });
         let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
         let builder = builder.map_err(|error| errors.push(SettingError::new(error.to_string(), "leave tls out")));
-        let (Ok(builder), Ok(verifier), []) = (builder, verifier.transpose(), &*errors) else { return Err(errors) };
-        let builder = match verifier {
+        let (Ok(builder), Ok(authorities), []) = (builder, authorities.transpose(), &*errors) else {
+            return Err(errors);
+        };
+        let builder = match &authorities {
             None => builder.with_no_client_auth(),
-            Some(verifier) => builder.with_client_cert_verifier(verifier),
+            Some(authorities) => builder.with_client_cert_verifier(authorities.verifier()),
         };
         let mut config = builder.with_cert_resolver(Arc::new(Certificates(certificates)));
         config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).into();
-        let (acceptor, validities) = (TlsAcceptor::from(Arc::new(config)), Arc::new(validities));
-        Ok(Self { acceptor, validities, rule: rule.clone(), folder: folder.to_owned(), setting })
+        if authorities.is_some() {
+            clients::forbid_resumption(&mut config);
+        }
+        let in_use = TlsInUse { acceptor: TlsAcceptor::from(Arc::new(config)), authorities };
+        Ok(Self { in_use, validities: Arc::new(validities), rule: rule.clone(), folder: folder.to_owned(), setting })
     }
 
     /// Reloads all files when one changes, forever, and passes them to `apply`, for new connections. Files that cannot be used
     /// change nothing. Logs certificates that expire.
-    pub(crate) async fn watch_files(self, apply: impl Fn(TlsAcceptor), reloads: Arc<CertificateReloads>) {
+    pub(crate) async fn watch_files(self, apply: impl Fn(TlsInUse), reloads: Arc<CertificateReloads>) {
         let (mut contents, mut warnings) = (self.file_contents(), ExpiryWarnings::new(&self.validities));
         loop {
             warnings.log(unix_now());
@@ -133,7 +139,7 @@ impl Tls {
             contents = now;
             match Self::new(&self.rule, &self.folder, self.setting) {
                 Ok(other) => {
-                    apply(other.acceptor.clone());
+                    apply(other.in_use.clone());
                     reloads.note_applied(&other.validities);
                     warnings = ExpiryWarnings::new(&other.validities);
                     notice::log("certificates reloaded: new connections use them");
@@ -182,10 +188,7 @@ pub(in crate::gateway) fn client_certificate(connection: &ServerConnection) -> O
 }
 
 fn read(path: &Path) -> std::io::Result<Vec<u8>> {
-    use std::io::Read;
-    let mut text = Vec::new();
-    fs::File::open(path)?.take(MAX_FILE_BYTES).read_to_end(&mut text)?;
-    Ok(text)
+    read_bounded(path, MAX_FILE_BYTES)
 }
 
 fn bad((path, setting): (&Path, &str), key: &str, problem: &str) -> SettingError {
@@ -238,34 +241,6 @@ fn unfit(files: &Files, setting: &str, error: &rustls::Error) -> SettingError {
             SettingError::new(problem, "name an RSA, ECDSA or Ed25519 private key without a password").of("key")
         }
     }
-}
-
-/// Returns a verifier for client certificates issued by the authorities in a file.
-fn verifier(
-    named: (&Path, &str),
-    mode: ClientCertificates,
-    provider: &Arc<CryptoProvider>,
-) -> Result<Arc<dyn ClientCertVerifier>, SettingError> {
-    let roots = Arc::new(authorities(named)?);
-    let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(provider));
-    let verifier = match mode {
-        ClientCertificates::Optional => verifier.allow_unauthenticated(),
-        _ => verifier,
-    };
-    verifier.build().map_err(|error| bad(named, "client_ca", &error.to_string()))
-}
-
-fn authorities(named: (&Path, &str)) -> Result<RootCertStore, SettingError> {
-    let text = read(named.0).map_err(|error| bad(named, "client_ca", &error.to_string()))?;
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&text) {
-        let certificate = certificate.map_err(|error| bad(named, "client_ca", &error.to_string()))?;
-        roots.add(certificate).map_err(|error| bad(named, "client_ca", &error.to_string()))?;
-    }
-    if roots.is_empty() {
-        return Err(bad(named, "client_ca", "it contains no certificate"));
-    }
-    Ok(roots)
 }
 
 /// Counts the reloads of one listener.

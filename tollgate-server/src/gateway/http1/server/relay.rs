@@ -167,7 +167,7 @@ impl Forwarding {
     ) -> Result<(), AttemptError> {
         server.restart_deadline(self.timeout());
         let WorkerBuffers { out, date, .. } = buffers;
-        server.is_last |= server.worker.is_closing();
+        server.is_last |= server.is_closing();
         let framing = match &mut head.body {
             BodyDecoder::Length(_) => Framing::Raw,
             // A client of HTTP/1.0 knows no chunks: only the end of the connection can end the body.

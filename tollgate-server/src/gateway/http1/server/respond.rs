@@ -36,7 +36,7 @@ impl Http1Server<'_> {
         context: &mut Context<'_>,
     ) -> io::Result<()> {
         let has_close = response.headers().contains_key(CONNECTION);
-        self.is_last |= has_close || self.worker.is_closing() || self.has_undrainable_body();
+        self.is_last |= has_close || self.is_closing() || self.has_undrainable_body();
         request.status = Some(response.status());
         buffers.out.clear();
         let lines = (buffers.date.line(self.worker.ticks.now()), self.connection_line());
@@ -246,7 +246,7 @@ impl Http1Server<'_> {
         id: Option<&[u8]>,
         buffers: &'d mut WorkerBuffers,
     ) -> Option<(WrittenResponse, &'d [u8])> {
-        self.is_last |= self.worker.is_closing() || self.has_undrainable_body();
+        self.is_last |= self.is_closing() || self.has_undrainable_body();
         let WorkerBuffers { last_refusal, date, out, .. } = buffers;
         let date = date.line(self.worker.ticks.now());
         let headers = plain.head.headers.lines;

@@ -181,7 +181,7 @@ impl Http1Server<'_> {
         wants_trailers: bool,
     ) -> (Framing, Option<u64>) {
         self.is_last |= parts.headers.contains_key(CONNECTION)
-            || self.worker.is_closing()
+            || self.is_closing()
             || self.has_undrainable_body() && body.is_local();
         let lacks_body = headers::lacks_body(parts.status);
         let announced = parts.headers.get(CONTENT_LENGTH).and_then(|length| headers::length(length.as_bytes()));
