@@ -39,7 +39,7 @@ mod http1 {
 }
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -77,7 +77,6 @@ use crate::service::Stop;
 /// refuse the request because of one of them.
 pub(crate) fn drop_headers(file: &Parsed, headers: &mut HeaderMap, peer: Option<IpAddr>) -> Result<(), Problems> {
     let (Some(gateway), proxies) = (&file.gateway, file.trusted_proxies()?) else { return Ok(()) };
-    let peer = peer.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     let filter = HeaderFilter::new(gateway.underscore_headers, &proxies, peer);
     *headers = head::kept_headers(headers, &filter).unwrap_or_default();
     Ok(())

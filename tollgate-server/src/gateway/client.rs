@@ -1,6 +1,6 @@
 //! The state of a client connection, shared by everything that serves it.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -15,6 +15,7 @@ use super::failure::{Ambiguity, Misuse};
 use super::per_address;
 use super::stream::INPUT_BYTES;
 use super::tally::Tally;
+use crate::service::proxy_protocol::Caller;
 
 /// How long a client may continue to send after its last response.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
@@ -36,7 +37,10 @@ const MAX_UPLOAD_BYTES: usize = STREAM_WINDOW_BYTES as usize + SEND_BUFFER_BYTES
 
 /// A client connection and its deadlines.
 pub(super) struct Client {
-    pub(super) address: SocketAddr,
+    /// The address of the client, or that of a load balancer that does not name its client, for logs.
+    pub(super) nearest: IpAddr,
+    /// The address of the client, if it is known.
+    pub(super) address: Option<IpAddr>,
     /// The address as text, for headers.
     pub(super) address_text: HeaderValue,
     /// The slot among the connections of its address. Held until nothing refers to the connection.
@@ -102,15 +106,20 @@ impl Scheme {
 impl Client {
     /// Creates the state of a connection. It uses HTTP/1 until [`use_http2`](Self::use_http2).
     pub(super) fn new(
-        (address, entered): (SocketAddr, Option<per_address::Counted>),
+        (caller, entered): (Caller, Option<per_address::Counted>),
         (scheme, certificate): (Scheme, Option<Box<Certificate>>),
         (is_trusted_proxy, max_head, timeouts): (bool, usize, ClientTimeouts),
         (ticks, tally): (Arc<Ticks>, Arc<Tally>),
     ) -> Self {
-        let address_text = HeaderValue::try_from(address.ip().to_canonical().to_string());
+        let address = match caller {
+            Caller::At(address) => Some(address.ip()),
+            Caller::Unknown { .. } => None,
+        };
+        // An IP address is always a valid header value.
+        let address_text = address.and_then(|address| HeaderValue::try_from(address.to_canonical().to_string()).ok());
         Self {
+            nearest: caller.nearest().ip(),
             address,
-            // An IP address is always a valid header value.
             address_text: address_text.unwrap_or(HeaderValue::from_static("unknown")),
             entered,
             scheme,
@@ -147,7 +156,7 @@ impl Client {
 
     /// Returns its address and certificate, for limits.
     pub(super) fn peer(&self) -> Peer<'_> {
-        Peer { address: self.address.ip(), certificate: self.certificate.as_deref() }
+        Peer { address: self.address, certificate: self.certificate.as_deref() }
     }
 
     /// Checks all deadlines.
@@ -252,7 +261,7 @@ impl Client {
     /// Counts and logs, once, that the connection is closed because of misuse.
     pub(super) fn note_misuse(&self, misuse: Misuse) {
         if !self.is_misusing.swap(true, Relaxed) {
-            self.tally.note_closed(misuse, self.address.ip().to_canonical(), self.ticks.now());
+            self.tally.note_closed(misuse, self.nearest.to_canonical(), self.ticks.now());
         }
     }
 
@@ -342,7 +351,8 @@ impl Resets {
 /// The client of a request, as limits see it.
 #[derive(Clone, Copy)]
 pub(super) struct Peer<'a> {
-    pub(super) address: IpAddr,
+    /// `None` if a load balancer does not name its client.
+    pub(super) address: Option<IpAddr>,
     pub(super) certificate: Option<&'a Certificate>,
 }
 
@@ -352,7 +362,7 @@ impl<'a> Peer<'a> {
     where
         'a: 'f,
     {
-        let facts = facts.peer(self.address);
+        let facts = self.address.map_or(facts, |address| facts.peer(address));
         self.certificate.map_or(facts, |certificate| facts.certificate(certificate))
     }
 }

@@ -377,6 +377,7 @@ mod tests {
     use crate::gateway::client::Scheme;
     use crate::gateway::deadline::{ClientTimeouts, Ticks};
     use crate::gateway::tally::{Closings, Tally};
+    use crate::service::proxy_protocol::Caller;
 
     #[tokio::test]
     async fn a_turn_lasts_until_the_task_is_polled_again() {
@@ -388,7 +389,12 @@ mod tests {
         let timeouts = ClientTimeouts::of(&TimeoutsRule::default());
         let address = stream.peer_addr().unwrap();
         let settings = (false, 1 << 16, timeouts);
-        let client = Client::new((address, None), (Scheme::Http, None), settings, (Arc::new(Ticks::default()), tally));
+        let client = Client::new(
+            (Caller::At(address), None),
+            (Scheme::Http, None),
+            settings,
+            (Arc::new(Ticks::default()), tally),
+        );
         let client = Arc::new(client);
         let ping = [&[0, 0, 8, 6, 0, 0, 0, 0, 0][..], &[7; 8]].concat();
         let first = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &*ping.repeat(1000)].concat();

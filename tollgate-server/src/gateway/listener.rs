@@ -31,7 +31,8 @@ use super::worker::{Shutdown, Worker};
 use super::{StartError, http2, per_address};
 use crate::listening::{Flag, ListenError, Setting};
 use crate::passed_sockets::{ListenerName, ListenerSockets, Owner, PassedSocket, PassedSockets};
-use crate::service::{Stop, proxy_protocol};
+use crate::service::Stop;
+use crate::service::proxy_protocol::{Caller, HeaderError, ProxyProtocol};
 
 /// The pause after a failed accept. A process out of descriptors gets one back soon; retrying at once would only burn
 /// CPU.
@@ -136,7 +137,7 @@ pub(super) async fn prepare(
         let tls = rule.tls.as_ref().filter(|_| is_tls).map(|tls| Tls::new(tls, file.folder(), "gateway.tls"));
         let of_tls = |errors: Vec<SettingError>| errors.into_iter().map(|error| error.of("tls").of("gateway"));
         let tls = tls.transpose().map_err(|errors| StartError::Refused(file.problems(of_tls(errors))))?;
-        let config = ListenerConfig { proxy_protocol: rule.proxy_protocol, tls: None };
+        let config = ListenerConfig { proxy_protocol: ProxyProtocol::of(&rule.proxy_protocol), tls: None };
         let listening = if bound_already.contains(&configured) {
             None
         } else {
@@ -422,14 +423,14 @@ impl Acceptor {
         };
         let config = self.config.load_full();
         // Behind a load balancer, the client is known only after the PROXY protocol header.
-        let entered = if config.proxy_protocol { Ok(None) } else { self.worker.enter(peer.ip()) };
+        let entered = if config.proxy_protocol.is_off() { self.worker.enter(peer.ip()) } else { Ok(None) };
         let Ok(entered) = entered else { return };
         // A response is one small write; Nagle's algorithm would only delay it.
         _ = tcp.set_nodelay(true);
         let (worker, stop) = (Arc::clone(&self.worker), Arc::clone(&self.stop));
         // Not from within an async block: its captures would take room twice.
         if config.is_plain() {
-            let client = plain_client(&worker, (peer, entered));
+            let client = plain_client(&worker, (Caller::At(peer), entered));
             tokio::spawn(serve(counted, Stream::Plain(tcp), client, worker, stop));
         } else {
             tokio::spawn(begin_and_serve(counted, tcp, (peer, entered), config, worker, stop));
@@ -451,14 +452,14 @@ async fn turn_away(mut tcp: TcpStream) {
 
 /// The settings of a listener that apply to new connections.
 struct ListenerConfig {
-    proxy_protocol: bool,
+    proxy_protocol: ProxyProtocol,
     tls: Option<watch::Receiver<TlsInUse>>,
 }
 
 impl ListenerConfig {
     /// Returns whether the first bytes of a connection are those of a request.
     fn is_plain(&self) -> bool {
-        !self.proxy_protocol && self.tls.is_none()
+        self.proxy_protocol.is_off() && self.tls.is_none()
     }
 }
 
@@ -566,24 +567,24 @@ async fn end_with_lease(lease: Box<CertificateLease>, stop: Arc<Shutdown>, own: 
 /// certificate, too, and `None` if the connection is closed.
 async fn begin(
     mut tcp: TcpStream,
-    (mut peer, mut entered): (SocketAddr, Option<per_address::Counted>),
+    (peer, mut entered): (SocketAddr, Option<per_address::Counted>),
     config: Arc<ListenerConfig>,
     worker: &Worker,
 ) -> io::Result<Option<(Stream, Arc<Client>, Option<Box<CertificateLease>>)>> {
     let head_timeout = worker.site.load().timeouts.head.duration();
-    if config.proxy_protocol {
-        let caller = timeout(head_timeout, proxy_protocol::read(&mut tcp)).await?.map_err(unusable)?;
-        peer = caller.unwrap_or(peer);
-        entered = worker.enter(peer.ip())?;
+    let mut caller = Caller::At(peer);
+    if !config.proxy_protocol.is_off() {
+        caller = timeout(head_timeout, config.proxy_protocol.caller(&mut tcp, peer)).await?.map_err(unusable)?;
+        entered = worker.enter(caller.nearest().ip())?;
     }
     let Some(current) = &config.tls else {
-        return Ok(Some((Stream::Plain(tcp), plain_client(worker, (peer, entered)), None)));
+        return Ok(Some((Stream::Plain(tcp), plain_client(worker, (caller, entered)), None)));
     };
     let mut current = current.clone();
     let in_use = current.borrow_and_update().clone();
     let accepted = timeout(head_timeout, accept_tls(tcp, &in_use.acceptor)).await;
     let accepted = accepted.unwrap_or_else(|late| Err(late.into()));
-    let address = peer.ip().to_canonical();
+    let address = caller.nearest().ip().to_canonical();
     let note = |error: &io::Error| worker.tally.note_handshake_error(error, address, worker.ticks.now());
     let tls = match accepted.inspect_err(note)? {
         Accepted::Tls(tls) => tls,
@@ -594,7 +595,7 @@ async fn begin(
     };
     let is_http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
     let certificate = tls::client_certificate(tls.get_ref().1).map(Box::new);
-    let client = client(worker, (peer, entered), (Scheme::Https, certificate));
+    let client = client(worker, (caller, entered), (Scheme::Https, certificate));
     if is_http2 {
         client.use_http2();
     }
@@ -603,19 +604,21 @@ async fn begin(
 }
 
 /// Creates the client of a connection without TLS.
-fn plain_client(worker: &Worker, address: (SocketAddr, Option<per_address::Counted>)) -> Arc<Client> {
-    client(worker, address, (Scheme::Http, None))
+fn plain_client(worker: &Worker, caller: (Caller, Option<per_address::Counted>)) -> Arc<Client> {
+    client(worker, caller, (Scheme::Http, None))
 }
 
 fn client(
     worker: &Worker,
-    (address, entered): (SocketAddr, Option<per_address::Counted>),
+    (caller, entered): (Caller, Option<per_address::Counted>),
     security: (Scheme, Option<Box<Certificate>>),
 ) -> Arc<Client> {
     let site = worker.site.load();
-    let settings = (site.proxies.trusts(address.ip()), site.max_head, site.timeouts);
+    // A trusted proxy that does not name its client may not do so in headers either: they may be the client's.
+    let is_trusted_proxy = matches!(caller, Caller::At(address) if site.proxies.trusts(address.ip()));
+    let settings = (is_trusted_proxy, site.max_head, site.timeouts);
     let shared = (Arc::clone(&worker.ticks), Arc::clone(&worker.tally));
-    Arc::new(Client::new((address, entered), security, settings, shared))
+    Arc::new(Client::new((caller, entered), security, settings, shared))
 }
 
 /// The first bytes on a TLS listener.
@@ -632,7 +635,7 @@ async fn accept_tls(tcp: TcpStream, tls: &tokio_rustls::TlsAcceptor) -> io::Resu
 }
 
 /// Closes connections without a valid PROXY protocol header.
-fn unusable(_: proxy_protocol::HeaderError) -> io::Error {
+fn unusable(_: HeaderError) -> io::Error {
     io::ErrorKind::InvalidData.into()
 }
 

@@ -115,7 +115,7 @@ pub(super) fn echo(head: &RequestHead<'_>, client: &Client, body: String) -> Res
         // Clients of HTTP/2 send it as `:authority`.
         headers.entry(HOST.as_str().to_owned()).or_insert_with(|| String::from_utf8_lossy(host).into_owned());
     }
-    let client = client.address.ip().to_string();
+    let client = String::from_utf8_lossy(client.address_text.as_bytes()).into_owned();
     let echoed = EchoedRequest { method: head.method, path, query, client, headers, body };
     let mut text = serde_json::to_vec(&echoed).unwrap_or_default();
     text.push(b'\n');

@@ -186,7 +186,7 @@ impl ProxyRequest {
                 }
                 if *failure == Failure::Loop {
                     let host = head.host().unwrap_or_default();
-                    worker.tally.note_loop(self.client.peer().address, host, worker.ticks.now());
+                    worker.tally.note_loop(self.client.nearest, host, worker.ticks.now());
                 }
                 local_response::failure(*failure)
             }

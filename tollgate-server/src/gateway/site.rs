@@ -224,7 +224,7 @@ impl Site {
     }
 
     /// Returns the filter for the headers of requests from that address.
-    pub(super) fn header_filter(&self, peer: IpAddr) -> HeaderFilter<'_> {
+    pub(super) fn header_filter(&self, peer: Option<IpAddr>) -> HeaderFilter<'_> {
         HeaderFilter::new(self.underscores, &self.proxies, peer)
     }
 

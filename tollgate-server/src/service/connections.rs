@@ -42,7 +42,7 @@ pub(crate) use self::http::{Begun, Handler, IDLE_DEADLINE, Requests, refuse as r
 pub(crate) use self::interrupts::{Interrupt, Interrupts};
 use self::room::Room;
 pub(crate) use self::room::Usage;
-use super::proxy_protocol::{self, ProxyProtocol};
+use super::proxy_protocol::ProxyProtocol;
 use super::surfaces::{Surface, Surfaces};
 use crate::gateway::stream::MaybeTls;
 use crate::gateway::tls::{CertificateLease, TlsInUse};
@@ -135,7 +135,7 @@ impl Default for Options {
 impl Options {
     /// Returns the options of a listener in a rule file.
     pub(crate) fn of(listener: &Listener) -> Self {
-        let proxy_protocol = if listener.proxy_protocol { ProxyProtocol::Required } else { ProxyProtocol::Off };
+        let proxy_protocol = ProxyProtocol::of(&listener.proxy_protocol);
         let max_connections = listener.max_connections.unwrap_or(MAX_CONNECTIONS);
         Self { proxy_protocol, max_connections, ..Self::default() }
     }
@@ -303,7 +303,8 @@ impl<P: Protocol> Acceptor<P> {
         // A response is one small write; Nagle's algorithm would only delay it.
         _ = io.set_nodelay(true);
         let protocol = self.protocol.clone();
-        let Options { proxy_protocol, max_connections, surface, .. } = self.options;
+        let Options { ref proxy_protocol, max_connections, surface, .. } = self.options;
+        let proxy_protocol = proxy_protocol.clone();
         let tls = self.options.tls.clone();
         if let Some(slot) = self.slot() {
             let open = self.options.surfaces.open(surface);
@@ -404,13 +405,9 @@ async fn begin<Io>(mut io: Io, peer: SocketAddr, proxy_protocol: ProxyProtocol) 
 where
     Io: AsyncRead + AsyncWrite + Unpin,
 {
-    match proxy_protocol {
-        ProxyProtocol::Off => Some((io, peer)),
-        ProxyProtocol::Required => {
-            let caller = proxy_protocol::read(&mut io).await.ok()?;
-            Some((io, caller.unwrap_or(peer)))
-        }
-    }
+    let caller = proxy_protocol.caller(&mut io, peer).await.ok()?;
+    // Limits of the decision service take the client's address from the request, never from the connection.
+    Some((io, caller.nearest()))
 }
 
 /// These tests run on tokio's paused clock, which advances whenever all tasks wait.
@@ -421,6 +418,7 @@ mod tests {
     use axum::routing::{get, post};
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
     use tokio::time::Instant;
+    use tollgate::rules::Networks;
 
     use super::*;
 
@@ -463,7 +461,7 @@ mod tests {
 
     /// Connects to a server that responds with the client's address, behind a load balancer.
     fn connect_through_balancer() -> (DuplexStream, watch::Sender<Stage>) {
-        connect_to(caller_echo(), ProxyProtocol::Required, 8192)
+        connect_to(caller_echo(), required(), 8192)
     }
 
     fn connect_to(
@@ -480,6 +478,10 @@ mod tests {
             }
         });
         (client, serving)
+    }
+
+    fn required() -> ProxyProtocol {
+        ProxyProtocol::From(Arc::new(Networks::parse(["10.0.0.0/8", "127.0.0.1"]).unwrap()))
     }
 
     fn caller_echo() -> Router {
@@ -614,7 +616,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let options = Options { proxy_protocol: ProxyProtocol::Required, ..Options::default() };
+        let options = Options { proxy_protocol: required(), ..Options::default() };
         let server = tokio::spawn(serve(Arc::new(listener), caller_echo(), options, until(stopped)));
         let v2 = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\xcb\0\x71\x09\x0a\0\0\x01\x10\xe1\0\x50";
         for header in [&v2[..], b"PROXY TCP4 203.0.113.9 10.0.0.1 4321 80\r\n"] {

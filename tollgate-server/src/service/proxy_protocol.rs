@@ -1,7 +1,9 @@
 //! The PROXY protocol, versions 1 and 2: a header in which a load balancer sends the client's address.
 //!
-//! It is only for listeners that nobody but the load balancer can reach, because every header is trusted. The header is
-//! required: a connection without one is closed, since guessing would let a client impersonate the load balancer.
+//! Headers are accepted from the addresses that the rule file names, and required there: a connection without one is
+//! closed, since guessing would let a client impersonate the load balancer. So is a connection from any other address. A
+//! header that names no client (`UNKNOWN`, `LOCAL`) leaves the client without an address: that of the load balancer may
+//! be exempt, or trusted to name others.
 //!
 //! Exactly the header is read, so the stream continues with HTTP. The length of version 1 is not known in advance, so
 //! after the shortest possible header it is read byte by byte, once per connection. Extensions of version 2 (TLS,
@@ -9,11 +11,16 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ppp::{v1, v2};
 use tokio::io::{AsyncRead, AsyncReadExt};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
+use tollgate::rules::Networks;
+use tollgate::rules::file::internal::ProxyProtocolRule;
+
+use crate::notice;
 
 /// The longest wait for the header. Load balancers send it in the first packet of a connection.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -30,12 +37,76 @@ const V2_HEAD_BYTES: usize = 16;
 /// Enough for addresses, which take up to 216 bytes, and for extensions such as certificate names.
 const MAX_V2_REST_BYTES: usize = 4096;
 
+/// At most one connection from a wrong address is logged in this time.
+const LOG_EVERY: Duration = Duration::from_secs(60);
+
 /// Setting of a listener.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub(crate) enum ProxyProtocol {
     #[default]
     Off,
-    Required,
+    /// Connections come from these networks, and begin with a header.
+    From(Arc<Networks>),
+}
+
+/// The client at the other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Caller {
+    /// The client has this address.
+    At(SocketAddr),
+    /// A load balancer at this address does not name its client.
+    Unknown { through: SocketAddr },
+}
+
+impl Caller {
+    /// Returns the address of the client, or that of the load balancer, for logs and counts of connections.
+    pub(crate) fn nearest(self) -> SocketAddr {
+        let (Self::At(address) | Self::Unknown { through: address }) = self;
+        address
+    }
+}
+
+impl ProxyProtocol {
+    pub(crate) fn of(rule: &ProxyProtocolRule) -> Self {
+        match rule {
+            ProxyProtocolRule::Off => Self::Off,
+            // Refused when the file is loaded; without senders, every connection is closed.
+            ProxyProtocolRule::Unrestricted => Self::From(Arc::default()),
+            // Their number is bounded when the file is loaded.
+            ProxyProtocolRule::From(networks) => {
+                Self::From(Arc::new(Networks::parse(networks.iter().map(ToString::to_string)).unwrap_or_default()))
+            }
+        }
+    }
+
+    /// Returns whether connections begin with their first request.
+    pub(crate) fn is_off(&self) -> bool {
+        matches!(self, Self::Off)
+    }
+
+    /// Reads the header of a connection from `peer`, if one is required, and nothing beyond it.
+    pub(crate) async fn caller<Io>(&self, io: &mut Io, peer: SocketAddr) -> Result<Caller, HeaderError>
+    where
+        Io: AsyncRead + Unpin,
+    {
+        let Self::From(networks) = self else { return Ok(Caller::At(peer)) };
+        if !networks.contains(peer.ip()) {
+            warn_of_stranger(peer);
+            return Err(HeaderError::Stranger);
+        }
+        Ok(read(io).await?.map_or(Caller::Unknown { through: peer }, Caller::At))
+    }
+}
+
+/// Logs a connection from an address that may send no headers, but few of them.
+fn warn_of_stranger(peer: SocketAddr) {
+    static LAST: Mutex<Option<Instant>> = Mutex::new(None);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if last.is_none_or(|last| last.elapsed() >= LOG_EVERY) {
+        *last = Some(Instant::now());
+        let address = peer.ip().to_canonical();
+        notice::warn(format_args!("connection from {address} closed: {}", HeaderError::Stranger));
+    }
 }
 
 /// The reason why a connection is closed before its first request.
@@ -45,6 +116,8 @@ pub(crate) enum HeaderError {
     Malformed,
     /// A valid header that is longer than [`MAX_V2_REST_BYTES`].
     TooLong,
+    /// The connection comes from an address that may send no headers.
+    Stranger,
     /// The client went away, or did not send the whole header within [`DEADLINE`].
     Incomplete,
 }
@@ -54,6 +127,9 @@ impl fmt::Display for HeaderError {
         out.write_str(match self {
             Self::Malformed => {
                 "the connection does not begin with a PROXY header: enable the PROXY protocol in the load balancer"
+            }
+            Self::Stranger => {
+                "its address is not in proxy_protocol.from: add it there if it is a load balancer, or let clients connect to the load balancer only"
             }
             Self::TooLong => "the PROXY header is too long: make the load balancer send fewer extensions",
             Self::Incomplete => {
@@ -66,8 +142,8 @@ impl fmt::Display for HeaderError {
 impl std::error::Error for HeaderError {}
 
 /// Reads the header and nothing beyond it. Returns the client's address, or `None` if the load balancer itself is the
-/// client or does not know it; the address of the connection applies then.
-pub(crate) async fn read<Io: AsyncRead + Unpin>(io: &mut Io) -> Result<Option<SocketAddr>, HeaderError> {
+/// client or does not know it.
+async fn read<Io: AsyncRead + Unpin>(io: &mut Io) -> Result<Option<SocketAddr>, HeaderError> {
     timeout(DEADLINE, read_header(io)).await.unwrap_or(Err(HeaderError::Incomplete))
 }
 
@@ -131,7 +207,7 @@ async fn read_more<Io: AsyncRead + Unpin>(io: &mut Io, header: &mut Vec<u8>, cou
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncWriteExt, duplex};
-    use tokio::time::{Instant, sleep};
+    use tokio::time::sleep;
 
     use super::*;
 
@@ -193,6 +269,27 @@ mod tests {
         ] {
             assert_eq!(caller(&header).await.as_deref(), expected, "{header:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn headers_are_read_from_named_addresses_only() {
+        let [balancer, stranger]: [SocketAddr; 2] = ["10.0.0.1:1", "10.0.1.1:1"].map(|text| text.parse().unwrap());
+        let setting = ProxyProtocol::From(Arc::new(Networks::parse(["10.0.0.0/24"]).unwrap()));
+        for (header, expected) in [
+            (&b"PROXY TCP4 203.0.113.9 10.0.0.1 4321 443\r\n"[..], Caller::At("203.0.113.9:4321".parse().unwrap())),
+            (b"PROXY UNKNOWN\r\n", Caller::Unknown { through: balancer }),
+            (&v2_header(0x20, 0x00, &[]), Caller::Unknown { through: balancer }),
+        ] {
+            let (mut of_balancer, mut of_stranger) = (header, header);
+            assert_eq!(setting.caller(&mut of_balancer, balancer).await, Ok(expected));
+            assert_eq!(setting.caller(&mut of_stranger, stranger).await, Err(HeaderError::Stranger));
+            assert_eq!(ProxyProtocol::Off.caller(&mut of_stranger, stranger).await, Ok(Caller::At(stranger)));
+            assert_eq!(of_stranger, header, "nothing is read");
+        }
+        assert_eq!(
+            ProxyProtocol::of(&ProxyProtocolRule::Unrestricted).caller(&mut &b""[..], balancer).await,
+            Err(HeaderError::Stranger)
+        );
     }
 
     #[tokio::test]

@@ -150,13 +150,47 @@ fn ipv6_works_on_both_sides() {
 #[test]
 fn the_proxy_protocol_names_the_client() {
     let upstream = Raw::named("one");
-    let gateway = gateway(Protocol::Http1, "proxy_protocol: true", &upstream);
+    let gateway = gateway(Protocol::Http1, "proxy_protocol: { from: 127.0.0.1 }", &upstream);
     let mut connection = gateway.connect();
     let answer = connection.ask("PROXY TCP4 203.0.113.9 10.0.0.1 4321 80\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n");
     assert!(answer.text().to_ascii_lowercase().contains("\r\nx-forwarded-for: 203.0.113.9\r\n"), "{}", answer.text());
     let mut direct = gateway.connect();
     direct.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
     assert!(direct.is_closed(), "a connection without a PROXY header is closed");
+}
+
+#[test]
+fn a_proxy_header_from_another_address_closes_the_connection() {
+    let upstream = Raw::named("one");
+    let gateway = gateway(Protocol::Http1, "proxy_protocol: { from: [10.0.0.0/8, '::1'] }", &upstream);
+    let mut stranger = gateway.connect();
+    stranger.try_send("PROXY TCP4 203.0.113.9 10.0.0.1 4321 80\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n").ok();
+    assert!(stranger.is_closed());
+    assert_eq!(upstream.requests(), 0);
+}
+
+/// The address of the load balancer may be exempt or a trusted proxy. The client behind it is neither.
+#[test]
+fn a_proxy_header_without_an_address_leaves_the_client_without_one() {
+    let upstream = Raw::named("one");
+    let settings = "proxy_protocol: { from: 127.0.0.0/8 }\n  trusted_proxies: [127.0.0.0/8]";
+    let limit = "{ name: per-ip, key: ip, algorithm: fixed_window, limit: 1, window: 1h, \
+                 exempt: { ips: [127.0.0.0/8, 192.0.2.1] } }";
+    let route = format!("{{ path: /**, upstream: {} }}", upstream.url());
+    let gateway = Protocol::Http1.start(&site(settings, &[route], limit));
+    let v2_local = "\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
+    let mut statuses = Vec::new();
+    for header in ["PROXY UNKNOWN\r\n", "PROXY UNKNOWN ffff::1 ffff::2 1 1\r\n", v2_local] {
+        let mut connection = gateway.connect();
+        let answer = connection.ask(format!("{header}GET / HTTP/1.1\r\nHost: h\r\nX-Forwarded-For: 192.0.2.1\r\n\r\n"));
+        if answer.status == 200 {
+            let text = answer.text().to_ascii_lowercase();
+            assert!(text.contains("\r\nx-forwarded-for: unknown\r\n"), "{text}");
+            assert!(text.contains("for=unknown"), "{text}");
+        }
+        statuses.push(answer.status);
+    }
+    assert_eq!(statuses, [200, 429, 429], "they share the key of requests without an address");
 }
 
 /// Two servers in a row could log different ones, and a client could choose which.

@@ -50,7 +50,8 @@ fn connections_beyond_the_maximum_of_an_address_are_closed_and_counted() {
 
 #[test]
 fn the_address_that_the_proxy_protocol_names_is_the_one_that_is_counted() {
-    let gateway = gateway(Protocol::Http1, "proxy_protocol: true\n  max_connections_per_address: 1", ROUTE);
+    let gateway =
+        gateway(Protocol::Http1, "proxy_protocol: { from: 127.0.0.1 }\n  max_connections_per_address: 1", ROUTE);
     let connect = |source: &str| {
         let mut connection = Connection::to(gateway.address);
         connection.send(format!("PROXY {source} 4321 80\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n"));

@@ -87,8 +87,7 @@ fn publishing_needs_a_redis() {
 
 #[test]
 fn a_listener_behind_a_balancer_wants_the_header_and_then_answers() {
-    let rules =
-        "service: { http: { listen: '127.0.0.1:0', proxy_protocol: true } }\nlimits: [{ name: user, key: ip }]\n";
+    let rules = "service: { http: { listen: '127.0.0.1:0', proxy_protocol: { from: 127.0.0.1 } } }\nlimits: [{ name: user, key: ip }]\n";
     let server = Server::in_folder(folder_with(&[(RULES, rules)]));
     let mut direct = server.connect();
     direct.send(testkit::http1::head(2));

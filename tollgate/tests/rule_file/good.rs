@@ -60,14 +60,14 @@ body: { template: "wait {{retry_after}}", content_type: text/html; charset=utf-8
 cors: { origins: [https://shop.example.com, "http://localhost:3000"] }
 gateway:
   listen: localhost:8080
-  proxy_protocol: true
+  proxy_protocol: { from: [10.0.0.0/8, "2001:db8::/32"] }
   trusted_proxies: [10.0.0.0/8, 192.0.2.1, "2001:db8::/32"]
   routes:
     - path: /a/**
       upstream: [http://127.0.0.1:8081, https://b.example/base]
     - { path: "/*/b", upstream: http://127.0.0.1:8082 }
 service:
-  http: { listen: "[::1]:8090", proxy_protocol: true }
+  http: { listen: "[::1]:8090", proxy_protocol: { from: 127.0.0.1 } }
   grpc: 127.0.0.1:8091
 jwt:
   key_file: public.pem

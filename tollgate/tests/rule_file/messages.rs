@@ -323,7 +323,8 @@ const NUMBERS: [&str; 52] = [
 ];
 
 /// Names, keys, routes, listeners and tokens that contradict each other.
-const TOGETHER: [&str; 48] = [
+const TOGETHER: [&str; 49] = [
+    "gateway: { proxy_protocol: true }\nservice: { http: { listen: '[::1]:8090', proxy_protocol: true } }\nlimits: [{ name: a, key: ip }]\n",
     "gateway: { routes: [{ path: /**, upstream: 'http://a:1', request_headers: { set: { X-User: guest, x_user: { from: ip } }, add: { X-Ip: a } } }] }\n",
     "gateway: { routes: [{ path: /**, upstream: 'http://a:1', request_headers: { set: { X-Ip: { from: ip } }, add: { x.ip: a } } }] }\n",
     "gateway: { routes: [{ path: /**, upstream: 'http://a:1', request_headers: { set: { Content_Length: { from: ip } } } }] }\n",

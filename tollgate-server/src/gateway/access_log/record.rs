@@ -85,10 +85,9 @@ impl Record {
         proxies: &TrustedProxies,
         (log, worker): (&Arc<AccessLog>, usize),
     ) -> Self {
-        let peer = client.address.ip();
-        let facts = Facts::new(method.as_str(), "/").headers(headers).peer(peer);
+        let facts = client.peer().add_to(Facts::new(method.as_str(), "/").headers(headers));
         let value = |name| HeaderValue::from_bytes(headers.get_named(name)?).ok();
-        let address = proxies.client(&facts).unwrap_or(peer);
+        let address = proxies.client(&facts).unwrap_or(client.nearest);
         let parent = headers.get_named(&TRACEPARENT).and_then(TraceParent::read);
         Self {
             trace_id: parent.map(|parent| parent.trace_id.into()),

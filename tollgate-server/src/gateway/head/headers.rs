@@ -127,7 +127,8 @@ fn begins(name: &str, with: &str) -> bool {
 pub(in crate::gateway) struct HeaderFilter<'a> {
     underscores: UnderscoreHeaders,
     proxies: &'a TrustedProxies,
-    peer: IpAddr,
+    /// `None` if it is unknown, and trusted with nothing.
+    peer: Option<IpAddr>,
     /// Whether the peer is a trusted proxy, determined when it is first needed.
     is_trusted: OnceCell<bool>,
 }
@@ -168,8 +169,12 @@ impl DroppedHeaders {
 }
 
 impl<'a> HeaderFilter<'a> {
-    pub(in crate::gateway) fn new(underscores: UnderscoreHeaders, proxies: &'a TrustedProxies, peer: IpAddr) -> Self {
-        Self { underscores, proxies, peer, is_trusted: OnceCell::new() }
+    pub(in crate::gateway) fn new(
+        underscores: UnderscoreHeaders,
+        proxies: &'a TrustedProxies,
+        peer: impl Into<Option<IpAddr>>,
+    ) -> Self {
+        Self { underscores, proxies, peer: peer.into(), is_trusted: OnceCell::new() }
     }
 
     /// Returns the fate of a request header with this name and kind.
@@ -197,7 +202,7 @@ impl<'a> HeaderFilter<'a> {
     }
 
     fn is_trusted(&self) -> bool {
-        *self.is_trusted.get_or_init(|| self.proxies.trusts(self.peer))
+        *self.is_trusted.get_or_init(|| self.peer.is_some_and(|peer| self.proxies.trusts(peer)))
     }
 }
 
@@ -438,7 +443,7 @@ mod tests {
 
     fn fates(underscores: UnderscoreHeaders, peer: [u8; 4]) -> impl Fn(&str) -> Fate {
         let proxies = TrustedProxies::parse(["10.0.0.0/8"]).unwrap();
-        move |name| HeaderFilter::new(underscores, &proxies, peer.into()).fate(name, kind(name))
+        move |name| HeaderFilter::new(underscores, &proxies, IpAddr::from(peer)).fate(name, kind(name))
     }
 
     #[test]

@@ -290,9 +290,9 @@ impl<'a> UpstreamHead<'a> {
     fn write_forwarded(&self, out: &mut Vec<u8>) {
         let client = self.request.client;
         out.extend_from_slice(b"for=");
-        match client.address.ip().to_canonical() {
-            IpAddr::V4(_) => out.extend_from_slice(client.address_text.as_bytes()),
-            IpAddr::V6(address) => _ = write!(out, "\"[{address}]\""),
+        match client.address.map(|address| address.to_canonical()) {
+            Some(IpAddr::V6(address)) => _ = write!(out, "\"[{address}]\""),
+            Some(IpAddr::V4(_)) | None => out.extend_from_slice(client.address_text.as_bytes()),
         }
         if let Some(host) = self.head.host() {
             out.extend_from_slice(b";host=\"");

@@ -546,7 +546,7 @@ mod tests {
 
     /// Parses a request, and calls `check` with the result.
     fn read<T>(text: &[u8], check: impl FnOnce(Result<Option<PlainRequest<'_>>, InvalidHead>) -> T) -> T {
-        let (proxies, peer) = (TrustedProxies::default(), [192, 0, 2, 1].into());
+        let (proxies, peer) = (TrustedProxies::default(), std::net::IpAddr::from([192, 0, 2, 1]));
         let filter = HeaderFilter::new(UnderscoreHeaders::Refuse, &proxies, peer);
         check(PlainRequest::read(text, &mut HeaderBuffer::default(), MAX_HEAD, &filter))
     }

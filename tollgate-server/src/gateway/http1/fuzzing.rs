@@ -48,7 +48,7 @@ pub enum Http1End {
 pub fn read_requests(mut bytes: &[u8]) -> (Vec<Http1Request>, Http1End) {
     let mut requests = Vec::new();
     while !bytes.is_empty() {
-        let (proxies, peer) = (TrustedProxies::default(), Ipv4Addr::LOCALHOST.into());
+        let (proxies, peer) = (TrustedProxies::default(), std::net::IpAddr::from(Ipv4Addr::LOCALHOST));
         let filter = HeaderFilter::new(UnderscoreHeaders::Keep, &proxies, peer);
         let mut lines = HeaderBuffer::default();
         let plain = match PlainRequest::read(bytes, &mut lines, MAX_HEAD, &filter) {

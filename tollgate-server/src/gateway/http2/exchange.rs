@@ -180,7 +180,7 @@ pub(super) fn with_head<T>(
     (site, client): (&Site, &Client),
     with: impl FnOnce(&RequestHead<'_>) -> T,
 ) -> T {
-    let filter = site.header_filter(client.address.ip());
+    let filter = site.header_filter(client.address);
     with(&RequestHead::of_parts(parts, length, &mut HeaderBuffer::default(), &filter))
 }
 

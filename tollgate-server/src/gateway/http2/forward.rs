@@ -178,7 +178,7 @@ impl Exchange {
                 if !body.is_empty() {
                     copy_text(parts);
                 }
-                let filter = request.site.header_filter(self.client.address.ip());
+                let filter = request.site.header_filter(self.client.address);
                 let length = BodyLength::of(&body);
                 let head = self.with_upstream_head((parts, length), to, request.context(outcome), |head| {
                     head.to_http2(parts, &filter)

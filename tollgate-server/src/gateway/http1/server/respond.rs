@@ -179,11 +179,11 @@ impl Http1Server<'_> {
         let status = invalid.status();
         self.worker.tally.note_unparsed(status);
         // The client behind a trusted proxy is named in the head, which could not be parsed.
-        if !site.proxies.trusts(self.peer.address) {
+        if !self.peer.address.is_some_and(|address| site.proxies.trusts(address)) {
             self.worker.note_refused(Refused::Unparsed(invalid), self.peer, &[]);
         }
         if let Some(log) = &site.log {
-            let mut record = Record::unparsed(self.peer.address.to_canonical(), (log, self.worker.number));
+            let mut record = Record::unparsed(self.client.nearest.to_canonical(), (log, self.worker.number));
             let reason = self.client.ambiguity().or((status == StatusCode::BAD_REQUEST).then_some(MALFORMED));
             if let Some(reason) = reason {
                 record.note_reason(reason);

@@ -13,8 +13,8 @@ use crate::rules::file::forms::{HeaderName, HeaderSource, KeyPart};
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position, shown};
 use crate::rules::file::types::{
-    GatewayRule, HeaderEdits, HeaderValueRule, LogFormat, MAX_WEIGHT, RequestHeaderEdits, RouteRule, TlsRule,
-    UpstreamHeader, UpstreamRule,
+    GatewayRule, HeaderEdits, HeaderValueRule, LogFormat, MAX_WEIGHT, ProxyProtocolRule, RequestHeaderEdits, RouteRule,
+    TlsRule, UpstreamHeader, UpstreamRule,
 };
 use crate::rules::shadowing::{Shadowed, can_begin_with, shadowed};
 
@@ -38,6 +38,7 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, has_jwt: bool, findings:
     if let (Some(tls), Some(node)) = (&gateway.tls, node.get("tls")) {
         client_certificates(tls, node, findings);
     }
+    proxy_protocol(&gateway.proxy_protocol, node, findings);
     let verified =
         Verified { tokens: has_jwt, certificates: gateway.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some()) };
     let mut seen = FirstPositions::new();
@@ -65,6 +66,15 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, has_jwt: bool, findings:
     // After an error, this may be only its consequence.
     if !findings.refused() {
         shadows(gateway, node, findings);
+    }
+}
+
+/// Reports a listener that believes the headers of everybody.
+pub(super) fn proxy_protocol(rule: &ProxyProtocolRule, listener: &Node, findings: &mut Findings) {
+    if *rule == ProxyProtocolRule::Unrestricted {
+        let message = "`proxy_protocol: true` lets everybody who can connect name any address as the client's";
+        let fix = "name the networks of the load balancer: `proxy_protocol: { from: [10.0.0.0/8] }`";
+        findings.error(listener.value_at("proxy_protocol"), message, fix);
     }
 }
 

@@ -60,6 +60,7 @@ fn service(rule: &ServiceRule, node: &Node, findings: &mut Findings) {
     let ServiceRule { http, grpc, resp, .. } = rule;
     for (key, listener) in [("http", http), ("grpc", grpc), ("resp", resp)] {
         let (Some(listener), Some(node)) = (listener, node.get(key)) else { continue };
+        gateway::proxy_protocol(&listener.proxy_protocol, node, findings);
         if let (Some(tls), Some(node)) = (&listener.tls, node.get("tls")) {
             listener_tls(tls, &format!("service.{key}"), node, findings);
         }

@@ -1,6 +1,8 @@
 //! The gateway: listeners, bounds, timeouts and the access log.
 
-use schemars::JsonSchema;
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
 use super::notation::{at_least, between, or_value, or_value_of, wait};
@@ -23,8 +25,8 @@ pub struct GatewayRule {
     pub forwarding_header: ForwardingHeader,
     /// How upstreams interpret paths. A route can override it.
     pub paths: PathsRule,
-    /// Expects the header of the PROXY protocol on every connection.
-    pub proxy_protocol: bool,
+    /// The load balancers that begin every connection with a header of the PROXY protocol.
+    pub proxy_protocol: ProxyProtocolRule,
     /// The treatment of request headers with an underscore in their name: `drop` (the default), `keep` or `refuse`.
     /// Many upstreams take `X_User_Id` for `X-User-Id`; limits do not.
     pub underscore_headers: UnderscoreHeaders,
@@ -71,7 +73,7 @@ impl Default for GatewayRule {
             trusted_proxies: Vec::new(),
             forwarding_header: ForwardingHeader::default(),
             paths: PathsRule::default(),
-            proxy_protocol: false,
+            proxy_protocol: ProxyProtocolRule::default(),
             underscore_headers: UnderscoreHeaders::default(),
             tell_upstreams: vec![
                 UpstreamHeader::XForwarded,
@@ -90,6 +92,60 @@ impl Default for GatewayRule {
             access_log: None,
             routes: Vec::new(),
         }
+    }
+}
+
+/// The PROXY protocol on a listener: `false`, or the networks of the load balancers that send its headers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(from = "WrittenProxyProtocol")]
+pub enum ProxyProtocolRule {
+    /// Connections begin with their first request.
+    #[default]
+    Off,
+    /// `true`, which is refused: it names nobody who may send headers.
+    Unrestricted,
+    /// Connections begin with a header. Those from other networks are closed.
+    From(Vec<Cidr>),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum WrittenProxyProtocol {
+    Switch(bool),
+    Senders(ProxyProtocolSenders),
+}
+
+/// The senders of headers of the PROXY protocol.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct ProxyProtocolSenders {
+    /// The networks of the load balancers. Connections from other addresses are closed.
+    #[schemars(extend("examples" = [["10.0.0.0/8"]]))]
+    from: OneOrMany<Cidr>,
+}
+
+impl From<WrittenProxyProtocol> for ProxyProtocolRule {
+    fn from(written: WrittenProxyProtocol) -> Self {
+        match written {
+            WrittenProxyProtocol::Switch(false) => Self::Off,
+            WrittenProxyProtocol::Switch(true) => Self::Unrestricted,
+            WrittenProxyProtocol::Senders(senders) => Self::From(senders.from.to_vec()),
+        }
+    }
+}
+
+impl JsonSchema for ProxyProtocolRule {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "ProxyProtocolRule".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let senders = generator.subschema_for::<ProxyProtocolSenders>();
+        json_schema!({ "anyOf": [senders, { "type": "boolean", "const": false }] })
     }
 }
 

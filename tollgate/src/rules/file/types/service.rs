@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::notation::{between, or_value, or_value_of, seconds};
-use super::{AlgorithmName, ClientCertificates, OneOrMany, TlsRule};
+use super::{AlgorithmName, ClientCertificates, OneOrMany, ProxyProtocolRule, TlsRule};
 use crate::rules::file::forms::{Address, DurationText, HostGlob, TokenSource};
 use crate::rules::jwt;
 
@@ -32,9 +32,9 @@ pub struct ServiceRule {
 pub struct Listener {
     /// The address to listen on.
     pub listen: Address,
-    /// Expects the header of the PROXY protocol on every connection.
+    /// The load balancers that begin every connection with a header of the PROXY protocol.
     #[serde(default)]
-    pub proxy_protocol: bool,
+    pub proxy_protocol: ProxyProtocolRule,
     /// Allowed host names, such as `limits.example.com` or `*.example.com`. Addresses and `localhost` are always
     /// allowed. Only for HTTP.
     #[serde(default)]
@@ -63,7 +63,8 @@ impl Listener {
     /// Returns a listener with default settings.
     pub fn new(listen: Address) -> Self {
         let (hosts, tokens_file) = (Vec::new(), None);
-        Self { listen, proxy_protocol: false, hosts, tokens_file, open: false, max_connections: None, tls: None }
+        let proxy_protocol = ProxyProtocolRule::default();
+        Self { listen, proxy_protocol, hosts, tokens_file, open: false, max_connections: None, tls: None }
     }
 }
 
