@@ -44,7 +44,8 @@ pub use crate::rules::client::hop_address;
 pub use crate::rules::header_fact::{HeaderFact, HeaderFacts};
 #[cfg(feature = "rules")]
 pub use crate::rules::normal::{
-    CleanPath, PathReadings, Unreadable, check_host, check_method, is_padded, is_same_host,
+    CleanPath, PathReadings, Unreadable, check_host, check_method, is_padded, is_same_host, without_case,
+    without_names_of,
 };
 
 /// Returns whether a character controls the text around it, and is escaped in messages.

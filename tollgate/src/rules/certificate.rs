@@ -19,14 +19,34 @@ pub struct Certificate {
     pub san: Option<String>,
     /// The SHA-256 of the DER encoding, in lower-case hexadecimal.
     pub fingerprint: String,
+    /// The fingerprint of the same certificate with the other signature that its owner can compute.
+    ///
+    /// For every ECDSA signature (r, s), the signature (r, n - s) is valid too, and needs no private key. So the owner of
+    /// a certificate that was signed with ECDSA has two encodings of it. Both are one key: set the other fingerprint, or
+    /// the owner gets past a limit or a block list with it.
+    pub other_fingerprint: Option<String>,
 }
 
 impl Certificate {
     /// Creates a certificate with a fingerprint and without names.
     #[must_use]
     pub fn new(fingerprint: impl Into<String>) -> Self {
-        Self { cn: None, san: None, fingerprint: fingerprint.into() }
+        Self { cn: None, san: None, fingerprint: fingerprint.into(), other_fingerprint: None }
     }
+
+    /// Returns the fingerprint that a key uses: the same one for both signatures. A rule that lists one of the two uses
+    /// that one, because nobody can tell which one the authority has issued.
+    pub(super) fn key_fingerprint(&self, listed: &[Box<[u8]>]) -> &str {
+        let Some(other) = &self.other_fingerprint else { return &self.fingerprint };
+        let (first, second) = (other.min(&self.fingerprint), other.max(&self.fingerprint));
+        let is_listed = |fingerprint: &str| listed.iter().any(|listed| **listed == *fingerprint.as_bytes());
+        if is_listed(second) && !is_listed(first) { second } else { first }
+    }
+}
+
+/// Returns a fingerprint that a caller names in its normal form. OpenSSL prints it in upper case, with colons.
+pub(super) fn named_fingerprint(text: &[u8]) -> Vec<u8> {
+    text.iter().filter(|byte| **byte != b':').map(u8::to_ascii_lowercase).collect()
 }
 
 /// The field of a certificate that a key uses.
@@ -54,7 +74,7 @@ impl CertificateField {
 
     pub(super) fn of(self, certificate: &Certificate) -> Option<&str> {
         match self {
-            Self::Fingerprint => Some(&certificate.fingerprint),
+            Self::Fingerprint => Some(certificate.key_fingerprint(&[])),
             Self::Cn => certificate.cn.as_deref(),
             Self::San => certificate.san.as_deref(),
         }

@@ -38,6 +38,10 @@ impl<'a> HeaderFacts<'a> {
     pub fn value(&self, fact: &HeaderFact) -> Option<String> {
         match fact {
             HeaderFact::Part(part) => {
+                // The upstream compares it with those that other programs compute.
+                if let Some(sent) = part.sent_fingerprint(&self.request) {
+                    return Some(header_value(sent)).filter(|value| value.len() <= MAX_BYTES);
+                }
                 let piece = part.of(&self.request);
                 // A request with two different tokens has none that upstreams could trust.
                 let is_ambiguous = self.request.errors().take().is_some();

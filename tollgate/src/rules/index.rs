@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::host::{HostGlob, lower};
 use super::normal::host::MAX_HOST_BYTES;
-use super::normal::path::Readings;
+use super::normal::path::{Readings, without_case};
 use super::path::{PathGlob, Segment, first_segment, wildcard};
 
 /// Numbers of rules in ascending order. A request rarely has more.
@@ -111,13 +111,16 @@ impl Index {
         if let Some(root) = self.paths.nodes.first() {
             let readings = paths();
             for path in readings.map_or(&[][..], Readings::as_slice) {
-                let lower: SmallVec<[u8; 256]>;
-                let path = if readings.is_some_and(Readings::has_upper_case) {
+                let (lower, folded): (SmallVec<[u8; 256]>, String);
+                let path = if !readings.is_some_and(Readings::has_upper_case) {
+                    path
+                } else if path.contains('%') {
+                    folded = without_case(path);
+                    &folded
+                } else {
                     lower = path.bytes().map(|byte| byte.to_ascii_lowercase()).collect();
                     // Only ASCII letters changed, so the bytes are still valid UTF-8.
                     std::str::from_utf8(&lower).unwrap_or(path)
-                } else {
-                    path
                 };
                 self.paths.visit(root, path, &mut Walk { found: &mut found, passed: SmallVec::new() });
             }
@@ -142,7 +145,7 @@ impl Index {
     }
 }
 
-/// A tree of path segments in lower case. The first node is the root.
+/// A tree of path segments without case. The first node is the root.
 #[derive(Debug, Default)]
 struct Paths {
     nodes: Vec<Node>,
@@ -206,11 +209,11 @@ impl Paths {
             let new = self.nodes.len();
             let node = &mut self.nodes[at];
             let next = match segment {
-                Segment::Literal(text) => node.literals.get_or_insert(&text.to_ascii_lowercase(), new),
+                Segment::Literal(text) => node.literals.get_or_insert(&without_case(text), new),
                 Segment::One => *node.one.get_or_insert(new),
                 Segment::Any => *node.any.get_or_insert(new),
                 Segment::Pattern(text) => {
-                    let text = text.to_ascii_lowercase().into_boxed_str();
+                    let text = without_case(text).into_boxed_str();
                     match node.patterns.iter().find(|(pattern, _)| *pattern == text) {
                         Some((_, child)) => *child,
                         None => {

@@ -9,12 +9,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use http::HeaderName;
+use http::header::HOST;
 use smallvec::{SmallVec, smallvec};
 
-use super::certificate::CertificateField;
+use super::certificate::{CertificateField, named_fingerprint};
 use super::named_key::{InvalidPart, shown};
 use super::normal::address::{GroupText, IpGroup};
-use super::normal::{cookies, header, host, method, path, query};
+use super::normal::{cookies, header, host, method, path, query, signed_token};
 use super::rule::Missing;
 use super::{PathReading, Request};
 use crate::error::InvalidLimit;
@@ -49,6 +50,8 @@ pub(super) enum Source {
     Route,
     Jwt(Box<str>),
     Certificate(CertificateField),
+    /// The fingerprint of the certificate, with the fingerprints that the lists and overrides of the rule name.
+    Fingerprint(Arc<[Box<[u8]>]>),
     Descriptor(Box<str>),
     Constant(Box<str>),
     Custom(Custom),
@@ -68,7 +71,8 @@ impl KeyPart {
         IpGroup::of_prefix(bits).map(|group| Self(Source::Ip(group)))
     }
 
-    /// Uses the value of a header. An empty value counts as missing.
+    /// Uses the value of a header. An empty value counts as missing. `Host` is the [`host`](Self::host), and credentials
+    /// (`Authorization`) are used without their scheme.
     /// [`RuleSetBuilder::build`](super::RuleSetBuilder::build) reports an invalid name.
     ///
     /// ```
@@ -83,7 +87,11 @@ impl KeyPart {
     /// ```
     #[must_use]
     pub fn header(name: impl AsRef<str>) -> Self {
-        Self(header_name("key", name.as_ref()).map_or_else(Source::Invalid, Source::Header))
+        Self(match header_name("key", name.as_ref()) {
+            Ok(HOST) => Source::Host,
+            Ok(name) => Source::Header(name),
+            Err(problem) => Source::Invalid(problem),
+        })
     }
 
     /// Returns the error of an invalid part.
@@ -139,7 +147,17 @@ impl KeyPart {
     /// Uses a field of the client certificate.
     #[must_use]
     pub fn certificate(field: CertificateField) -> Self {
-        Self(Source::Certificate(field))
+        Self(match field {
+            CertificateField::Fingerprint => Source::Fingerprint(Arc::default()),
+            field => Source::Certificate(field),
+        })
+    }
+
+    /// Sets the fingerprints that the lists and overrides of the rule name for this part.
+    pub(super) fn with_listed_fingerprints<'v>(&mut self, values: impl Iterator<Item = &'v [u8]>) {
+        if let Source::Fingerprint(listed) = &mut self.0 {
+            *listed = values.map(|value| named_fingerprint(value).into()).collect();
+        }
     }
 
     /// Uses a descriptor that a client of the decision service sent.
@@ -170,6 +188,7 @@ impl KeyPart {
             | (Source::Descriptor(one), Source::Descriptor(other))
             | (Source::Constant(one), Source::Constant(other)) => one == other,
             (Source::Certificate(one), Source::Certificate(other)) => one == other,
+            (Source::Fingerprint(one), Source::Fingerprint(other)) => one == other,
             (Source::Path, Source::Path)
             | (Source::Method, Source::Method)
             | (Source::Host, Source::Host)
@@ -200,7 +219,7 @@ impl KeyPart {
 
     /// Returns `true` if the part depends on the connection only, and not on the request.
     pub(super) fn is_of_connection(&self) -> bool {
-        matches!(self.0, Source::Ip(_) | Source::Certificate(_))
+        matches!(self.0, Source::Ip(_) | Source::Certificate(_) | Source::Fingerprint(_))
     }
 
     /// Returns `true` if the part may depend on the reading of the path.
@@ -225,10 +244,14 @@ impl KeyPart {
         }
         let piece = match &self.0 {
             Source::Ip(group) => Piece(Form::Short(group.named(value)?)),
-            Source::Header(_) => Piece::borrowed(header::trimmed(value)),
-            Source::Cookie(_) => Piece::of_bytes(cookies::plain(value)),
+            Source::Header(name) => Piece::of_bytes(header::key_text(name, value).map_err(|_| {
+                let problem = format!("`{}` has more than one token", shown(value));
+                InvalidPart::new(problem, "write the token alone, or a scheme, a space and the token")
+            })?),
+            Source::Cookie(_) => Piece::of_bytes(signed_token::normal_of(cookies::plain(value))),
+            Source::Fingerprint(_) => Piece(Form::Owned(named_fingerprint(value))),
             Source::Query(_) => match std::str::from_utf8(value) {
-                Ok(text) => Piece::of(query::trimmed(Cow::Borrowed(text))),
+                Ok(text) => Piece::of_bytes(signed_token::normal_of(bytes_of(query::trimmed(Cow::Borrowed(text))))),
                 Err(_) => Piece::borrowed(value),
             },
             Source::Path => return Ok(path::named(value, path_reading)?.into_iter().map(Piece::of).collect()),
@@ -255,27 +278,48 @@ impl KeyPart {
         matches!(self.0, Source::Ip(group) if group.is_wider_than(text))
     }
 
+    /// Returns the fingerprint of the certificate as the client sent it, if the part is one.
+    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "only routes of a rule file have headers"))]
+    pub(super) fn sent_fingerprint<'r>(&self, request: &'r Request<'_>) -> Option<&'r str> {
+        match &self.0 {
+            Source::Fingerprint(_) => Some(&request.facts().client_certificate()?.fingerprint),
+            _ => None,
+        }
+    }
+
     /// Returns the part of a request's key, or `None` if it is missing or empty.
     pub(super) fn of<'r>(&'r self, request: &'r Request<'_>) -> Option<Piece<'r>> {
         let facts = request.facts();
         let bytes = match &self.0 {
             // An address is never empty, and its text is long enough to be built in place.
             Source::Ip(group) => return request.client().map(|client| Piece(Form::Short(group.text(client)))),
-            Source::Header(name) => return Piece::of_bytes(request.header(name)?).unless_empty(),
+            Source::Header(name) => return Piece::of_bytes(request.key_header(name)?).unless_empty(),
             Source::Invalid(_) => return None,
-            Source::Cookie(name) => return Piece::of_bytes(request.cookie(name)?).unless_empty(),
-            Source::Query(name) => return Piece::of(request.query(name)?).unless_empty(),
+            Source::Cookie(name) => {
+                return Piece::of_bytes(signed_token::normal_of(request.cookie(name)?)).unless_empty();
+            }
+            Source::Query(name) => {
+                return Piece::of_bytes(signed_token::normal_of(bytes_of(request.query(name)?))).unless_empty();
+            }
             Source::Path => request.path().as_bytes(),
             Source::Method => return Piece::of(method::form(facts.method())).unless_empty(),
             Source::Host => return Piece::of(request.host()?).unless_empty(),
             Source::Route => facts.route_name()?.as_bytes(),
             Source::Jwt(claim) => return Piece::of(request.claim(claim)?).unless_empty(),
             Source::Certificate(field) => field.of(facts.client_certificate()?)?.as_bytes(),
+            Source::Fingerprint(listed) => facts.client_certificate()?.key_fingerprint(listed).as_bytes(),
             Source::Descriptor(name) => facts.descriptor(name)?.as_bytes(),
             Source::Constant(text) => text.as_bytes(),
             Source::Custom(make) => return Piece(Form::Owned(make(request)?.into_bytes())).unless_empty(),
         };
         (!bytes.is_empty()).then_some(Piece::borrowed(bytes))
+    }
+}
+
+fn bytes_of(text: Cow<'_, str>) -> Cow<'_, [u8]> {
+    match text {
+        Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
+        Cow::Owned(text) => Cow::Owned(text.into_bytes()),
     }
 }
 
@@ -295,6 +339,7 @@ impl fmt::Display for KeyPart {
             Source::Route => out.write_str("route"),
             Source::Jwt(claim) => write!(out, "jwt:{claim}"),
             Source::Certificate(field) => write!(out, "cert:{}", field.as_str()),
+            Source::Fingerprint(_) => write!(out, "cert:{}", CertificateField::Fingerprint.as_str()),
             Source::Descriptor(name) => write!(out, "descriptor:{name}"),
             Source::Constant(text) => write!(out, "const:{text}"),
             Source::Custom(_) => out.write_str("custom"),

@@ -13,10 +13,9 @@ use super::host::HostGlob;
 use super::index::IndexedBy;
 use super::key_part::header_name;
 use super::normal::PathCase;
-use super::normal::header::{cookie_lines, trimmed};
-use super::normal::host::check_only_host;
+use super::normal::header::{self, cookie_lines};
 use super::normal::path::folded;
-use super::path::{PathGlob, wildcard};
+use super::path::{PathGlob, wildcard_in_any_case};
 use crate::error::InvalidLimit;
 
 /// A condition in code: a closure, or an expression of a rule file.
@@ -42,6 +41,7 @@ pub struct Match {
     pub(super) ignores_path_case: bool,
     pub(super) methods: SmallVec<[Box<str>; 2]>,
     pub(super) hosts: Vec<HostGlob>,
+    /// Names, with values in lower case.
     pub(super) headers: Vec<(HeaderName, Box<str>)>,
     pub(super) domain: Option<Box<str>>,
     pub(super) conditions: Vec<(Box<str>, Condition)>,
@@ -82,10 +82,14 @@ impl Match {
         self
     }
 
-    /// Requires a header with this value, in which `*` matches anything.
+    /// Requires a header with this value, in which `*` matches anything. Case is ignored: media types, encodings and
+    /// schemes have none, and a limit must not be left by writing `Application/JSON`.
     pub fn header(mut self, name: impl AsRef<str>, value: &str) -> Self {
         let name = self.checked(header_name("headers", name.as_ref()));
-        self.headers.extend(name.map(|name| (name, value.into())));
+        self.headers.extend(name.map(|name| {
+            let value = String::from_utf8_lossy(&header::text(&name, value.as_bytes())).to_ascii_lowercase();
+            (name, value.into())
+        }));
         self
     }
 
@@ -192,16 +196,16 @@ impl Match {
             }
         }
         let missed = |(name, value): &&(HeaderName, Box<str>)| {
-            if *name == HOST {
-                check_only_host(facts, request.errors());
-            }
-            let matches = |given: &[u8]| wildcard(value.as_bytes(), given);
+            let matches = |given: &[u8]| wildcard_in_any_case(value.as_bytes(), given);
             let headers = facts.all_headers();
             if *name == COOKIE {
                 return !headers.and_then(cookie_lines).is_some_and(|given| matches(&given));
             }
+            if *name == HOST {
+                return !request.host().is_some_and(|host| matches(host.as_bytes()));
+            }
             let mut values = headers.into_iter().flat_map(|headers| headers.get_all(name));
-            !values.any(|given| matches(trimmed(given)))
+            !values.any(|given| matches(&header::text(name, given)))
         };
         if let Some((name, value)) = self.headers.iter().find(missed) {
             return Some(Miss::Header(name, value));

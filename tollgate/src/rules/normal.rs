@@ -13,12 +13,16 @@
 //! names, which the server filters.
 
 pub(super) mod address;
+mod base64;
 pub(super) mod cookies;
+mod credentials;
 pub(super) mod header;
 pub(super) mod host;
 pub(super) mod method;
+mod name;
 pub(super) mod path;
 pub(super) mod query;
+pub(super) mod signed_token;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -27,7 +31,8 @@ use std::sync::{Mutex, PoisonError};
 pub use self::header::is_padded;
 pub use self::host::{check_host, is_same_host};
 pub use self::method::check_method;
-pub use self::path::{CleanPath, EncodedSlash, PathCase, PathParameters, PathReading, PathReadings};
+pub use self::path::{CleanPath, EncodedSlash, PathCase, PathParameters, PathReading, PathReadings, without_case};
+pub use self::query::without_names_of;
 
 /// The reason that a request cannot be read safely. The gateway refuses it with 400.
 ///
@@ -61,11 +66,15 @@ pub enum Unreadable {
     DuplicateParameter(Box<str>),
     /// A target or an `:authority` that names another host than the `Host` header, or several `Host` headers.
     SeveralHosts,
+    /// Credentials that are more than one token, in a header that a key reads.
+    InvalidCredentials(Box<str>),
+    /// A header with the cost of the request that is not a whole number.
+    InvalidCost(Box<str>),
 }
 
 impl Unreadable {
     /// All reasons, in the order of the metric's labels.
-    pub const REASONS: [&'static str; 13] = [
+    pub const REASONS: [&'static str; 15] = [
         "dot_segment",
         "control_character",
         "backslash",
@@ -79,6 +88,8 @@ impl Unreadable {
         "duplicate_cookie",
         "duplicate_parameter",
         "several_hosts",
+        "invalid_credentials",
+        "invalid_cost",
     ];
 
     /// Returns the reason as one word, for metrics and programs.
@@ -104,6 +115,8 @@ impl Unreadable {
             Self::DuplicateCookie(_) => 10,
             Self::DuplicateParameter(_) => 11,
             Self::SeveralHosts => 12,
+            Self::InvalidCredentials(_) => 13,
+            Self::InvalidCost(_) => 14,
         }
     }
 }
@@ -139,6 +152,12 @@ impl fmt::Display for Unreadable {
             }
             Self::SeveralHosts => {
                 "The request names more than one host: send one Host header, with the host of the target or of :authority."
+            }
+            Self::InvalidCredentials(name) => {
+                return write!(out, "The header {name} has more than one token: send a scheme, a space and one token.");
+            }
+            Self::InvalidCost(name) => {
+                return write!(out, "The header {name} is not a whole number: send digits only, or leave it out.");
             }
         };
         out.write_str(text)

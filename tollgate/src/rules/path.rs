@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::normal::path::{has_upper_case, spell_glob};
+use super::normal::path::{has_upper_case, spell_glob, without_case};
 use super::normal::{CleanPath, PathCase, PathReading};
 use crate::error::InvalidLimit;
 
@@ -119,14 +119,17 @@ impl Segment {
         }
     }
 
-    /// Returns `true` if the segment matches. If case is ignored, `text` must be in lower case.
+    /// Returns `true` if the segment matches. If case is ignored, `text` must be without case.
     pub(super) fn matches(&self, text: &str, case: PathCase) -> bool {
         match (self, case) {
             (Self::Literal(literal), PathCase::Sensitive) => **literal == *text,
-            (Self::Literal(literal), PathCase::Insensitive) => literal.eq_ignore_ascii_case(text),
+            (Self::Literal(literal), PathCase::Insensitive) if !literal.contains('%') => {
+                literal.eq_ignore_ascii_case(text)
+            }
+            (Self::Literal(literal), PathCase::Insensitive) => without_case(literal) == text,
             (Self::Pattern(pattern), PathCase::Sensitive) => wildcard(pattern.as_bytes(), text.as_bytes()),
             (Self::Pattern(pattern), PathCase::Insensitive) => {
-                wildcard(pattern.to_ascii_lowercase().as_bytes(), text.as_bytes())
+                wildcard(without_case(pattern).as_bytes(), text.as_bytes())
             }
             (Self::One | Self::Any, _) => true,
         }
@@ -208,13 +211,22 @@ pub(super) fn first_segment(path: &str) -> Option<(&str, &str)> {
 /// Returns `true` if `text` matches a pattern in which `*` matches anything. Takes linear time in both, times the
 /// length of the pattern if stars repeat.
 pub(super) fn wildcard(pattern: &[u8], text: &[u8]) -> bool {
+    wildcard_by(pattern, text, |byte| byte)
+}
+
+/// Returns `true` if `text` in lower case matches a pattern.
+pub(super) fn wildcard_in_any_case(pattern: &[u8], text: &[u8]) -> bool {
+    wildcard_by(pattern, text, |byte| byte.to_ascii_lowercase())
+}
+
+fn wildcard_by(pattern: &[u8], text: &[u8], form: impl Fn(u8) -> u8) -> bool {
     let (mut at, mut seen) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
     while seen < text.len() {
         if pattern.get(at) == Some(&b'*') {
             star = Some((at, seen));
             at += 1;
-        } else if pattern.get(at) == Some(&text[seen]) {
+        } else if pattern.get(at) == Some(&form(text[seen])) {
             (at, seen) = (at + 1, seen + 1);
         } else if let Some((star_at, star_seen)) = star {
             star = Some((star_at, star_seen + 1));

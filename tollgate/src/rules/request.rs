@@ -122,7 +122,7 @@ impl<'a> Request<'a> {
     }
 
     /// Returns the value of a header, trimmed. A request with several differing values is refused, except that several
-    /// lines of cookies are joined.
+    /// lines of cookies are joined. `Authorization` has one space after its scheme, which is written as in `Bearer`.
     #[must_use]
     #[inline]
     pub fn header(&self, name: &HeaderName) -> Option<Cow<'a, [u8]>> {
@@ -130,6 +130,18 @@ impl<'a> Request<'a> {
             host::check_only_host(self.facts, &self.errors);
         }
         header::header(self.facts.all_headers()?, name, &self.errors)
+    }
+
+    /// Returns the value of a header for a key.
+    #[inline]
+    pub(super) fn key_header(&self, name: &HeaderName) -> Option<Cow<'a, [u8]>> {
+        header::key(self.facts.all_headers()?, name, &self.errors)
+    }
+
+    /// Refuses the request once the rule that reads it has been checked.
+    #[cold]
+    pub(super) fn refuse(&self, problem: Unreadable) {
+        self.errors.note(problem);
     }
 
     /// Returns the value of a cookie: unquoted, unescaped and trimmed. A request with several differing values is

@@ -5,6 +5,8 @@
 use http::{HeaderMap, HeaderName, StatusCode};
 use smallvec::SmallVec;
 
+use super::normal::header::trimmed;
+
 /// A set of response statuses, for example those that count against a limit.
 ///
 /// ```
@@ -92,13 +94,17 @@ impl ResponseSettlement {
         if self.count.as_ref().is_some_and(|count| !count.contains(status)) {
             return Some(0);
         }
-        whole_number(headers, self.settle_by.as_ref()?)
+        // Several costs are none.
+        let mut values = headers.get_all(self.settle_by.as_ref()?).iter().map(|value| whole_number(value.as_bytes()));
+        let first = values.next()??;
+        values.all(|other| other == Some(first)).then_some(first)
     }
 }
 
-/// Returns the whole number in a header. Other values are ignored.
-fn whole_number(headers: &HeaderMap, name: &HeaderName) -> Option<u64> {
-    let text = headers.get(name)?.to_str().ok()?.trim();
+/// Returns the whole number that a value consists of. Signs, separators and exponents are not accepted: servers disagree
+/// on what they mean.
+pub(super) fn whole_number(value: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(trimmed(value)).ok()?;
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }
 

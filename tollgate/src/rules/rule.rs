@@ -8,7 +8,8 @@ use http::HeaderName;
 use super::expression_errors::ErrorCount;
 use super::key_part::header_name;
 use super::matching::Condition;
-use super::response::{ResponseSettlement, StatusSet};
+use super::normal::Unreadable;
+use super::response::{ResponseSettlement, StatusSet, whole_number};
 use super::{KeyPart, Match, Networks, Request};
 use crate::algorithm::{Algorithm, Ban, MAX_QUOTA};
 #[cfg(feature = "file")]
@@ -172,8 +173,15 @@ impl Cost {
             _ if request.facts().given_cost() == Some(0) => 0,
             CostSource::Constant(units) => Self::of_constant(*units, request),
             CostSource::Header(name) => {
-                let units = request.header(name).and_then(|value| std::str::from_utf8(&value).ok()?.parse().ok());
-                units.unwrap_or(1).max(1)
+                let Some(value) = request.header(name) else { return 1 };
+                whole_number(&value).map_or_else(
+                    || {
+                        // An upstream may read more than one unit in it: no cost is assumed.
+                        request.refuse(Unreadable::InvalidCost(name.as_str().into()));
+                        1
+                    },
+                    |units| units.max(1),
+                )
             }
             CostSource::Invalid(_) => 1,
             CostSource::Custom(cost) => request.max_over_readings(|| cost(request).unwrap_or(1)),
@@ -290,6 +298,18 @@ pub(super) fn owned(parts: &[&str]) -> Box<[Box<[u8]>]> {
 }
 
 impl Rule {
+    /// Passes the fingerprints of certificates that the rule names to its key.
+    pub(super) fn note_listed_fingerprints(&mut self) {
+        let overridden = self.overrides.iter().filter_map(|(target, _)| match target {
+            OverrideTarget::Key(parts) => Some(parts),
+            OverrideTarget::Plan(_) => None,
+        });
+        let listed: Vec<_> = self.exempt.keys.iter().chain(&self.blocked.keys).chain(overridden).collect();
+        for (number, part) in self.key.iter_mut().enumerate() {
+            part.with_listed_fingerprints(listed.iter().filter_map(|parts| parts.get(number)).map(|value| &**value));
+        }
+    }
+
     /// Creates a rule that applies to every request, with one count for all.
     pub fn new(limit: Limit) -> Self {
         Self::of(Bound::Rate(limit))

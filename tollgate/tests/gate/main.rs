@@ -19,6 +19,7 @@ mod plans;
 mod policies;
 mod scenarios;
 mod settling;
+mod spellings;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tollgate::rules::{Facts, Rule, RuleSet};

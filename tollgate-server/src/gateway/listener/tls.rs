@@ -4,6 +4,7 @@
 //! does not check it is better off, and others report the problem.
 
 mod clients;
+mod fingerprint;
 
 use std::fmt;
 use std::io;
@@ -21,7 +22,6 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{ClientHello, ParsedCertificate, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::{ServerConfig, ServerConnection};
-use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -34,6 +34,7 @@ use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate};
 
 use self::clients::ClientAuthorities;
 pub(crate) use self::clients::{CERTIFICATE_GRACE, CertificateLease, TlsInUse};
+use self::fingerprint::Fingerprints;
 use crate::gateway::client::LINGER;
 use crate::gateway::stream::Stream;
 use crate::gateway::upstream::tls::MAX_NAMES;
@@ -176,7 +177,9 @@ fn files(rule: &TlsRule, folder: &Path) -> Vec<Files> {
 /// Returns the verified certificate of a client.
 pub(in crate::gateway) fn client_certificate(connection: &ServerConnection) -> Option<Certificate> {
     let der = connection.peer_certificates()?.first()?;
-    let mut certificate = Certificate::new(format!("{:x}", Sha256::digest(der)));
+    let Fingerprints { sent, other } = fingerprint::fingerprints(der);
+    let mut certificate = Certificate::new(sent);
+    certificate.other_fingerprint = other;
     let (_, parsed) = X509Certificate::from_der(der).ok()?;
     certificate.cn = parsed.subject().iter_common_name().find_map(|name| name.as_str().ok()).map(str::to_owned);
     let names = parsed.subject_alternative_name().ok().flatten();

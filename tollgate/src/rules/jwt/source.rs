@@ -30,17 +30,17 @@ impl TokenSource {
         match self {
             Self::Header(name) => {
                 let value = header::header(facts.all_headers()?, name, errors)?;
-                let text = match &value {
-                    Cow::Borrowed(value) => std::str::from_utf8(value).ok()?,
-                    // Several lines of cookies, which are no token.
-                    Cow::Owned(_) => return None,
+                let text = match value {
+                    Cow::Borrowed(value) => Cow::Borrowed(std::str::from_utf8(value).ok()?),
+                    Cow::Owned(value) => Cow::Owned(String::from_utf8(value).ok()?),
                 };
                 match text.split_at_checked(SCHEME.len()) {
-                    Some((scheme, token)) if scheme.eq_ignore_ascii_case(SCHEME) => {
-                        Some(token.trim_ascii_start().into())
-                    }
+                    Some((scheme, token)) if scheme.eq_ignore_ascii_case(SCHEME) => Some(match &text {
+                        Cow::Borrowed(text) => text[SCHEME.len()..].trim_ascii_start().into(),
+                        Cow::Owned(_) => token.trim_ascii_start().to_owned().into(),
+                    }),
                     _ if *name == AUTHORIZATION => None,
-                    _ => Some(text.into()),
+                    _ => Some(text),
                 }
             }
             Self::Cookie(name) => {

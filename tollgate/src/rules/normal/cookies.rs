@@ -11,11 +11,12 @@ use http::header::COOKIE;
 use smallvec::SmallVec;
 
 use super::header::trimmed;
+use super::name::reads_as;
 use super::query::digit;
 use super::{ReadErrors, Unreadable, only};
 use crate::http::Headers;
 
-/// Returns the value of a cookie. The name is case-sensitive. Several differing values are recorded as an error.
+/// Returns the value of a cookie. Several differing values are recorded as an error.
 ///
 /// HTTP/2 may split the header into several lines, so all are read.
 pub(in crate::rules) fn cookie<'a>(headers: Headers<'a>, name: &str, errors: &ReadErrors) -> Option<Cow<'a, [u8]>> {
@@ -30,17 +31,26 @@ fn values<'a>(piece: &'a [u8], name: &[u8]) -> SmallVec<[Cow<'a, [u8]>; 2]> {
     let mut found = SmallVec::new();
     let piece = trimmed(piece);
     let itself = pair(piece);
-    if let Some((_, value)) = itself.filter(|(given, _)| *given == name) {
+    if let Some((_, value)) = itself.filter(|(given, _)| is_name(given, name)) {
         found.push(plain(value));
         found.extend(ended_early(value).map(plain));
     }
     let is_quoted = itself.is_some_and(|(_, value)| quoted_bytes(value) == Some(value.len()));
     if !is_quoted && piece.iter().any(is_divider) {
         let closed = without_blanks_around_equals(piece);
-        let behind = closed.split(is_divider).skip(1).filter_map(pair).filter(|(given, _)| *given == name);
+        let behind = closed.split(is_divider).skip(1).filter_map(pair).filter(|(given, _)| is_name(given, name));
         found.extend(behind.map(|(_, value)| Cow::Owned(plain(value).into_owned())));
     }
     found
+}
+
+/// Returns `true` if a framework may take a cookie for the one named `name`. Some decode names.
+fn is_name(given: &[u8], name: &[u8]) -> bool {
+    given == name
+        || match given.contains(&b'%') {
+            true => reads_as(trimmed(&wholly_decoded(given)), name),
+            false => reads_as(given, name),
+        }
 }
 
 fn is_divider(byte: &u8) -> bool {
@@ -181,13 +191,12 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_is_found_by_its_exact_name() {
-        let lines = ["session=abc; theme=dark", "Session=upper; other=1=2; quoted=\"a b\"; empty=; bare; =nameless"];
+    fn a_cookie_is_found_by_its_name() {
+        let lines = ["session=abc; theme=dark", "other=1=2; quoted=\"a b\"; empty=; bare; =nameless"];
         for (name, expected) in [
             ("session", Some("abc")),
             ("theme", Some("dark")),
-            ("Session", Some("upper")),
-            ("SESSION", None),
+            ("SESSION", Some("abc")),
             ("sess", None),
             ("other", Some("1=2")),
             ("quoted", Some("a b")),
@@ -210,6 +219,9 @@ mod tests {
             &["s=; s=1"],
             &["s=1 a=2"],
             &["s=1,a=2"],
+            &["s=1; S=2"],
+            &["s=1; s[]=2"],
+            &["s=1; %73=2"],
         ] {
             assert!(read(lines, "s").1, "{lines:?}");
         }

@@ -1,4 +1,4 @@
-//! Header values: trimmed, and one per name.
+//! Header values: trimmed, and one per name. Hosts and credentials have forms of their own.
 //!
 //! HTTP/1 parsers trim spaces and tabs. Python's `strip` and JavaScript's `trim`, which services call on keys, also
 //! remove the no-break space and the next-line character, in Latin-1 or UTF-8.
@@ -6,9 +6,9 @@
 use std::borrow::Cow;
 
 use http::HeaderName;
-use http::header::COOKIE;
+use http::header::{AUTHORIZATION, COOKIE, HOST, PROXY_AUTHORIZATION};
 
-use super::{ReadErrors, Unreadable, only};
+use super::{ReadErrors, Unreadable, credentials, host, only, signed_token};
 use crate::http::Headers;
 
 /// Returns the value of a header, trimmed. Several differing values are recorded as an error, except for cookies, whose
@@ -19,14 +19,66 @@ pub(in crate::rules) fn header<'a>(
     name: &HeaderName,
     errors: &ReadErrors,
 ) -> Option<Cow<'a, [u8]>> {
+    read(headers, name, errors, |value| text(name, value))
+}
+
+/// Returns the value of a header for a key. Several differing values, and credentials that are more than one token, are
+/// recorded as errors.
+#[inline]
+pub(in crate::rules) fn key<'a>(headers: Headers<'a>, name: &HeaderName, errors: &ReadErrors) -> Option<Cow<'a, [u8]>> {
+    read(headers, name, errors, |value| {
+        key_text(name, value).unwrap_or_else(|problem| {
+            errors.note(problem);
+            Cow::Borrowed(trimmed(value))
+        })
+    })
+}
+
+#[inline]
+fn read<'a>(
+    headers: Headers<'a>,
+    name: &HeaderName,
+    errors: &ReadErrors,
+    form: impl Fn(&'a [u8]) -> Cow<'a, [u8]>,
+) -> Option<Cow<'a, [u8]>> {
     if headers.has_no_repeats() {
-        return headers.get_named(name).map(|value| Cow::Borrowed(trimmed(value)));
+        return headers.get_named(name).map(form);
     }
     if *name == COOKIE {
         return cookie_lines(headers);
     }
-    let values = headers.get_all(name).map(trimmed);
-    only(values, errors, || Unreadable::DuplicateHeader(name.as_str().into())).map(Cow::Borrowed)
+    only(headers.get_all(name).map(form), errors, || Unreadable::DuplicateHeader(name.as_str().into()))
+}
+
+/// Returns the normal form of a value, for conditions.
+#[inline]
+pub(in crate::rules) fn text<'v>(name: &HeaderName, value: &'v [u8]) -> Cow<'v, [u8]> {
+    if is_credentials(name) {
+        credentials::text(value)
+    } else if *name == HOST {
+        host::text(trimmed(value))
+    } else {
+        Cow::Borrowed(trimmed(value))
+    }
+}
+
+/// Returns the normal form of a value, for keys.
+///
+/// # Errors
+///
+/// If upstreams would read different tokens in it.
+#[inline]
+pub(in crate::rules) fn key_text<'v>(name: &HeaderName, value: &'v [u8]) -> Result<Cow<'v, [u8]>, Unreadable> {
+    if is_credentials(name) {
+        credentials::key(value).map_err(|_| Unreadable::InvalidCredentials(name.as_str().into()))
+    } else {
+        Ok(signed_token::normal(trimmed(value)))
+    }
+}
+
+#[inline]
+fn is_credentials(name: &HeaderName) -> bool {
+    *name == AUTHORIZATION || *name == PROXY_AUTHORIZATION
 }
 
 /// Returns all lines of the `Cookie` header as one. HTTP/2 clients may split it (RFC 9113, 8.2.3), and services join the
@@ -84,6 +136,17 @@ fn trim(mut value: &[u8]) -> &[u8] {
     }
 }
 
+/// Returns `true` if there is white space in a trimmed value.
+pub(super) fn is_blank_within(value: &[u8]) -> bool {
+    if value.iter().all(u8::is_ascii_graphic) {
+        return false;
+    }
+    match std::str::from_utf8(value) {
+        Ok(text) => text.contains(|letter: char| is_blank(letter) || letter.is_ascii_control()),
+        Err(_) => value.iter().any(|byte| matches!(byte, 0..=b' ' | 0x7F | 0x85 | 0xA0)),
+    }
+}
+
 /// Returns `true` if the last byte ends a multi-byte UTF-8 character. Only the last four bytes are read, because a
 /// client controls the length.
 fn ends_in_utf8(value: &[u8]) -> bool {
@@ -93,10 +156,14 @@ fn ends_in_utf8(value: &[u8]) -> bool {
         .any(|tail| tail[0] >= 0xC2 && std::str::from_utf8(tail).is_ok_and(|text| text.chars().count() == 1))
 }
 
-/// Returns `true` for Unicode white space, and for zero-width characters that some treat as such.
+/// Returns `true` for a blank that takes three bytes of UTF-8.
 fn is_wide_blank(bytes: [u8; 3]) -> bool {
-    let is_blank = |letter: char| letter.is_whitespace() || matches!(letter, '\u{200b}' | '\u{feff}');
     bytes[0] >= 0xE1 && std::str::from_utf8(&bytes).is_ok_and(|text| text.chars().all(is_blank))
+}
+
+/// Returns `true` for Unicode white space, and for zero-width characters that some treat as such.
+fn is_blank(letter: char) -> bool {
+    letter.is_whitespace() || matches!(letter, '\u{200b}' | '\u{feff}')
 }
 
 #[cfg(test)]

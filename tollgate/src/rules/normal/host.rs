@@ -101,6 +101,15 @@ pub(in crate::rules) fn form(name: &str) -> Cow<'_, str> {
     Cow::Borrowed(name)
 }
 
+/// Returns the normal form of the value of a `Host` header. An invalid one stays.
+pub(super) fn text(value: &[u8]) -> Cow<'_, [u8]> {
+    match Host::read(value).and_then(|host| std::str::from_utf8(host.name).ok()).map(form) {
+        None => Cow::Borrowed(value),
+        Some(Cow::Borrowed(name)) => Cow::Borrowed(name.as_bytes()),
+        Some(Cow::Owned(name)) => Cow::Owned(name.into_bytes()),
+    }
+}
+
 /// Returns the `Host` header. Several differing values are recorded as an error.
 fn only_host<'a>(headers: Headers<'a>, errors: &ReadErrors) -> Option<&'a [u8]> {
     if headers.has_no_repeats() {

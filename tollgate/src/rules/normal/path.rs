@@ -271,9 +271,74 @@ pub(in crate::rules) fn named(value: &[u8], reading: PathReading) -> Result<Path
 /// Returns a path as read by a service with this case sensitivity.
 pub(in crate::rules) fn folded(path: Cow<'_, str>, case: PathCase) -> Cow<'_, str> {
     match case {
-        PathCase::Insensitive if has_upper_case(&path) => Cow::Owned(path.to_ascii_lowercase()),
+        PathCase::Insensitive if has_upper_case(&path) => Cow::Owned(without_case(&path)),
         _ => path,
     }
+}
+
+/// Returns a path, or the segment of a glob, as services that ignore case compare it: letters of all scripts are folded,
+/// whether they are escaped or not.
+#[must_use]
+pub fn without_case(path: &str) -> String {
+    if path.is_ascii() && !path.contains('%') {
+        return path.to_ascii_lowercase();
+    }
+    let mut out = String::with_capacity(path.len());
+    let mut beyond_ascii: SmallVec<[u8; 64]> = SmallVec::new();
+    let mut rest = path.as_bytes();
+    loop {
+        let next = match rest.split_first() {
+            Some((b'%', behind)) => escape(behind).map(|(byte, after)| (byte, after, true)),
+            _ => None,
+        };
+        let next = next.or_else(|| rest.split_first().map(|(byte, after)| (*byte, after, false)));
+        if let Some((byte, after, _)) = next
+            && !byte.is_ascii()
+        {
+            beyond_ascii.push(byte);
+            rest = after;
+            continue;
+        }
+        for chunk in beyond_ascii.utf8_chunks() {
+            chunk.valid().chars().for_each(|letter| push_folded(fold(letter), &mut out));
+            chunk.invalid().iter().for_each(|byte| push_lower_escape(*byte, &mut out));
+        }
+        beyond_ascii.clear();
+        match next {
+            Some((byte, after, true)) => {
+                push_lower_escape(byte, &mut out);
+                rest = after;
+            }
+            Some((byte, after, false)) => {
+                out.push(char::from(byte.to_ascii_lowercase()));
+                rest = after;
+            }
+            None => return out,
+        }
+    }
+}
+
+/// Returns a letter without its case. Services fold to upper case, to lower case, or by Unicode's table: letters that any
+/// of them joins are joined. A letter that would become several stays.
+fn fold(letter: char) -> char {
+    fn single(mut letters: impl Iterator<Item = char>) -> Option<char> {
+        letters.next().filter(|_| letters.next().is_none())
+    }
+    let upper = single(letter.to_uppercase()).unwrap_or(letter);
+    single(upper.to_lowercase()).unwrap_or(upper)
+}
+
+fn push_folded(letter: char, out: &mut String) {
+    if letter.is_ascii() {
+        out.push(letter);
+    } else {
+        letter.encode_utf8(&mut [0; 4]).bytes().for_each(|byte| push_lower_escape(byte, out));
+    }
+}
+
+fn push_lower_escape(byte: u8, out: &mut String) {
+    let digit = |value: u8| char::from_digit(value.into(), 16).unwrap_or('0');
+    out.extend(['%', digit(byte >> 4), digit(byte & 15)]);
 }
 
 /// Returns `true` if a path has letters that [`PathCase::Insensitive`] folds.

@@ -1,8 +1,8 @@
 //! Query parameters (`application/x-www-form-urlencoded`).
 //!
 //! Names and values are decoded and trimmed, so that `a%62c` and `abc` are one client. Some frameworks read `key[]=1`,
-//! `key[0]=1` and `[key]=1` as `key`, and some split at `;` too. A parameter that only some frameworks would find is
-//! found, and a value ends where the first of them ends it.
+//! `key[0]=1` and `[key]=1` as `key`, some ignore the case of names, and some split at `;` too. A parameter that only some
+//! frameworks would find is found, and a value ends where the first of them ends it.
 //!
 //! Bytes that are not UTF-8 stay percent-encoded in upper case, so that different bytes stay different: with the usual
 //! replacement character, all of them would be one key. As a result, `%FF` and `%25FF` are one key, which only joins a
@@ -10,6 +10,7 @@
 
 use std::borrow::Cow;
 
+use super::name::reads_as;
 use super::{ReadErrors, Unreadable, only};
 
 /// Returns the value of a parameter. Without an equals sign it is empty, but present. Several differing values are
@@ -25,6 +26,16 @@ pub(in crate::rules) fn names(query: &str) -> impl Iterator<Item = Cow<'_, str>>
     pairs(query).map(|(name, _)| trimmed(decoded(name)))
 }
 
+/// Returns a query without the parameters whose names another query has, in any spelling. Frameworks disagree whether
+/// the first or the last parameter of a name counts.
+#[must_use]
+pub fn without_names_of(other: &str, query: &str) -> String {
+    let names: Vec<Cow<'_, str>> = pairs(other).map(|(name, _)| trimmed_name(decoded(name))).collect();
+    let is_repeated = |piece: &&str| pairs(piece).any(|(given, _)| names.iter().any(|name| is_name(given, name)));
+    let kept: Vec<&str> = query.split('&').filter(|piece| !is_repeated(piece)).collect();
+    kept.join("&")
+}
+
 /// Returns names and values as sent.
 fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
     let pieces = query.split(['&', ';']).filter(|pair| !pair.is_empty());
@@ -35,22 +46,19 @@ fn is_name(given: &str, name: &str) -> bool {
     if given == name {
         return true;
     }
-    let given = trimmed(decoded(given));
-    given == name || base(&given) == name
+    reads_as(trimmed_name(decoded(given)).as_bytes(), name.as_bytes())
 }
 
-/// Returns the name of a parameter without the array syntax of PHP, Rails and Express.
-fn base(name: &str) -> &str {
-    match name.strip_prefix('[') {
-        Some(inner) => inner.split(']').next().unwrap_or_default(),
-        None => name.split('[').next().unwrap_or_default().trim_end(),
+/// Trims a name. Null bytes stay: they end the name.
+fn trimmed_name(name: Cow<'_, str>) -> Cow<'_, str> {
+    match name {
+        Cow::Borrowed(name) => Cow::Borrowed(name.trim_matches(|letter| is_blank(letter) && letter != '\0')),
+        Cow::Owned(name) => Cow::Owned(name.trim_matches(|letter| is_blank(letter) && letter != '\0').to_owned()),
     }
 }
 
 /// Trims a decoded value.
 pub(in crate::rules) fn trimmed(value: Cow<'_, str>) -> Cow<'_, str> {
-    let is_blank =
-        |letter: char| letter.is_whitespace() || letter.is_control() || matches!(letter, '\u{200b}' | '\u{feff}');
     match value {
         Cow::Borrowed(value) => Cow::Borrowed(value.trim_matches(is_blank)),
         Cow::Owned(value) => {
@@ -58,6 +66,10 @@ pub(in crate::rules) fn trimmed(value: Cow<'_, str>) -> Cow<'_, str> {
             if trimmed.len() == value.len() { Cow::Owned(value) } else { Cow::Owned(trimmed.to_owned()) }
         }
     }
+}
+
+fn is_blank(letter: char) -> bool {
+    letter.is_whitespace() || letter.is_control() || matches!(letter, '\u{200b}' | '\u{feff}')
 }
 
 fn decoded(text: &str) -> Cow<'_, str> {
@@ -155,7 +167,8 @@ mod tests {
             ("key=%4", Some("%4")),
             ("key=%zz%41", Some("%zzA")),
             ("key=%%41", Some("%A")),
-            ("KEY=1", None),
+            ("KEY=1", Some("1")),
+            ("ke=1", None),
             ("keys=1", None),
             ("", None),
             ("=1", None),
@@ -190,6 +203,19 @@ mod tests {
             assert!(read(text).1, "{text}");
         }
         assert!(!read("a=1&a=2&key=1").1);
+    }
+
+    #[test]
+    fn parameters_that_another_query_has_are_removed() {
+        for (query, expected) in [
+            ("a=1&b=2", "a=1&b=2"),
+            ("id=8&a=1&ID=9&i%64=7&id[]=6&b", "a=1&b"),
+            ("a=1;id=8&b=2;c", "b=2;c"),
+            ("id", ""),
+            ("", ""),
+        ] {
+            assert_eq!(without_names_of("x=1&id=7", query), expected, "{query}");
+        }
     }
 
     #[test]

@@ -153,6 +153,7 @@ impl RuleSetBuilder {
             if rule.mode == Mode::Disabled {
                 rule.matching.conditions.insert(0, ("the limit is enabled".into(), Arc::new(|_| false)));
             }
+            rule.note_listed_fingerprints();
             let ban = compiling.ban(&rule, compiled.len() as u32)?;
             compiled.push(Compiled {
                 limit,

@@ -169,7 +169,7 @@ fn meant(word: &str) -> Option<String> {
         }
         "api_key" | "apikey" => "write header:x-api-key, or query:api_key if it is in the query",
         "token" | "access_token" | "bearer" | "auth" | "authorization" | "jwt" | "claim" => {
-            "write jwt:sub for a claim of a verified token, or header:authorization for the whole header"
+            "write jwt:sub for a claim of a verified token, or header:authorization for the token of that header"
         }
         "session" | "session_id" | "sessionid" => "write cookie:NAME with the name of the session cookie",
         "uri" | "url" | "request_uri" | "request_path" | "endpoint" | "document_uri" => "write path",
