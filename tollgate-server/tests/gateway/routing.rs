@@ -25,6 +25,41 @@ fn line(answer: &Response) -> &str {
     answer.text().lines().next().unwrap_or_default()
 }
 
+/// A limit counts by the path and the query that the client sent. The upstream gets no other parameters by them.
+#[test]
+fn a_rewrite_adds_no_parameter_that_the_client_chooses() {
+    each_protocol(|protocol| {
+        let upstream = Raw::named("one");
+        let route = |path: &str, pattern: &str, to: &str| {
+            format!("{{ path: {path}, rewrite: {{ pattern: '{pattern}', to: '{to}' }}, upstream: {} }}", upstream.url())
+        };
+        let gateway = protocol.start(&site(
+            "",
+            &[
+                route("/item/**", "^/item/(.+)$", "/items?id=$1"),
+                route("/part/**", "^/part/", "/parts?id="),
+                route("/file/**", "^/file/(.*)x(.*)$", "/files/$1$2"),
+            ],
+            "",
+        ));
+        let mut client = gateway.client();
+        for (target, expected) in [
+            ("/item/7%26admin%3D1", "GET /items?id=7%26admin%3D1 HTTP/1.1"),
+            ("/item/7&admin=1;b=2", "GET /items?id=7%26admin%3D1%3Bb%3D2 HTTP/1.1"),
+            ("/part/7&admin=1", "GET /parts?id=7%26admin%3D1 HTTP/1.1"),
+            ("/item/7?page=2&id=8&%49D=9", "GET /items?id=7&page=2 HTTP/1.1"),
+            ("/item/a+b%2Fc", "GET /items?id=a%2Bb%2Fc HTTP/1.1"),
+            ("/file/axb%3Fc%23d", "GET /files/ab%3Fc%23d HTTP/1.1"),
+        ] {
+            assert_eq!(line(&client.get(target)), expected, "{target}");
+        }
+        for target in ["/file/.x.", "/file/..x", "/file/%2ex%2e", "/file/%2Fx../a"] {
+            assert_ne!(client.get(target).status, 200, "{target}");
+        }
+        assert_eq!(upstream.requests(), 6);
+    });
+}
+
 #[test]
 fn the_most_specific_route_serves_by_host_then_path_then_method_then_header() {
     each_protocol(|protocol| {

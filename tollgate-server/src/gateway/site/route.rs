@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::uri::PathAndQuery;
 use http::{Response, StatusCode, Uri};
 use smallvec::SmallVec;
-use tollgate::internal::CleanPath;
+use tollgate::internal::{CleanPath, without_case, without_names_of};
 use tollgate::rules::file::internal::{
     Balance, HealthCheckRule, HostHeader, Redirects, RespondRule, RewriteRule, RouteRule, SettingError, UpstreamRule,
 };
@@ -452,8 +452,15 @@ impl PathRewrite {
         if let Some(rest) = self.strip_prefix.as_ref().and_then(|prefix| stripped(&path, prefix, self.case)) {
             path = rest.to_owned();
         }
-        if let Some(rewrite) = &self.rewrite {
-            path = rewrite.pattern.replace(&path, &rewrite.to).into_owned();
+        let mut added = None;
+        if let Some(rewrite) = &self.rewrite
+            && let Some((rewritten, query)) = rewrite.pattern.rewrite(&path, &rewrite.to)
+        {
+            (path, added) = (rewritten, query);
+            // Groups that are joined could leave the path that the file names.
+            if path.split('/').any(|segment| matches!(segment, "." | "..")) || CleanPath::new(&path).is_err() {
+                return Err(Failure::NoRoute);
+            }
         }
         if !path.starts_with('/') {
             path.insert(0, '/');
@@ -461,9 +468,13 @@ impl PathRewrite {
         if let Some(prefix) = prefix {
             path.insert_str(0, prefix);
         }
-        if let Some(query) = uri.query() {
-            path.push('?');
-            path.push_str(query);
+        let given = match &added {
+            Some(added) => uri.query().map(|query| without_names_of(added, query)).filter(|query| !query.is_empty()),
+            None => uri.query().map(str::to_owned),
+        };
+        for query in [added, given].into_iter().flatten() {
+            path.push(if path.contains('?') { '&' } else { '?' });
+            path.push_str(&query);
         }
         with_path(uri, path)
     }
@@ -542,9 +553,12 @@ pub(super) fn with_path(uri: &Uri, path: String) -> Result<Uri, Failure> {
 
 /// Removes whole segments from the start of a path.
 fn stripped<'p>(path: &'p str, prefix: &str, case: PathCase) -> Option<&'p str> {
-    let (beginning, rest) = path.split_at_checked(prefix.len())?;
+    // Without case, other letters may take other numbers of bytes.
+    let slashes = prefix.matches('/').count();
+    let end = path.match_indices('/').nth(slashes).map_or(path.len(), |(slash, _)| slash);
+    let (beginning, rest) = path.split_at(end);
     let is_prefix = match case {
-        PathCase::Insensitive => beginning.eq_ignore_ascii_case(prefix),
+        PathCase::Insensitive => without_case(beginning) == without_case(prefix),
         _ => beginning == prefix,
     };
     let rest = Some(rest).filter(|rest| is_prefix && (rest.is_empty() || rest.starts_with('/')))?;

@@ -149,9 +149,21 @@ impl Pattern {
         Self::read_within(text, &mut PatternBudget::default())
     }
 
-    /// Replaces the first match in `text`. `$1` in `by` is the match of the first group.
-    pub fn replace<'t>(&self, text: &'t str, by: &str) -> std::borrow::Cow<'t, str> {
-        self.0.replace(text, by)
+    /// Replaces the first match in a path by `to`, in which `$1` is the match of the first group. Returns the path and,
+    /// if `to` has a question mark, the query. What the client has chosen is escaped there, so that it adds no parameter.
+    /// Returns `None` if nothing matches.
+    pub fn rewrite(&self, path: &str, to: &str) -> Option<(String, Option<String>)> {
+        let groups = self.0.captures(path)?;
+        let whole = groups.get(0)?;
+        let (to_path, to_query) = to.split_once('?').map_or((to, None), |(path, query)| (path, Some(query)));
+        let mut rewritten = path[..whole.start()].to_owned();
+        groups.expand(to_path, &mut rewritten);
+        let rest = &path[whole.end()..];
+        let Some(to_query) = to_query else { return Some((rewritten + rest, None)) };
+        let mut query = String::new();
+        expand_escaped(to_query, &groups, &mut query);
+        push_escaped(rest, &mut query);
+        Some((rewritten, Some(query)))
     }
 
     /// Returns the same expression without regard to case, or `None` if that takes too much memory.
@@ -178,6 +190,47 @@ impl Pattern {
             };
             InvalidValue::new(format!("`{}` {problem}", shown(text)), "write one such as ^/api/(.*)$")
         })
+    }
+}
+
+/// Expands a template as [`regex::Captures::expand`] does, with escaped groups.
+fn expand_escaped(template: &str, groups: &regex::Captures<'_>, out: &mut String) {
+    let mut rest = template;
+    while let Some((literal, behind)) = rest.split_once('$') {
+        out.push_str(literal);
+        let is_named = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
+        let bare = behind.bytes().take_while(is_named).count();
+        let braced = behind.strip_prefix('{').and_then(|inner| inner.split_once('}'));
+        let (name, after) = match braced {
+            _ if behind.starts_with('$') => ("", &behind[1..]),
+            Some((name, after)) => (name, after),
+            None => behind.split_at(bare),
+        };
+        rest = after;
+        if name.is_empty() {
+            out.push('$');
+            continue;
+        }
+        let group = name.parse().map_or_else(|_| groups.name(name), |number: usize| groups.get(number));
+        push_escaped(group.map_or("", |group| group.as_str()), out);
+    }
+    out.push_str(rest);
+}
+
+/// Appends a part of a path to a query. Everything but unreserved characters is escaped; escapes stay.
+fn push_escaped(text: &str, out: &mut String) {
+    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+    let bytes = text.as_bytes();
+    for (at, byte) in bytes.iter().enumerate() {
+        let is_escape = |digits: &[u8]| digits.iter().all(u8::is_ascii_hexdigit);
+        let stays = byte.is_ascii_alphanumeric()
+            || matches!(byte, b'-' | b'.' | b'_' | b'~')
+            || (*byte == b'%' && bytes.get(at + 1..at + 3).is_some_and(is_escape));
+        if stays {
+            out.push(char::from(*byte));
+        } else {
+            out.extend(['%', char::from(DIGITS[usize::from(byte >> 4)]), char::from(DIGITS[usize::from(byte & 15)])]);
+        }
     }
 }
 
@@ -294,6 +347,27 @@ impl HeaderName {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_client_chooses_adds_no_parameter() {
+        let rewrite = |pattern: &str, to: &str, path: &str| Pattern::read(pattern).unwrap().rewrite(path, to);
+        let some = |path: &str, query: Option<&str>| Some((path.to_owned(), query.map(str::to_owned)));
+        for (pattern, to, path, expected) in [
+            ("^/item/(.+)$", "/items?id=$1", "/item/7&admin=1", some("/items", Some("id=7%26admin%3D1"))),
+            ("^/item/", "/items?id=", "/item/7;a=1", some("/items", Some("id=7%3Ba%3D1"))),
+            (
+                "^/(?<a>.)/(.+)$",
+                "/${a}?x=$$$2&${a}y=$a&z=$3",
+                "/p/q+%2F/'",
+                some("/p", Some("x=$q%2B%2F%2F%27&py=p&z=")),
+            ),
+            ("^/a/(.*)$", "/b/$1", "/a/x&y=%3F", some("/b/x&y=%3F", None)),
+            ("a", "b", "/a/a", some("/b/a", None)),
+            ("x", "b", "/a", None),
+        ] {
+            assert_eq!(rewrite(pattern, to, path), expected, "{path}");
+        }
+    }
 
     #[test]
     fn globs_and_paths_of_services_are_not_refused() {
