@@ -6,6 +6,7 @@
 //! behind the gateway for the identity whose limit is exhausted. `known.txt` lists the pairs that only the service's
 //! own reading explains; any other pair fails the test.
 //!
+//! `keys.rs` has spellings of names and credentials, for handlers that read them leniently.
 //! `messages.rs` has another corpus, of messages that servers may delimit differently.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -15,6 +16,7 @@
 mod corpus;
 mod http1;
 mod http2;
+mod keys;
 mod messages;
 mod upstreams;
 

@@ -20,6 +20,8 @@ enum Start {
     Uvicorn(&'static str, &'static str),
     /// `node FILE PORT VERSION`
     Node(&'static str, &'static str),
+    /// `php -S ADDRESS FILE`
+    Php(&'static str),
     /// `nginx -c FILE`
     Nginx(&'static str),
     /// `java FILE PORT FOLDER` with Tomcat on the class path.
@@ -58,10 +60,20 @@ const RECORDERS: [Entry; 5] = [
     ("tomcat", Start::Tomcat("Record.java")),
 ];
 
+/// Handlers that read names and credentials as leniently as services do.
+const KEY_READERS: [Entry; Upstream::KEY_READERS] = [
+    ("php", Start::Php("keys.php")),
+    ("node-keys", Start::Node("keys.js", "")),
+    ("python-keys", Start::Python("keys.py")),
+];
+
 const TWO_WORKERS: &[&str] = &["--workers", "2"];
 
 /// Where Debian's package `libtomcat10-embed-java` keeps it.
 const TOMCAT: &str = "/usr/share/java/tomcat10-embed-core.jar";
+
+/// Where Debian's package `php-cli` keeps it.
+const PHP: &str = "/usr/bin/php";
 
 /// A free port can be taken before the framework binds it.
 const ATTEMPTS: usize = 3;
@@ -84,6 +96,14 @@ impl Upstream {
     /// Starts the servers that record requests, as [`start_all`](Self::start_all) starts frameworks.
     pub(crate) fn start_recorders() -> Vec<Self> {
         Self::start(&RECORDERS)
+    }
+
+    /// The number of handlers that read keys.
+    pub(crate) const KEY_READERS: usize = 3;
+
+    /// Starts the handlers that read keys, as [`start_all`](Self::start_all) starts frameworks.
+    pub(crate) fn start_key_readers() -> Vec<Self> {
+        Self::start(&KEY_READERS)
     }
 
     /// Returns everything that it printed.
@@ -159,6 +179,14 @@ fn command(start: &Start, address: SocketAddr, folder: &Path) -> Result<Command,
             let modules = installed("node/node_modules")?;
             let mut command = Command::new("node");
             command.arg(apps().join(file)).args([port.as_str(), version]).env("NODE_PATH", modules);
+            Ok(command)
+        }
+        Start::Php(file) => {
+            if !Path::new(PHP).exists() {
+                return Err("it is not installed".to_owned());
+            }
+            let mut command = Command::new(PHP);
+            command.arg("-S").arg(address.to_string()).arg(apps().join(file)).env("PHP_CLI_SERVER_WORKERS", "4");
             Ok(command)
         }
         Start::Nginx(file) => {
