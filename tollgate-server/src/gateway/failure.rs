@@ -85,11 +85,7 @@ impl Failure {
     /// or an old link.
     pub(super) const fn is_strike(self) -> bool {
         match self {
-            Self::NoHost
-            | Self::BadTarget
-            | Self::BadLength
-            | Self::UnderscoreHeader
-            | Self::Connect => true,
+            Self::NoHost | Self::BadTarget | Self::BadLength | Self::UnderscoreHeader | Self::Connect => true,
             Self::BodyTooLong | Self::BodyLate | Self::BodyBroken | Self::NoRoute => false,
             Self::Loop
             | Self::QueueFull

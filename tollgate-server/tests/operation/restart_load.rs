@@ -204,7 +204,7 @@ fn restarts_under_load_fail_no_request() {
         connect(https).map(|tcp| Connection::on(StreamOwned::new(client, tcp)))
     };
     let get = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    let body = r#"{"limit":"all","key":"1"}"#;
+    let body = r#"{"limit":"all","key":"all"}"#;
     let check = format!("{}{body}", head(body.len()));
     let kinds: [(&str, Clients); 8] =
         ["keep-alive", "one request", "TLS", "HTTP/2", "WebSocket", "decision service", "gRPC", "admin"]
