@@ -27,6 +27,8 @@ pub(crate) mod sliding_window_log;
 pub(crate) mod spill;
 pub(crate) mod strikes;
 pub(crate) mod succession;
+#[cfg(test)]
+mod test_words;
 pub(crate) mod token_bucket;
 
 use std::time::Duration;

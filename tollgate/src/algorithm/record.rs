@@ -136,40 +136,13 @@ impl Algorithm {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
 
     use proptest::prelude::*;
 
-    use super::super::spill::Spill;
+    use super::super::test_words::Words;
     use super::super::{Step, with_algorithm};
     use super::*;
-    use crate::budget::Budget;
     use crate::units::{MINUTE, SECOND};
-
-    struct Words {
-        words: [Cell<u64>; 32],
-        spill: Spill,
-    }
-
-    impl Words {
-        fn new() -> Self {
-            Self { words: Default::default(), spill: Spill::new(Budget::new(1 << 20)) }
-        }
-    }
-
-    impl StateWords for Words {
-        fn get(&self, index: usize) -> u64 {
-            self.words[index].get()
-        }
-
-        fn set(&self, index: usize, word: u64) {
-            self.words[index].set(word);
-        }
-
-        fn spill(&self) -> &Spill {
-            &self.spill
-        }
-    }
 
     fn algorithms() -> Vec<Algorithm> {
         vec![
@@ -220,7 +193,7 @@ mod tests {
             later in proptest::collection::vec((0_u64..400_000, 0_u64..4), 1..20),
         ) {
             let compiled = algorithms()[which].compile().unwrap();
-            let (before, after) = (Words::new(), Words::new());
+            let (before, after) = (Words::new(32), Words::new(32));
             let mut now = START;
             for (gap, cost) in spent {
                 now += gap;
@@ -243,7 +216,7 @@ mod tests {
             offset in -(1_i64 << 40)..1 << 40,
         ) {
             let compiled = algorithms()[which].compile().unwrap();
-            let (before, after) = (Words::new(), Words::new());
+            let (before, after) = (Words::new(32), Words::new(32));
             let mut now = START;
             for (gap, cost) in spent {
                 now += gap;
@@ -269,7 +242,7 @@ mod tests {
             later in 0..=Timestamp::MAX.as_micros(),
         ) {
             let compiled = algorithms()[which].compile().unwrap();
-            let words = Words::new();
+            let words = Words::new(32);
             let _ = compiled.restore(&words, &record, RecordedAt { now, shift });
             let _ = ask(&compiled, &words, later, 1);
         }

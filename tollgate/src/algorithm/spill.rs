@@ -13,7 +13,7 @@ pub(crate) const CHUNK_WORDS: usize = 16;
 /// Chunks in the first segment. Each further segment doubles the total.
 const FIRST_SEGMENT: u32 = 64;
 /// Enough segments for every chunk that a `u32` can number.
-const SEGMENTS: usize = 26;
+const SEGMENTS: usize = 27;
 
 pub(crate) struct Spill {
     budget: Budget,
@@ -125,7 +125,8 @@ mod tests {
             [1, 64, 65, 128, 129, 256, 257].map(locate),
             [(0, 0), (0, 63), (1, 0), (1, 63), (2, 0), (2, 127), (3, 0)]
         );
-        assert!(locate(u32::MAX).0 < SEGMENTS + 1);
+        let (segment, offset) = locate(u32::MAX);
+        assert_eq!((segment, offset), (SEGMENTS - 1, (FIRST_SEGMENT << (SEGMENTS - 2)) as usize - 2));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::units::Timestamp;
 ///
 /// let limits = LimitSet::new()
 ///     .limit(Limit::new("login", FixedWindow::new(5, MINUTE))?)
-///     .ban(Limit::new("login", Ban { after: 2, within: MINUTE, for_: HOUR })?);
+///     .ban(Limit::ban("login", Ban { after: 2, within: MINUTE, for_: HOUR })?);
 /// let limiter = Limiter::builder().limits(limits).build()?;
 /// let (login, ban) = (limiter.id("login").unwrap(), limiter.ban("login").unwrap());
 ///
@@ -200,33 +200,11 @@ impl LimitAlgorithm for Strikes {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
-
     use proptest::prelude::*;
 
-    use super::super::spill::Spill;
+    use super::super::test_words::Words;
     use super::*;
-    use crate::budget::Budget;
     use crate::decision::{Admission, Verdict};
-
-    struct Words {
-        words: [Cell<u64>; 2],
-        spill: Spill,
-    }
-
-    impl StateWords for Words {
-        fn get(&self, index: usize) -> u64 {
-            self.words[index].get()
-        }
-
-        fn set(&self, index: usize, word: u64) {
-            self.words[index].set(word);
-        }
-
-        fn spill(&self) -> &Spill {
-            &self.spill
-        }
-    }
 
     /// One key, with strikes and checks.
     struct Key {
@@ -238,7 +216,7 @@ mod tests {
         fn new(after: u64, within: u64, lasts: u64) -> Self {
             let ban = Ban { after, within: Duration::from_micros(within), for_: Duration::from_micros(lasts) };
             let Compiled::Strikes(algorithm) = ban.compile().unwrap() else { unreachable!() };
-            Self { algorithm, words: Words { words: Default::default(), spill: Spill::new(Budget::new(0)) } }
+            Self { algorithm, words: Words::new(2) }
         }
 
         fn ask(&self, now: u64, cost: u64) -> Verdict {

@@ -368,9 +368,11 @@ mod tests {
         // All segments are full.
         let numbers = std::iter::once(at.as_micros()).chain(std::iter::repeat_n(100, segments + 1)).collect();
         let times = Times { sent_at: at, received_at: at, generation: denials.generation(&hit.name) };
-        denials.remember(&hit, &KeyState::Numbers(numbers), at, 1_000_000, times);
+        let state = KeyState::Numbers(numbers);
+        denials.remember(&hit, &state, at, 1_000_000, times);
         let certain = denials.certain(&hit, at);
-        assert!(certain.is_none_or(|(verdict, _)| !verdict.is_allowed()));
+        let denial = (state.verdict(&hit.terms, at, hit.cost), at);
+        assert!(!denial.0.is_allowed() && certain.is_none_or(|certain| certain == denial), "{certain:?}");
         certain.is_some()
     }
 
@@ -406,12 +408,17 @@ mod tests {
         let limit = Limit::new("l", SlidingWindowCounter::new(100, HOUR)).unwrap();
         let terms = Arc::new(Terms::new(limit.compiled(), 100, Vec::new()));
         let budget = Budget::new(1 << 20);
-        assert!(budget.reserve((1 << 20) - 20_000), "keys have taken nearly all");
+        let of_keys = (1 << 20) - 20_000;
+        assert!(budget.reserve(of_keys), "keys have taken nearly all");
         let denials = Denials::new(budget.clone());
-        for key in 0..1_000 {
-            let _ = remember(&denials, &terms, key);
-        }
-        assert!(budget.used() <= 1 << 20);
+        let cached = (0..1_000).filter(|key| remember(&denials, &terms, *key)).count();
+        let full_sets = denials.sets.iter().filter(|set| !set.lock().unwrap().is_empty()).count();
+        assert!(cached > 0 && full_sets < denials.sets.len(), "{cached} in {full_sets} sets");
+        assert!(denials.sets.iter().all(|set| !set.lock().unwrap().is_empty() || set.lock().unwrap().capacity() == 0));
+        let of_cache = denials.sets.len() * EMPTY_SET_BYTES + full_sets * SET_BYTES;
+        assert_eq!(budget.used(), of_keys + of_cache, "every set with entries is counted");
+        drop(denials);
+        assert_eq!(budget.used(), of_keys);
     }
 
     #[test]
@@ -426,6 +433,5 @@ mod tests {
         let elsewhere = |at| (1..100).any(|key| set_of(key) != set_of(0) && remember_at(&denials, &terms, key, at));
         assert!(!elsewhere(NOW), "there is no memory for another set");
         assert!(elsewhere(NOW.saturating_add(2 * MAX_AGE)));
-        assert!(budget.used() <= 1 << 20);
     }
 }

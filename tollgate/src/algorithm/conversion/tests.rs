@@ -1,42 +1,14 @@
 //! One key under random sequences of configurations, against bounds that are computed from the list of its charges.
 
-use std::cell::Cell;
 use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::super::spill::Spill;
+use super::super::test_words::Words;
 use super::super::{LimitAlgorithm, Step, with_algorithm};
 use super::*;
-use crate::budget::Budget;
 use crate::decision::{Admission, Verdict};
 use crate::{Algorithm, FixedWindow, LeakyBucket, Rate, SlidingWindowCounter, SlidingWindowLog, TokenBucket};
-
-struct Words {
-    words: Vec<Cell<u64>>,
-    spill: Spill,
-}
-
-impl Words {
-    fn of(algorithm: &Compiled) -> Self {
-        let words = (0..algorithm.words()).map(|_| Cell::new(0)).collect();
-        Self { words, spill: Spill::new(Budget::new(1 << 20)) }
-    }
-}
-
-impl StateWords for Words {
-    fn get(&self, index: usize) -> u64 {
-        self.words[index].get()
-    }
-
-    fn set(&self, index: usize, word: u64) {
-        self.words[index].set(word);
-    }
-
-    fn spill(&self) -> &Spill {
-        &self.spill
-    }
-}
 
 #[derive(Clone, Copy, Debug)]
 enum Config {
@@ -124,7 +96,7 @@ impl Key {
         let ceiling = configs.iter().map(|config| config.quota()).max().unwrap_or(0);
         let algorithm: Vec<Compiled> =
             configs.iter().map(|config| config.algorithm().compile().unwrap().with_ceiling(ceiling)).collect();
-        Self { holder: 0, words: Words::of(&algorithm[0]), algorithm }
+        Self { holder: 0, words: Words::new(algorithm[0].words()), algorithm }
     }
 
     fn ask(&mut self, config: usize, now: u64, cost: u64) -> Verdict {
@@ -132,7 +104,7 @@ impl Key {
             return self.change(now, cost);
         }
         let (new, old) = (&self.algorithm[config], &self.algorithm[self.holder]);
-        let words = Words::of(new);
+        let words = Words::new(new.words());
         let fit = new.convert(&words, old, &self.words, now);
         with_algorithm!(new, algorithm => {
             let Step { verdict, edit } = algorithm.decide(&words, now, cost);
@@ -259,7 +231,7 @@ proptest! {
         // If denials count, another denied request would extend the wait.
         if let (Admission::Denied { retry_after }, false) = (denied.admission, matches!(configs[1], Config::Log { all: true, .. })) {
             // Converts the state here, so that the wait is that of the new configuration alone.
-            let (new, words) = (&key.algorithm[1], Words::of(&key.algorithm[1]));
+            let (new, words) = (&key.algorithm[1], Words::new(key.algorithm[1].words()));
             let _ = new.convert(&words, &key.algorithm[0], &key.words, now);
             with_algorithm!(new, algorithm => {
                 prop_assert!(!algorithm.decide(&words, now + retry_after - 1, cost).verdict.is_allowed());
@@ -274,7 +246,7 @@ proptest! {
         let mut key = Key::new(&configs);
         let spent = key.ask(0, START, spend.min(configs[0].quota()));
         let later = START + spent.reset_after + 2 * 3_600_000_000;
-        let words = Words::of(&key.algorithm[1]);
+        let words = Words::new(key.algorithm[1].words());
         if with_algorithm!(&key.algorithm[0], algorithm => algorithm.is_idle(&key.words, later)) {
             prop_assert_eq!(key.algorithm[1].convert(&words, &key.algorithm[0], &key.words, later), Fit::Whole);
             prop_assert!(with_algorithm!(&key.algorithm[1], algorithm => algorithm.is_idle(&words, later)));
