@@ -2,6 +2,10 @@
 //!
 //! Deliberately not here: HTTP statuses and headers, which `http` derives from a decision.
 
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
+use std::num::NonZeroU32;
+#[cfg(feature = "rules")]
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::units::Timestamp;
@@ -23,7 +27,7 @@ use crate::units::Timestamp;
 /// assert_eq!(denied.source(), Source::Store);
 /// # Ok::<(), tollgate::InvalidLimit>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Eq)]
 pub struct Decision {
     pub(crate) limit: Option<LimitId>,
     pub(crate) quota: u64,
@@ -39,14 +43,99 @@ pub struct Decision {
 
 /// Identifies a limit, variant or ban of a [`Limiter`](crate::Limiter): see [`Limiter::id`](crate::Limiter::id),
 /// [`Limiter::variant`](crate::Limiter::variant) and [`Limiter::ban`](crate::Limiter::ban).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct LimitId(pub(crate) u32);
+///
+/// An id is valid in every limiter whose limits, variants and bans have the same names in the same order: so it stays
+/// valid when [`Limiter::with_limits`](crate::Limiter::with_limits) changes numbers. Elsewhere it identifies nothing. A
+/// hit with such an id is denied (see [`InvalidHits`]), so it never counts in another limit by mistake. Read ids again after
+/// each `with_limits` that may add, remove or move limits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LimitId {
+    position: u32,
+    generation: Generation,
+}
 
 impl LimitId {
+    pub(crate) const fn new(position: u32, generation: Generation) -> Self {
+        Self { position, generation }
+    }
+
+    /// Returns the id of the first limit, for stores without a limiter.
+    #[cfg(test)]
+    pub(crate) fn first() -> Self {
+        Self::new(0, Generation::of_names("first"))
+    }
+
+    /// Returns the position among the limits of its generation.
+    #[inline(always)]
     pub(crate) fn index(self) -> usize {
-        self.0 as usize
+        self.position as usize
+    }
+
+    /// Returns whether this is an id of the limits of that generation.
+    #[inline(always)]
+    pub(crate) fn is_of(self, generation: Generation) -> bool {
+        self.generation == generation
     }
 }
+
+impl std::fmt::Debug for LimitId {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_tuple("LimitId").field(&self.position).finish()
+    }
+}
+
+/// Limits whose ids are valid together: those with the same names in the same order, or those of a rule set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Generation(NonZeroU32);
+
+impl Generation {
+    /// Set in a hash of names, and not in the number of a rule set.
+    const OF_NAMES: u32 = 1 << 31;
+
+    /// Begins a generation that no other limits have, until there have been two billion.
+    #[cfg(feature = "rules")]
+    pub(crate) fn begin() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        loop {
+            if let Some(number) = NonZeroU32::new(NEXT.fetch_add(1, Ordering::Relaxed) & !Self::OF_NAMES) {
+                return Self(number);
+            }
+        }
+    }
+
+    /// Returns the generation of limits with these names. Other names have it by chance, with a probability of one in two
+    /// billion.
+    pub(crate) fn of_names(names: impl Hash) -> Self {
+        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(names);
+        Self(NonZeroU32::new(hash as u32 | Self::OF_NAMES).unwrap_or(NonZeroU32::MAX))
+    }
+}
+
+/// The mistake in the hits of a request, which is then denied without a check: see [`Decision::invalid_hits`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InvalidHits {
+    /// A hit has an id that is not of the limiter's limits: of another limiter, or of limits that were replaced.
+    UnknownLimit,
+    /// Two hits are on different variants of a limit, with the same key.
+    TwoVariants,
+}
+
+impl std::fmt::Display for InvalidHits {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(match self {
+            Self::UnknownLimit => {
+                "a hit has the id of another limiter, or of limits that were replaced: read ids from the limiter that \
+                 checks the hit, and again after `with_limits`"
+            }
+            Self::TwoVariants => {
+                "two hits are on different variants of a limit, with the same key: choose one variant for each key"
+            }
+        })
+    }
+}
+
+impl std::error::Error for InvalidHits {}
 
 /// A denial as an error, returned by [`Decision::into_result`], [`Limiter::reserve`](crate::Limiter::reserve) and by
 /// waits that would take too long.
@@ -73,6 +162,7 @@ impl std::fmt::Display for Denied {
             Admission::Denied { retry_after } | Admission::NoRoom { retry_after } => {
                 write!(out, "rate limited: retry after {:?}", Duration::from_micros(retry_after))
             }
+            Admission::Invalid(mistake) => write!(out, "invalid hits: {mistake}"),
             Admission::NeverFits => out.write_str("rate limited: the cost exceeds the whole quota: use a lower cost"),
         }
     }
@@ -123,6 +213,18 @@ pub(crate) enum Admission {
     NoRoom { retry_after: u64 },
     /// Denied, because the cost exceeds the whole quota. Waiting does not help.
     NeverFits,
+    /// Denied without a check. Waiting does not help.
+    Invalid(InvalidHits),
+}
+
+/// Decisions by two rule sets can be equal, although the ids of their limits are not.
+impl PartialEq for Decision {
+    fn eq(&self, other: &Self) -> bool {
+        let Self { limit, quota, cost, at, wall_offset, source, verdict } = *self;
+        limit.map(LimitId::index) == other.limit.map(LimitId::index)
+            && (quota, cost, at, wall_offset) == (other.quota, other.cost, other.at, other.wall_offset)
+            && (source, verdict) == (other.source, other.verdict)
+    }
 }
 
 impl Decision {
@@ -190,7 +292,27 @@ impl Decision {
             Admission::Denied { retry_after } | Admission::NoRoom { retry_after } => {
                 Some(Duration::from_micros(retry_after))
             }
-            Admission::Allowed { .. } | Admission::NeverFits => None,
+            Admission::Allowed { .. } | Admission::NeverFits | Admission::Invalid(_) => None,
+        }
+    }
+
+    /// Returns the mistake in the hits, if the request was denied because of one. No limit was checked then.
+    ///
+    /// ```
+    /// use tollgate::{FixedWindow, Hit, InvalidHits, Limit, Limiter, MINUTE};
+    ///
+    /// let limiter = Limiter::new(Limit::new("per-user", FixedWindow::new(10, MINUTE))?);
+    /// let former_id = limiter.id("per-user").unwrap();
+    /// let limiter = limiter.with_limits(vec![Limit::new("global", FixedWindow::new(10, MINUTE))?])?;
+    /// let denied = limiter.decide_now(&[Hit::new(former_id, "ann")]);
+    /// assert_eq!(denied.invalid_hits(), Some(InvalidHits::UnknownLimit));
+    /// # Ok::<(), tollgate::InvalidLimit>(())
+    /// ```
+    #[must_use]
+    pub fn invalid_hits(&self) -> Option<InvalidHits> {
+        match self.verdict.admission {
+            Admission::Invalid(mistake) => Some(mistake),
+            _ => None,
         }
     }
 
@@ -240,7 +362,7 @@ impl Verdict {
         match self.admission {
             Admission::Allowed { .. } => 0,
             Admission::Denied { retry_after } | Admission::NoRoom { retry_after } => retry_after,
-            Admission::NeverFits => u64::MAX,
+            Admission::NeverFits | Admission::Invalid(_) => u64::MAX,
         }
     }
 
@@ -263,7 +385,7 @@ impl Verdict {
     pub(crate) fn delay(&self) -> u64 {
         match self.admission {
             Admission::Allowed { delay } => delay,
-            Admission::Denied { .. } | Admission::NoRoom { .. } | Admission::NeverFits => 0,
+            Admission::Denied { .. } | Admission::NoRoom { .. } | Admission::NeverFits | Admission::Invalid(_) => 0,
         }
     }
 
@@ -290,6 +412,13 @@ impl Decision {
     pub(crate) fn without_limit(now: Timestamp) -> Self {
         let verdict = Verdict { admission: Admission::Allowed { delay: 0 }, remaining: u64::MAX, reset_after: 0 };
         Self { limit: None, quota: u64::MAX, cost: 0, at: now, wall_offset: 0, source: Source::Store, verdict }
+    }
+
+    /// Returns the denial of a request whose hits are not valid.
+    #[cold]
+    pub(crate) fn invalid(mistake: InvalidHits, cost: u64, now: Timestamp) -> Self {
+        let verdict = Verdict { admission: Admission::Invalid(mistake), remaining: 0, reset_after: 0 };
+        Self { quota: 0, cost, verdict, ..Self::without_limit(now) }
     }
 
     /// Returns this decision of a ban as one of the limit that the ban belongs to. While the ban lasts, nothing is left

@@ -101,12 +101,8 @@ impl Limit {
         })))
     }
 
-    /// Creates a ban: see [`Ban`].
-    ///
-    /// # Errors
-    ///
-    /// The same as [`Limit::new`].
-    pub fn ban(name: impl Into<String>, ban: Ban) -> Result<Self, InvalidLimit> {
+    /// Creates a ban, which only a [`LimitSet`](crate::LimitSet) or a rule has.
+    pub(crate) fn ban(name: impl Into<String>, ban: Ban) -> Result<Self, InvalidLimit> {
         Self::new(name, ban)
     }
 
@@ -203,6 +199,15 @@ impl Limit {
     /// Returns this limit as the variant of that name.
     pub(crate) fn with_variant(mut self, variant: String) -> Self {
         Arc::make_mut(&mut self.0).variant = Some(variant.into());
+        self
+    }
+
+    /// Returns this limit with the consistency, the store and the failure policy of another one.
+    pub(crate) fn with_settings_of(mut self, other: &Self) -> Self {
+        let inner = Arc::make_mut(&mut self.0);
+        inner.consistency = other.0.consistency;
+        inner.store.clone_from(&other.0.store);
+        inner.on_store_failure = other.0.on_store_failure;
         self
     }
 

@@ -1,7 +1,7 @@
 //! The limits of a limiter: base limits that apply to every key, and variants and bans that only hits use.
 
-use crate::algorithm::Algorithm;
-use crate::decision::LimitId;
+use crate::algorithm::{Algorithm, Ban};
+use crate::decision::{Generation, LimitId};
 use crate::error::InvalidLimit;
 use crate::limit::{Limit, check_name};
 
@@ -30,9 +30,14 @@ const MAX_LIMITS: usize = 10_000;
 #[must_use]
 pub struct LimitSet {
     limits: Vec<Limit>,
+    /// Variants and bans.
     variants: Vec<Limit>,
     /// Set for rules, which may all be removed. Otherwise a limiter without limits is a mistake.
     allows_empty: bool,
+    /// The generation of the ids, if it is that of a rule set or of whole limits.
+    generation: Option<Generation>,
+    /// The error of the first invalid ban.
+    problem: Option<InvalidLimit>,
 }
 
 impl LimitSet {
@@ -64,17 +69,47 @@ impl LimitSet {
         self
     }
 
-    /// Adds a ban. It may have the name of a limit. A ban applies only to hits that use its id: see
-    /// [`Limiter::ban`](crate::Limiter::ban).
-    pub fn ban(mut self, ban: Limit) -> Self {
-        self.variants.push(ban);
+    /// Adds a ban. It may have the name of a limit, and then has the store and the failure policy of that limit. A ban
+    /// applies only to hits that use its id: see [`Limiter::ban`](crate::Limiter::ban). Each ban needs its own name. An
+    /// invalid name or number is reported when the limiter is built.
+    ///
+    /// A limit is not taken for a ban:
+    ///
+    /// ```compile_fail,E0061
+    /// use tollgate::{FixedWindow, Limit, LimitSet, MINUTE};
+    ///
+    /// let login = Limit::new("login", FixedWindow::new(5, MINUTE)).unwrap();
+    /// let limits = LimitSet::new().limit(login.clone()).ban(login);
+    /// ```
+    pub fn ban(mut self, name: impl Into<String>, ban: Ban) -> Self {
+        match Limit::ban(name, ban) {
+            Ok(ban) => self.variants.push(ban),
+            Err(problem) => self.problem = self.problem.or(Some(problem)),
+        }
         self
     }
 
     /// Creates a set of the limits of rules and their variants, in the order of their ids.
     #[cfg(feature = "rules")]
-    pub(crate) fn from_rules(limits: &[Limit], variants: &[Limit]) -> Self {
-        Self { limits: limits.to_vec(), variants: variants.to_vec(), allows_empty: true }
+    pub(crate) fn from_rules(limits: &[Limit], variants: &[Limit], generation: Generation) -> Self {
+        let (limits, variants) = (limits.to_vec(), variants.to_vec());
+        Self { limits, variants, allows_empty: true, generation: Some(generation), problem: None }
+    }
+
+    /// Sets the generation of the ids, so that limiters with a share of these limits have the same ids.
+    #[cfg(feature = "redis")]
+    pub(crate) fn with_generation(self) -> Self {
+        Self { generation: Some(self.own_generation()), ..self }
+    }
+
+    /// Returns the generation of the ids.
+    fn own_generation(&self) -> Generation {
+        let name = |limit: &Limit| {
+            let is_ban = matches!(limit.algorithm(), Algorithm::Ban(_));
+            (limit.name().to_owned(), limit.variant().map(str::to_owned), is_ban)
+        };
+        let names = |limits: &[Limit]| limits.iter().map(name).collect::<Vec<_>>();
+        self.generation.unwrap_or_else(|| Generation::of_names((names(&self.limits), names(&self.variants))))
     }
 
     /// Returns the share of each limit for one process that counts by itself. `nodes` returns the number of processes
@@ -82,11 +117,14 @@ impl LimitSet {
     #[cfg(feature = "redis")]
     pub(crate) fn share(&self, nodes: impl Fn(&Limit) -> u32) -> Self {
         let share = |limits: &[Limit]| limits.iter().map(|limit| limit.share(nodes(limit))).collect();
-        Self { limits: share(&self.limits), variants: share(&self.variants), allows_empty: self.allows_empty }
+        Self { limits: share(&self.limits), variants: share(&self.variants), ..self.clone() }
     }
 
     /// Checks that there are limits, not too many, and that their names are unique.
-    pub(crate) fn checked(self) -> Result<Checked, InvalidLimit> {
+    pub(crate) fn checked(mut self) -> Result<Checked, InvalidLimit> {
+        if let Some(problem) = self.problem {
+            return Err(problem);
+        }
         if self.limits.is_empty() && !self.allows_empty {
             return Err(InvalidLimit::new("limits", "the limiter has no limit".into(), "add one with `limit`"));
         }
@@ -101,8 +139,21 @@ impl LimitSet {
             let problem = format!("two limits are named `{}`", twice[0].name());
             return Err(InvalidLimit::new("name", problem, "give each limit its own name"));
         }
-        for limit in self.variants.iter().filter(|limit| !matches!(limit.algorithm(), Algorithm::Ban(_))) {
-            check_variant(limit, &by_name)?;
+        let mut bans = Vec::new();
+        for variant in &mut self.variants {
+            if variant.variant().is_some() || !matches!(variant.algorithm(), Algorithm::Ban(_)) {
+                check_variant(variant, &by_name)?;
+                continue;
+            }
+            if let Ok(found) = by_name.binary_search_by_key(&variant.name(), |limit| limit.name()) {
+                *variant = variant.clone().with_settings_of(by_name[found]);
+            }
+            bans.push(variant.name().to_owned());
+        }
+        bans.sort_unstable();
+        if let Some(twice) = bans.windows(2).find(|pair| pair[0] == pair[1]) {
+            let problem = format!("two bans are named `{}`", twice[0]);
+            return Err(InvalidLimit::new("name", problem, "give each ban its own name"));
         }
         let mut variants: Vec<(&str, &str)> =
             self.variants.iter().filter_map(|limit| Some((limit.name(), limit.variant()?))).collect();
@@ -112,12 +163,17 @@ impl LimitSet {
             return Err(InvalidLimit::new("variant", problem, "give each variant its own name"));
         }
         let base_count = self.limits.len();
-        Ok(Checked { limits: self.limits.into_iter().chain(self.variants).collect(), base_count })
+        let generation = self.own_generation();
+        Ok(Checked { limits: self.limits.into_iter().chain(self.variants).collect(), base_count, generation })
     }
 }
 
 fn check_variant(variant: &Limit, by_name: &[&Limit]) -> Result<(), InvalidLimit> {
     let name = variant.name();
+    if matches!(variant.algorithm(), Algorithm::Ban(_)) {
+        let problem = "a ban is not a variant of a limit".into();
+        return Err(InvalidLimit::new("algorithm", problem, "add it with `ban`").of_limit(name));
+    }
     if let Some(variant) = variant.variant() {
         check_name(variant).map_err(|error| error.of_limit(name))?;
     }
@@ -143,9 +199,11 @@ pub(crate) struct Checked {
     pub(crate) limits: Vec<Limit>,
     /// Number of limits that apply to every key. They come first; variants and bans follow.
     pub(crate) base_count: usize,
+    /// The generation of the ids.
+    pub(crate) generation: Generation,
 }
 
 /// Returns the ids of the limits at these positions.
-pub(crate) fn ids(positions: std::ops::Range<usize>) -> impl Iterator<Item = LimitId> {
-    (positions.start as u32..positions.end as u32).map(LimitId)
+pub(crate) fn ids(positions: std::ops::Range<usize>, generation: Generation) -> impl Iterator<Item = LimitId> {
+    (positions.start as u32..positions.end as u32).map(move |position| LimitId::new(position, generation))
 }

@@ -23,7 +23,7 @@ use self::reservation::{Reservation, Settlement};
 pub use self::snapshot::{RestoreError, Restored};
 use crate::algorithm::Algorithm;
 use crate::clock::TimeSource;
-use crate::decision::{Decision, Denied, LimitId};
+use crate::decision::{Decision, Denied, Generation, InvalidHits, LimitId};
 use crate::error::InvalidLimit;
 use crate::key::Key;
 use crate::limit::Limit;
@@ -53,6 +53,8 @@ struct Inner {
     limits: Box<[Limit]>,
     /// Number of limits that apply to every key. They come first; variants and bans follow, and only hits use those.
     base_count: usize,
+    /// The generation of the ids.
+    generation: Generation,
     store: MemoryStore,
     clock: TimeSource,
 }
@@ -84,6 +86,38 @@ impl<'a> Hit<'a> {
 }
 
 pub(crate) type HashedHits = SmallVec<[HashedHit; 8]>;
+
+/// The hits of several checks, of which no two are on the same limit and key.
+#[cfg(feature = "rules")]
+pub(crate) struct CombinedHits<Hits, Hit> {
+    pub(crate) hits: Hits,
+    /// The same keys in other variants of their limits, at the same cost. The keys are charged once, under the variant
+    /// that was first among the hits, and must not exceed the numbers of the others.
+    pub(crate) variants: Vec<Hit>,
+}
+
+/// The place of a hit among the combined ones.
+#[derive(Clone, Copy)]
+#[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only joint checks need it"))]
+pub(crate) struct Place {
+    /// The position of the hit that charges its key.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only receipts of Redis need it"))]
+    pub(crate) hit: usize,
+    /// The position among the variants, if the key is charged under another variant.
+    variant: Option<usize>,
+}
+
+impl Place {
+    pub(crate) fn new(hit: usize, variant: Option<usize>) -> Self {
+        Self { hit, variant }
+    }
+
+    /// Returns the position of the decision, in the decisions of `hits` hits followed by those of the variants.
+    #[cfg(feature = "rules")]
+    pub(crate) fn decision(self, hits: usize) -> usize {
+        self.variant.map_or(self.hit, |variant| hits + variant)
+    }
+}
 
 impl Limiter {
     /// Creates a limiter with one limit, the system's clock and at most 512 MiB of memory for keys.
@@ -123,7 +157,8 @@ impl Limiter {
     /// The state of a former configuration takes memory, within the bound, until all of its keys have their whole quota
     /// back. After many changes in a row it is converted at once, which takes about a microsecond per key.
     ///
-    /// A [reservation](Self::reserve) is settled with the limits that took it, whichever limiter settles it.
+    /// A [reservation](Self::reserve) is settled with the limits that took it, whichever limiter settles it. If
+    /// limits were added, removed or moved, read [ids](LimitId) again from the new limiter.
     ///
     /// # Errors
     ///
@@ -141,22 +176,22 @@ impl Limiter {
     /// ```
     pub fn with_limits(&self, limits: impl Into<LimitSet>) -> Result<Self, InvalidLimit> {
         let inner = &*self.0;
-        let Checked { mut limits, base_count } = limits.into().checked()?;
-        let wall_offset = inner.clock.wall_offset();
+        let Checked { mut limits, base_count, generation } = limits.into().checked()?;
+        let (wall_offset, clock) = (inner.clock.wall_offset(), inner.clock.clone());
         limits.iter_mut().for_each(|limit| limit.follow_wall_clock(&wall_offset));
         let store = inner.store.successor(&mut limits, self.now())?;
-        Ok(Self(Arc::new(Inner { limits: limits.into(), base_count, store, clock: inner.clock.clone() })))
+        Ok(Self(Arc::new(Inner { limits: limits.into(), base_count, generation, store, clock })))
     }
 
     /// Returns a limiter with other limits and separate keys, with the same clock and memory.
     #[cfg(feature = "redis")]
     pub(crate) fn with_other_keys(&self, limits: LimitSet) -> Result<Self, InvalidLimit> {
         let inner = &*self.0;
-        let Checked { mut limits, base_count } = limits.checked()?;
-        let wall_offset = inner.clock.wall_offset();
+        let Checked { mut limits, base_count, generation } = limits.checked()?;
+        let (wall_offset, clock) = (inner.clock.wall_offset(), inner.clock.clone());
         limits.iter_mut().for_each(|limit| limit.follow_wall_clock(&wall_offset));
         let store = inner.store.with_other_keys(&mut limits, self.now())?;
-        Ok(Self(Arc::new(Inner { limits: limits.into(), base_count, store, clock: inner.clock.clone() })))
+        Ok(Self(Arc::new(Inner { limits: limits.into(), base_count, generation, store, clock })))
     }
 
     /// Takes one unit of the key from every limit, or from none.
@@ -186,7 +221,7 @@ impl Limiter {
             // Read the clock before the table: the processor waits for earlier loads to finish before it reads its
             // counter.
             let now = self.now();
-            return self.decide_one(HashedHit { limit: LimitId(0), fingerprint, cost }, now);
+            return self.decide_one(HashedHit { limit: LimitId::new(0, inner.generation), fingerprint, cost }, now);
         }
         self.check_several(key.into(), cost)
     }
@@ -209,7 +244,9 @@ impl Limiter {
 
     /// Takes the cost of every hit, or nothing. Hits may name different limits and different keys.
     ///
-    /// It never waits and needs no async runtime. Hits on the same limit and key are added up.
+    /// It never waits and needs no async runtime. Hits on the same limit and key are added up. If a hit has the id of
+    /// another limiter, or if two hits are on different variants of a limit with the same key, the request is denied
+    /// without a check: see [`Decision::invalid_hits`].
     ///
     /// ```
     /// use tollgate::{FixedWindow, Hit, Limit, Limiter, MINUTE};
@@ -227,13 +264,25 @@ impl Limiter {
     /// ```
     #[must_use = "ignoring the decision limits nothing"]
     pub fn decide_now(&self, hits: &[Hit<'_>]) -> Decision {
-        self.decide_hashed(&self.hash_hits(hits))
+        let mut hashed = HashedHits::new();
+        match self.hash_hits(hits, &mut hashed) {
+            Ok(()) => self.decide_hashed(&hashed),
+            Err(mistake) => self.deny_invalid(mistake, hits),
+        }
+    }
+
+    /// Returns the denial of a request with a mistake in its hits.
+    #[cold]
+    fn deny_invalid(&self, mistake: InvalidHits, hits: &[Hit<'_>]) -> Decision {
+        let cost = hits.iter().map(|hit| hit.cost).max().unwrap_or(0);
+        self.with_wall_time(Decision::invalid(mistake, cost, self.now()))
     }
 
     /// Hashes the key of a hit. A caller that gathers several hits must not include the same key twice.
     #[cfg(feature = "rules")]
     #[inline]
     pub(crate) fn hash_hit(&self, hit: &Hit<'_>) -> HashedHit {
+        debug_assert!(hit.limit.is_of(self.0.generation), "rules and their limiter have the same ids");
         HashedHit { limit: hit.limit, fingerprint: self.0.store.fingerprint(hit.key), cost: hit.cost }
     }
 
@@ -267,41 +316,49 @@ impl Limiter {
         self.with_wall_time(inner.store.decide(&inner.limits, hits, self.now()))
     }
 
-    fn hash_hits(&self, hits: &[Hit<'_>]) -> HashedHits {
-        let store = &self.0.store;
+    /// Hashes the keys of hits into `into`, which must be empty.
+    fn hash_hits(&self, hits: &[Hit<'_>], into: &mut HashedHits) -> Result<(), InvalidHits> {
+        let Inner { store, generation, .. } = &*self.0;
+        if hits.iter().any(|hit| !hit.limit.is_of(*generation)) {
+            return Err(InvalidHits::UnknownLimit);
+        }
         let hashed = hits.iter().map(|hit| {
             let fingerprint = store.fingerprint(hit.key);
             HashedHit { limit: hit.limit, fingerprint, cost: hit.cost }
         });
-        self.combine_hashed(hashed, |_| ())
+        let variants = self.combine_hashed(hashed, into, |_| ());
+        if variants.is_empty() { Ok(()) } else { Err(InvalidHits::TwoVariants) }
     }
 
-    /// Combines hits: two on the same key count as one, with the sum of the costs. Reports the position of each among
-    /// the combined hits.
+    /// Combines hits into `all`, which must be empty: two on the same key count as one, with the sum of the costs.
+    /// Returns the hits on other variants, and reports the place of each hit: see [`CombinedHits`].
     pub(crate) fn combine_hashed(
         &self,
         hits: impl Iterator<Item = HashedHit>,
-        mut position_of_next: impl FnMut(usize),
-    ) -> HashedHits {
+        all: &mut HashedHits,
+        mut place_of_next: impl FnMut(Place),
+    ) -> Vec<HashedHit> {
         let store = &self.0.store;
-        let (mut all, mut positions) = (HashedHits::new(), Positions::default());
+        let (mut positions, mut variants) = (Positions::default(), Vec::new());
         for hit in hits {
             let is_same = |one: &HashedHit| {
                 one.fingerprint == hit.fingerprint && store.identity(one.limit) == store.identity(hit.limit)
             };
-            match positions.of(&all, is_same, || (hit.fingerprint, store.identity(hit.limit))) {
+            match positions.of(all, is_same, || (hit.fingerprint, store.identity(hit.limit))) {
                 Some(same) => {
                     all[same].cost = all[same].cost.saturating_add(hit.cost);
-                    position_of_next(same);
+                    let variant =
+                        (all[same].limit != hit.limit).then(|| position_of_variant(&mut variants, (same, hit)));
+                    place_of_next(Place::new(same, variant));
                 }
                 None => {
                     all.push(hit);
-                    positions.added(&all, |one| (one.fingerprint, store.identity(one.limit)));
-                    position_of_next(all.len() - 1);
+                    positions.added(all, |one| (one.fingerprint, store.identity(one.limit)));
+                    place_of_next(Place::new(all.len() - 1, None));
                 }
             }
         }
-        all
+        variants.into_iter().map(|(charged, hit)| HashedHit { cost: all[charged].cost, ..hit }).collect()
     }
 
     /// Gives the key its whole quota back, in every limit.
@@ -350,7 +407,11 @@ impl Limiter {
     ///
     /// Returns the denial if the cost of a hit exceeds its remaining quota.
     pub fn reserve_hits(&self, hits: &[Hit<'_>], expires_after: Duration) -> Result<Reservation, Denied> {
-        self.reserve_hashed(self.hash_hits(hits), expires_after)
+        let mut hashed = HashedHits::new();
+        match self.hash_hits(hits, &mut hashed) {
+            Ok(()) => self.reserve_hashed(hashed, expires_after),
+            Err(mistake) => Err(Denied(self.deny_invalid(mistake, hits))),
+        }
     }
 
     fn reserve_hashed(&self, hits: HashedHits, expires_after: Duration) -> Result<Reservation, Denied> {
@@ -441,13 +502,19 @@ impl Limiter {
     /// Gives back the units that a hit took at `at`. `wall_offset` is that of the decision.
     #[cfg(feature = "redis")]
     pub(crate) fn give_back_hit(&self, hit: Hit<'_>, at: Timestamp, wall_offset: i64) {
-        self.give_back(&self.hash_hits(&[hit]), at, wall_offset);
+        self.give_back(&[self.hash_own(hit)], at, wall_offset);
+    }
+
+    /// Hashes the key of a hit on a limit of this limiter.
+    #[cfg(feature = "redis")]
+    fn hash_own(&self, Hit { limit, key, cost }: Hit<'_>) -> HashedHit {
+        HashedHit { limit, fingerprint: self.0.store.fingerprint(key), cost }
     }
 
     /// Returns the decision on one hit, taking nothing.
     #[cfg(feature = "redis")]
     pub(crate) fn peek_hit(&self, hit: Hit<'_>) -> Decision {
-        self.with_wall_time(self.0.store.peek(&self.0.limits, &self.hash_hits(&[hit]), self.now()))
+        self.with_wall_time(self.0.store.peek(&self.0.limits, &[self.hash_own(hit)], self.now()))
     }
 
     /// Gives the key of a hit its whole quota back, in the limit of the hit.
@@ -478,7 +545,7 @@ impl Limiter {
     #[must_use]
     pub fn id(&self, name: &str) -> Option<LimitId> {
         let index = self.limits().iter().position(|limit| limit.name() == name)?;
-        u32::try_from(index).ok().map(LimitId)
+        u32::try_from(index).ok().map(|position| LimitId::new(position, self.0.generation))
     }
 
     /// Returns the id of a limit's variant, by the names of both: see [`LimitSet::variant`].
@@ -507,28 +574,29 @@ impl Limiter {
     }
 
     fn find_variant(&self, is_it: impl Fn(&Limit) -> bool) -> Option<LimitId> {
-        self.variants().find(|id| is_it(self.limit(*id)))
+        self.variants().find(|id| is_it(&self.0.limits[id.index()]))
     }
 
     /// Returns the ids of all [`limits`](Self::limits), in the same order. With many limits, this is faster than
     /// [`id`](Self::id) for each of them.
     pub fn ids(&self) -> impl Iterator<Item = LimitId> + use<> {
-        limit_set::ids(0..self.0.base_count)
+        limit_set::ids(0..self.0.base_count, self.0.generation)
     }
 
     /// Returns the ids of all variants and bans, in the order in which they were added: see [`LimitSet`].
     pub fn variants(&self) -> impl Iterator<Item = LimitId> + use<> {
-        limit_set::ids(self.0.base_count..self.0.limits.len())
+        limit_set::ids(self.0.base_count..self.0.limits.len(), self.0.generation)
     }
 
-    /// Returns the limit of an id, such as [`Decision::limit`].
-    ///
-    /// # Panics
-    ///
-    /// If the id comes from another limiter that has more limits.
+    /// Returns the limit of an id, such as [`Decision::limit`], or `None` if the id comes from another limiter.
     #[must_use]
-    pub fn limit(&self, id: LimitId) -> &Limit {
-        &self.0.limits[id.index()]
+    pub fn limit(&self, id: LimitId) -> Option<&Limit> {
+        self.0.limits.get(id.index()).filter(|_| self.has(id))
+    }
+
+    /// Returns whether an id was read from this limiter.
+    fn has(&self, id: LimitId) -> bool {
+        id.is_of(self.0.generation)
     }
 
     /// Returns the limits that apply to every key, in the order in which they were added.
@@ -551,7 +619,8 @@ impl Limiter {
     }
 
     /// Returns how often a limit and its variants have lacked memory for their keys, since a limit of this name was
-    /// configured. Raise [`max_memory`](LimiterBuilder::max_memory) if these counts rise.
+    /// configured. Raise [`max_memory`](LimiterBuilder::max_memory) if these counts rise. They are 0 for an id of
+    /// another limiter.
     ///
     /// ```
     /// use tollgate::{FixedWindow, Limit, Limiter, HOUR};
@@ -564,11 +633,12 @@ impl Limiter {
     /// ```
     #[must_use]
     pub fn overflow(&self, limit: LimitId) -> Overflow {
-        self.0.store.overflow(limit)
+        if self.has(limit) { self.0.store.overflow(limit) } else { Overflow::default() }
     }
 
     /// Returns the memory for the keys of a limit and its variants. It takes constant time;
-    /// [`live_keys`](Self::live_keys) visits all keys, and leaves out those that have their whole quota.
+    /// [`live_keys`](Self::live_keys) visits all keys, and leaves out those that have their whole quota. An id of another
+    /// limiter has no memory.
     ///
     /// ```
     /// use tollgate::{FixedWindow, Limit, Limiter, HOUR};
@@ -582,7 +652,7 @@ impl Limiter {
     /// ```
     #[must_use]
     pub fn occupancy(&self, limit: LimitId) -> Occupancy {
-        self.0.store.occupancy(limit)
+        if self.has(limit) { self.0.store.occupancy(limit) } else { Occupancy::default() }
     }
 
     /// Returns the bytes allocated for keys, out of [`max_memory`](LimiterBuilder::max_memory).
@@ -632,12 +702,13 @@ impl Limiter {
     pub fn compacted(&self) -> Option<Self> {
         let inner = &*self.0;
         let store = inner.store.compacted(self.now())?;
+        let Inner { base_count, generation, .. } = *inner;
         let (limits, clock) = (inner.limits.clone(), inner.clock.clone());
-        Some(Self(Arc::new(Inner { limits, base_count: inner.base_count, store, clock })))
+        Some(Self(Arc::new(Inner { limits, base_count, generation, store, clock })))
     }
 
     /// Counts the keys of a limit that do not have their whole quota. Keys of its variants are included; keys that
-    /// found no memory are not.
+    /// found no memory are not. An id of another limiter has none.
     ///
     /// It visits the whole table of the limit, which takes some milliseconds for a million keys. While other threads
     /// decide, the count is an estimate.
@@ -657,7 +728,7 @@ impl Limiter {
     /// ```
     #[must_use]
     pub fn live_keys(&self, limit: LimitId) -> usize {
-        self.0.store.live_keys(&self.0.limits, limit, self.now())
+        if self.has(limit) { self.0.store.live_keys(&self.0.limits, limit, self.now()) } else { 0 }
     }
 
     #[inline(always)]
@@ -668,8 +739,21 @@ impl Limiter {
     #[inline]
     fn hash_for_every_limit(&self, key: Key<'_>, cost: u64) -> HashedHits {
         let fingerprint = self.0.store.fingerprint(key);
-        limit_set::ids(0..self.0.base_count).map(|limit| HashedHit { limit, fingerprint, cost }).collect()
+        limit_set::ids(0..self.0.base_count, self.0.generation)
+            .map(|limit| HashedHit { limit, fingerprint, cost })
+            .collect()
     }
+}
+
+/// Returns the position of a hit among the variants, and adds it if it is new. Each comes with the position of the hit that
+/// charges its key.
+#[cold]
+fn position_of_variant(variants: &mut Vec<(usize, HashedHit)>, (charged, hit): (usize, HashedHit)) -> usize {
+    let is_same = |(other, one): &(usize, HashedHit)| (*other, one.limit) == (charged, hit.limit);
+    variants.iter().position(is_same).unwrap_or_else(|| {
+        variants.push((charged, hit));
+        variants.len() - 1
+    })
 }
 
 impl std::fmt::Debug for Limiter {

@@ -120,12 +120,9 @@ pub trait RateLimiter: Clone + Send + Sync + 'static {
     /// Returns the id of the ban of that name: see [`LimitSet::ban`](crate::LimitSet::ban).
     fn ban(&self, name: &str) -> Option<LimitId>;
 
-    /// Returns the limit, variant or ban of an id, such as [`Decision::limit`].
-    ///
-    /// # Panics
-    ///
-    /// If the id comes from another limiter that has more limits.
-    fn limit(&self, id: LimitId) -> &Limit;
+    /// Returns the limit, variant or ban of an id, such as [`Decision::limit`], or `None` if the id comes from another
+    /// limiter.
+    fn limit(&self, id: LimitId) -> Option<&Limit>;
 
     /// Returns the limits that apply to every key, in the order in which they were added.
     fn limits(&self) -> &[Limit];
@@ -185,7 +182,7 @@ impl RateLimiter for Limiter {
         Self::ban(self, name)
     }
 
-    fn limit(&self, id: LimitId) -> &Limit {
+    fn limit(&self, id: LimitId) -> Option<&Limit> {
         Self::limit(self, id)
     }
 
@@ -251,7 +248,7 @@ mod on_redis {
             Self::ban(self, name)
         }
 
-        fn limit(&self, id: LimitId) -> &Limit {
+        fn limit(&self, id: LimitId) -> Option<&Limit> {
             Self::limit(self, id)
         }
 

@@ -91,7 +91,7 @@ pub use self::stats::{Histogram, ServerMemory, Stats};
 use self::stores::Stores;
 pub use self::warnings::StoreWarning;
 use crate::clock::TimeSource;
-use crate::decision::{Admission, Decision, LimitId, Source, Verdict};
+use crate::decision::{Decision, InvalidHits, LimitId, Source, Verdict};
 use crate::key::Key;
 use crate::limit::{Limit, OnStoreFailure};
 use crate::limiter::{Hit, Limiter};
@@ -106,8 +106,6 @@ pub struct RedisLimiter(Arc<Inner>);
 
 struct Inner {
     limits: Box<[PreparedLimit]>,
-    /// Number of limits that apply to every key. They come first; variants and bans follow.
-    base_count: usize,
     /// Finds limits by name and id, and keeps their earlier configurations. It decides nothing.
     catalogue: Limiter,
     /// Counts in memory while Redis fails, for limits with that policy.
@@ -247,13 +245,14 @@ impl RedisLimiter {
     }
 
     /// Takes the cost of every hit, or of none. Hits may be on different limits and keys. However many hits there are,
-    /// this takes one round trip. Several stores or cluster slots are called at the same time.
+    /// this takes one round trip. Several stores or cluster slots are called at the same time. Mistakes in the hits are
+    /// denied, as by [`Limiter::decide_now`](crate::Limiter::decide_now).
     #[must_use = "an ignored decision limits nothing"]
     pub async fn decide(&self, hits: &[Hit<'_>]) -> Decision {
         let cost = hits.iter().map(|hit| hit.parts().2).max().unwrap_or(0);
         match self.prepare_hits(hits) {
-            Some(mut hits) => self.take_or_lease(&mut hits, cost).await,
-            None => self.no_such_limit(cost),
+            Ok(mut hits) => self.take_or_lease(&mut hits, cost).await,
+            Err(mistake) => self.deny_invalid(mistake, cost),
         }
     }
 
@@ -330,13 +329,10 @@ impl RedisLimiter {
         self.0.catalogue.variants()
     }
 
-    /// Returns the limit of that id, for example the one that a decision names.
-    ///
-    /// # Panics
-    ///
-    /// If the id comes from a limiter with more limits.
+    /// Returns the limit of that id, for example the one that a decision names, or `None` if the id comes from another
+    /// limiter.
     #[must_use]
-    pub fn limit(&self, id: LimitId) -> &Limit {
+    pub fn limit(&self, id: LimitId) -> Option<&Limit> {
         self.0.catalogue.limit(id)
     }
 
@@ -409,25 +405,26 @@ impl RedisLimiter {
         Decision { limit: Some(hit.limit), quota, cost: hit.script_hit.cost, at, wall_offset: 0, source, verdict }
     }
 
-    /// Returns a denial for a limit of another limiter, so that nothing is allowed by mistake.
-    fn no_such_limit(&self, cost: u64) -> Decision {
-        Decision { cost, verdict: NEVER_FITS, ..Decision::without_limit(self.0.shared.clock.wall()) }
+    /// Returns the denial of a request with a mistake in its hits.
+    fn deny_invalid(&self, mistake: InvalidHits, cost: u64) -> Decision {
+        Decision::invalid(mistake, cost, self.0.shared.clock.wall())
     }
 
     fn hits_for_key(&self, key: Key<'_>, cost: u64) -> RedisHits {
-        let limits = self.0.limits[..self.0.base_count].iter().enumerate();
-        limits.map(|(index, prepared)| prepared.hit(LimitId(index as u32), key, cost)).collect()
+        self.0.catalogue.ids().zip(&self.0.limits).map(|(limit, prepared)| prepared.hit(limit, key, cost)).collect()
     }
 
-    /// Prepares hits for Redis. Returns `None` if a limit does not belong to this limiter.
-    fn prepare_hits(&self, hits: &[Hit<'_>]) -> Option<RedisHits> {
+    /// Prepares hits for Redis.
+    fn prepare_hits(&self, hits: &[Hit<'_>]) -> Result<RedisHits, InvalidHits> {
         let (mut all, mut positions) = (RedisHits::new(), Positions::default());
         for hit in hits {
             let (limit, key, cost) = hit.parts();
-            let added = self.0.limits.get(limit.index())?.hit(limit, key, cost);
+            let prepared = self.0.limits.get(limit.index()).filter(|_| self.limit(limit).is_some());
+            let added = prepared.ok_or(InvalidHits::UnknownLimit)?.hit(limit, key, cost);
             // Hits on the same key are added up.
             let is_same = |other: &RedisHit| other.script_hit.name == added.script_hit.name;
             match positions.of(&all, is_same, || added.script_hit.name.clone()) {
+                Some(same) if all[same].limit != limit => return Err(InvalidHits::TwoVariants),
                 Some(same) => all[same].script_hit.cost = all[same].script_hit.cost.saturating_add(cost),
                 None => {
                     all.push(added);
@@ -435,11 +432,9 @@ impl RedisLimiter {
                 }
             }
         }
-        Some(all)
+        Ok(all)
     }
 }
-
-const NEVER_FITS: Verdict = Verdict { admission: Admission::NeverFits, remaining: 0, reset_after: 0 };
 
 impl std::fmt::Debug for RedisLimiter {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -10,8 +10,8 @@ use std::time::Duration;
 use common::{Rig, START_US};
 use testkit::wait::SetOnDrop;
 use tollgate::{
-    Algorithm, Ban, FixedWindow, HOUR, Hit, LeakyBucket, Limit, LimitSet, Limiter, MINUTE, ManualClock, Rate, SECOND,
-    Settlement, SlidingWindowCounter, SlidingWindowLog, Timestamp, TokenBucket,
+    Algorithm, Ban, FixedWindow, HOUR, Hit, InvalidHits, LeakyBucket, Limit, LimitSet, Limiter, MINUTE, ManualClock,
+    Rate, SECOND, Settlement, SlidingWindowCounter, SlidingWindowLog, Timestamp, TokenBucket,
 };
 
 /// Every algorithm and mode, by its quota. Rates are one unit per minute.
@@ -292,17 +292,89 @@ fn limits_that_are_refused_change_nothing() {
 #[test]
 fn variants_and_bans_are_found_by_name() {
     let hourly = |quota| limit(FixedWindow::new(quota, HOUR));
-    let ban = Limit::ban("limit", Ban { after: 2, within: HOUR, for_: HOUR }).unwrap();
-    let limits = LimitSet::new().limit(hourly(1)).variant("silver", hourly(2)).variant("gold", hourly(3)).ban(ban);
+    let ban = Ban { after: 2, within: HOUR, for_: HOUR };
+    let limits = LimitSet::new().limit(hourly(1)).variant("silver", hourly(2)).variant("gold", hourly(3));
+    let limits = limits.ban("limit", ban);
     let limiter = Limiter::builder().limits(limits).build().unwrap();
-    let quota = |variant| limiter.variant("limit", variant).map(|id| limiter.limit(id).quota());
+    let quota = |variant| limiter.variant("limit", variant).and_then(|id| limiter.limit(id)).map(Limit::quota);
     assert_eq!([quota("silver"), quota("gold"), quota("bronze")], [Some(2), Some(3), None]);
     assert_eq!(limiter.variant("other", "gold"), None);
     let ban = limiter.ban("limit").expect("the ban");
-    assert_eq!((limiter.limit(ban).quota(), limiter.ban("other")), (2, None));
+    assert_eq!((limiter.limit(ban).map(Limit::quota), limiter.ban("other")), (Some(2), None));
     let twice = LimitSet::new().limit(hourly(1)).variant("gold", hourly(2)).variant("gold", hourly(3));
     let error = Limiter::builder().limits(twice).build().unwrap_err();
     assert_eq!((error.field(), error.fix()), ("variant", "give each variant its own name"));
+}
+
+#[test]
+fn bans_are_checked_and_are_no_variants() {
+    let ban = Ban { after: 2, within: HOUR, for_: HOUR };
+    let error = |limits: LimitSet| Limiter::builder().limits(limits).build().unwrap_err();
+    let limits = || LimitSet::new().limit(limit(FixedWindow::new(1, HOUR)));
+    assert_eq!(error(limits().ban("limit", Ban { after: 0, ..ban })).field(), "after");
+    assert_eq!(error(limits().ban("limit", ban).ban("limit", ban)).problem(), "two bans are named `limit`");
+    assert_eq!(error(limits().ban("", ban)).field(), "name");
+    let refused = error(limits().variant("gold", limit(ban)));
+    assert_eq!((refused.problem(), refused.fix()), ("a ban is not a variant of a limit", "add it with `ban`"));
+}
+
+#[test]
+fn an_id_of_former_limits_is_an_error_and_never_another_limit() {
+    let hourly = |name: &str, quota| Limit::new(name, FixedWindow::new(quota, HOUR)).unwrap();
+    let clock = ManualClock::at(Timestamp::from_micros(START_US));
+    let builder = Limiter::builder().limit(hourly("a", 1)).limit(hourly("b", 100)).clock(clock);
+    let before = builder.build().unwrap();
+    let stale = ["a", "b"].map(|name| before.id(name).unwrap());
+    let after = before.with_limits(vec![hourly("b", 100), hourly("a", 1)]).unwrap();
+    for id in stale {
+        let denied = after.decide_now(&[Hit::new(id, "ann")]);
+        assert_eq!((denied.is_allowed(), denied.invalid_hits()), (false, Some(InvalidHits::UnknownLimit)));
+        assert_eq!((denied.limit(), denied.retry_after()), (None, None));
+        let mixed = [Hit::new(after.id("b").unwrap(), "ann"), Hit::new(id, "ann")];
+        assert!(after.decide_now(&mixed).invalid_hits().is_some());
+        let refused = after.reserve_hits(&[Hit::new(id, "ann")], HOUR).unwrap_err();
+        assert!(refused.to_string().contains("read ids from the limiter that checks the hit"), "{refused}");
+        assert!(after.limit(id).is_none());
+        assert_eq!((after.occupancy(id).slots, after.live_keys(id)), (0, 0));
+        // The former limiter goes on.
+        assert!(before.decide_now(&[Hit::new(id, "bob")]).invalid_hits().is_none());
+    }
+    assert_eq!(after.peek("ann").remaining(), 100, "nothing was taken");
+    // Other numbers under the same names leave ids valid.
+    let raised = before.with_limits(vec![hourly("a", 2), hourly("b", 200)]).unwrap();
+    assert_eq!(raised.decide_now(&[Hit::new(stale[1], "cid")]).remaining(), 199);
+    // So does the same set of limits in another limiter, but not with another variant or ban.
+    let limits = || LimitSet::new().limit(hourly("a", 1)).limit(hourly("b", 100));
+    let other = |limits: LimitSet| Limiter::builder().limits(limits).build().unwrap();
+    assert!(other(limits()).decide_now(&[Hit::new(stale[0], "ann")]).is_allowed());
+    let more = limits().variant("gold", hourly("a", 3));
+    assert!(other(more).decide_now(&[Hit::new(stale[0], "ann")]).invalid_hits().is_some());
+    let more = limits().ban("a", Ban { after: 1, within: HOUR, for_: HOUR });
+    assert!(other(more).decide_now(&[Hit::new(stale[0], "ann")]).invalid_hits().is_some());
+    // A smaller limiter of the same limits has the same ids.
+    for key in 0..100_000_u32 {
+        let _ = before.decide_now(&[Hit::new(stale[0], &key.to_le_bytes())]);
+    }
+    let mut smaller = before.clone();
+    while let Some(next) = smaller.compacted() {
+        smaller = next;
+    }
+    assert!(smaller.decide_now(&[Hit::new(stale[1], "ann")]).is_allowed());
+}
+
+#[test]
+fn hits_on_two_variants_of_a_limit_with_one_key_are_an_error() {
+    let hourly = |quota| limit(FixedWindow::new(quota, HOUR));
+    let limiter = Limiter::builder().limit(hourly(1)).variant("gold", hourly(100)).build().unwrap();
+    let (base, gold) = (limiter.id("limit").unwrap(), limiter.variant("limit", "gold").unwrap());
+    for hits in [[Hit::new(base, "ann"), Hit::new(gold, "ann")], [Hit::new(gold, "ann"), Hit::new(base, "ann")]] {
+        let denied = limiter.decide_now(&hits);
+        assert_eq!(denied.invalid_hits(), Some(InvalidHits::TwoVariants));
+        let refused = limiter.reserve_hits(&hits, HOUR).unwrap_err();
+        assert!(refused.to_string().contains("choose one variant for each key"), "{refused}");
+    }
+    assert_eq!(limiter.peek("ann").remaining(), 1, "nothing was taken");
+    assert!(limiter.decide_now(&[Hit::new(base, "ann"), Hit::new(gold, "bob")]).is_allowed());
 }
 
 #[test]
@@ -408,14 +480,13 @@ fn variants_of_a_limit_count_together_and_are_only_asked_by_hits() {
         let limiter = Limiter::builder().limits(limits).clock(clock).build().unwrap();
         let [large, small] = ["large", "small"].map(|plan| limiter.variant("limit", plan).unwrap());
         assert_eq!(limiter.limits().len(), 1);
-        assert_eq!(limiter.id("limit").map(|id| limiter.limit(id).quota()), Some(10));
+        assert_eq!(limiter.id("limit").and_then(|id| limiter.limit(id)).map(Limit::quota), Some(10));
         assert_eq!(limiter.check_n("ann", 3).remaining(), 7);
         assert_eq!(limiter.decide_now(&[Hit::new(large, "ann")]).remaining(), 996, "{:?}", way(1));
         assert_eq!(limiter.decide_now(&[Hit::new(small, "ann")]).remaining(), 0, "{:?}", way(1));
         assert_eq!(limiter.peek("ann").remaining(), 5, "{:?}", way(1));
-        // Hits on two variants with the same key count as one hit with the sum of both costs.
-        let both = limiter.decide_now(&[Hit::new(large, "ann").cost(2), Hit::new(small, "ann").cost(2)]);
-        assert!(both.is_allowed(), "{:?}", way(1));
+        let twice = limiter.decide_now(&[Hit::new(large, "ann").cost(2), Hit::new(large, "ann").cost(2)]);
+        assert!(twice.is_allowed(), "{:?}", way(1));
         assert_eq!(limiter.peek("ann").remaining(), 1, "{:?}", way(1));
         limiter.reset("ann");
         assert_eq!(limiter.decide_now(&[Hit::new(large, "ann").cost(0)]).remaining(), 1_000, "{:?}", way(1));

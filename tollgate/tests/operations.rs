@@ -317,7 +317,7 @@ fn the_memory_of_each_limit_follows_its_keys() {
     let mut limiter = builder.build().unwrap();
     assert_eq!(limiter.max_memory(), 64 << 20);
     let ids: Vec<_> = limiter.ids().collect();
-    let names: Vec<&str> = ids.iter().map(|id| limiter.limit(*id).name()).collect();
+    let names: Vec<&str> = ids.iter().filter_map(|id| limiter.limit(*id)).map(Limit::name).collect();
     assert_eq!(names, ["short", "long"]);
     let empty = limiter.occupancy(ids[0]);
     assert_eq!(empty.keys, 0);

@@ -22,7 +22,7 @@ use crate::units::Timestamp;
 ///
 /// let limits = LimitSet::new()
 ///     .limit(Limit::new("login", FixedWindow::new(5, MINUTE))?)
-///     .ban(Limit::ban("login", Ban { after: 2, within: MINUTE, for_: HOUR })?);
+///     .ban("login", Ban { after: 2, within: MINUTE, for_: HOUR });
 /// let limiter = Limiter::builder().limits(limits).build()?;
 /// let (login, ban) = (limiter.id("login").unwrap(), limiter.ban("login").unwrap());
 ///

@@ -23,7 +23,7 @@ use super::store::{Store, StoreUnavailable};
 use super::{Gate, State};
 #[cfg(feature = "redis")]
 use crate::decision::CombinedDecision;
-use crate::limiter::Limiter;
+use crate::limiter::{CombinedHits, HashedHits, Limiter};
 #[cfg(feature = "redis")]
 use crate::redis::RedisLimiter;
 use crate::rules::{Facts, KeyError, Phase};
@@ -223,9 +223,11 @@ impl Outcome {
 
 /// Decides checks whose store is in memory.
 fn check_in_memory(limiter: &Limiter, collected: Vec<Collected>) -> Vec<Outcome> {
-    let mut positions = Vec::new();
-    let hits = collected.iter().flat_map(|one| one.outcome.hits.hashed().iter().copied());
-    let hits = limiter.combine_hashed(hits, |position| positions.push(position));
+    let (mut places, mut hits) = (Vec::new(), HashedHits::new());
+    let of_all = collected.iter().flat_map(|one| one.outcome.hits.hashed().iter().copied());
+    let variants = limiter.combine_hashed(of_all, &mut hits, |place| places.push(place));
+    let positions: Vec<usize> = places.into_iter().map(|place| place.decision(hits.len())).collect();
+    let hits = CombinedHits { hits, variants };
     let combined = match collected.iter().all(|one| one.outcome.is_allowed()) {
         true => limiter.decide_each(&hits),
         false => limiter.peek_each(&hits),
@@ -256,24 +258,25 @@ fn check_collected(store: &Store, collected: Vec<Collected>) -> Checks {
 
 #[cfg(feature = "redis")]
 async fn check_redis_together(limiter: RedisLimiter, collected: Vec<Collected>) -> Vec<Outcome> {
-    let mut positions = Vec::new();
+    let mut places = Vec::new();
     let prepared = collected.iter().flat_map(|one| one.outcome.hits.on_redis());
-    let mut hits = RedisLimiter::combine_hits(prepared, |position| positions.push(position));
+    let mut hits = RedisLimiter::combine_hits(prepared, |place| places.push(place));
     if let Some(one) = collected.first() {
         let rules = one.outcome.state.rules.clone();
-        crate::redis::take_from_store(&mut hits, |limit| rules.may_change(rules.owner(limit)));
+        crate::redis::take_from_store(&mut hits.hits, |limit| rules.may_change(rules.owner(limit)));
     }
+    let positions: Vec<usize> = places.iter().map(|place| place.decision(hits.hits.len())).collect();
     let (combined, charged) = match collected.iter().all(|one| one.outcome.is_allowed()) {
         true => limiter.clone().decide_each(hits).await,
-        false => (CombinedDecision { is_taken: false, delay: Duration::ZERO, each: Vec::new() }, hits),
+        false => (CombinedDecision { is_taken: false, delay: Duration::ZERO, each: Vec::new() }, hits.hits),
     };
     let mut next = 0;
     let complete = collected.into_iter().map(|Collected { mut outcome, pending }| {
         let own = next..next + outcome.hits.len();
         next = own.end;
-        let own = &positions[own];
+        let (places, own) = (&places[own.clone()], &positions[own]);
         if let Hits::Redis(hits) = &mut outcome.hits {
-            crate::redis::set_receipts(hits, &charged, own);
+            crate::redis::set_receipts(hits, &charged, places);
             crate::redis::set_decided(hits, &combined.each_of(own));
         }
         let decided = outcome.is_allowed().then(|| combined.own_decision(own, limiter.now()));

@@ -260,15 +260,15 @@ impl Outcome {
         let decision = self.decision.as_ref();
         if let (Some(limiter), Some(decision)) = (store.in_memory(), decision) {
             let hit = self.hits.hashed().iter().find(|hit| !is_ban(hit.limit));
-            let charge = hit.map(|hit| {
-                let limit = limiter.limit(hit.limit);
-                ReservedCharge {
+            let charge = hit.and_then(|hit| {
+                let limit = limiter.limit(hit.limit)?;
+                Some(ReservedCharge {
                     limit: limit.name().to_owned(),
                     variant: limit.variant().map(str::to_owned),
                     key: (hit.fingerprint ^ signer.mask(id)).to_be_bytes().to_vec(),
                     units: hit.cost,
                     at: decision.at.as_micros(),
-                }
+                })
             });
             let expires_at = decision.at.saturating_add(expires_after).as_micros();
             return Token { id, expires_at, wall_offset: decision.wall_offset, charge };

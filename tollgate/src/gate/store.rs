@@ -210,7 +210,7 @@ impl Store {
         match (self, hits) {
             (Self::Memory(limiter), Hits::Memory(hits)) => hits.push(limiter.hash_hit(&hit)),
             #[cfg(feature = "redis")]
-            (Self::Redis(limiter), Hits::Redis(hits)) => hits.extend(limiter.redis_hits(&[hit])),
+            (Self::Redis(limiter), Hits::Redis(hits)) => hits.push(limiter.redis_hit(&hit)),
             #[cfg(feature = "redis")]
             _ => unreachable!("hits are made for this store"),
         }

@@ -118,7 +118,7 @@ impl LimiterBuilder {
     /// limit. On a platform without a system clock or randomness, also if no [`clock`](Self::clock) or no
     /// [`hash_seed`](Self::hash_seed) was set.
     pub fn build(self) -> Result<Limiter, InvalidLimit> {
-        let Checked { mut limits, base_count } = self.limits.checked()?;
+        let Checked { mut limits, base_count, generation } = self.limits.checked()?;
         let clock = self.clock.or_else(TimeSource::system).ok_or_else(no_clock)?;
         if self.hash_seed.is_none() && cfg!(all(target_family = "wasm", target_os = "unknown")) {
             let problem = "this platform has no source of randomness".into();
@@ -131,7 +131,7 @@ impl LimiterBuilder {
             Some(secret) => store.with_secret(secret),
             None => store,
         };
-        Ok(Limiter(Arc::new(Inner { limits: limits.into(), base_count, store, clock })))
+        Ok(Limiter(Arc::new(Inner { limits: limits.into(), base_count, generation, store, clock })))
     }
 }
 

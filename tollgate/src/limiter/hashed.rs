@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::Limiter;
+use super::{CombinedHits, HashedHits, Limiter};
 use crate::decision::{CombinedDecision, Decision, LimitId};
 #[cfg(feature = "file")]
 use crate::limiter::reservation::Settlement;
@@ -53,12 +53,17 @@ impl Limiter {
         self.with_wall_time(self.0.store.peek(&self.0.limits, hits, self.now()))
     }
 
-    /// Takes all hits, or none. Returns the decision of each hit. A hit that is allowed while another one is denied
-    /// shows the quota that is left.
-    pub(crate) fn decide_each(&self, hits: &[HashedHit]) -> CombinedDecision {
+    /// Takes all hits, or none. Returns the decision of each hit, and then of each variant. A hit that is allowed while
+    /// another one is denied shows the quota that is left.
+    pub(crate) fn decide_each(&self, combined: &CombinedHits<HashedHits, HashedHit>) -> CombinedDecision {
+        let CombinedHits { hits, variants } = combined;
+        // Other variants are not charged, so they are checked before.
+        if variants.iter().any(|hit| !self.peek_one(*hit, self.now()).is_allowed()) {
+            return self.peek_each(combined);
+        }
         let decision = self.decide_hashed(hits);
         if !decision.is_allowed() {
-            let mut peeked = self.peek_each(hits);
+            let mut peeked = self.peek_each(combined);
             // Another thread may have ended the denial meanwhile; the request was denied nevertheless.
             if peeked.each.iter().flatten().all(Decision::is_allowed)
                 && let Some(denied) = hits.iter().position(|hit| decision.limit() == Some(hit.limit))
@@ -68,14 +73,16 @@ impl Limiter {
             return peeked;
         }
         let now = self.now();
-        let each = hits.iter().map(|hit| Some(self.peek_one(HashedHit { cost: 0, ..*hit }, now))).collect();
+        let each = hits.iter().chain(variants);
+        let each = each.map(|hit| Some(self.peek_one(HashedHit { cost: 0, ..*hit }, now))).collect();
         CombinedDecision { is_taken: true, delay: decision.delay(), each }
     }
 
-    /// Returns the decision of each hit, taking nothing. A hit that is allowed shows the quota that is left.
-    pub(crate) fn peek_each(&self, hits: &[HashedHit]) -> CombinedDecision {
+    /// Returns the decision of each hit, and then of each variant, taking nothing. A hit that is allowed shows the quota
+    /// that is left.
+    pub(crate) fn peek_each(&self, combined: &CombinedHits<HashedHits, HashedHit>) -> CombinedDecision {
         let now = self.now();
-        let each = hits.iter().map(|hit| {
+        let each = combined.hits.iter().chain(&combined.variants).map(|hit| {
             let peeked = self.peek_one(*hit, now);
             Some(if peeked.is_allowed() { self.peek_one(HashedHit { cost: 0, ..*hit }, now) } else { peeked })
         });

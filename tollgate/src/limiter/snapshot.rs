@@ -183,7 +183,7 @@ impl LimiterBuilder {
     /// The same as [`build`](Self::build), and if the snapshot cannot be read or used. To start without it, call
     /// [`build`](Self::build): every key then has its full quota.
     pub fn restore(self, snapshot: impl Read) -> Result<(Limiter, Restored), RestoreError> {
-        let Checked { mut limits, base_count } = self.limits.checked()?;
+        let Checked { mut limits, base_count, generation } = self.limits.checked()?;
         let wanted = limits.clone();
         let clock = self.clock.or_else(TimeSource::system).ok_or_else(super::builder::no_clock)?;
         let (now, wall_offset) = (clock.now(), clock.wall_offset());
@@ -210,7 +210,8 @@ impl LimiterBuilder {
         let shift = wall_offset.get().saturating_neg().saturating_sub_unsigned(ahead);
         let recorded = RecordedAt { now: written_at.offset_by(shift).as_micros(), shift };
         let mut restored = Restored { keys: 0, left_out: 0, written_at };
-        read_keys(&mut input, sections.len(), |limit, fingerprint, record| {
+        read_keys(&mut input, sections.len(), |section, fingerprint, record| {
+            let limit = LimitId::new(section, generation);
             match store.restore(&recorded_by, (limit, fingerprint), record, recorded, now) {
                 true => restored.keys += 1,
                 false => restored.left_out += 1,
@@ -219,7 +220,7 @@ impl LimiterBuilder {
         input.finish()?;
         limits.iter_mut().for_each(|limit| limit.follow_wall_clock(&wall_offset));
         let store = store.successor(&mut limits, now).map_err(too_little)?;
-        Ok((Limiter(Arc::new(Inner { limits: limits.into(), base_count, store, clock })), restored))
+        Ok((Limiter(Arc::new(Inner { limits: limits.into(), base_count, generation, store, clock })), restored))
     }
 }
 
@@ -258,20 +259,20 @@ impl Head {
     }
 }
 
-/// Calls `see` with every key and the id of its limit.
+/// Calls `see` with every key and the position of its section.
 fn read_keys(
     input: &mut Decoder<impl Read>,
     sections: usize,
-    mut see: impl FnMut(LimitId, u64, &[(u64, u64)]),
+    mut see: impl FnMut(u32, u64, &[(u64, u64)]),
 ) -> Result<(), RestoreError> {
-    let mut limit = None;
+    let mut section = None;
     let mut record = Record::new();
     loop {
         match input.number()? {
             END => return Ok(()),
             SECTION => {
                 let index = u32::try_from(input.number()?).ok().filter(|index| (*index as usize) < sections);
-                limit = Some(LimitId(index.ok_or_else(RestoreError::corrupt)?));
+                section = Some(index.ok_or_else(RestoreError::corrupt)?);
             }
             KEY => {
                 let fingerprint = input.word()?;
@@ -283,7 +284,7 @@ fn read_keys(
                 for _ in 0..count {
                     record.push((input.number()?, input.number()?));
                 }
-                see(limit.ok_or_else(RestoreError::corrupt)?, fingerprint, &record);
+                see(section.ok_or_else(RestoreError::corrupt)?, fingerprint, &record);
             }
             _ => return Err(RestoreError::corrupt()),
         }

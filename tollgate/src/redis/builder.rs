@@ -161,7 +161,8 @@ impl RedisLimiterBuilder {
             let given = self.store_timeout;
             return Err(ConnectError::new(format!("a store_timeout of {given:?} is out of bounds"), "use 1ms to 60s"));
         }
-        let catalogue = Limiter::builder().limits(self.limits.clone());
+        let limit_set = self.limits.clone().with_generation();
+        let catalogue = Limiter::builder().limits(limit_set.clone());
         let catalogue = match &self.clock {
             Some(clock) => catalogue.time_source(clock.clone()),
             None => catalogue,
@@ -171,8 +172,8 @@ impl RedisLimiterBuilder {
             None => catalogue,
         };
         let catalogue = catalogue.build()?;
-        let fallback = Fallback::new(self.limits.clone());
-        let Checked { limits, base_count } = self.limits.clone().checked()?;
+        let Checked { limits, base_count, .. } = limit_set.clone().checked()?;
+        let fallback = Fallback::new(limit_set);
         super::prepared::check(&limits)?;
         let Some(clock) = self.clock.clone().or_else(TimeSource::system) else {
             return Err(ConnectError::new("this platform has no system clock", "set one with `clock`"));
@@ -222,7 +223,7 @@ impl RedisLimiterBuilder {
             }
         });
         let limits = PreparedLimit::all(limits, &[], &catalogue, &shared.stores);
-        Ok(RedisLimiter(Arc::new(Inner { limits, base_count, catalogue, fallback, denials, shared })))
+        Ok(RedisLimiter(Arc::new(Inner { limits, catalogue, fallback, denials, shared })))
     }
 
     /// Connects to all stores in the background.

@@ -1,10 +1,11 @@
 //! Prepared hits, for rules.
 
+use std::time::Duration;
+
 use super::script::ScriptRequest;
 use super::{RedisHit, RedisHits, RedisLimiter, StoreError, TakeFrom};
-use crate::decision::CombinedDecision;
-use crate::decision::{Decision, LimitId};
-use crate::limiter::Hit;
+use crate::decision::{CombinedDecision, Decision, LimitId};
+use crate::limiter::{CombinedHits, Hit, Place};
 use crate::store::memory::Positions;
 
 impl RedisLimiter {
@@ -13,9 +14,11 @@ impl RedisLimiter {
         self.0.shared.clock.wall()
     }
 
-    /// Prepares hits for Redis. The limits must belong to this limiter.
-    pub(crate) fn redis_hits(&self, hits: &[Hit<'_>]) -> RedisHits {
-        self.prepare_hits(hits).unwrap_or_default()
+    /// Prepares a hit for Redis. Its limit must belong to this limiter.
+    pub(crate) fn redis_hit(&self, hit: &Hit<'_>) -> RedisHit {
+        let (limit, key, cost) = hit.parts();
+        debug_assert!(self.limit(limit).is_some(), "rules and their limiter have the same ids");
+        self.0.limits[limit.index()].hit(limit, key, cost)
     }
 
     /// Takes all hits, or none. Returns the hits with their receipts, for [`settle_hits`](Self::settle_hits).
@@ -30,10 +33,24 @@ impl RedisLimiter {
         self.send_each(hits, ScriptRequest::Credit).await
     }
 
-    /// Takes all hits, or none. Returns the decision of each hit, and the hits with their receipts. A hit that is
-    /// allowed while another one is denied shows the quota that is left, unless this process denied without a call:
-    /// then it has no decision.
-    pub(crate) async fn decide_each(self, hits: RedisHits) -> (CombinedDecision, RedisHits) {
+    /// Takes all hits, or none. Returns the decision of each hit, and then of each variant, and the hits with their
+    /// receipts. A hit that is allowed while another one is denied shows the quota that is left, unless this process
+    /// denied without a call: then it has no decision.
+    pub(crate) async fn decide_each(
+        self,
+        combined: CombinedHits<RedisHits, RedisHit>,
+    ) -> (CombinedDecision, RedisHits) {
+        let CombinedHits { hits, variants } = combined;
+        // Other variants are not charged, so they are checked before.
+        let of_variants = self.peek_each_on_store(&variants).await;
+        if of_variants.iter().flatten().any(|own| !own.is_allowed()) {
+            let peeked = self.peek_each_on_store(&hits).await.into_iter().chain(of_variants);
+            let each = peeked.zip(hits.iter().chain(&variants)).map(|(own, hit)| {
+                own.map(|own| if own.is_allowed() { own.with_more_remaining(hit.script_hit.cost) } else { own })
+            });
+            let each = each.collect();
+            return (CombinedDecision { is_taken: false, delay: Duration::ZERO, each }, hits);
+        }
         let (decision, hits) = self.decide_hits(hits).await;
         let each = hits.iter().map(|hit| match hit.decided {
             // Nothing was taken.
@@ -43,7 +60,7 @@ impl RedisLimiter {
             Some(decided) => Some(decided),
             None => (decision.limit() == Some(hit.limit)).then_some(decision),
         });
-        let mut each: Vec<Option<Decision>> = each.collect();
+        let mut each: Vec<Option<Decision>> = each.chain(of_variants).collect();
         // A denial never gets lost, whichever part of this process made it.
         if !decision.is_allowed() && each.iter().flatten().all(Decision::is_allowed) {
             each.fill(Some(decision));
@@ -52,12 +69,13 @@ impl RedisLimiter {
     }
 
     /// Combines hits: two on the same key count as one, with the sum of the costs, which is charged to the store only.
-    /// Reports the position of each among the combined hits.
+    /// Reports the place of each among the combined hits.
     pub(crate) fn combine_hits<'h>(
         hits: impl Iterator<Item = &'h RedisHit>,
-        mut position_of_next: impl FnMut(usize),
-    ) -> RedisHits {
+        mut place_of_next: impl FnMut(Place),
+    ) -> CombinedHits<RedisHits, RedisHit> {
         let (mut all, mut positions) = (RedisHits::new(), Positions::default());
+        let mut variants: Vec<(usize, RedisHit)> = Vec::new();
         for hit in hits {
             let is_same = |other: &RedisHit| other.script_hit.name == hit.script_hit.name;
             match positions.of(&all, is_same, || hit.script_hit.name.clone()) {
@@ -65,16 +83,22 @@ impl RedisLimiter {
                     let combined: &mut RedisHit = &mut all[same];
                     combined.script_hit.cost = combined.script_hit.cost.saturating_add(hit.script_hit.cost);
                     combined.take_from = TakeFrom::Store;
-                    position_of_next(same);
+                    let is_variant = combined.limit != hit.limit;
+                    place_of_next(Place::new(
+                        same,
+                        is_variant.then(|| position_of_variant(&mut variants, (same, hit))),
+                    ));
                 }
                 None => {
                     all.push(hit.clone());
                     positions.added(&all, |hit| hit.script_hit.name.clone());
-                    position_of_next(all.len() - 1);
+                    place_of_next(Place::new(all.len() - 1, None));
                 }
             }
         }
-        all
+        variants.iter_mut().for_each(|(charged, hit)| hit.script_hit.cost = all[*charged].script_hit.cost);
+        let variants = variants.into_iter().map(|(_, hit)| hit).collect();
+        CombinedHits { hits: all, variants }
     }
 
     /// Returns the decision of each hit by itself, and takes nothing. A denial that is certain needs no call. The
@@ -93,6 +117,16 @@ impl RedisLimiter {
     pub(crate) async fn peek_hits(&self, hits: &RedisHits) -> Result<Decision, StoreError> {
         self.peek_at(hits).await
     }
+}
+
+/// Returns the position of a hit among the variants, and adds it if it is new. Each comes with the position of the hit that
+/// charges its key.
+fn position_of_variant(variants: &mut Vec<(usize, RedisHit)>, (charged, hit): (usize, &RedisHit)) -> usize {
+    let is_same = |(other, one): &(usize, RedisHit)| (*other, one.limit) == (charged, hit.limit);
+    variants.iter().position(is_same).unwrap_or_else(|| {
+        variants.push((charged, hit.clone()));
+        variants.len() - 1
+    })
 }
 
 /// Charges these limits to the store only, because their cost may be corrected later.
@@ -142,10 +176,10 @@ pub(crate) fn set_decided(hits: &mut RedisHits, each: &[Option<Decision>]) {
     }
 }
 
-/// Sets the receipts of hits to those of the combined hits at these positions.
-pub(crate) fn set_receipts(hits: &mut RedisHits, combined: &RedisHits, positions: &[usize]) {
-    for (hit, position) in hits.iter_mut().zip(positions) {
-        if let Some(combined) = combined.get(*position) {
+/// Sets the receipts of hits to those of the combined hits at these places.
+pub(crate) fn set_receipts(hits: &mut RedisHits, combined: &RedisHits, places: &[Place]) {
+    for (hit, place) in hits.iter_mut().zip(places) {
+        if let Some(combined) = combined.get(place.hit) {
             hit.receipt = combined.receipt;
         }
     }

@@ -17,7 +17,7 @@ use crate::decision::LimitId;
 use crate::error::InvalidLimit;
 use crate::key::Key;
 use crate::limit::{Consistency, Limit};
-use crate::limit_set::{self, Checked, LimitSet};
+use crate::limit_set::{Checked, LimitSet};
 use crate::limiter::Limiter;
 use crate::units::WallOffset;
 
@@ -54,8 +54,8 @@ impl RedisLimiter {
     /// limiter does not have. Nothing changes then.
     pub fn with_limits(&self, limits: impl Into<LimitSet>) -> Result<Self, InvalidLimit> {
         let inner = &*self.0;
-        let limits = limits.into();
-        let Checked { limits: checked, base_count } = limits.clone().checked()?;
+        let limits = limits.into().with_generation();
+        let Checked { limits: checked, base_count, .. } = limits.clone().checked()?;
         check(&checked)?;
         inner.shared.stores.check(&checked, base_count)?;
         let catalogue = inner.catalogue.with_limits(limits.clone())?;
@@ -67,7 +67,7 @@ impl RedisLimiter {
         shared.leases.withdraw_unless(|terms| kept.contains(&Arc::as_ptr(terms)));
         let denials = inner.denials.clone();
         denials.clear();
-        Ok(Self(Arc::new(Inner { limits, base_count, catalogue, fallback, denials, shared })))
+        Ok(Self(Arc::new(Inner { limits, catalogue, fallback, denials, shared })))
     }
 }
 
@@ -142,7 +142,7 @@ impl PreparedLimit {
             (!compiled.fits_listpack()).then(|| (limit.name().to_owned(), family(limit)))
         };
         let plain: HashSet<(String, bool)> = limits.iter().zip(&stored).filter_map(stays_plain).collect();
-        let ids = limit_set::ids(0..limits.len());
+        let ids = catalogue.ids().chain(catalogue.variants());
         let prepared = ids.zip(&limits).zip(stored).map(|((id, limit), (compiled, horizon))| {
             let signatures = variants.get(&(limit.name(), family(limit))).filter(|signatures| signatures.len() > 1);
             let signatures = signatures.map_or(&[][..], Vec::as_slice);

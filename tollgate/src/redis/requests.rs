@@ -174,7 +174,7 @@ impl RedisLimiter {
 
     /// Returns the decision of each hit by itself, and takes nothing. `None` where the store does not reply.
     #[cfg(feature = "rules")]
-    pub(super) async fn peek_each_on_store(&self, hits: &RedisHits) -> Vec<Option<Decision>> {
+    pub(super) async fn peek_each_on_store(&self, hits: &[RedisHit]) -> Vec<Option<Decision>> {
         let mut each = vec![None; hits.len()];
         for (call, reply) in self.send_in_calls(hits, ScriptRequest::Peek).await {
             let Ok(reply) = reply else { continue };
@@ -227,7 +227,7 @@ impl RedisLimiter {
     /// Sends a request in as many calls as the keys need, all at the same time.
     async fn send_in_calls(
         &self,
-        hits: &RedisHits,
+        hits: &[RedisHit],
         request: impl Fn(ScriptHits) -> ScriptRequest,
     ) -> Vec<(Call, Result<ScriptReply, StoreError>)> {
         let deadline = self.deadline();

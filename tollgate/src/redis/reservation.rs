@@ -72,8 +72,8 @@ impl RedisLimiter {
     pub async fn reserve_hits(&self, hits: &[Hit<'_>], expires_after: Duration) -> Result<RedisReservation, Denied> {
         let cost = hits.iter().map(|hit| hit.parts().2).max().unwrap_or(0);
         match self.prepare_hits(hits) {
-            Some(hits) => self.reserve_prepared(hits, cost, expires_after).await,
-            None => Err(Denied(self.no_such_limit(cost))),
+            Ok(hits) => self.reserve_prepared(hits, cost, expires_after).await,
+            Err(mistake) => Err(Denied(self.deny_invalid(mistake, cost))),
         }
     }
 

@@ -31,7 +31,7 @@ use super::request::{TokenStatus, Tokens};
 use super::response::ResponseSettlement;
 use super::rule::{Missing, Mode, Rule};
 use super::{ExpressionField, Facts, KeyPart, PathReading, Request};
-use crate::decision::LimitId;
+use crate::decision::{Generation, LimitId};
 #[cfg(feature = "file")]
 use crate::demand::Observer;
 use crate::error::InvalidLimit;
@@ -60,6 +60,8 @@ struct Inner {
     proxies: TrustedProxies,
     path_reading: PathReading,
     tokens: Option<Tokens>,
+    /// The generation of all limit ids.
+    generation: Generation,
     /// The limits of the store: the limit of each rule, then bans, then variants.
     limits: Vec<Limit>,
     /// The number of rate limits of rules, which come first.
@@ -494,7 +496,7 @@ impl RuleSet {
     /// Returns the limits of the store, in the order of their ids.
     pub(crate) fn limit_set(&self) -> LimitSet {
         let (limits, beside) = self.0.limits.split_at(self.0.rates);
-        LimitSet::from_rules(limits, beside)
+        LimitSet::from_rules(limits, beside, self.0.generation)
     }
 
     pub(crate) fn quota(&self, limit: LimitId) -> u64 {

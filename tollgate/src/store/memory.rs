@@ -567,8 +567,11 @@ mod tests {
         let max_bytes = Table::first_words(layout) * size_of::<u64>() * 3 / 2;
         let mut limits = [log.clone()];
         let store = MemoryStore::new(&mut limits, max_bytes).expect("enough memory");
-        let hit =
-            |key: u64| HashedHit { limit: LimitId(0), fingerprint: key.wrapping_mul(0x9e37_79b9_7f4a_7c15), cost: 1 };
+        let hit = |key: u64| HashedHit {
+            limit: LimitId::first(),
+            fingerprint: key.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+            cost: 1,
+        };
         let at = |micros: u64| Timestamp::from_micros(1_700_000_000_000_000 + micros);
         for key in 1..2_000 {
             assert!(store.decide_one(&limits, hit(key), at(key)).is_allowed());

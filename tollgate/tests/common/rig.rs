@@ -11,7 +11,8 @@ pub(crate) use testkit::redis::RedisServer as StoreServer;
 #[cfg(feature = "redis")]
 use tollgate::redis::{Layout, RedisLimiter, RedisReservation, RedisSettings};
 use tollgate::{
-    Algorithm, Decision, Denied, Hit, Limit, LimitId, Limiter, ManualClock, Reservation, Settlement, Source, Timestamp,
+    Algorithm, Decision, Denied, Hit, Limit, LimitId, LimitSet, Limiter, ManualClock, Reservation, Settlement, Source,
+    Timestamp,
 };
 
 pub(crate) const SECOND_US: u64 = 1_000_000;
@@ -63,11 +64,16 @@ impl std::fmt::Debug for Rig {
 }
 
 /// All stores with the same limits.
-#[cfg_attr(not(feature = "redis"), expect(unused_variables, reason = "memory needs no server"))]
 pub(crate) async fn rigs_with(server: &StoreServer, limits: &[Limit]) -> Vec<Rig> {
+    rigs_of(server, &limits.to_vec().into()).await
+}
+
+/// All stores with the same limits, variants and bans.
+#[cfg_attr(not(feature = "redis"), expect(unused_variables, reason = "memory needs no server"))]
+pub(crate) async fn rigs_of(server: &StoreServer, limits: &LimitSet) -> Vec<Rig> {
     let start = Timestamp::from_micros(START_US);
     let (clock, memory) = (ManualClock::at(start), Limiter::builder().max_memory(1 << 24));
-    let memory = limits.iter().fold(memory, |builder, limit| builder.limit(limit.clone())).clock(clock.clone());
+    let memory = memory.limits(limits.clone()).clock(clock.clone());
     let memory = Rig { clock, store: Store::Memory(memory.build().expect("valid limits")) };
     vec![
         memory,
@@ -81,10 +87,10 @@ pub(crate) async fn rigs_with(server: &StoreServer, limits: &[Limit]) -> Vec<Rig
 }
 
 #[cfg(feature = "redis")]
-async fn on_redis(settings: RedisSettings, limits: &[Limit]) -> Rig {
+async fn on_redis(settings: RedisSettings, limits: &LimitSet) -> Rig {
     let clock = ManualClock::at(Timestamp::from_micros(START_US));
     let redis = RedisLimiter::builder(settings).store_timeout(PATIENCE);
-    let redis = limits.iter().fold(redis, |builder, limit| builder.limit(limit.clone())).clock(clock.clone());
+    let redis = redis.limits(limits.clone()).clock(clock.clone());
     Rig { clock, store: Store::Redis(redis.connect().await.expect("valid limits")) }
 }
 
@@ -171,13 +177,31 @@ impl Rig {
         }
     }
 
+    /// Returns the id of the limit or ban of that name.
     pub(crate) fn id(&self, name: &str) -> LimitId {
         let id = match &self.store {
-            Store::Memory(limiter) => limiter.id(name),
+            Store::Memory(limiter) => limiter.id(name).or_else(|| limiter.ban(name)),
             #[cfg(feature = "redis")]
-            Store::Redis(limiter) => limiter.id(name),
+            Store::Redis(limiter) => limiter.id(name).or_else(|| limiter.ban(name)),
         };
         id.expect("there is a limit of that name")
+    }
+
+    pub(crate) fn variant(&self, limit: &str, variant: &str) -> LimitId {
+        let id = match &self.store {
+            Store::Memory(limiter) => limiter.variant(limit, variant),
+            #[cfg(feature = "redis")]
+            Store::Redis(limiter) => limiter.variant(limit, variant),
+        };
+        id.expect("the limit has that variant")
+    }
+
+    pub(crate) fn has_limit(&self, id: LimitId) -> bool {
+        match &self.store {
+            Store::Memory(limiter) => limiter.limit(id).is_some(),
+            #[cfg(feature = "redis")]
+            Store::Redis(limiter) => limiter.limit(id).is_some(),
+        }
     }
 
     /// Checks one unit of `key` at that many seconds after the start.

@@ -52,6 +52,28 @@ fn checks_on_the_same_key_are_added_up() {
 }
 
 #[test]
+fn checks_of_one_key_under_several_plans_must_fit_into_each() {
+    let limit = Limit::new("one", FixedWindow::new(5, MINUTE)).unwrap();
+    let rule = Rule::new(limit).key(KeyPart::descriptor("user")).plan(KeyPart::descriptor("plan"));
+    let (gate, _) = gate([rule.plan_limit("gold", FixedWindow::new(8, MINUTE))]);
+    let request = [("user", "ann"), ("plan", "gold")];
+    let gold = Facts::new("GET", "/").descriptors(&request);
+    let both = |cost| [JointCheck::Request(&gold), named("one", &[b"ann"], cost)];
+    // The plan has room for six units, the limit itself has not.
+    let mut reversed = both(5);
+    reversed.reverse();
+    for checks in [both(5), reversed] {
+        let outcomes = together(&gate, &checks);
+        assert!(outcomes.iter().any(|outcome| !outcome.is_allowed()), "{outcomes:?}");
+        assert_eq!(remaining(&together(&gate, &[named("one", &[b"ann"], 0)])[0]), 5, "nothing was taken");
+    }
+    let outcomes = together(&gate, &both(3));
+    assert!(outcomes.iter().all(Outcome::is_allowed));
+    let quotas = |outcome: &Outcome| (outcome.decision().unwrap().quota(), remaining(outcome));
+    assert_eq!((quotas(&outcomes[0]), quotas(&outcomes[1])), ((8, 4), (5, 1)), "each reports its own numbers");
+}
+
+#[test]
 fn a_blocked_check_takes_nothing_from_the_others() {
     let (gate, _) = gate([rule("blocking", 5).blocked(Listing::none().key(&["mallory"])), rule("other", 5)]);
     let outcomes = together(&gate, &[named("other", &[b"ann"], 1), named("blocking", &[b"mallory"], 1)]);

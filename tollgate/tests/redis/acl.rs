@@ -6,7 +6,9 @@ use std::time::Duration;
 use testkit::redis::{Cluster, RedisServer};
 use testkit::window::LONG_WINDOW;
 use tollgate::redis::{Layout, RedisLimiter, RedisSettings, RuleSets, StoreWarning};
-use tollgate::{Ban, Consistency, FixedWindow, HOUR, Hit, Limit, MINUTE, Rate, SlidingWindowLog, Source, TokenBucket};
+use tollgate::{
+    Ban, Consistency, FixedWindow, HOUR, Hit, Limit, LimitSet, MINUTE, Rate, SlidingWindowLog, Source, TokenBucket,
+};
 
 use crate::load::{RECOVERY, until_back};
 use crate::variants::variants;
@@ -47,7 +49,7 @@ async fn share_state(limiter: &RedisLimiter) {
 async fn do_everything(settings: RedisSettings, lose_scripts: impl FnOnce()) {
     let bucket = TokenBucket::new(1_000_000, Rate::per_second(100_000));
     let leased = Limit::new("leased", bucket).expect("valid").with_consistency(Consistency::Leased);
-    let ban = Limit::ban("banned", Ban { after: 3, within: MINUTE, for_: HOUR }).expect("valid");
+    let ban = Ban { after: 3, within: MINUTE, for_: HOUR };
     let mut lose_scripts = Some(lose_scripts);
     for variant in variants(10, LONG_WINDOW) {
         let builder = RedisLimiter::builder(settings.clone()).limit(variant.limit());
@@ -79,10 +81,11 @@ async fn do_everything(settings: RedisSettings, lose_scripts: impl FnOnce()) {
     for _ in 0..300 {
         assert_eq!(limiter.check("ann").await.source(), Source::Store);
     }
-    let limits = vec![leased, ban, Limit::new("user", FixedWindow::new(5, LONG_WINDOW)).expect("valid")];
+    let user = Limit::new("user", FixedWindow::new(5, LONG_WINDOW)).expect("valid");
+    let limits = LimitSet::new().limit(leased).limit(user).ban("banned", ban);
     let builder = RedisLimiter::builder(settings.clone()).limits(limits).store_timeout(Duration::from_secs(5));
     let limiter = builder.connect().await.expect("the settings are good");
-    let id = |name: &str| limiter.id(name).expect("there is such a limit");
+    let id = |name: &str| limiter.id(name).or_else(|| limiter.ban(name)).expect("there is such a limit");
     for _ in 0..8 {
         let hits = [Hit::new(id("user"), "ann"), Hit::new(id("banned"), "ann").cost(0), Hit::new(id("leased"), "all")];
         let source = limiter.decide(&hits).await.source();

@@ -273,8 +273,8 @@ async fn a_cluster_has_hashes_on_every_node_and_counts_each_key_once() {
     let mut cluster = Cluster::start();
     let settings = RedisSettings::new(cluster.url()).layout(Layout::Compact).expected_keys(64 * 40);
     let limits = || {
-        let ban = Limit::ban("user", Ban { after: 3, within: HOUR, for_: HOUR }).expect("valid");
-        LimitSet::new().limit(limit("user", FixedWindow::new(10, HOUR).from_first_request())).ban(ban)
+        let user = limit("user", FixedWindow::new(10, HOUR).from_first_request());
+        LimitSet::new().limit(user).ban("user", Ban { after: 3, within: HOUR, for_: HOUR })
     };
     let node = async || builder(settings.clone()).limits(limits()).connect().await.expect("the settings are good");
     let nodes = [node().await, node().await];

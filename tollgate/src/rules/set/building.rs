@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{Compiled, Inner, MAX_KEY_PARTS, PerAddress, Phases, PlainRule, RuleSet};
 use crate::algorithm::Algorithm;
-use crate::decision::LimitId;
+use crate::decision::{Generation, LimitId};
 #[cfg(feature = "file")]
 use crate::demand::Observer;
 use crate::error::InvalidLimit;
@@ -13,7 +13,6 @@ use crate::http::{Body, Challenge, Cors, Families, Policy};
 use crate::limit::Limit;
 #[cfg(feature = "file")]
 use crate::limited_keys::limit_hash;
-use crate::rules::PathReading;
 use crate::rules::client::TrustedProxies;
 #[cfg(feature = "file")]
 use crate::rules::envoy::Domains;
@@ -23,6 +22,7 @@ use crate::rules::key_map::KeyMap;
 use crate::rules::named_key::KeyReadings;
 use crate::rules::request::Tokens;
 use crate::rules::rule::{Bound, Mode, Numbers, OverrideTarget, Rule, check_in_flight};
+use crate::rules::PathReading;
 
 /// More rules than people write, and as many limits as a limiter supports.
 const MAX_RULES: usize = 10_000;
@@ -120,9 +120,10 @@ impl RuleSetBuilder {
     ///
     /// # Errors
     ///
-    /// If a rule is invalid: a path, a host, a header name or a body cannot be parsed, an override or a ban has another
-    /// algorithm than its limit or invalid numbers, a key has too many parts, two limits have the same name, or there
-    /// are too many rules.
+    /// If a rule is invalid, in the same cases as in a rule file: a path, a method, a host, a header or a body cannot be
+    /// parsed, an override has another algorithm than its limit or invalid numbers, a key in a list has another number
+    /// of parts than the key of the rule, a setting has no effect, no request can pass, two limits have the same name,
+    /// or there are too many rules.
     pub fn build(mut self) -> Result<RuleSet, InvalidLimit> {
         if self.rules.len() > MAX_RULES {
             let problem = format!("{} rules are more than 10000", self.rules.len());
@@ -137,13 +138,13 @@ impl RuleSetBuilder {
             return Err(problem);
         }
         head::add_to_rules(&mut self.rules);
-        let mut compiling = Compiling::default();
+        let mut compiling = Compiling::new();
         // The ids of in-flight limits are known only after all limits of the store have theirs.
         let mut ids = Vec::with_capacity(self.rules.len());
         for (number, rule) in (0..).zip(&self.rules) {
             ids.push(match &rule.bound {
                 Bound::Rate(limit) => compiling.add_of(number, limit.clone())?,
-                Bound::InFlight { .. } => LimitId(u32::MAX),
+                Bound::InFlight { .. } => LimitId::new(u32::MAX, compiling.generation),
             });
         }
         let rates = compiling.limits.len();
@@ -155,13 +156,16 @@ impl RuleSetBuilder {
             }
             rule.note_listed_fingerprints();
             let ban = compiling.ban(&rule, compiled.len() as u32)?;
+            let exempt = listed(&rule, "exempt", &rule.exempt.keys, self.path_reading)?;
+            let blocked = listed(&rule, "blocked", &rule.blocked.keys, self.path_reading)?;
+            check_lists(&rule, &exempt, self.path_reading)?;
             compiled.push(Compiled {
                 limit,
                 ban,
                 by_plan: HashMap::default(),
                 by_key: KeyMap::default(),
-                exempt: listed(&rule, "exempt", &rule.exempt.keys, self.path_reading)?,
-                blocked: listed(&rule, "blocked", &rule.blocked.keys, self.path_reading)?,
+                exempt,
+                blocked,
                 strictest: limit,
                 rule,
             });
@@ -205,6 +209,7 @@ impl RuleSetBuilder {
             proxies: self.proxies,
             path_reading: self.path_reading,
             tokens: self.tokens,
+            generation: compiling.generation,
             limits: compiling.limits,
             rates,
             in_flight: compiling.in_flight.into(),
@@ -251,6 +256,19 @@ fn listed(
     Ok(map)
 }
 
+/// Checks that no key is both exempt and blocked.
+fn check_lists(rule: &Rule, exempt: &KeyMap<()>, reading: PathReading) -> Result<(), InvalidLimit> {
+    for key in &rule.blocked.keys {
+        let named = normal_key(rule, "blocked", key, reading)?;
+        if exempt.get(named.counted()).is_some() {
+            let problem = format!("`{}` is blocked and exempt", named.texts().join(", "));
+            let fix = "remove it from one of the lists";
+            return Err(InvalidLimit::new("blocked", problem, fix).of_limit(rule.name()));
+        }
+    }
+    Ok(())
+}
+
 /// Returns the normal form of a key in a list or an override.
 fn normal_key<'k>(
     rule: &Rule,
@@ -295,8 +313,8 @@ fn check_names(rules: &[Rule]) -> Result<(), InvalidLimit> {
 }
 
 /// The limits collected so far.
-#[derive(Default)]
 struct Compiling {
+    generation: Generation,
     limits: Vec<Limit>,
     /// Maximum requests in flight. Their ids follow those of the limits.
     in_flight: Vec<u64>,
@@ -305,6 +323,11 @@ struct Compiling {
 }
 
 impl Compiling {
+    fn new() -> Self {
+        let generation = Generation::begin();
+        Self { generation, limits: Vec::new(), in_flight: Vec::new(), owners: Vec::new(), overrides: 0 }
+    }
+
     fn add_of(&mut self, rule: u32, limit: Limit) -> Result<LimitId, InvalidLimit> {
         if self.limits.len() == MAX_RULES {
             let problem = "limits, bans and different sets of numbers are more than 10000 together".into();
@@ -312,7 +335,7 @@ impl Compiling {
                 InvalidLimit::new("overrides", problem, "use plans rather than single keys").of_limit(limit.name())
             );
         }
-        let id = LimitId(self.limits.len() as u32);
+        let id = LimitId::new(self.limits.len() as u32, self.generation);
         self.owners.push(rule);
         self.limits.push(limit);
         Ok(id)
@@ -320,7 +343,7 @@ impl Compiling {
 
     /// Adds a limit on requests in flight and returns its id. No limit of the store may be added afterwards.
     fn add_in_flight(&mut self, rule: u32, max: u64) -> LimitId {
-        let id = LimitId(self.owners.len() as u32);
+        let id = LimitId::new(self.owners.len() as u32, self.generation);
         self.owners.push(rule);
         self.in_flight.push(max);
         id
@@ -328,7 +351,7 @@ impl Compiling {
 
     fn ban(&mut self, rule: &Rule, number: u32) -> Result<Option<LimitId>, InvalidLimit> {
         let (Some(ban), Bound::Rate(limit)) = (rule.ban, &rule.bound) else { return Ok(None) };
-        let limit = variant_of(limit, Limit::ban(limit.name(), ban)?);
+        let limit = Limit::ban(limit.name(), ban)?.with_settings_of(limit);
         self.add_of(number, limit).map(Some)
     }
 
@@ -410,18 +433,5 @@ fn variant(limit: &Limit, algorithm: Algorithm) -> Result<Limit, InvalidLimit> {
         let fix = "change numbers only, or use a limit of its own";
         return Err(InvalidLimit::new("overrides", problem, fix).of_limit(limit.name()));
     }
-    Ok(variant_of(limit, Limit::new(limit.name(), algorithm)?))
-}
-
-/// A variant keeps the consistency and the store failure policy of its limit.
-fn variant_of(limit: &Limit, variant: Limit) -> Limit {
-    let variant = variant.with_consistency(limit.consistency());
-    let variant = match limit.store() {
-        Some(store) => variant.with_store(store),
-        None => variant,
-    };
-    match limit.on_store_failure() {
-        Some(policy) => variant.with_on_store_failure(policy),
-        None => variant,
-    }
+    Ok(Limit::new(limit.name(), algorithm)?.with_settings_of(limit))
 }

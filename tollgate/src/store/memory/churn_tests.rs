@@ -42,12 +42,12 @@ impl Churn {
     }
 
     fn takes(&self, fingerprint: u64) -> bool {
-        let hit = HashedHit { limit: LimitId(0), fingerprint, cost: 1 };
+        let hit = HashedHit { limit: LimitId::first(), fingerprint, cost: 1 };
         self.table.decide(self.algorithm(), None, hit, self.now, Mode::Take).is_allowed()
     }
 
     fn left(&self, fingerprint: u64) -> u64 {
-        let hit = HashedHit { limit: LimitId(0), fingerprint, cost: 0 };
+        let hit = HashedHit { limit: LimitId::first(), fingerprint, cost: 0 };
         self.table.decide(self.algorithm(), None, hit, self.now, Mode::Peek).remaining
     }
 

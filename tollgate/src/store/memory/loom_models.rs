@@ -65,7 +65,7 @@ impl Model {
 
     fn check(&self, fingerprint: u64) -> Verdict {
         let Compiled::ClockWindow(algorithm) = self.limit.compiled() else { unreachable!() };
-        let hit = HashedHit { limit: LimitId(0), fingerprint, cost: 1 };
+        let hit = HashedHit { limit: LimitId::first(), fingerprint, cost: 1 };
         self.table.decide(algorithm, None, hit, NOW, Mode::Take)
     }
 
@@ -75,14 +75,14 @@ impl Model {
 
     fn left(&self, fingerprint: u64) -> u64 {
         let Compiled::ClockWindow(algorithm) = self.limit.compiled() else { unreachable!() };
-        let hit = HashedHit { limit: LimitId(0), fingerprint, cost: 0 };
+        let hit = HashedHit { limit: LimitId::first(), fingerprint, cost: 0 };
         self.table.decide(algorithm, None, hit, NOW, Mode::Peek).remaining
     }
 
     /// Drafts taking one unit of a key, on the fast path for several keys.
     fn draft<'a>(&'a self, fingerprint: u64, draft: &mut Draft<'a>) -> Result<(), FastPathMiss> {
         let Compiled::ClockWindow(algorithm) = self.limit.compiled() else { unreachable!() };
-        self.table.draft_now(algorithm, &HashedHit { limit: LimitId(0), fingerprint, cost: 1 }, NOW, draft)
+        self.table.draft_now(algorithm, &HashedHit { limit: LimitId::first(), fingerprint, cost: 1 }, NOW, draft)
     }
 
     /// Returns the number of slots of the first block that have a fingerprint.
@@ -346,7 +346,7 @@ fn loom_no_thread_reads_a_half_written_state() {
             cost: u64,
             mode: Mode,
         ) -> Verdict {
-            let hit = HashedHit { limit: LimitId(0), fingerprint: 8, cost };
+            let hit = HashedHit { limit: LimitId::first(), fingerprint: 8, cost };
             table.decide(algorithm, None, hit, NOW, mode)
         }
         check(&table, algorithm, (1 << 31) - 1, Mode::Take);

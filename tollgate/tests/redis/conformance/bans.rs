@@ -1,15 +1,15 @@
 //! Bans on both stores: a banned key is denied, and the request takes nothing from other limits.
 
 use testkit::redis::RedisServer;
-use tollgate::{Ban, FixedWindow, HOUR, Hit, Limit, MINUTE};
+use tollgate::{Ban, FixedWindow, HOUR, Hit, InvalidHits, Limit, LimitSet, MINUTE};
 
-use super::rig::{Rig, SECOND_US, rigs_with};
+use super::rig::{Rig, SECOND_US, rigs_of, rigs_with};
 
 const MINUTE_US: u64 = 60 * SECOND_US;
 
 async fn banning(server: &RedisServer) -> Vec<Rig> {
-    let ban = Limit::ban("login ban", Ban { after: 3, within: MINUTE, for_: HOUR }).expect("valid");
-    rigs_with(server, &[Limit::new("login", FixedWindow::new(10, HOUR)).expect("valid"), ban]).await
+    let login = Limit::new("login", FixedWindow::new(10, HOUR)).expect("valid");
+    rigs_of(server, &LimitSet::new().limit(login).ban("login ban", Ban { after: 3, within: MINUTE, for_: HOUR })).await
 }
 
 #[tokio::test]
@@ -62,8 +62,6 @@ async fn strikes_count_together_from_the_first_one() {
             assert_eq!(rig.decide(&[Hit::new(ban, "eve")]).await.remaining(), left, "{rig:?} at {seconds} s");
         }
         assert_eq!(rig.decide(&[Hit::new(ban, "eve").cost(0)]).await.retry_after(), Some(HOUR), "{rig:?}");
-        rig.reset("eve").await;
-        assert!(rig.decide(&[Hit::new(ban, "eve").cost(0)]).await.is_allowed(), "{rig:?}");
     }
 }
 
@@ -75,5 +73,34 @@ async fn a_strike_is_not_counted_if_another_limit_denies_the_request() {
         let never = rig.decide(&[Hit::new(login, "eve").cost(11), Hit::new(ban, "eve").cost(3)]).await;
         assert_eq!((never.is_allowed(), never.limit()), (false, Some(login)), "{rig:?}");
         assert_eq!(rig.decide(&[Hit::new(ban, "eve").cost(0)]).await.remaining(), 3, "{rig:?}");
+    }
+}
+
+#[tokio::test]
+async fn hits_on_two_variants_of_a_limit_with_one_key_are_an_error() {
+    let server = RedisServer::start();
+    let hourly = |quota| Limit::new("limit", FixedWindow::new(quota, HOUR)).expect("valid");
+    for rig in rigs_of(&server, &LimitSet::new().limit(hourly(1)).variant("gold", hourly(100))).await {
+        let (base, gold) = (rig.id("limit"), rig.variant("limit", "gold"));
+        for hits in [[Hit::new(base, "ann"), Hit::new(gold, "ann")], [Hit::new(gold, "ann"), Hit::new(base, "ann")]] {
+            assert_eq!(rig.decide(&hits).await.invalid_hits(), Some(InvalidHits::TwoVariants), "{rig:?}");
+            let refused = rig.reserve_hits(&hits, HOUR).await.err().expect("refused");
+            assert_eq!(refused.decision().invalid_hits(), Some(InvalidHits::TwoVariants), "{rig:?}");
+        }
+        assert_eq!(rig.peek("ann").await.remaining(), 1, "{rig:?}: nothing was taken");
+        assert!(rig.decide(&[Hit::new(base, "ann"), Hit::new(gold, "bob")]).await.is_allowed(), "{rig:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_id_of_other_limits_is_an_error() {
+    let server = RedisServer::start();
+    let login = Limit::new("login", FixedWindow::new(10, HOUR)).expect("valid");
+    let (one, other) = (banning(&server).await, rigs_with(&server, &[login]).await);
+    for (one, other) in one.into_iter().zip(other) {
+        let (id, hit) = (one.id("login"), Hit::new(one.id("login"), "ann"));
+        assert!(one.decide(&[hit]).await.is_allowed(), "{one:?}");
+        assert_eq!(other.decide(&[hit]).await.invalid_hits(), Some(InvalidHits::UnknownLimit), "{other:?}");
+        assert_eq!((one.has_limit(id), other.has_limit(id)), (true, false), "{other:?}");
     }
 }
