@@ -28,6 +28,7 @@
 #[cfg(feature = "file")]
 mod cel;
 mod certificate;
+mod checks;
 mod claims;
 pub(crate) mod client;
 mod coverage;

@@ -66,7 +66,7 @@ impl LeakyBucket {
     }
 
     /// Returns whether requests wait in a queue.
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "rules"))]
     pub(crate) fn queues(&self) -> bool {
         matches!(self.overflow, Overflow::Queue { .. })
     }

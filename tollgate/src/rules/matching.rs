@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use http::HeaderName;
 use http::header::{COOKIE, HOST};
+use http::{HeaderName, HeaderValue};
 use smallvec::SmallVec;
 
 use super::Request;
@@ -32,7 +32,7 @@ pub(super) type Condition = Arc<dyn Fn(&Request<'_>) -> bool + Send + Sync>;
 /// ```
 ///
 /// [`RuleSetBuilder::build`](super::RuleSetBuilder::build) and [`Routes::new`](super::Routes::new) report invalid
-/// paths, hosts and header names.
+/// paths, methods, hosts and headers.
 #[derive(Clone, Default)]
 #[must_use]
 pub struct Match {
@@ -71,7 +71,9 @@ impl Match {
     /// Adds a method. `GET` includes `HEAD`, which services answer with the same handlers, unless another rule names
     /// `HEAD` and counts every request that this one matches.
     pub fn method(mut self, method: &str) -> Self {
-        self.methods.push(method.into());
+        if self.checked(check_method(method)).is_some() {
+            self.methods.push(method.into());
+        }
         self
     }
 
@@ -86,6 +88,7 @@ impl Match {
     /// schemes have none, and a limit must not be left by writing `Application/JSON`.
     pub fn header(mut self, name: impl AsRef<str>, value: &str) -> Self {
         let name = self.checked(header_name("headers", name.as_ref()));
+        let name = self.checked(check_header_value(value)).and(name);
         self.headers.extend(name.map(|name| {
             let value = String::from_utf8_lossy(&header::text(&name, value.as_bytes())).to_ascii_lowercase();
             (name, value.into())
@@ -216,6 +219,27 @@ impl Match {
         let failed = self.conditions.iter().find(|(_, condition)| !request.in_any_reading(|| condition(request)));
         failed.map(|(description, _)| Miss::Condition(description))
     }
+}
+
+/// Checks that a request can have a method.
+fn check_method(text: &str) -> Result<(), InvalidLimit> {
+    if text != "*" && http::Method::from_bytes(text.as_bytes()).is_ok() {
+        return Ok(());
+    }
+    let shown: String = text.chars().take(80).collect();
+    let problem = format!("method `{}` is not valid", shown.escape_debug());
+    let fix =
+        if text == "*" { "leave out the methods to match all of them" } else { "write a method such as GET or POST" };
+    Err(InvalidLimit::new("methods", problem, fix))
+}
+
+/// Checks that a header can have a value, which may be a pattern.
+pub(super) fn check_header_value(value: &str) -> Result<(), InvalidLimit> {
+    if HeaderValue::from_bytes(value.as_bytes()).is_ok() && value.trim() == value {
+        return Ok(());
+    }
+    let problem = "no request matches, because header values have no line breaks and no surrounding spaces".into();
+    Err(InvalidLimit::new("headers", problem, "write the value without them, with * for any part"))
 }
 
 /// The conditions that are known to hold before a rule is checked.

@@ -65,6 +65,13 @@ impl Networks {
         }
     }
 
+    /// Returns `true` if the set contains every address.
+    pub(super) fn contains_all(&self) -> bool {
+        let v4 = (Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST);
+        let v6 = (Ipv6Addr::UNSPECIFIED, Ipv6Addr::from_bits(u128::MAX));
+        *self.v4 == [v4] && *self.v6 == [v6]
+    }
+
     /// Returns `true` if the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {

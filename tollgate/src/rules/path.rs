@@ -1,14 +1,18 @@
 //! Path globs. Paths and globs are normalized ([`normal`](super::normal)), so an operator may write either `/users/@me`
 //! or `/users/%40me`.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use super::normal::path::{has_upper_case, spell_glob, without_case};
 use super::normal::{CleanPath, PathCase, PathReading};
 use crate::error::InvalidLimit;
+use crate::invisible::is_control_or_format;
 
 /// Longer than any path that servers accept in practice.
 const MAX_BYTES: usize = 2048;
+/// Characters of an invalid text in an error.
+const MAX_SHOWN: usize = 80;
 
 /// A path pattern: `*` matches anything within one segment, `**` any number of whole segments.
 ///
@@ -43,12 +47,12 @@ pub(super) enum Segment {
 pub struct InvalidGlob {
     text: String,
     problem: &'static str,
-    fix: &'static str,
+    fix: Cow<'static, str>,
 }
 
 impl InvalidGlob {
-    pub(super) fn new(text: &str, problem: &'static str, fix: &'static str) -> Self {
-        Self { text: text.chars().take(80).collect(), problem, fix }
+    pub(super) fn new(text: &str, problem: &'static str, fix: impl Into<Cow<'static, str>>) -> Self {
+        Self { text: shown(text), problem, fix: fix.into() }
     }
 
     /// Returns the problem, without the fix.
@@ -58,13 +62,13 @@ impl InvalidGlob {
 
     /// Returns the fix.
     #[cfg_attr(not(feature = "file"), allow(dead_code, reason = "only rule files report it by itself"))]
-    pub(crate) fn fix(&self) -> &'static str {
-        self.fix
+    pub(crate) fn fix(&self) -> &str {
+        &self.fix
     }
 
     /// Returns the error for a field of a rule.
     pub(super) fn of_field(&self, field: &'static str) -> InvalidLimit {
-        InvalidLimit::new(field, self.problem(), self.fix)
+        InvalidLimit::new(field, self.problem(), self.fix.clone())
     }
 }
 
@@ -80,32 +84,137 @@ impl std::str::FromStr for PathGlob {
     type Err = InvalidGlob;
 
     fn from_str(text: &str) -> Result<Self, InvalidGlob> {
-        let invalid = |problem, fix| InvalidGlob::new(text, problem, fix);
+        fn invalid(text: &str, problem: &'static str, fix: impl Into<Cow<'static, str>>) -> InvalidGlob {
+            InvalidGlob::new(text, problem, fix)
+        }
         if text.len() > MAX_BYTES {
-            return Err(invalid("is longer than 2048 bytes", "match a prefix of it with **"));
+            return Err(invalid(text, "is longer than 2048 bytes", "match a prefix of it with **"));
+        }
+        if let Some((problem, fix)) = of_another_notation(text) {
+            return Err(invalid(text, problem, fix));
         }
         let Some(rest) = text.strip_prefix('/') else {
-            return Err(invalid("does not begin with a slash", "write /api/** rather than api/**"));
+            let fix = format!("write /{}", shown(text));
+            return Err(invalid(text, "matches no request, because every path starts with `/`", fix));
         };
         if text.contains(['?', '#']) {
-            return Err(invalid("has a query in it", "match the path alone, and the query in a `when` expression"));
+            let fix = "remove the `?` or `#` and the text after it, and match the query in `when`";
+            return Err(invalid(text, "matches no request, because a path has no query", fix));
+        }
+        if text.contains(['{', '}']) {
+            return Err(invalid(text, "has braces", "write * for one segment and ** for any number"));
+        }
+        if text.chars().any(|letter| letter.is_whitespace() || letter.is_control()) {
+            let problem = "matches no request, because paths have no spaces";
+            return Err(invalid(text, problem, "write %20 for a space"));
+        }
+        for segment in rest.split('/') {
+            if segment.contains("**") && segment != "**" {
+                let fix = "put ** alone between slashes, or write * for part of a segment";
+                return Err(invalid(text, "has a `**` next to other text", fix));
+            }
+            if matches!(segment, "." | "..") {
+                let problem = "matches no request, because `.` and `..` are resolved first";
+                return Err(invalid(text, problem, "write the resolved path"));
+            }
         }
         let spelled = rest.split('/').map(spell_glob);
         let mut segments: Vec<Segment> =
             spelled.filter(|text| !text.is_empty() && text != ".").map(Segment::new).collect();
         segments.dedup_by(|one, other| matches!((one, other), (Segment::Any, Segment::Any)));
-        if segments.iter().any(|segment| matches!(segment, Segment::Pattern(text) if text.contains("**"))) {
-            return Err(invalid("has ** beside other text", "write ** alone between slashes, as in /api/**"));
-        }
         if segments.iter().any(|segment| matches!(segment, Segment::Literal(text) if &**text == "..")) {
-            return Err(invalid("has .. in it, which no path has once it is resolved", "write the path itself"));
+            return Err(invalid(text, "has .. in it, which no path has once it is resolved", "write the path itself"));
         }
         // With more than one in the middle, a crafted path would take quadratic time.
         let last = segments.len().saturating_sub(1);
         if segments[..last].iter().filter(|segment| matches!(segment, Segment::Any)).count() > 1 {
-            return Err(invalid("has more than one ** before its end", "use one, or two globs"));
+            return Err(invalid(text, "has more than one ** before its end", "use one, or two globs"));
         }
         Ok(Self { segments: segments.into() })
+    }
+}
+
+/// Returns the problem and the fix of a path in the notation of a router or of regular expressions.
+fn of_another_notation(text: &str) -> Option<(&'static str, String)> {
+    let parameter = || Some(("has a router parameter, but paths are globs", parameter_fix(text)?));
+    // The pattern of a parameter, as in `{id:[0-9]+}`, is no reason to take the whole path for one.
+    if text.starts_with('/')
+        && text.contains('{')
+        && let Some(found) = parameter()
+    {
+        return Some(found);
+    }
+    match regex_fix(text) {
+        Some(fix) => Some(("looks like a regular expression, but paths are globs", fix)),
+        None => parameter(),
+    }
+}
+
+/// Returns the fix if a path is a regular expression. `/files/report.*` and `/Products(5)` are not. As a glob it would
+/// match these characters literally, which is rarely intended.
+fn regex_fix(text: &str) -> Option<String> {
+    let is_anchored = text.starts_with('^') || text.ends_with('$');
+    let has_class = text.contains('\\') || ["[^", "[0-9", "[a-z", "[A-Z"].iter().any(|class| text.contains(class));
+    let has_group = text.contains("(?") || text.contains("(.") || (text.contains('(') && text.contains('|'));
+    let begins_anything = |segment: &str| segment.starts_with(".*") || segment.starts_with(".+");
+    if !is_anchored && !has_class && !has_group && !text.split('/').any(begins_anything) {
+        return None;
+    }
+    let ends = text.ends_with('$');
+    let plain = text.trim_start_matches('^').trim_end_matches('$');
+    let is_literal =
+        |segment: &&str| segment.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_~".contains(&byte));
+    let segments: Vec<&str> = plain.split('/').filter(|segment| !segment.is_empty()).collect();
+    let literal: Vec<&str> = segments.iter().copied().take_while(is_literal).collect();
+    let path = format!("/{}", literal.join("/"));
+    let is_rest = |segment: &&str| matches!(*segment, ".*" | ".+" | "(.*)" | "(.+)");
+    let glob = match segments.get(literal.len()..).unwrap_or_default() {
+        [] if ends => format!("write {} for that path alone", shown(&path)),
+        [one] if literal.is_empty() && is_rest(one) => "write /** for every path".into(),
+        _ if literal.is_empty() => "write a glob for each path, where * matches one segment and ** any number".into(),
+        _ => format!("write {}/** for {} and everything under it", shown(&path), shown(&path)),
+    };
+    let escaped = text.chars().find_map(|letter| match letter {
+        '^' => Some("%5E"),
+        '$' => Some("%24"),
+        '.' => Some("%2E"),
+        '(' => Some("%28"),
+        '[' => Some("%5B"),
+        _ => None,
+    });
+    let letters = escaped
+        .map_or_else(String::new, |escape| format!("; to match these characters literally, escape them: {escape}"));
+    Some(format!("{glob}; a limit can match a regular expression in `when: request.path.matches(\"…\")`{letters}"))
+}
+
+/// Returns the fix if a segment is a parameter such as `:id`, `<id>` or `{id}`.
+fn parameter_fix(text: &str) -> Option<String> {
+    let parameter = |segment: &str| {
+        if let Some(name) = segment.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')) {
+            let is_rest = name.starts_with('*') || name.ends_with(":.*") || name.ends_with(":.+");
+            return Some(if is_rest { "**" } else { "*" });
+        }
+        let name = segment.strip_prefix(':').or_else(|| segment.strip_prefix('<')?.strip_suffix('>'))?;
+        let begins = name.starts_with(|letter: char| letter.is_ascii_alphabetic() || letter == '_');
+        begins.then(|| if name.ends_with(['*', '+']) || name.starts_with("path:") { "**" } else { "*" })
+    };
+    if !text.split('/').any(|segment| parameter(segment).is_some()) {
+        return None;
+    }
+    let glob: Vec<&str> = text.split('/').map(|segment| parameter(segment).unwrap_or(segment)).collect();
+    let mut fix = format!("write {}, where * matches one segment and ** any number", shown(&glob.join("/")));
+    if text.contains("/:") {
+        fix.push_str("; to match a colon literally, escape it: %3A");
+    }
+    Some(fix)
+}
+
+/// Returns a text for an error, without control characters and not too long.
+fn shown(text: &str) -> String {
+    let printable = |letter: char| if is_control_or_format(letter) { ' ' } else { letter };
+    match text.char_indices().nth(MAX_SHOWN) {
+        Some((end, _)) => text[..end].chars().map(printable).chain(['…']).collect(),
+        None => text.chars().map(printable).collect(),
     }
 }
 
@@ -282,11 +391,11 @@ mod tests {
     fn an_invalid_glob_reports_the_fix() {
         for (text, fix) in [
             ("api/**", "write /api/**"),
-            ("/a**", "write ** alone"),
-            ("/a/../b", "write the path itself"),
+            ("/a**", "put ** alone"),
+            ("/a/../b", "write the resolved path"),
             ("/a/%2e%2E/b", "write the path itself"),
             ("/**/a/**/b", "use one"),
-            ("/a?b=c", "match the path alone"),
+            ("/a?b=c", "match the query in `when`"),
         ] {
             let error = text.parse::<PathGlob>().unwrap_err().to_string();
             assert!(error.contains(fix), "{error}");
@@ -304,6 +413,40 @@ mod tests {
                 }
             }
             prop_assert_eq!(wildcard(pattern.as_bytes(), text.as_bytes()), slow(pattern.as_bytes(), text.as_bytes()));
+        }
+    }
+
+    #[test]
+    fn globs_and_paths_of_services_are_not_refused() {
+        for text in [
+            "/",
+            "/**",
+            "/api/**",
+            "/files/report.*",
+            "/*.json",
+            "/.well-known/**",
+            "/Products(5)",
+            "/odata/$metadata",
+            "/v1/docs/7:batchGet",
+            "/users/@me",
+            "/pages/[id].js",
+            "/a/%3Aid",
+            "/a/%2E*",
+            "/price/10$/x",
+        ] {
+            assert_eq!((regex_fix(text), parameter_fix(text)), (None, None), "{text}");
+        }
+    }
+
+    #[test]
+    fn suggested_spellings_are_valid() {
+        let paths =
+            ["^/api", "^/api/v1$", "/api/.*", ".*", "/users/[0-9]+", "^/a/(b|c)$", "/a/:id/b", "/f/:rest*", "/u/<id>"];
+        for text in paths {
+            let fix = regex_fix(text).or_else(|| parameter_fix(text)).unwrap();
+            let path = fix.strip_prefix("write ").unwrap().split([' ', ',']).next().unwrap();
+            assert!(path.parse::<PathGlob>().is_ok(), "{fix}");
+            assert_eq!((regex_fix(path), parameter_fix(path)), (None, None), "{fix}");
         }
     }
 }

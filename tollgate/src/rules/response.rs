@@ -67,6 +67,11 @@ impl StatusSet {
         self
     }
 
+    /// Returns `true` if the set is empty.
+    pub(super) fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
     /// Returns `true` if the set contains `status`.
     #[must_use]
     pub fn contains(&self, status: StatusCode) -> bool {

@@ -269,6 +269,11 @@ impl Listing {
         !self.everything && self.networks.is_empty() && self.keys.is_empty() && self.conditions.is_empty()
     }
 
+    /// Returns `true` if every address is listed.
+    pub(super) fn has_every_address(&self) -> bool {
+        self.networks.contains_all()
+    }
+
     /// Returns `true` if the list has other entries than keys.
     pub(super) fn has_more_than_keys(&self) -> bool {
         !self.networks.is_empty() || !self.conditions.is_empty()

@@ -52,7 +52,11 @@ fn other_rules_do_not_change_the_counts_of_a_limit() {
     let _ = check(&gate, "GET", "/", &ANN);
     let bucket = Limit::new("bucket", TokenBucket::new(100, Rate::per_second(1))).unwrap();
     let before = Rule::new(bucket).matching(tollgate::rules::Match::everything().method("POST"));
-    gate.replace(rule_set([before, per_user(10).plan_limit("gold", FixedWindow::new(50, MINUTE))])).unwrap();
+    gate.replace(rule_set([
+        before,
+        per_user(10).plan(KeyPart::header("x-plan")).plan_limit("gold", FixedWindow::new(50, MINUTE)),
+    ]))
+    .unwrap();
     assert_eq!(remaining(&check(&gate, "GET", "/", &ANN)), 8);
 }
 

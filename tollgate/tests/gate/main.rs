@@ -6,6 +6,7 @@ mod answers;
 mod bans;
 mod by_name;
 mod changes;
+mod checks;
 mod hosts;
 mod in_flight;
 mod joint_checks;

@@ -39,7 +39,8 @@ fn plans_and_single_keys_have_overrides() {
 
 #[test]
 fn an_override_must_have_the_same_algorithm_and_valid_numbers() {
-    let other = per_user().plan_limit("gold", TokenBucket::new(10, Rate::per_second(1)));
+    let other =
+        per_user().plan(KeyPart::header("x-plan")).plan_limit("gold", TokenBucket::new(10, Rate::per_second(1)));
     let error = tollgate::rules::RuleSet::builder().rule(other).build().unwrap_err();
     assert_eq!(
         error.to_string(),

@@ -18,12 +18,20 @@ use std::hash::Hash;
 use super::node::Node;
 use super::problem::{Findings, Position};
 use super::types::RuleFile;
+use crate::InvalidLimit;
 
 pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     settings::check(file, root, findings);
     limits::check(file, root, findings);
     store::check_use(file, root, findings);
     dropped_headers::check(file, root, findings);
+}
+
+/// Reports the problem that a check of rules has found.
+fn report(checked: Result<(), InvalidLimit>, at: Position, findings: &mut Findings) {
+    if let Err(error) = checked {
+        findings.error(at, error.problem(), error.fix());
+    }
 }
 
 /// The first position of each value, to find duplicates.

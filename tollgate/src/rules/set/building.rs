@@ -22,7 +22,7 @@ use crate::rules::key_map::KeyMap;
 use crate::rules::named_key::KeyReadings;
 use crate::rules::request::Tokens;
 use crate::rules::rule::{Bound, Mode, Numbers, OverrideTarget, Rule, check_in_flight};
-use crate::rules::PathReading;
+use crate::rules::{PathReading, checks};
 
 /// More rules than people write, and as many limits as a limiter supports.
 const MAX_RULES: usize = 10_000;
@@ -138,6 +138,10 @@ impl RuleSetBuilder {
             return Err(problem);
         }
         head::add_to_rules(&mut self.rules);
+        let has_tokens = self.tokens.is_some();
+        self.rules
+            .iter()
+            .try_for_each(|rule| checks::check(rule, has_tokens).map_err(|error| error.of_limit(rule.name())))?;
         let mut compiling = Compiling::new();
         // The ids of in-flight limits are known only after all limits of the store have theirs.
         let mut ids = Vec::with_capacity(self.rules.len());

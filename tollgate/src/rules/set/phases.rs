@@ -172,7 +172,9 @@ mod tests {
             }
         };
         rule = rule.matching(matching);
-        rule = rule.missing([Missing::Skip, Missing::Deny, Missing::Anonymous][usize::from(choice.missing)]);
+        if choice.key > 0 {
+            rule = rule.missing([Missing::Skip, Missing::Deny, Missing::Anonymous][usize::from(choice.missing)]);
+        }
         rule = rule.mode([Mode::Enforced, Mode::Shadow, Mode::Disabled][usize::from(choice.mode.saturating_sub(3))]);
         let here = || Listing::none().networks(Networks::parse(["192.0.2.1"]).unwrap());
         let key: &[&str] = match choice.key {

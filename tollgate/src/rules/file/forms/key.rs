@@ -5,14 +5,12 @@ use std::fmt;
 use super::super::problem::{InvalidValue, shown};
 use super::{HeaderName, Syntax, form, nearest};
 use crate::rules::header_fact::HeaderFact;
-use crate::rules::{self, CertificateField, jwt};
+use crate::rules::{self, CertificateField, checks, jwt};
 
 /// IPv6 addresses of one subscriber share this many bits.
 const SUBSCRIBER_BITS: u8 = 64;
 /// The prefix length of a single IPv6 address.
 const WHOLE_ADDRESS: u8 = 128;
-/// Cookies, query parameters, claims and constants have shorter names in practice, and a key has a bound.
-const MAX_NAME: usize = 256;
 
 /// One part of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -199,19 +197,7 @@ fn near(word: &str) -> Option<String> {
 }
 
 fn checked_name<'n>(kind: &str, name: &'n str) -> Result<&'n str, InvalidValue> {
-    if name.is_empty() {
-        return Err(InvalidValue::new(format!("`{kind}:` has no name after it"), format!("write {kind}:NAME")));
-    }
-    if name.len() > MAX_NAME {
-        let problem = format!("the name after `{kind}:` has {} bytes", name.len());
-        return Err(InvalidValue::new(problem, format!("use {MAX_NAME} bytes or less")));
-    }
-    if name.chars().any(char::is_control) {
-        return Err(InvalidValue::new(
-            format!("the name after `{kind}:` contains a control character"),
-            "use printable characters",
-        ));
-    }
+    checks::key_name("key", kind, name)?;
     Ok(name)
 }
 

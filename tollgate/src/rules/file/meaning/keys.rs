@@ -2,15 +2,14 @@
 
 use std::collections::HashMap;
 
-use super::FirstPositions;
-use crate::rules::PathReading;
+use super::{FirstPositions, report};
 use crate::rules::file::forms::{Cidr, KeyPart, PlanSource};
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position, shown};
 use crate::rules::file::types::{LimitRule, ListRule, OneOrMany, OverrideRule};
 use crate::rules::named_key::{InvalidPart, counted};
 use crate::rules::set::MAX_KEY_PARTS;
-use crate::rules::{self, Missing};
+use crate::rules::{self, Missing, PathReading, checks};
 
 pub(super) fn check(rule: &LimitRule, node: &Node, has_jwt: bool, reading: PathReading, findings: &mut Findings) {
     key(rule, node, has_jwt, findings);
@@ -54,10 +53,9 @@ fn for_whom(rule: &LimitRule, by: &OverrideRule, limit: &Node, place: &Node, fin
         _ => {}
     }
     if by.plan.is_some() && rule.plan.is_none() && !limit.lost("plan") {
-        let message = "this override never applies, because the limit has no `plan`";
         findings.error(
             place.key_at("plan"),
-            message,
+            checks::PLAN_MISSING,
             "add `plan: jwt:CLAIM` to the limit, or `plan: header:NAME` if clients cannot set that header",
         );
     }
@@ -66,8 +64,7 @@ fn for_whom(rule: &LimitRule, by: &OverrideRule, limit: &Node, place: &Node, fin
 fn key(rule: &LimitRule, node: &Node, has_jwt: bool, findings: &mut Findings) {
     let (Some(parts), Some(place)) = (&rule.key, node.get("key")) else {
         if node.get("missing").is_some() && !node.lost("key") {
-            let message = "`missing` has no effect without a key";
-            findings.error(node.key_at("missing"), message, "add a `key`, or remove it");
+            report(checks::missing_without_key(), node.key_at("missing"), findings);
         }
         return;
     };
@@ -114,9 +111,8 @@ fn lists(rule: &LimitRule, node: &Node, keys: &ListedKeys<'_>, findings: &mut Fi
             }
         }
         if section == "exempt" && is_everybody(list) {
-            let message = "no request reaches this limit, because every address is exempt";
             let at = place.items("ips").first().map_or(place.at, |item| item.at);
-            findings.error(at, message, "exempt fewer, or remove the limit");
+            report(checks::every_address_exempt(), at, findings);
         }
     }
 }

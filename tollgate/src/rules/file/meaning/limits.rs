@@ -1,12 +1,13 @@
 //! Checks of limits as a whole: unique names, reachable matches, and expressions.
 
-use super::{FirstPositions, keys, numbers, store};
+use super::{FirstPositions, keys, numbers, report, store};
 use crate::rules::ExpressionField;
 use crate::rules::cel::{Expression, TextPosition};
 use crate::rules::file::forms::{CostText, Expression as Text};
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position, shown};
 use crate::rules::file::types::{CostRule, LimitRule, RuleFile};
+use crate::rules::matching::check_header_value;
 
 pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     let has_jwt = root.mentions("jwt");
@@ -68,10 +69,7 @@ fn matches(rule: &LimitRule, node: &Node, findings: &mut Findings) {
             let message = format!("duplicate header `{}` (case is ignored), first at {first}", shown(name));
             findings.error(at, message, "remove one of them");
         }
-        if http::HeaderValue::from_bytes(value.as_bytes()).is_err() || value.trim() != value {
-            let message = "no request matches, because header values have no line breaks and no surrounding spaces";
-            findings.error(headers.value_at(name), message, "write the value without them, with * for any part");
-        }
+        report(check_header_value(value), headers.value_at(name), findings);
     }
 }
 

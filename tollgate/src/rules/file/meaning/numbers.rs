@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
-use super::FirstPositions;
+use super::{FirstPositions, report};
 use crate::algorithm::MAX_QUOTA;
 use crate::error::InvalidLimit;
 use crate::limit::Limit;
+use crate::rules::checks;
 use crate::rules::file::node::{Node, NodeKind};
 use crate::rules::file::problem::{Findings, Position, shown};
 use crate::rules::file::shape::rate_text;
@@ -29,10 +30,7 @@ pub(super) fn check(rule: &LimitRule, file: &RuleFile, node: &Node, findings: &m
         check_ban(*ban, node, findings);
     }
     match &rule.cost {
-        Some(CostRule::Units(0)) => {
-            let fix = "use 1 or more, or remove the limit";
-            findings.error(node.value_at("cost"), "cost 0 counts nothing", fix);
-        }
+        Some(CostRule::Units(cost)) => report(checks::constant_cost(*cost), node.value_at("cost"), findings),
         Some(CostRule::Computed(cost)) if cost.when_error == Some(0) => {
             let message = "when_error 0 lets a client pass for free by making the expression fail";
             findings.error(when_error_at(node), message, "use 1 or more");
@@ -173,14 +171,8 @@ fn cost_fits(rule: &LimitRule, quota: u64, limit: &Node, over: Option<&Node>, fi
         return;
     }
     match over {
-        None => {
-            let message = format!("cost {cost} is above the {key} of {quota}, so no request ever passes");
-            findings.error(limit.value_at("cost"), message, format!("lower the cost, or raise {key}"));
-        }
-        Some(over) => {
-            let message = format!("{key} {quota} is below the cost of {cost}, so no request ever passes");
-            findings.error(over.value_at(key), message, format!("raise {key} to {cost} or more"));
-        }
+        None => report(checks::cost_fits(cost, quota, key), limit.value_at("cost"), findings),
+        Some(over) => report(checks::override_fits(cost, quota, key), over.value_at(key), findings),
     }
 }
 
@@ -332,8 +324,7 @@ fn answers(rule: &LimitRule, node: &Node, findings: &mut Findings) {
     let queues = rule.algorithm == AlgorithmName::LeakyBucket && rule.modes.overflow == Some(Overflow::Queue);
     for key in ["count", "settle"] {
         if queues && node.get(key).is_some() {
-            let message = format!("`{key}` has no effect with `overflow: queue`, which gives nothing back");
-            findings.error(node.key_at(key), message, "use `overflow: reject`, or remove it");
+            report(checks::no_effect_with_queue(key), node.key_at(key), findings);
         }
     }
 }
