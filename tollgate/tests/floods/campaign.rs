@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tollgate::http::Refusal;
 use tollgate::rules::file::RuleFile;
-use tollgate::{Check, Gate, Limiter, ManualClock, Outcome, Overflow, Source, Timestamp};
+use tollgate::{Check, Gate, LimitId, Limiter, ManualClock, Outcome, Overflow, Source, Timestamp};
 
 const LIMIT: &str = "besieged";
 const QUOTA: u64 = 10;
@@ -138,6 +138,8 @@ pub(crate) struct Case {
 /// A gate with one limit, in memory.
 pub(crate) struct Site {
     gate: Gate,
+    limiter: Limiter,
+    limit: LimitId,
     pub(crate) clock: ManualClock,
 }
 
@@ -152,7 +154,10 @@ impl Site {
         let clock = ManualClock::at(START);
         // A fixed seed, so that the figures are the same in every run.
         let limiter = Limiter::builder().clock(clock.clone()).max_memory(max_memory).hash_seed([1, 2, 3, 4]);
-        Self { gate: Gate::with_limiter(rules, limiter).unwrap(), clock }
+        let gate = Gate::with_limiter(rules, limiter).unwrap();
+        let limiter = gate.memory().unwrap();
+        let limit = limiter.id(LIMIT).unwrap();
+        Self { gate, limiter, limit, clock }
     }
 
     pub(crate) fn check(&self, key: &str, cost: u64) -> Outcome {
@@ -163,18 +168,15 @@ impl Site {
     }
 
     pub(crate) fn overflow(&self) -> Overflow {
-        let limiter = self.gate.memory().unwrap();
-        limiter.overflow(limiter.id(LIMIT).unwrap())
+        self.limiter.overflow(self.limit)
     }
 
     pub(crate) fn ban_overflow(&self) -> Overflow {
-        let limiter = self.gate.memory().unwrap();
-        limiter.ban(LIMIT).map_or_else(Overflow::default, |ban| limiter.overflow(ban))
+        self.limiter.ban(LIMIT).map_or_else(Overflow::default, |ban| self.limiter.overflow(ban))
     }
 
     fn slots(&self) -> usize {
-        let limiter = self.gate.memory().unwrap();
-        limiter.occupancy(limiter.id(LIMIT).unwrap()).slots
+        self.limiter.occupancy(self.limit).slots
     }
 }
 
