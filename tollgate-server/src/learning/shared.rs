@@ -105,6 +105,7 @@ fn stored_name(name: &str, learning: &Learning) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
     use std::sync::Arc;
 
     use testkit::redis::RedisServer;
@@ -132,8 +133,9 @@ mod tests {
         let gate = Gate::with_limiter(file.compile().unwrap(), Limiter::builder().clock(clock.clone())).unwrap();
         for tick in 0..12 {
             clock.set(start.saturating_add(TICK * tick));
-            for client in 0..1100 {
-                drop(gate.check_by_name(NAME, &[format!("client-{client}").as_bytes()], 80));
+            for client in 0_u32..1100 {
+                let address = Ipv4Addr::from_bits(client).to_string();
+                assert!(gate.check_by_name(NAME, &[address.as_bytes()], 80).is_ok());
             }
             learning.evaluate(clock.now());
         }
