@@ -217,7 +217,7 @@ type HitWithBan = (usize, LimitId, LimitId);
 /// Returns the hits of a denied request whose limits have bans. A limit that denies the request by itself gets a
 /// strike, whichever denial is reported. If a ban is reported, its key is banned already, and a strike would change
 /// nothing.
-fn hits_with_bans<'o>(outcome: &'o Outcome, reported: &Decision) -> impl Iterator<Item = HitWithBan> + 'o {
+fn hits_with_bans<'o>(outcome: &'o Outcome, reported: &Decision) -> impl Iterator<Item = HitWithBan> + use<'o> {
     let (rules, reported) = (&outcome.state.rules, *reported);
     let has_bans = rules.have_bans() && reported.source() != Source::Policy;
     outcome.hits.costs().enumerate().filter(move |_| has_bans).filter_map(move |(position, (limit, _))| {
@@ -293,7 +293,10 @@ fn refuse_full(outcome: &mut Outcome, full: &Full, in_flight: InFlightLimits) ->
             None
         }
         #[cfg(feature = "redis")]
-        Store::Redis(limiter) => Some(RemoteCheck::new(limiter, Open::Denied(full.decision))),
+        Store::Redis(limiter) => {
+            let has_strikes = bans_to_strike(outcome, limiter, &full.decision).next().is_some();
+            has_strikes.then(|| RemoteCheck::new(limiter, Open::Denied(full.decision)))
+        }
     }
 }
 
@@ -422,7 +425,7 @@ fn check_unless_known(
         Store::Redis(limiter) => {
             let has_shadow = pending.as_ref().is_some_and(|pending| !pending.shadow_hits.is_empty());
             let has_hits = match &denied {
-                Some(denied) => !denied.is_allowed() && hits_with_bans(outcome, denied).next().is_some(),
+                Some(denied) => !denied.is_allowed() && bans_to_strike(outcome, limiter, denied).next().is_some(),
                 None => outcome.hits.costs().next().is_some(),
             };
             if has_shadow || has_hits {
@@ -523,13 +526,11 @@ pub(super) async fn check_redis(mut outcome: Outcome, remote: RemoteCheck) -> Ou
         }
     };
     let ((mut decision, charged), shadow_decisions) = join(enforced, join_all(shadow_hits)).await;
-    // Otherwise this process denied the request without a call.
-    let is_from_store = charged.is_some() && !matches!(decision.source(), Source::DenialCache | Source::Lease);
     if let Some(charged) = charged {
         outcome.hits.set_charged(charged);
     }
     if !decision.is_allowed() && !matches!(open, Open::Strikes) {
-        decision = strike_on_redis(&outcome, &limiter, decision, is_from_store).await;
+        decision = strike_on_redis(&outcome, &limiter, decision).await;
     }
     if let Some(pending) = &mut pending {
         let shadow_decisions = shadow_decisions.into_iter().zip(&mut pending.shadow_hits).map(
@@ -551,39 +552,38 @@ pub(super) async fn check_redis(mut outcome: Outcome, remote: RemoteCheck) -> Ou
     outcome
 }
 
-/// Adds a strike to the ban of every limit that denies the request by itself, as [`strike_in_memory`] does. A limit
-/// whose store was asked and has not decided gets none. If this process denied the request without a call, it asks the
-/// store about the other limits that have bans.
+/// Returns the bans that get a strike for a denied request: those of the limits that deny it by themselves, as far as
+/// this process knows without a call. The store decides every limit of a request that it denies. If this process denied
+/// the request, so that a flood or a shed load costs no calls, it knows the denials in its cache.
 #[cfg(feature = "redis")]
-async fn strike_on_redis(outcome: &Outcome, limiter: &RedisLimiter, denied: Decision, is_from_store: bool) -> Decision {
-    let (mut strikes, mut open, mut open_strikes) = (Vec::new(), RedisHits::new(), Vec::new());
-    for (position, limit, ban) in hits_with_bans(outcome, &denied) {
-        let Some(hit) = outcome.hits.on_redis().get(position) else { continue };
-        let strike = crate::redis::only(outcome.hits.on_redis(), ban, 1);
-        let known = if denied.limit() == Some(limit) { Some(&denied) } else { crate::redis::decided(hit) };
-        match known {
-            Some(own) if is_strike(own) => strikes.push(strike),
-            Some(_) => {}
-            None if is_from_store => {}
-            None => {
-                open.push(hit.clone());
-                open_strikes.push(strike);
-            }
-        }
-    }
-    if strikes.is_empty() && open.is_empty() {
+fn bans_to_strike<'o>(
+    outcome: &'o Outcome,
+    limiter: &'o RedisLimiter,
+    denied: &Decision,
+) -> impl Iterator<Item = LimitId> + 'o {
+    let denied = *denied;
+    hits_with_bans(outcome, &denied).filter_map(move |(position, limit, ban)| {
+        let hit = outcome.hits.on_redis().get(position)?;
+        let own = match crate::redis::decided(hit) {
+            _ if denied.limit() == Some(limit) => denied,
+            Some(own) => *own,
+            None => limiter.known_denial_of(hit)?,
+        };
+        is_strike(&own).then_some(ban)
+    })
+}
+
+/// Adds a strike to the ban of every limit that denies the request by itself, as [`strike_in_memory`] does.
+#[cfg(feature = "redis")]
+async fn strike_on_redis(outcome: &Outcome, limiter: &RedisLimiter, denied: Decision) -> Decision {
+    let only = |ban| crate::redis::only(outcome.hits.on_redis(), ban, 1);
+    let strikes: Vec<RedisHits> = bans_to_strike(outcome, limiter, &denied).map(only).collect();
+    if strikes.is_empty() {
         return denied;
     }
-    let limiter = limiter.clone();
+    let decided = join_all(strikes.into_iter().map(|strike| limiter.clone().decide_hits(strike)));
     // Spawned, so that a client that disconnects before the response gets its strikes too.
-    let struck_bans = tokio::spawn(async move {
-        let peeked = limiter.peek_each(&open).await;
-        let is_exhausted = |own: &Option<Decision>| own.as_ref().is_some_and(is_strike);
-        let exhausted = open_strikes.into_iter().zip(peeked).filter(|(_, own)| is_exhausted(own));
-        strikes.extend(exhausted.map(|(strike, _)| strike));
-        join_all(strikes.into_iter().map(|strike| limiter.clone().decide_hits(strike))).await
-    });
-    let struck_bans = struck_bans.await.unwrap_or_default();
+    let struck_bans = tokio::spawn(decided).await.unwrap_or_default();
     struck_bans.iter().fold(denied, |reported, (strike, _)| struck(outcome, reported, strike))
 }
 

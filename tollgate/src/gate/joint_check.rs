@@ -268,7 +268,11 @@ async fn check_redis_together(limiter: RedisLimiter, collected: Vec<Collected>) 
     let positions: Vec<usize> = places.iter().map(|place| place.decision(hits.hits.len())).collect();
     let (combined, charged) = match collected.iter().all(|one| one.outcome.is_allowed()) {
         true => limiter.clone().decide_each(hits).await,
-        false => (CombinedDecision { is_taken: false, delay: Duration::ZERO, each: Vec::new() }, hits.hits),
+        false => {
+            // Nothing is taken, so the store is not asked. Known denials are reported, and count towards bans.
+            let each = hits.hits.iter().chain(&hits.variants).map(|hit| limiter.known_denial_of(hit)).collect();
+            (CombinedDecision { is_taken: false, delay: Duration::ZERO, each }, hits.hits)
+        }
     };
     let mut next = 0;
     let complete = collected.into_iter().map(|Collected { mut outcome, pending }| {

@@ -118,12 +118,18 @@ impl RedisLimiter {
             counted.for_each(|hit| hit.receipt = Receipt::Local { at, wall_offset });
         } else {
             // Each limit that would deny the request by itself may have a ban that counts it.
-            for hit in failed.iter_mut().filter(|hit| is_local(hit)) {
-                let own = local.peek_hit(hit.local_hit());
-                hit.decided = Some(Decision { source: Source::Local, ..own });
-            }
+            failed.iter_mut().for_each(|hit| hit.decided = self.local_decision(hit));
         }
         self.of_whole_limit(failed, decision)
+    }
+
+    /// Returns the decision of a hit by itself in the local limits, and takes nothing. `None` if another policy applies.
+    pub(super) fn local_decision(&self, hit: &RedisHit) -> Option<Decision> {
+        if self.policy(hit) != OnStoreFailure::Local {
+            return None;
+        }
+        let own = self.0.local()?.peek_hit(hit.local_hit());
+        Some(Decision { source: Source::Local, ..own })
     }
 
     fn denied_by_policy(&self, denying: &RedisHit) -> Decision {

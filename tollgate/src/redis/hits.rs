@@ -101,18 +101,6 @@ impl RedisLimiter {
         CombinedHits { hits: all, variants }
     }
 
-    /// Returns the decision of each hit by itself, and takes nothing. A denial that is certain needs no call. The
-    /// decision is `None` where the store does not reply.
-    pub(crate) async fn peek_each(&self, hits: &RedisHits) -> Vec<Option<Decision>> {
-        let mut each: Vec<Option<Decision>> = hits.iter().map(|hit| self.certain_denial_of(hit)).collect();
-        let open: Vec<usize> = (0..hits.len()).filter(|position| each[*position].is_none()).collect();
-        let open_hits: RedisHits = open.iter().map(|position| hits[*position].clone()).collect();
-        for (position, own) in open.into_iter().zip(self.peek_each_on_store(&open_hits).await) {
-            each[position] = own;
-        }
-        each
-    }
-
     /// Returns what [`decide_hits`](Self::decide_hits) would, and takes nothing.
     pub(crate) async fn peek_hits(&self, hits: &RedisHits) -> Result<Decision, StoreError> {
         self.peek_at(hits).await

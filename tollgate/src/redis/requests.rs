@@ -161,14 +161,18 @@ impl RedisLimiter {
         Some(denied)
     }
 
-    /// Returns the denial of one hit, if it is in the denial cache. Makes no call.
+    /// Returns the denial of one hit, if this process knows it without a call: from the denial cache, or from the local
+    /// limits while the server of the key fails.
     #[cfg(feature = "rules")]
-    pub(super) fn certain_denial_of(&self, hit: &RedisHit) -> Option<Decision> {
-        let inner = &*self.0;
-        if !inner.shared.stores.is_subscribed_for(&hit.script_hit) {
+    pub(crate) fn known_denial_of(&self, hit: &RedisHit) -> Option<Decision> {
+        let Shared { stores, clock, .. } = &*self.0.shared;
+        if stores.of(&hit.script_hit).topology.has_failed_for(&hit.script_hit.name) {
+            return self.local_decision(hit).filter(|own| !own.is_allowed());
+        }
+        if !stores.is_subscribed_for(&hit.script_hit) {
             return None;
         }
-        let certain = inner.denials.certain(&hit.script_hit, inner.shared.clock.now_with_gaps());
+        let certain = self.0.denials.certain(&hit.script_hit, clock.now_with_gaps());
         certain.map(|(verdict, at)| self.decision(hit, verdict, at, Source::DenialCache))
     }
 
@@ -400,8 +404,12 @@ impl Taken {
         let by_hit = hits.iter_mut().zip(&replies);
         let mut failed: SmallVec<[&mut RedisHit; 2]> =
             by_hit.filter_map(|(hit, reply)| reply.is_none().then_some(hit)).collect();
-        // If a call denies, the request is denied, and nothing must be taken from this process's memory.
         let by_policy = (!denies && !failed.is_empty()).then(|| limiter.by_policy(&mut failed));
+        if denies {
+            // The request is denied, and nothing must be taken from this process's memory. Limits that would deny it
+            // too may have bans that count it.
+            failed.iter_mut().for_each(|hit| hit.decided = limiter.local_decision(hit));
+        }
         drop(failed);
         let taken = Self { hits, replies, by_policy };
         if taken.is_allowed() { taken.with_receipts() } else { taken }

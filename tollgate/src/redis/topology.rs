@@ -153,6 +153,15 @@ impl Topology {
         }
     }
 
+    /// Returns whether requests for a key fail without a call, because its server has failed and is not back yet.
+    #[cfg(feature = "rules")]
+    pub(super) fn has_failed_for(&self, key: &[u8]) -> bool {
+        match &self.servers {
+            Servers::One(member) => !member.node.is_available(),
+            Servers::Cluster(cluster) => cluster.owner(names::slot(key)).is_ok_and(|node| !node.is_available()),
+        }
+    }
+
     /// Returns a connection for subscriptions. On a cluster, every node receives all messages.
     pub(super) async fn subscriber(&self) -> Result<Subscriber, StoreError> {
         match &self.servers {
