@@ -68,7 +68,7 @@ mod tests {
     impl Folder {
         fn new(name: &str) -> Self {
             let path = std::env::temp_dir().join(format!("tollgate-{name}-{}", std::process::id()));
-            std::fs::create_dir_all(&path).unwrap();
+            std::fs::create_dir_all(&path).expect("the directory can be created");
             Self(path)
         }
     }

@@ -27,7 +27,8 @@ pub(super) async fn connect(path: &Path, purpose: Purpose) -> Result<(Channel, O
     let cannot_connect = |source| ControlError::Connect { path: path.to_owned(), source };
     let stream = UnixStream::connect(path).await.map_err(cannot_connect)?;
     let peer = stream.peer_cred().map_err(cannot_connect)?;
-    if !is_trusted(&peer) && !(purpose == Purpose::Command && own_user() == ROOT) {
+    let is_command_of_root = purpose == Purpose::Command && own_user() == ROOT;
+    if !is_trusted(&peer) && !is_command_of_root {
         return Err(ControlError::Foreign { path: path.to_owned(), user: peer.uid() });
     }
     let process = peer.pid().and_then(|id| u32::try_from(id).ok());

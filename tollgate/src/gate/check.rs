@@ -283,9 +283,7 @@ fn check_with_permits(
 #[inline(never)]
 fn refuse_full(outcome: &mut Outcome, full: &Full, in_flight: InFlightLimits) -> Option<RemoteCheck> {
     outcome.refuse_full(full, in_flight);
-    if hits_with_bans(outcome, &full.decision).next().is_none() {
-        return None;
-    }
+    hits_with_bans(outcome, &full.decision).next()?;
     match &outcome.state.store {
         Store::Memory(limiter) => {
             let decision = strike_in_memory(outcome, limiter, full.decision, &[]);

@@ -58,7 +58,7 @@ static CONNECTIONS: AtomicU64 = AtomicU64::new(1);
 pub(super) enum ServerRole {
     At(Address),
     /// The master that the sentinels name.
-    Master(Sentinels),
+    Master(Box<Sentinels>),
     /// A node of a cluster, which has only some of the slots.
     ClusterNode(Address),
 }

@@ -118,7 +118,9 @@ const MAX_RECENT: usize = 256;
 
 /// Warnings about events, such as a request for a key with foreign data.
 #[derive(Default)]
-pub(super) struct RecentWarnings(Mutex<BTreeMap<(&'static str, String), (StoreWarning, Instant)>>);
+pub(super) struct RecentWarnings(Mutex<BTreeMap<KindAndSubject, (StoreWarning, Instant)>>);
+
+type KindAndSubject = (&'static str, String);
 
 impl RecentWarnings {
     /// Records an event. Returns whether it is the first of its kind and subject in a while.

@@ -235,7 +235,7 @@ fn tls(rule: &XdsRule, host: &str, folder: &Path) -> Result<(TlsConnector, Serve
     Ok((TlsConnector::from(Arc::new(config)), name))
 }
 
-fn certificates(setting: &str, path: &PathBuf) -> Result<Vec<CertificateDer<'static>>, Invalid> {
+fn certificates(setting: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, Invalid> {
     pem::certificates(path).map_err(|problem| unreadable(setting, path, &problem))
 }
 
