@@ -80,13 +80,13 @@ fn two_differing_hosts_are_refused_if_a_limit_reads_the_host() {
     let server = Server::with_rules("limits: [{ name: per-host, key: host, limit: 5 }]");
     let mut connection = server.connect();
     let check = |header: &str| format!(r#"{{"request":{{"host":"api.example","headers":{{"host":"{header}"}}}}}}"#);
-    let response = connection.post(&check("other.example"));
+    let response = connection.post(check("other.example"));
     assert_eq!(response.status, 400, "{}", response.text());
     let (error, message) = error_of(&response.json());
     assert!(error == "invalid_request" && message.starts_with("The request names more than one host: "), "{message}");
-    let response = connection.post(&check("API.example.:8080"));
+    let response = connection.post(check("API.example.:8080"));
     assert_eq!((response.status, &response.json()["remaining"]), (200, &json!(4)));
-    let batch = connection.post(&format!("[{}]", check("other.example"))).json();
+    let batch = connection.post(format!("[{}]", check("other.example"))).json();
     assert_eq!((&batch[0]["allowed"], &batch[0]["reason"]), (&json!(false), &json!("several_hosts")));
 }
 

@@ -50,7 +50,7 @@ enum Store {
 pub(crate) enum Reserved {
     Memory(Reservation),
     #[cfg(feature = "redis")]
-    Redis(RedisReservation),
+    Redis(Box<RedisReservation>),
 }
 
 impl std::fmt::Debug for Rig {
@@ -153,7 +153,7 @@ impl Rig {
         Ok(match &self.store {
             Store::Memory(limiter) => Reserved::Memory(limiter.reserve(key, estimate, expires)?),
             #[cfg(feature = "redis")]
-            Store::Redis(limiter) => Reserved::Redis(limiter.reserve(key, estimate, expires).await?),
+            Store::Redis(limiter) => Reserved::Redis(Box::new(limiter.reserve(key, estimate, expires).await?)),
         })
     }
 
@@ -161,7 +161,7 @@ impl Rig {
         Ok(match &self.store {
             Store::Memory(limiter) => Reserved::Memory(limiter.reserve_hits(hits, expires)?),
             #[cfg(feature = "redis")]
-            Store::Redis(limiter) => Reserved::Redis(limiter.reserve_hits(hits, expires).await?),
+            Store::Redis(limiter) => Reserved::Redis(Box::new(limiter.reserve_hits(hits, expires).await?)),
         })
     }
 

@@ -38,6 +38,7 @@ fn floods_harm_no_key_that_was_served_before() {
 
 /// The same over windows and over the sizes in `FLOODS`, in KiB: `make test-floods`.
 #[test]
+#[expect(clippy::print_stdout, reason = "the figures of the page")]
 fn floods_of_all_sizes_harm_no_key_that_was_served_before() {
     let Ok(sizes) = std::env::var("FLOODS") else { return };
     let sizes: Vec<usize> = sizes.split(',').map(|size| size.parse::<usize>().unwrap() << 10).collect();

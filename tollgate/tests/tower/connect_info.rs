@@ -129,7 +129,6 @@ async fn requests_of_unknown_address_in_a_child_process() {
 }
 
 #[test]
-#[expect(clippy::disallowed_methods, reason = "a test that is not asynchronous waits for its child")]
 fn one_log_line_names_the_fix() {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "connect_info::requests_of_unknown_address_in_a_child_process", "--ignored", "--nocapture"])
