@@ -77,7 +77,13 @@ impl Topology {
                 let (store, bounds) = (common.store.clone(), ReplyBounds::SENTINELS);
                 let dialer = Dialer::new(tls, sentinel_login, traffic.clone(), store, bounds, recent.clone());
                 let sentinels = Sentinels::new(sentinels, service, dialer, common.connect_limit());
-                Servers::One(Member::start(ServerRole::Master(Box::new(sentinels)), common, script_calls, None, Duration::ZERO))
+                Servers::One(Member::start(
+                    ServerRole::Master(Box::new(sentinels)),
+                    common,
+                    script_calls,
+                    None,
+                    Duration::ZERO,
+                ))
             }
             super::target::Servers::Cluster(seeds) => {
                 let cluster = Cluster::new(seeds, common, script_calls.cloned());

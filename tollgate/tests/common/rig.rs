@@ -170,7 +170,7 @@ impl Rig {
             (Store::Memory(limiter), Reserved::Memory(reservation)) => limiter.settle(reservation, actual),
             #[cfg(feature = "redis")]
             (Store::Redis(limiter), Reserved::Redis(reservation)) => {
-                limiter.settle(reservation, actual).await.expect("Redis answers")
+                limiter.settle(*reservation, actual).await.expect("Redis answers")
             }
             #[cfg(feature = "redis")]
             _ => panic!("a reservation is settled where it was made"),
