@@ -1,7 +1,8 @@
 //! GET includes HEAD: services answer HEAD with their handlers for GET, so HEAD would get past a limit for GET.
 //!
 //! A rule for GET leaves HEAD to another rule that names it, but only to one that counts every request which the rule
-//! for GET would count. A rule for HEAD on another path, or one that skips some clients, takes nothing from it.
+//! for GET would count. A rule for HEAD on another path, or one that skips some clients, takes nothing from it. Neither
+//! does a rule that takes no units from some requests, or gives them back after some responses.
 
 use super::coverage::{Part, Steps, count_parts, covers_apart_from_methods};
 use super::matching::Match;
@@ -47,8 +48,11 @@ fn replaces(other: &Rule, rule: &Rule) -> bool {
     let is_in_force = other.mode == Mode::Enforced || (other.mode == Mode::Shadow && rule.mode == Mode::Shadow);
     let needs_no_descriptor = !other.key.iter().any(|part| part.is_descriptor());
     let skips_none = needs_no_descriptor && (other.missing != Missing::Skip || other.key.is_empty());
+    let settles_alike = !other.response_settlement.is_needed() || other.response_settlement == rule.response_settlement;
     is_in_force
         && skips_none
+        && settles_alike
+        && !other.cost.may_be_zero()
         && other.exempt.is_empty()
         && !other.by_name_only
         && other.is_in_flight() == rule.is_in_flight()

@@ -80,7 +80,7 @@ impl StatusSet {
 }
 
 /// How a rule settles a request by its response. Most rules do not.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ResponseSettlement {
     /// The statuses that count; all if `None`.
     pub(super) count: Option<StatusSet>,

@@ -206,6 +206,15 @@ impl Cost {
         }
     }
 
+    /// Returns `true` if the rule itself may take nothing for a request.
+    pub(super) fn may_be_zero(&self) -> bool {
+        match &self.0 {
+            CostSource::Constant(units) => *units == 0,
+            CostSource::Header(_) | CostSource::Invalid(_) => false,
+            CostSource::Custom(_) | CostSource::Expression(..) => true,
+        }
+    }
+
     /// Returns the units, if they are constant.
     pub(super) fn as_constant(&self) -> Option<u64> {
         match self.0 {

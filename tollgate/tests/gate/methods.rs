@@ -1,6 +1,6 @@
 //! Methods: services answer HEAD with their handlers for GET, so a rule for GET counts both.
 
-use tollgate::rules::{Facts, KeyPart, Listing, Match, Missing, Mode, Rule};
+use tollgate::rules::{Cost, Facts, KeyPart, Listing, Match, Missing, Mode, Rule, StatusSet};
 use tollgate::{FixedWindow, Gate, Limit, MINUTE, RuleState};
 
 use super::{check, gate};
@@ -74,6 +74,9 @@ fn head_is_counted_unless_the_rule_that_names_it_counts_every_request() {
         rule("heads", all()).key(KeyPart::header("x-user")).missing(Missing::Skip),
         rule("heads", all()).key(KeyPart::descriptor("user")),
         rule("heads", all()).exempt(listed()),
+        rule("heads", all()).count(StatusSet::failures()),
+        rule("heads", all()).settle_by("x-cost"),
+        rule("heads", all()).cost(Cost::custom(|_| Some(0))),
         Rule::in_flight("heads", 1).unwrap().matching(all()),
     ];
     for heads in heads {
@@ -92,6 +95,35 @@ fn rules_on_trial_split_head_as_they_will_when_enforced() {
         rule("heads", everywhere("HEAD")).mode(Mode::Shadow),
     ]);
     assert_eq!(counted(&gate, "HEAD", "/"), ["heads"]);
+}
+
+#[test]
+fn rules_that_responses_settle_alike_split_head() {
+    let failures = |rule: Rule| rule.count(StatusSet::failures());
+    let (reads, heads) = (|| rule("reads", everywhere("GET")), || rule("heads", everywhere("HEAD")));
+    for (reads, heads, expected) in [
+        (failures(reads()), failures(heads()), &["heads"][..]),
+        (failures(reads()), heads(), &["heads"]),
+        (failures(reads()).settle_by("x-cost"), failures(heads()), &["reads", "heads"]),
+        (reads().count(StatusSet::successes()), failures(heads()), &["reads", "heads"]),
+        (reads().cost(Cost::custom(|_| Some(0))), heads().cost(Cost::header("x-size")), &["heads"]),
+    ] {
+        let (gate, _) = gate([reads.clone(), heads.clone()]);
+        assert_eq!(counted(&gate, "HEAD", "/"), expected, "{reads:?} {heads:?}");
+    }
+}
+
+/// A client could otherwise send any number of HEAD requests, because every successful response gives its unit back.
+#[test]
+fn successful_head_requests_do_not_get_past_a_limit_for_get() {
+    let (gate, _) = gate([
+        rule("reads", everywhere("GET")),
+        Rule::new(Limit::new("failed-heads", FixedWindow::new(1000, MINUTE)).unwrap())
+            .matching(everywhere("HEAD"))
+            .count(StatusSet::failures()),
+    ]);
+    assert!(check(&gate, "HEAD", "/", &[]).is_allowed());
+    assert!(!check(&gate, "HEAD", "/", &[]).is_allowed());
 }
 
 #[test]
