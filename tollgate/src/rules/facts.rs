@@ -40,8 +40,8 @@ pub struct Facts<'a> {
     certificate: Option<&'a Certificate>,
     served_elsewhere: bool,
     path_reading: Option<PathReading>,
-    /// Called when a rule needs the client's address and it is unknown. The rule then refuses the request.
-    report_unknown_address: Option<fn()>,
+    /// `true` to refuse the request if a rule needs the client's address and it is unknown.
+    requires_address: bool,
 }
 
 /// Functions that find facts in a request's extensions. They are called only if a rule needs them.
@@ -94,7 +94,7 @@ impl<'a> Facts<'a> {
             certificate: None,
             served_elsewhere: false,
             path_reading: None,
-            report_unknown_address: None,
+            requires_address: false,
         }
     }
 
@@ -115,10 +115,10 @@ impl<'a> Facts<'a> {
         self.host(authority)
     }
 
-    /// Refuses the request if a rule needs the client's address and it is unknown. `report` is called then.
+    /// Refuses the request if a rule needs the client's address and it is unknown.
     #[cfg_attr(not(feature = "tower"), expect(dead_code, reason = "only layers may lack the address of a client"))]
-    pub(crate) fn requires_address(mut self, report: fn()) -> Self {
-        self.report_unknown_address = Some(report);
+    pub(crate) fn requiring_address(mut self) -> Self {
+        self.requires_address = true;
         self
     }
 
@@ -269,10 +269,9 @@ impl<'a> Facts<'a> {
         self.default_port
     }
 
-    /// Returns the function to call if a rule needs the client's address and it is unknown. Without one, the request
-    /// may lack an address.
-    pub(super) fn unknown_address_report(&self) -> Option<fn()> {
-        self.report_unknown_address
+    /// Returns `true` if a rule that needs the client's address refuses the request if it is unknown.
+    pub(super) fn requires_address(&self) -> bool {
+        self.requires_address
     }
 
     /// Returns the name of the route.

@@ -169,10 +169,7 @@ impl<'a> Request<'a> {
     #[must_use]
     pub fn client(&self) -> Option<IpAddr> {
         let client = *self.client.get_or_init(|| self.proxies.client(self.facts));
-        if client.is_none()
-            && let Some(report) = self.facts.unknown_address_report()
-        {
-            report();
+        if client.is_none() && self.facts.requires_address() {
             // Every rule that reads the address must see the error.
             self.errors.note(ReadError::ClientAddressUnknown);
         }

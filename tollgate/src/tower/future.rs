@@ -13,11 +13,11 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::limits::Limits;
+use super::limits::{Limits, report_unknown_address};
 #[cfg(feature = "axum")]
 pub(super) use super::tunnel::Tunnel;
 use crate::gate::{Admitted, InFlightPermit, Outcome, ReportedCost};
-use crate::http::is_grpc;
+use crate::http::{Refusal, is_grpc};
 
 type ServiceResult<B, E> = Result<Response<B>, E>;
 
@@ -253,6 +253,9 @@ pub(super) fn refusal<Q, R, B: Outgoing<R>>(
 #[cold]
 #[inline(never)]
 fn refusal_to<Q, R, B: Outgoing<R>>(limits: &Limits, outcome: &Outcome, request: &Request<Q>) -> Option<Response<B>> {
+    if matches!(outcome.refusal(), Some(Refusal::ClientAddressUnknown)) {
+        report_unknown_address();
+    }
     if is_grpc(request.headers()) {
         return outcome.grpc_response().map(|response| response.map(|()| B::refusal(Bytes::new())));
     }

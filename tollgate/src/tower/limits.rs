@@ -71,7 +71,7 @@ impl Limits {
             .extensions(request.extensions())
             .finders(self.finders());
         let facts = match self.unknown_address {
-            UnknownAddress::Refuse => facts.requires_address(report_unknown_address),
+            UnknownAddress::Refuse => facts.requiring_address(),
             UnknownAddress::Allow => facts,
         };
         match uri.authority() {
@@ -111,7 +111,7 @@ fn peer(extensions: &Extensions) -> Option<IpAddr> {
 /// It is written to stderr, because a service whose log is not set up yet must see it too. It is the only line that the
 /// library writes there: a service that makes this mistake answers every request with 500.
 #[cold]
-fn report_unknown_address() {
+pub(super) fn report_unknown_address() {
     static REPORT: Once = Once::new();
     #[expect(clippy::print_stderr, reason = "the mistake must not go unnoticed, whichever log the service has")]
     REPORT.call_once(|| eprintln!("tollgate: requests are refused with 500: {UNKNOWN_ADDRESS}"));

@@ -118,9 +118,9 @@ async fn an_expression_that_reads_an_unknown_address_is_refused() {
     }
 }
 
-/// Runs as a child of the next test. A log line of this process would have no reader.
+/// Runs as a child of `one_log_line_names_the_fix`. A log line of this process would have no reader.
 #[tokio::test]
-#[ignore = "run by the next test"]
+#[ignore = "run by another test"]
 async fn requests_of_unknown_address_in_a_child_process() {
     for _ in 0..3 {
         let (gate, _) = gate([per_minute("per-ip", 10).key(KeyPart::ip())]);
@@ -128,13 +128,41 @@ async fn requests_of_unknown_address_in_a_child_process() {
     }
 }
 
-#[test]
-fn one_log_line_names_the_fix() {
+/// Runs as a child of `rules_that_refuse_nothing_log_nothing`.
+#[tokio::test]
+#[ignore = "run by another test"]
+async fn allowed_requests_of_unknown_address_in_a_child_process() {
+    let shadow = || per_minute("shadow", 10).mode(Mode::Shadow);
+    for rule in [
+        shadow().key(KeyPart::ip()),
+        shadow().exempt(networks()),
+        shadow().matching(Match::everything().when(|request| request.client().is_some())),
+    ] {
+        let (gate, _) = gate([rule.clone(), per_minute("enforced", 10)]);
+        assert_eq!(status(gate).await, 200, "{rule:?}");
+    }
+}
+
+/// Runs a test of this file in a process that has logged nothing yet, and returns its log.
+fn log_of(test: &str) -> String {
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "connect_info::requests_of_unknown_address_in_a_child_process", "--ignored", "--nocapture"])
+        .args(["--exact", &format!("connect_info::{test}"), "--ignored", "--nocapture"])
         .output()
         .unwrap();
-    let log = String::from_utf8(child.stderr).unwrap();
-    assert!(child.status.success(), "{log}");
+    let (out, log) = (String::from_utf8(child.stdout).unwrap(), String::from_utf8(child.stderr).unwrap());
+    assert!(child.status.success() && out.contains("1 passed"), "{out}{log}");
+    log
+}
+
+#[test]
+fn one_log_line_names_the_fix() {
+    let log = log_of("requests_of_unknown_address_in_a_child_process");
     assert_eq!(log.matches("into_make_service_with_connect_info").count(), 1, "{log}");
+}
+
+/// The line is logged once, so it must not be lost before a rule refuses requests.
+#[test]
+fn rules_that_refuse_nothing_log_nothing() {
+    let log = log_of("allowed_requests_of_unknown_address_in_a_child_process");
+    assert!(!log.contains("tollgate:"), "{log}");
 }
