@@ -12,9 +12,9 @@ use super::Request;
 use super::host::HostGlob;
 use super::index::IndexedBy;
 use super::key_part::header_name;
-use super::normal::PathCase;
 use super::normal::header::{self, cookie_lines};
 use super::normal::path::folded;
+use super::normal::{PathCase, host};
 use super::path::{PathGlob, wildcard_in_any_case};
 use crate::error::InvalidLimit;
 
@@ -41,7 +41,7 @@ pub struct Match {
     pub(super) ignores_path_case: bool,
     pub(super) methods: SmallVec<[Box<str>; 2]>,
     pub(super) hosts: Vec<HostGlob>,
-    /// Names, with values in lower case.
+    /// Names, with patterns in their normal form.
     pub(super) headers: Vec<(HeaderName, Box<str>)>,
     pub(super) domain: Option<Box<str>>,
     pub(super) conditions: Vec<(Box<str>, Condition)>,
@@ -85,14 +85,12 @@ impl Match {
     }
 
     /// Requires a header with this value, in which `*` matches anything. Case is ignored: media types, encodings and
-    /// schemes have none, and a limit must not be left by writing `Application/JSON`.
+    /// schemes have none, and a limit must not be left by writing `Application/JSON`. `Host` is compared without its
+    /// port, so its value must not have one.
     pub fn header(mut self, name: impl AsRef<str>, value: &str) -> Self {
-        let name = self.checked(header_name("headers", name.as_ref()));
-        let name = self.checked(check_header_value(value)).and(name);
-        self.headers.extend(name.map(|name| {
-            let value = String::from_utf8_lossy(&header::text(&name, value.as_bytes())).to_ascii_lowercase();
-            (name, value.into())
-        }));
+        let required = header_name("headers", name.as_ref()).and_then(|name| Ok((header_pattern(&name, value)?, name)));
+        let required = self.checked(required);
+        self.headers.extend(required.map(|(pattern, name)| (name, pattern)));
         self
     }
 
@@ -233,13 +231,21 @@ fn check_method(text: &str) -> Result<(), InvalidLimit> {
     Err(InvalidLimit::new("methods", problem, fix))
 }
 
-/// Checks that a header can have a value, which may be a pattern.
-pub(super) fn check_header_value(value: &str) -> Result<(), InvalidLimit> {
-    if HeaderValue::from_bytes(value.as_bytes()).is_ok() && value.trim() == value {
-        return Ok(());
+/// Returns the normal form of a required header value, in which `*` matches anything.
+///
+/// # Errors
+///
+/// If no request can have such a value.
+pub(super) fn header_pattern(name: &HeaderName, value: &str) -> Result<Box<str>, InvalidLimit> {
+    if HeaderValue::from_bytes(value.as_bytes()).is_err() || value.trim() != value {
+        let problem = "no request matches, because header values have no line breaks and no surrounding spaces".into();
+        return Err(InvalidLimit::new("headers", problem, "write the value without them, with * for any part"));
     }
-    let problem = "no request matches, because header values have no line breaks and no surrounding spaces".into();
-    Err(InvalidLimit::new("headers", problem, "write the value without them, with * for any part"))
+    if *name == HOST {
+        let pattern = host::pattern(value);
+        return pattern.map(Into::into).map_err(|error| InvalidLimit::new("headers", error.problem, error.fix));
+    }
+    Ok(String::from_utf8_lossy(&header::text(name, value.as_bytes())).to_ascii_lowercase().into())
 }
 
 /// The conditions that are known to hold before a rule is checked.

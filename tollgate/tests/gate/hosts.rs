@@ -1,10 +1,10 @@
-//! Requests that name two hosts.
+//! Requests that name two hosts, and patterns for the `Host` header.
 
 use tollgate::http::Refusal;
-use tollgate::rules::{Facts, KeyPart, Match, Mode, Rule};
+use tollgate::rules::{Facts, KeyPart, Match, Mode, Routes, Rule, RuleSet};
 use tollgate::{FixedWindow, Limit, MINUTE, Outcome};
 
-use super::{gate, headers};
+use super::{check, gate, headers};
 
 fn once() -> Rule {
     Rule::new(Limit::new("once", FixedWindow::new(1, MINUTE)).unwrap())
@@ -72,5 +72,51 @@ fn spellings_of_one_host_do_not_differ() {
         let header = headers(&[("host", header)]);
         let outcome = gate.decide_now(&Facts::new("GET", "/").host(host).headers(&header)).unwrap();
         assert_eq!(reason(&outcome), Some("several_hosts"), "{host} {header:?}");
+    }
+}
+
+/// Requests are compared without a port, so such a limit would match no request, or requests on every port.
+#[test]
+fn a_pattern_for_the_host_header_that_no_host_matches_is_refused() {
+    for (pattern, fix) in [
+        ("*:8443", "write *"),
+        ("api.example:8443", "write api.example"),
+        ("api.example:", "write api.example"),
+        ("api.*:*", "write api.*"),
+        ("[::1]:8443", "write [::1]"),
+        ("[2001:db8:*]:*", "write [2001:db8:*]"),
+        ("[2001:db8:*:8443", "put the address in brackets"),
+        ("2001:db8:*", "put the address in brackets"),
+        ("::1", "write [::1]"),
+        ("https://api.example:8443/x", "write the host alone"),
+        ("https://*.example", "write the host alone"),
+        ("api.example/*", "write a name"),
+        ("api example", "write a name"),
+        ("", "write a name"),
+    ] {
+        let matching = Match::everything().header("Host", pattern);
+        let error = RuleSet::builder().rule(once().matching(matching.clone())).build().unwrap_err();
+        assert_eq!((error.limit(), error.field()), (Some("once"), "headers"), "{pattern}");
+        assert!(error.to_string().contains(fix), "{error}");
+        assert!(Routes::new([matching]).is_err(), "{pattern}");
+    }
+    let other = Match::everything().header("x-forwarded-host", "*:8443");
+    assert!(RuleSet::builder().rule(once().matching(other)).build().is_ok(), "other headers may have ports");
+}
+
+#[test]
+fn a_pattern_for_the_host_header_matches_every_spelling_of_a_host() {
+    for (pattern, host) in [
+        ("*", "api.example:8443"),
+        ("*.example", "API.Example.:8443"),
+        ("*.Example.", "api.example"),
+        ("api.example.", "api.example:80"),
+        ("[2001:DB8:*]", "[2001:db8::0007]:8443"),
+        ("[2001:db8:*", "[2001:db8::7]"),
+        ("*:7]", "[2001:db8::7]"),
+        ("[2001:db8::0007]", "[2001:db8::7]:8443"),
+    ] {
+        let (gate, _) = gate([once().matching(Match::everything().header("host", pattern))]);
+        assert!(check(&gate, "GET", "/", &[("host", host)]).limit().is_some(), "{pattern} {host}");
     }
 }

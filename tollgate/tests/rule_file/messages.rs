@@ -231,7 +231,7 @@ const FORMS: [&str; 50] = [
 ];
 
 /// Conditions that no request can meet.
-const UNREACHABLE: [&str; 32] = [
+const UNREACHABLE: [&str; 37] = [
     "gateway:\n  routes:\n    - { path: /a, methods: [GET, POST], upstream: echo }\n    - { path: /a, methods: [GET], upstream: echo }\n    - { path: /b/**, upstream: echo }\nlimits: [{ name: a }]\n",
     "limits: [{ name: a, match: { path: api/** } }]\n",
     "limits: [{ name: a, match: { path: \"/api?x=1\" } }]\n",
@@ -264,6 +264,11 @@ const UNREACHABLE: [&str; 32] = [
     "limits: [{ name: a, key: host, exempt: { keys: [API.test] }, blocked: { keys: [api.test.] } }]\n",
     "limits: [{ name: a, key: ip, overrides: [{ key: \"::ffff:192.0.2.1\", limit: 5 }, { key: 192.0.2.1, limit: 6 }] }]\n",
     "limits: [{ name: a, match: { hosts: [\"[::x]\"] } }]\n",
+    "limits: [{ name: a, match: { headers: { Host: \"*:8443\" } } }]\n",
+    "limits: [{ name: a, match: { headers: { host: \"api.example.com:8443\" } } }]\n",
+    "limits: [{ name: a, match: { headers: { host: \"https://api.example.com\" } } }]\n",
+    "gateway: { routes: [{ path: /a, upstream: echo, headers: { x: a, host: \"*:8443\" } }] }\nlimits: [{ name: a }]\n",
+    "gateway: { routes: [{ path: /a, upstream: echo, headers: { x: \" a\", X: b } }] }\nlimits: [{ name: a }]\n",
 ];
 
 /// Numbers that cannot be used.

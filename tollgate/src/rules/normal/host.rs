@@ -85,6 +85,45 @@ pub(in crate::rules) fn named(value: &[u8]) -> Result<Cow<'_, str>, InvalidPart>
     })
 }
 
+/// Returns the normal form of a pattern for hosts, in which `*` matches anything.
+///
+/// # Errors
+///
+/// If the normal form of no host matches it. A limit with such a pattern would count nothing.
+pub(in crate::rules) fn pattern(text: &str) -> Result<Cow<'_, str>, InvalidPart> {
+    let invalid =
+        |problem: &str, fix: &str| InvalidPart::new(format!("host `{}` {problem}", shown(text.as_bytes())), fix);
+    if text.contains("://") {
+        return Err(invalid("is a URL", "write the host alone, such as api.example.com"));
+    }
+    let address_bytes = match text.rfind(']') {
+        Some(end) => end + 1,
+        // The end of the address is part of `*`.
+        None if text.starts_with('[') && text.ends_with('*') => text.len(),
+        None => 0,
+    };
+    let (address, rest) = text.split_at(address_bytes);
+    match rest.split_once(':') {
+        Some(_) if text.parse::<Ipv6Addr>().is_ok() => {}
+        Some((_, port)) if port.contains(':') => {
+            return Err(invalid("is not an address", "put the address in brackets, as in [2001:db8:*]"));
+        }
+        Some((name, _)) => {
+            let fix = format!("write {}", shown(format!("{address}{name}").as_bytes()));
+            return Err(invalid("has a port, but ports are not compared", &fix));
+        }
+        None => {}
+    }
+    if !text.contains('*') {
+        return named(text.as_bytes());
+    }
+    let may_be_in_host = |byte: u8| IN_NAMES[usize::from(byte)] || matches!(byte, b'*' | b'[' | b':' | b']');
+    if !text.bytes().all(may_be_in_host) {
+        return Err(invalid("is not a host", "write a name such as api.example.com or *.example.com"));
+    }
+    Ok(Cow::Owned(text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase()))
+}
+
 /// Returns the normal form of a valid host without a port and a trailing dot.
 pub(in crate::rules) fn form(name: &str) -> Cow<'_, str> {
     let literal = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));

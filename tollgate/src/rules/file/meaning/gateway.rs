@@ -6,6 +6,7 @@ use http::HeaderValue;
 use http::header::HOST;
 
 use super::FirstPositions;
+use super::limits::header_values;
 use crate::http::headers::reads_as;
 use crate::rules::Match;
 use crate::rules::file::compile::route_matching;
@@ -45,6 +46,7 @@ pub(super) fn check(gateway: &GatewayRule, node: &Node, has_jwt: bool, findings:
     let mut names = FirstPositions::new();
     for (route, at) in gateway.routes.iter().zip(node.items("routes")) {
         reach(route, at, &mut seen, findings);
+        header_values(&route.headers, at, findings);
         if let Some(first) = route.name.is_some().then(|| names.duplicate_of(route.name().to_owned(), at.at)).flatten()
         {
             let message = format!("duplicate route name `{}`, first at {first}", shown(route.name()));

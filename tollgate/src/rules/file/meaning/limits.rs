@@ -1,5 +1,9 @@
 //! Checks of limits as a whole: unique names, reachable matches, and expressions.
 
+use std::collections::BTreeMap;
+
+use http::HeaderName;
+
 use super::{FirstPositions, keys, numbers, report, store};
 use crate::rules::ExpressionField;
 use crate::rules::cel::{Expression, TextPosition};
@@ -7,7 +11,7 @@ use crate::rules::file::forms::{CostText, Expression as Text};
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position, shown};
 use crate::rules::file::types::{CostRule, LimitRule, RuleFile};
-use crate::rules::matching::check_header_value;
+use crate::rules::matching::header_pattern;
 
 pub(super) fn check(file: &RuleFile, root: &Node, findings: &mut Findings) {
     let has_jwt = root.mentions("jwt");
@@ -61,15 +65,23 @@ fn matches(rule: &LimitRule, node: &Node, findings: &mut Findings) {
             }
         }
     }
+    header_values(&matches.headers, node, findings);
+}
+
+/// Reports required values of headers that no request has, and duplicates.
+pub(super) fn header_values(required: &BTreeMap<String, String>, node: &Node, findings: &mut Findings) {
     let Some(headers) = node.get("headers") else { return };
     let mut names = FirstPositions::new();
-    for (name, value) in &matches.headers {
+    for (name, value) in required {
         let at = headers.key_at(name);
         if let Some(first) = names.duplicate_of(name.to_ascii_lowercase(), at) {
             let message = format!("duplicate header `{}` (case is ignored), first at {first}", shown(name));
             findings.error(at, message, "remove one of them");
         }
-        report(check_header_value(value), headers.value_at(name), findings);
+        // `shape` reports invalid names.
+        if let Ok(header) = HeaderName::from_bytes(name.as_bytes()) {
+            report(header_pattern(&header, value).map(drop), headers.value_at(name), findings);
+        }
     }
 }
 
