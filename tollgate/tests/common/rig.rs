@@ -48,7 +48,7 @@ enum Store {
 }
 
 pub(crate) enum Reserved {
-    Memory(Reservation),
+    Memory(Box<Reservation>),
     #[cfg(feature = "redis")]
     Redis(Box<RedisReservation>),
 }
@@ -151,7 +151,7 @@ impl Rig {
 
     pub(crate) async fn reserve(&self, key: &str, estimate: u64, expires: Duration) -> Result<Reserved, Denied> {
         Ok(match &self.store {
-            Store::Memory(limiter) => Reserved::Memory(limiter.reserve(key, estimate, expires)?),
+            Store::Memory(limiter) => Reserved::Memory(Box::new(limiter.reserve(key, estimate, expires)?)),
             #[cfg(feature = "redis")]
             Store::Redis(limiter) => Reserved::Redis(Box::new(limiter.reserve(key, estimate, expires).await?)),
         })
@@ -159,7 +159,7 @@ impl Rig {
 
     pub(crate) async fn reserve_hits(&self, hits: &[Hit<'_>], expires: Duration) -> Result<Reserved, Denied> {
         Ok(match &self.store {
-            Store::Memory(limiter) => Reserved::Memory(limiter.reserve_hits(hits, expires)?),
+            Store::Memory(limiter) => Reserved::Memory(Box::new(limiter.reserve_hits(hits, expires)?)),
             #[cfg(feature = "redis")]
             Store::Redis(limiter) => Reserved::Redis(Box::new(limiter.reserve_hits(hits, expires).await?)),
         })
@@ -167,7 +167,7 @@ impl Rig {
 
     pub(crate) async fn settle(&self, reserved: Reserved, actual: u64) -> Settlement {
         match (&self.store, reserved) {
-            (Store::Memory(limiter), Reserved::Memory(reservation)) => limiter.settle(reservation, actual),
+            (Store::Memory(limiter), Reserved::Memory(reservation)) => limiter.settle(*reservation, actual),
             #[cfg(feature = "redis")]
             (Store::Redis(limiter), Reserved::Redis(reservation)) => {
                 limiter.settle(*reservation, actual).await.expect("Redis answers")

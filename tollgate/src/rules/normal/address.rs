@@ -83,7 +83,6 @@ impl IpGroup {
     }
 
     /// Returns `true` if a text names one address of a larger group.
-    #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "only rule files are checked for it"))]
     pub(in crate::rules) fn is_wider_than(self, text: &str) -> bool {
         text.parse().is_ok_and(|address: IpAddr| address.to_canonical().is_ipv6()) && self.v6_prefix < 128
     }
