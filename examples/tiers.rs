@@ -11,7 +11,8 @@ fn main() -> Result<(), InvalidLimit> {
     let id = |name| limiter.id(name).expect("the limit is added above");
     let (global, user, endpoint) = (id("global"), id("user"), id("endpoint"));
 
-    let decided_by = |decision: &Decision| decision.limit().and_then(|id| limiter.limit(id)).map_or("no limit", Limit::name);
+    let decided_by =
+        |decision: &Decision| decision.limit().and_then(|id| limiter.limit(id)).map_or("no limit", Limit::name);
 
     // Each limit has its own key: everybody, one user, one user at one endpoint.
     for call in 1..=11 {
