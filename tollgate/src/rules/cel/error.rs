@@ -5,7 +5,7 @@ use std::fmt;
 use cel::ExecutionError;
 use cel::common::value::Val;
 
-use super::steps::{LOOP_RANGE, MAX_LOOP_ENTRIES};
+use super::steps::LOOP_RANGE;
 
 /// An expression that cannot be used: the problem, the fix, and the position if there is one.
 ///
@@ -100,8 +100,8 @@ impl fmt::Display for EvaluationError {
         match self {
             Self::Failed(error) => match &**error {
                 ExecutionError::NoSuchKey(name) => write!(out, "there is no entry `{}`", printable(name)),
-                ExecutionError::FunctionError { function, .. } if function == LOOP_RANGE => {
-                    write!(out, "a loop has more than {MAX_LOOP_ENTRIES} entries to go through")
+                ExecutionError::FunctionError { function, message: most } if function == LOOP_RANGE => {
+                    write!(out, "a loop has more than {most} entries to go through")
                 }
                 ExecutionError::FunctionError { function, message } => {
                     write!(out, "`{function}` failed: {}", printable(message))

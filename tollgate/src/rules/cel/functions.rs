@@ -173,7 +173,7 @@ fn declare(environment: &mut Env) -> Result<(), DeclarationError> {
         environment.add_overload(name, name, vec![STRING_TYPE, DYN_TYPE], operation)?;
         environment.add_member_overload(name, &format!("{name}_of"), STRING_TYPE, vec![DYN_TYPE], operation)?;
     }
-    environment.add_overload(LOOP_RANGE, LOOP_RANGE, vec![DYN_TYPE], loop_range)?;
+    environment.add_overload(LOOP_RANGE, LOOP_RANGE, vec![DYN_TYPE, INT_TYPE], loop_range)?;
     for number in [INT_TYPE, UINT_TYPE, DOUBLE_TYPE] {
         let id = number.name().to_owned();
         environment.add_overload("min", &id, vec![number.to_owned(), number.to_owned()], min)?;
