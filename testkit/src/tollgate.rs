@@ -4,7 +4,7 @@ use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Output};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
 use tempfile::TempDir;
 
@@ -165,6 +165,19 @@ impl Drop for Process {
 /// Runs the command in a folder until it ends.
 pub fn run_in(folder: &Path, arguments: &[&str]) -> Output {
     command(folder, arguments).output().expect("the built binary starts")
+}
+
+/// Runs the command in a folder, with an input in a pipe, until it ends.
+pub fn run_with_stdin(folder: &Path, arguments: &[&str], input: &[u8]) -> Output {
+    let mut command = command(folder, arguments);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the built binary starts");
+    let mut stdin = child.stdin.take().expect("it is piped");
+    std::thread::scope(|scope| {
+        // The command may exit before it has read everything.
+        scope.spawn(move || _ = std::io::Write::write_all(&mut stdin, input));
+        child.wait_with_output().expect("it ends")
+    })
 }
 
 /// Runs the command until it ends.

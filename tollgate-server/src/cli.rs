@@ -132,9 +132,9 @@ pub(crate) fn run(cli: Cli) -> Result<Completion, Error> {
     outcome
 }
 
-/// Reads the rule file and logs its warnings.
-fn load(path: &Path) -> Result<Parsed, Error> {
-    let parsed = config::load(path).map_err(Error::Load)?;
+/// Reads the rule file of a command that needs it once, and logs its warnings.
+fn load_once(path: &Path) -> Result<Parsed, Error> {
+    let parsed = config::load_once(path).map_err(Error::Load)?;
     notice::log_problems(parsed.warnings());
     Ok(parsed)
 }

@@ -3,7 +3,8 @@
 mod envoy_files;
 pub(crate) mod logins;
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use tollgate::internal::read_up_to;
@@ -18,13 +19,25 @@ use crate::service::xds::XdsSettings;
 /// One byte more than the 4 MiB that a rule file may have, so that the parser reports a longer one with a position.
 const MAX_FILE_BYTES: u64 = (4 << 20) + 1;
 
-/// Reads and parses the rule file at `path`.
+/// Reads and parses the rule file of a server.
 pub(crate) fn load(path: &Path) -> Result<Parsed, LoadError> {
-    let text = read(path).map_err(|source| LoadError::Unreadable { path: path.to_owned(), source })?;
+    understand_read(path, read(path))
+}
+
+/// Reads and parses a rule file for a command that needs it once. It may be a pipe, such as `/dev/stdin`: the command
+/// waits for its writer. The files that the rules name may not.
+pub(crate) fn load_once(path: &Path) -> Result<Parsed, LoadError> {
+    let mut text = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES).read_to_end(&mut text));
+    understand_read(path, read.map(|_| text))
+}
+
+fn understand_read(path: &Path, text: io::Result<Vec<u8>>) -> Result<Parsed, LoadError> {
+    let text = text.map_err(|source| LoadError::Unreadable { path: path.to_owned(), source })?;
     understand(path, &text).map_err(LoadError::Refused)
 }
 
-/// Reads a file, up to the size limit.
+/// Reads a regular file, up to the size limit.
 pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
     read_up_to(path, MAX_FILE_BYTES)
 }

@@ -12,7 +12,7 @@ use axum::http::{HeaderName, HeaderValue};
 use tollgate::Gate;
 use tollgate::rules::file::Parsed;
 
-use super::{Completion, ConfigArgument, Error, StoreArgument, load, print};
+use super::{Completion, ConfigArgument, Error, StoreArgument, load_once, print};
 use crate::explanation::{Counts, Json, RequestDescription};
 use crate::learning::Learners;
 use crate::notice;
@@ -60,7 +60,7 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Completion, Error> {
     let request = arguments.request();
     request.check().map_err(Error::Request)?;
     arguments.warn_of_case();
-    let file = arguments.store.apply_to(load(&arguments.config.config)?)?;
+    let file = arguments.store.apply_to(load_once(&arguments.config.config)?)?;
     let learners = arguments.learners(&file)?;
     let (mut file, learned) = learners.attach(file);
     learners.commit(learned);

@@ -7,7 +7,7 @@ use serde::Serialize;
 use tollgate::redis::{PublishError, PublishedRules, RuleSets};
 use tollgate::rules::file::{Parsed, RuleFile};
 
-use super::{Completion, ConfigArgument, Error, StoreArgument, load, print};
+use super::{Completion, ConfigArgument, Error, StoreArgument, load_once, print};
 use crate::config::logins;
 use crate::notice;
 
@@ -51,7 +51,7 @@ struct PublishedJson<'a> {
 
 pub(super) async fn run(arguments: &Arguments) -> Result<Completion, Error> {
     let path = &arguments.config.config;
-    let file = load(path)?;
+    let file = load_once(path)?;
     let rule_sets = rule_sets(&arguments.store.apply_to(file.clone())?, path)?;
     if arguments.show {
         return show(&rule_sets, arguments.json).await;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use indicatif::{ProgressBar, ProgressStyle};
 use tollgate::rules::file::Parsed;
 
-use super::{Completion, Error, load, print, whole_number};
+use super::{Completion, Error, load_once, print, whole_number};
 use crate::notice;
 use crate::tools::access_log::{AccessLog, Format, HeaderField, Mappings};
 use crate::tools::replay::{NamedFile, Replay, ReportOptions, Threshold, Verdict};
@@ -68,8 +68,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<Completion, Error> {
         let Arguments { suggest: options, logs, format, json, .. } = arguments;
         return suggest::run(options, logs, *format, mappings, *json);
     };
-    let config = load(path)?;
-    let against = arguments.against.as_deref().map(load).transpose()?;
+    let config = load_once(path)?;
+    let against = arguments.against.as_deref().map(load_once).transpose()?;
     arguments.check(&config)?;
     let mut replay = Replay::new(&config, against.as_ref()).map_err(Error::Open)?;
     let log = AccessLog::open(&arguments.logs, arguments.format, mappings);

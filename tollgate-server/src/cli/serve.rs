@@ -10,7 +10,7 @@ use tollgate::Gate;
 use tollgate::rules::file::Parsed;
 use tollgate::rules::file::internal::Address;
 
-use super::{Error, StoreArgument, load, print, whole_number};
+use super::{Error, StoreArgument, print, whole_number};
 use crate::bans::Bans;
 use crate::control::{Commands, ControlSocket, Handover, Inheritance, Predecessor, Successor};
 use crate::gateway::Gateway;
@@ -291,7 +291,11 @@ pub(super) async fn run(arguments: Arguments, passed: PassedSockets) -> Result<(
 /// Returns the rule file, or the built-in one, with the store of the command line.
 fn rules(arguments: &Arguments) -> Result<Parsed, Error> {
     let file = match &arguments.config {
-        Some(path) => load(path)?,
+        Some(path) => {
+            let parsed = config::load(path).map_err(Error::Load)?;
+            notice::log_problems(parsed.warnings());
+            parsed
+        }
         None => builtin::rules().map_err(|problems| Error::Open(problems.into()))?,
     };
     arguments.store.apply_to(file)

@@ -13,7 +13,7 @@ use serde::de::value::{Error as ValueError, StrDeserializer};
 use tollgate::Rate;
 use tollgate::rules::file::internal::{AlgorithmName, DurationText};
 
-use super::{Completion, Error, load, print, whole_number};
+use super::{Completion, Error, load_once, print, whole_number};
 use crate::notice;
 use crate::tools::simulate::limits::{ALGORITHMS, Overflow, Quota, SimulatedLimit};
 use crate::tools::simulate::numbers::{Kind, TrafficNumbers};
@@ -217,7 +217,7 @@ impl LimitArguments {
     }
 
     fn of_file(&self, path: &Path) -> Result<Vec<SimulatedLimit>, Error> {
-        let file = load(path)?;
+        let file = load_once(path)?;
         let names: Vec<&str> = file.limits.iter().map(|rule| rule.name.as_str()).collect();
         if let Some(unknown) = self.only.iter().find(|name| !names.contains(&name.as_str())) {
             let file = path.display();

@@ -77,7 +77,7 @@ pub(super) async fn run(arguments: &Arguments) -> Result<Completion, Error> {
 async fn report(path: &Path) -> Result<Report, Error> {
     let file = path.display().to_string();
     let invalid = |problems| Report { file: file.clone(), limits: 0, verdict: Verdict::Invalid, problems };
-    let parsed = match config::load(path) {
+    let parsed = match config::load_once(path) {
         Ok(parsed) => parsed,
         Err(LoadError::Refused(problems)) => return Ok(invalid(vec![problems])),
         Err(error) => return Err(Error::Load(error)),

@@ -1,11 +1,11 @@
 //! `tollgate simulate`.
 
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 
 use serde_json::Value;
 use testkit::folder::folder_with;
-use testkit::tollgate::{RULES, run, run_in, transcript};
+use testkit::tollgate::{RULES, run, run_in, run_with_stdin, transcript};
 
 const LIMITS: &str = "\
 limits:
@@ -21,19 +21,6 @@ fn simulate(arguments: &[&str]) -> String {
 fn json(output: &Output) -> Value {
     assert!(output.status.success(), "{}", transcript(output));
     serde_json::from_slice(&output.stdout).expect("JSON")
-}
-
-fn with_stdin(folder: &Path, arguments: &[&str], input: &'static [u8]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
-    command.arg("simulate").args(arguments).current_dir(folder);
-    let mut child =
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
-    let mut stdin = child.stdin.take().expect("it is piped");
-    // The command may exit before it has read everything.
-    let writer = std::thread::spawn(move || _ = std::io::Write::write_all(&mut stdin, input));
-    let output = child.wait_with_output().expect("it ends");
-    writer.join().expect("the input is written");
-    output
 }
 
 #[test]
@@ -98,7 +85,10 @@ fn a_limit_that_learns_is_simulated_with_its_first_number_and_a_warning() {
 #[test]
 fn a_byte_order_mark_is_not_a_part_of_the_first_time() {
     let marked = "\u{feff}1\n2\n".as_bytes();
-    assert_eq!(json(&with_stdin(Path::new("."), &["--timestamps", "-", "--json"], marked))["offered"], 2);
+    assert_eq!(
+        json(&run_with_stdin(Path::new("."), &["simulate", "--timestamps", "-", "--json"], marked))["offered"],
+        2
+    );
 }
 
 #[test]
@@ -117,8 +107,8 @@ fn requests_are_read_from_a_file_and_from_stdin() {
     let limit = &from_file["limits"][0];
     assert_eq!((&from_file["offered"], &from_file["keys"]), (&3.into(), &2.into()), "{from_file}");
     assert_eq!((&limit["admitted"], &limit["never_fits"]), (&2.into(), &1.into()), "bob costs 3 of 2: {limit}");
-    let arguments = [&["--timestamps", "-"], &arguments[2..]].concat();
-    let from_stdin = json(&with_stdin(folder.path(), &arguments, TIMES.as_bytes()));
+    let arguments = [&["simulate", "--timestamps", "-"], &arguments[2..]].concat();
+    let from_stdin = json(&run_with_stdin(folder.path(), &arguments, TIMES.as_bytes()));
     assert_eq!(from_stdin, from_file);
 }
 

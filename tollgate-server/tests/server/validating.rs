@@ -5,7 +5,7 @@ use std::process::Command;
 
 use testkit::certificates::Authority;
 use testkit::folder::folder_with;
-use testkit::tollgate::{RULES, run_in, transcript};
+use testkit::tollgate::{RULES, run_in, run_with_stdin, transcript};
 
 const GOOD: &str = "limits:\n  - { name: user, key: ip }\n";
 const ODD: &str = "limits: []\n";
@@ -147,9 +147,28 @@ fn a_file_that_cannot_be_read_exits_with_2() {
     insta::assert_snapshot!(validate(&["good.yaml", "absent.yaml"]));
 }
 
-/// Opening a pipe waits for its writer, which may never come.
+/// `tollgate validate <(…)` opens such a pipe too.
 #[test]
-fn files_that_are_pipes_are_refused_at_once() {
+fn commands_read_the_rule_file_that_they_are_given_from_a_pipe() {
+    let log = "192.0.2.7 - - [10/Oct/2025:13:55:36 +0000] \"GET / HTTP/1.1\" 200 5\n";
+    let folder = folder_with(&[("access.log", log)]);
+    let run = |arguments: &[&str]| transcript(&run_with_stdin(folder.path(), arguments, GOOD.as_bytes()));
+    assert_eq!(run(&["validate", "/dev/stdin"]), "/dev/stdin: valid, 1 limit\nexit code 0");
+    for command in [
+        &["explain", "--config", "/dev/stdin", "GET", "/", "--ip", "192.0.2.7"][..],
+        &["replay", "--config", "/dev/stdin", "access.log"],
+        &["simulate", "--config", "/dev/stdin"],
+    ] {
+        let output = run(command);
+        assert!(output.contains("user") && output.ends_with("exit code 0"), "{command:?}: {output}");
+    }
+    let endless = run(&["validate", "/dev/zero"]);
+    assert!(endless.contains("more than 4 MiB") && endless.ends_with("exit code 1"), "{endless}");
+}
+
+/// Opening a pipe waits for its writer, which may never come, and a server reads its files again.
+#[test]
+fn files_that_a_server_reads_or_rules_name_are_refused_at_once_if_they_are_pipes() {
     let authority = Authority::new();
     let signed = authority.sign(&["localhost"]);
     let tls = "tls: { certificates: { cert: CERT, key: KEY }, client_ca: CA }";
@@ -179,9 +198,7 @@ fn files_that_are_pipes_are_refused_at_once() {
         assert!(refused.contains(expected) && refused.ends_with("exit code 1"), "{name}: {refused}");
     }
     pipe_at(folder.path(), "pipe");
-    for arguments in
-        [&["validate", "pipe"][..], &["serve", "--config", "pipe"], &["serve", "--config", RULES, "--state", "pipe"]]
-    {
+    for arguments in [&["serve", "--config", "pipe"][..], &["serve", "--config", RULES, "--state", "pipe"]] {
         let refused = transcript(&run_in(folder.path(), arguments));
         assert!(refused.contains("not a regular file"), "{arguments:?}: {refused}");
     }
