@@ -146,10 +146,10 @@ impl Bans {
         bans
     }
 
-    /// Returns whether a key is banned, in whatever spelling.
-    pub(crate) fn lists(&self, limit: &str, key: &[String]) -> bool {
-        let is_same = self.same_key(limit, key);
-        self.list().iter().any(is_same)
+    /// Returns those of the limits in which a key is banned, in whatever spelling.
+    pub(crate) fn limits_that_ban<'l>(&self, limits: &'l [String], key: &[String]) -> Vec<&'l String> {
+        let bans = self.list();
+        limits.iter().filter(|limit| bans.iter().any(self.same_key(limit, key))).collect()
     }
 
     /// Returns a test for bans of a key, which may have another spelling.

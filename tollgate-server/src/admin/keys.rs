@@ -176,7 +176,7 @@ pub(super) async fn reset(
     for reset in join_all(resets).await {
         drop(reset.map_err(|error| ErrorBody::store_unavailable(&error))?);
     }
-    for limit in limits.iter().filter(|limit| state.server.bans.lists(limit, &key)) {
+    for limit in state.server.bans.limits_that_ban(&limits, &key) {
         state.server.bans.lift(limit, &key).await.map_err(|error| ban_error(&error))?;
     }
     let after = state.keys(&limits, &key).await.since(&before);
@@ -243,8 +243,8 @@ pub(super) async fn unban(
         (key, None) => named_key(limit.as_deref(), key.as_ref(), &state.server.gate.rules())?,
     };
     let note = state.check_hash(&key).await?;
-    let is_listed = state.server.bans.lists(&limit, &key);
     let limits = [limit];
+    let is_listed = !state.server.bans.limits_that_ban(&limits, &key).is_empty();
     let before = state.keys(&limits, &key).await;
     state.server.bans.lift(&limits[0], &key).await.map_err(|error| ban_error(&error))?;
     let slices: Vec<&[u8]> = key.iter().map(String::as_bytes).collect();
