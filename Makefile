@@ -138,7 +138,7 @@ package:
 proto:
 	cargo run --manifest-path tools/proto/Cargo.toml --target-dir target/proto
 
-FUZZ_TARGETS := rule_file paths forwarded cookies jwt expressions envoy_rule_file resp redis_replies http_body descriptors access_log \
+FUZZ_TARGETS := rule_file normal_forms paths forwarded cookies jwt expressions envoy_rule_file resp redis_replies http_body descriptors access_log \
 	request_head request_body response_head response_body connection
 FUZZ_SECONDS ?= 60
 # A thousand times what any input should take, on a machine that is busy.

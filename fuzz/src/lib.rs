@@ -27,6 +27,7 @@ mod http1;
 mod http_body;
 mod hyper_conn;
 mod jwt;
+mod normal_forms;
 mod paths;
 mod redis_replies;
 mod refusals;
@@ -42,6 +43,7 @@ pub use self::forwarded::forwarded;
 pub use self::http_body::http_body;
 pub use self::http1::{connection, request_body, request_head, response_body, response_head};
 pub use self::jwt::jwt;
+pub use self::normal_forms::normal_forms;
 pub use self::paths::paths;
 pub use self::redis_replies::redis_replies;
 pub use self::resp::resp;
@@ -51,11 +53,12 @@ pub use self::rule_file::rule_file;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 17] = [
+pub const TARGETS: [Target; 18] = [
     ("rule_file", rule_file),
     ("paths", paths),
     ("forwarded", forwarded),
     ("cookies", cookies),
+    ("normal_forms", normal_forms),
     ("jwt", jwt),
     ("expressions", expressions),
     ("envoy_rule_file", envoy_rule_file),

@@ -1,4 +1,5 @@
-//! A short run of the targets of HTTP/1 and of Redis without the fuzzer: changed seeds, the same ones in every run.
+//! A short run of the targets of HTTP/1, replies of Redis and normal forms without the fuzzer: changed seeds, the same
+//! ones in every run.
 //!
 //! `FUZZ_EXECUTIONS` sets the number of inputs for each target, and `FUZZ_SEED` other changes.
 
@@ -7,8 +8,8 @@ use std::path::Path;
 /// Takes a few seconds without optimization.
 const EXECUTIONS: u64 = 2_000;
 
-const TARGETS: [&str; 6] =
-    ["request_head", "request_body", "response_head", "response_body", "connection", "redis_replies"];
+const TARGETS: [&str; 7] =
+    ["request_head", "request_body", "response_head", "response_body", "connection", "redis_replies", "normal_forms"];
 
 /// Parts of messages that decide where they end.
 const WORDS: [&[u8]; 30] = [
