@@ -5,6 +5,8 @@
 
 use std::borrow::Cow;
 
+use smallvec::SmallVec;
+
 /// The alphabet of the normal spelling. The standard one is padded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Alphabet {
@@ -37,7 +39,12 @@ pub(super) fn canonical(text: &[u8], alphabet: Alphabet) -> Option<Cow<'_, [u8]>
     if padding.iter().any(|byte| value(*byte).is_some()) {
         return None;
     }
-    let mut out: Vec<u8> = data.iter().filter_map(|byte| value(*byte)).collect();
+    Some(Cow::Owned(spelled(data, alphabet)))
+}
+
+/// Spells text in one way, and skips padding and characters of no alphabet.
+fn spelled(text: &[u8], alphabet: Alphabet) -> Vec<u8> {
+    let mut out: Vec<u8> = text.iter().filter_map(|byte| value(*byte)).collect();
     // A single character of a group has less than a byte.
     let spare_bits = match out.len() % 4 {
         0 => 0,
@@ -55,7 +62,7 @@ pub(super) fn canonical(text: &[u8], alphabet: Alphabet) -> Option<Cow<'_, [u8]>
     if alphabet == Alphabet::Standard {
         out.resize(out.len().next_multiple_of(4), b'=');
     }
-    Some(Cow::Owned(out))
+    out
 }
 
 /// Returns `true` if a text is in its normal spelling.
@@ -74,17 +81,31 @@ fn is_canonical(text: &[u8], alphabet: Alphabet) -> bool {
         && data.iter().all(|byte| is_of(*byte, alphabet))
 }
 
-/// Returns the first `count` characters of the URL-safe alphabet, and skips all others.
-pub(super) fn first_characters(text: &[u8], count: usize) -> Cow<'_, [u8]> {
-    let is_clean = |text: &[u8]| text.iter().all(|byte| is_of(*byte, Alphabet::UrlSafe));
-    match text.get(..count) {
-        Some(first) if is_clean(first) => Cow::Borrowed(first),
-        None if is_clean(text) => Cow::Borrowed(text),
-        _ => {
-            let values = text.iter().filter_map(|byte| value(*byte)).take(count);
-            Cow::Owned(values.map(|value| letter(value, Alphabet::UrlSafe)).collect())
+/// Returns the normal spelling in the URL-safe alphabet, where all decoders skip padding or reject the text.
+pub(super) fn unpadded(text: &[u8]) -> Cow<'_, [u8]> {
+    if is_canonical(text, Alphabet::UrlSafe) {
+        Cow::Borrowed(text)
+    } else {
+        Cow::Owned(spelled(text, Alphabet::UrlSafe))
+    }
+}
+
+/// Decodes text that has only characters of the URL-safe alphabet. Spare bits are ignored.
+pub(super) fn decoded(text: &[u8]) -> Option<SmallVec<[u8; 128]>> {
+    let (mut bits, mut count) = (0_u32, 0);
+    let mut bytes = SmallVec::new();
+    for byte in text {
+        if !is_of(*byte, Alphabet::UrlSafe) {
+            return None;
+        }
+        bits = bits << 6 | u32::from(VALUES[usize::from(*byte)]);
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            bytes.push((bits >> count) as u8);
         }
     }
+    Some(bytes)
 }
 
 /// Returns `true` if a text decodes to printable text with a colon: the name and the password of `Basic`, under whatever
@@ -171,8 +192,9 @@ mod tests {
             other.insert_str(at.index(other.len() + 1), &junk);
             prop_assert_eq!(&*canonical(other.as_bytes(), Alphabet::Standard).unwrap(), padded.as_bytes());
             prop_assert_eq!(&*canonical(other.as_bytes(), Alphabet::UrlSafe).unwrap(), plain.as_bytes());
-            let padded = [other.as_bytes(), b"="].concat();
-            prop_assert_eq!(first_characters(other.as_bytes(), 5), first_characters(&padded, 5));
+            let padded = [b"=", other.as_bytes(), b"="].concat();
+            prop_assert_eq!(&*unpadded(&padded), plain.as_bytes());
+            prop_assert_eq!(decoded(plain.as_bytes()).unwrap().to_vec(), bytes);
         }
     }
 }

@@ -71,8 +71,10 @@ pub(super) fn key(value: &[u8]) -> Result<Cow<'_, [u8]>, Ambiguous> {
     if is_blank_within(word) || word.iter().any(|byte| matches!(byte, b',' | b';')) {
         return Err(Ambiguous);
     }
-    if !credentials.is_basic() && signed_token::is_one(word) {
-        return Ok(signed_token::normal(word));
+    if !credentials.is_basic()
+        && let Some(form) = signed_token::form(word)
+    {
+        return Ok(form);
     }
     if credentials.is_basic() || base64::hides_password(word) {
         return base64::canonical(word, Alphabet::Standard).ok_or(Ambiguous);

@@ -1,55 +1,97 @@
 //! Signed tokens: JWT (RFC 7515, RFC 7516), and sessions such as Flask's, which have the same form.
 //!
 //! What is signed is compared as text, so it has one spelling. The signature is decoded first, by decoders that ignore
-//! spare bits, padding and characters of no alphabet; and anyone can replace the second half of an ECDSA signature
-//! without the private key. So a key has what is signed, and the first characters of the signature, which nobody can
-//! guess or change.
+//! spare bits, padding and characters of no alphabet. So a key has the signature in one spelling.
+//!
+//! Anyone can replace the second half of an ECDSA signature, or of an EdDSA signature where a verifier is lenient,
+//! without the private key. Of such a signature the key has the beginning.
+//!
+//! Other values may begin like base64 of JSON, as in `eyewear.eu.customer-1`. So the first part is decoded.
 
 use std::borrow::Cow;
 
-use super::base64::{self, Alphabet};
+use super::base64;
 
-/// 120 bits, in the first half of every signature that is in use. The shortest is HMAC-SHA1's, of 27 characters.
-const SIGNATURE_CHARACTERS: usize = 20;
+/// 240 bits, in the first half of every signature whose second half can be replaced. Whole groups of base64, so that the
+/// beginning has no spare bits.
+const FIRST_CHARACTERS: usize = 40;
 
-/// Returns the normal form of a signed token, or the text itself if it is none.
+/// The shortest signature in use: HMAC-SHA1's.
+const MIN_SIGNATURE_BYTES: usize = 20;
+
+/// The signatures of sessions: HMAC with SHA-1 and SHA-2.
+const SESSION_SIGNATURE_BYTES: [usize; 5] = [20, 28, 32, 48, 64];
+
+/// The characters of the time of a session, which is a number of seconds in a few bytes.
+const SESSION_TIME_CHARACTERS: std::ops::RangeInclusive<usize> = 2..=11;
+
+/// The first bytes of data that zlib compressed with its default settings, as in large sessions.
+const ZLIB: [u8; 2] = [0x78, 0x9C];
+
+/// Returns the normal form of a signed token, or the text itself if it is something else.
 pub(in crate::rules) fn normal(text: &[u8]) -> Cow<'_, [u8]> {
-    match Kind::of(text) {
-        Some(Kind::Signed { signature }) => without_signature_end(text, signature),
-        Some(Kind::Encrypted) => encrypted(text),
-        None => Cow::Borrowed(text),
+    form(text).unwrap_or(Cow::Borrowed(text))
+}
+
+/// Returns the normal form of a signed or encrypted token, or `None` if the text is something else.
+pub(super) fn form(text: &[u8]) -> Option<Cow<'_, [u8]>> {
+    // JSON that begins with `{`. A compressed session begins with a dot.
+    let (is_compressed, rest) = match text {
+        [b'e', b'y' | b'w', ..] => (false, text),
+        [b'.', b'e', b'J', ..] => (true, &text[1..]),
+        _ => return None,
+    };
+    let dots = rest.iter().filter(|byte| **byte == b'.').count();
+    if !matches!((dots, is_compressed), (2, _) | (4, false)) {
+        return None;
+    }
+    let mut parts = rest.split(|byte| *byte == b'.');
+    let decoded = base64::decoded(parts.next()?)?;
+    let first = First::of(&decoded, is_compressed)?;
+    match dots {
+        2 => signed(text, &first, parts.next()?, parts.next()?),
+        _ => matches!(first, First::Encryption).then(|| encrypted(text)),
     }
 }
 
-/// Returns `true` for a signed or encrypted token.
-pub(super) fn is_one(text: &[u8]) -> bool {
-    Kind::of(text).is_some()
+/// The first part of a token.
+enum First {
+    /// The header of a JWT (JWS).
+    Signature { is_replaceable: bool },
+    /// The header of an encrypted JWT (JWE).
+    Encryption,
+    /// The content of a session.
+    Session,
 }
 
-enum Kind {
-    /// The signature begins at this byte.
-    Signed {
-        signature: usize,
-    },
-    Encrypted,
-}
-
-impl Kind {
-    fn of(text: &[u8]) -> Option<Self> {
-        // JSON that begins with `{`. A compressed session begins with a dot.
-        if !matches!(text, [b'e', b'y' | b'w', ..] | [b'.', b'e', b'J', ..]) {
+impl First {
+    fn of(decoded: &[u8], is_compressed: bool) -> Option<Self> {
+        if is_compressed {
+            return decoded.starts_with(&ZLIB).then_some(Self::Session);
+        }
+        let text = std::str::from_utf8(decoded).ok()?.trim_ascii();
+        // Not parsed: Python writes and reads JSON with `NaN`.
+        let inner = text.strip_prefix('{')?.strip_suffix('}')?.trim_ascii();
+        let is_object = inner.is_empty() || (inner.starts_with('"') && inner.contains(':'));
+        let is_text = text.chars().all(|letter| !letter.is_control() || letter.is_ascii_whitespace());
+        if !is_object || !is_text {
             return None;
         }
-        let dots = text.iter().skip(1).filter(|byte| **byte == b'.').count();
-        let signature = text.iter().rposition(|byte| *byte == b'.')? + 1;
-        let is_clean = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-        match dots {
-            // What is signed has one spelling. Other texts only look alike.
-            2 if text[..signature].iter().all(is_clean) => Some(Self::Signed { signature }),
-            4 => Some(Self::Encrypted),
-            _ => None,
-        }
+        Some(match (text_member(inner, "\"alg\""), text_member(inner, "\"enc\"")) {
+            (Some(_), Some(_)) => Self::Encryption,
+            // ES256, ES384, ES512, ES256K, EdDSA, Ed25519, Ed448.
+            (Some(algorithm), None) => {
+                Self::Signature { is_replaceable: algorithm.starts_with("ES") || algorithm.starts_with("Ed") }
+            }
+            (None, _) => Self::Session,
+        })
     }
+}
+
+/// Returns the text that begins with the value of a member, if that is a string.
+fn text_member<'t>(object: &'t str, quoted_name: &str) -> Option<&'t str> {
+    let (_, behind) = object.split_once(quoted_name)?;
+    behind.trim_ascii_start().strip_prefix(':')?.trim_ascii_start().strip_prefix('"')
 }
 
 /// Returns the normal form of a text that may be owned.
@@ -63,13 +105,32 @@ pub(in crate::rules) fn normal_of(text: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
     }
 }
 
-/// Shortens the signature that begins at `start`.
-fn without_signature_end(text: &[u8], start: usize) -> Cow<'_, [u8]> {
-    let (signed, signature) = text.split_at(start);
-    match base64::first_characters(signature, SIGNATURE_CHARACTERS) {
-        Cow::Borrowed(first) => Cow::Borrowed(&text[..start + first.len()]),
-        Cow::Owned(first) => Cow::Owned([signed, &first].concat()),
+/// Spells the signature of a token in one way. Returns `None` if the last part cannot be a signature.
+fn signed<'t>(text: &'t [u8], first: &First, second: &[u8], signature: &'t [u8]) -> Option<Cow<'t, [u8]>> {
+    let is_clean = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    // What is signed has one spelling. Other texts only look alike.
+    if !second.iter().all(is_clean) {
+        return None;
     }
+    let spelled = base64::unpadded(signature);
+    let bytes = spelled.len() * 6 / 8;
+    let (is_signature, is_replaceable) = match first {
+        First::Signature { is_replaceable } => (bytes >= MIN_SIGNATURE_BYTES, *is_replaceable),
+        First::Session => {
+            let has_time = SESSION_TIME_CHARACTERS.contains(&second.len());
+            (has_time && SESSION_SIGNATURE_BYTES.contains(&bytes), false)
+        }
+        First::Encryption => return None,
+    };
+    if !is_signature {
+        return None;
+    }
+    let kept = if is_replaceable { spelled.len().min(FIRST_CHARACTERS) } else { spelled.len() };
+    let start = text.len() - signature.len();
+    Some(match spelled {
+        Cow::Borrowed(_) => Cow::Borrowed(&text[..start + kept]),
+        Cow::Owned(spelled) => Cow::Owned([&text[..start], &spelled[..kept]].concat()),
+    })
 }
 
 /// Spells the parts of an encrypted token in one way. Its header is authenticated as text.
@@ -78,46 +139,86 @@ fn encrypted(text: &[u8]) -> Cow<'_, [u8]> {
     let mut normal = parts.next().unwrap_or_default().to_vec();
     for part in parts {
         normal.push(b'.');
-        normal.extend_from_slice(&base64::canonical(part, Alphabet::UrlSafe).unwrap_or(Cow::Borrowed(part)));
+        normal.extend_from_slice(&base64::unpadded(part));
     }
     Cow::Owned(normal)
 }
 
 #[cfg(test)]
 mod tests {
+    use ::base64::Engine as _;
+    use ::base64::engine::general_purpose::URL_SAFE_NO_PAD;
     use proptest::prelude::*;
 
     use super::*;
+
+    const HMAC: &str = "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJA";
 
     fn text(value: &str) -> String {
         String::from_utf8(normal(value.as_bytes()).into_owned()).unwrap()
     }
 
+    fn encoded(text: &str) -> String {
+        URL_SAFE_NO_PAD.encode(text)
+    }
+
     #[test]
-    fn the_end_of_a_signature_is_no_part_of_the_form() {
-        let signature = "q83vEjRWeJCrze8SNFZ4kKvN7xI";
-        for spelling in
-            [signature, "q83vEjRWeJCrze8SNFZ4DDDD", "q8!3v=EjRWeJ.Crze8SNFZ4kKvN7xI=".replace('.', ":").as_str()]
-        {
-            assert_eq!(text(&format!("eyJh.eyJi.{spelling}")), "eyJh.eyJi.q83vEjRWeJCrze8SNFZ4");
+    fn a_signature_has_one_spelling_and_keeps_its_characters() {
+        for header in [r#"{"alg":"HS256"}"#, r#"{ "typ" : "JWT", "alg" : "RS256" }"#, "{\n\"alg\":\"PS256\"}"] {
+            let signed = encoded(header) + ".eyJi.";
+            for spelling in [HMAC, "q8!3v=EjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJB=="] {
+                assert_eq!(text(&format!("{signed}{spelling}")), format!("{signed}{HMAC}"), "{header}");
+            }
+            let slashes = "+/".repeat(30);
+            assert_eq!(text(&format!("{signed}{slashes}")), format!("{signed}{}", "-_".repeat(30)));
         }
-        assert_eq!(text(&format!("eyJh.eyJi.{}", "+/".repeat(30))), format!("eyJh.eyJi.{}", "-_".repeat(10)));
-        assert_eq!(text(".eJyr.aLRx.q83vEjRWeJCrze8SNFZ4kKvN7xI"), ".eJyr.aLRx.q83vEjRWeJCrze8SNFZ4");
-        assert_eq!(text("eyJh.YR.YQ==.Y!Q.YQ"), "eyJh.YQ.YQ.YQ.YQ");
+        for session in [encoded(r#"{"user":1,"x":NaN}"#), ".eJyr".to_owned()] {
+            let sha1 = "q83vEjRWeJCrze8SNFZ4kKvN7xI";
+            assert_eq!(text(&format!("{session}.aLRxYg.{sha1}=!")), format!("{session}.aLRxYg.{sha1}"));
+        }
+    }
+
+    #[test]
+    fn a_signature_whose_second_half_can_be_replaced_is_its_beginning() {
+        for algorithm in ["ES256", "ES384", "ES512", "ES256K", "EdDSA", "Ed25519"] {
+            let signed = encoded(&format!(r#"{{"typ":"JWT","alg":"{algorithm}"}}"#)) + ".eyJi.";
+            let given = format!("{signed}{HMAC}{HMAC}");
+            assert_eq!(text(&given), format!("{signed}{}", &HMAC[..FIRST_CHARACTERS]), "{algorithm}");
+            assert_eq!(text(&text(&given)), text(&given), "{algorithm}");
+        }
+    }
+
+    #[test]
+    fn the_parts_of_an_encrypted_token_have_one_spelling() {
+        let header = encoded(r#"{"alg":"dir","enc":"A128GCM"}"#);
+        assert_eq!(text(&format!("{header}.YR.YQ==.Y!Q.Y=Q")), format!("{header}.YQ.YQ.YQ.YQ"));
     }
 
     #[test]
     fn other_texts_are_their_own_form() {
-        for value in ["", "ey", "eyJh.eyJi", "eyJh.a.b.c", "10.0.0.1", "a.b.c==", "user-1"] {
-            assert_eq!(text(value), value);
+        let not_objects = ["{alg}", "{'alg':1}", "{\"alg\"", "{\"a\u{1}\":1}"].map(encoded);
+        let others = not_objects.iter().map(|first| format!("{first}.eyJi.{HMAC}="));
+        let short = encoded(r#"{"alg":"HS256"}"#) + ".eyJi.customer-0001";
+        let without_time = encoded(r#"{"a":1}"#) + ".customer-production." + HMAC + "=";
+        let uncompressed = format!(".eJewels.aLRxYg.{HMAC}=");
+        let five_parts = encoded(r#"{"alg":"HS256"}"#) + ".a.b.c.customer-0001";
+        let plain = ["", "ey", "eyJh.eyJi", "eyJh.a.b.c", "10.0.0.1", "a.b.c==", "user-1", "eyewear.eu.a.b.c-0001"];
+        for value in others.chain([short, without_time, uncompressed, five_parts]).chain(plain.map(String::from)) {
+            assert_eq!(text(&value), value);
         }
     }
 
     proptest! {
         #[test]
-        fn a_normal_form_is_its_own(value in "\\.?e[ywJ][a-z0-9+/_=.!-]{0,60}") {
-            let once = text(&value);
-            prop_assert_eq!(text(&once), once);
+        fn a_normal_form_is_its_own(
+            first in r#"\{"alg":"(ES256|HS256)"\}|\{"alg":"dir","enc":"A"\}|\{"a":1\}"#,
+            rest in "\\.[a-zA-Z0-9_-]{0,8}\\.[a-zA-Z0-9+/_=!-]{0,99}(\\.[a-z=]{0,5}\\.[a-z=]{0,5})?",
+            looks_alike in "\\.?e[ywJ][a-z0-9+/_=.!-]{0,60}",
+        ) {
+            for value in [encoded(&first) + &rest, looks_alike] {
+                let once = text(&value);
+                prop_assert_eq!(text(&once), once);
+            }
         }
     }
 }
