@@ -73,7 +73,7 @@ pub use self::host::HostGlob;
 pub use self::key_part::KeyPart;
 pub use self::matching::Match;
 pub use self::named_key::KeyError;
-pub(crate) use self::named_key::{KeyReadings, NamedKey, Pieces, with_key};
+pub(crate) use self::named_key::{KeyReadings, NamedKey, OtherKeys, with_key};
 pub use self::networks::{InvalidNetwork, Networks};
 #[cfg(feature = "file")]
 pub(crate) use self::normal::ReadErrors;

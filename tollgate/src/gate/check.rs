@@ -15,7 +15,7 @@ use crate::key::Key;
 use crate::limiter::{Hit, Limiter};
 #[cfg(feature = "redis")]
 use crate::redis::{RedisHits, RedisLimiter};
-use crate::rules::{Facts, Mode, NamedKey, Phase, Pieces, Request, RuleHit, RuleMatch, with_key};
+use crate::rules::{Facts, Mode, NamedKey, OtherKeys, Phase, Request, RuleHit, RuleMatch, with_key};
 #[cfg(feature = "redis")]
 use futures_util::future::{join, join_all};
 
@@ -139,9 +139,10 @@ impl<'s> CheckCollector<'s> {
         Self { pending, ..Self::new(state, enforced) }
     }
 
-    /// Adds the hit of a rule, and the bans of its key and of the keys of other readings.
+    /// Adds the hit of a rule, and the bans of its key and of the keys of other readings. A limit bans the key that it
+    /// counts, so other names of the client have no such ban.
     #[inline(always)]
-    pub(super) fn add(&mut self, rule_hit: &RuleHit, key: Key<'_>, others: &[Pieces<'_>]) {
+    pub(super) fn add(&mut self, rule_hit: &RuleHit, key: Key<'_>, others: OtherKeys<'_, '_>) {
         if let Some(state) = self.with_bans
             && let Some(banned) = state.find_ban(rule_hit, key, others)
         {
@@ -153,7 +154,7 @@ impl<'s> CheckCollector<'s> {
         self.store.add_hit(self.enforced, Hit::new(rule_hit.limit, key).cost(rule_hit.cost));
         if let Some(ban) = rule_hit.ban {
             self.add_ban(ban, key);
-            others.iter().for_each(|other| with_key(other, |key| self.add_ban(ban, key)));
+            others.readings().iter().for_each(|other| with_key(other, |key| self.add_ban(ban, key)));
         }
     }
 

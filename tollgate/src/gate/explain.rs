@@ -200,7 +200,7 @@ impl State {
 
     fn inspect_hit(&self, rule_hit: &RuleHit, key: &KeyReadings<'_>) -> Inspected {
         let (rule, key_text) = (rule_hit.rule, key.texts());
-        let others = key.others().iter().map(|other| with_key(other, |key| self.banned_for(rule, key)));
+        let others = key.others().all().map(|other| with_key(other, |key| self.banned_for(rule, key)));
         let others = others.max().flatten();
         with_key(key.counted(), |counted| {
             let banned_for = self.banned_for(rule, counted).max(others);
@@ -216,7 +216,7 @@ impl State {
             let ban = rule_hit.ban.map(|ban| {
                 let mut hits = self.store.no_hits();
                 self.store.add_hit(&mut hits, Hit::new(ban, counted).cost(0));
-                for other in key.others() {
+                for other in key.others().readings() {
                     with_key(other, |key| self.store.add_hit(&mut hits, Hit::new(ban, key).cost(0)));
                 }
                 hits

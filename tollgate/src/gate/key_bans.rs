@@ -19,7 +19,7 @@ use super::{Gate, State};
 use crate::decision::{Admission, Decision, LimitId, Verdict};
 use crate::http::Refusal;
 use crate::key::Key;
-use crate::rules::{KeyError, Mode, Pieces, RuleHit, RuleSet, with_key};
+use crate::rules::{KeyError, Mode, OtherKeys, RuleHit, RuleSet, with_key};
 use crate::units::Timestamp;
 
 /// A ban of a key that an operator set.
@@ -92,12 +92,12 @@ impl State {
     /// Returns the ban of a hit, if an operator has banned its key. Rules in shadow mode refuse nothing.
     #[cold]
     #[inline(never)]
-    pub(super) fn find_ban(&self, rule_hit: &RuleHit, key: Key<'_>, others: &[Pieces<'_>]) -> Option<BannedHit> {
+    pub(super) fn find_ban(&self, rule_hit: &RuleHit, key: Key<'_>, others: OtherKeys<'_, '_>) -> Option<BannedHit> {
         let RuleHit { rule, limit, cost, mode, is_in_flight, .. } = *rule_hit;
         if mode != Mode::Enforced {
             return None;
         }
-        let others = others.iter().filter_map(|other| with_key(other, |key| self.banned_for(rule, key)));
+        let others = others.all().filter_map(|other| with_key(other, |key| self.banned_for(rule, key)));
         let left = self.banned_for(rule, key).into_iter().chain(others).max()?;
         Some(BannedHit { limit, cost, is_in_flight, left })
     }
@@ -240,5 +240,46 @@ mod tests {
         ban(&gate, "slots", "192.0.2.7", MINUTE);
         let outcome = gate.decide_now(&facts()).unwrap();
         assert_eq!((outcome.limit(), outcome.is_allowed()), (Some("slots"), false));
+    }
+
+    /// An operator knows one of the two fingerprints of a certificate, and cannot tell which one is counted.
+    #[test]
+    fn ban_of_either_fingerprint_refuses_both_encodings_of_a_certificate() {
+        use crate::rules::{Certificate, CertificateField, Listing};
+
+        let [smaller, larger] = ["0a", "fb"].map(|byte| byte.repeat(32));
+        let certificates = [(&smaller, &larger), (&larger, &smaller)].map(|(sent, other)| {
+            let mut certificate = Certificate::new(sent.as_str());
+            certificate.other_fingerprint = Some(other.clone());
+            certificate
+        });
+        let part = || KeyPart::certificate(CertificateField::Fingerprint);
+        let limit = || Rule::new(Limit::new("a", FixedWindow::new(9, MINUTE)).unwrap());
+        let with_path = |rule: Rule| rule.key(KeyPart::path()).key(part());
+        let listing = || limit().key(part()).exempt(Listing::none().key(&[&"c".repeat(64)]));
+        let in_flight = Rule::in_flight("a", 2).unwrap().key(part());
+        let banned = [&*smaller, &*larger, &["FB"; 32].join(":")];
+        for (rule, path) in
+            [(limit().key(part()), None), (listing(), None), (in_flight, None), (with_path(limit()), Some("/x"))]
+        {
+            let gate = Gate::in_memory(rules([rule])).unwrap();
+            for banned in banned {
+                let key = path.into_iter().chain([banned]).map(str::to_owned).collect();
+                let (since, by) = (gate.wall_time(), "local".to_owned());
+                let until = since.saturating_add(MINUTE);
+                gate.set_key_bans(vec![KeyBan { limit: "a".to_owned(), key, since, until, by }]);
+                for certificate in &certificates {
+                    // Both readings of a path are banned if one is.
+                    for target in ["/x", "/x;y"] {
+                        let outcome = gate.decide_now(&Facts::new("GET", target).certificate(certificate)).unwrap();
+                        let is_banned = matches!(outcome.refusal(), Some(Refusal::Banned { .. }));
+                        assert!(is_banned, "{banned} {target} {}", certificate.fingerprint);
+                    }
+                }
+                let mut other = Certificate::new("c".repeat(64));
+                other.other_fingerprint = Some("d".repeat(64));
+                assert!(gate.decide_now(&Facts::new("GET", "/x").certificate(&other)).unwrap().is_allowed());
+            }
+        }
     }
 }

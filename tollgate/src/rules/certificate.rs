@@ -2,6 +2,11 @@
 //!
 //! Not here: parsing and verifying certificates, which is done where the TLS connection ends.
 
+use super::named_key::{InvalidPart, shown};
+
+/// The length of a SHA-256 in hexadecimal.
+const FINGERPRINT_DIGITS: usize = 64;
+
 /// A verified client certificate of a TLS connection.
 ///
 /// ```
@@ -37,16 +42,30 @@ impl Certificate {
     /// Returns the fingerprint that a key uses: the same one for both signatures. A rule that lists one of the two uses
     /// that one, because nobody can tell which one the authority has issued.
     pub(super) fn key_fingerprint(&self, listed: &[Box<[u8]>]) -> &str {
-        let Some(other) = &self.other_fingerprint else { return &self.fingerprint };
+        self.key_fingerprints(listed).0
+    }
+
+    /// Returns the fingerprint that a key uses, and the other one of the same certificate.
+    pub(super) fn key_fingerprints(&self, listed: &[Box<[u8]>]) -> (&str, Option<&str>) {
+        let Some(other) = &self.other_fingerprint else { return (&self.fingerprint, None) };
         let (first, second) = (other.min(&self.fingerprint), other.max(&self.fingerprint));
         let is_listed = |fingerprint: &str| listed.iter().any(|listed| **listed == *fingerprint.as_bytes());
-        if is_listed(second) && !is_listed(first) { second } else { first }
+        if is_listed(second) && !is_listed(first) { (second, Some(first)) } else { (first, Some(second)) }
     }
 }
 
 /// Returns a fingerprint that a caller names in its normal form. OpenSSL prints it in upper case, with colons.
-pub(super) fn named_fingerprint(text: &[u8]) -> Vec<u8> {
-    text.iter().filter(|byte| **byte != b':').map(u8::to_ascii_lowercase).collect()
+///
+/// # Errors
+///
+/// If it is not a SHA-256 in hexadecimal.
+pub(super) fn named_fingerprint(text: &[u8]) -> Result<Vec<u8>, InvalidPart> {
+    let digits: Vec<u8> = text.iter().filter(|byte| **byte != b':').map(u8::to_ascii_lowercase).collect();
+    if digits.len() == FINGERPRINT_DIGITS && digits.iter().all(u8::is_ascii_hexdigit) {
+        return Ok(digits);
+    }
+    let problem = format!("`{}` is not a SHA-256 fingerprint", shown(text));
+    Err(InvalidPart::new(problem, "write its 64 hexadecimal digits, with or without colons"))
 }
 
 /// The field of a certificate that a key uses.

@@ -156,7 +156,8 @@ impl KeyPart {
     /// Sets the fingerprints that the lists and overrides of the rule name for this part.
     pub(super) fn with_listed_fingerprints<'v>(&mut self, values: impl Iterator<Item = &'v [u8]>) {
         if let Source::Fingerprint(listed) = &mut self.0 {
-            *listed = values.map(|value| named_fingerprint(value).into()).collect();
+            // Building the rule set reports those that are invalid.
+            *listed = values.filter_map(|value| Some(named_fingerprint(value).ok()?.into())).collect();
         }
     }
 
@@ -227,6 +228,18 @@ impl KeyPart {
         matches!(self.0, Source::Path | Source::Custom(_))
     }
 
+    /// Returns `true` if a client may have two values, which are the same key. See [`other_of`](Self::other_of).
+    pub(super) fn may_have_two_names(&self) -> bool {
+        matches!(self.0, Source::Fingerprint(_))
+    }
+
+    /// Returns the value that a caller may name in place of [`of`](Self::of): the other fingerprint of the certificate.
+    pub(super) fn other_of<'r>(&self, request: &'r Request<'_>) -> Option<Piece<'r>> {
+        let Source::Fingerprint(listed) = &self.0 else { return None };
+        let (_, other) = request.facts().client_certificate()?.key_fingerprints(listed);
+        other.map(|other| Piece::borrowed(other.as_bytes()))
+    }
+
     /// Returns the normal form of a value that a caller names: one for each reading of a path, the one that is counted
     /// first, and one of any other value.
     ///
@@ -249,7 +262,7 @@ impl KeyPart {
                 InvalidPart::new(problem, "write the token alone, or a scheme, a space and the token")
             })?),
             Source::Cookie(_) => Piece::of_bytes(signed_token::normal_of(cookies::plain(value))),
-            Source::Fingerprint(_) => Piece(Form::Owned(named_fingerprint(value))),
+            Source::Fingerprint(_) => Piece(Form::Owned(named_fingerprint(value)?)),
             Source::Query(_) => match std::str::from_utf8(value) {
                 Ok(text) => Piece::of_bytes(signed_token::normal_of(bytes_of(query::trimmed(Cow::Borrowed(text))))),
                 Err(_) => Piece::borrowed(value),

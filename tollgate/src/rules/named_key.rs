@@ -20,13 +20,35 @@ const MAX_SHOWN_CHARS: usize = 60;
 /// The parts of one key.
 pub(crate) type Pieces<'r> = SmallVec<[Piece<'r>; 3]>;
 
-/// A key by every reading of its path. Nearly always there is one.
+/// A key by every reading of its path, and by every name of the client. Nearly always there is one.
 #[derive(Debug, Default)]
 pub(crate) struct KeyReadings<'r> {
     /// The key that is counted.
     pub(super) first: Pieces<'r>,
     /// The keys of other readings, whose numbers, blocks and bans apply too.
     pub(super) others: Vec<Pieces<'r>>,
+    /// Each of these keys by the other fingerprint of the client's certificate, in the same order. They name the same
+    /// client, so that an exemption of one of them is enough. Empty if the client has one name.
+    names: SmallVec<[Pieces<'r>; 1]>,
+}
+
+/// The keys that a request has beside the one that is counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct OtherKeys<'k, 'r> {
+    readings: &'k [Pieces<'r>],
+    names: &'k [Pieces<'r>],
+}
+
+impl<'k, 'r> OtherKeys<'k, 'r> {
+    /// Returns the keys of the other readings of the path.
+    pub(crate) fn readings(self) -> &'k [Pieces<'r>] {
+        self.readings
+    }
+
+    /// Returns every key that a caller may have named for this client.
+    pub(crate) fn all(self) -> impl Iterator<Item = &'k Pieces<'r>> {
+        self.readings.iter().chain(self.names)
+    }
 }
 
 impl<'r> KeyReadings<'r> {
@@ -35,9 +57,9 @@ impl<'r> KeyReadings<'r> {
         &self.first
     }
 
-    /// Returns the keys of the other readings.
-    pub(crate) fn others(&self) -> &[Pieces<'r>] {
-        &self.others
+    /// Returns the keys that are not counted.
+    pub(crate) fn others(&self) -> OtherKeys<'_, 'r> {
+        OtherKeys { readings: &self.others, names: &self.names }
     }
 
     /// Returns the parts of the key that is counted, as text.
@@ -45,16 +67,28 @@ impl<'r> KeyReadings<'r> {
         self.first.iter().map(|piece| String::from_utf8_lossy(piece.as_bytes()).into_owned()).collect()
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = &[Piece<'r>]> {
-        std::iter::once(&*self.first).chain(self.others.iter().map(|pieces| &**pieces))
+    /// Returns the keys of all readings. Each has one name of the client or two.
+    pub(super) fn by_reading(&self) -> impl Iterator<Item = impl Iterator<Item = &[Piece<'r>]>> {
+        let readings = std::iter::once(&self.first).chain(&self.others);
+        readings.enumerate().map(|(number, key)| std::iter::once(key).chain(self.names.get(number)).map(|key| &**key))
     }
 
     /// Adds the key of another reading, unless it is known.
     pub(super) fn add_other(&mut self, pieces: Pieces<'r>) {
-        let is_known = self.all().any(|known| known == &*pieces);
+        let is_known = self.first == pieces || self.others.contains(&pieces);
         if !is_known {
             self.others.push(pieces);
         }
+    }
+
+    /// Adds the other name of the client to every reading. `other` returns it for the parts that have one.
+    #[cold]
+    pub(super) fn add_names(&mut self, other: impl Fn(usize) -> Option<Piece<'r>>) {
+        let renamed = |key: &Pieces<'r>| {
+            let pieces = key.iter().enumerate();
+            pieces.map(|(number, piece)| other(number).unwrap_or_else(|| piece.clone())).collect()
+        };
+        self.names = std::iter::once(&self.first).chain(&self.others).map(renamed).collect();
     }
 }
 
@@ -88,8 +122,9 @@ impl<'k> NamedKey<'k> {
 
     pub(crate) fn into_owned(self) -> NamedKey<'static> {
         let owned = |pieces: Pieces<'_>| pieces.into_iter().map(Piece::into_owned).collect();
-        let KeyReadings { first, others } = self.readings;
-        let readings = KeyReadings { first: owned(first), others: others.into_iter().map(owned).collect() };
+        let KeyReadings { first, others, names } = self.readings;
+        let others = others.into_iter().map(owned).collect();
+        let readings = KeyReadings { first: owned(first), others, names: names.into_iter().map(owned).collect() };
         NamedKey { rule: self.rule, readings }
     }
 }

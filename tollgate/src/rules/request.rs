@@ -245,6 +245,16 @@ impl<'a> Request<'a> {
         self.readings.get().is_some_and(|readings| readings.as_ref().is_ok_and(|all| all.as_slice().len() > 1))
     }
 
+    /// Returns `true` if a key may have several readings, or several names of the client.
+    pub(super) fn has_several_keys(&self) -> bool {
+        self.has_several_readings() || self.has_two_fingerprints()
+    }
+
+    /// Returns `true` if the client can present its certificate with another fingerprint.
+    pub(super) fn has_two_fingerprints(&self) -> bool {
+        self.facts.client_certificate().is_some_and(|certificate| certificate.other_fingerprint.is_some())
+    }
+
     /// Returns the result of `read` for each reading of the path after the first. There are none if nothing has read the
     /// path.
     pub(super) fn for_other_readings<T>(&self, read: impl Fn() -> T) -> impl Iterator<Item = T> {

@@ -25,7 +25,7 @@ use super::index::{Candidates, Index, IndexedBy};
 use super::key_map::KeyMap;
 use super::key_part::Piece;
 use super::matching::{Known, Miss};
-use super::named_key::{KeyReadings, Pieces, with_key};
+use super::named_key::{KeyReadings, OtherKeys, Pieces, with_key};
 use super::normal::{ReadError, Unreadable};
 use super::request::{TokenStatus, Tokens};
 use super::response::ResponseSettlement;
@@ -187,7 +187,7 @@ impl RuleSet {
         self.0.path_reading
     }
 
-    /// Finds every rule that counts the request, with its key and those of the other readings of its path.
+    /// Finds every rule that counts the request, with its key and the other keys of the request.
     ///
     /// # Errors
     ///
@@ -196,7 +196,7 @@ impl RuleSet {
     pub(crate) fn find(
         &self,
         request: &Request<'_>,
-        mut found: impl FnMut(&RuleHit, Key<'_>, &[Pieces<'_>]),
+        mut found: impl FnMut(&RuleHit, Key<'_>, OtherKeys<'_, '_>),
     ) -> Result<(), (Option<u32>, Refused)> {
         let (candidates, case);
         let numbers = match self.0.index.all_always() {
@@ -242,11 +242,11 @@ impl RuleSet {
                     }
                     _ => None,
                 };
-                if let Some(key) = key.filter(|_| !plain.may_read_path || !request.has_several_readings()) {
+                if let Some(key) = key.filter(|_| !plain.may_have_several_keys || !request.has_several_keys()) {
                     let whole = || compiled.rule_hit(number, compiled.limit, request, &self.0.limits);
                     let rule_hit = plain.rule_hit(number, request).unwrap_or_else(whole);
                     compiled.check_read(number, request)?;
-                    found(&rule_hit, key, &[]);
+                    found(&rule_hit, key, OtherKeys::default());
                     continue;
                 }
             }
@@ -294,7 +294,7 @@ impl RuleSet {
         number: u32,
         request: &Request<'_>,
         shortcut: Shortcut,
-        found: &mut dyn FnMut(&RuleHit, Key<'_>, &[Pieces<'_>]),
+        found: &mut dyn FnMut(&RuleHit, Key<'_>, OtherKeys<'_, '_>),
     ) -> Result<(), (Option<u32>, Refused)> {
         let mut key = KeyReadings::default();
         let result = self.check_rule_with(number, request, &mut key, shortcut);
@@ -359,6 +359,9 @@ impl RuleSet {
                 pieces.collect()
             };
             request.for_other_readings(of_reading).for_each(|pieces| key.add_other(pieces));
+        }
+        if request.has_two_fingerprints() && rule.key.iter().any(KeyPart::may_have_two_names) {
+            key.add_names(|number| rule.key.get(number)?.other_of(request));
         }
         let limit = match exceptions {
             Exceptions::None => compiled.limit,

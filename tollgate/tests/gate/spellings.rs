@@ -2,7 +2,10 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tollgate::http::Refusal;
-use tollgate::rules::{Cost, EncodedSlash, Facts, KeyPart, Listing, Match, PathCase, PathReading, Rule, RuleSet};
+use tollgate::rules::{
+    Certificate, CertificateField, Cost, EncodedSlash, Facts, KeyPart, Listing, Match, PathCase, PathReading, Rule,
+    RuleSet,
+};
 use tollgate::{FixedWindow, Gate, Limit, MINUTE, Outcome};
 
 use super::{check, gate, gate_of, remaining};
@@ -166,34 +169,91 @@ fn listed_credentials_are_found_in_every_spelling() {
     }
 }
 
-/// The owner of a certificate that was signed with ECDSA can present two encodings of it.
-#[test]
-fn both_fingerprints_of_a_certificate_are_one_key() {
-    use tollgate::rules::{Certificate, CertificateField};
+/// The smaller and the larger fingerprint of one certificate.
+const FINGERPRINTS: [&str; 2] = [
+    "0aa1b2c3d4e5f60718293a4b5c6d7e8f0aa1b2c3d4e5f60718293a4b5c6d7e8f",
+    "fbb1b2c3d4e5f60718293a4b5c6d7e8f0aa1b2c3d4e5f60718293a4b5c6d7e8f",
+];
 
-    let certificates = [("aa", "bb"), ("bb", "aa")].map(|(sent, other)| {
+/// The owner of a certificate that was signed with ECDSA can present two encodings of it.
+fn both_encodings() -> [Certificate; 2] {
+    let [smaller, larger] = FINGERPRINTS;
+    [(smaller, larger), (larger, smaller)].map(|(sent, other)| {
         let mut certificate = Certificate::new(sent);
         certificate.other_fingerprint = Some(other.to_owned());
         certificate
-    });
-    let by_fingerprint = || limited(2).key(KeyPart::certificate(CertificateField::Fingerprint));
-    let outcomes = |rule: Rule| {
-        let (gate, _) = gate([rule]);
-        certificates.each_ref().map(|one| gate.decide_now(&Facts::new("GET", "/").certificate(one)).unwrap())
-    };
-    assert_eq!(outcomes(by_fingerprint()).map(|outcome| remaining(&outcome)), [1, 0]);
+    })
+}
+
+fn by_fingerprint() -> Rule {
+    limited(2).key(KeyPart::certificate(CertificateField::Fingerprint))
+}
+
+fn outcomes_of_both(rule: Rule) -> [Outcome; 2] {
+    let (gate, _) = gate([rule]);
+    both_encodings().map(|one| gate.decide_now(&Facts::new("GET", "/").certificate(&one)).unwrap())
+}
+
+/// As OpenSSL prints it.
+fn with_colons(fingerprint: &str) -> String {
+    let bytes: Vec<_> = fingerprint.as_bytes().chunks(2).map(|byte| String::from_utf8_lossy(byte)).collect();
+    bytes.join(":").to_uppercase()
+}
+
+#[test]
+fn both_fingerprints_of_a_certificate_are_one_key() {
+    assert_eq!(outcomes_of_both(by_fingerprint()).map(|outcome| remaining(&outcome)), [1, 0]);
+    let [smaller, larger] = FINGERPRINTS;
     // Whichever of the two the authority has issued, as OpenSSL prints it or not.
-    for listed in ["aa", "bb", "AA", "B:B"] {
+    for listed in [smaller, larger, &with_colons(smaller), &with_colons(larger)] {
         let listing = || Listing::none().key(&[listed]);
-        let blocked = outcomes(by_fingerprint().blocked(listing()));
+        let blocked = outcomes_of_both(by_fingerprint().blocked(listing()));
         assert!(blocked.iter().all(|outcome| outcome.refusal() == Some(&Refusal::Blocked)), "{listed}");
-        let exempt = outcomes(by_fingerprint().exempt(listing()));
+        let exempt = outcomes_of_both(by_fingerprint().exempt(listing()));
         assert!(exempt.iter().all(|outcome| outcome.limit().is_none()), "{listed}");
-        let overridden = outcomes(by_fingerprint().key_limit(&[listed], FixedWindow::new(9, MINUTE)));
+        let overridden = outcomes_of_both(by_fingerprint().key_limit(&[listed], FixedWindow::new(9, MINUTE)));
         assert_eq!(overridden.map(|outcome| remaining(&outcome)), [8, 7], "{listed}");
     }
-    let other = outcomes(by_fingerprint().blocked(Listing::none().key(&["cc"])));
+    let other = outcomes_of_both(by_fingerprint().blocked(Listing::none().key(&[&"c".repeat(64)])));
     assert!(other.iter().all(Outcome::is_allowed));
+}
+
+#[test]
+fn lists_and_overrides_may_name_both_fingerprints_of_a_certificate() {
+    for [one, other] in [FINGERPRINTS, [FINGERPRINTS[1], FINGERPRINTS[0]]] {
+        let overridden = || by_fingerprint().key_limit(&[one], FixedWindow::new(9, MINUTE));
+        let blocked = outcomes_of_both(overridden().blocked(Listing::none().key(&[other])));
+        assert!(blocked.iter().all(|outcome| outcome.refusal() == Some(&Refusal::Blocked)), "{one}");
+        let exempt = outcomes_of_both(overridden().exempt(Listing::none().key(&[other])));
+        assert!(exempt.iter().all(|outcome| outcome.limit().is_none()), "{one}");
+        let stricter = outcomes_of_both(overridden().key_limit(&[other], FixedWindow::new(5, MINUTE)));
+        assert_eq!(stricter.map(|outcome| remaining(&outcome)), [4, 3], "{one}");
+    }
+    // One has the smaller capacity, and the other the slower refill.
+    let neither = by_fingerprint()
+        .key_limit(&[FINGERPRINTS[0]], FixedWindow::new(3, MINUTE))
+        .key_limit(&[FINGERPRINTS[1]], FixedWindow::new(9, 60 * MINUTE));
+    assert_eq!(outcomes_of_both(neither).map(|outcome| remaining(&outcome)), [1, 0], "the strictest of the rule");
+}
+
+#[test]
+fn fingerprint_that_no_certificate_has_is_refused() {
+    let rules = RuleSet::builder().rule(by_fingerprint()).build().unwrap();
+    for fingerprint in ["zz", "", "aa", &"g".repeat(64), &"a".repeat(63), &"a".repeat(65), "sha256 Fingerprint=AA"] {
+        let error = rules.check_key("limit", &[fingerprint.as_bytes()]).unwrap_err();
+        assert_eq!(error.problem(), format!("`{}` is not a SHA-256 fingerprint", &shortened(fingerprint)));
+        assert_eq!(error.fix(), "write its 64 hexadecimal digits, with or without colons");
+        let listing = by_fingerprint().blocked(Listing::none().key(&[fingerprint]));
+        assert!(RuleSet::builder().rule(listing).build().is_err(), "{fingerprint}");
+    }
+    for fingerprint in FINGERPRINTS {
+        assert!(rules.check_key("limit", &[with_colons(fingerprint).as_bytes()]).is_ok());
+    }
+}
+
+/// As errors show a value.
+fn shortened(value: &str) -> String {
+    if value.len() > 60 { format!("{}…", &value[..60]) } else { value.to_owned() }
 }
 
 /// Decoders of base64 skip what they do not know, so a signature has endless spellings. Flask's sessions have the same form.
@@ -212,6 +272,45 @@ fn spellings_of_a_signed_token_are_one_key() {
             let (by_query, _) = gate([once().key(KeyPart::query("t"))]);
             assert!(check(&by_query, "GET", &format!("/?t={token}"), &[]).is_allowed());
             assert!(!check(&by_query, "GET", &format!("/?t={other}"), &[]).is_allowed(), "{other}");
+        }
+    }
+}
+
+/// Identifiers of tenants that begin like base64 of JSON, and tokens that differ in the end of their signature.
+#[test]
+fn values_that_resemble_signed_tokens_stay_apart() {
+    let signature = |end: &str| format!("{}{end}", "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQ".repeat(2));
+    let hmac = |end| format!("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhbm4ifQ.{}", &signature(end)[22..]);
+    let rsa = |end| format!("eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJhbm4ifQ.{}", signature(end).repeat(5));
+    let session = |end| format!("eyJ1c2VyIjoxfQ.aLRxYg.Wk6WmrPSQIOp3UdSaFZ9GZ{end}");
+    let groups = [
+        ["eyewear.eu.customer-production-0001", "eyewear.eu.customer-production-0002"].map(String::from),
+        ["eyewear.eu.a.b.customer-0001", "eyewear.eu.a.b.customer-0002"].map(String::from),
+        ["ewok.eu.customer-production-0001", "ewok.eu.customer-production-0002"].map(String::from),
+        [".eJewels.eu.customer-production-0001", ".eJewels.eu.customer-production-0002"].map(String::from),
+        // `{"a":1}`, and something that is not a signature.
+        ["eyJhIjoxfQ.eu.customer-production-0001", "eyJhIjoxfQ.eu.customer-production-0002"].map(String::from),
+        ["eyJhIjoxfQ.eu.a.b.customer-0001", "eyJhIjoxfQ.eu.a.b.customer-0002"].map(String::from),
+        [hmac("A"), hmac("E")],
+        [rsa("kKvA"), rsa("kKvB")],
+        [session("nzkVc"), session("nzkWc")],
+    ];
+    for [one, other] in groups {
+        assert_ne!(one, other);
+        let headers: [(KeyPart, fn(&str) -> (&'static str, String)); 4] = [
+            (KeyPart::header("x-tenant"), |value| ("x-tenant", value.to_owned())),
+            (KeyPart::header("authorization"), |value| ("authorization", format!("Bearer {value}"))),
+            (KeyPart::cookie("t"), |value| ("cookie", format!("t={value}"))),
+            (KeyPart::query("t"), |value| ("query", value.to_owned())),
+        ];
+        for (part, header) in headers {
+            let (gate, _) = gate([once().key(part)]);
+            let passes = |value: &str| match header(value) {
+                ("query", value) => check(&gate, "GET", &format!("/?t={value}"), &[]).is_allowed(),
+                (name, value) => check(&gate, "GET", "/", &[(name, &value)]).is_allowed(),
+            };
+            assert!(passes(&one) && passes(&other), "{one} {other} {header:?}", header = header("").0);
+            assert!(!passes(&one) && !passes(&other), "{one} {other}");
         }
     }
 }

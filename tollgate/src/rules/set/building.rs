@@ -22,7 +22,7 @@ use crate::rules::key_map::KeyMap;
 use crate::rules::named_key::KeyReadings;
 use crate::rules::request::Tokens;
 use crate::rules::rule::{Bound, Mode, Numbers, OverrideTarget, Rule, check_in_flight};
-use crate::rules::{PathReading, checks};
+use crate::rules::{KeyPart, PathReading, checks};
 
 /// More rules than people write, and as many limits as a limiter supports.
 const MAX_RULES: usize = 10_000;
@@ -387,7 +387,7 @@ impl Compiling {
                 OverrideTarget::Key(parts) => add_override(by_key, rule, parts, (id, reading))?,
             }
         }
-        if rule.may_read_path() {
+        if rule.may_read_path() || rule.key.iter().any(KeyPart::may_have_two_names) {
             let own = *limit.algorithm();
             let strictest = known.iter().fold(own, |strictest, (numbers, _)| strictest.strictest(*numbers));
             compiled.strictest = match known.iter().find(|(numbers, _)| *numbers == strictest) {

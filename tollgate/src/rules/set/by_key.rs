@@ -2,6 +2,8 @@
 //!
 //! A path may have several readings, and nobody but the service knows which one applies. So the strictest decides: a
 //! request is blocked if one reading is, exempt if all are, and limited by the strictest numbers of all of them.
+//!
+//! A client with two fingerprints has two names, and a list or an override means it by either.
 
 use super::{Compiled, RuleMatch, RuleSet};
 use crate::decision::LimitId;
@@ -42,10 +44,12 @@ impl RuleSet {
     }
 
     fn treat_with(&self, compiled: &Compiled, key: &KeyReadings<'_>, unlisted: impl FnOnce() -> LimitId) -> Treatment {
-        if key.all().all(|pieces| compiled.exempt.get(pieces).is_some()) {
+        if key.by_reading().all(|mut names| names.any(|key| compiled.exempt.get(key).is_some())) {
             return Treatment::Exempt;
         }
-        if compiled.rule.mode == Mode::Enforced && key.all().any(|pieces| compiled.blocked.get(pieces).is_some()) {
+        if compiled.rule.mode == Mode::Enforced
+            && key.by_reading().flatten().any(|key| compiled.blocked.get(key).is_some())
+        {
             return Treatment::Blocked;
         }
         Treatment::Counted(self.limit_of(compiled, key, unlisted))
@@ -53,9 +57,12 @@ impl RuleSet {
 
     /// Returns the strictest limit of all readings of a key. Readings without an override have the limit `unlisted`.
     fn limit_of(&self, compiled: &Compiled, key: &KeyReadings<'_>, unlisted: impl FnOnce() -> LimitId) -> LimitId {
-        let listed = || key.all().map(|pieces| compiled.by_key.get(pieces).copied());
-        let unlisted = listed().any(|limit| limit.is_none()).then(unlisted);
         let stricter = |one, other| self.stricter(compiled, one, other);
+        let listed = || {
+            let of_names = |key| compiled.by_key.get(key).copied();
+            key.by_reading().map(move |names| names.filter_map(of_names).reduce(stricter))
+        };
+        let unlisted = listed().any(|limit| limit.is_none()).then(unlisted);
         unlisted.into_iter().chain(listed().flatten()).reduce(stricter).unwrap_or(compiled.limit)
     }
 

@@ -4,7 +4,7 @@
 //! checked in two phases: first the rules that read no token, and block lists that need none; then, unless one of them
 //! refuses, the rules that read claims.
 
-use super::{Compiled, Mode, Pieces, Refused, RuleHit, RuleSet, Shortcut};
+use super::{Compiled, Mode, OtherKeys, Refused, RuleHit, RuleSet, Shortcut};
 use crate::key::Key;
 use crate::rules::Request;
 use crate::rules::rule::TokenUse;
@@ -83,7 +83,7 @@ impl RuleSet {
         &self,
         phase: Phase,
         request: &Request<'_>,
-        found: &mut dyn FnMut(&RuleHit, Key<'_>, &[Pieces<'_>]),
+        found: &mut dyn FnMut(&RuleHit, Key<'_>, OtherKeys<'_, '_>),
     ) -> Result<(), (Option<u32>, Refused)> {
         let candidates = self.candidates(request);
         let case = self.check_candidates(request)?;
@@ -193,7 +193,7 @@ mod tests {
 
     type Hits = Vec<(u32, crate::LimitId, u64, String)>;
 
-    fn adding(hits: &mut Hits) -> impl FnMut(&RuleHit, Key<'_>, &[Pieces<'_>]) {
+    fn adding(hits: &mut Hits) -> impl FnMut(&RuleHit, Key<'_>, OtherKeys<'_, '_>) {
         |rule_hit, key, _| hits.push((rule_hit.rule, rule_hit.limit, rule_hit.cost, format!("{key:?}")))
     }
 

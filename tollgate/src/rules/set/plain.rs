@@ -27,8 +27,8 @@ pub(super) struct PlainRule {
     ban: Option<LimitId>,
     mode: Mode,
     is_in_flight: bool,
-    /// Whether the key may have several readings.
-    pub(super) may_read_path: bool,
+    /// Whether a request may have several keys: readings of its path, or names of its client.
+    pub(super) may_have_several_keys: bool,
 }
 
 impl PlainRule {
@@ -55,7 +55,7 @@ impl PlainRule {
             ban: *ban,
             mode: rule.mode,
             is_in_flight: rule.is_in_flight(),
-            may_read_path: rule.key.iter().any(KeyPart::may_read_path),
+            may_have_several_keys: rule.key.iter().any(|part| part.may_read_path() || part.may_have_two_names()),
         });
         plain.collect()
     }
