@@ -276,6 +276,9 @@ fn spellings_of_a_signed_token_are_one_key() {
     }
 }
 
+/// Makes the name and the value of a header with a value of a key part.
+type MakeHeader = fn(&str) -> (&'static str, String);
+
 /// Identifiers of tenants that begin like base64 of JSON, and tokens that differ in the end of their signature.
 #[test]
 fn values_that_resemble_signed_tokens_stay_apart() {
@@ -297,7 +300,7 @@ fn values_that_resemble_signed_tokens_stay_apart() {
     ];
     for [one, other] in groups {
         assert_ne!(one, other);
-        let headers: [(KeyPart, fn(&str) -> (&'static str, String)); 4] = [
+        let headers: [(KeyPart, MakeHeader); 4] = [
             (KeyPart::header("x-tenant"), |value| ("x-tenant", value.to_owned())),
             (KeyPart::header("authorization"), |value| ("authorization", format!("Bearer {value}"))),
             (KeyPart::cookie("t"), |value| ("cookie", format!("t={value}"))),
