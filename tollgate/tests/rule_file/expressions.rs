@@ -38,7 +38,7 @@ fn errors(gate: &Gate) -> Vec<(String, ExpressionField, u64)> {
 
 /// Conditions, each with a request for which it fails.
 fn failing() -> Vec<(&'static str, String)> {
-    let many: String = (0..200).map(|number| format!("&p{number}=1")).collect();
+    let many: String = (0..2_000).map(|number| format!("&p{number}=1")).collect();
     vec![
         (r#"request.query["dry_run"] != "1""#, "/".to_owned()),
         (r#"request.query["dry_run"] == "1""#, "/".to_owned()),
