@@ -35,7 +35,9 @@ impl Siege {
         let limit = Limit::new("besieged", algorithm).expect("a valid limit");
         let max_memory =
             if matches!(algorithm, Algorithm::SlidingWindowLog(_)) { MAX_MEMORY_OF_LOGS } else { MAX_MEMORY };
-        let limiter = Limiter::builder().limit(limit).max_memory(max_memory).clock(clock.clone()).build();
+        // A fixed seed: new keys that share a bucket also share a quota while it is full.
+        let limiter = Limiter::builder().limit(limit).max_memory(max_memory).clock(clock.clone());
+        let limiter = limiter.hash_seed([1, 2, 3, 4]).build();
         Self { limiter: limiter.expect("enough memory to begin with"), clock, max_memory }
     }
 
