@@ -274,7 +274,7 @@ fn reload_without_a_rule_file_fails() {
 /// A user that owns nothing.
 const NOBODY: u32 = 65534;
 
-/// Whoever may write to the folder of the socket could put a server of its own there.
+/// A user with write access to the folder of the socket could put another server there.
 #[test]
 fn root_takes_over_from_root_alone_and_commands_every_user() {
     if !rustix::process::geteuid().is_root() {

@@ -118,7 +118,7 @@ impl StoreError {
         }
     }
 
-    /// Converts a reply that is well-formed and still not one that a Redis sends.
+    /// Converts a well-formed reply that no Redis sends.
     pub(super) fn invalid_reply(detail: &str) -> Self {
         Self::new(StoreErrorKind::InvalidReply, one_line(detail))
     }

@@ -156,8 +156,7 @@ pub(crate) fn decided(hit: &RedisHit) -> Option<&Decision> {
     hit.decided.as_ref()
 }
 
-/// Sets the decisions of single hits, which several checks together have got. A decision on another limit is none of the
-/// hit.
+/// Sets the decisions of single hits, which several checks made together. Ignores a decision on another limit.
 pub(crate) fn set_decided(hits: &mut RedisHits, each: &[Option<Decision>]) {
     for (hit, own) in hits.iter_mut().zip(each) {
         hit.decided = own.filter(|own| own.limit() == Some(hit.limit));

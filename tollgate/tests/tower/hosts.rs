@@ -13,7 +13,7 @@ fn on_host() -> Rule {
     per_minute("api", 1).matching(Match::everything().host("api.example"))
 }
 
-/// Sends a head as it is. Returns the response as text.
+/// Sends the bytes of a head unchanged. Returns the response as text.
 async fn raw(server: &Server, head: &str) -> String {
     let mut stream = TcpStream::connect(server.address).await.unwrap();
     stream.write_all(format!("{head}\r\nConnection: close\r\n\r\n").as_bytes()).await.unwrap();

@@ -102,7 +102,7 @@ pub enum ProxyProtocolRule {
     /// Connections begin with their first request.
     #[default]
     Off,
-    /// `true`, which is refused: it names nobody who may send headers.
+    /// `true`, which is refused because it does not name the senders of headers.
     Unrestricted,
     /// Connections begin with a header. Those from other networks are closed.
     From(Vec<Cidr>),
