@@ -92,11 +92,25 @@ impl Tunnel {
 
 /// Copies bytes in both directions until the handler drops its end.
 async fn carry(client: TokioIo<Upgraded>, handler: DuplexStream, mut handler_gone: oneshot::Receiver<Infallible>) {
+    if !copy_while_client_reads(client, handler, &mut handler_gone).await {
+        // Without the other end of the pipe, the handler's next write fails.
+        _ = handler_gone.await;
+    }
+}
+
+/// Copies bytes in both directions. Returns `true` once the handler has dropped its end, or `false` if the client
+/// accepts no more bytes: a handler that only writes must not fill the pipe and wait forever.
+async fn copy_while_client_reads(
+    client: TokioIo<Upgraded>,
+    handler: DuplexStream,
+    handler_gone: &mut oneshot::Receiver<Infallible>,
+) -> bool {
     let (mut from_client, mut to_client) = split(client);
     let (mut from_handler, mut to_handler) = split(handler);
     let mut outgoing = pin!(async {
-        _ = copy(&mut from_handler, &mut to_client).await;
+        let copied = copy(&mut from_handler, &mut to_client).await;
         _ = to_client.shutdown().await;
+        copied.is_ok()
     });
     let mut incoming = pin!(async {
         let copied = async {
@@ -106,12 +120,20 @@ async fn carry(client: TokioIo<Upgraded>, handler: DuplexStream, mut handler_gon
         // A handler may continue after its client has closed the connection.
         tokio::select! {
             () = copied => { _ = handler_gone.await; }
-            _ = &mut handler_gone => {}
+            _ = &mut *handler_gone => {}
         }
     });
     tokio::select! {
-        () = &mut outgoing => incoming.await,
-        () = &mut incoming => { _ = timeout(LAST_WORDS, outgoing).await; }
+        client_reads = &mut outgoing => {
+            if client_reads {
+                incoming.await;
+            }
+            client_reads
+        }
+        () = &mut incoming => {
+            _ = timeout(LAST_WORDS, outgoing).await;
+            true
+        }
     }
 }
 

@@ -119,6 +119,26 @@ async fn a_handler_that_outlives_its_client_keeps_the_permit() {
     }
 }
 
+/// It never sees that the client has closed the connection, only that it cannot write.
+#[tokio::test]
+async fn a_handler_that_only_writes_ends_with_its_client() {
+    let ticker = async |upgrade: WebSocketUpgrade| {
+        upgrade.on_upgrade(async |mut socket| {
+            while socket.send(Message::Binary(vec![7; 1 << 10].into())).await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+    };
+    let app = Router::new().route("/chat", get(ticker)).route("/", get(async || "hello"));
+    for server in servers(&app).await {
+        let mut client = open(&server).await;
+        assert!(client.next().await.unwrap().is_ok());
+        assert_eq!(status(&server).await, 429, "the connection is open");
+        drop(client);
+        until_free(&server).await;
+    }
+}
+
 #[tokio::test]
 async fn a_handler_that_does_not_upgrade_returns_the_permit_with_its_response() {
     for server in servers(&echoing()).await {
