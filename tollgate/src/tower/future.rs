@@ -222,11 +222,10 @@ async fn finish<R, B: Outgoing<R>>(
     tunnel: Option<Tunnel>,
 ) -> Response<B> {
     outcome.write_headers(response.headers_mut());
-    let cost = response.extensions_mut().remove::<ActualCost>();
+    // The extension stays, because a layer around this one may have limits that it settles.
+    let cost = response.extensions().get::<ActualCost>().map(ActualCost::reported);
     // If the store cannot be reached, the estimated cost stays: the response has no place for an error.
-    _ = outcome
-        .settle_response_with(response.status(), response.headers(), cost.as_ref().map(ActualCost::reported))
-        .await;
+    _ = outcome.settle_response_with(response.status(), response.headers(), cost).await;
     let mut permit = outcome.take_permit();
     if let Some(tunnel) = tunnel
         && tunnel.is_opened_by(response.status())
@@ -295,7 +294,7 @@ impl Tunnel {
 }
 
 /// The actual cost of a request, for a handler that knows it only afterwards. Inserted into the response's extensions,
-/// it settles every limit whose cost was an estimate, or one limit by name.
+/// it settles every limit whose cost was an estimate, or one limit by name, in every layer around the handler.
 ///
 /// ```
 /// use tollgate::tower::ActualCost;

@@ -65,6 +65,20 @@ async fn a_handler_reports_the_actual_cost_in_an_extension() {
 }
 
 #[tokio::test]
+async fn the_actual_cost_settles_the_limits_of_every_layer() {
+    for has_estimate in [false, true] {
+        let outer = tokens_and_requests();
+        let inner = if has_estimate { tokens_and_requests() } else { gate([per_minute("requests", 50)]).0 };
+        let app = Router::new().route("/", get(work)).layer(layer(&inner)).layer(layer(&outer));
+        let server = Server::serving(app).await;
+        assert_eq!(server.get("/?units=700", &[]).await.status, 200);
+        assert_eq!((left(&outer, "tokens"), left(&outer, "requests")), (300, 49));
+        assert_eq!(left(&inner, "requests"), 49);
+        assert!(!has_estimate || left(&inner, "tokens") == 300);
+    }
+}
+
+#[tokio::test]
 async fn an_estimate_above_the_quota_left_is_denied_until_others_settle() {
     let gate = tokens_and_requests();
     let server = Server::serving(Router::new().route("/", get(work)).layer(layer(&gate))).await;
