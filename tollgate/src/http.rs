@@ -44,6 +44,8 @@ pub use self::body::{Body, Template};
 #[cfg(feature = "rules")]
 pub use self::cors::Cors;
 pub use self::families::{Families, HeaderFamily, InvalidResponse};
+#[cfg(feature = "rules")]
+pub(crate) use self::grpc::http_status as http_status_of_grpc;
 pub use self::grpc::is_grpc;
 pub use self::headers::Headers;
 pub use self::policy::Policy;

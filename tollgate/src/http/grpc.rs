@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use ::http::header::CONTENT_TYPE;
-use ::http::{HeaderMap, HeaderName, HeaderValue, Response};
+use ::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use prost::Message;
@@ -23,6 +23,10 @@ const MAX_DELAY_SECS: i64 = 315_576_000_000 - 1;
 
 const GRPC: &str = "application/grpc";
 
+/// The status of a cancelled call. It has no name in RFC 9110.
+#[cfg(feature = "rules")]
+const CLIENT_CLOSED_REQUEST: u16 = 499;
+
 /// Returns `true` if the request with these headers is a gRPC request, to be answered with [`RefusalBuilder::grpc`].
 /// gRPC-Web does not count.
 #[must_use]
@@ -34,6 +38,31 @@ pub fn is_grpc(request: &HeaderMap) -> bool {
         }
         None => false,
     }
+}
+
+/// Returns the HTTP status that corresponds to the error in the headers of a gRPC response (`google/rpc/code.proto`), or
+/// `None` if they have none. A server that fails before its first message sends its status there; otherwise the status
+/// comes in the trailers.
+#[cfg(feature = "rules")]
+pub(crate) fn http_status(response: &HeaderMap) -> Option<StatusCode> {
+    if !is_grpc(response) {
+        return None;
+    }
+    Some(match response.get(&GRPC_STATUS)?.as_bytes() {
+        b"0" => return None,
+        b"1" => StatusCode::from_u16(CLIENT_CLOSED_REQUEST).ok()?,
+        b"3" | b"9" | b"11" => StatusCode::BAD_REQUEST,
+        b"4" => StatusCode::GATEWAY_TIMEOUT,
+        b"5" => StatusCode::NOT_FOUND,
+        b"6" | b"10" => StatusCode::CONFLICT,
+        b"7" => StatusCode::FORBIDDEN,
+        b"8" => StatusCode::TOO_MANY_REQUESTS,
+        b"12" => StatusCode::NOT_IMPLEMENTED,
+        b"14" => StatusCode::SERVICE_UNAVAILABLE,
+        b"16" => StatusCode::UNAUTHORIZED,
+        // Unknown, internal, data loss, and codes that do not exist.
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    })
 }
 
 impl RefusalBuilder<'_> {

@@ -6,6 +6,7 @@ use http::{HeaderMap, HeaderName, StatusCode};
 use smallvec::SmallVec;
 
 use super::normal::header::trimmed;
+use crate::http::http_status_of_grpc;
 
 /// A set of response statuses, for example those that count against a limit.
 ///
@@ -96,7 +97,11 @@ impl ResponseSettlement {
 
     /// Returns the actual cost of a request with this response, or `None` if the cost does not change.
     pub(crate) fn actual(&self, status: StatusCode, headers: &HeaderMap) -> Option<u64> {
-        if self.count.as_ref().is_some_and(|count| !count.contains(status)) {
+        let is_counted = |count: &StatusSet| {
+            let failed = if status == StatusCode::OK { http_status_of_grpc(headers) } else { None };
+            count.contains(failed.unwrap_or(status))
+        };
+        if !self.count.as_ref().is_none_or(is_counted) {
             return Some(0);
         }
         // Several costs are none.
@@ -138,6 +143,24 @@ mod tests {
         assert_eq!(answers(StatusSet::failures()), [400, 401, 404, 499, 500, 599, 999]);
         let listed = StatusSet::none().status(StatusCode::UNAUTHORIZED).class(StatusCode::BAD_GATEWAY);
         assert_eq!(answers(listed), [401, 500, 599]);
+    }
+
+    #[test]
+    fn an_error_of_grpc_counts_as_the_status_that_corresponds_to_it() {
+        let count = Some(StatusSet::none().status(StatusCode::UNAUTHORIZED).class(StatusCode::BAD_GATEWAY));
+        let failures = ResponseSettlement { count, ..ResponseSettlement::default() };
+        let counts = |status: u16, kind: &'static str, code: &'static str| {
+            let pairs = [("content-type", kind), ("grpc-status", code)];
+            let headers = pairs.map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+            let status = StatusCode::from_u16(status).unwrap();
+            failures.actual(status, &headers.into_iter().collect()).is_none()
+        };
+        let counted = ["2", "4", "12", "13", "14", "15", "16", "17", "", "x"];
+        assert!(counted.iter().all(|code| counts(200, "application/grpc", code)));
+        let others = ["0", "1", "3", "5", "6", "7", "8", "9", "10", "11"];
+        assert!(!others.iter().any(|code| counts(200, "application/grpc+proto", code)));
+        assert!(!counts(200, "text/plain", "16"), "not a response of gRPC");
+        assert!(!counts(404, "application/grpc", "16") && counts(502, "application/grpc", "0"));
     }
 
     #[test]

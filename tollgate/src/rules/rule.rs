@@ -514,6 +514,9 @@ impl Rule {
     /// has another status, as far as the algorithm supports refunds (see [`Limiter::refund`](crate::Limiter::refund)).
     /// The decision service does not see responses, so there every request counts.
     ///
+    /// An error of gRPC has the status 200, and counts as the status that corresponds to it: `UNAUTHENTICATED` as 401,
+    /// `PERMISSION_DENIED` as 403. It is known if the service fails before it sends a message.
+    ///
     /// ```
     /// use http::StatusCode;
     /// use tollgate::rules::{StatusSet, KeyPart, Rule};

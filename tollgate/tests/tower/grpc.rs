@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::stream::{self, BoxStream};
+use http::StatusCode;
 use tokio::net::TcpListener;
-use tollgate::rules::KeyPart;
+use tollgate::rules::{KeyPart, StatusSet};
 use tollgate::tower::RateLimitLayer;
 use tollgate::{Gate, SECOND};
 use tonic::transport::server::{TcpConnectInfo, TcpIncoming};
@@ -28,8 +29,11 @@ struct Counting(Arc<AtomicUsize>);
 impl Health for Counting {
     type WatchStream = BoxStream<'static, Result<HealthCheckResponse, Status>>;
 
-    async fn check(&self, _: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+    async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
         self.0.fetch_add(1, Ordering::Relaxed);
+        if request.get_ref().service == "locked" {
+            return Err(Status::unauthenticated("the service is locked"));
+        }
         Ok(Response::new(HealthCheckResponse { status: ServingStatus::Serving.into() }))
     }
 
@@ -103,4 +107,20 @@ async fn server_streams_are_limited_when_they_begin() {
     let denied = client.watch(HealthCheckRequest::default()).await.unwrap_err();
     assert_eq!(denied.code(), Code::ResourceExhausted);
     assert_eq!(calls.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test]
+async fn errors_count_as_the_statuses_that_correspond_to_them() {
+    let (gate, _) = gate([per_minute("failed-logins", 2).count(StatusSet::none().status(StatusCode::UNAUTHORIZED))]);
+    let (address, calls) = serve(&gate).await;
+    let mut client = client(address).await;
+    for _ in 0..3 {
+        assert!(client.check(HealthCheckRequest::default()).await.is_ok());
+    }
+    let mut codes = Vec::new();
+    for _ in 0..3 {
+        codes.push(client.check(HealthCheckRequest { service: "locked".into() }).await.unwrap_err().code());
+    }
+    assert_eq!(codes, [Code::Unauthenticated, Code::Unauthenticated, Code::ResourceExhausted]);
+    assert_eq!(calls.load(Ordering::Relaxed), 5);
 }
