@@ -100,7 +100,7 @@ mod wait;
 
 pub use algorithm::{Algorithm, Ban, FixedWindow, LeakyBucket, SlidingWindowCounter, SlidingWindowLog, TokenBucket};
 pub use clock::{Clock, ManualClock};
-pub use decision::{Decision, Denied, InvalidHits, LimitId, Source};
+pub use decision::{Decision, DenialReason, Denied, InvalidHits, LimitId, Source};
 pub use error::InvalidLimit;
 #[cfg(feature = "rules")]
 pub use gate::{

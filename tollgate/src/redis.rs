@@ -44,7 +44,7 @@ mod names;
 mod node;
 mod prepared;
 mod requests;
-mod reservation;
+pub(crate) mod reservation;
 mod resets;
 mod rule_sets;
 mod script;

@@ -502,7 +502,7 @@ pub(super) async fn check_redis(mut outcome: Outcome, remote: RemoteCheck) -> Ou
         // left.
         let may_change = |limit| charge != ChargeTo::Any || state.rules.may_change(state.rules.owner(limit));
         crate::redis::take_from_store(&mut hits, may_change);
-        limiter.clone().decide_hits(hits)
+        limiter.clone().decide_hits(hits, None)
     };
     // Send all checks at once, so that they share a round trip.
     let shadow_hits = pending.iter().flat_map(|pending| &pending.shadow_hits).map(|(rule, hits)| {
@@ -518,7 +518,7 @@ pub(super) async fn check_redis(mut outcome: Outcome, remote: RemoteCheck) -> Ou
             }
             Open::Strikes => {
                 let strikes = outcome.hits.on_redis().iter().cloned().map(|hit| RedisHits::from_iter([hit]));
-                let decided = join_all(strikes.map(|strike| limiter.clone().decide_hits(strike))).await;
+                let decided = join_all(strikes.map(|strike| limiter.clone().decide_hits(strike, None))).await;
                 let decision = decided.into_iter().map(|(decision, _)| decision).reduce(Decision::most_restrictive);
                 (decision.unwrap_or_else(|| Decision::without_limit(limiter.now())), None)
             }
@@ -580,7 +580,7 @@ async fn strike_on_redis(outcome: &Outcome, limiter: &RedisLimiter, denied: Deci
     if strikes.is_empty() {
         return denied;
     }
-    let decided = join_all(strikes.into_iter().map(|strike| limiter.clone().decide_hits(strike)));
+    let decided = join_all(strikes.into_iter().map(|strike| limiter.clone().decide_hits(strike, None)));
     // Spawned, so that a client that disconnects before the response gets its strikes too.
     let struck_bans = tokio::spawn(decided).await.unwrap_or_default();
     struck_bans.iter().fold(denied, |reported, (strike, _)| struck(outcome, reported, strike))

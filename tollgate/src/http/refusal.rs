@@ -17,6 +17,8 @@ use crate::decision::{Decision, Source};
 pub enum Refusal {
     /// A limit is exceeded: 429.
     Limited,
+    /// Units that are reserved and not settled yet leave too little of a limit: 429. They may be given back.
+    Pending,
     /// The client is banned for a while, because it was denied too often or by an operator, regardless of the remaining
     /// quota: 429.
     Banned {
@@ -71,6 +73,7 @@ impl Refusal {
         match (decision.is_allowed(), decision.source()) {
             (true, _) => None,
             (false, Source::Policy) => Some(Self::StoreUnavailable),
+            (false, _) if decision.is_pending() => Some(Self::Pending),
             (false, _) => Some(Self::Limited),
         }
     }
@@ -79,7 +82,7 @@ impl Refusal {
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::Limited | Self::Banned { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::Limited | Self::Pending | Self::Banned { .. } => StatusCode::TOO_MANY_REQUESTS,
             Self::TokenInvalid { challenge: true, .. } => StatusCode::UNAUTHORIZED,
             Self::Blocked | Self::KeyMissing { .. } | Self::TokenInvalid { .. } => StatusCode::FORBIDDEN,
             Self::Unreadable(_) => StatusCode::BAD_REQUEST,
@@ -92,7 +95,7 @@ impl Refusal {
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Limited => "rate_limit_exceeded",
+            Self::Limited | Self::Pending => "rate_limit_exceeded",
             Self::Banned { .. } => "banned",
             Self::Blocked => "blocked",
             Self::KeyMissing { .. } => "key_missing",
@@ -106,12 +109,12 @@ impl Refusal {
     /// Returns the gRPC status code.
     pub(super) fn grpc_code(&self) -> i32 {
         match self {
-            Self::Limited | Self::Banned { .. } => 8,         // RESOURCE_EXHAUSTED
-            Self::TokenInvalid { challenge: true, .. } => 16, // UNAUTHENTICATED
+            Self::Limited | Self::Pending | Self::Banned { .. } => 8, // RESOURCE_EXHAUSTED
+            Self::TokenInvalid { challenge: true, .. } => 16,         // UNAUTHENTICATED
             Self::Blocked | Self::KeyMissing { .. } | Self::TokenInvalid { .. } => 7, // PERMISSION_DENIED
-            Self::Unreadable(_) => 3,                         // INVALID_ARGUMENT
-            Self::StoreUnavailable => 14,                     // UNAVAILABLE
-            Self::ClientAddressUnknown => 13,                 // INTERNAL
+            Self::Unreadable(_) => 3,                                 // INVALID_ARGUMENT
+            Self::StoreUnavailable => 14,                             // UNAVAILABLE
+            Self::ClientAddressUnknown => 13,                         // INTERNAL
         }
     }
 
@@ -119,7 +122,7 @@ impl Refusal {
     /// that it does not cover have the title of the status.
     pub(super) fn problem_type(&self) -> (&'static str, &'static str) {
         match self {
-            Self::Limited => (
+            Self::Limited | Self::Pending => (
                 "https://iana.org/assignments/http-problem-types#quota-exceeded",
                 "Request cannot be satisfied as assigned quota has been exceeded",
             ),
@@ -334,7 +337,7 @@ impl<'a> RefusalBuilder<'a> {
     pub(super) fn wait(&self) -> Option<Duration> {
         let of_decision = || self.decision.and_then(Decision::retry_after);
         match self.refusal {
-            Refusal::Limited => of_decision(),
+            Refusal::Limited | Refusal::Pending => of_decision(),
             Refusal::Banned { retry_after } => Some(*retry_after),
             Refusal::Blocked
             | Refusal::KeyMissing { .. }
@@ -355,7 +358,7 @@ impl<'a> RefusalBuilder<'a> {
             Refusal::Limited if self.wait().is_none() && self.decision.is_some() => {
                 "The request asks for more than the limit ever allows."
             }
-            Refusal::Limited => "Too many requests.",
+            Refusal::Limited | Refusal::Pending => "Too many requests.",
             Refusal::Banned { .. } => "This client is banned.",
             Refusal::Blocked => "This client is blocked.",
             Refusal::KeyMissing { part } => {

@@ -115,7 +115,7 @@ impl RefusalBuilder<'_> {
 
     /// Writes the rate limit headers, `Retry-After` and `WWW-Authenticate`.
     pub(super) fn write_headers(&self, headers: &mut HeaderMap) {
-        let by_limit = matches!(self.refusal, Refusal::Limited | Refusal::Banned { .. });
+        let by_limit = matches!(self.refusal, Refusal::Limited | Refusal::Pending | Refusal::Banned { .. });
         if let (Some(decision), true) = (self.decision, by_limit) {
             self.with_policies(|policy, matched| policy.write_remaining(decision, matched, headers));
         }

@@ -62,6 +62,12 @@ pub(crate) struct ReservedCharge {
 pub enum Settlement {
     /// The key was charged the actual cost.
     Settled,
+    /// The actual cost exceeded the remaining quota. The key was charged all of it, and owes the rest: it is denied until
+    /// that has come back.
+    Owed {
+        /// Units that the key owes beyond its quota because of this settlement.
+        units: u64,
+    },
     /// The actual cost exceeded the remaining quota: the key has nothing left.
     Short {
         /// Units that were spent but not charged.
@@ -80,11 +86,65 @@ impl Settlement {
     /// Returns the worse of two results, for a request with several limits.
     pub(crate) fn worse(self, other: Self) -> Self {
         let weight = |settlement: &Self| match settlement {
-            Self::AlreadySettled => 0,
-            Self::Settled => 1,
-            Self::Short { missing } => missing.saturating_add(1),
-            Self::Expired | Self::Unreachable => u64::MAX,
+            Self::AlreadySettled => (0, 0),
+            Self::Settled => (1, 0),
+            Self::Owed { units } => (2, *units),
+            Self::Short { missing } => (3, *missing),
+            Self::Expired | Self::Unreachable => (4, 0),
         };
         if weight(&other) > weight(&self) { other } else { self }
+    }
+}
+
+/// Identifies a reservation that is not settled yet, among those of all processes that share a store.
+#[cfg(feature = "rules")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[allow(dead_code, reason = "the next commits use it")]
+pub(crate) struct ReservationId(pub(crate) [u8; 16]);
+
+/// The result of settling one hit.
+#[cfg(feature = "rules")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "the next commits use it")]
+pub(crate) struct Settled {
+    pub(crate) settlement: Settlement,
+    /// The key afterwards, as a peek shows it.
+    pub(crate) left: Option<Decision>,
+}
+
+/// Whether a hit is recorded as an open reservation.
+#[cfg(feature = "rules")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "the next commits use it")]
+pub(crate) enum OpenHit {
+    Recorded(ReservationId),
+    /// Nobody was expected to settle it. It can be settled nevertheless.
+    Unrecorded,
+    /// There were too many open reservations. Nothing is given back.
+    ListFull,
+}
+
+/// The hits of a request in memory that are not settled yet, in their order. When this is dropped, those that are still
+/// open become spent.
+#[cfg(feature = "rules")]
+#[derive(Debug)]
+#[allow(dead_code, reason = "the next commits use it")]
+pub(crate) struct OpenHits(SmallVec<[OpenHit; 2]>);
+
+#[cfg(feature = "rules")]
+#[allow(dead_code, reason = "the next commits use it")]
+impl OpenHits {
+    pub(super) fn unrecorded(hits: usize) -> Self {
+        Self((0..hits).map(|_| OpenHit::Unrecorded).collect())
+    }
+
+    /// Returns the hit at an index, for [`Limiter::settle_open`].
+    pub(crate) fn hit(&self, index: usize) -> &OpenHit {
+        self.0.get(index).unwrap_or(&OpenHit::Unrecorded)
+    }
+
+    /// Leaves the hits open, for a settlement by [`Limiter::settle_recorded`], and returns them.
+    pub(crate) fn keep(self) -> SmallVec<[OpenHit; 2]> {
+        self.0
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::reservation::Opening;
 use super::script::ScriptRequest;
 use super::{RedisHit, RedisHits, RedisLimiter, StoreError, TakeFrom};
 use crate::decision::{CombinedDecision, Decision, LimitId};
@@ -22,7 +23,8 @@ impl RedisLimiter {
     }
 
     /// Takes all hits, or none. Returns the hits with their receipts, for [`settle_hits`](Self::settle_hits).
-    pub(crate) async fn decide_hits(self, mut hits: RedisHits) -> (Decision, RedisHits) {
+    pub(crate) async fn decide_hits(self, mut hits: RedisHits, opening: Option<Opening>) -> (Decision, RedisHits) {
+        let _ = opening;
         let cost = hits.iter().map(|hit| hit.script_hit.cost).max().unwrap_or(0);
         let decision = self.take_or_lease(&mut hits, cost).await;
         (decision, hits)
@@ -51,7 +53,7 @@ impl RedisLimiter {
             let each = each.collect();
             return (CombinedDecision { is_taken: false, delay: Duration::ZERO, each }, hits);
         }
-        let (decision, hits) = self.decide_hits(hits).await;
+        let (decision, hits) = self.decide_hits(hits, None).await;
         let each = hits.iter().map(|hit| match hit.decided {
             // Nothing was taken.
             Some(allowed) if allowed.is_allowed() && !decision.is_allowed() => {

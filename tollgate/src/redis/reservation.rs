@@ -17,6 +17,8 @@ use crate::decision::{Decision, Denied};
 use crate::key::Key;
 use crate::limiter::Hit;
 use crate::limiter::reservation::Settlement;
+#[cfg(feature = "rules")]
+use crate::limiter::reservation::{ReservationId, Settled};
 use crate::units::Timestamp;
 
 /// Maximum number of attempts to take the rest of a quota, if others take it first.
@@ -137,6 +139,32 @@ impl RedisLimiter {
         Ok(if missing == 0 { Settlement::Settled } else { Settlement::Short { missing } })
     }
 
+    /// Settles a charged hit at its actual cost, where it was charged: gives back the surplus, as far as it still counts,
+    /// and counts the excess in full. A hit is settled once.
+    #[cfg(feature = "rules")]
+    #[allow(dead_code, reason = "the next commits use it")]
+    pub(crate) async fn settle_open(&self, hit: &RedisHit, actual: u64) -> Result<Settled, StoreError> {
+        let settlement = self.settle_hits(std::slice::from_ref(hit), actual).await?;
+        Ok(Settled { settlement, left: None })
+    }
+
+    /// Counts units that were spent already, whatever is left.
+    #[cfg(feature = "rules")]
+    #[allow(dead_code, reason = "the next commits use it")]
+    pub(crate) async fn charge_hit(&self, hit: &RedisHit) -> Result<Settled, StoreError> {
+        let missing = self.take_up_to(hit, hit.script_hit.cost).await?;
+        let settlement = if missing > 0 { Settlement::Short { missing } } else { Settlement::Settled };
+        Ok(Settled { settlement, left: None })
+    }
+
+    /// Returns the time until the key of each hit owes nothing: the longest, or `None` if none owes anything.
+    #[cfg(feature = "rules")]
+    #[allow(dead_code, reason = "the next commits use it")]
+    pub(crate) async fn owes_hits(&self, hits: &[RedisHit]) -> Result<Option<Duration>, StoreError> {
+        let _ = hits;
+        Ok(None)
+    }
+
     /// Takes as many units as are left of a cost that was spent already. Returns the number of missing units.
     pub(super) async fn take_up_to(&self, hit: &RedisHit, cost: u64) -> Result<u64, StoreError> {
         // Others may take or return units between the two calls: after a few attempts, the cost is missing.
@@ -217,4 +245,26 @@ impl RedisLimiter {
         let (at, before) = held.charge();
         shared.undo(hit.script_hit.clone(), at, before).await
     }
+}
+
+/// A request to record the charges of an allowed request as open until they are settled.
+#[cfg(feature = "rules")]
+#[allow(dead_code, reason = "the next commits use it")]
+#[derive(Clone, Debug)]
+pub(crate) struct Opening {
+    pub(crate) id: ReservationId,
+    pub(crate) expires_after: Duration,
+    /// Of each hit, in their order.
+    pub(crate) each: SmallVec<[OpeningKind; 2]>,
+}
+
+#[cfg(feature = "rules")]
+#[allow(dead_code, reason = "the next commits use it")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OpeningKind {
+    /// Somebody may settle the charge.
+    Tracked,
+    Untracked,
+    /// The cost is checked and not taken: it is counted by the response.
+    CheckOnly,
 }

@@ -135,6 +135,7 @@ fn write_str(text: &str, output: &mut Vec<u8>) {
 pub(crate) fn reason(refusal: &Refusal) -> &'static str {
     match refusal {
         Refusal::Limited => "limited",
+        Refusal::Pending => "pending",
         Refusal::Unreadable(request) => request.reason,
         // The other reasons are the same in all responses.
         other => other.code(),

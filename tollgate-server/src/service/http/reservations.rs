@@ -96,7 +96,7 @@ pub(super) async fn settle(
     let token = question.reservation.ok_or_else(|| missing("reservation", "is missing: send it with `actual`"))?;
     let actual = question.actual.ok_or_else(|| missing("actual", "is missing: send the actual cost, or 0"))?;
     match state.gate.settle_token(&token, actual.0).await.map_err(|error| refusal(&error))? {
-        Settlement::Settled => Ok(Json(SettleResponse { settled: true, missing: 0 })),
+        Settlement::Settled | Settlement::Owed { .. } => Ok(Json(SettleResponse { settled: true, missing: 0 })),
         Settlement::Short { missing } => Ok(Json(SettleResponse { settled: true, missing })),
         Settlement::AlreadySettled => Err(ErrorBody {
             status: StatusCode::CONFLICT,

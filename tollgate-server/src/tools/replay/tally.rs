@@ -26,7 +26,7 @@ impl Totals {
                 self.admitted += 1;
                 self.delayed += u64::from(!outcome.delay().is_zero());
             }
-            Some(Refusal::Limited | Refusal::Banned { .. }) => self.denied += 1,
+            Some(Refusal::Limited | Refusal::Pending | Refusal::Banned { .. }) => self.denied += 1,
             Some(_) => self.refused += 1,
         }
     }
