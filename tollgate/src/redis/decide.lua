@@ -79,17 +79,17 @@ end
 
 -- Terms are the settings that a state was written under. They are identified by a signature: the kind of the limit and
 -- its rate or window, as `script.rs` writes them. It excludes quotas, which do not change the units that were spent.
-local known = {}
 for index = 1, #limits do
   local p = limits[index]
   p.signature = table.remove(p)
   if type(p[#p]) == 'table' then p.variants = table.remove(p) end
-  known[p.signature] = known[p.signature] or p
 end
 
--- Reads the terms at the start of a state: all settings of a limit except its quota. Also returns the length of the
--- signature.
-local function terms_of(text)
+-- Reads the terms at the start of a state: those of the request (`p`) if they have the same signature, or else all
+-- settings of a limit except its quota. Also returns the length of the signature. Another limit of the batch may have the
+-- signature too, but not the quota.
+local function terms_of(text, p)
+  if text:sub(1, #p.signature) == p.signature then return p, #p.signature end
   local code = text:byte()
   if not code or code >= 64 then return nil end
   local kind, is_long, has_units = code % 16, floor(code / 16) % 2 == 1, code >= 32
@@ -103,9 +103,8 @@ local function terms_of(text)
   end
   local signature = text:sub(1, length)
   if #signature < length then return nil end
-  local p = known[signature]
-  if p then return p, length end
   local x, y, units, at = 0, 1, 1, 2
+  p = nil
   if kind == INTERVAL or kind == STRIKES then
     x, y = read('>I7I7', signature, 2)
     p = { kind, 0, x, y }
@@ -123,7 +122,6 @@ local function terms_of(text)
   end
   if not p or x == 0 or y == 0 or units == 0 or not is_count(x) or not is_count(y) then return nil end
   p.signature = signature
-  known[signature] = p
   return p, length
 end
 
@@ -202,8 +200,9 @@ local function load_ring(k, p, text, from)
   load_log(k, p, most, 0, '', tail)
 end
 
--- Loads a state: its signature, then its numbers. A log of several blocks is a hash with the state in its field `h`.
-local function load(k)
+-- Loads a state for a request under these terms: its signature, then its numbers. A log of several blocks is a hash with
+-- the state in its field `h`.
+local function load(k, asked_terms)
   A[k], B[k], K[k], terms[k] = 0, 0, 0, REST
   local value = values[k]
   if not value then
@@ -215,13 +214,13 @@ local function load(k)
       if call('EXISTS', KEYS[k]) == 1 then spoil(k) end
       return
     end
-    local p, length = terms_of(head)
+    local p, length = terms_of(head, asked_terms)
     if not p or p[1] ~= LOG or #head < length + 10 then return spoil(k) end
     local most, closed, from = read('>I5I5', head, length + 1)
     hashes[k] = true
     return load_log(k, p, most, closed, head:sub(from), tail)
   end
-  local p, length = terms_of(value)
+  local p, length = terms_of(value, asked_terms)
   if not p then return spoil(k) end
   if p[1] == COUNTER then return load_counter(k, p, value, length + 1) end
   if p[1] == LOG then return load_ring(k, p, value, length + 1) end
@@ -1105,7 +1104,7 @@ end
 -- Loads the state of a key for a limit, and returns its terms. Only a debt above the largest quota that the limit has had
 -- is attributed to a clock that stepped back, whichever terms the state has.
 local function load_for(k, p)
-  if not terms[k] then load(k) end
+  if not terms[k] then load(k, p) end
   if terms[k][1] == METER then K[k] = max(K[k], p[#p]) end
   return terms[k]
 end
@@ -1396,7 +1395,7 @@ while q[at] do
   else
     for hit = 1, hits do
       local k = q[at + 1]
-      if not terms[k] then load(k) end
+      if not terms[k] then load(k, limits[q[at]]) end
       if not failed[k] then
         local removed = fields[k] and try(k, 'HDEL', KEYS[k], fields[k]) or not fields[k] and try(k, 'DEL', KEYS[k])
         if removed == 1 or dirty[k] then tell_others(k) end

@@ -301,6 +301,34 @@ fn a_clock_that_steps_back_after_a_reload_finds_the_same_on_both() {
     }
 }
 
+/// Limits with the same rate have states that begin alike, but not the same largest quota.
+#[test]
+fn each_key_of_a_batch_keeps_its_own_ceiling_after_a_step_back() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let server = RedisServer::start();
+    let plan = |kind, quota| Plan { kind, quota, rate: Rate::per_second(1), span: Duration::from_secs(1) };
+    let seconds = |seconds: u64| seconds * 1_000_000;
+    for kind in [Kind::Tokens, Kind::Meter] {
+        for quotas in [[1000, 10], [10, 1000]] {
+            let ops = vec![
+                Op::Several { costs: vec![5, 5] },
+                Op::Forward(seconds(100)),
+                Op::Several { costs: vec![10, 10] },
+                Op::Back(seconds(99)),
+                // Of the first request, which both limits refund in one call.
+                Op::Refund { back: 1 },
+                Op::Peek { key: 0 },
+                Op::Forward(seconds(7)),
+                Op::Several { costs: vec![2, 2] },
+            ];
+            for layout in [Layout::Plain, Layout::Compact] {
+                let plans = quotas.map(|quota| plan(kind, quota));
+                runtime.block_on(agree(&server, layout, &plans, ops.clone(), 1_700_000_000_000_000));
+            }
+        }
+    }
+}
+
 /// An operation of one of two nodes.
 #[derive(Clone, Copy, Debug)]
 enum Turn {
