@@ -1,8 +1,9 @@
 //! Denial cache: remembers denials by Redis, so that a flood on a spent key costs about one round trip per second.
 //!
 //! A denied key stays denied until its `retry_after`, for the same cost or a higher one, unless it is reset or units
-//! are given back. Resets by any process and refunds by this one end an entry at once. Refunds by other processes, and
-//! keys that are deleted on Redis, are not announced: so an entry has a maximum age, after which Redis decides again.
+//! are given back. If a lower cost is admitted, the key stays denied for longer. Resets by any process, and refunds and
+//! admissions by this one, end an entry at once. Refunds and admissions by other processes, and keys that are deleted on
+//! Redis, are not announced: so an entry has a maximum age, after which Redis decides again.
 //!
 //! The cache takes at most an eighth of the limiter's `max_memory`. Limiters before and after a change of limits share
 //! it: an entry is valid only for the terms under which the key was denied.
@@ -31,7 +32,8 @@ const MAX_SETS: usize = 8192;
 /// Sets that are searched for expired entries when there is no memory for another set.
 const SEARCHED: usize = 16;
 /// Maximum number of costs of one key with their own entries, where only verdicts are kept. Further costs use the entry
-/// of the next lower cost: they are denied for certain, but `retry_after` may be too short.
+/// of the next lower cost: they are denied for certain, and wait until the whole quota is back, which may be longer than
+/// necessary.
 const MAX_COSTS: usize = 4;
 /// The share of the limiter's memory that the cache may take, as a divisor.
 const SHARE_OF_MEMORY: usize = 8;
@@ -44,8 +46,8 @@ const EMPTY_SET_BYTES: usize = size_of::<Mutex<Vec<Entry>>>() + size_of::<Atomic
 
 pub(super) struct Denials {
     sets: Box<[Mutex<Vec<Entry>>]>,
-    /// Counts refunds and resets of the keys of each set. A denial that was decided before the latest one is not
-    /// certain.
+    /// Counts refunds, resets and admissions of the keys of each set. A denial that was decided before the latest one is
+    /// not certain, or its wait is too short.
     generations: Box<[AtomicU64]>,
     hasher: ahash::RandomState,
     memory: Memory,
@@ -175,8 +177,8 @@ impl Denials {
         self.memory.take(SET_BYTES)
     }
 
-    /// Returns the generation of a key, which changes when units of the key are given back. Read it before a request is
-    /// sent, and pass it to [`remember`](Self::remember) with the reply.
+    /// Returns the generation of a key, which changes when units of the key are given back or taken. Read it before a
+    /// request is sent, and pass it to [`remember`](Self::remember) with the reply.
     pub(super) fn generation(&self, name: &[u8]) -> u64 {
         let index = (self.fingerprint(name) as usize).checked_rem(self.sets.len());
         index.map_or(0, |index| self.generations[index].load(Ordering::SeqCst))
@@ -267,13 +269,19 @@ impl Denials {
         refresh.close();
     }
 
-    /// Drops the denials of a key after a refund or a reset.
-    pub(super) fn forget(&self, name: &[u8]) {
+    /// Drops the denials of a key after a change of its state. Returns the generation before.
+    pub(super) fn forget(&self, name: &[u8]) -> u64 {
         let fingerprint = self.fingerprint(name);
-        if let Some((mut set, generations)) = self.set(fingerprint) {
-            generations.fetch_add(1, Ordering::SeqCst);
-            self.remove(&mut set, |entry| entry.fingerprint == fingerprint);
-        }
+        let Some((mut set, generations)) = self.set(fingerprint) else { return 0 };
+        self.remove(&mut set, |entry| entry.fingerprint == fingerprint);
+        generations.fetch_add(1, Ordering::SeqCst)
+    }
+
+    /// Drops the denials of a key that a request has charged. Returns the times for a denial that follows from the
+    /// state after the charge. It is not certain if the key has changed otherwise since the request was sent.
+    pub(super) fn charged(&self, name: &[u8], times: Times) -> Times {
+        let is_unchanged = self.forget(name) == times.generation;
+        Times { generation: times.generation.wrapping_add(u64::from(is_unchanged)), ..times }
     }
 
     /// Drops all denials.
@@ -317,7 +325,8 @@ impl Entry {
         let at = Timestamp::from_micros(self.at.as_micros().saturating_add(since));
         let verdict = match &self.state {
             // The script computed the verdict at that time: subtract the time that has passed.
-            KeyState::Verdict(verdict) => aged(*verdict, since),
+            KeyState::Verdict(verdict) if hit.cost == self.cost => aged(*verdict, since),
+            KeyState::Verdict(verdict) => aged(until_reset(*verdict), since),
             state => state.verdict(&hit.terms, at, hit.cost),
         };
         (!verdict.is_allowed()).then_some((verdict, at))
@@ -339,6 +348,11 @@ fn valid_entry<'s>(set: &'s mut [Entry], fingerprint: u64, hit: &ScriptHit) -> O
         is_lower && (entry.cost == hit.cost || !entry.is_verdict() || any_cost())
     };
     set.iter_mut().filter(is_valid).max_by_key(|entry| entry.cost)
+}
+
+/// Returns the denial of a cost with the time after which any cost fits.
+fn until_reset(verdict: Verdict) -> Verdict {
+    Verdict { admission: Admission::Denied { retry_after: verdict.reset_after }, ..verdict }
 }
 
 fn aged(verdict: Verdict, by: u64) -> Verdict {

@@ -560,6 +560,7 @@ impl Renewing {
             self.short = Some((self.request.least, times.received_at));
             return;
         };
+        inner.denials.charged(&self.script_hit.name, times);
         let lives = self.script_hit.terms.compiled.slice_lives(state.numbers(), reply.at.as_micros(), self.horizon);
         // Counted from before the request was sent: the store charged the slice later.
         let until = Timestamp::from_micros(sent_at.as_micros() + lives);

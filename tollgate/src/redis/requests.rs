@@ -76,9 +76,13 @@ impl RedisLimiter {
         for ((hit, state), generation) in hits.iter_mut().zip(&reply.states).zip(generations) {
             let verdict = state.verdict(&hit.script_hit.terms, reply.at, hit.script_hit.cost);
             let times = Times { sent_at, received_at, generation: *generation };
-            self.remember_denial(&hit.script_hit, state, reply.at, times);
-            if reply.taken > 0 && verdict.remaining < hit.script_hit.cost {
-                self.remember_next(&hit.script_hit, state, reply.at, times);
+            if reply.taken > 0 && hit.script_hit.cost > 0 {
+                let times = self.0.denials.charged(&hit.script_hit.name, times);
+                if verdict.remaining < hit.script_hit.cost {
+                    self.remember_next(&hit.script_hit, state, reply.at, times);
+                }
+            } else {
+                self.remember_denial(&hit.script_hit, state, reply.at, times);
             }
             let decision = self.decision(hit, verdict, reply.at, Source::Store);
             hit.decided = Some(decision);
@@ -462,9 +466,13 @@ impl RedisLimiter {
         *hits = taken.hits;
         let mut most_restrictive: Option<Decision> = None;
         for ((hit, reply), generation) in hits.iter_mut().zip(&taken.replies).zip(generations) {
-            let Some(HitReply { at, verdict, .. }) = reply else { continue };
+            let Some(HitReply { at, verdict, is_taken, .. }) = reply else { continue };
             let times = Times { sent_at, received_at, generation: *generation };
-            self.remember_denial(&hit.script_hit, &KeyState::Verdict(*verdict), *at, times);
+            if *is_taken && hit.script_hit.cost > 0 {
+                inner.denials.charged(&hit.script_hit.name, times);
+            } else {
+                self.remember_denial(&hit.script_hit, &KeyState::Verdict(*verdict), *at, times);
+            }
             let decision = self.decision(hit, *verdict, *at, Source::Store);
             hit.decided = Some(decision);
             most_restrictive = Some(most_restrictive.map_or(decision, |other| other.most_restrictive(decision)));

@@ -176,6 +176,7 @@ impl RedisLimiter {
             let left = left.min(cost);
             let taken = self.send(ScriptRequest::Take(at_cost(left))).await?;
             if taken.taken > 0 {
+                self.0.denials.forget(&hit.script_hit.name);
                 return Ok(cost - left);
             }
         }

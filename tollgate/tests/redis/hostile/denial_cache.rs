@@ -7,9 +7,12 @@ use testkit::redis::RedisServer;
 use testkit::window::LONG_WINDOW;
 use tokio::time::{Instant, sleep};
 use tollgate::redis::RedisLimiter;
-use tollgate::{FixedWindow, HOUR, Limit, Rate, SECOND, SlidingWindowCounter, SlidingWindowLog, Source, TokenBucket};
+use tollgate::{
+    Decision, FixedWindow, HOUR, Limit, Rate, SECOND, SlidingWindowCounter, SlidingWindowLog, Source, Timestamp,
+    TokenBucket,
+};
 
-use super::limiter;
+use super::{PATIENCE, limiter};
 use crate::load::{RECOVERY, until};
 use crate::variants::{Variant, variants};
 
@@ -277,5 +280,71 @@ async fn a_flood_of_changing_costs_does_not_reach_redis() {
         // Each cost once a second, and those above the quota.
         let (sent, seconds) = (limiter.stats().requests - before, began.elapsed().as_secs());
         assert!(sent <= 40 + 16 * seconds, "{sent} requests in {seconds} s");
+    }
+}
+
+/// Returns the time by Redis's clock at which a denied cost fits.
+fn fits_at(denied: &Decision) -> Option<Timestamp> {
+    denied.retry_after().map(|wait| denied.at().saturating_add(wait))
+}
+
+/// Sends random costs to new keys, and compares the waits of denials by the cache with those by the store. Returns how many
+/// denials came from the cache.
+async fn waits_are_right(
+    server: &RedisServer,
+    variant: Variant,
+    costs: &[u64],
+    is_right: impl Fn(Option<Timestamp>, Option<Timestamp>) -> bool,
+) -> usize {
+    let here = limiter(&server.url(), variant.limit()).await;
+    let uncached = RedisLimiter::builder(server.url()).limit(variant.limit()).without_denial_cache();
+    let uncached = uncached.store_timeout(PATIENCE).connect().await.expect("the settings are valid");
+    exhaust(&here, "listening").await;
+    let (mut cached, mut random) = (0, 1_u64);
+    let mut below = |bound: usize| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize % bound
+    };
+    for key in 0..10 {
+        let (key, mut history) = (format!("key {key}"), Vec::new());
+        for _ in 0..30 {
+            let cost = costs[below(costs.len())];
+            let decided = here.check_n(&key, cost).await;
+            history.push((cost, decided.is_allowed()));
+            if decided.source() == Source::DenialCache {
+                cached += 1;
+                let exact = uncached.check_n(&key, cost).await;
+                let what = format!("{}: {history:?}: {decided:?} instead of {exact:?}", variant.name);
+                assert!(!exact.is_allowed() && is_right(fits_at(&decided), fits_at(&exact)), "{what}");
+            }
+        }
+    }
+    cached
+}
+
+fn counter_of_many_segments() -> Variant {
+    let algorithm = SlidingWindowCounter::new(10, LONG_WINDOW).segments(60).into();
+    Variant { name: "counter of 60 segments", algorithm }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cached_denial_of_a_higher_cost_ends_when_a_lower_cost_is_admitted() {
+    let server = RedisServer::start();
+    let all = variants(10, LONG_WINDOW).into_iter().filter(|variant| !variant.counts_denied());
+    for variant in all.chain([counter_of_many_segments()]) {
+        let cached = waits_are_right(&server, variant, &[1, 2, 5, 9], |decided, exact| decided == exact).await;
+        assert!(cached > 30, "{}: {cached}", variant.name);
+    }
+}
+
+/// The cache holds the replies for a few costs of a log. The wait of another cost is longer than that of a lower one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cached_wait_is_never_too_short() {
+    let server = RedisServer::start();
+    let log = Variant { name: "log", algorithm: SlidingWindowLog::new(10, LONG_WINDOW).into() };
+    for variant in [log, counter_of_many_segments()] {
+        let costs: Vec<u64> = (1..=10).collect();
+        let cached = waits_are_right(&server, variant, &costs, |decided, exact| decided >= exact).await;
+        assert!(cached > 30, "{}: {cached}", variant.name);
     }
 }
