@@ -5,8 +5,10 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "rules")]
+use ::http::StatusCode;
 use ::http::header::CONTENT_TYPE;
-use ::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
+use ::http::{HeaderMap, HeaderName, HeaderValue, Response};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use prost::Message;
@@ -42,10 +44,11 @@ pub fn is_grpc(request: &HeaderMap) -> bool {
 
 /// Returns the HTTP status that corresponds to the error in the headers of a gRPC response (`google/rpc/code.proto`), or
 /// `None` if they have none. A server that fails before its first message sends its status there; otherwise the status
-/// comes in the trailers.
+/// comes in the trailers. A response of gRPC-Web counts too: a client that can choose it must not get another status.
 #[cfg(feature = "rules")]
 pub(crate) fn http_status(response: &HeaderMap) -> Option<StatusCode> {
-    if !is_grpc(response) {
+    let kind = response.get(CONTENT_TYPE)?.as_bytes().get(..GRPC.len())?;
+    if !kind.eq_ignore_ascii_case(GRPC.as_bytes()) {
         return None;
     }
     Some(match response.get(&GRPC_STATUS)?.as_bytes() {

@@ -97,11 +97,7 @@ impl ResponseSettlement {
 
     /// Returns the actual cost of a request with this response, or `None` if the cost does not change.
     pub(crate) fn actual(&self, status: StatusCode, headers: &HeaderMap) -> Option<u64> {
-        let is_counted = |count: &StatusSet| {
-            let failed = if status == StatusCode::OK { http_status_of_grpc(headers) } else { None };
-            count.contains(failed.unwrap_or(status))
-        };
-        if !self.count.as_ref().is_none_or(is_counted) {
+        if self.count.as_ref().is_some_and(|count| !count.contains(status_to_count(status, headers))) {
             return Some(0);
         }
         // Several costs are none.
@@ -109,6 +105,12 @@ impl ResponseSettlement {
         let first = values.next()??;
         values.all(|other| other == Some(first)).then_some(first)
     }
+}
+
+/// Returns the status of a response, or that of the error in a gRPC response, whose own status is 200.
+fn status_to_count(status: StatusCode, headers: &HeaderMap) -> StatusCode {
+    let of_grpc = if status == StatusCode::OK { http_status_of_grpc(headers) } else { None };
+    of_grpc.unwrap_or(status)
 }
 
 /// Returns the whole number that a value consists of. Signs, separators and exponents are not accepted: servers disagree
@@ -157,6 +159,7 @@ mod tests {
         };
         let counted = ["2", "4", "12", "13", "14", "15", "16", "17", "", "x"];
         assert!(counted.iter().all(|code| counts(200, "application/grpc", code)));
+        assert!(counts(200, "Application/gRPC-Web+proto", "16"));
         let others = ["0", "1", "3", "5", "6", "7", "8", "9", "10", "11"];
         assert!(!others.iter().any(|code| counts(200, "application/grpc+proto", code)));
         assert!(!counts(200, "text/plain", "16"), "not a response of gRPC");
