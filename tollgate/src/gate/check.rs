@@ -542,6 +542,9 @@ pub(super) async fn check_redis(mut outcome: Outcome, remote: RemoteCheck) -> Ou
     }
     if outcome.is_allowed() {
         outcome.decided(pending, decision);
+        if matches!(open, Open::Enforced) && !decision.is_allowed() {
+            outcome.hits.show_as_not_taken();
+        }
     } else {
         // Too many requests are in flight, which strikes do not change.
         outcome.report(decision);

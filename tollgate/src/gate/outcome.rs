@@ -257,6 +257,32 @@ impl Outcome {
         self.decision.as_ref()
     }
 
+    /// Returns the decision of every enforced limit that counted the request, with its name, in the order of the rules.
+    /// [`decision`](Self::decision) is one of them: the limit that denied, or otherwise the one with the smallest share of
+    /// its quota left. If the request is denied, the decisions of the limits that would allow it show what they have left:
+    /// nothing was taken from them.
+    ///
+    /// On Redis, the decisions are those of the check. Limits that this process did not look at are missing, for example
+    /// after a denial from the denial cache. In memory, the other limits are read when this is called, so requests in the
+    /// meantime count too.
+    #[must_use]
+    pub fn each_limit(&self) -> Vec<(&str, Decision)> {
+        let Some(reported) = &self.decision else { return Vec::new() };
+        let rules = &self.state.rules;
+        let named = |decision: Decision| Some((rules.name(rules.owner(decision.limit()?)), decision));
+        // Too many requests in flight: the rate limits have not counted the request.
+        if self.hits.costs().all(|(limit, _)| reported.limit() != Some(limit)) {
+            return named(*reported).into_iter().collect();
+        }
+        let is_ban = |limit: LimitId| rules.have_bans() && rules.ban(rules.owner(limit)) == Some(limit);
+        let own = |(position, (limit, _)): (usize, (LimitId, u64))| match reported.limit() == Some(limit) {
+            true => Some(*reported),
+            false => self.state.store.own_decision(&self.hits, position, reported.is_allowed()),
+        };
+        let limits = self.hits.costs().enumerate().filter(|(_, (limit, _))| !is_ban(*limit));
+        limits.filter_map(own).filter_map(named).collect()
+    }
+
     /// Returns the time for which an allowed request has to be delayed. It is zero unless a queue shapes the traffic.
     #[must_use]
     pub fn delay(&self) -> Duration {

@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+#[cfg(feature = "redis")]
+use smallvec::SmallVec;
+
 use super::Gate;
 use crate::decision::{Decision, LimitId};
 use crate::error::InvalidLimit;
@@ -90,6 +93,18 @@ impl Hits {
             #[cfg(feature = "redis")]
             Self::Redis(hits) => hits.sort_by_key(|one| key(crate::redis::cost(one).0)),
         }
+    }
+
+    /// Adds the cost to what the limits have left that would allow a denied request: nothing was taken from them.
+    #[cfg(feature = "redis")]
+    pub(super) fn show_as_not_taken(&mut self) {
+        let Self::Redis(hits) = self else { return };
+        let not_taken = |hit: &RedisHit| {
+            let own = *crate::redis::decided(hit)?;
+            Some(if own.is_allowed() { own.with_more_remaining(crate::redis::cost(hit).1) } else { own })
+        };
+        let each: SmallVec<[Option<Decision>; 4]> = hits.iter().map(not_taken).collect();
+        crate::redis::set_decided(hits, &each);
     }
 
     /// Replaces the hits with the same hits and their receipts.
@@ -234,6 +249,18 @@ impl Store {
             (Self::Memory(limiter), Hits::Memory(hits)) => Some(limiter.peek_hashed(hits)),
             #[cfg(feature = "redis")]
             (Self::Redis(limiter), Hits::Redis(hits)) => limiter.peek_hits(hits).await.ok(),
+            #[cfg(feature = "redis")]
+            _ => None,
+        }
+    }
+
+    /// Returns the decision of one limit of a request that was allowed or denied: the quota that is left, or its denial.
+    /// `None` if it is on Redis and this process did not look at it.
+    pub(super) fn own_decision(&self, hits: &Hits, position: usize, is_taken: bool) -> Option<Decision> {
+        match (self, hits) {
+            (Self::Memory(limiter), Hits::Memory(hits)) => Some(limiter.own_decision(*hits.get(position)?, is_taken)),
+            #[cfg(feature = "redis")]
+            (Self::Redis(_), Hits::Redis(hits)) => crate::redis::decided(hits.get(position)?).copied(),
             #[cfg(feature = "redis")]
             _ => None,
         }

@@ -135,6 +135,13 @@ impl Limiter {
         CombinedDecision { is_taken: false, delay: Duration::ZERO, each: each.collect() }
     }
 
+    /// Returns the decision of one limit of a request that was allowed or denied: the quota that is left, or its denial.
+    pub(crate) fn own_decision(&self, hit: HashedHit, is_taken: bool) -> Decision {
+        let now = self.now();
+        let denied = (!is_taken).then(|| self.peek_one(hit, now)).filter(|own| !own.is_allowed());
+        denied.unwrap_or_else(|| self.peek_one(HashedHit { cost: 0, ..hit }, now))
+    }
+
     fn peek_one(&self, hit: HashedHit, now: Timestamp) -> Decision {
         self.with_wall_time(self.0.store.peek(&self.0.limits, &[hit], now))
     }

@@ -448,3 +448,23 @@ limits:
     // On a machine that pauses, a lease may expire, but not every time.
     assert!(unspent.contains(&0), "units in leases when a request was denied: {unspent:?}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_limit_that_the_store_decided_is_listed() {
+    let server = RedisServer::start();
+    let rules = || [rule("wide", 100).key(user()), rule("narrow", 5).key(user()).cost(Cost::constant(2))];
+    let gates = [gate(&server, rules()).await, gate(&server, rules()).await];
+    let each = async |gate: &Gate| {
+        let outcome = check(gate, "/", "ann").await;
+        let each = outcome.each_limit().into_iter();
+        each.map(|(name, own)| (name.to_owned(), own.is_allowed(), own.remaining())).collect::<Vec<_>>()
+    };
+    let wide = |left| ("wide".to_owned(), true, left);
+    let narrow = |is_allowed, left| ("narrow".to_owned(), is_allowed, left);
+    assert_eq!(each(&gates[0]).await, [wide(99), narrow(true, 3)]);
+    assert_eq!(each(&gates[0]).await, [wide(98), narrow(true, 1)]);
+    // Redis decides. Nothing was taken from the other limit.
+    assert_eq!(each(&gates[1]).await, [wide(98), narrow(false, 1)]);
+    // Here, the denial is known without a call, which says nothing about the other limit.
+    assert_eq!(each(&gates[0]).await, [narrow(false, 1)]);
+}
