@@ -183,17 +183,17 @@ impl Site {
 /// The figures of a case.
 #[derive(Default)]
 pub(crate) struct Figures {
-    case: Option<Case>,
+    pub(crate) case: Option<Case>,
     slots: usize,
     requests: usize,
     /// New keys whose first request was allowed during the flood.
-    new_keys_served: u64,
+    pub(crate) new_keys_served: u64,
     overflow: Overflow,
     lost_strikes: u64,
 }
 
 impl Case {
-    fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let ban = if self.with_ban { "with a ban" } else { "without a ban" };
         let Self { max_memory, window, algorithm, flood, .. } = self;
         format!("{}, {window:?}, {max_memory} bytes, {ban}, keys of {}", algorithm.name(), flood.name())
