@@ -125,6 +125,8 @@ struct Shared {
     clock: TimeSource,
     store_timeout: Duration,
     counts: Counts,
+    #[cfg(feature = "rules")]
+    reads: hits::Reads,
     local: LocalStore,
     _tasks: Tasks,
 }

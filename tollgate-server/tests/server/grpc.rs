@@ -101,6 +101,13 @@ async fn descriptors_are_decided_all_or_nothing_on_redis() {
     let denied = check(&mut client, both()).await.expect("a valid request");
     let codes: Vec<_> = denied.statuses.iter().map(DescriptorStatus::code).collect();
     assert_eq!((denied.overall_code(), &codes[..]), (Code::OverLimit, &[Code::Ok, Code::OverLimit][..]));
+    // This node knows the denial by now. The other descriptor shows what it has left nevertheless.
+    let again = check(&mut client, both()).await.expect("a valid request");
+    for denied in [&denied, &again] {
+        assert_eq!(remaining(&denied.statuses[0]), (Code::Ok, 2));
+        assert!(denied.statuses[0].duration_until_reset.is_some_and(|time| (3_000..=3_600).contains(&time.seconds)));
+        assert_eq!(remaining(&denied.statuses[1]), (Code::OverLimit, 0));
+    }
     // Hits on the same key are added up, and the denied requests took nothing: two of the three are left.
     let hits = |hits| RateLimitDescriptor { hits_addend: Some(hits), ..descriptor("user", "ann") };
     let denied = check(&mut client, vec![hits(1), hits(2)]).await.expect("a valid request");

@@ -269,8 +269,10 @@ async fn check_redis_together(limiter: RedisLimiter, collected: Vec<Collected>) 
     let (combined, charged) = match collected.iter().all(|one| one.outcome.is_allowed()) {
         true => limiter.clone().decide_each(hits).await,
         false => {
-            // Nothing is taken, so the store is not asked. Known denials are reported, and count towards bans.
-            let each = hits.hits.iter().chain(&hits.variants).map(|hit| limiter.known_denial_of(hit)).collect();
+            // Nothing is taken. Known denials are reported, and count towards bans.
+            let mut each: Vec<_> =
+                hits.hits.iter().chain(&hits.variants).map(|hit| limiter.known_denial_of(hit)).collect();
+            limiter.read_unknown(&hits.hits, &mut each).await;
             (CombinedDecision { is_taken: false, delay: Duration::ZERO, each }, hits.hits)
         }
     };

@@ -283,6 +283,17 @@ impl Outcome {
         limits.filter_map(own).filter_map(named).collect()
     }
 
+    /// Reads what is left under the limits that [`each_limit`](Self::each_limit) lacks, because this process knew without a
+    /// call to Redis that another one denies the request. A flood of such requests is not read: at most 100 are in a
+    /// second.
+    #[doc(hidden)]
+    pub async fn read_each_limit(&mut self) {
+        #[cfg(feature = "redis")]
+        if let Some(denied) = self.decision.filter(|decision| !decision.is_allowed()) {
+            self.state.store.read_undecided(&mut self.hits, &denied).await;
+        }
+    }
+
     /// Returns the time for which an allowed request has to be delayed. It is zero unless a queue shapes the traffic.
     #[must_use]
     pub fn delay(&self) -> Duration {

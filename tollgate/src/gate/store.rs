@@ -266,6 +266,15 @@ impl Store {
         }
     }
 
+    /// Reads the decisions of single limits that [`own_decision`](Self::own_decision) lacks, because this process knew
+    /// without a call that another limit denies the request.
+    #[cfg(feature = "redis")]
+    pub(super) async fn read_undecided(&self, hits: &mut Hits, denied: &Decision) {
+        if let (Self::Redis(limiter), Hits::Redis(hits)) = (self, hits) {
+            limiter.read_undecided(hits, denied).await;
+        }
+    }
+
     /// Gives back the cost of each hit, from the newest charges of its key.
     pub(super) async fn credit(&self, hits: &Hits) -> Result<(), StoreUnavailable> {
         match (self, hits) {

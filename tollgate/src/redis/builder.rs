@@ -218,6 +218,8 @@ impl RedisLimiterBuilder {
                 clock,
                 store_timeout: self.store_timeout,
                 counts: Counts::default(),
+                #[cfg(feature = "rules")]
+                reads: super::hits::Reads::default(),
                 local: LocalStore::default(),
                 _tasks: Tasks(tasks),
             }

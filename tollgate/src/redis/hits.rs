@@ -2,12 +2,40 @@
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use super::reservation::Opening;
 use super::script::ScriptRequest;
 use super::{RedisHit, RedisHits, RedisLimiter, StoreError, TakeFrom};
-use crate::decision::{CombinedDecision, Decision, LimitId};
+use crate::decision::{CombinedDecision, Decision, LimitId, Source};
 use crate::limiter::{CombinedHits, Hit, Place};
 use crate::store::memory::Positions;
+use crate::sync::{AtomicU64, Ordering};
+use crate::units::Timestamp;
+
+/// The most reads in a second of limits beside one that this process knows to deny. Without a bound, a flood of denied
+/// requests on several limits would cost a call each, which the denial cache is there to prevent.
+const MAX_READS: u64 = 100;
+
+/// Counts the reads of the current second.
+#[derive(Default)]
+pub(super) struct Reads(AtomicU64);
+
+impl Reads {
+    /// The bits of the count. The others have the second.
+    const COUNT_BITS: u32 = 8;
+
+    /// Counts a read. Returns `false` if there were too many in this second.
+    fn take(&self, now: Timestamp) -> bool {
+        let second = (now.as_micros() / 1_000_000) << Self::COUNT_BITS;
+        let counted = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |before| {
+            let is_current = before >> Self::COUNT_BITS == second >> Self::COUNT_BITS;
+            let count = if is_current { before - second } else { 0 };
+            (count < MAX_READS).then_some(second + count + 1)
+        });
+        counted.is_ok()
+    }
+}
 
 impl RedisLimiter {
     /// Returns the wall-clock time of this process.
@@ -36,8 +64,7 @@ impl RedisLimiter {
     }
 
     /// Takes all hits, or none. Returns the decision of each hit, and then of each variant, and the hits with their
-    /// receipts. A hit that is allowed while another one is denied shows the quota that is left, unless this process
-    /// denied without a call: then it has no decision.
+    /// receipts. A hit that is allowed while another one is denied shows the quota that is left.
     pub(crate) async fn decide_each(
         self,
         combined: CombinedHits<RedisHits, RedisHit>,
@@ -53,7 +80,7 @@ impl RedisLimiter {
             let each = each.collect();
             return (CombinedDecision { is_taken: false, delay: Duration::ZERO, each }, hits);
         }
-        let (decision, hits) = self.decide_hits(hits, None).await;
+        let (decision, hits) = self.clone().decide_hits(hits, None).await;
         let each = hits.iter().map(|hit| match hit.decided {
             // Nothing was taken.
             Some(allowed) if allowed.is_allowed() && !decision.is_allowed() => {
@@ -63,11 +90,39 @@ impl RedisLimiter {
             None => (decision.limit() == Some(hit.limit)).then_some(decision),
         });
         let mut each: Vec<Option<Decision>> = each.chain(of_variants).collect();
+        if !decision.is_allowed() && is_known_here(&decision) {
+            self.read_unknown(&hits, &mut each).await;
+        }
         // A denial never gets lost, whichever part of this process made it.
         if !decision.is_allowed() && each.iter().flatten().all(Decision::is_allowed) {
             each.fill(Some(decision));
         }
         (CombinedDecision { is_taken: decision.is_allowed(), delay: decision.delay(), each }, hits)
+    }
+
+    /// Reads what is left under the limits of a request that this process denied without a call.
+    pub(crate) async fn read_undecided(&self, hits: &mut RedisHits, denied: &Decision) {
+        if !denied.is_allowed() && is_known_here(denied) {
+            let own = |hit: &RedisHit| hit.decided.or_else(|| (denied.limit() == Some(hit.limit)).then_some(*denied));
+            let mut each: SmallVec<[Option<Decision>; 4]> = hits.iter().map(own).collect();
+            self.read_unknown(hits, &mut each).await;
+            set_decided(hits, &each);
+        }
+    }
+
+    /// Reads what is left under the limits of a denied request that nobody has looked at: this process knew without a call
+    /// that another one denies it.
+    pub(crate) async fn read_unknown(&self, hits: &RedisHits, each: &mut [Option<Decision>]) {
+        let unknown: RedisHits =
+            each.iter().zip(hits).filter(|(own, _)| own.is_none()).map(|(_, hit)| hit.clone()).collect();
+        if unknown.is_empty() || !self.0.shared.reads.take(self.now()) {
+            return;
+        }
+        let read = self.peek_each_on_store(&unknown).await;
+        for (own, (hit, read)) in each.iter_mut().filter(|own| own.is_none()).zip(unknown.iter().zip(read)) {
+            *own =
+                read.map(|read| if read.is_allowed() { read.with_more_remaining(hit.script_hit.cost) } else { read });
+        }
     }
 
     /// Combines hits: two on the same key count as one, with the sum of the costs, which is charged to the store only.
@@ -107,6 +162,11 @@ impl RedisLimiter {
     pub(crate) async fn peek_hits(&self, hits: &RedisHits) -> Result<Decision, StoreError> {
         self.peek_at(hits).await
     }
+}
+
+/// Returns whether this process made a decision without a call, while the store is available.
+fn is_known_here(decision: &Decision) -> bool {
+    matches!(decision.source(), Source::DenialCache | Source::Lease)
 }
 
 /// Returns the position of a hit among the variants, and adds it if it is new. Each comes with the position of the hit that
@@ -171,5 +231,18 @@ pub(crate) fn set_receipts(hits: &mut RedisHits, combined: &RedisHits, places: &
         if let Some(combined) = combined.get(place.hit) {
             hit.receipt = combined.receipt;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_of_a_second_are_bounded() {
+        let reads = Reads::default();
+        let at = |second: u64| Timestamp::from_micros(second * 1_000_000 + 999_999);
+        let taken = |second| (0..2 * MAX_READS).filter(|_| reads.take(at(second))).count() as u64;
+        assert_eq!([taken(7), taken(7), taken(8)], [MAX_READS, 0, MAX_READS]);
     }
 }
