@@ -7,6 +7,7 @@ mod catalogue;
 mod command;
 mod frame;
 mod reply;
+mod transaction;
 
 use std::future::poll_fn;
 use std::io;
@@ -127,7 +128,8 @@ pub(crate) fn execute_pieces<'p>(
     let (mut session, mut input, mut replies) = (Session::new(engine, 1), Vec::new(), Vec::new());
     for piece in pieces {
         input.extend_from_slice(piece);
-        if let (End::Close, _) = execute(&mut replies, &mut session, &mut input).now_or_never()?.ok()? {
+        let executed = execute(&mut replies, &mut session, &mut input).now_or_never()?.ok()?;
+        if executed.end == End::Close {
             return Some(Conversation { replies, is_closed: true });
         }
     }
@@ -174,8 +176,8 @@ where
     loop {
         let began = surfaces.now();
         usage.begin();
-        let (end, commands) = execute(&mut io, &mut session, &mut input).await?;
-        if commands > 0 {
+        let Executed { end, received, commands } = execute(&mut io, &mut session, &mut input).await?;
+        if received > 0 {
             usage.end()
         } else {
             usage.cancel()
@@ -194,11 +196,11 @@ where
             close(io).await;
             return Ok(());
         }
-        wait.has_executed |= commands > 0;
-        if commands > 0 {
+        wait.has_executed |= received > 0;
+        if received > 0 {
             wait.idle = Duration::ZERO;
         }
-        in_turn += commands;
+        in_turn += received.max(commands);
         if in_turn >= COMMANDS_PER_TURN {
             in_turn = 0;
             tokio::task::yield_now().await;
@@ -280,34 +282,45 @@ enum Reply {
     Pending(BoxFuture<'static, Vec<u8>>),
 }
 
-/// Executes every complete request in `input`, and sends the replies. Returns the number of requests, too.
-async fn execute<Io>(io: &mut Io, session: &mut Session, input: &mut Vec<u8>) -> io::Result<(End, u32)>
+/// What was executed of the input.
+struct Executed {
+    end: End,
+    /// Requests that were received.
+    received: u32,
+    /// Commands that were executed. A queued command is not, until `EXEC`.
+    commands: u32,
+}
+
+/// Executes every complete request in `input`, and sends the replies.
+async fn execute<Io>(io: &mut Io, session: &mut Session, input: &mut Vec<u8>) -> io::Result<Executed>
 where
     Io: AsyncWrite + Unpin,
 {
-    let (mut at, mut end, mut commands) = (0, End::More, 0);
+    let (mut at, mut executed) = (0, Executed { end: End::More, received: 0, commands: 0 });
     let mut pending: Vec<Reply> = Vec::new();
-    while end == End::More {
+    while executed.end == End::More {
         match frame::parse(&input[at..]) {
             Ok(Some((arguments, used))) => {
+                let bytes = &input[at..at + used];
                 at += used;
-                commands += 1;
-                match session.execute(&arguments) {
-                    Step::Replied => {}
-                    Step::Close => end = End::Close,
-                    Step::Pending(reply) => {
-                        let before = std::mem::take(&mut session.replies.bytes);
-                        if !before.is_empty() {
-                            pending.push(Reply::Ready(before));
+                executed.received += 1;
+                executed.commands += 1;
+                match session.execute(&arguments, bytes) {
+                    Step::Queued => executed.commands -= 1,
+                    Step::Execute(queued) => {
+                        for arguments in queued.iter() {
+                            executed.commands += 1;
+                            let step = session.execute(&arguments, &[]);
+                            follow(step, session, &mut pending, &mut executed.end);
                         }
-                        pending.push(Reply::Pending(reply));
                     }
+                    step => follow(step, session, &mut pending, &mut executed.end),
                 }
             }
             Ok(None) => break,
             Err(problem) => {
                 session.replies.error(&format!("ERR Protocol error: {}", problem.0));
-                end = End::Close;
+                executed.end = End::Close;
             }
         }
         if session.replies.bytes.len() >= MAX_REPLY_BYTES || pending.len() >= MAX_PENDING {
@@ -316,7 +329,23 @@ where
     }
     send(io, session, &mut pending).await?;
     input.drain(..at);
-    Ok((end, commands))
+    Ok(executed)
+}
+
+/// Keeps the order of the replies if one is not ready.
+fn follow(step: Step, session: &mut Session, pending: &mut Vec<Reply>, end: &mut End) {
+    match step {
+        Step::Pending(reply) => {
+            let before = std::mem::take(&mut session.replies.bytes);
+            if !before.is_empty() {
+                pending.push(Reply::Ready(before));
+            }
+            pending.push(Reply::Pending(reply));
+        }
+        Step::Close => *end = End::Close,
+        // Nothing that is queued queues or executes others.
+        Step::Replied | Step::Queued | Step::Execute(_) => {}
+    }
 }
 
 /// Sends all replies, in order.

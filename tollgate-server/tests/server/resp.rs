@@ -59,8 +59,28 @@ fn commands_reply_as_redis_cell_and_throttlecrab_do() {
     assert_eq!(throttle(&mut connection, &["cl.throttle", "bob", "0", "1", "3600", "1"]), [0, 1, 0, -1, 3600]);
     assert_eq!(throttle(&mut connection, &["CL.THROTTLE", "bob", "0", "1", "3600"]), [1, 1, 0, 3600, 3600]);
     assert_eq!(throttle(&mut connection, &["CL.THROTTLE", "bob", "0", "1", "3600", "2"]), [1, 1, 0, -1, 3600]);
-    assert_eq!(throttle(&mut connection, &["THROTTLE", "eve", "1", "1", "3600"]), [1, 2, 1, 3600, 0]);
-    assert_eq!(throttle(&mut connection, &["THROTTLE", "eve", "1", "1", "3600", "2"]), [0, 2, 1, 3600, 3600]);
+    assert_eq!(throttle(&mut connection, &["THROTTLE", "eve", "2", "1", "3600"]), [1, 2, 1, 3600, 0]);
+    assert_eq!(throttle(&mut connection, &["THROTTLE", "eve", "2", "1", "3600", "2"]), [0, 2, 1, 3600, 3600]);
+}
+
+/// The cases of throttlecrab's own tests of its Redis transport: `max_burst` is the limit.
+#[test]
+fn throttle_allows_as_many_as_throttlecrab() {
+    let (_server, address) = plain();
+    let mut connection = connect(address, "resp2");
+    let mut first_three = |words: &[&str]| throttle(&mut connection, words)[..3].to_vec();
+    assert_eq!(first_three(&["THROTTLE", "test_key", "10", "100", "60"]), [1, 10, 9]);
+    assert_eq!(first_three(&["THROTTLE", "test_key2", "10", "100", "60", "5"]), [1, 10, 5]);
+    assert_eq!(first_three(&["THROTTLE", "large_quantity_key", "10", "100", "60", "15"]), [0, 10, 10]);
+    for remaining in [2, 1, 0] {
+        assert_eq!(first_three(&["THROTTLE", "exhaustion_test", "3", "1", "60"]), [1, 3, remaining]);
+    }
+    assert_eq!(first_three(&["THROTTLE", "exhaustion_test", "3", "1", "60"]), [0, 3, 0]);
+    assert_eq!(first_three(&["THROTTLE", "one", "1", "1", "60"]), [1, 1, 0]);
+    assert_eq!(first_three(&["throttle", "one", "1", "1", "60"]), [0, 1, 0]);
+    for key in ["user:email@example.com", "api:v2/users/{id}", "key with spaces", "UTF8:测试键"] {
+        assert_eq!(first_three(&["THROTTLE", key, "5", "100", "60"]), [1, 5, 4], "{key}");
+    }
 }
 
 #[test]
@@ -99,6 +119,11 @@ fn limits_of_the_rule_file_are_checked_by_name() {
             problem(&["CL.THROTTLE", "ann", "1", "0", "1"]),
             problem(&["CL.THROTTLE", "ann", "1", "1", "0"]),
             problem(&["CL.THROTTLE", "ann", "18446744073709551615", "1", "1"]),
+            problem(&["CL.THROTTLE", "ann", "9007199254740993", "1", "1"]),
+            problem(&["THROTTLE", "ann"]),
+            problem(&["THROTTLE", "ann", "0", "1", "1"]),
+            problem(&["THROTTLE", "ann", "9007199254740993", "1", "1"]),
+            problem(&["THROTTLE", "ann", "1", "0", "1"]),
             problem(&["GET", "ann"]),
             problem(&["SELECT", "1"]),
             problem(&["AUTH", "secret"]),
@@ -336,4 +361,114 @@ fn a_busy_client_does_not_hold_up_a_stop() {
     assert!(server.wait().success());
     assert!(!server.said().contains("cut off"), "{}", server.said());
     sending.join().expect("the client ends");
+}
+
+#[test]
+fn a_transaction_is_queued_and_then_executed_in_order() {
+    let redis = RedisServer::start();
+    let store = format!("store: '{}'\nstore_timeout: 5s\n", redis.url());
+    for store in ["", &store] {
+        let (_server, address) = server(&format!("{store}service: {{ resp: '127.0.0.1:0' }}"));
+        for protocol in ["resp2", "resp3"] {
+            let mut connection = connect(address, protocol);
+            let mut transaction = redis::pipe();
+            transaction.atomic();
+            for words in ["CL.THROTTLE", "PING", "CL.THROTTLE", "TOLLGATE.RESET", "CL.THROTTLE"] {
+                match words {
+                    "CL.THROTTLE" => transaction.cmd(words).arg(&[protocol, "1", "1", "3600"]),
+                    "TOLLGATE.RESET" => transaction.cmd(words).arg("global").ignore(),
+                    _ => transaction.cmd(words),
+                };
+            }
+            type Replies = (Vec<i64>, String, Vec<i64>, Vec<i64>);
+            let (first, pong, second, third): Replies = transaction.query(&mut connection).unwrap();
+            assert_eq!([first[0], second[0], third[0]], [0, 0, 1]);
+            assert_eq!(pong, "PONG");
+            // A command that fails is reported after the others are executed.
+            let mut transaction = redis::pipe();
+            transaction.atomic().cmd("TOLLGATE.CHECK").arg(&["nobody", "ann"]);
+            transaction.cmd("TOLLGATE.CHECK").arg(&["per-user", protocol]);
+            let error = transaction.query::<redis::Value>(&mut connection).unwrap_err();
+            assert!(error.to_string().contains("unknown limit 'nobody'"), "{error}");
+            let peeked: redis::Value =
+                redis::cmd("TOLLGATE.PEEK").arg(&["per-user", protocol]).query(&mut connection).unwrap();
+            let remaining = match &peeked {
+                redis::Value::Map(pairs) => &pairs[2].1,
+                redis::Value::Array(words) => &words[5],
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(remaining, &redis::Value::Int(2));
+        }
+    }
+}
+
+#[test]
+fn nothing_of_a_transaction_with_an_error_is_executed() {
+    let (_server, address) = plain();
+    let check = "TOLLGATE.CHECK per-user ann\r\n";
+    let peeked = |conversation: &str| {
+        let reply = raw(address, format!("{conversation}TOLLGATE.PEEK per-user ann\r\nQUIT\r\n").as_bytes());
+        assert!(reply.contains("$9\r\nremaining\r\n:3\r\n"), "{conversation}: {reply}");
+        reply.split_once("*12\r\n").map_or_else(String::new, |(before, _)| before.to_owned())
+    };
+    let aborted = "-EXECABORT Transaction discarded because of previous errors.\r\n";
+    for (wrong, error) in [
+        ("GET ann", "ERR unknown command 'GET', with args beginning with: 'ann' "),
+        ("CL.THROTTLE ann", "ERR wrong number of arguments for 'cl.throttle' command"),
+        ("AUTH secret", "ERR Command not allowed inside a transaction"),
+        ("HELLO 3", "ERR Command not allowed inside a transaction"),
+        ("WATCH ann", "ERR WATCH is not supported: leave it out, a check needs no transaction to be safe"),
+        ("EXEC now", "ERR wrong number of arguments for 'exec' command"),
+    ] {
+        assert_eq!(
+            peeked(&format!("MULTI\r\n{check}{wrong}\r\n{check}EXEC\r\n")),
+            format!("+OK\r\n+QUEUED\r\n-{error}\r\n+QUEUED\r\n{aborted}"),
+            "{wrong}"
+        );
+    }
+    assert_eq!(peeked(&format!("MULTI\r\n{check}DISCARD\r\n")), "+OK\r\n+QUEUED\r\n+OK\r\n");
+    assert_eq!(peeked(&format!("MULTI\r\n{check}RESET\r\n")), "+OK\r\n+QUEUED\r\n+RESET\r\n");
+    assert_eq!(
+        peeked("EXEC\r\nDISCARD\r\nUNWATCH\r\nMULTI\r\nMULTI\r\nUNWATCH\r\nEXEC\r\n"),
+        "-ERR EXEC without MULTI\r\n-ERR DISCARD without MULTI\r\n+OK\r\n+OK\r\n\
+         -ERR MULTI calls can not be nested\r\n+QUEUED\r\n*1\r\n+OK\r\n"
+    );
+    assert_eq!(raw(address, format!("MULTI\r\n{check}QUIT\r\n").as_bytes()), "+OK\r\n+QUEUED\r\n+OK\r\n");
+    drop({
+        let mut stream = TcpStream::connect(address).expect("the server accepts connections");
+        stream.write_all(format!("MULTI\r\n{check}").as_bytes()).expect("sent");
+        stream
+    });
+    assert_eq!(peeked("MULTI\r\nEXEC\r\n"), "+OK\r\n*0\r\n");
+}
+
+#[test]
+fn the_queue_of_a_transaction_is_bounded() {
+    let (_server, address) = plain();
+    let full = "CL.THROTTLE ann 1 1 3600\r\n".repeat(1_001);
+    let reply = raw(address, format!("MULTI\r\n{full}EXEC\r\nCL.THROTTLE ann 1 1 3600\r\nQUIT\r\n").as_bytes());
+    let end = "-ERR the transaction has more than 1000 commands: send EXEC earlier\r\n\
+               -EXECABORT Transaction discarded because of previous errors.\r\n\
+               *5\r\n:0\r\n:2\r\n:1\r\n:-1\r\n:3600\r\n+OK\r\n";
+    assert!(reply.ends_with(end), "{}", &reply[reply.len().saturating_sub(400)..]);
+    let text = "x".repeat(60_000);
+    let long = format!("ECHO {text}\r\n").repeat(5);
+    let reply = raw(address, format!("MULTI\r\n{long}EXEC\r\nQUIT\r\n").as_bytes());
+    assert_eq!(
+        reply,
+        format!(
+            "+OK\r\n{}-ERR the transaction has more than 262144 bytes: send EXEC earlier\r\n\
+             -EXECABORT Transaction discarded because of previous errors.\r\n+OK\r\n",
+            "+QUEUED\r\n".repeat(4)
+        )
+    );
+}
+
+#[test]
+fn a_transaction_needs_a_token_too() {
+    let (_server, address) = server("service: { resp: { listen: '127.0.0.1:0', tokens_file: tokens } }");
+    assert_eq!(
+        raw(address, format!("MULTI\r\nAUTH {TOKEN}\r\nMULTI\r\nPING\r\nRESET\r\nEXEC\r\nQUIT\r\n").as_bytes()),
+        "-NOAUTH Authentication required.\r\n+OK\r\n+OK\r\n+QUEUED\r\n+RESET\r\n-NOAUTH Authentication required.\r\n+OK\r\n"
+    );
 }

@@ -31,7 +31,7 @@ const BUCKET: &[Argument] = &[
     ("quantity", "integer", OPTIONAL),
 ];
 
-const COMMANDS: [Command; 16] = [
+const COMMANDS: [Command; 20] = [
     Command {
         name: "auth",
         arity: -2,
@@ -56,7 +56,9 @@ const COMMANDS: [Command; 16] = [
         summary: "Describes the commands.",
         arguments: &[("subcommand", "string", OPTIONAL), ("command-name", "string", &["optional", "multiple"])],
     },
+    Command { name: "discard", arity: 1, summary: "Drops the commands queued since MULTI.", arguments: &[] },
     Command { name: "echo", arity: 2, summary: "Returns the given string.", arguments: &[("message", "string", &[])] },
+    Command { name: "exec", arity: 1, summary: "Executes the commands queued since MULTI.", arguments: &[] },
     Command {
         name: "hello",
         arity: -1,
@@ -64,6 +66,7 @@ const COMMANDS: [Command; 16] = [
         arguments: &[("protover", "integer", OPTIONAL), ("option", "string", &["optional", "multiple"])],
     },
     Command { name: "info", arity: -1, summary: "Returns the version of the server.", arguments: &[] },
+    Command { name: "multi", arity: 1, summary: "Queues the commands that follow, until EXEC.", arguments: &[] },
     Command {
         name: "ping",
         arity: -1,
@@ -108,7 +111,15 @@ const COMMANDS: [Command; 16] = [
         summary: "Gives a key its whole quota back.",
         arguments: &[LIMIT, KEY],
     },
+    Command { name: "unwatch", arity: 1, summary: "Has no effect: nothing can be watched.", arguments: &[] },
 ];
+
+/// Returns whether a command takes this number of words, including its name, or `None` if it is unknown.
+pub(super) fn takes(name: &[u8], words: usize) -> Option<bool> {
+    let arity = find(name)?.arity;
+    let words = words as i64;
+    Some(if arity < 0 { words >= -arity } else { words == arity })
+}
 
 /// Replies to `COMMAND` with these arguments.
 pub(super) fn command(replies: &mut Replies, words: &[Cow<'_, [u8]>]) {

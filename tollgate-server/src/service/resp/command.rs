@@ -11,7 +11,8 @@ use tollgate::{Check, Decision, Outcome, StoreUnavailable};
 use super::Engine;
 use super::catalogue;
 use super::reply::{Replies, Version};
-use crate::service::throttle::{Numbers, Throttled};
+use super::transaction::{Queued, Transaction};
+use crate::service::throttle::{CannotThrottle, Numbers, Throttled};
 use crate::service::tokens::Credential;
 
 /// The longest client name that `CLIENT SETNAME` and `HELLO` accept. Names are kept in memory.
@@ -23,6 +24,10 @@ pub(super) enum Step {
     Replied,
     /// The reply is not ready. It is sent before the replies to later commands.
     Pending(BoxFuture<'static, Vec<u8>>),
+    /// The command is queued, and the reply says so.
+    Queued,
+    /// The header of an array is written. The replies to these commands follow.
+    Execute(Queued),
     /// The reply is written, and the connection has to be closed.
     Close,
 }
@@ -35,6 +40,8 @@ pub(super) struct Session {
     name: Vec<u8>,
     /// The token that the client has sent.
     credential: Option<Credential>,
+    /// The commands that wait for `EXEC`.
+    transaction: Option<Transaction>,
 }
 
 /// The arguments of a command, without its name.
@@ -51,7 +58,7 @@ enum Form {
 
 impl Session {
     pub(super) fn new(engine: Arc<Engine>, id: u64) -> Self {
-        Self { engine, replies: Replies::new(), id, name: Vec::new(), credential: None }
+        Self { engine, replies: Replies::new(), id, name: Vec::new(), credential: None, transaction: None }
     }
 
     /// Returns whether the client needs no token, or has sent one that is still valid.
@@ -70,8 +77,8 @@ impl Session {
         }
     }
 
-    /// Executes one request.
-    pub(super) fn execute(&mut self, request: &[Cow<'_, [u8]>]) -> Step {
+    /// Executes one request, or queues it. `bytes` is the request as the client sent it.
+    pub(super) fn execute(&mut self, request: &[Cow<'_, [u8]>], bytes: &[u8]) -> Step {
         let Some((name, words)) = request.split_first() else { return Step::Replied };
         let mut lower = [0; 16];
         let name_known = match lower.get_mut(..name.len()) {
@@ -85,7 +92,11 @@ impl Session {
         let needs_no_token = matches!(name_known, b"auth" | b"hello" | b"quit" | b"reset" | b"post" | b"host:");
         if !needs_no_token && !self.is_authenticated() {
             self.replies.refusal("NOAUTH Authentication required.");
+            self.abort();
             return Step::Replied;
+        }
+        if self.transaction.is_some() && !runs_in_transaction(name_known) {
+            return self.queue(request, bytes);
         }
         match name_known {
             b"cl.throttle" => return self.throttle(Form::Cell, words),
@@ -111,6 +122,7 @@ impl Session {
                 self.replies.version = Version::Resp2;
                 self.name.clear();
                 self.credential = None;
+                self.transaction = None;
                 self.replies.status("RESET");
             }
             // A browser was tricked into sending an HTTP request here. The rest of it must not be executed.
@@ -121,9 +133,78 @@ impl Session {
             b"client" => self.client(words),
             b"command" => catalogue::command(&mut self.replies, words),
             b"info" => self.info(),
+            b"multi" | b"exec" | b"discard" | b"unwatch" if !words.is_empty() => {
+                self.wrong_arguments(&String::from_utf8_lossy(name_known));
+                self.abort();
+            }
+            b"multi" => match self.transaction {
+                Some(_) => self.replies.error("ERR MULTI calls can not be nested"),
+                None => {
+                    self.transaction = Some(Transaction::default());
+                    self.replies.status("OK");
+                }
+            },
+            b"exec" => return self.exec(),
+            b"discard" => match self.transaction.take() {
+                Some(_) => self.replies.status("OK"),
+                None => self.replies.error("ERR DISCARD without MULTI"),
+            },
+            b"watch" => {
+                self.replies.error("ERR WATCH is not supported: leave it out, a check needs no transaction to be safe");
+                self.abort();
+            }
+            b"unwatch" => self.replies.status("OK"),
             _ => self.unknown(name, words),
         }
         Step::Replied
+    }
+
+    /// Queues a command until `EXEC`, if it could be executed then.
+    fn queue(&mut self, request: &[Cow<'_, [u8]>], bytes: &[u8]) -> Step {
+        let (Some(transaction), Some((name, words))) = (&mut self.transaction, request.split_first()) else {
+            return Step::Replied;
+        };
+        let lower = name.to_ascii_lowercase();
+        match catalogue::takes(name, request.len()) {
+            _ if matches!(&lower[..], b"hello" | b"auth") => {
+                self.replies.error("ERR Command not allowed inside a transaction");
+            }
+            None => self.unknown(name, words),
+            Some(false) => self.wrong_arguments(&String::from_utf8_lossy(&lower)),
+            Some(true) => match transaction.push(bytes) {
+                Ok(()) => {
+                    self.replies.status("QUEUED");
+                    return Step::Queued;
+                }
+                Err(problem) => self.replies.error(&format!("ERR {problem}")),
+            },
+        }
+        self.abort();
+        Step::Replied
+    }
+
+    /// Keeps the commands that are queued, if any, from being executed.
+    fn abort(&mut self) {
+        if let Some(transaction) = &mut self.transaction {
+            transaction.abort();
+        }
+    }
+
+    fn exec(&mut self) -> Step {
+        let Some(transaction) = self.transaction.take() else {
+            self.replies.error("ERR EXEC without MULTI");
+            return Step::Replied;
+        };
+        match transaction.into_queued() {
+            Some(queued) => {
+                self.replies.array(queued.commands);
+                Step::Execute(queued)
+            }
+            None => {
+                self.replies.error("EXECABORT Transaction discarded because of previous errors.");
+                Step::Replied
+            }
+        }
     }
 
     /// `CL.THROTTLE key max_burst count period [quantity]`
@@ -142,12 +223,17 @@ impl Session {
             }
         };
         let parsed = (|| {
-            let burst = number("max_burst", burst)?;
-            let capacity = burst.checked_add(1).ok_or_else(|| format!("max_burst {burst} is too large"))?;
-            let period = Duration::from_secs(number("period", period)?);
-            let numbers = Numbers { capacity, count: number("count", count)?, period };
+            let capacity = form.capacity(number("max_burst", burst)?)?;
+            let period = Duration::from_secs(at_least_one("period", period)?);
+            let numbers = Numbers { capacity, count: at_least_one("count", count)?, period };
             let quantity = quantity.map_or(Ok(1), |text| number("quantity", text))?;
-            self.engine.throttles.commands.check(numbers, key, quantity).map_err(|error| error.to_string())
+            self.engine.throttles.commands.check(numbers, key, quantity).map_err(|error| match error {
+                // The limit has one name for both commands.
+                CannotThrottle::Invalid(error) => {
+                    format!("{}: {}: {}", name.to_uppercase(), error.problem(), error.fix())
+                }
+                other => other.to_string(),
+            })
         })();
         match parsed {
             Ok(Throttled::Ready(decision)) => form.write(&mut self.replies, &decision),
@@ -401,6 +487,11 @@ impl Session {
     }
 }
 
+/// Returns whether a command is executed at once although others wait for `EXEC`.
+fn runs_in_transaction(name: &[u8]) -> bool {
+    matches!(name, b"multi" | b"exec" | b"discard" | b"watch" | b"quit" | b"reset" | b"post" | b"host:")
+}
+
 /// Whether a check takes its cost.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Taking {
@@ -450,6 +541,16 @@ fn unknown_limit(limit: &[u8]) -> String {
 }
 
 impl Form {
+    /// Returns the capacity of a bucket with this `max_burst`. redis-cell allows one more than the burst at once,
+    /// throttlecrab the burst.
+    fn capacity(self, max_burst: u64) -> Result<u64, String> {
+        match self {
+            Self::Cell => max_burst.checked_add(1).ok_or_else(|| format!("max_burst {max_burst} is too large")),
+            Self::Throttlecrab if max_burst == 0 => Err("max_burst is 0: use 1 or more".to_owned()),
+            Self::Throttlecrab => Ok(max_burst),
+        }
+    }
+
     fn write(self, replies: &mut Replies, decision: &Decision) {
         let (limit, remaining) = (decision.quota() as i64, decision.remaining() as i64);
         let reset = whole_seconds(decision.reset_after());
@@ -520,6 +621,14 @@ fn number(field: &str, text: &[u8]) -> Result<u64, String> {
     let parsed =
         std::str::from_utf8(text).ok().filter(|text| !text.starts_with('+')).and_then(|text| text.parse().ok());
     parsed.ok_or_else(|| format!("{field} '{}' is not a number: use a whole number from 0", shown(text)))
+}
+
+/// Parses a number of at least 1.
+fn at_least_one(field: &str, text: &[u8]) -> Result<u64, String> {
+    match number(field, text)? {
+        0 => Err(format!("{field} is 0: use 1 or more")),
+        number => Ok(number),
+    }
 }
 
 /// Formats a word of a request for an error message: printable and short.
