@@ -164,12 +164,12 @@ async fn check(State(state): State<ServiceState>, request: Request) -> Result<Re
     // A check with cost 0 takes nothing and is not counted as a decision.
     let decided = outcomes.iter().zip(&batch.items).filter(|(_, item)| !item.is_peek());
     state.decisions.record(decided.map(|(outcome, _)| outcome));
-    Ok(respond(batch.shape, &outcomes))
+    Ok(respond(&batch, &outcomes))
 }
 
 async fn peek(State(state): State<ServiceState>, request: Request) -> Result<Response, ErrorBody> {
     let batch = Batch::<CheckRequest>::parse(&read_json(request).await?)?;
-    Ok(respond(batch.shape, &decide(&state.gate, &batch, CheckRequest::resolve_peek).await?))
+    Ok(respond(&batch, &decide(&state.gate, &batch, CheckRequest::resolve_peek).await?))
 }
 
 /// Decides all checks of a batch by the same rules, even if a reload happens meanwhile.
@@ -184,7 +184,9 @@ async fn decide(
         let resolved = batch.resolve(|check, place| resolve(check, &rules, place))?;
         resolved.iter().map(|check| check.start(&gate)).collect()
     };
-    let outcomes = join_all(checks.into_iter().map(Check::outcome)).await;
+    let mut outcomes = join_all(checks.into_iter().map(Check::outcome)).await;
+    let of_requests = outcomes.iter_mut().zip(&batch.items).filter(|(_, check)| check.is_of_request());
+    join_all(of_requests.map(|(outcome, _)| outcome.read_each_limit())).await;
     if let (Shape::One, [outcome]) = (batch.shape, &outcomes[..])
         && let Some(Refusal::Unreadable(request)) = outcome.refusal()
     {
@@ -193,9 +195,12 @@ async fn decide(
     Ok(outcomes)
 }
 
-fn respond(shape: Shape, outcomes: &[Outcome]) -> Response {
-    let mut answers = outcomes.iter().map(CheckResponse::new);
-    let mut response = match shape {
+fn respond(batch: &Batch<CheckRequest>, outcomes: &[Outcome]) -> Response {
+    let mut answers = batch.items.iter().zip(outcomes).map(|(check, outcome)| match check.is_of_request() {
+        true => CheckResponse::with_limits(outcome),
+        false => CheckResponse::new(outcome),
+    });
+    let mut response = match batch.shape {
         Shape::One => Json(answers.next()).into_response(),
         Shape::Batch => Json(answers.collect::<Vec<_>>()).into_response(),
     };

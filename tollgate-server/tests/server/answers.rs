@@ -205,3 +205,48 @@ fn a_check_gets_the_same_response_whether_it_arrives_at_once_or_in_parts() {
         assert_eq!(at_once.json()[field], in_parts.json()[field], "{field}");
     }
 }
+
+const TWO_LIMITS: &str = "
+limits:
+  - { name: per-day, key: 'header:x-user-id', limit: 5, window: 10220d }
+  - { name: at-once, key: 'header:x-user-id', algorithm: token_bucket, capacity: 3, refill: 1/h }
+  - { name: elsewhere, match: { path: /elsewhere }, limit: 1, window: 10220d }
+";
+
+/// Returns the fields of each limit of an answer that do not depend on the time.
+fn limits_of(answer: &Value) -> Vec<Value> {
+    let limits = answer["limits"].as_array().unwrap_or_else(|| panic!("no limits: {answer}"));
+    limits.iter().map(|one| json!([one["limit"], one["allowed"], one["quota"], one["remaining"]])).collect()
+}
+
+#[test]
+fn answer_about_a_request_has_every_limit_that_counted_it() {
+    let redis = testkit::redis::RedisServer::start();
+    let on_redis = format!("store: '{}'\nstore_timeout: 5s\n{TWO_LIMITS}", redis.url());
+    for rules in [TWO_LIMITS, &on_redis] {
+        let server = Server::with_rules(rules);
+        let mut connection = server.connect();
+        let ann = json!({"request": {"headers": {"x-user-id": "ann"}}, "cost": 2});
+        let answer = connection.check(&ann);
+        assert_eq!(limits_of(&answer), [json!(["per-day", true, 5, 3]), json!(["at-once", true, 3, 1])]);
+        let denied = connection.check(&ann);
+        assert_eq!(denied["limit"], "at-once");
+        assert_eq!(limits_of(&denied), [json!(["per-day", true, 5, 3]), json!(["at-once", false, 3, 1])]);
+        for field in ["quota", "remaining", "reset_after", "retry_after"] {
+            assert_eq!(denied["limits"][1][field], denied[field], "{field}");
+        }
+        assert_eq!(denied["limits"][0]["retry_after"], Value::Null);
+        let mut post = |path: &str, body: &Value| {
+            let body = body.to_string();
+            let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json");
+            connection.send(format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()));
+            connection.receive().json()
+        };
+        let both = json!([{"request": {"headers": {"x-user-id": "ann"}}}, {"limit": "per-day", "key": "ann"}]);
+        let peeked = post("/v1/peek", &both);
+        assert_eq!(limits_of(&peeked[0]), [json!(["per-day", true, 5, 3]), json!(["at-once", true, 3, 1])]);
+        // The limit that a check names is the only one.
+        assert_eq!(peeked[1]["limits"], Value::Null);
+        assert_eq!(post("/v1/reserve", &json!({"limit": "per-day", "key": "ann"}))["limits"], Value::Null);
+    }
+}

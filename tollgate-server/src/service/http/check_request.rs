@@ -49,6 +49,11 @@ impl CheckRequest {
         self.cost.as_ref().is_some_and(|cost| cost.0 == 0)
     }
 
+    /// Returns whether the check describes a request, so that any number of limits may apply.
+    pub(crate) fn is_of_request(&self) -> bool {
+        self.request.is_some()
+    }
+
     /// Resolves the check. `place` returns the prefix of field names in a batch, such as `[1].`.
     pub(crate) fn resolve(&self, rules: &RuleSet, place: &dyn Fn() -> String) -> Result<ResolvedCheck<'_>, ErrorBody> {
         let refuse = |field: &str, problem: &str| Err(invalid_field(place, field, problem));

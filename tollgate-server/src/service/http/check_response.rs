@@ -36,9 +36,30 @@ pub(crate) struct CheckResponse<'a> {
     token: Option<&'static str>,
     /// The place of the decision: the store, a cache, a lease, local memory or the failure policy.
     source: Option<&'static str>,
+    /// Of a described request: the decision of every limit that counted it, in the order of the rule file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limits: Option<Vec<LimitDecision<'a>>>,
     /// The decisions of shadow limits.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     shadow: Vec<ShadowDecision<'a>>,
+}
+
+/// The decision of one of several limits.
+#[derive(JsonSchema, Serialize)]
+struct LimitDecision<'a> {
+    limit: &'a str,
+    /// Whether this limit would allow the request by itself.
+    allowed: bool,
+    /// The whole quota.
+    quota: u64,
+    /// The largest cost that would pass now.
+    remaining: Option<u64>,
+    /// Seconds until the full quota is available again.
+    #[schemars(with = "Option<f64>")]
+    reset_after: Option<Seconds>,
+    /// Seconds until the same check passes this limit, if waiting helps.
+    #[schemars(with = "Option<f64>")]
+    retry_after: Option<Seconds>,
 }
 
 /// The decision of a shadow limit.
@@ -51,8 +72,7 @@ struct ShadowDecision<'a> {
 impl<'a> CheckResponse<'a> {
     pub(crate) fn new(outcome: &'a Outcome) -> Self {
         let decision = outcome.decision();
-        // The failure policy counts nothing, so that what is left is unknown.
-        let counted = decision.filter(|decision| decision.source() != Source::Policy);
+        let counted = decision.filter(|decision| is_counted(decision));
         let watched = outcome
             .shadow_decisions()
             .map(|(limit, decision)| ShadowDecision { limit, allowed: decision.is_allowed() });
@@ -67,16 +87,50 @@ impl<'a> CheckResponse<'a> {
             reason: outcome.refusal().map(reason),
             token: outcome.token().error().map(TokenError::code),
             source: decision.map(|decision| source_name(decision.source())),
+            limits: None,
             shadow: watched.collect(),
         }
     }
+
+    /// Creates the response to a check that any number of limits may have counted.
+    pub(crate) fn with_limits(outcome: &'a Outcome) -> Self {
+        let limits = outcome.each_limit().into_iter().map(|(limit, decision)| {
+            let counted = Some(decision).filter(is_counted);
+            LimitDecision {
+                limit,
+                allowed: decision.is_allowed(),
+                quota: decision.quota(),
+                remaining: counted.as_ref().map(Decision::remaining),
+                reset_after: counted.as_ref().map(|decision| Seconds(decision.reset_after())),
+                retry_after: decision.retry_after().map(Seconds),
+            }
+        });
+        Self { limits: Some(limits.collect()), ..Self::new(outcome) }
+    }
+}
+
+/// Returns whether a decision counted the request. The failure policy counts nothing, so that what is left is unknown.
+fn is_counted(decision: &Decision) -> bool {
+    decision.source() != Source::Policy
 }
 
 impl CheckResponse<'_> {
     /// Appends the same JSON as [`Serialize`], in a third of the time: serde parses the text of [`Seconds`] again.
     pub(crate) fn write(&self, output: &mut Vec<u8>) {
-        let Self { allowed, limit, quota, remaining, reset_after, retry_after, delay, reason, token, source, shadow } =
-            self;
+        let Self {
+            allowed,
+            limit,
+            quota,
+            remaining,
+            reset_after,
+            retry_after,
+            delay,
+            reason,
+            token,
+            source,
+            limits,
+            shadow,
+        } = self;
         output.extend_from_slice(b"{\"allowed\":");
         write_bool(*allowed, output);
         output.extend_from_slice(b",\"limit\":");
@@ -99,6 +153,11 @@ impl CheckResponse<'_> {
         }
         output.extend_from_slice(b",\"source\":");
         write_or_null(*source, output, write_str);
+        if let Some(limits) = limits {
+            output.extend_from_slice(b",\"limits\":");
+            // Writing to a vector cannot fail.
+            _ = serde_json::to_writer(&mut *output, limits);
+        }
         for (number, ShadowDecision { limit, allowed }) in shadow.iter().enumerate() {
             output.extend_from_slice(if number == 0 { b",\"shadow\":[{\"limit\":" } else { b",{\"limit\":" });
             write_str(limit, output);
@@ -161,12 +220,23 @@ mod tests {
             reason: None,
             token: None,
             source: None,
+            limits: None,
             shadow: Vec::new(),
         };
         let seconds = |micros| Some(Seconds(Duration::from_micros(micros)));
         let shadow = |limit, allowed| ShadowDecision { limit, allowed };
+        let limit = |limit, remaining| LimitDecision {
+            limit,
+            allowed: true,
+            quota: 5,
+            remaining,
+            reset_after: seconds(1),
+            retry_after: None,
+        };
         for response in [
             nothing(),
+            CheckResponse { limits: Some(Vec::new()), ..nothing() },
+            CheckResponse { limits: Some(vec![limit("o\"ne", None), limit("two", Some(3))]), ..nothing() },
             CheckResponse { shadow: vec![shadow("one", true)], ..nothing() },
             CheckResponse {
                 allowed: false,
@@ -179,6 +249,7 @@ mod tests {
                 reason: Some("limited"),
                 token: Some("expired"),
                 source: Some("store"),
+                limits: None,
                 shadow: vec![shadow("one", true), shadow("t\"wo", false)],
             },
         ] {
