@@ -46,7 +46,7 @@ use self::reservation::Reservations;
 #[cfg(feature = "file")]
 pub use self::reservation::{MAX_RESERVATION, ReservationError, Reserved};
 #[cfg(feature = "tower")]
-pub(crate) use self::settle::ReportedCost;
+pub(crate) use self::settle::{CostMistake, ReportedCost};
 use self::store::Store;
 pub use self::store::StoreUnavailable;
 use crate::error::InvalidLimit;

@@ -31,6 +31,7 @@
 //! WebSocket, or any other connection that a handler takes over from hyper, counts until the handler drops the
 //! connection.
 
+mod cost;
 #[cfg(feature = "axum")]
 mod for_axum;
 mod future;
@@ -40,9 +41,10 @@ mod service;
 #[cfg(feature = "axum")]
 mod tunnel;
 
+pub use self::cost::ActualCost;
 #[cfg(feature = "axum")]
 pub use self::for_axum::{AxumRateLimit, AxumRateLimitLayer, AxumResponseFuture, NoLimitDecision};
-pub use self::future::{ActualCost, ResponseBody, ResponseFuture};
+pub use self::future::{ResponseBody, ResponseFuture};
 pub use self::layer::RateLimitLayer;
 pub use self::limits::{LimitDecision, PeerAddress};
 pub use self::service::RateLimit;

@@ -30,7 +30,34 @@ pub(crate) struct ReportedCost<'t> {
     pub(crate) limit: Option<&'t str>,
 }
 
+/// Why a reported cost belongs to no limit. Later variants say more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg(feature = "tower")]
+pub(crate) enum CostMistake {
+    /// No rule has an estimate that the cost could replace.
+    NoEstimate,
+    /// No rule has the name.
+    UnknownLimit,
+    /// The rule of this name did not match the request.
+    NotMatched,
+}
+
 impl Outcome {
+    /// Returns why a reported cost settles nothing, if that is a mistake of the handler. A client that is exempt, or a rule
+    /// that is disabled, is none.
+    #[cfg(feature = "tower")]
+    pub(crate) fn mistake_in(&self, reported: &ReportedCost<'_>) -> Option<CostMistake> {
+        let rules = &self.state.rules;
+        let Some(name) = reported.limit else {
+            return (!rules.have_estimates()).then_some(CostMistake::NoEstimate);
+        };
+        let Some(rule) = rules.rate_limit_named(name) else { return Some(CostMistake::UnknownLimit) };
+        let enforced = self.hits.costs().map(|(limit, _)| rules.owner(limit));
+        let shadow = self.all_shadow_decisions().iter().map(|(rule, _)| *rule);
+        let is_matched = enforced.chain(shadow).any(|matched| matched == rule);
+        (!is_matched && !rules.may_leave_out(rule)).then_some(CostMistake::NotMatched)
+    }
+
     /// Settles the request at its actual cost. It applies to every rule whose cost is not the constant 1: surplus
     /// units are refunded, as far as they still count against the key, and missing units are taken, as far as they are
     /// available.
@@ -104,7 +131,7 @@ impl Outcome {
         let mut worst =
             self.settle_each(|selected_by, rule| by_response(rule).or_else(|| reported(selected_by, rule))).await;
         for (number, (rule, decision, hits)) in (self.hits.len()..).zip(self.shadow_hits()) {
-            if let Some(actual) = by_response(rule) {
+            if let Some(actual) = by_response(rule).or_else(|| reported(self.selected_by, rule)) {
                 let settled = self.settle_limits((hits, number), decision, |_| Some(actual)).await;
                 worst = worst.worse(settled.unwrap_or(Settlement::Settled));
             }

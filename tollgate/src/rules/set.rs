@@ -525,6 +525,27 @@ impl RuleSet {
         self.0.rules[rule as usize].rule.cost.is_estimate()
     }
 
+    /// Returns `true` if the cost of any rule is an estimate.
+    #[cfg(feature = "tower")]
+    pub(crate) fn have_estimates(&self) -> bool {
+        self.0.rules.iter().any(|compiled| compiled.rule.cost.is_estimate())
+    }
+
+    /// Returns the rule of the rate limit with this name.
+    #[cfg(feature = "tower")]
+    pub(crate) fn rate_limit_named(&self, name: &str) -> Option<u32> {
+        (0..)
+            .zip(&self.0.rules)
+            .find_map(|(number, Compiled { rule, .. })| (!rule.is_in_flight() && rule.name() == name).then_some(number))
+    }
+
+    /// Returns `true` if a rule may leave out requests that it matches.
+    #[cfg(feature = "tower")]
+    pub(crate) fn may_leave_out(&self, rule: u32) -> bool {
+        let rule = self.rule(rule);
+        !rule.exempt.is_empty() || rule.missing == Missing::Skip || rule.mode == Mode::Disabled
+    }
+
     /// Returns `true` if any rule has a ban.
     #[inline]
     pub(crate) fn have_bans(&self) -> bool {

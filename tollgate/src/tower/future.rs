@@ -1,5 +1,5 @@
-//! The future of a request: checked, perhaps delayed, served or refused, and settled. Also its response: the body, which
-//! is the inner service's or a refusal, and the cost that a handler reports.
+//! The future of a request: checked, perhaps delayed, served or refused, and settled. Also the body of its response, which
+//! is the inner service's or a refusal.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -13,10 +13,11 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
+use super::cost::{ActualCost, Polling};
 use super::limits::{Limits, report_unknown_address};
 #[cfg(feature = "axum")]
 pub(super) use super::tunnel::Tunnel;
-use crate::gate::{Admitted, InFlightPermit, Outcome, ReportedCost};
+use crate::gate::{Admitted, InFlightPermit, Outcome};
 use crate::http::{Refusal, is_grpc};
 
 type ServiceResult<B, E> = Result<Response<B>, E>;
@@ -127,6 +128,7 @@ impl<F, B, E> Stage<F, B, E> {
         E: 'static,
     {
         let mut stage = self;
+        let _polling = Polling::begin();
         match stage.as_mut().project() {
             StageProjection::Refused { response } => {
                 Poll::Ready(Ok(response.take().expect("a future is not polled after completion")))
@@ -224,9 +226,15 @@ async fn finish<R, B: Outgoing<R>>(
     outcome.write_headers(response.headers_mut());
     // The extension stays, because a layer around this one may have limits that it settles.
     let cost = response.extensions().get::<ActualCost>().map(ActualCost::reported);
+    let mistake = cost.as_ref().and_then(|cost| outcome.mistake_in(cost));
     // If the store cannot be reached, the estimated cost stays: the response has no place for an error.
     _ = outcome.settle_response_with(response.status(), response.headers(), cost).await;
     let mut permit = outcome.take_permit();
+    if let Some(cost) = response.extensions_mut().get_mut::<ActualCost>()
+        && let Some(error) = cost.pass(mistake)
+    {
+        return error.map(B::refusal);
+    }
     if let Some(tunnel) = tunnel
         && tunnel.is_opened_by(response.status())
     {
@@ -290,41 +298,6 @@ impl Tunnel {
 
     fn open(self, _: Option<InFlightPermit>) {
         match self {}
-    }
-}
-
-/// The actual cost of a request, for a handler that knows it only afterwards. Inserted into the response's extensions,
-/// it settles every limit whose cost was an estimate, or one limit by name, in every layer around the handler.
-///
-/// ```
-/// use tollgate::tower::ActualCost;
-///
-/// let mut response = http::Response::new("…");
-/// response.extensions_mut().insert(ActualCost::new(300));
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ActualCost {
-    units: u64,
-    limit: Option<String>,
-}
-
-impl ActualCost {
-    /// Creates a cost in units. It applies to every limit whose cost is not the constant 1.
-    #[must_use]
-    pub fn new(units: u64) -> Self {
-        Self { units, limit: None }
-    }
-
-    /// Applies the cost to the limit named `name` alone, whatever its estimated cost was.
-    #[must_use]
-    pub fn of_limit(mut self, name: impl Into<String>) -> Self {
-        self.limit = Some(name.into());
-        self
-    }
-
-    /// Returns the cost in the form that the gate settles.
-    fn reported(&self) -> ReportedCost<'_> {
-        ReportedCost { units: self.units, limit: self.limit.as_deref() }
     }
 }
 

@@ -141,10 +141,8 @@ async fn the_fast_path_uses_the_same_key_as_a_check_by_name() {
 async fn the_actual_cost_is_settled() {
     // (estimated cost, reported cost, remaining quota)
     let table = [
-        (1, ActualCost::new(4), 9),
         (1, ActualCost::new(4).of_limit("per-client"), 6),
         (1, ActualCost::new(0).of_limit("per-client"), 10),
-        (1, ActualCost::new(4).of_limit("other"), 9),
         (3, ActualCost::new(1), 9),
         (3, ActualCost::new(5), 5),
     ];

@@ -10,13 +10,13 @@ use bytes::Bytes;
 use futures_util::future::poll_immediate;
 use http::{Request, Response};
 use http_body_util::Full;
-use tollgate::rules::{Cost, Rule, StatusSet};
+use tollgate::rules::{Cost, Match, Missing, Mode, Rule, StatusSet};
 use tollgate::tower::{ActualCost, RateLimitLayer};
 use tollgate::{Check, Gate, Limit, MINUTE, SlidingWindowLog};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use super::server::{Server, layer};
-use super::{gate, per_minute};
+use super::{gate, per_minute, user};
 
 fn tokens_and_requests() -> Gate {
     let log = |name: &str, limit| Rule::new(Limit::new(name, SlidingWindowLog::new(limit, MINUTE)).unwrap());
@@ -53,7 +53,6 @@ async fn a_handler_reports_the_actual_cost_in_an_extension() {
         ("/?units=5000", 0, 49),
         ("/?units=0", 1000, 49),
         ("/?units=30&of=requests", 600, 20),
-        ("/?units=30&of=nothing", 600, 49),
     ];
     for (path, tokens, requests) in table {
         let gate = tokens_and_requests();
@@ -76,6 +75,46 @@ async fn the_actual_cost_settles_the_limits_of_every_layer() {
         assert_eq!(left(&inner, "requests"), 49);
         assert!(!has_estimate || left(&inner, "tokens") == 300);
     }
+}
+
+/// In a release build, the response is unchanged and one line is written.
+#[cfg(debug_assertions)]
+#[tokio::test]
+async fn actual_cost_that_belongs_to_no_limit_is_an_error_that_names_the_fix() {
+    let requests = || per_minute("requests", 50);
+    let posts = || per_minute("posts", 50).matching(Match::everything().method("POST"));
+    let tokens = || per_minute("tokens", 50).cost(Cost::constant(5));
+    // (limits of the outer layer, limits of the inner layer, path, fix)
+    let table = [
+        (vec![requests()], vec![], "/?units=3", "Rule::cost"),
+        (vec![requests()], vec![posts()], "/?units=3", "Rule::cost"),
+        (vec![requests()], vec![tokens()], "/?units=3", ""),
+        (vec![tokens()], vec![requests()], "/?units=3", ""),
+        (vec![requests()], vec![posts()], "/?units=3&of=tokens", "\"tokens\""),
+        (vec![requests()], vec![posts()], "/?units=3&of=requests", ""),
+        (vec![requests()], vec![posts()], "/?units=3&of=posts", "did not match"),
+        (vec![requests()], vec![posts().mode(Mode::Disabled)], "/?units=3&of=posts", ""),
+        (vec![requests()], vec![posts().key(user()).missing(Missing::Skip)], "/?units=3&of=posts", ""),
+        (vec![requests()], vec![requests().mode(Mode::Shadow)], "/?units=3&of=requests", ""),
+        (vec![requests()], vec![posts()], "/", ""),
+    ];
+    for (outer, inner, path, fix) in table {
+        let app = Router::new().route("/", get(work)).layer(layer(&gate(inner).0)).layer(layer(&gate(outer).0));
+        let answer = Server::serving(app).await.get(path, &[]).await;
+        let is_error = !fix.is_empty();
+        assert_eq!(answer.status, if is_error { 500 } else { 200 }, "{path}: {}", answer.body);
+        assert!(answer.body.contains(fix), "{path}: {}", answer.body);
+        assert_eq!(answer.body.contains("settles nothing"), is_error);
+    }
+}
+
+#[tokio::test]
+async fn actual_cost_settles_a_limit_in_shadow_mode() {
+    let gate = gate([per_minute("tokens", 1000).cost(Cost::constant(400)).mode(Mode::Shadow)]).0;
+    let server = Server::serving(Router::new().route("/", get(work)).layer(layer(&gate))).await;
+    assert_eq!(server.get("/?units=100", &[]).await.status, 200);
+    let Ok(Check::Ready(looked)) = gate.check_by_name("tokens", &[], 0) else { panic!("it is there, in memory") };
+    assert_eq!(looked.shadow_decisions().next().unwrap().1.remaining(), 900);
 }
 
 #[tokio::test]
