@@ -33,7 +33,7 @@ pub mod redis_replies {
     pub use crate::redis::fuzzing::{ReplyScanner, read_reply};
 }
 pub use crate::http::headers::{HeaderLine, HeaderValues};
-pub use crate::http::headers::{is_forwarding_header, reads_as};
+pub use crate::http::headers::{is_folded_by_servers, is_forwarding_header, reads_as};
 pub use crate::http::response::ReusedResponse;
 pub use crate::http::response::WrittenResponse;
 #[cfg(feature = "file")]

@@ -113,7 +113,8 @@ impl Failure {
             Self::BadLength => text!(BAD_REQUEST, "bad_request", "bad_length";
                 "The request has duplicate or invalid Content-Length headers: send one valid length."),
             Self::UnderscoreHeader => text!(BAD_REQUEST, "bad_request", "underscore_header";
-                "A header name has an underscore, which gateway.underscore_headers refuses: use hyphens."),
+                "A header name has a character other than letters, digits and hyphens, which gateway.underscore_headers refuses: \
+                 use hyphens."),
             Self::Connect => text!(METHOD_NOT_ALLOWED, "method_not_allowed";
                 "CONNECT is not supported: this is not a forward proxy."),
             Self::Loop => text!(LOOP_DETECTED, "loop_detected", "loop";
@@ -405,7 +406,7 @@ impl fmt::Display for Ambiguity {
             Self::BadTransferCoding => "Transfer-Encoding is not exactly chunked",
             Self::BadChunk => "the chunked body is malformed",
             Self::HeadTooLong => "the head is too long",
-            Self::UnderscoreHeader => "a header name has an underscore",
+            Self::UnderscoreHeader => "a header name has a character other than letters, digits and hyphens",
         })
     }
 }

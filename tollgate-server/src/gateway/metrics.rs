@@ -72,7 +72,7 @@ impl Gateway {
         let forwarding = self.sum(|tally| tally.forwarding_headers.value());
         page.counters(
             "tollgate_request_headers_dropped",
-            "Request headers dropped because of an underscore, or because only trusted proxies may send them",
+            "Request headers dropped because of a special character in their name, or because only trusted proxies may send them",
             [("underscore", underscore), ("forwarding", forwarding)]
                 .into_iter()
                 .map(|(reason, count)| ([("reason", reason)], count)),

@@ -34,7 +34,7 @@ pub(super) struct Site {
     /// How upstreams interpret paths, unless their route overrides it.
     path_reading: PathReading,
     pub(super) proxies: TrustedProxies,
-    /// How headers with an underscore in their name are treated.
+    /// How headers with an underscore, a dot or the like in their name are treated.
     pub(super) underscores: UnderscoreHeaders,
     upstream_headers: Vec<UpstreamHeader>,
     /// The maximum number of connections per client address; by default a share of all.

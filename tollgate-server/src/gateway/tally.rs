@@ -48,7 +48,7 @@ pub(super) struct Tally {
     pub(super) ambiguous: ReasonCounters<Ambiguity, { AMBIGUITIES.len() }>,
     /// Refused requests, in the order of [`Unreadable::REASONS`].
     unreadable: [Counter; Unreadable::REASONS.len()],
-    /// Request headers dropped because of an underscore in their name.
+    /// Request headers dropped because of an underscore, a dot or the like in their name.
     pub(super) underscore_headers: Counter,
     /// Forwarding headers dropped because their sender is not a trusted proxy.
     pub(super) forwarding_headers: Counter,

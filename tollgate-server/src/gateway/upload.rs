@@ -161,7 +161,7 @@ impl ToUpstream {
         }))
     }
 
-    /// Sets how trailers with an underscore in their name are treated, and the changes of the route.
+    /// Sets how trailers with an underscore, a dot or the like in their name are treated, and the changes of the route.
     pub(in crate::gateway) fn screening_trailers(mut self, underscores: UnderscoreHeaders, edits: &Arc<Edits>) -> Self {
         if let Self::Upload(upload) = &mut self {
             upload.underscores = underscores;

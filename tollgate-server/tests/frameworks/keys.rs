@@ -17,7 +17,7 @@ struct Kind {
 }
 
 /// The first spelling of each kind is the plain one.
-const KINDS: [Kind; 4] = [
+const KINDS: [Kind; 5] = [
     Kind {
         name: "query",
         key: "query:user_id",
@@ -55,6 +55,28 @@ const KINDS: [Kind; 4] = [
             ("/cookie", "Cookie: user%5Fid=REAL"),
             ("/cookie", "Cookie: user_id=REAL; user.id=x"),
             ("/cookie", "Cookie: USER_ID=REAL; user_id=x"),
+            ("/cookie", "Cookie: user_id=\"REAL"),
+            ("/cookie", "Cookie: user_id=\"REALx"),
+            ("/cookie", "Cookie: user_id=REAL\""),
+            ("/cookie", "Cookie: user_id=REAL,x"),
+            ("/cookie", "Cookie: a=\"x; user_id=REAL"),
+            ("/cookie", "Cookie: user_id=REAL; a=\"x; user_id=x\""),
+            ("/cookie", "Cookie: a=\", user_id=REAL ,\"; user_id=x"),
+        ],
+    },
+    Kind {
+        name: "header",
+        key: "header:x-api-key",
+        identity: "REAL",
+        spellings: &[
+            ("/header", "X-Api-Key: REAL"),
+            ("/header", "x-api-key: REAL"),
+            ("/header", "X_Api_Key: REAL"),
+            ("/header", "X.Api.Key: REAL"),
+            ("/header", "X-Api.Key: REAL"),
+            ("/header", "X~Api~Key: REAL"),
+            ("/header", "X-Api-Key: x\r\nX.Api.Key: REAL"),
+            ("/header", "X.Api.Key: REAL\r\nX-Api-Key: x"),
         ],
     },
     Kind {

@@ -196,6 +196,34 @@ fn begins(name: &str) -> bool {
         .any(|family| name.get(..family.len()).is_some_and(|beginning| reads_as(beginning, family)))
 }
 
+/// Returns whether a server may take a header name for another one with hyphens: whether it has a character other than
+/// letters, digits and hyphens.
+///
+/// CGI makes the same variable of `X-User-Id` and `X_User_Id`, PHP of `X.User.Id` too, and lighttpd of a name with any
+/// other character in their place.
+///
+/// ```
+/// use tollgate::internal::is_folded_by_servers;
+///
+/// assert!(is_folded_by_servers("x_user_id") && is_folded_by_servers("X.User-Id") && is_folded_by_servers("x~user"));
+/// assert!(!is_folded_by_servers("X-User-Id2"));
+/// ```
+#[must_use]
+#[inline]
+pub fn is_folded_by_servers(name: &str) -> bool {
+    static IS_FOLDED: [bool; 256] = {
+        let mut table = [true; 256];
+        let mut byte = 0;
+        while byte < 256 {
+            table[byte] = !(byte as u8).is_ascii_alphanumeric() && byte as u8 != b'-';
+            byte += 1;
+        }
+        table
+    };
+    // Without an early return: names are short.
+    name.bytes().fold(false, |found, byte| found | IS_FOLDED[usize::from(byte)])
+}
+
 /// Returns whether a server may take two header names for one. It ignores case, and CGI, WSGI and PHP make the same
 /// variable of every character other than a letter or a digit.
 #[must_use]

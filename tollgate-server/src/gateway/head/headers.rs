@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use smallvec::SmallVec;
-use tollgate::internal::{HeaderFact, HeaderLine, is_forwarding_header, reads_as};
+use tollgate::internal::{HeaderFact, HeaderLine, is_folded_by_servers, is_forwarding_header, reads_as};
 use tollgate::rules::TrustedProxies;
 use tollgate::rules::file::internal::{
     HeaderEdits, HeaderName as FileHeaderName, HeaderValueRule, RequestHeaderEdits, UnderscoreHeaders,
@@ -146,6 +146,7 @@ pub(in crate::gateway) enum Fate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::gateway) enum DropReason {
     HopByHop,
+    /// Its name has a character other than letters, digits and hyphens.
     Underscore,
     /// It describes a client, and its sender is not a trusted proxy.
     Forwarding,
@@ -180,7 +181,7 @@ impl<'a> HeaderFilter<'a> {
     /// Returns the fate of a request header with this name and kind.
     pub(super) fn fate(&self, name: &str, kind: HeaderKind) -> Fate {
         match kind {
-            HeaderKind::Other | HeaderKind::Forwarding | HeaderKind::RateLimit if has_underscore(name) => {
+            HeaderKind::Other | HeaderKind::Forwarding | HeaderKind::RateLimit if is_folded_by_servers(name) => {
                 match self.underscores {
                     UnderscoreHeaders::Keep if !is_special_with_hyphens(name) => Fate::Kept,
                     UnderscoreHeaders::Refuse => Fate::Refused,
@@ -211,7 +212,7 @@ impl<'a> HeaderFilter<'a> {
 /// 6.5.1).
 fn passes_as_trailer(name: &str, underscores: UnderscoreHeaders) -> bool {
     const OF_HEADS: [&str; 2] = ["authorization", "cookie"];
-    let is_kept = match has_underscore(name) {
+    let is_kept = match is_folded_by_servers(name) {
         true => underscores == UnderscoreHeaders::Keep && !is_special_with_hyphens(name),
         false => kind(name) == HeaderKind::Other,
     };
@@ -231,14 +232,10 @@ pub(in crate::gateway) fn screen_request_trailers(
     trailers
 }
 
-fn has_underscore(name: &str) -> bool {
-    // Without an early return: names are short.
-    name.bytes().fold(false, |found, byte| found | (byte == b'_'))
-}
-
-/// Returns whether a name has a meaning to a proxy once an upstream replaces its underscores with hyphens.
+/// Returns whether a name has a meaning to a proxy once an upstream reads its underscores, dots and other special
+/// characters as hyphens.
 fn is_special_with_hyphens(name: &str) -> bool {
-    kind(&name.replace('_', "-")) != HeaderKind::Other
+    kind(&name.replace(|letter: char| !letter.is_ascii_alphanumeric(), "-")) != HeaderKind::Other
 }
 
 /// Parses a length, which consists only of digits.
@@ -461,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn names_with_underscores_are_dropped_kept_or_refused_as_set() {
+    fn names_that_servers_fold_are_dropped_kept_or_refused_as_set() {
         let dropped = Fate::Dropped(DropReason::Underscore);
         for (setting, other, ours) in [
             (UnderscoreHeaders::Drop, dropped, dropped),
@@ -470,9 +467,20 @@ mod tests {
         ] {
             for peer in [[10, 0, 0, 1], [192, 0, 2, 1]] {
                 let fate = fates(setting, peer);
-                assert_eq!(fate("x_user_id"), other);
-                for name in ["x_forwarded_for", "X_Real_IP", "content_length", "Transfer_Encoding", "x-ratelimit_limit"]
-                {
+                for separator in "!#$%&'*+.^_`|~".chars() {
+                    let name = format!("x{separator}user-id");
+                    assert_eq!(fate(&name), other, "{name}");
+                }
+                for name in [
+                    "x_forwarded_for",
+                    "X_Real_IP",
+                    "x.real.ip",
+                    "content_length",
+                    "Content.Length",
+                    "Transfer_Encoding",
+                    "x-ratelimit_limit",
+                    "x-forwarded~for",
+                ] {
                     assert_eq!(fate(name), ours, "{name}");
                 }
             }
@@ -481,14 +489,24 @@ mod tests {
 
     #[test]
     fn trailers_that_say_who_asks_for_what_do_not_pass() {
-        for name in
-            ["x-real-ip", "x-forwarded-for", "host", "content-length", "trailer", "Authorization", "cookie", "x_user"]
-        {
+        for name in [
+            "x-real-ip",
+            "x-forwarded-for",
+            "host",
+            "content-length",
+            "trailer",
+            "Authorization",
+            "cookie",
+            "x_user",
+            "x.user",
+        ] {
             assert!(!passes_as_trailer(name, UnderscoreHeaders::Drop), "{name}");
         }
         assert!(passes_as_trailer("x-checksum", UnderscoreHeaders::Drop));
         assert!(passes_as_trailer("grpc-status", UnderscoreHeaders::Refuse));
         assert!(passes_as_trailer("x_sum", UnderscoreHeaders::Keep));
+        assert!(passes_as_trailer("x.sum", UnderscoreHeaders::Keep));
         assert!(!passes_as_trailer("x_real_ip", UnderscoreHeaders::Keep));
+        assert!(!passes_as_trailer("x.real.ip", UnderscoreHeaders::Keep));
     }
 }

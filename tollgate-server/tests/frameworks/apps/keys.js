@@ -16,6 +16,7 @@ http
     response.setHeader("Content-Type", "application/json");
     response.end(
       JSON.stringify({
+        header: request.headers["x-api-key"] || null,
         query: lenient(url.searchParams, "user_id"),
         cookie: lenient(cookies, "user_id"),
         token: word,

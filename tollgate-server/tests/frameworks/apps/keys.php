@@ -8,6 +8,7 @@ $login = isset($_SERVER['PHP_AUTH_USER']) ? $_SERVER['PHP_AUTH_USER'] . ':' . $_
 $first = fn($value) => is_array($value) ? reset($value) : $value;
 header('Content-Type: application/json');
 echo json_encode([
+    'header' => $_SERVER['HTTP_X_API_KEY'] ?? null,
     'query' => $first($_GET['user_id'] ?? null),
     'cookie' => $first($_COOKIE['user_id'] ?? null),
     'token' => $token,

@@ -23,6 +23,7 @@ class Handler(BaseHTTPRequestHandler):
         except Exception:
             cookie = None
         body = json.dumps({
+            "header": self.headers.get("X-Api-Key"),
             "query": parse_qs(urlsplit(self.path).query).get("user_id", [None])[0],
             "cookie": cookie and cookie.value,
             "token": word,

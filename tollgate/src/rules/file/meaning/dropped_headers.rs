@@ -1,6 +1,6 @@
 //! Headers that a rule reads and the gateway drops before limits see a request.
 
-use crate::internal::is_forwarding_header;
+use crate::internal::{is_folded_by_servers, is_forwarding_header};
 use crate::rules::file::forms::{CostText, KeyPart, PlanSource, TokenSource};
 use crate::rules::file::node::Node;
 use crate::rules::file::problem::{Findings, Position, shown};
@@ -60,9 +60,11 @@ struct Dropped<'a> {
 impl Dropped<'_> {
     /// Warns about a header that the gateway drops.
     fn warn(&self, name: &str, at: Position, findings: &mut Findings) {
-        if name.contains('_') && self.gateway.underscore_headers != UnderscoreHeaders::Keep {
-            let message =
-                format!("the gateway drops `{}`, like every header with an underscore in its name", shown(name));
+        if is_folded_by_servers(name) && self.gateway.underscore_headers != UnderscoreHeaders::Keep {
+            let message = format!(
+                "the gateway drops `{}`, like every header whose name has other characters than letters, digits and hyphens",
+                shown(name)
+            );
             findings.warning(at, message, "write the name with hyphens, or set `underscore_headers: keep`");
         } else if is_forwarding_header(name) && self.gateway.trusted_proxies.is_empty() {
             let message = format!("the gateway drops `{}` unless it comes from `trusted_proxies`", shown(name));

@@ -27,8 +27,9 @@ pub struct GatewayRule {
     pub paths: PathsRule,
     /// The load balancers that begin every connection with a header of the PROXY protocol.
     pub proxy_protocol: ProxyProtocolRule,
-    /// The treatment of request headers with an underscore in their name: `drop` (the default), `keep` or `refuse`.
-    /// Many upstreams take `X_User_Id` for `X-User-Id`; limits do not.
+    /// The treatment of request headers with an underscore, a dot or another character than letters, digits and hyphens in
+    /// their name: `drop` (the default), `keep` or `refuse`. Many upstreams take `X_User_Id` for `X-User-Id`, and PHP takes
+    /// `X.User.Id` for it; limits do not.
     pub underscore_headers: UnderscoreHeaders,
     /// Headers about the client and the connection that are added to requests for upstreams.
     #[schemars(length(max = 4))]
@@ -149,7 +150,7 @@ impl JsonSchema for ProxyProtocolRule {
     }
 }
 
-/// The treatment of request headers with an underscore in their name.
+/// The treatment of request headers whose name has a character other than letters, digits and hyphens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum UnderscoreHeaders {
