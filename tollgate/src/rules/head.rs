@@ -1,8 +1,9 @@
 //! GET includes HEAD: services answer HEAD with their handlers for GET, so HEAD would get past a limit for GET.
 //!
-//! A rule for GET leaves HEAD to another rule that names it, but only to one that counts every request which the rule
-//! for GET would count. A rule for HEAD on another path, or one that skips some clients, takes nothing from it. Neither
-//! does a rule that takes no units from some requests, or gives them back after some responses.
+//! A rule for GET leaves HEAD to another rule that names it and not GET, but only to one that counts every request which
+//! the rule for GET would count, by the same key, and refuses those that it would refuse. A rule for HEAD on another path,
+//! or one that skips some clients, takes nothing from it. Neither does a rule that takes no units from some requests, or
+//! gives them back after some responses.
 
 use super::coverage::{Part, Steps, count_parts, covers_apart_from_methods};
 use super::matching::Match;
@@ -43,13 +44,25 @@ pub(super) fn add_to_routes(parts: &mut [Part]) {
     lacking.into_iter().for_each(|number| parts[number].matching.methods.push(HEAD.into()));
 }
 
-/// Returns `true` if `other` counts all requests that it matches, in the way in which `rule` would.
+/// Returns `true` if `other` counts all requests that it matches, in the way in which `rule` would, and refuses those that
+/// `rule` would refuse whatever is left of the quota.
 fn replaces(other: &Rule, rule: &Rule) -> bool {
     let is_in_force = other.mode == Mode::Enforced || (other.mode == Mode::Shadow && rule.mode == Mode::Shadow);
     let needs_no_descriptor = !other.key.iter().any(|part| part.is_descriptor());
     let skips_none = needs_no_descriptor && (other.missing != Missing::Skip || other.key.is_empty());
     let settles_alike = !other.response_settlement.is_needed() || other.response_settlement == rule.response_settlement;
+    // A rule for both methods is not about HEAD, and its key or its numbers may be those of all clients together.
+    let is_for_head = !names(&other.matching, "GET");
+    let counts_by_same_key =
+        other.key.len() == rule.key.len() && other.key.iter().zip(&rule.key).all(|(one, other)| one.is_same(other));
+    let denies_missing = rule.missing != Missing::Deny || other.missing == Missing::Deny || rule.key.is_empty();
+    let bans = rule.ban.is_none() || other.ban == rule.ban;
     is_in_force
+        && is_for_head
+        && counts_by_same_key
+        && denies_missing
+        && rule.blocked.is_empty()
+        && bans
         && skips_none
         && settles_alike
         && !other.cost.may_be_zero()

@@ -1,7 +1,7 @@
 //! Methods: services answer HEAD with their handlers for GET, so a rule for GET counts both.
 
 use tollgate::rules::{Cost, Facts, KeyPart, Listing, Match, Missing, Mode, Rule, StatusSet};
-use tollgate::{FixedWindow, Gate, Limit, MINUTE, RuleState};
+use tollgate::{Ban, FixedWindow, Gate, Limit, MINUTE, RuleState};
 
 use super::{check, gate};
 
@@ -78,6 +78,8 @@ fn head_is_counted_unless_the_rule_that_names_it_counts_every_request() {
         rule("heads", all()).settle_by("x-cost"),
         rule("heads", all()).cost(Cost::custom(|_| Some(0))),
         Rule::in_flight("heads", 1).unwrap().matching(all()),
+        rule("heads", all()).key(KeyPart::header("x-user")),
+        rule("heads", on("/**", &["GET", "HEAD"])),
     ];
     for heads in heads {
         let (gate, _) = gate([heads.clone(), rule("reads", on("/api/**", &["GET"]))]);
@@ -86,6 +88,44 @@ fn head_is_counted_unless_the_rule_that_names_it_counts_every_request() {
     let both = on("/**", &["GET", "HEAD"]);
     let (gate, _) = gate([rule("reads", both.clone()), rule("heads", all())]);
     assert_eq!(counted(&gate, "HEAD", "/"), ["reads", "heads"], "a rule that names HEAD keeps it");
+}
+
+/// A limit that names HEAD for its own reasons must not open a way around what another limit refuses.
+#[test]
+fn head_is_refused_where_get_is_refused() {
+    let reads = || rule("reads", everywhere("GET"));
+    let heads = || rule("heads", everywhere("HEAD"));
+    let by_user = |rule: Rule| rule.key(KeyPart::header("x-user"));
+    let listed = || Listing::none().when(|request| request.path() == "/secret");
+    for (reads, heads, path) in [
+        (by_user(reads()).missing(Missing::Deny), by_user(heads()), "/"),
+        (by_user(reads()).missing(Missing::Deny), heads(), "/"),
+        (reads().blocked(listed()), heads(), "/secret"),
+        (by_user(reads()).blocked(listed()), by_user(heads()).blocked(Listing::none().key(&["ann"])), "/secret"),
+    ] {
+        for rules in [[reads.clone(), heads.clone()], [heads.clone(), reads.clone()]] {
+            let (gate, _) = gate(rules);
+            for method in ["GET", "HEAD"] {
+                let outcome = check(&gate, method, path, &[]);
+                assert!(outcome.refusal().is_some(), "{method} {reads:?} {heads:?}");
+            }
+        }
+    }
+    let denying = |rule: Rule| by_user(rule).missing(Missing::Deny);
+    let (alike, _) = gate([denying(reads()), denying(heads())]);
+    let of_user = [("x-user", "ann")];
+    assert!(check(&alike, "GET", "/", &of_user).is_allowed() && check(&alike, "HEAD", "/", &of_user).is_allowed());
+    assert!(check(&alike, "HEAD", "/", &[]).refusal().is_some());
+}
+
+#[test]
+fn a_ban_counts_the_denials_of_head() {
+    let banning = |rule: Rule| rule.ban(Ban { after: 2, within: MINUTE, for_: MINUTE });
+    let (reads, heads) = (|| banning(rule("reads", everywhere("GET"))), || rule("heads", everywhere("HEAD")));
+    let (gate_with_one, _) = gate([reads(), heads()]);
+    assert_eq!(counted(&gate_with_one, "HEAD", "/"), ["reads", "heads"]);
+    let (gate_with_both, _) = gate([reads(), banning(heads())]);
+    assert_eq!(counted(&gate_with_both, "HEAD", "/"), ["heads"]);
 }
 
 #[test]
