@@ -136,6 +136,7 @@ impl GrpcState {
         if descriptors.are_plain() {
             match descriptors.check(&gate, &Denials::default())? {
                 Checks::Ready(outcomes) => {
+                    descriptors.check_readable(&Denials::default(), &outcomes)?;
                     return Ok(self.respond(&descriptors, &Denials::default(), &outcomes, &[]));
                 }
                 pending @ Checks::Pending(_) => checks = Some(pending),
@@ -156,6 +157,7 @@ impl GrpcState {
         let mut denials = Denials::default();
         let checks = checks.map_or_else(|| descriptors.check(gate, &denials), Ok)?;
         let mut outcomes = checks.outcomes().await;
+        descriptors.check_readable(&denials, &outcomes)?;
         while denials.add_quota_denials(descriptors, &mut outcomes) {
             outcomes = descriptors.check(gate, &denials)?.outcomes().await;
         }

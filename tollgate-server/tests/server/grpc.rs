@@ -235,6 +235,28 @@ async fn invalid_requests_are_refused_with_the_field() {
     }
 }
 
+/// A limit that read the first value could be left by a client that controls one of the entries.
+#[tokio::test]
+async fn two_values_of_an_entry_that_a_limit_reads_are_an_error() {
+    let (_server, mut client) = plain().await;
+    let of = |pairs: &[(&str, &str)]| RateLimitDescriptor {
+        entries: pairs.iter().flat_map(|(name, value)| descriptor(name, value).entries).collect(),
+        ..RateLimitDescriptor::default()
+    };
+    let twice = of(&[("user", "ann"), ("user", "bob")]);
+    for descriptors in [vec![twice.clone()], vec![descriptor("user", "ann"), of(&[("path", "/"), ("path", "/b")])]] {
+        let error = check(&mut client, descriptors).await.expect_err("a limit reads two values");
+        assert_eq!(error.code(), GrpcCode::InvalidArgument);
+        assert!(error.message().ends_with("has several differing values: send it once."), "{error}");
+    }
+    let refund = RateLimitDescriptor { is_negative_hits: true, ..twice };
+    assert!(check(&mut client, vec![refund]).await.is_err());
+    // No limit reads the other entry, and equal values are one.
+    let fine = of(&[("user", "ann"), ("generic_key", "a"), ("generic_key", "b"), ("user", "ann")]);
+    let response = check(&mut client, vec![fine]).await.expect("valid");
+    assert_eq!(remaining(&response.statuses[0]), (Code::Ok, 2), "refused requests take nothing");
+}
+
 #[tokio::test]
 async fn clients_need_a_token_except_for_health_checks() {
     let (_server, address) = server("service: { grpc: { listen: '127.0.0.1:0', tokens_file: tokens } }");

@@ -15,7 +15,8 @@ use smallvec::{SmallVec, smallvec};
 use super::certificate::{CertificateField, named_fingerprint};
 use super::named_key::{InvalidPart, shown};
 use super::normal::address::{GroupText, IpGroup};
-use super::normal::{cookies, header, host, method, path, query, signed_token};
+use super::normal::base64::Ambiguous;
+use super::normal::{Unreadable, cookies, header, host, method, path, query, signed_token};
 use super::rule::Missing;
 use super::{PathReading, Request};
 use crate::error::InvalidLimit;
@@ -257,14 +258,16 @@ impl KeyPart {
         }
         let piece = match &self.0 {
             Source::Ip(group) => Piece(Form::Short(group.named(value)?)),
-            Source::Header(name) => Piece::of_bytes(header::key_text(name, value).map_err(|_| {
-                let problem = format!("`{}` has more than one token", shown(value));
-                InvalidPart::new(problem, "write the token alone, or a scheme, a space and the token")
-            })?),
-            Source::Cookie(_) => Piece::of_bytes(signed_token::normal_of(cookies::plain(value))),
+            Source::Header(name) => Piece::of_bytes(header::key_text(name, value).map_err(|_| ambiguous(value))?),
+            Source::Cookie(_) => {
+                Piece::of_bytes(signed_token::normal_of(cookies::plain(value)).map_err(|_| ambiguous(value))?)
+            }
             Source::Fingerprint(_) => Piece(Form::Owned(named_fingerprint(value)?)),
             Source::Query(_) => match std::str::from_utf8(value) {
-                Ok(text) => Piece::of_bytes(signed_token::normal_of(bytes_of(query::trimmed(Cow::Borrowed(text))))),
+                Ok(text) => {
+                    let text = bytes_of(query::trimmed(Cow::Borrowed(text)));
+                    Piece::of_bytes(signed_token::normal_of(text).map_err(|_| ambiguous(value))?)
+                }
                 Err(_) => Piece::borrowed(value),
             },
             Source::Path => return Ok(path::named(value, path_reading)?.into_iter().map(Piece::of).collect()),
@@ -309,10 +312,10 @@ impl KeyPart {
             Source::Header(name) => return Piece::of_bytes(request.key_header(name)?).unless_empty(),
             Source::Invalid(_) => return None,
             Source::Cookie(name) => {
-                return Piece::of_bytes(signed_token::normal_of(request.cookie(name)?)).unless_empty();
+                return Self::of_token(request.cookie(name)?, request, || format!("cookie {name}"));
             }
             Source::Query(name) => {
-                return Piece::of_bytes(signed_token::normal_of(bytes_of(request.query(name)?))).unless_empty();
+                return Self::of_token(bytes_of(request.query(name)?), request, || format!("query parameter {name}"));
             }
             Source::Path => request.path().as_bytes(),
             Source::Method => return Piece::of(method::form(facts.method())).unless_empty(),
@@ -321,12 +324,30 @@ impl KeyPart {
             Source::Jwt(claim) => return Piece::of(request.claim(claim)?).unless_empty(),
             Source::Certificate(field) => field.of(facts.client_certificate()?)?.as_bytes(),
             Source::Fingerprint(listed) => facts.client_certificate()?.key_fingerprint(listed).as_bytes(),
-            Source::Descriptor(name) => facts.descriptor(name)?.as_bytes(),
+            Source::Descriptor(name) => request.descriptor(name)?.as_bytes(),
             Source::Constant(text) => text.as_bytes(),
             Source::Custom(make) => return Piece(Form::Owned(make(request)?.into_bytes())).unless_empty(),
         };
         (!bytes.is_empty()).then_some(Piece::borrowed(bytes))
     }
+
+    /// Returns the part with a value that may be a signed token. One that upstreams read differently is recorded as an
+    /// error.
+    fn of_token<'r>(value: Cow<'r, [u8]>, request: &Request<'_>, place: impl Fn() -> String) -> Option<Piece<'r>> {
+        match signed_token::normal_of(value) {
+            Ok(value) => Piece::of_bytes(value).unless_empty(),
+            Err(Ambiguous) => {
+                request.refuse(Unreadable::InvalidCredentials(place().into()));
+                None
+            }
+        }
+    }
+}
+
+/// Returns the error of a named value that upstreams read differently.
+fn ambiguous(value: &[u8]) -> InvalidPart {
+    let problem = format!("`{}` is not one token that all servers read alike", shown(value));
+    InvalidPart::new(problem, "write the token alone, or a scheme, a space and the token, without special characters")
 }
 
 fn bytes_of(text: Cow<'_, str>) -> Cow<'_, [u8]> {

@@ -13,7 +13,7 @@
 //! names, which the server filters.
 
 pub(super) mod address;
-mod base64;
+pub(super) mod base64;
 pub(super) mod cookies;
 mod credentials;
 pub(super) mod header;
@@ -64,9 +64,14 @@ pub enum Unreadable {
     DuplicateCookie(Box<str>),
     /// A query parameter that a limit reads, with several differing values.
     DuplicateParameter(Box<str>),
+    /// A cookie that a limit reads, with a quote that is not closed in it or before it.
+    InvalidCookie(Box<str>),
+    /// A descriptor that a limit reads, with several differing values.
+    DuplicateDescriptor(Box<str>),
     /// A target or an `:authority` that names another host than the `Host` header, or several `Host` headers.
     SeveralHosts,
-    /// Credentials that are more than one token, in a header that a key reads.
+    /// Credentials or a signed token that upstreams read differently. Names the header, the cookie or the parameter that
+    /// has them, as in `header authorization`.
     InvalidCredentials(Box<str>),
     /// A header with the cost of the request that is not a whole number.
     InvalidCost(Box<str>),
@@ -74,7 +79,7 @@ pub enum Unreadable {
 
 impl Unreadable {
     /// All reasons, in the order of the metric's labels.
-    pub const REASONS: [&'static str; 15] = [
+    pub const REASONS: [&'static str; 17] = [
         "dot_segment",
         "control_character",
         "backslash",
@@ -90,6 +95,8 @@ impl Unreadable {
         "several_hosts",
         "invalid_credentials",
         "invalid_cost",
+        "invalid_cookie",
+        "duplicate_descriptor",
     ];
 
     /// Returns the reason as one word, for metrics and programs.
@@ -117,6 +124,8 @@ impl Unreadable {
             Self::SeveralHosts => 12,
             Self::InvalidCredentials(_) => 13,
             Self::InvalidCost(_) => 14,
+            Self::InvalidCookie(_) => 15,
+            Self::DuplicateDescriptor(_) => 16,
         }
     }
 }
@@ -147,14 +156,24 @@ impl fmt::Display for Unreadable {
             Self::DuplicateCookie(name) => {
                 return write!(out, "The cookie {name} has several differing values: send it once.");
             }
+            Self::DuplicateDescriptor(name) => {
+                return write!(out, "The descriptor {name} has several differing values: send it once.");
+            }
+            Self::InvalidCookie(name) => {
+                return write!(out, "The cookie {name} has an open quote in it or before it: close the quote.");
+            }
             Self::DuplicateParameter(name) => {
                 return write!(out, "The query parameter {name} has several differing values: send it once.");
             }
             Self::SeveralHosts => {
                 "The request names more than one host: send one Host header, with the host of the target or of :authority."
             }
-            Self::InvalidCredentials(name) => {
-                return write!(out, "The header {name} has more than one token: send a scheme, a space and one token.");
+            Self::InvalidCredentials(place) => {
+                return write!(
+                    out,
+                    "The {place} is not one token that all servers read alike: send one token without quotes, spaces and \
+                     other special characters, and with padding only at its end."
+                );
             }
             Self::InvalidCost(name) => {
                 return write!(out, "The header {name} is not a whole number: send digits only, or leave it out.");
@@ -207,6 +226,12 @@ impl ReadErrors {
         self.is_some.store(false, Relaxed);
         self.first.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
+}
+
+/// Returns the value of a descriptor. Several differing values are recorded as an error.
+pub(super) fn descriptor<'a>(entries: &'a [(&str, &'a str)], name: &str, errors: &ReadErrors) -> Option<&'a str> {
+    let values = entries.iter().filter(|(given, _)| *given == name).map(|(_, value)| *value);
+    only(values, errors, || Unreadable::DuplicateDescriptor(name.into()))
 }
 
 /// Returns the single value among normalized `values`. Differing values are recorded as an error, and the first one is

@@ -11,8 +11,7 @@ use serde_json::{Map, Value};
 
 use super::client::TrustedProxies;
 use super::normal::path::Readings;
-use super::normal::{PathCase, PathReading, ReadError, ReadErrors, Unreadable};
-use super::normal::{cookies, header, host, query};
+use super::normal::{self, PathCase, PathReading, ReadError, ReadErrors, Unreadable, cookies, header, host, query};
 use super::{Facts, FailedExpressions, claims};
 use crate::http::TokenError;
 
@@ -155,6 +154,11 @@ impl<'a> Request<'a> {
     #[must_use]
     pub fn query(&self, name: &str) -> Option<Cow<'a, str>> {
         query::query(self.facts.query()?, name, &self.errors)
+    }
+
+    /// Returns the value of a descriptor. A request with several differing values is refused.
+    pub(super) fn descriptor(&self, name: &str) -> Option<&'a str> {
+        normal::descriptor(self.facts.all_descriptors(), name, &self.errors)
     }
 
     /// Returns the host in lower case, without its port and trailing dot. An IPv6 address is in its shortest text.

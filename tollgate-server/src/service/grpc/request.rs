@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
+use tollgate::http::Refusal;
 use tollgate::internal::envoy::{DescriptorMatch, FoundLimit};
 use tollgate::rules::{Facts, RuleSet};
 use tollgate::{Checks, Decision, Gate, JointCheck, Outcome};
@@ -123,6 +124,17 @@ impl<'r> Descriptors<'r> {
         let checked = self.checked(denials).map(|index| &self.each[index]);
         let checked = checked.map(|one| (one, if one.is_refund { 0 } else { one.cost })).collect();
         self.with_checks(checked, |checks| gate.check_together(checks)).map_err(|_| changed())
+    }
+
+    /// Checks that limits could read all descriptors. A value that is ambiguous is an error of the question, not a denial.
+    pub(super) fn check_readable(&self, denials: &Denials, outcomes: &[Outcome]) -> Result<(), Status> {
+        let refused = self.checked(denials).zip(outcomes).filter(|(_, outcome)| !outcome.is_allowed());
+        for (index, outcome) in refused {
+            if let Some(Refusal::Unreadable(descriptor)) = outcome.refusal() {
+                return Err(Status::invalid_argument(format!("descriptors[{index}]: {}", descriptor.message)));
+            }
+        }
+        Ok(())
     }
 
     /// Gives the hits of refunds back.

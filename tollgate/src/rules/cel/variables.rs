@@ -18,7 +18,7 @@ use super::prepared::Prepared;
 use super::types::Type;
 use crate::http::Headers;
 use crate::rules::ReadErrors;
-use crate::rules::normal::{header, host, method, query};
+use crate::rules::normal::{descriptor, header, host, method, query};
 
 /// The fields of `request`.
 pub(super) const REQUEST_FIELDS: [&str; 8] =
@@ -83,7 +83,7 @@ impl<'a> Variables<'a> {
                 Entries::Headers(facts.all_headers(), self.input.errors)
             }
             "request.query" => Entries::Query(facts.query().unwrap_or_default(), self.input.errors),
-            "descriptors" => Entries::Descriptors(facts.all_descriptors()),
+            "descriptors" => Entries::Descriptors(facts.all_descriptors(), self.input.errors),
             TOKENS => Entries::Claims(self.input.claims),
             _ => return None,
         })
@@ -110,7 +110,8 @@ enum Entries<'a> {
     Headers(Option<Headers<'a>>, &'a ReadErrors),
     /// The single value of each query parameter.
     Query(&'a str, &'a ReadErrors),
-    Descriptors(&'a [(&'a str, &'a str)]),
+    /// The single value of each descriptor.
+    Descriptors(&'a [(&'a str, &'a str)], &'a ReadErrors),
     Claims(Option<&'a Map<String, Value>>),
 }
 
@@ -122,7 +123,7 @@ impl<'a> Entries<'a> {
                 Cow::Owned(value) => String::from_utf8_lossy(&value).into_owned().into(),
             },
             Self::Query(text, errors) => query::query(text, name, errors)?,
-            Self::Descriptors(given) => given.iter().find(|(given, _)| *given == name)?.1.into(),
+            Self::Descriptors(given, errors) => descriptor(given, name, errors)?.into(),
             Self::Claims(claims) => return claims.as_ref()?.get(name).map(json),
         };
         Some(Box::new(CelString::from(text)))
@@ -135,7 +136,7 @@ impl<'a> Entries<'a> {
                 headers.zip(name.parse().ok()).is_some_and(|(headers, name)| headers.get_named(&name).is_some())
             }
             Self::Query(text, _) => query::query(text, name, &ReadErrors::default()).is_some(),
-            Self::Descriptors(given) => given.iter().any(|(given, _)| *given == name),
+            Self::Descriptors(given, _) => given.iter().any(|(given, _)| *given == name),
             Self::Claims(claims) => claims.is_some_and(|claims| claims.contains_key(name)),
         }
     }
@@ -146,7 +147,7 @@ impl<'a> Entries<'a> {
                 headers.iter().flat_map(Headers::names).map(|name| name.to_ascii_lowercase().into()).collect()
             }
             Self::Query(text, _) => query::names(text).map(Into::into).collect(),
-            Self::Descriptors(given) => given.iter().map(|(name, _)| (*name).into()).collect(),
+            Self::Descriptors(given, _) => given.iter().map(|(name, _)| (*name).into()).collect(),
             Self::Claims(claims) => {
                 claims.iter().flat_map(|claims| claims.keys()).map(|name| name.as_str().into()).collect()
             }

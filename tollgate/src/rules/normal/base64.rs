@@ -1,15 +1,23 @@
 //! One spelling of base64.
 //!
-//! Decoders are lenient: they take both alphabets, need no padding, ignore the spare bits of the last character, and
-//! Python's and Node's skip every character of no alphabet. Text that all of them decode alike gets one spelling.
+//! Decoders are lenient: many need no padding, and ignore the spare bits of the last character. Text that all of them
+//! decode alike gets one spelling.
+//!
+//! They disagree about other text. At a character of no alphabet, Apache stops, and Python, PHP and Node skip it. Of `-`
+//! and `_` among characters of the standard alphabet, Node makes `+` and `/`, Python and PHP skip them, and Apache stops.
+//! After padding, Python and Node stop, and PHP goes on. Such text is [`Ambiguous`].
 
 use std::borrow::Cow;
 
 use smallvec::SmallVec;
 
+/// A text that upstreams read differently.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::rules) struct Ambiguous;
+
 /// The alphabet of the normal spelling. The standard one is padded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Alphabet {
+enum Alphabet {
     Standard,
     UrlSafe,
 }
@@ -29,20 +37,52 @@ static VALUES: [u8; 256] = {
 const STANDARD: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 const OTHER: u8 = 255;
 
-/// Returns the normal spelling, or `None` if padding is not at the end: some decoders stop there, and others skip it.
-pub(super) fn canonical(text: &[u8], alphabet: Alphabet) -> Option<Cow<'_, [u8]>> {
-    if is_canonical(text, alphabet) {
-        return Some(Cow::Borrowed(text));
+/// Returns the normal spelling of text in the standard alphabet.
+pub(super) fn standard(text: &[u8]) -> Result<Cow<'_, [u8]>, Ambiguous> {
+    if is_canonical(text, Alphabet::Standard) {
+        return Ok(Cow::Borrowed(text));
     }
-    let end = text.iter().position(|byte| *byte == b'=').unwrap_or(text.len());
-    let (data, padding) = text.split_at(end);
-    if padding.iter().any(|byte| value(*byte).is_some()) {
-        return None;
+    let data = without_padding(text);
+    if !data.iter().all(|byte| is_of(*byte, Alphabet::Standard)) {
+        return Err(Ambiguous);
     }
-    Some(Cow::Owned(spelled(data, alphabet)))
+    Ok(Cow::Owned(spelled(data, Alphabet::Standard)))
 }
 
-/// Spells text in one way, and skips padding and characters of no alphabet.
+/// Returns the normal spelling of text in either alphabet: that in the URL-safe one, without padding.
+pub(super) fn url_safe(text: &[u8]) -> Result<Cow<'_, [u8]>, Ambiguous> {
+    if is_canonical(text, Alphabet::UrlSafe) {
+        return Ok(Cow::Borrowed(text));
+    }
+    let data = without_padding(text);
+    if !data.iter().all(|byte| value(*byte).is_some()) {
+        return Err(Ambiguous);
+    }
+    Ok(Cow::Owned(spelled(data, Alphabet::UrlSafe)))
+}
+
+/// Returns a spelling of any text, in the standard alphabet: as Node decodes it up to its padding. It is compared where
+/// ambiguous text is refused anyway.
+pub(super) fn lenient(text: &[u8]) -> Cow<'_, [u8]> {
+    if is_canonical(text, Alphabet::Standard) {
+        return Cow::Borrowed(text);
+    }
+    let data = text.split(|byte| *byte == b'=').next().unwrap_or_default();
+    Cow::Owned(spelled(data, Alphabet::Standard))
+}
+
+/// Returns the lengths in bytes that decoders may find in a text: all of it, or what precedes its padding.
+pub(super) fn possible_lengths(text: &[u8]) -> [usize; 2] {
+    let length = |text: &[u8]| text.iter().filter(|byte| value(**byte).is_some()).count() * 6 / 8;
+    [length(text), length(text.split(|byte| *byte == b'=').next().unwrap_or_default())]
+}
+
+fn without_padding(text: &[u8]) -> &[u8] {
+    let end = text.iter().rposition(|byte| *byte != b'=').map_or(0, |last| last + 1);
+    &text[..end]
+}
+
+/// Spells text in one way, and skips characters of no alphabet.
 fn spelled(text: &[u8], alphabet: Alphabet) -> Vec<u8> {
     let mut out: Vec<u8> = text.iter().filter_map(|byte| value(*byte)).collect();
     // A single character of a group has less than a byte.
@@ -81,15 +121,6 @@ fn is_canonical(text: &[u8], alphabet: Alphabet) -> bool {
         && data.iter().all(|byte| is_of(*byte, alphabet))
 }
 
-/// Returns the normal spelling in the URL-safe alphabet, where all decoders skip padding or reject the text.
-pub(super) fn unpadded(text: &[u8]) -> Cow<'_, [u8]> {
-    if is_canonical(text, Alphabet::UrlSafe) {
-        Cow::Borrowed(text)
-    } else {
-        Cow::Owned(spelled(text, Alphabet::UrlSafe))
-    }
-}
-
 /// Decodes text that has only characters of the URL-safe alphabet. Spare bits are ignored.
 pub(super) fn decoded(text: &[u8]) -> Option<SmallVec<[u8; 128]>> {
     let (mut bits, mut count) = (0_u32, 0);
@@ -108,11 +139,34 @@ pub(super) fn decoded(text: &[u8]) -> Option<SmallVec<[u8; 128]>> {
     Some(bytes)
 }
 
-/// Returns `true` if a text decodes to printable text with a colon: the name and the password of `Basic`, under whatever
-/// scheme they are sent.
-pub(super) fn hides_password(text: &[u8]) -> bool {
+/// The name and the password of `Basic` in a text that is sent under another scheme, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Login {
+    /// There is none.
+    Absent,
+    /// Some bytes could be one.
+    Possible,
+    /// Text that no other token is likely to be.
+    Evident,
+}
+
+/// Finds a name and a password: printable text with a colon. Decoders disagree about `-` and `_`.
+pub(super) fn login(text: &[u8]) -> Login {
+    let found = login_in(text.iter().filter_map(|byte| value(*byte)));
+    if found == Login::Evident {
+        return found;
+    }
+    let skipping = |byte: &u8| value(*byte).filter(|_| is_of(*byte, Alphabet::Standard));
+    match login_in(text.iter().filter_map(skipping)) {
+        Login::Evident => Login::Evident,
+        _ => found,
+    }
+}
+
+fn login_in(values: impl Iterator<Item = u8>) -> Login {
     let (mut bits, mut count, mut has_colon) = (0_u32, 0, false);
-    for value in text.iter().filter_map(|byte| value(*byte)) {
+    let mut bytes = SmallVec::<[u8; 64]>::new();
+    for value in values {
         bits = bits << 6 | u32::from(value);
         count += 6;
         if count >= 8 {
@@ -120,12 +174,17 @@ pub(super) fn hides_password(text: &[u8]) -> bool {
             let byte = (bits >> count) as u8;
             // Most tokens end here.
             if byte.is_ascii_control() {
-                return false;
+                return Login::Absent;
             }
             has_colon |= byte == b':';
+            bytes.push(byte);
         }
     }
-    has_colon
+    match has_colon {
+        false => Login::Absent,
+        true if std::str::from_utf8(&bytes).is_ok() => Login::Evident,
+        true => Login::Possible,
+    }
 }
 
 fn value(byte: u8) -> Option<u8> {
@@ -157,17 +216,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn padding_before_the_end_is_ambiguous() {
-        for text in ["YQ==YQ", "Y=Q", "=YQ", "YQ==YQ=="] {
-            assert_eq!(canonical(text.as_bytes(), Alphabet::Standard), None, "{text}");
+    fn text_that_decoders_read_differently_is_ambiguous() {
+        for text in ["YQ==YQ", "Y=Q", "=YQ", "YQ==YQ==", "YQ==!", "Y!Q", "YQ ", "Y.Q", "YQ:", "Y\tQ", "Y~Q="] {
+            assert_eq!(standard(text.as_bytes()), Err(Ambiguous), "{text}");
+            assert_eq!(url_safe(text.as_bytes()), Err(Ambiguous), "{text}");
         }
-        assert_eq!(canonical(b"YQ==!.", Alphabet::Standard).as_deref(), Some(&b"YQ=="[..]));
+        for text in ["-Q", "Y_Q"] {
+            assert_eq!(standard(text.as_bytes()), Err(Ambiguous), "{text}");
+            assert!(url_safe(text.as_bytes()).is_ok(), "{text}");
+        }
+        assert_eq!(standard(b"YR===").as_deref(), Ok(&b"YQ=="[..]));
+        assert_eq!(url_safe(b"+R===").as_deref(), Ok(&b"-Q"[..]));
+        assert_eq!(lenient(b"Y!R=junk").as_ref(), b"YQ==");
     }
 
     #[test]
     fn a_name_with_a_password_is_recognised() {
-        for (text, is_login) in [("ann:pa", true), (":", true), ("ann", false), ("a\0:b", false), ("", false)] {
-            assert_eq!(hides_password(PADDED.encode(text).as_bytes()), is_login, "{text:?}");
+        for (text, expected) in [
+            (&b"ann:pa"[..], Login::Evident),
+            (b":", Login::Evident),
+            ("ann:ä".as_bytes(), Login::Evident),
+            (b"ann:\xE4", Login::Possible),
+            (b"ann", Login::Absent),
+            (b"a\0:b", Login::Absent),
+            (b"", Login::Absent),
+        ] {
+            assert_eq!(login(PADDED.encode(text).as_bytes()), expected, "{text:?}");
+        }
+        for text in ["YW5-uO_nBh", "YW5.uOnBh", "YW5uOj8_Pz8"] {
+            assert_eq!(login(text.as_bytes()), Login::Evident, "{text}");
         }
     }
 
@@ -175,25 +252,26 @@ mod tests {
         #[test]
         fn every_spelling_of_some_bytes_is_their_encoding(
             bytes in prop::collection::vec(any::<u8>(), 0..20),
-            junk in "[!. ~:]{0,3}",
-            at in any::<prop::sample::Index>(),
-            is_url_safe: bool,
+            padding in "={0,3}",
             spare in 0_u8..16,
         ) {
             let (padded, plain) = (PADDED.encode(&bytes), URL_SAFE_NO_PAD.encode(&bytes));
-            prop_assert_eq!(canonical(padded.as_bytes(), Alphabet::Standard), Some(Cow::Borrowed(padded.as_bytes())));
-            prop_assert_eq!(canonical(plain.as_bytes(), Alphabet::UrlSafe), Some(Cow::Borrowed(plain.as_bytes())));
-            let mut other = if is_url_safe { plain.clone() } else { padded.trim_end_matches('=').to_owned() };
-            if let Some(last) = other.pop() {
-                let mask = [0, 0, 15, 3][(other.len() + 1) % 4];
-                let last = letter(value(last as u8).unwrap() | spare & mask, Alphabet::Standard);
-                other.push(char::from(last));
+            prop_assert_eq!(standard(padded.as_bytes()), Ok(Cow::Borrowed(padded.as_bytes())));
+            prop_assert_eq!(url_safe(plain.as_bytes()), Ok(Cow::Borrowed(plain.as_bytes())));
+            for (other, is_url_safe) in [(plain.clone(), true), (padded.trim_end_matches('=').to_owned(), false)] {
+                let mut other = other;
+                if let Some(last) = other.pop() {
+                    let mask = [0, 0, 15, 3][(other.len() + 1) % 4];
+                    let alphabet = if is_url_safe { Alphabet::UrlSafe } else { Alphabet::Standard };
+                    other.push(char::from(letter(value(last as u8).unwrap() | spare & mask, alphabet)));
+                }
+                other.push_str(&padding);
+                prop_assert_eq!(&*url_safe(other.as_bytes()).unwrap(), plain.as_bytes());
+                if !other.contains(['-', '_']) {
+                    prop_assert_eq!(&*standard(other.as_bytes()).unwrap(), padded.as_bytes());
+                }
+                prop_assert_eq!(&*lenient(other.as_bytes()), padded.as_bytes());
             }
-            other.insert_str(at.index(other.len() + 1), &junk);
-            prop_assert_eq!(&*canonical(other.as_bytes(), Alphabet::Standard).unwrap(), padded.as_bytes());
-            prop_assert_eq!(&*canonical(other.as_bytes(), Alphabet::UrlSafe).unwrap(), plain.as_bytes());
-            let padded = [b"=", other.as_bytes(), b"="].concat();
-            prop_assert_eq!(&*unpadded(&padded), plain.as_bytes());
             prop_assert_eq!(decoded(plain.as_bytes()).unwrap().to_vec(), bytes);
         }
     }

@@ -4,8 +4,12 @@
 //! escapes (Express), pairs after a comma (older parsers) or a space (Python's `SimpleCookie`). A value is therefore
 //! unquoted, unescaped and trimmed, which joins the spellings of one user, and a pair that only some frameworks would
 //! find is found.
+//!
+//! Behind a quote that is not closed before the next semicolon, some read on until it is closed, some stop, and some
+//! remove it. A request in which that affects the cookie is refused.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 
 use http::header::COOKIE;
 use smallvec::SmallVec;
@@ -16,32 +20,87 @@ use super::query::digit;
 use super::{ReadErrors, Unreadable, only};
 use crate::http::Headers;
 
-/// Returns the value of a cookie. Several differing values are recorded as an error.
+/// Returns the value of a cookie. Several differing values, and open quotes, are recorded as errors.
 ///
 /// HTTP/2 may split the header into several lines, so all are read.
 pub(in crate::rules) fn cookie<'a>(headers: Headers<'a>, name: &str, errors: &ReadErrors) -> Option<Cow<'a, [u8]>> {
     let pieces = headers.get_all(&COOKIE).flat_map(|line| line.split(|byte| *byte == b';'));
-    let values = pieces.flat_map(|piece| values(piece, name.as_bytes()));
-    only(values, errors, || Unreadable::DuplicateCookie(name.into()))
+    let quotes = Quotes::default();
+    let values = pieces.flat_map(|piece| {
+        let piece = trimmed(piece);
+        let found = values(piece, name.as_bytes(), &quotes);
+        quotes.follow(piece, !found.is_empty());
+        found
+    });
+    let value = only(values, errors, || Unreadable::DuplicateCookie(name.into()));
+    if quotes.affect_cookie.get() {
+        errors.note(Unreadable::InvalidCookie(name.into()));
+    }
+    value
+}
+
+/// The quotes that are not closed before the semicolon.
+#[derive(Default)]
+struct Quotes {
+    /// Whether the value of an earlier pair has such a quote, and none has closed it.
+    is_open: Cell<bool>,
+    affect_cookie: Cell<bool>,
+}
+
+impl Quotes {
+    /// Reads the text between two semicolons.
+    fn follow(&self, piece: &[u8], has_cookie: bool) {
+        let was_open = self.is_open.get();
+        if was_open && has_cookie {
+            self.affect_cookie.set(true);
+        }
+        // Nearly always.
+        let Some((_, value @ [b'"', ..])) = pair(piece) else {
+            if was_open && piece.contains(&b'"') {
+                self.is_open.set(false);
+            }
+            return;
+        };
+        self.is_open.set(!was_open && quoted_bytes(value).is_none());
+    }
+
+    /// Notes the value of the cookie itself.
+    fn note(&self, value: &[u8]) {
+        let is_open = value.first() == Some(&b'"') && quoted_bytes(value).is_none();
+        // Some handlers remove quotes from either end.
+        if is_open || (value.last() == Some(&b'"') && value.first() != Some(&b'"')) {
+            self.affect_cookie.set(true);
+        }
+    }
 }
 
 /// Returns the values of a cookie in the text between two semicolons: of the pair itself, in full and as read by
-/// parsers that split at blanks and commas, and of the pairs that those parsers find after it.
-fn values<'a>(piece: &'a [u8], name: &[u8]) -> SmallVec<[Cow<'a, [u8]>; 2]> {
+/// parsers that split at blanks and commas, and of the pairs that those parsers find after it. Some split quoted values too.
+fn values<'a>(piece: &'a [u8], name: &[u8], quotes: &Quotes) -> SmallVec<[Cow<'a, [u8]>; 2]> {
     let mut found = SmallVec::new();
-    let piece = trimmed(piece);
-    let itself = pair(piece);
-    if let Some((_, value)) = itself.filter(|(given, _)| is_name(given, name)) {
+    if let Some((_, value)) = pair(piece).filter(|(given, _)| is_name(given, name)) {
+        quotes.note(value);
         found.push(plain(value));
         found.extend(ended_early(value).map(plain));
     }
-    let is_quoted = itself.is_some_and(|(_, value)| quoted_bytes(value) == Some(value.len()));
-    if !is_quoted && piece.iter().any(is_divider) {
+    if piece.iter().any(is_divider) {
         let closed = without_blanks_around_equals(piece);
-        let behind = closed.split(is_divider).skip(1).filter_map(pair).filter(|(given, _)| is_name(given, name));
+        let behind = pairs_behind(&closed).filter(|(given, _)| is_name(given, name));
         found.extend(behind.map(|(_, value)| Cow::Owned(plain(value).into_owned())));
     }
     found
+}
+
+/// Returns the pairs that parsers find which split at blanks, at commas or at both, except for the first pair.
+fn pairs_behind(piece: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
+    let words = piece.split(|byte| matches!(byte, b' ' | b'\t')).enumerate();
+    words
+        .flat_map(|(nth, word)| {
+            let is_first = nth == 0;
+            let whole = (!is_first && word.contains(&b',')).then_some(word);
+            word.split(|byte| *byte == b',').skip(usize::from(is_first)).chain(whole)
+        })
+        .filter_map(pair)
 }
 
 /// Returns `true` if a framework may take a cookie for the one named `name`. Some decode names.
@@ -57,14 +116,13 @@ fn is_divider(byte: &u8) -> bool {
     matches!(byte, b',' | b' ' | b'\t')
 }
 
-/// Returns the part of a value that is read by parsers which end it at a blank, after its closing quote, or before
-/// another pair. Returns `None` if that is the whole value.
+/// Returns the part of a value that is read by parsers which end it at a blank, at a comma or after its closing quote.
+/// Returns `None` if that is the whole value.
 fn ended_early(value: &[u8]) -> Option<&[u8]> {
     if let Some(bytes) = quoted_bytes(value) {
         return (bytes < value.len()).then(|| &value[..bytes]);
     }
-    let end = value.iter().position(is_divider)?;
-    (value[end] != b',' || value[end..].contains(&b'=')).then(|| &value[..end])
+    value.iter().position(is_divider).map(|end| &value[..end])
 }
 
 /// Returns the length of a leading quoted string, including its quotes.
@@ -219,6 +277,10 @@ mod tests {
             &["s=; s=1"],
             &["s=1 a=2"],
             &["s=1,a=2"],
+            &["s=1,2"],
+            &["s=1,"],
+            &["a=1 s=1,2"],
+            &["a=\", s=1,\"; s=2"],
             &["s=1; S=2"],
             &["s=1; s[]=2"],
             &["s=1; %73=2"],
@@ -267,12 +329,42 @@ mod tests {
     fn untidy_lines_are_accepted() {
         assert_eq!(found(&[" a = 1 ;;; b=2;"], "a").as_deref(), Some("1"));
         assert_eq!(found(&[" a = 1 ;;; b=2;"], "b").as_deref(), Some("2"));
-        assert_eq!(found(&["a=\"1"], "a").as_deref(), Some("\"1"));
-        assert_eq!(found(&["a=\""], "a").as_deref(), Some("\""));
         assert_eq!(found(&["a=\"\""], "a").as_deref(), Some(""));
-        assert_eq!(found(&["a=1, 2"], "a").as_deref(), Some("1, 2"));
         assert_eq!(found(&["a=\"1, b=2\""], "a").as_deref(), Some("1, b=2"));
+        assert_eq!(found(&["a=\", b=2 ,\""], "b").as_deref(), Some("2"), "some split quoted values");
         assert_eq!(found(&[], "a"), None);
+    }
+
+    #[test]
+    fn open_quotes_that_affect_the_cookie_are_an_error() {
+        let problem = |line: &str| {
+            let (headers, errors) = (headers(&[line]), ReadErrors::default());
+            _ = cookie((&headers).into(), "s", &errors);
+            errors.take()
+        };
+        for line in [
+            "s=\"1",
+            "s=1\"",
+            "s=\"",
+            "s=\"1\\\"",
+            "s=\"1; b=2\"",
+            "a=\"x; s=1",
+            "a=\"x; s=1; b=y\"",
+            "a=\"x; b=2, s=1",
+        ] {
+            assert_eq!(problem(line), Some(Unreadable::InvalidCookie("s".into()).into()), "{line}");
+        }
+        for line in [
+            "s=1; a=\"x",
+            "a=\"x; b=y\"; s=1",
+            "a=\"x\"; s=1",
+            "a={\"x\":1}; s=1",
+            "a=\"x; b=2",
+            "a=x\"; s=1",
+            "s={\"x\"}",
+        ] {
+            assert_eq!(problem(line), None, "{line}");
+        }
     }
 
     proptest! {

@@ -1,18 +1,17 @@
 //! Credentials: the values of `Authorization` and `Proxy-Authorization` (RFC 9110, section 11.4).
 //!
-//! Schemes ignore case, any number of blanks may follow them, and decoders of base64 skip what they do not know: one
-//! token has endless spellings. Many handlers do not look at the scheme at all, but take the second word of the value
-//! (`header.split(' ')[1]`), so the scheme is no part of a key.
+//! Schemes ignore case, and any number of blanks may follow them: one token has endless spellings. Many handlers do not
+//! look at the scheme at all, but take the second word of the value (`header.split(' ')[1]`), so the scheme is no part of
+//! a key.
+//!
+//! Upstreams disagree about everything that is not a token of RFC 6750 or base64: Rails removes quotes, and the usual
+//! expression for `Bearer` ends a token at a character that the RFC does not allow. A key has no such value.
 
 use std::borrow::Cow;
 
-use super::base64::{self, Alphabet};
+use super::base64::{self, Ambiguous, Login};
 use super::header::{is_blank_within, trimmed};
 use super::signed_token;
-
-/// The problem of a value that upstreams read differently.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Ambiguous;
 
 /// A value, split into the scheme and the rest. Both are trimmed.
 struct Credentials<'a> {
@@ -40,18 +39,36 @@ impl<'a> Credentials<'a> {
     fn is_basic(&self) -> bool {
         self.scheme.is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"Basic"))
     }
+
+    /// Returns `true` if an expression that looks for `Bearer` finds it, such as `/Bearer\s(\S+)/i`.
+    fn is_bearer(&self) -> bool {
+        const BEARER: &[u8] = b"Bearer";
+        self.scheme
+            .and_then(|scheme| scheme.last_chunk::<{ BEARER.len() }>())
+            .is_some_and(|end| end.eq_ignore_ascii_case(BEARER))
+    }
+}
+
+/// Checks that all upstreams decode the same name and password from `Basic`.
+pub(super) fn check(value: &[u8]) -> Result<(), Ambiguous> {
+    let credentials = Credentials::new(value);
+    match credentials.is_basic() {
+        true => base64::standard(credentials.rest).map(|_| ()),
+        false => Ok(()),
+    }
 }
 
 /// Returns credentials for conditions: the scheme as in `Bearer`, one space, and the rest. Those of `Basic` are encoded
-/// in one way, if they can be decoded in one way.
+/// in one way. If a condition reads some that can be decoded in several ways, the request is refused ([`check`]).
 pub(super) fn text(value: &[u8]) -> Cow<'_, [u8]> {
     let value = trimmed(value);
     let credentials = Credentials::new(value);
     let Some(scheme) = credentials.scheme else { return Cow::Borrowed(value) };
-    let rest = match base64::canonical(credentials.rest, Alphabet::Standard) {
-        Some(encoded) if credentials.is_basic() && !encoded.is_empty() => encoded,
-        _ => Cow::Borrowed(credentials.rest),
+    let rest = match credentials.is_basic() {
+        true => Some(base64::lenient(credentials.rest)).filter(|encoded| !encoded.is_empty()),
+        false => None,
     };
+    let rest = rest.unwrap_or(Cow::Borrowed(credentials.rest));
     let is_normal = matches!(rest, Cow::Borrowed(_))
         && is_capitalized(scheme)
         && value.len() == scheme.len() + 1 + rest.len()
@@ -63,35 +80,53 @@ pub(super) fn text(value: &[u8]) -> Cow<'_, [u8]> {
 ///
 /// # Errors
 ///
-/// If they are several words, or parameters: upstreams disagree where a token ends, and could be sent any others beside
-/// it.
+/// If they are several words, or parameters, or have characters at which some upstreams end a token: anything could be
+/// sent beside it.
 pub(super) fn key(value: &[u8]) -> Result<Cow<'_, [u8]>, Ambiguous> {
     let credentials = Credentials::new(value);
+    if credentials.is_basic() {
+        return base64::standard(credentials.rest);
+    }
     let word = parameter_value(credentials.rest);
-    if is_blank_within(word) || word.iter().any(|byte| matches!(byte, b',' | b';')) {
+    if !is_token68(word) && !is_unusual_token(word, credentials.is_bearer()) {
         return Err(Ambiguous);
     }
-    if !credentials.is_basic()
-        && let Some(form) = signed_token::form(word)
-    {
+    if let Some(form) = signed_token::form(word)? {
         return Ok(form);
     }
-    if credentials.is_basic() || base64::hides_password(word) {
-        return base64::canonical(word, Alphabet::Standard).ok_or(Ambiguous);
+    match base64::login(word) {
+        Login::Absent => Ok(Cow::Borrowed(word)),
+        Login::Possible => Ok(base64::standard(word).unwrap_or(Cow::Borrowed(word))),
+        Login::Evident => base64::standard(word),
     }
-    Ok(Cow::Borrowed(word))
+}
+
+/// Returns `true` for tokens as `Bearer` has them (RFC 6750, section 2.1) and other schemes may (RFC 9110, section
+/// 11.2).
+fn is_token68(word: &[u8]) -> bool {
+    let end = word.iter().rposition(|byte| *byte != b'=').map_or(0, |last| last + 1);
+    word[..end]
+        .iter()
+        .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~' | b'+' | b'/'))
+}
+
+/// Returns `true` for other tokens that upstreams read alike: `Bearer 1|T` of Laravel, and one word without quotes behind
+/// any other scheme.
+fn is_unusual_token(word: &[u8], is_bearer: bool) -> bool {
+    if is_bearer {
+        let number = word.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        return number > 0 && word.get(number) == Some(&b'|') && is_token68(&word[number + 1..]);
+    }
+    !is_blank_within(word) && !word.iter().any(|byte| matches!(byte, b',' | b';' | b'"' | b'\\'))
 }
 
 /// Returns the value of `token="value"`, which Rails reads as `value`. Returns any other text unchanged.
 fn parameter_value(mut word: &[u8]) -> &[u8] {
-    while let Some(mut value) = word.strip_prefix(b"token=") {
-        while let Some(inner) = value.strip_prefix(b"\"") {
-            value = inner;
-        }
-        while let Some(inner) = value.strip_suffix(b"\"") {
-            value = inner;
-        }
-        word = value;
+    while let Some(value) = word.strip_prefix(b"token=") {
+        word = match value {
+            [b'"', inner @ .., b'"'] => inner,
+            value => value,
+        };
     }
     word
 }
@@ -126,7 +161,8 @@ mod tests {
         for (given, expected) in [
             ("Bearer T", "Bearer T"),
             ("bearer \t T ", "Bearer T"),
-            ("BASIC YW5u!Og", "Basic YW5uOg=="),
+            ("BASIC YW5uOh", "Basic YW5uOg=="),
+            ("Basic YW5u!Oh==x", "Basic YW5uOg=="),
             ("Basic ==a", "Basic ==a"),
             ("AWS4-HMAC-SHA256 Credential=a,  b", "Aws4-hmac-sha256 Credential=a,  b"),
             ("T", "T"),
@@ -142,6 +178,48 @@ mod tests {
         for value in ["Bearer T", "Basic YW5uOg==", "T", "Bearer"] {
             assert!(matches!(text(value.as_bytes()), Cow::Borrowed(_)), "{value}");
             assert!(matches!(key(value.as_bytes()), Ok(Cow::Borrowed(_))), "{value}");
+        }
+    }
+
+    #[test]
+    fn values_that_upstreams_read_differently_have_no_key() {
+        for value in [
+            "Bearer \"T\"",
+            "Bearer \"T",
+            "Bearer T\"",
+            "Token \"T\"",
+            "Token token=\"T",
+            "Token token=\"\"T\"\"",
+            "Token token=\"\\T\"",
+            "\"T\"",
+            "Bearer T!x",
+            "Bearer T|x",
+            "Bearer 1|T|x",
+            "Bearer T:x",
+            "Bearer T=x",
+            "bearer T%20",
+            "x-bearer T!x",
+            "Bearer T\u{e9}",
+            "Basic YW5u!Og==",
+            "Basic YW5u-Og==",
+            "Basic YW5uOg==YQ",
+            "x YW5-uO_nBh",
+            "YW5u.OnBh",
+        ] {
+            assert_eq!(key(value.as_bytes()), Err(Ambiguous), "{value}");
+        }
+        for (value, expected) in [
+            ("Bearer A-._~+/z09==", "A-._~+/z09=="),
+            ("Bearer 12|abc", "12|abc"),
+            ("Token token=\"T\"", "T"),
+            ("Token token=T", "T"),
+            ("key=AAAA:b-c", "key=AAAA:b-c"),
+            ("ApiKey a:b", "a:b"),
+            ("Basic YW5uOh", "YW5uOg=="),
+            ("x YW5uOh", "YW5uOg=="),
+            ("Bearer my-token", "my-token"),
+        ] {
+            assert_eq!(key(value.as_bytes()).as_deref(), Ok(expected.as_bytes()), "{value}");
         }
     }
 

@@ -8,22 +8,26 @@ use std::borrow::Cow;
 use http::HeaderName;
 use http::header::{AUTHORIZATION, COOKIE, HOST, PROXY_AUTHORIZATION};
 
+use super::base64::Ambiguous;
 use super::{ReadErrors, Unreadable, credentials, host, only, signed_token};
 use crate::http::Headers;
 
-/// Returns the value of a header, trimmed. Several differing values are recorded as an error, except for cookies, whose
-/// lines are joined.
+/// Returns the value of a header, trimmed. Several differing values, and a name with a password that upstreams decode
+/// differently, are recorded as errors. The lines of cookies are joined.
 #[inline]
 pub(in crate::rules) fn header<'a>(
     headers: Headers<'a>,
     name: &HeaderName,
     errors: &ReadErrors,
 ) -> Option<Cow<'a, [u8]>> {
-    read(headers, name, errors, |value| text(name, value))
+    read(headers, name, errors, |value| {
+        check(name, value).unwrap_or_else(|problem| errors.note(problem));
+        text(name, value)
+    })
 }
 
-/// Returns the value of a header for a key. Several differing values, and credentials that are more than one token, are
-/// recorded as errors.
+/// Returns the value of a header for a key. Several differing values, and credentials that upstreams read differently,
+/// are recorded as errors.
 #[inline]
 pub(in crate::rules) fn key<'a>(headers: Headers<'a>, name: &HeaderName, errors: &ReadErrors) -> Option<Cow<'a, [u8]>> {
     read(headers, name, errors, |value| {
@@ -50,6 +54,19 @@ fn read<'a>(
     only(headers.get_all(name).map(form), errors, || Unreadable::DuplicateHeader(name.as_str().into()))
 }
 
+/// Checks that all upstreams read the same name and password in a value, before a condition reads it.
+#[inline]
+pub(in crate::rules) fn check(name: &HeaderName, value: &[u8]) -> Result<(), Unreadable> {
+    match is_credentials(name) {
+        true => credentials::check(value).map_err(|Ambiguous| ambiguous(name)),
+        false => Ok(()),
+    }
+}
+
+fn ambiguous(name: &HeaderName) -> Unreadable {
+    Unreadable::InvalidCredentials(format!("header {name}").into())
+}
+
 /// Returns the normal form of a value, for conditions.
 #[inline]
 pub(in crate::rules) fn text<'v>(name: &HeaderName, value: &'v [u8]) -> Cow<'v, [u8]> {
@@ -69,11 +86,8 @@ pub(in crate::rules) fn text<'v>(name: &HeaderName, value: &'v [u8]) -> Cow<'v, 
 /// If upstreams would read different tokens in it.
 #[inline]
 pub(in crate::rules) fn key_text<'v>(name: &HeaderName, value: &'v [u8]) -> Result<Cow<'v, [u8]>, Unreadable> {
-    if is_credentials(name) {
-        credentials::key(value).map_err(|_| Unreadable::InvalidCredentials(name.as_str().into()))
-    } else {
-        Ok(signed_token::normal(trimmed(value)))
-    }
+    let form = if is_credentials(name) { credentials::key(value) } else { signed_token::normal(trimmed(value)) };
+    form.map_err(|Ambiguous| ambiguous(name))
 }
 
 #[inline]

@@ -1,7 +1,8 @@
 //! Signed tokens: JWT (RFC 7515, RFC 7516), and sessions such as Flask's, which have the same form.
 //!
 //! What is signed is compared as text, so it has one spelling. The signature is decoded first, by decoders that ignore
-//! spare bits, padding and characters of no alphabet. So a key has the signature in one spelling.
+//! spare bits and padding. So a key has the signature in one spelling. A signature that decoders read differently is
+//! [`Ambiguous`]: Python ignores everything behind padding, and PHP goes on.
 //!
 //! Anyone can replace the second half of an ECDSA signature, or of an EdDSA signature where a verifier is lenient,
 //! without the private key. Of such a signature the key has the beginning.
@@ -10,7 +11,7 @@
 
 use std::borrow::Cow;
 
-use super::base64;
+use super::base64::{self, Ambiguous};
 
 /// 240 bits, in the first half of every signature whose second half can be replaced. Whole groups of base64, so that the
 /// beginning has no spare bits.
@@ -29,28 +30,30 @@ const SESSION_TIME_CHARACTERS: std::ops::RangeInclusive<usize> = 2..=11;
 const ZLIB: [u8; 2] = [0x78, 0x9C];
 
 /// Returns the normal form of a signed token, or the text itself if it is something else.
-pub(in crate::rules) fn normal(text: &[u8]) -> Cow<'_, [u8]> {
-    form(text).unwrap_or(Cow::Borrowed(text))
+pub(in crate::rules) fn normal(text: &[u8]) -> Result<Cow<'_, [u8]>, Ambiguous> {
+    Ok(form(text)?.unwrap_or(Cow::Borrowed(text)))
 }
 
 /// Returns the normal form of a signed or encrypted token, or `None` if the text is something else.
-pub(super) fn form(text: &[u8]) -> Option<Cow<'_, [u8]>> {
+#[inline]
+pub(super) fn form(text: &[u8]) -> Result<Option<Cow<'_, [u8]>>, Ambiguous> {
     // JSON that begins with `{`. A compressed session begins with a dot.
     let (is_compressed, rest) = match text {
         [b'e', b'y' | b'w', ..] => (false, text),
         [b'.', b'e', b'J', ..] => (true, &text[1..]),
-        _ => return None,
+        _ => return Ok(None),
     };
     let dots = rest.iter().filter(|byte| **byte == b'.').count();
     if !matches!((dots, is_compressed), (2, _) | (4, false)) {
-        return None;
+        return Ok(None);
     }
     let mut parts = rest.split(|byte| *byte == b'.');
-    let decoded = base64::decoded(parts.next()?)?;
-    let first = First::of(&decoded, is_compressed)?;
-    match dots {
-        2 => signed(text, &first, parts.next()?, parts.next()?),
-        _ => matches!(first, First::Encryption).then(|| encrypted(text)),
+    let mut part = || parts.next().unwrap_or_default();
+    let first = base64::decoded(part()).and_then(|decoded| First::of(&decoded, is_compressed));
+    match (dots, first) {
+        (2, Some(first)) => signed(text, &first, part(), part()),
+        (_, Some(First::Encryption)) => encrypted(text).map(Some),
+        _ => Ok(None),
     }
 }
 
@@ -95,53 +98,63 @@ fn text_member<'t>(object: &'t str, quoted_name: &str) -> Option<&'t str> {
 }
 
 /// Returns the normal form of a text that may be owned.
-pub(in crate::rules) fn normal_of(text: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
+pub(in crate::rules) fn normal_of(text: Cow<'_, [u8]>) -> Result<Cow<'_, [u8]>, Ambiguous> {
     match text {
         Cow::Borrowed(text) => normal(text),
-        Cow::Owned(text) => match normal(&text) {
+        Cow::Owned(text) => Ok(match normal(&text)? {
             Cow::Borrowed(form) if form.len() == text.len() => Cow::Owned(text),
             form => Cow::Owned(form.into_owned()),
-        },
+        }),
     }
 }
 
 /// Spells the signature of a token in one way. Returns `None` if the last part cannot be a signature.
-fn signed<'t>(text: &'t [u8], first: &First, second: &[u8], signature: &'t [u8]) -> Option<Cow<'t, [u8]>> {
+fn signed<'t>(
+    text: &'t [u8],
+    first: &First,
+    second: &[u8],
+    signature: &'t [u8],
+) -> Result<Option<Cow<'t, [u8]>>, Ambiguous> {
     let is_clean = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     // What is signed has one spelling. Other texts only look alike.
     if !second.iter().all(is_clean) {
-        return None;
+        return Ok(None);
     }
-    let spelled = base64::unpadded(signature);
-    let bytes = spelled.len() * 6 / 8;
-    let (is_signature, is_replaceable) = match first {
-        First::Signature { is_replaceable } => (bytes >= MIN_SIGNATURE_BYTES, *is_replaceable),
-        First::Session => {
-            let has_time = SESSION_TIME_CHARACTERS.contains(&second.len());
-            (has_time && SESSION_SIGNATURE_BYTES.contains(&bytes), false)
-        }
-        First::Encryption => return None,
+    let has_time = SESSION_TIME_CHARACTERS.contains(&second.len());
+    let is_signature = |bytes: &usize| match first {
+        First::Signature { .. } => *bytes >= MIN_SIGNATURE_BYTES,
+        First::Session => has_time && SESSION_SIGNATURE_BYTES.contains(bytes),
+        First::Encryption => false,
     };
-    if !is_signature {
-        return None;
+    let spelled = match base64::url_safe(signature) {
+        Ok(spelled) => spelled,
+        Err(Ambiguous) if base64::possible_lengths(signature).iter().any(is_signature) => return Err(Ambiguous),
+        Err(Ambiguous) => return Ok(None),
+    };
+    if !is_signature(&(spelled.len() * 6 / 8)) {
+        return Ok(None);
     }
-    let kept = if is_replaceable { spelled.len().min(FIRST_CHARACTERS) } else { spelled.len() };
+    let kept = if matches!(first, First::Signature { is_replaceable: true }) {
+        spelled.len().min(FIRST_CHARACTERS)
+    } else {
+        spelled.len()
+    };
     let start = text.len() - signature.len();
-    Some(match spelled {
+    Ok(Some(match spelled {
         Cow::Borrowed(_) => Cow::Borrowed(&text[..start + kept]),
         Cow::Owned(spelled) => Cow::Owned([&text[..start], &spelled[..kept]].concat()),
-    })
+    }))
 }
 
 /// Spells the parts of an encrypted token in one way. Its header is authenticated as text.
-fn encrypted(text: &[u8]) -> Cow<'_, [u8]> {
+fn encrypted(text: &[u8]) -> Result<Cow<'_, [u8]>, Ambiguous> {
     let mut parts = text.split(|byte| *byte == b'.');
     let mut normal = parts.next().unwrap_or_default().to_vec();
     for part in parts {
         normal.push(b'.');
-        normal.extend_from_slice(&base64::unpadded(part));
+        normal.extend_from_slice(&base64::url_safe(part)?);
     }
-    Cow::Owned(normal)
+    Ok(Cow::Owned(normal))
 }
 
 #[cfg(test)]
@@ -155,7 +168,7 @@ mod tests {
     const HMAC: &str = "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJA";
 
     fn text(value: &str) -> String {
-        String::from_utf8(normal(value.as_bytes()).into_owned()).unwrap()
+        String::from_utf8(normal(value.as_bytes()).unwrap().into_owned()).unwrap()
     }
 
     fn encoded(text: &str) -> String {
@@ -166,15 +179,24 @@ mod tests {
     fn a_signature_has_one_spelling_and_keeps_its_characters() {
         for header in [r#"{"alg":"HS256"}"#, r#"{ "typ" : "JWT", "alg" : "RS256" }"#, "{\n\"alg\":\"PS256\"}"] {
             let signed = encoded(header) + ".eyJi.";
-            for spelling in [HMAC, "q8!3v=EjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJB=="] {
+            for spelling in [HMAC, "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJB=="] {
                 assert_eq!(text(&format!("{signed}{spelling}")), format!("{signed}{HMAC}"), "{header}");
+            }
+            for spelling in
+                [format!("{HMAC}=AAAA"), format!("{HMAC}!"), format!("q8!{}", &HMAC[2..]), format!("q8={HMAC}")]
+            {
+                assert_eq!(normal(format!("{signed}{spelling}").as_bytes()), Err(Ambiguous), "{header} {spelling}");
             }
             let slashes = "+/".repeat(30);
             assert_eq!(text(&format!("{signed}{slashes}")), format!("{signed}{}", "-_".repeat(30)));
         }
         for session in [encoded(r#"{"user":1,"x":NaN}"#), ".eJyr".to_owned()] {
             let sha1 = "q83vEjRWeJCrze8SNFZ4kKvN7xI";
-            assert_eq!(text(&format!("{session}.aLRxYg.{sha1}=!")), format!("{session}.aLRxYg.{sha1}"));
+            assert_eq!(text(&format!("{session}.aLRxYg.{sha1}=")), format!("{session}.aLRxYg.{sha1}"));
+            for junk in ["=AAAA", "!", "==!"] {
+                let value = format!("{session}.aLRxYg.{sha1}{junk}");
+                assert_eq!(normal(value.as_bytes()), Err(Ambiguous), "{value}");
+            }
         }
     }
 
@@ -191,7 +213,8 @@ mod tests {
     #[test]
     fn the_parts_of_an_encrypted_token_have_one_spelling() {
         let header = encoded(r#"{"alg":"dir","enc":"A128GCM"}"#);
-        assert_eq!(text(&format!("{header}.YR.YQ==.Y!Q.Y=Q")), format!("{header}.YQ.YQ.YQ.YQ"));
+        assert_eq!(text(&format!("{header}.YR.YQ==.YQ.YQ=")), format!("{header}.YQ.YQ.YQ.YQ"));
+        assert_eq!(normal(format!("{header}.YQ.YQ.Y!Q.YQ").as_bytes()), Err(Ambiguous));
     }
 
     #[test]
@@ -216,8 +239,8 @@ mod tests {
             looks_alike in "\\.?e[ywJ][a-z0-9+/_=.!-]{0,60}",
         ) {
             for value in [encoded(&first) + &rest, looks_alike] {
-                let once = text(&value);
-                prop_assert_eq!(text(&once), once);
+                let Ok(once) = normal(value.as_bytes()) else { continue };
+                prop_assert_eq!(&*normal(&once).unwrap(), &*once);
             }
         }
     }
