@@ -40,6 +40,10 @@ fn key(rule: &Rule, has_tokens: bool) -> Result<(), InvalidLimit> {
     }
     for (field, part) in rule.key.iter().map(|part| ("key", part)).chain(rule.plan.iter().map(|part| ("plan", part))) {
         key_part(field, part)?;
+        if field == "plan" && !may_name_plan(part) {
+            let problem = format!("`{part}` is not a source of a plan");
+            return Err(InvalidLimit::new(field, problem, "use a header, a claim, a descriptor or `KeyPart::custom`"));
+        }
         if part.reads_token() && !has_tokens {
             let fix = "use `KeyPart::custom` with a claim that you have verified";
             return Err(InvalidLimit::new(field, "tokens cannot be verified by rules in code".into(), fix));
@@ -58,6 +62,12 @@ fn key_part(field: &'static str, part: &KeyPart) -> Result<(), InvalidLimit> {
         _ => return Ok(()),
     };
     key_name(field, kind, name)
+}
+
+/// Returns `true` for the sources that a rule file allows, and for closures. The header `Host` is the host.
+fn may_name_plan(part: &KeyPart) -> bool {
+    use Source::{Custom, Descriptor, Header, Host, Invalid, Jwt};
+    matches!(part.0, Header(_) | Host | Jwt(_) | Descriptor(_) | Custom(_) | Invalid(_))
 }
 
 /// Checks the name in a key part, after `kind:` in a rule file.

@@ -89,8 +89,13 @@ impl Match {
     /// port, so its value must not have one.
     pub fn header(mut self, name: impl AsRef<str>, value: &str) -> Self {
         let required = header_name("headers", name.as_ref()).and_then(|name| Ok((header_pattern(&name, value)?, name)));
+        let required =
+            required.and_then(|(pattern, name)| match self.headers.iter().any(|(other, _)| *other == name) {
+                true => Err(InvalidLimit::new("headers", format!("duplicate header `{name}`"), "remove one of them")),
+                false => Ok((name, pattern)),
+            });
         let required = self.checked(required);
-        self.headers.extend(required.map(|(pattern, name)| (name, pattern)));
+        self.headers.extend(required);
         self
     }
 

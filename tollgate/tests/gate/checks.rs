@@ -135,6 +135,12 @@ fn settings_without_effect_are_refused() {
     assert_error(fixed(5).missing(Missing::Deny), "missing", "`missing` has no effect without a key", "add a `key`");
     let twice = per_user(5).key(KeyPart::header("X-User"));
     assert_error(twice, "key", "duplicate key part `header:x-user`", "remove one of them");
+    let twice = fixed(5).matching(Match::everything().header("x-tier", "gold").header("X-Tier", "silver"));
+    assert_error(twice, "headers", "duplicate header `x-tier`", "remove one of them");
+    for part in [KeyPart::path(), KeyPart::ip(), KeyPart::cookie("plan"), KeyPart::constant("gold")] {
+        let problem = format!("`{part}` is not a source of a plan");
+        assert_error(per_user(5).plan(part), "plan", &problem, "use a header, a claim, a descriptor");
+    }
 }
 
 #[test]
