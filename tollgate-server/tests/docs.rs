@@ -188,6 +188,9 @@ fn without_times(mut response: Value) -> Value {
             if let Some(reservation) = one.get_mut("reservation") {
                 *reservation = reservation.is_string().into();
             }
+            if let Some(limits) = one.get_mut("limits") {
+                *limits = without_times(limits.take());
+            }
         }
     }
     response

@@ -53,7 +53,7 @@ use crate::error::InvalidLimit;
 #[cfg(feature = "file")]
 use crate::limited_keys::LimitedKeys;
 use crate::limiter::{Limiter, LimiterBuilder, RestoreError, Restored};
-use crate::rules::{Facts, KeyError, RuleSet};
+use crate::rules::{Facts, KeyError, NamedRule, RuleSet};
 
 /// Decides requests by rules, with counts in memory or on Redis.
 ///
@@ -274,17 +274,22 @@ impl Gate {
     }
 
     /// Checks a key of the rule named `rule`, without matching a request. Overrides, exemptions, blocks and bans for
-    /// the key apply. Limits on requests in flight do not, because the end of the request is unknown.
+    /// the key apply, and the numbers of the plan that a [`NamedRule`] names. Limits on requests in flight do not, because the end of the request is unknown.
     ///
     /// The key has one value for each part of the rule's key, in any spelling that a request could send: `2001:db8::7`
     /// for an address counts as its network.
     ///
     /// # Errors
     ///
-    /// If there is no such rule, the key has another number of parts, or no request can have one of the values, such as
-    /// `not-an-ip` for an address. Nothing is taken then.
-    pub fn check_by_name(&self, rule: &str, key: &[&[u8]], cost: u64) -> Result<Check, KeyError> {
-        Check::by_name(self.0.state.load_full(), rule, key, cost)
+    /// If there is no such rule or plan, the key has another number of parts, or no request can have one of the values,
+    /// such as `not-an-ip` for an address. Nothing is taken then.
+    pub fn check_by_name<'a>(
+        &self,
+        rule: impl Into<NamedRule<'a>>,
+        key: &[&[u8]],
+        cost: u64,
+    ) -> Result<Check, KeyError> {
+        Check::by_name(self.0.state.load_full(), rule.into(), key, cost)
     }
 
     /// Returns a handle for one thread that checks many requests.
@@ -318,7 +323,7 @@ impl Check {
     }
 
     /// Checks a key of the rule named `rule`.
-    fn by_name(state: Arc<State>, rule: &str, key: &[&[u8]], cost: u64) -> Result<Self, KeyError> {
+    fn by_name(state: Arc<State>, rule: NamedRule<'_>, key: &[&[u8]], cost: u64) -> Result<Self, KeyError> {
         let key = state.rules.named_key(rule, key)?;
         let mut outcome = Outcome::unlimited(state);
         Ok(match outcome.check_named(&key, cost) {

@@ -72,7 +72,7 @@ pub(crate) use self::facts::Finders;
 pub use self::host::HostGlob;
 pub use self::key_part::KeyPart;
 pub use self::matching::Match;
-pub use self::named_key::KeyError;
+pub use self::named_key::{KeyError, NamedRule};
 pub(crate) use self::named_key::{KeyReadings, NamedKey, OtherKeys, with_key};
 pub use self::networks::{InvalidNetwork, Networks};
 #[cfg(feature = "file")]

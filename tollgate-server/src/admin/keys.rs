@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tollgate::internal::limited::{KeyTexts, LimitedKey};
 use tollgate::rules::file::internal::DurationText;
-use tollgate::rules::{KeyError, RuleSet};
+use tollgate::rules::{KeyError, NamedRule, RuleSet};
 use tollgate::{Decision, RuleExplained, RuleState};
 
 use super::access::Caller;
@@ -101,6 +101,8 @@ pub(super) struct GrantRequest {
     /// The key: a string, or one string for each part of the limit's key.
     #[schemars(with = "Option<StringOrStrings>")]
     key: Option<OneOrMany>,
+    /// The plan whose numbers apply to the key. The limit's own do if left out.
+    plan: Option<String>,
     /// The units. A key never has more than its whole quota.
     units: Units,
 }
@@ -141,15 +143,21 @@ enum Length {
 }
 
 pub(super) async fn state(State(state): State<AdminState>, uri: Uri) -> Result<Json<Keys>, ErrorBody> {
-    let parameters = Parameters::parse(&uri, &["key", "limit"])?;
+    let parameters = Parameters::parse(&uri, &["key", "limit", "plan"])?;
     let key = parameters.all("key");
     let key: Vec<String> = key.into_iter().map(str::to_owned).collect();
+    let plan = parameters.one("plan")?;
     let limits = match parameters.one("limit")? {
-        Some(limit) => vec![checked_limit(limit, &key, &state.server.gate.rules())?],
+        Some(limit) => vec![checked_limit((limit, plan), &key, &state.server.gate.rules())?],
+        None if plan.is_some() => {
+            return Err(ErrorBody::invalid(
+                "`plan` is given without `limit`: name the limit that has the plan".to_owned(),
+            ));
+        }
         None => limits_by_parts(&key, &state.server.gate.rules())?,
     };
     let note = state.check_hash(&key).await?;
-    Ok(Json(Keys { note, ..state.keys(&limits, &key).await }))
+    Ok(Json(Keys { note, ..state.keys_under(&limits, plan, &key).await }))
 }
 
 pub(super) async fn reset(
@@ -161,7 +169,7 @@ pub(super) async fn reset(
     let rules = state.server.gate.rules();
     let (limits, key) = match limit {
         Some(limit) => {
-            let (limit, key) = named_key(Some(&limit), key.as_ref(), &rules)?;
+            let (limit, key) = named_key((Some(&limit), None), key.as_ref(), &rules)?;
             (vec![limit], key)
         }
         None => {
@@ -189,16 +197,17 @@ pub(super) async fn grant(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Json<Keys>, ErrorBody> {
-    let GrantRequest { limit, key, units: Units(units) } = body(request).await?;
-    let (limit, key) = named_key(limit.as_deref(), key.as_ref(), &state.server.gate.rules())?;
+    let GrantRequest { limit, key, plan, units: Units(units) } = body(request).await?;
+    let plan = plan.as_deref();
+    let (limit, key) = named_key((limit.as_deref(), plan), key.as_ref(), &state.server.gate.rules())?;
     let note = state.check_hash(&key).await?;
     let limits = [limit];
-    let before = state.keys(&limits, &key).await;
+    let before = state.keys_under(&limits, plan, &key).await;
     let slices: Vec<&[u8]> = key.iter().map(String::as_bytes).collect();
-    if let Ok(granted) = state.server.gate.refund_by_name(&limits[0], &slices, units) {
+    if let Ok(granted) = state.server.gate.refund_by_name(NamedRule::new(&limits[0]).plan(plan), &slices, units) {
         drop(granted.await.map_err(|error| ErrorBody::store_unavailable(&error))?);
     }
-    let after = state.keys(&limits, &key).await.since(&before);
+    let after = state.keys_under(&limits, plan, &key).await.since(&before);
     state.audit("grant_units", &caller, &limits, &key, &[("units", units.into()), after.changed_field()]);
     Ok(Json(Keys { note, ..after }))
 }
@@ -209,7 +218,7 @@ pub(super) async fn ban(
     request: Request,
 ) -> Result<Json<Keys>, ErrorBody> {
     let BanRequest { limit, key, lasts } = body(request).await?;
-    let (limit, key) = named_key(limit.as_deref(), key.as_ref(), &state.server.gate.rules())?;
+    let (limit, key) = named_key((limit.as_deref(), None), key.as_ref(), &state.server.gate.rules())?;
     let lasts = lasts.duration()?;
     if key.iter().map(String::len).sum::<usize>() > MAX_KEY_BYTES {
         let message = format!("`key` is longer than {MAX_KEY_BYTES} bytes: use `blocked` in the rules");
@@ -240,7 +249,7 @@ pub(super) async fn unban(
         (Some(_), Some(_)) => {
             return Err(ErrorBody::invalid("both `key` and `key_hash` are given: send one of them".to_owned()));
         }
-        (key, None) => named_key(limit.as_deref(), key.as_ref(), &state.server.gate.rules())?,
+        (key, None) => named_key((limit.as_deref(), None), key.as_ref(), &state.server.gate.rules())?,
     };
     let note = state.check_hash(&key).await?;
     let limits = [limit];
@@ -265,17 +274,17 @@ async fn body<T: DeserializeOwned>(request: Request) -> Result<T, ErrorBody> {
 
 /// Returns the limit and the key of a request.
 fn named_key(
-    limit: Option<&str>,
+    (limit, plan): (Option<&str>, Option<&str>),
     key: Option<&OneOrMany>,
     rules: &RuleSet,
 ) -> Result<(String, Vec<String>), ErrorBody> {
-    let (limit, _) = resolve_key(limit, key, rules, &String::new)?;
-    Ok((limit.to_owned(), key.map_or_else(Vec::new, |key| key.as_slice().to_vec())))
+    resolve_key((limit, plan), key, rules, &String::new)?;
+    Ok((limit.unwrap_or_default().to_owned(), key.map_or_else(Vec::new, |key| key.as_slice().to_vec())))
 }
 
-fn checked_limit(limit: &str, key: &[String], rules: &RuleSet) -> Result<String, ErrorBody> {
+fn checked_limit((limit, plan): (&str, Option<&str>), key: &[String], rules: &RuleSet) -> Result<String, ErrorBody> {
     let key = OneOrMany::new(key.to_vec());
-    resolve_key(Some(limit), Some(&key), rules, &String::new).map(|(limit, _)| limit.to_owned())
+    resolve_key((Some(limit), plan), Some(&key), rules, &String::new).map(|_| limit.to_owned())
 }
 
 /// Returns the limits that can have this key.
@@ -325,8 +334,14 @@ impl Length {
 impl Admin {
     /// Reads the state of a key in these limits.
     async fn keys(&self, limits: &[String], key: &[String]) -> Keys {
+        self.keys_under(limits, None, key).await
+    }
+
+    /// Reads the state of a key in these limits, by the numbers of a plan.
+    async fn keys_under(&self, limits: &[String], plan: Option<&str>, key: &[String]) -> Keys {
         let slices: Vec<&[u8]> = key.iter().map(String::as_bytes).collect();
-        let read = limits.iter().take(MAX_LIMITS).filter_map(|limit| self.server.gate.explain_key(limit, &slices).ok());
+        let named = limits.iter().take(MAX_LIMITS).map(|limit| NamedRule::new(limit).plan(plan));
+        let read = named.filter_map(|limit| self.server.gate.explain_key(limit, &slices).ok());
         let read: Vec<RuleExplained> = join_all(read).await;
         let left_out = limits.len().checked_sub(MAX_LIMITS).filter(|more| *more > 0);
         let json = |one: RuleExplained| {

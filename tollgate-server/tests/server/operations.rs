@@ -171,3 +171,99 @@ fn health_is_reported_without_a_token() {
     assert_eq!((response.status, response.text()), (200, "ok\n"));
     assert_eq!(post(&mut connection, "/v1/refund", &json!({})).status, 401);
 }
+
+const PLANS: &str = "
+limits:
+  - name: per-tenant
+    key: 'header:x-tenant'
+    plan: 'header:x-plan'
+    algorithm: token_bucket
+    capacity: 60
+    refill: 1/h
+    overrides: [{ plan: pro, capacity: 600, refill: 1/h }, { plan: trial, capacity: 5, refill: 1/h }, { key: vip, capacity: 7, refill: 1/h }]
+  - { name: global, match: { path: /elsewhere }, limit: 100, window: 10220d }
+";
+
+/// A pro tenant that has used 300 of 600 has 300 left, however it is asked for.
+#[test]
+fn a_plan_applies_to_operations_by_name() {
+    let redis = RedisServer::start();
+    let store = format!("store: '{}'\nstore_timeout: 5s\n", redis.url());
+    for store in ["", &store] {
+        let settings = "service: { http: '127.0.0.1:0', resp: '127.0.0.1:0' }\nadmin: { listen: '127.0.0.1:0' }";
+        let folder = folder_with(&[(RULES, &format!("{store}{settings}{PLANS}"))]);
+        let server = Process::start(folder, &["serve", "--config", RULES]);
+        let mut connection = Connection::to(server.address_of("decisions POST"));
+        let pro = |more: Value| {
+            let mut question = json!({"limit": "per-tenant", "key": "ann", "plan": "pro"});
+            question.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            question
+        };
+        let request = json!({"request": {"headers": {"x-tenant": "ann", "x-plan": "pro"}}, "cost": 300});
+        assert_eq!(connection.check(&request)["remaining"], 300);
+        let mut post = |path: &str, body: &Value| post(&mut connection, path, body);
+        assert_eq!(left(&post("/v1/peek", &pro(json!({})))), 300);
+        assert_eq!(left(&post("/v1/check", &pro(json!({"cost": 100})))), 200);
+        assert_eq!(left(&post("/v1/refund", &pro(json!({"units": 100})))), 300);
+        let reserved = post("/v1/reserve", &pro(json!({"cost": 250}))).json();
+        assert_eq!((&reserved["allowed"], &reserved["remaining"]), (&json!(true), &json!(50)));
+        let settled = post("/v1/settle", &json!({"reservation": reserved["reservation"], "actual": 100}));
+        assert_eq!(settled.json()["settled"], true);
+        assert_eq!(left(&post("/v1/peek", &pro(json!({})))), 200);
+        let state = testkit::http1::ask(
+            server.address_of("admin"),
+            "GET /v1/keys?limit=per-tenant&key=ann&plan=pro HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+        );
+        let state = &state.json()["limits"][0];
+        assert_eq!((&state["quota"], &state["remaining"]), (&json!(600), &json!(200)));
+        let body = json!({"limit": "per-tenant", "key": "ann", "plan": "pro", "units": 40}).to_string();
+        let granted = testkit::http1::ask(
+            server.address_of("admin"),
+            &format!(
+                "POST /v1/keys/grant HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: \
+                 application/json\r\ncontent-length: {}\r\n\r\n{body}",
+                body.len()
+            ),
+        );
+        let granted = granted.json();
+        assert_eq!((&granted["changed"], &granted["limits"][0]["remaining"]), (&json!(true), &json!(240)));
+        assert_eq!(left(&post("/v1/check", &pro(json!({"cost": 40})))), 200);
+        // The key's own numbers take precedence, as in a request.
+        assert_eq!(left(&post("/v1/peek", &json!({"limit": "per-tenant", "key": "vip", "plan": "pro"}))), 7);
+        let client = redis::Client::open(format!("redis://{}", server.address_of("decisions redis"))).unwrap();
+        let mut redis = client.get_connection().unwrap();
+        let mut remaining = |words: &str| {
+            let (name, words) = words.split_once(' ').unwrap();
+            let reply: Vec<redis::Value> =
+                redis::cmd(name).arg(words.split(' ').collect::<Vec<_>>()).query(&mut redis).unwrap();
+            redis::from_redis_value::<i64>(reply[5].clone()).unwrap()
+        };
+        assert_eq!(remaining("TOLLGATE.PEEK per-tenant ann PLAN pro"), 200);
+        assert_eq!(remaining("TOLLGATE.CHECK per-tenant ann 50 plan pro"), 150);
+        assert_eq!(remaining("TOLLGATE.CHECK per-tenant ann PLAN pro"), 149);
+        assert_eq!(remaining("TOLLGATE.REFUND per-tenant ann 51 PLAN pro"), 200);
+        assert_eq!(remaining("TOLLGATE.RESET per-tenant ann PLAN trial"), 5);
+        assert_eq!(remaining("TOLLGATE.PEEK per-tenant ann PLAN pro"), 600);
+        let error = redis::cmd("TOLLGATE.CHECK").arg(&["per-tenant", "ann", "PLAN", "por"]).exec(&mut redis);
+        assert!(error.unwrap_err().to_string().contains("use pro, trial, or leave it out"));
+        for (body, message) in [
+            (
+                json!({"limit": "per-tenant", "key": "ann", "plan": "por"}),
+                "`plan`: `per-tenant` has no numbers for a plan `por`: use pro, trial, or leave it out for the limit's own \
+                 numbers",
+            ),
+            (
+                json!([{"limit": "global"}, {"limit": "global", "plan": "pro"}]),
+                "`[1].plan`: `global` has no plans, but the plan `pro` is given: leave it out",
+            ),
+            (
+                json!({"plan": "pro", "request": {}}),
+                "`plan` is given without `limit` and `key`: in `request`, send the plan where the limit reads it",
+            ),
+        ] {
+            let refused = post("/v1/check", &body);
+            assert_eq!((refused.status, &refused.json()["message"]), (400, &json!(message)));
+        }
+        assert_eq!(left(&post("/v1/peek", &json!({"limit": "global"}))), 100, "an invalid array spends nothing");
+    }
+}

@@ -1,5 +1,6 @@
 //! Explains how each rule would decide a request, without counting it.
 
+use std::pin::Pin;
 use std::time::Duration;
 
 use super::store::Hits;
@@ -8,8 +9,8 @@ use crate::decision::Decision;
 use crate::http::Refusal;
 use crate::limiter::Hit;
 use crate::rules::{
-    Facts, FailedExpression, FailedExpressions, KeyError, KeyReadings, Mode, NamedKey, Request, RuleHit, RuleMatch,
-    RuleSet, TokenStatus, with_key,
+    Facts, FailedExpression, FailedExpressions, KeyError, KeyReadings, Mode, NamedKey, NamedRule, Request, RuleHit,
+    RuleMatch, RuleSet, TokenStatus, with_key,
 };
 
 /// How the rules would decide a request. Nothing is counted.
@@ -139,18 +140,18 @@ impl Gate {
     ///
     /// # Errors
     ///
-    /// If there is no such rule, or no request can have the key.
+    /// If there is no such rule or plan, or no request can have the key.
     #[doc(hidden)]
-    pub fn explain_key(
+    pub fn explain_key<'a>(
         &self,
-        rule: &str,
+        rule: impl Into<NamedRule<'a>>,
         key: &[&[u8]],
-    ) -> Result<impl Future<Output = RuleExplained> + Send + use<>, KeyError> {
+    ) -> Result<Pin<Box<dyn Future<Output = RuleExplained> + Send>>, KeyError> {
         let state = self.0.state.load_full();
-        let key = state.rules.named_key(rule, key)?;
+        let key = state.rules.named_key(rule.into(), key)?;
         let number = key.rule();
         let [inspected, next] = [0, 1].map(|cost| state.inspect_key(&key, cost));
-        Ok(async move {
+        Ok(Box::pin(async move {
             let (mut rule_state, failed_expressions) = state.resolve(inspected).await;
             if matches!(&rule_state, RuleState::Counted { decision: Some(decision), .. } if decision.remaining() == 0) {
                 (rule_state, _) = state.resolve(next).await;
@@ -158,7 +159,7 @@ impl Gate {
             let name = state.rules.name(number).to_owned();
             let shadow = state.rules.rule(number).mode == Mode::Shadow;
             RuleExplained { name, shadow, state: rule_state, failed_expressions }
-        })
+        }))
     }
 }
 

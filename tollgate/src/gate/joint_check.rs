@@ -160,7 +160,9 @@ impl Collected {
         let mut outcome = Outcome::unlimited(state.clone());
         let pending = match check {
             JointCheck::Request(facts) => outcome.collect(facts),
-            JointCheck::Named { rule, key, cost } => outcome.collect_named(&state.rules.named_key(rule, key)?, *cost),
+            JointCheck::Named { rule, key, cost } => {
+                outcome.collect_named(&state.rules.named_key((*rule).into(), key)?, *cost)
+            }
         };
         // A request of a banned key takes nothing.
         if !outcome.is_allowed() {

@@ -63,7 +63,7 @@ impl KeyBans {
         for ban in &all {
             let key: SmallVec<[&[u8]; 3]> = ban.key.iter().map(String::as_bytes).collect();
             // The limit may be gone, or count by something else now.
-            let Ok(key) = rules.named_key(&ban.limit, &key) else { continue };
+            let Ok(key) = rules.named_key((&ban.limit).into(), &key) else { continue };
             let fingerprint = with_key(key.readings().counted(), |key| in_flight.fingerprint(key));
             let end = ends.entry((key.rule(), fingerprint)).or_insert(ban.until);
             *end = ban.until.max(*end);
@@ -158,7 +158,7 @@ impl Gate {
     pub fn normal_key(&self, rule: &str, key: &[String]) -> Result<Vec<String>, KeyError> {
         let parts: SmallVec<[&[u8]; 3]> = key.iter().map(String::as_bytes).collect();
         let state = self.0.state.load();
-        let key = state.rules.named_key(rule, &parts)?;
+        let key = state.rules.named_key(rule.into(), &parts)?;
         Ok(key.readings().texts())
     }
 

@@ -182,7 +182,7 @@ fn key_parts(outcome: &Outcome, rule: u32, source: &KeySource<'_, '_>) -> Vec<St
     match source {
         KeySource::Check(JointCheck::Request(facts)) => rules.key_of(rule, facts).unwrap_or_default(),
         KeySource::Check(JointCheck::Named { rule, key, .. }) => {
-            rules.named_key(rule, key).map_or_else(|_| Vec::new(), |key| key.readings().texts())
+            rules.named_key((*rule).into(), key).map_or_else(|_| Vec::new(), |key| key.readings().texts())
         }
         KeySource::Named(key) => key.readings().texts(),
         #[cfg(feature = "redis")]

@@ -26,6 +26,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -41,7 +42,7 @@ use super::store::StoreUnavailable;
 use super::{Gate, State};
 use crate::limiter::Limiter;
 use crate::limiter::reservation::{ReservedCharge, Settlement};
-use crate::rules::KeyError;
+use crate::rules::{KeyError, NamedRule};
 use crate::store::memory::HashedHit;
 use crate::units::Timestamp;
 
@@ -120,6 +121,9 @@ impl Reservations {
     }
 }
 
+/// A reservation that is not made until it is awaited: see [`Gate::reserve_by_name`].
+type Reserving = Pin<Box<dyn Future<Output = Result<Reserved, ReservationError>> + Send>>;
+
 impl Gate {
     /// Takes `cost` units of a key of the rule named `rule` now, to correct or give back later with a token.
     ///
@@ -148,17 +152,17 @@ impl Gate {
     ///
     /// # Errors
     ///
-    /// If there is no such rule, or no request can have the key.
-    pub fn reserve_by_name(
+    /// If there is no such rule or plan, or no request can have the key.
+    pub fn reserve_by_name<'a>(
         &self,
-        rule: &str,
+        rule: impl Into<NamedRule<'a>>,
         key: &[&[u8]],
         cost: u64,
         expires_after: Duration,
-    ) -> Result<impl Future<Output = Result<Reserved, ReservationError>> + Send + use<>, KeyError> {
+    ) -> Result<Reserving, KeyError> {
         let state = self.0.state.load_full();
-        let key = state.rules.named_key(rule, key)?.into_owned();
-        Ok(async move {
+        let key = state.rules.named_key(rule.into(), key)?.into_owned();
+        Ok(Box::pin(async move {
             let signer = state.signer().await?;
             let (id, expires_after) = (random()?, expires_after.min(MAX_RESERVATION));
             let limiter = state.store.in_memory();
@@ -185,7 +189,7 @@ impl Gate {
                     Err(error)
                 }
             }
-        })
+        }))
     }
 
     /// Settles a reservation at its actual cost: a lower cost gives back the difference, as far as it still counts, and

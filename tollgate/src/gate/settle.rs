@@ -10,6 +10,7 @@
 #[cfg(feature = "tower")]
 use std::task::{Context, Waker};
 
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use http::{HeaderMap, StatusCode};
@@ -21,7 +22,7 @@ use super::{Gate, State};
 use crate::decision::Decision;
 use crate::limiter::Hit;
 use crate::limiter::reservation::Settlement;
-use crate::rules::{KeyError, NamedKey, with_key};
+use crate::rules::{KeyError, NamedKey, NamedRule, with_key};
 
 /// The actual cost of a request, as reported by its handler through the tower layer.
 pub(crate) struct ReportedCost<'t> {
@@ -233,6 +234,9 @@ enum Change {
     LiftBan,
 }
 
+/// A change that is not made until it is awaited: see [`Gate::refund_by_name`].
+type Changing = Pin<Box<dyn Future<Output = Result<Outcome, StoreUnavailable>> + Send>>;
+
 impl Gate {
     /// Gives `units` back to a key of the rule named `rule`, and returns the outcome of a check that costs nothing
     /// afterwards.
@@ -268,14 +272,14 @@ impl Gate {
     ///
     /// # Errors
     ///
-    /// If there is no such rule, or no request can have the key.
-    pub fn refund_by_name(
+    /// If there is no such rule or plan, or no request can have the key.
+    pub fn refund_by_name<'a>(
         &self,
-        rule: &str,
+        rule: impl Into<NamedRule<'a>>,
         key: &[&[u8]],
         units: u64,
-    ) -> Result<impl Future<Output = Result<Outcome, StoreUnavailable>> + Send + use<>, KeyError> {
-        self.change_by_name(rule, key, Change::Refund { units })
+    ) -> Result<Changing, KeyError> {
+        self.change_by_name(rule.into(), key, Change::Refund { units })
     }
 
     /// Gives a key of the rule named `rule` its whole quota back and lifts its ban, and returns the outcome of a check
@@ -286,13 +290,9 @@ impl Gate {
     ///
     /// # Errors
     ///
-    /// If there is no such rule, or no request can have the key.
-    pub fn reset_by_name(
-        &self,
-        rule: &str,
-        key: &[&[u8]],
-    ) -> Result<impl Future<Output = Result<Outcome, StoreUnavailable>> + Send + use<>, KeyError> {
-        self.change_by_name(rule, key, Change::Reset)
+    /// If there is no such rule or plan, or no request can have the key.
+    pub fn reset_by_name<'a>(&self, rule: impl Into<NamedRule<'a>>, key: &[&[u8]]) -> Result<Changing, KeyError> {
+        self.change_by_name(rule.into(), key, Change::Reset)
     }
 
     /// Lifts the ban that a rule itself has set on a key, and does not change its quota. Otherwise as
@@ -302,24 +302,15 @@ impl Gate {
     ///
     /// If there is no such rule, or no request can have the key.
     #[doc(hidden)]
-    pub fn lift_ban_by_name(
-        &self,
-        rule: &str,
-        key: &[&[u8]],
-    ) -> Result<impl Future<Output = Result<Outcome, StoreUnavailable>> + Send + use<>, KeyError> {
-        self.change_by_name(rule, key, Change::LiftBan)
+    pub fn lift_ban_by_name(&self, rule: &str, key: &[&[u8]]) -> Result<Changing, KeyError> {
+        self.change_by_name(rule.into(), key, Change::LiftBan)
     }
 
-    fn change_by_name(
-        &self,
-        rule: &str,
-        key: &[&[u8]],
-        change: Change,
-    ) -> Result<impl Future<Output = Result<Outcome, StoreUnavailable>> + Send + use<>, KeyError> {
+    fn change_by_name(&self, rule: NamedRule<'_>, key: &[&[u8]], change: Change) -> Result<Changing, KeyError> {
         let state = self.0.state.load_full();
         let key = state.rules.named_key(rule, key)?.into_owned();
         let hits = hits_on_key(&state, &key, change);
-        Ok(async move {
+        Ok(Box::pin(async move {
             match change {
                 Change::Refund { .. } => state.store.credit(&hits).await?,
                 Change::Reset | Change::LiftBan => state.store.reset(&hits).await?,
@@ -329,7 +320,7 @@ impl Gate {
                 None => outcome,
                 Some(remote) => outcome.complete(remote).await,
             })
-        })
+        }))
     }
 }
 

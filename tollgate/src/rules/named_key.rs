@@ -10,12 +10,16 @@ use smallvec::SmallVec;
 
 use super::key_part::Piece;
 use super::{PathReading, RuleSet};
+use crate::decision::LimitId;
 use crate::key::Key;
 use crate::rules::rule::Rule;
 use crate::rules::set::MAX_KEY_PARTS;
 
 /// The longest part of a caller's text in an error.
 const MAX_SHOWN_CHARS: usize = 60;
+
+/// The most plans in an error.
+const MAX_SHOWN_PLANS: usize = 20;
 
 /// The parts of one key.
 pub(crate) type Pieces<'r> = SmallVec<[Piece<'r>; 3]>;
@@ -103,10 +107,67 @@ pub(crate) fn with_key<T>(pieces: &[Piece<'_>], with: impl FnOnce(Key<'_>) -> T)
     }
 }
 
+/// A rule that a caller names, with the plan whose numbers apply to the key. A name alone, which a string converts to,
+/// has no plan: then the rule's own numbers apply.
+///
+/// ```
+/// use tollgate::rules::{KeyPart, NamedRule, Rule, RuleSet};
+/// use tollgate::{FixedWindow, Gate, HOUR, Limit};
+///
+/// let per_user = Rule::new(Limit::new("per-user", FixedWindow::new(10, HOUR))?)
+///     .key(KeyPart::header("x-user-id"))
+///     .plan(KeyPart::header("x-plan"))
+///     .plan_limit("pro", FixedWindow::new(100, HOUR));
+/// let gate = Gate::in_memory(RuleSet::builder().rule(per_user).build()?)?;
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+/// let remaining = async |rule: NamedRule<'_>| {
+///     let outcome = gate.check_by_name(rule, &[b"ann"], 5).expect("the rule and the plan exist").outcome().await;
+///     outcome.decision().map(|decision| decision.remaining())
+/// };
+/// assert_eq!(remaining("per-user".into()).await, Some(5));
+/// // A key has one count under all plans.
+/// assert_eq!(remaining(NamedRule::new("per-user").plan("pro")).await, Some(90));
+/// # });
+/// # Ok::<(), tollgate::InvalidLimit>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamedRule<'a> {
+    name: &'a str,
+    plan: Option<&'a str>,
+}
+
+impl<'a> NamedRule<'a> {
+    /// Names a rule.
+    #[must_use]
+    pub fn new(name: &'a str) -> Self {
+        Self { name, plan: None }
+    }
+
+    /// Sets the plan of the key, as a request would name it. A key that has numbers for itself keeps them.
+    #[must_use]
+    pub fn plan(self, plan: impl Into<Option<&'a str>>) -> Self {
+        Self { plan: plan.into(), ..self }
+    }
+}
+
+impl<'a> From<&'a str> for NamedRule<'a> {
+    fn from(name: &'a str) -> Self {
+        Self::new(name)
+    }
+}
+
+impl<'a> From<&'a String> for NamedRule<'a> {
+    fn from(name: &'a String) -> Self {
+        Self::new(name)
+    }
+}
+
 /// A key of a rule in normal form. Only [`RuleSet::named_key`] makes one.
 #[derive(Debug)]
 pub(crate) struct NamedKey<'k> {
     pub(super) rule: u32,
+    /// The limit of the plan that the caller names.
+    pub(super) plan: Option<LimitId>,
     pub(super) readings: KeyReadings<'k>,
 }
 
@@ -125,7 +186,7 @@ impl<'k> NamedKey<'k> {
         let KeyReadings { first, others, names } = self.readings;
         let others = others.into_iter().map(owned).collect();
         let readings = KeyReadings { first: owned(first), others, names: names.into_iter().map(owned).collect() };
-        NamedKey { rule: self.rule, readings }
+        NamedKey { rule: self.rule, plan: self.plan, readings }
     }
 }
 
@@ -134,20 +195,23 @@ impl RuleSet {
     ///
     /// # Errors
     ///
-    /// If there is no such rule, or no request can have the key.
-    pub(crate) fn named_key<'k>(&self, rule: &str, parts: &[&'k [u8]]) -> Result<NamedKey<'k>, KeyError> {
-        let number = self.number(rule).ok_or_else(|| KeyError::UnknownRule { rule: rule.to_owned() })?;
+    /// If there is no such rule or plan, or no request can have the key.
+    pub(crate) fn named_key<'k>(&self, rule: NamedRule<'_>, parts: &[&'k [u8]]) -> Result<NamedKey<'k>, KeyError> {
+        let NamedRule { name, plan } = rule;
+        let number = self.number(name).ok_or_else(|| KeyError::UnknownRule { rule: name.to_owned() })?;
+        let plan = plan.map(|plan| self.named_plan(number, plan)).transpose()?;
         let readings = self.rule(number).named_key(parts, self.path_reading())?;
-        Ok(NamedKey { rule: number, readings })
+        Ok(NamedKey { rule: number, plan, readings })
     }
 
     /// Checks that a request can have a key.
     ///
     /// # Errors
     ///
-    /// If there is no rule named `rule`, its key has another number of parts, or no request can have one of the values.
-    pub fn check_key(&self, rule: &str, parts: &[&[u8]]) -> Result<(), KeyError> {
-        self.named_key(rule, parts).map(drop)
+    /// If there is no rule named `rule`, it has no such plan, its key has another number of parts, or no request can have
+    /// one of the values.
+    pub fn check_key<'a>(&self, rule: impl Into<NamedRule<'a>>, parts: &[&[u8]]) -> Result<(), KeyError> {
+        self.named_key(rule.into(), parts).map(drop)
     }
 }
 
@@ -202,6 +266,15 @@ pub enum KeyError {
         /// The name.
         rule: String,
     },
+    /// The rule has no numbers for this plan.
+    UnknownPlan {
+        /// The name of the rule.
+        rule: String,
+        /// The plan.
+        plan: String,
+        /// The plans that the rule has numbers for.
+        plans: Vec<String>,
+    },
     /// The key has another number of parts than the key of the rule.
     PartCount {
         /// The name of the rule.
@@ -230,6 +303,12 @@ impl KeyError {
     pub fn problem(&self) -> String {
         match self {
             Self::UnknownRule { rule } => format!("no rule is named `{}`", shown(rule.as_bytes())),
+            Self::UnknownPlan { rule, plan, plans } if plans.is_empty() => {
+                format!("`{rule}` has no plans, but the plan `{}` is given", shown(plan.as_bytes()))
+            }
+            Self::UnknownPlan { rule, plan, .. } => {
+                format!("`{rule}` has no numbers for a plan `{}`", shown(plan.as_bytes()))
+            }
             Self::PartCount { rule, given, parts } if parts.is_empty() => {
                 format!("the key has {}, but `{rule}` has no key", counted(*given))
             }
@@ -245,6 +324,12 @@ impl KeyError {
     pub fn fix(&self) -> String {
         match self {
             Self::UnknownRule { .. } => "use the name of a rule in the rule set".to_owned(),
+            Self::UnknownPlan { plans, .. } if plans.is_empty() => "leave it out".to_owned(),
+            Self::UnknownPlan { plans, .. } => {
+                let more = if plans.len() > MAX_SHOWN_PLANS { ", …" } else { "" };
+                let known = plans[..plans.len().min(MAX_SHOWN_PLANS)].join(", ");
+                format!("use {known}{more}, or leave it out for the limit's own numbers")
+            }
             Self::PartCount { parts, .. } if parts.is_empty() => "leave it out".to_owned(),
             Self::PartCount { parts, .. } => format!("give {}", parts.join(", ")),
             Self::InvalidValue { fix, .. } => fix.clone(),

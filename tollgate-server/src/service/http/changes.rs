@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use futures_util::future::{BoxFuture, FutureExt, join_all};
+use futures_util::future::{BoxFuture, join_all};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tollgate::rules::RuleSet;
@@ -25,6 +25,8 @@ pub(crate) struct RefundRequest {
     /// The key: a string, or one string for each part of the limit's key.
     #[schemars(with = "Option<StringOrStrings>")]
     key: Option<OneOrMany>,
+    /// The plan whose numbers apply to the key: one that the limit has overrides for. Without it, the limit's own do.
+    plan: Option<String>,
     /// The units to give back: 1 by default.
     units: Option<Units>,
 }
@@ -43,6 +45,8 @@ pub(crate) struct ResetRequest {
     /// The key: a string, or one string for each part of the limit's key.
     #[schemars(with = "Option<StringOrStrings>")]
     key: Option<OneOrMany>,
+    /// The plan whose numbers apply to the key: one that the limit has overrides for. Without it, the limit's own do.
+    plan: Option<String>,
 }
 
 impl Question for ResetRequest {
@@ -63,10 +67,10 @@ enum ChangeResponse<'a> {
 pub(super) async fn refund(State(state): State<ServiceState>, request: Request) -> Result<Response, ErrorBody> {
     let batch = Batch::<RefundRequest>::parse(&read_json(request).await?)?;
     let changes = start(&state.gate, &batch, |refund, gate, rules, place| {
-        let (limit, key) = resolve_key(refund.limit.as_deref(), refund.key.as_ref(), rules, place)?;
+        let limit = (refund.limit.as_deref(), refund.plan.as_deref());
+        let (limit, key) = resolve_key(limit, refund.key.as_ref(), rules, place)?;
         let units = refund.units.as_ref().map_or(1, |units| units.0);
-        let refund = gate.refund_by_name(limit, &key, units).map(FutureExt::boxed);
-        refund.map_err(|error| invalid_key(&error, rules, place))
+        gate.refund_by_name(limit, &key, units).map_err(|error| invalid_key(&error, rules, place))
     })?;
     respond(batch.shape, changes).await
 }
@@ -74,9 +78,9 @@ pub(super) async fn refund(State(state): State<ServiceState>, request: Request) 
 pub(super) async fn reset(State(state): State<ServiceState>, request: Request) -> Result<Response, ErrorBody> {
     let batch = Batch::<ResetRequest>::parse(&read_json(request).await?)?;
     let changes = start(&state.gate, &batch, |reset, gate, rules, place| {
-        let (limit, key) = resolve_key(reset.limit.as_deref(), reset.key.as_ref(), rules, place)?;
-        let reset = gate.reset_by_name(limit, &key).map(FutureExt::boxed);
-        reset.map_err(|error| invalid_key(&error, rules, place))
+        let limit = (reset.limit.as_deref(), reset.plan.as_deref());
+        let (limit, key) = resolve_key(limit, reset.key.as_ref(), rules, place)?;
+        gate.reset_by_name(limit, &key).map_err(|error| invalid_key(&error, rules, place))
     })?;
     respond(batch.shape, changes).await
 }

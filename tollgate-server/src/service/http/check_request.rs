@@ -3,7 +3,7 @@
 use axum::http::StatusCode;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use tollgate::rules::{KeyError, RuleSet};
+use tollgate::rules::{KeyError, NamedRule, RuleSet};
 use tollgate::{Check, Gate};
 
 use super::batch::Question;
@@ -23,6 +23,8 @@ pub(crate) struct CheckRequest {
     /// The key: a string, or one string for each part of the limit's key.
     #[schemars(with = "Option<StringOrStrings>")]
     key: Option<OneOrMany>,
+    /// The plan whose numbers apply to the key: one that the limit has overrides for. Without it, the limit's own do.
+    plan: Option<String>,
     /// A description of a request, in place of `limit` and `key`.
     #[schemars(with = "Option<RequestFacts>")]
     request: Option<Object<RequestFacts>>,
@@ -38,7 +40,7 @@ impl Question for CheckRequest {
 /// A check that is valid under the rules it was resolved with.
 pub(crate) enum ResolvedCheck<'q> {
     /// A key of a limit, by the name of the limit.
-    Named { limit: &'q str, key: Vec<&'q [u8]>, cost: u64 },
+    Named { limit: NamedRule<'q>, key: Vec<&'q [u8]>, cost: u64 },
     /// All limits that match the request.
     Request { facts: &'q RequestFacts, cost: Option<u64> },
 }
@@ -59,15 +61,24 @@ impl CheckRequest {
         let refuse = |field: &str, problem: &str| Err(invalid_field(place, field, problem));
         let cost = self.cost.as_ref().map(|cost| cost.0);
         match (&self.limit, &self.key, &self.request) {
-            (None, None, Some(Object(facts))) => match (facts.path_problem(), facts.method_problem()) {
-                (Some(problem), _) => refuse("request.path", problem),
-                (None, Some(problem)) => refuse("request.method", problem),
-                (None, None) => Ok(ResolvedCheck::Request { facts, cost }),
-            },
-            (None, None, None) => refuse("limit", "is missing: send `limit` and `key`, or `request`"),
+            (None, None, Some(Object(facts))) if self.plan.is_none() => {
+                match (facts.path_problem(), facts.method_problem()) {
+                    (Some(problem), _) => refuse("request.path", problem),
+                    (None, Some(problem)) => refuse("request.method", problem),
+                    (None, None) => Ok(ResolvedCheck::Request { facts, cost }),
+                }
+            }
+            (None, None, None) if self.plan.is_none() => {
+                refuse("limit", "is missing: send `limit` and `key`, or `request`")
+            }
+            (None, None, _) if self.plan.is_some() => refuse(
+                "plan",
+                "is given without `limit` and `key`: in `request`, send the plan where the limit reads it",
+            ),
             (_, _, Some(_)) => refuse("request", "excludes `limit` and `key`: send one or the other"),
             (limit, key, None) => {
-                let (limit, key) = resolve_key(limit.as_deref(), key.as_ref(), rules, place)?;
+                let limit = (limit.as_deref(), self.plan.as_deref());
+                let (limit, key) = resolve_key(limit, key.as_ref(), rules, place)?;
                 Ok(ResolvedCheck::Named { limit, key, cost: cost.unwrap_or(1) })
             }
         }
@@ -89,16 +100,17 @@ impl CheckRequest {
     }
 }
 
-/// Resolves the name of a limit and a key of it.
+/// Resolves the name of a limit, the plan of a key, and the key.
 pub(crate) fn resolve_key<'q>(
-    limit: Option<&'q str>,
+    (limit, plan): (Option<&'q str>, Option<&'q str>),
     key: Option<&'q OneOrMany>,
     rules: &RuleSet,
     place: &dyn Fn() -> String,
-) -> Result<(&'q str, Vec<&'q [u8]>), ErrorBody> {
+) -> Result<(NamedRule<'q>, Vec<&'q [u8]>), ErrorBody> {
     let Some(limit) = limit else {
         return Err(invalid_field(place, "limit", "is missing: send it with `key`"));
     };
+    let limit = NamedRule::new(limit).plan(plan);
     let parts: Vec<&[u8]> = key.map_or(&[][..], OneOrMany::as_slice).iter().map(String::as_bytes).collect();
     match rules.check_key(limit, &parts) {
         Err(KeyError::PartCount { .. }) if key.is_none() => {
@@ -120,6 +132,10 @@ pub(crate) fn invalid_key(error: &KeyError, rules: &RuleSet, place: &dyn Fn() ->
                 place => ErrorBody { message: format!("`{place}limit`: {}", error.message), ..error },
             }
         }
+        KeyError::UnknownPlan { .. } => {
+            let message = format!("`{}plan`: {error}", place());
+            ErrorBody { status: StatusCode::BAD_REQUEST, error: "unknown_plan", message }
+        }
         KeyError::PartCount { rule, given, parts } => invalid_field(place, "key", &wrong_parts(rule, *given, parts)),
         KeyError::InvalidValue { rule, part, .. } => {
             let is_only = rules.key_parts(rule).is_none_or(|parts| parts.len() == 1);
@@ -140,7 +156,7 @@ impl ResolvedCheck<'_> {
     pub(crate) fn start(&self, gate: &Gate) -> Check {
         match self {
             Self::Named { limit, key, cost } => {
-                gate.check_by_name(limit, key, *cost).expect("the key was checked when the check was resolved")
+                gate.check_by_name(*limit, key, *cost).expect("the key was checked when the check was resolved")
             }
             Self::Request { facts, cost } => facts.start(gate, *cost),
         }

@@ -29,6 +29,8 @@ pub(crate) struct ReserveRequest {
     /// The key: a string, or one string for each part of the limit's key.
     #[schemars(with = "Option<StringOrStrings>")]
     key: Option<OneOrMany>,
+    /// The plan whose numbers apply to the key: one that the limit has overrides for. Without it, the limit's own do.
+    plan: Option<String>,
     /// The estimated cost: 1 by default, and at least 1.
     cost: Option<Units>,
     /// Whole seconds until the reservation expires: 60 by default, at most 86400.
@@ -67,7 +69,8 @@ pub(super) async fn reserve(State(state): State<ServiceState>, request: Request)
     let reserving = {
         let (gate, place) = (state.gate.pinned(), String::new);
         let rules = gate.rules();
-        let (limit, key) = resolve_key(question.limit.as_deref(), question.key.as_ref(), &rules, &place)?;
+        let limit = (question.limit.as_deref(), question.plan.as_deref());
+        let (limit, key) = resolve_key(limit, question.key.as_ref(), &rules, &place)?;
         let seconds = question.expires_after.as_ref().map_or(EXPIRES_AFTER_SECS, |seconds| seconds.0);
         if !(1..=MAX_RESERVATION.as_secs()).contains(&seconds) {
             let problem = format!("is {seconds}: use 1 to {} seconds", MAX_RESERVATION.as_secs());

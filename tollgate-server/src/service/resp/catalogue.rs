@@ -21,6 +21,8 @@ const OPTIONAL: &[&str] = &["optional"];
 /// A limit of the rule file and its key.
 const LIMIT: Argument = ("limit", "string", &[]);
 const KEY: Argument = ("key", "string", &["optional", "multiple"]);
+/// The plan whose numbers apply, after the word `PLAN`.
+const PLAN: Argument = ("plan", "string", OPTIONAL);
 
 /// The arguments of `CL.THROTTLE` and `THROTTLE`.
 const BUCKET: &[Argument] = &[
@@ -91,25 +93,25 @@ const COMMANDS: [Command; 20] = [
         name: "tollgate.check",
         arity: -2,
         summary: "Takes units of a key from a limit of the rule file.",
-        arguments: &[LIMIT, KEY, ("cost", "integer", OPTIONAL)],
+        arguments: &[LIMIT, KEY, ("cost", "integer", OPTIONAL), PLAN],
     },
     Command {
         name: "tollgate.peek",
         arity: -2,
         summary: "Returns the quota that a key has left, and takes nothing.",
-        arguments: &[LIMIT, KEY, ("cost", "integer", OPTIONAL)],
+        arguments: &[LIMIT, KEY, PLAN],
     },
     Command {
         name: "tollgate.refund",
         arity: -2,
         summary: "Gives units of a key back.",
-        arguments: &[LIMIT, KEY, ("units", "integer", OPTIONAL)],
+        arguments: &[LIMIT, KEY, ("units", "integer", OPTIONAL), PLAN],
     },
     Command {
         name: "tollgate.reset",
         arity: -2,
         summary: "Gives a key its whole quota back.",
-        arguments: &[LIMIT, KEY],
+        arguments: &[LIMIT, KEY, PLAN],
     },
     Command { name: "unwatch", arity: 1, summary: "Has no effect: nothing can be watched.", arguments: &[] },
 ];

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
-use tollgate::rules::RuleSet;
+use tollgate::rules::{NamedRule, RuleSet};
 use tollgate::{Check, Decision, Outcome, StoreUnavailable};
 
 use super::Engine;
@@ -250,7 +250,7 @@ impl Session {
         Step::Replied
     }
 
-    /// `TOLLGATE.CHECK limit key… [cost]`, with as many key parts as the limit has.
+    /// `TOLLGATE.CHECK limit key… [cost] [PLAN name]`, with as many key parts as the limit has.
     fn check(&mut self, name: &'static str, words: Words<'_, '_>, taking: Taking) -> Step {
         let Some((limit, words)) = words.split_first() else {
             self.wrong_arguments(name);
@@ -292,7 +292,7 @@ impl Session {
         gate.check_by_name(limit, &key, cost).map_err(|error| error.to_string())
     }
 
-    /// `TOLLGATE.REFUND limit key… [units]` and `TOLLGATE.RESET limit key…`. The reply is that of a peek afterwards.
+    /// `TOLLGATE.REFUND limit key… [units] [PLAN name]` and `TOLLGATE.RESET limit key… [PLAN name]`. The reply is that of a peek afterwards.
     fn change(&mut self, name: &'static str, words: Words<'_, '_>, change: Change) -> Step {
         let Some((limit, words)) = words.split_first() else {
             self.wrong_arguments(name);
@@ -328,8 +328,8 @@ impl Session {
         let last = if change == Change::Refund { Some("units") } else { None };
         let Target { limit, key, number } = target(&rules, limit, words, last)?;
         let changing = match change {
-            Change::Refund => gate.refund_by_name(limit, &key, number.unwrap_or(1)).map(FutureExt::boxed),
-            Change::Reset => gate.reset_by_name(limit, &key).map(FutureExt::boxed),
+            Change::Refund => gate.refund_by_name(limit, &key, number.unwrap_or(1)),
+            Change::Reset => gate.reset_by_name(limit, &key),
         };
         changing.map_err(|error| error.to_string())
     }
@@ -510,12 +510,13 @@ type Changing = BoxFuture<'static, Result<Outcome, StoreUnavailable>>;
 
 /// The limit and the key of a command, and the number after them.
 struct Target<'w> {
-    limit: &'w str,
+    limit: NamedRule<'w>,
     key: Vec<&'w [u8]>,
     number: Option<u64>,
 }
 
-/// Reads the words of a command: a limit, as many key parts as it has, and the optional number named `last`.
+/// Reads the words of a command: a limit, as many key parts as it has, the optional number named `last`, and the optional
+/// plan.
 fn target<'w>(
     rules: &RuleSet,
     limit: &'w [u8],
@@ -524,16 +525,24 @@ fn target<'w>(
 ) -> Result<Target<'w>, String> {
     let name = std::str::from_utf8(limit).map_err(|_| unknown_limit(limit))?;
     let parts = rules.key_parts(name).ok_or_else(|| unknown_limit(limit))?;
-    let number = match (words.len().checked_sub(parts.len()), last) {
-        (Some(0), _) => None,
-        (Some(1), Some(last)) => Some(number(last, &words[parts.len()])?),
-        _ => {
-            let usage = parts.iter().fold(String::new(), |usage, part| format!("{usage} {part}"));
-            let last = last.map_or(String::new(), |last| format!(" [{last}]"));
-            return Err(format!("wrong number of arguments: send {name}{usage}{last}"));
-        }
+    let wrong = || {
+        let usage = parts.iter().fold(String::new(), |usage, part| format!("{usage} {part}"));
+        let last = last.map_or(String::new(), |last| format!(" [{last}]"));
+        format!("wrong number of arguments: send {name}{usage}{last} [PLAN name]")
     };
-    Ok(Target { limit: name, key: words[..parts.len()].iter().map(|part| &**part).collect(), number })
+    let (key, rest) = words.split_at_checked(parts.len()).ok_or_else(wrong)?;
+    let (rest, plan) = match rest {
+        [rest @ .., option, plan] if option.eq_ignore_ascii_case(b"plan") => (rest, Some(plan)),
+        rest => (rest, None),
+    };
+    let number = match (rest, last) {
+        ([], _) => None,
+        ([text], Some(last)) => Some(number(last, text)?),
+        _ => return Err(wrong()),
+    };
+    let plan = plan.map(|plan| std::str::from_utf8(plan).map_err(|_| format!("unknown plan '{}'", shown(plan))));
+    let limit = NamedRule::new(name).plan(plan.transpose()?);
+    Ok(Target { limit, key: key.iter().map(|part| &**part).collect(), number })
 }
 
 fn unknown_limit(limit: &[u8]) -> String {

@@ -8,7 +8,7 @@
 use super::{Compiled, RuleMatch, RuleSet};
 use crate::decision::LimitId;
 use crate::rules::Request;
-use crate::rules::named_key::{KeyReadings, NamedKey};
+use crate::rules::named_key::{KeyError, KeyReadings, NamedKey};
 use crate::rules::rule::Mode;
 use crate::rules::set::{Refused, RuleHit};
 
@@ -82,6 +82,16 @@ impl RuleSet {
         }
     }
 
+    /// Returns the limit of a plan that a caller names.
+    pub(in crate::rules) fn named_plan(&self, number: u32, plan: &str) -> Result<LimitId, KeyError> {
+        let Compiled { rule, by_plan, .. } = &self.0.rules[number as usize];
+        by_plan.get(plan).copied().ok_or_else(|| {
+            let mut plans: Vec<String> = by_plan.keys().map(|plan| plan.to_string()).collect();
+            plans.sort_unstable();
+            KeyError::UnknownPlan { rule: rule.name().to_owned(), plan: plan.to_owned(), plans }
+        })
+    }
+
     /// Checks a key of a rule.
     pub(crate) fn check_named(&self, key: &NamedKey<'_>, cost: u64) -> RuleMatch<'_> {
         let number = key.rule();
@@ -90,7 +100,7 @@ impl RuleSet {
         if rule.mode == Mode::Disabled {
             return RuleMatch::Disabled;
         }
-        let limit = match self.treat_with(compiled, key.readings(), || compiled.limit) {
+        let limit = match self.treat_with(compiled, key.readings(), || key.plan.unwrap_or(compiled.limit)) {
             Treatment::Exempt => return RuleMatch::Exempt,
             Treatment::Blocked => return RuleMatch::Refused(number, Refused::Blocked),
             Treatment::Counted(_) if rule.mode == Mode::Enforced && rule.blocked.is_everything() => {
@@ -110,12 +120,12 @@ impl RuleSet {
         if compiled.rule.mode == Mode::Disabled || compiled.rule.is_in_flight() {
             return (None, None);
         }
-        (Some(self.limit_of(compiled, key.readings(), || compiled.limit)), compiled.ban)
+        (Some(self.limit_of(compiled, key.readings(), || key.plan.unwrap_or(compiled.limit))), compiled.ban)
     }
 
     /// Returns the limit on the requests in flight of a key.
     pub(crate) fn in_flight_limit_of_key(&self, key: &NamedKey<'_>) -> LimitId {
         let compiled = &self.0.rules[key.rule() as usize];
-        self.limit_of(compiled, key.readings(), || compiled.limit)
+        self.limit_of(compiled, key.readings(), || key.plan.unwrap_or(compiled.limit))
     }
 }
