@@ -12,3 +12,4 @@ mod programs;
 mod prometheus;
 mod proxies;
 mod schemathesis;
+mod transactions;
