@@ -10,6 +10,7 @@ use tollgate::rules::file::internal::{FailurePolicy, LimitRule, ListRule};
 use tollgate::{Outcome, Source};
 
 use crate::counter::Counter;
+use crate::unknown::Unknowns;
 
 /// The most limits that are counted. Names of removed limits are kept, so rules that are published with ever new names
 /// fill this; further names are not counted.
@@ -20,6 +21,8 @@ const MAX_NAMES: usize = 20_000;
 pub(crate) struct Decisions {
     limits: Mutex<HashMap<Box<str>, Arc<LimitCounts>, ahash::RandomState>>,
     tokens: Tokens,
+    /// Questions to the decision service that no limit applies to.
+    pub(crate) unknown: Unknowns,
 }
 
 /// Counts of token checks.

@@ -37,6 +37,7 @@ mod threads;
 mod tools;
 mod top_keys;
 mod traces;
+mod unknown;
 
 use std::process::ExitCode;
 

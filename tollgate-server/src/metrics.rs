@@ -45,6 +45,7 @@ impl Metrics {
         self.write_certificates(page)?;
         self.server.surfaces.write_metrics(page)?;
         self.write_decisions(page)?;
+        self.server.decisions.unknown.write_metrics(page)?;
         self.write_fallbacks(page)?;
         self.write_tokens(page)?;
         self.write_expression_errors(page)?;

@@ -85,5 +85,7 @@ pub use self::routes::Routes;
 pub use self::rule::{Cost, Listing, Missing, Mode, Rule};
 #[cfg(feature = "tower")]
 pub(crate) use self::set::PerAddress;
+#[doc(hidden)]
+pub use self::set::UnknownPlan;
 pub(crate) use self::set::{Phase, Refused, RuleHit, RuleMatch};
 pub use self::set::{RuleSet, RuleSetBuilder};

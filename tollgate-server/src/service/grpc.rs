@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
+use tollgate::rules::RuleSet;
 use tollgate::{Checks, Gate, Outcome};
 use tonic::Status;
 use tonic::service::Routes;
@@ -30,6 +31,7 @@ use super::throttle::Throttles;
 use super::tokens::Tokens;
 use crate::decisions::Decisions;
 use crate::readiness::Readiness;
+use crate::unknown::Unknown;
 
 /// The longest request for health or reflection, which need no more than the name of a service.
 const MAX_SMALL_MESSAGE_BYTES: usize = 4 * 1024;
@@ -131,13 +133,21 @@ impl GrpcState {
     /// Decides a request, by one set of rules even if a reload happens meanwhile.
     pub(crate) async fn decide(&self, request: &RateLimitRequest) -> Result<RateLimitResponse, Status> {
         let gate = self.gate.pinned();
-        let descriptors = Descriptors::read(&gate.rules(), request)?;
+        let rules = gate.rules();
+        let descriptors = Descriptors::read(&rules, request)?;
+        if rules.denies_unknown() {
+            let unknown: Vec<(usize, Unknown)> = descriptors.unknown(&rules, |_| false).collect();
+            if !unknown.is_empty() {
+                self.count_unknown(&descriptors, &unknown);
+                return Ok(response::of_unknown(&descriptors, &unknown));
+            }
+        }
         let mut checks = None;
         if descriptors.are_plain() {
             match descriptors.check(&gate, &Denials::default())? {
                 Checks::Ready(outcomes) => {
                     descriptors.check_readable(&Denials::default(), &outcomes)?;
-                    return Ok(self.respond(&descriptors, &Denials::default(), &outcomes, &[]));
+                    return Ok(self.respond(&rules, &descriptors, (&Denials::default(), &outcomes, &[])));
                 }
                 pending @ Checks::Pending(_) => checks = Some(pending),
             }
@@ -167,18 +177,35 @@ impl GrpcState {
                 _ = outcome.refund().await;
             }
         }
-        Ok(self.respond(descriptors, &denials, &outcomes, &overrides))
+        Ok(self.respond(&gate.rules(), descriptors, (&denials, &outcomes, &overrides)))
+    }
+
+    /// Counts descriptors that no limit applies to, and unknown plans.
+    fn count_unknown(&self, descriptors: &Descriptors<'_>, unknown: &[(usize, Unknown)]) {
+        for (index, unknown) in unknown {
+            self.decisions.unknown.count(unknown, descriptors.each[*index].names());
+        }
     }
 
     /// Counts the decisions and builds the response.
     fn respond(
         &self,
+        rules: &RuleSet,
         descriptors: &Descriptors<'_>,
-        denials: &Denials,
-        outcomes: &[Outcome],
-        overrides: &[Overridden],
+        (denials, outcomes, overrides): (&Denials, &[Outcome], &[Overridden]),
     ) -> RateLimitResponse {
         self.decisions.record(descriptors.counted(denials, outcomes));
+        if rules.have_plans() || outcomes.iter().any(|outcome| outcome.decision().is_none()) {
+            let checked: Vec<usize> = descriptors.checked(denials).collect();
+            let is_counted = |index: usize| {
+                let outcome = checked.iter().position(|checked| *checked == index).and_then(|at| outcomes.get(at));
+                outcome.is_none_or(|outcome| {
+                    outcome.decision().is_some() || !outcome.is_allowed() || outcome.shadow_decisions().next().is_some()
+                })
+            };
+            let unknown: Vec<(usize, Unknown)> = descriptors.unknown(rules, is_counted).collect();
+            self.count_unknown(descriptors, &unknown);
+        }
         response::build(descriptors, denials, outcomes, overrides)
     }
 }

@@ -48,6 +48,7 @@ use super::error_body::{ErrorBody, quoted};
 use super::tokens::{Credential, Tokens};
 use crate::decisions::Decisions;
 use crate::traces::{self, DecisionNote, RequestSpan, SpanEnd};
+use crate::unknown::Unknown;
 
 /// A full batch of checks of about 1,000 bytes each.
 const MAX_BODY_BYTES: usize = 1024 * 1024;
@@ -160,53 +161,94 @@ pub(crate) fn with_challenge(refusal: ErrorBody) -> Response {
 
 async fn check(State(state): State<ServiceState>, request: Request) -> Result<Response, ErrorBody> {
     let batch = Batch::<CheckRequest>::parse(&read_json(request).await?)?;
-    let outcomes = decide(&state.gate, &batch, CheckRequest::resolve).await?;
+    let answers = decide(&state, &batch, CheckRequest::resolve).await?;
     // A check with cost 0 takes nothing and is not counted as a decision.
-    let decided = outcomes.iter().zip(&batch.items).filter(|(_, item)| !item.is_peek());
-    state.decisions.record(decided.map(|(outcome, _)| outcome));
-    Ok(respond(&batch, &outcomes))
+    let decided = answers.iter().zip(&batch.items).filter(|(answer, item)| !item.is_peek() && !answer.is_denied);
+    state.decisions.record(decided.map(|(answer, _)| &answer.outcome));
+    Ok(respond(&batch, &answers))
 }
 
 async fn peek(State(state): State<ServiceState>, request: Request) -> Result<Response, ErrorBody> {
     let batch = Batch::<CheckRequest>::parse(&read_json(request).await?)?;
-    Ok(respond(&batch, &decide(&state.gate, &batch, CheckRequest::resolve_peek).await?))
+    Ok(respond(&batch, &decide(&state, &batch, CheckRequest::resolve_peek).await?))
+}
+
+/// The answer to one check.
+struct Answer {
+    outcome: Outcome,
+    /// A problem with the question.
+    unknown: Option<Unknown>,
+    /// Whether the check is denied for that problem.
+    is_denied: bool,
 }
 
 /// Decides all checks of a batch by the same rules, even if a reload happens meanwhile.
 async fn decide(
-    gate: &Gate,
+    state: &ServiceState,
     batch: &Batch<CheckRequest>,
     resolve: impl for<'q> Fn(&'q CheckRequest, &RuleSet, &dyn Fn() -> String) -> Result<ResolvedCheck<'q>, ErrorBody>,
-) -> Result<Vec<Outcome>, ErrorBody> {
-    let checks: Vec<Check> = {
-        let gate = gate.pinned();
-        let rules = gate.rules();
+) -> Result<Vec<Answer>, ErrorBody> {
+    let gate = state.gate.pinned();
+    let rules = gate.rules();
+    let deny = rules.denies_unknown();
+    let checks: Vec<(Check, Option<Unknown>)> = {
         let resolved = batch.resolve(|check, place| resolve(check, &rules, place))?;
-        resolved.iter().map(|check| check.start(&gate)).collect()
+        let start = |(check, question): (&ResolvedCheck<'_>, &CheckRequest)| {
+            let unknown = question.described_request().and_then(|request| request.unknown_plan(&rules));
+            // A check that is denied takes nothing.
+            let check = if deny && unknown.is_some() { check.start_peek(&gate) } else { check.start(&gate) };
+            (check, unknown)
+        };
+        resolved.iter().zip(&batch.items).map(start).collect()
     };
+    let (checks, unknown): (Vec<_>, Vec<_>) = checks.into_iter().unzip();
     let mut outcomes = join_all(checks.into_iter().map(Check::outcome)).await;
-    let of_requests = outcomes.iter_mut().zip(&batch.items).filter(|(_, check)| check.is_of_request());
-    join_all(of_requests.map(|(outcome, _)| outcome.read_each_limit())).await;
     if let (Shape::One, [outcome]) = (batch.shape, &outcomes[..])
         && let Some(Refusal::Unreadable(request)) = outcome.refusal()
     {
         return Err(ErrorBody::invalid(request.message.clone()));
     }
-    Ok(outcomes)
+    let of_requests = outcomes.iter_mut().zip(&batch.items).filter(|(_, check)| check.described_request().is_some());
+    join_all(of_requests.map(|(outcome, _)| outcome.read_each_limit())).await;
+    let answers = outcomes.into_iter().zip(unknown).zip(&batch.items).map(|((outcome, unknown), question)| {
+        let Some(request) = question.described_request() else {
+            return Answer { outcome, unknown: None, is_denied: false };
+        };
+        let has_no_limit = || {
+            let is_counted = outcome.decision().is_some() || outcome.shadow_decisions().next().is_some();
+            outcome.is_allowed() && !is_counted && !request.meets_limit(&rules)
+        };
+        let unknown = unknown.or_else(|| has_no_limit().then_some(Unknown::Request));
+        if let Some(unknown) = &unknown {
+            state.decisions.unknown.count(unknown, request.descriptor_names());
+        }
+        // A request that is refused for another reason keeps that.
+        let is_denied = deny && unknown.is_some() && outcome.is_allowed();
+        Answer { outcome, unknown, is_denied }
+    });
+    Ok(answers.collect())
 }
 
-fn respond(batch: &Batch<CheckRequest>, outcomes: &[Outcome]) -> Response {
-    let mut answers = batch.items.iter().zip(outcomes).map(|(check, outcome)| match check.is_of_request() {
-        true => CheckResponse::with_limits(outcome),
-        false => CheckResponse::new(outcome),
+fn respond(batch: &Batch<CheckRequest>, answers: &[Answer]) -> Response {
+    let mut responses = batch.items.iter().zip(answers).map(|(check, Answer { outcome, unknown, is_denied })| {
+        if check.described_request().is_none() {
+            return CheckResponse::new(outcome);
+        }
+        let response = CheckResponse::with_limits(outcome);
+        match unknown {
+            Some(unknown) if *is_denied => response.deny(unknown),
+            Some(unknown) => response.warn(unknown),
+            None => response,
+        }
     });
     let mut response = match batch.shape {
-        Shape::One => Json(answers.next()).into_response(),
-        Shape::Batch => Json(answers.collect::<Vec<_>>()).into_response(),
+        Shape::One => Json(responses.next()).into_response(),
+        Shape::Batch => Json(responses.collect::<Vec<_>>()).into_response(),
     };
     if traces::is_on() {
         // Of a batch, the first denial matters most.
-        let noted = outcomes.iter().find(|outcome| !outcome.is_allowed()).or(outcomes.first());
+        let mut outcomes = answers.iter().map(|answer| &answer.outcome);
+        let noted = outcomes.clone().find(|outcome| !outcome.is_allowed()).or(outcomes.next());
         if let Some(outcome) = noted {
             response.extensions_mut().insert(DecisionNote::of(outcome));
         }

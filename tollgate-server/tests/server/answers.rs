@@ -250,3 +250,67 @@ fn answer_about_a_request_has_every_limit_that_counted_it() {
         assert_eq!(post("/v1/reserve", &json!({"limit": "per-day", "key": "ann"}))["limits"], Value::Null);
     }
 }
+
+const NAMES: &str = "
+limits:
+  - { name: per-user, key: 'descriptor:user', limit: 5, window: 10220d, exempt: { keys: [ops] } }
+  - name: per-tenant
+    key: 'header:x-tenant'
+    missing: skip
+    plan: 'header:x-plan'
+    limit: 10
+    window: 10220d
+    overrides: [{ plan: pro, limit: 100 }, { key: vip, limit: 7 }]
+";
+
+#[test]
+fn a_question_that_meets_no_limit_and_an_unknown_plan_are_reported() {
+    let question = |descriptor: &str, value: &str| json!({"request": {"descriptors": {descriptor: value}}});
+    let plan = |tenant: &str, plan: &str| json!({"request": {"headers": {"x-tenant": tenant, "x-plan": plan}}});
+    let no_limit = "no limit applies to this request: check the names of its descriptors and headers, its domain, and \
+                    `match` of the limits";
+    let unknown_plan = "the limit `per-tenant` has no numbers for the plan `por`, so its own apply: check the name of the \
+                        plan, or add it to `overrides`";
+    for deny in [false, true] {
+        let unknown = if deny { "deny" } else { "allow" };
+        let settings = format!(
+            "service: {{ http: '127.0.0.1:0', unknown: {unknown} }}\nadmin: {{ listen: '127.0.0.1:0' }}\n{NAMES}"
+        );
+        let folder = testkit::folder::folder_with(&[(testkit::tollgate::RULES, &settings)]);
+        let process = testkit::tollgate::Process::start(folder, &["serve", "--config", testkit::tollgate::RULES]);
+        let mut connection = testkit::http1::Connection::to(process.address_of("decisions POST"));
+        for _ in 0..2 {
+            let answer = connection.check(&question("usr", "ann"));
+            let reason = if deny { json!("no_limit") } else { Value::Null };
+            assert_eq!(
+                json!([answer["allowed"], answer["limit"], answer["limits"], answer["warning"], answer["reason"]]),
+                json!([!deny, null, [], no_limit, reason])
+            );
+            let answer = connection.check(&plan("ann", "por"));
+            let reason = if deny { json!("unknown_plan") } else { Value::Null };
+            assert_eq!(
+                json!([answer["allowed"], answer["warning"], answer["reason"]]),
+                json!([!deny, unknown_plan, reason])
+            );
+        }
+        // What is denied takes nothing.
+        let left = connection.check(&json!({"limit": "per-tenant", "key": "ann", "cost": 0}))["remaining"].clone();
+        assert_eq!(left, if deny { 10 } else { 8 });
+        for known in [question("user", "ann"), question("user", "ops"), plan("ann", "pro"), plan("vip", "por")] {
+            let answer = connection.check(&known);
+            assert_eq!((&answer["allowed"], &answer["warning"]), (&json!(true), &Value::Null), "{known}");
+        }
+        let said = process.said();
+        for line in [unknown_plan, "no limit applies to a request with the descriptors `usr`"] {
+            assert_eq!(said.matches(line).count(), 1, "{said}");
+        }
+        let metrics = testkit::http1::ask(
+            process.address_of("admin"),
+            "GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+        );
+        for kind in ["request", "plan"] {
+            let row = format!("tollgate_service_unknown_total{{kind=\"{kind}\"}} 2\n");
+            assert!(metrics.text().contains(&row), "{}", metrics.text());
+        }
+    }
+}

@@ -447,3 +447,24 @@ async fn a_request_that_waits_for_the_store_ends_at_its_deadline_and_holds_up_no
     redis.cont();
     assert!(waiting.await.expect("no panic").is_ok());
 }
+
+#[tokio::test]
+async fn descriptors_that_no_limit_applies_to_are_denied_if_the_rule_file_says_so() {
+    for deny in [false, true] {
+        let unknown = if deny { "deny" } else { "allow" };
+        let (server, address) = server(&format!("service: {{ grpc: '127.0.0.1:0', unknown: {unknown} }}"));
+        let mut client = RateLimitServiceClient::new(connect(address).await);
+        for _ in 0..2 {
+            let both = vec![descriptor("user", "ann"), descriptor("usr", "ann")];
+            let response = check(&mut client, both).await.expect("a valid request");
+            let codes: Vec<_> = response.statuses.iter().map(DescriptorStatus::code).collect();
+            let expected = if deny { Code::OverLimit } else { Code::Ok };
+            assert_eq!((response.overall_code(), &codes[..]), (expected, &[Code::Ok, expected][..]));
+        }
+        let response = check(&mut client, vec![descriptor("user", "ann")]).await.expect("a valid request");
+        // Nothing was taken by requests that were denied.
+        assert_eq!(remaining(&response.statuses[0]), (Code::Ok, if deny { 2 } else { 0 }));
+        let said = server.said();
+        assert_eq!(said.matches("no limit applies to a request with the descriptors `usr`").count(), 1, "{said}");
+    }
+}

@@ -7,6 +7,7 @@ mod building;
 mod by_key;
 mod phases;
 mod plain;
+mod unknown;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ pub(crate) use self::phases::Phase;
 use self::phases::Phases;
 pub(crate) use self::plain::PerAddress;
 use self::plain::PlainRule;
+pub use self::unknown::UnknownPlan;
 use super::client::TrustedProxies;
 #[cfg(feature = "file")]
 use super::envoy::Domains;
@@ -79,6 +81,10 @@ struct Inner {
     await_responses: bool,
     /// `true` if a rule has a ban.
     have_bans: bool,
+    /// `true` if a rule has numbers for plans.
+    have_plans: bool,
+    /// `true` if the decision service denies requests that no rule applies to.
+    deny_unknown: bool,
     per_address: Option<PerAddress>,
     phases: Phases,
     challenge: Option<Challenge>,

@@ -17,6 +17,7 @@ use crate::service::proto::envoy::extensions::common::ratelimit::v3::rate_limit_
 use crate::service::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use crate::service::proto::envoy::r#type::v3::RateLimitUnit;
 use crate::service::throttle::{Numbers, Throttled, Throttles};
+use crate::unknown::Unknown;
 
 /// The most descriptors of a request. Envoy sends one for each action of a route, which are a few.
 const MAX_DESCRIPTORS: usize = 100;
@@ -110,6 +111,25 @@ impl<'r> Descriptors<'r> {
         let is_plain =
             |one: &Descriptor<'_>| !one.is_refund && !one.is_quota() && !matches!(one.target, Target::Override(..));
         self.each.iter().all(is_plain)
+    }
+
+    /// Returns the descriptors that no limit of the rule file applies to, or whose plan is unknown. Those that
+    /// `is_counted` are known to have a limit. A limit of envoyproxy/ratelimit's files is what it names.
+    pub(super) fn unknown<'d>(
+        &'d self,
+        rules: &'d RuleSet,
+        is_counted: impl Fn(usize) -> bool + 'd,
+    ) -> impl Iterator<Item = (usize, Unknown)> + 'd {
+        let of_rules = self.each.iter().enumerate().filter(|(_, one)| matches!(one.target, Target::Rules));
+        of_rules.filter_map(move |(index, one)| {
+            let facts = Facts::of_descriptor(self.domain, &one.entries);
+            let unknown = match rules.unknown_plan(&facts) {
+                Some(plan) => Unknown::Plan(plan),
+                None if is_counted(index) || rules.apply_to(&facts) => return None,
+                None => Unknown::Request,
+            };
+            Some((index, unknown))
+        })
     }
 
     /// Returns the positions of the descriptors that are checked together.
@@ -284,6 +304,11 @@ impl<'r> Descriptor<'r> {
         };
         let entries = entries.iter().map(|entry| (entry.key.as_str(), entry.value.as_str())).collect();
         Ok(Self { entries, cost: hits_addend.unwrap_or(cost), is_refund: *is_negative_hits, target })
+    }
+
+    /// Returns the names of the entries.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.iter().map(|(name, _)| *name)
     }
 
     /// Returns whether the check takes units.

@@ -17,6 +17,7 @@ use crate::service::proto::envoy::config::core::v3::HeaderValue;
 use crate::service::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use crate::service::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
 use crate::service::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit};
+use crate::unknown::Unknown;
 
 /// Enough for the headers of a response.
 const MOST_HEADERS: usize = 6;
@@ -49,6 +50,24 @@ pub(super) fn build(
         dynamic_metadata: metadata(descriptors, &all, overrides),
         // Envoy does not implement it.
         quota: None,
+    }
+}
+
+/// Builds the response to a request that is denied because no limit applies to some of its descriptors.
+pub(super) fn of_unknown(descriptors: &Descriptors<'_>, unknown: &[(usize, Unknown)]) -> RateLimitResponse {
+    let mut statuses: Vec<DescriptorStatus> = descriptors.each.iter().map(|one| without_limit(&one.target)).collect();
+    let mut fields = BTreeMap::new();
+    for (index, unknown) in unknown {
+        statuses[*index].code = code(false);
+        let text = |text: &str| Value { kind: Some(Kind::StringValue(text.to_owned())) };
+        fields.entry("reason".to_owned()).or_insert_with(|| text(unknown.reason()));
+        fields.entry("warning".to_owned()).or_insert_with(|| text(&unknown.to_string()));
+    }
+    RateLimitResponse {
+        overall_code: code(false),
+        statuses,
+        dynamic_metadata: Some(Struct { fields }),
+        ..RateLimitResponse::default()
     }
 }
 

@@ -51,9 +51,9 @@ impl CheckRequest {
         self.cost.as_ref().is_some_and(|cost| cost.0 == 0)
     }
 
-    /// Returns whether the check describes a request, so that any number of limits may apply.
-    pub(crate) fn is_of_request(&self) -> bool {
-        self.request.is_some()
+    /// Returns the request that the check describes, to which any number of limits may apply.
+    pub(crate) fn described_request(&self) -> Option<&RequestFacts> {
+        self.request.as_ref().map(|Object(facts)| facts)
     }
 
     /// Resolves the check. `place` returns the prefix of field names in a batch, such as `[1].`.
@@ -152,6 +152,14 @@ pub(super) fn invalid_field(place: &dyn Fn() -> String, field: &str, problem: &s
 }
 
 impl ResolvedCheck<'_> {
+    /// Starts a check of the same limits that takes nothing.
+    pub(crate) fn start_peek(&self, gate: &Gate) -> Check {
+        match self {
+            Self::Named { limit, key, .. } => Self::Named { limit: *limit, key: key.clone(), cost: 0 }.start(gate),
+            Self::Request { facts, .. } => facts.start(gate, Some(0)),
+        }
+    }
+
     /// Starts the check on a gate with the same rules.
     pub(crate) fn start(&self, gate: &Gate) -> Check {
         match self {

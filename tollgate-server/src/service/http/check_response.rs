@@ -7,6 +7,7 @@ use tollgate::{Decision, Outcome, Source};
 
 use crate::decisions::source_name;
 use crate::seconds::Seconds;
+use crate::unknown::Unknown;
 
 /// The response to one check. Times are in seconds.
 #[derive(JsonSchema, Serialize)]
@@ -31,6 +32,9 @@ pub(crate) struct CheckResponse<'a> {
     /// The reason of a refusal.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
+    /// A problem with the question: no limit applies to the request, or its plan is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warning: Option<String>,
     /// The reason why the token failed, if a rule reads one.
     #[serde(skip_serializing_if = "Option::is_none")]
     token: Option<&'static str>,
@@ -85,6 +89,7 @@ impl<'a> CheckResponse<'a> {
             retry_after: decision.and_then(Decision::retry_after).map(Seconds),
             delay: Seconds(outcome.delay()),
             reason: outcome.refusal().map(reason),
+            warning: None,
             token: outcome.token().error().map(TokenError::code),
             source: decision.map(|decision| source_name(decision.source())),
             limits: None,
@@ -107,6 +112,16 @@ impl<'a> CheckResponse<'a> {
         });
         Self { limits: Some(limits.collect()), ..Self::new(outcome) }
     }
+
+    /// Adds the problem with a question that was answered without the limit that the client probably means.
+    pub(crate) fn warn(self, unknown: &Unknown) -> Self {
+        Self { warning: Some(unknown.to_string()), ..self }
+    }
+
+    /// Denies a question that was answered without the limit that the client probably means.
+    pub(crate) fn deny(self, unknown: &Unknown) -> Self {
+        Self { allowed: false, reason: Some(unknown.reason()), warning: Some(unknown.to_string()), ..self }
+    }
 }
 
 /// Returns whether a decision counted the request. The failure policy counts nothing, so that what is left is unknown.
@@ -126,6 +141,7 @@ impl CheckResponse<'_> {
             retry_after,
             delay,
             reason,
+            warning,
             token,
             source,
             limits,
@@ -145,7 +161,8 @@ impl CheckResponse<'_> {
         write_or_null(retry_after.as_ref(), output, Seconds::write);
         output.extend_from_slice(b",\"delay\":");
         delay.write(output);
-        for (name, value) in [(&b",\"reason\":"[..], reason), (b",\"token\":", token)] {
+        let warning = warning.as_deref();
+        for (name, value) in [(&b",\"reason\":"[..], *reason), (b",\"warning\":", warning), (b",\"token\":", *token)] {
             if let Some(value) = value {
                 output.extend_from_slice(name);
                 write_str(value, output);
@@ -218,6 +235,7 @@ mod tests {
             retry_after: None,
             delay: Seconds(Duration::ZERO),
             reason: None,
+            warning: None,
             token: None,
             source: None,
             limits: None,
@@ -247,6 +265,7 @@ mod tests {
                 retry_after: seconds(u64::MAX),
                 delay: Seconds(Duration::from_millis(2500)),
                 reason: Some("limited"),
+                warning: Some("a \"name\" is unknown".to_owned()),
                 token: Some("expired"),
                 source: Some("store"),
                 limits: None,

@@ -11,11 +11,12 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use tollgate::internal::{Unreadable, check_method};
-use tollgate::rules::Facts;
+use tollgate::rules::{Facts, RuleSet};
 use tollgate::{Check, Gate};
 
 use super::values::{OneOrMany, StringOrStrings};
 use crate::service::error_body::quoted;
+use crate::unknown::Unknown;
 
 /// The same limit as for the headers of an HTTP request.
 const MAX_HEADERS: usize = 100;
@@ -80,6 +81,25 @@ impl RequestFacts {
     }
 
     pub(super) fn start(&self, gate: &Gate, cost: Option<u64>) -> Check {
+        self.with_facts(cost, |facts| gate.check(facts))
+    }
+
+    /// Returns the plan of the request, if a limit has no numbers for it.
+    pub(super) fn unknown_plan(&self, rules: &RuleSet) -> Option<Unknown> {
+        self.with_facts(None, |facts| rules.unknown_plan(facts)).map(Unknown::Plan)
+    }
+
+    /// Returns whether a limit applies to the request.
+    pub(super) fn meets_limit(&self, rules: &RuleSet) -> bool {
+        self.with_facts(None, |facts| rules.apply_to(facts))
+    }
+
+    /// Returns the names of the request's descriptors.
+    pub(super) fn descriptor_names(&self) -> impl Iterator<Item = &str> {
+        self.descriptors.iter().flat_map(|all| &all.0).map(|(name, _)| &**name)
+    }
+
+    fn with_facts<T>(&self, cost: Option<u64>, with: impl FnOnce(&Facts<'_>) -> T) -> T {
         let descriptors: Vec<(&str, &str)> = self.descriptors.iter().flat_map(|all| all.0.iter()).map(pair).collect();
         let target = self.path.as_deref().unwrap_or(PATH);
         let method = self.method.as_deref().unwrap_or(METHOD);
@@ -99,7 +119,7 @@ impl RequestFacts {
         if let Some(cost) = cost {
             facts = facts.cost(cost);
         }
-        gate.check(&facts)
+        with(&facts)
     }
 }
 

@@ -11,7 +11,7 @@ use super::problem::{Findings, InvalidValue};
 use super::setting_error::SettingError;
 use super::types::{
     BodyName, BodyRule, CorsRule, CostRule, CountName, CountRule, GatewayRule, HeaderFamily as FamilyName, JwtRule,
-    LimitRule, ListRule, MatchRule, OriginsRule, OverrideRule, RouteRule, StatusRule,
+    LimitRule, ListRule, MatchRule, OriginsRule, OverrideRule, RouteRule, StatusRule, UnknownPolicy,
 };
 use super::{Parsed, Problems};
 use crate::Ban;
@@ -80,6 +80,7 @@ fn rule_set(parsed: &Parsed, findings: &mut Findings) -> Option<RuleSet> {
         builder = builder.trusted_proxies(proxies);
     }
     builder = builder.path_reading(file.path_reading());
+    builder = builder.deny_unknown(file.service.unknown == UnknownPolicy::Deny);
     if let Some(rule) = &file.jwt {
         let node = root.get("jwt").unwrap_or(root);
         builder = builder.tokens(tokens(rule, node, folder, findings)?);

@@ -41,6 +41,7 @@ pub struct RuleSetBuilder {
     body: Body,
     cors: Option<Cors>,
     challenge: Option<Challenge>,
+    deny_unknown: bool,
     #[cfg(feature = "file")]
     domains: Domains,
     /// The error of an invalid body.
@@ -106,6 +107,13 @@ impl RuleSetBuilder {
     #[cfg_attr(not(feature = "file"), expect(dead_code, reason = "tokens come with the rule file"))]
     pub(in crate::rules) fn challenge(mut self, challenge: Challenge) -> Self {
         self.challenge = Some(challenge);
+        self
+    }
+
+    /// Sets whether the decision service denies requests that no rule applies to, and unknown plans.
+    #[cfg(feature = "file")]
+    pub(in crate::rules) fn deny_unknown(mut self, deny: bool) -> Self {
+        self.deny_unknown = deny;
         self
     }
 
@@ -203,6 +211,8 @@ impl RuleSetBuilder {
             await_responses: compiled.iter().any(|one| one.rule.response_settlement.is_needed()),
             per_address: PerAddress::of(&compiled, &index, &shortcuts, &self.proxies),
             have_bans: compiled.iter().any(|one| one.ban.is_some()),
+            have_plans: compiled.iter().any(|one| !one.by_plan.is_empty()),
+            deny_unknown: self.deny_unknown,
             phases: Phases::of(&compiled),
             #[cfg(feature = "file")]
             name_hashes: compiled.iter().map(|one| limit_hash(one.rule.name())).collect(),

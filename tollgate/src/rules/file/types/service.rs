@@ -23,6 +23,19 @@ pub struct ServiceRule {
     pub envoy: Option<EnvoyRule>,
     /// The server that sends rate limits in the format of envoyproxy/ratelimit by xDS, for `grpc`.
     pub xds: Option<XdsRule>,
+    /// The answer to a request that no limit applies to, and to one under a plan that a limit has no numbers for.
+    pub unknown: UnknownPolicy,
+}
+
+/// The answer to a request that no limit applies to, or whose plan is unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum UnknownPolicy {
+    /// Allows it, with a warning. Under an unknown plan, the limit's own numbers apply.
+    #[default]
+    Allow,
+    /// Denies it.
+    Deny,
 }
 
 /// A listener of the decision service: an address, with or without settings.
