@@ -47,9 +47,8 @@ pub use token_bucket::TokenBucket;
 
 /// The largest quota: 2^32.
 pub(crate) const MAX_QUOTA: u64 = 1 << 32;
-/// The most units that a key counts, on every store. A debt ends there.
-#[allow(dead_code, reason = "the next commits use it")]
-pub(crate) const MAX_COUNTED: u64 = (1 << 40) - 1;
+/// The most units that a key counts, on every store: 2^39. A debt ends there.
+pub(crate) const MAX_COUNTED: u64 = 1 << 39;
 
 /// The algorithm of a limit, with its numbers. `docs/algorithms.md` compares them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,16 +95,15 @@ pub(crate) struct Charge {
     pub(crate) cost: u64,
 }
 
-/// A charge of units that were spent already.
-#[allow(dead_code, reason = "the next commits use it")]
+/// A charge of units that were spent already, whatever the quota is.
 pub(crate) struct Owed<Edit> {
-    pub(crate) edit: Option<Edit>,
-    /// Units that are counted: all of them, up to the largest debt.
+    pub(crate) edit: Edit,
+    /// Units that are counted: all of them, unless the key then counts [`MAX_COUNTED`] units, or would owe them for longer
+    /// than the longest window.
     pub(crate) counted: u64,
-    /// Of these, the units beyond the quota.
-    pub(crate) beyond: u64,
-    /// Units that the key counts afterwards.
-    pub(crate) total: u64,
+    /// Units that the key owes afterwards, if a larger debt than the quota must be known to the algorithm: see
+    /// [`Compiled::watching_ceiling`]. Otherwise 0.
+    pub(crate) ceiling: u64,
 }
 
 /// Reads and writes the words of a key. Times are microseconds since the Unix epoch.
@@ -138,26 +136,9 @@ pub(crate) trait LimitAlgorithm {
         self.refund(cells, now, Charge { at: now, cost: units }).map(|edit| (edit, units))
     }
 
-    /// Charges units that were spent already, whatever the quota is. `None` if the words have no room for them.
-    #[allow(dead_code, reason = "the next commits use it")]
-    fn owe(&self, cells: &impl StateWords, now: u64, units: u64) -> Option<Owed<Self::Edit>> {
-        let _ = (cells, now, units);
-        None
-    }
-
-    /// Returns the time until the key owes nothing beyond its quota: 0 if it owes nothing now.
-    #[allow(dead_code, reason = "the next commits use it")]
-    fn owes_for(&self, cells: &impl StateWords, now: u64) -> u64 {
-        let _ = (cells, now);
-        0
-    }
-
-    /// Returns whether `cost` would be allowed if these charges were given back.
-    #[allow(dead_code, reason = "the next commits use it")]
-    fn admits_without(&self, cells: &impl StateWords, now: u64, cost: u64, released: &[Charge]) -> bool {
-        let _ = (cells, now, cost, released);
-        false
-    }
+    /// Charges units that were spent already, whatever the quota is. `None` if the words have no room for them: then
+    /// [`Compiled::wide`] has.
+    fn owe(&self, cells: &impl StateWords, now: u64, units: u64) -> Option<Owed<Self::Edit>>;
 
     fn apply(&self, cells: &impl StateWords, edit: Self::Edit);
 

@@ -24,7 +24,6 @@ use super::record::Record;
 use super::sliding_window_counter::Counter;
 use super::token_bucket::Interval;
 use super::{Charge, Compiled, StateWords};
-use crate::units::MAX_SPAN;
 
 impl Compiled {
     /// Converts the state of a key of `old` to this configuration. The words of `into` are at rest.
@@ -163,8 +162,7 @@ impl Interval {
 
     /// Charges as much as is refilled in the longest window.
     fn charge(&self, cells: &impl StateWords, spent: Spent) -> Fit {
-        let longest = (MAX_SPAN.as_micros() as u64 / self.period).saturating_mul(self.portion);
-        let units = spent.units.min(longest.max(self.capacity));
+        let units = spent.units.min(self.most_tokens());
         self.packing
             .store_at_most(cells, self.aligned(spent.at) / self.period, units)
             .and(Fit::of(units == spent.units))

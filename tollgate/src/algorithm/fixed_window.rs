@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use super::arithmetic::Pair;
-use super::{Algorithm, Charge, Compiled, LimitAlgorithm, StateWords, Step, allowed, checked, denied, never_fits};
+use super::{
+    Algorithm, Charge, Compiled, LimitAlgorithm, MAX_COUNTED, Owed, StateWords, Step, allowed, checked, denied,
+    never_fits,
+};
 use crate::decision::Verdict;
 use crate::error::InvalidLimit;
 use crate::units::{MINUTE, Timestamp, WallOffset};
@@ -102,6 +105,13 @@ impl Count {
         }
     }
 
+    /// Counts units beyond the limit. They end with the window. `None` if `packing` has no room for them.
+    fn owe(self, packing: Pair, units: u64) -> Option<Owed<Self>> {
+        let counted = units.min(MAX_COUNTED.saturating_sub(self.units));
+        let edit = Self { units: self.units + counted, ..self };
+        packing.holds(edit.units).then_some(Owed { edit, counted, ceiling: 0 })
+    }
+
     fn give_back(self, cost: u64) -> Option<Self> {
         let units = self.units.saturating_sub(cost);
         (units != self.units).then_some(Self { units, ..self })
@@ -162,6 +172,10 @@ impl LimitAlgorithm for ClockWindow {
     fn refund(&self, cells: &impl StateWords, now: u64, charge: Charge) -> Option<Count> {
         let (count, _) = self.count(cells, self.at_wall(now));
         if self.at_wall(charge.at) / self.window == count.window { count.give_back(charge.cost) } else { None }
+    }
+
+    fn owe(&self, cells: &impl StateWords, now: u64, units: u64) -> Option<Owed<Count>> {
+        self.count(cells, self.at_wall(now)).0.owe(self.packing, units)
     }
 
     /// Gives back units of the window that counts, even if the clock has stepped back before it.
@@ -234,6 +248,10 @@ impl LimitAlgorithm for OpenedWindow {
     fn refund(&self, cells: &impl StateWords, now: u64, charge: Charge) -> Option<Count> {
         let (count, _) = self.count(cells, now);
         if charge.at >= count.window { count.give_back(charge.cost) } else { None }
+    }
+
+    fn owe(&self, cells: &impl StateWords, now: u64, units: u64) -> Option<Owed<Count>> {
+        self.count(cells, now).0.owe(self.packing, units)
     }
 
     fn apply(&self, cells: &impl StateWords, edit: Count) {

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::arithmetic::{Divisor, Fit, Pair};
-use super::{Charge, Compiled, LimitAlgorithm, StateWords, Step, div, div_ceil};
+use super::{Charge, Compiled, LimitAlgorithm, MAX_COUNTED, Owed, StateWords, Step, div, div_ceil};
 use crate::decision::{Admission, Verdict};
 use crate::rate::gcd;
 use crate::units::{MAX_SPAN, Timestamp};
@@ -300,6 +300,18 @@ impl<D: Debt> LimitAlgorithm for Meter<D> {
         let paid = u128::from(now - charge.at) * u128::from(self.units);
         let owed = charged.saturating_sub(paid).min(debt);
         (owed > 0).then(|| self.moment_of(debt - owed, now))
+    }
+
+    /// Adds to the debt, up to the largest that the rate pays off in the longest window.
+    fn owe(&self, cells: &impl StateWords, now: u64, units: u64) -> Option<Owed<Moment>> {
+        let debt = self.debt(self.load(cells), now).0.wide();
+        let micros = u128::from(self.micros);
+        let longest = (MAX_SPAN.as_micros() * u128::from(self.units)).min(D::LARGEST.wide());
+        let most = longest.min(u128::from(MAX_COUNTED) * micros).saturating_sub(debt) / micros;
+        let counted = units.min(u64::try_from(most).unwrap_or(u64::MAX));
+        let after = debt + u128::from(counted) * micros;
+        let ceiling = u64::try_from(after.div_ceil(micros)).unwrap_or(u64::MAX);
+        Some(Owed { edit: self.moment_of(after, now), counted, ceiling })
     }
 
     #[inline(always)]

@@ -11,11 +11,11 @@ use super::meter::{Debt, Meter};
 use super::sliding_window_counter::Counter;
 use super::sliding_window_log::Counted;
 use super::spill::Spill;
-use super::{Compiled, LimitAlgorithm, MAX_QUOTA, StateWords};
+use super::{Compiled, LimitAlgorithm, MAX_COUNTED, StateWords, meter};
 use crate::budget::Budget;
 use crate::decision::Verdict;
 use crate::error::InvalidLimit;
-use crate::units::Timestamp;
+use crate::units::{MAX_SPAN, Timestamp};
 
 /// A cost as the script adds it: for a bucket, the time until it is refilled, in microseconds and `units`-ths of one;
 /// otherwise the units themselves.
@@ -220,13 +220,31 @@ impl Compiled {
         }
     }
 
+    /// Returns units that are charged whatever the quota is, for the script.
+    pub(crate) fn portable_charge(&self, units: u64) -> PortableCost {
+        let charge = |numerator: u64, micros: u64| {
+            let longest = MAX_SPAN.as_micros() * u128::from(numerator);
+            let (micros, parts) = divided((u128::from(units) * u128::from(micros)).min(longest), numerator);
+            PortableCost(micros, parts)
+        };
+        match self {
+            Self::Meter(meter) => charge(meter.units, meter.micros),
+            Self::WideMeter(meter) => charge(meter.units, meter.micros),
+            _ => PortableCost(units, 0),
+        }
+    }
+
     /// Returns the same limit with room for any state of a store, including charges under higher quotas.
     pub(crate) fn with_room(&self) -> Self {
         match self {
             Self::Counter(algorithm) => {
                 Self::Counter(Counter { index_bits: u64::BITS, count_bits: u64::BITS, ..algorithm.clone() })
             }
-            other => other.with_packing(Pair::of_two_words()),
+            other => match other.bucket() {
+                Some(numbers) => meter::compile_reduced(numbers, MAX_COUNTED),
+                None => other.clone(),
+            }
+            .with_packing(Pair::of_two_words()),
         }
     }
 
@@ -310,7 +328,7 @@ impl Compiled {
             Self::Strikes(algorithm) => algorithm.packing.store(&words, first.min(LATEST), second),
             Self::Counter(algorithm) => {
                 for age in 0..=algorithm.segments {
-                    algorithm.set_count(&words, age, number(age as usize + 1).min(2 * MAX_QUOTA));
+                    algorithm.set_count(&words, age, number(age as usize + 1).min(MAX_COUNTED));
                 }
                 let segment = |at: u64| super::mul_div(at, algorithm.segments, algorithm.window);
                 algorithm.set_segment(&words, ahead(segment(first), segment(now)));

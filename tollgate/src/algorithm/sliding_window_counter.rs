@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::arithmetic::{Divisor, FREE_BITS, bits_for, read_bits, write_bits};
 use super::{
-    Algorithm, Charge, Compiled, LimitAlgorithm, MAX_QUOTA, StateWords, Step, allowed, checked, denied, div_ceil,
-    mul_div, never_fits,
+    Algorithm, Charge, Compiled, LimitAlgorithm, MAX_COUNTED, Owed, StateWords, Step, allowed, checked, denied,
+    div_ceil, mul_div, never_fits,
 };
 use crate::error::InvalidLimit;
 use crate::units::{MINUTE, Timestamp};
@@ -140,7 +140,7 @@ impl Counter {
         let words = needs.div_ceil(u64::BITS);
         let spare = words * u64::BITS - needs;
         let free_bits = if words == 1 { spare.min(FREE_BITS) } else { 0 };
-        let count_bits = ((words * u64::BITS - free_bits - index_bits) / counts).min(bits_for(MAX_QUOTA));
+        let count_bits = ((words * u64::BITS - free_bits - index_bits) / counts).min(bits_for(MAX_COUNTED));
         let (by_window, by_segments) = (Divisor::new(window), Divisor::new(segments));
         Self { limit, window, segments, index_bits, count_bits, by_window, by_segments }
     }
@@ -294,6 +294,16 @@ impl LimitAlgorithm for Counter {
         let (age, count) = counts.find(|(_, count)| *count > 0)?;
         let given = units.min(count);
         Some((Move { segment: position.segment, age: age as usize, units: count - given }, given))
+    }
+
+    /// Adds to the count of the current segment.
+    fn owe(&self, cells: &impl StateWords, now: u64, units: u64) -> Option<Owed<Move>> {
+        let (position, passed, _) = self.judged_from(cells, now);
+        let current = if passed == 0 { self.stored(cells, 0) } else { 0 };
+        let counted = units.min(MAX_COUNTED.saturating_sub(current));
+        let units = current + counted;
+        let edit = Move { segment: position.segment, age: 0, units };
+        (bits_for(units) <= self.count_bits).then_some(Owed { edit, counted, ceiling: 0 })
     }
 
     fn apply(&self, cells: &impl StateWords, edit: Move) {

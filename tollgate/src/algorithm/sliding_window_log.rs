@@ -11,7 +11,10 @@ use std::time::Duration;
 use self::inline::Head;
 use self::list::List;
 use super::arithmetic::bits_for;
-use super::{Algorithm, Charge, Compiled, LimitAlgorithm, StateWords, Step, allowed, checked, denied, never_fits};
+use super::{
+    Algorithm, Charge, Compiled, LimitAlgorithm, MAX_COUNTED, Owed, StateWords, Step, allowed, checked, denied,
+    never_fits,
+};
 use crate::error::InvalidLimit;
 use crate::units::MINUTE;
 
@@ -120,14 +123,21 @@ pub(crate) enum Edit {
         gone: u64,
         add: Entry,
     },
-    /// Turns the log into one entry, and adds to it if the request counts.
+    /// Turns the log into one entry, and adds to it if the request counts, up to `most` units.
     Collapse {
         now: u64,
         add: u64,
+        most: u64,
     },
     GiveBack(Entry),
     /// Takes this many units back from the newest entries.
     Credit(u64),
+    /// Removes the oldest entries, which had `units` in total, and then adds one of units that were spent already.
+    Owe {
+        forget: u64,
+        gone: u64,
+        add: Entry,
+    },
 }
 
 /// The entries of a log.
@@ -254,7 +264,8 @@ impl Log {
         } else {
             denied(self.window, if counts { 0 } else { remaining }, self.window)
         };
-        Step { verdict, edit: Some(Edit::Collapse { now, add: if counts { cost } else { 0 } }) }
+        let (add, most) = (if counts { cost } else { 0 }, self.ceiling_now());
+        Step { verdict, edit: Some(Edit::Collapse { now, add, most }) }
     }
 
     /// Returns the wait of a request that is denied in a log of `total` units, its own included if it counts.
@@ -277,6 +288,21 @@ impl Log {
             wait.retry_after.is_none()
         });
         wait
+    }
+
+    /// Removes this many of the oldest entries.
+    fn forget(&self, cells: &impl StateWords, head: &mut Head, list: &mut List, mut entries: u64) {
+        if entries == ALL {
+            list.release(cells.spill());
+            (head.len, entries) = (0, 0);
+        }
+        while entries > 0 && !list.is_empty() {
+            self.forget_oldest_in_list(cells.spill(), list, head.newest);
+            entries -= 1;
+        }
+        if entries > 0 {
+            self.remove_inline(cells, head, 0, entries as usize);
+        }
     }
 
     /// Adds an entry to a log of `total` units, and returns the new total. Merged entries have at most `most` units,
@@ -382,6 +408,41 @@ impl LimitAlgorithm for Log {
         Some(Edit::GiveBack(Entry { at: charge.at, units: charge.cost }))
     }
 
+    /// Adds an entry, however many units it has. The oldest entries are dropped as far as two whole quotas stay: all
+    /// reservations that can be given back are one quota at most, so without the dropped entries the log still exceeds
+    /// every limit.
+    fn owe(&self, cells: &impl StateWords, now: u64, units: u64) -> Option<Owed<Edit>> {
+        let log = self.read(cells);
+        let newest = if log.units() == 0 { 0 } else { log.head.newest };
+        if newest > now.saturating_add(self.window) {
+            let counted = units.min(MAX_COUNTED.saturating_sub(log.units()));
+            let edit = Edit::Collapse { now, add: counted, most: MAX_COUNTED };
+            let fits = self.has_list() && log.units() + counted <= self.most_units();
+            return fits.then_some(Owed { edit, counted, ceiling: 0 });
+        }
+        let at = newest.max(now);
+        let (mut forget, mut gone) = log.expired(at);
+        let left = log.units().saturating_sub(gone);
+        let counted = units.min(MAX_COUNTED.saturating_sub(left));
+        // Without a list, the layout has room for the units of one quota.
+        let fits = self.has_list() && left + counted <= self.most_units();
+        if !fits {
+            return None;
+        }
+        let (kept, mut total, mut seen) = (2 * self.ceiling_now(), left + counted, 0);
+        if total > kept && forget != ALL {
+            log.visit(|entry| {
+                seen += 1;
+                let is_dropped = seen > forget && total - entry.units.min(total) >= kept;
+                if is_dropped {
+                    (forget, gone, total) = (seen, gone + entry.units, total - entry.units.min(total));
+                }
+                seen <= forget
+            });
+        }
+        Some(Owed { edit: Edit::Owe { forget, gone, add: Entry { at, units: counted } }, counted, ceiling: 0 })
+    }
+
     fn credit(&self, _: &impl StateWords, _: u64, units: u64) -> Option<(Edit, u64)> {
         Some((Edit::Credit(units), units))
     }
@@ -390,23 +451,17 @@ impl LimitAlgorithm for Log {
         let Reading { mut head, mut list, .. } = self.read(cells);
         let mut units = if self.has_list() { list.units } else { head.units };
         match edit {
-            Edit::Move { mut forget, gone, add } => {
-                if forget == ALL {
-                    list.release(cells.spill());
-                    (head.len, forget) = (0, 0);
-                }
-                while forget > 0 && !list.is_empty() {
-                    self.forget_oldest_in_list(cells.spill(), &mut list, head.newest);
-                    forget -= 1;
-                }
-                if forget > 0 {
-                    self.remove_inline(cells, &mut head, 0, forget as usize);
-                }
+            Edit::Move { forget, gone, add } => {
+                self.forget(cells, &mut head, &mut list, forget);
                 units = self.add(cells, &mut head, &mut list, units.saturating_sub(gone), add, self.ceiling_now());
             }
-            Edit::Collapse { now, add } => {
+            Edit::Owe { forget, gone, add } => {
+                self.forget(cells, &mut head, &mut list, forget);
+                units = self.add(cells, &mut head, &mut list, units.saturating_sub(gone), add, MAX_COUNTED);
+            }
+            Edit::Collapse { now, add, most } => {
                 list.release(cells.spill());
-                units = (units + add).min(self.ceiling_now().max(units)).min(self.most_units());
+                units = (units + add).min(most.max(units)).min(self.most_units());
                 (head.len, head.newest) = (1, now);
                 self.set_inline_entry(cells, 0, Entry { at: now, units });
             }

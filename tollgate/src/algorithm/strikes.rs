@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::arithmetic::{Fit, Pair};
-use super::{Algorithm, Charge, Compiled, LimitAlgorithm, StateWords, Step, allowed, checked, denied};
+use super::{Algorithm, Charge, Compiled, LimitAlgorithm, Owed, StateWords, Step, allowed, checked, denied};
 use crate::decision::Verdict;
 use crate::error::InvalidLimit;
 use crate::units::Timestamp;
@@ -182,6 +182,11 @@ impl LimitAlgorithm for Strikes {
             return None;
         }
         Some(Struck { marks: Marks(2 * strikes.saturating_sub(charge.cost)), ..struck })
+    }
+
+    /// A ban counts strikes, not units.
+    fn owe(&self, _: &impl StateWords, _: u64, _: u64) -> Option<Owed<Struck>> {
+        None
     }
 
     fn apply(&self, cells: &impl StateWords, edit: Struck) {

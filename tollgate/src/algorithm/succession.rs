@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU64;
 use super::arithmetic::{Pair, bits_for};
 use super::sliding_window_counter::Counter;
 use super::sliding_window_log::Log;
-use super::{Compiled, LimitAlgorithm, meter};
+use super::{Compiled, LimitAlgorithm, MAX_COUNTED, meter};
 use crate::units::{MAX_SPAN, Timestamp};
 
 /// The meaning of a state's numbers, apart from the quota: see [`Compiled::meaning`].
@@ -136,6 +136,11 @@ impl Compiled {
             }
             _ => self.clone(),
         }
+    }
+
+    /// Returns the same limit in a layout that has room for the largest debt.
+    pub(crate) fn wide(&self) -> Self {
+        self.with_ceiling(MAX_COUNTED)
     }
 
     /// Returns the same limit with a reference to the largest quota of its name, which a reload may raise while this

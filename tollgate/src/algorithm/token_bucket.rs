@@ -6,11 +6,12 @@ use super::arithmetic::Pair;
 #[cfg(feature = "redis")]
 use super::share;
 use super::{
-    Algorithm, Charge, Compiled, LimitAlgorithm, StateWords, Step, allowed, checked, denied, meter, never_fits,
+    Algorithm, Charge, Compiled, LimitAlgorithm, MAX_COUNTED, Owed, StateWords, Step, allowed, checked, denied, meter,
+    never_fits,
 };
 use crate::error::InvalidLimit;
 use crate::rate::Rate;
-use crate::units::{Timestamp, WallOffset, whole_micros};
+use crate::units::{MAX_SPAN, Timestamp, WallOffset, whole_micros};
 
 /// A bucket of tokens that refills at a steady rate. A request takes as many tokens as it costs.
 ///
@@ -175,6 +176,12 @@ impl Interval {
         (Spent { period: period.min(current + 1), tokens }, period > current + 1)
     }
 
+    /// Returns as many tokens as are refilled in the longest window: a key owes no more.
+    pub(super) fn most_tokens(&self) -> u64 {
+        let longest = (MAX_SPAN.as_micros() as u64 / self.period).saturating_mul(self.portion);
+        longest.max(self.capacity)
+    }
+
     /// Returns the time until `tokens` more are refilled.
     fn wait_for(&self, spent: Spent, tokens: u64, now: u64) -> u64 {
         match tokens {
@@ -223,6 +230,13 @@ impl LimitAlgorithm for Interval {
         let came_back = self.portion.saturating_mul(spent.period.saturating_sub(charged_in));
         let owed = charge.cost.saturating_sub(came_back).min(spent.tokens);
         (owed > 0).then_some(Spent { tokens: spent.tokens - owed, ..spent })
+    }
+
+    fn owe(&self, cells: &impl StateWords, now: u64, units: u64) -> Option<Owed<Spent>> {
+        let (spent, _) = self.spent(cells, self.aligned(now));
+        let counted = units.min(self.most_tokens().min(MAX_COUNTED).saturating_sub(spent.tokens));
+        let tokens = spent.tokens + counted;
+        self.packing.holds(tokens).then_some(Owed { edit: Spent { tokens, ..spent }, counted, ceiling: tokens })
     }
 
     /// If the clock has stepped back, the newest period is after `now`, and its units have not come back.

@@ -99,15 +99,16 @@ impl Log {
     /// Fills a log at rest. If there is no room, all of it becomes one entry at `held`.
     fn fill(&self, into: &impl StateWords, held: u64, entries: impl FnOnce(&mut dyn FnMut(Entry))) -> Fit {
         let (mut head, mut list) = (Head { newest: 0, len: 0, units: 0 }, List::default());
-        let (mut spent, mut total) = (0, 0);
+        let (mut spent, mut total, mut count) = (0, 0, 0);
         entries(&mut |entry| {
-            spent += entry.units;
+            (spent, count) = (spent + entry.units, count + 1);
             total = self.add(into, &mut head, &mut list, total, entry, u64::MAX);
         });
         (head.units, list.units) = (total.min(MAX_UNITS), total);
         self.set_head(into, head);
         self.write_list(into, list);
-        if total == spent && (self.has_list() || total <= MAX_UNITS) {
+        // Without a list, entries that do not fit would be merged.
+        if total == spent && (self.has_list() || (total <= MAX_UNITS && count <= self.layout.inline)) {
             return Fit::Whole;
         }
         self.clear(into);
