@@ -186,7 +186,7 @@ pub(crate) trait LimitAlgorithm {
 pub(crate) enum Compiled {
     /// Token bucket with smooth refill, and both leaky buckets, which are the same arithmetic.
     Meter(meter::Meter<u64>),
-    /// The same for buckets with a very large capacity and a very slow refill.
+    /// The same for rates whose fraction is of large numbers, such as 999,983 in a second.
     WideMeter(meter::Meter<u128>),
     Interval(token_bucket::Interval),
     ClockWindow(fixed_window::ClockWindow),

@@ -28,7 +28,7 @@ use crate::error::InvalidLimit;
 use crate::key::Key;
 use crate::limit::Limit;
 use crate::limit_set::{self, Checked, LimitSet};
-use crate::store::memory::{HashedHit, MemoryStore, Occupancy, Overflow, Positions};
+use crate::store::memory::{Charged, HashedHit, MemoryStore, Occupancy, Overflow, Positions};
 use crate::units::Timestamp;
 
 /// A rate limiter in this process's memory, with one limit or several.
@@ -425,9 +425,22 @@ impl Limiter {
 
     /// Corrects a reservation to its actual cost.
     ///
-    /// A lower cost gives back the difference, as far as [`refund`](Self::refund) would. A higher cost takes the
-    /// difference, as far as quota is left. If the reservation has several hits, each is corrected to this cost. If the
-    /// limits have changed since, the limits that took the reservation settle it.
+    /// A lower cost gives back the difference, as far as [`refund`](Self::refund) would. A higher cost is counted in full,
+    /// now: what exceeds the remaining quota is owed, and the key is denied until that has come back. If the reservation has
+    /// several hits, each is corrected to this cost. If the limits have changed since, the limits that took the reservation
+    /// settle it.
+    ///
+    /// ```
+    /// use tollgate::{Limit, Limiter, Rate, SECOND, MINUTE, Settlement, TokenBucket};
+    ///
+    /// let limiter = Limiter::new(Limit::new("rows", TokenBucket::new(1000, Rate::per_second(100)))?);
+    /// let reservation = limiter.reserve("ann", 10, MINUTE).expect("10 of 1000 fit");
+    /// // … the query returns 5,000 rows …
+    /// assert_eq!(limiter.settle(reservation, 5000), Settlement::Owed { units: 4000 });
+    /// let denied = limiter.check("ann");
+    /// assert!(denied.retry_after().unwrap() > 39 * SECOND);
+    /// # Ok::<(), tollgate::InvalidLimit>(())
+    /// ```
     pub fn settle(&self, reservation: Reservation, actual: u64) -> Settlement {
         let Reservation { limiter, hits, decision, expires_at } = reservation;
         if limiter.now() >= expires_at {
@@ -465,7 +478,7 @@ impl Limiter {
         self.settle(reservation, 0)
     }
 
-    /// Corrects the cost that a decision took to the actual cost, as far as possible.
+    /// Corrects the cost that a decision took to the actual cost.
     pub(crate) fn settle_hashed(&self, hits: &[HashedHit], decision: &Decision, actual: u64) -> Settlement {
         self.settle_hashed_at(hits, decision.at, decision.wall_offset, actual)
     }
@@ -474,29 +487,20 @@ impl Limiter {
         let owed = hits.iter().filter(|hit| hit.cost > actual);
         let owed: HashedHits = owed.map(|hit| HashedHit { cost: hit.cost - actual, ..*hit }).collect();
         self.give_back(&owed, at, wall_offset);
-        let short = hits.iter().filter(|hit| hit.cost < actual);
-        let missing = short.map(|hit| self.take_up_to(*hit, actual - hit.cost)).max();
-        match missing.unwrap_or(0) {
-            0 => Settlement::Settled,
-            missing => Settlement::Short { missing },
-        }
+        let now = self.now();
+        let excess = hits.iter().filter(|hit| hit.cost < actual);
+        let charged = excess.map(|hit| self.charge_at(HashedHit { cost: actual - hit.cost, ..*hit }, now));
+        charged.fold(Settlement::Settled, Settlement::worse)
     }
 
-    /// Takes as much of `cost` as is left, and returns the units that were missing.
-    fn take_up_to(&self, hit: HashedHit, cost: u64) -> u64 {
-        let inner = &*self.0;
-        let mut left =
-            inner.store.peek(&inner.limits, &[HashedHit { cost: 0, ..hit }], self.now()).remaining().min(cost);
-        while left > 0 {
-            let taken = inner.store.decide(&inner.limits, &[HashedHit { cost: left, ..hit }], self.now());
-            if taken.is_allowed() {
-                break;
-            }
-            // Another thread has taken some in the meantime, or there is no memory for the key. Each attempt takes
-            // less.
-            left = Some(taken.remaining()).filter(|remaining| *remaining < left).unwrap_or(0);
+    /// Charges units that were spent already, whatever is left.
+    pub(crate) fn charge_at(&self, hit: HashedHit, now: Timestamp) -> Settlement {
+        let Charged { counted, owed } = self.0.store.charge(&self.0.limits, hit, now);
+        match (hit.cost - counted, owed) {
+            (0, 0) => Settlement::Settled,
+            (0, units) => Settlement::Owed { units },
+            (missing, _) => Settlement::Short { missing },
         }
-        cost - left
     }
 
     /// Gives back the units that a hit took at `at`. `wall_offset` is that of the decision.

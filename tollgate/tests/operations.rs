@@ -130,21 +130,22 @@ fn a_reservation_is_charged_what_the_work_cost() {
 }
 
 #[test]
-fn work_that_cost_more_than_is_left_takes_all_and_says_what_is_missing() {
+fn work_that_cost_more_than_is_left_is_owed() {
     for algorithm in algorithms() {
         let rig = Rig::of(algorithm);
         let reservation = rig.limiter.reserve("key", 6, MINUTE).unwrap();
         assert!(rig.limiter.check_n("key", 3).is_allowed());
-        assert_eq!(rig.limiter.settle(reservation, 9), Settlement::Short { missing: 2 }, "{algorithm:?}");
+        assert_eq!(rig.limiter.settle(reservation, 9), Settlement::Owed { units: 2 }, "{algorithm:?}");
         assert_eq!(rig.limiter.peek("key").remaining(), 0, "{algorithm:?}");
         let reservation = Rig::of(algorithm).limiter.reserve("key", 1, MINUTE).unwrap();
+        // More than a key counts.
         assert!(matches!(rig.limiter.settle(reservation, u64::MAX), Settlement::Short { .. }), "{algorithm:?}");
     }
 }
 
-/// A key in the table of another configuration cannot be moved to a full table, so its remaining quota cannot be taken.
+/// A key in the table of another configuration cannot be moved to a full table, so it is charged where it is.
 #[test]
-fn work_of_a_key_without_memory_says_that_all_of_it_is_missing() {
+fn work_of_a_key_that_cannot_be_moved_is_counted() {
     let limit = |window| Limit::new("mails", FixedWindow::new(10, window)).expect("a valid limit");
     let clock = still();
     // The first buckets of two tables.
@@ -158,7 +159,8 @@ fn work_of_a_key_without_memory_says_that_all_of_it_is_missing() {
     }
     assert_eq!(per_hour.peek("ann").remaining(), 7);
     assert!(!per_hour.check("ann").is_allowed());
-    assert_eq!(per_hour.settle(reservation, 5), Settlement::Short { missing: 3 });
+    assert_eq!(per_hour.settle(reservation, 5), Settlement::Settled);
+    assert_eq!(per_hour.peek("ann").remaining(), 4);
 }
 
 #[test]

@@ -45,11 +45,10 @@ pub(crate) struct Meter<D> {
     pub(super) packing: Pair,
 }
 
-/// The integer type of debts: 64 bits if they suffice, as they nearly always do, or 128.
+/// The integer type of debts: 64 bits if they suffice for 35 years, as they do unless the reduced rate has more than
+/// 8,191 units, or 128.
 pub(crate) trait Debt: Copy + Ord + Add<Output = Self> + Sub<Output = Self> {
     const ZERO: Self;
-    /// A debt to which the cost of a request can still be added.
-    const LARGEST: Self;
 
     /// Returns the product, or more than any bucket holds if it does not fit.
     fn product(a: u64, b: u64) -> Self;
@@ -61,7 +60,6 @@ pub(crate) trait Debt: Copy + Ord + Add<Output = Self> + Sub<Output = Self> {
 
 impl Debt for u64 {
     const ZERO: Self = 0;
-    const LARGEST: Self = Self::MAX / 2;
 
     #[inline(always)]
     fn product(a: u64, b: u64) -> Self {
@@ -92,7 +90,6 @@ impl Debt for u64 {
 
 impl Debt for u128 {
     const ZERO: Self = 0;
-    const LARGEST: Self = Self::MAX / 2;
 
     fn product(a: u64, b: u64) -> Self {
         Self::from(a) * Self::from(b)
@@ -143,9 +140,9 @@ pub(super) fn compile_reduced(numbers: Reduced, ceiling: u64) -> Compiled {
     let full = u128::from(capacity) * u128::from(micros);
     let longest = MAX_SPAN.as_micros() * u128::from(units);
     let most = (u128::from(ceiling) * u128::from(micros)).min(longest).max(full);
-    // A debt and the cost that is added to it are each at most the largest debt.
+    // A debt and the cost that is added to it are each paid off within the longest window.
     match (u64::try_from(full), u64::try_from(most)) {
-        (Ok(full), Ok(most)) if most <= u64::LARGEST => Compiled::Meter(Meter::new(numbers, full, most)),
+        (Ok(full), Ok(most)) if longest <= u128::from(u64::MAX / 2) => Compiled::Meter(Meter::new(numbers, full, most)),
         _ => Compiled::WideMeter(Meter::new(numbers, full, most)),
     }
 }
@@ -168,7 +165,7 @@ impl<D: Debt> Meter<D> {
     fn most_now(&self) -> D {
         let ceiling = self.ceiling.as_ref().map_or(0, |ceiling| ceiling.load(Ordering::Acquire));
         let longest = D::product(MAX_SPAN.as_micros() as u64, self.units);
-        D::product(ceiling, self.micros).min(longest).min(D::LARGEST).max(self.most)
+        D::product(ceiling, self.micros).min(longest).max(self.most)
     }
 
     /// Handles a debt above the known maximum. If it also exceeds the current one, the clock has stepped back.
@@ -306,7 +303,7 @@ impl<D: Debt> LimitAlgorithm for Meter<D> {
     fn owe(&self, cells: &impl StateWords, now: u64, units: u64) -> Option<Owed<Moment>> {
         let debt = self.debt(self.load(cells), now).0.wide();
         let micros = u128::from(self.micros);
-        let longest = (MAX_SPAN.as_micros() * u128::from(self.units)).min(D::LARGEST.wide());
+        let longest = MAX_SPAN.as_micros() * u128::from(self.units);
         let most = longest.min(u128::from(MAX_COUNTED) * micros).saturating_sub(debt) / micros;
         let counted = units.min(u64::try_from(most).unwrap_or(u64::MAX));
         let after = debt + u128::from(counted) * micros;

@@ -1,7 +1,7 @@
 //! The outcome of a request: the decision, and the response to send.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -66,6 +66,8 @@ pub struct Outcome {
     /// One bit for each of the first 32 limits, set when the limit is settled, so that each is settled once. [`Extras`]
     /// has the bits of the others.
     pub(super) settled: AtomicU32,
+    /// What is left since a settlement has changed it, for the headers of the response.
+    pub(super) settled_at: OnceLock<Box<Decision>>,
 }
 
 /// Checks beside those of the enforced rules, which are all-or-nothing and kept in the outcome. Few requests have any.
@@ -193,6 +195,7 @@ impl Outcome {
             token: TokenStatus::NotRead,
             signatures_verified: 0,
             settled: AtomicU32::new(0),
+            settled_at: OnceLock::new(),
         }
     }
 
@@ -310,8 +313,13 @@ impl Outcome {
     }
 
     fn policy(&self) -> Option<&Policy> {
-        let limit = self.decision.as_ref()?.limit()?;
-        Some(self.state.rules.policy(limit))
+        Some(self.state.rules.policy(self.shown()?.limit()?))
+    }
+
+    /// Returns the decision that headers show: what is left after the settlement, if the response or its actual cost has
+    /// changed it.
+    fn shown(&self) -> Option<&Decision> {
+        self.settled_at.get().map(|decision| &**decision).or(self.decision.as_ref())
     }
 
     /// Returns the policies of all enforced rules that the request matched: rate limits in the order of the rules, then
@@ -326,8 +334,10 @@ impl Outcome {
     }
 
     /// Adds the rate limit headers to the headers of a response. Stricter headers that are already present stay.
+    ///
+    /// After a settlement they show what is left then, so settle a response before you write its headers.
     pub fn write_headers(&self, headers: &mut HeaderMap) {
-        if let (Some(policy), Some(decision)) = (self.policy(), &self.decision) {
+        if let (Some(policy), Some(decision)) = (self.policy(), self.shown()) {
             policy.merge_listing(decision, &self.matched_policies(), headers);
         }
     }
@@ -347,7 +357,7 @@ impl Outcome {
     /// have rate limit headers yet.
     #[doc(hidden)]
     pub fn write_header_lines(&self, out: &mut Vec<u8>) {
-        if let (Some(policy), Some(decision)) = (self.policy(), &self.decision) {
+        if let (Some(policy), Some(decision)) = (self.policy(), self.shown()) {
             policy.write_lines_listing(decision, &self.matched_policies(), out);
         }
     }

@@ -60,8 +60,8 @@ impl Outcome {
     }
 
     /// Settles the request at its actual cost. It applies to every rule whose cost is not the constant 1: surplus
-    /// units are refunded, as far as they still count against the key, and missing units are taken, as far as they are
-    /// available.
+    /// units are refunded, as far as they still count against the key, and missing units are counted in full: what is not
+    /// left is owed.
     ///
     /// Each limit is settled once, by this method, [`settle_limit`](Self::settle_limit), [`refund`](Self::refund) or
     /// [`settle_response`](Self::settle_response). Later calls change nothing and return
@@ -95,8 +95,7 @@ impl Outcome {
 
     /// Settles the request by its response. Rules that do not count this status
     /// ([`Rule::count`](crate::rules::Rule::count)) refund what they took. Rules that read the cost from the response
-    /// ([`Rule::settle_by`](crate::rules::Rule::settle_by)) refund the difference, or take the missing units as far as
-    /// they are available.
+    /// ([`Rule::settle_by`](crate::rules::Rule::settle_by)) refund the difference, or count the missing units in full.
     ///
     /// Pass only the response of the service itself. Once it may have begun its work, an error that a proxy or a server
     /// sends in its place must not settle the request: a client can cause one, for example by breaking off its body, and
@@ -182,14 +181,31 @@ impl Outcome {
             })
             .collect();
         let mut worst: Option<Settlement> = None;
+        let mut is_changed = false;
         for (index, actual, is_ours) in to_settle {
             let settled = match is_ours {
                 true => self.state.store.settle(hits, index, decision, actual).await,
                 false => Settlement::AlreadySettled,
             };
+            is_changed |= is_ours && hits.costs().nth(index).is_some_and(|(_, cost)| cost != actual);
             worst = Some(worst.map_or(settled, |worst| worst.worse(settled)));
         }
+        // Headers show the enforced limits.
+        if is_changed && std::ptr::eq(hits, &self.hits) {
+            self.look_again(hits, decision).await;
+        }
         worst
+    }
+
+    /// Reads what is left after a settlement, for the headers.
+    async fn look_again(&self, hits: &Hits, decision: &Decision) {
+        let rules = &self.state.rules;
+        let looks = hits.looks(|limit| rules.have_bans() && rules.ban(rules.owner(limit)) == Some(limit));
+        if let Some(left) = self.state.store.peek(&looks).await.filter(|left| left.limit().is_some()) {
+            // The request itself was allowed, and its delay is over.
+            let left = Decision { source: decision.source, ..left };
+            _ = self.settled_at.set(Box::new(left));
+        }
     }
 
     /// Makes room for the settlement bits of more than 32 limits.

@@ -41,6 +41,18 @@ impl Hits {
         }
     }
 
+    /// Returns hits on the same keys that cost nothing, without those on some limits.
+    pub(super) fn looks(&self, leave_out: impl Fn(LimitId) -> bool) -> Self {
+        match self {
+            Self::Memory(hits) => {
+                let looks = hits.iter().filter(|hit| !leave_out(hit.limit));
+                Self::Memory(looks.map(|hit| HashedHit { cost: 0, ..*hit }).collect())
+            }
+            #[cfg(feature = "redis")]
+            Self::Redis(hits) => Self::Redis(Box::new(crate::redis::looks(hits, leave_out))),
+        }
+    }
+
     #[inline]
     pub(super) fn len(&self) -> usize {
         match self {

@@ -40,7 +40,7 @@ impl Limiter {
         hits.iter().for_each(|hit| self.0.store.reset(&self.0.limits, hit.limit, hit.fingerprint, now));
     }
 
-    /// Corrects the cost that a hit took at `at` to the actual cost, as far as possible. `wall_offset` is that of the
+    /// Corrects the cost that a hit took at `at` to the actual cost. `wall_offset` is that of the
     /// decision.
     #[cfg(feature = "file")]
     pub(crate) fn settle_charge(&self, hit: HashedHit, at: Timestamp, wall_offset: i64, actual: u64) -> Settlement {
@@ -79,8 +79,7 @@ impl Limiter {
     /// Counts units that were spent already, whatever is left.
     #[allow(dead_code, reason = "the next commits use it")]
     pub(crate) fn charge_hashed(&self, hit: HashedHit) -> Settled {
-        let missing = self.take_up_to(hit, hit.cost);
-        self.settled(hit, if missing > 0 { Settlement::Short { missing } } else { Settlement::Settled })
+        self.settled(hit, self.charge_at(hit, self.now()))
     }
 
     fn settled(&self, hit: HashedHit, settlement: Settlement) -> Settled {

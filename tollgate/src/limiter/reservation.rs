@@ -68,7 +68,8 @@ pub enum Settlement {
         /// Units that the key owes beyond its quota because of this settlement.
         units: u64,
     },
-    /// The actual cost exceeded the remaining quota: the key has nothing left.
+    /// A part of the actual cost could not be counted: the key counts 2^39 units, it would owe them for more than 35 years,
+    /// there is no memory for them, or the units were never taken because the store had failed.
     Short {
         /// Units that were spent but not charged.
         missing: u64,
@@ -81,7 +82,6 @@ pub enum Settlement {
     Unreachable,
 }
 
-#[cfg(feature = "rules")]
 impl Settlement {
     /// Returns the worse of two results, for a request with several limits.
     pub(crate) fn worse(self, other: Self) -> Self {

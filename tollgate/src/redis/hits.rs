@@ -196,6 +196,18 @@ pub(crate) fn only(hits: &[RedisHit], limit: LimitId, cost: u64) -> RedisHits {
         .collect()
 }
 
+/// Returns hits on the same keys that cost nothing, without those on some limits.
+#[cfg(feature = "rules")]
+pub(crate) fn looks(hits: &[RedisHit], leave_out: impl Fn(LimitId) -> bool) -> RedisHits {
+    let looks = hits.iter().filter(|hit| !leave_out(hit.limit)).cloned();
+    looks
+        .map(|mut hit| {
+            hit.script_hit.cost = 0;
+            hit
+        })
+        .collect()
+}
+
 /// Returns the limit and the cost of a hit.
 pub(crate) fn cost(hit: &RedisHit) -> (LimitId, u64) {
     (hit.limit, hit.script_hit.cost)

@@ -12,6 +12,7 @@
 #[cfg(all(test, not(loom)))]
 mod churn_tests;
 mod claim;
+mod debts;
 mod decide;
 mod family;
 mod growth;
@@ -29,9 +30,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use self::claim::{HeldBuckets, SlotRef};
+use self::claim::HeldBuckets;
+pub(crate) use self::debts::Charged;
 pub(crate) use self::family::Family;
-use self::family::{FamilyView, Members, Usage};
+use self::family::{FamilyView, HeldSlot, Members, Usage};
 pub(crate) use self::snapshot::SectionHead;
 use self::table::{Busy, Table, pause};
 use self::tables::{Chosen, Families};
@@ -205,10 +207,9 @@ impl MemoryStore {
     /// Counts the keys of a limit that are not at rest.
     pub(crate) fn live_keys(&self, limits: &[Limit], limit: LimitId, now: Timestamp) -> usize {
         let Some(view) = self.family_view(limits, limit) else { return 0 };
-        let replaced = view.replaced();
-        let count =
-            |table: &Table| with_algorithm!(view.algorithm, algorithm => table.live_keys(algorithm, now.as_micros()));
-        count(view.table) + replaced.as_deref().map_or(0, count)
+        let (replaced, now) = (view.replaced(), now.as_micros());
+        let count = |table: &Table| with_algorithm!(view.algorithm, algorithm => table.live_keys(algorithm, now));
+        count(view.table) + replaced.as_deref().map_or(0, count) + view.debtors(now)
     }
 
     #[inline(always)]
@@ -366,14 +367,14 @@ impl MemoryStore {
             hits.iter().map(|hit| self.limit_families.get(hit.limit.index())?.if_several()).collect();
         let mut holds = HeldBuckets::default();
         // With whether each hit is allowed.
-        let mut slot_refs: SmallVec<[(HashedHit, SlotRef<'_>, bool); 8]> = SmallVec::new();
+        let mut slots: SmallVec<[(HashedHit, HeldSlot<'_>, bool); 8]> = SmallVec::new();
         let mut positions = Positions::default();
         for (hit, members) in hits.iter().zip(&members) {
             let Some(view) = self.family_view(limits, hit.limit) else {
                 return Ok(self.decision(limits, *hit, now, NO_SUCH_LIMIT));
             };
-            let slot_ref = view.hold_slot(&mut holds, members.as_ref(), hit.fingerprint, now.as_micros());
-            let Some(slot_ref) = slot_ref.map_err(|busy| (*hit, busy))? else {
+            let slot = view.hold_slot(&mut holds, members.as_ref(), hit.fingerprint, now.as_micros());
+            let Some(slot) = slot.map_err(|busy| (*hit, busy))? else {
                 if with_algorithm!(view.algorithm, algorithm => algorithm.has_floor()) {
                     view.family.overflow.count_denial();
                     return Ok(self.decision(limits, *hit, now, family::NO_ROOM));
@@ -382,18 +383,18 @@ impl MemoryStore {
                 continue;
             };
             // The costs of two keys that share a slot are added.
-            match positions.of(&slot_refs, |(_, other, _)| other.is(slot_ref), || slot_ref.address()) {
-                Some(same) => slot_refs[same].0.cost = slot_refs[same].0.cost.saturating_add(hit.cost),
+            let slot_ref = slot.slot_ref;
+            match positions.of(&slots, |(_, other, _)| other.slot_ref.is(slot_ref), || slot_ref.address()) {
+                Some(same) => slots[same].0.cost = slots[same].0.cost.saturating_add(hit.cost),
                 None => {
-                    slot_refs.push((*hit, slot_ref, false));
-                    positions.added(&slot_refs, |(_, slot_ref, _)| slot_ref.address());
+                    slots.push((*hit, slot, false));
+                    positions.added(&slots, |(_, slot, _)| slot.slot_ref.address());
                 }
             }
         }
         let mut most_restrictive = None::<Decision>;
-        for (hit, slot_ref, passes) in &mut slot_refs {
-            let (table, limit) = (&self.tables[hit.limit.index()], &limits[hit.limit.index()]);
-            let verdict = with_algorithm!(limit.compiled(), algorithm => {
+        for (hit, HeldSlot { table, algorithm, slot_ref }, passes) in &mut slots {
+            let verdict = with_algorithm!(&**algorithm, algorithm => {
                 algorithm.decide(&holds.cells(table, *slot_ref), now.as_micros(), hit.cost).verdict
             });
             let verdict = table.verdict_at(*slot_ref, verdict);
@@ -401,11 +402,10 @@ impl MemoryStore {
             let decision = self.decision(limits, *hit, now, verdict);
             most_restrictive = Some(most_restrictive.map_or(decision, |other| other.most_restrictive(decision)));
         }
-        let all_pass = slot_refs.iter().all(|(.., passes)| *passes);
-        for (hit, slot_ref, passes) in &slot_refs {
+        let all_pass = slots.iter().all(|(.., passes)| *passes);
+        for (hit, HeldSlot { table, algorithm, slot_ref }, passes) in &slots {
             if all_pass || !passes {
-                let (table, limit) = (&self.tables[hit.limit.index()], &limits[hit.limit.index()]);
-                with_algorithm!(limit.compiled(), algorithm => {
+                with_algorithm!(&**algorithm, algorithm => {
                     let step = algorithm.decide(&holds.cells(table, *slot_ref), now.as_micros(), hit.cost);
                     if let Some(edit) = step.edit {
                         table.apply(algorithm, &mut holds, *slot_ref, edit, now.as_micros());

@@ -223,12 +223,13 @@ async fn finish<R, B: Outgoing<R>>(
     mut response: Response<R>,
     tunnel: Option<Tunnel>,
 ) -> Response<B> {
-    outcome.write_headers(response.headers_mut());
     // The extension stays, because a layer around this one may have limits that it settles.
     let cost = response.extensions().get::<ActualCost>().map(ActualCost::reported);
     let mistake = cost.as_ref().and_then(|cost| outcome.mistake_in(cost));
     // If the store cannot be reached, the estimated cost stays: the response has no place for an error.
     _ = outcome.settle_response_with(response.status(), response.headers(), cost).await;
+    // After the settlement, so that they show what is left then.
+    outcome.write_headers(response.headers_mut());
     let mut permit = outcome.take_permit();
     if let Some(cost) = response.extensions_mut().get_mut::<ActualCost>()
         && let Some(error) = cost.pass(mistake)

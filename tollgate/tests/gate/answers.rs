@@ -79,7 +79,7 @@ async fn a_response_header_settles_the_actual_cost() {
 async fn a_cost_above_the_remaining_quota_is_reported() {
     let (gate, _) = gate([log("tokens", 1000).settle_by(COST)]);
     let settled = check(&gate, "POST", "/", &[]).settle_response(StatusCode::OK, &headers(&[("x-cost", "1500")])).await;
-    assert_eq!((settled, left(&gate, "tokens")), (Settlement::Short { missing: 500 }, 0));
+    assert_eq!((settled, left(&gate, "tokens")), (Settlement::Owed { units: 500 }, 0));
 }
 
 #[tokio::test]

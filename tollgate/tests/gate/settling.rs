@@ -25,10 +25,10 @@ async fn an_estimate_that_was_too_high_is_refunded() {
 }
 
 #[tokio::test]
-async fn an_estimate_that_was_too_low_takes_what_is_left() {
+async fn what_exceeds_the_quota_is_owed() {
     let gate = tokens_and_requests();
     let outcome = check(&gate, "POST", "/", &[]);
-    assert_eq!(outcome.settle(1200).await, Settlement::Short { missing: 200 });
+    assert_eq!(outcome.settle(1200).await, Settlement::Owed { units: 200 });
     assert_eq!((left(&gate, "tokens"), left(&gate, "requests")), (0, 9));
 }
 

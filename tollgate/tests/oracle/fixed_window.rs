@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use crate::common::plan::{Align, Plan, fixed, mostly_accepted};
 use crate::common::traffic::{Step, start, steps};
-use crate::{Oracle, agree};
+use crate::{Oracle, agree, reduce};
 
 struct Windows {
     limit: u64,
@@ -39,11 +39,29 @@ impl Oracle for Windows {
     fn admitted(&mut self, now: u64, cost: u64) {
         self.charges.push((now, cost));
     }
+
+    fn gives_back(&mut self, now: u64, at: u64, units: u64) {
+        let Some(opened) = self.opened(now).filter(|opened| at >= *opened) else { return };
+        reduce(&mut self.charges, at, units);
+        // A window is open while it counts something.
+        if self.charges.iter().filter(|(at, _)| *at >= opened).all(|(_, cost)| *cost == 0) {
+            self.charges.retain(|(at, _)| *at < opened);
+        }
+    }
+
+    fn resets(&mut self, _now: u64) {
+        self.charges.clear();
+    }
+}
+
+/// Returns the plan's oracle at rest.
+pub(crate) fn oracle(plan: &Plan) -> impl Oracle + use<> {
+    let Plan::Fixed { limit, window_us, align } = *plan else { unreachable!("a plan for fixed windows") };
+    Windows { limit, window_us, align, charges: Vec::new() }
 }
 
 fn agrees(plan: Plan, start: u64, steps: &[Step]) -> Result<(), TestCaseError> {
-    let Plan::Fixed { limit, window_us, align } = plan else { unreachable!("a plan for fixed windows") };
-    agree(plan, Windows { limit, window_us, align, charges: Vec::new() }, start, steps)
+    agree(plan, oracle(&plan), start, steps)
 }
 
 proptest! {

@@ -43,11 +43,29 @@ impl Oracle for Bucket {
         self.parts = self.parts_at(now) + self.parts_of(cost);
         self.at = now;
     }
+
+    /// What has leaked since the charge has paid it back. Later requests in a queue have their delays already.
+    fn gives_back(&mut self, now: u64, at: u64, units: u64) {
+        if self.max_wait_us.is_none() {
+            let leaked = u128::from(now - at) * u128::from(self.pace.count);
+            self.parts = self.parts_at(now).saturating_sub(self.parts_of(units).saturating_sub(leaked));
+            self.at = now;
+        }
+    }
+
+    fn resets(&mut self, now: u64) {
+        (self.parts, self.at) = (0, now);
+    }
+}
+
+/// Returns the plan's oracle at rest.
+pub(crate) fn oracle(plan: &Plan, start: u64) -> impl Oracle + use<> {
+    let Plan::Leaky { capacity, pace, max_wait_us } = *plan else { unreachable!("a plan for a leak") };
+    Bucket { capacity, pace, max_wait_us, parts: 0, at: start }
 }
 
 fn agrees(plan: Plan, start: u64, steps: &[Step]) -> Result<(), TestCaseError> {
-    let Plan::Leaky { capacity, pace, max_wait_us } = plan else { unreachable!("a plan for a leak") };
-    agree(plan, Bucket { capacity, pace, max_wait_us, parts: 0, at: start }, start, steps)
+    agree(plan, oracle(&plan, start), start, steps)
 }
 
 proptest! {

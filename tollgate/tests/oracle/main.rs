@@ -7,6 +7,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod debts;
 mod fixed_window;
 mod leaky_bucket;
 mod sliding_window_counter;
@@ -31,6 +32,25 @@ trait Oracle {
     fn admitted(&mut self, now: u64, cost: u64);
 
     fn denied(&mut self, _now: u64, _cost: u64) {}
+
+    /// Counts units that were spent already, whatever the quota is.
+    fn owes(&mut self, now: u64, units: u64) {
+        self.admitted(now, units);
+    }
+
+    /// Gives back units that were charged at `at`, as far as they still count.
+    fn gives_back(&mut self, now: u64, at: u64, units: u64);
+
+    /// Gives the whole quota back.
+    fn resets(&mut self, now: u64);
+}
+
+/// Takes back units of the charges made at `at`.
+fn reduce(charges: &mut [(u64, u64)], at: u64, mut units: u64) {
+    for (_, cost) in charges.iter_mut().filter(|(then, _)| *then == at) {
+        let given = units.min(*cost);
+        (*cost, units) = (*cost - given, units - given);
+    }
 }
 
 fn expected(oracle: &mut impl Oracle, quota: u64, now: u64, cost: u64) -> Answer {

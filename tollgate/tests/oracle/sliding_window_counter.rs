@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use crate::common::plan::{Plan, counter, mostly_accepted};
 use crate::common::traffic::{Step, start, steps};
-use crate::{Oracle, agree};
+use crate::{Oracle, agree, reduce};
 
 struct Segments {
     limit: u64,
@@ -38,11 +38,24 @@ impl Oracle for Segments {
     fn admitted(&mut self, now: u64, cost: u64) {
         self.charges.push((now, cost));
     }
+
+    fn gives_back(&mut self, _now: u64, at: u64, units: u64) {
+        reduce(&mut self.charges, at, units);
+    }
+
+    fn resets(&mut self, _now: u64) {
+        self.charges.clear();
+    }
+}
+
+/// Returns the plan's oracle at rest.
+pub(crate) fn oracle(plan: &Plan) -> impl Oracle + use<> {
+    let Plan::Counter { limit, window_us, segments } = *plan else { unreachable!("a plan for a counter") };
+    Segments { limit, window_us, segments, charges: Vec::new() }
 }
 
 fn agrees(plan: Plan, start: u64, steps: &[Step]) -> Result<(), TestCaseError> {
-    let Plan::Counter { limit, window_us, segments } = plan else { unreachable!("a plan for a counter") };
-    agree(plan, Segments { limit, window_us, segments, charges: Vec::new() }, start, steps)
+    agree(plan, oracle(&plan), start, steps)
 }
 
 proptest! {

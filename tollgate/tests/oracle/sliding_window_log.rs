@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use crate::common::START_US;
 use crate::common::plan::{Logs, Plan, log, mostly_accepted};
 use crate::common::traffic::{Ask, Gap, Step, ask, start, steps};
-use crate::{Oracle, agree};
+use crate::{Oracle, agree, reduce};
 
 struct Log {
     limit: u64,
@@ -30,11 +30,24 @@ impl Oracle for Log {
             self.entries.push((now, cost));
         }
     }
+
+    fn gives_back(&mut self, _now: u64, at: u64, units: u64) {
+        reduce(&mut self.entries, at, units);
+    }
+
+    fn resets(&mut self, _now: u64) {
+        self.entries.clear();
+    }
+}
+
+/// Returns the plan's oracle at rest.
+pub(crate) fn oracle(plan: &Plan) -> impl Oracle + use<> {
+    let Plan::Log { limit, window_us, logs } = *plan else { unreachable!("a plan for a log") };
+    Log { limit, window_us, logs, entries: Vec::new() }
 }
 
 fn agrees(plan: Plan, start: u64, steps: &[Step]) -> Result<(), TestCaseError> {
-    let Plan::Log { limit, window_us, logs } = plan else { unreachable!("a plan for a log") };
-    agree(plan, Log { limit, window_us, logs, entries: Vec::new() }, start, steps)
+    agree(plan, oracle(&plan), start, steps)
 }
 
 proptest! {

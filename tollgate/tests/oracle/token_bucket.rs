@@ -11,7 +11,8 @@ struct Bucket {
     capacity: u64,
     pace: Pace,
     refill: Refill,
-    parts: u128,
+    /// The parts that were taken and have not come back. More than the capacity are owed.
+    taken: u128,
     at: u64,
 }
 
@@ -20,33 +21,51 @@ impl Bucket {
         u128::from(tokens) * u128::from(self.pace.period_us)
     }
 
-    fn parts_at(&self, now: u64) -> u128 {
-        let gained = match self.refill {
-            Refill::Smooth => u128::from(now - self.at) * u128::from(self.pace.count),
+    fn refilled(&self, from: u64, to: u64) -> u128 {
+        match self.refill {
+            Refill::Smooth => u128::from(to - from) * u128::from(self.pace.count),
             Refill::Interval => {
-                let period_ends = now / self.pace.period_us - self.at / self.pace.period_us;
+                let period_ends = to / self.pace.period_us - from / self.pace.period_us;
                 u128::from(period_ends) * self.parts_of(self.pace.count)
             }
-        };
-        (self.parts + gained).min(self.parts_of(self.capacity))
+        }
+    }
+
+    fn taken_at(&self, now: u64) -> u128 {
+        self.taken.saturating_sub(self.refilled(self.at, now))
     }
 }
 
 impl Oracle for Bucket {
     fn admits(&self, now: u64, cost: u64) -> bool {
-        self.parts_at(now) >= self.parts_of(cost)
+        self.taken_at(now) + self.parts_of(cost) <= self.parts_of(self.capacity)
     }
 
     fn admitted(&mut self, now: u64, cost: u64) {
-        self.parts = self.parts_at(now) - self.parts_of(cost);
+        self.taken = self.taken_at(now) + self.parts_of(cost);
         self.at = now;
+    }
+
+    /// What was refilled since the charge has paid it back.
+    fn gives_back(&mut self, now: u64, at: u64, units: u64) {
+        let given = self.parts_of(units).saturating_sub(self.refilled(at, now));
+        self.taken = self.taken_at(now).saturating_sub(given);
+        self.at = now;
+    }
+
+    fn resets(&mut self, now: u64) {
+        (self.taken, self.at) = (0, now);
     }
 }
 
+/// Returns the plan's oracle at rest.
+pub(crate) fn oracle(plan: &Plan, start: u64) -> impl Oracle + use<> {
+    let Plan::Token { capacity, pace, refill } = *plan else { unreachable!("a plan for tokens") };
+    Bucket { capacity, pace, refill, taken: 0, at: start }
+}
+
 fn agrees(plan: Plan, start: u64, steps: &[Step]) -> Result<(), TestCaseError> {
-    let Plan::Token { capacity, pace, refill } = plan else { unreachable!("a plan for tokens") };
-    let parts = u128::from(capacity) * u128::from(pace.period_us);
-    agree(plan, Bucket { capacity, pace, refill, parts, at: start }, start, steps)
+    agree(plan, oracle(&plan, start), start, steps)
 }
 
 proptest! {

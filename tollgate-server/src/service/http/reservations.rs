@@ -60,7 +60,9 @@ pub(crate) struct ReserveResponse<'a> {
 #[derive(JsonSchema, Serialize)]
 pub(crate) struct SettleResponse {
     settled: bool,
-    /// Units of the actual cost that the key did not have.
+    /// Units of the actual cost beyond the quota. The key is denied until they are paid.
+    owed: u64,
+    /// Units of the actual cost that could not be counted.
     missing: u64,
 }
 
@@ -99,8 +101,9 @@ pub(super) async fn settle(
     let token = question.reservation.ok_or_else(|| missing("reservation", "is missing: send it with `actual`"))?;
     let actual = question.actual.ok_or_else(|| missing("actual", "is missing: send the actual cost, or 0"))?;
     match state.gate.settle_token(&token, actual.0).await.map_err(|error| refusal(&error))? {
-        Settlement::Settled | Settlement::Owed { .. } => Ok(Json(SettleResponse { settled: true, missing: 0 })),
-        Settlement::Short { missing } => Ok(Json(SettleResponse { settled: true, missing })),
+        Settlement::Settled => Ok(Json(SettleResponse { settled: true, owed: 0, missing: 0 })),
+        Settlement::Owed { units } => Ok(Json(SettleResponse { settled: true, owed: units, missing: 0 })),
+        Settlement::Short { missing } => Ok(Json(SettleResponse { settled: true, owed: 0, missing })),
         Settlement::AlreadySettled => Err(ErrorBody {
             status: StatusCode::CONFLICT,
             error: "already_settled",

@@ -19,18 +19,20 @@
 //! If a key cannot be moved, because the table is full or has no room for what the key has spent, it is denied: it
 //! keeps its state where it is.
 
+use std::borrow::Cow;
 use std::sync::{Arc, Weak};
 
 use smallvec::{SmallVec, smallvec};
 
 use super::claim::{HeldBuckets, SlotRef};
+use super::debts::HeldDebtor;
 use super::table::{Bucket, Busy, OverflowCounts, Table, pause};
 use super::{HashedHit, Mode};
 use crate::algorithm::spill::Spill;
 use crate::algorithm::{Charge, Compiled, LimitAlgorithm, StateWords, Step, with_algorithm};
 use crate::algorithm::{Fit, Spent};
 use crate::decision::{Admission, Verdict};
-use crate::sync::{AtomicBool, Mutex, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 
 /// All tables of a limit. Stores that were made from one another share it.
 pub(crate) struct Family {
@@ -67,12 +69,27 @@ pub(super) struct Member {
     pub(super) retired_at: Option<u64>,
     /// The table of the same meaning that this one replaces, until that is empty.
     pub(super) replaces: Option<Weak<Table>>,
+    /// The latest time at which a key was charged here, if the table is for [debts](super::debts).
+    pub(super) debts_until: Option<Arc<AtomicU64>>,
 }
 
 impl Member {
     pub(super) fn new(table: &Arc<Table>, algorithm: &Compiled, usage: &Arc<Usage>) -> Self {
         let usage = Arc::downgrade(usage);
-        Self { table: table.clone(), algorithm: algorithm.clone(), usage, retired_at: None, replaces: None }
+        Self {
+            table: table.clone(),
+            algorithm: algorithm.clone(),
+            usage,
+            retired_at: None,
+            replaces: None,
+            debts_until: None,
+        }
+    }
+
+    /// Returns whether all keys are at rest in a table that is for debts.
+    fn debts_are_paid(&self, now: u64, ceiling: u64) -> Option<bool> {
+        let latest = self.debts_until.as_ref()?.load(Ordering::Acquire);
+        Some(now >= latest.saturating_add(self.algorithm.settles_within(ceiling)))
     }
 
     pub(super) fn is_in_use(&self) -> bool {
@@ -97,8 +114,15 @@ pub(super) struct FamilyView<'a> {
     pub(super) tables: &'a [Arc<Table>],
 }
 
+/// A locked slot of a key: in its own table or, if the key owes more than that has room for, in the table for debts.
+pub(super) struct HeldSlot<'a> {
+    pub(super) table: &'a Table,
+    pub(super) algorithm: Cow<'a, Compiled>,
+    pub(super) slot_ref: SlotRef<'a>,
+}
+
 /// The location of a key whose buckets are locked.
-enum KeyLocation<'a> {
+pub(super) enum KeyLocation<'a> {
     Here(SlotRef<'a>),
     There(&'a Member, SlotRef<'a>),
     Nowhere,
@@ -133,7 +157,20 @@ impl Family {
 
     pub(super) fn set(&self, members: Members) {
         self.ceiling.fetch_max(members.ceiling, Ordering::AcqRel);
-        self.change(|current| *current = members);
+        self.change(|current| {
+            let ceiling = current.ceiling.max(members.ceiling);
+            *current = Members { ceiling, ..members };
+        });
+    }
+
+    /// Makes a debt of this many units known, before a key has it. Raised in powers of two, because decisions start over
+    /// when the list of tables changes.
+    pub(super) fn raise_ceiling(&self, units: u64) {
+        if units > self.ceiling.load(std::sync::atomic::Ordering::Acquire) {
+            let ceiling = units.next_power_of_two();
+            self.ceiling.fetch_max(ceiling, std::sync::atomic::Ordering::AcqRel);
+            self.change(|members| members.ceiling = members.ceiling.max(ceiling));
+        }
     }
 
     /// Changes the list of tables.
@@ -165,7 +202,7 @@ impl Family {
         (!self.is_alone()).then(|| self.members())
     }
 
-    fn is_still(&self, members: &Arc<Members>) -> bool {
+    pub(super) fn is_still(&self, members: &Arc<Members>) -> bool {
         Arc::ptr_eq(&self.members.lock(), members)
     }
 
@@ -206,9 +243,10 @@ impl Drop for Frozen {
 impl Members {
     /// Returns whether a table has become unused since the last call, or can be dropped.
     fn changes_at(&self, now: u64) -> bool {
-        self.tables.iter().any(|member| match member.retired_at {
-            None => !member.is_in_use(),
-            Some(since) => {
+        self.tables.iter().any(|member| match (member.debts_are_paid(now, self.ceiling), member.retired_at) {
+            (Some(are_paid), _) => are_paid,
+            (None, None) => !member.is_in_use(),
+            (None, Some(since)) => {
                 member.is_in_use() || now >= since.saturating_add(member.algorithm.settles_within(self.ceiling))
             }
         })
@@ -226,6 +264,9 @@ impl Members {
     pub(super) fn retire(&mut self, now: u64) {
         let ceiling = self.ceiling;
         self.retain(|member| {
+            if let Some(are_paid) = member.debts_are_paid(now, ceiling) {
+                return !are_paid;
+            }
             if member.is_in_use() {
                 member.retired_at = None;
                 return true;
@@ -278,6 +319,9 @@ impl<'a> FamilyView<'a> {
             return Ok(None);
         }
         let (copy, fit) = self.copy(holds, members, &location, fingerprint, now)?;
+        if let Some(place) = self.stays(members, &location, fit) {
+            return self.decide_there(holds, members, place, hit, now, mode).map(Some);
+        }
         let verdict = with_algorithm!(self.algorithm, algorithm => {
             let Step { verdict, edit } = algorithm.decide(&copy, now, cost);
             let edit = edit.filter(|_| mode.writes(&verdict));
@@ -340,19 +384,27 @@ impl<'a> FamilyView<'a> {
         members: Option<&'a Arc<Members>>,
         fingerprint: u64,
         now: u64,
-    ) -> Result<Option<SlotRef<'a>>, Busy> {
+    ) -> Result<Option<HeldSlot<'a>>, Busy> {
+        let here = |slot_ref| HeldSlot { table: self.table, algorithm: Cow::Borrowed(self.algorithm), slot_ref };
         let Some(members) = members else {
             holds.hold_home(self.table, fingerprint)?;
             if !self.family.is_alone() {
                 return Err(Busy::Held);
             }
-            return with_algorithm!(self.algorithm, algorithm => self.table.hold_slot(algorithm, holds, fingerprint, now));
+            let slot_ref =
+                with_algorithm!(self.algorithm, algorithm => self.table.hold_slot(algorithm, holds, fingerprint, now));
+            return Ok(slot_ref?.map(here));
         };
         let location = self.find(holds, members, fingerprint)?;
         if let KeyLocation::Here(slot_ref) = location {
-            return Ok(Some(slot_ref));
+            return Ok(Some(here(slot_ref)));
         }
         let (copy, fit) = self.copy(holds, members, &location, fingerprint, now)?;
+        if let Some(place) = self.stays(members, &location, fit) {
+            self.family.charges_debtor(members, place.member, now)?;
+            let HeldDebtor { member, algorithm, slot_ref } = place;
+            return Ok(Some(HeldSlot { table: &member.table, algorithm: Cow::Owned(algorithm), slot_ref }));
+        }
         let slot_ref = match fit {
             Fit::Whole => self.claim_slot(holds, members, &location, fingerprint, now)?,
             Fit::Cut => None,
@@ -361,7 +413,7 @@ impl<'a> FamilyView<'a> {
             self.fill(holds, slot_ref, &copy);
             self.remove_from_old_table(holds, location);
         }
-        Ok(slot_ref)
+        Ok(slot_ref.map(here))
     }
 
     /// Gives back a charge, in whichever table the key is.
@@ -454,7 +506,7 @@ impl<'a> FamilyView<'a> {
     }
 
     /// Locks the home buckets of a key in all tables, and finds its location.
-    fn find(
+    pub(super) fn find(
         self,
         holds: &mut HeldBuckets<'a>,
         members: &'a Arc<Members>,
@@ -481,12 +533,12 @@ impl<'a> FamilyView<'a> {
         Ok(KeyLocation::Nowhere)
     }
 
-    fn others(self, members: &'a Arc<Members>) -> impl Iterator<Item = &'a Member> {
+    pub(super) fn others(self, members: &'a Arc<Members>) -> impl Iterator<Item = &'a Member> {
         members.tables.iter().filter(move |member| !std::ptr::eq(&*member.table, self.table))
     }
 
     /// Returns a copy of the state of a key, converted to this configuration.
-    fn copy(
+    pub(super) fn copy(
         self,
         holds: &mut HeldBuckets<'a>,
         members: &'a Arc<Members>,
@@ -537,7 +589,7 @@ impl<'a> FamilyView<'a> {
     }
 
     /// Claims a slot in the key's own table for the caller to fill. `None` if none is available.
-    fn claim_slot(
+    pub(super) fn claim_slot(
         self,
         holds: &mut HeldBuckets<'a>,
         members: &'a Arc<Members>,
@@ -568,7 +620,7 @@ impl<'a> FamilyView<'a> {
     }
 
     /// Moves the state of a key to a slot that was claimed for it, or to the floor that counts for it.
-    fn fill(self, holds: &mut HeldBuckets<'a>, slot_ref: SlotRef<'a>, state: &Converted<'a>) {
+    pub(super) fn fill(self, holds: &mut HeldBuckets<'a>, slot_ref: SlotRef<'a>, state: &Converted<'a>) {
         let is_floor = slot_ref.slot == self.table.layout.slots;
         if is_floor {
             // The state includes the floor's. What the floor has in chunks would be lost.
@@ -579,7 +631,7 @@ impl<'a> FamilyView<'a> {
     }
 
     /// Removes the key from the table that it was found in.
-    fn remove_from_old_table(self, holds: &mut HeldBuckets<'a>, location: KeyLocation<'a>) {
+    pub(super) fn remove_from_old_table(self, holds: &mut HeldBuckets<'a>, location: KeyLocation<'a>) {
         if let KeyLocation::There(member, slot_ref) = location {
             with_algorithm!(&member.algorithm, algorithm => algorithm.clear(&holds.cells(&member.table, slot_ref)));
             member.table.remove_from_old_table(holds, slot_ref);
@@ -648,6 +700,10 @@ pub(super) struct Converted<'a> {
 impl<'a> Converted<'a> {
     pub(super) fn of(algorithm: &'a Compiled, spill: &'a Spill) -> Self {
         Self { words: smallvec![std::cell::Cell::new(0); algorithm.words()], algorithm, spill }
+    }
+
+    pub(super) fn algorithm(&self) -> &'a Compiled {
+        self.algorithm
     }
 
     /// Moves the words to a slot.

@@ -13,11 +13,11 @@ use std::sync::Arc;
 
 use super::claim::HeldBuckets;
 use super::decide::{Copied, SEAL, WordsView};
-use super::family::{Converted, Family};
+use super::family::{Converted, Family, HeldSlot};
 use super::table::{Bucket, Busy, EMPTY, Table, header_within_bound, hold_unchanged, pause, unchanged};
 use super::{MemoryStore, tables};
 use crate::algorithm::record::{Numbers, Record, RecordedAt};
-use crate::algorithm::{Algorithm, Compiled, with_algorithm};
+use crate::algorithm::{Algorithm, Compiled, Fit, with_algorithm};
 use crate::budget::Budget;
 use crate::decision::LimitId;
 use crate::error::InvalidLimit;
@@ -101,14 +101,14 @@ impl MemoryStore {
             let view = members.as_ref().map_or(view, |members| view.with_members(members));
             let mut holds = HeldBuckets::default();
             match view.hold_slot(&mut holds, members.as_ref(), fingerprint, now) {
-                Ok(Some(slot_ref)) if slot_ref.slot < view.table.layout.slots => {
+                Ok(Some(HeldSlot { table, algorithm, slot_ref })) if slot_ref.slot < table.layout.slots => {
                     holds.write(slot_ref.bucket);
-                    let cells = holds.cells(view.table, slot_ref);
-                    with_algorithm!(view.algorithm, algorithm => crate::algorithm::LimitAlgorithm::clear(algorithm, &cells));
-                    let _ = view.algorithm.restore(&cells, record, recorded);
+                    let cells = holds.cells(table, slot_ref);
+                    with_algorithm!(&*algorithm, algorithm => crate::algorithm::LimitAlgorithm::clear(algorithm, &cells));
+                    let fit = algorithm.restore(&cells, record, recorded);
                     drop(holds);
                     with_algorithm!(view.algorithm, algorithm => view.table.maintain(algorithm, now));
-                    return true;
+                    return fit == Fit::Whole || self.restore_debtor(view, fingerprint, record, recorded, now);
                 }
                 Ok(_) => return false,
                 Err(Busy::Held) => {}
@@ -154,6 +154,10 @@ impl Section<'_> {
     ) -> Result<(), E> {
         let algorithm = self.limit.compiled();
         let converted = |cells: &WordsView<'_, '_>| {
+            // In the layout of this limit, a debt may lack room.
+            if before.meaning() == algorithm.meaning() {
+                return before.record(cells, now, wall_offset);
+            }
             let copy = Converted::of(algorithm, &self.table.spill);
             let _ = algorithm.convert(&copy, before, cells, now);
             algorithm.record(&copy, now, wall_offset)

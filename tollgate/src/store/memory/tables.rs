@@ -133,8 +133,8 @@ impl Members {
     /// Returns a table whose words have the same meaning, and the configuration in its layout.
     fn shared_by(&mut self, compiled: &Compiled) -> Option<(Compiled, Arc<Table>, Arc<Usage>)> {
         let ceiling = self.ceiling;
-        // The newest first: it may have replaced an older one of the same meaning.
-        self.tables.iter_mut().rev().find_map(|member| {
+        // The newest first: it may have replaced an older one of the same meaning. Tables for debts are wide, and slower.
+        self.tables.iter_mut().rev().filter(|member| member.debts_until.is_none()).find_map(|member| {
             let compiled = compiled.laid_out_as(&member.algorithm, ceiling)?;
             let usage = member.usage.upgrade().unwrap_or_else(|| Arc::new(Usage));
             (member.usage, member.retired_at) = (Arc::downgrade(&usage), None);
@@ -186,7 +186,7 @@ pub(super) fn empty(family: &Family, from: &Member, to: &Member, now: u64) -> bo
 impl Member {
     /// Returns whether no store uses the table and its floors are idle: floors cannot be moved.
     pub(super) fn can_be_emptied(&self, now: u64) -> bool {
-        let is_unused = !self.is_in_use();
+        let is_unused = !self.is_in_use() && self.debts_until.is_none();
         // Reads from here on see everything that the last user wrote.
         fence(Ordering::Acquire);
         is_unused && with_algorithm!(&self.algorithm, algorithm => self.table.has_idle_floors(algorithm, now))

@@ -1,0 +1,305 @@
+//! Charges of units that were spent already, whatever the quota is.
+//!
+//! The words of a key have room for its quota and, mostly, for some multiple of it. A key that owes more moves to a
+//! table for debts: one of the same meaning, whose words have room for the largest debt. There it is decided on in
+//! place, until its state fits into its own table again and a decision moves it back. So keys without debts pay nothing
+//! for those that have some.
+//!
+//! A table for debts is created with the first debt that needs it, and dropped once all of its keys are at rest.
+//!
+//! Keys without a slot share their words, and a debt there would deny all of them. They are charged as much as is left.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use super::claim::{HeldBuckets, SlotRef};
+use super::family::{Converted, Family, FamilyView, HeldSlot, KeyLocation, Member, Members, Usage};
+use super::table::{Busy, Layout, Table, pause};
+use super::{HashedHit, MemoryStore};
+use crate::algorithm::record::RecordedAt;
+use crate::algorithm::{Compiled, Fit, LimitAlgorithm, Owed, with_algorithm};
+use crate::limit::Limit;
+use crate::sync::{AtomicU64, Ordering};
+use crate::units::Timestamp;
+
+/// The result of a charge of units that were spent already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Charged {
+    /// Units that count against the key now.
+    pub(crate) counted: u64,
+    /// Of these, the units beyond what was left: the key owes them.
+    pub(crate) owed: u64,
+}
+
+/// A key that stays in the table for debts, and the configuration to decide on it there.
+pub(super) struct HeldDebtor<'a> {
+    pub(super) member: &'a Member,
+    pub(super) algorithm: Compiled,
+    pub(super) slot_ref: SlotRef<'a>,
+}
+
+/// Why a key was not charged.
+enum Obstacle {
+    /// Another thread interfered, or the table that the key needs a slot in is crowded.
+    Busy(Busy),
+    /// The table for debts is crowded.
+    DebtsCrowded,
+    /// The family lacks a table for debts.
+    NoDebtTable,
+}
+
+impl From<Busy> for Obstacle {
+    fn from(busy: Busy) -> Self {
+        Self::Busy(busy)
+    }
+}
+
+/// What a charge does if there is no table for debts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum WithoutRoom {
+    AddTable,
+    /// There is no memory for one: the key is charged as much as is left.
+    TakeTheRest,
+}
+
+impl MemoryStore {
+    /// Charges a key with the cost of the hit, whatever is left.
+    pub(crate) fn charge(&self, limits: &[Limit], hit: HashedHit, now: Timestamp) -> Charged {
+        let now = now.as_micros();
+        let Some(view) = self.family_view(limits, hit.limit) else { return Charged::default() };
+        let (mut attempts, mut without_room) = (0, WithoutRoom::AddTable);
+        loop {
+            let members = view.family.members();
+            match view.with_members(&members).charge(&members, hit, now, without_room) {
+                Ok(charged) => return charged,
+                Err(Obstacle::Busy(Busy::Held)) => {}
+                Err(Obstacle::Busy(Busy::Crowded)) => view.make_room(hit.fingerprint, now),
+                Err(Obstacle::DebtsCrowded) => view.make_room_for_debtor(&members, hit.fingerprint, now),
+                Err(Obstacle::NoDebtTable) => {
+                    if !self.add_debt_table(view, now) {
+                        without_room = WithoutRoom::TakeTheRest;
+                    }
+                }
+            }
+            attempts = pause(attempts);
+        }
+    }
+
+    /// Replaces the state of a key that has a slot by a record that its own table has no room for. Returns false if there
+    /// is no room for a table for debts.
+    pub(super) fn restore_debtor(
+        &self,
+        view: FamilyView<'_>,
+        fingerprint: u64,
+        record: &[(u64, u64)],
+        recorded: RecordedAt,
+        now: u64,
+    ) -> bool {
+        let mut attempts = 0;
+        loop {
+            let members = view.family.members();
+            let view = view.with_members(&members);
+            let mut holds = HeldBuckets::default();
+            let restored = view.find(&mut holds, &members, fingerprint).map_err(Obstacle::from).and_then(|location| {
+                let KeyLocation::Here(slot_ref) = location else { return Ok(None) };
+                view.move_to_debts(&mut holds, &members, slot_ref, fingerprint, now, |copy| {
+                    with_algorithm!(copy.algorithm(), algorithm => algorithm.clear(copy));
+                    let _ = copy.algorithm().restore(copy, record, recorded);
+                })
+            });
+            drop(holds);
+            match restored {
+                Ok(restored) => return restored.is_some(),
+                Err(Obstacle::Busy(_)) => {}
+                Err(Obstacle::DebtsCrowded) => view.make_room_for_debtor(&members, fingerprint, now),
+                Err(Obstacle::NoDebtTable) if !self.add_debt_table(view, now) => return false,
+                Err(Obstacle::NoDebtTable) => {}
+            }
+            attempts = pause(attempts);
+        }
+    }
+
+    /// Adds a table for debts to the family, unless it has one by now. Returns false if there is no memory for it.
+    #[cold]
+    fn add_debt_table(&self, view: FamilyView<'_>, now: u64) -> bool {
+        // A reload replaces the list of tables.
+        let _families = self.families.0.lock();
+        if view.family.members().debts(view.algorithm).is_some() {
+            return true;
+        }
+        let algorithm = view.algorithm.wide();
+        let layout = Layout::new(algorithm.words(), algorithm.free_bits());
+        let budget = view.table.budget.clone();
+        let has_memory = budget.has(Table::first_words(layout));
+        let Some(mut table) = has_memory.then(|| Table::new(layout, budget)).flatten() else { return false };
+        table.overflow = Arc::clone(&view.family.overflow);
+        let mut member = Member::new(&Arc::new(table), &algorithm, &Arc::new(Usage));
+        member.debts_until = Some(Arc::new(AtomicU64::new(now)));
+        view.family.add(member);
+        true
+    }
+}
+
+impl Members {
+    /// Returns the table for debts of this meaning.
+    fn debts(&self, algorithm: &Compiled) -> Option<&Member> {
+        let mut debts = self.tables.iter().filter(|member| member.debts_until.is_some());
+        debts.find(|member| member.algorithm.meaning() == algorithm.meaning())
+    }
+}
+
+impl Family {
+    /// Keeps a table for debts for a charge that is about to be made. The bucket of the key is locked.
+    pub(super) fn charges_debtor(&self, members: &Arc<Members>, member: &Member, now: u64) -> Result<(), Busy> {
+        let Some(debts_until) = &member.debts_until else { return Ok(()) };
+        debts_until.fetch_max(now, Ordering::AcqRel);
+        // Reads the list with its lock: if the table is still there, whoever drops it sees the new time.
+        if self.is_still(members) { Ok(()) } else { Err(Busy::Held) }
+    }
+}
+
+impl<'a> FamilyView<'a> {
+    /// Returns a key in another table of the same meaning if its own has no room for its state.
+    pub(super) fn stays(
+        self,
+        members: &'a Arc<Members>,
+        location: &KeyLocation<'a>,
+        fit: Fit,
+    ) -> Option<HeldDebtor<'a>> {
+        let KeyLocation::There(member, slot_ref) = location else { return None };
+        if fit == Fit::Whole || member.algorithm.meaning() != self.algorithm.meaning() {
+            return None;
+        }
+        let algorithm = self.algorithm.laid_out_as(&member.algorithm, members.ceiling)?;
+        Some(HeldDebtor { member, algorithm, slot_ref: *slot_ref })
+    }
+
+    /// Decides on a key that stays in the table for debts.
+    pub(super) fn decide_there(
+        self,
+        holds: &mut HeldBuckets<'a>,
+        members: &'a Arc<Members>,
+        place: HeldDebtor<'a>,
+        hit: HashedHit,
+        now: u64,
+        mode: super::Mode,
+    ) -> Result<crate::decision::Verdict, Busy> {
+        let HeldDebtor { member, algorithm, slot_ref } = place;
+        with_algorithm!(&algorithm, algorithm => {
+            let step = algorithm.decide(&holds.cells(&member.table, slot_ref), now, hit.cost);
+            if let Some(edit) = step.edit.filter(|_| mode.writes(&step.verdict)) {
+                self.family.charges_debtor(members, member, now)?;
+                member.table.apply(algorithm, holds, slot_ref, edit, now);
+            }
+            Ok(step.verdict)
+        })
+    }
+
+    /// Returns the number of keys in the table for debts that are not at rest.
+    pub(super) fn debtors(self, now: u64) -> usize {
+        let Some(members) = self.family.if_several() else { return 0 };
+        let live =
+            |member: &Member| with_algorithm!(&member.algorithm, algorithm => member.table.live_keys(algorithm, now));
+        members.debts(self.algorithm).map_or(0, live)
+    }
+
+    fn make_room_for_debtor(self, members: &Members, fingerprint: u64, now: u64) {
+        if let Some(member) = members.debts(self.algorithm) {
+            with_algorithm!(&member.algorithm, algorithm => member.table.make_room(algorithm, fingerprint, now));
+        }
+    }
+
+    fn charge(
+        self,
+        members: &'a Arc<Members>,
+        hit: HashedHit,
+        now: u64,
+        without_room: WithoutRoom,
+    ) -> Result<Charged, Obstacle> {
+        let HashedHit { fingerprint, cost: units, .. } = hit;
+        let mut holds = HeldBuckets::default();
+        let location = self.find(&mut holds, members, fingerprint)?;
+        let is_same = |member: &Member| member.algorithm.meaning() == self.algorithm.meaning();
+        let slot = match location {
+            KeyLocation::There(member, slot_ref) if is_same(member) => {
+                self.family.charges_debtor(members, member, now)?;
+                let algorithm = self.algorithm.laid_out_as(&member.algorithm, members.ceiling);
+                let algorithm = algorithm.unwrap_or_else(|| member.algorithm.clone());
+                HeldSlot { table: &member.table, algorithm: Cow::Owned(algorithm), slot_ref }
+            }
+            location => match (self.hold_slot(&mut holds, Some(members), fingerprint, now)?, location) {
+                (Some(slot), _) => slot,
+                // It cannot be moved, so it is charged where it is.
+                (None, KeyLocation::There(member, slot_ref)) => {
+                    HeldSlot { table: &member.table, algorithm: Cow::Borrowed(&member.algorithm), slot_ref }
+                }
+                (None, _) => return Ok(Charged::default()),
+            },
+        };
+        let HeldSlot { table, algorithm, slot_ref } = slot;
+        let is_shared = slot_ref.slot == table.layout.slots;
+        let left = with_algorithm!(&*algorithm, algorithm => {
+            let cells = holds.cells(table, slot_ref);
+            let left = algorithm.decide(&cells, now, 0).verdict.remaining;
+            let owed = if is_shared { None } else { algorithm.owe(&cells, now, units) };
+            if let Some(Owed { edit, counted, ceiling }) = owed {
+                self.family.raise_ceiling(ceiling);
+                table.apply(algorithm, &mut holds, slot_ref, edit, now);
+                return Ok(Charged { counted, owed: counted.saturating_sub(left) });
+            }
+            left
+        });
+        if !is_shared && without_room == WithoutRoom::AddTable && std::ptr::eq(table, self.table) {
+            let mut counted = 0;
+            let moved = self.move_to_debts(&mut holds, members, slot_ref, fingerprint, now, |copy| {
+                with_algorithm!(copy.algorithm(), algorithm => {
+                    if let Some(owed) = algorithm.owe(copy, now, units) {
+                        self.family.raise_ceiling(owed.ceiling);
+                        counted = owed.counted;
+                        algorithm.apply(copy, owed.edit);
+                    }
+                });
+            })?;
+            if moved.is_some() {
+                return Ok(Charged { counted, owed: counted.saturating_sub(left) });
+            }
+        }
+        // No memory: what is left is taken.
+        let counted = units.min(left);
+        with_algorithm!(&*algorithm, algorithm => {
+            if let Some(edit) = algorithm.decide(&holds.cells(table, slot_ref), now, counted).edit {
+                table.apply(algorithm, &mut holds, slot_ref, edit, now);
+            }
+        });
+        Ok(Charged { counted, owed: 0 })
+    }
+
+    /// Moves a key from its own table to the table for debts, and changes its state there. `None` if there is no room for
+    /// it.
+    fn move_to_debts(
+        self,
+        holds: &mut HeldBuckets<'a>,
+        members: &'a Arc<Members>,
+        slot_ref: SlotRef<'a>,
+        fingerprint: u64,
+        now: u64,
+        change: impl FnOnce(&Converted<'a>),
+    ) -> Result<Option<()>, Obstacle> {
+        let member = members.debts(self.algorithm).ok_or(Obstacle::NoDebtTable)?;
+        self.family.charges_debtor(members, member, now)?;
+        let debts = FamilyView { table: &member.table, algorithm: &member.algorithm, ..self };
+        let claimed = debts.claim_slot(holds, members, &KeyLocation::Here(slot_ref), fingerprint, now);
+        let claimed = claimed.map_err(|busy| match busy {
+            Busy::Crowded => Obstacle::DebtsCrowded,
+            Busy::Held => Obstacle::Busy(Busy::Held),
+        })?;
+        let Some(new) = claimed else { return Ok(None) };
+        let copy = Converted::of(&member.algorithm, &member.table.spill);
+        let _ = member.algorithm.convert(&copy, self.algorithm, &holds.cells(self.table, slot_ref), now);
+        change(&copy);
+        debts.fill(holds, new, &copy);
+        with_algorithm!(self.algorithm, algorithm => algorithm.clear(&holds.cells(self.table, slot_ref)));
+        self.table.remove_from_old_table(holds, slot_ref);
+        Ok(Some(()))
+    }
+}
