@@ -30,6 +30,8 @@ pub(super) struct Breaker {
     why: Mutex<Option<StoreError>>,
     /// Notified when it opens, for the task that probes.
     opened: Notify,
+    /// Notified when it closes, for the task that registers this process.
+    closed: Notify,
     /// Whether the server refuses requests, readable without the lock.
     refusing: AtomicBool,
     /// The last refusal and its time.
@@ -117,6 +119,7 @@ impl Breaker {
         let was_open = self.open.swap(false, Ordering::Relaxed);
         if was_open {
             self.breaker_counts.closed.fetch_add(1, Ordering::Relaxed);
+            self.closed.notify_one();
         }
         was_open
     }
@@ -176,5 +179,10 @@ impl Breaker {
         while !self.is_open() {
             self.opened.notified().await;
         }
+    }
+
+    /// Waits until the breaker closes, unless it has closed since the last call. For one task.
+    pub(super) async fn closed(&self) {
+        self.closed.notified().await;
     }
 }

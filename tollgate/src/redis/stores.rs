@@ -8,7 +8,8 @@
 //!
 //! While a store fails, each node takes its share of a limit, so it needs the number of nodes that share the store.
 //! Every node registers in a sorted set, with Redis's time as score, and reads the number of recent registrations, in
-//! one small call about every two seconds. A node without a limit with [`OnStoreFailure::Local`](crate::OnStoreFailure)
+//! one small call about every two seconds, and as soon as Redis is back after a failure: its data may be lost, and a Redis
+//! that fails again and again may be back for less than two seconds. A node without a limit with [`OnStoreFailure::Local`](crate::OnStoreFailure)
 //! needs no share: it makes the call for the layouts, and does not register.
 //!
 //! Too small a number admits too much during an outage, and too large a number too little. The largest number of the
@@ -25,7 +26,7 @@ use std::time::Duration;
 
 use redis::Value;
 use smallvec::SmallVec;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::node::jittered;
 use super::script::{ScriptHit, StoreIndex};
@@ -345,6 +346,7 @@ impl Fleet {
     pub(super) async fn beat(self: Arc<Self>, store: Arc<str>, topology: Arc<Topology>, store_timeout: Duration) {
         let is_compact = topology.names().hashes().is_some();
         let (mut recent, mut layouts, mut is_new) = (Recent::default(), RecentLayouts::default(), true);
+        let key = topology.names().of(KEY);
         loop {
             let joins = self.joins.load(Ordering::Relaxed);
             let registers = !is_new && !self.has_left.load(Ordering::Relaxed);
@@ -354,12 +356,20 @@ impl Fleet {
             if let Some((others, of_others)) = reply {
                 if joins {
                     let nodes = others + u32::from(member.is_empty());
-                    self.nodes.store(recent.largest_with(nodes).clamp(self.expected, MAX_NODES), Ordering::Relaxed);
+                    let largest = recent.largest_with(nodes, Instant::now());
+                    self.nodes.store(largest.clamp(self.expected, MAX_NODES), Ordering::Relaxed);
                 }
                 self.set_other_layouts(layouts.others_than(&self.layout, of_others), &store);
             }
-            sleep(jittered(if is_new { JOIN_AFTER } else { BEAT_EVERY })).await;
-            is_new = false;
+            if is_new {
+                sleep(jittered(JOIN_AFTER)).await;
+                is_new = false;
+                continue;
+            }
+            tokio::select! {
+                () = sleep(jittered(BEAT_EVERY)) => {}
+                () = topology.recovered(key.as_bytes()) => {}
+            }
         }
     }
 }
@@ -416,20 +426,25 @@ impl RecentLayouts {
     }
 }
 
-/// The largest numbers of the last periods, whose length is counted in registrations that Redis confirmed.
+/// The largest numbers of the last periods, whose length is counted in registrations that Redis confirmed. Those that follow
+/// each other faster than beats do not count.
 #[derive(Default)]
 struct Recent {
     maxima: [u32; PERIODS],
     beats: u32,
+    /// The time of the last registration that counted.
+    last: Option<Instant>,
 }
 
 impl Recent {
-    fn largest_with(&mut self, nodes: u32) -> u32 {
+    fn largest_with(&mut self, nodes: u32, now: Instant) -> u32 {
         if self.beats == PERIOD_BEATS {
             self.maxima.rotate_right(1);
             (self.maxima[0], self.beats) = (0, 0);
         }
-        self.beats += 1;
+        if self.last.is_none_or(|last| now.duration_since(last) >= BEAT_EVERY / 2) {
+            (self.beats, self.last) = (self.beats + 1, Some(now));
+        }
         self.maxima[0] = self.maxima[0].max(nodes);
         self.maxima.iter().copied().max().unwrap_or(nodes)
     }
@@ -458,13 +473,19 @@ mod tests {
 
     #[test]
     fn a_node_that_is_gone_counts_for_some_minutes_more() {
-        let mut recent = Recent::default();
-        assert_eq!(recent.largest_with(2), 2);
-        assert_eq!(recent.largest_with(5), 5);
-        let counted_as_five = (0..1000).take_while(|_| recent.largest_with(3) == 5).count();
+        let (mut recent, mut now) = (Recent::default(), Instant::now());
+        let mut after = |pause, nodes| {
+            now += pause;
+            recent.largest_with(nodes, now)
+        };
+        assert_eq!(after(BEAT_EVERY, 2), 2);
+        assert_eq!(after(BEAT_EVERY, 5), 5);
+        let is_five = |_: &u32| after(BEAT_EVERY / 20, 3) == 5;
+        assert_eq!((0..300).take_while(is_five).count(), 300, "half a minute, however many registrations");
         // The rest of its period and four more.
-        assert_eq!(counted_as_five, 5 * 30 - 2);
-        assert_eq!(recent.largest_with(4), 4, "a node that joins counts at once");
+        let counted_as_five = (0..1000).take_while(|_| after(BEAT_EVERY, 3) == 5).count();
+        assert_eq!(counted_as_five, 5 * 30 - 2 - 30);
+        assert_eq!(after(BEAT_EVERY, 4), 4, "a node that joins counts at once");
     }
 
     #[test]

@@ -151,6 +151,18 @@ impl Topology {
         node.run_in_background(command, limit).await
     }
 
+    /// Waits until the server of a key has recovered from a failure, unless it has recovered since the last call. For one
+    /// task.
+    pub(super) async fn recovered(&self, key: &[u8]) {
+        match &self.servers {
+            Servers::One(member) => member.node.breaker.closed().await,
+            Servers::Cluster(cluster) => match cluster.owner(names::slot(key)) {
+                Ok(node) => node.breaker.closed().await,
+                Err(_) => std::future::pending().await,
+            },
+        }
+    }
+
     /// Returns the number of the connection to the server of a key, if it is open: see [`Node::connection_number`].
     pub(super) fn connection_to(&self, key: &[u8]) -> Option<u64> {
         match &self.servers {

@@ -169,6 +169,32 @@ async fn a_node_that_joins_between_two_outages_adds_no_quota() {
     assert_eq!(exhaust(&nodes, id, "fresh").await, 12);
 }
 
+/// On one thread, the registration is sent before the second decision after the recovery.
+#[tokio::test]
+async fn a_node_registers_as_soon_as_redis_is_back() {
+    let (mut server, clock) = (RedisServer::start(), clock());
+    let node = builder(server.url(), &clock).limit(limit("window", FixedWindow::new(QUOTA, HOUR))).connect();
+    let node = node.await.expect("the settings are valid");
+    let registered = |server: &RedisServer| -> u64 {
+        redis::cmd("ZCARD").arg("rate_limit:{nodes}").query(&mut server.connection()).expect("a set, or nothing")
+    };
+    let joined = async {
+        while registered(&server) == 0 {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(SEEN_WITHIN, joined).await.expect("it registers");
+    for _ in 0..3 {
+        server.kill();
+        until_gone(&node, "probe").await;
+        // It has lost the registration.
+        server.restart();
+        until_back(&node, "probe").await;
+        assert_eq!(node.check("after").await.source(), Source::Store);
+        assert_eq!(registered(&server), 1);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cost_above_the_share_is_denied_until_redis_is_back() {
     let (mut server, clock) = (RedisServer::start(), clock());
