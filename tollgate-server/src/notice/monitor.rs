@@ -51,13 +51,14 @@ fn named(store: &StoreStatus) -> String {
     if store.name == "default" { "the store".to_owned() } else { format!("store `{}`", store.name) }
 }
 
-/// Logs each problem with which a store still decides, when it begins. `known` has those that were logged.
+/// Logs each problem with which a store still decides, when it begins. A problem that is the reason of an outage has a line
+/// already. `known` has those that were logged.
 fn log_new_warnings(stores: &[(StoreStatus, OnStoreFailure)], known: &mut Vec<(String, StoreWarning)>) {
     let of_store = |(store, _): &(StoreStatus, OnStoreFailure)| -> Vec<(String, StoreWarning)> {
         store.warnings.iter().map(|warning| (store.name.clone(), warning.clone())).collect()
     };
     for (store, _) in stores {
-        for warning in &store.warnings {
+        for warning in store.warnings.iter().filter(|warning| !is_reason_of_outage(store, warning)) {
             if !known.iter().any(|(name, other)| *name == store.name && other == warning) {
                 let fields = [("store", store.name.as_str().into()), ("problem", warning.kind().into())];
                 Level::Warning.log(format_args!("{} at {}: {warning}", named(store), store.address), &fields);
@@ -65,6 +66,13 @@ fn log_new_warnings(stores: &[(StoreStatus, OnStoreFailure)], known: &mut Vec<(S
         }
     }
     *known = stores.iter().flat_map(of_store).collect();
+}
+
+fn is_reason_of_outage(store: &StoreStatus, warning: &StoreWarning) -> bool {
+    match (&store.why_unavailable, warning) {
+        (Some(why), StoreWarning::InvalidReply { problem, .. }) => why.detail().contains(problem),
+        _ => false,
+    }
 }
 
 /// Warns once about each server that evicts keys when its memory is full. `known` has their addresses.
@@ -198,7 +206,48 @@ impl Display for StoreOutage {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::net::{Shutdown, TcpListener};
+
+    use tollgate::redis::RedisLimiter;
+    use tollgate::{FixedWindow, Limit, SECOND};
+
     use super::*;
+    use crate::notice::captured::lines_of;
+
+    #[tokio::test]
+    async fn a_warning_that_is_the_reason_of_an_outage_has_no_line_besides() {
+        let web = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let address = web.local_addr().expect("it has an address");
+        std::thread::spawn(move || {
+            for stream in web.incoming().map_while(Result::ok) {
+                std::thread::spawn(move || {
+                    let mut stream = stream;
+                    _ = write!(stream, "HTTP/1.1 400 Bad Request\r\n\r\n");
+                    _ = stream.shutdown(Shutdown::Write);
+                    // A socket that is closed before everything was read resets the connection.
+                    _ = std::io::copy(&mut stream, &mut std::io::sink());
+                });
+            }
+        });
+        let limit = Limit::new("one", FixedWindow::new(10, SECOND)).expect("valid");
+        let limiter = RedisLimiter::builder(format!("redis://{address}")).limit(limit).connect();
+        let limiter = limiter.await.expect("the settings are valid");
+        let status = loop {
+            let status = limiter.stores().remove(0);
+            if status.why_unavailable.is_some() && !status.warnings.is_empty() {
+                break (status, OnStoreFailure::Local);
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        };
+        let mut known = Vec::new();
+        assert_eq!(lines_of(|| log_new_warnings(std::slice::from_ref(&status), &mut known)), "", "{:?}", status.0);
+        let mut recovered = status;
+        recovered.0.why_unavailable = None;
+        assert_eq!(lines_of(|| log_new_warnings(std::slice::from_ref(&recovered), &mut known)), "", "it was logged");
+        let line = lines_of(|| log_new_warnings(&[recovered], &mut Vec::new()));
+        assert!(line.contains("was closed because the server does not speak the protocol of Redis"), "{line}");
+    }
 
     #[test]
     fn shortage_of_memory_is_described_with_the_fix() {

@@ -169,7 +169,9 @@ fn reply_of_a_server_that_is_not_redis_is_logged_in_one_line() {
             });
         }
     });
-    let server = Server::with_rules(&format!("store: redis://{address}\nlimits: [{{ name: user }}]\n"));
+    // A long timeout, so that a busy machine does not look like a server that does not answer.
+    let rules = format!("store: redis://{address}\nstore_timeout: 5s\nlimits: [{{ name: user }}]\n");
+    let server = Server::with_rules(&rules);
     let said = server.await_said("limits follow on_store_failure", 1);
     assert!(said.starts_with(&format!("tollgate: warning: the store at {address} does not answer: ")), "{said}");
     assert!(

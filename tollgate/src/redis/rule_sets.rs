@@ -320,8 +320,9 @@ impl Follower {
         if let Some(why) = &why {
             tracing::debug!(%why, "cannot read the published rule set");
         }
-        // A Redis that is unavailable says nothing about the rules on it.
-        let is_about_rules = |why: &StoreError| why.is_foreign_data() || why.is_invalid_reply();
+        // A Redis that is unavailable says nothing about the rules on it, and neither does a server that is not a Redis.
+        let is_available = || self.topology.why_unavailable().is_none();
+        let is_about_rules = |why: &StoreError| why.is_foreign_data() || (why.is_invalid_reply() && is_available());
         if why.as_ref().is_none_or(is_about_rules) {
             self.problem.send_if_modified(|problem| {
                 let is_new = *problem != why;

@@ -145,6 +145,22 @@ async fn published_rules_that_exceed_a_bound_end_their_connection() {
     assert_eq!(why.detail(), expected);
 }
 
+/// The limiter reports such a server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_not_redis_is_no_problem_of_the_published_rules() {
+    let server = Impostor::start(|_| Reply::Bytes(b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec()));
+    let rule_sets = RuleSets::connect(server.url()).expect("the URL is valid");
+    let why = rule_sets.newest().await.expect_err("it is not a Redis");
+    assert!(why.to_string().contains("make sure that a Redis or Valkey is at its address"), "{why}");
+    // Rules are looked for after each attempt to subscribe.
+    let begin = tokio::time::Instant::now();
+    while server.connections() < 20 {
+        assert!(begin.elapsed() < 2 * RECOVERY, "{} connections", server.connections());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(*rule_sets.problem().borrow(), None);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sentinel_whose_reply_exceeds_a_bound_names_no_master() {
     let server = Impostor::start(|command| match &*command[0] {
