@@ -244,14 +244,6 @@ impl Limit {
         algorithm(self) == algorithm(other) && self.name() == other.name()
     }
 
-    /// Returns whether both limits share keys: two limits or two bans of the same name. Their algorithms may differ, if
-    /// one was changed to the other.
-    #[cfg(feature = "redis")]
-    pub(crate) fn shares_keys_with(&self, other: &Self) -> bool {
-        let is_ban = |limit: &Self| matches!(limit.algorithm(), Algorithm::Ban(_));
-        is_ban(self) == is_ban(other) && self.name() == other.name()
-    }
-
     /// Returns this limit with other compiled numbers.
     pub(crate) fn with_compiled(&self, compiled: Compiled) -> Self {
         Self(Arc::new(Inner { compiled, ..(*self.0).clone() }))

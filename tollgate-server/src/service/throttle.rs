@@ -20,7 +20,8 @@ use tokio::time::Instant;
 use tollgate::redis::RedisLimiter;
 use tollgate::{Decision, Gate, Hit, InvalidLimit, Limit, LimitId, LimitSet, Limiter, Rate, TokenBucket};
 
-/// The most different numbers at a time. Each takes a few kilobytes, and adding one copies the list.
+/// The most different numbers at a time. Each takes a few kilobytes. Adding one copies the list, so filling it takes the work
+/// of half a million copies of a limit.
 const MAX_NUMBERS: usize = 1_000;
 
 /// The part of the numbers that is removed together, so that those in use have time to be used again.
@@ -158,7 +159,8 @@ impl Store {
                 (Self::Memory(limiter), ids)
             }
             Self::Redis(limiter) => {
-                let limiter = limiter.with_limits(limits)?;
+                // The gate's limiter stays in use.
+                let limiter = limiter.with_limits_beside(limits)?;
                 let ids = ids(limiter.id(name), limiter.variants());
                 (Self::Redis(limiter), ids)
             }

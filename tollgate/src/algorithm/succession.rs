@@ -15,14 +15,14 @@ use super::{Compiled, LimitAlgorithm, MAX_COUNTED, meter};
 use crate::units::{MAX_SPAN, Timestamp};
 
 /// The meaning of a state's numbers, apart from the quota: see [`Compiled::meaning`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Meaning {
     kind: Option<StateKind>,
     first: u64,
     second: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 enum StateKind {
     Bucket = 1,

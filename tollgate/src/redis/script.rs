@@ -491,8 +491,8 @@ pub(super) struct Terms {
     lean: SmallVec<[u8; 48]>,
     /// The prefix of every state written under these terms.
     pub(super) signature: Signature,
-    /// The signatures of the limit's variants; empty if all have the same.
-    pub(super) variants: Vec<Signature>,
+    /// The signatures of the limit's variants; empty if all have the same. The terms of all variants share the list.
+    pub(super) variants: Arc<[Signature]>,
     shape: Shape,
     /// The number of further requests that go directly to the full script, because a log was too long for the small
     /// one.
@@ -504,7 +504,7 @@ const LONG_FOR: u32 = 4096;
 
 impl Terms {
     /// Creates the terms of a limit whose keys may have spent up to `ceiling` units, under other configurations.
-    pub(super) fn new(compiled: &Compiled, ceiling: u64, variants: Vec<Signature>) -> Self {
+    pub(super) fn new(compiled: &Compiled, ceiling: u64, variants: impl Into<Arc<[Signature]>>) -> Self {
         let parameters = compiled.with_ceiling(ceiling).parameters(ceiling);
         let signature = compiled.meaning().signature();
         // The script has already reduced debts that a clock stepping back has left. Other nodes may have raised the
@@ -512,6 +512,7 @@ impl Terms {
         let compiled = compiled.with_ceiling(MAX_QUOTA).with_room();
         let lean = lean_parameters(&compiled, &parameters);
         let (store, shape, long) = (StoreIndex::default(), compiled.shape(), AtomicU32::new(0));
+        let variants = variants.into();
         Self { store, is_compact: false, parameters, lean, signature, variants, shape, compiled, long }
     }
 
@@ -525,8 +526,8 @@ impl Terms {
     }
 
     /// Returns whether the limit's variants have these signatures.
-    pub(super) fn has_variants(&self, signatures: &[Signature]) -> bool {
-        self.variants == signatures
+    pub(super) fn has_variants(&self, signatures: &Arc<[Signature]>) -> bool {
+        Arc::ptr_eq(&self.variants, signatures) || self.variants == *signatures
     }
 
     /// Encodes the limit for the small script.

@@ -188,6 +188,23 @@ async fn a_busy_key_costs_a_few_calls_per_second() {
     assert!(calls(&nodes) * 50 < allowed, "{} calls for {allowed} requests", calls(&nodes));
 }
 
+/// A client chooses the numbers of `CL.THROTTLE`, and must not end the leases of other limits with them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_beside_those_of_a_limiter_end_no_leases() {
+    let server = RedisServer::start();
+    let node = node(&server, FixedWindow::new(1 << 30, LONG_WINDOW)).await;
+    while node.check("key").await.source() != Source::Lease {}
+    let (before, mut beside) = (node.stats().calls, node.clone());
+    for quota in 1..=100 {
+        let limit = Limit::new("other", FixedWindow::new(quota, HOUR)).expect("a valid limit");
+        beside = beside.with_limits_beside(vec![limit]).expect("valid limits");
+        assert!(node.check("key").await.is_allowed());
+    }
+    // A lease lasts some tenths of a second.
+    let calls = node.stats().calls - before;
+    assert!(calls < 50, "{calls} calls for 100 requests");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_key_is_decided_by_the_store() {
     let server = RedisServer::start();

@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use super::claim::HeldBuckets;
 use super::family::{Family, FamilyView, Frozen, Member, Members, Usage};
 use super::table::{Bucket, Busy, EMPTY, LOCKED, Layout, Table, pause, unchanged};
+use crate::algorithm::succession::Meaning;
 use crate::algorithm::{Compiled, LimitAlgorithm, with_algorithm};
 use crate::budget::Budget;
 use crate::error::InvalidLimit;
@@ -50,7 +51,30 @@ type Owner = (Arc<Family>, Arc<Usage>);
 struct PlannedMembers {
     family: Arc<Family>,
     members: Members,
+    by_meaning: ByMeaning,
     frozen: Frozen,
+}
+
+/// The positions of the tables of each meaning, in their order. A limit with hundreds of variants has as many tables.
+#[derive(Default)]
+struct ByMeaning(HashMap<Meaning, SmallVec<[usize; 1]>>);
+
+impl ByMeaning {
+    fn of(members: &Members) -> Self {
+        let mut by_meaning = Self::default();
+        for (position, member) in members.tables.iter().enumerate() {
+            by_meaning.add(&member.algorithm, position);
+        }
+        by_meaning
+    }
+
+    fn add(&mut self, algorithm: &Compiled, position: usize) {
+        self.0.entry(algorithm.meaning()).or_default().push(position);
+    }
+
+    fn positions(&self, algorithm: &Compiled) -> &[usize] {
+        self.0.get(&algorithm.meaning()).map_or(&[], SmallVec::as_slice)
+    }
 }
 
 /// Chooses a table for every limit. A limit that shares a table adopts its layout. If it fails, nothing changes.
@@ -67,14 +91,15 @@ pub(super) fn choose(
         let draft = planned.entry(name.clone()).or_insert_with(|| {
             let family = known.get(&name).cloned().unwrap_or_else(|| Arc::new(Family::new()));
             let (members, frozen) = family.freeze();
-            PlannedMembers { family, members, frozen }
+            PlannedMembers { family, members, by_meaning: ByMeaning::default(), frozen }
         });
         draft.members.ceiling = draft.members.ceiling.max(limit.quota());
     }
-    for PlannedMembers { members, .. } in planned.values_mut() {
+    for PlannedMembers { members, by_meaning, .. } in planned.values_mut() {
         members.retire(now);
         let ceiling = members.ceiling;
         members.tables.iter_mut().for_each(|member| member.algorithm = member.algorithm.raised_to(ceiling));
+        *by_meaning = ByMeaning::of(members);
     }
     let mut tables: Vec<Option<(Arc<Table>, Owner)>> = vec![None; limits.len()];
     // The largest quota first: a table with room for it has room for its variants.
@@ -84,9 +109,10 @@ pub(super) fn choose(
     let has_bans = limits.iter().any(Limit::is_ban);
     let of_limits = if has_bans { budget.keeping_one_in(KEPT_FOR_BANS) } else { budget.clone() };
     for index in order {
-        let Some(PlannedMembers { family, members, .. }) = planned.get_mut(&name_of(&limits[index])) else { continue };
+        let found = planned.get_mut(&name_of(&limits[index]));
+        let Some(PlannedMembers { family, members, by_meaning, .. }) = found else { continue };
         let compiled = limits[index].compiled().with_ceiling(members.ceiling);
-        let (compiled, table, usage) = match members.shared_by(&compiled) {
+        let (compiled, table, usage) = match members.shared_by(&compiled, by_meaning.positions(&compiled)) {
             Some(shared) => shared,
             None => {
                 let layout = Layout::new(compiled.words(), compiled.free_bits());
@@ -100,6 +126,7 @@ pub(super) fn choose(
                 let mut table = table.ok_or_else(|| too_little(budget, count))?;
                 table.overflow = Arc::clone(&family.overflow);
                 let table = Arc::new(table);
+                by_meaning.add(&compiled, members.tables.len());
                 members.add(&compiled, table)
             }
         };
@@ -108,7 +135,7 @@ pub(super) fn choose(
         limits[index] = limits[index].with_compiled(compiled);
         tables[index] = Some((table, (family.clone(), usage)));
     }
-    for (name, PlannedMembers { family, members, frozen }) in planned {
+    for (name, PlannedMembers { family, members, frozen, .. }) in planned {
         family.set(members);
         drop(frozen);
         merge_retired(&family, now);
@@ -130,11 +157,13 @@ fn too_little(budget: &Budget, limits: usize) -> InvalidLimit {
 }
 
 impl Members {
-    /// Returns a table whose words have the same meaning, and the configuration in its layout.
-    fn shared_by(&mut self, compiled: &Compiled) -> Option<(Compiled, Arc<Table>, Arc<Usage>)> {
+    /// Returns a table whose words have the same meaning, and the configuration in its layout. The tables of this meaning
+    /// are at these positions.
+    fn shared_by(&mut self, compiled: &Compiled, positions: &[usize]) -> Option<(Compiled, Arc<Table>, Arc<Usage>)> {
         let ceiling = self.ceiling;
         // The newest first: it may have replaced an older one of the same meaning. Tables for debts are wide, and slower.
-        self.tables.iter_mut().rev().filter(|member| member.debts_until.is_none()).find_map(|member| {
+        positions.iter().rev().find_map(|position| {
+            let member = self.tables.get_mut(*position).filter(|member| member.debts_until.is_none())?;
             let compiled = compiled.laid_out_as(&member.algorithm, ceiling)?;
             let usage = member.usage.upgrade().unwrap_or_else(|| Arc::new(Usage));
             (member.usage, member.retired_at) = (Arc::downgrade(&usage), None);
@@ -237,5 +266,34 @@ impl Table {
     /// Returns all buckets, including those that were split early.
     pub(super) fn buckets(&self) -> impl Iterator<Item = Bucket<'_>> {
         (0..).take_while(|index| self.has_bucket(*index)).map(|index| self.bucket(index))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Rate;
+    use crate::TokenBucket;
+
+    /// A client chooses the numbers of `CL.THROTTLE`, so a limit is compared with few of its tables.
+    #[test]
+    fn a_limit_is_compared_only_with_the_tables_of_its_meaning() {
+        let (families, budget) = (Families::default(), Budget::new(64 << 20));
+        let rates = 1..=100;
+        let bucket = |millis| TokenBucket::new(10, Rate::new(1, Duration::from_millis(millis)));
+        let mut limits: Vec<Limit> =
+            rates.clone().map(|rate| Limit::new("one", bucket(rate)).expect("valid")).collect();
+        let chosen = choose(&mut limits, &families, &budget, 0).expect("there is room");
+        let members = chosen.families[0].members();
+        let by_meaning = ByMeaning::of(&members);
+        for (limit, table) in limits.iter().zip(&chosen.tables) {
+            let [position] = by_meaning.positions(limit.compiled()) else { panic!("each rate has one table") };
+            assert!(Arc::ptr_eq(&members.tables[*position].table, table));
+        }
+        // The same rates again.
+        let again = choose(&mut limits.clone(), &families, &budget, 0).expect("there is room");
+        assert!(again.tables.iter().zip(&chosen.tables).all(|(table, before)| Arc::ptr_eq(table, before)));
     }
 }

@@ -241,6 +241,23 @@ async fn resets_are_published_and_refunds_are_not() {
     }
 }
 
+/// A client chooses the numbers of `CL.THROTTLE`, and must not end the cached denials of other limits with them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_beside_those_of_a_limiter_end_no_cached_denials() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url(), Limit::new("spent", FixedWindow::new(1, LONG_WINDOW)).unwrap()).await;
+    // A cached denial holds for a second only.
+    let mut is_cached_still = false;
+    for quota in 1..=20 {
+        exhaust(&limiter, "key").await;
+        let limit = Limit::new("other", FixedWindow::new(quota, HOUR)).unwrap();
+        let beside = limiter.with_limits_beside(vec![limit]).expect("valid limits");
+        assert!(beside.check(&quota.to_string()).await.is_allowed());
+        is_cached_still |= limiter.check("key").await.source() == Source::DenialCache;
+    }
+    assert!(is_cached_still);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn denials_are_cached_after_a_reload_even_if_many_have_expired() {
     let server = RedisServer::start();
