@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use smallvec::SmallVec;
-
 use super::normal::check_host;
 use super::normal::host::form;
 use super::path::InvalidGlob;
@@ -63,31 +61,6 @@ impl HostGlob {
 impl fmt::Display for HostGlob {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{}{}", if self.is_wildcard { "*." } else { "" }, self.name)
-    }
-}
-
-/// Returns a host in lower case. DNS names need no heap allocation.
-pub(super) fn lower(host: &str) -> LowerHost<'_> {
-    let host = host.strip_suffix('.').unwrap_or(host);
-    if !host.bytes().any(|byte| byte.is_ascii_uppercase()) {
-        return LowerHost::Unchanged(host);
-    }
-    LowerHost::Lowered(host.bytes().map(|byte| byte.to_ascii_lowercase()).collect())
-}
-
-pub(super) enum LowerHost<'a> {
-    /// The case of nearly every request.
-    Unchanged(&'a str),
-    Lowered(SmallVec<[u8; 64]>),
-}
-
-impl LowerHost<'_> {
-    pub(super) fn as_str(&self) -> &str {
-        match self {
-            Self::Unchanged(host) => host,
-            // Only ASCII letters changed, so the bytes are still valid UTF-8.
-            Self::Lowered(bytes) => std::str::from_utf8(bytes).unwrap_or(""),
-        }
     }
 }
 

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use smallvec::SmallVec;
 
-use super::host::{HostGlob, lower};
+use super::host::HostGlob;
 use super::normal::host::MAX_HOST_BYTES;
 use super::normal::path::{Readings, without_case};
 use super::path::{PathGlob, Segment, first_segment, wildcard};
@@ -100,8 +100,8 @@ impl Index {
         !self.paths.nodes.is_empty()
     }
 
-    /// Returns the rules that may match a request with these path readings and this host. Each is read only if rules
-    /// are indexed by it.
+    /// Returns the rules that may match a request with these path readings and this host, which is in lower case. Each is
+    /// read only if rules are indexed by it.
     pub(super) fn candidates<'r, 'p: 'r>(
         &self,
         paths: impl FnOnce() -> Option<&'r Readings<'p>>,
@@ -128,9 +128,7 @@ impl Index {
         let has_hosts = !(self.hosts.is_empty() && self.wildcard_hosts.is_empty());
         // A longer host is invalid. Reading it has recorded that, and the request will be refused.
         if let Some(host) = has_hosts.then(host).flatten().filter(|host| host.len() <= MAX_HOST_BYTES) {
-            let host = lower(&host);
-            let host = host.as_str();
-            found.extend(self.hosts.get(host).into_iter().flatten().copied());
+            found.extend(self.hosts.get(&*host).into_iter().flatten().copied());
             if !self.wildcard_hosts.is_empty() {
                 for (dot, _) in host.match_indices('.').filter(|(dot, _)| *dot > 0) {
                     found.extend(self.wildcard_hosts.get(&host[dot + 1..]).into_iter().flatten().copied());
@@ -320,7 +318,7 @@ mod tests {
                 rules.iter().map(|(paths, hosts)| Indexed { paths, hosts, by_name_only: false }).collect();
             let index = Index::new(&indexed);
             let readings = readings(&path);
-            let found = index.candidates(|| Some(&readings), || Some(Cow::Borrowed(&*host)));
+            let found = index.candidates(|| Some(&readings), || Some(host.to_ascii_lowercase().into()));
             prop_assert!(found.windows(2).all(|pair| pair[0] < pair[1]), "{found:?}");
             for (number, (paths, hosts)) in (0..).zip(&rules) {
                 let on_path = paths.is_empty() || paths.iter().any(|glob| glob.matches(&path));
@@ -364,6 +362,6 @@ mod tests {
         assert_eq!(Index::new(&by_path).candidates(|| Some(&path), || None).as_slice(), [7]);
         let by_host: Vec<_> = hosts.iter().map(|hosts| Indexed { paths: &same, hosts, by_name_only: false }).collect();
         let path = readings("/api/x");
-        assert_eq!(Index::new(&by_host).candidates(|| Some(&path), || Some("H7.example.com".into())).as_slice(), [7]);
+        assert_eq!(Index::new(&by_host).candidates(|| Some(&path), || Some("h7.example.com".into())).as_slice(), [7]);
     }
 }

@@ -211,10 +211,7 @@ impl Match {
                 return !request.host().is_some_and(|host| matches(host.as_bytes()));
             }
             let mut values = headers.into_iter().flat_map(|headers| headers.get_all(name));
-            !values.any(|given| {
-                header::check(name, given).unwrap_or_else(|problem| request.refuse(problem));
-                matches(&header::text(name, given))
-            })
+            !values.any(|given| matches(&header::checked_text(name, given, request.errors())))
         };
         if let Some((name, value)) = self.headers.iter().find(missed) {
             return Some(Miss::Header(name, value));

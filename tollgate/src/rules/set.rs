@@ -248,7 +248,9 @@ impl RuleSet {
                     }
                     _ => None,
                 };
-                if let Some(key) = key.filter(|_| !plain.may_have_several_keys || !request.has_several_keys()) {
+                if let Some(key) = key
+                    && !(plain.may_have_several_keys && request.has_several_keys())
+                {
                     let whole = || compiled.rule_hit(number, compiled.limit, request, &self.0.limits);
                     let rule_hit = plain.rule_hit(number, request).unwrap_or_else(whole);
                     compiled.check_read(number, request)?;

@@ -13,25 +13,31 @@ use super::base64::{self, Ambiguous, Login};
 use super::header::{is_blank_within, trimmed};
 use super::signed_token;
 
-/// A value, split into the scheme and the rest. Both are trimmed.
-struct Credentials<'a> {
+/// A value, split into the scheme and the rest. All are trimmed.
+pub(super) struct Credentials<'a> {
+    value: &'a [u8],
     scheme: Option<&'a [u8]>,
     rest: &'a [u8],
 }
 
 impl<'a> Credentials<'a> {
-    fn new(value: &'a [u8]) -> Self {
+    pub(super) fn new(value: &'a [u8]) -> Self {
         let value = trimmed(value);
-        let end = value.iter().position(|byte| !is_token(*byte)).unwrap_or(value.len());
+        let end = value.iter().position(|byte| !IN_SCHEMES[usize::from(*byte)]).unwrap_or(value.len());
         let (scheme, behind) = value.split_at(end);
         match behind {
             // Nearly always.
-            [b' ', rest @ ..] if rest.first().is_some_and(u8::is_ascii_graphic) => Self { scheme: Some(scheme), rest },
+            [b' ', rest @ ..] if rest.first().is_some_and(u8::is_ascii_graphic) => {
+                Self { value, scheme: Some(scheme), rest }
+            }
             _ => {
                 // Something follows, because the value is trimmed at its end.
                 let rest = trimmed(behind);
                 let has_scheme = !scheme.is_empty() && rest.len() < behind.len();
-                if has_scheme { Self { scheme: Some(scheme), rest } } else { Self { scheme: None, rest: value } }
+                match has_scheme {
+                    true => Self { value, scheme: Some(scheme), rest },
+                    false => Self { value, scheme: None, rest: value },
+                }
             }
         }
     }
@@ -47,33 +53,31 @@ impl<'a> Credentials<'a> {
             .and_then(|scheme| scheme.last_chunk::<{ BEARER.len() }>())
             .is_some_and(|end| end.eq_ignore_ascii_case(BEARER))
     }
-}
 
-/// Checks that all upstreams decode the same name and password from `Basic`.
-pub(super) fn check(value: &[u8]) -> Result<(), Ambiguous> {
-    let credentials = Credentials::new(value);
-    match credentials.is_basic() {
-        true => base64::standard(credentials.rest).map(|_| ()),
-        false => Ok(()),
+    /// Checks that all upstreams decode the same name and password from `Basic`.
+    pub(super) fn check(&self) -> Result<(), Ambiguous> {
+        match self.is_basic() {
+            true => base64::standard(self.rest).map(|_| ()),
+            false => Ok(()),
+        }
     }
-}
 
-/// Returns credentials for conditions: the scheme as in `Bearer`, one space, and the rest. Those of `Basic` are encoded
-/// in one way. If a condition reads some that can be decoded in several ways, the request is refused ([`check`]).
-pub(super) fn text(value: &[u8]) -> Cow<'_, [u8]> {
-    let value = trimmed(value);
-    let credentials = Credentials::new(value);
-    let Some(scheme) = credentials.scheme else { return Cow::Borrowed(value) };
-    let rest = match credentials.is_basic() {
-        true => Some(base64::lenient(credentials.rest)).filter(|encoded| !encoded.is_empty()),
-        false => None,
-    };
-    let rest = rest.unwrap_or(Cow::Borrowed(credentials.rest));
-    let is_normal = matches!(rest, Cow::Borrowed(_))
-        && is_capitalized(scheme)
-        && value.len() == scheme.len() + 1 + rest.len()
-        && value.get(scheme.len()) == Some(&b' ');
-    if is_normal { Cow::Borrowed(value) } else { Cow::Owned([&*capitalized(scheme), b" ", &rest].concat()) }
+    /// Returns credentials for conditions: the scheme as in `Bearer`, one space, and the rest. Those of `Basic` are
+    /// encoded in one way. If a condition reads some that can be decoded in several ways, the request is refused
+    /// ([`check`](Self::check)).
+    pub(super) fn text(&self) -> Cow<'a, [u8]> {
+        let Self { value, scheme: Some(scheme), .. } = *self else { return Cow::Borrowed(self.value) };
+        let rest = match self.is_basic() {
+            true => Some(base64::lenient(self.rest)).filter(|encoded| !encoded.is_empty()),
+            false => None,
+        };
+        let rest = rest.unwrap_or(Cow::Borrowed(self.rest));
+        let is_normal = matches!(rest, Cow::Borrowed(_))
+            && is_capitalized(scheme)
+            && value.len() == scheme.len() + 1 + rest.len()
+            && value.get(scheme.len()) == Some(&b' ');
+        if is_normal { Cow::Borrowed(value) } else { Cow::Owned([&*capitalized(scheme), b" ", &rest].concat()) }
+    }
 }
 
 /// Returns credentials for a key: without the scheme, and in one spelling of base64.
@@ -131,10 +135,21 @@ fn parameter_value(mut word: &[u8]) -> &[u8] {
     word
 }
 
-/// Returns `true` for the bytes of a scheme (RFC 9110, section 5.6.2).
-fn is_token(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
-}
+/// The bytes of a scheme (RFC 9110, section 5.6.2), in a table because every request with a token has one.
+static IN_SCHEMES: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut byte = 0;
+    while byte < table.len() {
+        let letter = byte as u8;
+        let is_mark = matches!(
+            letter,
+            b'!' | b'#' | b'$' | b'%' | b'&' | b'\'' | b'*' | b'+' | b'-' | b'.' | b'^' | b'_' | b'`' | b'|' | b'~'
+        );
+        table[byte] = letter.is_ascii_alphanumeric() || is_mark;
+        byte += 1;
+    }
+    table
+};
 
 fn is_capitalized(scheme: &[u8]) -> bool {
     scheme
@@ -155,6 +170,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn text(value: &[u8]) -> Cow<'_, [u8]> {
+        Credentials::new(value).text()
+    }
 
     #[test]
     fn the_text_has_one_scheme_and_one_space() {

@@ -9,7 +9,8 @@ use http::HeaderName;
 use http::header::{AUTHORIZATION, COOKIE, HOST, PROXY_AUTHORIZATION};
 
 use super::base64::Ambiguous;
-use super::{ReadErrors, Unreadable, credentials, host, only, signed_token};
+use super::credentials::{self, Credentials};
+use super::{ReadErrors, Unreadable, host, only, signed_token};
 use crate::http::Headers;
 
 /// Returns the value of a header, trimmed. Several differing values, and a name with a password that upstreams decode
@@ -20,15 +21,12 @@ pub(in crate::rules) fn header<'a>(
     name: &HeaderName,
     errors: &ReadErrors,
 ) -> Option<Cow<'a, [u8]>> {
-    read(headers, name, errors, |value| {
-        check(name, value).unwrap_or_else(|problem| errors.note(problem));
-        text(name, value)
-    })
+    read(headers, name, errors, |value| checked_text(name, value, errors))
 }
 
 /// Returns the value of a header for a key. Several differing values, and credentials that upstreams read differently,
 /// are recorded as errors.
-#[inline]
+#[inline(always)]
 pub(in crate::rules) fn key<'a>(headers: Headers<'a>, name: &HeaderName, errors: &ReadErrors) -> Option<Cow<'a, [u8]>> {
     read(headers, name, errors, |value| {
         key_text(name, value).unwrap_or_else(|problem| {
@@ -38,7 +36,7 @@ pub(in crate::rules) fn key<'a>(headers: Headers<'a>, name: &HeaderName, errors:
     })
 }
 
-#[inline]
+#[inline(always)]
 fn read<'a>(
     headers: Headers<'a>,
     name: &HeaderName,
@@ -54,13 +52,18 @@ fn read<'a>(
     only(headers.get_all(name).map(form), errors, || Unreadable::DuplicateHeader(name.as_str().into()))
 }
 
-/// Checks that all upstreams read the same name and password in a value, before a condition reads it.
+/// Returns the normal form of a value, for conditions. A name with a password that upstreams decode differently is
+/// recorded as an error.
 #[inline]
-pub(in crate::rules) fn check(name: &HeaderName, value: &[u8]) -> Result<(), Unreadable> {
-    match is_credentials(name) {
-        true => credentials::check(value).map_err(|Ambiguous| ambiguous(name)),
-        false => Ok(()),
+pub(in crate::rules) fn checked_text<'v>(name: &HeaderName, value: &'v [u8], errors: &ReadErrors) -> Cow<'v, [u8]> {
+    if !is_credentials(name) {
+        return text(name, value);
     }
+    let credentials = Credentials::new(value);
+    if let Err(Ambiguous) = credentials.check() {
+        errors.note(ambiguous(name));
+    }
+    credentials.text()
 }
 
 fn ambiguous(name: &HeaderName) -> Unreadable {
@@ -71,7 +74,7 @@ fn ambiguous(name: &HeaderName) -> Unreadable {
 #[inline]
 pub(in crate::rules) fn text<'v>(name: &HeaderName, value: &'v [u8]) -> Cow<'v, [u8]> {
     if is_credentials(name) {
-        credentials::text(value)
+        Credentials::new(value).text()
     } else if *name == HOST {
         host::text(trimmed(value))
     } else {
@@ -84,7 +87,7 @@ pub(in crate::rules) fn text<'v>(name: &HeaderName, value: &'v [u8]) -> Cow<'v, 
 /// # Errors
 ///
 /// If upstreams would read different tokens in it.
-#[inline]
+#[inline(always)]
 pub(in crate::rules) fn key_text<'v>(name: &HeaderName, value: &'v [u8]) -> Result<Cow<'v, [u8]>, Unreadable> {
     let form = if is_credentials(name) { credentials::key(value) } else { signed_token::normal(trimmed(value)) };
     form.map_err(|Ambiguous| ambiguous(name))

@@ -38,8 +38,7 @@ pub fn is_same_host(one: &[u8], other: &[u8], default_port: Option<u16>) -> bool
         (Some(one), Some(other)) => one == other,
         _ => true,
     };
-    let name = |host: &Host<'_>| std::str::from_utf8(host.name).map(|name| form(name).into_owned());
-    same_port && (one.name.eq_ignore_ascii_case(other.name) || name(&one) == name(&other))
+    same_port && (one.name.eq_ignore_ascii_case(other.name) || one.form() == other.form())
 }
 
 /// Records an error if the `Host` header names another host than the target of the request. The service may read either.
@@ -61,10 +60,12 @@ pub(in crate::rules) fn host<'a>(facts: &Facts<'a>, errors: &ReadErrors) -> Opti
         None => only_host(facts.all_headers()?, errors)?,
     };
     match Host::read(given) {
-        Some(Host { name, .. }) => std::str::from_utf8(name).ok().map(form),
+        Some(host) => host.form(),
         None => {
             errors.note(Unreadable::InvalidHost);
-            facts.host_name().map(Cow::Borrowed)
+            let name = facts.host_name()?;
+            // Rules that refuse nothing are still found by it.
+            Some(Cow::Owned(name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()))
         }
     }
 }
@@ -75,8 +76,7 @@ pub(in crate::rules) fn host<'a>(facts: &Facts<'a>, errors: &ReadErrors) -> Opti
 ///
 /// If it is not a host.
 pub(in crate::rules) fn named(value: &[u8]) -> Result<Cow<'_, str>, InvalidPart> {
-    let name = Host::read(value).and_then(|host| std::str::from_utf8(host.name).ok());
-    name.map(form).ok_or_else(|| {
+    Host::read(value).and_then(|host| host.form()).ok_or_else(|| {
         let fix = match std::str::from_utf8(value).ok().and_then(|text| text.parse::<Ipv6Addr>().ok()) {
             Some(address) => format!("write [{address}]"),
             None => "write a name such as api.example.com, or an address".to_owned(),
@@ -142,7 +142,7 @@ pub(in crate::rules) fn form(name: &str) -> Cow<'_, str> {
 
 /// Returns the normal form of the value of a `Host` header. An invalid one stays.
 pub(super) fn text(value: &[u8]) -> Cow<'_, [u8]> {
-    match Host::read(value).and_then(|host| std::str::from_utf8(host.name).ok()).map(form) {
+    match Host::read(value).and_then(|host| host.form()) {
         None => Cow::Borrowed(value),
         Some(Cow::Borrowed(name)) => Cow::Borrowed(name.as_bytes()),
         Some(Cow::Owned(name)) => Cow::Owned(name.into_bytes()),
@@ -162,6 +162,8 @@ struct Host<'h> {
     /// The name without the trailing dot, or the address.
     name: &'h [u8],
     port: Option<u16>,
+    /// Whether the name is an address, or has letters in upper case.
+    needs_form: bool,
 }
 
 impl<'h> Host<'h> {
@@ -171,13 +173,24 @@ impl<'h> Host<'h> {
             let end = rest.iter().position(|byte| *byte == b']')?;
             std::str::from_utf8(&rest[..end]).ok()?.parse::<std::net::Ipv6Addr>().ok()?;
             let (name, port) = host.split_at(end + 2);
-            return Some(Self { name, port: port_of(port)? });
+            return Some(Self { name, port: port_of(port)?, needs_form: true });
         }
-        let name_bytes = host.iter().position(|byte| !IN_NAMES[usize::from(*byte)]).unwrap_or(host.len());
+        let mut needs_form = false;
+        let is_end = |byte: &u8| {
+            needs_form |= byte.is_ascii_uppercase();
+            !IN_NAMES[usize::from(*byte)]
+        };
+        let name_bytes = host.iter().position(is_end).unwrap_or(host.len());
         let (name, port) = host.split_at(name_bytes);
         let name = name.strip_suffix(b".").unwrap_or(name);
         let is_name = !name.is_empty() && name.len() <= MAX_HOST_BYTES && !matches!(name, [b'.', ..] | [.., b'.']);
-        if is_name { Some(Self { name, port: port_of(port)? }) } else { None }
+        if is_name { Some(Self { name, port: port_of(port)?, needs_form }) } else { None }
+    }
+
+    /// Returns the normal form of the name.
+    fn form(&self) -> Option<Cow<'h, str>> {
+        let name = std::str::from_utf8(self.name).ok()?;
+        Some(if self.needs_form { form(name) } else { Cow::Borrowed(name) })
     }
 }
 
@@ -230,6 +243,20 @@ mod tests {
             [("::1", "write [::1]"), ("a b", "write a name"), ("", "write a name"), ("a:x", "write a name")]
         {
             assert!(named(host.as_bytes()).unwrap_err().fix.starts_with(fix), "{host}");
+        }
+    }
+
+    #[test]
+    fn the_host_of_a_request_is_in_lower_case_even_if_it_is_invalid() {
+        for (given, expected, error) in [
+            ("API.test:80", "api.test", None),
+            ("api.test.", "api.test", None),
+            ("API.test:x", "api.test:x", Some(Unreadable::InvalidHost.into())),
+            ("API..", "api", Some(Unreadable::InvalidHost.into())),
+        ] {
+            let errors = ReadErrors::default();
+            assert_eq!(host(&Facts::new("GET", "/").host(given), &errors).as_deref(), Some(expected), "{given}");
+            assert_eq!(errors.take(), error, "{given}");
         }
     }
 

@@ -30,6 +30,7 @@ const SESSION_TIME_CHARACTERS: std::ops::RangeInclusive<usize> = 2..=11;
 const ZLIB: [u8; 2] = [0x78, 0x9C];
 
 /// Returns the normal form of a signed token, or the text itself if it is something else.
+#[inline]
 pub(in crate::rules) fn normal(text: &[u8]) -> Result<Cow<'_, [u8]>, Ambiguous> {
     Ok(form(text)?.unwrap_or(Cow::Borrowed(text)))
 }
@@ -38,11 +39,16 @@ pub(in crate::rules) fn normal(text: &[u8]) -> Result<Cow<'_, [u8]>, Ambiguous> 
 #[inline]
 pub(super) fn form(text: &[u8]) -> Result<Option<Cow<'_, [u8]>>, Ambiguous> {
     // JSON that begins with `{`. A compressed session begins with a dot.
-    let (is_compressed, rest) = match text {
-        [b'e', b'y' | b'w', ..] => (false, text),
-        [b'.', b'e', b'J', ..] => (true, &text[1..]),
-        _ => return Ok(None),
-    };
+    match text {
+        [b'e', b'y' | b'w', ..] => form_of_parts(text, text, false),
+        [b'.', b'e', b'J', ..] => form_of_parts(text, &text[1..], true),
+        _ => Ok(None),
+    }
+}
+
+/// Returns the normal form of a text that may be a token, with its parts in `rest`.
+#[inline(never)]
+fn form_of_parts<'t>(text: &'t [u8], rest: &'t [u8], is_compressed: bool) -> Result<Option<Cow<'t, [u8]>>, Ambiguous> {
     let dots = rest.iter().filter(|byte| **byte == b'.').count();
     if !matches!((dots, is_compressed), (2, _) | (4, false)) {
         return Ok(None);
