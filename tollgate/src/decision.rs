@@ -214,7 +214,6 @@ pub(crate) enum Admission {
     Denied { retry_after: u64 },
     /// Denied only because of units that are reserved and not settled yet. The same request is allowed after this wait
     /// at the latest, when they are given back or have come back otherwise.
-    #[allow(dead_code, reason = "the stores report it in the next commits")]
     Pending { retry_after: u64 },
     /// Denied for lack of room: the key has no slot, and other keys without one have spent the quota that they share.
     /// So this is not evidence against the key.

@@ -80,6 +80,7 @@ mod limit_set;
 #[cfg(feature = "file")]
 mod limited_keys;
 mod limiter;
+mod open_charges;
 mod rate;
 mod rate_limiter;
 #[cfg(all(feature = "axum", any(doc, doctest)))]

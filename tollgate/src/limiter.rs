@@ -21,13 +21,14 @@ pub use self::builder::LimiterBuilder;
 pub(crate) use self::hashed::{FewHits, hit_of_limit};
 use self::reservation::{Reservation, Settlement};
 pub use self::snapshot::{RestoreError, Restored};
-use crate::algorithm::Algorithm;
+use crate::algorithm::{Algorithm, Charge};
 use crate::clock::TimeSource;
-use crate::decision::{Decision, Denied, Generation, InvalidHits, LimitId};
+use crate::decision::{Admission, Decision, Denied, Generation, InvalidHits, LimitId, Verdict};
 use crate::error::InvalidLimit;
 use crate::key::Key;
 use crate::limit::Limit;
 use crate::limit_set::{self, Checked, LimitSet};
+use crate::open_charges::{Held, OpenCharges};
 use crate::store::memory::{Charged, HashedHit, MemoryStore, Occupancy, Overflow, Positions};
 use crate::units::Timestamp;
 
@@ -57,6 +58,8 @@ struct Inner {
     generation: Generation,
     store: MemoryStore,
     clock: TimeSource,
+    /// Charges that may still be given back. Successors share them, as they share the keys.
+    open: Arc<OpenCharges>,
 }
 
 /// One limit, one key and a cost to count: see [`Limiter::decide_now`].
@@ -179,8 +182,8 @@ impl Limiter {
         let Checked { mut limits, base_count, generation } = limits.into().checked()?;
         let (wall_offset, clock) = (inner.clock.wall_offset(), inner.clock.clone());
         limits.iter_mut().for_each(|limit| limit.follow_wall_clock(&wall_offset));
-        let store = inner.store.successor(&mut limits, self.now())?;
-        Ok(Self(Arc::new(Inner { limits: limits.into(), base_count, generation, store, clock })))
+        let (store, open) = (inner.store.successor(&mut limits, self.now())?, inner.open.clone());
+        Ok(Self(Arc::new(Inner { limits: limits.into(), base_count, generation, store, clock, open })))
     }
 
     /// Returns a limiter with other limits and separate keys, with the same clock and memory.
@@ -190,8 +193,8 @@ impl Limiter {
         let Checked { mut limits, base_count, generation } = limits.checked()?;
         let (wall_offset, clock) = (inner.clock.wall_offset(), inner.clock.clone());
         limits.iter_mut().for_each(|limit| limit.follow_wall_clock(&wall_offset));
-        let store = inner.store.with_other_keys(&mut limits, self.now())?;
-        Ok(Self(Arc::new(Inner { limits: limits.into(), base_count, generation, store, clock })))
+        let (store, open) = (inner.store.with_other_keys(&mut limits, self.now())?, Arc::default());
+        Ok(Self(Arc::new(Inner { limits: limits.into(), base_count, generation, store, clock, open })))
     }
 
     /// Takes one unit of the key from every limit, or from none.
@@ -228,7 +231,7 @@ impl Limiter {
 
     #[inline(never)]
     fn check_several(&self, key: Key<'_>, cost: u64) -> Decision {
-        self.with_wall_time(self.0.store.decide(&self.0.limits, &self.hash_for_every_limit(key, cost), self.now()))
+        self.decide_hashed(&self.hash_for_every_limit(key, cost))
     }
 
     /// Returns the quota that is left for the key, taking nothing.
@@ -239,7 +242,7 @@ impl Limiter {
 
     /// Returns what [`Limiter::check_n`] would decide, taking nothing.
     pub(crate) fn peek_n(&self, key: Key<'_>, cost: u64) -> Decision {
-        self.with_wall_time(self.0.store.peek(&self.0.limits, &self.hash_for_every_limit(key, cost), self.now()))
+        self.peek_hits(&self.hash_for_every_limit(key, cost), self.now())
     }
 
     /// Takes the cost of every hit, or nothing. Hits may name different limits and different keys.
@@ -299,7 +302,8 @@ impl Limiter {
     fn decide_one(&self, hit: HashedHit, now: Timestamp) -> Decision {
         let inner = &*self.0;
         match inner.store.decide_one_fast(&inner.limits, hit, now) {
-            Some(decision) => self.with_wall_time(decision),
+            Some(decision) if decision.is_allowed() => self.with_wall_time(decision),
+            Some(decision) => self.finish(&[hit], decision),
             None => self.decide_one_slow(hit, now),
         }
     }
@@ -308,12 +312,12 @@ impl Limiter {
     #[inline(never)]
     fn decide_one_slow(&self, hit: HashedHit, now: Timestamp) -> Decision {
         let inner = &*self.0;
-        self.with_wall_time(inner.store.decide_one_slow(&inner.limits, hit, now))
+        self.finish(&[hit], inner.store.decide_one_slow(&inner.limits, hit, now))
     }
 
     pub(crate) fn decide_hashed(&self, hits: &[HashedHit]) -> Decision {
         let inner = &*self.0;
-        self.with_wall_time(inner.store.decide(&inner.limits, hits, self.now()))
+        self.finish(hits, inner.store.decide(&inner.limits, hits, self.now()))
     }
 
     /// Hashes the keys of hits into `into`, which must be empty.
@@ -369,7 +373,7 @@ impl Limiter {
     pub fn reset<'k>(&self, key: impl Into<Key<'k>>) {
         let now = self.now();
         for hit in self.hash_for_every_limit(key.into(), 0) {
-            self.0.store.reset(&self.0.limits, hit.limit, hit.fingerprint, now);
+            self.reset_at(hit, now);
         }
     }
 
@@ -415,12 +419,13 @@ impl Limiter {
     }
 
     fn reserve_hashed(&self, hits: HashedHits, expires_after: Duration) -> Result<Reservation, Denied> {
-        let now = self.now();
-        let decision = self.with_wall_time(self.0.store.decide(&self.0.limits, &hits, now));
+        let decision = self.decide_hashed(&hits);
         if !decision.is_allowed() {
             return Err(Denied(decision));
         }
-        Ok(Reservation { limiter: self.clone(), hits, decision, expires_at: now.saturating_add(expires_after) })
+        let expires_at = decision.at.saturating_add(expires_after);
+        let open = self.open(&hits, &decision, expires_at);
+        Ok(Reservation { limiter: self.clone(), hits, decision, expires_at, open })
     }
 
     /// Corrects a reservation to its actual cost.
@@ -442,7 +447,7 @@ impl Limiter {
     /// # Ok::<(), tollgate::InvalidLimit>(())
     /// ```
     pub fn settle(&self, reservation: Reservation, actual: u64) -> Settlement {
-        let Reservation { limiter, hits, decision, expires_at } = reservation;
+        let Reservation { limiter, hits, decision, expires_at, open: _open } = reservation;
         if limiter.now() >= expires_at {
             return Settlement::Expired;
         }
@@ -518,13 +523,19 @@ impl Limiter {
     /// Returns the decision on one hit, taking nothing.
     #[cfg(feature = "redis")]
     pub(crate) fn peek_hit(&self, hit: Hit<'_>) -> Decision {
-        self.with_wall_time(self.0.store.peek(&self.0.limits, &[self.hash_own(hit)], self.now()))
+        self.peek_hits(&[self.hash_own(hit)], self.now())
     }
 
     /// Gives the key of a hit its whole quota back, in the limit of the hit.
     #[cfg(feature = "redis")]
     pub(crate) fn reset_hit(&self, hit: Hit<'_>) {
-        self.0.store.reset(&self.0.limits, hit.limit, self.0.store.fingerprint(hit.key), self.now());
+        self.reset_at(self.hash_own(hit), self.now());
+    }
+
+    /// Gives a key its whole quota back. What was open before counts nothing any more.
+    fn reset_at(&self, hit: HashedHit, now: Timestamp) {
+        self.0.store.reset(&self.0.limits, hit.limit, hit.fingerprint, now);
+        self.0.open.close_all(self.open_key(hit));
     }
 
     fn give_back(&self, hits: &[HashedHit], at: Timestamp, wall_offset: i64) {
@@ -536,6 +547,71 @@ impl Limiter {
         for hit in hits {
             self.0.store.refund(&self.0.limits, *hit, at, now);
         }
+    }
+
+    /// Records the charges of an allowed decision as open until then, or until the result is dropped.
+    pub(crate) fn open(&self, hits: &[HashedHit], decision: &Decision, until: Timestamp) -> Held {
+        let at = decision.at.as_micros();
+        let open = |hit: &HashedHit| match hit.cost {
+            0 => None,
+            cost => self.0.open.open(self.open_key(*hit), Charge { at, cost }, until.as_micros()),
+        };
+        Held::new(&self.0.open, hits.iter().map(open))
+    }
+
+    /// Identifies a key of a limit among open charges. Variants of a limit share their keys.
+    fn open_key(&self, hit: HashedHit) -> u64 {
+        let family = self.0.store.identity(hit.limit).unwrap_or_default() as u64;
+        hit.fingerprint.rotate_left(32) ^ family.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+
+    /// Completes a decision of the store.
+    #[inline]
+    fn finish(&self, hits: &[HashedHit], decision: Decision) -> Decision {
+        let decision = self.with_wall_time(decision);
+        match decision.is_allowed() || self.0.open.is_empty() {
+            true => decision,
+            false => self.without_open(hits, decision),
+        }
+    }
+
+    /// Returns the denial of a request, as pending if all limits that deny it would admit it without open charges.
+    #[cold]
+    fn without_open(&self, hits: &[HashedHit], denied: Decision) -> Decision {
+        let now = denied.at;
+        let own = |hit: &HashedHit| match (hits, denied.limit) {
+            ([_], _) => denied,
+            (_, Some(limit)) if limit == hit.limit => denied,
+            _ => self.with_wall_time(self.0.store.peek(&self.0.limits, &[*hit], now)),
+        };
+        let denials = hits.iter().map(|hit| (hit, own(hit))).filter(|(_, own)| !own.is_allowed());
+        let denials = denials.map(|(hit, own)| self.pending(*hit, own));
+        denials.reduce(Decision::most_restrictive).unwrap_or(denied)
+    }
+
+    /// Returns the denial of a hit, as pending if the open charges of its key cause it. The wait ends with the deadline of
+    /// the first ones that suffice.
+    fn pending(&self, hit: HashedHit, denied: Decision) -> Decision {
+        let Admission::Denied { retry_after } = denied.verdict.admission else { return denied };
+        let open = self.0.open.of(self.open_key(hit), denied.at.as_micros());
+        let charges: SmallVec<[Charge; 8]> = open.iter().map(|open| open.charge).collect();
+        let admits = |count: usize| self.0.store.admits_without(&self.0.limits, hit, denied.at, &charges[..count]);
+        if charges.is_empty() || !admits(charges.len()) {
+            return denied;
+        }
+        let (mut too_few, mut enough) = (0, charges.len());
+        while enough - too_few > 1 {
+            let middle = too_few.midpoint(enough);
+            if admits(middle) { enough = middle } else { too_few = middle }
+        }
+        let until = open[enough - 1].until.saturating_sub(denied.at.as_micros());
+        let admission = Admission::Pending { retry_after: retry_after.min(until) };
+        Decision { verdict: Verdict { admission, ..denied.verdict }, ..denied }
+    }
+
+    /// Returns the decision on these hits, taking nothing.
+    fn peek_hits(&self, hits: &[HashedHit], now: Timestamp) -> Decision {
+        self.finish(hits, self.0.store.peek(&self.0.limits, hits, now))
     }
 
     /// Adds the wall clock's time to a decision of the store.
@@ -707,8 +783,8 @@ impl Limiter {
         let inner = &*self.0;
         let store = inner.store.compacted(self.now())?;
         let Inner { base_count, generation, .. } = *inner;
-        let (limits, clock) = (inner.limits.clone(), inner.clock.clone());
-        Some(Self(Arc::new(Inner { limits, base_count, generation, store, clock })))
+        let (limits, clock, open) = (inner.limits.clone(), inner.clock.clone(), inner.open.clone());
+        Some(Self(Arc::new(Inner { limits, base_count, generation, store, clock, open })))
     }
 
     /// Counts the keys of a limit that do not have their whole quota. Keys of its variants are included; keys that

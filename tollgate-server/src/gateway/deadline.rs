@@ -84,6 +84,10 @@ impl Wait {
         Self(u64::try_from(span.as_millis() / TICK.as_millis()).unwrap_or(u64::MAX >> 1))
     }
 
+    pub(super) fn span(self) -> Duration {
+        TICK.saturating_mul(u32::try_from(self.0).unwrap_or(u32::MAX))
+    }
+
     #[cfg(test)]
     pub(super) const fn ticks(ticks: u64) -> Self {
         Self(ticks)

@@ -229,6 +229,7 @@ impl ProxyRequest {
             RouteAction::Upstreams(_) => {
                 let is_https = self.client.scheme == Scheme::Https;
                 self.https_host = head.host().filter(|_| is_https).map(Box::from);
+                outcome.hold_open(self.site.routes[number].timeout.span());
                 Action::Forward(number)
             }
         })

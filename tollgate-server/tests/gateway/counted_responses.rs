@@ -51,12 +51,68 @@ fn response_header_sets_the_cost() {
                   cost: 50, settle: 'header:x-cost' }";
         let gateway = protocol.start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], limits));
         let mut connection = gateway.client();
-        for _ in 0..5 {
-            assert_eq!(connection.get_as("ann", "/200/10").status, 200);
+        for left in [90, 80, 70, 60, 50] {
+            let answer = connection.get_as("ann", "/200/10");
+            // The header is written after the settlement.
+            assert_eq!((answer.status, answer.header("x-ratelimit-remaining")), (200, Some(&*left.to_string())));
         }
         // 50 are left: one more estimate fits, and it costs all of them.
         assert_eq!(connection.get_as("ann", "/200/50").status, 200);
         assert_eq!(connection.get_as("ann", "/200/1").status, 429);
+    });
+}
+
+/// What exceeds the quota is owed: at one unit an hour, the next request waits for all of it.
+#[test]
+fn a_cost_beyond_the_quota_is_owed() {
+    each_protocol(|protocol| {
+        let upstream = obedient();
+        let limits = "{ name: rows, key: 'header:x-user-id', algorithm: token_bucket, capacity: 100, refill: 1/h, \
+                  settle: 'header:x-cost' }";
+        let gateway = protocol.start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], limits));
+        let mut connection = gateway.client();
+        let answer = connection.get_as("ann", "/200/300");
+        assert_eq!((answer.status, answer.header("x-ratelimit-remaining")), (200, Some("0")));
+        let denied = connection.get_as("ann", "/200/1");
+        let hours = denied.header("retry-after").and_then(|wait| wait.parse::<u64>().ok()).unwrap_or(0) / 3600;
+        // It waits for one unit more than it owes.
+        assert!(denied.status == 429 && (200..=201).contains(&hours), "{} {hours}", denied.status);
+    });
+}
+
+/// Logins in progress are not failed ones: the next client waits for their responses, and not for the end of the window.
+#[test]
+fn requests_in_progress_are_pending_and_not_spent() {
+    each_protocol(|protocol| {
+        let (release, released) = mpsc::channel::<()>();
+        let released = std::sync::Mutex::new(released);
+        let upstream = Raw::start(move |conversation| {
+            while conversation.request().is_some() {
+                released.lock().unwrap().recv().unwrap();
+                if !conversation.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") {
+                    return;
+                }
+            }
+        });
+        let limits = "{ name: logins, key: 'header:x-user-id', algorithm: fixed_window, limit: 2, window: 10220d, count: [401] }";
+        let route = format!("{{ path: /**, upstream: {}, timeout: 20s }}", upstream.url());
+        let gateway = protocol.start(&site("", &[route], limits));
+        let mut logins = [(); 2].map(|()| gateway.client());
+        for (number, login) in logins.iter_mut().enumerate() {
+            login.send("GET / HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\n\r\n");
+            until("the login is under way", || upstream.requests() == number + 1);
+        }
+        let mut third = gateway.client();
+        let denied = third.get_as("ann", "/");
+        let wait = denied.header("retry-after").and_then(|wait| wait.parse::<u64>().ok()).expect("a number");
+        assert!(denied.status == 429 && wait <= 21, "{} {wait}", denied.status);
+        assert!(denied.text().contains(r#""reason":"pending""#), "{}", denied.text());
+        for login in &mut logins {
+            release.send(()).unwrap();
+            assert_eq!(login.receive().status, 200);
+        }
+        release.send(()).unwrap();
+        assert_eq!(third.get_as("ann", "/").status, 200);
     });
 }
 

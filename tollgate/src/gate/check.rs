@@ -228,9 +228,9 @@ fn hits_with_bans<'o>(outcome: &'o Outcome, reported: &Decision) -> impl Iterato
 }
 
 /// Returns whether the decision of a limit is a strike. A store failure is not, and neither is a denial for lack of room:
-/// other keys have spent that quota.
+/// other keys have spent that quota. Pending units may be given back.
 fn is_strike(own: &Decision) -> bool {
-    !own.is_allowed() && !own.lacks_room() && own.source() != Source::Policy
+    !own.is_allowed() && !own.lacks_room() && !own.is_pending() && own.source() != Source::Policy
 }
 
 /// Adds a strike to the ban of every limit that denies the request by itself. Returns the decision to report. Each

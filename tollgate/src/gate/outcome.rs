@@ -18,6 +18,7 @@ use crate::decision::{Decision, LimitId};
 use crate::demand::Observation;
 use crate::http::{Headers, Policy, Refusal, RefusalBuilder, UnreadableRequest};
 use crate::internal::{ReusedResponse, WrittenResponse};
+use crate::open_charges::Held;
 use crate::rules::{Refused, RuleSet, TokenStatus};
 
 /// The policies that a response lists.
@@ -100,6 +101,8 @@ pub(super) struct Extras {
     pub(super) full_key: Option<u64>,
     /// One bit for each limit after the first 32, set when the limit is settled.
     pub(super) settled: Box<[AtomicU32]>,
+    /// The units that a settlement may give back. They are pending until they are settled or the outcome is dropped.
+    pub(super) open: Option<Held>,
 }
 
 /// The party that selected the limit, the key and the cost.

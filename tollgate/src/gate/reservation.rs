@@ -42,6 +42,7 @@ use super::store::StoreUnavailable;
 use super::{Gate, State};
 use crate::limiter::Limiter;
 use crate::limiter::reservation::{ReservedCharge, Settlement};
+use crate::open_charges::Held;
 use crate::rules::{KeyError, NamedRule};
 use crate::store::memory::HashedHit;
 use crate::units::Timestamp;
@@ -182,7 +183,13 @@ impl Gate {
             }
             let token = outcome.reservation(id, &signer, expires_after);
             match signer.sign(&token) {
-                Ok(token) => Ok(Reserved { outcome, token: Some(token) }),
+                Ok(token) => {
+                    if let (Some(limiter), Some(decision)) = (state.store.in_memory(), outcome.decision.as_ref()) {
+                        let until = decision.at.saturating_add(expires_after);
+                        state.reservations.open.hold(id, limiter.open(outcome.hits.hashed(), decision, until));
+                    }
+                    Ok(Reserved { outcome, token: Some(token) })
+                }
                 Err(error) => {
                     outcome.refund().await;
                     state.reservations.open.remove(id);
@@ -193,7 +200,7 @@ impl Gate {
     }
 
     /// Settles a reservation at its actual cost: a lower cost gives back the difference, as far as it still counts, and
-    /// a higher cost takes the difference, as far as quota is left. 0 gives back everything.
+    /// of a higher cost the difference is counted in full: what is not left is owed. 0 gives back everything.
     ///
     /// Each token is settled once. Later calls, on any node, return [`Settlement::AlreadySettled`].
     ///
@@ -349,7 +356,8 @@ struct OpenReservations(Mutex<Open>);
 
 #[derive(Default)]
 struct Open {
-    expiries: HashMap<ReservationId, u64, ahash::RandomState>,
+    /// When each expires, and its units, which are pending until then.
+    expiries: HashMap<ReservationId, (u64, Option<Held>), ahash::RandomState>,
     by_expiry: BTreeSet<(u64, ReservationId)>,
 }
 
@@ -366,16 +374,24 @@ impl OpenReservations {
         if open.expiries.len() >= MAX_OPEN {
             return false;
         }
-        open.expiries.insert(id, expires_at);
+        open.expiries.insert(id, (expires_at, None));
         open.by_expiry.insert((expires_at, id));
         true
+    }
+
+    /// Keeps the units of a reservation pending until it is removed or expires.
+    fn hold(&self, id: ReservationId, held: Held) {
+        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, pending)) = open.expiries.get_mut(&id) {
+            *pending = Some(held);
+        }
     }
 
     /// Removes a reservation. Returns `true` to the first caller only.
     pub(super) fn remove(&self, id: ReservationId) -> bool {
         let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match open.expiries.remove(&id) {
-            Some(expires_at) => open.by_expiry.remove(&(expires_at, id)),
+            Some((expires_at, _)) => open.by_expiry.remove(&(expires_at, id)),
             None => false,
         }
     }

@@ -12,6 +12,7 @@ use std::task::{Context, Waker};
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use http::{HeaderMap, StatusCode};
 use smallvec::SmallVec;
@@ -91,6 +92,30 @@ impl Outcome {
         let enforced = self.hits.costs().map(|(limit, _)| rules.owner(limit));
         let shadow = self.all_shadow_decisions().iter().map(|(rule, _)| *rule);
         enforced.chain(shadow).any(|rule| rules.awaits_response(rule))
+    }
+
+    /// Records the units that the response may give back as *pending* for at most `within`, until they are settled or the
+    /// outcome is dropped. A denial that only pending units cause says so, and its `retry_after` is at most that long: see
+    /// [`Decision::is_pending`]. Call it before the service is called, with the time after which the service is given up.
+    pub fn hold_open(&mut self, within: Duration) {
+        let rules = &self.state.rules;
+        if !rules.have_changing_costs() {
+            return;
+        }
+        let Some(decision) = self.decision.filter(Decision::is_allowed) else { return };
+        let may_change = |limit| rules.may_change(rules.owner(limit)) && rules.ban(rules.owner(limit)) != Some(limit);
+        if self.hits.costs().any(|(limit, cost)| cost > 0 && may_change(limit)) {
+            let until = decision.at.saturating_add(within);
+            let open = self.state.store.open(&self.hits, &decision, until, may_change);
+            self.extras.get_or_insert_default().open = open;
+        }
+    }
+
+    /// Ends a pending charge.
+    fn close(&self, hit: usize) {
+        if let Some(open) = self.extras.as_ref().and_then(|extras| extras.open.as_ref()) {
+            open.close(hit);
+        }
     }
 
     /// Settles the request by its response. Rules that do not count this status
@@ -187,6 +212,9 @@ impl Outcome {
                 true => self.state.store.settle(hits, index, decision, actual).await,
                 false => Settlement::AlreadySettled,
             };
+            if is_ours && std::ptr::eq(hits, &self.hits) {
+                self.close(index);
+            }
             is_changed |= is_ours && hits.costs().nth(index).is_some_and(|(_, cost)| cost != actual);
             worst = Some(worst.map_or(settled, |worst| worst.worse(settled)));
         }

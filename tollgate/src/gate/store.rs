@@ -10,6 +10,7 @@ use crate::decision::{Decision, LimitId};
 use crate::error::InvalidLimit;
 use crate::limiter::reservation::Settlement;
 use crate::limiter::{FewHits, Hit, Limiter, LimiterBuilder};
+use crate::open_charges::Held;
 #[cfg(feature = "redis")]
 use crate::redis::{ConnectError, RedisHit, RedisHits, RedisLimiter, RedisLimiterBuilder};
 use crate::rules::RuleSet;
@@ -250,6 +251,25 @@ impl Store {
             (Self::Memory(limiter), Hits::Memory(hits)) => limiter.find_denial(hits),
             #[cfg(feature = "redis")]
             (Self::Redis(limiter), Hits::Redis(hits)) => limiter.certain_denial(hits),
+            #[cfg(feature = "redis")]
+            _ => None,
+        }
+    }
+
+    /// Records charges of an allowed decision as open until then: those of the limits that `may_change`.
+    pub(super) fn open(
+        &self,
+        hits: &Hits,
+        decision: &Decision,
+        until: Timestamp,
+        may_change: impl Fn(LimitId) -> bool,
+    ) -> Option<Held> {
+        match (self, hits) {
+            (Self::Memory(limiter), Hits::Memory(hits)) => {
+                let cost = |hit: &HashedHit| if may_change(hit.limit) { hit.cost } else { 0 };
+                let hits: FewHits = hits.iter().map(|hit| HashedHit { cost: cost(hit), ..*hit }).collect();
+                Some(limiter.open(&hits, decision, until))
+            }
             #[cfg(feature = "redis")]
             _ => None,
         }

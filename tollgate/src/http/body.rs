@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::families::{InvalidResponse, shown};
 use super::headers::Headers;
-use super::refusal::{Refusal, RefusalBuilder};
+use super::refusal::{PENDING, Refusal, RefusalBuilder};
 use super::seconds;
 
 /// The default body of a refusal. A request's `Accept` header can select another format.
@@ -118,6 +118,7 @@ fn any(answer: &RefusalBuilder<'_>) -> Bytes {
     let message = answer.message();
     let reason = match answer.refusal {
         Refusal::Unreadable(request) => Some(request.reason),
+        Refusal::Pending => Some(PENDING),
         _ => None,
     };
     written(&Json { error: answer.refusal.code(), reason, message: &message, retry_after: answer.wait_secs() })

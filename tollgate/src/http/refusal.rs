@@ -142,6 +142,9 @@ impl Refusal {
     }
 }
 
+/// The reason of a denial that only pending units cause, as one word.
+pub(super) const PENDING: &str = "pending";
+
 /// The reason that the bearer token of a request was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -358,7 +361,8 @@ impl<'a> RefusalBuilder<'a> {
             Refusal::Limited if self.wait().is_none() && self.decision.is_some() => {
                 "The request asks for more than the limit ever allows."
             }
-            Refusal::Limited | Refusal::Pending => "Too many requests.",
+            Refusal::Limited => "Too many requests.",
+            Refusal::Pending => "Too many requests are in progress.",
             Refusal::Banned { .. } => "This client is banned.",
             Refusal::Blocked => "This client is blocked.",
             Refusal::KeyMissing { part } => {

@@ -131,7 +131,14 @@ impl LimiterBuilder {
             Some(secret) => store.with_secret(secret),
             None => store,
         };
-        Ok(Limiter(Arc::new(Inner { limits: limits.into(), base_count, generation, store, clock })))
+        Ok(Limiter(Arc::new(Inner {
+            limits: limits.into(),
+            base_count,
+            generation,
+            store,
+            clock,
+            open: Arc::default(),
+        })))
     }
 }
 

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::{CombinedHits, HashedHits, Limiter};
 use crate::decision::{CombinedDecision, Decision, LimitId};
-use crate::limiter::reservation::{OpenHit, OpenHits, ReservationId, Settled, Settlement};
+use crate::limiter::reservation::{Settled, Settlement};
 use crate::store::memory::HashedHit;
 use crate::units::Timestamp;
 
@@ -25,7 +25,7 @@ impl Limiter {
     pub(crate) fn find_denial(&self, hits: &[HashedHit]) -> Option<Decision> {
         let inner = &*self.0;
         let denied = inner.store.find_denial(&inner.limits, hits, self.now())?;
-        Some(self.with_wall_time(denied))
+        Some(self.finish(hits, denied))
     }
 
     /// Gives back the cost of each hit, from the newest charges of its key. Returns no more than the key has spent.
@@ -37,7 +37,7 @@ impl Limiter {
     /// Gives the key of each hit its whole quota back.
     pub(crate) fn reset_hashed(&self, hits: &[HashedHit]) {
         let now = self.now();
-        hits.iter().for_each(|hit| self.0.store.reset(&self.0.limits, hit.limit, hit.fingerprint, now));
+        hits.iter().for_each(|hit| self.reset_at(*hit, now));
     }
 
     /// Corrects the cost that a hit took at `at` to the actual cost. `wall_offset` is that of the
@@ -45,35 +45,6 @@ impl Limiter {
     #[cfg(feature = "file")]
     pub(crate) fn settle_charge(&self, hit: HashedHit, at: Timestamp, wall_offset: i64, actual: u64) -> Settlement {
         self.settle_hashed_at(&[hit], at, wall_offset, actual)
-    }
-
-    /// Records the charges of an allowed decision as open until they are settled or this time has passed. `tracked`
-    /// chooses the limits whose charges somebody may settle.
-    #[allow(dead_code, reason = "the next commits use it")]
-    pub(crate) fn open_hashed(
-        &self,
-        hits: &[HashedHit],
-        decision: &Decision,
-        expires_after: Duration,
-        tracked: impl Fn(LimitId) -> bool,
-    ) -> OpenHits {
-        let _ = (decision, expires_after, tracked);
-        OpenHits::unrecorded(hits.len())
-    }
-
-    /// Settles a hit at its actual cost: gives back the surplus, as far as it still counts, and counts the excess in full.
-    /// A hit is settled once.
-    #[allow(dead_code, reason = "the next commits use it")]
-    pub(crate) fn settle_open(&self, hit: HashedHit, open: &OpenHit, decision: &Decision, actual: u64) -> Settled {
-        let _ = open;
-        self.settled(hit, self.settle_hashed(&[hit], decision, actual))
-    }
-
-    /// Settles a recorded charge by its id alone, for tokens. The record has the units and the time of the charge.
-    #[allow(dead_code, reason = "the next commits use it")]
-    pub(crate) fn settle_recorded(&self, hit: HashedHit, id: ReservationId, actual: u64) -> Settled {
-        let _ = (id, actual);
-        self.settled(hit, Settlement::AlreadySettled)
     }
 
     /// Counts units that were spent already, whatever is left.
@@ -95,7 +66,7 @@ impl Limiter {
 
     /// Returns the decision on the hits, taking nothing.
     pub(crate) fn peek_hashed(&self, hits: &[HashedHit]) -> Decision {
-        self.with_wall_time(self.0.store.peek(&self.0.limits, hits, self.now()))
+        self.peek_hits(hits, self.now())
     }
 
     /// Takes all hits, or none. Returns the decision of each hit, and then of each variant. A hit that is allowed while
@@ -142,7 +113,7 @@ impl Limiter {
     }
 
     fn peek_one(&self, hit: HashedHit, now: Timestamp) -> Decision {
-        self.with_wall_time(self.0.store.peek(&self.0.limits, &[hit], now))
+        self.peek_hits(&[hit], now)
     }
 }
 

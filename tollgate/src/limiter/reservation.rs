@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 
 use super::Limiter;
 use crate::decision::Decision;
+use crate::open_charges::Held;
 use crate::store::memory::HashedHit;
 use crate::units::Timestamp;
 
@@ -28,6 +29,8 @@ pub struct Reservation {
     pub(crate) hits: SmallVec<[HashedHit; 8]>,
     pub(crate) decision: Decision,
     pub(crate) expires_at: Timestamp,
+    /// The units are pending while this is held.
+    pub(crate) open: Held,
 }
 
 impl Reservation {
@@ -110,41 +113,4 @@ pub(crate) struct Settled {
     pub(crate) settlement: Settlement,
     /// The key afterwards, as a peek shows it.
     pub(crate) left: Option<Decision>,
-}
-
-/// Whether a hit is recorded as an open reservation.
-#[cfg(feature = "rules")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(dead_code, reason = "the next commits use it")]
-pub(crate) enum OpenHit {
-    Recorded(ReservationId),
-    /// Nobody was expected to settle it. It can be settled nevertheless.
-    Unrecorded,
-    /// There were too many open reservations. Nothing is given back.
-    ListFull,
-}
-
-/// The hits of a request in memory that are not settled yet, in their order. When this is dropped, those that are still
-/// open become spent.
-#[cfg(feature = "rules")]
-#[derive(Debug)]
-#[allow(dead_code, reason = "the next commits use it")]
-pub(crate) struct OpenHits(SmallVec<[OpenHit; 2]>);
-
-#[cfg(feature = "rules")]
-#[allow(dead_code, reason = "the next commits use it")]
-impl OpenHits {
-    pub(super) fn unrecorded(hits: usize) -> Self {
-        Self((0..hits).map(|_| OpenHit::Unrecorded).collect())
-    }
-
-    /// Returns the hit at an index, for [`Limiter::settle_open`].
-    pub(crate) fn hit(&self, index: usize) -> &OpenHit {
-        self.0.get(index).unwrap_or(&OpenHit::Unrecorded)
-    }
-
-    /// Leaves the hits open, for a settlement by [`Limiter::settle_recorded`], and returns them.
-    pub(crate) fn keep(self) -> SmallVec<[OpenHit; 2]> {
-        self.0
-    }
 }

@@ -220,7 +220,17 @@ impl LimiterBuilder {
         input.finish()?;
         limits.iter_mut().for_each(|limit| limit.follow_wall_clock(&wall_offset));
         let store = store.successor(&mut limits, now).map_err(too_little)?;
-        Ok((Limiter(Arc::new(Inner { limits: limits.into(), base_count, generation, store, clock })), restored))
+        Ok((
+            Limiter(Arc::new(Inner {
+                limits: limits.into(),
+                base_count,
+                generation,
+                store,
+                clock,
+                open: Arc::default(),
+            })),
+            restored,
+        ))
     }
 }
 

@@ -79,6 +79,8 @@ struct Inner {
     cors: Option<Cors>,
     /// `true` if a rule is settled by responses.
     await_responses: bool,
+    /// Whether the cost that any rule takes may be corrected later.
+    may_change: bool,
     /// `true` if a rule has a ban.
     have_bans: bool,
     /// `true` if a rule has numbers for plans.
@@ -576,8 +578,13 @@ impl RuleSet {
         &self.0.rules[rule as usize].rule.response_settlement
     }
 
+    /// Returns `true` if the cost that any rule takes may be corrected later.
+    #[inline]
+    pub(crate) fn have_changing_costs(&self) -> bool {
+        self.0.may_change
+    }
+
     /// Returns `true` if the cost that a rule takes may be corrected later.
-    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only leases on Redis depend on it"))]
     pub(crate) fn may_change(&self, rule: u32) -> bool {
         self.estimates(rule) || self.awaits_response(rule)
     }

@@ -23,6 +23,7 @@ mod slow_path;
 mod snapshot;
 mod table;
 mod tables;
+mod without;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher};

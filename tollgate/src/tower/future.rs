@@ -5,6 +5,7 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
@@ -161,6 +162,9 @@ impl<F, B, E> Stage<F, B, E> {
     }
 }
 
+/// How long a request that a response may still settle counts as pending. A layer knows no deadline of its service.
+pub(super) const PENDING_FOR: Duration = Duration::from_secs(30);
+
 /// Calls the service with an allowed request, once its delay is over and the service is ready.
 async fn serve<S, Q, R, B>(
     outcome: Outcome,
@@ -178,8 +182,9 @@ where
         tokio::time::sleep(delay).await;
     }
     poll_fn(|context| inner.poll_ready(context)).await?;
-    let outcome = unserved.into_outcome();
+    let mut outcome = unserved.into_outcome();
     limits.insert_decision(&outcome, &mut request);
+    outcome.hold_open(PENDING_FOR);
     let tunnel = if outcome.has_permit() { Tunnel::before(&mut request) } else { None };
     let response = inner.call(request).await?;
     Ok(finish(outcome, response, tunnel).await)

@@ -8,7 +8,7 @@ use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use super::future::{Kept, Outgoing, ResponseBody, ResponseFuture, Stage, Tunnel, refusal};
+use super::future::{Kept, Outgoing, PENDING_FOR, ResponseBody, ResponseFuture, Stage, Tunnel, refusal};
 use super::limits::Limits;
 use crate::gate::ByAddress;
 
@@ -106,7 +106,7 @@ impl<S> RateLimit<S> {
         R: Send + 'static,
         B: Outgoing<R> + 'static,
     {
-        let outcome = match checked {
+        let mut outcome = match checked {
             ByAddress::Admitted(admitted) => admitted.into_outcome(),
             ByAddress::Decided(outcome) => outcome,
             ByAddress::Unchecked(unchecked) => {
@@ -127,6 +127,7 @@ impl<S> RateLimit<S> {
             return Stage::admitted_later(*outcome, limits, inner, request);
         }
         self.limits.insert_decision(&outcome, &mut request);
+        outcome.hold_open(PENDING_FOR);
         self.inner_ready = false;
         Stage::Serving { future: self.inner.call(request), kept: Some(Kept::Outcome(outcome)) }
     }

@@ -1,7 +1,7 @@
 //! Costs that are known only afterwards.
 
 use tollgate::rules::{Cost, Facts, Mode, Rule, StatusSet};
-use tollgate::{Gate, Limit, MINUTE, Settlement, SlidingWindowLog};
+use tollgate::{FixedWindow, Gate, HOUR, Limit, MINUTE, SECOND, Settlement, SlidingWindowLog};
 
 use super::{check, gate, remaining};
 
@@ -123,4 +123,44 @@ async fn any_number_of_shadow_limits_are_settled_once() {
     // One of `other`, one of `looked`: `outcome` has refunded its own, and nothing else.
     assert!(looked.shadow_decisions().all(|(_, decision)| decision.remaining() == 8));
     assert_eq!(remaining(&looked), 8);
+}
+
+#[tokio::test]
+async fn units_of_requests_in_progress_are_pending() {
+    let logins = Rule::new(Limit::new("logins", FixedWindow::new(2, HOUR)).unwrap())
+        .count(StatusSet::none().status(http::StatusCode::UNAUTHORIZED))
+        .ban(tollgate::Ban { after: 1, within: HOUR, for_: HOUR });
+    let gate = gate([logins]).0;
+    let [mut first, mut second] = [0, 1].map(|_| check(&gate, "POST", "/login", &[]));
+    first.hold_open(30 * SECOND);
+    second.hold_open(10 * SECOND);
+    let third = check(&gate, "POST", "/login", &[]);
+    assert_eq!(third.refusal(), Some(&tollgate::http::Refusal::Pending));
+    let response = third.response(&http::HeaderMap::new()).expect("it is refused");
+    assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (429, &"10".parse().unwrap()));
+    let body = String::from_utf8_lossy(response.body());
+    assert!(body.contains("\"reason\":\"pending\"") && body.contains("are in progress"), "{body}");
+    // Correct logins: nobody is banned for them.
+    first.settle_response(http::StatusCode::OK, &http::HeaderMap::new()).await;
+    assert!(check(&gate, "POST", "/login", &[]).is_allowed());
+    drop(second);
+    let spent = check(&gate, "POST", "/login", &[]);
+    assert!(matches!(spent.refusal(), Some(tollgate::http::Refusal::Banned { .. })), "{spent:?}");
+}
+
+#[tokio::test]
+async fn headers_show_what_is_left_after_the_settlement() {
+    let gate = tokens_and_requests();
+    let outcome = check(&gate, "POST", "/", &[]);
+    let shown = |outcome: &tollgate::Outcome| {
+        let mut headers = http::HeaderMap::new();
+        outcome.write_headers(&mut headers);
+        headers["x-ratelimit-remaining"].to_str().expect("a number").to_owned()
+    };
+    assert_eq!(shown(&outcome), "500");
+    outcome.settle(120).await;
+    assert_eq!(shown(&outcome), "880");
+    let outcome = check(&gate, "POST", "/", &[]);
+    outcome.settle(5000).await;
+    assert_eq!(shown(&outcome), "0");
 }

@@ -132,8 +132,10 @@ impl Record {
     }
 
     pub(in crate::gateway) fn note_outcome(&mut self, outcome: &Outcome) {
-        if let Some(Refusal::Unreadable(request)) = outcome.refusal() {
-            self.reason = Some(request.reason);
+        match outcome.refusal() {
+            Some(Refusal::Unreadable(request)) => self.reason = Some(request.reason),
+            Some(Refusal::Pending) => self.reason = Some("pending"),
+            _ => {}
         }
         self.token = outcome.token().error();
         if let Some(limit) = outcome.limit() {

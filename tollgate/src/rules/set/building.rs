@@ -208,6 +208,9 @@ impl RuleSetBuilder {
         let names = compiled.iter().map(|one| one.rule.name().into());
         Ok(RuleSet(Arc::new(Inner {
             numbers: names.zip(0..).collect(),
+            may_change: compiled
+                .iter()
+                .any(|one| one.rule.response_settlement.is_needed() || one.rule.cost.is_estimate()),
             await_responses: compiled.iter().any(|one| one.rule.response_settlement.is_needed()),
             per_address: PerAddress::of(&compiled, &index, &shortcuts, &self.proxies),
             have_bans: compiled.iter().any(|one| one.ban.is_some()),

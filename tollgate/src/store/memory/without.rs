@@ -1,0 +1,58 @@
+//! What a key would be allowed if charges that are still open were given back.
+
+use super::claim::HeldBuckets;
+use super::family::{Converted, FamilyView, KeyLocation};
+use super::table::pause;
+use super::{HashedHit, MemoryStore};
+use crate::algorithm::{Charge, Compiled, LimitAlgorithm, StateWords, with_algorithm};
+use crate::limit::Limit;
+use crate::units::Timestamp;
+
+impl MemoryStore {
+    /// Returns whether a hit would be admitted if these charges of its key were given back. Nothing changes.
+    pub(crate) fn admits_without(&self, limits: &[Limit], hit: HashedHit, now: Timestamp, released: &[Charge]) -> bool {
+        let Some(view) = self.family_view(limits, hit.limit) else { return false };
+        let mut attempts = 0;
+        loop {
+            let members = view.family.members();
+            let view = view.with_members(&members);
+            let mut holds = HeldBuckets::default();
+            let location = view.find(&mut holds, &members, hit.fingerprint);
+            let admits = location.map(|location| match location {
+                KeyLocation::Here(slot_ref) => {
+                    let cells = holds.cells(view.table, slot_ref);
+                    view.admits(view.algorithm, &cells, hit.cost, now.as_micros(), released)
+                }
+                KeyLocation::There(member, slot_ref) => {
+                    let cells = holds.cells(&member.table, slot_ref);
+                    view.admits(&member.algorithm, &cells, hit.cost, now.as_micros(), released)
+                }
+                // Its units are among those of other keys without a slot.
+                KeyLocation::Nowhere => false,
+            });
+            if let Ok(admits) = admits {
+                return admits;
+            }
+            attempts = pause(attempts);
+        }
+    }
+}
+
+impl FamilyView<'_> {
+    /// Decides on a copy of a state, written under `held`, from which charges are given back.
+    fn admits(self, held: &Compiled, cells: &impl StateWords, cost: u64, now: u64, released: &[Charge]) -> bool {
+        let spill = &self.table.spill;
+        let wide = self.algorithm.wide();
+        // By the time under the configuration that counts them, as a refund is.
+        let copy = Converted::of(held, spill);
+        let _ = held.convert(&copy, held, cells, now);
+        with_algorithm!(held, algorithm => for charge in released {
+            if let Some(edit) = algorithm.refund(&copy, now, *charge) {
+                algorithm.apply(&copy, edit);
+            }
+        });
+        let converted = Converted::of(&wide, spill);
+        let _ = wide.convert(&converted, held, &copy, now);
+        with_algorithm!(&wide, algorithm => algorithm.decide(&converted, now, cost).verdict.is_allowed())
+    }
+}
