@@ -514,6 +514,12 @@ impl Limiter {
         self.give_back(&[self.hash_own(hit)], at, wall_offset);
     }
 
+    /// Charges the cost of a hit, which was spent already, whatever is left.
+    #[cfg(feature = "redis")]
+    pub(crate) fn charge_hit(&self, hit: Hit<'_>) -> Settlement {
+        self.charge_at(self.hash_own(hit), self.now())
+    }
+
     /// Hashes the key of a hit on a limit of this limiter.
     #[cfg(feature = "redis")]
     fn hash_own(&self, Hit { limit, key, cost }: Hit<'_>) -> HashedHit {

@@ -15,7 +15,7 @@ use super::{Compiled, LimitAlgorithm, MAX_COUNTED, StateWords, meter};
 use crate::budget::Budget;
 use crate::decision::Verdict;
 use crate::error::InvalidLimit;
-use crate::units::{MAX_SPAN, Timestamp};
+use crate::units::Timestamp;
 
 /// A cost as the script adds it: for a bucket, the time until it is refilled, in microseconds and `units`-ths of one;
 /// otherwise the units themselves.
@@ -220,17 +220,28 @@ impl Compiled {
         }
     }
 
-    /// Returns units that are charged whatever the quota is, for the script.
-    pub(crate) fn portable_charge(&self, units: u64) -> PortableCost {
-        let charge = |numerator: u64, micros: u64| {
-            let longest = MAX_SPAN.as_micros() * u128::from(numerator);
-            let (micros, parts) = divided((u128::from(units) * u128::from(micros)).min(longest), numerator);
-            PortableCost(micros, parts)
-        };
-        match self {
-            Self::Meter(meter) => charge(meter.units, meter.micros),
-            Self::WideMeter(meter) => charge(meter.units, meter.micros),
-            _ => PortableCost(units, 0),
+    /// Returns the same limit with a quota of one unit more. It denies a request of one unit exactly while a key counts more
+    /// than this limit's quota.
+    #[cfg(feature = "rules")]
+    pub(crate) fn with_one_more(&self) -> Self {
+        let mut larger = self.clone();
+        match &mut larger {
+            Self::Interval(algorithm) => algorithm.capacity += 1,
+            Self::ClockWindow(algorithm) => algorithm.limit += 1,
+            Self::OpenedWindow(algorithm) => algorithm.limit += 1,
+            Self::Counter(algorithm) => algorithm.limit += 1,
+            Self::Log(log) => (log.limit, log.counted) = (log.limit + 1, Counted::Admitted),
+            Self::Meter(_) | Self::WideMeter(_) | Self::Strikes(_) => {}
+        }
+        match self.bucket() {
+            Some(numbers) => {
+                let max_wait = numbers.max_wait.map(|_| crate::units::MAX_SPAN.as_micros() as u64);
+                meter::compile_reduced(
+                    meter::Reduced { capacity: numbers.capacity + 1, max_wait, ..numbers },
+                    MAX_COUNTED,
+                )
+            }
+            None => larger,
         }
     }
 

@@ -27,11 +27,11 @@ local values = is_compact and {} or call('MGET', unpack(KEYS))
 local METER, INTERVAL, CLOCK, OPENED, LOG, COUNTER, STRIKES = 1, 2, 3, 4, 5, 6, 7
 -- The kinds, in a signature, of a bucket whose requests wait in a queue, and of a log.
 local QUEUE, LOG_MARK = 8, 9
-local TAKE, LOOK, REFUND, RESET, SLICE, UNDO, CREDIT, SETTLE = 0, 1, 2, 3, 4, 5, 6, 7
+local TAKE, LOOK, REFUND, RESET, SLICE, UNDO, CREDIT, SETTLE, OWE = 0, 1, 2, 3, 4, 5, 6, 7, 8
 
 -- For each key: the first two numbers of its state (A, B); the counts of a counter (C); the largest quota, in units, of
--- the limits that wrote a bucket or a log that counts denied requests (K); the terms of the state; when it expires; and
--- the terms to write it with, if it has changed.
+-- the limits that wrote a bucket or a log, or what a bucket has owed if that was more (K); the terms of the state; when
+-- it expires; and the terms to write it with, if it has changed.
 local A, B, C, K, terms, ends, dirty = {}, {}, {}, {}, {}, {}, {}
 -- Logs by key.
 local logs = {}
@@ -262,32 +262,6 @@ local function muldiv(a, b, c)
   return quotient, rest
 end
 
--- Returns a * b in three limbs, for a up to 2^33 and b up to 2^51.
-local function wide(a, b)
-  local b0 = b % 1048576
-  local rest = (b - b0) / 1048576
-  local b1 = rest % 1048576
-  local b2 = (rest - b1) / 1048576
-  local x0 = a * b0
-  local d0 = x0 % 1048576
-  local x1 = a * b1 + (x0 - d0) / 1048576
-  local d1 = x1 % 1048576
-  return a * b2 + (x1 - d1) / 1048576, d1, d0
-end
-
--- Returns whether a * b < c * d, exactly, for a and c up to 2^33 and b and d up to 2^51.
-local function product_less(a, b, c, d)
-  local left, right = a * b, c * d
-  if left < 9007199254740992 and right < 9007199254740992 then
-    return left < right
-  end
-  local l2, l1, l0 = wide(a, b)
-  local r2, r1, r0 = wide(c, d)
-  if l2 ~= r2 then return l2 < r2 end
-  if l1 ~= r1 then return l1 < r1 end
-  return l0 < r0
-end
-
 -- Returns the segment of a moment, and the time since its start in 1/segments of a microsecond.
 local function place(moment, window, segments)
   local rest = moment % window
@@ -490,8 +464,7 @@ judge[COUNTER] = function(k, p, cost)
   end
   local leaving = passed <= segments and counts[segments - passed] or 0
   local room = limit - inside - cost
-  local passes = cost == 0
-    or (room >= 0 and product_less(leaving, window - elapsed, room + 1, window))
+  local passes = cost == 0 or (room >= 0 and muldiv(leaving, window - elapsed, window) <= room)
   if passes and cost > 0 then
     local current = passed == 0 and counts[0] or 0
     return true, counter_edit(k, p, segment, passed, 0, current + cost)
@@ -522,7 +495,7 @@ end
 -- ring would be slow.
 
 local BLOCK, LONGEST_RING, ENTRY, INDEX, WRAP = 128, 256, 12, 15, 1099511627776
--- The most units that a conversion charges: more than any quota, and few enough to add to.
+-- The most units that a key counts: more than any quota, and few enough to add to.
 local MOST_CHARGED = 549755813888
 local NO_ENTRIES = pack('>I5', 0)
 
@@ -748,17 +721,17 @@ end
 
 local function write_log(k, p, edit)
   -- A log that counts denied requests is always written here, as a whole if it is a ring.
-  local log, longest = logs[k], p[4] == 1 and BLOCK or LONGEST_RING
-  if p[4] == 1 then K[k] = max(K[k] or 0, edit.ceiling) end
+  local log, longest, most = logs[k], p[4] == 1 and BLOCK or LONGEST_RING, edit.most or edit.ceiling
+  K[k] = max(K[k] or 0, p[4] == 1 and edit.ceiling or p[2])
   if edit.collapse or edit.empty then
     drop(log, #log.index + 1, (#log.tail - 5) / ENTRY)
   else
     drop(log, edit.block, edit.count)
   end
   if edit.collapse then
-    append(log, now, min(edit.total + edit.add, max(edit.ceiling, edit.total)), WRAP, longest)
+    append(log, now, min(edit.total + edit.add, max(most, edit.total)), WRAP, longest)
   else
-    append(log, edit.at, edit.add, edit.ceiling, longest)
+    append(log, edit.at, edit.add, most, longest)
   end
 end
 
@@ -1083,6 +1056,8 @@ local function convert(k, old, v, p)
     set_debt(v, p, units, rest, old[6])
   elseif kind ~= old[1] then
     local at, units = spent[old[1]](k, old, max(K[k] or 0, p[#p]))
+    -- A bucket may owe more than any quota.
+    if kind == METER and old[1] == INTERVAL then K[v] = max(K[v], units) end
     charge(v, p, at, units)
   elseif kind == OPENED then
     local opened, units = opened_now(k, old)
@@ -1107,6 +1082,59 @@ local function load_for(k, p)
   if not terms[k] then load(k, p) end
   if terms[k][1] == METER then K[k] = max(K[k], p[#p]) end
   return terms[k]
+end
+
+-- Returns the state after units are charged that were spent already, whatever the quota is, and how many of them are
+-- counted. `ceiling` is the largest quota of the limit.
+local function owe(k, p, units, ceiling)
+  local kind, most = p[1], MOST_CHARGED
+  if kind == STRIKES then return nil, 0 end
+  local _, has = spent[kind](k, p, K[k])
+  if kind == INTERVAL then most = min(most, max(p[2], p[3] * floor(MAX_SPAN / p[4]))) end
+  local counted = max(min(units, most - has), 0)
+  if kind == METER then
+    local a, b = meter_now(k, p)
+    -- No longer than the longest window.
+    local span = MAX_SPAN - (a - now)
+    if span * p[2] / p[6] < most then
+      local room, rest = muldiv(span, p[2], p[6])
+      if rest < b then room = room - ceil((b - rest) / p[6]) end
+      counted = max(min(counted, room), 0)
+    end
+    local micros, sum = muldiv(counted, p[6], p[2])
+    micros, sum = a + micros, b + sum
+    if sum >= p[2] then micros, sum = micros + 1, sum - p[2] end
+    -- So that the debt is not mistaken for a clock that stepped back.
+    return { micros, sum, micros + 1, has + counted }, counted
+  elseif kind == INTERVAL then
+    local period = interval_now(k, p)
+    return interval_edit(p, period, has + counted), counted
+  elseif kind == COUNTER then
+    local segment, _, passed = counter_now(k, p)
+    return counter_edit(k, p, segment, passed, 0, (passed == 0 and C[k][0] or 0) + counted), counted
+  elseif kind == LOG then
+    if counted == 0 then return nil, 0 end
+    local log, window = logs[k], p[3]
+    local total, newest = log_now(log)
+    ceiling = max(ceiling, K[k] or 0)
+    if newest > now + window then
+      return { collapse = true, add = counted, total = total, ceiling = ceiling, most = WRAP, ends = now + window }, counted
+    end
+    local held, block, count, gone = max(newest, now), 1, 0, 0
+    if total > 0 then
+      block, count, gone = split_by_time(log, held - window)
+      -- The oldest entries can be dropped if two quotas stay: reservations give back one at most, and without the dropped
+      -- entries the log still exceeds every limit.
+      local beyond = has + counted - 2 * ceiling
+      if beyond > 0 then block, count = split_by_units(log, gone + beyond) end
+    end
+    return {
+      empty = total == 0, block = block, count = count, at = held, add = counted, ceiling = ceiling, most = WRAP,
+      ends = held + window,
+    }, counted
+  end
+  local window = kind == CLOCK and clock_now(k, p) or opened_now(k, p)
+  return { window, has + counted, window + p[3] }, counted
 end
 
 -- Returns the index of the state of a key under these terms: the key itself, or a converted copy (a negative index).
@@ -1157,7 +1185,7 @@ local function write(k, p, edit, from)
     ends[k] = edit.ends
   else
     if p[1] == COUNTER then A[k], C[k] = edit[1], edit[2] else A[k], B[k] = edit[1], edit[2] end
-    if p[1] == METER then K[k] = max(K[k] or 0, p[9]) end
+    if p[1] == METER then K[k] = max(K[k] or 0, p[9], edit[4] or 0) end
     ends[k] = edit[3]
   end
   terms[k], dirty[k] = p, p
@@ -1341,13 +1369,13 @@ while q[at] do
       at = at + 3
     end
     out[verdict_at] = 1
-  elseif op == REFUND or op == UNDO or op == SETTLE then
-    -- A reservation is settled once, and not after it has expired. Its marker outlives it by a minute, because the
-    -- clock may step back.
+  elseif op == REFUND or op == UNDO or op == SETTLE or op == OWE then
+    -- A reservation is settled once, and not after it has expired, by one of the other operations. Its marker outlives it
+    -- by a minute, because the clock may step back.
     local settles = 1
     if op == SETTLE then
       local marker, expires_at = q[at], q[at + 1]
-      at = at + 2
+      op, at = q[at + 2], at + 3
       if now >= expires_at then
         settles = 2
       elseif values[marker] then
@@ -1358,38 +1386,57 @@ while q[at] do
         if not try(marker, 'SET', KEYS[marker], '1', 'PX', format('%d', ttl)) then settles = 0 end
       end
     end
-    for hit = 1, hits do
-      local p, k, units, charged_at = limits[q[at]], q[at + 1], q[at + 2], q[at + 3]
-      local before, before_parts
-      if op == UNDO then
-        before, before_parts = q[at + 4], q[at + 5]
-        at = at + 2
+    if op == OWE then
+      for hit = 1, hits do
+        local p, k, counted = limits[q[at]], q[at + 1], 0
+        local from = prepare(k, p)
+        local _, _, answer = judge[p[1]](from, p, 0, 0)
+        tell(from, p, answer)
+        if settles == 1 and not failed[k] then
+          -- A copy that cannot hold all spent units must not replace the state.
+          local held = p
+          if cut[from] then from, held = k, terms[k] end
+          local edit
+          edit, counted = owe(from, held, q[at + 2], p[#p])
+          if edit then write(k, held, edit, from) end
+        end
+        size = size + 1
+        out[size], at = counted, at + 3
       end
-      local others = q[at + 4]
-      local held = load_for(k, p)
-      if held.signature ~= p.signature then before = nil end
-      if settles == 1 and held ~= REST and not failed[k] and (before or not (p[1] == METER and p[5] >= 0)) then
-        -- Refund the least that counts under the caller's terms and under all other terms that may have counted the
-        -- charge.
-        local all = units
-        -- The refill pays the earlier debt first.
-        local owed_before = before or 0
-        if before and held[1] == METER then
-          owed_before = before * held[2] / held[6] < 4503599627370496 and (muldiv(before, held[2], held[6])) or 0
+    else
+      for hit = 1, hits do
+        local p, k, units, charged_at = limits[q[at]], q[at + 1], q[at + 2], q[at + 3]
+        local before, before_parts
+        if op == UNDO then
+          before, before_parts = q[at + 4], q[at + 5]
+          at = at + 2
         end
-        units = still_counts(p, held, all, charged_at, owed_before)
-        for other = 1, others do
-          units = min(units, still_counts(limits[q[at + 4 + other]], held, all, charged_at, owed_before))
+        local others = q[at + 4]
+        local held = load_for(k, p)
+        if held.signature ~= p.signature then before = nil end
+        if settles == 1 and held ~= REST and not failed[k] and (before or not (p[1] == METER and p[5] >= 0)) then
+          -- Refund the least that counts under the caller's terms and under all other terms that may have counted the
+          -- charge.
+          local all = units
+          -- The refill pays the earlier debt first.
+          local owed_before = before or 0
+          if before and held[1] == METER then
+            owed_before = before * held[2] / held[6] < 4503599627370496 and (muldiv(before, held[2], held[6])) or 0
+          end
+          units = still_counts(p, held, all, charged_at, owed_before)
+          for other = 1, others do
+            units = min(units, still_counts(limits[q[at + 4 + other]], held, all, charged_at, owed_before))
+          end
+          if units > 0 and held[1] == LOG then
+            give_back_log(k, held, units, charged_at)
+          elseif units > 0 then
+            local cost, parts = cost_of(held, units)
+            local edit = give_back[held[1]](k, held, cost, parts, charged_at, before, before_parts)
+            if edit then write(k, held, edit, k) end
+          end
         end
-        if units > 0 and held[1] == LOG then
-          give_back_log(k, held, units, charged_at)
-        elseif units > 0 then
-          local cost, parts = cost_of(held, units)
-          local edit = give_back[held[1]](k, held, cost, parts, charged_at, before, before_parts)
-          if edit then write(k, held, edit, k) end
-        end
+        at = at + 5 + others
       end
-      at = at + 5 + others
     end
     out[verdict_at] = settles
   else

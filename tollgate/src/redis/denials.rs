@@ -3,7 +3,9 @@
 //! A denied key stays denied until its `retry_after`, for the same cost or a higher one, unless it is reset or units
 //! are given back. If a lower cost is admitted, the key stays denied for longer. Resets by any process, and refunds and
 //! admissions by this one, end an entry at once. Refunds and admissions by other processes, and keys that are deleted on
-//! Redis, are not announced: so an entry has a maximum age, after which Redis decides again.
+//! Redis, are not announced: so an entry has a maximum age, after which Redis decides again. A settlement that charges
+//! more than its estimate ends the entries of its key in its own process. In another one, a wait can be too short for
+//! that long.
 //!
 //! The cache takes at most an eighth of the limiter's `max_memory`. Limiters before and after a change of limits share
 //! it: an entry is valid only for the terms under which the key was denied.

@@ -14,6 +14,7 @@ use super::{Inner, Receipt, RedisHit, RedisLimiter};
 use crate::decision::{Admission, Decision, Source, Verdict};
 use crate::limit::OnStoreFailure;
 use crate::limit_set::LimitSet;
+use crate::limiter::reservation::Settlement;
 use crate::limiter::{Hit, Limiter};
 use crate::units::Timestamp;
 
@@ -159,6 +160,12 @@ impl RedisLimiter {
         if let Some(local) = self.0.local() {
             local.give_back_hit(hit.local_hit(), at, wall_offset);
         }
+    }
+
+    /// Counts units that were spent beyond a hit that was counted in this process's memory.
+    pub(super) fn charge_locally(&self, hit: &RedisHit, units: u64) -> Settlement {
+        let charge = |local: Limiter| local.charge_hit(hit.local_hit().cost(units));
+        self.0.local().map_or(Settlement::Short { missing: units }, charge)
     }
 
     pub(super) fn reset_locally(&self, hit: &RedisHit) {

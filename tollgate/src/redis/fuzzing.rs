@@ -91,6 +91,7 @@ fn read_decision(terms: &Arc<Terms>, reply: &Value) -> bool {
     let batches = [
         vec![ScriptRequest::Take(both()), ScriptRequest::Take(ScriptHits::from_iter([hit("a")]))],
         vec![ScriptRequest::Peek(both()), ScriptRequest::Slice(hit("a"), SmallVec::from_slice(&[4, 2, 1]))],
+        vec![ScriptRequest::Owe(hit("a"))],
     ];
     let mut is_read = false;
     for requests in batches {
@@ -105,6 +106,7 @@ fn read_decision(terms: &Arc<Terms>, reply: &Value) -> bool {
         for (reply, request) in replies.iter().zip(&requests) {
             let Ok(reply) = reply else { continue };
             assert_eq!(reply.states.len(), request.hits().len());
+            let _ = reply.settlement(&request.hits()[0]);
             for state in &reply.states {
                 let _ = state.verdict(terms, reply.at, 1);
                 let _ = terms.compiled.verdict_after(state.numbers(), reply.at.as_micros(), 1);

@@ -49,6 +49,9 @@ pub(super) struct Lease {
     /// The latest reset received since the renewal began, by the store's clock. A slice that was charged before it is
     /// not used.
     reset_at: Timestamp,
+    /// The latest time, by the store's clock, at which the key was found to owe units. Nothing is spent from a slice that
+    /// was charged before it.
+    owed_at: Timestamp,
     /// Requests that hold units while their other limits decide.
     holders: usize,
     /// Units left at the store when it last granted a slice, and when the quota would be full again.
@@ -157,6 +160,7 @@ impl Lease {
             renewing: None,
             resets: 0,
             reset_at: Timestamp::EPOCH,
+            owed_at: Timestamp::EPOCH,
             holders: 0,
             store_left: 0,
             full_at: now,
@@ -235,7 +239,7 @@ impl Lease {
         if let Some(Granted { mut grant, store_left, full_at }) = granted
             && grant.at > self.reset_at
         {
-            if self.withdrawn {
+            if self.withdrawn || grant.at <= self.owed_at {
                 grant.until = Timestamp::EPOCH;
             }
             self.grants.push(grant);
@@ -309,6 +313,14 @@ impl Lease {
     pub(super) fn withdraw(&mut self) {
         self.withdrawn = true;
         self.grants.iter_mut().for_each(|grant| grant.until = Timestamp::EPOCH);
+    }
+
+    /// Ends spending from the slices of a key that owes units since that time, by the store's clock. The next sweep gives
+    /// their rest back.
+    pub(super) fn owes_since(&mut self, at: Timestamp) {
+        self.owed_at = self.owed_at.max(at);
+        let spent_before = self.grants.iter_mut().filter(|grant| grant.at <= at);
+        spent_before.for_each(|grant| grant.until = Timestamp::EPOCH);
     }
 
     /// Counts requested units as demand.
@@ -405,6 +417,23 @@ mod tests {
                 assert_eq!(lease.can_spend(1, NOW), is_kept, "charged at {charged}");
             }
         }
+    }
+
+    #[test]
+    fn nothing_is_spent_from_slices_that_were_charged_before_a_debt() {
+        let mut lease = lease();
+        lease.renewed(charged_at(20), None);
+        let _ = lease.begin_renewing(1, 100, NOW);
+        lease.owes_since(Timestamp::from_micros(30));
+        assert!(!lease.can_spend(1, NOW));
+        // It was charged before the debt, and is received later.
+        lease.renewed(charged_at(29), None);
+        assert!(!lease.can_spend(1, NOW));
+        let mut leftovers = Vec::new();
+        let _ = lease.sweep(NOW, false, &mut leftovers);
+        assert_eq!(leftovers.len(), 2, "both are given back");
+        lease.renewed(charged_at(31), None);
+        assert!(lease.can_spend(1, NOW));
     }
 
     #[test]

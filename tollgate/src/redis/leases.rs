@@ -249,6 +249,11 @@ impl Leases {
         self.shard(name).get_mut(name).into_iter().flatten().for_each(|lease| lease.forget(reset_at));
     }
 
+    /// Ends spending from the slices of a key that owes units: see [`Lease::owes_since`].
+    pub(super) fn owes_since(&self, name: &[u8], at: Timestamp) {
+        self.shard(name).get_mut(name).into_iter().flatten().for_each(|lease| lease.owes_since(at));
+    }
+
     fn is_subscribed_for(&self, hit: &ScriptHit) -> bool {
         self.is_subscribed[hit.terms.store.position()].load(Ordering::Relaxed)
     }

@@ -11,7 +11,7 @@ use futures_util::future::{join, join_all};
 use smallvec::SmallVec;
 
 use super::lease::SliceUnits;
-use super::script::{ScriptHit, ScriptRequest};
+use super::script::{ScriptHit, ScriptReply, ScriptRequest};
 use super::{RedisHit, RedisHits, RedisLimiter, StoreError};
 use crate::decision::{Decision, Denied};
 use crate::key::Key;
@@ -20,9 +20,6 @@ use crate::limiter::reservation::Settlement;
 #[cfg(feature = "rules")]
 use crate::limiter::reservation::{ReservationId, Settled};
 use crate::units::Timestamp;
-
-/// Maximum number of attempts to take the rest of a quota, if others take it first.
-const TRIES: usize = 4;
 
 /// Units that were taken and may be given back or corrected: see [`RedisLimiter::reserve`].
 ///
@@ -93,13 +90,15 @@ impl RedisLimiter {
         Ok(RedisReservation { limiter: self.clone(), hits, decision, expires_at })
     }
 
-    /// Settles a reservation at its actual cost: gives back units that are too many, or takes missing units as far as
-    /// there are any. Each of several hits is settled at this cost. If the limits have changed since, those that took
-    /// the units settle it.
+    /// Settles a reservation at its actual cost: gives back units that are too many, or counts further units in full.
+    /// Those that do not fit into the remaining quota are [owed](Settlement::Owed): the key is denied until they have come
+    /// back. Each of several hits is settled at this cost. If the limits have changed since, those that took the units
+    /// settle it.
     ///
     /// # Errors
     ///
-    /// If the store does not reply in time, or replies with an error. The units then stay taken.
+    /// If the store does not reply in time, or replies with an error. The estimate then stays taken, and further units may
+    /// not be counted.
     pub async fn settle(&self, reservation: RedisReservation, actual: u64) -> Result<Settlement, StoreError> {
         let RedisReservation { limiter, hits, expires_at, .. } = reservation;
         if limiter.0.shared.clock.now_with_gaps() >= expires_at {
@@ -117,26 +116,31 @@ impl RedisLimiter {
         self.settle(reservation, 0).await
     }
 
-    /// Settles charged hits at their actual cost as far as possible, each where it was charged.
+    /// Settles charged hits at their actual cost, each where it was charged.
     pub(crate) async fn settle_hits(&self, hits: &[RedisHit], actual: u64) -> Result<Settlement, StoreError> {
-        let owed = hits.iter().filter(|hit| hit.script_hit.cost > actual);
-        let mut owed: RedisHits = owed
+        let surplus = hits.iter().filter(|hit| hit.script_hit.cost > actual);
+        let mut surplus: RedisHits = surplus
             .map(|hit| RedisHit {
                 script_hit: ScriptHit { cost: hit.script_hit.cost - actual, ..hit.script_hit.clone() },
                 ..hit.clone()
             })
             .collect();
-        if !owed.is_empty() {
-            owed.iter_mut().for_each(|hit| self.add_later_terms(hit));
-            self.give_back(&owed).await?;
+        surplus.iter_mut().for_each(|hit| self.add_later_terms(hit));
+        let excess = hits.iter().filter(|hit| hit.script_hit.cost < actual);
+        let charging = join_all(excess.map(|hit| self.charge_excess(hit, actual - hit.script_hit.cost)));
+        // One that fails does not keep the other from being counted.
+        let (given_back, charged) = join(self.give_back(&surplus), charging).await;
+        given_back?;
+        charged.into_iter().try_fold(Settlement::Settled, |worst, settlement| Ok(worst.worse(settlement?)))
+    }
+
+    /// Counts units that were spent beyond the cost of a charged hit, where it was charged.
+    async fn charge_excess(&self, hit: &RedisHit, units: u64) -> Result<Settlement, StoreError> {
+        match hit.receipt {
+            Receipt::Store { .. } | Receipt::Slice(_) => self.owe(&hit.script_hit, units).await,
+            Receipt::Local { .. } => Ok(self.charge_locally(hit, units)),
+            Receipt::Nothing => Ok(Settlement::Short { missing: units }),
         }
-        let mut missing = 0;
-        for hit in hits.iter().filter(|hit| hit.script_hit.cost < actual) {
-            let cost = actual - hit.script_hit.cost;
-            let is_on_store = hit.receipt.is_on_store();
-            missing = missing.max(if is_on_store { self.take_up_to(hit, cost).await? } else { cost });
-        }
-        Ok(if missing == 0 { Settlement::Settled } else { Settlement::Short { missing } })
     }
 
     /// Settles a charged hit at its actual cost, where it was charged: gives back the surplus, as far as it still counts,
@@ -152,35 +156,42 @@ impl RedisLimiter {
     #[cfg(feature = "rules")]
     #[allow(dead_code, reason = "the next commits use it")]
     pub(crate) async fn charge_hit(&self, hit: &RedisHit) -> Result<Settled, StoreError> {
-        let missing = self.take_up_to(hit, hit.script_hit.cost).await?;
-        let settlement = if missing > 0 { Settlement::Short { missing } } else { Settlement::Settled };
-        Ok(Settled { settlement, left: None })
+        Ok(Settled { settlement: self.owe(&hit.script_hit, hit.script_hit.cost).await?, left: None })
     }
 
     /// Returns the time until the key of each hit owes nothing: the longest, or `None` if none owes anything.
     #[cfg(feature = "rules")]
     #[allow(dead_code, reason = "the next commits use it")]
     pub(crate) async fn owes_hits(&self, hits: &[RedisHit]) -> Result<Option<Duration>, StoreError> {
-        let _ = hits;
-        Ok(None)
+        let limits = hits.iter().filter(|hit| !hit.script_hit.terms.counts_strikes());
+        let beyond_quota = limits.map(|hit| {
+            let terms = hit.script_hit.terms.with_one_more().clone();
+            RedisHit { script_hit: ScriptHit { terms, cost: 1, ..hit.script_hit.clone() }, ..hit.clone() }
+        });
+        let beyond_quota: RedisHits = beyond_quota.collect();
+        Ok(self.peek_at(&beyond_quota).await?.retry_after())
     }
 
-    /// Takes as many units as are left of a cost that was spent already. Returns the number of missing units.
-    pub(super) async fn take_up_to(&self, hit: &RedisHit, cost: u64) -> Result<u64, StoreError> {
-        // Others may take or return units between the two calls: after a few attempts, the cost is missing.
-        for _ in 0..TRIES {
-            let at_cost = |cost: u64| SmallVec::from_iter([ScriptHit { cost, ..hit.script_hit.clone() }]);
-            let peeked = self.send(ScriptRequest::Peek(at_cost(0))).await?;
-            let left =
-                peeked.states.first().map_or(0, |state| state.verdict(&hit.script_hit.terms, peeked.at, 0).remaining);
-            let left = left.min(cost);
-            let taken = self.send(ScriptRequest::Take(at_cost(left))).await?;
-            if taken.taken > 0 {
-                self.0.denials.forget(&hit.script_hit.name);
-                return Ok(cost - left);
-            }
+    /// Counts units on the store that were spent already, whatever is left.
+    async fn owe(&self, script_hit: &ScriptHit, units: u64) -> Result<Settlement, StoreError> {
+        if units == 0 || script_hit.terms.counts_strikes() {
+            return Ok(Settlement::Settled);
         }
-        Ok(cost)
+        let charged = ScriptHit { cost: units, ..script_hit.clone() };
+        let reply = self.send(ScriptRequest::Owe(charged.clone())).await;
+        // The `retry_after` of a cached denial is too short now.
+        self.0.shared.denials.forget(&script_hit.name);
+        Ok(self.settlement_of(&charged, &reply?))
+    }
+
+    /// Returns the result of a charge. If the key owes units now, the slices that this process has of it are given back:
+    /// they would admit requests while others wait.
+    pub(super) fn settlement_of(&self, charged: &ScriptHit, reply: &ScriptReply) -> Settlement {
+        let settlement = reply.settlement(charged);
+        if settlement != Settlement::Settled {
+            self.0.shared.leases.owes_since(&charged.name, reply.at);
+        }
+        settlement
     }
 }
 
@@ -196,13 +207,6 @@ pub(super) enum Receipt {
     Slice(SliceUnits),
     /// They were counted in this process's memory while the store failed.
     Local { at: Timestamp, wall_offset: i64 },
-}
-
-impl Receipt {
-    /// Returns whether the store counts the units.
-    fn is_on_store(&self) -> bool {
-        matches!(self, Self::Store { .. } | Self::Slice(_))
-    }
 }
 
 impl RedisLimiter {
@@ -268,4 +272,55 @@ pub(crate) enum OpeningKind {
     Untracked,
     /// The cost is checked and not taken: it is counted by the response.
     CheckOnly,
+}
+
+#[cfg(all(test, feature = "rules", not(loom)))]
+mod tests {
+    use testkit::redis::RedisServer;
+
+    use super::*;
+    use crate::units::{MINUTE, SECOND};
+    use crate::{
+        Algorithm, FixedWindow, LeakyBucket, Limit, ManualClock, Rate, SlidingWindowCounter, SlidingWindowLog,
+        TokenBucket,
+    };
+
+    /// A whole hour.
+    const START: Timestamp = Timestamp::from_secs(1_700_000_040 - 1_700_000_040 % 3600);
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_key_owes_until_it_counts_no_more_than_its_quota() {
+        let server = RedisServer::start();
+        let rate = Rate::new(10, MINUTE);
+        let limits: [(Algorithm, Duration); 9] = [
+            (TokenBucket::new(10, rate).into(), 490 * 6 * SECOND),
+            (TokenBucket::new(10, rate).interval().into(), 49 * MINUTE),
+            (LeakyBucket::new(10, rate).into(), 490 * 6 * SECOND),
+            (LeakyBucket::new(10, rate).queue(MINUTE).into(), 490 * 6 * SECOND),
+            (FixedWindow::new(10, MINUTE).into(), MINUTE),
+            (FixedWindow::new(10, MINUTE).from_first_request().into(), MINUTE),
+            (SlidingWindowLog::new(10, MINUTE).into(), MINUTE),
+            (SlidingWindowLog::new(10, MINUTE).count_denied().into(), MINUTE),
+            // Less than 11 units of the segment of 20 seconds are left: 500 × 20 s × 44 / 1000 s.
+            (SlidingWindowCounter::new(10, MINUTE).segments(3).into(), 79 * SECOND + SECOND * 14 / 25 + MICRO),
+        ];
+        for (number, (algorithm, wait)) in limits.into_iter().enumerate() {
+            let clock = ManualClock::at(START);
+            let limit = Limit::new(format!("limit {number}"), algorithm).unwrap();
+            let limiter = RedisLimiter::builder(server.url()).limit(limit).store_timeout(20 * SECOND);
+            let limiter = limiter.clock(clock.clone()).connect().await.unwrap();
+            let hits = limiter.hits_for_key("key".into(), 0);
+            assert_eq!(limiter.owes_hits(&hits).await, Ok(None), "{algorithm:?}");
+            let Ok(reserved) = limiter.reserve("key", 10, MINUTE).await else { panic!("{algorithm:?}") };
+            assert_eq!(limiter.owes_hits(&hits).await, Ok(None), "{algorithm:?}: the quota is not a debt");
+            assert_eq!(limiter.settle(reserved, 500).await, Ok(Settlement::Owed { units: 490 }), "{algorithm:?}");
+            assert_eq!(limiter.owes_hits(&hits).await, Ok(Some(wait)), "{algorithm:?}");
+            clock.set(START.saturating_add(wait - MICRO));
+            assert_eq!(limiter.owes_hits(&hits).await, Ok(Some(MICRO)), "{algorithm:?}");
+            clock.set(START.saturating_add(wait));
+            assert_eq!(limiter.owes_hits(&hits).await, Ok(None), "{algorithm:?}");
+        }
+    }
+
+    const MICRO: Duration = Duration::from_micros(1);
 }

@@ -4,6 +4,8 @@
 //! numbers: Lua tables of numbers would cost Redis more than the decisions themselves.
 
 use std::collections::HashMap;
+#[cfg(feature = "rules")]
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
 
@@ -13,8 +15,9 @@ use smallvec::SmallVec;
 use super::{StoreError, names};
 use crate::algorithm::portable::{Before, Script, Shape};
 use crate::algorithm::succession::Signature;
-use crate::algorithm::{Compiled, MAX_QUOTA};
+use crate::algorithm::{Compiled, MAX_COUNTED, MAX_QUOTA};
 use crate::decision::{Admission, Verdict};
+use crate::limiter::reservation::Settlement;
 use crate::units::Timestamp;
 
 /// A script. Redis identifies it by its hash.
@@ -85,9 +88,11 @@ pub(super) enum ScriptRequest {
     /// Gives back the cost of each hit, from the newest charges of its key.
     #[cfg(feature = "rules")]
     Credit(ScriptHits),
-    /// Gives back units that were taken at that time, unless the reservation is settled or has expired.
+    /// Counts units that were spent already, whatever is left.
+    Owe(ScriptHit),
+    /// Corrects a charge, unless the reservation is settled or has expired.
     #[cfg(feature = "file")]
-    Settle(ScriptHits, Timestamp, Claim),
+    Settle(Claim, Correction),
     /// Resets the keys.
     Reset(ScriptHits),
     /// Takes the first of these costs that fits.
@@ -102,6 +107,25 @@ pub(super) struct Claim {
     pub(super) expires_at: Timestamp,
 }
 
+/// The correction of a charge to the actual cost.
+#[cfg(feature = "file")]
+#[derive(Debug)]
+pub(super) enum Correction {
+    /// Gives back units that were taken at that time.
+    GiveBack(ScriptHit, Timestamp),
+    /// Counts further units, whatever is left.
+    Owe(ScriptHit),
+}
+
+#[cfg(feature = "file")]
+impl Correction {
+    fn hit(&self) -> &ScriptHit {
+        match self {
+            Self::GiveBack(hit, _) | Self::Owe(hit) => hit,
+        }
+    }
+}
+
 impl ScriptRequest {
     pub(super) fn hits(&self) -> &[ScriptHit] {
         match self {
@@ -109,8 +133,8 @@ impl ScriptRequest {
             #[cfg(feature = "rules")]
             Self::Credit(hits) => hits,
             #[cfg(feature = "file")]
-            Self::Settle(hits, ..) => hits,
-            Self::Slice(hit, _) | Self::Undo(hit, ..) => std::slice::from_ref(hit),
+            Self::Settle(_, correction) => std::slice::from_ref(correction.hit()),
+            Self::Slice(hit, _) | Self::Undo(hit, ..) | Self::Owe(hit) => std::slice::from_ref(hit),
         }
     }
 
@@ -136,13 +160,26 @@ pub(super) struct ScriptReply {
     /// 0 if nothing was taken. For a slice, the number of the cost that was taken, from 1. For a reservation, 1 if it
     /// is settled now, 0 if it was settled before, and 2 if it has expired.
     pub(super) taken: u64,
-    /// The states of the hits of a `Take`, `Peek` or `Slice`, in order.
+    /// The states of the hits of a `Take`, `Peek`, `Slice` or `Owe`, in order.
     pub(super) states: SmallVec<[KeyState; 2]>,
+    /// The units of an `Owe` that are counted now.
+    pub(super) counted: u64,
 }
 
 impl ScriptReply {
     pub(super) fn new(at: Timestamp, taken: u64, states: SmallVec<[KeyState; 2]>) -> Self {
-        Self { at, taken, states }
+        Self { at, taken, states, counted: 0 }
+    }
+
+    /// Returns the result of charging this hit with units that were spent already.
+    pub(super) fn settlement(&self, hit: &ScriptHit) -> Settlement {
+        let remaining = self.states.first().map_or(0, |state| state.verdict(&hit.terms, self.at, 0).remaining);
+        let (missing, owed) = (hit.cost.saturating_sub(self.counted), hit.cost.saturating_sub(remaining));
+        match (missing, owed) {
+            (1.., _) => Settlement::Short { missing },
+            (0, 1..) => Settlement::Owed { units: owed },
+            (0, 0) => Settlement::Settled,
+        }
     }
 }
 
@@ -193,6 +230,8 @@ struct Expected {
     /// The terms of each state that the script reports, from 1.
     terms: SmallVec<[u64; 2]>,
     keys: SmallVec<[u64; 2]>,
+    /// Whether the number of counted units follows the states.
+    has_counted: bool,
 }
 
 const TAKE: u64 = 0;
@@ -205,6 +244,7 @@ const UNDO: u64 = 5;
 const CREDIT: u64 = 6;
 #[cfg(feature = "file")]
 const SETTLE: u64 = 7;
+const OWE: u64 = 8;
 
 impl Batch {
     pub(super) fn add(&mut self, request: &ScriptRequest) {
@@ -216,18 +256,20 @@ impl Batch {
             ScriptRequest::Undo(..) => (UNDO, hits.len()),
             #[cfg(feature = "rules")]
             ScriptRequest::Credit(_) => (CREDIT, hits.len()),
+            ScriptRequest::Owe(_) => (OWE, hits.len()),
             #[cfg(feature = "file")]
             ScriptRequest::Settle(..) => (SETTLE, hits.len()),
             ScriptRequest::Reset(_) => (RESET, hits.len()),
             ScriptRequest::Slice(_, costs) => (SLICE, costs.len()),
         };
         self.requests.extend([op, count as u64]);
-        let mut expected = Expected { terms: SmallVec::new(), keys: SmallVec::new() };
+        let mut expected = Expected { terms: SmallVec::new(), keys: SmallVec::new(), has_counted: false };
         #[cfg(feature = "file")]
-        if let ScriptRequest::Settle(_, _, Claim { marker, expires_at }) = request {
+        if let ScriptRequest::Settle(Claim { marker, expires_at }, correction) = request {
             let marker = self.index_of_key(marker, false);
             expected.keys.push(marker);
-            self.requests.extend([marker, expires_at.as_micros()]);
+            let op = if matches!(correction, Correction::Owe(_)) { OWE } else { REFUND };
+            self.requests.extend([marker, expires_at.as_micros(), op]);
         }
         let takes = matches!(request, ScriptRequest::Take(_));
         self.mixed |= !takes || hits.is_empty() || hits.iter().any(|hit| hit.cost == 0 || !hit.terms.is_taken_lean());
@@ -248,8 +290,11 @@ impl Batch {
                 }
                 ScriptRequest::Refund(_, at) => self.add_refund(hit, *at, None),
                 ScriptRequest::Undo(_, at, before) => self.add_refund(hit, *at, Some(before)),
+                ScriptRequest::Owe(_) => self.add_owed(hit, limit, &mut expected),
                 #[cfg(feature = "file")]
-                ScriptRequest::Settle(_, at, _) => self.add_refund(hit, *at, None),
+                ScriptRequest::Settle(_, Correction::GiveBack(_, at)) => self.add_refund(hit, *at, None),
+                #[cfg(feature = "file")]
+                ScriptRequest::Settle(_, Correction::Owe(_)) => self.add_owed(hit, limit, &mut expected),
                 #[cfg(feature = "rules")]
                 ScriptRequest::Credit(_) => self.requests.push(hit.cost.min(MAX_QUOTA)),
                 ScriptRequest::Slice(_, costs) => {
@@ -271,6 +316,12 @@ impl Batch {
         let siblings: SmallVec<[u64; 8]> = hit.siblings.iter().map(|terms| self.index_of_terms(terms)).collect();
         self.requests.push(siblings.len() as u64);
         self.requests.extend(siblings);
+    }
+
+    fn add_owed(&mut self, hit: &ScriptHit, limit: u64, expected: &mut Expected) {
+        expected.terms.push(limit);
+        expected.has_counted = true;
+        self.requests.push(hit.cost.min(MAX_COUNTED));
     }
 
     fn index_of_key(&mut self, name: &Arc<[u8]>, is_compact: bool) -> u64 {
@@ -386,7 +437,9 @@ impl Batch {
                 let Some(Value::BulkString(bytes)) = items.next() else { return Err(unreadable()) };
                 states.push(read_state(terms, &bytes)?);
             }
-            replies.push(self.unless_failed(expected, &failures, ScriptReply::new(at, taken, states)));
+            let counted = if expected.has_counted { number(items.next())? } else { 0 };
+            let reply = ScriptReply { counted, ..ScriptReply::new(at, taken, states) };
+            replies.push(self.unless_failed(expected, &failures, reply));
         }
         Ok(replies)
     }
@@ -497,6 +550,8 @@ pub(super) struct Terms {
     /// The number of further requests that go directly to the full script, because a log was too long for the small
     /// one.
     long: AtomicU32,
+    #[cfg(feature = "rules")]
+    with_one_more: OnceLock<Arc<Self>>,
 }
 
 /// Requests after which the small script is tried again on a limit whose log was too long for it.
@@ -513,7 +568,19 @@ impl Terms {
         let lean = lean_parameters(&compiled, &parameters);
         let (store, shape, long) = (StoreIndex::default(), compiled.shape(), AtomicU32::new(0));
         let variants = variants.into();
-        Self { store, is_compact: false, parameters, lean, signature, variants, shape, compiled, long }
+        Self {
+            store,
+            is_compact: false,
+            parameters,
+            lean,
+            signature,
+            variants,
+            shape,
+            compiled,
+            long,
+            #[cfg(feature = "rules")]
+            with_one_more: OnceLock::new(),
+        }
     }
 
     /// Sets the store that has the keys, and whether they are fields of hashes there.
@@ -553,6 +620,20 @@ impl Terms {
         if self.compiled.may_be_long_log() {
             self.long.store(LONG_FOR, Ordering::Relaxed);
         }
+    }
+
+    /// Returns terms under which one unit is denied exactly while a key counts more than the quota.
+    #[cfg(feature = "rules")]
+    pub(super) fn with_one_more(&self) -> &Arc<Self> {
+        self.with_one_more.get_or_init(|| {
+            let ceiling = self.parameters.last().map_or(0, |ceiling| *ceiling as u64);
+            Arc::new(Self::new(&self.compiled.with_one_more(), ceiling, Vec::new()).on(self.store, self.is_compact))
+        })
+    }
+
+    /// Returns whether this is a ban, which counts strikes instead of units.
+    pub(super) fn counts_strikes(&self) -> bool {
+        matches!(self.compiled, Compiled::Strikes(_))
     }
 
     /// Returns whether a denial leaves the state unchanged, so that it can be cached.

@@ -1,8 +1,6 @@
 //! Reservations that any node settles: see `gate/reservation.rs`.
 
-use smallvec::SmallVec;
-
-use super::script::{Claim, ScriptHit, ScriptRequest};
+use super::script::{Claim, Correction, ScriptHit, ScriptRequest};
 use super::{Receipt, RedisHit, RedisLimiter, StoreError, names};
 use crate::decision::LimitId;
 use crate::limiter::reservation::{ReservedCharge, Settlement};
@@ -50,8 +48,8 @@ impl RedisLimiter {
         })
     }
 
-    /// Settles reserved units at their actual cost, once. Units are given back in the call that marks the reservation
-    /// as settled.
+    /// Settles reserved units at their actual cost, once. The call that marks the reservation as settled gives units back,
+    /// or counts the excess.
     pub(crate) async fn settle_reserved(
         &self,
         charge: &ReservedCharge,
@@ -67,21 +65,21 @@ impl RedisLimiter {
         let shared = &*self.0.shared;
         let names = shared.stores.of(&hit.script_hit).topology.names();
         let claim = Claim { marker: names::settled(&names.of("settled:"), &hit.script_hit.name, id), expires_at };
-        let owed = ScriptHit { cost: charge.units.saturating_sub(actual), ..hit.script_hit.clone() };
-        let at = Timestamp::from_micros(charge.at);
-        let request = ScriptRequest::Settle(SmallVec::from_iter([owed]), at, claim);
-        let reply = self.send(request).await?;
-        shared.denials.forget(&hit.script_hit.name);
-        match reply.taken {
-            0 => return Ok(Settlement::AlreadySettled),
-            2 => return Ok(Settlement::Expired),
-            _ => {}
-        }
-        let missing = match actual.checked_sub(charge.units) {
-            Some(cost @ 1..) => self.take_up_to(&hit, cost).await?,
-            _ => 0,
+        let of_cost = |cost: u64| ScriptHit { cost, ..hit.script_hit.clone() };
+        let excess = actual.checked_sub(charge.units).filter(|excess| *excess > 0).map(of_cost);
+        let correction = match &excess {
+            Some(excess) => Correction::Owe(excess.clone()),
+            None => Correction::GiveBack(of_cost(charge.units - actual), Timestamp::from_micros(charge.at)),
         };
-        Ok(if missing == 0 { Settlement::Settled } else { Settlement::Short { missing } })
+        let reply = self.send(ScriptRequest::Settle(claim, correction)).await;
+        shared.denials.forget(&hit.script_hit.name);
+        let reply = reply?;
+        Ok(match (reply.taken, excess) {
+            (0, _) => Settlement::AlreadySettled,
+            (2, _) => Settlement::Expired,
+            (_, Some(excess)) => self.settlement_of(&excess, &reply),
+            (_, None) => Settlement::Settled,
+        })
     }
 }
 

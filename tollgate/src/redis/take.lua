@@ -305,8 +305,10 @@ while from <= last_record do
         if not count or count == 0 then
           head, count, base, oldest, newest, sum, before, replaces = 0, 0, 0, held, held, 0, 0, false
         end
+        -- Debts leave as many units in a log as its largest quota needs.
+        if not most or most < limit then most = limit end
         log = {
-          signature, units, 0, held, most or 0, kept, head, count, slots, base, oldest, newest, sum, before, replaces, p[3],
+          signature, units, 0, held, most, kept, head, count, slots, base, oldest, newest, sum, before, replaces, p[3],
         }
         logs[k] = log
       end

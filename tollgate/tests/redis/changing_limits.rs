@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 use tollgate::redis::RedisLimiter;
 use tollgate::{
     Algorithm, Consistency, DAY, Decision, FixedWindow, HOUR, Hit, LeakyBucket, Limit, LimitSet, ManualClock, Rate,
-    SECOND, SlidingWindowCounter, SlidingWindowLog, Source, Timestamp, TokenBucket,
+    SECOND, Settlement, SlidingWindowCounter, SlidingWindowLog, Source, Timestamp, TokenBucket,
 };
 
 use crate::load::{RECOVERY, until};
@@ -76,6 +76,62 @@ async fn spent_units_count_under_a_changed_limit_and_both_handles_count_together
         assert!(!lowered.check("ann").await.is_allowed(), "{:?}", way(50));
         clock.set(START.saturating_add(wait));
         assert!(lowered.check("ann").await.is_allowed(), "{:?}", way(50));
+    }
+}
+
+#[tokio::test]
+async fn a_debt_stays_under_a_changed_limit() {
+    let server = RedisServer::start();
+    for way in every_way() {
+        let clock = ManualClock::at(START);
+        let first = connect(&server, vec![limit(way(100))], Some(&clock)).await;
+        let Ok(reserved) = first.reserve("ann", 1, DAY).await else { panic!("1 of 100 fits") };
+        let Ok(other) = first.reserve("ann", 1, DAY).await else { panic!("1 of 100 fits") };
+        assert_eq!(first.settle(reserved, 149).await, Ok(Settlement::Owed { units: 50 }), "{:?}", way(100));
+        let raised = changed(&first, way(1_000));
+        assert_eq!(left(&raised, "ann").await, 850, "{:?}", way(1_000));
+        // The units that a node with the raised limit admits stay counted when another node still has the old one.
+        clock.advance(Duration::from_micros(1));
+        assert!(raised.check_n("ann", 400).await.is_allowed(), "{:?}", way(1_000));
+        clock.advance(Duration::from_micros(1));
+        assert_eq!(first.settle(other, 101).await, Ok(Settlement::Owed { units: 100 }), "{:?}", way(100));
+        assert_eq!(left(&raised, "ann").await, 350, "{:?}", way(1_000));
+        let lowered = changed(&raised, way(50));
+        let denied = lowered.check("ann").await;
+        assert_eq!((denied.is_allowed(), denied.remaining()), (false, 0), "{:?}", way(50));
+        let wait = denied.retry_after().expect("waiting helps");
+        clock.advance(wait - Duration::from_micros(1));
+        assert!(!lowered.check("ann").await.is_allowed(), "{:?}", way(50));
+        clock.advance(Duration::from_micros(1));
+        assert!(lowered.check("ann").await.is_allowed(), "{:?}", way(50));
+    }
+}
+
+/// A reservation is settled by the limit that took it, although the key is counted by another algorithm now.
+#[tokio::test]
+async fn a_debt_is_charged_to_the_state_of_any_other_algorithm() {
+    let server = RedisServer::start();
+    for before in every_way() {
+        for after in every_way() {
+            let what = format!("from {:?} to {:?}", before(100), after(100));
+            let clock = ManualClock::at(START);
+            let first = connect(&server, vec![limit(before(100))], Some(&clock)).await;
+            let Ok(reserved) = first.reserve("ann", 1, DAY).await else { panic!("{what}: 1 of 100 fits") };
+            let Ok(other) = first.reserve("ann", 1, DAY).await else { panic!("{what}: 1 of 100 fits") };
+            let second = changed(&first, after(100));
+            assert_eq!(second.check_n("ann", 8).await.remaining(), 90, "{what}");
+            assert_eq!(first.settle(reserved, 491).await, Ok(Settlement::Owed { units: 400 }), "{what}");
+            assert_eq!(first.settle(other, 2).await, Ok(Settlement::Owed { units: 1 }), "{what}");
+            assert!(!second.check("ann").await.is_allowed(), "{what}");
+            assert!(!first.check("ann").await.is_allowed(), "{what}");
+            let Ok(reserved) = first.reserve("bob", 1, DAY).await else { panic!("{what}: 1 of 100 fits") };
+            let Ok(other) = second.reserve("bob", 1, DAY).await else { panic!("{what}: 1 of 100 fits") };
+            assert_eq!(second.settle(other, 500).await, Ok(Settlement::Owed { units: 401 }), "{what}");
+            assert!(!first.check("bob").await.is_allowed(), "{what}");
+            // A bucket cannot hold what a window counts beyond every quota.
+            assert_eq!(first.settle(reserved, 3).await, Ok(Settlement::Owed { units: 2 }), "{what}");
+            assert!(!second.check("bob").await.is_allowed(), "{what}");
+        }
     }
 }
 

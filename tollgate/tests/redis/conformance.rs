@@ -2,6 +2,7 @@
 //! Seconds count from a whole hour of the epoch, and the test moves the time of both.
 
 mod bans;
+mod debts;
 mod generic;
 mod operations;
 mod waits;

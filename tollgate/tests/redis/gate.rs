@@ -160,7 +160,7 @@ async fn costs_are_settled_on_the_store() {
     assert_eq!(outcome.refund().await, Settlement::AlreadySettled);
     let outcome = check(&gate, "/", "ann").await;
     assert_eq!(remaining(&outcome), 380);
-    assert_eq!(outcome.settle(2000).await, Settlement::Short { missing: 1120 });
+    assert_eq!(outcome.settle(2000).await, Settlement::Owed { units: 1120 });
     assert!(!check(&gate, "/", "ann").await.is_allowed());
 }
 

@@ -1,6 +1,7 @@
 //! Leases: several nodes use one busy key with few calls, and never admit more than the limit.
 
 mod beside;
+mod debts;
 mod resets;
 
 use std::time::Duration;

@@ -31,6 +31,11 @@ enum Op {
     Refund {
         back: usize,
     },
+    /// Settles an earlier allowed decision, counted from the last, at a cost that may be higher.
+    Settle {
+        back: usize,
+        actual: u64,
+    },
     Reset {
         key: usize,
     },
@@ -166,22 +171,56 @@ fn ops(layout: Layout) -> impl Strategy<Value = Vec<Op>> {
     proptest::collection::vec(op, 1..40)
 }
 
+/// Returns limits that count units: a ban counts strikes.
+fn plans_that_owe(layout: Layout) -> impl Strategy<Value = Plan> {
+    plans_in(layout).prop_filter("a plan that counts units", |plan| !matches!(plan.kind, Kind::Ban { .. }))
+}
+
+/// Settlements above their estimates. Limits keep their algorithm, and the clock does not step back: in memory, all keys of a
+/// limit share the largest debt that is not mistaken for such a step.
+fn ops_with_debts() -> impl Strategy<Value = Vec<Op>> {
+    let cost = || prop_oneof![4 => Just(1_u64), 2 => 0_u64..=8, 1 => 0_u64..=350];
+    let actual = prop_oneof![4 => 0_u64..=8, 4 => 0_u64..=700, 1 => Just(3_000_000_000_u64)];
+    let gap = prop_oneof![Just(0_u64), Just(1), 1_u64..2_000, 1_u64..2_000_000, 1_u64..200_000_000];
+    let op = prop_oneof![
+        8 => (0..KEYS.len(), cost()).prop_map(|(key, cost)| Op::Check { key, cost }),
+        1 => proptest::collection::vec(cost(), 1..4).prop_map(|costs| Op::Several { costs }),
+        2 => (0..KEYS.len()).prop_map(|key| Op::Peek { key }),
+        6 => (0_usize..4, actual).prop_map(|(back, actual)| Op::Settle { back, actual }),
+        1 => (0..KEYS.len()).prop_map(|key| Op::Reset { key }),
+        1 => (prop_oneof![Just(100_u64), 1_u64..=100], 1_u64..4)
+            .prop_map(|(percent, faster)| Op::Change { percent, faster }),
+        5 => gap.prop_map(Op::Forward),
+    ];
+    proptest::collection::vec(op, 1..40)
+}
+
 #[test]
 fn memory_and_redis_agree_on_every_trace() {
-    agree_on_traces(Layout::Plain);
+    agree_on_traces(Layout::Plain, plans_in(Layout::Plain), ops(Layout::Plain));
 }
 
 #[test]
 fn memory_and_the_compact_layout_agree_on_every_trace() {
-    agree_on_traces(Layout::Compact);
+    agree_on_traces(Layout::Compact, plans_in(Layout::Compact), ops(Layout::Compact));
 }
 
-fn agree_on_traces(layout: Layout) {
+#[test]
+fn memory_and_redis_agree_on_debts() {
+    agree_on_traces(Layout::Plain, plans_that_owe(Layout::Plain), ops_with_debts());
+}
+
+#[test]
+fn memory_and_the_compact_layout_agree_on_debts() {
+    agree_on_traces(Layout::Compact, plans_that_owe(Layout::Compact), ops_with_debts());
+}
+
+fn agree_on_traces(layout: Layout, plans: impl Strategy<Value = Plan>, ops: impl Strategy<Value = Vec<Op>>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let server = RedisServer::start();
     let mut runner = TestRunner::new(Config { cases: TRACES, failure_persistence: None, ..Config::default() });
     let start = 1_600_000_000_000_000_u64..1_800_000_000_000_000;
-    let traces = (proptest::collection::vec(plans_in(layout), 1..3), ops(layout), start);
+    let traces = (proptest::collection::vec(plans, 1..3), ops, start);
     let outcome = runner.run(&traces, |(plans, ops, start)| {
         prop_assume!(limits(&plans).len() == plans.len(), "a plan is not a valid limit");
         runtime.block_on(agree(&server, layout, &plans, ops, start));
@@ -219,6 +258,8 @@ async fn agree(server: &RedisServer, layout: Layout, plans: &[Plan], ops: Vec<Op
         costs.iter().enumerate().map(|(index, cost)| Hit::new(ids[index % ids.len()], KEYS[0]).cost(*cost)).collect()
     };
     let mut reserved: Vec<(Reservation, RedisReservation)> = Vec::new();
+    // The first reservation by the current limits.
+    let mut current = 0;
     // Tables of limits that are no longer in use are dropped once their keys are idle, too.
     let mut kept = Vec::new();
     for (step, op) in ops.into_iter().enumerate() {
@@ -245,8 +286,17 @@ async fn agree(server: &RedisServer, layout: Layout, plans: &[Plan], ops: Vec<Op
             Op::Refund { back } => {
                 if back < reserved.len() {
                     let (here, there) = reserved.remove(reserved.len() - 1 - back);
+                    current = current.min(reserved.len());
                     let here = memories[0].refund(here);
                     assert_eq!(here, shared.refund(there).await.expect("given back"), "step {step}: refund {back}");
+                }
+            }
+            Op::Settle { back, actual } => {
+                // Memory forgets what the limits before a reload count beyond the quota.
+                if back + current < reserved.len() {
+                    let (here, there) = reserved.remove(reserved.len() - 1 - back);
+                    let there = shared.settle(there, actual).await.expect("settled");
+                    assert_eq!(memories[0].settle(here, actual), there, "step {step}: settle {back} {actual}");
                 }
             }
             Op::Reset { key } => {
@@ -254,6 +304,7 @@ async fn agree(server: &RedisServer, layout: Layout, plans: &[Plan], ops: Vec<Op
                 shared.reset(KEYS[key]).await.expect("reset");
             }
             Op::Change { percent, faster } => {
+                current = reserved.len();
                 let changed: Vec<Plan> = plans.iter().map(|plan| plan.changed(percent, faster)).collect();
                 let changed = self::limits(&changed);
                 kept.push((memories.clone(), shared.clone()));

@@ -97,14 +97,14 @@ async fn a_settled_reservation_is_charged_its_actual_cost() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_settlement_above_the_remaining_units_takes_all_and_reports_the_rest() {
+async fn a_settlement_above_the_remaining_units_takes_all_and_owes_the_rest() {
     let server = RedisServer::start();
     for variant in refundable() {
         for rig in rigs(&server, variant.algorithm).await {
             let Ok(reserved) = rig.reserve("key", 6, MINUTE).await else { panic!("6 of 10 fit") };
             assert!(rig.check("key", 3).await.is_allowed());
             let settled = rig.settle(reserved, 9).await;
-            assert_eq!(settled, Settlement::Short { missing: 2 }, "{rig:?} {}", variant.name);
+            assert_eq!(settled, Settlement::Owed { units: 2 }, "{rig:?} {}", variant.name);
             assert_eq!(rig.peek("key").await.remaining(), 0, "{rig:?} {}", variant.name);
         }
     }

@@ -54,8 +54,33 @@ async fn another_node_settles_a_reservation_once() {
     assert_eq!(first.settle_token(&token, 0).await, Ok(Settlement::AlreadySettled));
     assert_eq!(left(&first).await, 70);
     let token = reserve(&second, 10, MINUTE).await.expect("allowed");
-    assert_eq!(first.settle_token(&token, 200).await, Ok(Settlement::Short { missing: 130 }));
+    assert_eq!(first.settle_token(&token, 200).await, Ok(Settlement::Owed { units: 130 }));
     assert_eq!(left(&second).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_excess_over_a_reservation_is_counted_once_and_in_full() {
+    let server = RedisServer::start();
+    let clock = ManualClock::at(Timestamp::from_micros(START));
+    let limit = || TokenBucket::new(100, Rate::per_second(1)).interval();
+    let (first, second) =
+        (on_redis(&server, rules(limit()), Some(&clock)).await, on_redis(&server, rules(limit()), Some(&clock)).await);
+    let token = reserve(&first, 10, MINUTE).await.expect("allowed");
+    let settling = (0..8).map(|number| if number % 2 == 0 { &first } else { &second }.settle_token(&token, 200));
+    let results = futures_util::future::join_all(settling).await;
+    let count = |expected| results.iter().filter(|result| **result == Ok(expected)).count();
+    assert_eq!((count(Settlement::Owed { units: 100 }), count(Settlement::AlreadySettled)), (1, 7), "{results:?}");
+    for gate in [&first, &second] {
+        let outcome = gate.check_by_name("per-user", KEY, 1).expect("the rule exists").outcome().await;
+        let wait = outcome.decision().expect("the limit decides").retry_after();
+        assert_eq!(wait, Some(Duration::from_secs(101)));
+    }
+    // An expired reservation counts no more.
+    clock.advance(Duration::from_secs(101));
+    let token = reserve(&first, 1, MINUTE).await.expect("paid");
+    clock.advance(MINUTE);
+    assert_eq!(second.settle_token(&token, 500).await, Ok(Settlement::Expired));
+    assert_eq!(left(&first).await, 60);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,8 +8,8 @@ use testkit::window::LONG_WINDOW;
 use tokio::time::{Instant, sleep};
 use tollgate::redis::RedisLimiter;
 use tollgate::{
-    Decision, FixedWindow, HOUR, Limit, Rate, SECOND, SlidingWindowCounter, SlidingWindowLog, Source, Timestamp,
-    TokenBucket,
+    Decision, FixedWindow, HOUR, Limit, Rate, SECOND, Settlement, SlidingWindowCounter, SlidingWindowLog, Source,
+    Timestamp, TokenBucket,
 };
 
 use super::{PATIENCE, limiter};
@@ -30,6 +30,20 @@ async fn exhaust(limiter: &RedisLimiter, key: &str) {
 
 fn caching() -> impl Iterator<Item = Variant> {
     variants(5, LONG_WINDOW).into_iter().filter(|variant| !variant.counts_denied())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_debt_ends_the_cached_denials_of_its_key() {
+    let server = RedisServer::start();
+    let limit = Limit::new("tokens", TokenBucket::new(10, Rate::per_hour(1))).unwrap();
+    let limiter = limiter(&server.url(), limit).await;
+    let Ok(reserved) = limiter.reserve("key", 1, HOUR).await else { panic!("1 of 10 fits") };
+    exhaust(&limiter, "key").await;
+    assert!(limiter.check("key").await.retry_after().is_some_and(|wait| wait <= HOUR));
+    assert_eq!(limiter.settle(reserved, 101).await, Ok(Settlement::Owed { units: 100 }));
+    assert!(limiter.check("key").await.retry_after().is_some_and(|wait| wait > 100 * HOUR));
+    exhaust(&limiter, "key").await;
+    assert!(limiter.check("key").await.retry_after().is_some_and(|wait| wait > 100 * HOUR));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
