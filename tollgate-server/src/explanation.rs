@@ -14,7 +14,7 @@ use tollgate::rules::{Facts, PathReading};
 use tollgate::{Explanation, Gate};
 
 pub(crate) use self::json::Json;
-pub(crate) use self::overall::{Overall, policy};
+pub(crate) use self::overall::{Overall, counts_after, policy};
 use crate::gateway;
 use crate::learning::Learners;
 

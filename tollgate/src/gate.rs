@@ -7,6 +7,7 @@
 //! Not here: matching and keys, which are in [`rules`](crate::rules), and counting, which is the limiter's job.
 
 pub(crate) mod check;
+mod deferred;
 mod explain;
 mod in_flight;
 mod joint_check;

@@ -73,7 +73,7 @@ use self::denials::Denials;
 pub use self::error::{ConnectError, StoreError};
 use self::fallback::{Fallback, LocalStore};
 #[cfg(feature = "rules")]
-pub(crate) use self::hits::{cost, decided, looks, only, set_decided, set_receipts, take_from_store};
+pub(crate) use self::hits::{cost, decided, looks, only, set_cost, set_decided, set_receipts, take_from_store};
 #[cfg(feature = "file")]
 pub(crate) use self::hits::{key_name, key_parts};
 use self::leases::Leases;

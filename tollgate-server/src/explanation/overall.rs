@@ -4,7 +4,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use tollgate::http::{Body, Refusal, RefusalBuilder, UnreadableRequest};
 use tollgate::internal::Unreadable;
 use tollgate::rules::file::Parsed;
-use tollgate::rules::file::internal::FailurePolicy;
+use tollgate::rules::file::internal::{CountRule, FailurePolicy};
 use tollgate::{Decision, Explanation, RuleExplained, RuleState};
 
 pub(crate) struct Overall {
@@ -84,6 +84,12 @@ fn denied_by_policy<'e>(explanation: &'e Explanation, file: &Parsed) -> Option<&
 pub(crate) fn policy(file: &Parsed, name: &str) -> FailurePolicy {
     let limit = file.limits.iter().find(|limit| limit.name.as_str() == name);
     limit.and_then(|limit| limit.on_store_failure).unwrap_or(file.on_store_failure)
+}
+
+/// Returns whether a limit counts requests only after their responses.
+pub(crate) fn counts_after(file: &Parsed, name: &str) -> bool {
+    let limit = file.limits.iter().find(|limit| limit.name.as_str() == name);
+    limit.and_then(|limit| limit.count.as_ref()).is_some_and(CountRule::is_after)
 }
 
 /// The name of a refusal in `/v1/check`.

@@ -22,7 +22,7 @@ use super::site::{Route, RouteAction, Site, UpstreamAttempt};
 use super::tally::{Moment, RouteTally};
 use super::upstream::Target;
 use super::upstream::abandoned::{self, Abandoned};
-use super::upstream::conn::Delivery;
+use super::upstream::conn::{Delivery, DeliveryBegun};
 use super::worker::{Refused, Worker};
 use crate::decisions::LastLimit;
 use crate::traces::{self, RequestSpan, SpanEnd};
@@ -71,7 +71,7 @@ pub(super) struct ProxyRequest {
     pub(super) status: Option<StatusCode>,
     pub(super) sent_bytes: u64,
     /// Whether an upstream may have a part of the request, so that only an upstream's response gives units back.
-    pub(super) delivery: Delivery,
+    delivery: Delivery,
     /// Whether the upstream has nothing left to do: its response has ended, or it was given up.
     pub(super) is_upstream_done: bool,
     /// Whether the response goes on until its connection is closed, as event streams do.
@@ -217,6 +217,7 @@ impl ProxyRequest {
             worker.note_refused(Refused::Denied(outcome), peer, head.headers.lines);
             return None;
         }
+        outcome.before_service();
         let Some(number) = self.route else {
             return Some(Action::Respond(local_response::failure(Failure::NoRoute)));
         };
@@ -252,9 +253,25 @@ impl ProxyRequest {
         responder: Responder,
         (status, headers): (StatusCode, &HeaderMap),
     ) {
-        if self.may_give_back(responder) && outcome.awaits_response() {
-            _ = Box::pin(outcome.settle_response(status, headers)).await;
+        if !outcome.awaits_response() {
+            return;
         }
+        if self.may_give_back(responder) {
+            // An upstream that got nothing has done nothing.
+            let is_forwarded = self.route().is_some_and(|route| matches!(route.action, RouteAction::Upstreams(_)));
+            if responder == Responder::Gateway && is_forwarded {
+                outcome.cancel_deferred();
+            }
+            _ = Box::pin(outcome.settle_response(status, headers)).await;
+        } else {
+            _ = Box::pin(outcome.settle_unanswered()).await;
+        }
+    }
+
+    /// Records that an upstream is about to get the request.
+    pub(super) fn begin_delivery(&mut self, outcome: &Outcome) -> DeliveryBegun {
+        outcome.service_called();
+        self.delivery.begin()
     }
 
     /// Returns whether a response of that sender may give units back.

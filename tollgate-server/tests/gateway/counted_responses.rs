@@ -165,6 +165,89 @@ fn limits_count_the_gateways_response_if_no_upstream_gets_the_request() {
     });
 }
 
+/// An upstream that holds responses until they are released, and responds as the path says.
+fn holding() -> (Raw, mpsc::Sender<()>) {
+    let (release, released) = mpsc::channel::<()>();
+    let released = std::sync::Mutex::new(released);
+    let upstream = Raw::start(move |conversation| {
+        while let Some(asked) = conversation.request() {
+            let status = asked.head.split(' ').nth(1).unwrap_or_default().trim_start_matches('/').to_owned();
+            released.lock().unwrap().recv().unwrap();
+            if !conversation.send(format!("HTTP/1.1 {status} Requested\r\nContent-Length: 0\r\n\r\n")) {
+                return;
+            }
+        }
+    });
+    (upstream, release)
+}
+
+const FAILED_LOGINS: &str = "{ name: logins, key: 'header:x-user-id', algorithm: fixed_window, align: first_request, \
+    limit: 5, window: 1h, count: { statuses: [401], when: after } }";
+
+#[test]
+fn correct_logins_pass_together_if_they_count_after_their_responses() {
+    each_protocol(|protocol| {
+        let (upstream, release) = holding();
+        let gateway =
+            protocol.start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], FAILED_LOGINS));
+        let ask = |path: &str| {
+            let mut client = gateway.client();
+            client.send(&format!("GET {path} HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\n\r\n"));
+            client
+        };
+        let mut asking = [(); 8].map(|()| ask("/200"));
+        until("all are with the upstream", || upstream.requests() == 8);
+        (0..8).for_each(|_| release.send(()).unwrap());
+        for client in &mut asking {
+            let answer = client.receive();
+            assert_eq!((answer.status, answer.header("x-ratelimit-remaining")), (200, Some("5")));
+        }
+        for left in ["4", "3", "2", "1", "0"] {
+            release.send(()).unwrap();
+            let answer = ask("/401").receive();
+            assert_eq!((answer.status, answer.header("x-ratelimit-remaining")), (401, Some(left)));
+        }
+        assert_eq!(ask("/200").receive().status, 429);
+        assert_eq!(upstream.requests(), 13);
+    });
+}
+
+#[test]
+fn cost_beyond_the_quota_is_owed_if_requests_count_after_their_responses() {
+    each_protocol(|protocol| {
+        let upstream = obedient();
+        let limits = "{ name: tokens, key: 'header:x-user-id', algorithm: token_bucket, capacity: 100, refill: 100/h, \
+                  settle: 'header:x-cost', count: { statuses: successes, when: after } }";
+        let gateway = protocol.start(&site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], limits));
+        let mut connection = gateway.client();
+        assert_eq!(connection.get_as("ann", "/500/400").status, 500);
+        let answer = connection.get_as("ann", "/200/150");
+        assert_eq!((answer.status, answer.header("x-ratelimit-remaining")), (200, Some("0")));
+        // 51 tokens are missing, of which one comes back every 36 s.
+        let denied = connection.get_as("ann", "/200/1");
+        let wait: u64 = denied.header("retry-after").unwrap().parse().unwrap();
+        assert!(denied.status == 429 && (1700..=1836).contains(&wait), "{wait}");
+    });
+}
+
+#[test]
+fn request_that_no_upstream_gets_does_not_count_after_its_response() {
+    each_protocol(|protocol| {
+        let limits = "{ name: failures, key: 'header:x-user-id', algorithm: fixed_window, limit: 1, window: 1h, \
+                  count: { statuses: failures, when: after } }";
+        let routes = [
+            "{ path: /refused, upstream: 'http://127.0.0.1:1', retries: 0 }".to_owned(),
+            "{ path: /fixed, respond: { status: 503 } }".to_owned(),
+        ];
+        let gateway = protocol.start(&site("", &routes, limits));
+        let mut connection = gateway.client();
+        for _ in 0..3 {
+            assert_eq!(connection.get_as("ann", "/refused").status, 502);
+        }
+        assert_eq!([(); 2].map(|()| connection.get_as("ann", "/fixed").status), [503, 429]);
+    });
+}
+
 #[test]
 fn in_flight_bounds_concurrent_requests_of_a_key() {
     each_protocol(|protocol| {

@@ -22,6 +22,13 @@ use crate::upgrades::HANDSHAKE;
 const ONE_SUCCESS: &str = "{ name: jobs, key: 'header:x-user-id', algorithm: fixed_window, align: first_request, limit: 1, \
     window: 1h, count: successes }";
 
+/// The same limit, which counts requests after their responses.
+const ONE_SUCCESS_AFTER: &str = "{ name: jobs, key: 'header:x-user-id', algorithm: fixed_window, align: first_request, \
+    limit: 1, window: 1h, count: { statuses: successes, when: after } }";
+
+/// A route whose response does not count.
+const PROBE: &str = "{ path: /probe, respond: { status: 500 } }";
+
 const GET: &str = "GET / HTTP/1.1\r\nHost: h\r\nX-User-Id: ann\r\n\r\n";
 
 /// A request whose body does not end, with a job that an upstream can begin.
@@ -87,10 +94,13 @@ fn keeps_its_charge(
     (settings, route, then): (&str, &str, Then),
     attempt: impl Fn(&mut Client, &Silent),
 ) {
-    for speaks in [Speaks::Http1, Speaks::Http2] {
+    for (speaks, limit) in [Speaks::Http1, Speaks::Http2]
+        .into_iter()
+        .flat_map(|speaks| [(speaks, ONE_SUCCESS), (speaks, ONE_SUCCESS_AFTER)])
+    {
         let upstream = Silent::start(speaks, then);
         let route = format!("{{ path: /**, retries: 0, {route} upstream: {} }}", upstream.url);
-        let gateway = protocol.start(&site(settings, &[route], ONE_SUCCESS));
+        let gateway = protocol.start(&site(settings, &[PROBE.to_owned(), route], limit));
         attempt(&mut gateway.client(), &upstream);
         assert_spent(&gateway);
         assert_eq!(upstream.begun(), 1);
@@ -99,7 +109,9 @@ fn keeps_its_charge(
 
 #[track_caller]
 fn assert_spent(gateway: &Gateway) {
-    assert_eq!(gateway.send(GET).status, 429, "the charge was given back");
+    let probe = GET.replacen("/", "/probe", 1);
+    // A request that counts after its response counts once the gateway knows that its client has left.
+    until("the request is charged", || gateway.send(&probe).status == 429);
 }
 
 #[track_caller]

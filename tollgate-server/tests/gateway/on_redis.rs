@@ -40,6 +40,36 @@ fn two_gateways_share_a_limit_and_count_every_request_once() {
 }
 
 #[test]
+fn two_gateways_count_failed_logins_after_their_responses() {
+    each_protocol(|protocol| {
+        let redis = RedisServer::start();
+        let upstream = Raw::start(|conversation| {
+            while let Some(asked) = conversation.request() {
+                let status = if asked.head.contains("/wrong") { "401 Unauthorized" } else { "200 OK" };
+                if !conversation.send(format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n")) {
+                    return;
+                }
+            }
+        });
+        let limits = "{ name: logins, key: 'header:x-user-id', algorithm: fixed_window, align: first_request, limit: 5, \
+                  window: 1h, count: { statuses: [401], when: after } }";
+        let site = site("", &[format!("{{ path: /**, upstream: {} }}", upstream.url())], limits);
+        let rules = format!("store: {}\nstore_timeout: 5s\n{site}", redis.url());
+        let gateways = [(); 2].map(|()| protocol.start(&rules));
+        let mut connections = gateways.each_ref().map(Gateway::client);
+        for turn in 0..8 {
+            let answer = connections[turn % 2].get_as("ann", "/right");
+            assert_eq!((answer.status, answer.header("x-ratelimit-remaining")), (200, Some("5")));
+        }
+        for (turn, left) in ["4", "3", "2", "1", "0"].into_iter().enumerate() {
+            let answer = connections[turn % 2].get_as("ann", "/wrong");
+            assert_eq!((answer.status, answer.header("x-ratelimit-remaining")), (401, Some(left)));
+        }
+        assert_eq!(connections.map(|mut connection| connection.get_as("ann", "/right").status), [429, 429]);
+    });
+}
+
+#[test]
 fn published_rules_leave_a_gateway_its_own_proxies() {
     each_protocol(|protocol| {
         let redis = RedisServer::start();

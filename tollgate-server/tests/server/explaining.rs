@@ -53,6 +53,15 @@ fn a_request_that_passes() {
 }
 
 #[test]
+fn a_limit_that_counts_after_the_response_says_so() {
+    let rules = "limits: [{ name: logins, key: ip, limit: 5, count: { statuses: [401], when: after } }]\n";
+    let folder = folder_with(&[("rules.yaml", rules)]);
+    let text =
+        transcript(&run_in(folder.path(), &["explain", "--config", "rules.yaml", "GET", "/", "--ip", "192.0.2.7"]));
+    assert!(text.contains("key 192.0.2.7, cost 1 after the response: 5 of 5 left"), "{text}");
+}
+
+#[test]
 fn a_request_that_is_blocked() {
     insta::assert_snapshot!(explain(&["GET", "/", "-H", "X-User-Id: mallory"]));
 }

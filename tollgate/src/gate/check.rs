@@ -6,6 +6,9 @@
 use std::pin::Pin;
 
 use super::State;
+use super::deferred::defer_in_memory;
+#[cfg(feature = "redis")]
+use super::deferred::defer_on_redis;
 use super::in_flight::{self, Full, InFlight, InFlightLimits, TakenPermits};
 use super::key_bans::BannedHit;
 use super::outcome::{Outcome, PendingChecks, SelectedBy};
@@ -25,6 +28,8 @@ impl Outcome {
     /// It works in place because an outcome is large, and every request has one.
     #[inline]
     pub(crate) fn check(&mut self, facts: &Facts<'_>) -> Option<RemoteCheck> {
+        // The response of a request that is served elsewhere is unknown.
+        self.may_defer = self.state.rules.have_deferred() && !facts.is_served_elsewhere();
         if self.state.rules.read_tokens() {
             return check_in_phases(self, facts);
         }
@@ -418,6 +423,9 @@ fn check_unless_known(
     denied: Option<Decision>,
     each: &[Option<Decision>],
 ) -> Option<RemoteCheck> {
+    if outcome.may_defer {
+        defer_in_memory(outcome, &mut pending, denied.is_some());
+    }
     let decision = match &outcome.state.store {
         Store::Memory(limiter) => decide_now(outcome, limiter, pending.as_deref_mut(), denied, each),
         #[cfg(feature = "redis")]
@@ -492,6 +500,8 @@ pub(super) fn charged_to_store(remote: RemoteCheck) -> RemoteCheck {
 #[cfg(feature = "redis")]
 pub(super) async fn check_redis(mut outcome: Outcome, remote: RemoteCheck) -> Outcome {
     let RemoteCheck { mut pending, limiter, open, charge } = remote;
+    let is_denied = !matches!(open, Open::Enforced);
+    let has_failed = outcome.may_defer && !defer_on_redis(&mut outcome, &mut pending, is_denied).await;
     let state = outcome.state.clone();
     let decide = |hits: &Hits| {
         let mut hits = match hits {
@@ -502,7 +512,13 @@ pub(super) async fn check_redis(mut outcome: Outcome, remote: RemoteCheck) -> Ou
         // left.
         let may_change = |limit| charge != ChargeTo::Any || state.rules.may_change(state.rules.owner(limit));
         crate::redis::take_from_store(&mut hits, may_change);
-        limiter.clone().decide_hits(hits, None)
+        let limiter = limiter.clone();
+        async move {
+            match has_failed {
+                true => limiter.decide_without_store(hits),
+                false => limiter.decide_hits(hits, None).await,
+            }
+        }
     };
     // Send all checks at once, so that they share a round trip.
     let shadow_hits = pending.iter().flat_map(|pending| &pending.shadow_hits).map(|(rule, hits)| {

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Response};
 use smallvec::SmallVec;
 
+use super::deferred::{DeferredCharges, DeferredHits};
 use super::in_flight::{Full, InFlightLimits, InFlightPermit, PermitRequests, ShadowDecisions, TakenPermits};
 use super::store::Hits;
 use super::{Gate, State};
@@ -64,6 +65,8 @@ pub struct Outcome {
     pub(super) extras: Option<Box<Extras>>,
     pub(super) token: TokenStatus,
     pub(super) signatures_verified: u8,
+    /// Whether limits may count the request only after its response.
+    pub(super) may_defer: bool,
     /// One bit for each of the first 32 limits, set when the limit is settled, so that each is settled once. [`Extras`]
     /// has the bits of the others.
     pub(super) settled: AtomicU32,
@@ -82,6 +85,8 @@ pub(super) struct PendingChecks {
     /// The enforced limits among these.
     pub(super) in_flight: InFlightLimits,
     pub(super) taken: Option<TakenPermits>,
+    /// The hits that count only after the response.
+    pub(super) deferred: DeferredHits,
 }
 
 /// Parts of an outcome that few requests need.
@@ -103,6 +108,8 @@ pub(super) struct Extras {
     pub(super) settled: Box<[AtomicU32]>,
     /// The units that a settlement may give back. They are pending until they are settled or the outcome is dropped.
     pub(super) open: Option<Held>,
+    /// The charges that follow the response.
+    pub(super) deferred: Option<Box<DeferredCharges>>,
 }
 
 /// The party that selected the limit, the key and the cost.
@@ -117,12 +124,16 @@ impl Outcome {
     /// Sets the decision of the enforced rules and the results of the shadow rules. It works in place because an
     /// outcome is large.
     #[inline(always)]
-    pub(super) fn decided(&mut self, pending: Option<Box<PendingChecks>>, decision: Decision) {
+    pub(super) fn decided(&mut self, mut pending: Option<Box<PendingChecks>>, decision: Decision) {
+        let deferred = pending.as_mut().and_then(|pending| pending.take_deferred(&self.state, &decision));
         #[cfg(feature = "file")]
         if self.state.rules.have_observers() {
             observe(self, pending.as_deref(), &decision);
         }
         self.extras = pending.and_then(|pending| pending.into_extras(&decision));
+        if deferred.is_some() {
+            self.extras.get_or_insert_default().deferred = deferred;
+        }
         let limits = self.hits.len() + self.extras.as_ref().map_or(0, |extras| extras.shadow_hits.len());
         if limits > u32::BITS as usize {
             self.track_settlements_of(limits);
@@ -197,6 +208,7 @@ impl Outcome {
             extras: None,
             token: TokenStatus::NotRead,
             signatures_verified: 0,
+            may_defer: false,
             settled: AtomicU32::new(0),
             settled_at: OnceLock::new(),
         }

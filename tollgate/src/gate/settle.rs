@@ -17,6 +17,7 @@ use std::time::Duration;
 use http::{HeaderMap, StatusCode};
 use smallvec::SmallVec;
 
+use super::deferred::Charging;
 use super::outcome::{Outcome, SelectedBy};
 use super::store::{Hits, StoreUnavailable};
 use super::{Gate, State};
@@ -78,7 +79,9 @@ impl Outcome {
 
     /// Refunds everything that the request took, as far as it still counts against its keys.
     pub async fn refund(&self) -> Settlement {
-        self.settle_each(|_, _| Some(0)).await
+        let settled = self.settle_each(|_, _| Some(0)).await;
+        self.cancel_deferred();
+        settled
     }
 
     /// Returns `true` if a rule that counted the request depends on its response: see
@@ -132,6 +135,12 @@ impl Outcome {
         self.settle_response_with(status, headers, None).await
     }
 
+    /// Charges limits that count after the response, for a request whose service was called and has not responded.
+    #[doc(hidden)]
+    pub async fn settle_unanswered(&self) -> Settlement {
+        self.settle_each(|_, rule| self.deferred_cost(rule)).await
+    }
+
     /// Settles the request by its response and the cost that its handler reports. A status that does not count takes
     /// precedence, and so does the cost in a header.
     pub(crate) async fn settle_response_with(
@@ -153,10 +162,12 @@ impl Outcome {
             };
             concerned.then_some(reported.units)
         };
-        let mut worst =
-            self.settle_each(|selected_by, rule| by_response(rule).or_else(|| reported(selected_by, rule))).await;
-        for (number, (rule, decision, hits)) in (self.hits.len()..).zip(self.shadow_hits()) {
-            if let Some(actual) = by_response(rule).or_else(|| reported(self.selected_by, rule)) {
+        let deferred = |rule| self.deferred_cost(rule);
+        let actual =
+            |selected_by, rule| by_response(rule).or_else(|| reported(selected_by, rule)).or_else(|| deferred(rule));
+        let mut worst = self.settle_each(actual).await;
+        for (number, (rule, decision, hits)) in self.shadow_hits() {
+            if let Some(actual) = actual(self.selected_by, rule) {
                 let settled = self.settle_limits((hits, number), decision, |_| Some(actual)).await;
                 worst = worst.worse(settled.unwrap_or(Settlement::Settled));
             }
@@ -178,12 +189,12 @@ impl Outcome {
         debug_assert!(!is_pending, "a store in memory never waits");
     }
 
-    /// Returns the shadow rules that may be settled by the response, with their hits.
-    fn shadow_hits(&self) -> impl Iterator<Item = (u32, &Decision, &Hits)> {
+    /// Returns the shadow rules that may be settled by the response, with their hits and the numbers of these.
+    fn shadow_hits(&self) -> impl Iterator<Item = (usize, (u32, &Decision, &Hits))> {
         // Decisions are in the order of the hits; those on requests in flight follow.
         let all = self.extras.iter().flat_map(|extras| extras.shadow_hits.iter().zip(&extras.shadow_decisions));
-        all.map(|((rule, hits), (_, decision))| (*rule, decision, hits))
-            .filter(|(_, decision, _)| decision.is_allowed())
+        let all = all.map(|((rule, hits), (_, decision))| (*rule, decision, hits));
+        (self.hits.len()..).zip(all).filter(|(_, (_, decision, _))| decision.is_allowed())
     }
 
     /// Settles each limit of `hits` at its actual cost, once. A limit whose cost is `None` is left unchanged. Returns
@@ -196,21 +207,24 @@ impl Outcome {
     ) -> Option<Settlement> {
         let rules = &self.state.rules;
         // Claim all before settling any, so that of two concurrent calls, one finds nothing to do.
-        let to_settle: SmallVec<[(usize, u64, bool); 4]> = (0..)
+        let to_settle: SmallVec<[(usize, u64, bool, Option<Charging>); 2]> = (0..)
             .zip(hits.costs())
             .filter_map(|(index, (limit, _))| {
                 let rule = rules.owner(limit);
                 // Bans take nothing, so there is nothing to refund.
                 let actual = if rules.ban(rule) == Some(limit) { None } else { actual(rule) };
-                Some((index, actual?, self.claim_settlement(first + index)))
+                let (actual, is_ours) = (actual?, self.claim_settlement(first + index));
+                let charging = if is_ours { self.charge_deferred(first + index, actual) } else { None };
+                Some((index, actual, is_ours, charging))
             })
             .collect();
         let mut worst: Option<Settlement> = None;
         let mut is_changed = false;
-        for (index, actual, is_ours) in to_settle {
-            let settled = match is_ours {
-                true => self.state.store.settle(hits, index, decision, actual).await,
-                false => Settlement::AlreadySettled,
+        for (index, actual, is_ours, charging) in to_settle {
+            let settled = match (is_ours, charging) {
+                (true, Some(charging)) => charging.await,
+                (true, None) => self.state.store.settle(hits, index, decision, actual).await,
+                (false, _) => Settlement::AlreadySettled,
             };
             if is_ours && std::ptr::eq(hits, &self.hits) {
                 self.close(index);

@@ -25,6 +25,7 @@ pub(super) enum Store {
 }
 
 /// Hits prepared for a store.
+#[derive(Clone)]
 pub(super) enum Hits {
     Memory(FewHits),
     #[cfg(feature = "redis")]
@@ -39,6 +40,24 @@ impl Hits {
             Self::Memory(hits) => Self::Memory(crate::limiter::hit_of_limit(hits, limit, cost)),
             #[cfg(feature = "redis")]
             Self::Redis(hits) => Self::Redis(Box::new(crate::redis::only(hits, limit, cost))),
+        }
+    }
+
+    /// Returns the hit at this position alone.
+    pub(super) fn single(&self, position: usize) -> Self {
+        match self {
+            Self::Memory(hits) => Self::Memory(hits.get(position).copied().into_iter().collect()),
+            #[cfg(feature = "redis")]
+            Self::Redis(hits) => Self::Redis(Box::new(hits.get(position).cloned().into_iter().collect())),
+        }
+    }
+
+    /// Sets the cost of the hit at this position.
+    pub(super) fn set_cost(&mut self, position: usize, cost: u64) {
+        match self {
+            Self::Memory(hits) => hits.get_mut(position).into_iter().for_each(|hit| hit.cost = cost),
+            #[cfg(feature = "redis")]
+            Self::Redis(hits) => hits.get_mut(position).into_iter().for_each(|hit| crate::redis::set_cost(hit, cost)),
         }
     }
 

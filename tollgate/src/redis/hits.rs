@@ -58,6 +58,14 @@ impl RedisLimiter {
         (decision, hits)
     }
 
+    /// Decides the hits as if the store had failed. Takes all of them, or none.
+    #[cfg(feature = "rules")]
+    pub(crate) fn decide_without_store(&self, mut hits: RedisHits) -> (Decision, RedisHits) {
+        let cost = hits.iter().map(|hit| hit.script_hit.cost).max().unwrap_or(0);
+        let decision = self.by_policy(&mut hits.iter_mut().collect::<SmallVec<[&mut RedisHit; 2]>>());
+        (Decision { cost, ..decision }, hits)
+    }
+
     /// Gives back the cost of each hit, from the newest charges of its key.
     pub(crate) async fn credit_hits(&self, hits: &RedisHits) -> Result<(), StoreError> {
         self.send_each(hits, ScriptRequest::Credit).await
@@ -206,6 +214,12 @@ pub(crate) fn looks(hits: &[RedisHit], leave_out: impl Fn(LimitId) -> bool) -> R
             hit
         })
         .collect()
+}
+
+/// Sets the cost of a hit.
+#[cfg(feature = "rules")]
+pub(crate) fn set_cost(hit: &mut RedisHit, cost: u64) {
+    hit.script_hit.cost = cost;
 }
 
 /// Returns the limit and the cost of a hit.

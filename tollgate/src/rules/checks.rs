@@ -123,9 +123,14 @@ pub(super) const PLAN_MISSING: &str = "this override never applies, because the 
 
 fn numbers(rule: &Rule, algorithm: &Algorithm) -> Result<(), InvalidLimit> {
     let settlement = &rule.response_settlement;
-    for (field, is_there) in [("count", settlement.count.is_some()), ("settle", settlement.settle_by.is_some())] {
-        if is_there && matches!(algorithm, Algorithm::LeakyBucket(bucket) if bucket.queues()) {
-            return no_effect_with_queue(field);
+    if matches!(algorithm, Algorithm::LeakyBucket(bucket) if bucket.queues()) {
+        if settlement.is_deferred() {
+            return after_with_queue();
+        }
+        for (field, is_there) in [("count", settlement.count.is_some()), ("settle", settlement.settle_by.is_some())] {
+            if is_there {
+                return no_effect_with_queue(field);
+            }
         }
     }
     if settlement.count.as_ref().is_some_and(super::StatusSet::is_empty) {
@@ -146,6 +151,12 @@ fn numbers(rule: &Rule, algorithm: &Algorithm) -> Result<(), InvalidLimit> {
 pub(super) fn no_effect_with_queue(field: &'static str) -> Result<(), InvalidLimit> {
     let problem = format!("`{field}` has no effect with `overflow: queue`, which gives nothing back");
     Err(InvalidLimit::new(field, problem, "use `overflow: reject`, or remove it"))
+}
+
+/// Returns the error of `when: after` in a limit with a queue.
+pub(super) fn after_with_queue() -> Result<(), InvalidLimit> {
+    let problem = "`when: after` cannot be used with `overflow: queue`, where a request queues when it arrives".into();
+    Err(InvalidLimit::new("count", problem, "use `overflow: reject`, or remove `count`"))
 }
 
 /// Returns the name of the quota of an algorithm.

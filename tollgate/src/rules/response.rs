@@ -87,12 +87,30 @@ pub(crate) struct ResponseSettlement {
     pub(super) count: Option<StatusSet>,
     /// The response header that contains the actual cost.
     pub(super) settle_by: Option<HeaderName>,
+    /// When a request is counted.
+    pub(super) when: CountWhen,
+}
+
+/// When a request is counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "file", derive(serde::Deserialize, schemars::JsonSchema), serde(rename_all = "snake_case"))]
+pub enum CountWhen {
+    /// When it arrives. A response that does not count gives its units back.
+    #[default]
+    Arrival,
+    /// After its response. Requests that run at the same time do not count against each other.
+    After,
 }
 
 impl ResponseSettlement {
     /// Returns `true` if a response can change the cost of a request.
     pub(super) fn is_needed(&self) -> bool {
-        self.count.is_some() || self.settle_by.is_some()
+        self.count.is_some() || self.settle_by.is_some() || self.is_deferred()
+    }
+
+    /// Returns `true` if requests are counted only after their responses.
+    pub(super) fn is_deferred(&self) -> bool {
+        self.when == CountWhen::After
     }
 
     /// Returns the actual cost of a request with this response, or `None` if the cost does not change.
@@ -184,6 +202,7 @@ mod tests {
         let both = ResponseSettlement {
             count: Some(StatusSet::successes()),
             settle_by: Some(HeaderName::from_static("x-cost")),
+            ..ResponseSettlement::default()
         };
         assert_eq!(heard(&both, 200, Some(b"12")), Some(12));
         assert_eq!(heard(&both, 500, Some(b"12")), Some(0));

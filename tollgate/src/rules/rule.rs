@@ -9,7 +9,7 @@ use super::expression_errors::ErrorCount;
 use super::key_part::header_name;
 use super::matching::Condition;
 use super::normal::Unreadable;
-use super::response::{ResponseSettlement, StatusSet, whole_number};
+use super::response::{CountWhen, ResponseSettlement, StatusSet, whole_number};
 use super::{KeyPart, Match, Networks, Request};
 use crate::algorithm::{Algorithm, Ban, MAX_QUOTA};
 #[cfg(feature = "file")]
@@ -530,6 +530,31 @@ impl Rule {
     pub fn count(mut self, answers: StatusSet) -> Self {
         self.response_settlement.count = (answers != StatusSet::all()).then_some(answers);
         self
+    }
+
+    /// Sets the response statuses that count, and counts a request only after its response. When the request arrives, it
+    /// is denied if its cost does not fit, or else takes nothing. A response that counts is charged in full, whatever is
+    /// left by then: what exceeds the quota is owed.
+    ///
+    /// Any number of concurrent requests pass together before the first of them counts: use [`count`](Self::count)
+    /// where that matters. A request whose response never comes is charged, unless it never reached its service: see
+    /// [`Outcome::settle_response`](crate::Outcome::settle_response). Checks by name, reservations and the decision
+    /// service, which sees no responses, count at once.
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use tollgate::rules::{KeyPart, Rule, StatusSet};
+    /// use tollgate::{FixedWindow, Limit, MINUTE};
+    ///
+    /// // Eight correct logins at once all pass.
+    /// let logins = Rule::new(Limit::new("logins", FixedWindow::new(5, MINUTE))?)
+    ///     .key(KeyPart::ip())
+    ///     .count_after(StatusSet::none().status(StatusCode::UNAUTHORIZED));
+    /// # Ok::<(), tollgate::InvalidLimit>(())
+    /// ```
+    pub fn count_after(mut self, answers: StatusSet) -> Self {
+        self.response_settlement.when = CountWhen::After;
+        self.count(answers)
     }
 
     /// Settles each request at the whole number in this header of its *response*. Without such a number, the cost stays

@@ -81,6 +81,8 @@ struct Inner {
     await_responses: bool,
     /// Whether the cost that any rule takes may be corrected later.
     may_change: bool,
+    /// `true` if a rule counts requests only after their responses.
+    have_deferred: bool,
     /// `true` if a rule has a ban.
     have_bans: bool,
     /// `true` if a rule has numbers for plans.
@@ -571,6 +573,17 @@ impl RuleSet {
     /// Returns `true` if a rule is settled by responses.
     pub(crate) fn awaits_response(&self, rule: u32) -> bool {
         self.response_settlement(rule).is_needed()
+    }
+
+    /// Returns `true` if any rule counts requests only after their responses.
+    #[inline]
+    pub(crate) fn have_deferred(&self) -> bool {
+        self.0.have_deferred
+    }
+
+    /// Returns `true` if a rule counts requests only after their responses.
+    pub(crate) fn is_deferred(&self, rule: u32) -> bool {
+        self.response_settlement(rule).is_deferred()
     }
 
     /// Returns how a rule is settled by responses.

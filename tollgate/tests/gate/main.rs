@@ -7,6 +7,7 @@ mod bans;
 mod by_name;
 mod changes;
 mod checks;
+mod counting_after;
 mod each_limit;
 mod hosts;
 mod in_flight;

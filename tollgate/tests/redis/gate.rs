@@ -6,6 +6,8 @@
 mod bans;
 #[path = "gate/by_name.rs"]
 mod by_name;
+#[path = "gate/counting_after.rs"]
+mod counting_after;
 #[path = "gate/on_two_stores.rs"]
 mod on_two_stores;
 #[path = "gate/refunds.rs"]

@@ -63,6 +63,7 @@ fn every_problem_is_reported_with_its_place_and_fix() {
         "    limit: { learn: { from: 5, to: 10 } }\n    cost: 7\n",
         "    limit: { learn: { from: 5, to: 10 } }\n    count: failures\n",
         "    limit: { learn: { from: 5, to: 10 } }\n    settle: header:x-cost\n",
+        "    limit: { learn: { from: 5, to: 10 } }\n    count: { when: after }\n",
         "    plan: header:x-plan\n    overrides: [{ plan: pro, limit: { learn: { from: 5, to: 10 } } }]\n",
     ];
     let mut messages = String::new();

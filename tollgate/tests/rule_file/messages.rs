@@ -7,7 +7,7 @@ use std::fmt::Write;
 use tollgate::rules::file::{Problems, RuleFile};
 
 /// Files that do not fit the schema, which editors report too.
-pub(crate) const SHAPES: [&str; 48] = [
+pub(crate) const SHAPES: [&str; 50] = [
     // The file as a whole.
     "- name: a\n",
     "just text\n",
@@ -54,6 +54,8 @@ pub(crate) const SHAPES: [&str; 48] = [
     "limits:\n  - name: a\n    missing: forbid\n    key: ip\n",
     "limits:\n  - name: a\n    algorithm: token_bucket\n    refill_mode: portions\n",
     "limits:\n  - name: a\n    count: failurs\n",
+    "limits:\n  - name: a\n    count: { statuses: [401], when: later }\n",
+    "limits:\n  - name: a\n    count: { status: 401 }\n",
     "limits:\n  - name: a\n    count: 5xx\n",
     "limits:\n  - name: a\n    count: 401\n",
     // Lists.
@@ -328,7 +330,7 @@ const NUMBERS: [&str; 52] = [
 ];
 
 /// Names, keys, routes, listeners and tokens that contradict each other.
-const TOGETHER: [&str; 49] = [
+const TOGETHER: [&str; 51] = [
     "gateway: { proxy_protocol: true }\nservice: { http: { listen: '[::1]:8090', proxy_protocol: true } }\nlimits: [{ name: a, key: ip }]\n",
     "gateway: { routes: [{ path: /**, upstream: 'http://a:1', request_headers: { set: { X-User: guest, x_user: { from: ip } }, add: { X-Ip: a } } }] }\n",
     "gateway: { routes: [{ path: /**, upstream: 'http://a:1', request_headers: { set: { X-Ip: { from: ip } }, add: { x.ip: a } } }] }\n",
@@ -343,6 +345,8 @@ const TOGETHER: [&str; 49] = [
     "limits: [{ name: a, key: jwt:sub }]\n",
     "limits: [{ name: a, plan: jwt:p, overrides: [{ plan: x, limit: 5 }] }]\n",
     "limits: [{ name: a, algorithm: leaky_bucket, overflow: queue, max_wait: 5s, count: failures, settle: header:x }]\n",
+    "limits: [{ name: a, algorithm: leaky_bucket, overflow: queue, max_wait: 5s, count: { statuses: [401], when: after } }]\n",
+    "limits: [{ name: a, in_flight: 5, count: { when: after } }]\n",
     "limits: [{ name: a, match: { when: \"request.paht == '/'\" } }]\n",
     "limits: [{ name: a, match: { when: \"request.path + 1\" } }]\n",
     "limits: [{ name: a, match: { when: \"request.path\" } }]\n",
@@ -381,13 +385,14 @@ const TOGETHER: [&str; 49] = [
 ];
 
 /// Files that are accepted with a warning.
-const WARNINGS: [&str; 17] = [
+const WARNINGS: [&str; 18] = [
     "limits: [{ name: a, key: [ip, host], blocked: { keys: [[\"2001:db8::7\", a.test]] } }]\n",
     "store: memory\n",
     "limits: []\n",
     "headers: [ietf, ietf]\nlimits: [{ name: a }]\n",
     "limits: [{ name: a, match: { path: [/a, /a], methods: [GET, GET], hosts: [a, A] } }]\n",
     "limits: [{ name: a, count: [401, 5xx, 401] }]\n",
+    "limits: [{ name: a, count: { statuses: [401, 5xx, 401], when: after } }]\n",
     "limits: [{ name: a, plan: header:p }]\n",
     "limits: [{ name: a, ban: { after: 5, within: 1m, for: 1m } }]\n",
     "limits: [{ name: a, match: { when: 'request.query[\"dry_run\"] != \"1\"' } }]\n",

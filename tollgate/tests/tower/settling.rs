@@ -176,3 +176,99 @@ async fn response_of_the_service_gives_units_back() {
     }
     assert_eq!(left(&gate, "jobs"), 1);
 }
+
+fn failed_logins() -> Gate {
+    gate([per_minute("logins", 5).count_after(StatusSet::none().status(http::StatusCode::UNAUTHORIZED))]).0
+}
+
+async fn login(request: Request<()>) -> Result<Response<Full<Bytes>>, Infallible> {
+    let mut response = Response::new(Full::default());
+    if request.uri().path() == "/wrong" {
+        *response.status_mut() = http::StatusCode::UNAUTHORIZED;
+    }
+    tokio::task::yield_now().await;
+    Ok(response)
+}
+
+fn login_to(path: &str) -> Request<()> {
+    Request::builder().uri(path).body(()).unwrap()
+}
+
+#[tokio::test]
+async fn correct_logins_pass_together_and_failed_ones_count_after_their_responses() {
+    for is_ready in [true, false] {
+        let gate = failed_logins();
+        let mut service = RateLimitLayer::new(gate.clone()).layer(service_fn(login));
+        let mut waiting = Vec::new();
+        for _ in 0..8 {
+            if is_ready {
+                service.ready().await.unwrap();
+            }
+            let mut called = Box::pin(service.call(login_to("/right")));
+            assert!(poll_immediate(&mut called).await.is_none(), "it waits for the service");
+            waiting.push(called);
+        }
+        for called in waiting {
+            assert_eq!(called.await.unwrap().status(), 200);
+        }
+        assert_eq!(left(&gate, "logins"), 5);
+        for left in ["4", "3", "2", "1", "0"] {
+            let response = service.ready().await.unwrap().call(login_to("/wrong")).await.unwrap();
+            assert_eq!(
+                (response.status(), &response.headers()["x-ratelimit-remaining"]),
+                (http::StatusCode::UNAUTHORIZED, &left.parse().unwrap())
+            );
+        }
+        assert_eq!(service.ready().await.unwrap().call(login_to("/right")).await.unwrap().status(), 429);
+    }
+}
+
+#[tokio::test]
+async fn request_without_a_response_counts_once_the_service_was_called() {
+    for is_ready in [true, false] {
+        let gate = failed_logins();
+        let failing = service_fn(async |_: Request<()>| Err::<Response<Full<Bytes>>, _>("it has failed"));
+        let mut service = RateLimitLayer::new(gate.clone()).layer(failing);
+        if is_ready {
+            service.ready().await.unwrap();
+        }
+        assert!(service.call(Request::new(())).await.is_err());
+        assert_eq!(left(&gate, "logins"), 4, "ready: {is_ready}");
+        let mut service = RateLimitLayer::new(gate.clone()).layer(service_fn(login));
+        if is_ready {
+            service.ready().await.unwrap();
+        }
+        let mut waiting = Box::pin(service.call(login_to("/right")));
+        assert!(poll_immediate(&mut waiting).await.is_none());
+        drop(waiting);
+        assert_eq!(left(&gate, "logins"), 3, "ready: {is_ready}");
+    }
+}
+
+#[tokio::test]
+async fn request_that_never_reached_the_service_does_not_count() {
+    let gate = failed_logins();
+    // It is called without being ready, so it waits.
+    let mut service = RateLimitLayer::new(gate.clone()).layer(NeverReady);
+    let mut waiting = Box::pin(service.call(Request::new(())));
+    assert!(poll_immediate(&mut waiting).await.is_none());
+    drop(waiting);
+    assert_eq!(left(&gate, "logins"), 5);
+}
+
+#[derive(Clone)]
+struct NeverReady;
+
+impl Service<Request<()>> for NeverReady {
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = std::future::Pending<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), Infallible>> {
+        std::task::Poll::Pending
+    }
+
+    fn call(&mut self, _: Request<()>) -> Self::Future {
+        std::future::pending()
+    }
+}

@@ -7,7 +7,7 @@ use tollgate::rules::{ExpressionField, FailedExpression, TokenStatus};
 use tollgate::{Decision, RuleExplained, RuleState};
 
 use super::address::effects_without_address;
-use crate::explanation::{Counts, Explained, FactHeader, FactValue, Routed, path_reading, policy};
+use crate::explanation::{Counts, Explained, FactHeader, FactValue, Routed, counts_after, path_reading, policy};
 use crate::gateway::upstream_urls;
 use crate::notice::policy_name;
 
@@ -110,7 +110,8 @@ fn row(explained: &Explained<'_>, rule: &RuleExplained) -> [String; 3] {
         RuleState::Refused(Refusal::Blocked) => ("refused", "blocked".to_owned()),
         RuleState::Refused(Refusal::Unreadable(request)) => ("refused", request.message.clone()),
         RuleState::Counted { key, cost, decision, banned_for } => {
-            let hit = format!("{}, cost {cost}", describe_key(key));
+            let when = if counts_after(explained.file, &rule.name) { " after the response" } else { "" };
+            let hit = format!("{}, cost {cost}{when}", describe_key(key));
             match (decision, banned_for) {
                 (_, Some(left)) => ("refused", format!("{hit}: banned for {}", seconds(*left))),
                 (Some(decision), None) if decision.is_allowed() => ("allowed", format!("{hit}: {}", left(decision))),

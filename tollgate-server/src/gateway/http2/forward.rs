@@ -152,7 +152,7 @@ impl Exchange {
                     conn.usage.end();
                 }
                 let length = BodyLength::of(&body);
-                let recorded = request.delivery.begin();
+                let recorded = request.begin_delivery(outcome);
                 let sent = sender::send(&mut conn, recorded, |out| {
                     self.with_upstream_head((parts, length), to, request.context(outcome), |head| head.write(out))
                 });
@@ -183,7 +183,7 @@ impl Exchange {
                 let head = self.with_upstream_head((parts, length), to, request.context(outcome), |head| {
                     head.to_http2(parts, &filter)
                 });
-                let sent = (head.map_err(SendError::failed)?, body, request.delivery.begin());
+                let sent = (head.map_err(SendError::failed)?, body, request.begin_delivery(outcome));
                 let until = Arc::clone(&deadline);
                 let sending = async move {
                     let answer = http2_sender::send((sender, permit), sent, until, (repeatable, fallback)).await;

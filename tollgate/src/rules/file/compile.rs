@@ -10,8 +10,8 @@ use super::node::Node;
 use super::problem::{Findings, InvalidValue};
 use super::setting_error::SettingError;
 use super::types::{
-    BodyName, BodyRule, CorsRule, CostRule, CountName, CountRule, GatewayRule, HeaderFamily as FamilyName, JwtRule,
-    LimitRule, ListRule, MatchRule, OriginsRule, OverrideRule, RouteRule, StatusRule, UnknownPolicy,
+    BodyName, BodyRule, CorsRule, CostRule, CountName, CountedStatuses, GatewayRule, HeaderFamily as FamilyName,
+    JwtRule, LimitRule, ListRule, MatchRule, OriginsRule, OverrideRule, RouteRule, StatusRule, UnknownPolicy,
 };
 use super::{Parsed, Problems};
 use crate::Ban;
@@ -21,6 +21,7 @@ use crate::rules::cel::{Expression, ExpressionError, Input};
 use crate::rules::expression_errors::ErrorCount;
 use crate::rules::networks::InvalidNetwork;
 use crate::rules::request::{Token, Tokens};
+use crate::rules::response::CountWhen;
 use crate::rules::rule::TokenUse;
 use crate::rules::{
     Cost, ExpressionField, Listing, Match, Mode, Networks, PathCase, Request, Routes, Rule, RuleSet, StatusSet,
@@ -175,7 +176,11 @@ fn rule(limit: &LimitRule) -> Result<Rule, InvalidValue> {
         rule = rule.ban(Ban { after: ban.after, within, for_ });
     }
     if let Some(count) = &limit.count {
-        rule = rule.count(answers(count)?);
+        let answers = answers(&count.statuses)?;
+        rule = match count.when {
+            CountWhen::Arrival => rule.count(answers),
+            CountWhen::After => rule.count_after(answers),
+        };
     }
     if let Some(SettleSource(name)) = &limit.settle {
         rule = rule.settle_by(name.as_str());
@@ -286,12 +291,12 @@ fn cost(rule: Option<&CostRule>, expressions: &mut Expressions) -> Result<Cost, 
     Ok(Cost::expression(units, when_error))
 }
 
-fn answers(rule: &CountRule) -> Result<StatusSet, InvalidValue> {
-    let listed = match rule {
-        CountRule::Named(CountName::All) => return Ok(StatusSet::all()),
-        CountRule::Named(CountName::Failures) => return Ok(StatusSet::failures()),
-        CountRule::Named(CountName::Successes) => return Ok(StatusSet::successes()),
-        CountRule::Listed(listed) => listed,
+fn answers(statuses: &CountedStatuses) -> Result<StatusSet, InvalidValue> {
+    let listed = match statuses {
+        CountedStatuses::Named(CountName::All) => return Ok(StatusSet::all()),
+        CountedStatuses::Named(CountName::Failures) => return Ok(StatusSet::failures()),
+        CountedStatuses::Named(CountName::Successes) => return Ok(StatusSet::successes()),
+        CountedStatuses::Listed(listed) => listed,
     };
     let mut answers = StatusSet::none();
     for one in listed {

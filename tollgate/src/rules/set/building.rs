@@ -212,6 +212,7 @@ impl RuleSetBuilder {
                 .iter()
                 .any(|one| one.rule.response_settlement.is_needed() || one.rule.cost.is_estimate()),
             await_responses: compiled.iter().any(|one| one.rule.response_settlement.is_needed()),
+            have_deferred: compiled.iter().any(|one| one.rule.response_settlement.is_deferred()),
             per_address: PerAddress::of(&compiled, &index, &shortcuts, &self.proxies),
             have_bans: compiled.iter().any(|one| one.ban.is_some()),
             have_plans: compiled.iter().any(|one| !one.by_plan.is_empty()),
@@ -421,7 +422,7 @@ impl Compiling {
         let of_rates = [
             ("ban", rule.ban.is_some()),
             ("cost", rule.cost.is_estimate()),
-            ("count", rule.response_settlement.count.is_some()),
+            ("count", rule.response_settlement.count.is_some() || rule.response_settlement.is_deferred()),
             ("settle", rule.response_settlement.settle_by.is_some()),
             ("overrides", rule.overrides.iter().any(|(_, numbers)| matches!(numbers, Numbers::Rate(_)))),
         ];

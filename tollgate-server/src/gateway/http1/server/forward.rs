@@ -188,7 +188,7 @@ impl Forwarding {
         }
         let conn = self.target.as_ref().and_then(|target| self.take_idle(server.worker, target));
         if let Some(mut conn) = conn
-            && conn.send(&buffers.out, self.request.delivery.begin(), context).is_ok()
+            && conn.send(&buffers.out, self.request.begin_delivery(&self.outcome), context).is_ok()
         {
             self.conn = Some(conn);
         }
@@ -377,7 +377,7 @@ impl Forwarding {
             self.write_request(plain, buffers).map_err(AttemptError::failed)?;
             let not_sent =
                 |_| AttemptError::Failed { fault: Box::new(Failure::Disconnected.into()), repeatable: Repeatable::Yes };
-            conn.send(&buffers.out, self.request.delivery.begin(), context).map_err(not_sent)
+            conn.send(&buffers.out, self.request.begin_delivery(&self.outcome), context).map_err(not_sent)
         });
         sent.unwrap_or(Err(AttemptError::Aborted))
     }

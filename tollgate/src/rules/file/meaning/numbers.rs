@@ -12,9 +12,10 @@ use crate::rules::file::node::{Node, NodeKind};
 use crate::rules::file::problem::{Findings, Position, shown};
 use crate::rules::file::shape::rate_text;
 use crate::rules::file::types::{
-    AlgorithmName, BanRule, ComputedCost, CostRule, CountName, CountRule, LimitRule, Numbers, Overflow, OverrideRule,
-    QuotaRule, RuleFile,
+    AlgorithmName, BanRule, ComputedCost, CostRule, CountRule, CountedStatuses, LimitRule, Numbers, Overflow,
+    OverrideRule, QuotaRule, RuleFile,
 };
+use crate::rules::response::CountWhen;
 use crate::rules::rule::check_in_flight;
 use crate::units::{MAX_SPAN, MIN_SPAN};
 
@@ -293,11 +294,20 @@ fn learned(rule: &LimitRule, node: &Node, findings: &mut Findings) {
         findings.error(place.at, message, format!("add `key`, or write a number for `{quota}`"));
     }
     let by_response = match &rule.count {
-        None | Some(CountRule::Named(CountName::All)) => rule.settle.as_ref().map(|_| "settle"),
-        Some(_) => Some("count"),
+        Some(count) if !count.is_default() => Some(("count", count.when)),
+        _ => rule.settle.as_ref().map(|_| ("settle", CountWhen::Arrival)),
     };
-    if let Some(key) = by_response {
-        let message = format!("`{key}` gives units back after the response, and learning counts them as demand");
+    if let Some((key, when)) = by_response {
+        let message = match when {
+            CountWhen::Arrival => {
+                format!("`{key}` gives units back after the response, and learning counts them as demand")
+            }
+            CountWhen::After => {
+                "`when: after` counts requests after their responses, and learning counts them when they \
+                                 arrive"
+                    .to_owned()
+            }
+        };
         findings.error(place.at, message, format!("write a number for `{quota}`, or remove `{key}`"));
     }
 }
@@ -313,15 +323,23 @@ fn learned_override(by: &OverrideRule, place: &Node, findings: &mut Findings) {
 }
 
 fn answers(rule: &LimitRule, node: &Node, findings: &mut Findings) {
-    if let Some(CountRule::Listed(listed)) = &rule.count {
+    if let Some(CountedStatuses::Listed(listed)) = rule.count.as_ref().map(|count| &count.statuses) {
+        let items = match node.get("count") {
+            Some(map) if map.get("statuses").is_some() => map.items("statuses"),
+            _ => node.items("count"),
+        };
         let mut seen = FirstPositions::new();
-        for (status, item) in listed.iter().zip(node.items("count")) {
+        for (status, item) in listed.iter().zip(items) {
             if let Some(first) = seen.duplicate_of(status, item.at) {
                 findings.warning(item.at, format!("duplicate status, first at {first}"), "remove one of them");
             }
         }
     }
     let queues = rule.algorithm == AlgorithmName::LeakyBucket && rule.modes.overflow == Some(Overflow::Queue);
+    let is_deferred = rule.count.as_ref().is_some_and(CountRule::is_after);
+    if let Some(when) = node.get("count").filter(|_| queues && is_deferred) {
+        return report(checks::after_with_queue(), when.key_at("when"), findings);
+    }
     for key in ["count", "settle"] {
         if queues && node.get(key).is_some() {
             report(checks::no_effect_with_queue(key), node.key_at(key), findings);

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
+use super::notation::{or_value, or_value_of};
 use super::{AlgorithmName, ConsistencyName, FailurePolicy, LearnRule, Modes, Numbers, OneOrMany, QuotaRule};
 use crate::algorithm::MAX_QUOTA;
 use crate::demand::Measure;
@@ -13,6 +14,7 @@ use crate::rules::file::forms::{
     Cidr, CostText, DurationText, Expression, HeaderName, HostGlob, KeyPart, LimitName, MethodName, PathGlob,
     PlanSource, SettleSource, StatusClass, StoreName,
 };
+use crate::rules::response::CountWhen;
 use crate::rules::rule::Missing;
 use crate::{InvalidLimit, Limit};
 
@@ -52,7 +54,8 @@ pub struct LimitRule {
     /// `{ expression, when_error }`.
     pub cost: Option<CostRule>,
     /// The responses that count: `all` (the default), `failures` (status 400 and above), `successes` (below 400), or a
-    /// list of statuses and classes such as `[401, 5xx]`. The cost of other responses is refunded.
+    /// list of statuses and classes such as `[401, 5xx]`. The cost of other responses is refunded. With
+    /// `{ statuses: [401], when: after }`, requests take nothing when they arrive, and count after their responses.
     pub count: Option<CountRule>,
     /// The response header with the actual cost, `header:NAME`. `cost` is taken first and then settled to it.
     pub settle: Option<SettleSource>,
@@ -253,14 +256,47 @@ pub struct BanRule {
     pub lasts: DurationText,
 }
 
-/// The responses that a limit counts.
+/// The responses that a limit counts, and when.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(remote = "Self", deny_unknown_fields)]
+#[schemars(transform = or_value_of("statuses"))]
+pub struct CountRule {
+    /// The responses that count.
+    #[serde(default)]
+    pub statuses: CountedStatuses,
+    /// When a request counts (`arrival`): `arrival` takes the cost when it arrives, `after` when its response counts.
+    #[serde(default)]
+    pub when: CountWhen,
+}
+
+or_value!(CountRule, "statuses");
+
+impl CountRule {
+    /// Returns `true` if requests count only after their responses.
+    pub fn is_after(&self) -> bool {
+        self.when == CountWhen::After
+    }
+
+    /// Returns `true` if requests of every response count when they arrive, as without `count`.
+    pub(in crate::rules::file) fn is_default(&self) -> bool {
+        self.statuses == CountedStatuses::default() && self.when == CountWhen::default()
+    }
+}
+
+/// The statuses of responses that count.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(untagged)]
-pub enum CountRule {
+pub enum CountedStatuses {
     /// All, failures or successes.
     Named(CountName),
     /// The statuses and classes of statuses: `[401, 5xx]`.
     Listed(#[schemars(length(min = 1), extend("examples" = [[401, "5xx"]]))] Vec<StatusRule>),
+}
+
+impl Default for CountedStatuses {
+    fn default() -> Self {
+        Self::Named(CountName::All)
+    }
 }
 
 /// A named set of responses.
