@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::{HeaderMap, StatusCode};
 use testkit::redis::RedisServer;
 use tollgate::rules::{Mode, Rule, StatusSet};
-use tollgate::{Gate, Outcome};
+use tollgate::{Gate, Outcome, Settlement};
 
 use super::{check, gate, remaining, rule, user};
 
@@ -103,4 +103,20 @@ async fn a_limit_in_shadow_mode_counts_after_the_response_too() {
     assert!(third.is_allowed() && !is_shadow_allowed(&third));
     respond(&third, 401).await;
     assert_eq!(left(&gate, "all", &[]).await, 6);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn responses_of_requests_that_passed_together_are_owed() {
+    let server = RedisServer::start();
+    let gate = gate(&server, [logins(5)]).await;
+    let mut asked = Vec::new();
+    for _ in 0..8 {
+        asked.push(check(&gate, "/login", "ann").await);
+    }
+    let mut settled = Vec::new();
+    for outcome in &asked {
+        settled.push(outcome.settle_response(StatusCode::UNAUTHORIZED, &HeaderMap::new()).await);
+    }
+    assert_eq!(settled[..5], [Settlement::Settled; 5]);
+    assert_eq!(settled[5..], [Settlement::Owed { units: 1 }; 3]);
 }
