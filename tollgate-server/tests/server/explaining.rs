@@ -58,7 +58,7 @@ fn a_limit_that_counts_after_the_response_says_so() {
     let folder = folder_with(&[("rules.yaml", rules)]);
     let text =
         transcript(&run_in(folder.path(), &["explain", "--config", "rules.yaml", "GET", "/", "--ip", "192.0.2.7"]));
-    assert!(text.contains("key 192.0.2.7, cost 1 after the response: 5 of 5 left"), "{text}");
+    assert!(text.contains("key 192.0.2.7, cost 1 after the response: 4 of 5 left"), "{text}");
 }
 
 #[test]
