@@ -12,6 +12,8 @@ use tollgate::{
     Timestamp,
 };
 
+use crate::traces::assert_same;
+
 const TRACES: u32 = 40;
 const START: u64 = 1_700_000_000_000_000;
 
@@ -94,7 +96,7 @@ impl Both {
             *here.as_ref().map_or_else(Denied::decision, Reservation::decision),
             *there.as_ref().map_or_else(Denied::decision, RedisReservation::decision),
         ];
-        assert_eq!(decisions[0], decisions[1], "cost {cost}");
+        assert_same(&decisions[0], &decisions[1], &format!("cost {cost}"));
         self.reserved.extend(here.ok().zip(there.ok()));
     }
 
